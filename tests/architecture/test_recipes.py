@@ -18,9 +18,9 @@ from runners.jobspec import JobSpec
 from runners.jobspec.serve import EngineName
 from runners.launchers.launch import ENGINES, JOB_MODULES, MAIN
 from webapp.boot.suite import ROOT
-from webapp.charts.figures import BY_KIND
-from webapp.jobs.ingest import KIND_WORDS
-from webapp.plans.launching import EXPLANATIONS
+from webapp.charts.plots import BY_KIND
+from webapp.jobs.launching import EXPLANATIONS
+from webapp.jobs.progress import KIND_WORDS
 from webapp.plans.serving import PLANNED_AS
 
 PAGE = (ROOT / "templates" / "docs" / "architecture.md").read_text("utf-8")

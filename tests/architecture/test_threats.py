@@ -48,7 +48,7 @@ def test_the_web_side_calls_nobody_but_an_endpoint_of_its_own_machine():
         if not path.relative_to(ROOT).is_relative_to(OWN_SITE)
     }
     assert {path: names for path, names in callers.items() if names} == {
-        "webapp/jobs/playground.py": ["httpx"]
+        "webapp/pages/playground.py": ["httpx"]
     }
 
 

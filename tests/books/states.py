@@ -21,15 +21,15 @@ from tests.webapp.jobs.gangs import make_gang, make_hosts, start
 from tests.webapp.jobs_pages.conftest import PREDICTION
 from webapp.accounts.models import Membership, Role, Team
 from webapp.accounts.secrets import secret_store
+from webapp.agents.ingest import events_accept
 from webapp.core.clock import now
 from webapp.datasets.services import dataset_store
 from webapp.hosts.machines import virtual_host_create
 from webapp.hosts.models import Host
 from webapp.hosts.services import token_create
-from webapp.jobs.ingest import events_accept
+from webapp.jobs.launching import plan_launch
 from webapp.jobs.models import Attempt, Job, Measurement
 from webapp.jobs.services import job_stop, job_submit
-from webapp.plans.launching import plan_launch
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute
 

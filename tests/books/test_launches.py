@@ -19,11 +19,11 @@ from tests.planner.asking import LLAMA_70B, MIXTRAL
 from tests.planner.exports.making import made, trained
 from tests.webapp.conftest import claim, make_beat, make_facts
 from tests.webapp.jobs.gangs import make_hosts, members
-from webapp.hosts.heartbeats import host_beat
+from webapp.agents.heartbeats import host_beat
 from webapp.hosts.models import Host
+from webapp.jobs.launching import LaunchOptions, plan_launch
 from webapp.jobs.models import Job
 from webapp.plans.explanation import DraftProblem
-from webapp.plans.launching import LaunchOptions, plan_launch
 from webapp.plans.models import Plan
 from webapp.plans.serving import EndpointOptions
 

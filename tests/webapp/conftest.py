@@ -24,13 +24,13 @@ from runners.shared.messages import Beat, ClaimRequest, EnrollRequest, EventBatc
 from tests.runners.tools import redis_program
 from tests.webapp import answers
 from webapp.accounts.models import Membership, Role, Team
+from webapp.agents.dispatch import attempt_claim
+from webapp.agents.heartbeats import host_beat
 from webapp.core.pace import calls
 from webapp.hosts import pools
-from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.hosts.services import host_enroll, token_create
 from webapp.jobs.allocation import attempts_make
-from webapp.jobs.dispatch import attempt_claim
 from webapp.jobs.models import Attempt, Job
 from webapp.jobs.services import job_create, job_submit
 

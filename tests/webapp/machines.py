@@ -2,7 +2,7 @@
 
 from tests.webapp.conftest import enrol, make_beat, make_facts, make_microbench
 from webapp.accounts.models import Team
-from webapp.hosts.heartbeats import host_beat
+from webapp.agents.heartbeats import host_beat
 from webapp.hosts.models import Host
 
 MACHINE = "a" * 64

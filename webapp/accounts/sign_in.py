@@ -44,11 +44,11 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from webapp.accounts.models import LoginTry, OpenSession
 from webapp.accounts.services import choose_team, signed_in
+from webapp.audit.models import Event
 from webapp.core import vault
 from webapp.core.clock import now
 from webapp.core.middleware import redirect_to_own
 from webapp.core.problems import BusyProblem
-from webapp.jobs.models import Event
 
 # ---------------------------------------------------------------------------
 # Sessions: their storage of secrets and CSRF, their expiry, and the page that ends them.

@@ -29,6 +29,9 @@ from runners.shared.messages import (
     first_fault,
 )
 from webapp.accounts.sign_in import address_of
+from webapp.agents.dispatch import attempt_claim, attempt_secrets
+from webapp.agents.heartbeats import Answer, HeartbeatBatcher, heartbeat_refused, host_beat
+from webapp.agents.ingest import events_accept
 from webapp.core.outages import MIN_FREE_BYTES, check_room, outage_of
 from webapp.core.pace import BEAT, HOST, PERSON, STRANGER, calls
 from webapp.core.problems import (
@@ -51,8 +54,7 @@ from webapp.core.problems import (
     send_answer,
     send_problem,
 )
-from webapp.datasets.services import file_chunks, path_of, promised_dataset
-from webapp.hosts.heartbeats import Answer, HeartbeatBatcher, heartbeat_refused, host_beat
+from webapp.datasets.services import file_chunks, path_of
 from webapp.hosts.models import Host
 from webapp.hosts.pools import QuotaProblem, is_first_in_a_minute, keep_heartbeat
 from webapp.hosts.services import (
@@ -63,9 +65,8 @@ from webapp.hosts.services import (
     host_rotate,
 )
 from webapp.jobs import artefacts
-from webapp.jobs.artefacts import in_threads
-from webapp.jobs.dispatch import attempt_claim, attempt_secrets
-from webapp.jobs.ingest import events_accept
+from webapp.jobs.artefacts import promised_dataset
+from webapp.pages.downloads import in_threads
 
 # ---------------------------------------------------------------------------
 # API authentication: hosts by bearer credential, people by session.

@@ -19,16 +19,16 @@ from webapp.accounts.services import visible_or_404
 from webapp.api.hosts import PersonAuth
 from webapp.core.clock import now
 from webapp.core.problems import REFUSALS, InvalidProblem, NotFoundProblem
-from webapp.jobs.artefacts import part_at
-from webapp.jobs.listing import target_json, targets_of
 from webapp.jobs.measured_figures import as_json, figures_of
 from webapp.jobs.models import AttemptEvent, Job
+from webapp.jobs.targets import target_json, targets_of
 from webapp.live.stream import ticket_for
 from webapp.metrics.store import FOREVER_MS, Range, Series, read_series
+from webapp.pages.attempt_log import part_at
+from webapp.pages.plans import export_plan, exports_of
 from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, limit_of
-from webapp.plans.views import export_plan, exports_of
 
 router = Router(tags=["jobs"], auth=PersonAuth())
 Rank = Annotated[int, Query(ge=0, le=9999)]

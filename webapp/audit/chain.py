@@ -1,33 +1,18 @@
-"""The audit log: its hash chain and its pages."""
+"""Hash chain over committed events: built, verified, and cut to what is kept."""
 
-import csv
 import hashlib
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from django.core.paginator import Paginator
 from django.db import transaction
-from django.db.models import Q, QuerySet
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
-from django.utils.dateparse import parse_date
-from django.views.decorators.http import require_GET
+from django.db.models import QuerySet
 
-from webapp.accounts.models import Role
-from webapp.accounts.services import current_team, require_role
 from webapp.audit.guard import guards_missing
-from webapp.audit.models import Cut, Link
+from webapp.audit.models import Cut, Event, Link
 from webapp.core.clock import now
-from webapp.core.display import cell
 from webapp.core.problems import ConflictProblem
-from webapp.jobs.models import Event
-
-# ---------------------------------------------------------------------------
-# Hash chain over committed events: built, verified, and cut to what is kept.
-# ---------------------------------------------------------------------------
-
 
 BATCH = 2000
 # Event ids are not in commit order: search this far back for late commits.
@@ -200,84 +185,3 @@ def cut_anchor(old: Old, by: str) -> None:
     cut = Cut(position=position, digest=digest, event_id=event.pk, at=instant)
     cut.num_events = old.num_events
     cut.save(force_insert=True)
-
-
-# ---------------------------------------------------------------------------
-# The audit page for a team's admins, and its CSV export.
-# ---------------------------------------------------------------------------
-
-
-PAGE_SIZE = 50
-MOST_EXPORTED = 20_000
-EXACT = ("kind", "actor", "subject")
-COLUMNS = ("at", "kind", "subject", "from_state", "to_state", "reason", "actor", "detail")
-
-
-@require_GET
-@require_role(Role.ADMIN)
-def audit_list(request: HttpRequest) -> HttpResponse:
-    """Show the history of the team, newest first, filtered by the query string."""
-    page = Paginator(filtered_events(request), PAGE_SIZE).get_page(request.GET.get("page"))
-    query = request.GET.copy()
-    query.pop("page", None)
-    sealed = Link.objects.filter(event_id__in=[event.pk for event in page])
-    context = {
-        "page": page,
-        "asked": request.GET,
-        "query": query.urlencode(),
-        "kinds": _kinds(request),
-        "sealed": set(sealed.values_list("event_id", flat=True)),
-        "most": MOST_EXPORTED,
-    }
-    response = render(request, "audit/list.html", context)
-    response["Cache-Control"] = "no-store"
-    return response
-
-
-@require_GET
-@require_role(Role.ADMIN)
-def audit_export(request: HttpRequest) -> HttpResponse:
-    """Return the same rows as CSV, with cells escaped against formulas."""
-    response = HttpResponse(content_type="text/csv; charset=utf-8")
-    response["Content-Disposition"] = 'attachment; filename="audit.csv"'
-    response["Cache-Control"] = "no-store"
-    writer = csv.writer(response)
-    writer.writerow(COLUMNS)
-    for event in filtered_events(request)[:MOST_EXPORTED]:
-        writer.writerow([cell(value) for value in _values(event)])
-    return response
-
-
-def _values(event: Event) -> list[str]:
-    texts = [str(getattr(event, name)) for name in COLUMNS[1:-1]]
-    return [event.at.isoformat(), *texts, json.dumps(event.detail, sort_keys=True)]
-
-
-def visible_events(request: HttpRequest) -> QuerySet[Event]:
-    """Return the team's events; for a superuser also those of the administration."""
-    mine = Q(team_id=current_team(request).pk)
-    if getattr(request.user, "is_superuser", False):
-        mine |= Q(team_id="")
-    return Event.objects.filter(mine).order_by("-pk")
-
-
-def _kinds(request: HttpRequest) -> list[str]:
-    return sorted(visible_events(request).order_by().values_list("kind", flat=True).distinct())
-
-
-def filtered_events(request: HttpRequest) -> QuerySet[Event]:
-    """Return the visible events that match the filters; invalid dates are ignored."""
-    exact = {name: request.GET.get(name, "").strip() for name in EXACT}
-    events = visible_events(request).filter(**{name: text for name, text in exact.items() if text})
-    if first := _date(request, "from"):
-        events = events.filter(at__date__gte=first)
-    if last := _date(request, "to"):
-        events = events.filter(at__date__lte=last)
-    return events
-
-
-def _date(request: HttpRequest, name: str) -> object:
-    try:
-        return parse_date(request.GET.get(name, "").strip())
-    except ValueError:
-        return None

@@ -1,9 +1,30 @@
-"""Models of the hash chain, and the author of an object's last change."""
+"""The history of events, the models of its hash chain, and the author of a last change."""
 
 from django.db import models
 
 from webapp.core.queries import refuse_stale
-from webapp.jobs.models import Event
+
+
+class Event(models.Model):
+    """An audit record of who did what and why: the outbox for pages, audit log and webhooks."""
+
+    at = models.DateTimeField(db_index=True)
+    team_id = models.CharField(max_length=26, db_index=True)
+    kind = models.CharField(max_length=40)  # "job.state", "host.state", "host.enrolled", ...
+    subject = models.CharField(max_length=26, db_index=True)  # id of the job or host
+    attempt_id = models.CharField(max_length=26, blank=True)
+    from_state = models.CharField(max_length=24, blank=True)
+    to_state = models.CharField(max_length=24, blank=True)
+    reason = models.CharField(max_length=40, blank=True)
+    actor = models.CharField(max_length=80)  # a user name, "host:<slug>" or "system:<part>"
+    detail = models.JSONField(default=dict, blank=True)
+
+    class Meta:
+        db_table = "jobs_event"  # its name before it moved here; the triggers use it
+        ordering = ["id"]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.subject} {self.to_state}"
 
 
 class Link(models.Model):

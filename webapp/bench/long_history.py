@@ -25,8 +25,8 @@ from webapp.bench.crowd import beat_of, facts_of
 from webapp.core.clock import now
 from webapp.hosts.models import Device, Host, HostState, Pool
 from webapp.jobs.models import IN_TURN, Attempt, Job, JobState, Measurement
+from webapp.jobs.waiting import FORESEEN_TURNS
 from webapp.plans.models import Plan, PlanState
-from webapp.queue.words import FORESEEN_TURNS
 
 HOSTS, PLANS, WAITING = 200, 1_000, 5_000
 JOB_BYTES, PLAN_BYTES = 36_000, 180_000  # documents per row, as of the demo and a large plan

@@ -1,4 +1,4 @@
-"""Data files of a team, and their pages."""
+"""Uploaded files of training data: checked, stored, read."""
 
 import hashlib
 import os
@@ -7,47 +7,22 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from django.conf import settings
-from django.contrib import messages
 from django.contrib.auth.models import User
 from django.core.files.uploadedfile import UploadedFile
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
-from django.urls import reverse
-from django.views.decorators.http import require_GET, require_POST
 
 from runners.datasets.records import DataError, FileSummary, checked
-from runners.jobspec import TrainSpec
-from runners.jobspec.base import MAX_UPLOAD_BYTES, UploadedData, uploads_of
-from webapp.accounts.models import Role, Team
-from webapp.accounts.services import (
-    check_role,
-    current_role,
-    current_team,
-    is_at_least,
-    membership_of,
-    require_role,
-    signed_in,
-    visible_or_404,
-)
+from runners.jobspec.base import MAX_UPLOAD_BYTES
+from webapp.accounts.models import Team
+from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.ids import new_ulid
 from webapp.core.outages import MIN_FREE_BYTES, check_room
 from webapp.core.problems import (
-    ConflictProblem,
     InvalidProblem,
-    NotFoundProblem,
-    Problem,
     TooLargeProblem,
 )
 from webapp.datasets.models import Dataset
-from webapp.hosts.models import Host
-from webapp.jobs.models import FINAL_STATES, Attempt, Event, Job
-
-# ---------------------------------------------------------------------------
-# Upload, check, serve and delete files of training data.
-# ---------------------------------------------------------------------------
-
 
 MAX_TEAM_BYTES = 2 * 1024**3
 MAX_TEAM_FILES = 200
@@ -155,53 +130,8 @@ def _store(team: Team, by: User, name: str, written: _StoredUpload, check: FileS
         uploaded_by=by,
     )
     written.path.replace(path_of(dataset))
-    _record(dataset, "dataset.upload", by)
+    change_record(dataset, "dataset.upload", by)
     return dataset
-
-
-def dataset_delete(*, dataset: Dataset, by: User) -> None:
-    """Delete a dataset and its file.
-
-    Raises:
-        ConflictProblem: a job that has not ended uses it.
-    """
-    waiting = Job.objects.filter(team=dataset.team_id).exclude(state__in=FINAL_STATES)
-    for job in waiting.filter(spec__kind="train"):
-        if any(each.dataset_id == dataset.pk for each in uploads_in(job)):
-            raise ConflictProblem(
-                "dataset_in_use",
-                f"{dataset.name} cannot be deleted while the job “{job.name}” uses it. "
-                "Stop that job or wait for its end, then delete the file.",
-            )
-    path = path_of(dataset)
-    with transaction.atomic():
-        _record(dataset, "dataset.delete", by)
-        dataset.delete()
-    path.unlink(missing_ok=True)
-
-
-def uploads_in(job: Job) -> tuple[UploadedData, ...]:
-    """Return the uploaded datasets that a job reads."""
-    if job.spec.get("kind") != "train":
-        return ()
-    return uploads_of(TrainSpec.model_validate(job.spec).data)
-
-
-def promised_dataset(attempt_id: str, host: Host, dataset_id: str) -> Dataset:
-    """Return a dataset named by the job of a claimed attempt of this host.
-
-    Raises:
-        NotFoundProblem: the job does not name it, or it was deleted.
-    """
-    attempts = Attempt.objects.filter(pk=attempt_id, host=host, ended_at=None).exclude(claim_id="")
-    attempt = attempts.select_related("job").first()
-    if attempt is not None and dataset_id in {each.dataset_id for each in uploads_in(attempt.job)}:
-        dataset = Dataset.objects.filter(team=attempt.job.team_id, pk=dataset_id).first()
-        if dataset is not None:
-            return dataset
-    raise NotFoundProblem(
-        "no_dataset", "The training data was deleted, or the job does not name it."
-    )
 
 
 def file_chunks(path: Path) -> Iterator[bytes]:
@@ -211,7 +141,7 @@ def file_chunks(path: Path) -> Iterator[bytes]:
             yield piece
 
 
-def _record(dataset: Dataset, kind: str, by: User) -> None:
+def change_record(dataset: Dataset, kind: str, by: User) -> None:
     Event.objects.create(
         at=now(),
         team_id=dataset.team_id,
@@ -225,74 +155,3 @@ def _record(dataset: Dataset, kind: str, by: User) -> None:
             "records": dataset.num_records,
         },
     )
-
-
-# ---------------------------------------------------------------------------
-# The page of a team's training data: list, contents, upload and deletion.
-# ---------------------------------------------------------------------------
-
-
-UNPROCESSABLE = 422
-PAGE = "dataset-list"
-
-
-@require_GET
-def dataset_list(request: HttpRequest) -> HttpResponse:
-    """List the team's training data, with the upload form."""
-    return render(request, "datasets/list.html", _context(request))
-
-
-def _context(
-    request: HttpRequest, found: FileSummary | None = None, name: str = ""
-) -> dict[str, object]:
-    team = current_team(request)
-    return {
-        "team": team,
-        "datasets": Dataset.objects.filter(team=team).select_related("uploaded_by"),
-        "may_change": is_at_least(current_role(request), Role.PRACTITIONER),
-        "upload_url": reverse("dataset-upload"),
-        "limit_bytes": MAX_UPLOAD_BYTES,
-        "found": found,
-        "found_name": name,
-    }
-
-
-@require_POST
-@require_role(Role.PRACTITIONER)
-def dataset_upload(request: HttpRequest) -> HttpResponse:
-    """Store an uploaded file; show the errors of an unusable one."""
-    stored = taken(request, current_team(request))
-    if isinstance(stored, HttpResponse):
-        return stored
-    if stored is not None:
-        messages.success(
-            request, f"{stored.name} is here: {stored.num_records:,} records. Choose it in a plan."
-        )
-    return redirect(PAGE)
-
-
-def taken(request: HttpRequest, team: Team) -> Dataset | HttpResponse | None:
-    """Return the stored dataset, an error page, or None after adding an error message."""
-    upload = request.FILES.get("file")
-    if not isinstance(upload, UploadedFile):
-        messages.error(request, "No file was chosen: pick one, or drop it on the field.")
-        return None
-    try:
-        return dataset_store(team=team, by=signed_in(request), upload=upload)
-    except UnusableDataError as error:
-        context = _context(request, error.found, str(upload.name))
-        return render(request, "datasets/list.html", context, status=UNPROCESSABLE)
-    except Problem as problem:
-        messages.error(request, problem.detail)
-        return None
-
-
-@require_POST
-def dataset_remove(request: HttpRequest, dataset_id: str) -> HttpResponse:
-    """Delete a dataset of the team."""
-    dataset = visible_or_404(Dataset, request.user, pk=dataset_id)
-    membership = membership_of(request.user, dataset.team)
-    check_role(Role(membership.role) if membership else Role.VIEWER, Role.PRACTITIONER)
-    dataset_delete(dataset=dataset, by=signed_in(request))
-    messages.success(request, f"{dataset.name} is deleted.")
-    return redirect(PAGE)

@@ -16,10 +16,10 @@ from django.db.models import F
 
 from runners.shared.messages import EpochShown
 from runners.shared.redis_address import key_prefix, shipper_user, with_user, worker_user
+from webapp.audit.models import Event
 from webapp.core import outages
 from webapp.core.clock import now
 from webapp.hosts.models import DOCUMENTS, RUNS_JOBS, EnrolmentToken, Epoch, Host
-from webapp.jobs.models import Event
 
 # ---------------------------------------------------------------------------
 # Redis ACL users: two per host, limited to its own keys, and two for the control worker.

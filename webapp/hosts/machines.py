@@ -8,14 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import structlog
-from django import forms
-from django.contrib import messages
 from django.contrib.auth.models import AnonymousUser, User
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
-from django.views.decorators.http import require_http_methods
 from pydantic import Field, ValidationError
 
 from planner.catalog.devices import (
@@ -23,22 +18,20 @@ from planner.catalog.devices import (
     MeasuredRates,
     get_device,
     host_device,
-    list_devices,
     profile_of_driver,
 )
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from runners.jobspec.base import Identifier, TimestampMs
 from runners.prove.report import ProofRates
 from runners.shared.facts import DeviceMeasurement, GpuFacts, HostFacts, Microbench
-from webapp.accounts.models import Role, Team
-from webapp.accounts.services import current_team, require_role
+from webapp.accounts.models import Team
+from webapp.audit.models import Event
 from webapp.core import display
 from webapp.core.clock import now, now_ms
 from webapp.core.problems import ConflictProblem
 from webapp.hosts.models import Device, Distinction, Host, HostState, Pool
 from webapp.hosts.pools import is_own, pool_ensure
 from webapp.hosts.services import Contact, contact_of, free_slug
-from webapp.jobs.models import Event
 
 # ---------------------------------------------------------------------------
 # Hosts on one machine: their shared devices, and operators' statements about them.
@@ -394,51 +387,6 @@ def planned_words(host: Host) -> str:
     device = get_device(host.planned["device"])
     count, memory = host.planned["num_devices"], display.memory(device.memory_bytes)
     return f"{count} × {device.name or device.id}, {memory} each"  # noqa: RUF001 -- a multiplication sign
-
-
-def _devices() -> list[tuple[str, str]]:
-    return sorted(
-        ((device.id, f"{device.name or device.id} · {display.gib(device.memory_bytes)} GiB"))
-        for device in list_devices()
-    )
-
-
-class VirtualHostForm(forms.Form):
-    """A machine that the team considers buying or renting."""
-
-    name = forms.CharField(max_length=80, help_text="Name shown on pages, such as next-rack.")
-    device = forms.ChoiceField(choices=_devices)
-    num_devices = forms.IntegerField(
-        min_value=1, max_value=1024, initial=8, label="Devices in the machine"
-    )
-    memory_gib = forms.FloatField(
-        required=False,
-        min_value=1,
-        max_value=1_000_000,
-        label="Memory of the machine, in GiB",
-        help_text="Empty: not known, so plans that need it say so.",
-    )
-
-
-@require_http_methods(["GET", "POST"])
-@require_role(Role.OPERATOR)
-def virtual_host_new(request: HttpRequest) -> HttpResponse:
-    """Show a form for the machine, and create a virtual host from it."""
-    form = VirtualHostForm(request.POST or None)
-    if request.method == "POST" and form.is_valid():
-        values = form.cleaned_data
-        host = virtual_host_create(
-            team=current_team(request),
-            name=values["name"],
-            device=values["device"],
-            num_devices=values["num_devices"],
-            memory_bytes=int(values["memory_gib"] * GIB) if values["memory_gib"] else None,
-            by=request.user.get_username(),
-        )
-        messages.success(request, f"{host.name} can be planned for now. Nothing runs on it.")
-        return redirect("host-detail", host.slug)
-    status = 422 if form.errors else 200
-    return render(request, "hosts/virtual.html", {"form": form}, status=status)
 
 
 def cluster_for_host(host: Host) -> ClusterSpec:

@@ -4,15 +4,14 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils.text import slugify
 
@@ -26,6 +25,7 @@ from runners.shared.messages import (
 from runners.shared.redis_address import bare, is_encrypted
 from runners.shared.timing import scaled
 from webapp.accounts.models import Team
+from webapp.audit.models import Event
 from webapp.core.clock import now, now_ms
 from webapp.core.problems import ConflictProblem, InvalidProblem, UnauthorizedProblem
 from webapp.core.queries import refuse_stale
@@ -33,8 +33,7 @@ from webapp.hosts import epoch
 from webapp.hosts.epoch import epoch_advance
 from webapp.hosts.models import RUNS_JOBS, Device, EnrolmentToken, Host, HostState
 from webapp.hosts.pools import DEFAULT, devices_sync, kind_of, pool_ensure
-from webapp.jobs.models import Allocation, Event, Job
-from webapp.live.stream import publish_host_checks, publish_host_states
+from webapp.live.stream import hosts_topic, publish_all
 
 # ---------------------------------------------------------------------------
 # Contact status of hosts: seconds since the last heartbeat, and what follows a change.
@@ -455,32 +454,10 @@ def host_set_state(*, host: Host, to: HostState, by: str) -> None:
 LONGEST_REASON = 200
 
 
-@dataclass(frozen=True)
-class DeviceRow:
-    """A device on its host's page; ``job`` is set only for users who may see the job."""
-
-    device: Device
-    is_held: bool
-    job: Job | None
-
-
 def device_words(device: Device) -> str:
     """Return the display name of a device: "GPU 0", "Slot 2", "The processor"."""
     numbered = {"gpu": "GPU", "slot": "Slot"}.get(device.kind)
     return f"{numbered} {device.index}" if numbered else "The processor"
-
-
-def devices_of(host: Host, user: User | AnonymousUser) -> list[DeviceRow]:
-    """Return a host's devices with the jobs that hold them; absent devices last."""
-    active = Allocation.objects.filter(device__host=host, released_at=None)
-    job_ids = dict(active.values_list("device", "attempt__job"))
-    jobs = Job.objects.visible_to(user).in_bulk(set(job_ids.values()))
-    # The processor row of a host that has GPUs by now is not listed as missing.
-    devices = host.devices.exclude(kind="cpu", is_present=False)
-    return [
-        DeviceRow(device, device.pk in job_ids, jobs.get(job_ids.get(device.pk, "")))
-        for device in devices.order_by("-is_present", "index", "pk")
-    ]
 
 
 def device_cordon(*, device: Device, by: str, reason: str) -> None:
@@ -551,8 +528,8 @@ def host_take_out(*, host: Host, to: HostState, by: str) -> None:
     Raises:
         ConflictProblem: jobs still hold devices of the host.
     """
-    active = Allocation.objects.filter(device__host=host, released_at=None)
-    num_jobs = active.values("attempt__job").distinct().count()
+    held = host.devices.filter(allocations__isnull=False, allocations__released_at=None)
+    num_jobs = held.values("allocations__attempt__job").distinct().count()
     if num_jobs:
         raise ConflictProblem(
             "host_in_use",
@@ -560,3 +537,26 @@ def host_take_out(*, host: Host, to: HostState, by: str) -> None:
             "wait until they have ended, or stop them.",
         )
     host_set_state(host=host, to=to, by=by)
+
+
+def publish_host_states(hosts: Iterable[tuple[Host, str]]) -> None:
+    """Publish hosts' states and contacts to their pages and their teams' lists."""
+    publish_all(message for host, contact in hosts for message in _host_messages(host, contact))
+
+
+def publish_host_checks(host: Host) -> None:
+    """Publish that a host's check-list may have changed; pages reload it."""
+    data = {"host": host.pk}
+    topics = (f"host:{host.pk}", hosts_topic(host.team_id))
+    publish_all((topic, "host.check", data) for topic in topics)
+
+
+def _host_messages(host: Host, contact: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    data = {
+        "host": host.pk,
+        "state": host.state,
+        "label": host.get_state_display(),
+        "contact": contact,
+    }
+    yield f"host:{host.pk}", "host.state", data
+    yield hosts_topic(host.team_id), "host.state", data

@@ -27,16 +27,16 @@ from webapp.jobs.gangs import (
     run_checks,
 )
 from webapp.jobs.models import Attempt, Command, Job, JobState
-from webapp.jobs.transitions import transition
-from webapp.queue.policy import Grant
-from webapp.queue.pool_state import (
+from webapp.jobs.pool_state import (
     PoolState,
     held_elsewhere,
     pool_state_of,
     pools_sharing_devices,
     waiting_jobs,
 )
-from webapp.queue.quotas import Rules, failed_preflights
+from webapp.jobs.quotas import Rules, failed_preflights
+from webapp.jobs.scheduler import Grant
+from webapp.jobs.transitions import transition
 
 ACTOR = "system:allocator"
 paused = threading.Event()  # set at shutdown: this process allocates nothing more

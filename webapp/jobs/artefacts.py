@@ -1,35 +1,16 @@
-"""Files of a job: logs, artefacts, exported figures; the parts of its page."""
+"""Files of a job: the uploaded data that it reads, the artefacts that it leaves, adapters too."""
 
-import csv
 import hashlib
-import re
-import tarfile
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Generator,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextlib import closing
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
-from asgiref.sync import sync_to_async
 from django.conf import settings
+from django.contrib.auth.models import User
 from django.db import transaction
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
-from django.urls import reverse
-from django.views.decorators.http import require_GET
 
-from runners.shared.reasons import STOPPED, Reason
-from webapp.core.clock import now
-from webapp.core.display import capitalised, cell, clock, memory
+from runners.jobspec import ArtefactModel, ModelRef, NamedAdapter, TrainSpec
+from runners.jobspec.base import UploadedData, uploads_of
+from webapp.accounts.models import Team
 from webapp.core.outages import check_room
 from webapp.core.problems import (
     ConflictProblem,
@@ -37,20 +18,12 @@ from webapp.core.problems import (
     NotFoundProblem,
     TooLargeProblem,
 )
+from webapp.datasets.models import Dataset
+from webapp.datasets.services import change_record, path_of
 from webapp.hosts.models import Host
-from webapp.hosts.services import Contact, contact_of, silent_seconds
-from webapp.jobs.allocation import MAX_PREFLIGHTS
-from webapp.jobs.gangs import members_of
-from webapp.jobs.listing import target_json, targets_of
-from webapp.jobs.lookup import load_job
-from webapp.jobs.measured_figures import as_json, figures_of
-from webapp.jobs.models import Artefact, Attempt, AttemptEvent, Event, Job, JobState
+from webapp.jobs.models import FINAL_STATES, Artefact, Attempt, Job
 from webapp.live.stream import publish
-
-# ---------------------------------------------------------------------------
-# Artefacts of attempts: uploaded in parts, verified by digest, downloaded as a .tar.
-# ---------------------------------------------------------------------------
-
+from webapp.plans.serving import served_name
 
 # Upload artefact files in parts: confined to one folder, verified by digest.
 
@@ -221,395 +194,95 @@ def _update_completeness(artefact: Artefact) -> None:
             )
 
 
-# Download an artefact as a streamed .tar, without copies or buffering in memory.
+MOST_ADAPTERS = 64
+ADAPTER_ID_LENGTH = 6
 
 
-END_BLOCKS = 2
-MODE = 0o644
+def adapters_of(team: Team, model: ModelRef) -> tuple[NamedAdapter, ...]:
+    """Return the adapters that the team's jobs trained on a model, newest first.
 
-
-@require_GET
-def job_download(request: HttpRequest, job_id: str, name: str) -> StreamingHttpResponse:
-    """Stream a complete artefact of the job's current attempt as a .tar file."""
-    job = load_job(request, job_id)
-    artefact = _complete_artefact(job, name)
-    members = [(path, confined(folder_of(artefact), path)) for path in sorted(artefact.files)]
-    if not all(file.is_file() for _, file in members):
-        raise Http404("The files of this artefact are no longer on the server.")
-    root = f"{file_name(job.name)}-{file_name(artefact.name)}"
-    pieces = tar_chunks(root, members, int(artefact.created_at.timestamp()))
-    response = StreamingHttpResponse(in_threads(pieces), content_type="application/x-tar")
-    response["Content-Disposition"] = f'attachment; filename="{root}.tar"'
-    response["Content-Length"] = str(tar_bytes(root, members))
-    return response
-
-
-def _complete_artefact(job: Job, name: str) -> Artefact:
-    artefact = Artefact.objects.filter(
-        attempt=job.current_attempt, name=name, is_complete=True
-    ).first()
-    if artefact is None:
-        raise Http404("This job has no complete artefact of this name.")
-    return artefact
-
-
-def file_name(name: str) -> str:
-    """Return a job's name, restricted to characters for file names and headers."""
-    cleaned = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name)
-    return cleaned.strip("-.") or "job"
-
-
-def _header(root: str, path: str, size: int, mtime: int) -> bytes:
-    info = tarfile.TarInfo(f"{root}/{path}")
-    info.size, info.mtime, info.mode = size, mtime, MODE
-    return info.tobuf(tarfile.PAX_FORMAT)
-
-
-def _padding(size: int) -> int:
-    return -size % tarfile.BLOCKSIZE
-
-
-def tar_bytes(root: str, members: list[tuple[str, Path]]) -> int:
-    """Return the size of the .tar in bytes, so that a browser can show progress."""
-    sizes = [(path, file.stat().st_size) for path, file in members]
-    body = sum(len(_header(root, path, n, 0)) + n + _padding(n) for path, n in sizes)
-    return body + END_BLOCKS * tarfile.BLOCKSIZE
-
-
-def tar_chunks(root: str, members: list[tuple[str, Path]], mtime: int) -> Iterator[bytes]:
-    """Yield the .tar in chunks, at most one chunk of one file at a time."""
-    for path, file in members:
-        size = file.stat().st_size
-        yield _header(root, path, size, mtime)
-        with file.open("rb") as source:
-            while piece := source.read(PIECE_BYTES):
-                yield piece
-        yield b"\0" * _padding(size)
-    yield b"\0" * END_BLOCKS * tarfile.BLOCKSIZE
-
-
-async def in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the chunks, reading the disk in threads so that the event loop is not blocked."""
-
-    def read() -> bytes | None:
-        return next(pieces, None)
-
-    while (piece := await sync_to_async(read, thread_sensitive=False)()) is not None:
-        yield piece
-
-
-# ---------------------------------------------------------------------------
-# Export a job's figures as files: the same values as its page and the API, not rounded.
-# ---------------------------------------------------------------------------
-
-
-@require_GET
-def job_figures(request: HttpRequest, job_id: str, form: str) -> HttpResponse:
-    """Send a job's figures as ``csv`` or ``json``, in base units."""
-    job = load_job(request, job_id)
-    if form not in FORMS:
-        raise Http404(f"Figures are exported as {' or '.join(FORMS)}, not as {form[:20]}.")
-    response = FORMS[form](job)
-    name = f"{file_name(job.name)}-figures.{form}"
-    response["Content-Disposition"] = f'attachment; filename="{name}"'
-    return response
-
-
-def _csv(job: Job) -> HttpResponse:
-    response = HttpResponse(content_type="text/csv; charset=utf-8")
-    rows = [as_json(each) for each in figures_of(job).values()]
-    if rows:
-        writer = csv.DictWriter(response, list(rows[0]))
-        writer.writeheader()
-        writer.writerows({key: _plain(value) for key, value in row.items()} for row in rows)
-    return response
-
-
-def _plain(value: object) -> object:
-    """Return a value that spreadsheets do not interpret as a formula: names come from hosts."""
-    return cell(value) if isinstance(value, str) else value
-
-
-def _json(job: Job) -> HttpResponse:
-    job_figures_by_name = figures_of(job)
-    figures = [as_json(each) for each in job_figures_by_name.values()]
-    targets = [target_json(each) for each in targets_of(job, job_figures_by_name)]
-    head = {"job": job.pk, "state": job.state, "as_of": now().isoformat()}
-    return JsonResponse({**head, "figures": figures, "targets": targets})
-
-
-FORMS: dict[str, Callable[[Job], HttpResponse]] = {"csv": _csv, "json": _json}
-
-
-# ---------------------------------------------------------------------------
-# An attempt's log, and its preflight checklists, from the job's events.
-# ---------------------------------------------------------------------------
-
-
-SUPERVISOR = "supervisor"
-MOST_CHARACTERS = 256 * 1024  # of all lines read at once
-LINE_CHARACTERS = 2000  # per line; longer lines are shortened
-EVENTS_AT_ONCE = 100  # rows per database read: one may hold 64 KiB
-LEVELS = (("error", "bad"), ("traceback", "bad"), ("critical", "bad"), ("warn", "warn"))
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of output; ``seq`` is the number of its event."""
-
-    seq: int
-    at: datetime
-    stream: str
-    text: str
-
-    @property
-    def level(self) -> str:
-        """Return ``bad``, ``warn`` or nothing, by keywords in the line."""
-        text = self.text.lower()
-        return next((look for word, look in LEVELS if word in text), "")
-
-
-def log_lines(attempt: Attempt | None, *, limit: int, needle: str = "") -> list[Line]:
-    """Return the last ``limit`` lines of an attempt, or of its lines that contain ``needle``.
-
-    Fewer if they exceed ``MOST_CHARACTERS`` in total.
+    A GGUF file has the adapters of its source model: llama.cpp applies them to it.
     """
-    if attempt is None:
-        return []
-    events = AttemptEvent.objects.filter(attempt=attempt, kind__in=LOG_KINDS).order_by("-seq")
-    stored = cast(
-        "Generator[AttemptEvent, None, None]", events.iterator(chunk_size=EVENTS_AT_ONCE)
-    )
-    with closing(stored) as rows:
-        newest_first = (
-            line
-            for event in rows
-            for line in reversed(list(lines_of(event)))
-            if needle.lower() in line.text.lower()
-        )
-        return list(_bounded(islice(newest_first, limit)))[::-1]
-
-
-def is_full(lines: Sequence[Line], limit: int) -> bool:
-    """Return whether ``log_lines`` may have omitted older lines."""
-    return len(lines) >= limit or sum(len(line.text) for line in lines) >= MOST_CHARACTERS
-
-
-def _bounded(lines: Iterable[Line]) -> Iterator[Line]:
-    """Yield lines up to the total character limit."""
-    num_characters = 0
-    for line in lines:
-        yield line
-        num_characters += len(line.text)
-        if num_characters >= MOST_CHARACTERS:
-            return
-
-
-def lines_of(event: AttemptEvent) -> Iterable[Line]:
-    """Return the lines of one event; of progress-bar updates only the last state."""
-    at = datetime.fromtimestamp(event.t_ms / 1000, tz=UTC)
-    if event.kind in _NOTES:
-        yield Line(event.seq, at, SUPERVISOR, _note(event))
-        return
-    stream = str(event.body.get("stream", "stdout"))
-    text = str(event.body.get("text", ""))
-    for line in text.removesuffix("\n").split("\n") if text else ():
-        yield Line(event.seq, at, stream, _shortened(line.rstrip("\r").rpartition("\r")[2]))
-
-
-def _shortened(line: str) -> str:
-    if len(line) <= LINE_CHARACTERS:
-        return line
-    return f"{line[:LINE_CHARACTERS]} … (a line of {len(line):,} characters)"
-
-
-def _note(event: AttemptEvent) -> str:
-    """Return the text of a supervisor event; invalid bodies are stored too."""
-    try:
-        return _NOTES[event.kind](event.body)
-    except (ArithmeticError, TypeError, ValueError):
-        return f"“{event.kind}”, with figures that make no sense"
-
-
-def _exit_words(body: Mapping[str, Any]) -> str:
-    if body.get("signal"):
-        return f"ended by signal {body['signal']}"
-    return f"ended with exit code {body.get('exit_code')}"
-
-
-_NOTES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "started": lambda body: f"process {body.get('pid')} started",
-    "phase": lambda body: str(body.get("name", "")),
-    "artefact": lambda body: f"saved {body.get('name')}, {memory(body.get('total_bytes', 0))}",
-    "exited": _exit_words,
-}
-LOG_KINDS = ("log", *_NOTES)
-
-
-# Preflight checklists for a page, from the job's events.
-
-
-@dataclass(frozen=True)
-class ChecklistLine:
-    """One line of a checklist."""
-
-    name: str
-    is_ok: bool
-    sentence: str
-    remedy: str
-
-    @property
-    def status(self) -> str:
-        """Return the status that selects the line's icon."""
-        return "ready" if self.is_ok else "failed"
-
-
-@dataclass(frozen=True)
-class CheckRun:
-    """One run of the preflight checks: title, time, and every check."""
-
-    title: str
-    at: datetime
-    checks: tuple[ChecklistLine, ...]
-
-
-@dataclass(frozen=True)
-class Preflight:
-    """The state of a job's preflight: a sentence, and the latest check runs."""
-
-    sentence: str
-    looks: tuple[CheckRun, ...]
-
-
-def checks_of(event: Event) -> tuple[ChecklistLine, ...]:
-    """Return the checks of an event: failed ones first, then those with advice."""
-    checks = [
-        ChecklistLine(
-            capitalised(str(check.get("name", ""))),
-            bool(check.get("ok")),
-            str(check.get("sentence", "")),
-            str(check.get("remedy", "")),
-        )
-        for check in event.detail.get("checks", ())
+    base = _base_of(team, model)
+    if base is None:
+        return ()
+    adapters = Artefact.objects.filter(
+        kind="adapter", attempt__job__team=team, facts__base__attempt_id=base.attempt_id
+    ).order_by("-created_at")
+    fitting = [
+        each for each in adapters.select_related("attempt__job") if _is_trained_on(each, base)
     ]
-    return tuple(sorted(checks, key=lambda check: (check.is_ok, not check.remedy)))
-
-
-def preflight_of(job: Job, events: Sequence[Event]) -> Preflight | None:
-    """Return the preflight of a job in preflight or returned from it, else None."""
-    is_back = job.state == JobState.QUEUED or job.reason == Reason.PREFLIGHT_FAILED
-    check_events = [event for event in events if event.kind == "job.state" and event.detail]
-    check_events = [event for event in check_events if event.detail.get("checks")]
-    if not check_events or not (is_back or job.state == JobState.PREFLIGHT):
-        return None
-    last = check_events[-1]
-    if job.state == JobState.PREFLIGHT:
-        sentence = (
-            f"By its last heartbeat {_host(job)} passes. The host now runs its own checks, then "
-            "the job starts."
+    return tuple(
+        NamedAdapter(
+            name=_adapter_name(each),
+            adapter=ArtefactModel(attempt_id=each.attempt_id, name=each.name),
         )
-        return Preflight(sentence, (_check_run(last),))
-    return Preflight(_outcome(job, events), (_check_run(last),))
+        for each in fitting[:MOST_ADAPTERS]
+    )
 
 
-def _host(job: Job) -> str:
-    return job.place
+def _base_of(team: Team, model: ModelRef) -> ArtefactModel | None:
+    """Return the base model of adapters; for a GGUF file its source model."""
+    if not isinstance(model, ArtefactModel):
+        return None
+    producers = Attempt.objects.filter(pk=model.attempt_id, job__team=team, job__kind="compress")
+    spec = producers.values_list("job__spec", flat=True).first()
+    if spec is None or spec.get("method") != "gguf":
+        return model
+    source = spec["model"]
+    return ArtefactModel.model_validate(source) if source["source"] == "artefact" else None
 
 
-def _outcome(job: Job, events: Sequence[Event]) -> str:
-    failed = sum(1 for event in events if event.reason == Reason.PREFLIGHT_FAILED)
-    if job.state == JobState.QUEUED:
-        return f"Try {failed} of {MAX_PREFLIGHTS} failed; the next attempt is in half a minute."
-    return f"{failed} tries failed, so the job ended. Mend this and clone it."
+def _is_trained_on(adapter: Artefact, model: ArtefactModel) -> bool:
+    return bool(adapter.facts["base"] == model.model_dump())
 
 
-def _check_run(event: Event) -> CheckRun:
-    by_host = event.actor.startswith("host:")
-    title = "Checked by the host" if by_host else "By the host's last heartbeat"
-    return CheckRun(title, event.at, checks_of(event))
+def _adapter_name(adapter: Artefact) -> str:
+    """Return the name of an adapter: its job's, made unique by the end of the attempt id."""
+    end = adapter.attempt_id[-ADAPTER_ID_LENGTH:].lower()
+    return f"{served_name(adapter.attempt.job.name)}-{end}"
 
 
-# ---------------------------------------------------------------------------
-# The parts of a gang job, one per host, and the part that a page shows.
-# ---------------------------------------------------------------------------
-
-
-PARAMETER = "host"  # query parameter: rank of the host, from 0
-NUMBER = re.compile(r"[0-9]{1,4}")
-
-
-@dataclass(frozen=True)
-class Part:
-    """One host of a job in the page's host selector."""
-
-    attempt: Attempt
-    url: str
-    is_current: bool
-
-    @property
-    def words(self) -> str:
-        """Return the part's state, where it adds to the job's own state."""
-        reason = str(self.attempt.exit_record.get("reason") or "")
-        if reason:
-            return "ended well" if reason == "ok" else reason.replace("_", " ")
-        if self.is_silent:
-            return f"silent {clock(silent_seconds(self.attempt.host) or 0)}"
-        return "running" if self.attempt.started_at else "not started"
-
-    @property
-    def is_silent(self) -> bool:
-        """Return whether the host is unreachable while the part is open."""
-        is_open = self.attempt.ended_at is None and bool(self.attempt.claimed_at)
-        return is_open and contact_of(self.attempt.host) is Contact.UNREACHABLE
-
-    @property
-    def tone(self) -> str:
-        """Return the CSS tone of the state."""
-        reason = self.attempt.exit_record.get("reason")
-        if self.is_silent:
-            return "warn"
-        if reason in {None, "", Reason.OK}:
-            return ""
-        return "quiet" if reason in STOPPED else "bad"
-
-
-def part_at(job: Job, rank: int) -> Attempt | None:
-    """Return the job's current attempt on host ``rank``; None if it has no attempt.
+def dataset_delete(*, dataset: Dataset, by: User) -> None:
+    """Delete a dataset and its file.
 
     Raises:
-        InvalidProblem: the job runs on fewer hosts.
+        ConflictProblem: a job that has not ended uses it.
     """
-    leader = job.current_attempt
-    if leader is None or rank == 0:
-        return leader
-    part = leader.members.filter(node_rank=rank).select_related("host").first()
-    if part is None:
-        raise InvalidProblem(
-            "no_such_host", f"{PARAMETER} is {rank}; the job runs on {job.num_hosts}, from 0 on."
-        )
-    return part
+    waiting = Job.objects.filter(team=dataset.team_id).exclude(state__in=FINAL_STATES)
+    for job in waiting.filter(spec__kind="train"):
+        if any(each.dataset_id == dataset.pk for each in uploads_in(job)):
+            raise ConflictProblem(
+                "dataset_in_use",
+                f"{dataset.name} cannot be deleted while the job “{job.name}” uses it. "
+                "Stop that job or wait for its end, then delete the file.",
+            )
+    path = path_of(dataset)
+    with transaction.atomic():
+        change_record(dataset, "dataset.delete", by)
+        dataset.delete()
+    path.unlink(missing_ok=True)
 
 
-def rank_of(request: HttpRequest) -> int:
-    """Return the host rank in the query string; 0 if it is invalid."""
-    value = request.GET.get(PARAMETER, "0")
-    return int(value) if NUMBER.fullmatch(value) else 0
+def uploads_in(job: Job) -> tuple[UploadedData, ...]:
+    """Return the uploaded datasets that a job reads."""
+    if job.spec.get("kind") != "train":
+        return ()
+    return uploads_of(TrainSpec.model_validate(job.spec).data)
 
 
-def shown_part(request: HttpRequest, job: Job) -> Attempt | None:
-    """Return the requested part; the first if it does not exist."""
-    try:
-        return part_at(job, rank_of(request))
-    except InvalidProblem:
-        return job.current_attempt
+def promised_dataset(attempt_id: str, host: Host, dataset_id: str) -> Dataset:
+    """Return a dataset named by the job of a claimed attempt of this host.
 
-
-def parts_for(job: Job, shown: Attempt | None, page: str) -> list[Part]:
-    """Return the selectable hosts; empty if there is only one."""
-    if job.num_hosts == 1 or job.current_attempt is None or shown is None:
-        return []
-    address = reverse(page, args=[job.pk])
-    return [
-        Part(each, f"{address}?{PARAMETER}={each.node_rank}", each.pk == shown.pk)
-        for each in members_of(job.current_attempt)
-    ]
+    Raises:
+        NotFoundProblem: the job does not name it, or it was deleted.
+    """
+    attempts = Attempt.objects.filter(pk=attempt_id, host=host, ended_at=None).exclude(claim_id="")
+    attempt = attempts.select_related("job").first()
+    if attempt is not None and dataset_id in {each.dataset_id for each in uploads_in(attempt.job)}:
+        dataset = Dataset.objects.filter(team=attempt.job.team_id, pk=dataset_id).first()
+        if dataset is not None:
+            return dataset
+    raise NotFoundProblem(
+        "no_dataset", "The training data was deleted, or the job does not name it."
+    )

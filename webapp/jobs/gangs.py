@@ -10,10 +10,11 @@ from django.db.models import Q
 
 from runners.shared.messages import ExitRecord, Gang
 from runners.shared.reasons import STOPPED, Reason
+from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.hosts.models import Device, Host, HostState
 from webapp.hosts.services import Contact, contact_of, silent_seconds
-from webapp.jobs.models import LIVE_STATES, Allocation, Attempt, Command, Event, Job, JobState
+from webapp.jobs.models import LIVE_STATES, Allocation, Attempt, Command, Job, JobState
 from webapp.jobs.results import job_finished
 from webapp.jobs.transitions import final_state, transition
 

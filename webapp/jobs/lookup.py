@@ -2,15 +2,17 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from django.contrib.auth.models import AnonymousUser, User
 from django.db.models import F, QuerySet
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
 
 from webapp.core.display import listed
-from webapp.hosts.models import Host
-from webapp.jobs.models import Attempt, Job, JobState
+from webapp.hosts.models import Device, Host
+from webapp.jobs.models import Allocation, Attempt, Job, JobState
 
 
 def visible_jobs(request: HttpRequest) -> QuerySet[Job]:
@@ -122,3 +124,25 @@ def _grouped(states: Iterable[str]) -> JobCounts:
     return JobCounts(
         **{name: sum(numbers[state] for state in group) for name, group in GROUPS.items()}
     )
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """A device on its host's page; ``job`` is set only for users who may see the job."""
+
+    device: Device
+    is_held: bool
+    job: Job | None
+
+
+def devices_of(host: Host, user: User | AnonymousUser) -> list[DeviceRow]:
+    """Return a host's devices with the jobs that hold them; absent devices last."""
+    active = Allocation.objects.filter(device__host=host, released_at=None)
+    job_ids = dict(active.values_list("device", "attempt__job"))
+    jobs = Job.objects.visible_to(user).in_bulk(set(job_ids.values()))
+    # The processor row of a host that has GPUs by now is not listed as missing.
+    devices = host.devices.exclude(kind="cpu", is_present=False)
+    return [
+        DeviceRow(device, device.pk in job_ids, jobs.get(job_ids.get(device.pk, "")))
+        for device in devices.order_by("-is_present", "index", "pk")
+    ]

@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple
 from planner.cost.roofline import MILLION, of_electricity, run_usd, usd_per_million_tokens
 from runners.jobspec.compress import ORIGINAL_PREFIX
 from runners.shared.reasons import Reason
-from webapp.charts.figures import Prediction, Side
+from webapp.charts.plots import Prediction, Side
 from webapp.core.display import TERMS, Figure, Quantity, memory, number, quantity
-from webapp.figures.registry import (
+from webapp.core.figures import (
     MAIN_FIGURES,
     REGISTRY,
     FigureDefinition,
@@ -19,7 +19,6 @@ from webapp.figures.registry import (
 )
 from webapp.hosts.machines import HOURLY, PER_KWH, price_of
 from webapp.jobs.gangs import members_of
-from webapp.jobs.ingest import elapsed_seconds
 from webapp.jobs.models import FINAL_STATES, Attempt, Job
 from webapp.jobs.points import (
     HOST_SERIES,
@@ -30,6 +29,7 @@ from webapp.jobs.points import (
     highest_of,
     main_row_of,
 )
+from webapp.jobs.progress import elapsed_seconds
 from webapp.metrics.models import MetricSource
 from webapp.metrics.store import read_raw
 

@@ -311,27 +311,6 @@ class AttemptEvent(models.Model):
         return f"{self.attempt_id} #{self.seq} {self.kind}"
 
 
-class Event(models.Model):
-    """An audit record of who did what and why: the outbox for pages, audit log and webhooks."""
-
-    at = models.DateTimeField(db_index=True)
-    team_id = models.CharField(max_length=26, db_index=True)
-    kind = models.CharField(max_length=40)  # "job.state", "host.state", "host.enrolled", ...
-    subject = models.CharField(max_length=26, db_index=True)  # id of the job or host
-    attempt_id = models.CharField(max_length=26, blank=True)
-    from_state = models.CharField(max_length=24, blank=True)
-    to_state = models.CharField(max_length=24, blank=True)
-    reason = models.CharField(max_length=40, blank=True)
-    actor = models.CharField(max_length=80)  # a user name, "host:<slug>" or "system:<part>"
-    detail = models.JSONField(default=dict, blank=True)
-
-    class Meta:
-        ordering = ["id"]
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.subject} {self.to_state}"
-
-
 class Command(UlidModel):
     """A wake-up sent to a host, repeated until a heartbeat, claim or event acknowledges it."""
 

@@ -22,11 +22,11 @@ from runners.jobspec.compress import (
     Phase,
     ProfileReport,
 )
-from webapp.charts.figures import MAX_POINTS, ChartSpec, Series
-from webapp.charts.job_charts import CHARTS, At, SweepChart, sweep_chart
+from webapp.charts.plots import MAX_POINTS, ChartSpec, Series
+from webapp.charts.timelines import CHARTS, At, SweepChart, sweep_chart
 from webapp.core.clock import now_ms
 from webapp.core.display import Quantity, flops, number, percent, quantity
-from webapp.figures.registry import REGISTRY, REQUESTS_SERIES, STEP_SERIES, Taking
+from webapp.core.figures import REGISTRY, REQUESTS_SERIES, STEP_SERIES, Taking
 from webapp.jobs.models import Artefact, Attempt, AttemptEvent, Job
 from webapp.metrics.models import MetricSource
 from webapp.metrics.store import Range, read_series

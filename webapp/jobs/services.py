@@ -12,6 +12,7 @@ from runners.jobspec import DrillSpec, JobSpec
 from runners.shared.reasons import Reason
 from webapp.accounts.models import Team
 from webapp.accounts.secrets import secret_names
+from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.display import listed
 from webapp.core.problems import ConflictProblem, InvalidProblem
@@ -19,10 +20,10 @@ from webapp.hosts.models import RUNS_JOBS, Device, Host, HostState, Pool
 from webapp.hosts.services import Contact, contact_of
 from webapp.jobs.allocation import allocate_after, allocate_pool
 from webapp.jobs.gangs import devices_release, members_of, order_stop, pool_lock, release_unstarted
-from webapp.jobs.models import FINAL_STATES, LIVE_STATES, Attempt, Event, Job, JobState, Priority
+from webapp.jobs.models import FINAL_STATES, LIVE_STATES, Attempt, Job, JobState, Priority
+from webapp.jobs.quotas import check_submit, duration_within, quota_of
 from webapp.jobs.transitions import check_retries, transition
 from webapp.plans.models import Plan
-from webapp.queue.quotas import check_submit, duration_within, quota_of
 
 # Abandon a job on a person's order: the devices of its silent hosts count as free again.
 #

@@ -8,10 +8,11 @@ from django.db import transaction
 from django.db.models import F
 
 from runners.shared.reasons import FAILED, STOPPED, Reason
+from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.problems import InvalidProblem
-from webapp.jobs.models import FINAL_STATES, Attempt, Event, Job, JobState
-from webapp.live.stream import publish_job_state
+from webapp.jobs.models import FINAL_STATES, Attempt, Job, JobState
+from webapp.live.stream import jobs_topic, publish_all
 
 # ---------------------------------------------------------------------------
 # State transitions of jobs, and which failures are retried; nothing else changes a state.
@@ -313,7 +314,7 @@ WORDS: Mapping[Reason, Words] = {
     ),
     Reason.HOST_REBOOTED: Words(
         "The host restarted while the job ran.",
-        "Clone the job with retries: a training then resumes from its last checkpoint.",
+        "Clone the job with retries: after the next restart it resumes from its last checkpoint.",
     ),
     Reason.DISK_FULL: Words(
         "The host's disk is full.", "Free disk space on the host, then clone the job."
@@ -381,3 +382,18 @@ def final_state(reason: Reason) -> JobState:
     if reason in STOPPED:
         return JobState.STOPPED
     return JobState.EXPIRED if reason is Reason.QUEUE_TIMEOUT else JobState.ERROR
+
+
+def publish_job_state(job: Job) -> None:
+    """Publish a job's new state to its page and its team's list."""
+    data = {
+        "job": job.pk,
+        "attempt": job.current_attempt_id,
+        "state": job.state,
+        "label": job.get_state_display(),
+        "reason": job.reason,
+        "host": job.host_id,
+    }
+    publish_all(
+        [(f"job:{job.pk}", "job.state", data), (jobs_topic(job.team_id), "job.state", data)]
+    )

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs
 import redis
 import redis.asyncio
 import structlog
+from django.apps import apps
 from django.conf import settings
 from django.contrib.auth.models import AnonymousUser, User
 from django.core import signing
@@ -24,7 +25,7 @@ from django.utils.html import format_html
 from redis.typing import EncodableT, FieldT
 
 from runners.host.redis_access import client_options
-from webapp.accounts.models import Team
+from webapp.accounts.models import Team, TeamOwned
 from webapp.core.outages import Breaker, connection
 from webapp.core.problems import (
     BusyProblem,
@@ -34,9 +35,6 @@ from webapp.core.problems import (
     UnauthorizedProblem,
     send_problem,
 )
-from webapp.hosts.models import Host
-from webapp.jobs.models import Job
-from webapp.plans.models import Plan
 
 # ---------------------------------------------------------------------------
 # Publish changes to open pages, whose stream is opened by a signed ticket.
@@ -84,51 +82,13 @@ def hosts_topic(team_id: str) -> str:
     return f"hosts:{team_id}"
 
 
-def publish_job_state(job: "Job") -> None:
-    """Publish a job's new state to its page and its team's list."""
-    data = {
-        "job": job.pk,
-        "attempt": job.current_attempt_id,
-        "state": job.state,
-        "label": job.get_state_display(),
-        "reason": job.reason,
-        "host": job.host_id,
-    }
-    publish_all(
-        [(f"job:{job.pk}", "job.state", data), (jobs_topic(job.team_id), "job.state", data)]
-    )
-
-
-def publish_host_states(hosts: Iterable[tuple["Host", str]]) -> None:
-    """Publish hosts' states and contacts to their pages and their teams' lists."""
-    publish_all(message for host, contact in hosts for message in _host_messages(host, contact))
-
-
-def publish_host_checks(host: "Host") -> None:
-    """Publish that a host's check-list may have changed; pages reload it."""
-    data = {"host": host.pk}
-    topics = (f"host:{host.pk}", hosts_topic(host.team_id))
-    publish_all((topic, "host.check", data) for topic in topics)
-
-
-def _host_messages(host: "Host", contact: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    data = {
-        "host": host.pk,
-        "state": host.state,
-        "label": host.get_state_display(),
-        "contact": contact,
-    }
-    yield f"host:{host.pk}", "host.state", data
-    yield hosts_topic(host.team_id), "host.state", data
-
-
 # Tickets for the live stream: signed, for given topics, valid for an hour, not stored.
 
 
 SALT = "slipway.live"
 TICKET_SECONDS = LIFETIME_SECONDS = 3600  # to open a stream, and of a stream
 KEY = re.compile(r"[0-9A-Za-z]{1,64}")
-_OWNED = {"job": Job, "host": Host, "plan": Plan}
+_OWNED = frozenset({"job", "host", "plan"})  # team-owned models whose pages are live
 _PER_TEAM = {"jobs": jobs_topic, "hosts": hosts_topic}
 
 
@@ -147,12 +107,17 @@ def _allowed(user: User | AnonymousUser, topic: str) -> list[str]:
         teams = Team.objects.filter(memberships__user=user).values_list("pk", flat=True)
         return [_PER_TEAM[topic](team) for team in teams]
     kind, _, key = topic.partition(":")
-    model = _OWNED.get(kind)
-    if model is None or not KEY.fullmatch(key):
+    if kind not in _OWNED or not KEY.fullmatch(key):
         return []
+    model = next(each for each in owned_models() if each._meta.model_name == kind)
     if not model.objects.visible_to(user).filter(pk=key).exists():
         return []
     return [topic]
+
+
+def owned_models() -> Iterator[type[TeamOwned]]:
+    """Yield the models whose rows belong to a team."""
+    return (model for model in apps.get_models() if issubclass(model, TeamOwned))
 
 
 def read_ticket(ticket: str) -> tuple[int, tuple[str, ...]]:

@@ -30,7 +30,7 @@ from webapp.accounts.services import (
     may_hold,
 )
 from webapp.accounts.sign_in import event_write, link_path
-from webapp.audit.models import Cut, Link
+from webapp.audit.models import Cut, Event, Link
 from webapp.core.middleware import uncompressed
 from webapp.core.queries import SEEN, changed_words, mark_of
 from webapp.datasets.models import Dataset
@@ -52,7 +52,6 @@ from webapp.jobs.models import (
     AttemptEvent,
     CalibrationChange,
     Command,
-    Event,
     Job,
     Measurement,
 )

@@ -17,9 +17,9 @@ from django.utils.decorators import method_decorator
 
 from webapp.accounts.networks import lies_in
 from webapp.accounts.sign_in import AUTHENTICATED_AT, GuardedLogin, address_of
+from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.middleware import redirect_to_own
-from webapp.jobs.models import Event
 
 log = structlog.get_logger(__name__)
 RECENT_SECONDS = 15 * 60

@@ -12,25 +12,26 @@ from typing import Any, NamedTuple
 
 import structlog
 from django.contrib.sessions.models import Session
-from django.db import close_old_connections, models, transaction
+from django.db import DataError, IntegrityError, close_old_connections, models, transaction
+from django.db.models import Min
 from django.db.models.functions import Cast, Length
 
 from runners.shared.timing import scaled
 from webapp.accounts.models import LoginTry, OpenSession
 from webapp.accounts.sign_in import WINDOW, sessions_forget_ended, tries_forget_old
+from webapp.agents.dispatch import StartDeadline, allocate_all, expire_stuck_commands
 from webapp.audit.chain import events_seal, history_cut, old_history
-from webapp.audit.models import Link
+from webapp.audit.models import Event, Link
 from webapp.core.clock import now, now_ms
 from webapp.hosts import epoch
 from webapp.hosts.models import EnrolmentToken
 from webapp.hosts.services import ContactSweep, expire_tokens
 from webapp.jobs.artefacts import folder_of
-from webapp.jobs.dispatch import StartDeadline, allocate_all, expire_stuck_commands
 from webapp.jobs.gangs import settle_all
-from webapp.jobs.models import Artefact, Attempt, AttemptEvent, Command, Event
+from webapp.jobs.models import Artefact, Attempt, AttemptEvent, Command
 from webapp.jobs.services import queue_expire
-from webapp.metrics.models import MetricChunk
-from webapp.metrics.store import RAW_LIFETIME, RAW_STEP_MS, prune_old, seal_due
+from webapp.metrics.models import MetricBatch, MetricChunk, MetricSource
+from webapp.metrics.store import RAW_LIFETIME, RAW_STEP_MS, needs_seal, prune_old, roll_up, seal
 from webapp.modelhub.models import TeamModel
 
 # ---------------------------------------------------------------------------
@@ -287,3 +288,37 @@ def _delete_artefacts(folders: list[tuple[Artefact, Path]]) -> int:
     for _, folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
     return len(folders)
+
+
+TURN_SECONDS = 5.0  # per turn; the remainder follows in the next turn
+
+
+def seal_due(clock: Callable[[], float] = time.monotonic) -> int:
+    """Seal sources whose journal is due, roll them up, and return the points sealed.
+
+    The oldest journal comes first, and a turn ends after ``TURN_SECONDS``, so that an attempt
+    with many points does not block others. A source that cannot be sealed is logged and skipped.
+    """
+    journals = MetricBatch.objects.values("attempt_id", "source").annotate(at=Min("received_at"))
+    started, sealed = clock(), 0
+    for attempt_id, source in list(journals.order_by("at").values_list("attempt_id", "source")):
+        if clock() - started > TURN_SECONDS:
+            break
+        try:
+            sealed += _seal(attempt_id, source)
+        except (ArithmeticError, DataError, IntegrityError, LookupError, TypeError, ValueError):
+            log.warning("journal not sealed", attempt=attempt_id, source=source, exc_info=True)
+    return sealed
+
+
+def _seal(attempt_id: str, source: str) -> int:
+    attempt = Attempt.objects.filter(pk=attempt_id).first()
+    if attempt is None:
+        return 0
+    is_ended = attempt.ended_at is not None
+    if not needs_seal(attempt_id, source, is_ended=is_ended):
+        return 0
+    sealed = seal(attempt_id, source, through_seq=attempt.acked_seq)
+    stored = MetricSource.objects.get(attempt_id=attempt_id, source=source)
+    roll_up(stored, is_ended=is_ended)
+    return sealed

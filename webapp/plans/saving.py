@@ -16,7 +16,6 @@ from webapp.core.clock import now
 from webapp.core.display import NOTHING
 from webapp.core.problems import ConflictProblem
 from webapp.core.queries import changed_words
-from webapp.jobs.models import Job
 from webapp.plans.explanation import (
     FIELD_WORDS,
     DraftProblem,
@@ -306,8 +305,8 @@ def versions_of(plan: Plan) -> list[Version]:
         .select_related("owner", "base")
         .order_by("-version")
     )
-    jobs = Job.objects.filter(plan__series=plan.series, deleted_at=None).order_by()
-    counts = dict(jobs.values_list("plan").annotate(n=Count("pk")))
+    launched = Plan.objects.filter(series=plan.series, jobs__isnull=False, jobs__deleted_at=None)
+    counts = dict(launched.order_by().values_list("pk").annotate(n=Count("jobs")))
     return [_version(row, plan, counts.get(row.pk, 0)) for row in rows]
 
 

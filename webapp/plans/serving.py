@@ -13,7 +13,6 @@ from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec
 from planner.specs.workload import Strategy
 from runners.jobspec import (
-    ArtefactModel,
     DataParallel,
     DemoPrompts,
     FilePrompts,
@@ -44,10 +43,8 @@ from runners.jobspec.serve import (
     PhaseSplit,
 )
 from runners.launchers.launch import ENGINES, Engine
-from webapp.accounts.models import Team
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
-from webapp.jobs.models import Artefact, Attempt
 from webapp.plans.drafting import Reuse, reuse_of
 from webapp.plans.explanation import DraftProblem
 from webapp.plans.sharing import TRAININGS, Spread, split_of
@@ -134,8 +131,6 @@ Draft = dict[str, Any]
 ROOM_TOKENS = 4096  # maximum request length, if the planned one is shorter
 LEAST_MINUTES, MOST_MINUTES = 0.1, 10_080.0
 NAME_LENGTH = 100
-MOST_ADAPTERS = 64
-ADAPTER_ID_LENGTH = 6
 
 
 class EndpointOptions(NamedTuple):
@@ -172,51 +167,6 @@ def endpoint_options_of(posted: Mapping[str, str], key_hashes: tuple[str, ...]) 
             f"{MOST_MINUTES:g} minutes, or empty.",
         )
     return EndpointOptions(key_hashes, minutes * 60.0, has_adapters, engine, reuse, draft)
-
-
-def adapters_of(team: Team, model: ModelRef) -> tuple[NamedAdapter, ...]:
-    """Return the adapters that the team's jobs trained on a model, newest first.
-
-    A GGUF file has the adapters of its source model: llama.cpp applies them to it.
-    """
-    base = _base_of(team, model)
-    if base is None:
-        return ()
-    adapters = Artefact.objects.filter(
-        kind="adapter", attempt__job__team=team, facts__base__attempt_id=base.attempt_id
-    ).order_by("-created_at")
-    fitting = [
-        each for each in adapters.select_related("attempt__job") if _is_trained_on(each, base)
-    ]
-    return tuple(
-        NamedAdapter(
-            name=_adapter_name(each),
-            adapter=ArtefactModel(attempt_id=each.attempt_id, name=each.name),
-        )
-        for each in fitting[:MOST_ADAPTERS]
-    )
-
-
-def _base_of(team: Team, model: ModelRef) -> ArtefactModel | None:
-    """Return the base model of adapters; for a GGUF file its source model."""
-    if not isinstance(model, ArtefactModel):
-        return None
-    producers = Attempt.objects.filter(pk=model.attempt_id, job__team=team, job__kind="compress")
-    spec = producers.values_list("job__spec", flat=True).first()
-    if spec is None or spec.get("method") != "gguf":
-        return model
-    source = spec["model"]
-    return ArtefactModel.model_validate(source) if source["source"] == "artefact" else None
-
-
-def _is_trained_on(adapter: Artefact, model: ArtefactModel) -> bool:
-    return bool(adapter.facts["base"] == model.model_dump())
-
-
-def _adapter_name(adapter: Artefact) -> str:
-    """Return the name of an adapter: its job's, made unique by the end of the attempt id."""
-    end = adapter.attempt_id[-ADAPTER_ID_LENGTH:].lower()
-    return f"{served_name(adapter.attempt.job.name)}-{end}"
 
 
 def _engine_of(text: str) -> EngineName:

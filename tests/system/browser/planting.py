@@ -16,12 +16,13 @@ from tests.stack import PASSWORD
 from webapp.accounts.models import Membership, Team
 from webapp.accounts.secrets import secret_store
 from webapp.accounts.sign_in import link_path
+from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.datasets.models import Dataset
 from webapp.hosts.machines import virtual_host_create
 from webapp.hosts.models import Host
 from webapp.hosts.services import token_create
-from webapp.jobs.models import Artefact, AttemptEvent, Event, Job
+from webapp.jobs.models import Artefact, AttemptEvent, Job
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
 

@@ -21,10 +21,11 @@ from tests.stack import PASSWORD
 from tests.system.faults import laws
 from tests.webapp.conftest import make_microbench
 from webapp.accounts.models import Membership, Role, Team
+from webapp.agents.dispatch import Publisher, ring
+from webapp.audit.models import Event
 from webapp.hosts.models import Host, HostState
 from webapp.hosts.services import command_key, contact_of, credential_revoke, token_create
-from webapp.jobs.dispatch import Publisher, ring
-from webapp.jobs.models import FINAL_STATES, Attempt, AttemptEvent, Command, Event, Job, JobState
+from webapp.jobs.models import FINAL_STATES, Attempt, AttemptEvent, Command, Job, JobState
 from webapp.jobs.services import job_abandon, job_create, job_stop, job_submit
 from webapp.live.stream import ticket_for
 from webapp.metrics.store import read_raw

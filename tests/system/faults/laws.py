@@ -13,6 +13,7 @@ from typing import Any
 from django.db import connection
 
 from runners.shared.timing import scaled
+from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.hosts.services import Contact, contact_of
 from webapp.jobs.models import (
@@ -22,7 +23,6 @@ from webapp.jobs.models import (
     Attempt,
     AttemptEvent,
     Command,
-    Event,
     Job,
 )
 from webapp.metrics.models import MetricBatch, MetricChunk

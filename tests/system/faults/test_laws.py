@@ -25,10 +25,11 @@ from tests.webapp.conftest import (  # fixtures
     job,
     team,
 )
+from webapp.agents.ingest import events_accept
+from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.hosts.models import Device
-from webapp.jobs.ingest import events_accept
-from webapp.jobs.models import Allocation, Attempt, AttemptEvent, Command, Event, Job
+from webapp.jobs.models import Allocation, Attempt, AttemptEvent, Command, Job
 from webapp.metrics import store
 
 FIXTURES = (alice, attempt, draft, enrolled, host, job, team)

@@ -18,7 +18,7 @@ LIMIT_BYTES = 1_288_490_188
 LAUNCH = """
 from webapp.accounts.models import Team
 from webapp.hosts.models import Host
-from webapp.plans.launching import launch_of
+from webapp.jobs.launching import launch_of
 from webapp.plans.planning import plan_compute
 from webapp.jobs.services import job_create, job_submit
 from webapp.wizard.drafts import draft_begin

@@ -6,9 +6,10 @@ from django.contrib.auth.models import User
 
 from runners.jobspec import TrainSpec
 from tests.system.faults.calls import token
+from webapp.audit.models import Event
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.hosts.services import contact_of
-from webapp.jobs.models import FINAL_STATES, Allocation, Attempt, Event, Job
+from webapp.jobs.models import FINAL_STATES, Allocation, Attempt, Job
 from webapp.jobs.services import job_create, job_submit
 
 BY = "alice"

@@ -19,14 +19,14 @@ from tests.runners.tools import wait_for
 from tests.webapp.conftest import make_beat, make_facts
 from tests.webapp.hosts.conftest import programs
 from tests.webapp.hosts.test_beats import queue_of
+from webapp.agents import dispatch
+from webapp.agents.consume import StreamConsumer
+from webapp.agents.heartbeats import host_beat
+from webapp.agents.round_trips import RoundTrips
 from webapp.core import outages
 from webapp.hosts import epoch
-from webapp.hosts.environments import RoundTrips
-from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.hosts.services import host_enroll, token_create
-from webapp.jobs import dispatch
-from webapp.jobs.consume import StreamConsumer
 
 # The suite runs one of the servers here; test_redis_users holds what each of them lets users do.
 SERVER = pytest.mark.parametrize("closed_redis", first(programs()), indirect=True)

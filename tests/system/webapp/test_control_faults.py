@@ -32,7 +32,7 @@ SET_UP = """
 import json
 from tests.webapp.conftest import claim, enrol, make_beat, make_job, make_microbench, _member
 from webapp.accounts.models import Role, Team
-from webapp.hosts.heartbeats import host_beat
+from webapp.agents.heartbeats import host_beat
 from webapp.jobs.services import job_submit
 team = Team.objects.create(name="Team")
 host, _ = enrol(team)

@@ -19,7 +19,7 @@ from tests.webapp.jobs_pages.test_playground import (  # noqa: F401 -- some are 
     told,
 )
 from webapp.jobs.endpoints import endpoint_of, hashes_of, new_key
-from webapp.jobs.playground import call_of, stream_text, whole_answer
+from webapp.pages.playground import call_of, stream_text, whole_answer
 
 pytestmark = [pytest.mark.django_db(databases="__all__"), pytest.mark.filterwarnings("ignore")]
 

@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from tests.webapp.conftest import client_of
 from webapp.boot.environment import find_chromium
 from webapp.jobs.models import Job
-from webapp.queue.words import lines_of
+from webapp.jobs.waiting import lines_of
 
 pytestmark = [
     pytest.mark.browser,

@@ -27,9 +27,10 @@ from webapp.accounts.services import (
     team_create,
     visible_or_404,
 )
+from webapp.audit.models import Event
 from webapp.core.ids import new_ulid
 from webapp.hosts.models import EnrolmentToken
-from webapp.jobs.models import Event, Job
+from webapp.jobs.models import Job
 from webapp.modelhub.models import TeamModel
 
 # Roles include the ones below; teams are chosen, never mixed.

@@ -15,12 +15,13 @@ from runners.jobspec import TrainSpec
 from tests.webapp.conftest import claim, client_of, make_job
 from webapp.accounts.models import Secret
 from webapp.accounts.secrets import secret_delete, secret_store, secrets_open, secrets_reseal
+from webapp.agents.dispatch import attempt_secrets
+from webapp.audit.models import Event
 from webapp.core import vault
 from webapp.core.problems import InvalidProblem
 from webapp.core.vault import VaultError
 from webapp.hosts.models import EnrolmentToken
-from webapp.jobs.dispatch import attempt_secrets
-from webapp.jobs.models import Event, Job
+from webapp.jobs.models import Job
 from webapp.jobs.services import job_submit
 
 # A team's secrets: sealed at rest with keys from elsewhere, opened for a claim alone.

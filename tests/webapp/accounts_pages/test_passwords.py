@@ -16,8 +16,8 @@ from django.test import Client
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import OpenSession
 from webapp.accounts.sign_in import link_path
+from webapp.audit.models import Event
 from webapp.core.clock import now
-from webapp.jobs.models import Event
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 OLD, NEW = "correct horse battery", "a fresh staple of words"

@@ -20,9 +20,10 @@ from runners.shared.messages import (
 from tests.webapp.api.conftest import HostClient
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, enrol, make_beat, make_facts
 from webapp import asgi
+from webapp.agents import heartbeats
+from webapp.agents.ingest import events_accept
 from webapp.api import hosts
 from webapp.core.problems import ConflictProblem
-from webapp.hosts import heartbeats
 from webapp.hosts.models import Host
 from webapp.hosts.services import (
     command_key,
@@ -32,7 +33,6 @@ from webapp.hosts.services import (
     token_create,
 )
 from webapp.jobs import artefacts
-from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Artefact, Job
 
 # The host's doors over HTTP: enrol, beat.

@@ -9,12 +9,12 @@ from tests.webapp.api.conftest import HostClient
 from tests.webapp.api.test_hosts_api import bearer, knock, said
 from tests.webapp.conftest import STARTED, batch_of, client_of, enrol, make_beat, make_facts
 from webapp.accounts.models import Membership
+from webapp.agents.ingest import events_accept
 from webapp.api import urls
 from webapp.api.jobs import MAX_EVENT_BYTES
 from webapp.api.urls import api
 from webapp.core import pace
 from webapp.hosts.services import digest
-from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt, AttemptEvent, Job
 from webapp.live.stream import read_ticket
 

@@ -15,11 +15,10 @@ from webapp.accounts.services import member_add
 from webapp.audit import chain
 from webapp.audit.chain import KIND, events_seal, history_cut, old_history
 from webapp.audit.guard import NAMES, guards_missing, guards_set
-from webapp.audit.models import Cut, Link
+from webapp.audit.models import Cut, Event, Link
 from webapp.core.clock import now
 from webapp.core.display import cell
 from webapp.core.problems import ConflictProblem
-from webapp.jobs.models import Event
 
 # The chain over the history: what it covers, what it finds, and what the database refuses.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.stack import ROOT, copy_migrated
-from webapp.backup.database_copies import Manifest
+from webapp.operations.database_copies import Manifest
 
 pytestmark = pytest.mark.slow
 FILL = """
@@ -220,7 +220,7 @@ def test_a_key_of_the_environment_is_named_and_asked_for_again(site, tmp_path):
 def test_a_full_disk_leaves_no_half_backup(data, tmp_path, monkeypatch):
     from django.conf import settings
 
-    from webapp.backup import archive
+    from webapp.operations import backup as archive
 
     monkeypatch.setattr(settings, "DATA_DIR", data)
     monkeypatch.setattr(settings, "ARTEFACTS_DIR", data / "artefacts")

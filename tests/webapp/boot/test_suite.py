@@ -329,6 +329,6 @@ def test_nine_of_ten_are_to_be_killed_and_none_may_be_invalid(monkeypatch):
 
 def test_the_list_is_printed_without_running_any_and_unknown_names_are_refused(capsys):
     assert tool.main(["--list", "--only", "claims"]) == 0
-    assert capsys.readouterr().out.count("webapp/jobs/dispatch.py") == NUM_BY_AREA["claims"]
+    assert capsys.readouterr().out.count("webapp/agents/dispatch.py") == NUM_BY_AREA["claims"]
     assert tool.main(["--only", "cost-99"]) == 2
     assert "cost-99" in capsys.readouterr().out

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from webapp.charts.figures import charts_for
-from webapp.charts.job_charts import CHARTS, At, sweep_chart
+from webapp.charts.plots import charts_for
+from webapp.charts.timelines import CHARTS, At, sweep_chart
 
 # Which charts a job has
 

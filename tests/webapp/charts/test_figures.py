@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from webapp.charts.figures import (
+from webapp.charts.plots import (
     BY_KIND,
     HEIGHT,
     ORIGIN_MS,
@@ -22,7 +22,7 @@ from webapp.charts.figures import (
     figure,
     template,
 )
-from webapp.charts.job_charts import GIB, Backdrop, Layer, memory_timeline
+from webapp.charts.timelines import GIB, Backdrop, Layer, memory_timeline
 
 # The figures that charts are drawn from
 

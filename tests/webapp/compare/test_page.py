@@ -7,11 +7,11 @@ import pytest
 
 from runners.jobspec import TrainSpec
 from tests.webapp.conftest import client_of, make_job
-from webapp.compare import views
-from webapp.compare.views import Side, flat, overlays, settings_of, shown, sides_of, words_of
-from webapp.jobs.calibration_page import draw
 from webapp.jobs.measured_figures import TermRow
 from webapp.jobs.models import Job
+from webapp.pages import compare
+from webapp.pages.compare import Side, flat, overlays, settings_of, shown, sides_of, words_of
+from webapp.pages.job_charts import draw
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -240,9 +240,9 @@ def test_ranks_are_compared_by_what_each_holds(monkeypatch):
         ]
         return SimpleNamespace(rows=tuple(rows))
 
-    monkeypatch.setattr(views, "story_of", story)
+    monkeypatch.setattr(compare, "story_of", story)
 
-    (row,) = views._rank_rows([Side(at + 1, job, "") for at, job in enumerate(jobs)])
+    (row,) = compare._rank_rows([Side(at + 1, job, "") for at, job in enumerate(jobs)])
 
     assert row.label == "Optimiser states on a rank"
     assert [cell.measured for cell in row.cells] == [200.0, 100.0]
@@ -252,4 +252,4 @@ def test_ranks_are_compared_by_what_each_holds(monkeypatch):
 
 def test_one_process_beside_several_has_no_rows_of_a_rank():
     alone, shared = Job(kind="train", spec={}), Job(kind="train", spec={}, devices_per_host=2)
-    assert views._rank_rows([Side(1, alone, ""), Side(2, shared, "")]) == []
+    assert compare._rank_rows([Side(1, alone, ""), Side(2, shared, "")]) == []

@@ -99,7 +99,7 @@ def test_a_page_that_breaks_has_it(alice, monkeypatch):
     def broken(*_args, **_named):
         raise RuntimeError("broken on purpose")
 
-    monkeypatch.setattr("webapp.home.views.render", broken)
+    monkeypatch.setattr("webapp.pages.home.render", broken)
     client = client_of(alice)
     client.raise_request_exception = False
     answer = client.get("/")

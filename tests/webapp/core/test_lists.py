@@ -11,13 +11,13 @@ from tests.webapp.conftest import client_of, make_job
 from webapp.accounts.models import Membership, Team, team_ids_of
 from webapp.core.clock import now
 from webapp.core.queries import NewestFirst, RowChange, page_by_key, update_each
-from webapp.home.views import accuracy_for, attention_for
 from webapp.hosts.models import Host
-from webapp.jobs.listing import latest_at
 from webapp.jobs.models import Job, JobState
+from webapp.jobs.pool_state import first_waiting, num_before, num_by_team
+from webapp.pages.home import accuracy_for, attention_for
+from webapp.pages.job_list import latest_at
+from webapp.pages.plans import num_jobs_of
 from webapp.plans.models import Plan, PlanState
-from webapp.plans.views import num_jobs_of
-from webapp.queue.pool_state import first_waiting, num_before, num_by_team
 
 # Which index answers which page's question: in its order and without a wide row, on SQLite and
 # on PostgreSQL (``tests/system/faults/test_history_on_postgres.py`` runs this there).

@@ -352,7 +352,7 @@ def test_a_page_that_fails_leaves_its_traceback_and_an_outage_one_line(
 
     client.force_login(alice)
     client.raise_request_exception = False
-    monkeypatch.setattr("webapp.home.views.render", failing)
+    monkeypatch.setattr("webapp.pages.home.render", failing)
 
     answer = client.get("/")
 

@@ -19,14 +19,15 @@ from servestatic.middleware import ServeStaticMiddleware
 from tests.webapp.conftest import EXIT_OK, batch_of, client_of
 from tests.webapp.jobs.test_uploads import body_of
 from webapp.accounts.models import LoginTry, OpenSession
+from webapp.agents.ingest import events_accept
 from webapp.audit import chain
+from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.middleware import MOST_UNANSWERED, SerializePerCredential
 from webapp.core.staticfiles import HashedStaticFilesStorage
 from webapp.hosts.models import EnrolmentToken
 from webapp.jobs.artefacts import folder_of
-from webapp.jobs.ingest import events_accept
-from webapp.jobs.models import Artefact, AttemptEvent, Event, Job
+from webapp.jobs.models import Artefact, AttemptEvent, Job
 from webapp.metrics.models import MetricChunk
 from webapp.modelhub.models import TeamModel
 from webapp.operations.ticker import Lifetimes, heaps

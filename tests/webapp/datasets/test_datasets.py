@@ -14,11 +14,12 @@ from django.test import Client
 
 from runners.jobspec import ArtefactModel, TrainSpec
 from tests.webapp.conftest import claim, client_of, make_job, new_attempt
+from webapp.audit.models import Event
 from webapp.core.problems import ConflictProblem
 from webapp.datasets import services
 from webapp.datasets.models import Dataset
-from webapp.datasets.services import dataset_delete, dataset_store, path_of
-from webapp.jobs.models import Event
+from webapp.datasets.services import dataset_store, path_of
+from webapp.jobs.artefacts import dataset_delete
 from webapp.jobs.services import job_submit
 from webapp.plans.training import data_fields
 

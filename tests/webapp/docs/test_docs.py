@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.webapp.conftest import client_of
-from webapp.docs.views import DOCS_ROOT, _finish, find_page, page_paths, page_title
-from webapp.figures.registry import REGISTRY
+from webapp.core.figures import REGISTRY
+from webapp.pages.docs import DOCS_ROOT, _finish, find_page, page_paths, page_title
 
 PATHS = page_paths()
 PAGES = {path: find_page(path) for path in PATHS}

@@ -22,11 +22,8 @@ from tests.webapp.conftest import (
     make_microbench,
     new_attempt,
 )
-from webapp.core.clock import now
-from webapp.core.problems import UnauthorizedProblem
-from webapp.hosts import heartbeats
-from webapp.hosts.environments import RoundTrips
-from webapp.hosts.heartbeats import (
+from webapp.agents import heartbeats
+from webapp.agents.heartbeats import (
     HeartbeatBatcher,
     HostHeartbeat,
     ReceivedHeartbeat,
@@ -34,6 +31,11 @@ from webapp.hosts.heartbeats import (
     host_beat,
     host_beats,
 )
+from webapp.agents.ingest import events_accept
+from webapp.agents.round_trips import RoundTrips
+from webapp.audit.models import Event
+from webapp.core.clock import now
+from webapp.core.problems import UnauthorizedProblem
 from webapp.hosts.models import Host
 from webapp.hosts.services import (
     Contact,
@@ -43,8 +45,7 @@ from webapp.hosts.services import (
     credential_revoke,
     expire_tokens,
 )
-from webapp.jobs.ingest import events_accept
-from webapp.jobs.models import Event, Job
+from webapp.jobs.models import Job
 from webapp.jobs.services import job_stop, job_submit
 
 # A beat brings news and takes the desired state home.
@@ -429,7 +430,7 @@ def live(redis_client, enrolled):
 
 @pytest.fixture
 def at(monkeypatch):
-    monkeypatch.setattr("webapp.hosts.environments.WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("webapp.agents.round_trips.WAIT_SECONDS", 0.2)
 
 
 def queue_of(found) -> dict:

@@ -18,18 +18,19 @@ from tests.webapp.conftest import (
     make_job,
     make_microbench,
 )
+from webapp.agents.heartbeats import host_beat
+from webapp.audit.models import Event
 from webapp.core.problems import BusyProblem, ConflictProblem, InvalidProblem
 from webapp.hosts.epoch import epoch, epoch_advance, epoch_raise, is_restored, shown
 from webapp.hosts.health import health_of, open_checks
-from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.machines import cluster_for_host, device_for_host
 from webapp.hosts.models import EnrolmentToken, Epoch, Host
 from webapp.hosts.pools import pool_ensure, teams_of
 from webapp.hosts.services import credential_revoke, token_create
 from webapp.jobs.allocation import allocate_pool
-from webapp.jobs.models import Allocation, Attempt, Event, Job
+from webapp.jobs.models import Allocation, Attempt, Job
 from webapp.jobs.services import job_create, job_submit
-from webapp.queue.words import waiting_line
+from webapp.jobs.waiting import waiting_line
 
 # A host as the planner sees it.
 

@@ -10,6 +10,9 @@ from django.db import connections
 from runners.shared.facts import PartitionFacts, SchedulerFacts
 from runners.shared.messages import EnrollRequest, EnvironmentState
 from tests.webapp.conftest import GIB, claim, client_of, enrol, make_beat, make_facts, make_job
+from webapp.agents.environments import environment_order, environments_of
+from webapp.agents.heartbeats import host_beat
+from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.problems import (
     ConflictProblem,
@@ -17,8 +20,6 @@ from webapp.core.problems import (
     NotFoundProblem,
     UnauthorizedProblem,
 )
-from webapp.hosts.environments import environment_order, environments_of
-from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Device, EnrolmentToken, Host, HostState, Pool
 from webapp.hosts.pools import devices_sync, pool_ensure
 from webapp.hosts.services import (
@@ -33,10 +34,10 @@ from webapp.hosts.services import (
     token_revoke,
 )
 from webapp.jobs.gangs import run_checks
-from webapp.jobs.models import Event, Job, JobState
+from webapp.jobs.models import Job, JobState
 from webapp.jobs.services import job_submit
-from webapp.jobs.views import scheduler_words
-from webapp.queue.words import closed_words
+from webapp.jobs.waiting import closed_words
+from webapp.pages.jobs import scheduler_words
 
 # A one-time token becomes a host, once.
 

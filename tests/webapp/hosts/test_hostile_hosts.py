@@ -26,21 +26,22 @@ from tests.webapp.hosts import shapes
 from tests.webapp.hosts.hostile import messages
 from tests.webapp.hosts.shapes import heartbeat
 from tests.webapp.hosts.test_beats import Bell
+from webapp.agents import consume, dispatch, heartbeats, ingest
+from webapp.agents.consume import StreamConsumer
+from webapp.agents.heartbeats import host_beat
+from webapp.agents.ingest import events_accept
+from webapp.agents.round_trips import NO_LIST, RoundTrips
 from webapp.core.clock import now
 from webapp.core.pace import Pace, calls
-from webapp.hosts import heartbeats, pools
-from webapp.hosts.environments import NO_LIST, RoundTrips
-from webapp.hosts.heartbeats import host_beat
+from webapp.hosts import pools
 from webapp.hosts.models import Host, RefusedMessage
 from webapp.hosts.pools import QuotaProblem
 from webapp.hosts.services import checks_update
-from webapp.jobs import consume, dispatch, ingest
-from webapp.jobs.consume import StreamConsumer
-from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt, AttemptEvent, Command, Job
 from webapp.jobs.services import job_submit
 from webapp.metrics.models import MetricBatch, MetricSource
-from webapp.metrics.store import MAX_METRICS, seal_due
+from webapp.metrics.store import MAX_METRICS
+from webapp.operations.ticker import seal_due
 
 # What one host sends never harms another: every shape on the wire, with hostile values.
 
@@ -397,7 +398,7 @@ def test_a_queue_that_cannot_be_written_holds_up_no_other_hosts_doorbell(
 def test_an_answer_that_is_no_list_holds_up_no_other_hosts_check(
     redis_client, team, bad, monkeypatch
 ):
-    monkeypatch.setattr("webapp.hosts.environments.WAIT_SECONDS", 1.0)
+    monkeypatch.setattr("webapp.agents.round_trips.WAIT_SECONDS", 1.0)
     good, _ = enrol(team, name="Good")
     for host in (bad, good):
         host_beat(host=host, beat=make_beat(facts=make_facts()))

@@ -12,15 +12,16 @@ from tests.webapp.conftest import client_of, make_beat, make_facts, make_job, ma
 from tests.webapp.jobs.gangs import make_gang, make_hosts, members
 from tests.webapp.machines import GPU, host_of
 from webapp.accounts.models import Membership, Role
+from webapp.agents.heartbeats import host_beat
+from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.health import checklist
-from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Distinction, EnrolmentToken, Host
 from webapp.hosts.services import checks_update, host_enroll
-from webapp.hosts.views import address_choose
-from webapp.jobs.models import Event, Job
+from webapp.jobs.models import Job
 from webapp.jobs.services import job_submit
+from webapp.pages.hosts import address_choose
 
 # Adding a host: form, command, check-list.
 
@@ -283,7 +284,7 @@ def told(monkeypatch):
     """What open pages were told, by topic."""
     found = []
     monkeypatch.setattr(
-        "webapp.live.stream.publish_all", lambda messages: found.extend(messages) or True
+        "webapp.hosts.services.publish_all", lambda messages: found.extend(messages) or True
     )
     return found
 

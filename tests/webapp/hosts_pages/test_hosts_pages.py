@@ -7,9 +7,9 @@ import pytest
 from django.urls import reverse
 
 from tests.webapp.conftest import client_of, enrol, make_job
+from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.problems import InvalidProblem
-from webapp.home.views import attention_for
 from webapp.hosts.machines import (
     cluster_for_host,
     device_for_host,
@@ -18,10 +18,11 @@ from webapp.hosts.machines import (
 )
 from webapp.hosts.models import Device, Host, HostState
 from webapp.hosts.services import device_cordon, device_uncordon
-from webapp.jobs.models import Event, Job, Measurement
+from webapp.jobs.launching import launch_note, launch_of
+from webapp.jobs.models import Job, Measurement
 from webapp.jobs.services import job_stop, job_submit
+from webapp.pages.home import attention_for
 from webapp.plans.explanation import DraftProblem
-from webapp.plans.launching import launch_note, launch_of
 from webapp.plans.models import Plan
 from webapp.wizard.drafts import draft_begin, options_for
 

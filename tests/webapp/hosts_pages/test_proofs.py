@@ -6,12 +6,12 @@ from runners.prove.report import Check, Report, Stage
 from tests.webapp.conftest import client_of, make_microbench, new_attempt
 from tests.webapp.hosts_pages.test_hosts_pages import page_of, plain
 from webapp.core.clock import now
-from webapp.hosts.environments import prove_host
 from webapp.hosts.machines import cluster_for_host
 from webapp.jobs.artefacts import folder_of
 from webapp.jobs.calibration import attributed_measurements, recalibrate
 from webapp.jobs.models import Artefact, Job
 from webapp.jobs.results import job_finished
+from webapp.pages.host_proof import prove_host
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
 

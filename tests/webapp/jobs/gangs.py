@@ -8,11 +8,11 @@ from runners.jobspec import DataParallel, TrainSpec
 from runners.shared.messages import ExitRecord
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, enrol, make_beat, make_facts
 from webapp.accounts.models import Team
+from webapp.agents.heartbeats import host_beat
+from webapp.agents.ingest import events_accept
 from webapp.core.clock import now
-from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.jobs.gangs import members_of
-from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt, Job
 from webapp.jobs.services import job_create, job_submit
 

@@ -15,12 +15,7 @@ from tests.webapp.conftest import (
     make_microbench,
 )
 from tests.webapp.jobs.undone import undone
-from webapp.core.clock import now
-from webapp.core.problems import ConflictProblem
-from webapp.hosts.heartbeats import host_beat
-from webapp.hosts.models import Host
-from webapp.jobs.allocation import allocate_pool
-from webapp.jobs.dispatch import (
+from webapp.agents.dispatch import (
     GRACE_BEATS,
     START_TIMEOUT,
     StartDeadline,
@@ -28,11 +23,17 @@ from webapp.jobs.dispatch import (
     end_unclaimed,
     end_unknown_attempts,
 )
+from webapp.agents.heartbeats import host_beat
+from webapp.agents.ingest import events_accept
+from webapp.audit.models import Event
+from webapp.core.clock import now
+from webapp.core.problems import ConflictProblem
+from webapp.hosts.models import Host
+from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.gangs import devices_release, run_checks
-from webapp.jobs.ingest import events_accept
-from webapp.jobs.models import Attempt, Command, Event, Job
+from webapp.jobs.models import Attempt, Command, Job
 from webapp.jobs.services import job_submit
-from webapp.jobs.views import waiting_sentence
+from webapp.pages.jobs import waiting_sentence
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

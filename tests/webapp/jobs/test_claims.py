@@ -13,17 +13,18 @@ from runners.shared.messages import ClaimRequest, PreflightCheck
 from tests.webapp.conftest import GIB, claim, enrol, make_beat, make_facts, make_job, new_attempt
 from tests.webapp.jobs.gangs import make_gang, make_hosts, members, start
 from tests.webapp.jobs.undone import undone
+from webapp.agents.dispatch import attempt_claim, needs_of
+from webapp.agents.heartbeats import host_beat
+from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem
-from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.hosts.pools import devices_sync
 from webapp.jobs.allocation import allocate_pool
-from webapp.jobs.dispatch import attempt_claim, needs_of
 from webapp.jobs.gangs import free_port, gang_of
-from webapp.jobs.models import Attempt, Command, Event, Job
+from webapp.jobs.models import Attempt, Command, Job
 from webapp.jobs.services import job_stop, job_submit
-from webapp.jobs.views import waiting_sentence
+from webapp.pages.jobs import waiting_sentence
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

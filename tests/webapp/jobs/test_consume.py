@@ -10,10 +10,10 @@ from runners.host.redis_access import CONSUMER_GROUP, ack_key, encode, events_ke
 from runners.shared.messages import ReceivedBatch
 from tests.webapp.conftest import EXIT_OK, batch_of, enrol, make_job, new_attempt
 from tests.webapp.jobs.undone import undone
+from webapp.agents import consume
+from webapp.agents.consume import HostBatch, StreamConsumer, events_accept_together, is_routine
+from webapp.agents.ingest import events_accept
 from webapp.hosts.models import RefusedMessage
-from webapp.jobs import consume
-from webapp.jobs.consume import HostBatch, StreamConsumer, events_accept_together, is_routine
-from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt, AttemptEvent, Job
 from webapp.metrics.models import MetricBatch
 from webapp.metrics.store import read_raw

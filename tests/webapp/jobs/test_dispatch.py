@@ -9,12 +9,12 @@ from runners.host.app import SignedDoorbell, verify
 from runners.shared.messages import Doorbell
 from tests.webapp.conftest import make_beat
 from tests.webapp.jobs.undone import undone
+from webapp.agents import dispatch
+from webapp.agents.dispatch import Dispatcher, dispatch_due, expire_stuck_commands, ping_hosts
+from webapp.agents.heartbeats import host_beat
 from webapp.core.clock import now, now_ms
-from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.hosts.services import command_key
-from webapp.jobs import dispatch
-from webapp.jobs.dispatch import Dispatcher, dispatch_due, expire_stuck_commands, ping_hosts
 from webapp.jobs.models import Command
 from webapp.jobs.services import job_stop
 

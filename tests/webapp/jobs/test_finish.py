@@ -30,12 +30,12 @@ from tests.webapp.conftest import (
 )
 from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, start, tell
 from tests.webapp.jobs.undone import undone
+from webapp.agents.heartbeats import host_beat
+from webapp.agents.ingest import events_accept
+from webapp.audit.models import Event
 from webapp.core.problems import InvalidProblem
-from webapp.home.views import accuracy_for
-from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import Host
-from webapp.hosts.views import accuracy_of, jobs_together
 from webapp.jobs.calibration import (
     RowsRead,
     as_read,
@@ -44,11 +44,12 @@ from webapp.jobs.calibration import (
     recalibrate,
     rows_read,
 )
-from webapp.jobs.evaluating import evaluation_of, evaluation_submit, left_model, tasks_of
-from webapp.jobs.ingest import events_accept
-from webapp.jobs.models import Attempt, Event, Job, JobState, Measurement
+from webapp.jobs.models import Attempt, Job, JobState, Measurement
 from webapp.jobs.services import job_submit
 from webapp.modelhub.models import TeamModel, demo_config
+from webapp.pages.evaluation import evaluation_of, evaluation_submit, left_model, tasks_of
+from webapp.pages.home import accuracy_for
+from webapp.pages.hosts import accuracy_of, jobs_together
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 MEASURED = {"step_seconds": 2.0, "peak_memory_bytes": 1.5e9, "perplexity": 40.0, "parameters": 7e6}

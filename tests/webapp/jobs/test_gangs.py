@@ -6,12 +6,13 @@ from runners.shared.messages import AttemptStatus
 from runners.shared.reasons import Reason
 from tests.webapp.conftest import STARTED, claim, make_beat, make_job
 from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, silence, start, tell
+from webapp.agents.dispatch import GRACE_BEATS, START_TIMEOUT, end_unclaimed, end_unknown_attempts
+from webapp.agents.heartbeats import host_beat
+from webapp.audit.models import Event
 from webapp.core.clock import now
-from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
-from webapp.jobs.dispatch import GRACE_BEATS, START_TIMEOUT, end_unclaimed, end_unknown_attempts
 from webapp.jobs.gangs import settle_all
-from webapp.jobs.models import Allocation, Attempt, Event, Job
+from webapp.jobs.models import Allocation, Attempt, Job
 from webapp.jobs.services import job_stop
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -11,9 +11,9 @@ from runners.shared.messages import RunEvent
 from runners.shared.reasons import Reason
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, enrol, make_job, new_attempt
 from tests.webapp.jobs.undone import undone
+from webapp.agents import ingest
+from webapp.agents.ingest import events_accept, split_batch
 from webapp.core.problems import ConflictProblem
-from webapp.jobs import ingest
-from webapp.jobs.ingest import events_accept, split_batch
 from webapp.jobs.models import Artefact, Attempt, AttemptEvent, Job, Measurement
 from webapp.jobs.results import store_measurements
 from webapp.jobs.services import job_stop

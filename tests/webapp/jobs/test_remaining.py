@@ -16,8 +16,8 @@ from tests.webapp.jobs.undone import undone
 from webapp.core.clock import now
 from webapp.hosts.models import Host
 from webapp.jobs import allocation
-from webapp.jobs.ingest import StateLabel, state_label_of
 from webapp.jobs.models import Attempt, Job, JobState
+from webapp.jobs.progress import StateLabel, state_label_of
 from webapp.jobs.services import Remaining, job_submit, remaining, sentences
 from webapp.operations.management.commands import control
 

@@ -17,14 +17,15 @@ from tests.webapp.conftest import (
     make_job,
     new_attempt,
 )
+from webapp.agents.dispatch import GRACE_BEATS, end_unclaimed, end_unknown_attempts
+from webapp.agents.ingest import events_accept
+from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.hosts.models import Device, Host
 from webapp.hosts.pools import devices_sync, pool_ensure
-from webapp.jobs.dispatch import GRACE_BEATS, end_unclaimed, end_unknown_attempts
 from webapp.jobs.gangs import devices_take
-from webapp.jobs.ingest import events_accept
-from webapp.jobs.models import Allocation, Attempt, Command, Event, Job
+from webapp.jobs.models import Allocation, Attempt, Command, Job
 from webapp.jobs.services import (
     job_abandon,
     job_clone,

@@ -10,20 +10,13 @@ from tests.webapp.jobs.gangs import end as end_part
 from tests.webapp.jobs.gangs import make_gang, make_hosts, members
 from tests.webapp.jobs.gangs import start as start_together
 from tests.webapp.jobs.undone import undone
+from webapp.agents.dispatch import GRACE_BEATS, end_unknown_attempts
+from webapp.agents.ingest import events_accept
+from webapp.audit.models import Event
 from webapp.core.problems import InvalidProblem
 from webapp.jobs import transitions
 from webapp.jobs.allocation import allocate_pool
-from webapp.jobs.dispatch import GRACE_BEATS, end_unknown_attempts
-from webapp.jobs.ingest import events_accept
-from webapp.jobs.models import (
-    FINAL_STATES,
-    Allocation,
-    Attempt,
-    AttemptEvent,
-    Event,
-    Job,
-    JobState,
-)
+from webapp.jobs.models import FINAL_STATES, Allocation, Attempt, AttemptEvent, Job, JobState
 from webapp.jobs.services import job_clone, job_stop, job_submit
 from webapp.jobs.transitions import (
     ALLOWED,
@@ -34,7 +27,7 @@ from webapp.jobs.transitions import (
     transition,
     words_for,
 )
-from webapp.jobs.views import waiting_sentence
+from webapp.pages.jobs import waiting_sentence
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.webapp.conftest import batch_of
 from tests.webapp.jobs.undone import undone
+from webapp.agents.ingest import events_accept
 from webapp.core.problems import (
     BusyProblem,
     ConflictProblem,
@@ -18,7 +19,6 @@ from webapp.core.problems import (
     TooLargeProblem,
 )
 from webapp.jobs import artefacts
-from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Artefact
 
 pytestmark = pytest.mark.django_db

@@ -7,15 +7,16 @@ import pytest
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, client_of, make_job
 from tests.webapp.jobs.test_finish import plan_request
 from tests.webapp.jobs.undone import undone
+from webapp.agents.ingest import events_accept
+from webapp.audit.models import Event
 from webapp.core.clock import now
-from webapp.home.views import accuracy_for
 from webapp.hosts.models import Host
 from webapp.jobs.calibration import recalibrate
-from webapp.jobs.calibration_page import calibration_effect_of, measurement_decide
-from webapp.jobs.ingest import events_accept
-from webapp.jobs.models import Allocation, Attempt, CalibrationChange, Event, Job, Measurement
+from webapp.jobs.models import Allocation, Attempt, CalibrationChange, Job, Measurement
 from webapp.jobs.results import invalid_reason
 from webapp.jobs.services import job_submit
+from webapp.pages.calibration import calibration_effect_of, measurement_decide
+from webapp.pages.home import accuracy_for
 from webapp.plans.planning import estimate_as_planned
 
 pytestmark = pytest.mark.django_db(databases="__all__")

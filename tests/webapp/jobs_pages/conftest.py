@@ -4,7 +4,7 @@ import pytest
 from django.test import Client
 
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, client_of
-from webapp.jobs.ingest import events_accept
+from webapp.agents.ingest import events_accept
 from webapp.jobs.models import Job
 
 PREDICTION = {

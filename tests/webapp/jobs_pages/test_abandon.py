@@ -5,12 +5,14 @@ import pytest
 from runners.shared.messages import AttemptStatus
 from tests.webapp.conftest import batch_of, claim, client_of, enrol, make_beat, make_microbench
 from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, silence, start
+from webapp.agents.heartbeats import host_beat
+from webapp.agents.ingest import events_accept
+from webapp.audit.models import Event
 from webapp.core.problems import ConflictProblem, InvalidProblem
-from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.jobs.gangs import settle_all
-from webapp.jobs.ingest import events_accept, state_label_of
-from webapp.jobs.models import Allocation, Event, Job
+from webapp.jobs.models import Allocation, Job
+from webapp.jobs.progress import state_label_of
 from webapp.jobs.services import job_abandon
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -4,8 +4,8 @@ import pytest
 
 from tests.webapp.conftest import client_of
 from webapp.accounts.secrets import secret_store
+from webapp.jobs.launching import LaunchOptions, plan_launch
 from webapp.jobs.models import Job, JobState, Priority
-from webapp.plans.launching import LaunchOptions, plan_launch
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_keep
 from webapp.wizard.drafts import demo_draft

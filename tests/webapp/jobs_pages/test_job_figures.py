@@ -6,11 +6,12 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.hosts.machines import price_of
-from webapp.jobs import ingest
 from webapp.jobs.measured_figures import costs_of
-from webapp.jobs.models import Event, Job, JobState, Measurement
+from webapp.jobs.models import Job, JobState, Measurement
+from webapp.jobs.progress import elapsed_seconds, main_ratio, progress, timeline
 
 
 def job_of(state="running", **fields) -> Job:
@@ -39,7 +40,7 @@ def test_progress_is_a_share_and_its_words_or_not_known():
     ]:
         job = job_of(progress_done=done, progress_total=total, progress_unit=unit)
 
-        shown = ingest.progress(job)
+        shown = progress(job)
 
         assert (shown.share, shown.words) == (pytest.approx(share), words), (
             done,
@@ -50,30 +51,30 @@ def test_progress_is_a_share_and_its_words_or_not_known():
         )
 
     for done, total in [(None, None), (None, 5.0), (5.0, None), (5.0, 0.0)]:
-        shown = ingest.progress(job_of(progress_done=done, progress_total=total))
+        shown = progress(job_of(progress_done=done, progress_total=total))
 
         assert (shown.share, shown.percent, shown.words) == (None, "", ""), (done, total)
 
     for share, percent in [(0.999, "99 %"), (1.0, "100 %"), (0.0, "0 %"), (0.005, "0 %")]:
-        shown = ingest.progress(job_of(progress_done=share * 1000, progress_total=1000.0))
+        shown = progress(job_of(progress_done=share * 1000, progress_total=1000.0))
 
         assert shown.percent == percent, (share, percent)
 
 
 def test_the_phase_and_what_is_left_are_said_while_the_job_lives():
     for state, has_rest in [("running", True), ("stopping", False), ("succeeded", False)]:
-        shown = ingest.progress(job_of(state, eta_seconds=780.0))
+        shown = progress(job_of(state, eta_seconds=780.0))
         assert ("about 13 min left" in shown.words) == has_rest, (state, has_rest)
     fields = {"phase": "Evaluating", "progress_done": 1.0, "progress_total": 2.0}
-    assert ingest.progress(job_of(**fields)).words.startswith("Evaluating · 1 of 2")
-    assert "Evaluating" not in ingest.progress(job_of("succeeded", **fields)).words
+    assert progress(job_of(**fields)).words.startswith("Evaluating · 1 of 2")
+    assert "Evaluating" not in progress(job_of("succeeded", **fields)).words
 
 
 # The timeline
 
 
 def looks(job: Job, *states: str) -> list[str]:
-    return [stop.status for stop in ingest.timeline(job, [event(state) for state in states])]
+    return [stop.status for stop in timeline(job, [event(state) for state in states])]
 
 
 def test_the_timeline_marks_what_is_past_what_is_now_and_a_bad_end():
@@ -97,20 +98,20 @@ def test_the_timeline_marks_what_is_past_what_is_now_and_a_bad_end():
 
     assert looks(job_of("stopped"), "queued") == ["done", "", "", "", "done"]
 
-    stops = ingest.timeline(job_of("stopping"), [event("running"), event("stopping")])
+    stops = timeline(job_of("stopping"), [event("running"), event("stopping")])
 
     assert [stop.label for stop in stops][-2:] == ["Stopping", "Done"]
 
-    stops = ingest.timeline(job_of("running"), [event("running", 125)])
+    stops = timeline(job_of("running"), [event("running", 125)])
 
     assert stops[3].note == "2 min 5 s"
 
-    stops = ingest.timeline(job_of("queued"), [event("preflight"), event("queued")])
+    stops = timeline(job_of("queued"), [event("preflight"), event("queued")])
 
     assert [stop.status for stop in stops][:2] == ["now", ""]
 
     for state in JobState.values:
-        stops = ingest.timeline(job_of(state), [])
+        stops = timeline(job_of(state), [])
 
         assert stops[0].label == "Queued", state
         assert stops[-1].label, state
@@ -119,16 +120,16 @@ def test_the_timeline_marks_what_is_past_what_is_now_and_a_bad_end():
 def test_an_end_within_hours_names_the_time_and_a_later_one_its_day():
     for days in [1.5, 40]:
         end = now() + timedelta(days=days)
-        last = ingest.timeline(job_of(eta_seconds=days * 86_400), [])[-1]
+        last = timeline(job_of(eta_seconds=days * 86_400), [])[-1]
         assert last.note.startswith("about "), days
         assert f"{end:%b}" in last.note, days
-    last = ingest.timeline(job_of(eta_seconds=600.0), [])[-1]
+    last = timeline(job_of(eta_seconds=600.0), [])[-1]
     assert len(last.note.removeprefix("about ")) == 5
 
 
 def test_the_expected_end_is_said_in_the_servers_time_zone():
     with timezone.override("Asia/Tokyo"):
-        last = ingest.timeline(job_of(eta_seconds=60.0), [])[-1]
+        last = timeline(job_of(eta_seconds=60.0), [])[-1]
         expected = timezone.localtime(now() + timedelta(seconds=60))
     assert last.note in {
         f"about {expected:%H:%M}",
@@ -141,7 +142,7 @@ def test_how_long_a_job_ran_is_between_its_start_and_its_end():
     early, late = at - timedelta(seconds=100), at - timedelta(seconds=40)
     for started, ended, seconds in ((None, None, 0), (early, late, 60), (early, early, 0)):
         job = job_of(started_at=started, ended_at=ended)
-        assert ingest.elapsed_seconds(job) == seconds, (started, ended)
+        assert elapsed_seconds(job) == seconds, (started, ended)
 
 
 def test_one_ratio_stands_for_the_whole_job():
@@ -152,7 +153,7 @@ def test_one_ratio_stands_for_the_whole_job():
         ({"ttft_seconds": 3.0}, None),
         ({}, None),
     ]:
-        assert ingest.main_ratio(row(name, value) for name, value in metrics.items()) == ratio, (
+        assert main_ratio(row(name, value) for name, value in metrics.items()) == ratio, (
             metrics,
             ratio,
         )

@@ -9,10 +9,10 @@ import pytest
 from tests.webapp.conftest import batch_of, claim, client_of
 from tests.webapp.jobs.test_claims import FIT, UNFIT, refuse, try_again
 from tests.webapp.jobs.undone import undone
+from webapp.agents.ingest import events_accept
 from webapp.core.clock import now_ms
 from webapp.core.display import THIN
 from webapp.jobs.gangs import devices_release
-from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Artefact, Job
 
 pytestmark = pytest.mark.django_db(databases="__all__")

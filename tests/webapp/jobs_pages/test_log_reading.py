@@ -6,10 +6,10 @@ from django.urls import reverse
 from runners.shared.messages import MetricPoint
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, client_of
 from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, silence, start, tell
-from webapp.jobs.artefacts import LINE_CHARACTERS, MOST_CHARACTERS, Line, lines_of, log_lines
-from webapp.jobs.calibration_page import draw
-from webapp.jobs.ingest import announce
+from webapp.agents.ingest import announce
 from webapp.jobs.models import AttemptEvent, Job
+from webapp.pages.attempt_log import LINE_CHARACTERS, MOST_CHARACTERS, Line, lines_of, log_lines
+from webapp.pages.job_charts import draw
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -261,7 +261,7 @@ def test_a_script_reads_each_hosts_events_and_none_of_a_host_too_many(gang, alic
 
 def test_frames_say_which_host_speaks_and_only_the_first_moves_the_bar(gang, monkeypatch):
     sent = []
-    monkeypatch.setattr("webapp.jobs.ingest.publish_all", sent.extend)
+    monkeypatch.setattr("webapp.agents.ingest.publish_all", sent.extend)
     second = members(gang)[1]
     batch = batch_of(
         second, ("phase", {"name": "Training"}), ("log", {"stream": "stdout", "text": "x"})

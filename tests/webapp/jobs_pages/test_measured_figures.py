@@ -7,12 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.webapp.conftest import client_of, make_job
-from webapp.charts.figures import BY_KIND, Prediction, Series, charts_for
+from webapp.charts.plots import BY_KIND, Prediction, Series, charts_for
 from webapp.core.clock import now
 from webapp.core.display import NBSP
-from webapp.figures.registry import REGISTRY, definition_of
-from webapp.jobs.calibration_page import caption, figure_words
-from webapp.jobs.evaluating import before_after, significance_note, won_words
+from webapp.core.figures import REGISTRY, definition_of
 from webapp.jobs.measured_figures import (
     JobFigure,
     answer,
@@ -24,6 +22,8 @@ from webapp.jobs.measured_figures import (
     utilisation_of,
 )
 from webapp.jobs.models import Job, JobState
+from webapp.pages.evaluation import before_after, significance_note, won_words
+from webapp.pages.job_charts import caption, figure_words
 
 SAID = {"value": 3000.0, "low": 2700.0, "high": 3400.0, "unit": "tokens_per_second"}
 LOSS, TOKENS = BY_KIND["train"][:2]

@@ -16,17 +16,18 @@ from django.test import Client
 
 from runners.jobspec.compress import ORIGINAL, SAVED
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, make_job
-from webapp.charts.figures import BY_KIND
+from webapp.agents.ingest import events_accept
+from webapp.charts.plots import BY_KIND
 from webapp.core.display import number, quantity
-from webapp.figures.registry import REGISTRY, definition_of
-from webapp.jobs.calibration_page import draw
-from webapp.jobs.evaluating import before_after
-from webapp.jobs.ingest import KIND_WORDS, events_accept
+from webapp.core.figures import REGISTRY, definition_of
 from webapp.jobs.measured_figures import figures_of
 from webapp.jobs.models import Attempt, Job
+from webapp.jobs.progress import KIND_WORDS
 from webapp.jobs.services import job_submit
+from webapp.pages.evaluation import before_after
+from webapp.pages.job_charts import draw
+from webapp.pages.plans import measured_of
 from webapp.plans.models import Plan
-from webapp.plans.views import measured_of
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 MIB = 2.0**20

@@ -6,11 +6,11 @@ import pytest
 
 from tests.webapp.conftest import STARTED, batch_of, client_of
 from tests.webapp.jobs.undone import undone
+from webapp.agents.ingest import events_accept
 from webapp.core.problems import ConflictProblem
 from webapp.jobs.endpoints import Endpoint, endpoint_of, hashes_of, new_key
-from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Job
-from webapp.jobs.playground import NOT_NOW, call_of, whole_answer
+from webapp.pages.playground import NOT_NOW, call_of, whole_answer
 
 pytestmark = [pytest.mark.django_db(databases="__all__"), pytest.mark.filterwarnings("ignore")]
 

@@ -6,9 +6,9 @@ import pytest
 
 from runners.jobspec import FileData, HostText, MixedData, WeightedData
 from tests.webapp.conftest import EXIT_OK, client_of, new_attempt
-from webapp.charts.figures import charts_for
+from webapp.charts.plots import charts_for
 from webapp.core.display import whole
-from webapp.jobs.calibration_page import LONGEST, MOST_ROWS, UNKNOWN, mixture_of, samples_of
+from webapp.pages.training import LONGEST, MOST_ROWS, UNKNOWN, mixture_of, samples_of
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
 

@@ -10,7 +10,7 @@ from tests.planner.asking import LLAMA_70B, SERVE, document
 from tests.webapp.conftest import client_of
 from webapp.core.display import NBSP, THIN, TIMES
 from webapp.hosts.models import Host
-from webapp.limits.views import QUESTIONS, _failure_sentence, _reason, shown, suited, value_words
+from webapp.pages.limits import QUESTIONS, _failure_sentence, _reason, shown, suited, value_words
 from webapp.plans.models import Plan
 from webapp.wizard.drafts import GOALS, serve_draft
 

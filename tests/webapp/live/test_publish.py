@@ -14,8 +14,8 @@ from django.contrib.auth.models import AnonymousUser
 from django.core.signing import TimestampSigner
 
 from tests.webapp.conftest import STARTED, batch_of
-from webapp.jobs import ingest
-from webapp.jobs.ingest import Pace, events_accept
+from webapp.agents import ingest
+from webapp.agents.ingest import Pace, events_accept
 from webapp.live import stream as publish_module
 from webapp.live.stream import SALT, STREAM, publish, read_ticket, ticket_for
 from webapp.plans.models import Plan

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.webapp.conftest import EXIT_OK, batch_of
 from tests.webapp.metrics.conftest import ATTEMPT, T0, points
-from webapp.jobs.ingest import events_accept
+from webapp.agents.ingest import events_accept
 from webapp.metrics import store
 from webapp.metrics.models import MetricBatch, MetricChunk, MetricSource
 from webapp.metrics.store import (
@@ -26,8 +26,8 @@ from webapp.metrics.store import (
     read_raw,
     read_series,
     roll_up,
-    seal_due,
 )
+from webapp.operations.ticker import seal_due
 
 # Coarser levels say of every bucket what its points were.
 

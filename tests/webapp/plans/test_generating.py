@@ -21,12 +21,12 @@ from runners.shared.facts import GpuFacts
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
 from webapp.core.problems import InvalidProblem
+from webapp.jobs import launching
 from webapp.jobs.calibration import is_as_planned
+from webapp.jobs.launching import launch_note, launch_of, launch_options_of, plan_launch
 from webapp.modelhub.models import TeamModel, demo_config
-from webapp.plans import launching
 from webapp.plans.drafting import drafts_for
 from webapp.plans.explanation import DraftProblem
-from webapp.plans.launching import launch_note, launch_of, launch_options_of, plan_launch
 from webapp.plans.planning import current_answer, plan_compute
 from webapp.plans.questions import draft_shape
 from webapp.plans.serving import EndpointOptions, endpoint_options_of, is_weights_only, offload_of

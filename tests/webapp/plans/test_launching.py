@@ -17,17 +17,17 @@ from tests.webapp.conftest import client_of, enrol
 from tests.webapp.plans.conftest import SOURCES, with_model
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
-from webapp.jobs.models import Job, JobState
-from webapp.modelhub.models import TeamModel, demo_config
-from webapp.plans import launching
-from webapp.plans.explanation import DraftProblem
-from webapp.plans.launching import (
+from webapp.jobs import launching
+from webapp.jobs.launching import (
     LaunchOptions,
     launch_note,
     launch_of,
     launch_options_of,
     plan_launch,
 )
+from webapp.jobs.models import Job, JobState
+from webapp.modelhub.models import TeamModel, demo_config
+from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.planning import current_answer, is_outdated, plan_compute, plan_keep
 from webapp.wizard.drafts import GOALS

@@ -8,11 +8,11 @@ import pytest
 from planner.specs.estimate import PlanRequest
 from tests.webapp.conftest import client_of, new_attempt
 from webapp.core.clock import now
+from webapp.jobs.launching import plan_launch
 from webapp.jobs.models import Job, Measurement
-from webapp.plans.launching import plan_launch
+from webapp.pages.plans import exports_of, file_of
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.planning import current_answer, plan_keep
-from webapp.plans.views import exports_of, file_of
 
 pytestmark = pytest.mark.django_db
 TABS = ["", "alternatives/", "why/", "exports/", "history/"]

@@ -24,15 +24,15 @@ from tests.webapp.plans.conftest import with_model
 from webapp.accounts.models import Team
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
+from webapp.jobs.artefacts import adapters_of
 from webapp.jobs.endpoints import playground_key
+from webapp.jobs.launching import launch_note, launch_of, launch_options_of, plan_launch
 from webapp.jobs.models import Artefact, Attempt, Job
 from webapp.plans.explanation import DraftProblem
-from webapp.plans.launching import launch_note, launch_of, launch_options_of, plan_launch
 from webapp.plans.planning import plan_compute
 from webapp.plans.predicting import CURVE, Measuring, curve_points, measuring_of, usual_points
 from webapp.plans.serving import (
     EndpointOptions,
-    adapters_of,
     check_serving,
     check_split,
     endpoint_options_of,

@@ -6,10 +6,10 @@ from django.urls import reverse
 from tests.webapp.conftest import claim, client_of, make_microbench
 from tests.webapp.jobs.gangs import make_hosts
 from webapp.hosts.models import Host, Pool
+from webapp.jobs.launching import launch_of, plan_launch
 from webapp.jobs.models import Job
 from webapp.modelhub.models import TeamModel
 from webapp.plans.explanation import DraftProblem
-from webapp.plans.launching import launch_of, plan_launch
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute
 from webapp.wizard.drafts import demo_draft, options_for, summaries

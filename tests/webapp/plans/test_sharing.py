@@ -11,10 +11,10 @@ from tests.webapp.jobs.gangs import make_hosts
 from webapp.hosts.models import Host
 from webapp.hosts.pools import pool_ensure
 from webapp.jobs.gangs import gang_of
+from webapp.jobs.launching import launch_note, launch_of, plan_launch
 from webapp.modelhub.models import demo_config
 from webapp.plans import sharing
 from webapp.plans.explanation import DraftProblem
-from webapp.plans.launching import launch_note, launch_of, plan_launch
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute
 from webapp.wizard.drafts import demo_draft, options_for, step_form, summaries

@@ -20,8 +20,8 @@ from webapp.datasets.models import Dataset
 from webapp.datasets.services import dataset_store
 from webapp.hosts.models import Host
 from webapp.jobs.calibration import is_as_planned
+from webapp.jobs.launching import launch_note, launch_of
 from webapp.plans.explanation import DraftProblem
-from webapp.plans.launching import launch_note, launch_of
 from webapp.plans.planning import plan_compute
 from webapp.plans.training import STATE_PLACES, layout_of, train_spec
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.webapp.conftest import GIB, enrol, make_beat, make_facts, make_job, make_microbench
 from webapp.accounts.models import Team
-from webapp.hosts.heartbeats import host_beat
+from webapp.agents.heartbeats import host_beat
 from webapp.hosts.models import Host
 from webapp.jobs.models import Job
 from webapp.jobs.services import job_submit

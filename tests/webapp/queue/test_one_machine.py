@@ -10,16 +10,16 @@ from django.db import connection, transaction
 from tests.webapp.conftest import EXIT_OK, batch_of, claim, make_beat, make_job
 from tests.webapp.jobs.undone import undone
 from tests.webapp.machines import GPU, host_of
+from webapp.agents.dispatch import allocate_all
+from webapp.agents.heartbeats import host_beat
+from webapp.agents.ingest import events_accept
 from webapp.audit.guard import CUTS, EVENTS, LINKS
 from webapp.core.clock import now
-from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Distinction, Host
 from webapp.jobs.allocation import allocate_pool
-from webapp.jobs.dispatch import allocate_all
-from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Allocation, Attempt, Job
 from webapp.jobs.services import job_abandon, job_stop, job_submit
-from webapp.queue.words import waiting_line
+from webapp.jobs.waiting import waiting_line
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

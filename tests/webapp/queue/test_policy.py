@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from webapp.queue.policy import (
+from webapp.jobs.scheduler import (
     FOREVER,
     Decision,
     Demand,

@@ -7,15 +7,16 @@ import pytest
 from tests.webapp.conftest import client_of, make_beat, make_job
 from tests.webapp.jobs.undone import undone
 from tests.webapp.queue.conftest import gpu_host
+from webapp.agents.heartbeats import host_beat
+from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem
-from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Device
-from webapp.jobs.models import Event, Job
+from webapp.jobs.models import Job
 from webapp.jobs.services import job_submit
-from webapp.queue import views
-from webapp.queue.views import job_move, job_prioritise, order_digest
-from webapp.queue.words import lines_of
+from webapp.jobs.waiting import lines_of
+from webapp.pages import queue
+from webapp.pages.queue import job_move, job_prioritise, order_digest
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -129,7 +130,7 @@ def test_a_guests_job_waits_in_the_hosts_queue(charlie, other_team, node_a, wait
 
 
 def test_a_long_queue_is_shown_in_pages(alice, waiting, monkeypatch):
-    monkeypatch.setattr(views, "NUM_TURNS", 1)
+    monkeypatch.setattr(queue, "NUM_TURNS", 1)
     pool = waiting[0].pool
     first, second = page(alice), page(alice, f"/queue/{pool.pk}/?offset=1")
     assert "Turns 1 to 1 of 2." in text(first)
@@ -157,7 +158,7 @@ def test_of_many_hosts_those_with_something_taken_are_shown(alice, team, submit,
     gpu_host(team, "idle", 4)
     host = gpu_host(team, "taken", 4)
     submit(host, is_pinned=True, name="Long run")
-    monkeypatch.setattr(views, "NUM_HOSTS", 1)
+    monkeypatch.setattr(queue, "NUM_HOSTS", 1)
     html = page(alice)
     assert "GPU 0 Long run until ≈" in text(html)
     assert ">idle<" not in html

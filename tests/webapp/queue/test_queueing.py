@@ -8,19 +8,19 @@ import time_machine
 from tests.webapp.conftest import EXIT_OK, GIB, batch_of, claim, make_beat, make_job
 from tests.webapp.jobs.undone import undone
 from tests.webapp.queue.conftest import gpu_host
+from webapp.agents.heartbeats import host_beat
+from webapp.agents.ingest import events_accept
 from webapp.core.clock import now
-from webapp.hosts.heartbeats import host_beat
 from webapp.hosts.models import Device, Host
+from webapp.jobs import waiting
 from webapp.jobs.allocation import allocate_pool, may_take
-from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Allocation, Attempt, Command, Job
+from webapp.jobs.pool_state import first_waiting, pool_state_of, used_by_team, waiting_jobs
+from webapp.jobs.quotas import Rules
 from webapp.jobs.services import job_abandon, job_submit
-from webapp.jobs.views import waiting_sentence
-from webapp.queue import words
-from webapp.queue.pool_state import first_waiting, pool_state_of, used_by_team, waiting_jobs
-from webapp.queue.quotas import Rules
-from webapp.queue.views import is_sealed, order_digest
-from webapp.queue.words import lines_of, waiting_line
+from webapp.jobs.waiting import lines_of, waiting_line
+from webapp.pages.jobs import waiting_sentence
+from webapp.pages.queue import is_sealed, order_digest
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -273,7 +273,7 @@ def test_the_first_turns_and_every_jobs_place_are_those_of_the_whole_queue(mixed
 
 
 def test_far_behind_a_job_is_told_its_place_and_no_forecast(submit, node_a, monkeypatch):
-    monkeypatch.setattr(words, "FORESEEN_TURNS", 2)
+    monkeypatch.setattr(waiting, "FORESEEN_TURNS", 2)
     submit(node_a, devices_per_host=4, name="running")
     *_, last = [submit(node_a, name=f"job {number}") for number in range(5)]
 
@@ -284,7 +284,7 @@ def test_far_behind_a_job_is_told_its_place_and_no_forecast(submit, node_a, monk
 
 
 def test_behind_jobs_of_several_teams_no_place_is_told(mixed, node_a, monkeypatch):
-    monkeypatch.setattr(words, "FORESEEN_TURNS", 2)
+    monkeypatch.setattr(waiting, "FORESEEN_TURNS", 2)
     last = lines_of(node_a.pool)[-1].job
     told = waiting_sentence(last)
     assert "more than 2 jobs go before it" in told
@@ -297,7 +297,7 @@ def test_what_nobody_before_it_changes_is_told_however_far_behind(submit, node_a
         submit(node_a, name=f"job {number}")
     large = submit(node_a, name="large", devices_per_host=9)
     near = waiting_sentence(large)
-    monkeypatch.setattr(words, "FORESEEN_TURNS", 2)
+    monkeypatch.setattr(waiting, "FORESEEN_TURNS", 2)
     assert "the pool default has too few of them" in near
     assert waiting_sentence(large) == near
 

@@ -8,14 +8,15 @@ import pytest
 from runners.jobspec import TrainSpec
 from tests.webapp.conftest import client_of, make_job
 from webapp.accounts.models import Quota
+from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.hosts.models import Device
 from webapp.jobs.allocation import allocate_pool
-from webapp.jobs.models import Allocation, Event, Job
+from webapp.jobs.models import Allocation, Job
+from webapp.jobs.quotas import limit_sentences, month_start, used_gpu_hours
 from webapp.jobs.services import job_stop, job_submit
-from webapp.queue.quotas import limit_sentences, month_start, used_gpu_hours
-from webapp.queue.words import lines_of, waiting_line
+from webapp.jobs.waiting import lines_of, waiting_line
 from webapp.wizard.drafts import draft_begin
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -14,7 +14,7 @@ from webapp.hosts.models import Host
 from webapp.jobs.models import Job, JobState
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
-from webapp.wizard import pages
+from webapp.wizard import steps as pages
 from webapp.wizard.drafts import (
     DEFAULT_DEVICE,
     DEFAULT_MODEL,

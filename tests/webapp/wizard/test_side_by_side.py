@@ -7,11 +7,11 @@ import pytest
 from runners.jobspec.base import DEMO_ENCODER
 from tests.webapp.conftest import client_of, enrol, make_beat, make_facts, make_microbench
 from webapp.accounts.models import Role
-from webapp.hosts.heartbeats import host_beat
+from webapp.agents.heartbeats import host_beat
+from webapp.jobs.launching import launch_note, launch_of
 from webapp.jobs.models import Job
-from webapp.plans.launching import launch_note, launch_of
 from webapp.plans.models import Plan
-from webapp.wizard.pages import launch_both, ready_hosts, template_draft
+from webapp.wizard.steps import launch_both, ready_hosts, template_draft
 
 pytestmark = pytest.mark.django_db
 URL = "/plans/template/classification/"

@@ -8,11 +8,11 @@ import pytest
 from planner.catalog.engines import get_engine
 from tests.webapp.conftest import client_of
 from tests.webapp.wizard.conftest import STEPS
+from webapp.jobs.launching import launch_of
+from webapp.pages.plans import exports_of
 from webapp.plans.explanation import DraftProblem
-from webapp.plans.launching import launch_of
 from webapp.plans.planning import current_answer, plan_keep
 from webapp.plans.serving import chosen_engine, engine_choices
-from webapp.plans.views import exports_of
 from webapp.wizard.drafts import GOALS
 
 pytestmark = pytest.mark.django_db(databases="__all__")

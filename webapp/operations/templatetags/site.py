@@ -14,8 +14,8 @@ from webapp.core.display import fragment
 from webapp.core.templatetags.components import status
 from webapp.hosts.models import Host
 from webapp.hosts.pools import is_own
-from webapp.jobs.ingest import state_label_of
 from webapp.jobs.models import Job, Priority
+from webapp.jobs.progress import state_label_of
 
 # ---------------------------------------------------------------------------
 # Template tag for the current team and the user's other teams.

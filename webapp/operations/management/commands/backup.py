@@ -5,9 +5,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from webapp.backup.archive import KEYS, create
-from webapp.backup.database_copies import BackupError
 from webapp.core import display
+from webapp.operations.backup import KEYS, create
+from webapp.operations.database_copies import BackupError
 
 
 class Command(BaseCommand):

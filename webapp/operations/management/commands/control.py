@@ -11,12 +11,12 @@ import redis
 from django.core.management.base import BaseCommand
 
 from runners.shared.timing import scaled
+from webapp.agents.consume import StreamConsumer
+from webapp.agents.dispatch import Dispatcher, ring
+from webapp.agents.round_trips import RoundTrips
 from webapp.core import outages
-from webapp.hosts.environments import RoundTrips
 from webapp.hosts.epoch import provision
 from webapp.jobs import allocation
-from webapp.jobs.consume import StreamConsumer
-from webapp.jobs.dispatch import Dispatcher, ring
 from webapp.operations.ticker import Stopper, run_loop
 
 DISPATCH_SECONDS = scaled(0.25, least=0.1)

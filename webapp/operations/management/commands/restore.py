@@ -5,8 +5,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from webapp.backup.archive import check, restore
-from webapp.backup.database_copies import BackupError
+from webapp.operations.backup import check, restore
+from webapp.operations.database_copies import BackupError
 
 
 class Command(BaseCommand):

@@ -1,1 +1,0 @@
-"""Comparison of jobs: settings, predictions and measurements."""

@@ -1,1 +1,0 @@
-"""The product's documentation: Markdown files in templates/docs, served as pages."""

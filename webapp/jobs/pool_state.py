@@ -1,0 +1,340 @@
+"""A pool's current state: queued jobs, shared devices, the policy's snapshot."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from django.db.models import (
+    Count,
+    DurationField,
+    ExpressionWrapper,
+    F,
+    Max,
+    Prefetch,
+    QuerySet,
+    Sum,
+)
+from django.db.models.functions import Coalesce, Greatest
+
+from webapp.core.clock import now
+from webapp.hosts.machines import Twins, is_over, twins_in, twins_of
+from webapp.hosts.models import RUNS_JOBS, Device, Host, HostState, Pool
+from webapp.hosts.services import Contact, contact_of
+from webapp.jobs import scheduler as values
+from webapp.jobs.gangs import gpu_load
+from webapp.jobs.models import IN_TURN, Allocation, Attempt, Job, JobState
+from webapp.jobs.quotas import Earlier, Rules, left_seconds, length_seconds, remembered
+from webapp.jobs.scheduler import Until, decide, nobody
+
+# The queued jobs of a pool: all of them, or candidates for the first turns.
+#
+# Each turn is the first job of some team, so the first turns are among the first jobs of each
+# team, however long the queue is. An index keeps each team's jobs in order.
+
+
+READ_OF_HOSTS = (  # fields for decisions and messages; a host that receives a job is read by key
+    "name", "slug", "kind", "state", "pool", "team", "address", "last_seen_at", "last_beat",
+)  # fmt: skip
+LARGE_OF_JOBS = ("plan_request", "estimate", "result")
+
+
+class Waiting(NamedTuple):
+    """Candidate jobs for the first turns, and the total number of queued jobs."""
+
+    jobs: list[Job]
+    num_waiting: int
+
+
+def waiting_jobs(pool: Pool) -> list[Job]:
+    """Return every queued job of a pool."""
+    return _with_relations(_queued(pool), pool)
+
+
+def first_waiting(pool: Pool, turns: int) -> Waiting:
+    """Return the candidates for the first ``turns`` of a pool's queue."""
+    numbers = num_by_team(pool)
+    num_waiting = sum(numbers.values())
+    if num_waiting <= turns:
+        return Waiting(waiting_jobs(pool), num_waiting)
+    keys = [key for team in numbers for key in _first_of(pool, team, turns)]
+    return Waiting(_with_relations(_queued(pool).filter(pk__in=keys), pool), num_waiting)
+
+
+def num_by_team(pool: Pool) -> dict[str, int]:
+    """Return the number of queued jobs per team in a pool."""
+    teams = _queued(pool).order_by().values_list("team")
+    return dict(teams.annotate(number=Count("*")))
+
+
+def num_before(job: Job) -> int:
+    """Return the number of jobs of the same team before a queued job.
+
+    The keys come from the index in order: counting by conditions would read the rows.
+    """
+    queued = _queued(job.pool).filter(team=job.team_id).order_by(*IN_TURN)
+    keys = list(queued.values_list("pk", flat=True))
+    return keys.index(job.pk) if job.pk in keys else len(keys)
+
+
+def _queued(pool: Pool) -> QuerySet[Job]:
+    return Job.objects.filter(pool=pool, state=JobState.QUEUED, deleted_at=None)
+
+
+def _first_of(pool: Pool, team: str, number: int) -> Sequence[str]:
+    queued = _queued(pool).filter(team=team).order_by(*IN_TURN)
+    return list(queued.values_list("pk", flat=True)[:number])
+
+
+def _with_relations(jobs: QuerySet[Job], pool: Pool) -> list[Job]:
+    hosts = Host.objects.only(*READ_OF_HOSTS)
+    # Pools, teams, owners and hosts repeat across jobs: prefetching reads each once.
+    rows = jobs.defer(*LARGE_OF_JOBS).prefetch_related("team", "owner")
+    loaded = list(rows.prefetch_related(Prefetch("requested_host", queryset=hosts)))
+    for job in loaded:
+        job.pool = pool
+    return loaded
+
+
+# Use of a pool's devices through other hosts of the same machine.
+
+
+RUNS_THERE = ("claimed", "running")
+
+
+@dataclass(frozen=True)
+class RemoteHolder:
+    """The attempt that holds a device, and the other host through which it does."""
+
+    attempt: Attempt
+    host: Host
+
+
+@dataclass(frozen=True)
+class SharedDevices:
+    """The devices of a pool that other hosts also see, by id."""
+
+    held: Mapping[str, RemoteHolder] = field(default_factory=dict)
+    freed_at: Mapping[str, datetime] = field(default_factory=dict)  # through another host
+
+    def is_stale(self, device: Device, host: Host) -> bool:
+        """Return whether a host's last heartbeat predates the device's last release.
+
+        A host reports processes of another host's job as foreign; they are gone once that job has
+        released the device, whatever the last heartbeat reported.
+        """
+        freed, last_seen = self.freed_at.get(device.pk), host.last_seen_at
+        return freed is not None and last_seen is not None and last_seen < freed
+
+
+def shared_in(pool: Pool, hosts: Mapping[str, Host]) -> SharedDevices:
+    """Return the shared devices of a pool; ``hosts`` are the pool's, by id."""
+    twins = twins_in(pool)
+    owned = {pk: host for pk, host in _owners(twins).items() if host.pk in hosts}
+    return SharedDevices(_held(twins, owned), _freed(twins)) if twins else SharedDevices()
+
+
+def held_elsewhere(
+    devices: Collection[Device], hosts: Mapping[str, Host]
+) -> dict[str, RemoteHolder]:
+    """Return the holders of devices through other hosts; ``hosts`` are the devices' own, by id."""
+    twins = twins_of(devices)
+    return _held(twins, {device.pk: hosts[device.host_id] for device in devices}) if twins else {}
+
+
+def pools_sharing_devices(attempt: Attempt) -> list[Pool]:
+    """Return other pools with queued jobs whose hosts see a device that an attempt held.
+
+    Pools are sorted by their last use of these devices, oldest first, so that they take turns.
+    """
+    devices = Device.objects.filter(allocations__attempt=attempt)
+    twins = [other for each in twins_of(devices).values() for other in each]
+    waiting = Pool.objects.filter(
+        pk__in={other.host.pool_id for other in twins},
+        jobs__state=JobState.QUEUED,
+        jobs__deleted_at=None,
+    )
+    pools = waiting.exclude(pk=attempt.job.pool_id).distinct()
+    return sorted(pools, key=lambda pool: _last_taken(pool, twins))
+
+
+def _last_taken(pool: Pool, twins: Collection[Device]) -> float:
+    device_ids = [device.pk for device in twins if device.host.pool_id == pool.pk]
+    last = Allocation.objects.filter(device__in=device_ids).aggregate(at=Max("taken_at"))["at"]
+    return last.timestamp() if last else 0.0
+
+
+def _owners(twins: Twins) -> dict[str, Host]:
+    """Return the host of each device that another host also sees."""
+    return {other.pk: other.host for others in twins.values() for other in others}
+
+
+def _held(twins: Twins, owners: Mapping[str, Host]) -> dict[str, RemoteHolder]:
+    others = _owners(twins)
+    holders = {**abandoned_but_running(others.values()), **_holders_of(others)}
+    elsewhere = {}
+    for pk, owner in owners.items():
+        for other in twins.get(pk, ()):
+            holder = holders.get(other.pk)
+            if holder is not None and not is_over(other.host, owner):
+                elsewhere[pk] = RemoteHolder(holder, other.host)
+    return elsewhere
+
+
+def _holders_of(devices: Collection[str]) -> dict[str, Attempt]:
+    rows = Allocation.objects.filter(released_at=None, device__in=devices)
+    return {row.device_id: row.attempt for row in rows.select_related("attempt__job")}
+
+
+def _freed(twins: Twins) -> dict[str, datetime]:
+    others = {other.pk for each in twins.values() for other in each}
+    rows = Allocation.objects.filter(device__in=others, released_at__isnull=False)
+    freed = dict(rows.order_by().values_list("device").annotate(at=Max("released_at")))
+    return {
+        pk: max(freed[other.pk] for other in each if other.pk in freed)
+        for pk, each in twins.items()
+        if any(other.pk in freed for other in each)
+    }
+
+
+def abandoned_but_running(hosts: Collection[Host]) -> dict[str, Attempt]:
+    """Return devices of abandoned attempts that their host still runs."""
+    running = {
+        status["attempt_id"]
+        for host in hosts
+        for status in host.last_beat.get("attempts") or ()
+        if status.get("phase") in RUNS_THERE
+    }
+    if not running:
+        return {}
+    rows = Allocation.objects.filter(
+        attempt__in=running, released_at__isnull=False, attempt__exit_record={}
+    )
+    return {row.device_id: row.attempt for row in rows.select_related("attempt__job")}
+
+
+FAIR_DAYS = 7
+
+
+@dataclass(frozen=True)
+class PoolState:
+    """The state of one pool at one instant."""
+
+    pool: Pool
+    snapshot: values.Snapshot
+    hosts: Mapping[str, Host]
+    devices: Mapping[str, Device]
+    jobs: Mapping[str, Job]  # queued jobs and jobs that hold devices
+    holders: Mapping[str, Attempt]  # by device
+    elsewhere: Mapping[str, RemoteHolder] = field(default_factory=dict)  # through other hosts
+
+    def decide(self, until: Until = nobody) -> values.Decision:
+        """Return the decision of the queue; after ``until`` returns True, only the order."""
+        return decide(self.snapshot, until)
+
+
+def pool_state_of(pool: Pool, jobs: Sequence[Job], rules: Rules) -> PoolState:
+    """Return the state of a pool with its queued jobs; ``rules`` name the jobs held back."""
+    rows = Host.objects.filter(pool=pool, kind__in=RUNS_JOBS).only(*READ_OF_HOSTS)
+    hosts = {host.pk: host for host in rows}
+    devices = {d.pk: d for d in Device.objects.filter(host__in=hosts).order_by("index", "pk")}
+    shared = shared_in(pool, hosts)
+    shared_holders = {pk: each.attempt for pk, each in shared.held.items()}
+    holders = {**shared_holders, **abandoned_but_running(hosts.values()), **_holders(pool)}
+    earlier = remembered()
+    remaining = {attempt.pk: left_seconds(attempt, earlier) for attempt in holders.values()}
+    of_host: dict[str, list[values.Device]] = {pk: [] for pk in hosts}
+    for device in devices.values():
+        holder = holders.get(device.pk)
+        state = _device(device, holder, remaining)
+        host = hosts[device.host_id]
+        if holder is None and foreign_pids(host, device) and not shared.is_stale(device, host):
+            state = replace(state, is_held=True, free_seconds=values.FOREVER)
+        of_host[device.host_id].append(state)
+    snapshot = values.Snapshot(
+        hosts=tuple(_host(host, of_host[host.pk]) for host in hosts.values()),
+        demands=tuple(_demand(job, rules(job), earlier) for job in jobs),
+        used=used_by_team(pool, rules.shares()) if len(rules.shares()) > 1 else {},
+        shares=rules.shares(),
+    )
+    jobs_by_id = {attempt.job_id: attempt.job for attempt in holders.values()}
+    jobs_by_id |= {job.pk: job for job in jobs}
+    return PoolState(pool, snapshot, hosts, devices, jobs_by_id, holders, shared.held)
+
+
+def _holders(pool: Pool) -> dict[str, Attempt]:
+    rows = Allocation.objects.filter(released_at=None, device__host__pool=pool)
+    return {row.device_id: row.attempt for row in rows.select_related("attempt__job")}
+
+
+def _host(host: Host, devices: Sequence[values.Device]) -> values.Host:
+    contact = contact_of(host)
+    is_ready = host.state == HostState.READY
+    return values.Host(
+        id=host.pk,
+        devices=tuple(devices),
+        takes_singles=is_ready and contact in {Contact.LIVE, Contact.DEGRADED},
+        takes_gangs=is_ready and contact is Contact.LIVE,
+    )
+
+
+def _device(
+    device: Device, holder: Attempt | None, remaining: Mapping[str, float | None]
+) -> values.Device:
+    seconds = remaining[holder.pk] if holder else 0.0
+    return values.Device(
+        id=device.pk,
+        index=device.index,
+        kind=device.kind,
+        model=device.name,
+        # Any memory fits a CPU here: its preflight checks the available memory.
+        memory_bytes=device.memory_bytes if device.kind == "gpu" else 2**63,
+        is_held=holder is not None,
+        free_seconds=values.FOREVER if seconds is None else seconds,
+        held_by=holder.job_id if holder else None,
+        is_usable=device.is_present and device.cordoned_at is None,
+    )
+
+
+def foreign_pids(host: Host, device: Device) -> list[int]:
+    """Return foreign processes on a device, from its host's last heartbeat.
+
+    They are not ended; the device is not allocated while they run.
+    """
+    return list(gpu_load(host, device).get("foreign_pids") or ())
+
+
+def _demand(job: Job, held_back: str, earlier: Earlier) -> values.Demand:
+    return values.Demand(
+        job=job.pk,
+        team=job.team_id,
+        queued_at=job.queued_at.timestamp() if job.queued_at else 0.0,
+        priority=job.priority,
+        rank=job.queue_rank,
+        num_hosts=job.num_hosts,
+        devices_per_host=job.devices_per_host,
+        min_memory_bytes=least_memory_bytes(job),
+        host=job.requested_host_id,
+        seconds=length_seconds(job, earlier),
+        held_back=held_back,
+    )
+
+
+def least_memory_bytes(job: Job) -> int:
+    """Return the job's minimum predicted memory per device, in bytes."""
+    peak = job.prediction.get("peak_memory_bytes") or {}
+    return int(peak.get("low") or peak.get("value") or 0)
+
+
+def used_by_team(pool: Pool, shares: Mapping[str, float]) -> dict[str, float]:
+    """Return each team's recent device-seconds in the pool, divided by its share."""
+    since = now() - timedelta(days=FAIR_DAYS)
+    recent = Allocation.objects.filter(device__host__pool=pool).exclude(released_at__lt=since)
+    held_time = ExpressionWrapper(
+        Coalesce("released_at", now()) - Greatest("taken_at", since),
+        output_field=DurationField(),
+    )
+    rows = recent.values(team=F("attempt__job__team")).annotate(used=Sum(held_time)).order_by()
+    return {
+        row["team"]: row["used"].total_seconds() / shares.get(row["team"], 1.0) for row in rows
+    }

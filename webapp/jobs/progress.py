@@ -1,0 +1,247 @@
+"""Progress of a job as pages show it: timeline, progress, state with the silence of its host."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from django.utils.timezone import localtime
+
+from runners.shared.reasons import Reason
+from webapp.audit.models import Event
+from webapp.core.clock import now
+from webapp.core.display import DAY, about, clock, listed
+from webapp.core.figures import MAIN_FIGURES
+from webapp.hosts.models import Host
+from webapp.hosts.services import Contact, contact_of, silent_seconds
+from webapp.jobs.gangs import members_of
+from webapp.jobs.models import FINAL_STATES, LIVE_STATES, Attempt, Job, JobState, Measurement
+
+KIND_WORDS = {
+    "train": "Train",
+    "compress": "Compress",
+    "evaluate": "Evaluate",
+    "benchmark": "Benchmark",
+    "generate": "Generate",
+    "serve": "Serve",
+    "drill": "Drill",
+    "prove": "Proof",
+}
+
+
+# The state timeline
+
+
+@dataclass(frozen=True)
+class Milestone:
+    """One stage in a job's timeline; ``status`` is done, now, bad or empty."""
+
+    label: str
+    status: str = ""
+    at: datetime | None = None
+    note: str = ""
+
+
+WAY = (JobState.QUEUED, JobState.PREFLIGHT, JobState.STARTING, JobState.RUNNING)
+
+
+def timeline(job: Job, events: Iterable[Event]) -> list[Milestone]:
+    """Return the milestones of a job with the times it reached them."""
+    reached: dict[str, datetime] = {event.to_state: event.at for event in events}
+    if job.queued_at:
+        reached.setdefault(JobState.QUEUED, job.queued_at)
+    stops = [_milestone(job, state, reached) for state in WAY]
+    if job.state == JobState.STOPPING:
+        stops.append(Milestone("Stopping", "now", reached.get(JobState.STOPPING)))
+    return [*stops, _end(job)]
+
+
+def _milestone(job: Job, state: JobState, reached: Mapping[str, datetime]) -> Milestone:
+    at = reached.get(state)
+    if state == job.state:
+        since = clock((now() - at).total_seconds()) if at else ""
+        return Milestone(state.label, "now", at, since)
+    if job.state in WAY:
+        is_past = WAY.index(state) < WAY.index(JobState(job.state))
+        return Milestone(state.label, "done" if is_past else "", at if is_past else None)
+    return Milestone(state.label, "done" if at else "", at)
+
+
+def _end(job: Job) -> Milestone:
+    if job.state in FINAL_STATES:
+        status = "bad" if job.state in {JobState.FAILED, JobState.ERROR} else "done"
+        took = clock(elapsed_seconds(job)) if job.started_at else ""
+        return Milestone(job.get_state_display(), status, job.ended_at, took)
+    if job.state == JobState.RUNNING and job.eta_seconds is not None:
+        end = localtime(now() + timedelta(seconds=job.eta_seconds))
+        day = "" if job.eta_seconds < DAY else f"{end.day} {end:%b} "
+        return Milestone("Done", "", None, f"about {day}{end:%H:%M}")
+    return Milestone("Done")
+
+
+def elapsed_seconds(job: Job) -> float:
+    """Return the run time of a job so far, or in total."""
+    if job.started_at is None:
+        return 0.0
+    return ((job.ended_at or now()) - job.started_at).total_seconds()
+
+
+# Progress
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A job's progress: a share between 0 and 1, and text."""
+
+    share: float | None
+    percent: str
+    words: str
+
+
+def progress(job: Job) -> Progress:
+    """Return a job's progress and, while it runs, the remaining time."""
+    share = None
+    if job.progress_total and job.progress_done is not None:
+        share = min(1.0, job.progress_done / job.progress_total)
+    words = [_counted(job)] if share is not None else []
+    if job.state == JobState.RUNNING and job.eta_seconds is not None:
+        words.append(f"{about(job.eta_seconds)} left")
+    if job.phase and job.state not in FINAL_STATES:
+        words.insert(0, job.phase)
+    percent = "" if share is None else f"{int(share * 100)} %"
+    return Progress(share, percent, " · ".join(words))
+
+
+def _counted(job: Job) -> str:
+    """Return for example ``756 of 1,200 steps``; seconds are shown as a duration."""
+    done, total = job.progress_done or 0.0, job.progress_total or 0.0
+    if job.progress_unit == "seconds":
+        return f"{clock(done)} of {clock(total)}"
+    return f"{done:,.0f} of {total:,.0f} {job.progress_unit or 'steps'}"
+
+
+def main_ratio(measurements: Iterable[Measurement]) -> float | None:
+    """Return measured over predicted for the job's main figure."""
+    by_metric = {row.metric: row.ratio for row in measurements}
+    return next((by_metric[name] for name in MAIN_FIGURES if name in by_metric), None)
+
+
+# A job's state as text, including the silence of its host, the same on all pages.
+#
+# A silent host changes no state of a job; the text only states how old the last report is.
+
+
+GRAVE = (Contact.UNREACHABLE, Contact.DEGRADED)  # the gravest first
+
+
+class StateLabel(NamedTuple):
+    """A status chip, and a note while the job's host is silent."""
+
+    state: str  # selects the chip's style
+    word: str = ""  # replaces the style's own word
+    note: str = ""
+
+
+class Silence(NamedTuple):
+    """The silent hosts of a live job, and the longest silence.
+
+    If some are unreachable, hosts that only missed a heartbeat or two are not counted.
+    """
+
+    hosts: list[Host]
+    seconds: float
+    is_lost: bool  # unreachable, including the gang's leader
+
+    @property
+    def names(self) -> str:
+        """Return the hosts' names as a list in words."""
+        return listed([host.name for host in self.hosts])
+
+
+def silence_of(job: Job) -> Silence | None:
+    """Return the silent hosts of a live job; None if all are in contact."""
+    if job.state not in LIVE_STATES:
+        return None
+    hosts = _hosts_of(job)
+    by_contact = {kind: [each for each in hosts if contact_of(each) is kind] for kind in GRAVE}
+    silent = next((each for each in by_contact.values() if each), [])
+    if not silent:
+        return None
+    longest = max(silent_seconds(host) or 0.0 for host in silent)
+    return Silence(silent, longest, is_lost=hosts[0] in by_contact[Contact.UNREACHABLE])
+
+
+def _hosts_of(job: Job) -> list[Host]:
+    """Return the hosts that still run a part of the job, the leader's first."""
+    if job.num_hosts == 1 or job.current_attempt is None:
+        return [job.host] if job.host else []
+    return [each.host for each in members_of(job.current_attempt) if each.ended_at is None]
+
+
+def state_label_of(job: Job) -> StateLabel:
+    """Return a job's last known state as a label."""
+    silence = silence_of(job)
+    if silence is None:
+        return StateLabel(job.state)
+    who = _who(silence) if job.num_hosts > 1 else ""
+    words = f"silent {clock(silence.seconds)}"
+    if not silence.is_lost:
+        return StateLabel(job.state, note=f"{who}{words}")
+    word = f"Last known: {JobState(job.state).label.lower()}"
+    return StateLabel("lost", word, f"{who or 'host '}{words}")
+
+
+def _who(silence: Silence) -> str:
+    count = len(silence.hosts)
+    return f"{count} hosts " if count > 1 else f"{silence.names} "
+
+
+class Leftover(NamedTuple):
+    """What is known about the attempt of an abandoned job."""
+
+    is_over: bool
+    title: str
+    text: str
+
+
+def leftover_of(job: Job) -> Leftover | None:
+    """Return the fate of an abandoned job's parts; None for every other job."""
+    given_up = _given_up(job)
+    if not given_up:
+        return None
+    running = [part for part in given_up if part.ended_at is None]
+    names = listed([part.host.name for part in running or given_up])
+    if not running:
+        return Leftover(
+            is_over=True,
+            title=f"Confirmed by {names}: nothing of it runs any more",
+            text=" ".join(dict.fromkeys(_end_words(part) for part in given_up)),
+        )
+    return Leftover(
+        is_over=False,
+        title=f"Its attempt may still run {f'on {names}' if job.num_hosts > 1 else 'there'}",
+        text=" ".join(_wait_words(part.host) for part in running),
+    )
+
+
+def _given_up(job: Job) -> list[Attempt]:
+    reason = Reason.LOST_AND_ABANDONED_BY_USER
+    if job.current_attempt is None or (job.num_hosts == 1 and job.reason != reason):
+        return []
+    return [each for each in members_of(job.current_attempt) if each.stop_reason == reason]
+
+
+def _wait_words(host: Host) -> str:
+    if contact_of(host) is Contact.LIVE:
+        return f"{host.name} is back and was told to stop the attempt, but has not confirmed yet."
+    return (
+        f"{host.name} has been silent for {clock(silent_seconds(host) or 0)}. The host is told to "
+        "stop the attempt at its next heartbeat. Until then, whether the attempt runs is unknown."
+    )
+
+
+def _end_words(attempt: Attempt) -> str:
+    record = attempt.exit_record
+    if record.get("reason") == Reason.OK:
+        return "The attempt had succeeded before it could be stopped; its output is on that host."
+    return f"The attempt ended there: {str(record.get('reason') or 'unknown').replace('_', ' ')}."

@@ -1,0 +1,518 @@
+"""The scheduler: assign devices to jobs as a pure function of a snapshot."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from heapq import heapify, heappop, heappush, nsmallest
+from typing import Any, TypeVar
+
+# Input and output of a queue decision, as plain values.
+
+
+FOREVER = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device; ``free_seconds`` is 0 if free, else the forecast time until release.
+
+    ``FOREVER`` if the holder's end is unknown or overdue.
+    """
+
+    id: str
+    index: int
+    kind: str
+    model: str
+    memory_bytes: int
+    free_seconds: float = 0.0
+    is_held: bool = False
+    held_by: str | None = None  # the job
+    is_usable: bool = True  # present and not cordoned
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One host; its state and contact decide which jobs it accepts now."""
+
+    id: str
+    devices: tuple[Device, ...]
+    takes_singles: bool = True
+    takes_gangs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The request of one queued job; ``devices_per_host`` None means all devices of a host."""
+
+    job: str
+    team: str
+    queued_at: float
+    priority: int = 0
+    rank: int | None = None
+    num_hosts: int = 1
+    devices_per_host: int | None = 1
+    min_memory_bytes: int = 0
+    host: str | None = None  # the only allowed host
+    seconds: float | None = None  # upper bound with margin; None: unknown
+    held_back: str = ""  # reason if a rule holds the job back
+
+    @property
+    def is_single(self) -> bool:
+        """Return whether the job requests a single device."""
+        return self.num_hosts == 1 and self.devices_per_host == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A pool at one instant; ``used`` is each team's device-seconds divided by its share."""
+
+    hosts: tuple[Host, ...]
+    demands: tuple[Demand, ...]
+    used: Mapping[str, float] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+
+Place = tuple[str, tuple[str, ...]]  # a host and some of its devices
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A job with all its devices, the leader's host first."""
+
+    job: str
+    places: tuple[Place, ...]
+
+
+class Why(StrEnum):
+    """The reason why a job waits."""
+
+    HELD_BACK = "held_back"  # a rule of the service, in ``Demand.held_back``
+    IMPOSSIBLE = "impossible"  # the pool has too few such devices in total
+    HOSTS = "hosts"  # hosts that have them accept no such job now
+    DEVICES = "devices"  # devices are held
+    RESERVED = "reserved"  # devices are free, but reserved for an earlier job
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Why a job waits: figures of ``host``, the nearest to enough, and the forecast."""
+
+    job: str
+    why: Why
+    host: str | None = None
+    num_free: int = 0
+    num_ready_hosts: int = 0  # hosts with enough free devices, for a gang
+    start_seconds: float | None = None
+    after: str | None = None  # the job whose end frees the devices
+    behind: str | None = None  # the job that reserves the free devices
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The decision for a queue: grants, waits, and the order of the jobs."""
+
+    grants: tuple[Grant, ...]
+    waits: tuple[Wait, ...]
+    order: tuple[str, ...]
+
+
+# Device availability during one decision of the queue policy.
+#
+# Only hosts changed by a turn are re-evaluated, so that a pool of thousands of devices with a long
+# queue is decided in about the time that it takes to read it.
+
+
+Entry = TypeVar("Entry", bound=tuple[Any, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Suitable devices of one model on one host, with the number that a job needs."""
+
+    host: Host
+    model: str
+    devices: tuple[Device, ...]
+    num_needed: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Snapshot of a site: free devices, and the earliest start with its devices."""
+
+    num_free: int
+    start: float
+    soonest: tuple[str, ...]
+
+
+class Table:
+    """Holder and reservation of each device."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self._hosts = sorted(hosts, key=lambda host: host.id)
+        devices = [device for host in hosts for device in host.devices]
+        self.free_at = {d.id: d.free_seconds if d.is_held else 0.0 for d in devices}
+        self.holder = {d.id: d.held_by for d in devices if d.is_held}
+        self.kept_from: dict[str, tuple[float, str]] = {}  # reservations: start, job
+        self.keeping: set[str] = set()  # hosts with reserved devices
+        self.changed: list[str] = []  # host ids, one entry per change
+        self._rankings: dict[tuple[str | None, int, int | None, bool], Ranking] = {}
+
+    def ranking(self, demand: Demand) -> "Ranking":
+        """Return the ranking of sites for a job's shape, refreshed to the current table."""
+        shape = (
+            demand.host, demand.min_memory_bytes, demand.devices_per_host, demand.is_single,
+        )  # fmt: skip
+        if shape not in self._rankings:
+            hosts = [host for host in self._hosts if demand.host in {None, host.id}]
+            sites = [site for host in hosts for site in _sites_on(host, demand)]
+            self._rankings[shape] = Ranking(self, sites, is_single=demand.is_single)
+        ranking = self._rankings[shape]
+        ranking.refresh()
+        return ranking
+
+    def state_of(self, site: Site) -> State:
+        """Return the current state of a site."""
+        free_at = self.free_at
+        soonest = sorted(site.devices, key=lambda d: (free_at[d.id], d.index, d.id))
+        chosen = tuple(device.id for device in soonest[: site.num_needed])
+        num_free = sum(1 for device in site.devices if device.id not in self.holder)
+        return State(num_free, free_at[chosen[-1]], chosen)
+
+    def is_open(self, device: Device, seconds: float) -> bool:
+        """Return whether a job of this length may take the device now.
+
+        A job of unknown length never precedes the job that reserved the device.
+        """
+        if device.id in self.holder:
+            return False
+        reservation = self.kept_from.get(device.id)
+        return reservation is None or (math.isfinite(seconds) and seconds <= reservation[0])
+
+    def grant(self, demand: Demand, places: Sequence[Place]) -> None:
+        """Assign the devices to the job."""
+        ends = FOREVER if demand.seconds is None else demand.seconds
+        for host, devices in places:
+            self.changed.append(host)
+            for device in devices:
+                self.holder[device] = demand.job
+                self.free_at[device] = max(ends, self._kept_until(device))
+
+    def keep(self, demand: Demand, places: Sequence[Place], start: float) -> None:
+        """Reserve the devices for the job from an instant."""
+        ends = FOREVER if demand.seconds is None else start + demand.seconds
+        for host, devices in places:
+            self.changed.append(host)
+            self.keeping.add(host)
+            for device in devices:
+                self.kept_from.setdefault(device, (start, demand.job))
+                self.free_at[device] = max(ends, self._kept_until(device))
+
+    def _kept_until(self, device: str) -> float:
+        return self.free_at[device] if device in self.kept_from else 0.0
+
+
+class Ranking:
+    """The sites for one job shape, ordered by free devices and by earliest start.
+
+    Heaps hold the order; an entry whose site has changed since is dropped when it is popped.
+    """
+
+    def __init__(self, table: Table, sites: Sequence[Site], *, is_single: bool) -> None:
+        self._table, self.sites = table, sites
+        self.num_by_model = Counter(site.model for site in sites)
+        self._is_open = [
+            site.host.takes_singles if is_single else site.host.takes_gangs for site in sites
+        ]
+        self._of_host: dict[str, list[int]] = {}
+        for index, site in enumerate(sites):
+            self._of_host.setdefault(site.host.id, []).append(index)
+        self._seen = len(table.changed)
+        self._versions = [0] * len(sites)
+        self._states = [table.state_of(site) for site in sites]
+        self._roomy = {index for index in range(len(sites)) if self._has_room(index)}
+        models = sorted(self.num_by_model)
+        self._tightest: dict[str, list[tuple[int, str, int, int]]] = {m: [] for m in models}
+        self._keeping: dict[str, set[int]] = {model: set() for model in models}
+        for index in range(len(sites)):
+            self._update_tightest(index)
+        near = [self._shortage_entry(index) for index in range(len(sites))]
+        self._nearest = {False: near, True: [entry for entry in near if self._is_open[entry[2]]]}
+        self._soonest: dict[str, list[tuple[float, str, tuple[str, ...], int, int]]] = {
+            model: [] for model in models
+        }
+        for index, site in enumerate(sites):
+            if self._is_open[index]:
+                self._soonest[site.model].append(self._start_entry(index))
+        for nearest in self._nearest.values():
+            heapify(nearest)
+        for soonest in self._soonest.values():
+            heapify(soonest)
+
+    def refresh(self) -> None:
+        """Re-evaluate the sites of changed hosts."""
+        changed = self._table.changed
+        for host in dict.fromkeys(changed[self._seen :]):
+            for index in self._of_host.get(host, ()):
+                self._states[index] = self._table.state_of(self.sites[index])
+                self._versions[index] += 1
+                (self._roomy.add if self._has_room(index) else self._roomy.discard)(index)
+                self._update_tightest(index)
+                heappush(self._nearest[False], self._shortage_entry(index))
+                if self._is_open[index]:
+                    heappush(self._nearest[True], self._shortage_entry(index))
+                    heappush(self._soonest[self.sites[index].model], self._start_entry(index))
+        self._seen = len(changed)
+
+    def _update_tightest(self, index: int) -> None:
+        """Record a site with room in the order of devices that a job would leave free.
+
+        On hosts with reservations that depends on the job's length: they are evaluated per call.
+        """
+        site = self.sites[index]
+        is_roomy = self._is_open[index] and index in self._roomy
+        keeps = site.host.id in self._table.keeping
+        keeping = self._keeping[site.model]
+        (keeping.add if is_roomy and keeps else keeping.discard)(index)
+        if is_roomy and not keeps:
+            left = self._states[index].num_free - site.num_needed
+            heappush(
+                self._tightest[site.model], (left, site.host.id, index, self._versions[index])
+            )
+
+    def _has_room(self, index: int) -> bool:
+        return self._states[index].num_free >= self.sites[index].num_needed
+
+    def _shortage_entry(self, index: int) -> tuple[int, int, int, int]:
+        free = self._states[index].num_free
+        return (self.sites[index].num_needed - free, -free, index, self._versions[index])
+
+    def _start_entry(self, index: int) -> tuple[float, str, tuple[str, ...], int, int]:
+        state = self._states[index]
+        return (
+            state.start,
+            self.sites[index].host.id,
+            state.soonest,
+            index,
+            self._versions[index],
+        )
+
+    def with_room(self, num: int, seconds: float) -> list[Site]:
+        """Return ``num`` open sites of one model that a job of this length may use now.
+
+        Sites where the job leaves the fewest devices free, of the first model that has ``num`` of
+        them; an empty list if no model has.
+        """
+        candidates = (self._with_room(model, num, seconds) for model in self._tightest)
+        return next((sites for sites in candidates if len(sites) == num), [])
+
+    def _with_room(self, model: str, num: int, seconds: float) -> list[Site]:
+        heap, versions = self._tightest[model], self._versions
+        options = _first(heap, num, versions)
+        for index in self._keeping[model]:
+            site = self.sites[index]
+            left = sum(self._table.is_open(d, seconds) for d in site.devices) - site.num_needed
+            if left >= 0:
+                options.append((left, site.host.id, index, versions[index]))
+        return [self.sites[option[2]] for option in nsmallest(num, options)]
+
+    def num_ready_hosts(self, *, is_open: bool) -> int:
+        """Return the number of hosts with enough free devices; ``is_open``: only open hosts."""
+        ready = (index for index in self._roomy if self._is_open[index] or not is_open)
+        return len({self.sites[index].host.id for index in ready})
+
+    def nearest(self, *, is_open: bool) -> tuple[Site, int] | None:
+        """Return the site closest to having enough free devices, with its free count."""
+        heap = self._nearest[is_open]
+        while heap and heap[0][3] != self._versions[heap[0][2]]:
+            heappop(heap)
+        return (self.sites[heap[0][2]], -heap[0][1]) if heap else None
+
+    def soonest(self, num: int) -> list[list[tuple[float, str, tuple[str, ...]]]]:
+        """Return for each model the ``num`` open sites with the earliest starts, or all it has."""
+        firsts = (_first(heap, num, self._versions) for heap in self._soonest.values())
+        return [[entry[:3] for entry in entries] for entries in firsts]
+
+
+def _first(heap: list[Entry], num: int, versions: Sequence[int]) -> list[Entry]:
+    """Return the first current entries of a heap; drop outdated entries from it.
+
+    An entry ends with the index of its site and the version.
+    """
+    entries: list[Entry] = []
+    while heap and len(entries) < num:
+        entry = heappop(heap)
+        if entry[-1] == versions[entry[-2]]:
+            entries.append(entry)
+    for entry in entries:
+        heappush(heap, entry)
+    return entries
+
+
+def _sites_on(host: Host, demand: Demand) -> list[Site]:
+    fit = [d for d in host.devices if d.is_usable and d.memory_bytes >= demand.min_memory_bytes]
+    if demand.devices_per_host is None:
+        is_of_slots = all(device.kind == "slot" for device in fit)
+        num_needed = 1 if is_of_slots else len(fit)  # slots are not hardware: one is enough
+        return [Site(host, "", tuple(fit), num_needed)] if fit else []
+    models = sorted({device.model for device in fit})
+    groups = {model: tuple(d for d in fit if d.model == model) for model in models}
+    needed = demand.devices_per_host
+    return [
+        Site(host, model, devices, needed)
+        for model, devices in groups.items()
+        if len(devices) >= needed
+    ]
+
+
+UNKNOWN_SECONDS = 3600.0  # assumed length of a job of unknown length when team usage is compared
+
+
+Until = Callable[[int, str], bool]  # (turn number from 1, job id) -> whether to stop
+
+
+def nobody(_turn: int, _job: str) -> bool:
+    """Return False: decide every turn."""
+    return False
+
+
+def decide(snapshot: Snapshot, until: Until = nobody) -> Decision:
+    """Return the grants, and why the other jobs wait.
+
+    A turn affects only later turns, so the first jobs of a long queue can be decided alone:
+    ``until`` is called after each turn. After the first turn for which it returns True, only the
+    order is computed.
+    """
+    table = Table(snapshot.hosts)
+    grants: list[Grant] = []
+    waits: list[Wait] = []
+    order: list[str] = []
+    is_deciding = True
+    for turn, demand in enumerate(in_order(snapshot), 1):
+        order.append(demand.job)
+        if not is_deciding:
+            continue
+        outcome = _serve(demand, table)
+        is_deciding = not until(turn, demand.job)
+        if isinstance(outcome, Grant):
+            grants.append(outcome)
+        else:
+            waits.append(outcome)
+    return Decision(tuple(grants), tuple(waits), tuple(order))
+
+
+def in_order(snapshot: Snapshot) -> Iterator[Demand]:
+    """Yield the demands in order; each counts immediately towards its team's usage."""
+    used = dict(snapshot.used)
+    queues: dict[str, list[Demand]] = {}
+    for demand in sorted(snapshot.demands, key=_own_key, reverse=True):
+        queues.setdefault(demand.team, []).append(demand)
+    while queues:
+        team = min(queues, key=lambda name: _key(queues[name][-1], used.get(name, 0.0)))
+        demand = queues[team].pop()
+        if not queues[team]:
+            del queues[team]
+        used[team] = used.get(team, 0.0) + _cost(demand) / snapshot.shares.get(team, 1.0)
+        yield demand
+
+
+def _own_key(demand: Demand) -> tuple[int, float, float, str]:
+    rank = FOREVER if demand.rank is None else demand.rank
+    return (-demand.priority, rank, demand.queued_at, demand.job)
+
+
+def _key(demand: Demand, used: float) -> tuple[int, float, float, float, str]:
+    priority, rank, queued_at, job = _own_key(demand)
+    return (priority, rank, used if demand.rank is None else 0.0, queued_at, job)
+
+
+def _cost(demand: Demand) -> float:
+    if demand.held_back:
+        return 0.0
+    devices = demand.num_hosts * (demand.devices_per_host or 1)
+    return devices * (UNKNOWN_SECONDS if demand.seconds is None else demand.seconds)
+
+
+# One turn
+
+
+def _serve(demand: Demand, table: Table) -> Grant | Wait:
+    """Grant all devices, else reserve all from the earliest start, else return the reason."""
+    ranking = table.ranking(demand)
+    if not any(num >= demand.num_hosts for num in ranking.num_by_model.values()):
+        return _wait(demand, Why.IMPOSSIBLE, ranking)  # even on an idle pool
+    if demand.held_back:
+        return _wait(demand, Why.HELD_BACK, ranking)
+    if places := _places_now(demand, ranking, table):
+        table.grant(demand, places)
+        return Grant(demand.job, places)
+    best = _best_start(demand, ranking)
+    if best is None:
+        return _wait(demand, Why.HOSTS, ranking)
+    return _reserve(demand, ranking, table, *best)
+
+
+def _reserve(
+    demand: Demand, ranking: Ranking, table: Table, start: float, places: Sequence[Place]
+) -> Wait:
+    """Reserve the devices for the job from its forecast start."""
+    last = max((d for _, ids in places for d in ids), key=lambda d: (table.free_at[d], d))
+    blocker = _blocking_job(demand, ranking, table)
+    wait = replace(
+        _wait(demand, Why.RESERVED if blocker else Why.DEVICES, ranking, is_open=True),
+        start_seconds=None if math.isinf(start) else start,
+        after=table.holder.get(last),
+        behind=blocker,
+    )
+    table.keep(demand, places, start)
+    return wait
+
+
+def _blocking_job(demand: Demand, ranking: Ranking, table: Table) -> str | None:
+    """Return the job whose reservation blocks this one from starting now, if any."""
+    places = _places_now(demand, ranking, table, past_kept=True)
+    reservations = [table.kept_from[d] for _, ids in places for d in ids if d in table.kept_from]
+    return min(reservations)[1] if reservations else None
+
+
+def _places_now(
+    demand: Demand, ranking: Ranking, table: Table, *, past_kept: bool = False
+) -> tuple[Place, ...]:
+    """Return free devices for the whole job, or nothing.
+
+    Hosts with the fewest devices left over come first, so that whole hosts remain for gangs; on
+    a host, unreserved devices come first. ``past_kept``: ignore reservations.
+    """
+    seconds = FOREVER if demand.seconds is None else demand.seconds
+    seconds = 0.0 if past_kept else seconds
+    sites = ranking.with_room(demand.num_hosts, seconds)
+    return tuple((site.host.id, _open_devices(site, table, seconds)) for site in sites)
+
+
+def _open_devices(site: Site, table: Table, seconds: float) -> tuple[str, ...]:
+    """Return the devices that a job takes on a site, unreserved ones first."""
+    free = [device for device in site.devices if table.is_open(device, seconds)]
+    free.sort(key=lambda d: (d.id in table.kept_from, d.index, d.id))
+    return tuple(device.id for device in free[: site.num_needed])
+
+
+def _best_start(demand: Demand, ranking: Ranking) -> tuple[float, tuple[Place, ...]] | None:
+    """Return the earliest start of the whole job, and its devices."""
+    whole = [gang for gang in ranking.soonest(demand.num_hosts) if len(gang) == demand.num_hosts]
+    if not whole:
+        return None
+    gang = min(whole, key=lambda entries: (entries[-1][0], entries[-1][1]))
+    return gang[-1][0], tuple((host, ids) for _, host, ids in gang)
+
+
+def _wait(demand: Demand, why: Why, ranking: Ranking, *, is_open: bool = False) -> Wait:
+    """Return the wait with its reason and the host closest to having enough devices."""
+    nearest = ranking.nearest(is_open=is_open)
+    return Wait(
+        job=demand.job,
+        why=why,
+        host=nearest[0].host.id if nearest else None,
+        num_free=nearest[1] if nearest else 0,
+        num_ready_hosts=ranking.num_ready_hosts(is_open=is_open),
+    )

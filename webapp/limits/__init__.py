@@ -1,1 +1,0 @@
-"""Limits of a setup: longest context, most users, largest model, fewest devices."""

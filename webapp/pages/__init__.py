@@ -1,0 +1,1 @@
+"""Pages: what people see and click, one file a subject."""

@@ -1,0 +1,132 @@
+"""Downloads of a job: an artefact as a streamed .tar, its figures as CSV or JSON."""
+
+import csv
+import tarfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+from asgiref.sync import sync_to_async
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.views.decorators.http import require_GET
+
+from webapp.core.clock import now
+from webapp.core.display import cell
+from webapp.jobs.artefacts import PIECE_BYTES, confined, folder_of
+from webapp.jobs.lookup import load_job
+from webapp.jobs.measured_figures import as_json, figures_of
+from webapp.jobs.models import Artefact, Job
+from webapp.jobs.targets import target_json, targets_of
+
+END_BLOCKS = 2
+MODE = 0o644
+
+
+@require_GET
+def job_download(request: HttpRequest, job_id: str, name: str) -> StreamingHttpResponse:
+    """Stream a complete artefact of the job's current attempt as a .tar file."""
+    job = load_job(request, job_id)
+    artefact = _complete_artefact(job, name)
+    members = [(path, confined(folder_of(artefact), path)) for path in sorted(artefact.files)]
+    if not all(file.is_file() for _, file in members):
+        raise Http404("The files of this artefact are no longer on the server.")
+    root = f"{file_name(job.name)}-{file_name(artefact.name)}"
+    pieces = tar_chunks(root, members, int(artefact.created_at.timestamp()))
+    response = StreamingHttpResponse(in_threads(pieces), content_type="application/x-tar")
+    response["Content-Disposition"] = f'attachment; filename="{root}.tar"'
+    response["Content-Length"] = str(tar_bytes(root, members))
+    return response
+
+
+def _complete_artefact(job: Job, name: str) -> Artefact:
+    artefact = Artefact.objects.filter(
+        attempt=job.current_attempt, name=name, is_complete=True
+    ).first()
+    if artefact is None:
+        raise Http404("This job has no complete artefact of this name.")
+    return artefact
+
+
+def file_name(name: str) -> str:
+    """Return a job's name, restricted to characters for file names and headers."""
+    cleaned = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name)
+    return cleaned.strip("-.") or "job"
+
+
+def _header(root: str, path: str, size: int, mtime: int) -> bytes:
+    info = tarfile.TarInfo(f"{root}/{path}")
+    info.size, info.mtime, info.mode = size, mtime, MODE
+    return info.tobuf(tarfile.PAX_FORMAT)
+
+
+def _padding(size: int) -> int:
+    return -size % tarfile.BLOCKSIZE
+
+
+def tar_bytes(root: str, members: list[tuple[str, Path]]) -> int:
+    """Return the size of the .tar in bytes, so that a browser can show progress."""
+    sizes = [(path, file.stat().st_size) for path, file in members]
+    body = sum(len(_header(root, path, n, 0)) + n + _padding(n) for path, n in sizes)
+    return body + END_BLOCKS * tarfile.BLOCKSIZE
+
+
+def tar_chunks(root: str, members: list[tuple[str, Path]], mtime: int) -> Iterator[bytes]:
+    """Yield the .tar in chunks, at most one chunk of one file at a time."""
+    for path, file in members:
+        size = file.stat().st_size
+        yield _header(root, path, size, mtime)
+        with file.open("rb") as source:
+            while piece := source.read(PIECE_BYTES):
+                yield piece
+        yield b"\0" * _padding(size)
+    yield b"\0" * END_BLOCKS * tarfile.BLOCKSIZE
+
+
+async def in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the chunks, reading the disk in threads so that the event loop is not blocked."""
+
+    def read() -> bytes | None:
+        return next(pieces, None)
+
+    while (piece := await sync_to_async(read, thread_sensitive=False)()) is not None:
+        yield piece
+
+
+# Export a job's figures as files: the same values as its page and the API, not rounded.
+
+
+@require_GET
+def job_figures(request: HttpRequest, job_id: str, form: str) -> HttpResponse:
+    """Send a job's figures as ``csv`` or ``json``, in base units."""
+    job = load_job(request, job_id)
+    if form not in FORMS:
+        raise Http404(f"Figures are exported as {' or '.join(FORMS)}, not as {form[:20]}.")
+    response = FORMS[form](job)
+    name = f"{file_name(job.name)}-figures.{form}"
+    response["Content-Disposition"] = f'attachment; filename="{name}"'
+    return response
+
+
+def _csv(job: Job) -> HttpResponse:
+    response = HttpResponse(content_type="text/csv; charset=utf-8")
+    rows = [as_json(each) for each in figures_of(job).values()]
+    if rows:
+        writer = csv.DictWriter(response, list(rows[0]))
+        writer.writeheader()
+        writer.writerows({key: _plain(value) for key, value in row.items()} for row in rows)
+    return response
+
+
+def _plain(value: object) -> object:
+    """Return a value that spreadsheets do not interpret as a formula: names come from hosts."""
+    return cell(value) if isinstance(value, str) else value
+
+
+def _json(job: Job) -> HttpResponse:
+    job_figures_by_name = figures_of(job)
+    figures = [as_json(each) for each in job_figures_by_name.values()]
+    targets = [target_json(each) for each in targets_of(job, job_figures_by_name)]
+    head = {"job": job.pk, "state": job.state, "as_of": now().isoformat()}
+    return JsonResponse({**head, "figures": figures, "targets": targets})
+
+
+FORMS: dict[str, Callable[[Job], HttpResponse]] = {"csv": _csv, "json": _json}

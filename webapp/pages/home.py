@@ -1,0 +1,277 @@
+"""The home page: what needs attention; and the search over everything."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from statistics import median
+from typing import Any, NamedTuple
+
+from django.contrib.auth.models import AnonymousUser, User
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils.cache import patch_vary_headers
+from django.views.decorators.http import require_GET
+
+from planner.catalog.models import list_models
+from planner.techniques.registry import TECHNIQUES
+from webapp.accounts.models import team_ids_of
+from webapp.core.clock import now
+from webapp.core.display import clock
+from webapp.hosts.epoch import RESTORED, is_restored
+from webapp.hosts.models import DOCUMENTS as DOCUMENTS_OF_HOSTS
+from webapp.hosts.models import RUNS_JOBS, Host, HostState, Pool
+from webapp.hosts.services import Contact, contact_of, silent_seconds
+from webapp.jobs.lookup import JobCounts, counts_of
+from webapp.jobs.models import DOCUMENTS, LIVE_STATES, Job, JobState, Measurement
+from webapp.jobs.progress import progress
+from webapp.jobs.transitions import words_for
+from webapp.modelhub.models import TeamModel
+from webapp.plans.models import Plan
+
+# ---------------------------------------------------------------------------
+# Items that need attention: restored database, failed jobs, silent hosts, stuck jobs.
+# ---------------------------------------------------------------------------
+
+
+FAILED_FOR = timedelta(days=3)  # older failures are not shown
+QUEUED_TOO_LONG = timedelta(minutes=10)
+MOST_JOBS = 6
+OF_WAITING = ("name", "queued_at", "host__name", "requested_host__name", "pool__name")
+
+
+class Attention(NamedTuple):
+    """One item that needs attention, with a link to act on it."""
+
+    tone: str
+    icon: str
+    title: str
+    text: str
+    url: str
+    action: str
+
+
+def attention_for(user: User | AnonymousUser) -> list[Attention]:
+    """Return the items that need attention in the user's teams, most urgent first."""
+    items = [*_backup(), *_failed_jobs(user), *_silent_hosts(user), *_stuck_jobs(user)]
+    return items[:MOST_JOBS]
+
+
+def _backup() -> list[Attention]:
+    if not is_restored():
+        return []
+    where = reverse("docs", args=["postgres"])
+    title = "Restored from a backup: nothing starts"
+    return [Attention("bad", "cross", title, RESTORED, where, "See how to go on")]
+
+
+def _failed_jobs(user: User | AnonymousUser) -> list[Attention]:
+    recent = Job.objects.visible_to(user).filter(deleted_at=None, ended_at__gte=now() - FAILED_FOR)
+    shown = recent.order_by().values_list("ended_at", "pk")
+    failed, error = (shown.filter(state=state) for state in (JobState.FAILED, JobState.ERROR))
+    latest = failed.union(error, all=True).order_by("-ended_at")[
+        :MOST_JOBS
+    ]  # of each from its index
+    jobs = Job.objects.only("name", "state", "reason").in_bulk([pk for _, pk in latest])
+    return [
+        Attention(
+            "bad",
+            "cross",
+            f"{job.name} {'failed' if job.state == JobState.FAILED else 'ended with an error'}",
+            words_for(job.reason).sentence if job.reason else "",
+            reverse("job-detail", args=[job.pk]),
+            "See what happened",
+        )
+        for job in (jobs[pk] for _, pk in latest if pk in jobs)
+    ]
+
+
+def _silent_hosts(user: User | AnonymousUser) -> list[Attention]:
+    hosts = Host.objects.visible_to(user).filter(kind__in=RUNS_JOBS, state=HostState.READY)
+    hosts = hosts.only("name", "slug", "last_seen_at")
+    silent = [host for host in hosts if contact_of(host) is Contact.UNREACHABLE]
+    return [
+        Attention(
+            "warn",
+            "triangle",
+            f"{host.name} has been silent for {clock(silent_seconds(host) or 0)}",
+            "Its jobs go on there; they report again when it is back.",
+            reverse("host-detail", args=[host.slug]),
+            "Open the host",
+        )
+        for host in silent
+    ]
+
+
+def _stuck_jobs(user: User | AnonymousUser) -> list[Attention]:
+    late = Job.objects.visible_to(user).filter(
+        state=JobState.QUEUED, deleted_at=None, queued_at__lt=now() - QUEUED_TOO_LONG
+    )
+    # With the pool in the condition, the queue index covers the query.
+    late = late.filter(pool__in=Pool.objects.order_by().values("pk"))
+    longest = late.order_by("queued_at", "pk").values_list("pk", flat=True)[:MOST_JOBS]
+    jobs = Job.objects.select_related("host", "requested_host", "pool").only(*OF_WAITING)
+    by_id = jobs.in_bulk(list(longest))
+    return [
+        Attention(
+            "warn",
+            "triangle",
+            f"{job.name} has waited for {clock((now() - job.queued_at).total_seconds())}",
+            f"It waits for {job.place}.",
+            reverse("job-detail", args=[job.pk]),
+            "See why",
+        )
+        for job in (by_id[pk] for pk in longest if pk in by_id)
+        if job.queued_at
+    ]
+
+
+# ---------------------------------------------------------------------------
+# The home page and the search, with the accuracy of predictions.
+# ---------------------------------------------------------------------------
+
+
+# Prediction accuracy: the median error of measured against predicted figures.
+
+
+WINDOW_DAYS = 30
+MOST_FIGURES = 2000  # the latest figures that are read
+KINDS = (
+    ("memory", ("peak_memory_bytes",)),
+    ("speed", ("tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second")),
+    ("time", ("ttft_seconds", "tpot_seconds", "step_seconds")),
+)
+
+
+class Accuracy(NamedTuple):
+    """The median of |measured / predicted - 1|, with its numbers of figures and jobs."""
+
+    error: float
+    num_figures: int
+    num_jobs: int
+    by_kind: list[tuple[str, float]]
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether there may be more figures than were read."""
+        return self.num_figures == MOST_FIGURES
+
+
+def accuracy_for(user: User | AnonymousUser) -> Accuracy | None:
+    """Return the accuracy of the latest predictions in the window, or None without any."""
+    rows = _latest(team_ids_of(user))
+    errors = [(metric, abs(ratio - 1)) for _, metric, ratio, _ in rows]
+    if not errors:
+        return None
+    by_kind = [
+        (name, median(kind_errors))
+        for name, metrics in KINDS
+        if (kind_errors := [error for metric, error in errors if metric in metrics])
+    ]
+    overall = median(error for _, error in errors)
+    return Accuracy(overall, len(errors), len({job for *_, job in rows}), by_kind)
+
+
+def _latest(teams: Sequence[str]) -> list[tuple[datetime, str, float, str]]:
+    """Return (time, metric, ratio, job id) of the teams' latest measurements, latest first.
+
+    Each team's rows come in order from an index and are merged, as in ``webapp.core.queries``.
+    """
+    deleted = Job.objects.filter(team__in=teams, deleted_at__isnull=False).order_by()
+    valid = Measurement.objects.filter(
+        is_excluded=False, measured_at__gte=now() - timedelta(days=WINDOW_DAYS)
+    ).exclude(job__in=deleted.values("pk"))
+    if not teams:
+        return []
+    shown = valid.order_by().values_list("measured_at", "metric", "ratio", "job_id")
+    first, *others = (shown.filter(team=team) for team in teams)
+    merged = first.union(*others, all=True) if others else first
+    return list(merged.order_by("-measured_at")[:MOST_FIGURES])
+
+
+MAX_ROWS = 8
+SHORTEST = 2
+LEFT_OUT = (
+    *DOCUMENTS,
+    *(f"{host}__{name}" for host in ("host", "requested_host") for name in DOCUMENTS_OF_HOSTS),
+)
+
+
+@require_GET
+def home(request: HttpRequest) -> HttpResponse:
+    """Show items that need attention, running jobs, hosts and prediction accuracy."""
+    visible = Job.objects.visible_to(request.user).filter(deleted_at=None)
+    jobs = visible.select_related("host", "requested_host", "pool").defer(*LEFT_OUT)
+    running = list(jobs.filter(state__in=[*LIVE_STATES, JobState.QUEUED])[:MAX_ROWS])
+    counts = counts_of(visible)
+    attention = attention_for(request.user)
+    hosts = Host.objects.visible_to(request.user).exclude(state=HostState.RETIRED)
+    hosts = hosts.defer(*DOCUMENTS_OF_HOSTS)
+    recent = [] if running else list(jobs.order_by("-created_at")[:4])
+    context = {
+        "today": now(),
+        "attention": attention,
+        "running": [(job, progress(job)) for job in running],
+        "recent": recent,
+        "hosts": [(host, contact_of(host)) for host in hosts[:MAX_ROWS]],
+        "accuracy": accuracy_for(request.user),
+        "is_fresh": not running and not recent,
+        "counts": counts,
+        "headline": headline(len(attention), counts),
+    }
+    template = "home/jobs.html" if request.headers.get("HX-Request") else "home/home.html"
+    response = render(request, template, context)
+    patch_vary_headers(response, ["HX-Request"])
+    return response
+
+
+def headline(num_attention: int, counts: JobCounts) -> str:
+    """Return the summary sentence: number of items that need attention, and job counts."""
+    needs = f"{_counted(num_attention, 'thing')} need{'s' if num_attention == 1 else ''} you"
+    return f"{needs if num_attention else 'All is well'}; {counts.sentence}"
+
+
+def _counted(number: int, noun: str) -> str:
+    words = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight")
+    count = words[number] if number < len(words) else str(number)
+    return f"{count} {noun}{'' if number == 1 else 's'}"
+
+
+@require_GET
+def search(request: HttpRequest) -> HttpResponse:
+    """List matches of ``q`` in the user's objects, then in the catalogs."""
+    query = request.GET.get("q", "").strip()
+    groups = _results(request, query) if len(query) >= SHORTEST else []
+    context = {"query": query, "groups": [group for group in groups if group[2]]}
+    return render(request, "home/search.html", context)
+
+
+def _results(request: HttpRequest, query: str) -> list[tuple[str, str, list[tuple[Any, str]]]]:
+    """Return groups of results: heading, URL name, and (URL argument, text) pairs."""
+    user, words = request.user, query.lower().split()
+    matching = Plan.objects.visible_to(user).filter(name__icontains=query)
+    plans = matching.filter(is_latest=True, deleted_at=None)
+    jobs = Job.objects.visible_to(user).filter(name__icontains=query, deleted_at=None)
+    hosts = Host.objects.visible_to(user).filter(name__icontains=query)
+    models = TeamModel.objects.visible_to(user).filter(name__icontains=query)
+    return [
+        ("Plans", "plan-detail", [(plan.pk, plan.name) for plan in plans[:MAX_ROWS]]),
+        ("Jobs", "job-detail", [(job.pk, job.name) for job in jobs[:MAX_ROWS]]),
+        ("Hosts", "host-detail", [(host.slug, host.name) for host in hosts[:MAX_ROWS]]),
+        (
+            "Models of your team",
+            "model-detail",
+            [(model.pk, model.name) for model in models[:MAX_ROWS]],
+        ),
+        ("Catalog", "model-detail", [(model, model) for model in _catalog(words)[:MAX_ROWS]]),
+        ("Techniques", "technique-detail", _techniques(words)[:MAX_ROWS]),
+    ]
+
+
+def _catalog(words: list[str]) -> list[str]:
+    ids = (entry.id for entry in list_models())
+    return [model_id for model_id in ids if all(word in model_id.lower() for word in words)]
+
+
+def _techniques(words: list[str]) -> list[tuple[Any, str]]:
+    techniques = ((technique.key, technique.title) for technique in TECHNIQUES.values())
+    return [pair for pair in techniques if all(word in " ".join(pair).lower() for word in words)]

@@ -1,0 +1,623 @@
+"""Pages of hosts, and their actions."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from django.contrib import messages
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.db.models import Q
+from django.db.models.fields.json import KeyTransform
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_GET, require_POST
+
+from webapp.accounts.models import Role
+from webapp.accounts.services import has_role, visible_or_404
+from webapp.agents.environments import environment_order, environments_of
+from webapp.audit.models import Event, refuse_if_changed
+from webapp.core.clock import now
+from webapp.core.display import OPERATOR_WORDS, clock
+from webapp.core.problems import ConflictProblem, InvalidProblem, Problem
+from webapp.core.queries import SEEN
+from webapp.hosts.health import clock_words, health_of, machine_words, open_checks
+from webapp.hosts.machines import hosts_mark_distinct, hosts_on_same_machine, planned_words
+from webapp.hosts.models import Device, EnrolmentToken, Host, HostState, Pool
+from webapp.hosts.services import (
+    Contact,
+    contact_of,
+    credential_revoke,
+    device_cordon,
+    device_uncordon,
+    device_words,
+    host_set_state,
+    host_take_out,
+    recheck_request,
+    rotation_request,
+    silent_seconds,
+)
+from webapp.jobs.allocation import allocate_pool
+from webapp.jobs.lookup import JobCounts, counts_by_host, counts_of, devices_of
+from webapp.jobs.models import Attempt, Job, Measurement
+from webapp.live.stream import live_context, page_or_regions
+from webapp.pages.add_host import LabelsForm, written
+from webapp.pages.calibration import TaughtRow, rows_of
+from webapp.pages.host_proof import latest_proof, prove_host
+from webapp.pages.job_list import latest_at
+
+# ---------------------------------------------------------------------------
+# The list of hosts and the page of one host.
+# ---------------------------------------------------------------------------
+
+
+NUM_JOBS, NUM_EVENTS, NUM_MEASUREMENTS, NUM_REFUSED, NUM_LEFT_OUT = 10, 12, 200, 20, 10
+BANDWIDTH = "memory_bandwidth_bytes_per_second"
+UNLISTED = ("labels", "microbench", "calibration", "last_beat", "checks")  # wide documents
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The contact status of a host as a chip: its state and its text."""
+
+    state: str
+    words: str
+
+
+def reach_of(host: Host) -> Reach:
+    """Return the contact status of a host with the duration of its silence."""
+    contact, silent = contact_of(host), silent_seconds(host)
+    if silent is None:
+        return Reach("never", "No heartbeat yet")
+    if contact is Contact.LIVE:
+        return Reach("live", "In contact")
+    state = "lost" if contact is Contact.UNREACHABLE else "stale"
+    return Reach(state, f"Silent {clock(silent)}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the host list."""
+
+    host: Host
+    reach: Reach
+    machine: str
+    bandwidth: float | None
+    counts: JobCounts
+
+
+@require_GET
+def host_list(request: HttpRequest) -> HttpResponse:
+    """List the hosts of the user's teams."""
+    visible = Host.objects.visible_to(request.user).exclude(state=HostState.RETIRED)
+    measured = KeyTransform(BANDWIDTH, KeyTransform(0, KeyTransform("devices", "microbench")))
+    hosts = list(visible.defer(*UNLISTED).prefetch_related("pool"))
+    bandwidths = dict(visible.order_by().values_list("pk", measured))
+    counts = counts_by_host(hosts)
+    rows = [_row(host, bandwidths.get(host.pk), counts[host.pk]) for host in hosts]
+    jobs = Job.objects.visible_to(request.user)
+    context = {
+        "rows": rows,
+        "num_reachable": sum(1 for row in rows if row.reach.state == "live"),
+        "counts": counts_of(jobs),
+        "can_add": any_operator(request),
+    }
+    context |= live_context(request, ["hosts", "jobs"])
+    return page_or_regions(request, "hosts/list.html", "hosts/_list.html", context)
+
+
+def _row(host: Host, bandwidth: float | None, counts: JobCounts) -> Row:
+    return Row(
+        host,
+        reach_of(host),
+        planned_words(host) if host.kind == "virtual" else machine_words(host.facts),
+        bandwidth,
+        counts,
+    )
+
+
+def any_operator(request: HttpRequest) -> bool:
+    """Return whether the user may add hosts in any of their teams."""
+    if not request.user.is_authenticated:
+        return False
+    roles = request.user.memberships.values_list("role", flat=True)
+    return bool({Role.OPERATOR, Role.ADMIN} & {Role(role) for role in roles})
+
+
+@require_GET
+def host_detail(request: HttpRequest, slug: str) -> HttpResponse:
+    """Show one host: its facts, measurements and jobs."""
+    host = visible_or_404(Host, request.user, slug=slug)
+    context = host_context(request, host)
+    return page_or_regions(request, "hosts/detail.html", "hosts/_detail.html", context)
+
+
+def host_context(request: HttpRequest, host: Host) -> dict[str, Any]:
+    """Return the template context of a host's page."""
+    is_operator = has_role(request.user, host.team, Role.OPERATOR)
+    context = {
+        "host": host,
+        "reach": reach_of(host),
+        "machine": planned_words(host) if host.kind == "virtual" else machine_words(host.facts),
+        "jobs": latest_at(request, host, NUM_JOBS),
+        "counts": counts_by_host([host])[host.pk],
+        "events": [
+            {"at": event.at, "actor": event.actor, "words": event_words(event)}
+            for event in Event.objects.filter(subject=host.pk).order_by("-id")[:NUM_EVENTS]
+        ],
+        "accuracy": accuracy_of(host),
+        "factors": factors_of(host.calibration),
+        "num_together": jobs_together(host),
+        "left_out": left_out_of(host),
+        "bench": bench_of(host),
+        "beat": host.last_beat,
+        "health": health_of(host),
+        "open_checks": open_checks(host),
+        "clock_words": clock_words(host.clock_offset_ms or 0),
+        "devices": devices_of(host, request.user),
+        "beside": hosts_on_same_machine(host, request.user),
+        "environments": environments_of(host),
+        "is_operator": is_operator,
+        "proof": latest_proof(host),
+        "refused": host.refused_messages.all()[:NUM_REFUSED] if is_operator else (),
+        "labels_form": LabelsForm(initial={"labels": written(host.labels)}),
+    }
+    return context | live_context(request, [f"host:{host.pk}", "jobs"])
+
+
+def event_words(event: Event) -> str:
+    """Return a host event in a few words."""
+    state = event.to_state
+    if event.kind == "host.state":
+        return f"Now {dict(HostState.choices).get(state, state).lower()}"
+    if event.kind == "host.contact":
+        return {"live": "Back in contact", "degraded": "Fell silent"}.get(
+            state, f"Contact {state}"
+        )
+    if event.kind.startswith("device."):
+        what = {"device.cordoned": "cordoned", "device.uncordoned": "given free"}[event.kind]
+        reason = f": {event.detail['reason']}" if event.detail.get("reason") else ""
+        return f"{event.detail.get('device', 'A device')} {what}{reason}"
+    if event.kind in {"host.told_apart", "host.told_together"}:
+        verb = "Another machine than" if event.kind == "host.told_apart" else "One machine with"
+        return f"{verb} {event.detail.get('other', 'another host')}"
+    return _words_of_detail(event) or event.kind.partition(".")[2].replace("_", " ").capitalize()
+
+
+def _words_of_detail(event: Event) -> str:
+    """Return the words that come from an event's detail, or "" if its kind is enough."""
+    if event.kind == "host.labels":
+        return f"Labels: {written(event.detail['labels']) or 'none'}"
+    if named := event.detail.get("environment"):
+        return f"Environment {named}: {event.kind.rpartition('_')[2]} asked for"
+    return ""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A host's stored rates: the micro-benchmark's time and versions, and the rates per device.
+
+    ``disk_proof`` and each device's ``proof`` are the jobs whose proofs measured them since, or
+    None.
+    """
+
+    at: datetime
+    torch_version: str
+    num_threads: int
+    duration_seconds: float
+    disk_write_bytes_per_second: float
+    devices: list[dict[str, Any]]
+    links: list[dict[str, Any]]
+    network: dict[str, Any] | None
+    disk_proof: str | None
+
+
+def bench_of(host: Host) -> Bench | None:
+    """Return the host's micro-benchmark, or None before the first run."""
+    result = host.microbench
+    if not result:
+        return None
+    return Bench(
+        datetime.fromtimestamp(result["measured_at_ms"] / 1000, tz=UTC),
+        result["torch_version"],
+        result["num_threads"],
+        result["duration_seconds"],
+        result["disk_write_bytes_per_second"],
+        [_device(device) for device in result["devices"]],
+        result.get("links") or [],
+        result.get("network"),
+        result.get("disk_proof"),
+    )
+
+
+def _device(measured: Mapping[str, Any]) -> dict[str, Any]:
+    overhead_us = measured["op_overhead_seconds"] * 1e6
+    at_ms = measured.get("measured_at_ms")
+    return {
+        **measured,
+        "op_overhead_microseconds": f"{overhead_us:.1f}",
+        "proof": measured.get("proof"),
+        "at": at_ms and datetime.fromtimestamp(at_ms / 1000, tz=UTC),
+    }
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Calibration factor of one operator class on a host, and its number of runs."""
+
+    name: str
+    factor: float
+    n: int
+    spread: float
+
+
+def factors_of(calibration: Mapping[str, Any]) -> list[Factor]:
+    """Return the calibration of a host, one line per operator class."""
+    factors = calibration.get("factors") or {}
+    return [
+        Factor(OPERATOR_WORDS.get(name, name), each["factor"], each["n"], each["spread"])
+        for name, each in factors.items()
+    ]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Prediction accuracy on a host: median relative error, share inside the interval."""
+
+    n: int
+    median_error: float
+    share_inside: float
+
+
+def accuracy_of(host: Host) -> Accuracy | None:
+    """Return the accuracy of the last predictions for this host, or None without any."""
+    rows = Measurement.objects.filter(host=host, job__num_hosts=1, is_excluded=False)
+    rows = rows.order_by("-id")
+    pairs = [
+        (abs(row.ratio - 1), _is_inside(row)) for row in rows[:NUM_MEASUREMENTS] if row.ratio > 0
+    ]
+    if not pairs:
+        return None
+    errors = sorted(error for error, _ in pairs)
+    inside = sum(1 for _, is_inside in pairs if is_inside)
+    return Accuracy(len(pairs), errors[len(errors) // 2], inside / len(pairs))
+
+
+def left_out_of(host: Host) -> list[TaughtRow]:
+    """Return the latest measurements that do not count for a host, each with its reason."""
+    is_out = Q(is_excluded=True) | ~Q(held_back="")
+    rows = Measurement.objects.filter(is_out, host=host, job__num_hosts=1, job__deleted_at=None)
+    return rows_of(rows.select_related("job").order_by("-id")[:NUM_LEFT_OUT])
+
+
+def jobs_together(host: Host) -> int:
+    """Return the number of measured jobs that ran here together with other hosts."""
+    parts = Attempt.objects.filter(host=host, job__num_hosts__gt=1)
+    return parts.filter(job__measurements__isnull=False).values("job").distinct().count()
+
+
+def _is_inside(row: Measurement) -> bool:
+    low, high = row.predicted_low, row.predicted_high
+    return low is not None and high is not None and low <= row.measured <= high
+
+
+# Operator actions
+
+
+def host_for_operator(request: HttpRequest, slug: str) -> Host:
+    """Return a host for one of its team's operators.
+
+    Raises:
+        PermissionDenied: the user is not an operator.
+    """
+    host = visible_or_404(Host, request.user, slug=slug)
+    if not has_role(request.user, host.team, Role.OPERATOR):
+        raise PermissionDenied(
+            "Only operators change hosts. An admin of your team can make you one."
+        )
+    return host
+
+
+def _run_action(
+    request: HttpRequest, slug: str, act: Callable[[Host, str], None], words: str
+) -> HttpResponse:
+    host = host_for_operator(request, slug)
+    act(host, request.user.get_username())
+    messages.success(request, words.format(host=host.name))
+    return redirect("host-detail", slug)
+
+
+@require_POST
+def host_drain(request: HttpRequest, slug: str) -> HttpResponse:
+    """Drain a host: it finishes its jobs and takes no new ones."""
+    words = "{host} finishes what it runs and takes no new job."
+    return _run_action(
+        request,
+        slug,
+        lambda host, by: host_set_state(host=host, to=HostState.DRAINING, by=by),
+        words,
+    )
+
+
+@require_POST
+def host_undrain(request: HttpRequest, slug: str) -> HttpResponse:
+    """Let a host take jobs again."""
+    words = "{host} takes jobs again."
+    return _run_action(
+        request, slug, lambda host, by: host_set_state(host=host, to=HostState.READY, by=by), words
+    )
+
+
+@require_POST
+def host_recheck(request: HttpRequest, slug: str) -> HttpResponse:
+    """Request new facts and checks from a host, after a repair."""
+    host = host_for_operator(request, slug)
+    recheck_request(host=host, by=request.user.get_username())
+    token = EnrolmentToken.objects.filter(host=host, pk=request.POST.get("token", "")).first()
+    return redirect("host-check", token.pk) if token else redirect("host-detail", slug)
+
+
+@require_POST
+def host_prove(request: HttpRequest, slug: str) -> HttpResponse:
+    """Launch a proof on every device of a host, and show its job."""
+    host = host_for_operator(request, slug)
+    try:
+        job = prove_host(host=host, owner=cast("User", request.user))
+    except Problem as problem:
+        messages.error(request, str(problem))
+        return redirect("host-detail", slug)
+    return redirect("job-detail", job.pk)
+
+
+@require_POST
+def host_rotation(request: HttpRequest, slug: str) -> HttpResponse:
+    """Request rotation of a host's secrets."""
+    words = "{host} rotates its secrets at its next heartbeat; the old ones then end."
+    return _run_action(request, slug, lambda host, by: rotation_request(host=host, by=by), words)
+
+
+@require_POST
+def host_revoke(request: HttpRequest, slug: str) -> HttpResponse:
+    """Revoke a host's credential until it is enrolled again."""
+    words = "{host} is locked out until it is enrolled again."
+    return _run_action(request, slug, lambda host, by: credential_revoke(host=host, by=by), words)
+
+
+# ---------------------------------------------------------------------------
+# Operators' actions on hosts: cordons, maintenance, environments, labels, addresses.
+# ---------------------------------------------------------------------------
+
+
+# Operator actions: cordon and uncordon devices, maintenance and retirement of hosts.
+
+
+def _chosen_device(request: HttpRequest, slug: str, device_id: str) -> Device:
+    host = host_for_operator(request, slug)
+    return get_object_or_404(Device.objects.select_related("host__pool"), host=host, pk=device_id)
+
+
+@require_POST
+def device_cordon_view(request: HttpRequest, slug: str, device_id: str) -> HttpResponse:
+    """Cordon a device, with a reason: it takes no new jobs."""
+    device = _chosen_device(request, slug, device_id)
+    by, reason = request.user.get_username(), str(request.POST.get("reason", ""))
+    try:
+        device_cordon(device=device, by=by, reason=reason)
+    except Problem as problem:
+        messages.warning(request, problem.detail)
+    else:
+        messages.success(request, f"{device_words(device)} takes no new job.")
+    return redirect("host-detail", slug)
+
+
+@require_POST
+def device_uncordon_view(request: HttpRequest, slug: str, device_id: str) -> HttpResponse:
+    """Uncordon a device: it takes jobs again."""
+    device = _chosen_device(request, slug, device_id)
+    by, seen = request.user.get_username(), request.POST.get(SEEN, "")
+    try:
+        device_uncordon(device=device, by=by, seen=seen)
+    except Problem as problem:
+        messages.warning(request, problem.detail)
+    else:
+        messages.success(request, f"{device_words(device)} takes jobs again.")
+        allocate_pool(device.host.pool)
+    return redirect("host-detail", slug)
+
+
+def _take_out(request: HttpRequest, slug: str, to: HostState, words: str) -> HttpResponse:
+    host = host_for_operator(request, slug)
+    try:
+        host_take_out(host=host, to=to, by=request.user.get_username())
+    except Problem as problem:
+        messages.warning(request, problem.detail)
+    else:
+        messages.success(request, f"{host.name} {words}.")
+    return redirect("host-detail", slug)
+
+
+@require_POST
+def host_maintenance(request: HttpRequest, slug: str) -> HttpResponse:
+    """Put a host into maintenance."""
+    return _take_out(request, slug, HostState.MAINTENANCE, "is in maintenance")
+
+
+@require_POST
+def host_retire(request: HttpRequest, slug: str) -> HttpResponse:
+    """Retire a host for good."""
+    return _take_out(request, slug, HostState.RETIRED, "is retired; enrol it again to use it")
+
+
+# Operator actions on a host's environments: build and remove.
+
+
+def _order(request: HttpRequest, slug: str, name: str, action: str, words: str) -> HttpResponse:
+    host = host_for_operator(request, slug)
+    try:
+        environment_order(host=host, name=name, action=action, by=request.user.get_username())
+    except Problem as problem:
+        messages.warning(request, problem.detail)
+    else:
+        messages.success(request, f"{host.name} {words} {name} after its next heartbeat.")
+    return redirect("host-detail", slug)
+
+
+@require_POST
+def environment_build(request: HttpRequest, slug: str, name: str) -> HttpResponse:
+    """Request that a host builds an environment before a job needs it."""
+    return _order(request, slug, name, "build", "builds")
+
+
+@require_POST
+def environment_remove(request: HttpRequest, slug: str, name: str) -> HttpResponse:
+    """Request that a host deletes an environment that no job runs in."""
+    return _order(request, slug, name, "remove", "removes")
+
+
+# Change a host's labels, including its prices; operators only.
+
+
+def labels_set(*, host: Host, labels: Mapping[str, str], by: str, seen: str = "") -> bool:
+    """Replace a host's labels; return whether they changed.
+
+    ``seen`` is the version mark of the labels that the page showed.
+
+    Raises:
+        ConflictProblem: another person changed the labels after the page was opened.
+    """
+    with transaction.atomic():
+        before = Host.objects.select_for_update(no_key=True).get(pk=host.pk).labels
+        if before == labels:
+            return False
+        refuse_if_changed(
+            seen=seen,
+            now_there=before,
+            what=f"The labels of {host.name} were",
+            subject=host.pk,
+            kind="host.labels",
+            reader=by,
+        )
+        Host.objects.filter(pk=host.pk).update(labels=dict(labels))
+        Event.objects.create(
+            at=now(),
+            team_id=host.team_id,
+            kind="host.labels",
+            subject=host.pk,
+            actor=by,
+            detail={"labels": dict(labels), "before": before},
+        )
+    return True
+
+
+@require_POST
+def host_labels(request: HttpRequest, slug: str) -> HttpResponse:
+    """Change a host's labels; show the form again with the input if it is invalid."""
+    host = host_for_operator(request, slug)
+    form = LabelsForm(request.POST)
+    if not form.is_valid():
+        context = host_context(request, host) | {"labels_form": form}
+        return render(request, "hosts/detail.html", context, status=400)
+    labels = form.cleaned_data["labels"]
+    by, seen = request.user.get_username(), request.POST.get(SEEN, "")
+    try:
+        is_changed = labels_set(host=host, labels=labels, by=by, seen=seen)
+    except Problem as problem:
+        messages.warning(request, f"{problem.detail} You had typed: {written(labels) or 'none'}.")
+        return redirect("host-detail", slug)
+    if is_changed:
+        text = written(labels) or "none"
+        messages.success(request, f"Labels of {host.name}: {text}. Its prices count from now on.")
+    return redirect("host-detail", slug)
+
+
+# The operator's choice of the address at which a job's other hosts reach a host.
+
+
+def address_choose(*, host: Host, address: str, by: str, seen: str = "") -> None:
+    """Set the address at which later jobs reach a host, one of those it reported.
+
+    ``seen`` is the version mark of the choice that the page showed.
+
+    Raises:
+        InvalidProblem: the host has no such address.
+        ConflictProblem: another person changed the address since.
+    """
+    known = [str(each) for each in host.facts.get("addresses") or []]
+    if address not in known:
+        raise InvalidProblem(
+            "no_such_address",
+            f"{host.name} has {', '.join(known) or 'no address'}, not “{address[:60]}”. Choose "
+            "one of those, or enrol it again with --address.",
+        )
+    with transaction.atomic():
+        chosen = Host.objects.select_for_update(no_key=True).get(pk=host.pk).address
+        refuse_if_changed(
+            seen=seen,
+            now_there=chosen,
+            what=f"The address of {host.name} was",
+            subject=host.pk,
+            kind="host.address",
+            reader=by,
+        )
+        Host.objects.filter(pk=host.pk).update(address=address)
+        Event.objects.create(
+            at=now(),
+            team_id=host.team_id,
+            kind="host.address",
+            subject=host.pk,
+            actor=by,
+            detail={"address": address},
+        )
+
+
+@require_POST
+def host_address(request: HttpRequest, slug: str) -> HttpResponse:
+    """Set the address at which other hosts reach this one."""
+    host = host_for_operator(request, slug)
+    address = str(request.POST.get("address", "")).strip()
+    try:
+        by, seen = request.user.get_username(), request.POST.get(SEEN, "")
+        address_choose(host=host, address=address, by=by, seen=seen)
+    except Problem as problem:
+        messages.warning(request, problem.detail)
+    else:
+        messages.success(request, f"Later jobs reach {host.name} at {address}.")
+    return redirect("host-detail", slug)
+
+
+# Operator action: mark two hosts as different machines, or undo it.
+
+
+def _requested_host(request: HttpRequest, host: Host) -> Host:
+    """Return the host named in the form, if it looks like the same machine.
+
+    Raises:
+        ConflictProblem: the named host does not look like the same machine (any more).
+    """
+    other_id = str(request.POST.get("other", ""))
+    candidates = {each.host_id for each in hosts_on_same_machine(host, request.user)}
+    if other_id not in candidates:
+        raise ConflictProblem(
+            "not_alike", f"No such host matches the machine of {host.name} now. Reload the page."
+        )
+    return Host.objects.select_related("pool").get(pk=other_id)
+
+
+@require_POST
+def host_apart(request: HttpRequest, slug: str) -> HttpResponse:
+    """Mark another host as a different machine, or undo it."""
+    host = host_for_operator(request, slug)
+    is_apart = request.POST.get("word") != "same"
+    try:
+        other = _requested_host(request, host)
+    except Problem as problem:
+        messages.warning(request, problem.detail)
+        return redirect("host-detail", slug)
+    hosts_mark_distinct(host=host, other=other, by=request.user.get_username(), is_apart=is_apart)
+    words = "count as different machines" if is_apart else "count as one machine again"
+    messages.success(request, f"{host.name} and the other host {words}.")
+    for pool in Pool.objects.filter(pk__in={host.pool_id, other.pool_id}):
+        allocate_pool(pool)
+    return redirect("host-detail", slug)

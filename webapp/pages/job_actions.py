@@ -1,0 +1,196 @@
+"""Actions on a job: stop, clone, run again, delete, abandon, each for those who may."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods, require_POST
+
+from runners.shared.reasons import Reason
+from webapp.accounts.services import signed_in
+from webapp.core.display import clock, listed
+from webapp.core.problems import Problem
+from webapp.hosts.models import Device, Host, HostState
+from webapp.hosts.services import Contact, contact_of, silent_seconds
+from webapp.jobs.launching import clone_begin
+from webapp.jobs.models import FINAL_STATES, Attempt, Job
+from webapp.jobs.permissions import job_for
+from webapp.jobs.progress import state_label_of
+from webapp.jobs.services import (
+    devices_of,
+    job_abandon,
+    job_clone,
+    job_delete,
+    job_stop,
+    job_submit,
+    names_of,
+    open_parts,
+    silent_parts,
+)
+from webapp.plans.explanation import DraftProblem
+
+
+@require_POST
+def job_stop_view(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Stop a job; its supervisor lets it save its results first."""
+    job = job_for(request, job_id, "stop")
+    is_own = job.owner_id == request.user.pk
+    reason = Reason.STOPPED_BY_USER if is_own else Reason.STOPPED_BY_OPERATOR
+    try:
+        job_stop(job=job, by=request.user.get_username(), reason=reason)
+    except Problem as problem:
+        messages.warning(request, problem.detail)
+    return redirect("job-detail", job.pk)
+
+
+@require_POST
+def job_clone_view(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Open the wizard with the job's plan filled in; nothing is launched.
+
+    A job without a plan is shown on the rerun page instead.
+    """
+    job = job_for(request, job_id, "clone")
+    try:
+        plan = clone_begin(job=job, owner=signed_in(request))
+    except DraftProblem:
+        return redirect("job-rerun", job.pk)
+    return redirect("plan-step", plan.pk, "review")
+
+
+@require_http_methods(["GET", "POST"])
+def job_rerun(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Show the spec of a rerun; a POST queues it, owned by this person."""
+    job = job_for(request, job_id, "clone")
+    user = signed_in(request)
+    if request.method == "GET":
+        context = {"job": job, "spec": json.dumps(job.spec, indent=2)}
+        return render(request, "jobs/rerun.html", context)
+    try:
+        copy = job_submit(job=job_clone(job=job, owner=user), by=user.get_username())
+    except Problem as problem:
+        messages.warning(request, problem.detail)
+        return redirect("job-detail", job.pk)
+    return redirect("job-detail", copy.pk)
+
+
+@require_POST
+def job_delete_view(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Delete a job from the history; its measurements still calibrate its host."""
+    job = job_for(request, job_id, "delete")
+    try:
+        job_delete(job=job)
+    except Problem as problem:
+        messages.warning(request, problem.detail)
+        return redirect("job-detail", job.pk)
+    messages.success(request, f"{job.name} is deleted. What it measured stays with its host.")
+    return redirect("job-list")
+
+
+# Page to abandon a job with a silent host, and to restart it elsewhere.
+
+
+UNPROCESSABLE = 422
+ANYWHERE = "pool"
+
+
+@dataclass(frozen=True)
+class SilentPart:
+    """A part of the job on a silent host, with the devices to be freed."""
+
+    attempt: Attempt
+    devices: list[Device]
+
+    @property
+    def silent_words(self) -> str:
+        """Return how long the host has been silent."""
+        seconds = silent_seconds(self.attempt.host)
+        return clock(seconds) if seconds is not None else ""
+
+    @property
+    def device_words(self) -> str:
+        """Return the part's devices, for example ``GPU 0, 1 and 2``."""
+        if not self.devices:
+            return "nothing"
+        if self.devices[0].kind == "cpu":
+            return "its processor"
+        kind = self.devices[0].get_kind_display()
+        return f"{kind} {listed([str(device.index) for device in self.devices])}"
+
+
+@require_http_methods(["GET", "POST"])
+def job_abandon_view(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Show the state of a job with a silent host; a POST with the host's name abandons it."""
+    job = job_for(request, job_id, "abandon")
+    if request.method == "GET":
+        return _page(request, job)
+    typed = request.POST.get("host_name", "")
+    was_over = job.state in FINAL_STATES
+    names = names_of(silent_parts(job))
+    try:
+        job_abandon(job=job, by=request.user.get_username(), typed_host_name=typed)
+    except Problem as problem:
+        return _page(request, job, typed=typed, problem=problem.detail)
+    if was_over:
+        messages.success(request, f"What {listed(names)} held counts as free.")
+        return redirect("job-detail", job.pk)
+    return _start_elsewhere(request, job)
+
+
+def _page(request: HttpRequest, job: Job, typed: str = "", problem: str = "") -> HttpResponse:
+    silent = silent_parts(job)
+    silent_ids = {each.pk for each in silent}
+    context: dict[str, Any] = {
+        "job": job,
+        "host": job.host,
+        "is_over": job.state in FINAL_STATES,
+        "may": bool(silent),
+        "silent": [SilentPart(each, devices_of(each)) for each in silent],
+        "heard": [each for each in open_parts(job) if each.pk not in silent_ids],
+        "names": names_of(silent),
+        "named": listed(names_of(silent)),
+        "standing": state_label_of(job),
+        "others": other_hosts(job),
+        "is_enough": is_enough(job),
+        "anywhere": ANYWHERE,
+        "typed": typed,
+        "problem": problem,
+    }
+    status = UNPROCESSABLE if problem else 200
+    return render(request, "jobs/abandon.html", context, status=status)
+
+
+def live_hosts(job: Job) -> list[Host]:
+    """Return the hosts of the job's pool that can run it now."""
+    hosts = Host.objects.filter(pool=job.pool_id, state=HostState.READY)
+    return [host for host in hosts if contact_of(host) is Contact.LIVE]
+
+
+def other_hosts(job: Job) -> list[Host]:
+    """Return the other hosts on which a single-host job can be restarted."""
+    return [] if job.num_hosts > 1 else [each for each in live_hosts(job) if each != job.host]
+
+
+def is_enough(job: Job) -> bool:
+    """Return whether a job on several hosts could restart without the silent ones."""
+    return job.num_hosts > 1 and len(live_hosts(job)) >= job.num_hosts
+
+
+def _start_elsewhere(request: HttpRequest, job: Job) -> HttpResponse:
+    """Queue a copy of an abandoned job on other hosts, if requested."""
+    requested = request.POST.get("elsewhere", "")
+    chosen = next((host for host in other_hosts(job) if host.pk == requested), None)
+    if chosen is None and not (requested == ANYWHERE and is_enough(job)):
+        if requested:
+            messages.warning(request, "That host cannot take it now. Clone the job to start it.")
+        return redirect("job-detail", job.pk)
+    owner = signed_in(request)
+    copy = job_clone(job=job, owner=owner)
+    copy.requested_host = chosen
+    copy.save(update_fields=["requested_host"])
+    job_submit(job=copy, by=owner.get_username())
+    where = chosen.name if chosen else f"other hosts of pool {job.pool.name}"
+    messages.success(request, f"{job.name} starts again on {where}.")
+    return redirect("job-detail", copy.pk)

@@ -1,0 +1,356 @@
+"""Pages of models and techniques."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from django import forms
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET, require_http_methods
+
+from planner.catalog.models import (
+    ModelEntry,
+    checkpoint_name,
+    get_entry,
+    get_model,
+    list_models,
+    model_from_config,
+)
+from planner.specs.base import PlannerError, UnknownTechniqueError
+from planner.specs.estimate import Estimate
+from planner.specs.model import ModelSpec
+from planner.techniques.registry import TECHNIQUES, get
+from runners.host.abilities import ABILITIES
+from runners.host.bench import KeptRatio
+from runners.jobspec.compress import QUANTISED_DTYPES
+from webapp.accounts.models import Role
+from webapp.accounts.services import current_team, has_role, require_role
+from webapp.bench.ratios import Proof, evidence, holds, level_of, stored
+from webapp.core.display import Figure, sentence
+from webapp.core.figures import REGISTRY
+from webapp.core.problems import Problem
+from webapp.hosts.machines import cluster_for_host
+from webapp.hosts.models import Host, HostState
+from webapp.modelhub.models import (
+    TeamModel,
+    kv_bytes_per_token,
+    num_parameters,
+    parameter_parts,
+    shape_of,
+)
+from webapp.pages.evaluation import left_model
+from webapp.plans.planning import fits_on
+from webapp.wizard.forms import ConfigJson, read_upload
+
+# ---------------------------------------------------------------------------
+# Pages of models: the catalog, the team's own, their memory needs, registration.
+# ---------------------------------------------------------------------------
+
+
+# The form that registers a model from its config.json.
+
+
+class ModelNewForm(forms.Form):
+    """A name and a ``config.json``, pasted or uploaded."""
+
+    use_required_attribute = False
+
+    name = forms.CharField(
+        label="Name",
+        max_length=120,
+        error_messages={"required": "Give the model a name that your team will recognise."},
+    )
+    config = ConfigJson("config.json", "Paste the file as Hugging Face publishes it.")
+    config_file = forms.FileField(
+        label="Or upload the file",
+        required=False,
+        widget=forms.FileInput(attrs={"accept": ".json,application/json"}),
+    )
+
+    def clean(self) -> dict[str, Any]:
+        """Parse the config; reject one that describes no model, with the missing field."""
+        values = super().clean() or self.cleaned_data
+        if "config" in self.errors:
+            return values
+        try:
+            values["config"] = read_upload(values.get("config_file")) or values.get("config")
+        except forms.ValidationError as error:
+            self.add_error("config_file", error)
+            return values
+        if not values["config"]:
+            self.add_error("config", "Paste the config.json, or upload it.")
+            return values
+        try:
+            values["shape"] = model_from_config(values["config"])
+        except PlannerError as error:
+            self.add_error("config", sentence(error.message))
+        return values
+
+
+CONVERSATION_TOKENS = 2048
+FIT_DTYPES = ("bf16", "int8", "int4")
+UNPROCESSABLE = 422
+
+
+class CatalogRow(NamedTuple):
+    """One catalog model in the list of models."""
+
+    entry: ModelEntry
+    shape: ModelSpec
+    parameters: int
+
+
+class Fit(NamedTuple):
+    """Whether a model fits on one host, by weight dtype."""
+
+    host: Host
+    cells: tuple[tuple[str, bool | None, int], ...]  # dtype, fits, bytes needed
+
+
+@require_GET
+def model_list(request: HttpRequest) -> HttpResponse:
+    """List the team's models, then the catalog; ``q`` filters by name."""
+    query = request.GET.get("q", "").strip()
+    team = TeamModel.objects.visible_to(request.user).select_related("host")
+    if query:
+        team = team.filter(name__icontains=query)
+    words = query.lower().split()
+    listed = [
+        CatalogRow(entry, shape, num_parameters(shape))
+        for entry in list_models()
+        if all(word in entry.id.lower() for word in words)
+        for shape in (get_model(entry.id),)
+    ]
+    context = {"team_models": team, "listed": listed, "filter": query}
+    return render(request, "modelhub/list.html", context)
+
+
+@require_GET
+def model_detail(request: HttpRequest, model_id: str) -> HttpResponse:
+    """Show one model: shape, parameters by kind of block, and the hosts on which it fits."""
+    own = TeamModel.objects.visible_to(request.user).select_related("host")
+    team_model = own.filter(pk=model_id).first()
+    if team_model is not None:
+        shape = shape_of(team_model.config)
+        planner_model: str | dict[str, Any] = team_model.config
+        name, entry = team_model.name, None
+    else:
+        entry = _entry_or_404(model_id)
+        shape = get_model(model_id)
+        planner_model = name = checkpoint_name(model_id)
+    context: dict[str, Any] = {
+        "team_model": team_model,
+        "evaluation": _evaluation(request, team_model),
+        "entry": entry,
+        "name": name,
+        "shape": shape,
+        "narrow_dtypes": QUANTISED_DTYPES,
+        "figures": figures_of(team_model.facts) if team_model else (),
+    }
+    if shape is not None:
+        hosts = Host.objects.visible_to(request.user).exclude(state=HostState.RETIRED)
+        context |= {
+            "parameters": num_parameters(shape),
+            "parts": parameter_parts(shape),
+            "kv": kv_bytes_per_token(shape),
+            "tokens": min(CONVERSATION_TOKENS, shape.max_position_embeddings),
+            "fits": _fits(planner_model, shape, hosts),
+            "dtypes": FIT_DTYPES,
+        }
+    return render(request, "modelhub/detail.html", context)
+
+
+def _evaluation(request: HttpRequest, model: TeamModel | None) -> str:
+    """Return the label of the evaluate button, or "" if the user may not evaluate."""
+    if model is None or not has_role(request.user, model.team, Role.PRACTITIONER):
+        return ""
+    return left_model(model).evaluation
+
+
+def figures_of(facts: Mapping[str, Any]) -> list[Figure]:
+    """Return the measured figures of a model's job."""
+    values = {**facts, **facts.get("measured", {})}
+    return [
+        Figure(each.label, float(values[each.name]), each.unit, provenance="measured")
+        for each in REGISTRY.values()
+        if isinstance(values.get(each.name), int | float)
+    ]
+
+
+def _entry_or_404(model_id: str) -> ModelEntry:
+    try:
+        return get_entry(model_id)
+    except PlannerError as error:
+        raise Http404(model_id) from error
+
+
+def _fits(model: str | dict[str, Any], shape: ModelSpec, hosts: Iterable[Host]) -> list[Fit]:
+    """Return for each host of known speed whether the model fits, by weight dtype."""
+    tokens = min(CONVERSATION_TOKENS, shape.max_position_embeddings)
+    rows = []
+    for host in hosts:
+        try:
+            cluster = cluster_for_host(host)
+        except Problem:
+            continue
+        estimates = [(dtype, fits_on(model, cluster, dtype, tokens)) for dtype in FIT_DTYPES]
+        rows.append(Fit(host, tuple(_cell(dtype, estimate) for dtype, estimate in estimates)))
+    return rows
+
+
+def _cell(dtype: str, estimate: Estimate | None) -> tuple[str, bool | None, int]:
+    if estimate is None:
+        return dtype, None, 0
+    return dtype, estimate.fits, estimate.memory.per_device_peak_bytes
+
+
+@require_http_methods(["GET", "POST"])
+@require_role(Role.PRACTITIONER)
+def model_new(request: HttpRequest) -> HttpResponse:
+    """Register a model by its config.json, or show the form with its errors."""
+    form = ModelNewForm(request.POST or None, request.FILES or None, label_suffix="")
+    if request.method == "POST" and form.is_valid():
+        model = TeamModel.objects.create(
+            team=current_team(request),
+            name=form.cleaned_data["name"],
+            source="config",
+            config=form.cleaned_data["config"],
+            num_parameters=num_parameters(form.cleaned_data["shape"]),
+        )
+        messages.success(request, f"{model.name} is registered; plans can use it.")
+        return redirect("model-detail", model.pk)
+    status = UNPROCESSABLE if form.errors else 200
+    return render(request, "modelhub/new.html", {"form": form}, status=status)
+
+
+# ---------------------------------------------------------------------------
+# The state of each technique with its proofs, and the pages of techniques.
+# ---------------------------------------------------------------------------
+
+
+# The state of each technique with its proofs, for command, docs pages and UI.
+
+
+Row = dict[str, Any]
+
+
+def all_rows() -> list[Row]:
+    """Return the row of every technique, in registry order."""
+    ratios = stored()
+    return [row_of(key, ratios) for key in TECHNIQUES]
+
+
+def row_of(key: str, kept: dict[str, KeptRatio]) -> Row:
+    """Return the row of one technique: state, job, library and proofs."""
+    ability, technique = ABILITIES.get(key), TECHNIQUES[key]
+    return {
+        "id": key,
+        "title": technique.title,
+        "state": level_of(key, kept),
+        "headline": technique.headline,
+        "job_kind": ability.job_kind if ability else "",
+        "library": ability.library if ability else "",
+        "version": ability.version if ability else "",
+        "test": ability.test if ability else "",
+        "ratios": [_ratio(proof, ratio) for proof, ratio in evidence(key, kept)],
+    }
+
+
+def _ratio(proof: Proof, ratio: KeptRatio) -> Row:
+    return {
+        **ratio.model_dump(mode="json"),
+        "shows": proof.shows,
+        "floor": proof.floor,
+        "holds": holds(proof, ratio),
+        "test": proof.test,
+    }
+
+
+def state_table() -> str:
+    """Return the states of all techniques as a Markdown table."""
+    lines = map(_state, all_rows())
+    return "\n".join((*_head(*STATE_COLUMNS), *lines))
+
+
+def ratio_table() -> str:
+    """Return the measured ratios as a Markdown table, with dates, machines and versions."""
+    rows = all_rows()
+    lines = [_line(row["id"], each) for row in rows for each in row["ratios"]]
+    return "\n".join((*_head(*RATIO_COLUMNS), *lines, "", *_provenance_lines(rows)))
+
+
+STATE_COLUMNS = ("Name", "Technique", "State", "Job and library", "Published headline")
+RATIO_COLUMNS = ("Name", "What it shows", "Ratio", "Of", "Measured (95 %)", "n", "Holds")
+
+
+def _head(*names: str) -> tuple[str, str]:
+    return _cells(*names), "|---" * len(names) + "|"
+
+
+def _state(row: Row) -> str:
+    through = f"{row['job_kind']}, {row['library']}" if row["job_kind"] else ""
+    return _cells(f"`{row['id']}`", row["title"], row["state"], through, row["headline"])
+
+
+def _line(key: str, ratio: Row) -> str:
+    value = f"{ratio['value']:.3g} ({ratio['low']:.3g} to {ratio['high']:.3g})"
+    verdict = "yes" if ratio["holds"] else f"no: not clear of {ratio['floor']:g}"
+    name, kind = ratio["name"], ratio["of"]
+    return _cells(f"`{key}`", ratio["shows"], name, kind, value, ratio["n"], verdict)
+
+
+def _cells(*cells: object) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _provenance_lines(rows: Sequence[Row]) -> list[str]:
+    return sorted(
+        {
+            f"- `{each['command']}` on {each['date']}: {each['machine']}; "
+            + ", ".join(f"{name} {version}" for name, version in each["versions"].items())
+            for row in rows
+            for each in row["ratios"]
+        }
+    )
+
+
+PHASES = (
+    ("compression", "Compression"),
+    ("inference", "Inference and serving"),
+    ("training", "Training"),
+)
+
+
+@require_GET
+def technique_list(request: HttpRequest) -> HttpResponse:
+    """List every technique by phase."""
+    query = request.GET.get("q", "").strip()
+    words = query.lower().split()
+    techniques = [
+        technique
+        for technique in TECHNIQUES.values()
+        if all(word in f"{technique.key} {technique.title}".lower() for word in words)
+    ]
+    ratios = stored()
+    rows = [(each, level_of(each.key, ratios)) for each in techniques]
+    groups = [(name, [row for row in rows if phase in row[0].phases]) for phase, name in PHASES]
+    context = {"groups": groups, "filter": query, "num": len(techniques)}
+    return render(request, "techniques/list.html", context)
+
+
+@require_GET
+def technique_detail(request: HttpRequest, key: str) -> HttpResponse:
+    """Show one technique with its effect, its published headline and its source."""
+    try:
+        technique = get(key)
+    except UnknownTechniqueError as error:
+        raise Http404(key) from error
+    context = {
+        "technique": technique,
+        "phases": [name for phase, name in PHASES if phase in technique.phases],
+        "settings": json.dumps(technique.settings, indent=2),
+        "row": row_of(key, stored()),
+    }
+    return render(request, "techniques/detail.html", context)

@@ -1,0 +1,453 @@
+"""Pages of plans, and their exports."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from django.contrib import messages
+from django.core.paginator import Page
+from django.db.models import Count, Q, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_GET, require_POST
+
+from planner.exports.export import Export
+from planner.exports.registry import export, export_case
+from planner.specs.base import PlannerError
+from planner.specs.estimate import PlanAnswer, PlanRequest
+from webapp.accounts.models import team_ids_of
+from webapp.accounts.services import signed_in, visible_or_404
+from webapp.core.display import quantity
+from webapp.core.figures import definition_of
+from webapp.core.problems import Problem
+from webapp.core.queries import NewestFirst, page_by_key
+from webapp.jobs.endpoints import hashes_of, keep_for_session, new_key
+from webapp.jobs.launching import launch_of, launch_options_of, plan_launch
+from webapp.jobs.models import Job, Measurement
+from webapp.pages.limits import plan_panel
+from webapp.plans.alternatives import (
+    columns_for,
+    comparison,
+    frontier_of,
+    inapplicable,
+    offers_of,
+    rejections,
+)
+from webapp.plans.explanation import (
+    DraftProblem,
+    Phase,
+    explain,
+    missing_step,
+    phases_of,
+    workload_words,
+)
+from webapp.plans.models import Plan, PlanState
+from webapp.plans.planning import (
+    current_answer,
+    is_outdated,
+    lacks_only_suggestions,
+    plan_again,
+    plan_keep,
+    verdict_answer,
+)
+from webapp.plans.predicting import measuring_of, planned_speed
+from webapp.plans.saving import (
+    PlanChangedError,
+    changeable_plan,
+    chip_of,
+    draft_begun_from,
+    is_named,
+    plan_remove,
+    version_context,
+    versions_of,
+)
+from webapp.plans.serving import endpoint_options_of, engines_named
+from webapp.plans.verdict import price_of, problem_verdict, verdict_of
+
+# ---------------------------------------------------------------------------
+# Export a plan for other tools, with a script that measures its claims.
+# ---------------------------------------------------------------------------
+
+
+MEASURE = "measure"
+MEASURE_FILE = "measure.py"
+
+
+def export_plan(plan: Plan, answer: PlanAnswer, key: str) -> Export:
+    """Return the plan in another tool's format.
+
+    Raises:
+        PlannerError: nothing fits, or the format cannot express this plan.
+    """
+    if not answer.plans:
+        raise PlannerError("Nothing fits this question, so that there is nothing to export.")
+    request = answer.request or PlanRequest.model_validate(plan.request)
+    return export(key, export_case(request, answer.plans[0]))
+
+
+def exports_of(plan: Plan, answer: PlanAnswer) -> list[Export]:
+    """Return the plan in every format that can express it, as listed by the answer."""
+    exports = []
+    for key in answer.plans[0].exports if answer.plans else ():
+        try:
+            exports.append(export_plan(plan, answer, key))
+        except PlannerError:
+            # An answer older than the current catalogs may name removed entries.
+            continue
+    return exports
+
+
+def file_of(plan: Plan, answer: PlanAnswer, key: str) -> tuple[str, str] | None:
+    """Return the name and text of one file to download, or None if there is none."""
+    by_key = {exported.key: exported for exported in exports_of(plan, answer)}
+    if key == MEASURE and by_key:
+        text = next(iter(by_key.values())).measure
+        return (MEASURE_FILE, text) if text else None
+    return (by_key[key].file_name, by_key[key].text) if key in by_key else None
+
+
+# ---------------------------------------------------------------------------
+# Views of plans: list, tabs, history, launch, clone and delete.
+# ---------------------------------------------------------------------------
+
+
+# The list of plans: filtered and paginated by an index, loaded without documents.
+
+
+PAGE_SIZE = 50
+SHOWN = (
+    "team", "name", "state", "verdict", "saved_at", "series", "version", "is_latest",
+    "owner__username", "base__version",
+)  # fmt: skip
+
+
+def page_of_plans(request: HttpRequest, query: str) -> Page[Plan]:
+    """Return a page of saved plans and the person's own drafts, the last saved first."""
+    teams = team_ids_of(request.user)
+    keys = NewestFirst(_listed(request, query), "saved_at", teams)
+    rows = Plan.objects.select_related("owner", "base").only(*SHOWN)
+    page = page_by_key(keys, rows, request.GET.get("page"), PAGE_SIZE)
+    _read_verdicts([plan for plan in page if not plan.is_draft and not plan.verdict])
+    return page
+
+
+def _read_verdicts(plans: Sequence[Plan]) -> None:
+    """Set missing verdicts of saved plans from their documents."""
+    keys = [plan.pk for plan in plans]
+    documents = Plan.objects.only("state", "verdict", "answer", "draft").in_bulk(keys)
+    for plan in plans:
+        plan.verdict = chip_of(documents[plan.pk]) if plan.pk in documents else "incomplete"
+
+
+def _listed(request: HttpRequest, query: str) -> QuerySet[Plan]:
+    is_newest = Q(state=PlanState.COMPUTED, is_latest=True)
+    is_own = Q(state=PlanState.DRAFT, owner=request.user.pk)
+    is_untouched_copy = Q(state=PlanState.DRAFT, base__isnull=False, revision=0)
+    plans = Plan.objects.visible_to(request.user).filter(is_newest | is_own, deleted_at=None)
+    plans = plans.exclude(is_untouched_copy)
+    return plans.filter(name__icontains=query) if query else plans
+
+
+def num_jobs_of(plans: Iterable[Plan]) -> dict[str, int]:
+    """Return the number of jobs per series, over all versions of some saved plans."""
+    series = [plan.series for plan in plans if plan.series]
+    jobs = Job.objects.filter(plan__series__in=series, deleted_at=None).order_by()
+    return dict(jobs.values_list("plan__series").annotate(n=Count("*")))
+
+
+# History of a plan: its jobs, with predicted and measured figures.
+
+
+class FigureComparison(NamedTuple):
+    """One figure of one job, predicted and measured."""
+
+    job: Job
+    metric: str
+    predicted: str
+    measured: str
+    ratio: float
+    is_inside: bool
+
+
+def jobs_of(plan: Plan) -> QuerySet[Job]:
+    """Return the jobs launched from any version of a plan, newest first."""
+    jobs = Job.objects.filter(plan__series=plan.series, deleted_at=None)
+    jobs = jobs if plan.series else jobs.none()
+    return jobs.select_related("host", "requested_host", "pool", "owner", "plan")
+
+
+def measured_of(plan: Plan) -> list[FigureComparison]:
+    """Return every predicted figure that jobs of any version measured."""
+    if not plan.series:
+        return []
+    rows = Measurement.objects.filter(job__plan__series=plan.series, job__deleted_at=None)
+    rows = rows.select_related("job")
+    return [_comparison(row) for row in rows.order_by("-job__created_at", "id")]
+
+
+def _comparison(row: Measurement) -> FigureComparison:
+    low, high, definition = row.predicted_low, row.predicted_high, definition_of(row.metric)
+    return FigureComparison(
+        job=row.job,
+        metric=definition.label,
+        predicted=str(quantity(row.predicted, definition.unit)),
+        measured=str(quantity(row.measured, definition.unit)),
+        ratio=row.ratio,
+        is_inside=low is not None and high is not None and low <= row.measured <= high,
+    )
+
+
+KEY_LENGTH = 64
+MAX_SECRETS = 16
+SHOWN_REJECTIONS = 8
+TABS = {
+    "summary": "Summary",
+    "alternatives": "Alternatives",
+    "why": "Why",
+    "limits": "Limits",
+    "exports": "Exports",
+    "history": "History",
+}
+
+
+@require_GET
+def plan_list(request: HttpRequest) -> HttpResponse:
+    """List the team's plans, newest first; ``q`` filters by name."""
+    query = request.GET.get("q", "").strip()
+    page = page_of_plans(request, query)
+    counts = num_jobs_of(page)
+    rows = [(plan, chip_of(plan), counts.get(plan.series, 0)) for plan in page]
+    return render(request, "plans/list.html", {"page": page, "rows": rows, "filter": query})
+
+
+@require_GET
+def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> HttpResponse:
+    """Show a plan: the answer first, then the figures, then the reasons."""
+    if tab not in TABS:
+        raise Http404(tab)
+    plan = visible_or_404(Plan, request.user, pk=plan_id)
+    context: dict[str, Any] = {
+        "plan": plan,
+        "tab": tab,
+        "tabs": [_tab(plan, slug, tab) for slug in TABS],
+        "title": plan.name or "Draft plan",
+        "work": "" if missing_step(plan.draft) else workload_words(plan.draft),
+        **version_context(plan, request.user),
+    }
+    try:
+        is_shown = lacks_only_suggestions(plan) and "offers" not in request.GET
+        answer = verdict_answer(plan) if is_shown else current_answer(plan)
+    except DraftProblem as problem:
+        context["verdict"] = problem_verdict(problem.sentence, is_refused=problem.is_refused)
+        context["slug"] = "review"
+        if problem.is_refused:
+            context["engines"] = engines_named(problem.sentence, plan.draft)
+        return render(request, "plans/detail.html", context)
+    url = reverse("plan-tab", args=[plan.pk, "why"])
+    context |= {
+        "answer": answer,
+        "best": answer.plans[0] if answer.plans else None,
+        "verdict": verdict_of(answer, plan.draft, url, speed=planned_speed(plan)),
+        "is_on_host": plan.draft["hardware"]["choice"] != "catalog",
+        "has_offers_to_come": lacks_only_suggestions(plan),
+        "is_outdated": plan.is_latest and is_outdated(plan),
+        **(_limits(request, plan) if tab == "limits" else PANELS[tab](plan, answer)),
+    }
+    is_part = tab == "limits" and "HX-Request" in request.headers
+    return render(request, "limits/of_plan.html" if is_part else "plans/detail.html", context)
+
+
+def _tab(plan: Plan, slug: str, current: str) -> dict[str, Any]:
+    is_first = slug == "summary"
+    url = reverse("plan-detail" if is_first else "plan-tab", args=[plan.pk, slug][: 2 - is_first])
+    return {"url": url, "name": TABS[slug], "is_current": slug == current}
+
+
+def _summary(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
+    return {
+        "frontier": frontier_of(answer, plan.draft),
+        "columns": columns_for(answer, plan.draft),
+        "comparison": comparison(answer, plan.draft),
+        "price": price_of(answer.plans[0] if answer.plans else None),
+        "phases": _phases(plan, answer),
+        **_ruled_out(answer),
+        "offers": offers_of(answer, plan.draft),
+        "slug": "review",
+    }
+
+
+def _phases(plan: Plan, answer: PlanAnswer) -> list[Phase]:
+    is_batch = plan.draft["goal"]["goal"] == "generate"
+    return phases_of(answer.plans[0], is_batch=is_batch) if answer.plans else []
+
+
+def _alternatives(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
+    return {
+        "columns": columns_for(answer, plan.draft),
+        "comparison": comparison(answer, plan.draft),
+        **_ruled_out(answer),
+    }
+
+
+def _ruled_out(answer: PlanAnswer) -> dict[str, Any]:
+    rejected = rejections(answer)
+    return {
+        "rejections": rejected[:SHOWN_REJECTIONS],
+        "more_rejections": rejected[SHOWN_REJECTIONS:],
+        "inapplicable": inapplicable(answer),
+    }
+
+
+def _limits(request: HttpRequest, plan: Plan) -> dict[str, Any]:
+    return plan_panel(plan, request.GET.get("question", ""))
+
+
+def _why(_plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
+    return {"groups": explain(answer.plans[0]) if answer.plans else []}
+
+
+def _exports(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
+    """Return the exports of a plan: other tools' formats, the question, the job spec."""
+    texts = [("question", "The question", "Feed it to python -m planner plan", plan.request)]
+    if answer.plans:
+        strategy = answer.plans[0].strategy.model_dump(mode="json")
+        texts.append(("strategy", "The chosen strategy", "Every gap filled in", strategy))
+    try:
+        document = launch_of(plan).spec.model_dump(mode="json")
+        texts.append(("job", "The job", "The document that the host would run", document))
+    except DraftProblem:
+        pass
+    formats = exports_of(plan, answer)
+    return {
+        "formats": formats,
+        "measure": formats[0].measure if formats else "",
+        "exports": [(*text[:3], json.dumps(text[3], indent=2)) for text in texts],
+    }
+
+
+@require_GET
+def plan_export(request: HttpRequest, plan_id: str, key: str) -> HttpResponse:
+    """Send one export of a plan as a file."""
+    plan = visible_or_404(Plan, request.user, pk=plan_id)
+    try:
+        export_file = file_of(plan, current_answer(plan), key)
+    except DraftProblem as problem:
+        raise Http404(str(problem)) from problem
+    if export_file is None:
+        raise Http404(key)
+    name, text = export_file
+    response = HttpResponse(text, content_type="text/plain; charset=utf-8")
+    response["Content-Disposition"] = f'attachment; filename="{name}"'
+    return response
+
+
+def _history(plan: Plan, _answer: PlanAnswer) -> dict[str, Any]:
+    versions = versions_of(plan)
+    return {"jobs": jobs_of(plan), "measured": measured_of(plan), "versions": versions}
+
+
+PANELS = {
+    "summary": _summary,
+    "alternatives": _alternatives,
+    "why": _why,
+    "exports": _exports,
+    "history": _history,
+}
+
+
+@require_POST
+def plan_launch_view(request: HttpRequest, plan_id: str) -> HttpResponse:
+    """Launch a plan's job and go to its page, or only save the plan."""
+    plan = changeable_plan(request, plan_id)
+    posted = request.POST.dict()
+    try:
+        _refuse_unreviewed(request, plan)
+        if posted.get("go") == "keep":
+            return _keep(request, plan)
+        job = _launch(request, plan)
+    except (DraftProblem, Problem) as problem:
+        messages.error(request, str(problem))
+        return redirect("plan-step", plan.pk, "review")
+    return redirect("job-detail", job.pk)
+
+
+def _refuse_unreviewed(request: HttpRequest, plan: Plan) -> None:
+    """Refuse to save or launch a draft that changed since its review."""
+    reviewed = request.POST.get("revision", "")
+    if plan.is_draft and reviewed not in {"", str(plan.revision)}:
+        raise PlanChangedError(plan, request.user.get_username())
+
+
+def _chosen_name(posted: Mapping[str, str]) -> str:
+    """Return the name that a person entered; "" if it is the proposed one."""
+    name = posted.get("name", "").strip()
+    return "" if name == posted.get("proposed", "").strip() else name
+
+
+def _keep(request: HttpRequest, plan: Plan) -> HttpResponse:
+    posted = request.POST.dict()
+    base, as_new = plan.base, posted.get("save_as") == "new"
+    saved = plan_keep(plan, _chosen_name(posted), by=request.user.get_username(), as_new=as_new)
+    if base is not None and saved.pk == base.pk:
+        messages.info(request, f"Nothing differs from version {base.version}, so it stays so.")
+    elif saved.version and saved.version > 1:
+        messages.success(request, f"Version {saved.version} of the plan is saved.")
+    else:
+        messages.success(request, "The plan is saved.")
+    return redirect("plan-detail", saved.pk)
+
+
+def _launch(request: HttpRequest, plan: Plan) -> Job:
+    """Launch the plan with the review form's options and return the job."""
+    posted = request.POST.dict()
+    endpoint_key = new_key() if posted.get("go") == "endpoint" else ""
+    options = launch_options_of(posted)
+    if endpoint_key:
+        options = options._replace(endpoint=endpoint_options_of(posted, hashes_of(endpoint_key)))
+    is_load = posted.get("go") == "load"
+    options = options._replace(measuring=measuring_of(posted, is_load=is_load))
+    job = plan_launch(
+        plan=plan,
+        by=signed_in(request),
+        name=posted.get("name", ""),
+        idempotency_key=posted.get("key", "")[:KEY_LENGTH] or None,
+        secrets=request.POST.getlist("secret")[:MAX_SECRETS],
+        wish=options,
+        is_named=bool(_chosen_name(posted)),
+        as_new=posted.get("save_as") == "new",
+    )
+    if endpoint_key:
+        keep_for_session(request, job, endpoint_key)
+    return job
+
+
+@require_POST
+def plan_compute_view(request: HttpRequest, plan_id: str) -> HttpResponse:
+    """Plan with current measurements of the host; a saved plan gets a new version."""
+    plan = changeable_plan(request, plan_id)
+    try:
+        plan = plan_again(plan, signed_in(request))
+        messages.success(request, "Planned again with what is known today.")
+    except (DraftProblem, Problem) as problem:
+        messages.error(request, str(problem))
+    return redirect("plan-detail", plan.pk)
+
+
+@require_POST
+def plan_clone(request: HttpRequest, plan_id: str) -> HttpResponse:
+    """Open the wizard on a copy that will be saved as a separate plan."""
+    plan = changeable_plan(request, plan_id)
+    name = f"{plan.name[:110]} (copy)" if is_named(plan) else plan.name
+    copy = draft_begun_from(plan, signed_in(request), base=None, name=name, revision=1)
+    messages.info(request, f"A copy of {plan.name or 'the draft'}, with everything filled in.")
+    return redirect("plan-step", copy.pk, "review")
+
+
+@require_POST
+def plan_delete(request: HttpRequest, plan_id: str) -> HttpResponse:
+    """Delete a draft, or a plan with all its versions; its jobs remain."""
+    plan = changeable_plan(request, plan_id)
+    messages.success(request, f"{plan.name or 'The draft'} is deleted; its jobs stay.")
+    plan_remove(plan)
+    return redirect("plan-list")

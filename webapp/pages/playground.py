@@ -1,0 +1,176 @@
+"""The playground of an endpoint: this server sends one prompt and shows the answer.
+
+It only calls an endpoint on this machine's own loopback, at the port that the machine's own
+host reported for a running job of the person's team; the browser supplies no part of the URL.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import httpx
+from django import forms
+from django.core.exceptions import PermissionDenied
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBase,
+    QueryDict,
+    StreamingHttpResponse,
+)
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET, require_POST
+
+from webapp.accounts.models import Role
+from webapp.accounts.services import is_at_least, membership_of
+from webapp.core.problems import ConflictProblem
+from webapp.jobs.endpoints import Endpoint, endpoint_of, playground_key
+from webapp.jobs.lookup import load_job
+from webapp.jobs.models import Job
+from webapp.pages.jobs import job_context
+
+TIMEOUT = httpx.Timeout(120.0, connect=5.0)
+STREAM = "text/event-stream"
+NOT_NOW = "The endpoint does not answer at the moment. See the job's state and its log."
+
+
+class PlaygroundForm(forms.Form):
+    """The prompt form."""
+
+    prompt = forms.CharField(
+        max_length=20_000,
+        strip=False,
+        widget=forms.Textarea(attrs={"rows": 6}),
+    )
+    form = forms.ChoiceField(
+        label="Prompt type",
+        choices=[("chat", "Chat message"), ("text", "Text to complete")],
+        initial="chat",
+    )
+    temperature = forms.FloatField(min_value=0.0, max_value=2.0, initial=0.7)
+    max_tokens = forms.IntegerField(label="Max tokens", min_value=1, max_value=100_000, initial=64)
+
+    def __init__(self, job: Job, data: QueryDict | None = None) -> None:
+        super().__init__(data)
+        adapters = [each["name"] for each in job.spec.get("adapters", ())]
+        if adapters:
+            base = job.spec.get("served_name", "")
+            choices = [(base, f"{base}, no adapter"), *((name, name) for name in adapters)]
+            self.fields["model"] = forms.ChoiceField(choices=choices)
+
+
+class Call(NamedTuple):
+    """One request to an endpoint."""
+
+    url: str
+    headers: dict[str, str]
+    document: dict[str, Any]
+
+
+@require_GET
+def playground(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Show the prompt form, or how to reach an endpoint that this server may not call."""
+    job = _job_for(request, job_id)
+    if job.kind != "serve":
+        return redirect("job-detail", job.pk)
+    return _page(request, job, PlaygroundForm(job))
+
+
+@require_POST
+def playground_answer(request: HttpRequest, job_id: str) -> HttpResponseBase:
+    """Answer a prompt: as a stream for the page's script, else as a full page."""
+    job = _job_for(request, job_id)
+    if job.kind != "serve":
+        return redirect("job-detail", job.pk)
+    form = PlaygroundForm(job, request.POST)
+    endpoint = endpoint_of(job)
+    is_stream = request.headers.get("Accept") == STREAM
+    if not form.is_valid() or endpoint is None or not endpoint.is_local:
+        if is_stream:
+            return HttpResponse(_refusal(form), status=422, content_type="text/plain")
+        return _page(request, job, form, status=422)
+    call = call_of(job, endpoint, form.cleaned_data, stream=is_stream)
+    if is_stream:
+        return StreamingHttpResponse(stream_text(call), content_type="text/plain; charset=utf-8")
+    return _page(request, job, form, answer=whole_answer(call))
+
+
+def _job_for(request: HttpRequest, job_id: str) -> Job:
+    job = load_job(request, job_id)
+    membership = membership_of(request.user, job.team)
+    if membership is None or not is_at_least(Role(membership.role), Role.PRACTITIONER):
+        raise PermissionDenied("To ask an endpoint you need the role Practitioner or higher.")
+    return job
+
+
+def _page(
+    request: HttpRequest, job: Job, form: PlaygroundForm, *, answer: str = "", status: int = 200
+) -> HttpResponse:
+    context = job_context(request, job, "job-playground")
+    context |= {"form": form, "answer": answer, "endpoint": endpoint_of(job)}
+    return render(request, "jobs/playground.html", context, status=status)
+
+
+def _refusal(form: PlaygroundForm) -> str:
+    first = next(iter(form.errors.items()), None)
+    return f"{first[0]}: {first[1][0]}" if first else NOT_NOW
+
+
+def call_of(job: Job, endpoint: Endpoint, values: dict[str, Any], *, stream: bool) -> Call:
+    """Return the request that carries a prompt.
+
+    Raises:
+        ConflictProblem: this server may not call the endpoint.
+    """
+    if not endpoint.is_local:
+        raise ConflictProblem(
+            "not_local", "This server reaches only endpoints on its own machine."
+        )
+    hashes = job.spec.get("key_hashes") or [""]
+    headers = {"Authorization": f"Bearer {playground_key(hashes[0])}"} if endpoint.has_keys else {}
+    fields = {name: values[name] for name in ("temperature", "max_tokens")}
+    document = {"model": values.get("model") or endpoint.model, "stream": stream, **fields}
+    if values["form"] == "chat":
+        messages = [{"role": "user", "content": values["prompt"]}]
+        return Call(f"{endpoint.url}/chat/completions", headers, document | {"messages": messages})
+    return Call(f"{endpoint.url}/completions", headers, document | {"prompt": values["prompt"]})
+
+
+def whole_answer(call: Call) -> str:
+    """Return the text of an answer, or the endpoint's error message."""
+    try:
+        with httpx.Client(trust_env=False, timeout=TIMEOUT) as client:
+            answer = client.post(call.url, headers=call.headers, json=call.document)
+    except httpx.HTTPError:
+        return NOT_NOW
+    return _text_of(answer.content) or "The answer is empty: the first token ended it."
+
+
+async def stream_text(call: Call) -> AsyncIterator[str]:
+    """Yield the text as it is generated; generation stops when the client disconnects."""
+    try:
+        async with (
+            httpx.AsyncClient(trust_env=False, timeout=TIMEOUT) as client,
+            client.stream("POST", call.url, headers=call.headers, json=call.document) as answer,
+        ):
+            if answer.status_code != httpx.codes.OK:
+                yield _text_of(await answer.aread())
+                return
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    yield _text_of(line.removeprefix("data: ").encode())
+    except httpx.HTTPError:
+        yield f"\n{NOT_NOW}"
+
+
+def _text_of(document: bytes) -> str:
+    """Return the text of a response, chunk or error of the endpoint."""
+    try:
+        parsed = json.loads(document)
+        if "error" in parsed:
+            return str(parsed["error"]["message"])
+        first = parsed["choices"][0]
+        message = first.get("message") or first.get("delta") or first
+        return str(message.get("content") or message.get("text") or "")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return NOT_NOW

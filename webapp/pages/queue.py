@@ -1,0 +1,577 @@
+"""Pages of the queue, and their actions."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from webapp.accounts.models import Membership, Quota, Role, Team
+from webapp.accounts.services import check_role, current_role, current_team, has_role, is_at_least
+from webapp.audit.models import Event, refuse_if_changed
+from webapp.core.clock import now
+from webapp.core.problems import ConflictProblem, InvalidProblem, Problem
+from webapp.core.queries import SEEN, mark_of
+from webapp.hosts.models import Host, HostState, Pool
+from webapp.hosts.services import Contact, contact_of
+from webapp.jobs.allocation import allocate_pool
+from webapp.jobs.gangs import pool_lock
+from webapp.jobs.lookup import JobCounts, counts_of
+from webapp.jobs.models import Job, JobState, Priority
+from webapp.jobs.pool_state import (
+    PoolState,
+    first_waiting,
+    foreign_pids,
+    pool_state_of,
+    waiting_jobs,
+)
+from webapp.jobs.quotas import HOUR, Rules, left_seconds, limit_sentences, quota_of
+from webapp.jobs.scheduler import in_order
+from webapp.jobs.waiting import FORESEEN_TURNS, Line, lines_in, waiting_line, when_words
+from webapp.live.stream import jobs_topic, live_context, page_or_regions, publish_all
+
+# ---------------------------------------------------------------------------
+# Changes by operators: the order of a queue, priorities, and a team's quota.
+# ---------------------------------------------------------------------------
+
+
+# Changes of a queue by operators: the order of jobs and their priority.
+
+
+MOST_DIGITS = 9  # digits
+
+
+def order_digest(order: Sequence[str]) -> str:
+    """Return a digest of the first turns of a queue; a different order has another digest."""
+    return f"{len(order)}_{hashlib.sha256(','.join(order).encode()).hexdigest()[:16]}"
+
+
+def is_sealed(order: Sequence[str], seen: str) -> bool:
+    """Return whether an order begins with the turns that a page showed."""
+    number = seen.partition("_")[0]
+    is_number = number.isascii() and number.isdigit() and len(number) < MOST_DIGITS
+    return is_number and order_digest(order[: int(number)]) == seen
+
+
+def job_move(*, pool: Pool, job_id: str, is_up: bool, seen: str, by: str) -> Job:
+    """Swap a job with its neighbour, if the order still matches the digest ``seen``.
+
+    Raises:
+        ConflictProblem: the queue changed meanwhile, the job left it, or its neighbour has
+            another priority.
+    """
+    with transaction.atomic():
+        pool_lock(pool.pk)
+        waiting = waiting_jobs(pool)
+        jobs = {job.pk: job for job in waiting}
+        snapshot = pool_state_of(pool, waiting, Rules(waiting)).snapshot
+        order = [demand.job for demand in in_order(snapshot)]
+        if job_id not in jobs or not is_sealed(order, seen):
+            raise ConflictProblem(
+                "queue_changed", "The queue has changed, so nothing was moved. Try again."
+            )
+        job = jobs[job_id]
+        group = [pk for pk in order if jobs[pk].priority == job.priority]
+        old = group.index(job_id)
+        new = old + (-1 if is_up else 1)
+        if not 0 <= new < len(group):
+            raise ConflictProblem(
+                "at_the_edge",
+                f"{job.name} is {'first' if is_up else 'last'} of its priority; change the "
+                "priority to move it further.",
+            )
+        group[old], group[new] = group[new], group[old]
+        _rank(group, upto=max(old, new, _last_ranked(group, jobs)))
+        _record(job, "job.moved", by, {"from": old + 1, "to": new + 1})
+    _publish_change(pool)
+    return job
+
+
+def _last_ranked(group: Sequence[str], jobs: dict[str, Job]) -> int:
+    return max((i for i, pk in enumerate(group) if jobs[pk].queue_rank is not None), default=0)
+
+
+def _rank(group: Sequence[str], *, upto: int) -> None:
+    """Set manual ranks for the first jobs of a group; later jobs remain in fair order."""
+    for rank, pk in enumerate(group[: upto + 1], 1):
+        Job.objects.filter(pk=pk).update(queue_rank=rank)
+
+
+def job_prioritise(*, pool: Pool, job_id: str, priority: str, by: str, seen: str = "") -> Job:
+    """Change the priority of a queued job and clear its manual rank.
+
+    Raises:
+        InvalidProblem: the priority is unknown.
+        ConflictProblem: the job is not queued in this pool any more, or its priority changed
+            since the page that showed ``seen``.
+    """
+    if priority not in {str(value) for value in Priority.values}:
+        choices = ", ".join(f"{value} ({label})" for value, label in Priority.choices)
+        raise InvalidProblem("priority", f"priority is {priority!r}; it can be {choices}.")
+    with transaction.atomic():
+        rows = Job.objects.filter(pk=job_id, pool=pool, state=JobState.QUEUED, deleted_at=None)
+        job = rows.select_for_update().first()
+        if job is None:
+            raise ConflictProblem("not_waiting", "The job has left the queue.")
+        refuse_if_changed(
+            seen=seen,
+            now_there=job.priority,
+            what=f"The priority of {job.name} was",
+            subject=job.pk,
+            kind="job.priority",
+            reader=by,
+        )
+        before, job.priority, job.queue_rank = job.priority, int(priority), None
+        job.save(update_fields=["priority", "queue_rank"])
+        _record(job, "job.priority", by, {"from": before, "to": job.priority})
+    _publish_change(pool)
+    return job
+
+
+def _record(job: Job, kind: str, by: str, detail: dict[str, int]) -> None:
+    Event.objects.create(
+        at=now(),
+        team_id=job.team_id,
+        kind=kind,
+        subject=job.pk,
+        from_state=job.state,
+        to_state=job.state,
+        actor=by,
+        detail=detail,
+    )
+
+
+def _publish_change(pool: Pool) -> None:
+    """Refresh open pages of all teams that may launch in the pool."""
+    teams = [pool.team_id, *pool.shared_with.values_list("pk", flat=True)]
+    publish_all((jobs_topic(team), "queue.changed", {"pool": pool.pk}) for team in teams)
+
+
+# Quota of the current team: visible to all members, editable by operators.
+
+
+HOURS_PER_YEAR = 366 * 24
+BOUNDS = {
+    "max_devices": (0, 100_000),
+    "max_gpu_hours_per_month": (0, 1e9),
+    "max_duration_hours": (0.01, HOURS_PER_YEAR),
+    "max_queued_per_user": (0, 10_000),
+    "share": (0.01, 1000),
+}
+
+
+class QuotaForm(forms.ModelForm[Quota]):
+    """A form for a team's quota; an empty field means no limit."""
+
+    max_duration_hours = forms.FloatField(
+        required=False,
+        label="Longest job, in hours",
+        help_text="A job that runs longer is stopped. Empty: no limit.",
+    )
+
+    class Meta:
+        model = Quota
+        fields = ("max_devices", "max_gpu_hours_per_month", "max_queued_per_user", "share")
+        labels = {
+            "max_devices": "Devices at once",
+            "max_gpu_hours_per_month": "GPU-hours a month",
+            "max_queued_per_user": "Places in queues a person",
+            "share": "Share",
+        }
+        help_texts = {
+            "max_devices": "Of all pools together. Empty: no limit.",
+            "max_gpu_hours_per_month": "Counted while a GPU is held. Empty: no limit.",
+            "share": "A team of share 2 gets two turns while a team of share 1 gets one.",
+        }
+
+    field_order = ("max_devices", "max_gpu_hours_per_month", "max_duration_hours")
+
+    def __init__(self, data: Mapping[str, object] | None, *, instance: Quota) -> None:
+        seconds = instance.max_duration_seconds
+        initial = {"max_duration_hours": seconds / HOUR if seconds else None}
+        super().__init__(data, instance=instance, initial=initial)
+        for name, (least, most) in BOUNDS.items():
+            self.fields[name].validators.append(_between(least, most))
+
+    def save(self, commit: bool = True) -> Quota:  # noqa: FBT001, FBT002 -- Django's signature
+        """Store the limits, with the maximum duration in seconds."""
+        hours = self.cleaned_data["max_duration_hours"]
+        self.instance.max_duration_seconds = hours * HOUR if hours else None
+        return super().save(commit)
+
+
+def _between(least: float, most: float) -> Callable[[float], None]:
+    def check(value: float) -> None:
+        if not least <= value <= most:
+            raise forms.ValidationError(f"It is {value:g}; it can be {least:g} to {most:g}.")
+
+    return check
+
+
+@require_http_methods(["GET", "POST"])
+def queue_limits(request: HttpRequest) -> HttpResponse:
+    """Show the limits of the current team; operators can change them."""
+    team, role = current_team(request), current_role(request)
+    if request.method == "POST":
+        check_role(role, Role.OPERATOR)
+    quota = quota_of(team)
+    form = QuotaForm(request.POST or None, instance=quota)
+    if request.method == "POST" and form.is_valid():
+        try:
+            _store(form, team, request.user.get_username(), request.POST.get(SEEN, ""))
+        except Problem as problem:
+            messages.warning(request, problem.detail)
+        else:
+            messages.success(request, f"The limits of {team.name} are changed.")
+        return redirect("queue-limits")
+    context = {
+        "form": form,
+        "team": team,
+        "seen": mark_of(_values(quota)) if not form.is_bound else request.POST.get(SEEN, ""),
+        "told": limit_sentences(team, request.user.pk),
+        "is_operator": is_at_least(role, Role.OPERATOR),
+    }
+    return render(request, "queue/limits.html", context, status=422 if form.errors else 200)
+
+
+def _store(form: QuotaForm, team: Team, by: str, seen: str) -> None:
+    """Store the limits if they are unchanged since the person loaded the page.
+
+    Raises:
+        ConflictProblem: somebody changed the limits after the page was opened.
+    """
+    with transaction.atomic():
+        Team.objects.select_for_update(no_key=True).get(pk=team.pk)
+        refuse_if_changed(
+            seen=seen,
+            now_there=_values(quota_of(team)),
+            what=f"The limits of {team.name} were",
+            subject=team.pk,
+            kind="team.quota",
+            reader=by,
+        )
+        form.save()
+        _record_quota(form.instance, by, form.changed_data)
+
+
+def _values(quota: Quota) -> dict[str, object]:
+    names = ("max_duration_seconds", *QuotaForm.Meta.fields)
+    return {name: getattr(quota, name) for name in names}
+
+
+def _record_quota(quota: Quota, by: str, changed: list[str]) -> None:
+    Event.objects.create(
+        at=now(),
+        team_id=quota.team_id,
+        kind="team.quota",
+        subject=quota.team_id,
+        actor=by,
+        detail={"changed": changed},
+    )
+
+
+# ---------------------------------------------------------------------------
+# Queue pages of the pools: job order, reasons to wait, and device holders.
+# ---------------------------------------------------------------------------
+
+
+NUM_TURNS, MOST_TURNS = 25, FORESEEN_TURNS  # turns per page, and in total
+NUM_HOSTS = 20  # per pool, unless all are requested
+LONGEST = 6  # digits
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line as shown to a member; another team's job has no name and no link."""
+
+    line: Line
+    is_own: bool
+    start_words: str
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """A device with its holder and the expected release."""
+
+    name: str
+    job: Job | None
+    words: str
+    tone: str
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """A host of the pool with its devices."""
+
+    host: Host
+    state: str
+    devices: Sequence[DeviceRow]
+    num_free: int
+    is_own: bool
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether every device of the host is free."""
+        return all(device.tone == "free" for device in self.devices)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One pool's part of the page."""
+
+    pool: Pool
+    rows: Sequence[Row]
+    offset: int  # turns on earlier pages
+    num_waiting: int  # can exceed the number of ``rows``
+    hosts: Sequence[HostRow]  # the most informative first
+    num_hosts: int  # number shown
+    seal: str
+    is_operator: bool
+    counts: JobCounts
+
+    @property
+    def is_part(self) -> bool:
+        """Return whether the page shows only a part of the queue."""
+        return len(self.rows) < self.num_waiting
+
+    @property
+    def last(self) -> int:
+        """Return the last turn on the page."""
+        return self.offset + len(self.rows)
+
+    @property
+    def next_offset(self) -> int | None:
+        """Return the offset of the next page; None on the last page."""
+        return self.last if self.last < min(self.num_waiting, MOST_TURNS) else None
+
+    @property
+    def previous_offset(self) -> int | None:
+        """Return the offset of the previous page; None on the first page."""
+        return max(0, self.offset - NUM_TURNS) if self.offset else None
+
+    @property
+    def hosts_shown(self) -> Sequence[HostRow]:
+        """Return the hosts shown on the page."""
+        return self.hosts[: self.num_hosts]
+
+    @property
+    def num_devices(self) -> int:
+        """Return the number of devices of the pool's hosts."""
+        return sum(len(row.devices) for row in self.hosts)
+
+    @property
+    def num_free(self) -> int:
+        """Return the number of allocatable devices."""
+        return sum(row.num_free for row in self.hosts)
+
+    @property
+    def free_of_others(self) -> str:
+        """Return the number of free devices on hosts not shown, and of how many."""
+        others = self.hosts[self.num_hosts :]
+        number = sum(len(row.devices) for row in others)
+        return f"{sum(row.num_free for row in others)} of {number}"
+
+
+def visible_pools(request: HttpRequest) -> QuerySet[Pool]:
+    """Return the pools in which one of the person's teams may launch."""
+    teams = Membership.objects.filter(user=request.user.pk).values("team")
+    accessible = Q(team__in=teams) | Q(shared_with__in=teams)
+    return Pool.objects.filter(accessible).select_related("team").distinct()
+
+
+@require_GET
+def queue_list(request: HttpRequest) -> HttpResponse:
+    """Show the queues of all pools in which the person's teams may launch."""
+    return _page(request, list(visible_pools(request)), is_one=False)
+
+
+@require_GET
+def queue_detail(request: HttpRequest, pool_id: str) -> HttpResponse:
+    """Show the queue of one pool; with ``job``, redirect to the page with its turn."""
+    pool = _pool(request, pool_id)
+    if job_id := request.GET.get("job"):
+        return redirect(_address_of(pool, job_id))
+    return _page(request, [pool], is_one=True)
+
+
+def _address_of(pool: Pool, job_id: str) -> str:
+    """Return the URL of a queued job in its pool's queue."""
+    job = Job.objects.filter(pool=pool, pk=job_id[:26]).first()
+    line = waiting_line(job) if job else None
+    offset = ((line.position or 1) - 1) // NUM_TURNS * NUM_TURNS if line else 0
+    address = reverse("queue-detail", args=[pool.pk])
+    return f"{address}{f'?offset={offset}' if offset else ''}{f'#job-{job.pk}' if job else ''}"
+
+
+def _page(request: HttpRequest, pools: Sequence[Pool], *, is_one: bool) -> HttpResponse:
+    teams = set(Membership.objects.filter(user=request.user.pk).values_list("team", flat=True))
+    context: dict[str, Any] = {
+        "sections": [_section(request, pool, teams) for pool in pools],
+        "is_one": is_one,
+    }
+    context |= live_context(request, ["jobs", "hosts"])
+    return page_or_regions(request, "queue/queue.html", "queue/_sections.html", context)
+
+
+def _offset(text: str) -> int:
+    """Return the offset from a query string, within bounds."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < LONGEST else 0
+    return min(number, MOST_TURNS - NUM_TURNS)
+
+
+def _section(request: HttpRequest, pool: Pool, teams: set[str]) -> Section:
+    offset = _offset(request.GET.get("offset", ""))
+    turns = offset + NUM_TURNS
+    jobs, num_waiting = first_waiting(pool, turns)
+    offset = min(offset, max(0, num_waiting - 1) // NUM_TURNS * NUM_TURNS)  # if it has shrunk
+    picture = pool_state_of(pool, jobs, Rules(jobs))
+    decision = picture.decide(lambda turn, _job: turn >= turns)
+    rows = [_row(line, teams) for line in lines_in(picture, decision, slice(offset, turns))]
+    devices = _by_host(picture)
+    hosts = [
+        _host_row(host, devices.get(host.pk, []), picture, teams)
+        for host in picture.hosts.values()
+    ]
+    return Section(
+        pool=pool,
+        counts=counts_of(Job.objects.filter(pool=pool), num_queued=num_waiting),
+        rows=rows,
+        offset=offset,
+        num_waiting=num_waiting,
+        hosts=sorted(hosts, key=lambda row: row.is_idle),
+        num_hosts=len(hosts) if request.GET.get("hosts") == "all" else NUM_HOSTS,
+        seal=order_digest(decision.order[:turns]),
+        is_operator=has_role(request.user, pool.team, Role.OPERATOR),
+    )
+
+
+def _row(line: Line, teams: set[str]) -> Row:
+    start = line.start_at
+    words = "not forecast" if start is None else f"≈ {when_words(start)}"
+    is_now = start is not None and start <= now()
+    return Row(line, line.job.team_id in teams, "now" if is_now else words)
+
+
+def _by_host(picture: PoolState) -> dict[str, list[str]]:
+    """Return the present devices per host."""
+    by_host: dict[str, list[str]] = {}
+    for pk, device in picture.devices.items():
+        if device.is_present:
+            by_host.setdefault(device.host_id, []).append(pk)
+    return by_host
+
+
+def _host_row(
+    host: Host, device_ids: Sequence[str], picture: PoolState, teams: set[str]
+) -> HostRow:
+    is_open = host.state == HostState.READY and contact_of(host) is not Contact.UNREACHABLE
+    devices = [_device_row(pk, picture, teams) for pk in device_ids]
+    free = [device for device in devices if device.tone == "free"]
+    return HostRow(host, _state(host), devices, len(free) if is_open else 0, host.team_id in teams)
+
+
+def _state(host: Host) -> str:
+    contact = contact_of(host)
+    if host.state == HostState.READY and contact is not Contact.LIVE:
+        return "lost" if contact is Contact.UNREACHABLE else "stale"
+    return host.state
+
+
+def _device_row(device_id: str, picture: PoolState, teams: set[str]) -> DeviceRow:
+    device = picture.devices[device_id]
+    name = "Processor" if device.kind == "cpu" else f"{device.get_kind_display()} {device.index}"
+    holder = picture.holders.get(device_id)
+    if holder is None:
+        if device.cordoned_at:
+            return DeviceRow(name, None, f"cordoned: {device.cordon_reason}", "shut")
+        if pids := foreign_pids(picture.hosts[device.host_id], device):
+            listed = ", ".join(map(str, pids[:3]))
+            return DeviceRow(
+                name, None, f"used by process {listed}, which is not a Slipway job", "shut"
+            )
+        return DeviceRow(name, None, "free", "free")
+    remaining = left_seconds(holder)
+    until = f"until ≈ {_clock(remaining)}" if remaining is not None else "end not forecast"
+    job = holder.job if holder.job.team_id in teams else None
+    if through := picture.elsewhere.get(device_id):
+        other = through.host.name if through.host.team_id in teams else "another team's host"
+        until = f"as {other} on the same machine, {until}"
+    return DeviceRow(name, job, until, "held")
+
+
+def _clock(seconds: float) -> str:
+    at: datetime = now() + timedelta(seconds=seconds)
+    return when_words(at)
+
+
+# Operator actions
+
+
+def _pool(request: HttpRequest, pool_id: str) -> Pool:
+    return get_object_or_404(visible_pools(request), pk=pool_id)
+
+
+def _operator_action(
+    request: HttpRequest, pool_id: str, act: Callable[[Pool, Mapping[str, str], str], str]
+) -> HttpResponse:
+    """Run an operator's action on a queue, allocate, and redirect to the job."""
+    pool = _pool(request, pool_id)
+    team: Team = pool.team
+    if not has_role(request.user, team, Role.OPERATOR):
+        raise PermissionDenied(
+            f"Only operators of {team.name} change this queue. An admin of it can make you one."
+        )
+    posted = {name: str(request.POST.get(name, "")) for name in ("job", "seen", "priority")}
+    try:
+        messages.success(request, act(pool, posted, request.user.get_username()))
+        allocate_pool(pool)
+    except Problem as problem:
+        messages.warning(request, problem.detail)
+    return redirect(_address_of(pool, posted["job"]))
+
+
+@require_POST
+def queue_up(request: HttpRequest, pool_id: str) -> HttpResponse:
+    """Move a job before the previous one."""
+
+    def act(pool: Pool, posted: Mapping[str, str], by: str) -> str:
+        seen, job_id = posted["seen"], posted["job"]
+        job = job_move(pool=pool, job_id=job_id, is_up=True, seen=seen, by=by)
+        return f"{job.name} moved up."
+
+    return _operator_action(request, pool_id, act)
+
+
+@require_POST
+def queue_down(request: HttpRequest, pool_id: str) -> HttpResponse:
+    """Move a job behind the next one."""
+
+    def act(pool: Pool, posted: Mapping[str, str], by: str) -> str:
+        seen, job_id = posted["seen"], posted["job"]
+        job = job_move(pool=pool, job_id=job_id, is_up=False, seen=seen, by=by)
+        return f"{job.name} moved down."
+
+    return _operator_action(request, pool_id, act)
+
+
+@require_POST
+def queue_priority(request: HttpRequest, pool_id: str) -> HttpResponse:
+    """Change the priority of a queued job."""
+
+    def act(pool: Pool, posted: Mapping[str, str], by: str) -> str:
+        priority, job_id = posted["priority"], posted["job"]
+        seen = posted["seen"]
+        job = job_prioritise(pool=pool, job_id=job_id, priority=priority, by=by, seen=seen)
+        return f"{job.name} now has {job.get_priority_display().lower()} priority."
+
+    return _operator_action(request, pool_id, act)

@@ -1,0 +1,295 @@
+"""The wizard: its steps, uploads, offers, suggestions and the verdict beside them."""
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from webapp.accounts.models import Role
+from webapp.accounts.services import current_team, require_role, signed_in, visible_or_404
+from webapp.core.display import whole
+from webapp.core.problems import Problem
+from webapp.modelhub.models import TeamModel
+from webapp.pages.compare import address_of
+from webapp.pages.datasets import taken
+from webapp.plans.explanation import DraftProblem
+from webapp.plans.models import Plan
+from webapp.plans.planning import plan_compute, stored_answer
+from webapp.plans.questions import draft_shape
+from webapp.plans.saving import TRIES, PlanChangedError, changeable_plan, draft_of
+from webapp.wizard import steps
+from webapp.wizard.drafts import (
+    FIRST_STEPS,
+    MODEL_PRESETS,
+    SLUGS,
+    adapt_pretraining,
+    adapt_requests,
+    draft_begin,
+    fit_context,
+    neighbours,
+    options_for,
+    pins_form,
+    proposals_fill,
+    step_form,
+    store,
+    suggestion_apply,
+)
+from webapp.wizard.steps import (
+    STAGES,
+    compute_quietly,
+    edit_note,
+    form_marks,
+    is_overtaken,
+    launch_both,
+    ready_hosts,
+    stale_words,
+)
+from webapp.wizard.workload_forms import TRAINING_FORMS
+
+# Upload of a training data file within the wizard.
+
+
+@require_POST
+def plan_upload(request: HttpRequest, plan_id: str) -> HttpResponse:
+    """Store the file, choose it in both training goals of the plan, and return to the step."""
+    plan = changeable_plan(request, plan_id)
+    stored = taken(request, plan.team)
+    if isinstance(stored, HttpResponse):
+        return stored
+    if stored is not None:
+        if not plan.is_draft:
+            plan = draft_of(plan, signed_in(request))
+        _choose(plan, stored.pk)
+        messages.success(
+            request, f"{stored.name} is here and chosen: {stored.num_records:,} records."
+        )
+    return redirect("plan-step", plan.pk, "workload")
+
+
+def _choose(plan: Plan, dataset: str) -> None:
+    """Choose an upload in the draft's training goals; retry after a concurrent write."""
+    for _ in range(TRIES):
+        proposals_fill(plan)
+        for goal in sorted(TRAINING_FORMS):
+            plan.draft["workload"][goal] |= {"data_source": "upload", "dataset": dataset}
+        plan.draft["is_touched"] = True
+        try:
+            return compute_quietly(plan)
+        except PlanChangedError:
+            plan.refresh_from_db()
+    raise PlanChangedError(plan)
+
+
+NO_CONTENT, CONFLICT, UNPROCESSABLE = 204, 409, 422
+SAVED_MEANWHILE = (
+    "The plan was saved since you opened this page, and a saved plan stays as it is. Your change "
+    "is in this draft of it."
+)
+
+
+@require_GET
+@require_role(Role.PRACTITIONER)
+def plan_new(request: HttpRequest) -> HttpResponse:
+    """Create a draft with defaults and redirect to its first open step.
+
+    A preset opens at its step in ``FIRST_STEPS``; one that needs a model and has none opens at the
+    goal step.
+    """
+    preset, model = request.GET.get("preset", ""), None
+    if model_id := request.GET.get("model"):
+        model = visible_or_404(TeamModel, request.user, pk=model_id)
+    team, owner = current_team(request), signed_in(request)
+    plan = draft_begin(team=team, owner=owner, preset=preset, model=model)
+    lacks_model = preset in MODEL_PRESETS and model is None
+    step = "goal" if lacks_model else FIRST_STEPS.get(preset, "goal")
+    return redirect("plan-step", plan.pk, step)
+
+
+@require_http_methods(["GET", "POST"])
+def plan_step(request: HttpRequest, plan_id: str, step: str) -> HttpResponse:
+    """Show one step; a POST saves it and redirects, or shows the errors of its fields."""
+    if step not in SLUGS:
+        raise Http404(step)
+    plan = changeable_plan(request, plan_id)
+    if not plan.is_draft and step != "review":
+        plan = draft_of(plan, signed_in(request))
+        if request.method == "GET":
+            return redirect("plan-step", plan.pk, step)
+        messages.info(request, SAVED_MEANWHILE)
+    plan = proposals_fill(plan)
+    if request.method == "GET":
+        if "offers" in request.GET:  # requested by a browser without JavaScript
+            steps.offers_found(plan)
+        return render(request, "wizard/step.html", steps.step_page(plan, step))
+    if problem_page := _save(request, plan, step):
+        status = CONFLICT if problem_page.get("stale") else UNPROCESSABLE
+        page = problem_page | steps.problem_rail(plan, problem_page)
+        return render(request, "wizard/step.html", page, status=status)
+    return _redirect_after_save(request, plan, step)
+
+
+def _redirect_after_save(request: HttpRequest, plan: Plan, step: str) -> HttpResponse:
+    """Redirect to the step of the pressed button."""
+    before, after = neighbours(step)
+    target = {"back": before, "stay": None}.get(request.POST.get("go", "next"), after)
+    return redirect("plan-step", plan.pk, target.slug if target else step)
+
+
+def _save(request: HttpRequest, plan: Plan, step: str) -> dict[str, object] | None:
+    """Store a step and compute the plan; return the page context with errors if invalid.
+
+    After a concurrent write, the step is stored again on the new draft.
+    """
+    for _ in range(TRIES):
+        try:
+            return _save_once(request, plan, step)
+        except PlanChangedError:
+            plan.refresh_from_db()
+            proposals_fill(plan)
+    raise PlanChangedError(plan, request.user.get_username())
+
+
+def _save_once(request: HttpRequest, plan: Plan, step: str) -> dict[str, object] | None:
+    posted = request.POST.dict()
+    form = step_form(step, plan.draft, options_for(plan), request.POST, request.FILES)
+    if form is None:
+        return None
+    pins = pins_form(plan.draft, request.POST) if step == "hardware" else None
+    is_autosave = "HX-Request" in request.headers
+    if is_overtaken(plan, step, posted, is_autosave=is_autosave):
+        return None
+    if stale := stale_words(plan, step, posted, request.user.get_username()):
+        page = steps.step_page(plan, step, form, pins)
+        return page | {"stale": stale, **form_marks(plan, step, posted)}
+    if not form.is_valid() or (pins and not pins.is_valid()):
+        return steps.step_page(plan, step, form, pins) | form_marks(plan, step, posted)
+    store(step, plan.draft, form.cleaned_data)
+    if pins:
+        store("pins", plan.draft, pins.cleaned_data)
+    if step in {"goal", "model"}:
+        adapt_pretraining(plan.draft, draft_shape(plan))
+        adapt_requests(plan.draft)
+    edit_note(plan, step, posted, request.user.get_username())
+    if step == "model" and not is_autosave:
+        _fit_context(request, plan)
+    steps.compute_quietly(plan)
+    return None
+
+
+def _fit_context(request: HttpRequest, plan: Plan) -> None:
+    """Shorten the workloads to the chosen model's context, and add a message."""
+    shape = draft_shape(plan)
+    if shape and fit_context(plan.draft, shape.max_position_embeddings):
+        tokens = whole(shape.max_position_embeddings)
+        messages.info(
+            request, f"This model reads {tokens} tokens at once: workloads were shortened."
+        )
+
+
+@require_http_methods(["GET", "POST"])
+def plan_verdict(request: HttpRequest, plan_id: str) -> HttpResponse:
+    """Return the rail; a POST of a step's form saves it first."""
+    step = request.GET.get("step", "")
+    if request.method == "GET":
+        plan = proposals_fill(visible_or_404(Plan, request.user, pk=plan_id))
+        return render(request, "wizard/rail.html", steps.rail(plan, step))
+    plan = changeable_plan(request, plan_id)
+    if step not in SLUGS:
+        raise Http404(step)
+    is_saved = not plan.is_draft
+    if is_saved:
+        plan = draft_of(plan, signed_in(request))
+    plan = proposals_fill(plan)
+    try:
+        problem_page = _save(request, plan, step)
+    except PlanChangedError as problem:
+        problem_page = steps.step_page(plan, step) | {"stale": problem.detail}
+    if problem_page:
+        return render(request, "wizard/live.html", steps.problem_rail(plan, problem_page))
+    if is_saved:  # the page's form belongs to the saved plan, not to the new draft
+        messages.info(request, SAVED_MEANWHILE)
+        answer = HttpResponse(status=NO_CONTENT)
+        answer["HX-Redirect"] = reverse("plan-step", args=[plan.pk, step])
+        return answer
+    return render(request, "wizard/live.html", steps.live(plan, step))
+
+
+@require_GET
+def plan_offers(request: HttpRequest, plan_id: str) -> HttpResponse:
+    """Return the suggested changes, which the rail loads after its verdict."""
+    plan = proposals_fill(visible_or_404(Plan, request.user, pk=plan_id))
+    context = {
+        "plan": plan,
+        "slug": request.GET.get("step", ""),
+        "offers": steps.offers_found(plan),
+    }
+    return render(request, "plans/offers.html", context)
+
+
+@require_POST
+def plan_suggestion(request: HttpRequest, plan_id: str) -> HttpResponse:
+    """Apply the chosen suggestion or engine to the draft, plan it, and return to the step.
+
+    For a saved plan, a new draft of it is changed and shown.
+    """
+    plan = changeable_plan(request, plan_id)
+    step = request.POST.get("step", "review")
+    answer, chosen = stored_answer(plan), request.POST.get("suggestion", "")
+    is_old = request.POST.get("revision", "") not in {"", str(plan.revision)}
+    changes: dict[str, object] | None = None
+    if engine := request.POST.get("engine", ""):
+        changes = {"engine": engine}
+    elif answer is not None and chosen in map(str, range(len(answer.suggestions))):
+        changes = answer.suggestions[int(chosen)].changes
+    if is_old or changes is None:
+        messages.error(
+            request, "This suggestion belongs to an older verdict; here is the new one."
+        )
+        return redirect("plan-step", plan.pk, step if step in SLUGS else "review")
+    if not plan.is_draft:
+        plan = draft_of(plan, signed_in(request), is_untouched=True)
+    _apply(request, proposals_fill(plan), changes)
+    return redirect("plan-step", plan.pk, step if step in SLUGS else "review")
+
+
+def _apply(request: HttpRequest, plan: Plan, changes: dict[str, object]) -> None:
+    if unapplied := suggestion_apply(plan.draft, changes):
+        messages.warning(
+            request, f"Not changed, because this draft lacks the field: {', '.join(unapplied)}."
+        )
+    try:
+        plan_compute(plan, brief=True)
+    except (DraftProblem, PlanChangedError) as problem:
+        messages.error(request, str(problem))
+
+
+KEY_LENGTH = 40
+
+
+@require_POST
+@require_role(Role.PRACTITIONER)
+def template_launch(request: HttpRequest) -> HttpResponse:
+    """Launch the template's two jobs and redirect to their comparison."""
+    team = current_team(request)
+    hosts = {host.pk: host for host in ready_hosts(team)}
+    host = hosts.get(request.POST.get("host", ""))
+    stage = request.POST.get("zero_stage", "")
+    if host is None:
+        messages.error(request, "No such host can take two ranks now. Choose one that is ready.")
+        return redirect("plan-new")
+    if stage not in map(str, STAGES):
+        messages.error(request, f"ZeRO has the stages 1, 2 and 3, and not “{stage[:20]}”.")
+        return redirect("plan-new")
+    try:
+        jobs = launch_both(
+            team=team,
+            by=signed_in(request),
+            host=host,
+            zero_stage=int(stage),
+            key=request.POST.get("key", "")[:KEY_LENGTH],
+        )
+    except (DraftProblem, Problem) as problem:
+        messages.error(request, str(problem))
+        return redirect("plan-new")
+    return redirect(address_of([job.pk for job in jobs]))

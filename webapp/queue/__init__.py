@@ -1,1 +1,0 @@
-"""The queue of each pool: job order, device allocation, and reasons to wait."""
