@@ -38,6 +38,7 @@ from webapp.jobs.models import Job, Priority
 from webapp.jobs.quotas import check_submit, limit_sentences
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.models import TeamModel, demo_config
+from webapp.plans.draft import PlanDraft
 from webapp.plans.drafting import (
     LOOKUP,
     compress_spec,
@@ -183,7 +184,6 @@ def words_of(spec: ModelSpec) -> str:
     return text + (RANDOM_WEIGHTS if isinstance(spec.model, RandomModel) else "")
 
 
-Draft = dict[str, Any]
 STATES_AWAY = frozenset({"optimiser states on cpu", "optimiser states on nvme"})  # in training
 RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4")
 NOTHING_BESIDES = Measuring()
@@ -323,14 +323,14 @@ def launch_of(
     )
 
 
-def _model_name(draft: Draft, team_model: TeamModel | None) -> str:
+def _model_name(draft: PlanDraft, team_model: TeamModel | None) -> str:
     return model_words(draft, team_model.name if team_model else "")
 
 
 # The model
 
 
-def _model_ref(draft: Draft, question: Question) -> ModelRef:
+def _model_ref(draft: PlanDraft, question: Question) -> ModelRef:
     """Return the job's reference to the model."""
     chosen = draft["model"]
     if question.team_model is not None:
@@ -350,7 +350,7 @@ def _model_ref(draft: Draft, question: Question) -> ModelRef:
 
 
 def _spec(
-    draft: Draft, model: ModelRef, best: PlannedStrategy, shape: ModelShape | None
+    draft: PlanDraft, model: ModelRef, best: PlannedStrategy, shape: ModelShape | None
 ) -> ModelSpec:
     """Return the job spec for the plan's goal."""
     goal = draft["goal"]["goal"]
@@ -375,7 +375,7 @@ def _refuse_offloaded(best: PlannedStrategy, allowed: frozenset[str] = frozenset
         )
 
 
-def _serving_benchmark(draft: Draft, model: ModelRef, best: PlannedStrategy) -> BenchmarkSpec:
+def _serving_benchmark(draft: PlanDraft, model: ModelRef, best: PlannedStrategy) -> BenchmarkSpec:
     """Return the benchmark of a serve plan on the built-in engine."""
     _refuse_offloaded(best)
     check_split("slipway", best.strategy)
@@ -426,13 +426,13 @@ def _measured_spec(spec: BenchmarkSpec, measuring: Measuring) -> BenchmarkSpec:
     return spec.model_copy(update=measuring._asdict())
 
 
-def _compress_spec(draft: Draft, model: ModelRef) -> CompressSpec:
+def _compress_spec(draft: PlanDraft, model: ModelRef) -> CompressSpec:
     spec = compress_spec(draft, model)
     needs_weights(model, "Compressing")
     return spec
 
 
-def _benchmark_spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> BenchmarkSpec:
+def _benchmark_spec(draft: PlanDraft, model: ModelRef, best: PlannedStrategy) -> BenchmarkSpec:
     values = draft["workload"]["serve"]
     return BenchmarkSpec.model_validate(
         {

@@ -33,6 +33,7 @@ from webapp.core.display import (
 )
 from webapp.hosts.models import RUNS_JOBS, Host, HostState
 from webapp.plans.alternatives import TARGET_WORDS
+from webapp.plans.draft import PlanDraft
 from webapp.plans.explanation import (
     GOAL_WORDS,
     DraftProblem,
@@ -44,7 +45,7 @@ from webapp.plans.explanation import (
 from webapp.plans.models import Plan
 from webapp.plans.planning import limit_of
 from webapp.plans.verdict import Verdict, estimate_figures, evidence_url, memory_rows
-from webapp.wizard.drafts import DEFAULT_DEVICE, DEFAULT_MODEL, WORKLOADS, Draft, serve_draft
+from webapp.wizard.drafts import DEFAULT_DEVICE, DEFAULT_MODEL, WORKLOADS, serve_draft
 from webapp.wizard.forms import (
     GoalForm,
     HardwareForm,
@@ -209,7 +210,7 @@ class LimitForm(StepForm):
             raise forms.ValidationError(sentence(error.message)) from error
 
     @property
-    def draft(self) -> Draft:
+    def draft(self) -> PlanDraft:
         """Return the form as a draft; the unknown of the question has its default."""
         values, draft = self.cleaned_data, serve_draft(None)
         goal = self.chosen_goal
@@ -221,8 +222,9 @@ class LimitForm(StepForm):
             draft["hardware"]["choice"] = hardware
         else:
             draft["hardware"]["device"] = hardware
-        sizes = {name: values[name] for name in HARDWARE_FIELDS if name in values}
-        draft["hardware"] |= sizes
+        counts = draft["hardware"]
+        counts["devices_per_node"] = values.get("devices_per_node", counts["devices_per_node"])
+        counts["nodes"] = values.get("nodes", counts["nodes"])
         own = {name: values[name] for name in draft["workload"][goal] if name in values}
         draft["workload"][goal] |= own
         draft["pins"] = {"weight_dtype": values.get("weight_dtype", "")}
@@ -299,7 +301,7 @@ class LimitAnswer:
     calibration: str = ""
 
 
-def shown(answer: InverseAnswer, draft: Draft) -> LimitAnswer:
+def shown(answer: InverseAnswer, draft: PlanDraft) -> LimitAnswer:
     """Return an answer as texts and figures."""
     question = BY_KEY[answer.question]
     noun = "search" if answer.searches == 1 else "searches"
@@ -380,7 +382,7 @@ def _detail(limit: Limit) -> str:
     return f"{strategy_words(limit.estimate.strategy)}."
 
 
-def _figures(limit: Limit, draft: Draft) -> tuple[Figure, ...]:
+def _figures(limit: Limit, draft: PlanDraft) -> tuple[Figure, ...]:
     """Return the limit and the figures at the limit: four in total."""
     others = estimate_figures(limit.estimate, draft)
     return (*_own_figure(limit), *others)[:FIGURES]

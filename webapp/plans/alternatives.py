@@ -28,6 +28,7 @@ from webapp.core.display import (
     whole,
 )
 from webapp.core.display import whole as whole_number
+from webapp.plans.draft import PlanDraft
 from webapp.plans.explanation import (
     FIELD_WORDS,
     METHOD_WORDS,
@@ -42,7 +43,6 @@ from webapp.plans.verdict import GOAL_FIGURES, Start, figure_values, start_of
 # ---------------------------------------------------------------------------
 
 
-Draft = dict[str, Any]
 COLUMNS = 3
 LEFT, RIGHT, TOP, BOTTOM = 54.0, 506.0, 16.0, 218.0
 TICKS = 4
@@ -86,7 +86,7 @@ class Row:
     is_chosen: bool
 
 
-def columns_for(answer: PlanAnswer, draft: Draft) -> tuple[Column, ...]:
+def columns_for(answer: PlanAnswer, draft: PlanDraft) -> tuple[Column, ...]:
     """Return the comparison figures of a goal that at least one strategy has."""
     columns = (Column(*entry) for entry in GOAL_FIGURES[draft["goal"]["goal"]])
     available = (
@@ -97,7 +97,7 @@ def columns_for(answer: PlanAnswer, draft: Draft) -> tuple[Column, ...]:
     return tuple(available)[:COLUMNS]
 
 
-def comparison(answer: PlanAnswer, draft: Draft) -> list[Row]:
+def comparison(answer: PlanAnswer, draft: PlanDraft) -> list[Row]:
     """Return the ranked strategies, the chosen one first, each with its reason."""
     columns = columns_for(answer, draft)
     starts = [start_of(answer, plan) for plan in answer.plans]
@@ -127,7 +127,7 @@ def _with_need(why: str, start: Start | None) -> str:
     return f"{why}; {start.need}" if start and start.need else why
 
 
-def _row_words(plan: PlannedStrategy, draft: Draft) -> str:
+def _row_words(plan: PlannedStrategy, draft: PlanDraft) -> str:
     """Return a strategy's description; a compression is described by its output."""
     if draft["goal"]["goal"] != "compress":
         return strategy_words(plan.strategy)
@@ -291,7 +291,7 @@ class Point(NamedTuple):
     loss: float
 
 
-def frontier_of(answer: PlanAnswer, draft: Draft) -> Frontier | None:
+def frontier_of(answer: PlanAnswer, draft: PlanDraft) -> Frontier | None:
     """Return the frontier's drawing, or None if there are too few strategies to draw."""
     axes = AXES.get(draft["goal"]["goal"])
     if axes is None or not answer.plans:
@@ -434,7 +434,7 @@ class Offers(NamedTuple):
     chips: tuple[Chip, ...]
 
 
-def offers_of(answer: PlanAnswer, draft: Draft) -> list[Offers]:
+def offers_of(answer: PlanAnswer, draft: PlanDraft) -> list[Offers]:
     """Return the suggestions that apply to the draft, by purpose."""
     offers = []
     for purpose, heading in HEADINGS.items():
@@ -447,7 +447,7 @@ def offers_of(answer: PlanAnswer, draft: Draft) -> list[Offers]:
     return offers
 
 
-def _has_place(suggestion: Suggestion, draft: Draft) -> bool:
+def _has_place(suggestion: Suggestion, draft: PlanDraft) -> bool:
     """Return whether the draft has the suggested method, and the plan would meet its targets."""
     if suggestion.purpose == "target" and "constraints" in suggestion.changes:
         return False  # to lift a target is no way to meet it
@@ -456,7 +456,7 @@ def _has_place(suggestion: Suggestion, draft: Draft) -> bool:
     return has_methods or method in {None, "pretrain"}
 
 
-def _title(suggestion: Suggestion, draft: Draft) -> str:
+def _title(suggestion: Suggestion, draft: PlanDraft) -> str:
     """Return the title of a suggestion, with old and new value of a size or method."""
     now = draft["workload"][draft["goal"]["goal"]]
     then = suggestion.changes.get("workload") or {}

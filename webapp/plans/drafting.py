@@ -23,6 +23,7 @@ from webapp.core.display import TIMES, memory, number, signed_percent
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host, Pool
 from webapp.modelhub.models import TeamModel
+from webapp.plans.draft import PlanDraft
 from webapp.plans.explanation import METHOD_WORDS, DraftProblem
 
 # ---------------------------------------------------------------------------
@@ -175,7 +176,6 @@ def _ref_of(known: Sequence[TeamModel], chosen: str) -> ArtefactModel | FolderMo
 # ---------------------------------------------------------------------------
 
 
-CompressionDraft = dict[str, Any]
 USUAL_BITS = 4
 PATTERN = "2:4"
 USUAL_SPARSITY = "50"  # per cent
@@ -207,7 +207,7 @@ RECOVERED_METHODS = ("llm_pruner",)  # recovery training with a configurable num
 PRUNING_METHODS = ("sparsegpt", *STRUCTURAL_METHODS)
 
 
-def compress_spec(draft: CompressionDraft, model: ModelRef) -> CompressSpec:
+def compress_spec(draft: PlanDraft, model: ModelRef) -> CompressSpec:
     """Return the job spec of a drafted compression.
 
     Raises:

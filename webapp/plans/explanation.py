@@ -25,6 +25,7 @@ from webapp.core.display import (
     whole,
 )
 from webapp.modelhub.models import DEMO_NAME
+from webapp.plans.draft import PlanDraft, StoredDraft
 
 # ---------------------------------------------------------------------------
 # Explanation of an estimate: every term with its equation, inputs and source.
@@ -321,7 +322,6 @@ OPTIMISER_WORDS: dict[str, tuple[str, ...]] = {
     "cpu": ("optimiser in host memory",),
     "nvme": ("optimiser on disk",),
 }
-Draft = dict[str, Any]
 # Methods that imply their format, and methods that keep the weights' dtype.
 OWN_WIDTHS = ("int8_weight_only", "int8_dynamic", "fp8", "int4_weight_only", "nf4", "qmoe")
 UNPACKED = ("sparsegpt", "llm_pruner", "sheared_llama")
@@ -333,7 +333,7 @@ def dtype_words(dtype: str | None) -> str:
     return DTYPE_WORDS.get(dtype or "", (dtype or "").upper())
 
 
-def compression_words(draft: Draft) -> str:
+def compression_words(draft: PlanDraft) -> str:
     """Return a compression's method with its output format."""
     values = draft["workload"]["compress"]
     method = values["method"]
@@ -385,7 +385,7 @@ def _offload_words(strategy: Strategy) -> list[str]:
     return [*words, *OPTIMISER_WORDS[offload.optimizer]]
 
 
-def model_words(draft: Draft, team_model_name: str = "") -> str:
+def model_words(draft: PlanDraft, team_model_name: str = "") -> str:
     """Return the chosen model's short name."""
     chosen = draft["model"]
     if chosen["source"] == "demo":
@@ -400,7 +400,7 @@ def model_words(draft: Draft, team_model_name: str = "") -> str:
     return str(config.get("_name_or_path") or config.get("model_type") or "pasted config")
 
 
-def hardware_words(draft: Draft, host_name: str = "", device_name: str = "") -> str:
+def hardware_words(draft: PlanDraft, host_name: str = "", device_name: str = "") -> str:
     """Return the hardware of a plan: a host's name, or a number of devices."""
     if host_name:
         return host_name
@@ -424,7 +424,7 @@ def short_name(device_name: str) -> str:
     return device_name.removeprefix("NVIDIA ").removeprefix("GeForce ")
 
 
-def workload_words(draft: Draft) -> str:
+def workload_words(draft: PlanDraft) -> str:
     """Return the workload in short."""
     goal = draft["goal"]["goal"]
     values = draft["workload"][goal]
@@ -442,7 +442,7 @@ def workload_words(draft: Draft) -> str:
     return f"{rows} {TIMES} {row} tokens · {length}"
 
 
-def plan_title(draft: Draft, model: str, hardware: str) -> str:
+def plan_title(draft: PlanDraft, model: str, hardware: str) -> str:
     """Return a plan's derived title: goal, model, hardware."""
     return f"{GOAL_WORDS[draft['goal']['goal']]} {model} on {hardware}"[:120]
 
@@ -474,7 +474,7 @@ NEEDED = {
 }
 
 
-def missing_step(draft: Draft) -> str:
+def missing_step(draft: StoredDraft) -> str:
     """Return the first incomplete step of a draft, or "" if all are complete."""
     for step, fields in NEEDED.items():
         values = draft.get(step)
@@ -487,7 +487,7 @@ def missing_step(draft: Draft) -> str:
     return "" if values and isinstance(values, Mapping) else "workload"
 
 
-def refuse_incomplete(draft: Draft) -> None:
+def refuse_incomplete(draft: StoredDraft) -> None:
     """Refuse an incomplete draft.
 
     Raises:
@@ -501,7 +501,7 @@ def refuse_incomplete(draft: Draft) -> None:
         )
 
 
-def completed(draft: Draft, proposal: Draft) -> Draft:
+def completed(draft: StoredDraft, proposal: PlanDraft) -> dict[str, Any]:
     """Return a draft with missing values filled from a proposal.
 
     An unknown goal counts as missing.

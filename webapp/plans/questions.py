@@ -25,6 +25,7 @@ from webapp.core.problems import Problem
 from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import RUNS_JOBS, Host, Pool
 from webapp.modelhub.models import TeamModel, catalog_shape, demo_config, shape_of
+from webapp.plans.draft import PlanDraft
 from webapp.plans.drafting import CODED_METHODS, PRUNING_METHODS, bits_of
 from webapp.plans.explanation import DraftProblem, refuse_incomplete
 from webapp.plans.models import Plan
@@ -43,7 +44,6 @@ from webapp.plans.training import CLASSIFICATION, stages_of
 # ---------------------------------------------------------------------------
 
 
-Draft = dict[str, Any]
 SLO_SECONDS = {"chat": (1.0, 0.05), "code": (0.5, 0.03)}  # first token, each further token
 PERCENTILES = {"p95": "p95", "p99": "p99", "p50": "median", "mean": "mean"}
 DEFAULT_PERCENTILE = "p95"
@@ -100,7 +100,7 @@ class Target(NamedTuple):
         return f"{odds_words(other)} would {'miss' if self.is_met else 'meet'} it"
 
 
-def percentile_of(draft: Draft) -> str:
+def percentile_of(draft: PlanDraft) -> str:
     """Return the percentile at which a draft's target is evaluated."""
     chosen = draft["goal"].get("percentile") or DEFAULT_PERCENTILE
     return chosen if chosen in PERCENTILES else DEFAULT_PERCENTILE
@@ -115,7 +115,7 @@ def figure_name(figure: str, percentile: str) -> str:
     return f"{figure}_seconds" if percentile == "mean" else f"{figure}_{percentile}_seconds"
 
 
-def target_limits(draft: Draft) -> dict[str, Bound]:
+def target_limits(draft: PlanDraft) -> dict[str, Bound]:
     """Return the percentile limits of a serving draft; empty for means.
 
     Disaggregated plans have no percentiles: they are evaluated by the mean.
@@ -131,7 +131,7 @@ def target_limits(draft: Draft) -> dict[str, Bound]:
     }
 
 
-def targets_of(estimate: Estimate, draft: Draft) -> tuple[Target, ...]:
+def targets_of(estimate: Estimate, draft: PlanDraft) -> tuple[Target, ...]:
     """Return the targets of a serving draft, each evaluated at its percentile.
 
     If an estimate has no percentiles, the mean is used, and named so.
@@ -379,7 +379,7 @@ def _constraints(hardware: dict[str, Any]) -> dict[str, Bound]:
     return {"per_device_peak_bytes": Bound(max=limit * GIB)} if limit else {}
 
 
-def _workload(goal: str, draft: Draft) -> Workload:
+def _workload(goal: str, draft: PlanDraft) -> Workload:
     values = draft["workload"][goal]
     if goal == "serve":
         return _serve(values, draft["goal"]["slo"])
@@ -430,7 +430,7 @@ def _compress(values: dict[str, Any]) -> CompressWorkload:
     return CompressWorkload(method=method, bits=bits, group_size=values["group_size"])
 
 
-def _pins(draft: Draft, *, is_pool: bool) -> Strategy:
+def _pins(draft: PlanDraft, *, is_pool: bool) -> Strategy:
     pins = {
         name: value
         for name, value in draft["pins"].items()

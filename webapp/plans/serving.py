@@ -45,6 +45,7 @@ from runners.jobspec.serve import (
 from runners.launchers.launch import ENGINES, Engine
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
+from webapp.plans.draft import PlanDraft
 from webapp.plans.drafting import Reuse, reuse_of
 from webapp.plans.explanation import DraftProblem
 from webapp.plans.sharing import TRAININGS, Spread, split_of
@@ -127,7 +128,6 @@ def check_serving(strategy: Strategy) -> None:
         )
 
 
-Draft = dict[str, Any]
 ROOM_TOKENS = 4096  # maximum request length, if the planned one is shorter
 LEAST_MINUTES, MOST_MINUTES = 0.1, 10_080.0
 NAME_LENGTH = 100
@@ -177,7 +177,7 @@ def _engine_of(text: str) -> EngineName:
 
 
 def serve_spec(
-    draft: Draft, model: ModelRef, fields: Mapping[str, Any], wish: EndpointOptions
+    draft: PlanDraft, model: ModelRef, fields: Mapping[str, Any], wish: EndpointOptions
 ) -> ServeSpec:
     """Return the endpoint's spec.
 
@@ -240,7 +240,7 @@ def engine_choices(goal: str) -> dict[str, str]:
     return engines_by_work(training=goal in TRAININGS) | {DEFAULT_ENGINE: OWN_TITLE}
 
 
-def chosen_engine(draft: Draft) -> str | None:
+def chosen_engine(draft: PlanDraft) -> str | None:
     """Return the engine that a draft names, None to leave it to the goal and the hardware.
 
     An engine that was chosen for another goal does not count.
@@ -249,20 +249,20 @@ def chosen_engine(draft: Draft) -> str | None:
     return chosen if chosen in engine_choices(draft["goal"]["goal"]) else None
 
 
-def engine_words(draft: Draft) -> str:
+def engine_words(draft: PlanDraft) -> str:
     """Return for which engine a plan is if one was chosen, "" otherwise."""
     title = engine_choices(draft["goal"]["goal"]).get(chosen_engine(draft) or "")
     return f"Planned for {title}." if title else ""
 
 
-def engines_named(sentence: str, draft: Draft) -> dict[str, str]:
+def engines_named(sentence: str, draft: PlanDraft) -> dict[str, str]:
     """Return the titles of the engines that the remedy at the end of a refusal names, by key."""
     words = WORD.findall(sentence.rpartition(";")[2])
     choices = engine_choices(draft["goal"]["goal"])
     return {key: title for key, title in choices.items() if key in words}
 
 
-def check_engine(draft: Draft, endpoint: EngineName | None) -> None:
+def check_engine(draft: PlanDraft, endpoint: EngineName | None) -> None:
     """Refuse to start a plan on another engine than the one that was chosen for it.
 
     Raises:
@@ -412,7 +412,7 @@ ROUNDING = 1e-9  # tolerance for products such as 8 layers * (1 - 0.25)
 
 
 def generate_spec(
-    draft: Draft,
+    draft: PlanDraft,
     model: ModelRef,
     weight_dtype: str,
     strategy: Strategy,

@@ -25,6 +25,7 @@ from runners.jobspec.train import SIZES, USUAL_LEARNING_RATES, LayoutOptions
 from webapp.accounts.models import Team
 from webapp.core.display import percent
 from webapp.datasets.models import Dataset
+from webapp.plans.draft import PlanDraft
 from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
 
@@ -96,7 +97,6 @@ def _checked(fields: dict[str, object]) -> LayoutOptions:
 # The data of a training plan: fields of its job spec, and their description.
 
 
-Draft = dict[str, Any]
 MIX_ROWS = range(1, 5)  # rows of a mixture in the wizard
 
 
@@ -111,7 +111,7 @@ def shared_out(
     return {"parallel": parallel, **data_fields(plan.draft, plan.team)}
 
 
-def data_fields(draft: Draft, team: Team) -> dict[str, Any]:
+def data_fields(draft: PlanDraft, team: Team) -> dict[str, Any]:
     """Return ``data`` and ``samples`` of a training's spec.
 
     Raises:
@@ -211,7 +211,7 @@ ALPHA_PER_RANK = 2  # scale of an adapter, as in most recipes
 
 
 def train_spec(
-    draft: Draft, model: ModelRef, best: PlannedStrategy, shape: ModelSpec | None = None
+    draft: PlanDraft, model: ModelRef, best: PlannedStrategy, shape: ModelSpec | None = None
 ) -> TrainSpec:
     """Return the job spec of a training.
 

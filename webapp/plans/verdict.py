@@ -17,6 +17,7 @@ from planner.specs.base import PlannerError
 from planner.specs.estimate import Estimate, PlanAnswer, PlannedStrategy, Rejection
 from webapp.core import display
 from webapp.core.display import Figure, MemoryRow, capitalised, gib, memory, memory_row, money
+from webapp.plans.draft import PlanDraft
 from webapp.plans.drafting import planned_gains
 from webapp.plans.explanation import (
     BOUND_WORDS,
@@ -132,7 +133,6 @@ def price_of(best: PlannedStrategy | None) -> Price | None:
     )
 
 
-Draft = dict[str, Any]
 TIGHT_SHARE = 0.05  # of the capacity: less spare memory is called tight
 MONTH, YEAR = 30 * display.DAY, 365 * display.DAY  # longer runs are mentioned, and warned of
 COMPRESSED = display.DAY  # longer compressions are mentioned
@@ -176,7 +176,7 @@ class Verdict:
 
 
 def verdict_of(
-    answer: PlanAnswer, draft: Draft, plan_url: str = "", *, speed: str = ""
+    answer: PlanAnswer, draft: PlanDraft, plan_url: str = "", *, speed: str = ""
 ) -> Verdict:
     """Return the verdict on the best plan, or on why there is none.
 
@@ -212,7 +212,7 @@ def verdict_of(
     )
 
 
-def _detail(best: PlannedStrategy, draft: Draft) -> str:
+def _detail(best: PlannedStrategy, draft: PlanDraft) -> str:
     """Return the chosen strategy in one line; for a compression, its method."""
     if draft["goal"]["goal"] != "compress":
         return strategy_words(best.strategy)
@@ -265,13 +265,13 @@ class Concern(NamedTuple):
     words: str
 
 
-def concerns_of(best: PlannedStrategy, draft: Draft) -> list[Concern]:
+def concerns_of(best: PlannedStrategy, draft: PlanDraft) -> list[Concern]:
     """Return the weaknesses of a plan that fits, the worst first."""
     concerns = [*_length_concerns(best, draft), *_target_concerns(best, draft)]
     return sorted([*concerns, *_memory_concerns(best)], key=lambda each: (each.rank, -each.ratio))
 
 
-def _length_concerns(best: PlannedStrategy, draft: Draft) -> list[Concern]:
+def _length_concerns(best: PlannedStrategy, draft: PlanDraft) -> list[Concern]:
     """Return concerns about a long run, and about sequences beyond the model's context."""
     concerns = [
         Concern(1, 1.0, "over-context", "warn", warning)
@@ -289,7 +289,7 @@ def _length_concerns(best: PlannedStrategy, draft: Draft) -> list[Concern]:
     return concerns
 
 
-def _target_concerns(best: PlannedStrategy, draft: Draft) -> list[Concern]:
+def _target_concerns(best: PlannedStrategy, draft: PlanDraft) -> list[Concern]:
     concerns = []
     for target in targets_of(best, draft):
         if not target.is_met:
@@ -319,7 +319,7 @@ def _on_each(best: PlannedStrategy) -> str:
     return "" if devices == 1 else f" on each of {devices} devices"
 
 
-def stored_state(answer: dict[str, Any], draft: Draft) -> str:
+def stored_state(answer: dict[str, Any], draft: PlanDraft) -> str:
     """Return the verdict of a stored answer, without parsing its terms."""
     if not answer.get("plans"):
         return "does-not-fit"
@@ -383,7 +383,7 @@ def memory_words(estimate: Estimate) -> str:
     return f"{each}{fullest}{more}"
 
 
-def estimate_figures(estimate: Estimate, draft: Draft, plan_url: str = "") -> list[Figure]:
+def estimate_figures(estimate: Estimate, draft: PlanDraft, plan_url: str = "") -> list[Figure]:
     """Return the goal's figures that apply, the most important first."""
     figures = [
         _figure(estimate, name, label, unit, plan_url)

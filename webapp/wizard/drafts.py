@@ -20,6 +20,7 @@ from webapp.datasets.models import Dataset
 from webapp.hosts.models import RUNS_JOBS, Host, HostState, Pool
 from webapp.jobs.models import Job, JobState
 from webapp.modelhub.models import TeamModel, demo_config
+from webapp.plans.draft import HardwareStep, ModelStep, PlanDraft
 from webapp.plans.explanation import (
     GOAL_WORDS,
     SLO_WORDS,
@@ -44,8 +45,6 @@ from webapp.wizard.workload_forms import TRAINING_FORMS, WORKLOAD_FORMS
 
 # Default drafts: every step of a new plan has a valid value.
 
-
-Draft = dict[str, Any]
 
 DEFAULT_MODEL = "meta-llama/Llama-3.1-8B"
 DEFAULT_DEVICE = "rtx-4090"
@@ -140,26 +139,30 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 }
 
 
-def _hardware(host: Host | None) -> dict[str, Any]:
+def _hardware(host: Host | None) -> HardwareStep:
     choice = f"host:{host.pk}" if host else "catalog"
     return {"choice": choice, "device": DEFAULT_DEVICE, "devices_per_node": 1, "nodes": 1}
 
 
-def _draft(preset: str, goal: str, model: dict[str, Any], host: Host | None) -> Draft:
+def _draft(preset: str, goal: str, model: ModelStep, host: Host | None) -> PlanDraft:
     return {
         "preset": preset,
         "is_touched": False,
         "goal": {"goal": goal, "objective": "balanced", "slo": "chat", "percentile": "p95"},
-        "model": {"catalog_id": DEFAULT_MODEL, **model},
+        "model": model,
         "workload": {kind: dict(values) for kind, values in WORKLOADS.items()},
         "hardware": _hardware(host),
         "pins": {},
     }
 
 
-def demo_draft(host: Host | None) -> Draft:
+def _model(source: str) -> ModelStep:
+    return {"catalog_id": DEFAULT_MODEL, "source": source}
+
+
+def demo_draft(host: Host | None) -> PlanDraft:
     """Return the draft for new users: train the demo model on this machine in two minutes."""
-    draft = _draft("demo", "pretrain", {"source": "demo"}, host)
+    draft = _draft("demo", "pretrain", _model("demo"), host)
     draft["workload"]["pretrain"]["time_budget_minutes"] = demo_minutes()
     for goal in READERS:
         _fit_context(draft["workload"][goal], _demo_context())
@@ -171,19 +174,20 @@ def demo_minutes() -> float:
     return round(float(os.environ.get("SLIPWAY_DEMO_SECONDS", "120")) / 60, 2)
 
 
-def serve_draft(host: Host | None) -> Draft:
+def serve_draft(host: Host | None) -> PlanDraft:
     """Return the default draft: serve an 8B model as a chat to 16 concurrent users."""
-    return _draft("serve", "serve", {"source": "catalog"}, host)
+    return _draft("serve", "serve", _model("catalog"), host)
 
 
-def finetune_draft(host: Host | None) -> Draft:
+def finetune_draft(host: Host | None) -> PlanDraft:
     """Return a fine-tuning draft, whose model and data a template fills in."""
-    return _draft("template", "finetune", {"source": "catalog"}, host)
+    return _draft("template", "finetune", _model("catalog"), host)
 
 
-def model_draft(preset: str, model: TeamModel, host: Host | None) -> Draft:
+def model_draft(preset: str, model: TeamModel, host: Host | None) -> PlanDraft:
     """Return a preset's draft for a team model, on the host that stores its weights."""
-    goal, chosen = MODEL_PRESETS[preset], {"source": "team", "team_model": model.pk}
+    goal, chosen = MODEL_PRESETS[preset], _model("team")
+    chosen["team_model"] = model.pk
     draft = _draft(preset, goal, chosen, model.host or host)
     _fit_context(draft["workload"][goal], model.config.get("max_position_embeddings"))
     return draft
@@ -193,7 +197,7 @@ def _demo_context() -> int:
     return int(demo_config()["max_position_embeddings"])
 
 
-def adapt_requests(draft: Draft) -> None:
+def adapt_requests(draft: PlanDraft) -> None:
     """Reset request lengths that still fit the demo model, if another model is chosen."""
     if draft["model"]["source"] == "demo":
         return
@@ -208,7 +212,7 @@ def adapt_requests(draft: Draft) -> None:
             values |= {name: WORKLOADS[goal][name] for name in shortened}
 
 
-def adapt_pretraining(draft: Draft, shape: ModelSpec | None) -> None:
+def adapt_pretraining(draft: PlanDraft, shape: ModelSpec | None) -> None:
     """Replace an unchanged demo pre-training workload by one that fits the chosen model.
 
     The number of tokens is compute-optimal, the batch up to some millions of tokens.
@@ -265,7 +269,7 @@ def draft_begin(
     return untouched.first() or Plan.objects.create(team=team, owner=owner, draft=draft)
 
 
-def _first_draft(team: Team, preset: str, model: TeamModel | None) -> Draft:
+def _first_draft(team: Team, preset: str, model: TeamModel | None) -> PlanDraft:
     host = first_host(team)
     if preset in MODEL_PRESETS and model is not None:
         return model_draft(preset, model, host)
@@ -282,9 +286,9 @@ def proposals_fill(plan: Plan) -> Plan:
     return plan
 
 
-def suggestion_apply(draft: Draft, changes: dict[str, Any]) -> list[str]:
+def suggestion_apply(draft: PlanDraft, changes: dict[str, Any]) -> list[str]:
     """Apply a suggestion to a draft; return the changes that the draft has no field for."""
-    appliers: dict[str, Callable[[Draft, Any], list[str]]] = {
+    appliers: dict[str, Callable[[PlanDraft, Any], list[str]]] = {
         "workload": _apply_workload,
         "pins": _apply_pins,
         "cluster": _apply_cluster,
@@ -298,7 +302,7 @@ def suggestion_apply(draft: Draft, changes: dict[str, Any]) -> list[str]:
     return unapplied
 
 
-def _apply_workload(draft: Draft, workload: dict[str, Any]) -> list[str]:
+def _apply_workload(draft: PlanDraft, workload: dict[str, Any]) -> list[str]:
     """Copy the fields that the goal's form has."""
     values = draft["workload"][draft["goal"]["goal"]]
     for name, value in workload.items():
@@ -308,12 +312,12 @@ def _apply_workload(draft: Draft, workload: dict[str, Any]) -> list[str]:
     return [f"method {method}"] if method not in {None, "pretrain", values.get("method")} else []
 
 
-def _apply_pins(draft: Draft, pins: dict[str, Any]) -> list[str]:
+def _apply_pins(draft: PlanDraft, pins: dict[str, Any]) -> list[str]:
     draft["pins"] = pins
     return []
 
 
-def _apply_engine(draft: Draft, engine: str) -> list[str]:
+def _apply_engine(draft: PlanDraft, engine: str) -> list[str]:
     """Choose an engine that the draft's goal has."""
     if engine not in engine_choices(draft["goal"]["goal"]):
         return [f"engine {engine}"]
@@ -321,14 +325,14 @@ def _apply_engine(draft: Draft, engine: str) -> list[str]:
     return []
 
 
-def _apply_constraints(draft: Draft, constraints: dict[str, Any]) -> list[str]:
+def _apply_constraints(draft: PlanDraft, constraints: dict[str, Any]) -> list[str]:
     """Clear the memory limit if it is no longer among the constraints."""
     if "per_device_peak_bytes" not in constraints:
         draft["hardware"]["memory_limit_gib"] = None
     return []
 
 
-def _apply_cluster(draft: Draft, cluster: dict[str, Any]) -> list[str]:
+def _apply_cluster(draft: PlanDraft, cluster: dict[str, Any]) -> list[str]:
     """Choose catalog hardware instead of a host, because a host cannot be enlarged."""
     device = cluster["device"]
     name = device if isinstance(device, str) else str(device.get("id"))
@@ -405,14 +409,14 @@ class Options:
         """Return the team's uploaded datasets."""
         return tuple(Dataset.objects.filter(team=self.team))
 
-    def host_of(self, draft: Draft) -> Host | None:
+    def host_of(self, draft: PlanDraft) -> Host | None:
         """Return the chosen host of a draft, or None if it is not available."""
         choice = draft["hardware"]["choice"] or ""
         if not choice.startswith("host:"):
             return None
         return next((host for host in self.hosts if f"host:{host.pk}" == choice), None)
 
-    def place_of(self, draft: Draft) -> str:
+    def place_of(self, draft: PlanDraft) -> str:
         """Return the name of the chosen host or pool of a draft, or "" if not available."""
         choice = draft["hardware"]["choice"] or ""
         if host := self.host_of(draft):
@@ -422,7 +426,7 @@ class Options:
         chosen = [pool for pool, _ in self.pools if f"pool:{pool.pk}" == choice]
         return " ".join(f"pool {pool_words(pool, self.team)}" for pool in chosen)
 
-    def team_model_of(self, draft: Draft) -> TeamModel | None:
+    def team_model_of(self, draft: PlanDraft) -> TeamModel | None:
         """Return the chosen team model of a draft, or None if it is not available."""
         chosen = draft["model"].get("team_model")
         if not chosen:
@@ -437,7 +441,7 @@ def options_for(plan: Plan, slug: str = "") -> Options:
 
 def step_form(
     slug: str,
-    draft: Draft,
+    draft: PlanDraft,
     options: Options,
     data: QueryDict | None = None,
     files: MultiValueDict[str, Any] | None = None,
@@ -448,8 +452,8 @@ def step_form(
         initial = {**draft["goal"], "percentile": percentile_of(draft)}
         return GoalForm(initial=initial, **bound)
     if slug == "model":
-        initial = draft["model"]
-        return ModelForm(initial=initial, team_models=options.team_models, **bound)
+        models = options.team_models
+        return ModelForm(initial=dict(draft["model"]), team_models=models, **bound)
     if slug == "workload":
         goal = draft["goal"]["goal"]
         if goal in TRAINING_FORMS:
@@ -461,11 +465,11 @@ def step_form(
     if slug == "hardware":
         pools = [pool for pool, _ in options.pools]
         bound |= {"hosts": options.hosts, "engines": engine_choices(draft["goal"]["goal"])}
-        return HardwareForm(initial=draft["hardware"], pools=pools, **bound)
+        return HardwareForm(initial=dict(draft["hardware"]), pools=pools, **bound)
     return None
 
 
-def pins_form(draft: Draft, data: QueryDict | None = None) -> PinsForm:
+def pins_form(draft: PlanDraft, data: QueryDict | None = None) -> PinsForm:
     """Return the form of the strategy pins, part of the hardware step."""
     bound: dict[str, Any] = {"data": data} if data is not None else {}
     initial = {**draft["pins"], **(draft["pins"].get("disaggregated") or {})}
@@ -473,18 +477,19 @@ def pins_form(draft: Draft, data: QueryDict | None = None) -> PinsForm:
     return PinsForm(initial=initial, prefix="pin", is_serving=is_serving, **bound)
 
 
-def store(slug: str, draft: Draft, values: Mapping[str, Any]) -> None:
+def store(slug: str, draft: PlanDraft, values: Mapping[str, Any]) -> None:
     """Store a step's cleaned values in the draft; other goals' workloads stay unchanged."""
     if slug == "workload":
         draft["workload"][draft["goal"]["goal"]].update(values)
     elif slug == "pins":
         draft["pins"] = _merged_pins(draft["pins"], values)
     else:
-        draft[slug].update(values)
+        steps: dict[str, Any] = {name: draft[name] for name in ("goal", "model", "hardware")}
+        steps[slug].update(values)
     draft["is_touched"] = True
 
 
-def fit_context(draft: Draft, context: int) -> bool:
+def fit_context(draft: PlanDraft, context: int) -> bool:
     """Shorten every workload that exceeds ``context`` tokens; return whether any did."""
     is_shorter = False
     for values in draft["workload"].values():
@@ -503,7 +508,7 @@ def fit_context(draft: Draft, context: int) -> bool:
     return is_shorter
 
 
-def _merged_pins(old: Draft, new: Mapping[str, Any]) -> Draft:
+def _merged_pins(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the form's pins; a suggestion's other pins stay while the weight dtype is the same."""
     is_same = old.get("weight_dtype") == new.get("weight_dtype")
     return {**(old if is_same else {}), **new}
@@ -515,7 +520,7 @@ def neighbours(slug: str) -> tuple[Step | None, Step | None]:
     return (STEPS[at - 1] if at else None, STEPS[at + 1] if at + 1 < len(STEPS) else None)
 
 
-def summaries(draft: Draft, options: Options) -> dict[str, str]:
+def summaries(draft: PlanDraft, options: Options) -> dict[str, str]:
     """Return a short summary of each step's values."""
     goal = draft["goal"]["goal"]
     slo = f" · {SLO_WORDS[draft['goal']['slo']]}" if goal == "serve" else ""

@@ -24,6 +24,7 @@ from webapp.jobs.launching import launch_note, launch_of, plan_launch
 from webapp.jobs.models import Job
 from webapp.modelhub.models import catalog_shape, demo_config, num_parameters
 from webapp.plans.alternatives import Offers, offers_of
+from webapp.plans.draft import PlanDraft, StoredDraft
 from webapp.plans.explanation import DraftProblem, plan_title, short_name
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, lacks_suggestions, plan_compute, verdict_answer
@@ -87,7 +88,7 @@ def _can_run_two_ranks(host: Host) -> bool:
     return bool(host.facts) and (not names or names.count(names[0]) >= RANKS)
 
 
-def template_draft(host: Host, zero_stage: int) -> dict[str, Any]:
+def template_draft(host: Host, zero_stage: int) -> PlanDraft:
     """Return a draft of the classifier on a host; stage 0 is DDP."""
     draft = finetune_draft(host)
     draft["model"] |= {"source": "config", "config": dict(DEMO_ENCODER)}
@@ -149,10 +150,9 @@ def _plan(team: Team, by: User, host: Host, zero_stage: int) -> Plan:
 
 PAGE, OVER, TURN = "page", "over", "turn"
 TURN_DIGITS = 9
-Draft = dict[str, Any]
 
 
-def step_mark(draft: Draft, step: str) -> str:
+def step_mark(draft: StoredDraft, step: str) -> str:
     """Return the version mark of a step's values; two steps depend on the goal as well."""
     goal = (draft.get("goal") or {}).get("goal")
     if step == "workload":
