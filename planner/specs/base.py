@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -329,7 +329,8 @@ class PlannerError(Exception):
 
     message: str
     field: str | None = None
-    code: str = "planner_error"
+
+    code: ClassVar[str] = "planner_error"
 
     def __str__(self) -> str:
         return self.message
@@ -339,83 +340,58 @@ class PlannerError(Exception):
         return {"code": self.code, "message": self.message, "field": self.field}
 
 
-@dataclass(eq=False)
 class BadRequestError(PlannerError):
     """A field is missing, unknown, of the wrong type or out of its range."""
 
-    code: str = "bad_request"
-
-    __str__ = PlannerError.__str__
+    code = "bad_request"
 
 
 @dataclass(eq=False)
 class UnknownNameError(PlannerError):
     """A catalog lacks the name; ``nearest`` lists the closest existing names."""
 
-    code: str = "unknown_name"
-    nearest: tuple[str, ...] = field(default=())
+    nearest: tuple[str, ...] = ()
 
-    __str__ = PlannerError.__str__
+    code = "unknown_name"
 
 
-@dataclass(eq=False)
 class UnknownDeviceError(UnknownNameError):
     """The device catalog has no such id or alias."""
 
-    code: str = "unknown_device"
-
-    __str__ = PlannerError.__str__
+    code = "unknown_device"
 
 
-@dataclass(eq=False)
 class UnknownModelError(UnknownNameError):
     """The model catalog has no such Hugging Face id."""
 
-    code: str = "unknown_model"
-
-    __str__ = PlannerError.__str__
+    code = "unknown_model"
 
 
-@dataclass(eq=False)
 class UnknownInstanceError(UnknownNameError):
     """The catalog of cloud offers has no such id."""
 
-    code: str = "unknown_instance"
-
-    __str__ = PlannerError.__str__
+    code = "unknown_instance"
 
 
-@dataclass(eq=False)
 class UnknownTechniqueError(UnknownNameError):
     """The technique registry has no such key."""
 
-    code: str = "unknown_technique"
-
-    __str__ = PlannerError.__str__
+    code = "unknown_technique"
 
 
-@dataclass(eq=False)
 class BadConfigError(PlannerError):
     """A Hugging Face ``config.json`` lacks a field or describes a family that is not covered."""
 
-    code: str = "bad_config"
-
-    __str__ = PlannerError.__str__
+    code = "bad_config"
 
 
-@dataclass(eq=False)
 class NotPossibleError(PlannerError):
     """The strategy contradicts the model, the cluster or itself, so that it has no cost."""
 
-    code: str = "not_possible"
-
-    __str__ = PlannerError.__str__
+    code = "not_possible"
 
 
-@dataclass(eq=False)
 class NotCoveredError(PlannerError):
     """The request is valid, but the planner has no formula for it."""
 
-    code: str = "not_covered"
-
-    __str__ = PlannerError.__str__
+    code = "not_covered"
