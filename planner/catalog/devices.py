@@ -297,22 +297,17 @@ def _rates(row: dict[str, str], columns: dict[str, Dtype]) -> dict[Dtype, float]
     return {dtype: float(row[column]) for column, dtype in columns.items() if row[column]}
 
 
-def _peaks(row: dict[str, str]) -> dict[Dtype, float]:
-    """Return the dense peaks; the 4-bit floats of AMD are MXFP4, those of NVIDIA NVFP4."""
-    peaks = _rates(row, DTYPE_BY_COLUMN)
-    if row["vendor"] == "AMD" and "nvfp4" in peaks:
-        peaks["mxfp4"] = peaks.pop("nvfp4")
-    return peaks
-
-
 def _device(row: dict[str, str]) -> DeviceSpec:
     fields: dict[str, object] = {name: row[name] or None for name in TEXTS}
     fields.update({name: float(row[name]) for name in NUMBERS if row[name]})
+    peaks = _rates(row, DTYPE_BY_COLUMN)
+    if row["vendor"] == "AMD" and "nvfp4" in peaks:  # the 4-bit floats of AMD are MXFP4
+        peaks["mxfp4"] = peaks.pop("nvfp4")
     return DeviceSpec.model_validate(
         {
             **fields,
             "memory_bytes": int(row["memory_bytes"]),
-            "peak_flops_per_second": _peaks(row),
+            "peak_flops_per_second": peaks,
             "achieved_flops_per_second": _rates(row, ACHIEVED_BY_COLUMN),
             "aliases": tuple(a for a in row["aliases"].split(";") if a),
             "as_of": AS_OF,
@@ -471,51 +466,46 @@ def unified_memory(device: DeviceSpec) -> UnifiedMemory | None:
     >>> round(unified_memory(mac).usable_bytes / GIB, 2)
     107.52
     """
-    rule = {"Apple": _apple, "NVIDIA": _nvidia, "AMD": _amd, "Intel": _intel}.get(
-        device.vendor or ""
-    )
-    return rule(device.memory_bytes) if rule and device.kind == "uma" else None
-
-
-def _apple(whole: int) -> UnifiedMemory:
-    size = whole / GIB
-    share = next((share for most, share in APPLE_SHARES if size <= most), APPLE_LARGEST_SHARE)
-    old = APPLE_OLD_SHARES[size > APPLE_OLD_SMALL]
-    return UnifiedMemory(
-        visible_bytes=whole,
-        usable_bytes=share * whole,
-        assured_bytes=min(old, share) * whole,
-        otherwise="before macOS 26",
-        advice="macOS 26 or a larger sysctl iogpu.wired_limit_mb",
-    )
-
-
-def _nvidia(whole: int) -> UnifiedMemory:
-    visible = NVIDIA_VISIBLE * whole
-    usable = visible - min(NVIDIA_SYSTEM_BYTES, (1 - NVIDIA_VISIBLE) * whole)
-    return UnifiedMemory(visible, usable, usable)
-
-
-def _amd(whole: int) -> UnifiedMemory:
-    usable = AMD_FIRMWARE_SHARE * whole
-    return UnifiedMemory(
-        visible_bytes=usable,
-        usable_bytes=usable,
-        assured_bytes=AMD_DEFAULT_SHARE * whole,
-        otherwise="with Linux's default GTT",
-        advice="a larger ttm.pages_limit, or memory reserved in the firmware",
-    )
-
-
-def _intel(whole: int) -> UnifiedMemory:
-    usable = INTEL_SHARE * whole
-    return UnifiedMemory(
-        visible_bytes=usable,
-        usable_bytes=usable,
-        assured_bytes=INTEL_OLD_SHARE * whole,
-        otherwise="with drivers before 2025",
-        advice="a newer graphics driver",
-    )
+    if device.kind != "uma":
+        return None
+    whole = device.memory_bytes
+    match device.vendor:
+        case "Apple":
+            size = whole / GIB
+            shares = (share for most, share in APPLE_SHARES if size <= most)
+            share = next(shares, APPLE_LARGEST_SHARE)
+            old = APPLE_OLD_SHARES[size > APPLE_OLD_SMALL]
+            return UnifiedMemory(
+                visible_bytes=whole,
+                usable_bytes=share * whole,
+                assured_bytes=min(old, share) * whole,
+                otherwise="before macOS 26",
+                advice="macOS 26 or a larger sysctl iogpu.wired_limit_mb",
+            )
+        case "NVIDIA":
+            visible = NVIDIA_VISIBLE * whole
+            usable = visible - min(NVIDIA_SYSTEM_BYTES, (1 - NVIDIA_VISIBLE) * whole)
+            return UnifiedMemory(visible, usable, usable)
+        case "AMD":
+            usable = AMD_FIRMWARE_SHARE * whole
+            return UnifiedMemory(
+                visible_bytes=usable,
+                usable_bytes=usable,
+                assured_bytes=AMD_DEFAULT_SHARE * whole,
+                otherwise="with Linux's default GTT",
+                advice="a larger ttm.pages_limit, or memory reserved in the firmware",
+            )
+        case "Intel":
+            usable = INTEL_SHARE * whole
+            return UnifiedMemory(
+                visible_bytes=usable,
+                usable_bytes=usable,
+                assured_bytes=INTEL_OLD_SHARE * whole,
+                otherwise="with drivers before 2025",
+                advice="a newer graphics driver",
+            )
+        case _:
+            return None
 
 
 # The device of a host: as its datasheet states it, and as its measured rates make it.

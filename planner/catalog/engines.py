@@ -11,6 +11,7 @@ from planner.catalog.reading import data_json, data_text, data_toml
 from planner.cost.weights import WIDE
 from planner.specs.base import Dtype, Spec
 from planner.specs.cluster import DeviceKind, DeviceSpec
+from planner.specs.estimate import HostCalibration
 from planner.specs.model import ModelSpec, WeightPart
 
 # ---------------------------------------------------------------------------
@@ -347,6 +348,11 @@ def calibration_name() -> str:
     return f"{data_json('factors.json')['version']}:{digest}"
 
 
+def calibration_of(host: HostCalibration | None) -> str:
+    """Return the version and digest of the factors in use, with the host's own if it has any."""
+    return f"{calibration_name()}+{host.host}:{host.digest}" if host else calibration_name()
+
+
 # Factors of compression methods fitted to published times, read from the factor file.
 
 
@@ -606,15 +612,6 @@ def _in_span(release: str, since: str, until: str) -> bool:
     return after and (not last or known[: len(last)] <= last)
 
 
-def method_of(quantization: str | None, model: ModelSpec, weight: Dtype | None) -> str:
-    """Return the method of quantisation of weights: the named one, else the checkpoint's.
-
-    Weights in another format than the checkpoint's are quantised anew.
-    """
-    stored = model.quantization if weight == model.weight_dtype else None
-    return (quantization or stored or "").lower().partition(":")[0]
-
-
 class Refusal(NamedTuple):
     """A refusal: the field and what it is, by which engine, why, and a way out."""
 
@@ -644,7 +641,9 @@ def refusal(
     ``quantization`` is the one that the request names; a checkpoint has its own, which the field
     ``model`` stands for.
     """
-    given = Formats(*formats, method_of(quantization, model, formats[0]))
+    # Weights in another format than the checkpoint's are quantised anew.
+    stored = model.quantization if formats[0] == model.weight_dtype else None
+    given = Formats(*formats, (quantization or stored or "").lower().partition(":")[0])
     for limit in _limits_of(_subject(engine, device, model)):
         field = limit.refuses(given)
         if not field:

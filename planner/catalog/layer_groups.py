@@ -66,13 +66,6 @@ LARGEST = 10**9
 LARGEST_OF = {"num_hidden_layers": 10_000, "num_experts": 1_000_000}
 
 
-def _same_everywhere(value: object) -> object:
-    """Return the value of a list that repeats one value, otherwise the value itself."""
-    if isinstance(value, list) and value and all(entry == value[0] for entry in value):
-        return value[0]
-    return value
-
-
 class Fields:
     """The fields of one object of a config; errors name the full path of a field."""
 
@@ -82,13 +75,11 @@ class Fields:
         self.title = title
         self.names: dict[str, str] = {}
 
-    def _spellings(self, name: str) -> tuple[str, ...]:
-        return (self.names.get(name, name), name, *SPELLINGS.get(name, ()))
-
     def spelling(self, name: str) -> str:
         """Return the config's name of a field, or the family's name if it is absent."""
-        present = (key for key in self._spellings(name) if key in self.config)
-        return next(present, self.names.get(name, name))
+        of_family = self.names.get(name, name)
+        spellings = (of_family, name, *SPELLINGS.get(name, ()))
+        return next((key for key in spellings if key in self.config), of_family)
 
     def refusal(self, name: str, value: object, must: str) -> BadConfigError:
         """Return the error for a field with an invalid value."""
@@ -104,13 +95,15 @@ class Fields:
         return bool(self.get(name))
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Return a whole number, or the default if it is absent.
+        """Return a whole number, also of a list that repeats it, or the default if it is absent.
 
         Raises:
             BadConfigError: the field is missing or out of range; the message uses the config's own
                 name.
         """
-        value = _same_everywhere(self.get(name))
+        value = self.get(name)
+        if isinstance(value, list) and value and all(entry == value[0] for entry in value):
+            value = value[0]
         if value is None:
             value = default
         if value is None:
@@ -574,29 +567,22 @@ def read_experts(reader: ConfigReader, family: Family) -> dict[str, Any]:
     shared = reader.integer("num_shared_experts", family.shared_experts)
     if reader.integer("shared_expert_intermediate_size", width) == 0:
         shared = 0
+    width_of_shared = reader.integer("shared_expert_intermediate_size", 0) if shared else 0
+    router_bias, switch = family.router_bias, family.router_bias_switch
+    if switch is not None:
+        router_bias = reader.flag(switch, default=router_bias)
     return {
         "num_experts": reader.integer("num_experts"),
         "num_experts_per_tok": reader.integer("num_experts_per_tok"),
         "moe_intermediate_size": width,
         "num_shared_experts": shared,
-        "shared_expert_intermediate_size": _shared_width(reader, shared),
+        "shared_expert_intermediate_size": width_of_shared,
         "shared_expert_gate": family.shared_expert_gate and shared > 0,
         "expert_hidden_size": reader.integer("expert_hidden_size", 0),
-        "router_bias": _router_bias(reader, family),
+        "router_bias": router_bias,
         "expert_bias": family.expert_bias,
         "num_dense_layers": dense_layers(reader),
     }
-
-
-def _router_bias(reader: ConfigReader, family: Family) -> bool:
-    switch = family.router_bias_switch
-    return (
-        family.router_bias if switch is None else reader.flag(switch, default=family.router_bias)
-    )
-
-
-def _shared_width(reader: ConfigReader, shared: int) -> int:
-    return reader.integer("shared_expert_intermediate_size", 0) if shared else 0
 
 
 def dense_layers(reader: ConfigReader) -> int:

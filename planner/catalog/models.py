@@ -267,16 +267,9 @@ def _layers_without_feed_forward(reader: ConfigReader) -> int:
 
 
 def _key_value_heads(reader: ConfigReader, heads: int) -> int:
-    if reader.model_type != "falcon":
-        return reader.positive("num_key_value_heads", heads)
-    if reader.flag("new_decoder_architecture", default=False):
+    if reader.model_type != "falcon" or reader.flag("new_decoder_architecture", default=False):
         return reader.positive("num_key_value_heads", heads)
     return 1 if reader.flag("multi_query", default=True) else heads
-
-
-def _has_qk_norm(reader: ConfigReader, family: Family) -> bool:
-    switch = family.qk_norm_switch
-    return family.qk_norm if switch is None else reader.flag(switch, default=False)
 
 
 def _structure(reader: ConfigReader, family: Family) -> dict[str, Any]:
@@ -290,13 +283,14 @@ def _structure(reader: ConfigReader, family: Family) -> dict[str, Any]:
         norms = 1
     offset = family.learned_positions_offset
     context = reader.positive("max_position_embeddings", DEFAULT_CONTEXT)
+    switch = family.qk_norm_switch
     return {
         "tie_word_embeddings": reader.flag("tie_word_embeddings", default=family.tied_by_default),
         "gated_mlp": family.gated_mlp,
         "norm": family.norm,
         "norm_bias": family.norm_bias,
         "norms_per_layer": norms,
-        "qk_norm": _has_qk_norm(reader, family),
+        "qk_norm": family.qk_norm if switch is None else reader.flag(switch, default=False),
         "qk_norm_width": family.qk_norm_width,
         "attention_bias": bias,
         "attention_output_bias": reader.flag(
@@ -424,11 +418,6 @@ def list_models() -> tuple[ModelEntry, ...]:
     return tuple(_entries().values())
 
 
-def _id_of(name: str) -> str | None:
-    """Return the catalog id of a name: an id, an alias or a copy of the same shape."""
-    return _ids_by_lower_name().get(name.lower()) or _ids_by_shape().get(shape_key(name))
-
-
 def _read(model_id: str) -> tuple[ModelEntry, StatedFormat | None]:
     """Return the entry that a name stands for, and the format that replaces the entry's own.
 
@@ -454,7 +443,11 @@ def _base_of(rest: str) -> str | None:
     inner = split_format(rest)
     if inner is not None and not inner[1].is_plain:
         return None
-    return _id_of(rest) or _ids_without_format().get(shape_key(rest))
+    return (
+        _ids_by_lower_name().get(rest.lower())
+        or _ids_by_shape().get(shape_key(rest))
+        or _ids_without_format().get(shape_key(rest))
+    )
 
 
 def _unknown(model_id: str) -> UnknownModelError:

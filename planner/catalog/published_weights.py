@@ -300,19 +300,14 @@ def of_group(weights: QuantizationConfig, packing: str) -> StoredFormat:
     return StoredFormat(dtype, group)
 
 
-def of_method(method: str, quant: QuantizationConfig) -> StoredFormat | None:
-    """Return the format of a method from its fields, or None for an unknown method."""
-    if method in READERS:
-        return READERS[method](quant)
-    if method in FIXED:
-        return StoredFormat(FIXED[method], group_of(quant))
-    return None
-
-
 def first_known(methods: Iterable[str], quant: QuantizationConfig) -> StoredFormat | None:
-    """Return the format of the first known method."""
-    formats = (of_method(method, quant) for method in methods if method)
-    return next((stored for stored in formats if stored is not None), None)
+    """Return the format of the first known method, read from its fields; None if none is known."""
+    for method in methods:
+        if method in READERS:
+            return READERS[method](quant)
+        if method in FIXED:
+            return StoredFormat(FIXED[method], group_of(quant))
+    return None
 
 
 PLAIN: dict[str, Dtype] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -504,7 +499,12 @@ def _patterns(quant: QuantizationConfig) -> list[str]:
         patterns += listed
     patterns += _full_precision_modules(quant)
     for pattern in patterns:
-        _validate_pattern(pattern)
+        try:
+            re.compile(pattern[3:] if pattern.startswith("re:") else "")
+        except re.error as error:
+            raise BadConfigError(
+                f"{pattern!r} is not a valid regular expression: {error}", f"{FIELD}.ignore"
+            ) from error
     return patterns
 
 
@@ -516,17 +516,6 @@ def _full_precision_modules(quant: QuantizationConfig) -> list[str]:
         return skipped
     full_precision = [name for name, own in extra.items() if named(own, "bits") in {16, 32}]
     return skipped + full_precision
-
-
-def _validate_pattern(pattern: str) -> None:
-    if not pattern.startswith("re:"):
-        return
-    try:
-        re.compile(pattern[3:])
-    except re.error as error:
-        raise BadConfigError(
-            f"{pattern!r} is not a valid regular expression: {error}", f"{FIELD}.ignore"
-        ) from error
 
 
 def _layers_named(pattern: str, part: WeightPart, layers: int) -> int:

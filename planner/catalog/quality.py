@@ -273,7 +273,9 @@ def scheme_quality(scheme: str | None, family: str, billions: float) -> Quality:
     ratio = fitted_quality().ratio(scheme, family, billions)
     if ratio is not None:
         return Quality(perplexity_ratio=ratio, evidence=_evidence(scheme, family))
-    scores = _scores(scheme, family)
+    rows = [row for row in quality_rows() if row.scheme == scheme and row.metric == "score"]
+    own = [row.ratio for row in rows if row.family == family]
+    scores = own or [row.ratio for row in rows]
     if not scores:
         return Quality(evidence=(UNKNOWN.format(what=scheme.replace("_", " ")),))
     sources = ", ".join(_sources(scheme, "score"))
@@ -283,13 +285,6 @@ def scheme_quality(scheme: str | None, family: str, billions: float) -> Quality:
             f"no perplexity table; task scores of {scheme.upper()}, {len(scores)} rows: {sources}",
         ),
     )
-
-
-def _scores(scheme: str, family: str) -> list[float]:
-    """Return a scheme's published score ratios, for the family if it has any."""
-    rows = [row for row in quality_rows() if row.scheme == scheme and row.metric == "score"]
-    own = [row.ratio for row in rows if row.family == family]
-    return own or [row.ratio for row in rows]
 
 
 def _sources(scheme: str, metric: str) -> list[str]:

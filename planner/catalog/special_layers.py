@@ -257,7 +257,7 @@ def _nas_width(hidden: int, block: Fields) -> int:
     if _is_empty(block):
         return 0
     width = int(2 * block.number("ffn_mult") * hidden / 3)
-    return -(-width // NAS_STEP) * NAS_STEP
+    return _rounded_up(width, NAS_STEP)
 
 
 def lfm2_width(reader: ConfigReader) -> dict[str, Any]:
