@@ -317,7 +317,14 @@ def page_pool(groups: tuple[LayerGroup, ...]) -> PagePool | None:
     blocks, per_token = 0.0, 0.0
     for count, kept, size in (
         (windowed, window, WINDOW_BLOCK),
-        *((count, _state_window(ratio), _state_block(ratio)) for ratio, count in layers.items()),
+        *(
+            (
+                count,
+                ratio * (2 if ratio == OVERLAPPING_RATIO else 1),
+                STATE_BLOCKS.get(ratio, OTHER_STATE_BLOCK),
+            )
+            for ratio, count in layers.items()
+        ),
     ):
         pools = ceil(count / shared)
         blocks += pools * (ceil(kept / size) + 1)
@@ -344,14 +351,6 @@ def _layers_per_block(counts: list[int]) -> int:
         range(counts[0], max(counts) + 1),
         key=lambda size: (sum(-count % size for count in counts), -size),
     )
-
-
-def _state_window(ratio: int) -> int:
-    return ratio * (2 if ratio == OVERLAPPING_RATIO else 1)
-
-
-def _state_block(ratio: int) -> int:
-    return STATE_BLOCKS.get(ratio, OTHER_STATE_BLOCK)
 
 
 def block_bytes(pool: PagePool, element_bytes: Quantity) -> Quantity:

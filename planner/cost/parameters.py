@@ -105,12 +105,6 @@ class MixerCounts:
         )
 
 
-def count_mixers(model: ModelSpec) -> MixerCounts:
-    """Return the mixers' parameters over all layers of a model."""
-    each = (count_mixer(model, group).times(group.count) for group in model.layers_by_attention)
-    return sum(each, start=MixerCounts())
-
-
 def count_mixer(model: ModelSpec, group: LayerGroup) -> MixerCounts:
     """Return the mixer's parameters in one layer of a group."""
     if isinstance(group, AttentionLayers):
@@ -265,7 +259,8 @@ def count_parameters(model: ModelSpec) -> ParameterCounts:
     >>> count_parameters(get_model("meta-llama/Llama-3.1-8B")).total
     8030261248
     """
-    mixers = count_mixers(model)
+    each = (count_mixer(model, group).times(group.count) for group in model.layers_by_attention)
+    mixers = sum(each, start=MixerCounts())
     hidden, moe_layers = model.hidden_size, model.num_moe_layers
     expert = _block(model, model.expert_hidden_size or hidden, model.moe_intermediate_size)
     dense = model.num_feed_forward_layers * _block(model, hidden, model.intermediate_size)
@@ -303,7 +298,11 @@ def _small_parameters(model: ModelSpec, mixers: MixerCounts) -> int:
     head_bias = model.vocab_size if model.lm_head_bias else 0
     layers = model.num_hidden_layers * model.norms_per_layer * norm + mixers.small
     dense = model.num_feed_forward_layers * _block_bias(model, model.intermediate_size)
-    sparse = model.num_moe_layers * _small_of_experts(model)
+    router = hidden * model.num_experts + (model.num_experts if model.router_bias else 0)
+    gate = hidden if model.shared_expert_gate else 0
+    biases = _block_bias(model, model.shared_intermediate_size)
+    biases += model.num_experts * _expert_bias(model)
+    sparse = model.num_moe_layers * (router + gate + biases)
     extra = model.extra_parameters + model.tower_parameters
     return layers + dense + sparse + norm + head_bias + extra
 
@@ -314,18 +313,7 @@ def _block_bias(model: ModelSpec, intermediate: int) -> int:
     return (feed_forward_matrices(model) - 1) * intermediate + model.hidden_size
 
 
-def _small_of_experts(model: ModelSpec) -> int:
-    """Return the router, gates and biases of one layer of experts."""
-    hidden, experts = model.hidden_size, model.num_experts
-    small = hidden * experts + (experts if model.router_bias else 0)
-    small += _block_bias(model, model.shared_intermediate_size)
-    if model.shared_expert_gate:
-        small += hidden
-    return small + experts * _expert_bias(model)
-
-
 def _expert_bias(model: ModelSpec) -> int:
-    """Return the biases of one routed expert."""
     if not model.expert_bias:
         return 0
     into = (feed_forward_matrices(model) - 1) * model.moe_intermediate_size

@@ -599,11 +599,6 @@ class Operators:
     writes_scores: bool = True
 
     @property
-    def copies_inputs(self) -> bool:
-        """Return whether each matrix saves its own copy of its input."""
-        return self.adapted is not None or self.product_bytes < self.residual_bytes
-
-    @property
     def learns_everywhere(self) -> bool:
         """Return whether every matrix or its adapter is trained and saves its input."""
         return self.adapted != "query_value"
@@ -656,7 +651,9 @@ def _inputs(model: ModelSpec, how: Operators) -> int:
     """Return the number of saved copies of the norms' outputs."""
     if not how.learns_everywhere:
         return QUERY_VALUE
-    return QUERY_KEY_VALUE + _gates(model) if how.copies_inputs else model.norms_per_layer
+    # Each matrix saves its own copy.
+    copies = how.adapted is not None or how.product_bytes < how.residual_bytes
+    return QUERY_KEY_VALUE + _gates(model) if copies else model.norms_per_layer
 
 
 def kept_width(model: ModelSpec, how: Operators) -> float:
