@@ -45,6 +45,11 @@ class Case:
         """Return the phase of the workload: inference, training or compression."""
         return PHASES.get(self.workload.kind, "inference")
 
+    @property
+    def method(self) -> str:
+        """Return the method of training or compression; empty for inference."""
+        return getattr(self.workload, "method", "")
+
 
 # Conditions of techniques; a failed condition gives a reason with the case's numbers.
 #
@@ -63,91 +68,9 @@ class Condition:
     reason_against: Callable[[Case], str]
 
 
-def _several_devices(case: Case) -> str:
-    if case.cluster.num_devices > 1:
-        return ""
-    return "needs at least 2 devices: this cluster has 1"
-
-
-def _several_nodes(case: Case) -> str:
-    return "" if case.cluster.num_nodes > 1 else "needs at least 2 nodes: this cluster has 1"
-
-
-def _unlike_nodes(case: Case) -> str:
-    if case.cluster.other_nodes:
-        return ""
-    return f"needs nodes of another kind: this cluster has {case.device.id} alone"
-
-
-def _sparse_model(case: Case) -> str:
-    if case.model.is_moe:
-        return ""
-    return "needs a sparse mixture-of-experts model: this one is dense"
-
-
-def _plain_mlp(case: Case) -> str:
-    if not case.model.gated_mlp:
-        return ""
-    return "needs ReLU feed-forward blocks, whose zeros can be foreseen: this model's are gated"
-
-
-def _divisible_heads(case: Case) -> str:
-    heads, devices = case.model.num_attention_heads, case.cluster.widest_node
-    if any(heads % size == 0 for size in range(2, devices + 1)):
-        return ""
-    return (
-        f"needs a divisor of the {heads} attention heads between 2 and the {devices} devices "
-        "of a node"
-    )
-
-
-def _several_layers(case: Case) -> str:
-    layers = case.model.num_hidden_layers
-    return "" if layers >= LEAST_LAYERS else f"needs a layer per stage: this model has {layers}"
-
-
-def _several_sequences(case: Case) -> str:
-    workload = case.workload
-    if isinstance(workload, TrainWorkload) and workload.global_batch_size == 1:
-        return "needs at least 2 sequences per step, one per data-parallel rank: there is 1"
-    return ""
-
-
-def _requests(case: Case) -> str:
-    return "" if isinstance(case.workload, ServeWorkload) else "needs requests that come and go"
-
-
-def _accelerator(case: Case) -> str:
-    if case.device.kind != "cpu":
-        return ""
-    return "needs a device beside the host's processor: this one is the host"
-
-
-def _adapters(case: Case) -> str:
-    method = getattr(case.workload, "method", "")
-    return "" if method in ADAPTERS else f"needs adapters over a frozen base: this is {method}"
-
-
-def _all_weights(case: Case) -> str:
-    method = getattr(case.workload, "method", "")
-    if method not in ADAPTERS:
-        return ""
-    return f"needs all weights trained: {method} trains adapters over a frozen base"
-
-
-def _pretraining(case: Case) -> str:
-    method = getattr(case.workload, "method", "")
-    return "" if method == "pretrain" else f"needs training from scratch: this is {method}"
-
-
-def _fpga(case: Case) -> str:
-    device = case.device
-    if device.kind == "accelerator" and "fpga" in f"{device.id} {device.name}".lower():
-        return ""
-    return (
-        f"needs an FPGA appliance: {device.id} is a {device.kind}; give the appliance's own "
-        "memory, bandwidth and peaks as the device, with FPGA in its id, to ask what it would do"
-    )
+def _condition(words: str, holds: Callable[[Case], object], reason: str) -> Condition:
+    """Return a condition whose reason is a template of the case that fails it."""
+    return Condition(words, lambda case: "" if holds(case) else reason.format(case=case))
 
 
 def _peak(dtype: Dtype) -> Condition:
@@ -162,40 +85,101 @@ def _peak(dtype: Dtype) -> Condition:
     return Condition(f"the device multiplies matrices in {dtype}", reason)
 
 
-def _price(case: Case) -> str:
-    if case.device.price_usd_per_hour is not None:
-        return ""
-    return f"needs an hourly price: the catalog has none for {case.device.id}"
-
-
-def _power(case: Case) -> str:
-    if case.device.tdp_watts is not None:
-        return ""
-    return f"needs a power rating: the catalog has none for {case.device.id}"
-
-
 CONDITIONS: dict[str, Condition] = {
-    "several_devices": Condition("the cluster has at least 2 devices", _several_devices),
-    "several_nodes": Condition("the cluster has at least 2 nodes", _several_nodes),
-    "unlike_nodes": Condition("the cluster has nodes of several kinds", _unlike_nodes),
-    "sparse_model": Condition("the model is a sparse mixture of experts", _sparse_model),
-    "plain_mlp": Condition("the feed-forward blocks are plain, not gated", _plain_mlp),
-    "divisible_heads": Condition(
-        "a number of devices in one node divides the attention heads", _divisible_heads
+    "several_devices": _condition(
+        "the cluster has at least 2 devices",
+        lambda case: case.cluster.num_devices > 1,
+        "needs at least 2 devices: this cluster has 1",
     ),
-    "several_layers": Condition("there is a layer for each stage", _several_layers),
-    "several_sequences": Condition("a step has at least 2 sequences", _several_sequences),
-    "requests": Condition("requests come and go", _requests),
-    "accelerator": Condition("the device is not the host's own processor", _accelerator),
-    "adapters": Condition("adapters are trained over a frozen base", _adapters),
-    "all_weights": Condition("all weights are trained", _all_weights),
-    "pretraining": Condition("the model is trained from scratch", _pretraining),
-    "fpga": Condition("the device is an FPGA appliance", _fpga),
+    "several_nodes": _condition(
+        "the cluster has at least 2 nodes",
+        lambda case: case.cluster.num_nodes > 1,
+        "needs at least 2 nodes: this cluster has 1",
+    ),
+    "unlike_nodes": _condition(
+        "the cluster has nodes of several kinds",
+        lambda case: case.cluster.other_nodes,
+        "needs nodes of another kind: this cluster has {case.device.id} alone",
+    ),
+    "sparse_model": _condition(
+        "the model is a sparse mixture of experts",
+        lambda case: case.model.is_moe,
+        "needs a sparse mixture-of-experts model: this one is dense",
+    ),
+    "plain_mlp": _condition(
+        "the feed-forward blocks are plain, not gated",
+        lambda case: not case.model.gated_mlp,
+        "needs ReLU feed-forward blocks, whose zeros can be foreseen: this model's are gated",
+    ),
+    "divisible_heads": _condition(
+        "a number of devices in one node divides the attention heads",
+        lambda case: any(
+            case.model.num_attention_heads % size == 0
+            for size in range(2, case.cluster.widest_node + 1)
+        ),
+        "needs a divisor of the {case.model.num_attention_heads} attention heads between 2 and "
+        "the {case.cluster.widest_node} devices of a node",
+    ),
+    "several_layers": _condition(
+        "there is a layer for each stage",
+        lambda case: case.model.num_hidden_layers >= LEAST_LAYERS,
+        "needs a layer per stage: this model has {case.model.num_hidden_layers}",
+    ),
+    "several_sequences": _condition(
+        "a step has at least 2 sequences",
+        lambda case: (
+            not isinstance(case.workload, TrainWorkload) or case.workload.global_batch_size != 1
+        ),
+        "needs at least 2 sequences per step, one per data-parallel rank: there is 1",
+    ),
+    "requests": _condition(
+        "requests come and go",
+        lambda case: isinstance(case.workload, ServeWorkload),
+        "needs requests that come and go",
+    ),
+    "accelerator": _condition(
+        "the device is not the host's own processor",
+        lambda case: case.device.kind != "cpu",
+        "needs a device beside the host's processor: this one is the host",
+    ),
+    "adapters": _condition(
+        "adapters are trained over a frozen base",
+        lambda case: case.method in ADAPTERS,
+        "needs adapters over a frozen base: this is {case.method}",
+    ),
+    "all_weights": _condition(
+        "all weights are trained",
+        lambda case: case.method not in ADAPTERS,
+        "needs all weights trained: {case.method} trains adapters over a frozen base",
+    ),
+    "pretraining": _condition(
+        "the model is trained from scratch",
+        lambda case: case.method == "pretrain",
+        "needs training from scratch: this is {case.method}",
+    ),
+    "fpga": _condition(
+        "the device is an FPGA appliance",
+        lambda case: (
+            case.device.kind == "accelerator"
+            and "fpga" in f"{case.device.id} {case.device.name}".lower()
+        ),
+        "needs an FPGA appliance: {case.device.id} is a {case.device.kind}; give the appliance's "
+        "own memory, bandwidth and peaks as the device, with FPGA in its id, to ask what it would "
+        "do",
+    ),
     "peak_fp8": _peak("fp8"),
     "peak_int8": _peak("int8"),
     "peak_nvfp4": _peak("nvfp4"),
-    "price": Condition("the device has an hourly price", _price),
-    "power": Condition("the device has a power rating", _power),
+    "price": _condition(
+        "the device has an hourly price",
+        lambda case: case.device.price_usd_per_hour is not None,
+        "needs an hourly price: the catalog has none for {case.device.id}",
+    ),
+    "power": _condition(
+        "the device has a power rating",
+        lambda case: case.device.tdp_watts is not None,
+        "needs a power rating: the catalog has none for {case.device.id}",
+    ),
 }
 
 Phase = Literal["inference", "training", "compression"]
