@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from planner.catalog.engines import EngineRole, engine_name, get_engine, refusal, sixteen_bit_dtype
+from planner.catalog.engines import engine_name, get_engine, refusal, sixteen_bit_dtype
 from planner.cost.weights import WIDE
 from planner.specs.base import Dtype, JsonObject, PlannerError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
@@ -67,12 +67,6 @@ class ExportCase:
     def strategy(self) -> Strategy:
         """Return the plan's strategy with all fields filled."""
         return self.plan.strategy
-
-    @property
-    def role(self) -> EngineRole:
-        """Return the kind of engine that the figures are for."""
-        training = isinstance(self.workload, TrainWorkload)
-        return get_engine(self.plan.engine, self.device.kind, training=training).role
 
     @property
     def offload(self) -> OffloadSpec:
@@ -180,10 +174,10 @@ class ExportCase:
     def _cache_capacity_tokens(self) -> int | None:
         """Return the tokens that fit in a replica's cache, including free memory."""
         cached = self.plan.memory.breakdown_bytes.get("kv_cache", 0)
-        requests = self.sequences_per_replica
+        requests = self.sequences_per_rank
         if not cached or not requests or not self.typical_tokens:
             return None
-        planned_tokens = -(-requests // self.attention_ranks) * self.typical_tokens
+        planned_tokens = requests * self.typical_tokens
         memory = self.plan.memory
         served = self.strategy.gpu_memory_utilization or SERVED_SHARE
         spare = memory.capacity_bytes * served - memory.per_device_peak_bytes
@@ -200,6 +194,12 @@ class ExportCase:
     def sequences_per_replica(self) -> int | None:
         """Return the concurrent requests of one data-parallel replica."""
         return None if self.sequences is None else -(-self.sequences // self.size("data"))
+
+    @property
+    def sequences_per_rank(self) -> int | None:
+        """Return the concurrent requests of one attention data-parallel rank of a replica."""
+        requests = self.sequences_per_replica
+        return None if requests is None else -(-requests // self.attention_ranks)
 
     @property
     def offloaded_weight_bytes(self) -> float:
@@ -298,18 +298,14 @@ class Format:
         """Return the complete file: header with prediction and notes, then the body."""
         if self.comment is None:
             return body
-        return with_head(body, head_lines(case, notes), self.comment)
-
-
-def head_lines(case: ExportCase, notes: Notes) -> list[str]:
-    """Return the header lines of an export: model, hardware, prediction, notes."""
-    device = case.device.name or case.device.id
-    used = case.hardware if case.devices > 1 else device
-    return [
-        f"{case.model} on {used}, planned for {case.plan.engine}",
-        f"predicted: {claim_words(case)}",
-        *(f"note: {note}" for note in notes),
-    ]
+        device = case.device.name or case.device.id
+        used = case.hardware if case.devices > 1 else device
+        lines = [
+            f"{case.model} on {used}, planned for {case.plan.engine}",
+            f"predicted: {claim_words(case)}",
+            *(f"note: {note}" for note in notes),
+        ]
+        return with_head(body, lines, self.comment)
 
 
 def with_head(body: str, lines: Iterable[str], comment: str) -> str:
@@ -320,6 +316,11 @@ def with_head(body: str, lines: Iterable[str], comment: str) -> str:
         shebang, rest = body.split("\n", 1)
         return f"{shebang}\n{head}{rest}"
     return head + body
+
+
+def size_flags(*sizes: tuple[str, int]) -> list[str]:
+    """Return the flags of the sizes beyond 1, which is every tool's default."""
+    return [word for flag, size in sizes if size > 1 for word in (flag, str(size))]
 
 
 def shell_lines(command: list[str]) -> str:
@@ -376,7 +377,10 @@ def formats_for(case: Case, strategy: Strategy, engine: str | None = None) -> tu
     if is_unlike(case.cluster, case.workload):
         return unlike_servers(case, strategy, _servers)
     training = isinstance(case.workload, TrainWorkload)
-    named = _trainers(case, strategy) if training else accepting_servers(case, strategy)
+    if training:
+        named = _trainers(case, strategy)
+    else:
+        named = [name for name in _servers(case) if _accepts(name, case, strategy)]
     managers = ["slurm", "kubernetes", *(["compose"] if case.cluster.nodes == 1 else [])]
     if (case.device.vendor or "").lower() == "apple":
         managers = []  # they give Linux processes their devices
@@ -390,11 +394,6 @@ def server_of(engine: str | None, device: DeviceSpec) -> str:
     if name in SERVER_NAMES:
         return name
     return "llama_cpp" if device.kind in {"cpu", "uma"} else "vllm"
-
-
-def accepting_servers(case: Case, strategy: Strategy) -> list[str]:
-    """Return the servers that accept a strategy on the devices of a case."""
-    return [name for name in _servers(case) if _accepts(name, case, strategy)]
 
 
 def _accepts(name: str, case: Case, strategy: Strategy) -> bool:

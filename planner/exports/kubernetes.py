@@ -89,11 +89,16 @@ def _devices(case: ExportCase) -> JsonObject:
     return {"devices": ["/dev/dri"]} if vendor == "intel" else {}
 
 
-def compose_notes(case: ExportCase) -> Notes:
-    """Return notes on settings that the export leaves to the user."""
+def _image_notes(case: ExportCase) -> list[str]:
     notes = ["the image's tag moves: pin the version that you measure"]
     if image_of(case) is None:
         notes.append(f"no public image for {case.device.vendor}: put your own for IMAGE")
+    return notes
+
+
+def compose_notes(case: ExportCase) -> Notes:
+    """Return notes on settings that the export leaves to the user."""
+    notes = _image_notes(case)
     if case.nodes > 1:
         notes.append("start it on every node with MASTER_ADDR and NODE_RANK set")
     return (*notes, *launch_notes(case))
@@ -130,7 +135,8 @@ def object_name(case: ExportCase) -> str:
 
 def kubernetes_objects(case: ExportCase) -> list[JsonObject]:
     """Return the objects in the order of application."""
-    files = [_config_map(case)] if launch_files(case) else []
+    data = launch_files(case)
+    files = [_object("v1", "ConfigMap", case, {"data": data})] if data else []
     if is_training(case):
         rendezvous = [_service(case, headless=True)] if case.nodes > 1 else []
         return [*files, *rendezvous, _job(case)]
@@ -144,17 +150,6 @@ def _spans_nodes(case: ExportCase) -> bool:
     return case.nodes > 1 and (is_training(case) or separate_servers(case) < case.nodes)
 
 
-def _pods(case: ExportCase) -> int:
-    """Return the number of pods: the nodes of one server or job, or one per server."""
-    if is_training(case) or _spans_nodes(case):
-        return case.nodes
-    return separate_servers(case)
-
-
-def _metadata(case: ExportCase) -> JsonObject:
-    return {"name": object_name(case), "labels": _labels(case)}
-
-
 def _labels(case: ExportCase) -> JsonObject:
     return {"app.kubernetes.io/name": object_name(case)}
 
@@ -164,12 +159,7 @@ def _service(case: ExportCase, *, headless: bool) -> JsonObject:
     spec: JsonObject = {"selector": _labels(case), "ports": [{"name": "main", "port": port}]}
     if headless:
         spec = {"clusterIP": "None", "publishNotReadyAddresses": True, **spec}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(case), "spec": spec}
-
-
-def _config_map(case: ExportCase) -> JsonObject:
-    metadata, files = _metadata(case), launch_files(case)
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": files}
+    return _object("v1", "Service", case, {"spec": spec})
 
 
 def _deployment(case: ExportCase) -> JsonObject:
@@ -179,7 +169,7 @@ def _deployment(case: ExportCase) -> JsonObject:
         "selector": {"matchLabels": _labels(case)},
         "template": _pod(case, kind="Deployment"),
     }
-    return _object("apps/v1", "Deployment", case, spec)
+    return _object("apps/v1", "Deployment", case, {"spec": spec})
 
 
 def _stateful_set(case: ExportCase) -> JsonObject:
@@ -190,7 +180,7 @@ def _stateful_set(case: ExportCase) -> JsonObject:
         "selector": {"matchLabels": _labels(case)},
         "template": _pod(case, kind="StatefulSet"),
     }
-    return _object("apps/v1", "StatefulSet", case, spec)
+    return _object("apps/v1", "StatefulSet", case, {"spec": spec})
 
 
 def _job(case: ExportCase) -> JsonObject:
@@ -198,11 +188,12 @@ def _job(case: ExportCase) -> JsonObject:
     if case.nodes > 1:
         group = {"completionMode": "Indexed", "completions": case.nodes}
         spec = {**group, "parallelism": case.nodes, **spec}
-    return _object("batch/v1", "Job", case, spec)
+    return _object("batch/v1", "Job", case, {"spec": spec})
 
 
-def _object(version: str, kind: str, case: ExportCase, spec: JsonObject) -> JsonObject:
-    return {"apiVersion": version, "kind": kind, "metadata": _metadata(case), "spec": spec}
+def _object(version: str, kind: str, case: ExportCase, content: JsonObject) -> JsonObject:
+    metadata = {"name": object_name(case), "labels": _labels(case)}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
 
 
 def _pod(case: ExportCase, *, kind: str) -> JsonObject:
@@ -230,8 +221,9 @@ def _container(case: ExportCase, kind: str) -> JsonObject:
     }
     resource = RESOURCES.get(vendor_of(case))
     if resource:
-        own = case.devices // _pods(case)
-        container["resources"] = {"limits": {resource: own}}
+        spans = is_training(case) or _spans_nodes(case)
+        pods = case.nodes if spans else separate_servers(case)
+        container["resources"] = {"limits": {resource: case.devices // pods}}
     if not is_training(case):
         container["ports"] = [{"containerPort": SERVING_PORT}]
         probe = {"httpGet": {"path": "/health", "port": SERVING_PORT}}
@@ -244,12 +236,8 @@ def _command(case: ExportCase) -> list[str]:
     script = None if alone else launch_script(case, contained=True)
     if script is not None:
         return ["bash", "-c", script]
-    return [_with_variables(word) for word in launch_arguments(case, contained=True)]
-
-
-def _with_variables(word: str) -> str:
-    """Return a word with shell variables in Kubernetes syntax."""
-    return re.sub(r"\$([A-Z_]+)", r"$(\1)", word)
+    words = launch_arguments(case, contained=True)
+    return [re.sub(r"\$([A-Z_]+)", r"$(\1)", word) for word in words]  # variables of Kubernetes
 
 
 def _environment(case: ExportCase, kind: str) -> list[JsonObject]:
@@ -269,9 +257,7 @@ def _environment(case: ExportCase, kind: str) -> list[JsonObject]:
 
 def kubernetes_notes(case: ExportCase) -> Notes:
     """Return notes on settings that the export leaves to the user."""
-    notes = ["the image's tag moves: pin the version that you measure"]
-    if image_of(case) is None:
-        notes.append(f"no public image for {case.device.vendor}: put your own for IMAGE")
+    notes = _image_notes(case)
     if case.device.kind not in {"cpu", "gpu"} and vendor_of(case) not in RESOURCES:
         notes.append("add the resource that your cluster calls this device")
     if is_training(case):

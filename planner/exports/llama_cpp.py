@@ -1,6 +1,13 @@
 """Launch commands of llama.cpp and TensorRT-LLM."""
 
-from planner.exports.export import ExportCase, Format, Notes, servers_notes, servers_text
+from planner.exports.export import (
+    ExportCase,
+    Format,
+    Notes,
+    servers_notes,
+    servers_text,
+    size_flags,
+)
 from planner.exports.vllm import cache_notes, checkpoint_notes, serving_notes
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import JsonObject
@@ -143,16 +150,14 @@ OPTIONS_FILE = "trtllm-options.yaml"
 def trtllm_arguments(case: ExportCase) -> list[str]:
     """Return ``trtllm-serve`` with only the flags that the plan decides."""
     command = ["trtllm-serve", case.checkpoint(()), "--backend", "pytorch"]
-    for flag, size in (
+    command += size_flags(
         ("--tp_size", case.size("tensor") * case.attention_ranks),
         ("--pp_size", case.size("pipeline")),
         ("--cp_size", case.size("context")),
         ("--ep_size", case.size("expert")),
-    ):
-        if size > 1:
-            command += [flag, str(size)]
+    )
     for flag, count in (
-        ("--max_batch_size", _batch(case)),
+        ("--max_batch_size", case.sequences_per_rank),
         ("--max_num_tokens", case.strategy.max_batch_tokens),
         ("--max_seq_len", case.accepted_tokens),
     ):
@@ -161,12 +166,6 @@ def trtllm_arguments(case: ExportCase) -> list[str]:
     if trtllm_options(case):
         command += ["--extra_llm_api_options", OPTIONS_FILE]
     return command
-
-
-def _batch(case: ExportCase) -> int | None:
-    """Return the concurrent requests of one attention data-parallel rank."""
-    requests = case.sequences_per_replica
-    return None if requests is None else -(-requests // case.attention_ranks)
 
 
 def trtllm_options(case: ExportCase) -> JsonObject:

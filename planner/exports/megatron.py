@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from planner.exports.export import ExportCase, Format, Notes, shell_lines
+from planner.exports.export import ExportCase, Format, Notes, shell_lines, size_flags
 from planner.exports.train_script import (
     ADAPTERS,
     FUSED_UPDATES,
@@ -26,21 +26,12 @@ def pairs(*flags: tuple[str, object]) -> list[str]:
     return [word for flag, value in flags if value is not None for word in (flag, str(value))]
 
 
-def shape_arguments(shape: ModelSpec, sequence_length: int) -> list[str]:
-    """Return the model's shape; the vocabulary comes from the tokenizer.
+def _widths(shape: ModelSpec, sequence_length: int) -> list[str]:
+    """Return the widths, without that of the vocabulary, which comes from the tokenizer.
 
     Megatron-LM rejects sequences longer than its position limit even for rotary embeddings, so the
     limit is raised to the sequence length.
     """
-    return [
-        *_widths(shape, sequence_length),
-        *_attention(shape),
-        *_blocks(shape),
-        *_experts(shape),
-    ]
-
-
-def _widths(shape: ModelSpec, sequence_length: int) -> list[str]:
     positions = shape.learned_positions or shape.max_position_embeddings
     return pairs(
         ("--num-layers", shape.num_hidden_layers),
@@ -132,7 +123,10 @@ def megatron_arguments(case: ExportCase) -> list[str]:
     program = torchrun_arguments(case.nodes, case.devices_per_node, "pretrain_gpt.py")
     return [
         *program,
-        *shape_arguments(case.shape, train_workload(case).sequence_length),
+        *_widths(case.shape, train_workload(case).sequence_length),
+        *_attention(case.shape),
+        *_blocks(case.shape),
+        *_experts(case.shape),
         *_batch(case),
         *_layout(case),
         *_memory(case),
@@ -151,13 +145,12 @@ def _batch(case: ExportCase) -> list[str]:
 
 
 def _layout(case: ExportCase) -> list[str]:
-    sizes = (
+    flags = size_flags(
         ("--tensor-model-parallel-size", case.size("tensor")),
         ("--pipeline-model-parallel-size", case.size("pipeline")),
         ("--context-parallel-size", case.size("context")),
         ("--expert-model-parallel-size", case.size("expert")),
     )
-    flags = pairs(*((flag, size) for flag, size in sizes if size > 1))
     chunks = case.strategy.virtual_pipeline_size or 1
     # Only one of the two flags: the layout also states the chunks per rank.
     if needs_layout(case):
@@ -247,7 +240,9 @@ def _memory(case: ExportCase) -> list[str]:
     if _moves_states(case):
         flags += ["--optimizer-cpu-offload", "--use-precision-aware-optimizer"]
     if _moves_activations(case):
-        flags += ["--cpu-offloading-num-layers", str(_offloaded_layers(case))]
+        layers = case.shape.num_hidden_layers
+        moved = min(layers - 1, round(case.offload.activations_cpu * layers))  # never the last
+        flags += ["--cpu-offloading-num-layers", str(moved)]
     if strategy.gradient_dtype == "bf16":
         flags.append("--grad-reduce-in-bf16")
     return flags
@@ -265,12 +260,6 @@ def _moves_activations(case: ExportCase) -> bool:
     """Return whether Megatron-LM can offload activations: one stage, no recomputation."""
     plain = case.strategy.activation_recomputation in {None, "none"}
     return case.offload.activations_cpu > 0 and case.size("pipeline") == 1 and plain
-
-
-def _offloaded_layers(case: ExportCase) -> int:
-    """Return the number of layers with offloaded activations, never the last one."""
-    layers = case.shape.num_hidden_layers
-    return min(layers - 1, round(case.offload.activations_cpu * layers))
 
 
 def megatron_notes(case: ExportCase) -> Notes:

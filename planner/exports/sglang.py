@@ -10,11 +10,12 @@ from planner.exports.export import (
     Notes,
     servers_notes,
     servers_text,
+    size_flags,
 )
 from planner.exports.vllm import (
-    DTYPES,
     cache_notes,
     checkpoint_notes,
+    format_flags,
     serving_notes,
 )
 from planner.specs.workload import ServeWorkload
@@ -28,21 +29,19 @@ def sglang_arguments(case: ExportCase) -> list[str]:
     """Return SGLang's server with only the flags that the plan decides."""
     command = ["python", "-m", "sglang.launch_server", "--model-path"]
     command.append(case.checkpoint(AT_LOAD))
-    return [*command, *_layout(case), *_formats(case), *_limits(case), *_extras(case)]
+    formats = format_flags(case, AT_LOAD, CACHES)
+    return [*command, *_layout(case), *formats, *_limits(case), *_extras(case)]
 
 
 def _layout(case: ExportCase) -> list[str]:
-    flags: list[str] = []
-    for flag, size in (
+    flags = size_flags(
         ("--tp-size", case.size("tensor") * case.attention_ranks),
         ("--pp-size", case.size("pipeline")),
         ("--dp-size", case.size("data") // servers(case)),
         ("--ep-size", case.size("expert")),
         ("--attn-dp-size", case.attention_ranks),
         ("--nnodes", server_nodes(case)),
-    ):
-        if size > 1:
-            flags += [flag, str(size)]
+    )
     if server_nodes(case) > 1:
         flags += ["--node-rank", RANK, "--dist-init-addr", f"{MASTER}:{PORT}"]
     return flags
@@ -57,14 +56,10 @@ def servers(case: ExportCase) -> int:
     """
     if case.size("data") == 1 or (case.attention_ranks == 1 and case.nodes == 1):
         return 1
-    return case.size("data") // _replicas_per_node(case)
-
-
-def _replicas_per_node(case: ExportCase) -> int:
-    """Return the number of replicas of one server on its node, at least 1."""
     replica = case.size("tensor") * case.size("pipeline")
     quotient, remainder = divmod(case.devices_per_node, replica)
-    return quotient if case.attention_ranks == 1 and quotient and not remainder else 1
+    shares_node = case.attention_ranks == 1 and quotient and not remainder
+    return case.size("data") // (quotient if shares_node else 1)
 
 
 def server_nodes(case: ExportCase) -> int:
@@ -82,15 +77,6 @@ def drafts(case: ExportCase) -> bool:
     """
     plain = case.size("pipeline") == 1 and case.attention_ranks == 1
     return case.strategy.speculative is not None and plain
-
-
-def _formats(case: ExportCase) -> list[str]:
-    weight = case.strategy.weight_dtype or "bf16"
-    flags = ["--dtype", DTYPES.get(case.half, "bfloat16")]
-    if not case.is_stored and case.checkpoint(AT_LOAD) == case.model and weight in AT_LOAD:
-        flags += ["--quantization", AT_LOAD[weight]]
-    stored = CACHES.get(case.strategy.kv_cache_dtype or "")
-    return [*flags, *(["--kv-cache-dtype", stored] if stored else [])]
 
 
 def _limits(case: ExportCase) -> list[str]:

@@ -325,8 +325,10 @@ def torchtitan_text(case: ExportCase) -> str:
         named = (f'model_spec = model_registry("{flavor}")', f'hf_assets_path = "{assets}"')
         lines = [*named, *lines]
     settings = "".join(f"    config.{line}\n" for line in lines)
+    program = ("-m", "torchtitan.train", "--module", MODULE, "--config", "plan")
+    command = " ".join(torchrun_arguments(case.nodes, case.devices_per_node, *program))
     return (
-        f'"""Run with {_command(case)}."""\n\n'
+        f'"""Run with {command}."""\n\n'
         "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC\n"
         f"{imports}from torchtitan.models.{module}.config_registry import {function}\n"
         "from torchtitan.trainer import Trainer\n\n\n"
@@ -335,16 +337,14 @@ def torchtitan_text(case: ExportCase) -> str:
     )
 
 
-def _command(case: ExportCase) -> str:
-    program = ("-m", "torchtitan.train", "--module", MODULE, "--config", "plan")
-    return " ".join(torchrun_arguments(case.nodes, case.devices_per_node, *program))
-
-
 def _settings(case: ExportCase) -> list[str]:
     workload, strategy = train_workload(case), case.strategy
     recomputation = RECOMPUTATION[strategy.activation_recomputation or "none"]
+    micro, steps = strategy.micro_batch_size or 1, strategy.gradient_accumulation_steps or 1
+    # A pipeline splits the sequences of a rank into micro-batches.
+    local_batch = micro * steps if case.size("pipeline") > 1 else micro
     lines = [
-        f"training.local_batch_size = {_local_batch(case)}",
+        f"training.local_batch_size = {local_batch}",
         f"training.global_batch_size = {workload.global_batch_size}",
         f"training.seq_len = {workload.sequence_length}",
         *([f"training.steps = {steps_of(case)}"] if steps_of(case) else []),
@@ -357,13 +357,6 @@ def _settings(case: ExportCase) -> list[str]:
         # The trainer does not support CUDA graphs for either; they are on by default.
         lines.append("training.disable_cuda_graphs = True")
     return lines
-
-
-def _local_batch(case: ExportCase) -> int:
-    """Return the sequences of a rank per step; a pipeline splits them into micro-batches."""
-    micro = case.strategy.micro_batch_size or 1
-    steps = case.strategy.gradient_accumulation_steps or 1
-    return micro * steps if case.size("pipeline") > 1 else micro
 
 
 def _parallelism(case: ExportCase) -> list[str]:

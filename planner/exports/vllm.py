@@ -1,9 +1,19 @@
 """Export a serving plan as the command line of vLLM."""
 
 import json
-from collections.abc import Container
+from collections.abc import Container, Mapping
 
-from planner.exports.export import GIB, MASTER, PORT, RANK, ExportCase, Format, Notes, shell_lines
+from planner.exports.export import (
+    GIB,
+    MASTER,
+    PORT,
+    RANK,
+    ExportCase,
+    Format,
+    Notes,
+    shell_lines,
+    size_flags,
+)
 from planner.specs.workload import ServeWorkload
 
 # vLLM's names of formats that it makes of a 16-bit checkpoint while loading. A quantised
@@ -26,7 +36,7 @@ def vllm_arguments(case: ExportCase) -> list[str]:
     return [
         *("vllm", "serve", case.checkpoint(AT_LOAD)),
         *_layout(case),
-        *_formats(case),
+        *format_flags(case, AT_LOAD, CACHES),
         *_limits(case),
         *_extras(case),
     ]
@@ -35,14 +45,11 @@ def vllm_arguments(case: ExportCase) -> list[str]:
 def _layout(case: ExportCase) -> list[str]:
     # vLLM counts attention data-parallel ranks in addition to tensor ranks.
     replicas = case.attention_ranks
-    flags: list[str] = []
-    for flag, size in (
+    flags = size_flags(
         ("--tensor-parallel-size", case.size("tensor")),
         ("--pipeline-parallel-size", case.size("pipeline")),
         ("--data-parallel-size", case.size("data") * replicas),
-    ):
-        if size > 1:
-            flags += [flag, str(size)]
+    )
     if case.nodes > 1:
         flags += _rendezvous_flags(case)
     if case.size("expert") > 1 or replicas > 1:
@@ -66,20 +73,25 @@ def _rendezvous_flags(case: ExportCase) -> list[str]:
     return [*flags, "--master-addr", MASTER, "--master-port", str(PORT)]
 
 
-def _formats(case: ExportCase) -> list[str]:
+def format_flags(
+    case: ExportCase, at_load: Mapping[str, str], caches: Mapping[str, str]
+) -> list[str]:
+    """Return the flags of weights and KV cache, which vLLM and SGLang share.
+
+    ``at_load`` are the formats that the engine makes of a 16-bit checkpoint while loading.
+    """
     weight = case.strategy.weight_dtype or "bf16"
     flags = ["--dtype", DTYPES.get(case.half, "bfloat16")]
-    if not case.is_stored and case.checkpoint(AT_LOAD) == case.model and weight in AT_LOAD:
-        flags += ["--quantization", AT_LOAD[weight]]
-    stored = CACHES.get(case.strategy.kv_cache_dtype or "")
+    if not case.is_stored and case.checkpoint(at_load) == case.model and weight in at_load:
+        flags += ["--quantization", at_load[weight]]
+    stored = caches.get(case.strategy.kv_cache_dtype or "")
     return [*flags, *(["--kv-cache-dtype", stored] if stored else [])]
 
 
 def _limits(case: ExportCase) -> list[str]:
     flags = ["--max-model-len", str(case.accepted_tokens)] if case.accepted_tokens else []
-    if case.sequences_per_replica:
-        ranks = case.attention_ranks  # each rank has its own requests
-        flags += ["--max-num-seqs", str(-(-case.sequences_per_replica // ranks))]
+    if case.sequences_per_rank:
+        flags += ["--max-num-seqs", str(case.sequences_per_rank)]
     if case.strategy.max_batch_tokens:
         flags += ["--max-num-batched-tokens", str(case.strategy.max_batch_tokens)]
     share = case.memory_share("vllm")
