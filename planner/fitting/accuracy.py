@@ -4,7 +4,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache
 from html import escape
 from typing import Any
 
@@ -174,19 +173,21 @@ def predicted(row: Row) -> float | None:
     return max((rate for rate in rates if rate), default=None)
 
 
-@cache
-def table_errors() -> dict[tuple[str, str], list[float]]:
-    """Return the relative errors of every usable row, by source and kind."""
-    errors_by_kind: dict[tuple[str, str], list[float]] = defaultdict(list)
+def table_errors() -> Iterator[tuple[tuple[str, str], float]]:
+    """Yield the relative error of every usable row, with its source and kind."""
     for row in throughput_rows():
         rate = predicted(row)
         if rate:
-            errors_by_kind[row["source_id"], kind_of_row(row)].append(rate / measured_of(row) - 1)
-    return dict(sorted(errors_by_kind.items()))
+            yield (row["source_id"], kind_of_row(row)), rate / measured_of(row) - 1
 
 
 def throughput_section() -> str:
     """Return the errors by source and kind, fitted and left out, as tables."""
+    left_out = (
+        ((part, f"{case.source}, {case.engine}"), error)
+        for part, errors in left_out_parts().items()
+        for case, error in errors
+    )
     lines = [
         "## Throughput tables\n",
         TABLE_WORDS,
@@ -196,24 +197,20 @@ def throughput_section() -> str:
         "",
         "| Left out of the fit | Rows of | n | Mean | Median | 90th percentile |",
         "|---|---|---|---|---|---|",
-        *_rows(_left_out()),
+        *_rows(left_out),
         "",
         ASSUMED,
     ]
     return "\n".join(lines)
 
 
-def _left_out() -> dict[tuple[str, str], list[float]]:
-    errors_by_part: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for part, errors in left_out_parts().items():
-        for case, error in errors:
-            errors_by_part[part, f"{case.source}, {case.engine}"].append(error)
-    return dict(sorted(errors_by_part.items()))
-
-
-def _rows(errors_by_key: dict[tuple[str, str], list[float]]) -> Iterator[str]:
-    all_errors = [error for errors in errors_by_key.values() for error in errors]
-    for (first, second), errors in [*errors_by_key.items(), (("all", ""), all_errors)]:
+def _rows(named_errors: Iterable[tuple[tuple[str, str], float]]) -> Iterator[str]:
+    errors_by_key: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for key, error in named_errors:
+        errors_by_key[key].append(error)
+    parts = sorted(errors_by_key.items())
+    all_errors = [error for _, errors in parts for error in errors]
+    for (first, second), errors in [*parts, (("all", ""), all_errors)]:
         s = summary(errors)
         shares = " | ".join(f"{s[key]:.1%}" for key in ("mean", "median", "p90"))
         yield f"| {first} | {second} | {s['n']} | {shares} |"
@@ -526,9 +523,8 @@ def _tool_request(row: Row) -> JsonObject:
     return request | {"engine": HARNESSES.get(row["source_id"], row["engine"])}
 
 
-def _errors(rows: Iterable[Row], measured: str) -> dict[str, list[float]]:
-    """Return the relative errors of one measured column, by source."""
-    errors_by_source: dict[str, list[float]] = defaultdict(list)
+def _errors(rows: Iterable[Row], measured: str) -> Iterator[tuple[str, float]]:
+    """Yield the relative errors of one measured column, with their sources."""
     for row in usable(latest(rows)):
         if not row[measured]:
             continue
@@ -540,10 +536,7 @@ def _errors(rows: Iterable[Row], measured: str) -> dict[str, list[float]]:
             if measured == "step_seconds"
             else _shown_bytes(row, answer)
         )
-        errors_by_source[row["source_id"]].append(
-            float(predicted or 0.0) / float(row[measured]) - 1
-        )
-    return errors_by_source
+        yield row["source_id"], float(predicted or 0.0) / float(row[measured]) - 1
 
 
 def _shown_bytes(row: Row, answer: Estimate) -> float:
@@ -554,8 +547,7 @@ def _shown_bytes(row: Row, answer: Estimate) -> float:
     return case.peak_bytes(factors_of(data_json("factors.json")["engines"][case.engine]))
 
 
-def _serving_errors() -> dict[str, list[float]]:
-    errors_by_title: dict[str, list[float]] = defaultdict(list)
+def _serving_errors() -> Iterator[tuple[str, float]]:
     cases = {case.row_id: case for case in serving_cases()}
     for row in (row for name in TABLES for row in table(name) if row["row_id"] in cases):
         case, answer = cases[row["row_id"]], _answer(serving_request(row))
@@ -564,42 +556,37 @@ def _serving_errors() -> dict[str, list[float]]:
         speed = answer.performance
         for name, seconds in (("tpot", speed.tpot_seconds), ("ttft", speed.ttft_seconds)):
             error = float(seconds or 0.0) * 1e3 / float(row[f"{name}_ms"]) - 1
-            errors_by_title[f"{case.engine}, {kind_of(case)}, {name.upper()}"].append(error)
-    return errors_by_title
+            yield f"{case.engine}, {kind_of(case)}, {name.upper()}", error
 
 
-def _stream_errors() -> dict[str, list[float]]:
-    """Return the relative errors of decode and prefill speeds, by source."""
-    errors_by_title: dict[str, list[float]] = defaultdict(list)
+def _stream_errors() -> Iterator[tuple[str, float]]:
+    """Yield the relative errors of decode and prefill speeds, with their sources."""
     for case in stream_cases():
-        factors = fitted_here(case)
-        errors_by_title[f"{case.source}, {case.group}"].append(case.error(factors))
-    return errors_by_title
+        yield f"{case.source}, {case.group}", case.error(fitted_here(case))
 
 
-def _generation_errors() -> dict[str, list[float]]:
-    """Return the relative errors of predicted peak memory in generation, by source.
+def _generation_errors() -> Iterator[tuple[str, float]]:
+    """Yield the relative errors of predicted peak memory in generation, with their sources.
 
     Each peak is what the source measured: allocated tensors, or the memory used on the device.
     """
-    errors_by_source: dict[str, list[float]] = defaultdict(list)
     cases = peak_cases()
     for case in (case for case in cases if case.measured_bytes):
         peak = case.tensor_bytes + fit_overhead(comparable_peaks(case, cases))
-        errors_by_source[case.source].append(peak / case.measured_bytes - 1)
-    return errors_by_source
+        yield case.source, peak / case.measured_bytes - 1
 
 
-def _file_errors() -> dict[str, list[float]]:
-    """Return the relative errors of GGUF files, by whether their sizes shaped the rules."""
-    errors_by_use: dict[str, list[float]] = defaultdict(list)
+def _file_errors() -> Iterator[tuple[str, float]]:
+    """Yield the relative errors of GGUF files, with whether their sizes shaped the rules."""
     for row in table("gguf_sizes"):
         predicted = file_bytes(row["kind"], get_model(row["model"]))
-        errors_by_use[row["use"]].append(predicted / float(row["published_bytes"]) - 1)
-    return errors_by_use
+        yield row["use"], predicted / float(row["published_bytes"]) - 1
 
 
-def _table(title: str, errors_by_name: dict[str, list[float]]) -> str:
+def _table(title: str, named_errors: Iterable[tuple[str, float]]) -> str:
+    errors_by_name: dict[str, list[float]] = defaultdict(list)
+    for name, error in named_errors:
+        errors_by_name[name].append(error)
     lines = [f"## {title}\n", "| Rows of | n | Mean | Median | 90th percentile |"]
     lines.append("|---|---|---|---|---|")
     all_errors = [error for errors in errors_by_name.values() for error in errors]

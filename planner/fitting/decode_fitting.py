@@ -18,6 +18,7 @@ from planner.fitting.evidence import (
     TPOT,
     Row,
     inference_request,
+    leave_one_group_out,
     number,
     speed_rows,
 )
@@ -318,10 +319,9 @@ def left_out(
 ) -> list[tuple[StreamCase, float]]:
     """Return the error of each case, fitted without its part."""
     errors = []
-    for part in sorted({part_of(case) for case in cases}):
-        rest = [case for case in cases if part_of(case) != part]
+    for _, own, rest in leave_one_group_out(cases, part_of):
         fitted_by_key: dict[tuple[tuple[str, str, str], str], Columns] = {}
-        for case in (case for case in cases if part_of(case) == part):
+        for case in own:
             key = (case.place, case.family)
             if key not in fitted_by_key:
                 fitted_by_key[key] = fitted(rest, case)

@@ -3,10 +3,10 @@
 import csv
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from planner.specs.base import JsonObject
 
@@ -106,6 +106,19 @@ def table(name: str) -> tuple[Row, ...]:
     """Return the rows of a validation table; blank cells are empty strings."""
     with (FOLDER / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return tuple(csv.DictReader(file))
+
+
+CaseT = TypeVar("CaseT")
+
+
+def leave_one_group_out(
+    cases: Sequence[CaseT], group_of: Callable[[CaseT], str]
+) -> Iterator[tuple[str, list[CaseT], list[CaseT]]]:
+    """Yield the name of each group, its cases, and the rest to fit without them."""
+    for group in sorted({group_of(case) for case in cases}):
+        own = [case for case in cases if group_of(case) == group]
+        rest = [case for case in cases if group_of(case) != group]
+        yield group, own, rest
 
 
 def number(row: Row, name: str, default: float = 0.0) -> float:

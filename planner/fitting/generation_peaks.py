@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from planner.fitting.evidence import USUAL_TOKENS, Row, cluster_of, model_named, number, table
+from planner.fitting.evidence import (
+    USUAL_TOKENS,
+    Row,
+    cluster_of,
+    leave_one_group_out,
+    model_named,
+    number,
+    table,
+)
 from planner.fitting.left_out import DIGITS, LeftOut, Verdict, spread_of
 from planner.fitting.serving_factors import SEEN, UNSEEN
 from planner.specs.base import JsonObject
@@ -161,9 +169,8 @@ def left_out_generation(
     Peaks use their source's definition; a verdict concerns the device.
     """
     predictions, verdicts = [], []
-    for part in sorted({part_of(case) for case in cases}):
-        rest = [case for case in cases if part_of(case) != part]
-        for case in (case for case in cases if part_of(case) == part):
+    for part, own, rest in leave_one_group_out(cases, part_of):
+        for case in own:
             peak = case.tensor_bytes + fit_overhead(comparable_peaks(case, rest))
             if not case.measured_bytes:
                 verdicts.append((peak <= case.usable_bytes, case.ran))
@@ -243,14 +250,11 @@ def settings(rows: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
     groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
         fixed = (value for name, value in row.items() if name not in {*SIZES, *REMARKS})
-        groups[(*fixed, _setting_notes(row))].append(row)
+        remarks = row["notes"].split(";")
+        # The remarks that describe the setting: targets, kernels, optimiser.
+        kept = [word for word in remarks if "samples/s" not in word and "token" not in word]
+        groups[(*fixed, ";".join(kept))].append(row)
     return groups
-
-
-def _setting_notes(row: Row) -> str:
-    """Return the parts of a row's notes that describe its setting: targets, kernels, optimiser."""
-    remarks = row["notes"].split(";")
-    return ";".join(word for word in remarks if "samples/s" not in word and "token" not in word)
 
 
 def contradictions(rows: Sequence[Row]) -> Iterator[Contradiction]:

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from planner.catalog.engines import wrapped_engine
-from planner.fitting.evidence import FOLDER
+from planner.fitting.evidence import FOLDER, leave_one_group_out
 from planner.fitting.serving_factors import (
     SEEN,
     UNSEEN,
@@ -88,11 +88,10 @@ def left_out_steps(
     sources are left out.
     """
     predictions = []
-    for part in sorted({part_of(case) for case in cases}):
-        rest = [case for case in cases if part_of(case) != part]
+    for part, runs, rest in leave_one_group_out(cases, part_of):
         fitted_engines = {case.engine for case in rest}
         factors = StepFactors(rest)
-        for case in (case for case in cases if part_of(case) == part):
+        for case in runs:
             if error_class == SEEN and case.engine not in fitted_engines:
                 continue
             seconds = factors.step_s(case)

@@ -22,7 +22,7 @@ from planner.catalog.quality import (
     scheme_quality,
 )
 from planner.cost.weights import RECIPES
-from planner.fitting.evidence import Row, number, table
+from planner.fitting.evidence import Row, leave_one_group_out, number, table
 from planner.fitting.published_speeds import summary
 from planner.specs.base import JsonObject
 from planner.specs.estimate import Estimate, EstimateRequest
@@ -52,7 +52,8 @@ def fit_quality(rows: Iterable[QualityRow]) -> QualityFit:
     for kind in sorted({kind_of(row.scheme) for row in used}):
         of_kind = [row for row in used if kind_of(row.scheme) == kind]
         fitted = _fit_kind(of_kind)
-        own, borrowed = _unseen_spreads(of_kind)
+        own = _left_out(of_kind, lambda row: row.source)
+        borrowed = _left_out(of_kind, lambda row: row.family)
         kinds[kind] = replace(fitted, spread=own, borrowed_spread=borrowed)
     return QualityFit(kinds)
 
@@ -95,22 +96,16 @@ def _reweighted(
     return [round(float(effect), 5) for effect in effects]
 
 
-def _unseen_spreads(rows: list[QualityRow]) -> tuple[float, float]:
-    """Return the spread of residuals with sources, and with families, left out."""
-    return _left_out(rows, lambda row: row.source), _left_out(rows, lambda row: row.family)
-
-
 def _left_out(rows: list[QualityRow], group_of: Callable[[QualityRow], str]) -> float:
     residuals = []
-    for group in sorted({group_of(row) for row in rows}):
-        rest = [row for row in rows if group_of(row) != group]
+    for _, left_out_rows, rest in leave_one_group_out(rows, group_of):
         if not rest:
             continue
         fit = _fit_kind(rest)
         residuals += [
             abs(row.log_loss - fit.log_loss(row.scheme, row.family, row.billions))
-            for row in rows
-            if group_of(row) == group and row.scheme in fit.schemes
+            for row in left_out_rows
+            if row.scheme in fit.schemes
         ]
     if len(residuals) < FEWEST_RESIDUALS:
         return DEFAULT_SPREAD

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.fitting.evidence import table
+from planner.fitting.evidence import leave_one_group_out, table
 from planner.fitting.serving_fitting import (
     ServingFit,
     Strengths,
@@ -88,9 +88,9 @@ def held_out(
     """
     tpots, ttfts = [], []
     order: list[ServingCase] = []
-    for part in sorted({part_of(case) for case in cases} - {""}):
-        rest = [case for case in cases if part_of(case) != part]
-        left_out = [case for case in cases if part_of(case) == part]
+    for part, left_out, rest in leave_one_group_out(cases, part_of):
+        if not part:
+            continue
         strengths = strengths_without(part.partition(" ")[0])
         fit = fit_serving(rest, strengths, {case.pair for case in left_out})
         tpot, ttft = serving_errors(left_out, fit)
@@ -278,9 +278,7 @@ def missed(
 ) -> Columns:
     """Return the mean error of each unit, such as a pair, under a fit without its part."""
     distances: dict[str, list[float]] = defaultdict(list)
-    for part in sorted({search.part_of(case) for case in cases}):
-        left_out = [case for case in cases if search.part_of(case) == part]
-        rest = [case for case in cases if search.part_of(case) != part]
+    for _, left_out, rest in leave_one_group_out(cases, search.part_of):
         errors = serving_errors(left_out, search.fit(rest, left_out, strengths))
         tpot, ttft = (np.abs(np.log1p(error)) for error in errors)
         combined = tpot + TTFT_SHARE * np.minimum(ttft, GROSSEST)
@@ -321,8 +319,7 @@ def chosen_without_each(
 ) -> dict[str, dict[str, float]]:
     """Return the strengths chosen from all cases, and those chosen without each part."""
     strengths_by_part = {"none": chosen(cases, search, start)}
-    for part in sorted({search.part_of(case) for case in cases}):
-        rest = [case for case in cases if search.part_of(case) != part]
+    for part, _, rest in leave_one_group_out(cases, search.part_of):
         strengths_by_part[part] = chosen(rest, search, start)
     return strengths_by_part
 

@@ -11,7 +11,15 @@ from scipy.optimize import linprog
 
 from planner.catalog.engines import COMMON_SERVING
 from planner.cost.quantity import Ledger
-from planner.fitting.evidence import TABLE, TOTAL, Row, format_of, number, table
+from planner.fitting.evidence import (
+    TABLE,
+    TOTAL,
+    Row,
+    format_of,
+    leave_one_group_out,
+    number,
+    table,
+)
 from planner.fitting.serving_model import PART_BY_NAME
 from planner.fitting.step_fitting import Columns
 from planner.specs.base import JsonObject
@@ -62,22 +70,14 @@ def kind_of_row(row: Row) -> str:
             return "full batch"
         case "modelopt-benchmark":
             return "batch sent at once"
-        case "mlperf-inference-v4.1" if _is_offline(row):
+        case "mlperf-inference-v4.1" if "ffline" in row["mode"] and row["input_len"]:
             return "full batch, fastest layout"
-        case "openvino-model-server-2025" if _is_paced(row):
+        case "openvino-model-server-2025" if row["metric"] == TPOT and "inf" not in row["mode"]:
             return "open loop, gap between tokens"
         case "dstack-405b-h100-mi300x" | "dstack-r1-h200-mi300x":
             return _by_mode(row)
         case _:
             return ""
-
-
-def _is_offline(row: Row) -> bool:
-    return "ffline" in row["mode"] and bool(row["input_len"])
-
-
-def _is_paced(row: Row) -> bool:
-    return row["metric"] == TPOT and "inf" not in row["mode"]
 
 
 def _by_mode(row: Row) -> str:
@@ -360,10 +360,9 @@ def left_out_full(
 ) -> list[tuple[FullBatch, float]]:
     """Return the error of each case, fitted without its part."""
     errors = []
-    for part in sorted({part_of(case) for case in cases}):
-        rest = [case for case in cases if part_of(case) != part]
+    for _, left_out, rest in leave_one_group_out(cases, part_of):
         fitted_by_key: dict[tuple[str, str], Columns] = {}
-        for case in (case for case in cases if part_of(case) == part):
+        for case in left_out:
             key = (case.engine, case.architecture)
             if key not in fitted_by_key:
                 fitted_by_key[key] = fitted_for(rest, case)

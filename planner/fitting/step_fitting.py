@@ -412,13 +412,6 @@ class StepCase:
         return self.step_s(factors) / self.measured_s - 1
 
 
-def with_factors(setting: Setting, factors: dict[str, Columns]) -> Setting:
-    """Return the setting with an engine that has only these training factors."""
-    own = {setting.device.architecture: factors}
-    engine = setting.engine.model_copy(update={"training_factors": own})
-    return replace(setting, engine=engine)
-
-
 def step_case(row: Row) -> StepCase:
     """Return a row as its parts, each costed separately."""
     setting = resolve(EstimateRequest.model_validate(training_request(row)))
@@ -426,7 +419,9 @@ def step_case(row: Row) -> StepCase:
         raise TypeError("only training rows have steps")
     columns = np.eye(len(PARTS)) * (1 - NEGLIGIBLE) + NEGLIGIBLE
     alone = dict(zip(PARTS, columns, strict=True))
-    outcome = train(with_factors(setting, alone), setting.workload, NullLedger())
+    own = {setting.device.architecture: alone}
+    engine = setting.engine.model_copy(update={"training_factors": own})
+    outcome = train(replace(setting, engine=engine), setting.workload, NullLedger())
     seconds = np.asarray(outcome.performance.step_seconds)
     return StepCase(
         row_id=row["row_id"],
