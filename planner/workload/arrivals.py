@@ -59,10 +59,6 @@ class StepCosts:
         base, each = self._decode_terms_of(batch)
         return base + each * context_tokens, each * batch
 
-    def prefill_terms(self, tokens: Floats) -> Floats:
-        """Return ``prefill_seconds`` of several steps."""
-        return _between_all(tokens, self.prefill_tokens, self.prefill_s)
-
     def decode_terms(self, batches: Floats) -> tuple[Floats, Floats]:
         """Return the base seconds and the seconds per cached token of several decode steps."""
         return (
@@ -463,7 +459,7 @@ class _Steps:
         """Return the times of the requests for given step costs."""
         base, context_s = costs.decode_terms(self.batch)
         decode_s = base + context_s * self.context
-        prefill_s = costs.prefill_terms(self.read)
+        prefill_s = _between_all(self.read, costs.prefill_tokens, costs.prefill_s)
         mixed_decode_s = np.where(self.batch > 0, decode_s, 0.0)
         growth = context_s * self.batch
         run_s = self.count * decode_s + growth * self.count * (self.count - 1) / 2

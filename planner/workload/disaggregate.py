@@ -426,7 +426,12 @@ def parts_of(setting: Setting, workload: ServeWorkload | GenerateWorkload) -> tu
     Raises:
         NotCoveredError: the strategy uses a feature without a model for heterogeneous stages.
     """
-    _refuse_disaggregated(setting)
+    if setting.strategy.disaggregated:
+        raise NotCoveredError(
+            "pools for prefill and decode are costed on nodes of one kind: leave disaggregated "
+            "out, or ask for one kind of node",
+            "strategy.disaggregated",
+        )
     setting = replace(setting, layout=plain_layout(setting.layout))
     parts = [_part(setting, dealt, workload) for dealt in group_replicas(setting)]
     if isinstance(workload, GenerateWorkload) and len(parts) > 1:
@@ -498,20 +503,11 @@ def _shared(parts: Sequence[Part]) -> tuple[Part, ...]:
     return tuple(replace(part, share=part.dealt.replicas * part.rate / total) for part in parts)
 
 
-def _refuse_disaggregated(setting: Setting) -> None:
-    if setting.strategy.disaggregated:
-        raise NotCoveredError(
-            "pools for prefill and decode are costed on nodes of one kind: leave disaggregated "
-            "out, or ask for one kind of node",
-            "strategy.disaggregated",
-        )
-
-
 def _part(
     setting: Setting, dealt: ReplicaGroup, workload: ServeWorkload | GenerateWorkload
 ) -> Part:
     own = _setting_of(setting, dealt)
-    even = _even_load(setting, dealt, workload)
+    even = Part(setting, dealt, 0.0, dealt.replicas / setting.layout.data).load(workload)
     if dealt.is_uneven:
         if setting.strategy.offload:
             raise NotCoveredError(
@@ -521,11 +517,6 @@ def _part(
             )
         own = replace(own, split=split_of(own, even))
     return Part(own, dealt, _speed(own, even))
-
-
-def _even_load(setting: Setting, dealt: ReplicaGroup, workload: Work) -> Work:
-    """Return the workload of a kind of replica when it is split evenly over all replicas."""
-    return Part(setting, dealt, 0.0, dealt.replicas / setting.layout.data).load(workload)
 
 
 def _setting_of(setting: Setting, dealt: ReplicaGroup) -> Setting:
@@ -583,9 +574,10 @@ def _aggregate_groups(
     ]
     shared = AggregatePerformance(parts, outcomes, ledger)
     performance = shared.performance(workload)
+    flags: list[Flag] = [one.fits for one in outcomes]
     whole = Outcome(
         memory=_stage_memory(outcomes),
-        fits=_all_fit(outcomes),
+        fits=cast("bool", reduce(both, flags)),
         seconds_by_class=shared.by_class([one.seconds_by_class for one in outcomes]),
         phases={
             phase: shared.by_class([one.phases[phase] for one in outcomes])
@@ -596,11 +588,6 @@ def _aggregate_groups(
         warnings=_stage_warnings(parts, outcomes),
     )
     return _with_stages(whole, parts)
-
-
-def _all_fit(outcomes: Sequence[Outcome]) -> bool:
-    flags: list[Flag] = [one.fits for one in outcomes]
-    return cast("bool", reduce(both, flags))
 
 
 def _with_stages(outcome: Outcome, parts: Iterable[Part]) -> Outcome:

@@ -63,32 +63,20 @@ from planner.workload.setting import Setting
 
 def linear(run: Operation) -> Part:
     """Cost the matrix products of all layers, without routed experts."""
-    setting, counts, layout = run.setting, run.setting.counts, run.setting.layout
-    used = run.ledger.term(
-        linear_parameters_per_rank,
-        setting.line(run.work.group, "Linear weights that every token visits", key="linear_used"),
-        split=counts.query_output + counts.feed_forward,
-        key_value=counts.key_value,
-        experts=0,
-        tensor_parallel_size=layout.tensor,
-        kv_share=key_value_share(setting.model, layout.tensor),
-        expert_ranks=layout.expert_group,
-        replicated=counts.replicated,
-    )
+    counts, title = run.setting.counts, "Linear weights that every token visits"
+    split = counts.query_output + counts.feed_forward
+    used = _dense_per_rank(run, title, "linear_used", split)
     moved = _bytes_read(run, used) * run.work.steps
     return run.matmul("Linear layers", "linear", used, run.work.new_tokens, moved)
 
 
-def _bytes_read(run: Operation, used: float) -> float:
-    """Return the bytes of the weights that every token uses, each part in its format."""
+def _dense_per_rank(run: Operation, title: str, key: str, split: float) -> float:
+    """Return one rank's weights outside routed experts, ``split`` being cut by tensor ranks."""
     setting, counts, layout = run.setting, run.setting.counts, run.setting.layout
-    attention, dense = setting.format_of("attention"), setting.format_of("feed_forward")
-    if attention == dense:
-        return used * read_bytes_per_weight(setting, dense)
-    attention_weights = run.ledger.term(
+    return run.ledger.term(
         linear_parameters_per_rank,
-        setting.line(run.work.group, "Attention weights that the pass reads", key="linear_read"),
-        split=counts.query_output,
+        setting.line(run.work.group, title, key=key),
+        split=split,
         key_value=counts.key_value,
         experts=0,
         tensor_parallel_size=layout.tensor,
@@ -96,6 +84,16 @@ def _bytes_read(run: Operation, used: float) -> float:
         expert_ranks=layout.expert_group,
         replicated=counts.replicated,
     )
+
+
+def _bytes_read(run: Operation, used: float) -> float:
+    """Return the bytes of the weights that every token uses, each part in its format."""
+    setting = run.setting
+    attention, dense = setting.format_of("attention"), setting.format_of("feed_forward")
+    if attention == dense:
+        return used * read_bytes_per_weight(setting, dense)
+    title, split = "Attention weights that the pass reads", setting.counts.query_output
+    attention_weights = _dense_per_rank(run, title, "linear_read", split)
     rest = (used - attention_weights) * read_bytes_per_weight(setting, dense)
     return rest + attention_weights * read_bytes_per_weight(setting, attention)
 
@@ -654,7 +652,9 @@ def stage_passes(
         stage_setting = alone(setting, place)
         cost = next(((whole, head) for other, whole, head in costed if other == place), None)
         if cost is None:
-            head = _head(stage_setting, work)
+            # The product with the vocabulary, which only the last stage computes.
+            alone_run = Operation(stage_setting, stage_setting.rates, NullLedger(), work)
+            head = _cost_of_part(output_head(alone_run))
             whole = _with_second_pass(
                 stage_setting, suffixed_ledger(ledger, place.device.id), work, beside
             )
@@ -681,11 +681,6 @@ def _with_second_pass(
         return whole
     run = Operation(setting, setting.rates, ledger, beside)
     return whole.plus(_cost_of_part(attention(run)))
-
-
-def _head(setting: Setting, work: Pass) -> PassCost:
-    """Return the product with the vocabulary, which only the last stage computes."""
-    return _cost_of_part(output_head(Operation(setting, setting.rates, NullLedger(), work)))
 
 
 def _cost_of_part(part: Part) -> PassCost:

@@ -205,6 +205,7 @@ def generate(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Ou
     latency = prefill.total_s + steps * decode.total_s
     token_rate = workload.batch_size * workload.output_tokens / latency
     decodes = steps * decode.total_s > prefill.total_s
+    communication_s = prefill.communication_s + steps * decode.communication_s
     return Outcome(
         memory=memory,
         fits=memory.fits,
@@ -227,7 +228,7 @@ def generate(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Ou
             tpot_seconds=decode.total_s if steps else None,
             latency_seconds=latency,
             prefill_seconds=prefill.total_s,
-            communication_ratio=_communication_ratio(prefill, decode, steps),
+            communication_ratio=communication_s / (prefill.total_s + steps * decode.total_s),
         ),
     )
 
@@ -263,11 +264,6 @@ def batch_load(setting: Setting, workload: GenerateWorkload) -> Load:
         waiting_tokens=(per_rank - micro) * workload.input_tokens,
         prompt_tokens=workload.input_tokens if setting.engine.grows_cache else None,
     )
-
-
-def _communication_ratio(prefill: PassCost, decode: PassCost, steps: int) -> float:
-    total = prefill.total_s + steps * decode.total_s
-    return (prefill.communication_s + steps * decode.communication_s) / total
 
 
 # Decoding with or without speculation by a draft model: time per token and memory.
@@ -336,7 +332,10 @@ def held_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
         return target
     draft = inference_memory(draft_of(setting, guess), NullLedger(), load).stages[0].by_class
     draft_bytes = {name: draft[name] for name in ("weights", "kv_cache")}
-    stages = tuple(_with_draft(stage, draft_bytes) for stage in target.stages)
+    stages = tuple(
+        StageMemory({name: size + draft_bytes.get(name, 0.0) for name, size in by_class.items()})
+        for by_class in (stage.by_class for stage in target.stages)
+    )
     return replace(target, stages=stages)
 
 
@@ -408,11 +407,6 @@ def _draft_formats(setting: Setting, model: ModelSpec) -> dict[str, object]:
         "quantization": own.quantization,
         "group_size": default_group(own, model, weight, setting.engine),
     }
-
-
-def _with_draft(stage: StageMemory, draft_bytes: dict[str, float]) -> StageMemory:
-    by_class = {name: size + draft_bytes.get(name, 0.0) for name, size in stage.by_class.items()}
-    return StageMemory(by_class)
 
 
 def _combined_cost(first: PassCost, second: PassCost, times: float, scale: float) -> PassCost:

@@ -254,11 +254,6 @@ class Load:
         read = self.tokens_per_sequence if self.prompt_tokens is None else self.prompt_tokens
         return replace(self, tokens_per_sequence=read)
 
-    @property
-    def last_step(self) -> "Load":
-        """Return the load at the last decode step, when every cache is full."""
-        return replace(self, step_tokens=self.sampled_tokens)
-
 
 def usable_bytes(setting: Setting) -> float:
     """Return the bytes of a device's memory that the engine may use."""
@@ -467,7 +462,7 @@ def _stage(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> StageM
     if load.prompt_tokens is None:
         moments = [(load, _working_set(setting, ledger, load))]
     else:
-        end = load.last_step
+        end = replace(load, step_tokens=load.sampled_tokens)  # when every cache is full
         moments = [
             (load.prompt, _working_set(setting, ledger, load.prompt)),
             (load.prompt, _prompt_logits(setting, ledger, load, stage)),

@@ -98,16 +98,6 @@ def offloaded_cache_share(setting: Setting) -> float:
     return setting.offload.kv_cpu + setting.offload.kv_disk
 
 
-def is_offloaded(setting: Setting) -> bool:
-    """Return whether any weights, KV cache or activations are offloaded."""
-    share = (
-        offloaded_weight_share(setting)
-        + offloaded_cache_share(setting)
-        + setting.offload.activations_cpu
-    )
-    return share > 0
-
-
 def overlap_offload(run: Operation, own: PassTotals) -> PassTotals:
     """Return the pass with all micro-batches, offload transfers and work on the host.
 
@@ -126,7 +116,8 @@ def overlap_offload(run: Operation, own: PassTotals) -> PassTotals:
             )
             / own.total_s
         )
-    if not is_offloaded(setting):
+    cache_and_weights = offloaded_weight_share(setting) + offloaded_cache_share(setting)
+    if cache_and_weights + setting.offload.activations_cpu <= 0:
         return own
     tiers = tiers_of(run)
     if setting.engine.computes_on_host:

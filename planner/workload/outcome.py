@@ -131,7 +131,8 @@ def confidence_of(setting: Setting, phases: Phases | None = None) -> Confidence:
     factors = _measured_factors(setting, phases or {})
     error_class = _error_class(setting, factors)
     widening = GENERIC_WIDENING if setting.engine.is_generic else 1.0
-    of_this_host = _is_of_this_host(factors)
+    counts = [factor.n if factor else 0 for factor in factors]
+    of_this_host = bool(counts) and min(counts) >= MIN_MEASUREMENTS
     residual = _residual(factors) if error_class == "calibrated on this host" else 0.0
     elsewhere = 0.0 if of_this_host else SOURCE_SPREAD
     if not isinstance(setting.workload, ServeWorkload):
@@ -178,12 +179,6 @@ def _measured_factors(setting: Setting, phases: Phases) -> list[CalibrationFacto
         if any(seconds.values())
     ]
     return [measured.get(max(seconds, key=seconds.__getitem__)) for seconds in uncalibrated]
-
-
-def _is_of_this_host(factors: Sequence[CalibrationFactor | None]) -> bool:
-    """Return whether every phase follows from enough measurements of the host itself."""
-    counts = [factor.n if factor else 0 for factor in factors]
-    return bool(counts) and min(counts) >= MIN_MEASUREMENTS
 
 
 def _time_spread(setting: Setting, error_class: ErrorClass) -> float:

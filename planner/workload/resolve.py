@@ -27,7 +27,7 @@ from planner.specs.base import (
     NotPossibleError,
     PlannerError,
 )
-from planner.specs.cluster import ClusterSpec, DeviceSpec, NodeGroup
+from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from planner.specs.model import ModelSpec
 from planner.specs.workload import CompressWorkload, OffloadSpec, Strategy, TrainWorkload
@@ -206,7 +206,9 @@ def refuse_unsupported(
     name = found.field.rpartition(".")[2]
     if request.training and name == "activation_dtype":
         name = "compute_dtype"  # of whose operands the products of a training step are
-    chosen = _chosen(request.given, name)
+    fields = (name, *FOLLOWS_FROM.get(name, ()))
+    stated = (field for field in fields if getattr(request.given, field, None) is not None)
+    chosen = next(stated, None)
     if chosen is None or chosen not in CANDIDATES:
         raise NotPossibleError(found.message, found.field)
     value = str(getattr(request.given, chosen))
@@ -235,12 +237,6 @@ def _refusal(
     named = None if own else strategy.quantization
     refusals = (refusal(engine, device, model, formats, named) for device in devices)
     return next((found for found in refusals if found is not None), None)
-
-
-def _chosen(given: Strategy, name: str) -> str | None:
-    """Return the field of the request that decides a format, None if it sets none."""
-    fields = (name, *FOLLOWS_FROM.get(name, ()))
-    return next((field for field in fields if getattr(given, field, None) is not None), None)
 
 
 def _nearest_format(
@@ -347,7 +343,11 @@ def resolve_cluster(cluster: ClusterSpec) -> ClusterSpec:
         BadRequestError: the instance's GPU is not in the device catalog.
     """
     if cluster.other_nodes:
-        cluster = cluster.model_copy(update={"other_nodes": _resolved(cluster.other_nodes)})
+        others = tuple(
+            group.model_copy(update={"device": resolve_device(group.device)})
+            for group in cluster.other_nodes
+        )
+        cluster = cluster.model_copy(update={"other_nodes": others})
     if cluster.instance is None:
         device = resolve_device(cluster.device)
         is_resolved = device is cluster.device
@@ -369,13 +369,6 @@ def resolve_cluster(cluster: ClusterSpec) -> ClusterSpec:
     device = get_device(offer.device).model_copy(update=priced)
     missing = {name: value for name, value in instance_fields.items() if name not in given}
     return cluster.model_copy(update={"device": device, "instance": offer.id, **missing})
-
-
-def _resolved(groups: tuple[NodeGroup, ...]) -> tuple[NodeGroup, ...]:
-    """Return node groups with their devices resolved."""
-    return tuple(
-        group.model_copy(update={"device": resolve_device(group.device)}) for group in groups
-    )
 
 
 def _refuse_encoder(model: ModelSpec, *, training: bool) -> None:
@@ -502,8 +495,10 @@ def refuse_uncovered(strategy: Strategy, *, training: bool = False) -> None:
             )
     supported = {None, *FORMAT_BY_QUANTIZATION}
     if strategy.quantization not in supported and packed_format(strategy.quantization) is None:
+        names = nearest_names(strategy.quantization or "", FORMAT_BY_QUANTIZATION)
+        nearest = f" (nearest: {names[0]})" if names else ""
         raise NotCoveredError(
-            f"quantization {strategy.quantization!r} cannot be costed yet{_nearest(strategy)}: "
+            f"quantization {strategy.quantization!r} cannot be costed yet{nearest}: "
             f"choose among {', '.join(FORMAT_BY_QUANTIZATION)}, gguf:q4_k_m and its like, or give "
             "weight_dtype",
             "strategy.quantization",
@@ -511,11 +506,6 @@ def refuse_uncovered(strategy: Strategy, *, training: bool = False) -> None:
     if strategy.offload is not None:
         check_shares(strategy.offload)
         _refuse_other_offload(strategy.offload, training=training)
-
-
-def _nearest(strategy: Strategy) -> str:
-    names = nearest_names(strategy.quantization or "", FORMAT_BY_QUANTIZATION)
-    return f" (nearest: {names[0]})" if names else ""
 
 
 def _refuse_other_offload(offload: OffloadSpec, *, training: bool) -> None:

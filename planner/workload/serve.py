@@ -516,15 +516,12 @@ def _slot_wait(
 def saturation_rate(setting: Setting, workload: ServeWorkload, most: float) -> float:
     """Return the maximum requests per second of all replicas with independent callers."""
     full = maximum(1.0, minimum(most, float(MAX_SEARCHED_CONCURRENCY)))
-    open_loop, prompt = _open_loop(workload), _prompt(setting, workload, NullLedger(), full)
+    # An open loop with a placeholder for its rate.
+    arrivals = {"concurrency": None, "burst_requests": None, "request_rate_per_second": 1.0}
+    open_loop = workload.model_copy(update=arrivals)
+    prompt = _prompt(setting, workload, NullLedger(), full)
     steady = _steady(setting, open_loop, NullLedger(), (full, full), prompt)
     return setting.layout.data * minimum(full / steady.life_s, 1 / steady.service_s)
-
-
-def _open_loop(workload: ServeWorkload) -> ServeWorkload:
-    """Return the workload as an open loop with a placeholder request rate."""
-    others: dict[str, int | float | None] = {"concurrency": None, "burst_requests": None}
-    return workload.model_copy(update={**others, "request_rate_per_second": 1.0})
 
 
 def _rate(setting: Setting, workload: ServeWorkload, steady: _Steady) -> float:

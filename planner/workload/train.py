@@ -238,20 +238,16 @@ class _Step:
         added = self.tiers.micro_batch(micro.total_s, forward, whole)
         return replace(micro, communication_s=micro.communication_s + added)
 
-    @property
-    def _extra_layers(self) -> float:
-        """Return the extra operators beyond dense layers, in units of layers."""
-        return further_operators(self.setting.model) / LAYER_OPERATORS
-
     def _overhead(self, work_s: float) -> float:
         engine = self.setting.engine
         # Eager engines issue single operators; training engines have gaps between kernels.
         part = "issue" if engine.ops_per_layer else "layer_overhead"
+        further = further_operators(self.setting.model) / LAYER_OPERATORS  # in units of layers
         unpacking = LINEARS_PER_LAYER * engine.dequantise_ops.get(self.setting.weight_dtype, 0.0)
         issue = self.ledger.term(
             overhead_seconds,
             step_line(self.setting, "Kernel launches", part, "overhead"),
-            num_layers=self.pace.layers + self._extra_layers * self.kernels.layer_share,
+            num_layers=self.pace.layers + further * self.kernels.layer_share,
             ops_per_layer=engine.ops_per_layer + unpacking,
             op_overhead_s=self.rates.op_overhead_s,
             layer_overhead_s=engine.layer_overhead_s,
@@ -274,7 +270,9 @@ class _Step:
         dtype = setting.strategy.gradient_dtype or "bf16"
         # Whole gradients are reduced once, during the last micro-batch; shards in each.
         windows = where(layout.zero_stage >= SHARDED_GRADIENTS, layout.micro_batches, 1)
-        each = element_bytes(dtype) / self._gradient_reduction
+        interval = setting.strategy.synchronization_interval_steps or 1
+        reduction = interval * (setting.strategy.gradient_compression_ratio or 1.0)
+        each = element_bytes(dtype) / reduction
         dense, experts = self._trained()
         counts, width = setting.counts, setting.weight_element_bytes
         split = layout.pipeline * layout.expert_ranks
@@ -283,13 +281,6 @@ class _Step:
             Shards(experts * each, counts.experts / split * width),
             window_s=micro.window_s * windows,
         )
-
-    @property
-    def _gradient_reduction(self) -> float:
-        """Return the reduction of gradient bytes by compression and synchronisation interval."""
-        strategy = self.setting.strategy
-        interval = strategy.synchronization_interval_steps or 1
-        return interval * (strategy.gradient_compression_ratio or 1.0)
 
     def update(self) -> float:
         """Cost the memory traffic of the optimiser update."""

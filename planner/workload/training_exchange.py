@@ -249,9 +249,12 @@ class Exchange:
         rounds = where(overlaps, 0.0, rounds)
         # A pipeline reduces whole gradients after its last micro-batch.
         window_s = window_s if layout.pipeline == 1 else where(overlaps, window_s, 0.0)
-        return self._ring_rounds(rounds) + self._exposed(
-            links, OVERLAP * BACKWARD_SHARE * window_s
+        rounds = self.ledger.term(
+            rounds_seconds,
+            step_line(self.setting, "Rounds of rings", "rounds", "communication"),
+            rounds_s=rounds,
         )
+        return rounds + self._exposed(links, OVERLAP * BACKWARD_SHARE * window_s)
 
     def _group_seconds(self, shards: Shards, ranks: float, span: float, stride: float) -> float:
         """Cost the gradient reduction and weight gathering of a group of ranks."""
@@ -287,14 +290,6 @@ class Exchange:
         bucket = where(sharded, LAYER_BYTES, filled)
         buckets = maximum(1.0, shards.gradient_bytes / bucket)
         return where(ranks > 1, hops, 0.0) * where(layout.zero_stage > 0, buckets, 1.0)
-
-    def _ring_rounds(self, rounds_s: float) -> float:
-        """Cost the ring steps of whole gradients, after the last micro-batch."""
-        return self.ledger.term(
-            rounds_seconds,
-            step_line(self.setting, "Rounds of rings", "rounds", "communication"),
-            rounds_s=rounds_s,
-        )
 
     def _exposed(self, links_s: float, window_s: float) -> float:
         """Cost the exposed part of an exchange and the slowdown of overlapping computation."""

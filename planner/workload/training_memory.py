@@ -124,11 +124,6 @@ def gradient_bytes_each(setting: Setting, workload: TrainWorkload, layers: float
     return each * largest_weight(setting.model) / (setting.counts.total * portion)
 
 
-def moment_bytes(setting: Setting) -> float:
-    """Return the bytes of one optimiser moment per trained parameter."""
-    return element_bytes(setting.strategy.optimizer_dtype or "fp32")
-
-
 def state_bytes_each(setting: Setting, workload: TrainWorkload) -> float:
     """Return the bytes of moments and fp32 master weights per trained parameter."""
     optimizer = optimizer_of(workload)
@@ -261,13 +256,6 @@ class StageActivations:
             layout.chunks,
         )
 
-    @property
-    def _kept_ratio(self) -> float:
-        """Return the engine's fitted factor for activations."""
-        engine = self.setting.engine
-        quantised = self.setting.weight_dtype not in WIDE
-        return engine.activation_ratio * (engine.quantised_activation_ratio if quantised else 1.0)
-
     def _token_bytes(self) -> float:
         """Return the saved bytes per token and layer."""
         model, name = self.setting.model, "Kept per token and layer"
@@ -284,9 +272,12 @@ class StageActivations:
 
     def _per_token(self, name: str, residuals: float, inner_width: float) -> float:
         setting = self.setting
+        factor = setting.engine.activation_ratio
+        if setting.weight_dtype not in WIDE:
+            factor *= setting.engine.quantised_activation_ratio
         return self.ledger.term(
             kept_token_bytes,
-            replace(setting.line(GROUP, name), factor=self._kept_ratio),
+            replace(setting.line(GROUP, name), factor=factor),
             hidden_width=residuals * setting.model.hidden_size,
             sequence_ranks=setting.layout.sequence_ranks,
             hidden_bytes_per_element=self._hidden_bytes,
@@ -607,7 +598,8 @@ class _Stage:
             training_overhead(setting.engine, states) + profiler
         ) * factor
         copies = self.autocast_copies()
-        copies = copies + self._checkpoint_copy()
+        if not self.index:  # the first rank gathers the copy of a background checkpoint
+            copies = copies + device_copy_bytes(setting, self.ledger, self.workload)
         buffers = copies + self.gathered_weights(weights) + self._unbucketed_gradients(gradients)
         moments = [
             {"activations": (saved + loss) * factor, "buffers": buffers},
@@ -645,16 +637,11 @@ class _Stage:
 
     def update_buffers(self) -> float:
         """Return the temporary copies of the optimiser during its update."""
-        each = self.setting.engine.update_copies * moment_bytes(self.setting)
+        moment_bytes = element_bytes(self.setting.strategy.optimizer_dtype or "fp32")
+        each = self.setting.engine.update_copies * moment_bytes
         if not each or optimizer_of(self.workload) != "adamw":
             return 0.0
         return self._state("Copies while updating", "buffers", each, self._shards(1))
-
-    def _checkpoint_copy(self) -> float:
-        """Return the copy of a background checkpoint, which the first rank gathers."""
-        if self.index:
-            return 0.0
-        return device_copy_bytes(self.setting, self.ledger, self.workload)
 
     def _extra(self) -> float:
         """Return the fitted extra state bytes, which are not in allocator blocks."""

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from planner.catalog.devices import unified_memory
-from planner.catalog.engines import calibration_name, release_number
+from planner.catalog.engines import calibration_of, release_number
 from planner.catalog.quality import (
     combined_quality,
     family_of_model,
@@ -138,16 +138,30 @@ def under_load(
     if most < 1:
         return means, ()
     limit = saturation_rate(setting, workload, most)
+    simulate = partial(_simulated_once, setting, workload, means, most)
+    means_of, intake = partial(served_means, setting), intake_seconds(setting)
+    return _with_limits(workload, means, ledger, limit, simulate, means_of, intake)
+
+
+def _with_limits(
+    workload: ServeWorkload,
+    means: Performance,
+    ledger: Ledger,
+    limit: float,
+    simulate: Callable[[], RequestTimes],
+    means_of: Means,
+    intake_s: float = 0.0,
+) -> tuple[Performance, tuple[str, ...]]:
     figures: dict[str, float | int] = {"max_requests_per_second": limit}
     rate = workload.request_rate_per_second
     if rate is not None and rate >= limit:
         warning = f"{rate:g} requests a second cannot be served: the most is {limit:.3g}"
         return means.model_copy(update=figures), (warning,)
-    simulated, intake = _simulated_once(setting, workload, means, most), intake_seconds(setting)
-    figures |= percentiles(means, simulated, ledger, intake)
+    simulated = simulate()
+    figures |= percentiles(means, simulated, ledger, intake_s)
     if workload.ttft_slo_seconds or workload.tpot_slo_seconds:
-        figures["slo_attainment_ratio"] = attained_ratio(workload, means, simulated, intake)
-        figures |= most_within_objectives(partial(served_means, setting), workload, limit)
+        figures["slo_attainment_ratio"] = attained_ratio(workload, means, simulated, intake_s)
+        figures |= most_within_objectives(means_of, workload, limit)
     return means.model_copy(update=figures), ()
 
 
@@ -285,12 +299,6 @@ def attained_ratio(
     return float(met.mean())
 
 
-def meets_objectives(workload: ServeWorkload, means: Performance) -> Flag:
-    """Return whether both means meet the given objectives, per row for columns."""
-    ttft = _within(means.ttft_seconds, workload.ttft_slo_seconds)
-    return both(ttft, _within(means.tpot_seconds, workload.tpot_slo_seconds))
-
-
 def _within(value: float | None, limit: float | None) -> Flag:
     return True if value is None or limit is None else value <= limit
 
@@ -320,12 +328,16 @@ def _largest(means_of: Means, workload: ServeWorkload, name: str, limit: float |
     def count_good(loads: Floats) -> int:
         unset = {"concurrency": None, "burst_requests": None, "request_rate_per_second": None}
         load = workload.model_copy(update={**unset, name: loads})
-        met = meets_objectives(workload, means_of(load))
+        means = means_of(load)
+        ttft = _within(means.ttft_seconds, workload.ttft_slo_seconds)
+        met = both(ttft, _within(means.tpot_seconds, workload.tpot_slo_seconds))
         failures = np.flatnonzero(~np.broadcast_to(met, loads.shape))
         return int(failures[0]) if len(failures) else len(loads)
 
     low, high = 0.0, BELOW_SATURATION * (limit or 0.0)
-    loads = _doubled() if limit is None else _between(low, high)
+    loads = _between(low, high)
+    if limit is None:
+        loads = np.asarray(2.0 ** np.arange(MAX_DOUBLINGS + 1), dtype=np.float64)
     for _ in range(ROUNDS if limit else MAX_DOUBLINGS):
         count = count_good(loads)
         low = float(loads[count - 1]) if count else low
@@ -335,10 +347,6 @@ def _largest(means_of: Means, workload: ServeWorkload, name: str, limit: float |
         if not len(loads):
             break
     return low
-
-
-def _doubled() -> Floats:
-    return np.asarray(2.0 ** np.arange(MAX_DOUBLINGS + 1), dtype=np.float64)
 
 
 def _between(low: float, high: float) -> Floats:
@@ -366,21 +374,12 @@ def under_unlike_load(
     if min(most) < 1:
         return means, ()
     limit = float(sum(part.rate * part.dealt.replicas for part in parts))
-    figures: dict[str, float | int] = {"max_requests_per_second": limit}
-    rate = workload.request_rate_per_second
-    if rate is not None and rate >= limit:
-        warning = f"{rate:g} requests a second cannot be served: the most is {limit:.3g}"
-        return means.model_copy(update=figures), (warning,)
-    pooled = _pooled(parts, workload, most)
-    figures |= percentiles(means, pooled, ledger, 0.0)
-    if workload.ttft_slo_seconds or workload.tpot_slo_seconds:
-        figures["slo_attainment_ratio"] = attained_ratio(workload, means, pooled, 0.0)
 
-        def served(load: ServeWorkload) -> Performance:
-            return serve_parts(parts, load, NullLedger()).performance
+    def served(load: ServeWorkload) -> Performance:
+        return serve_parts(parts, load, NullLedger()).performance
 
-        figures |= most_within_objectives(served, workload, limit)
-    return means.model_copy(update=figures), ()
+    simulate = partial(_pooled, parts, workload, most)
+    return _with_limits(workload, means, ledger, limit, simulate, served)
 
 
 def _pooled(parts: Sequence[Part], workload: ServeWorkload, most: Sequence[int]) -> RequestTimes:
@@ -517,7 +516,7 @@ class Costing:
                 *_reservation_warnings(setting, outcome),
                 *_graph_estimate_warnings(setting),
             ),
-            calibration=_calibration(setting),
+            calibration=calibration_of(setting.host_calibration),
             terms=ledger.terms() if explain else (),
             **costs.figures,
         )
@@ -702,10 +701,12 @@ def quality_of(setting: Setting) -> Quality | None:
         return weight_quality(
             dtype, "bf16", workload.method, family=family, billions=billions, group_size=group
         )
+    as_published = setting.weight_dtype == setting.model.weight_dtype
+    published = setting.model.quantization if as_published else None
     weights = weight_quality(
         _stored_as(setting, setting.weight_dtype),
         setting.activation_dtype,
-        strategy.quantization or _published_method(setting),
+        strategy.quantization or published,
         family=family,
         billions=billions,
         group_size=strategy.group_size,
@@ -721,17 +722,6 @@ def quality_of(setting: Setting) -> Quality | None:
     return combined_quality(weights, zeros, cache)
 
 
-def _published_method(setting: Setting) -> str | None:
-    """Return the quantisation of the checkpoint if it runs as published."""
-    as_published = setting.weight_dtype == setting.model.weight_dtype
-    return setting.model.quantization if as_published else None
-
-
 def _stored_as(setting: Setting, dtype: Dtype) -> Dtype:
     """Return the stored format of a dtype: Slipway's runner stores int4 as nf4."""
     return "nf4" if dtype == "int4" and setting.engine.role == "runner" else dtype
-
-
-def _calibration(setting: Setting) -> str:
-    host = setting.host_calibration
-    return f"{calibration_name()}+{host.host}:{host.digest}" if host else calibration_name()
