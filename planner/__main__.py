@@ -26,7 +26,6 @@ from planner.catalog.reading import nearest_names
 from planner.cost.parameters import count_parameters
 from planner.exports.registry import FORMATS, export, export_case
 from planner.specs.base import BadRequestError, JsonObject, PlannerError
-from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import (
     EstimateRequest,
     InverseRequest,
@@ -49,7 +48,11 @@ def readable(error: ValidationError) -> BadRequestError:
     """Return the first validation error as a request error: field, message, given value."""
     details = error.errors(include_url=False)
     first_error = next((d for d in details if d["type"] != "string_type"), details[0])
-    path = [part for part in map(str, first_error["loc"]) if _is_field(part)]
+    path = [
+        part
+        for part in map(str, first_error["loc"])
+        if part not in UNION_PARTS and "(" not in part
+    ]
     name = ".".join(path) or "request"
     given = first_error.get("input")
     shown = "" if isinstance(given, dict | list) else f" (given: {given!r})"
@@ -57,10 +60,6 @@ def readable(error: ValidationError) -> BadRequestError:
         nearest = ", ".join(nearest_names(path[-1], sorted(known_fields()))[:NEAREST_FIELDS])
         return BadRequestError(f"{name}: there is no such field{shown}; nearest: {nearest}", name)
     return BadRequestError(f"{name}: {first_error['msg']}{shown}", name)
-
-
-def _is_field(part: str) -> bool:
-    return part not in UNION_PARTS and "(" not in part
 
 
 @cache
@@ -200,11 +199,6 @@ def model_row(model_id: str) -> JsonObject:
     return {"id": spec.id, "parameters": count_parameters(spec).total, "aliases": aliases, **shape}
 
 
-def device_row(device: DeviceSpec) -> JsonObject:
-    """Return a device of the catalog."""
-    return device.model_dump(mode="json")
-
-
 def instance_row(instance: Instance) -> JsonObject:
     """Return a cloud offer, named by its devices and price."""
     name = f"{instance.devices} x {instance.gpu}, ${instance.price_usd_per_hour:g} an hour"
@@ -216,27 +210,23 @@ def rows_of(kind: str, key: str | None) -> list[JsonObject]:
     if kind == "models":
         return [model_row(name) for name in ([key] if key else [e.id for e in list_models()])]
     if kind == "devices":
-        return [device_row(d) for d in ([get_device(key)] if key else list_devices())]
+        return [d.model_dump(mode="json") for d in ([get_device(key)] if key else list_devices())]
     if kind == "instances":
         return [instance_row(i) for i in ([get_instance(key)] if key else list_instances())]
     return [technique_row(t) for t in ([get(key)] if key else TECHNIQUES.values())]
 
 
 def run_catalog(sink: TextIO, kind: str, key: str | None, *, as_json: bool) -> int:
-    """Print a catalog, as JSON or as one line per entry."""
+    """Print a catalog, as JSON or as one line per entry: id, name, source."""
     rows = rows_of(kind, key)
     if as_json:
         sink.write(json.dumps(rows[0] if key else rows, indent=2, ensure_ascii=False) + "\n")
         return OK
-    sink.writelines(line + "\n" for line in (table_line(row) for row in rows))
+    for row in rows:
+        name = str(row.get("id") or row.get("key"))
+        what = row.get("name") or row.get("title") or f"{row.get('parameters', 0):,} parameters"
+        sink.write(f"{name:44} {what}  [{row.get('source') or 'no source'}]\n")
     return OK
-
-
-def table_line(row: JsonObject) -> str:
-    """Return a catalog entry as one line: id, name, source."""
-    name = str(row.get("id") or row.get("key"))
-    what = row.get("name") or row.get("title") or f"{row.get('parameters', 0):,} parameters"
-    return f"{name:44} {what}  [{row.get('source') or 'no source'}]"
 
 
 def run_calibrate(sink: TextIO, what: str) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast
 
-from planner.catalog.engines import calibration_name, get_engine, serving_engine
+from planner.catalog.engines import calibration_of, get_engine, serving_engine
 from planner.cost.parameters import count_parameters
 from planner.cost.quantity import Quantity, equation
 from planner.cost.weights import RECIPES
@@ -97,7 +97,8 @@ def ceiling_of(question: Question) -> float:
     """
     request, counts = question.request, count_parameters(question.model)
     visited = counts.layer_linear - counts.experts + counts.experts_active
-    peak = max((device_peak(question, index) for index in range(len(question.devices))), default=0)
+    peaks = (max(each.peak_flops_per_second.values(), default=0) for each in question.devices)
+    peak = max(peaks, default=0)
     unknown = request.host_calibration or request.pins.sparsity or not peak or not visited
     if unknown or isinstance(request.workload, CompressWorkload):
         return math.inf
@@ -106,11 +107,6 @@ def ceiling_of(question: Question) -> float:
             devices=question.cluster.num_devices, peak_flops_per_s=peak, weights_per_token=visited
         )
     )
-
-
-def device_peak(question: Question, index: int) -> float:
-    """Return the highest dense peak of one device kind, in FLOP per second; 0 if unknown."""
-    return max(question.devices[index].peak_flops_per_second.values(), default=0.0)
 
 
 def exceeds_peak(question: Question, limits: Mapping[str, Bound]) -> bool:
@@ -178,7 +174,7 @@ def search(request: PlanRequest) -> PlanAnswer:
         rejected=exploration.rejected,
         suggestions=helpful,
         searched=SearchStats(strategies=len(table), seconds=time.perf_counter() - started),
-        calibration=_calibration(request),
+        calibration=calibration_of(request.host_calibration),
     )
 
 
@@ -209,7 +205,7 @@ def search_best(request: PlanRequest) -> PlanAnswer:
         searched=SearchStats(
             strategies=len(exploration.table), seconds=time.perf_counter() - started
         ),
-        calibration=_calibration(request),
+        calibration=calibration_of(request.host_calibration),
     )
 
 
@@ -522,8 +518,3 @@ def _pareto(table: Table) -> tuple[PlannedStrategy, ...]:
         offered(rank, estimate, questions[id(estimate)], None)
         for rank, estimate in enumerate(frontier(estimates), start=1)
     )
-
-
-def _calibration(request: PlanRequest) -> str:
-    host = request.host_calibration
-    return f"{calibration_name()}+{host.host}:{host.digest}" if host else calibration_name()

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -397,15 +397,11 @@ def _sequence(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
 def _model(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
     """Return the largest model of the catalog for each weight format."""
     training = isinstance(request.workload, TrainWorkload)
-    dtypes: list[Dtype | None] = [None] if training else [*_weight_dtypes(request)]
+    weights = (weight for question in questions(request) for weight, _ in formats(question))
+    dtypes: list[Dtype | None] = [None] if training else [*dict.fromkeys(weights)]
     limits_or_none = (_largest_model(request, dtype, probe) for dtype in dtypes)
     limits = [limit for limit in limits_or_none if limit]
     return tuple(sorted(limits, key=lambda each: -float(each.value)))
-
-
-def _weight_dtypes(request: PlanRequest) -> Iterator[Dtype]:
-    dtypes = (weight for question in questions(request) for weight, _ in formats(question))
-    yield from dict.fromkeys(dtypes)
 
 
 def _largest_model(request: PlanRequest, dtype: Dtype | None, probe: Probe) -> Limit | None:

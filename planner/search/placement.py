@@ -296,15 +296,6 @@ def _share_sets(setting: Setting, shares: tuple[str, ...]) -> Iterator[tuple[str
     yield shares
 
 
-def placement_of(request: EstimateRequest, micro_batch_size: int) -> Placement | None:
-    """Return the best verified placement of a request for one micro-batch size.
-
-    Raises:
-        PlannerError: the request is invalid.
-    """
-    return next(placements(request, [micro_batch_size]), None)
-
-
 def best_placement(request: EstimateRequest, shares: Iterable[str] = SHARES) -> Placement | None:
     """Return the placement and micro-batch size of highest throughput, or None if nothing fits.
 

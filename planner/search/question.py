@@ -288,11 +288,6 @@ class Rejections:
     """Collect rejections, keeping the closest miss of each family."""
 
     by_family: dict[str, Rejection] = field(default_factory=dict)
-    accepted: set[str] = field(default_factory=set)
-
-    def accept(self, strategy: Strategy) -> None:
-        """Mark a family as feasible, so that it is not reported as rejected."""
-        self.accepted.add(family_of(strategy))
 
     def technique(self, key: str, reason: str) -> None:
         """Add a technique that does not apply."""
@@ -340,7 +335,7 @@ class Rejections:
 
     def result(self) -> dict[str, Rejection]:
         """Return the techniques that do not apply, then the closest rejected families."""
-        rejected = [each for family, each in self.by_family.items() if family not in self.accepted]
+        rejected = self.by_family.values()
         techniques = [each for each in rejected if each.constraint == APPLICABILITY]
         families = [each for each in rejected if each.constraint != APPLICABILITY]
         closest = sorted(families, key=distance)[:MAX_FAMILIES]

@@ -221,18 +221,15 @@ class BlockPercentiles:
             return {}
         row_means = {name: float(column[row]) for name, column in self._means.items()}
         means = Performance.model_construct(**row_means)  # type: ignore[arg-type]  # figures of a row
-        replica = self._replica(row)
-        in_flight = (rate or 0.0) / replica.number * (means.latency_seconds or 0.0)
-        simulated = replica.serve(self._workload, max_requests, in_flight)
-        return percentiles(means, simulated, NullLedger(), self._intake[row], names)
-
-    def _replica(self, row: int) -> Replica:
-        return Replica(
+        replica = Replica(
             number=int(self._data[row]),
             habits=ArrivalHabits(*(float(column[row]) for column in self._habits)),
             budget_tokens=float(self._budgets[row] or self._workload.input_tokens),
             costs=lambda slots, budget: self._steps.costs(row, slots, budget),
         )
+        in_flight = (rate or 0.0) / replica.number * (means.latency_seconds or 0.0)
+        simulated = replica.serve(self._workload, max_requests, in_flight)
+        return percentiles(means, simulated, NullLedger(), self._intake[row], names)
 
     @property
     def _setting(self) -> Setting:

@@ -255,16 +255,12 @@ class ServingSpace:
         """Yield each combination of fields that changes the formulas."""
         pinned = self.question.pinned
         others = {name: value for name, value in pinned.items() if name not in SIZES}
-        stage_counts = self._pipeline_sizes if self._stage_by_stage else (None,)
+        pins = self.question.request.pins
+        by_stages = pins.offload is not None or pins.speculative is not None
+        stage_counts = self._pipeline_sizes if by_stages else (None,)
         for formats_chosen, stages in product(self._formats, stage_counts):
             own = {"pipeline_parallel_size": stages} if stages else {}
             yield {**formats_chosen, **own, **others}
-
-    @cached_property
-    def _stage_by_stage(self) -> bool:
-        """Return whether pinned fields require one block per number of stages."""
-        pins = self.question.request.pins
-        return pins.offload is not None or pins.speculative is not None
 
     @cached_property
     def _formats(self) -> tuple[JsonObject, ...]:
@@ -420,9 +416,8 @@ class ServingSpace:
     def _device_counts(self) -> list[int]:
         """Return the device counts to try: all, or fewer for a frugal objective."""
         available = self.question.cluster.num_devices
-        if "data_parallel_size" in self.question.pinned:
-            return [available]
-        if self.question.request.objective not in FRUGAL:
+        frugal = self.question.request.objective in FRUGAL
+        if "data_parallel_size" in self.question.pinned or not frugal:
             return [available]
         powers = [2**power for power in range(available.bit_length()) if 2**power <= available]
         return sorted({*powers, available})

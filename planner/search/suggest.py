@@ -19,7 +19,6 @@ from planner.specs.workload import (
     ServeWorkload,
     Strategy,
     TrainWorkload,
-    Workload,
 )
 from planner.workload.resolve import resolve_cluster, resolve_device
 
@@ -67,20 +66,14 @@ def fewer_pins(request: PlanRequest) -> Iterator[Change]:
 
 def _unpinned(pinned: JsonObject, freed: Sequence[str]) -> Change:
     rest = {name: value for name, value in pinned.items() if name not in freed}
-    freed_names = [name.replace("_", " ") for name in freed]
-    return Change(
-        f"{_joined_words(freed_names)} not pinned", {"pins": Strategy.model_validate(rest)}
-    )
+    *before, last = [name.replace("_", " ") for name in freed]
+    names = f"{', '.join(before)} and {last}" if before else last
+    return Change(f"{names} not pinned", {"pins": Strategy.model_validate(rest)})
 
 
 def pins_of(request: PlanRequest) -> JsonObject:
     """Return the pinned strategy fields of a request."""
     return {name: value for name, value in request.pins if value is not None}
-
-
-def _joined_words(words: Sequence[str]) -> str:
-    *before, last = words
-    return f"{', '.join(before)} and {last}" if before else last
 
 
 def fewer_bits(request: PlanRequest) -> Iterator[Change]:
@@ -95,18 +88,14 @@ def fewer_bits(request: PlanRequest) -> Iterator[Change]:
             pins = {**pinned, "kv_cache_dtype": narrower}
             yield Change(f"KV cache in {narrower}", {"pins": Strategy.model_validate(pins)})
     if pinned.get("weight_dtype") and not pinned.get("quantization"):
-        yield from _narrower_weights(request, pinned)
+        offered = {pair for question in questions(request) for pair in formats(question)}
+        for weight, activation in sorted(offered, key=lambda pair: (-ELEMENT_BITS[pair[0]], pair)):
+            if ELEMENT_BITS[weight] < ELEMENT_BITS[pinned["weight_dtype"]]:
+                pins = {**pinned, "weight_dtype": weight, "activation_dtype": activation}
+                yield Change(f"weights in {weight}", {"pins": Strategy.model_validate(pins)})
     freed = [name for name in pinned if name in FORMATS]
     if freed:
         yield _unpinned(pinned, freed)
-
-
-def _narrower_weights(request: PlanRequest, pinned: JsonObject) -> Iterator[Change]:
-    offered = {pair for question in questions(request) for pair in formats(question)}
-    for weight, activation in sorted(offered, key=lambda pair: (-ELEMENT_BITS[pair[0]], pair)):
-        if ELEMENT_BITS[weight] < ELEMENT_BITS[pinned["weight_dtype"]]:
-            pins = {**pinned, "weight_dtype": weight, "activation_dtype": activation}
-            yield Change(f"weights in {weight}", {"pins": Strategy.model_validate(pins)})
 
 
 def placements(request: PlanRequest) -> Iterator[Change]:
@@ -167,15 +156,12 @@ def smaller_workloads(request: PlanRequest) -> Iterator[list[Change]]:
         sizes = [(getattr(workload, name) or 1) >> step for step in range(1, MAX_HALVINGS + 1)]
         yield [
             Change(
-                f"{name.replace('_', ' ')} {size}", {"workload": _with_field(workload, name, size)}
+                f"{name.replace('_', ' ')} {size}",
+                {"workload": workload.model_copy(update={name: size})},
             )
             for size in sizes
             if size
         ]
-
-
-def _with_field(workload: Workload, name: str, value: object) -> Workload:
-    return workload.model_copy(update={name: value})
 
 
 def fewer_limits(request: PlanRequest) -> Iterator[Change]:
@@ -334,7 +320,9 @@ class _Trial:
     def smallest(self) -> Iterator[Suggestion]:
         """Yield the smallest working change of each kind, kinds ordered by cost."""
         request = self.request
-        yield from self._first_working(fewer_pins(request) if self._is_any_pin_binding() else ())
+        # If freeing all pins does not help, no subset does.
+        if pins_of(request) and self._works(Change("", {"pins": Strategy()})):
+            yield from self._first_working(fewer_pins(request))
         yield from self._first_working(placements(request))
         yield from self._first_working(other_trainers(request))
         yield from self._first_working(fewer_bits(request))
@@ -380,11 +368,6 @@ class _Trial:
             if suggestion:
                 return [suggestion]
         return []
-
-    def _is_any_pin_binding(self) -> bool:
-        """Return whether freeing all pins helps; if not, no subset does."""
-        is_pinned = bool(pins_of(self.request))
-        return is_pinned and self._works(Change("", {"pins": Strategy()}))
 
     def _smallest_step(self, ladder: Sequence[Change]) -> list[Suggestion]:
         """Return the first working step of a ladder, or nothing if the last step fails.

@@ -355,7 +355,9 @@ class TrainingSpace:
         shape = np.broadcast_shapes(*(values.shape for values in sizes.values()))
         rules = self.rules(layout, schedule)
         keep = both(mask(rules), self._is_distinct(layout, fetched=fetched))
-        keep = both(keep, self._matches_pinned_steps(layout))
+        steps = self.question.request.pins.gradient_accumulation_steps
+        if steps is not None:
+            keep = both(keep, layout.micro_batches == steps)
         keep = both(keep, self._support.runs(layout, offloads=offloads))
         if not idle:
             keep = both(keep, layout.devices == self.question.cluster.num_devices)
@@ -380,10 +382,6 @@ class TrainingSpace:
         hybrid = either(layout.shard == 0, hybrid)
         is_integral = divides(1, layout.data)
         return cast("Flags", both(both(spread, split), both(hybrid, is_integral)))
-
-    def _matches_pinned_steps(self, layout: Layout) -> Flags:
-        steps = self.question.request.pins.gradient_accumulation_steps
-        return cast("Flags", np.asarray(steps is None or layout.micro_batches == steps))
 
     def _sizes(
         self, stages: int, schedule: str | None, zero_stages: list[int]

@@ -16,7 +16,6 @@ from planner.search.placement import (
     micro_sizes,
     moves_of,
     placed_strategy,
-    placement_of,
     placements,
     programme_of,
     shares_of,
@@ -389,7 +388,7 @@ def test_no_placement_beats_the_programme_whose_cost_is_linear():
     )
 
     request, draws = question(), np.random.default_rng(7)
-    best = placement_of(request, 32)
+    best = next(placements(request, [32]))
     for _ in range(40):
         weights, cache = draws.dirichlet((1, 1, 1)), draws.dirichlet((1, 1, 1))
         shares = dict(zip(SHARES, (*weights[1:], *cache[1:], draws.random()), strict=True))
