@@ -179,10 +179,7 @@ DENSE: dict[str, Family] = {
     "qwen2_5_vl": Family(attention_bias=True),
     "qwen2_5_vl_text": Family(attention_bias=True),
     "bloom": replace(
-        PLAIN_LAYERNORM,
-        attention_bias=True,
-        attention_output_bias=True,
-        mlp_bias=True,
+        BIASED_LAYERNORM,
         tied_by_default=True,
         default_ffn_multiple=4,
         extra_hidden_vectors=2,

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from planner.catalog.hybrid_layers import kimi_delta, plamo2_mamba, read_towers
+from planner.catalog.hybrid_layers import kimi_delta, plamo2_mamba, read_towers, step3p5_experts
 from planner.catalog.layer_groups import LARGEST, ConfigReader, Fields, dense_layers, latent_layers
 from planner.specs.base import BadConfigError
 from planner.specs.model import (
@@ -218,8 +218,7 @@ def nemotron_nas(reader: ConfigReader) -> tuple[LayerGroup, ...]:
     groups: Counter[int] = Counter()
     for block in reader.each("block_configs"):
         attention = block.inside("attention")
-        empty = attention.flag("no_op", default=False)
-        groups[0 if empty else heads // attention.positive("n_heads_in_group")] += 1
+        groups[0 if _is_empty(attention) else heads // attention.positive("n_heads_in_group")] += 1
     return tuple(
         AttentionLayers(count=count, num_key_value_heads=kv_heads)
         if kv_heads
@@ -343,14 +342,9 @@ def grok_experts(reader: ConfigReader) -> dict[str, Any]:
 
 
 def step3_experts(reader: ConfigReader) -> dict[str, Any]:
-    """Return the indices of the layers with experts, which the config lists as text."""
-    listed = reader.get("moe_layers_enum")
-    if listed is None:
-        return {"moe_layers": list(range(1, reader.positive("num_hidden_layers")))}
-    numbers = str(listed).split(",")
-    if not all(number.strip().isdigit() for number in numbers):
-        raise reader.refusal("moe_layers_enum", listed, "layer numbers separated by commas")
-    return {"moe_layers": [int(number) for number in numbers]}
+    """Return the indices of the layers with experts: as listed, or all but the first."""
+    listed = step3p5_experts(reader)
+    return listed or {"moe_layers": list(range(1, reader.positive("num_hidden_layers")))}
 
 
 def step3_layers(reader: ConfigReader) -> tuple[LayerGroup, ...]:
