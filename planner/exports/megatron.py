@@ -15,7 +15,6 @@ from planner.exports.train_script import (
 from planner.specs.base import PlannerError
 from planner.specs.estimate import EstimateRequest
 from planner.specs.model import LatentLayers, ModelSpec
-from planner.workload.offloading import weights_share
 from planner.workload.under_load import estimate_request
 
 # Convert a model's shape to Megatron-LM arguments: widths, attention, experts.
@@ -321,7 +320,7 @@ def as_run(case: ExportCase) -> tuple[ExportCase, Notes]:
 def _offload_notes(case: ExportCase) -> list[str]:
     """Return the plan's offloading that Megatron-LM does not support."""
     notes = []
-    if weights_share(case.offload):
+    if case.offload.weights_share:
         notes.append("Megatron-LM keeps the weights on the devices: they are not offloaded")
     if case.offload.optimizer == "cpu" and not _moves_states(case):
         notes.append(f"Megatron-LM keeps the states of {optimizer_of(case)} on the devices")

@@ -6,7 +6,6 @@ from planner.exports.export import CONFIGURATIONS, MASTER, PORT, ExportCase, For
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import BadRequestError, JsonObject
 from planner.specs.workload import TrainWorkload
-from planner.workload.offloading import weights_share
 from planner.workload.training_memory import DEFAULT_LORA_RANK
 
 # ---------------------------------------------------------------------------
@@ -390,7 +389,7 @@ def torchtitan_notes(case: ExportCase) -> Notes:
         )
     if case.offload.optimizer == "nvme" or case.offload.weights_disk:
         notes.append("torchtitan offloads to host memory only, not to NVMe")
-    if case.offload.optimizer == "cpu" and not weights_share(case.offload):
+    if case.offload.optimizer == "cpu" and not case.offload.weights_share:
         notes.append("torchtitan moves weights, gradients and optimiser states together")
     if case.offload.activations_cpu:
         notes.append("torchtitan does not move activations: wrap the step in save_on_cpu")
@@ -452,7 +451,7 @@ def _zero(case: ExportCase) -> JsonObject:
     zero: JsonObject = {"stage": zero_stage_of(case)}
     if case.offload.optimizer != "none":
         zero["offload_optimizer"] = _place(case.offload.optimizer)
-    if zero["stage"] == PARAMETERS_NEED_STAGE and weights_share(case.offload):
+    if zero["stage"] == PARAMETERS_NEED_STAGE and case.offload.weights_share:
         zero["offload_param"] = _place("nvme" if case.offload.weights_disk else "cpu")
     return zero
 
@@ -470,7 +469,7 @@ def deepspeed_notes(case: ExportCase) -> Notes:
     if optimizer_of(case) not in DEEPSPEED_OPTIMIZERS:
         notes.append(f"make the optimiser {optimizer_of(case)} in the script")
     notes += _offload_notes(case)
-    if weights_share(case.offload) and case.strategy.zero_stage != PARAMETERS_NEED_STAGE:
+    if case.offload.weights_share and case.strategy.zero_stage != PARAMETERS_NEED_STAGE:
         notes.append("DeepSpeed moves weights to the host only in ZeRO stage 3")
     if case.strategy.activation_recomputation in {"selective", "full"}:
         notes.append("the script turns recomputation on: model.gradient_checkpointing_enable()")
@@ -488,7 +487,7 @@ def _offload_notes(case: ExportCase) -> list[str]:
             f"the plan has ZeRO stage {planned}, the configuration {NVME_NEEDS_STAGE}: in lower "
             "ones DeepSpeed keeps the optimiser's states in host memory where NVMe is asked"
         )
-    if 0 < weights_share(offload) < 1:
+    if 0 < offload.weights_share < 1:
         notes.append("DeepSpeed moves all weights or none: a share of them is all of them")
     if offload.activations_cpu and case.strategy.activation_recomputation in {None, "none"}:
         notes.append(
@@ -569,7 +568,7 @@ def _deepspeed(case: ExportCase) -> JsonObject:
     parameters = "nvme" if case.offload.weights_disk else "cpu"
     devices = {
         "offload_optimizer": case.offload.optimizer,
-        "offload_param": parameters if weights_share(case.offload) else "none",
+        "offload_param": parameters if case.offload.weights_share else "none",
     }
     paths = {f"{name}_nvme_path": NVME_PATH for name in devices if devices[name] == "nvme"}
     return {

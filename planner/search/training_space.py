@@ -31,7 +31,6 @@ from planner.workload.layouts import (
     rank_rules,
     training_rules,
 )
-from planner.workload.offloading import weights_share
 from planner.workload.resolve import resolve
 from planner.workload.setting import Setting
 from planner.workload.train import held_memory
@@ -294,7 +293,7 @@ class TrainingSpace:
         question, stages = self.question, shared["pipeline_parallel_size"]
         schedule = shared.get("pipeline_schedule")
         setting = self._setting(shared)
-        fetched = weights_share(setting.offload) > 0
+        fetched = setting.offload.weights_share > 0
         offloads = bool(shared.get("offload"))
         grid_key = (stages, schedule, fetched, offloads, idle)
         if grid_key not in self._grids:

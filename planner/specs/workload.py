@@ -66,6 +66,16 @@ class OffloadSpec(SparseSpec):
     activations_cpu: Ratio = 0.0
 
     @property
+    def weights_share(self) -> float:
+        """Return the share of the weights that is in host memory or on disk."""
+        return self.weights_cpu + self.weights_disk
+
+    @property
+    def kv_share(self) -> float:
+        """Return the share of the KV cache that is in host memory or on disk."""
+        return self.kv_cpu + self.kv_disk
+
+    @property
     def places(self) -> tuple[str, ...]:
         """Return the offloaded tensor classes and their places, as text."""
         states = () if self.optimizer == "none" else (f"optimiser states on {self.optimizer}",)

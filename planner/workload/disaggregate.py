@@ -476,25 +476,37 @@ def _most_sequences(part: Part, workload: GenerateWorkload) -> float:
 
     Memory is linearised in the sequences around the current share.
     """
-    sequences = workload.batch_size * part.share
-    filled, filled_more = (
-        inference_memory(part.setting, NullLedger(), batch_load(part.setting, load)).filled_ratio
-        for load in (part.load(workload), replace(part, share=part.share * NEARBY).load(workload))
-    )
-    slope = (filled_more - filled) / (sequences * (NEARBY - 1))
-    limit = sequences + (1 - FLAT - filled) / maximum(slope, FLAT * filled / sequences)
+
+    def filled_ratio(load: GenerateWorkload) -> float:
+        return inference_memory(
+            part.setting, NullLedger(), batch_load(part.setting, load)
+        ).filled_ratio
+
+    filled, slope = _linear(part, workload, filled_ratio)
+    limit = workload.batch_size * part.share + (1 - FLAT - filled) / slope
     return maximum(limit, float(part.dealt.replicas))
 
 
 def _line(part: Part, workload: GenerateWorkload) -> tuple[float, float]:
     """Return the linear time of a kind: base seconds and seconds per sequence."""
-    base, more = (
-        cast("float", generate(part.setting, load, NullLedger()).performance.latency_seconds)
-        for load in (part.load(workload), replace(part, share=part.share * NEARBY).load(workload))
-    )
+
+    def seconds(load: GenerateWorkload) -> float:
+        latency = generate(part.setting, load, NullLedger()).performance.latency_seconds
+        return cast("float", latency)
+
+    base, slope = _linear(part, workload, seconds)
+    return base - slope * (workload.batch_size * part.share), slope
+
+
+def _linear(
+    part: Part, workload: GenerateWorkload, figure: Callable[[GenerateWorkload], float]
+) -> tuple[float, float]:
+    """Return a figure at a kind's current share, and its growth per sequence there."""
     sequences = workload.batch_size * part.share
-    slope = maximum((more - base) / (sequences * (NEARBY - 1)), FLAT * base / sequences)
-    return base - slope * sequences, slope
+    here = figure(part.load(workload))
+    more = figure(replace(part, share=part.share * NEARBY).load(workload))
+    slope = (more - here) / (sequences * (NEARBY - 1))
+    return here, maximum(slope, FLAT * here / sequences)
 
 
 def _shared(parts: Sequence[Part]) -> tuple[Part, ...]:

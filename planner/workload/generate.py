@@ -43,7 +43,7 @@ from planner.workload.inference_memory import (
     usable_bytes,
 )
 from planner.workload.layouts import Layout
-from planner.workload.offloading import attends_on_host, offloaded_cache_share
+from planner.workload.offloading import attends_on_host
 from planner.workload.operators import Pass
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.resolve import default_activation_dtype, default_group
@@ -121,25 +121,18 @@ def decode_work(setting: Setting, sequences: float, context: float, drafted: flo
     per_rank = _per_rank(setting, sequences)
     read = per_rank / ranks * read_tokens(setting.model, context)
     # Attention over the offloaded cache runs on the host, the rest on the device.
-    device_share = 1 - offloaded_cache_share(setting) if attends_on_host(setting) else 1.0
+    device_share = 1 - setting.offload.kv_share if attends_on_host(setting) else 1.0
+    queries, pairs = tokens_each * per_rank / ranks, read_pairs(setting.model, context)
     tokens = tokens_each * where(ranks > 1, maximum(1.0, per_rank / ranks), per_rank)
     return Pass(
         group="decode",
         sequences=per_rank,
         new_tokens=tokens,
-        token_pairs=tokens_each
-        * per_rank
-        / ranks
-        * device_share
-        * read_pairs(setting.model, context),
+        token_pairs=queries * device_share * pairs,
         read_layer_tokens=device_share * read,
         sampled_tokens=tokens,
         routed_tokens=tokens_each * sequences,
-        host_token_pairs=tokens_each
-        * per_rank
-        / ranks
-        * (1 - device_share)
-        * read_pairs(setting.model, context),
+        host_token_pairs=queries * (1 - device_share) * pairs,
         absorbed=True,
         batches=_blocks(setting, sequences),
         cached_layer_tokens=read,
@@ -228,7 +221,7 @@ def generate(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Ou
             tpot_seconds=decode.total_s if steps else None,
             latency_seconds=latency,
             prefill_seconds=prefill.total_s,
-            communication_ratio=communication_s / (prefill.total_s + steps * decode.total_s),
+            communication_ratio=communication_s / latency,
         ),
     )
 

@@ -53,8 +53,6 @@ from planner.workload.offloading import (
     HOST,
     double_buffer,
     offloaded_bytes,
-    offloaded_cache_share,
-    offloaded_weight_share,
     waiting_bytes,
 )
 from planner.workload.setting import Setting
@@ -443,14 +441,14 @@ def step_cache_bytes(setting: Setting, load: Load) -> float:
     whole = Share(layers=float(setting.model.num_hidden_layers), vocabulary=0.0, is_last=True)
     without = replace(load, step_tokens=0.0)
     held, beside = (stage_kv_bytes(setting, NullLedger(), each, whole) for each in (load, without))
-    return (held - beside) * (1 - offloaded_cache_share(setting))
+    return (held - beside) * (1 - setting.offload.kv_share)
 
 
 def _stage(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> StageMemory:
     """Return the peak memory of a stage: during prefill or at the last decode step."""
     weights = stage_weight_bytes(setting, ledger, stage)
     factor = setting.factor("memory")
-    kept = weights * (1 - offloaded_weight_share(setting))
+    kept = weights * (1 - setting.offload.weights_share)
     by_class = {
         "weights": kept,
         "buffers": double_buffer(setting, ledger, weights, stage)
@@ -477,7 +475,7 @@ def _stage(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> StageM
                     {
                         **by_class,
                         "kv_cache": stage_kv_bytes(setting, ledger, moment, stage)
-                        * (1 - offloaded_cache_share(setting)),
+                        * (1 - setting.offload.kv_share),
                         "activations": _activation_bytes(setting, load, working),
                     }
                 )

@@ -88,16 +88,6 @@ def attends_on_host(setting: Setting) -> bool:
     return (setting.strategy.kv_cache_dtype or "bf16") in WIDE
 
 
-def offloaded_weight_share(setting: Setting) -> float:
-    """Return the share of the weights that is in host memory or on disk."""
-    return setting.offload.weights_cpu + setting.offload.weights_disk
-
-
-def offloaded_cache_share(setting: Setting) -> float:
-    """Return the share of the KV cache that is in host memory or on disk."""
-    return setting.offload.kv_cpu + setting.offload.kv_disk
-
-
 def overlap_offload(run: Operation, own: PassTotals) -> PassTotals:
     """Return the pass with all micro-batches, offload transfers and work on the host.
 
@@ -116,8 +106,8 @@ def overlap_offload(run: Operation, own: PassTotals) -> PassTotals:
             )
             / own.total_s
         )
-    cache_and_weights = offloaded_weight_share(setting) + offloaded_cache_share(setting)
-    if cache_and_weights + setting.offload.activations_cpu <= 0:
+    offload = setting.offload
+    if offload.weights_share + offload.kv_share + offload.activations_cpu <= 0:
         return own
     tiers = tiers_of(run)
     if setting.engine.computes_on_host:
@@ -143,7 +133,7 @@ def overlap_offload(run: Operation, own: PassTotals) -> PassTotals:
 
 def _on_demand(run: Operation, load_s: float) -> float:
     """Return the seconds of loads that cannot overlap: experts are known only after routing."""
-    return load_s if run.setting.model.is_moe and offloaded_weight_share(run.setting) else 0.0
+    return load_s if run.setting.model.is_moe and run.setting.offload.weights_share else 0.0
 
 
 def unpack(run: Operation) -> Part:
@@ -173,7 +163,7 @@ def tiers_of(run: Operation) -> Tiers:
     setting, model, work = run.setting, run.setting.model, run.work
     scratch = (run.ledger, _line(run, "KV cache of this pass", "offload_kv"))
     ranks, element = setting.layout.tensor, setting.kv_element_bytes
-    offloaded, batches = offloaded_cache_share(setting), work.batches
+    offloaded, batches = setting.offload.kv_share, work.batches
     read = written = 0.0
     if offloaded:
         read = cache_bytes(model, work.cached_layer_tokens, ranks, element, scratch) * batches
@@ -192,7 +182,7 @@ def tiers_of(run: Operation) -> Tiers:
 def _fetched_weights(run: Operation) -> float:
     """Return the offloaded weight bytes that one pass fetches; experts are offloaded first."""
     setting, counts = run.setting, run.setting.counts
-    offloaded, ranks = offloaded_weight_share(setting), setting.layout.tensor
+    offloaded, ranks = setting.offload.weights_share, setting.layout.tensor
     if not offloaded:
         return 0.0
     element = setting.weight_element_bytes
@@ -292,14 +282,9 @@ def _at_the_devices_pace(run: Operation, tiers: Tiers) -> float:
 def _links(run: Operation, tiers: Tiers) -> tuple[float, float, float]:
     """Cost the loads to the device, the stores to the host and the disk transfers."""
     setting, offload = run.setting, run.setting.offload
-    disk_weights = (
-        offload.weights_disk / offloaded_weight_share(setting)
-        if offloaded_weight_share(setting)
-        else 0.0
-    )
-    disk_cache = (
-        offload.kv_disk / offloaded_cache_share(setting) if offloaded_cache_share(setting) else 0.0
-    )
+    weights, cache = offload.weights_share, offload.kv_share
+    disk_weights = offload.weights_disk / weights if weights else 0.0
+    disk_cache = offload.kv_disk / cache if cache else 0.0
     kv_moved = tiers.kv_loaded + tiers.kv_stored + tiers.kv_on_host
     from_disk = tiers.weights * disk_weights + kv_moved * disk_cache
     seconds = []
@@ -388,7 +373,7 @@ def _host_seconds(run: Operation, tiers: Tiers) -> tuple[float, float]:
 
 def _host_work_share(run: Operation) -> float:
     """Return the share of a token's products whose weights are offloaded."""
-    return minimum(1.0, offloaded_weight_share(run.setting))
+    return minimum(1.0, run.setting.offload.weights_share)
 
 
 def _line(run: Operation, name: str, key: str) -> Line:
@@ -442,7 +427,7 @@ def waiting_bytes(setting: Setting, tokens: float) -> float:
 
 def double_buffer(setting: Setting, ledger: Ledger, weights: float, stage: Share) -> float:
     """Return the bytes of a double buffer: the current layer and the one being loaded."""
-    offloaded = offloaded_weight_share(setting)
+    offloaded = setting.offload.weights_share
     if not offloaded or setting.engine.computes_on_host:
         return 0.0
     return ledger.term(
@@ -501,18 +486,13 @@ class Traffic:
 
 def is_offloading(offload: OffloadSpec) -> bool:
     """Return whether any weights, activations or optimiser states are offloaded."""
-    shares = offload.weights_cpu + offload.weights_disk + offload.activations_cpu
+    shares = offload.weights_share + offload.activations_cpu
     return shares > 0 or offload.optimizer != NOWHERE
 
 
 def gradients_leave(setting: Setting) -> bool:
     """Return whether gradients are offloaded together with the optimiser states."""
     return setting.offload.optimizer != NOWHERE and not setting.engine.keeps_gradients
-
-
-def weights_share(offload: OffloadSpec) -> float:
-    """Return the offloaded share of the weights."""
-    return offload.weights_cpu + offload.weights_disk
 
 
 def gradients_left(setting: Setting, ledger: Ledger, gradients: float) -> float:
@@ -585,7 +565,7 @@ class TrainingTiers:
         if not is_offloading(self.offload):
             return 0.0
         rate, share = self._rate(), self.offload.activations_cpu
-        weights = whole.weights * weights_share(self.offload)
+        weights = whole.weights * self.offload.weights_share
         gradients = whole.gradients if gradients_leave(self.setting) else 0.0
         disk_s = self._disk("Weights from disk", whole.weights * self.offload.weights_disk)
         activations = whole.activations * share
@@ -637,7 +617,7 @@ class TrainingTiers:
             tier_bytes_per_s=setting.host_memory_bytes_per_s,
             efficiency=HOST_UPDATE_EFFICIENCY,
         )
-        loaded = parameters * weight * (1 - weights_share(offload))
+        loaded = parameters * weight * (1 - offload.weights_share)
         stored = 0.0 if gradients_leave(setting) else parameters * gradient
         on_disk = parameters * weight * offload.weights_disk
         if offload.optimizer == "nvme":

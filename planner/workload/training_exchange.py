@@ -53,7 +53,8 @@ from planner.workload.training_memory import ADAPTER_METHODS, adapts_every_matri
 # Source: torch 2.13, ProcessGroupGloo; runners/jobs/train/layout_states.py.
 SUM_PASSES, GATHER_PASSES = 2, 1
 BUCKET_BYTES = 32 * 2**20  # of Slipway's runner; DistributedDataParallel's default is 25 MiB
-GATHERS = 2  # of sharded weights: forward and backward
+# Sharded weights are gathered for the forward and again for the backward pass.
+GATHERS = 2
 
 
 def copies_seconds(
@@ -99,8 +100,6 @@ SHARDED_GRADIENTS = 2  # from this ZeRO stage, every micro-batch reduces its gra
 FULL_SHARDING = 3  # the ZeRO stage that also shards the weights
 # Dispatch and combine, once forward and once backward.
 EXPERT_EXCHANGES = 2
-# Sharded weights are gathered for the forward and again for the backward pass.
-GATHERS = 2
 # The ring sends keys and values forward, and these and their gradients backward.
 RING_PASSES = 3
 # The slowdown of computation that overlaps communication, as a share of the communication.
@@ -238,7 +237,7 @@ class Exchange:
         rounds = self._rounds(dense, layout.shard_ranks, span)
         if any_of(experts.weight_bytes > 0):
             ranks = maximum(1.0, layout.devices / layout.pipeline / layout.expert_ranks)
-            strides = self.setting.layout.expert_ranks
+            strides = layout.expert_ranks
             links = links + self._group_seconds(experts, ranks, layout.devices, strides)
             rounds = rounds + self._rounds(experts, ranks, layout.devices)
         if not any_of(links > 0):
@@ -440,24 +439,15 @@ class Kernels:
         experts = self.setting.counts.experts_active * self.layer_share
         part, routed = "matmul", "experts_narrow" if self.is_narrow else "experts"
         if self.is_narrow:
-            part = (
-                "matmul_8bit"
-                if element_bytes(compute_dtype_of(self.setting)) >= 1
-                else "matmul_4bit"
-            )
+            is_byte = element_bytes(compute_dtype_of(self.setting)) >= 1
+            part = "matmul_8bit" if is_byte else "matmul_4bit"
         head = self.head * self.pace.heads
         narrow = (rates.peak_flops_per_s, rates.compute_efficiency)
         wide = (rates.wide_peak_flops_per_s, rates.wide_efficiency)
         work = [
             ("Matrix products", part, self.dense * self.layer_share, passes, narrow),
             ("Products of experts", routed, experts, passes, narrow),
-            (
-                "Products with the vocabulary",
-                "matmul",
-                head,
-                self.passes,
-                wide,
-            ),
+            ("Products with the vocabulary", "matmul", head, self.passes, wide),
         ]
         seconds = window_s = model_flops = 0.0
         for name, own, weights, count, rate in work:
@@ -526,13 +516,7 @@ class Kernels:
     def _compute(self, name: str, part: str, flops: float, rate: tuple[float, float]) -> float:
         return self.ledger.term(
             compute_seconds,
-            step_line(
-                self.setting,
-                f"{name}: forward, backward, recomputation",
-                part,
-                "compute",
-                "compute",
-            ),
+            step_line(self.setting, f"{name}{ALL_PASSES}", part, "compute", "compute"),
             work_flops=flops,
             peak_flops_per_s=rate[0],
             compute_efficiency=rate[1],

@@ -59,7 +59,6 @@ from planner.workload.offloading import (
     gradients_left,
     is_offloading,
     tier_bytes,
-    weights_share,
 )
 from planner.workload.setting import Setting
 
@@ -587,7 +586,7 @@ class _Stage:
         weights, gradients = self.weights(), self.gradients()
         optimizer = self.optimizer_states()
         by_class = {
-            "weights": weights * (1 - weights_share(setting.offload)),
+            "weights": weights * (1 - setting.offload.weights_share),
             "adapters": self.adapters(),
             "gradients": gradients_left(setting, self.ledger, gradients),
             "optimizer_states": 0.0 if setting.offload.optimizer != "none" else optimizer,
@@ -670,7 +669,7 @@ class _Stage:
         Sharded layers are gathered one ahead. Offloaded layers are fetched in halves, attention
         and feed-forward: one computes while the other is loaded.
         """
-        shards, fetched = self._shards(3), weights_share(self.setting.offload)
+        shards, fetched = self._shards(3), self.setting.offload.weights_share
         layer = sharded * shards / maximum(1, self.layers)
         return layer * where(shards > 1, 2.0 - fetched, fetched)
 
