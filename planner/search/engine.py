@@ -437,7 +437,7 @@ def _listed_strategies(question: Question) -> tuple[Strategy, ...]:
         return (pins,)
     shared = RECIPES[workload.method].is_calibrated
     most = question.cluster.num_devices if shared else 1
-    counts = [2**power for power in range(most.bit_length()) if 2**power <= most]
+    counts = [2**power for power in range(most.bit_length())]
     return tuple(pins.model_copy(update={"data_parallel_size": count}) for count in counts)
 
 

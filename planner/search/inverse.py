@@ -20,7 +20,6 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import (
     Bound,
     Estimate,
-    EstimateRequest,
     FirstFailure,
     Interval,
     InverseAnswer,
@@ -96,16 +95,8 @@ def shortfall(beyond: FirstFailure) -> float:
 
 def in_full(request: PlanRequest, cluster: ClusterSpec, strategy: Strategy) -> Estimate:
     """Return the full estimate of a found strategy, without terms."""
-    full_request = EstimateRequest(
-        id=request.id,
-        model=request.model,
-        cluster=cluster,
-        workload=request.workload,
-        strategy=strategy,
-        engine=request.engine,
-        host_calibration=request.host_calibration,
-    )
-    return estimate_request(full_request).model_copy(update={"terms": ()})
+    estimate = estimate_request(request.estimate_request(cluster, strategy))
+    return estimate.model_copy(update={"terms": ()})
 
 
 def closest_miss(value: float | str, rejections: Sequence[Rejection]) -> FirstFailure:

@@ -412,17 +412,10 @@ def _placements_of_format(
     replicas = question.pinned.get("data_parallel_size") or spread
     base = {**shared, **question.pinned, "pipeline_parallel_size": 1}
     strategy = Strategy.model_validate({**base, "data_parallel_size": replicas})
-    if set(shares) >= MICRO or strategy.micro_batch_size:
-        yield from _placement(question, strategy, shares)
-        return
-    whole_batch = strategy.model_copy(update={"micro_batch_size": batch // replicas})
-    for placed in _placement(question, whole_batch, shares):
-        yield placed.model_copy(update={"micro_batch_size": None})  # these engines split no batch
-
-
-def _placement(
-    question: Question, strategy: Strategy, shares: tuple[str, ...]
-) -> Iterator[Strategy]:
+    # The other engines run a batch as one micro-batch, and cannot be told one.
+    splits_batch = set(shares) >= MICRO or strategy.micro_batch_size
+    if not splits_batch:
+        strategy = strategy.model_copy(update={"micro_batch_size": batch // replicas})
     placed = placed_strategy(question.estimate_request(strategy), shares)
     if placed is not None:
-        yield placed
+        yield placed if splits_batch else placed.model_copy(update={"micro_batch_size": None})

@@ -64,7 +64,7 @@ class Question:
     @cached_property
     def pinned(self) -> JsonObject:
         """Return the pinned strategy fields."""
-        return {name: value for name, value in self.request.pins if value is not None}
+        return self.request.pins.stated
 
     def estimate_request(self, strategy: Strategy) -> EstimateRequest:
         """Return the request that costs one strategy of this question."""
@@ -227,11 +227,18 @@ def first_violation(
 ) -> tuple[str, float | None, float] | None:
     """Return the first violated constraint: its name, the value and the limit."""
     for name, bound in limits.items():
-        value = figure(estimate, name)
-        if bound.max is not None and (value is None or value > bound.max):
-            return name, value, bound.max
-        if bound.min is not None and (value is None or value < bound.min):
-            return name, value, bound.min
+        violated = violation(figure(estimate, name), bound)
+        if violated is not None:
+            return name, *violated
+    return None
+
+
+def violation(value: float | None, bound: Bound) -> tuple[float | None, float] | None:
+    """Return a value and the limit that it violates, or None; an unknown value violates any."""
+    if bound.max is not None and (value is None or value > bound.max):
+        return value, bound.max
+    if bound.min is not None and (value is None or value < bound.min):
+        return value, bound.min
     return None
 
 

@@ -7,7 +7,13 @@ from typing import cast
 
 import numpy as np
 
-from planner.search.question import first_violation, is_percentile, is_simulated, mean_bound
+from planner.search.question import (
+    first_violation,
+    is_percentile,
+    is_simulated,
+    mean_bound,
+    violation,
+)
 from planner.search.rank import DIGITS, PENALTIES, Merit
 from planner.search.scoring import Scores
 from planner.search.space import Flags, Numbers, Rows
@@ -116,8 +122,8 @@ class Table:
             is_decided, miss = self._by_percentiles(row)
             if not is_decided:
                 part, own = self.part_of(row)
-                violation = first_violation(part.simulated(own), self.limits)
-                miss = violation and violation[1:]
+                first = first_violation(part.simulated(own), self.limits)
+                miss = first and first[1:]
             self.unsure[row] = False
             self.simulated.add(row)
             if miss is not None:
@@ -152,7 +158,7 @@ class Table:
         ):
             return False, None
         violations = (
-            _violation(values.get(name), bound) for name, bound in simulated_limits.items()
+            violation(values.get(name), bound) for name, bound in simulated_limits.items()
         )
         return True, next((miss for miss in violations if miss is not None), None)
 
@@ -203,15 +209,6 @@ def _is_near(value: float | None, bound: Bound) -> bool:
     """Return whether rounding may decide between a value and its limit."""
     limits = [limit for limit in (bound.min, bound.max) if limit]
     return value is not None and any(abs(value / limit - 1) < ROUNDING for limit in limits)
-
-
-def _violation(value: float | None, bound: Bound) -> tuple[float | None, float] | None:
-    """Return a value and the limit that it violates, or None."""
-    if bound.max is not None and (value is None or value > bound.max):
-        return value, bound.max
-    if bound.min is not None and (value is None or value < bound.min):
-        return value, bound.min
-    return None
 
 
 def _values(part: Scores, name: str) -> Numbers:

@@ -18,7 +18,6 @@ from planner.search.scoring import score
 from planner.search.select import Table
 from planner.search.space import (
     FRUGAL,
-    MAX_TENSOR_RANKS,
     Block,
     Flags,
     Numbers,
@@ -26,7 +25,7 @@ from planner.search.space import (
     formats,
     scalars,
 )
-from planner.search.training_space import MAX_STAGES, divisors, training_blocks
+from planner.search.training_space import divisors, pipeline_sizes, tensor_sizes, training_blocks
 from planner.specs.base import Dtype, JsonObject
 from planner.specs.cluster import DeviceSpec
 from planner.specs.workload import (
@@ -36,7 +35,6 @@ from planner.specs.workload import (
     Strategy,
     TrainWorkload,
 )
-from planner.techniques.registry import get
 from planner.workload.layouts import (
     Layout,
     Rule,
@@ -74,13 +72,9 @@ def _formats(question: Question) -> Iterator[JsonObject]:
 
 def _sizes(question: Question, split: DisaggregatedSpec) -> Iterator[JsonObject]:
     """Yield open tensor and pipeline sizes whose product divides both pools."""
-    model, case, pinned = question.model, question.case, question.pinned
-    common = gcd(split.prefill_devices, split.decode_devices)
-    most_ranks = min(question.cluster.widest_node, MAX_TENSOR_RANKS)
-    ranks = divisors(model.num_attention_heads, most_ranks)
-    depths = divisors(common, min(model.num_hidden_layers, MAX_STAGES))
-    open_ranks = [1] if get("tensor_parallel").reason_against(case) else ranks
-    open_depths = [1] if get("pipeline_parallel").reason_against(case) else depths
+    pinned, common = question.pinned, gcd(split.prefill_devices, split.decode_devices)
+    open_ranks = tensor_sizes(question, question.cluster.widest_node)
+    open_depths = pipeline_sizes(question, common)
     for tensor, depth in product(
         [pinned["tensor_parallel_size"]] if "tensor_parallel_size" in pinned else open_ranks,
         [pinned["pipeline_parallel_size"]] if "pipeline_parallel_size" in pinned else open_depths,
@@ -280,13 +274,10 @@ class ServingSpace:
 
     @cached_property
     def _pipeline_sizes(self) -> tuple[int, ...]:
-        question, pinned = self.question, self.question.pinned.get("pipeline_parallel_size")
+        pinned = self.question.pinned.get("pipeline_parallel_size")
         if pinned:
             return (pinned,)
-        if get("pipeline_parallel").reason_against(question.case):
-            return (1,)
-        most = min(question.model.num_hidden_layers, MAX_STAGES)
-        return tuple(divisors(question.cluster.num_devices, most))
+        return tuple(pipeline_sizes(self.question, self.question.cluster.num_devices))
 
     def _caches(self, default: Dtype | None) -> tuple[Dtype | None, ...]:
         """Return the cache formats: the engine's default, and FP8 if it runs."""
@@ -419,17 +410,13 @@ class ServingSpace:
         frugal = self.question.request.objective in FRUGAL
         if "data_parallel_size" in self.question.pinned or not frugal:
             return [available]
-        powers = [2**power for power in range(available.bit_length()) if 2**power <= available]
+        powers = [2**power for power in range(available.bit_length())]
         return sorted({*powers, available})
 
     @cached_property
     def tensor_sizes(self) -> list[int]:
         """Return the tensor parallel sizes to try."""
-        question = self.question
-        if get("tensor_parallel").reason_against(question.case):
-            return [1]
-        most = min(question.cluster.widest_node, MAX_TENSOR_RANKS)
-        return divisors(question.model.num_attention_heads, most)
+        return tensor_sizes(self.question, self.question.cluster.widest_node)
 
     @cached_property
     def _context_sizes(self) -> list[int]:

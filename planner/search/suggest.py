@@ -13,7 +13,7 @@ from planner.search.question import clusters_of, memory_of, questions
 from planner.search.space import formats
 from planner.specs.base import Dtype, JsonObject, PlannerError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
-from planner.specs.estimate import Estimate, EstimateRequest, PlanRequest, Purpose, Suggestion
+from planner.specs.estimate import Estimate, PlanRequest, Purpose, Suggestion
 from planner.specs.workload import (
     GenerateWorkload,
     ServeWorkload,
@@ -53,7 +53,7 @@ def fewer_pins(request: PlanRequest) -> Iterator[Change]:
 
     With more than four pins, yield only single pins and all pins together.
     """
-    pinned = pins_of(request)
+    pinned = request.pins.stated
     names = sorted(pinned, key=lambda name: name in FORMATS)
     sizes: Sequence[int] = range(1, len(names) + 1)
     if len(names) > MAX_FREED_TOGETHER:
@@ -71,17 +71,12 @@ def _unpinned(pinned: JsonObject, freed: Sequence[str]) -> Change:
     return Change(f"{names} not pinned", {"pins": Strategy.model_validate(rest)})
 
 
-def pins_of(request: PlanRequest) -> JsonObject:
-    """Return the pinned strategy fields of a request."""
-    return {name: value for name, value in request.pins if value is not None}
-
-
 def fewer_bits(request: PlanRequest) -> Iterator[Change]:
     """Yield narrower formats for the pinned ones, widest first, then the formats unpinned.
 
     An 8-bit cache comes before narrower weights.
     """
-    pinned = pins_of(request)
+    pinned = request.pins.stated
     cache: Dtype | None = pinned.get("kv_cache_dtype")
     for narrower in CACHE_FORMATS if cache else ():
         if ELEMENT_BITS[narrower] < ELEMENT_BITS[cache or narrower]:
@@ -103,15 +98,7 @@ def placements(request: PlanRequest) -> Iterator[Change]:
     if not isinstance(request.workload, GenerateWorkload) or request.pins.offload:
         return
     for cluster in clusters_of(request):
-        estimate_request = EstimateRequest(
-            model=request.model,
-            cluster=cluster,
-            workload=request.workload,
-            strategy=request.pins,
-            engine=request.engine,
-            host_calibration=request.host_calibration,
-        )
-        placed = placed_strategy(estimate_request)
+        placed = placed_strategy(request.estimate_request(cluster, request.pins))
         if placed is not None:
             title = "weights and cache placed over host memory and disk"
             yield Change(title, {"pins": placed})
@@ -321,7 +308,7 @@ class _Trial:
         """Yield the smallest working change of each kind, kinds ordered by cost."""
         request = self.request
         # If freeing all pins does not help, no subset does.
-        if pins_of(request) and self._works(Change("", {"pins": Strategy()})):
+        if request.pins.stated and self._works(Change("", {"pins": Strategy()})):
             yield from self._first_working(fewer_pins(request))
         yield from self._first_working(placements(request))
         yield from self._first_working(other_trainers(request))

@@ -18,7 +18,7 @@ from planner.catalog.engines import (
 from planner.cost.quantity import Flag, NullLedger, both, divides, either
 from planner.exports.export import OWN_METHODS, WHOLE_WEIGHTS
 from planner.search.question import Question
-from planner.search.space import Block, Flags, Numbers, axes, scalars
+from planner.search.space import MAX_TENSOR_RANKS, Block, Flags, Numbers, axes, scalars
 from planner.specs.base import Dtype, JsonObject
 from planner.specs.workload import Strategy, TrainWorkload
 from planner.techniques.registry import get
@@ -162,7 +162,6 @@ class TrainingSupport:
         return either(staged, self._is_below(layout, SHARDED_GRADIENTS))
 
 
-MAX_TENSOR_RANKS = 16
 MAX_STAGES = 64
 MAX_CONTEXT_RANKS = 64
 MAX_MICRO_BATCH = 64
@@ -267,15 +266,12 @@ class TrainingSpace:
 
     @cached_property
     def _pipeline_sizes(self) -> tuple[int, ...]:
-        question, pinned = self.question, self.question.pinned.get("pipeline_parallel_size")
-        most = min(question.model.num_hidden_layers, MAX_STAGES)
+        pinned = self.question.pinned.get("pipeline_parallel_size")
         if pinned:
             return (pinned,)
-        if question.pinned.get("attention") == "flex":
+        if self.question.pinned.get("attention") == "flex":
             return (1,)
-        if get("pipeline_parallel").reason_against(question.case):
-            return (1,)
-        return tuple(divisors(question.cluster.num_devices, most))
+        return tuple(pipeline_sizes(self.question, self.question.cluster.num_devices))
 
     @cached_property
     def _support(self) -> TrainingSupport:
@@ -370,8 +366,7 @@ class TrainingSpace:
         yield from batch_rules(workload, layout.data, layout.micro_batch)
         yield from training_rules(model, workload, layout, schedule)
         device, attention = self.question.device, self.question.pinned.get("attention")
-        engine = get_engine(self.question.request.engine, device.kind, training=True)
-        yield from attention_rules(attention, engine, device, layout, training=True)
+        yield from attention_rules(attention, self._support.engine, device, layout, training=True)
 
     def _is_distinct(self, layout: Layout, *, fetched: bool) -> Flags:
         """Return which layouts are integral and not equivalent to another one."""
@@ -445,11 +440,7 @@ class TrainingSpace:
 
     @cached_property
     def _tensor_sizes(self) -> list[int]:
-        question = self.question
-        if get("tensor_parallel").reason_against(question.case):
-            return [1]
-        most = min(question.cluster.devices_per_node, MAX_TENSOR_RANKS)
-        return divisors(question.model.num_attention_heads, most)
+        return tensor_sizes(self.question, self.question.cluster.devices_per_node)
 
     @cached_property
     def _context_sizes(self) -> list[int]:
@@ -479,6 +470,21 @@ class TrainingSpace:
         most = min(layers // stages, MAX_CHUNKS)
         even = [size for size in range(2, most + 1) if layers % (stages * size) == 0]
         return even or [size for size in (2, 4, 8, 16) if size <= most] or [2]
+
+
+def tensor_sizes(question: Question, devices_per_node: int) -> list[int]:
+    """Return the tensor parallel sizes to try within a node."""
+    if get("tensor_parallel").reason_against(question.case):
+        return [1]
+    most = min(devices_per_node, MAX_TENSOR_RANKS)
+    return divisors(question.model.num_attention_heads, most)
+
+
+def pipeline_sizes(question: Question, devices: int) -> list[int]:
+    """Return the pipeline parallel sizes to try, which divide a number of devices."""
+    if get("pipeline_parallel").reason_against(question.case):
+        return [1]
+    return divisors(devices, min(question.model.num_hidden_layers, MAX_STAGES))
 
 
 def divisors(number: int, most: int) -> list[int]:

@@ -247,6 +247,18 @@ class PlanRequest(SparseSpec):
     hardware_options: tuple[ClusterSpec, ...] = ()
     host_calibration: HostCalibration | None = None
 
+    def estimate_request(self, cluster: ClusterSpec, strategy: Strategy) -> EstimateRequest:
+        """Return the request that costs one strategy on a cluster."""
+        return EstimateRequest(
+            id=self.id,
+            model=self.model,
+            cluster=cluster,
+            workload=self.workload,
+            strategy=strategy,
+            engine=self.engine,
+            host_calibration=self.host_calibration,
+        )
+
     def without_targets(self) -> "PlanRequest":
         """Return the request without performance targets, only limits on fit."""
         limits = {name: bound for name, bound in self.constraints.items() if name in FIT_LIMITS}

@@ -18,6 +18,7 @@ from planner.specs.base import (
     RECOMPUTATION,
     SCHEDULES,
     Dtype,
+    JsonObject,
     Ratio,
     SparseSpec,
     read_formats,
@@ -146,6 +147,11 @@ class Strategy(SparseSpec):
     @classmethod
     def _read_the_names_of_formats(cls, data: object) -> object:
         return read_formats(read_memory_share(data))
+
+    @property
+    def stated(self) -> JsonObject:
+        """Return the fields that are set."""
+        return {name: value for name, value in self if value is not None}
 
     @property
     def offload_places(self) -> tuple[str, ...]:

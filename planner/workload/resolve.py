@@ -580,7 +580,7 @@ def _filled(
         )
         fields["max_batch_tokens"] = given.max_batch_tokens or engine.max_batch_tokens or None
         fields["attention"] = given.attention or "flash"
-    explicit = {name: value for name, value in given if value is not None}
+    explicit = given.stated
     explicit |= {name: size for name, size in fields.items() if name in LAYOUT_FIELDS}
     return Strategy.model_validate({**fields, **explicit})
 
