@@ -1,4 +1,7 @@
-"""Environments of jobs: what each needs, build, store, remove."""
+"""Environments of jobs: what each needs, build, store, remove.
+
+``python -m runners.environments.builder HOST_DIR NAME [ORDER_ID]`` builds one.
+"""
 
 import contextlib
 import fcntl
@@ -9,6 +12,7 @@ import platform
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -627,7 +631,7 @@ class Keeper:
     def _build(self, order: EnvironmentOrder) -> None:
         self._child = subprocess.Popen(
             [
-                *(sys.executable, "-m", "runners.environments"),
+                *(sys.executable, "-m", "runners.environments.builder"),
                 *(str(self._host_dir.path), order.name, order.order_id),
             ],
             stdin=subprocess.DEVNULL,
@@ -649,3 +653,34 @@ class Keeper:
         log.info("environment %s: %s %s", order.name, order.action, words or "done")
         document = {"order_id": order.order_id, "words": words}
         child.write_json(self.store.home(order.name) / LAST, document)
+
+
+# ---------------------------------------------------------------------------
+# The program that builds one environment.
+# ---------------------------------------------------------------------------
+
+
+TERMINATED = 143
+
+
+def main() -> int:
+    """Build the environment; print an error on stderr and return exit code 1."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # deletes the unfinished build
+    folder, name, *order = sys.argv[1:]
+    store = Store(HostDir(Path(folder)))
+    try:
+        ensure(store, store.pins(name), print_step, *order[:1])
+    except (BuildError, PinsError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def print_step(step: Step) -> None:
+    """Print a build step."""
+    sys.stdout.write(f"{step.done}/{step.total} {step.words}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

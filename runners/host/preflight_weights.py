@@ -184,10 +184,10 @@ def _failure(ended: subprocess.CompletedProcess[str], memory_bytes: int) -> str:
 # The weights of a model folder: the bytes in its files, and the planner's count for its config.
 #
 # Where both differ, the planner does not know the model's structure, and a plan's memory is off. A
-# process under limits reads both (``runners.jobs.folder_weights``), because the agent stays small.
+# process under limits reads both (``runners.jobs.folder_query``), because the agent stays small.
 
 
-MODULE = "runners.jobs.folder_weights"
+MODULE = "runners.jobs.folder_query"
 COUNT_SECONDS = 20.0
 MEMORY_BYTES = 512 * 2**20  # of the process; a header of 50 MB fits, the largest known have 20
 CLOSE = 0.05  # relative difference up to which two counts agree
@@ -246,7 +246,7 @@ def has_safetensors(query: FolderQuery) -> bool:
 
 def weights_of(query: FolderQuery) -> StoredWeights:
     """Return both counts of a folder with safetensors files."""
-    argv = [sys.executable, "-m", MODULE]
+    argv = [sys.executable, "-m", MODULE, "weights"]
     return _weights(run_query(query, argv, seconds=COUNT_SECONDS, memory_bytes=MEMORY_BYTES))
 
 
@@ -270,7 +270,6 @@ def _weights(answer: Answer) -> StoredWeights:
 
 ENGINE_SECONDS = scaled(20.0, least=4.0)
 META_PACKAGES = ("torch", "transformers")
-META_MODULE, FIT_MODULE = "runners.jobs.folder_parameters", "runners.jobs.folder_fit"
 META_MEMORY_BYTES = 4 * 2**30  # DeepSeek-V3 takes 0.5 on torch for the CPU
 FIT_MEMORY_BYTES = 8 * 2**30
 FIT_TOOL = "llama-fit-params"
@@ -306,7 +305,7 @@ def transformers_count(query: FolderQuery, python: Path) -> EngineCount:
     """Return what transformers builds for a folder's config."""
     answer = run_query(
         query,
-        [str(python), "-m", META_MODULE],
+        [str(python), "-m", MODULE, "parameters"],
         seconds=ENGINE_SECONDS,
         memory_bytes=META_MEMORY_BYTES,
         env={"CUDA_VISIBLE_DEVICES": ""},
@@ -341,7 +340,7 @@ def llama_is_there() -> bool:
 
 def llama_count(query: FolderQuery) -> EngineCount:
     """Return the arguments and the memory that llama.cpp chooses for a folder's GGUF file."""
-    argv = [sys.executable, "-m", FIT_MODULE]
+    argv = [sys.executable, "-m", MODULE, "fit"]
     answer = run_query(query, argv, seconds=ENGINE_SECONDS, memory_bytes=FIT_MEMORY_BYTES)
     fields = answer.fields
     if "arguments" not in fields:

@@ -1,19 +1,32 @@
-"""A process that answers one query about a model folder: limits, query on stdin, JSON lines out.
+"""Answers one query about a model folder: ``python -m runners.jobs.folder_query SUBJECT``.
 
-Whoever can write to a model folder chooses what such a process reads. Its memory is therefore
-limited here and its time by ``runners.host.preflight_weights``, which starts it.
+The query is a line of JSON on stdin, the answer lines of JSON. The subjects are ``weights``, the
+bytes of its weights; ``parameters``, what transformers builds for its config; and ``fit``, what
+llama.cpp takes for its GGUF file. Whoever can write to a model folder chooses what such a process
+reads. Its memory is therefore limited here and its time by ``runners.host.preflight_weights``,
+which starts it; the libraries of another subject stay unloaded.
 """
 
 import json
 import os
+import re
 import resource
+import shlex
+import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runners.jobs.model_files import check_config, open_file, read_config
+from pydantic import ValidationError
+
+from runners.jobs.model_files import MAX_FILES, check_config, open_file, read_config
+from runners.jobs.runtime import BadInputError, MissingModelError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 class Query(NamedTuple):
@@ -65,3 +78,291 @@ def answer(**fields: object) -> None:
     """Print a part of the answer."""
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
+
+
+# The bytes of the weights: the planner's count for the config, and those of the files.
+#
+# The files are those that the index names, without one ``model.safetensors``: other files, such as
+# a consolidated copy of all weights, are not counted. The safetensors library checks each header.
+
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+MAX_INDEX_BYTES = 64 * 2**20  # 640,000 tensors; Kimi-K2's has 14 MB
+MAX_NAME_CHARACTERS = 255
+LENGTH_BYTES = 8  # of the length before a header
+WORKLOAD = {"kind": "generate", "input_tokens": 1, "output_tokens": 1, "batch_size": 1}
+CLUSTER = {"device": "h200-sxm-141gb"}  # any: it does not change the weights
+
+
+def weights() -> None:
+    """Answer a query with ``counted_bytes`` and ``stored_bytes``, or why there is none."""
+    from planner.api import estimate
+    from planner.specs.base import PlannerError
+    from planner.specs.estimate import EstimateRequest
+
+    query = start()
+    answer(reading="config.json")
+    try:
+        question = {"model": query.config(), "cluster": CLUSTER, "workload": WORKLOAD}
+        counted = estimate(EstimateRequest.model_validate(question)).memory.breakdown_bytes
+        answer(counted_bytes=int(counted["weights"]))
+    except (BadInputError, PlannerError, ValidationError, RecursionError) as error:
+        answer(counted_problem=_first_line(error))
+    try:
+        answer(stored_bytes=sum(_all_bytes(query)))
+    except BadInputError as error:
+        answer(stored_problem=_first_line(error))
+
+
+def _all_bytes(query: Query) -> Iterator[int]:
+    names = file_names(query)
+    if len(names) > MAX_FILES:
+        raise BadInputError(
+            f"{INDEX} names {len(names)} files, and {MAX_FILES} are read; save the model in "
+            "larger files"
+        )
+    for name in names:
+        answer(reading=name)
+        yield tensor_bytes(query, name)
+
+
+def file_names(query: Query) -> list[str]:
+    """Return the names of the files that hold a folder's weights.
+
+    Raises:
+        BadInputError: the index is damaged, too long, or there is neither index nor file.
+    """
+    if os.path.lexists(query.folder / INDEX):
+        answer(reading=INDEX)
+        return _indexed(query)
+    if os.path.lexists(query.folder / SINGLE):
+        return [SINGLE]
+    raise BadInputError(
+        f"the folder has neither {INDEX} nor {SINGLE}; save the model again with save_pretrained"
+    )
+
+
+def _indexed(query: Query) -> list[str]:
+    with query.opened(INDEX) as path, path.open("rb") as file:
+        data = file.read(MAX_INDEX_BYTES + 1)
+    if len(data) > MAX_INDEX_BYTES:
+        raise BadInputError(f"{INDEX} is longer than {MAX_INDEX_BYTES // 2**20} MiB, the limit")
+    try:
+        names = set(json.loads(data)["weight_map"].values())
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise BadInputError(f"{INDEX} has no weight_map; copy the file again") from None
+    for name in names:
+        is_short = isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS
+        is_plain = is_short and name.isprintable() and "/" not in name
+        if not (is_plain and name.endswith(".safetensors")):
+            raise BadInputError(f"{INDEX} names {name!r:.80}, which is not a file in the folder")
+    return sorted(names)
+
+
+def tensor_bytes(query: Query, name: str) -> int:
+    """Return the bytes of all tensors of a safetensors file: those behind its header.
+
+    Raises:
+        BadInputError: the file is missing, outside of the roots, or not a complete safetensors
+            file, or this host lacks the library.
+    """
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise BadInputError("safetensors is not installed on this host") from None
+    try:
+        with (
+            query.opened(name) as path,
+            safe_open(path, framework="np"),  # refuses overlaps, holes and ends beyond the file
+            path.open("rb") as file,
+        ):
+            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+            return file.seek(0, 2) - LENGTH_BYTES - length
+    except (SafetensorError, OSError) as error:
+        reason = str(error).removeprefix("Error while deserializing header: ")
+        raise BadInputError(
+            f"{name} is not a complete safetensors file ({reason[:120]}); copy it again"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return " ".join(line.strip() for line in lines[:3])[:240]
+
+
+# The parameters that transformers builds for the config, on the meta device.
+#
+# Nothing is loaded, no code of the folder runs, and no GPU is used. Any environment with torch and
+# transformers can run it.
+
+
+def parameters() -> None:
+    """Answer a query with the parameters and their bytes by dtype, or why there are none."""
+    import transformers
+    from transformers.models.auto import modeling_auto  # noqa: F401 - with torch, before the limit
+
+    query = start()
+    answer(version=transformers.__version__)
+    try:
+        answer(**counts(query.config()))
+    except BadInputError as error:
+        answer(problem=str(error)[:240])
+    except Exception as error:  # noqa: BLE001 - a model's own code, which raises anything
+        answer(problem=f"{type(error).__name__}: {str(error).strip()[:200]}")
+
+
+def counts(document: dict[str, object]) -> dict[str, object]:
+    """Return the number of parameters of a config.json, and the bytes of each dtype.
+
+    A quantised checkpoint's config is built without its quantisation, so only its number counts.
+
+    Raises:
+        BadInputError: transformers has no such model.
+    """
+    import torch
+    from transformers import AutoConfig
+
+    fields = {**document, "quantization_config": None}
+    model_type = str(fields.pop("model_type", ""))
+    config = AutoConfig.for_model(model_type, **fields)
+    with torch.device("meta"):
+        model = _auto_class(config).from_config(config, trust_remote_code=False)
+    num_bytes: Counter[str] = Counter()
+    for parameter in model.parameters():
+        name = str(parameter.dtype).removeprefix("torch.")
+        num_bytes[name] += parameter.numel() * parameter.element_size()
+    return {
+        "parameters": sum(each.numel() for each in model.parameters()),
+        "bytes_by_dtype": dict(num_bytes),
+        "is_quantised": document.get("quantization_config") is not None,
+    }
+
+
+def _auto_class(config: "PretrainedConfig") -> Any:  # noqa: ANN401 - an automatic class
+    """Return the automatic class whose model the config names, or the first that has one."""
+    from transformers.models.auto import modeling_auto as auto
+
+    classes = (
+        (auto.AutoModelForCausalLM, auto.MODEL_FOR_CAUSAL_LM_MAPPING),
+        (auto.AutoModelForImageTextToText, auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING),
+        (auto.AutoModelForSeq2SeqLM, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING),
+        (auto.AutoModelForSequenceClassification, auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
+    )
+    known = [(each, models[type(config)]) for each, models in classes if type(config) in models]
+    if not known:
+        raise BadInputError(f"transformers has no language model of type {config.model_type!r}")
+    architectures = set(getattr(config, "architectures", None) or [])
+    for each, models in known:
+        listed = models if isinstance(models, tuple) else (models,)
+        if architectures & {getattr(model, "__name__", "") for model in listed}:
+            return each
+    return known[0][0]
+
+
+# What ``llama-fit-params`` of llama.cpp says that the folder's GGUF file takes on this host.
+#
+# It loads no weights. Its first run prints the context and the layers on GPUs that fit into the
+# free memory; its second, with those, the memory of each device.
+# Source: https://github.com/ggml-org/llama.cpp, tools/fit-params and common/fit.cpp
+# (``--fit-print`` since pull request 22171 of April 2026).
+
+
+TOOL = "llama-fit-params"
+TOOL_SECONDS = 8.0
+ARGUMENTS = {"-c": r"\d+", "-ngl": r"-?\d+", "-ts": r"[\d.,]+", "-ot": r".+"}
+DEVICE = re.compile(r"^(\S+) +(\d+) +(\d+) +(\d+) *$")
+MIB = 2**20
+
+
+class DeviceMemory(NamedTuple):
+    """The bytes of weights, context (KV cache and states) and compute buffers on a device."""
+
+    device: str
+    model: int
+    context: int
+    compute: int
+
+
+def fit() -> None:
+    """Answer a query with the fitted arguments and each device's memory, or why there is none."""
+    query = start()
+    try:
+        name = gguf_name(query.folder)
+        answer(reading=name)
+        with query.opened(name) as path:
+            context = ["-c", str(query.context_tokens)] if query.context_tokens else []
+            arguments = fitted_arguments(_run(path, context))
+            answer(arguments=arguments)
+            printed = _run(path, ["--fit", "off", "--fit-print", "on", *arguments])
+            answer(devices=[list(each) for each in device_memory(printed)])
+    except BadInputError as error:
+        answer(problem=str(error)[:240])
+
+
+def gguf_name(folder: Path) -> str:
+    """Return the name of a folder's GGUF file.
+
+    Raises:
+        MissingModelError: the folder has none, or several.
+    """
+    names = sorted(path.name for path in folder.glob("*.gguf"))
+    if len(names) != 1:
+        raise MissingModelError(f"the folder has {len(names)} .gguf files; keep one in it")
+    return names[0]
+
+
+def fitted_arguments(output: str) -> list[str]:
+    """Return the arguments that the tool chose, of the options in ``ARGUMENTS``.
+
+    Raises:
+        BadInputError: the output has no such arguments.
+    """
+    line = next((line for line in output.splitlines() if line.startswith("-c ")), "")
+    words = shlex.split(line)
+    pairs = list(zip(words[::2], words[1::2], strict=False))
+    if not pairs or not all(re.fullmatch(ARGUMENTS.get(name, "$."), text) for name, text in pairs):
+        raise BadInputError(f"{TOOL} printed no arguments; run it on the file by hand")
+    return [word for pair in pairs for word in pair]
+
+
+def device_memory(output: str) -> list[DeviceMemory]:
+    """Return each device's memory from the table that the tool prints, the host's last.
+
+    Raises:
+        BadInputError: there is no table: releases before April 2026 have no ``--fit-print``.
+    """
+    found = [match for line in output.splitlines() if (match := DEVICE.match(line))]
+    if not found:
+        raise BadInputError(f"{TOOL} printed no memory; update llama.cpp")
+    return [DeviceMemory(each[1], *(int(each[n]) * MIB for n in (2, 3, 4))) for each in found]
+
+
+def _run(path: Path, arguments: list[str]) -> str:
+    """Return the tool's standard output.
+
+    Raises:
+        BadInputError: the tool failed (with its last error line) or took too long.
+    """
+    try:
+        ended = subprocess.run(
+            [TOOL, "-m", str(path), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TOOL_SECONDS,
+            check=False,
+            pass_fds=(int(path.name),),  # a path below /proc/self/fd
+        )
+    except subprocess.TimeoutExpired:
+        raise BadInputError(f"{TOOL} took longer than {TOOL_SECONDS:g} s") from None
+    if ended.returncode:
+        last = (ended.stderr.strip().splitlines() or [f"code {ended.returncode}"])[-1]
+        raise BadInputError(f"{TOOL} failed: {last[:160]}; run it on the file by hand")
+    return ended.stdout
+
+
+SUBJECTS = {"weights": weights, "parameters": parameters, "fit": fit}
+
+if __name__ == "__main__":
+    SUBJECTS[sys.argv[1]]()

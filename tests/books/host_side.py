@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from runners.host.reconcile import Reconciler
+from runners.jobs.serve import vllm
 from runners.jobs.serve.relayed.backend import EngineAdapter, ModelPaths, parts_of
 from runners.jobs.serve.relayed.process import Command, ListenAddress
 from runners.jobs.serve.sglang.speaker import Sglang
-from runners.jobs.serve.vllm import speaker as vllm_speaker
-from runners.jobs.serve.vllm.speaker import Vllm
+from runners.jobs.serve.vllm import Vllm
 from runners.jobspec import ArtefactModel, FolderModel, ModelRef, ServeSpec
 from runners.launchers import launch, slurm_commands
 from runners.launchers.attempts import AttemptFolder
@@ -65,7 +65,7 @@ class HostSide:
         patch.setattr(launch, "start_supervisor", lambda _folder: STARTED)
         patch.setattr(slurm_commands, "queue", list)
         patch.setattr(slurm_commands, "submit", self._submit)
-        patch.setattr(vllm_speaker, "free_ports", lambda _count, apart_from: SIDE_PORT)  # noqa: ARG005
+        patch.setattr(vllm, "free_ports", lambda _count, apart_from: SIDE_PORT)  # noqa: ARG005
 
     def _submit(self, options: list[str], script: Path) -> str:
         self.submitted.append(Submitted(options, script.read_text()))

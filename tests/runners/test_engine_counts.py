@@ -18,8 +18,7 @@ from runners.host.preflight_weights import (
     llama_count,
     memory_in,
 )
-from runners.jobs.folder_fit import device_memory, fitted_arguments
-from runners.jobs.folder_parameters import counts
+from runners.jobs.folder_query import counts, device_memory, fitted_arguments
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import FolderModel, ServeSpec
 from runners.shared.config import HostDir

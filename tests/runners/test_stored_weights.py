@@ -10,8 +10,7 @@ from safetensors.numpy import save_file
 
 from runners.host import preflight_weights
 from runners.host.preflight_weights import EngineNeeds, FolderQuery, checks, weights_of
-from runners.jobs.folder_query import Query
-from runners.jobs.folder_weights import INDEX, SINGLE, file_names, tensor_bytes
+from runners.jobs.folder_query import INDEX, SINGLE, Query, file_names, tensor_bytes
 from runners.jobs.runtime import BadInputError
 from runners.shared.messages import MAX_SENTENCE
 

@@ -35,7 +35,14 @@ def building(host_dir, store):
     started = []
 
     def start(name: str = "tiny") -> subprocess.Popen:
-        command = [sys.executable, "-m", "runners.environments", str(host_dir.path), name, "o1"]
+        command = [
+            sys.executable,
+            "-m",
+            "runners.environments.builder",
+            str(host_dir.path),
+            name,
+            "o1",
+        ]
         process = subprocess.Popen(
             command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
