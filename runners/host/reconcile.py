@@ -15,8 +15,7 @@ from runners.jobspec import JobSpec, TrainSpec, UploadedData
 from runners.jobspec.base import uploads_of
 from runners.launchers import attempts, launch
 from runners.launchers.attempts import ID, AttemptFolder, Claim, Verdict, attempt_folders
-from runners.launchers.launch import LaunchRefusedError
-from runners.launchers.local import Launcher, LocalLauncher
+from runners.launchers.launch import Launcher, LaunchRefusedError, LocalLauncher
 from runners.launchers.slurm import SlurmLauncher
 from runners.shared.config import HostConfig, HostDir
 from runners.shared.messages import (
@@ -57,7 +56,9 @@ def take_over(
     for earlier in sorted(_earlier(request, others), key=_number, reverse=True):
         try:
             with child.locked(earlier.lock, LOCK_TIMEOUT_SECONDS):
-                _move(earlier.checkpoint, folder.checkpoint)
+                if folder.checkpoint.is_dir():
+                    folder.checkpoint.rmdir()  # empty, as checked above
+                earlier.checkpoint.rename(folder.checkpoint)
         except (child.LockedError, OSError) as error:
             log.warning("what %s left is not taken over: %s", earlier.attempt_id, error)
             continue
@@ -76,12 +77,6 @@ def _earlier(request: RunRequest, others: Iterable[AttemptFolder]) -> Iterator[A
 def _number(folder: AttemptFolder) -> int:
     request = folder.request()
     return request.number if request else 0
-
-
-def _move(source: Path, to: Path) -> None:
-    if to.is_dir():
-        to.rmdir()  # empty, as checked above
-    source.rename(to)
 
 
 # Downloads the files of an attempt's spec from the server before the attempt starts.
@@ -320,7 +315,8 @@ class Reconciler:
             if reply.may_start:
                 self._start(folder, reply)
                 return
-            ports = _own_ports(reply.request)
+            gang = reply.request.gang
+            ports = (gang.master_port,) if gang and gang.node_rank == 0 else ()
             if needs is None or not ports or needs.ports == ports:
                 return  # other hosts have not claimed yet: retried at the next heartbeat
             needs = needs.model_copy(update={"ports": ports})  # the previous port was occupied
@@ -329,9 +325,12 @@ class Reconciler:
         self, folder: AttemptFolder, claim: Claim, needs: Needs | None
     ) -> ClaimReply | None:
         """Return the server's reply to a claim, or None; mark the folder if it was rejected."""
-        place = preflight.Place(
-            self.host_dir, self.config, self._model_roots(), self._stopping_attempts()
-        )
+        stopping = [
+            preflight.StoppingAttempt(each.attempt_id, _gpus_of(each))
+            for each in self.running()
+            if (each.path / child.STOP).exists()
+        ]
+        place = preflight.Place(self.host_dir, self.config, self._model_roots(), stopping)
         claim_request = ClaimRequest(
             fence=claim.fence,
             claim_id=claim.claim_id,
@@ -377,7 +376,6 @@ class Reconciler:
     def _document(
         self, folder: AttemptFolder, request: RunRequest, argv: list[str], env: dict[str, str]
     ) -> dict[str, object]:
-        """Return the supervisor's launch document."""
         return {
             "attempt_id": folder.attempt_id,
             "argv": argv,
@@ -403,14 +401,6 @@ class Reconciler:
                 f'free some space, or lower "min_free_bytes" in config.json',
             )
 
-    def _stopping_attempts(self) -> list[preflight.StoppingAttempt]:
-        """Return the running attempts with a stop order, and the GPUs of each."""
-        return [
-            preflight.StoppingAttempt(folder.attempt_id, _gpus_of(folder))
-            for folder in self.running()
-            if (folder.path / child.STOP).exists()
-        ]
-
     def _model_roots(self) -> tuple[Path, ...]:
         return (self.host_dir.models, *self.config.model_roots, self.host_dir.attempts)
 
@@ -435,12 +425,6 @@ class Reconciler:
         sentence = f"the folder of attempt {folder.attempt_id} is damaged; it was moved to {place}"
         log.error("%s", sentence)
         self.problems.append(sentence)
-
-
-def _own_ports(request: RunRequest) -> tuple[int, ...]:
-    """Return the gang's port if it is reserved on this host, else an empty tuple."""
-    gang = request.gang
-    return (gang.master_port,) if gang and gang.node_rank == 0 else ()
 
 
 def _gpus_of(folder: AttemptFolder) -> frozenset[str]:

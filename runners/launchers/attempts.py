@@ -253,7 +253,6 @@ def attempt_folders(attempts_dir: Path) -> list[AttemptFolder]:
 
 
 def _artefact(body: object) -> ArtefactBody | None:
-    """Return an announced artefact, or None if it is malformed."""
     try:
         return ArtefactBody.model_validate(body)
     except ValidationError:

@@ -2,12 +2,13 @@
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import psutil
 
@@ -33,9 +34,10 @@ from runners.jobspec import (
 from runners.jobspec.compress import TASKS_ENVIRONMENT
 from runners.jobspec.generate import StageChain
 from runners.jobspec.serve import EngineName
+from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.shared.messages import MAIN, Gang, RunDevice, RunRequest
 from runners.shared.reasons import Reason
-from runners.supervision import supervisor
+from runners.supervision import child, procfs, supervisor
 
 # ---------------------------------------------------------------------------
 # Launches a job on several devices or hosts with torchrun, and finds the network interface.
@@ -91,14 +93,14 @@ def _restarts(may_lose: int, parallel: DataParallel) -> int:
 
 def _rendezvous_timeouts(gang: Gang, parallel: DataParallel) -> dict[str, int | str]:
     """Return torchrun's rendezvous timeouts in seconds, derived from the rank timeout."""
-    patience = int(parallel.rank_timeout_seconds)
-    last_call = min(LONGEST_LAST_CALL_SECONDS, max(SHORTEST_LAST_CALL_SECONDS, patience // 4))
+    timeout = int(parallel.rank_timeout_seconds)
+    last_call = min(LONGEST_LAST_CALL_SECONDS, max(SHORTEST_LAST_CALL_SECONDS, timeout // 4))
     return {
         "is_host": str(gang.node_rank == 0).lower(),
         "join_timeout": int(parallel.start_timeout_seconds),
         "last_call_timeout": last_call,
-        "read_timeout": patience,
-        "keep_alive_interval": max(1, patience // 6),
+        "read_timeout": timeout,
+        "keep_alive_interval": max(1, timeout // 6),
         "keep_alive_max_attempt": 3,
     }
 
@@ -155,7 +157,9 @@ def own_addresses(chosen: str | None = None) -> tuple[str, ...]:
         for interface, addresses in psutil.net_if_addrs().items()
         if interface in stats and stats[interface].isup
         for each in addresses
-        if each.family in {socket.AF_INET, socket.AF_INET6} and _is_reachable(each.address)
+        if each.family in {socket.AF_INET, socket.AF_INET6}
+        and not each.address.startswith(("127.", "169.254.", "fe80:"))
+        and each.address != "::1"
     ]
     by_kind = sorted(dict.fromkeys(reachable), key=lambda address: ":" in address)
     first = (chosen,) if chosen else ()
@@ -164,10 +168,6 @@ def own_addresses(chosen: str | None = None) -> tuple[str, ...]:
 
 def _plain(address: str) -> str:
     return address.partition("%")[0]
-
-
-def _is_reachable(address: str) -> bool:
-    return not address.startswith(("127.", "169.254.", "fe80:")) and address != "::1"
 
 
 # ---------------------------------------------------------------------------
@@ -254,11 +254,6 @@ _BY_INDEX = frozenset(
 )
 
 
-def passed_variables(given: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the given variables that a job receives."""
-    return {name: value for name, value in given.items() if _is_passed(name)}
-
-
 def _is_passed(name: str) -> bool:
     return name in _NAMES or (name.startswith(_FAMILIES) and not _SECRET.search(name))
 
@@ -335,7 +330,8 @@ def render_env(
     devices: Sequence[RunDevice] = (),
 ) -> dict[str, str]:
     """Return a job's environment: the passed variables, its devices' and our own, no others."""
-    env = with_devices(passed_variables(), devices)
+    passed = {name: value for name, value in os.environ.items() if _is_passed(name)}
+    env = with_devices(passed, devices)
     cores = len(os.sched_getaffinity(0))
     return env | {
         "HF_DATASETS_OFFLINE": "1",
@@ -501,3 +497,92 @@ def start_supervisor(folder: Path) -> int:
         check=False,
     )
     return started.returncode
+
+
+# ---------------------------------------------------------------------------
+# The launcher interface: start, inspect and stop attempts, and explain unrecorded ends.
+# ---------------------------------------------------------------------------
+
+
+class UnrecordedEnd(NamedTuple):
+    """The reason and a readable explanation of an end without an exit record."""
+
+    reason: Reason
+    explanation: str = ""
+
+
+class Launcher(Protocol):
+    """Starts, inspects and stops the supervisors of this host."""
+
+    def refresh(self, folders: Sequence[AttemptFolder]) -> None:
+        """Refresh the launcher's state; called before each round of ``verdict_of``."""
+
+    def verdict_of(self, folder: AttemptFolder) -> Verdict:
+        """Return an attempt's state."""
+
+    def adapt(self, document: Mapping[str, Any], request: RunRequest) -> dict[str, Any]:
+        """Return the supervisor's launch document, adapted to this launcher.
+
+        Raises:
+            LaunchRefusedError: this launcher cannot run such a job.
+        """
+
+    def launch(self, folder: AttemptFolder) -> None:
+        """Start a folder's supervisor after its documents are written; idempotent.
+
+        Raises:
+            LaunchRefusedError: the attempt cannot start.
+        """
+
+    def stop(self, folder: AttemptFolder) -> None:
+        """Make the supervisor read the stop order in its folder now."""
+
+    def unrecorded_end(self, folder: AttemptFolder, verdict: Verdict) -> UnrecordedEnd | None:
+        """Return why an attempt ended without a record, or None if it did not."""
+
+    def waits_for(self, folder: AttemptFolder) -> str:
+        """Return what a claimed attempt waits for outside of this host, or ""."""
+
+
+class LocalLauncher:
+    """Starts supervisors as local processes."""
+
+    def __init__(self, boot_id: str) -> None:
+        self._boot_id = boot_id
+
+    def refresh(self, folders: Sequence[AttemptFolder]) -> None:
+        """Do nothing: locks and files are read on demand."""
+
+    def verdict_of(self, folder: AttemptFolder) -> Verdict:
+        """Return the attempt's state from its lock and files."""
+        return folder.verdict(self._boot_id)
+
+    def adapt(self, document: Mapping[str, Any], request: RunRequest) -> dict[str, Any]:  # noqa: ARG002 - the interface
+        """Return the document unchanged."""
+        return dict(document)
+
+    def launch(self, folder: AttemptFolder) -> None:
+        """Start the supervisor, detached.
+
+        Raises:
+            LaunchRefusedError: the supervisor failed at once.
+        """
+        if start_supervisor(folder.path) == supervisor.EXIT_INTERNAL:
+            raise LaunchRefusedError(
+                Reason.INTERNAL, "the supervisor failed; see its supervisor.log"
+            )
+
+    def stop(self, folder: AttemptFolder) -> None:
+        """Signal the supervisor to read its stop order now."""
+        if identity := child.read_json(folder.path / child.SUPERVISOR):
+            pid, ticks = int(identity["pid"]), int(identity["start_ticks"])
+            procfs.send_signal(pid, ticks, signal.SIGTERM)
+
+    def unrecorded_end(self, folder: AttemptFolder, verdict: Verdict) -> UnrecordedEnd | None:  # noqa: ARG002 - the interface
+        """Return the reason of a lost attempt."""
+        reason = LOST_REASONS.get(verdict)
+        return UnrecordedEnd(reason) if reason else None
+
+    def waits_for(self, folder: AttemptFolder) -> str:  # noqa: ARG002 - the interface
+        """Return "": local attempts start at once."""
+        return ""

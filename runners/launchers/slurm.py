@@ -15,8 +15,7 @@ from typing import Any
 
 from runners.launchers import slurm_commands
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
-from runners.launchers.launch import LaunchRefusedError
-from runners.launchers.local import UnrecordedEnd
+from runners.launchers.launch import LaunchRefusedError, UnrecordedEnd
 from runners.launchers.slurm_commands import Phase, SlurmError, SlurmJob, SlurmUnreachableError
 from runners.shared.facts import SlurmConfig
 from runners.shared.messages import RunRequest
@@ -75,7 +74,12 @@ class SlurmLauncher:
             return
         for folder in open_ones:
             try:
-                self._tend(folder)
+                if _ticket(folder) is None:
+                    self._send(folder)
+                elif (job := self._job(folder)) is None or job.phase is Phase.ENDED:
+                    self._gone_since.setdefault(folder.attempt_id, self._clock())
+                elif (folder.path / child.STOP).exists():
+                    self.stop(folder)
             except LaunchRefusedError as refusal:
                 folder.settle(refusal.reason, str(refusal))
             except SlurmUnreachableError as error:
@@ -99,15 +103,6 @@ class SlurmLauncher:
             log.warning("Slurm does not answer: %s", error)
         self._unreachable_reason = str(error)
         self._next_poll = self._clock() + AWAY_SECONDS
-
-    def _tend(self, folder: AttemptFolder) -> None:
-        """Submit, track or cancel a job, according to its folder."""
-        if _ticket(folder) is None:
-            self._send(folder)
-        elif (job := self._job(folder)) is None or job.phase is Phase.ENDED:
-            self._gone_since.setdefault(folder.attempt_id, self._clock())
-        elif (folder.path / child.STOP).exists():
-            self.stop(folder)
 
     def _job(self, folder: AttemptFolder) -> SlurmJob | None:
         return (self._jobs or {}).get(job_name(folder))
