@@ -171,7 +171,7 @@ class Ready(Protocol):
     def token_text(self, token: int) -> str:
         """Return the text of a single token."""
 
-    def submit(self, wishes: Sequence[GenerationRequest]) -> Sequence[Pending]:
+    def submit(self, requests: Sequence[GenerationRequest]) -> Sequence[Pending]:
         """Queue all answers of one HTTP request.
 
         Raises:
@@ -259,16 +259,16 @@ class Answer:
     stops: Sequence[str] = ()
     ids: list[int] = field(default_factory=list)
     is_stopped: bool = False
-    _said: int = 0  # characters returned so far
+    _num_returned: int = 0  # characters returned so far
     _held: str = ""  # characters that may begin a stop string
-    _told: list[TokenLogprob] = field(default_factory=list)
+    _logprobs: list[TokenLogprob] = field(default_factory=list)
     _before: int = 0  # tokens from here on are decoded together: their texts depend on each other
     _read: int = 0
 
     def take(self, choice: Choice) -> tuple[str, list[TokenLogprob]]:
         """Add a token; return the text and the logprobs that are final now."""
         self.ids.append(choice.token)
-        self._told.append(TokenLogprob(choice, self._said + len(self._held)))
+        self._logprobs.append(TokenLogprob(choice, self._num_returned + len(self._held)))
         self._held += self._new_text()
         cuts = [at for each in self.stops if (at := self._held.find(each)) >= 0]
         if cuts:
@@ -282,8 +282,8 @@ class Answer:
         if self.is_stopped:
             return "", []
         self._held += self._decoded(self._before)[len(self._decoded(self._before, self._read)) :]
-        text, certain = self._held, self._told
-        self._held, self._told = "", []
+        text, certain = self._held, self._logprobs
+        self._held, self._logprobs = "", []
         return text, certain
 
     def _new_text(self) -> str:
@@ -308,9 +308,9 @@ class Answer:
 
     def _release(self, count: int) -> tuple[str, list[TokenLogprob]]:
         text, self._held = self._held[:count], self._held[count:]
-        self._said += count
-        certain = [each for each in self._told if each.at < self._said]
-        self._told = self._told[len(certain) :]
+        self._num_returned += count
+        certain = [each for each in self._logprobs if each.at < self._num_returned]
+        self._logprobs = self._logprobs[len(certain) :]
         return text, certain
 
 

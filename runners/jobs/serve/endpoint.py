@@ -16,7 +16,6 @@ from runners.jobs.energy import Work
 from runners.jobs.generate.static import check_packable
 from runners.jobs.loading import (
     HOW_QUANTISED,
-    LoadedModel,
     end_ids,
     load_model,
     pick_device,
@@ -251,7 +250,12 @@ class Endpoint:
     async def _monitor(self) -> None:
         if not self._is_announced:
             await self._announce()
-        self._report_metrics()
+        elapsed = time.monotonic() - self._figures_at
+        is_quiet = self.service.loaded is None or self.service.loaded.engine.is_idle
+        is_recent = time.monotonic() - self.service.asked_at < 2 * FIGURES_SECONDS
+        interval = QUIET_FIGURES_SECONDS if is_quiet and not is_recent else FIGURES_SECONDS
+        if elapsed >= interval:
+            self._report_since(elapsed)
         engine = self.service.loaded.engine if self.service.loaded else None
         step_began = engine.step_began_at if engine else None
         if step_began is not None and time.perf_counter() - step_began > STALL_SECONDS:
@@ -273,14 +277,6 @@ class Endpoint:
         self.job.emitter.endpoint(body)
         self.job.emitter.phase(SERVING)
         self.job.emitter.log(f"answering on http://{host}:{port}/v1 as {self.spec.served_name}")
-
-    def _report_metrics(self) -> None:
-        elapsed = time.monotonic() - self._figures_at
-        is_quiet = self.service.loaded is None or self.service.loaded.engine.is_idle
-        is_recent = time.monotonic() - self.service.asked_at < 2 * FIGURES_SECONDS
-        interval = QUIET_FIGURES_SECONDS if is_quiet and not is_recent else FIGURES_SECONDS
-        if elapsed >= interval:
-            self._report_since(elapsed)
 
     def _report_since(self, seconds: float) -> None:
         self._figures_at = time.monotonic()
@@ -367,7 +363,7 @@ class LoadedReady:
         """Return the text of a single token."""
         return self.reader.token_text(token)
 
-    def submit(self, wishes: Sequence[GenerationRequest]) -> Sequence[Reply]:
+    def submit(self, requests: Sequence[GenerationRequest]) -> Sequence[Reply]:
         """Queue all answers of one HTTP request.
 
         Raises:
@@ -376,7 +372,7 @@ class LoadedReady:
         """
         replies = [
             Reply(prompt, sampling, self.reader.answer(sampling.stops), deliver, adapter)
-            for prompt, sampling, deliver, adapter in wishes
+            for prompt, sampling, deliver, adapter in requests
         ]
         self.engine.submit(replies)
         return replies
@@ -393,7 +389,10 @@ def load_ready(job: Job, spec: ServeSpec, figures: Figures) -> LoadedReady:
     loaded = load_model(job, spec.model, spec.weight_dtype)
     tokenizer = require_tokenizer(loaded, "an endpoint")
     check_packable(loaded.model)
-    longest = _max_length(loaded, spec)
+    model_positions = getattr(
+        loaded.model.config.get_text_config(), "max_position_embeddings", None
+    )
+    longest = longest_request(model_positions, spec)
     cache = PagedCache(pages_for(_cache_tokens(spec, longest)))
     vocabulary = int(loaded.model.config.get_text_config().vocab_size)
     check_paging(loaded.model, cache, vocabulary)
@@ -413,14 +412,6 @@ def load_ready(job: Job, spec: ServeSpec, figures: Figures) -> LoadedReady:
     job.emitter.metric(terms_held(sizes))
     engine = Engine(loaded.model, cache, limits, figures, adapters, decode)
     return LoadedReady(engine, Reader(tokenizer), vocabulary)
-
-
-def _max_length(loaded: LoadedModel, spec: ServeSpec) -> int:
-    """Return the longest request, prompt and answer together."""
-    model_positions = getattr(
-        loaded.model.config.get_text_config(), "max_position_embeddings", None
-    )
-    return longest_request(model_positions, spec)
 
 
 def _cache_tokens(spec: ServeSpec, longest: int) -> int:

@@ -418,7 +418,11 @@ class Engine:
     def _take_tokens(self, due: Sequence[Reply], choices: Sequence[Choice]) -> None:
         now = time.perf_counter()
         for each, choice in zip(due, choices, strict=True):
-            self._record_latency(each, now)
+            if each.num_written:
+                self.figures.later_token(now - each.last_at)
+            else:
+                self.figures.first_token(now - each.asked_at, len(each.prompt))
+            each.last_at = now
             self._append_token(each, choice)
 
     def _append_token(self, reply: Reply, choice: Choice) -> None:
@@ -431,7 +435,10 @@ class Engine:
             text, logprobs = reply.answer.take(choice)
             if reply.answer.is_stopped:
                 reason = "stop"
-            elif self._is_full(reply):
+            elif (
+                reply.num_written >= reply.sampling.max_tokens
+                or len(reply.tokens) >= self.limits.max_length
+            ):
                 rest, rest_logprobs = reply.answer.finish()
                 reason, text, logprobs = "length", text + rest, [*logprobs, *rest_logprobs]
         if reason is not None:
@@ -439,19 +446,6 @@ class Engine:
             self.figures.count("requests")
         if text or logprobs or reason:
             reply.deliver(StreamChunk(text, logprobs, reason, reply.num_written))
-
-    def _is_full(self, reply: Reply) -> bool:
-        return (
-            reply.num_written >= reply.sampling.max_tokens
-            or len(reply.tokens) >= self.limits.max_length
-        )
-
-    def _record_latency(self, reply: Reply, now: float) -> None:
-        if reply.num_written:
-            self.figures.later_token(now - reply.last_at)
-        else:
-            self.figures.first_token(now - reply.asked_at, len(reply.prompt))
-        reply.last_at = now
 
     def _record_step(self, seconds: float, tokens: int) -> None:
         gauges = {

@@ -59,14 +59,14 @@ class AccumulatedAnswer:
     """The text, logprobs and token count of one answer so far."""
 
     text: str = ""
-    told: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     output_tokens: int = 0
 
     def add(self, piece: StreamChunk) -> None:
         """Append a chunk."""
         self.text += piece.text
-        self.told += piece.logprobs
+        self.logprobs += piece.logprobs
         self.finish_reason = piece.finish_reason
         self.output_tokens = max(self.output_tokens, piece.output_tokens)
 
@@ -133,7 +133,7 @@ class CompletionForm(Form):
         return {
             "index": index,
             "text": written.text,
-            "logprobs": self._logprobs(written.told),
+            "logprobs": self._logprobs(written.logprobs),
             "finish_reason": written.finish_reason,
         }
 
@@ -176,7 +176,7 @@ class ChatForm(Form):
         return {
             "index": index,
             "message": {"role": "assistant", "content": written.text, "refusal": None},
-            "logprobs": self._logprobs(written.told),
+            "logprobs": self._logprobs(written.logprobs),
             "finish_reason": written.finish_reason,
         }
 
@@ -225,9 +225,9 @@ class Order:
     """A parsed request: its prompts as token ids, and how it is answered."""
 
     def __init__(
-        self, asked: RequestBody, prompts: Prompts, form: Form, wanted: CommonFields
+        self, body: RequestBody, prompts: Prompts, form: Form, wanted: CommonFields
     ) -> None:
-        self.asked = asked
+        self.body = body
         self.prompts = prompts
         self.form = form
         self.max_tokens, self.top_logprobs, self.param, self.adapter = wanted
@@ -249,7 +249,7 @@ class Order:
                 f"{max_tokens} in the completion). Please reduce the length of either."
             )
             raise RequestError(400, message, param=self.param, code="context_length_exceeded")
-        body = self.asked
+        body = self.body
         return Sampling(
             max_tokens,
             1.0 if body.temperature is None else body.temperature,
@@ -273,15 +273,15 @@ class Conversation:
         self.ready = ready
         self.order = order
         self.pieces: asyncio.Queue[tuple[int, StreamChunk]] = asyncio.Queue()
-        self.wishes = self._generation_requests()
-        self.written = [AccumulatedAnswer() for _ in self.wishes]
+        self.requests = self._generation_requests()
+        self.written = [AccumulatedAnswer() for _ in self.requests]
 
     def _generation_requests(self) -> list[GenerationRequest]:
         loop = asyncio.get_running_loop()
         order, longest = self.order, self.ready.engine.limits.max_length
         requests: list[GenerationRequest] = []
         for prompt in order.prompts:
-            for choice in range(order.asked.num_choices):
+            for choice in range(order.body.num_choices):
                 deliver = partial(self._deliver, loop, len(requests))
                 sampling = order.sampling(prompt, choice, longest)
                 requests.append(GenerationRequest(prompt, sampling, deliver, order.adapter))
@@ -294,7 +294,7 @@ class Conversation:
     async def run(self, receive: Receive, send: Send) -> None:
         """Generate and send the answers; cancel unfinished ones when the client disconnects."""
         try:
-            replies = self.ready.submit(self.wishes)
+            replies = self.ready.submit(self.requests)
         except QueueFullError:
             message = "Too many requests wait already; try again shortly."
             raise RequestError(
@@ -305,7 +305,7 @@ class Conversation:
         disconnect = asyncio.ensure_future(disconnected(receive))
         try:
             async with aclosing(self._chunks_until(disconnect)) as chunks:
-                await (self._stream if self.order.asked.stream else self._whole)(chunks, send)
+                await (self._stream if self.order.body.stream else self._whole)(chunks, send)
         finally:
             disconnect.cancel()
             self.ready.engine.cancel(
@@ -344,7 +344,7 @@ class Conversation:
         form = self.order.form
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        for index in range(len(self.wishes)):
+        for index in range(len(self.requests)):
             if opening := form.opening(index):
                 await self._send_chunk(send, opening)
         async for index, chunk in chunks:
@@ -354,12 +354,12 @@ class Conversation:
                 await send_part(send, b"", more=False)
                 return
             await self._send_chunk(send, form.part(index, chunk))
-        if self.order.asked.wants_usage:
+        if self.order.body.wants_usage:
             await send_part(send, event_of(form.closing(self._used())))
         await send_part(send, STREAM_END, more=False)
 
     async def _send_chunk(self, send: Send, chunk: Document) -> None:
-        body = self.order.asked
+        body = self.order.body
         if body.wants_usage:
             chunk = {**chunk, "usage": self._used() if body.counts_on else None}
         await send_part(send, event_of(chunk))

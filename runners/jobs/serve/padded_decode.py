@@ -79,15 +79,17 @@ class Filters(NamedTuple):
 @torch.inference_mode()
 def choose(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[Choice]:
     """Choose a token for each row of logits [rows, vocabulary]; one copy to the host."""
-    wishes = [each.sampling for each in samplers]
+    requests = [each.sampling for each in samplers]
     penalised = _penalised(logits, samplers)
     ids = penalised.argmax(dim=-1)
-    if any(wish.temperature for wish in wishes):
+    if any(each.temperature for each in requests):
         draws = torch.tensor([each.draw() for each in samplers], dtype=torch.float64)
-        is_drawn = _column([wish.temperature > 0.0 for wish in wishes], logits.device, torch.bool)
-        drawn = _drawn(penalised, wishes, draws.to(logits.device, non_blocking=True))
+        is_drawn = _column(
+            [each.temperature > 0.0 for each in requests], logits.device, torch.bool
+        )
+        drawn = _drawn(penalised, requests, draws.to(logits.device, non_blocking=True))
         ids = torch.where(is_drawn[:, 0], drawn, ids)
-    choices = _choices(logits, ids, wishes)
+    choices = _choices(logits, ids, requests)
     for sampler, choice in zip(samplers, choices, strict=True):
         sampler.add(choice.token)
     return choices
@@ -116,10 +118,10 @@ def _penalised(logits: torch.Tensor, samplers: Sequence[Sampler]) -> torch.Tenso
     rows, tokens = (torch.tensor([each[at] for each in entries]) for at in (0, 1))
     terms = [
         (
-            wish.repetition_penalty,
-            wish.frequency_penalty * count + wish.presence_penalty * bool(count),
+            each.repetition_penalty,
+            each.frequency_penalty * count + each.presence_penalty * bool(count),
         )
-        for _row, _token, count, wish in entries
+        for _row, _token, count, each in entries
     ]
     places = tuple(each.to(logits.device, non_blocking=True) for each in (rows, tokens))
     factor, term = torch.tensor(terms, dtype=logits.dtype).to(logits.device).unbind(dim=1)
@@ -128,20 +130,22 @@ def _penalised(logits: torch.Tensor, samplers: Sequence[Sampler]) -> torch.Tenso
     return logits.index_put(places, changed)
 
 
-def _drawn(logits: torch.Tensor, wishes: Sequence[Sampling], draws: torch.Tensor) -> torch.Tensor:
+def _drawn(
+    logits: torch.Tensor, requests: Sequence[Sampling], draws: torch.Tensor
+) -> torch.Tensor:
     """Return a token per row, drawn at its temperature from what its filters leave."""
     device = logits.device
-    scaled, weights = _weighted(logits, _column([wish.temperature for wish in wishes], device))
+    scaled, weights = _weighted(logits, _column([each.temperature for each in requests], device))
     filtered = [
         row
-        for row, wish in enumerate(wishes)
-        if wish.temperature and (wish.top_p < 1.0 or wish.top_k > 0 or wish.min_p > 0.0)
+        for row, each in enumerate(requests)
+        if each.temperature and (each.top_p < 1.0 or each.top_k > 0 or each.min_p > 0.0)
     ]
     if filtered:
         rows = torch.tensor(filtered).to(device, non_blocking=True)
-        is_all = len(filtered) == len(wishes)
+        is_all = len(filtered) == len(requests)
         some, theirs = (scaled, weights) if is_all else (scaled[rows], weights[rows])
-        lowest = _lowest_kept(some, theirs, [wishes[row] for row in filtered])
+        lowest = _lowest_kept(some, theirs, [requests[row] for row in filtered])
         theirs.masked_fill_(some < lowest, 0.0)
         if not is_all:
             weights[rows] = theirs
@@ -200,21 +204,21 @@ def _step(weights: torch.Tensor, draws: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def _lowest_kept(
-    scaled: torch.Tensor, weights: torch.Tensor, wishes: Sequence[Sampling]
+    scaled: torch.Tensor, weights: torch.Tensor, requests: Sequence[Sampling]
 ) -> torch.Tensor:
     """Return the lowest kept value of each row, [rows, 1]; the largest is 0, its weight 1."""
     device, vocabulary = scaled.device, scaled.shape[-1]
-    counts = [wish.top_k if 0 < wish.top_k < vocabulary else vocabulary for wish in wishes]
+    counts = [each.top_k if 0 < each.top_k < vocabulary else vocabulary for each in requests]
     filters = Filters(
-        _column([wish.min_p for wish in wishes], device),
+        _column([each.min_p for each in requests], device),
         _column(counts, device, torch.int64),
-        _column([wish.top_p for wish in wishes], device),
+        _column([each.top_p for each in requests], device),
     )
     needed = max([count for count in counts if count < vocabulary], default=1)
     # A CPU sorts few at first; a GPU sorts all, since looking at the sum would wait for it.
-    has_cut = needed > 1 or min(counts) == 1 or any(wish.min_p for wish in wishes)
-    pairs = zip(wishes, counts, strict=True)
-    is_sure = all(wish.top_p == 1.0 or count < vocabulary for wish, count in pairs)
+    has_cut = needed > 1 or min(counts) == 1 or any(each.min_p for each in requests)
+    pairs = zip(requests, counts, strict=True)
+    is_sure = all(each.top_p == 1.0 or count < vocabulary for each, count in pairs)
     at_first = CANDIDATES if device.type == "cpu" else vocabulary
     size = min(needed if is_sure else max(needed, at_first), vocabulary)
     lowest, is_enough = _least_of(scaled, weights, filters, size=size, has_cut=has_cut)
@@ -250,27 +254,29 @@ def _least_of(
     )
 
 
-def _choices(logits: torch.Tensor, ids: torch.Tensor, wishes: Sequence[Sampling]) -> list[Choice]:
+def _choices(
+    logits: torch.Tensor, ids: torch.Tensor, requests: Sequence[Sampling]
+) -> list[Choice]:
     """Return the chosen tokens with the logprobs that were asked for, in one copy."""
-    asked = [row for row, wish in enumerate(wishes) if wish.top_logprobs is not None]
-    if not asked:
+    logprob_rows = [row for row, each in enumerate(requests) if each.top_logprobs is not None]
+    if not logprob_rows:
         return [Choice(token) for token in ids.tolist()]
-    rows = torch.tensor(asked).to(logits.device, non_blocking=True)
-    most = min(max(wishes[row].top_logprobs or 0 for row in asked), logits.shape[-1])
+    rows = torch.tensor(logprob_rows).to(logits.device, non_blocking=True)
+    most = min(max(requests[row].top_logprobs or 0 for row in logprob_rows), logits.shape[-1])
     logprobs = torch.log_softmax(logits[rows], dim=-1).clamp(min=LOWEST_LOGPROB)
     own = logprobs.gather(1, ids[rows][:, None])
     values, top = logprobs.topk(most, dim=-1)
     padding = ids.new_zeros(1 + 2 * most, dtype=torch.float64)
     packed = torch.cat([own, values, top], dim=1).double()  # ids below 2^53 are exact
-    table = padding.repeat(len(wishes), 1).index_copy_(0, rows, packed)
-    told = torch.cat([ids[:, None].double(), table], dim=1).tolist()
+    table = padding.repeat(len(requests), 1).index_copy_(0, rows, packed)
+    columns = torch.cat([ids[:, None].double(), table], dim=1).tolist()
     choices = []
-    for (token, logprob, *rest), wish in zip(told, wishes, strict=True):
-        if wish.top_logprobs is None:
+    for (token, logprob, *rest), each in zip(columns, requests, strict=True):
+        if each.top_logprobs is None:
             choices.append(Choice(int(token)))
             continue
         pairs = zip(map(int, rest[most:]), rest[:most], strict=True)
-        choices.append(Choice(int(token), logprob, tuple(pairs)[: wish.top_logprobs]))
+        choices.append(Choice(int(token), logprob, tuple(pairs)[: each.top_logprobs]))
     return choices
 
 

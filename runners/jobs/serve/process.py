@@ -116,7 +116,6 @@ class OwnProcess:
 
 
 def _group(leader: int) -> Iterator[int]:
-    """Yield the live processes of a process group."""
     for folder in PROC.iterdir():
         if folder.name.isdigit():
             with suppress(OSError):

@@ -1,7 +1,236 @@
-"""Start one endpoint: ``python -m runners.jobs.serve.llamacpp ATTEMPT_DIR``."""
+"""One endpoint of llama.cpp: its GGUF file, tokenisation and limits.
 
-from runners.jobs.runtime import run_job
-from runners.jobs.serve.llamacpp.backend import prepare, work
+``python -m runners.jobs.serve.llamacpp ATTEMPT_DIR`` starts it.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from runners.jobs.adapters import CONFIG_NAME, WEIGHTS_NAME
+from runners.jobs.model_files import opened_model
+from runners.jobs.runtime import (
+    BadInputError,
+    Job,
+    MissingModelError,
+    job_telemetry,
+    no_gpus,
+    run_job,
+)
+from runners.jobs.serve.asgi import RequestError, known_ids
+from runners.jobs.serve.contract import (
+    GenerationRequest,
+    Limits,
+    TemplateRefusedError,
+    check_room,
+    longest_request,
+)
+from runners.jobs.serve.endpoint import PeakUsage, serve
+from runners.jobs.serve.engine import Figures
+from runners.jobs.serve.llamacpp.writer import (
+    Answer,
+    EngineProcess,
+    LlamaWriter,
+    Shape,
+    write_adapter,
+)
+from runners.jobspec import ArtefactModel, FolderModel, ModelRef, ServeSpec
+
+TOKENS_SECONDS = 60.0  # tokenisation that takes longer counts as a hung engine
+Document = dict[str, Any]
+
+
+def work(job: Job) -> None:
+    """Run one endpoint attempt."""
+    with job_telemetry(job, no_gpus):
+        serve(job, LlamaBackend())
+
+
+class LlamaReady:
+    """A loaded GGUF file; llama.cpp generates and tokenises."""
+
+    def __init__(self, engine: LlamaWriter, vocabulary: int, *, has_template: bool) -> None:
+        self.engine = engine
+        self._vocabulary = vocabulary
+        self._has_template = has_template
+
+    async def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """Return a prompt's token ids; ids sent by the client are validated.
+
+        Raises:
+            RequestError: a token id is outside the vocabulary, or the engine is down.
+        """
+        if isinstance(prompt, str):
+            return await self._tokens(prompt, is_plain=True)
+        return known_ids(prompt, self._vocabulary)
+
+    async def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Return the tokens of a conversation, by the chat template or as plain lines.
+
+        Raises:
+            TemplateRefusedError: the chat template rejects these messages.
+        """
+        if not self._has_template:
+            lines = [f"{each['role']}: {each['content']}\n" for each in messages]
+            return await self._tokens("".join([*lines, "assistant:"]), is_plain=True)
+        rendered = await self._post_json("/apply-template", {"messages": list(messages)})
+        if "prompt" not in rendered:
+            raise TemplateRefusedError(
+                str(rendered.get("error", {}).get("message", rendered))[:300]
+            )
+        return await self._tokens(str(rendered["prompt"]), is_plain=False)
+
+    async def _tokens(self, text: str, *, is_plain: bool) -> list[int]:
+        body = {"content": text, "add_special": is_plain, "parse_special": True}
+        return [int(each) for each in (await self._post_json("/tokenize", body)).get("tokens", ())]
+
+    async def _post_json(self, path: str, body: Document) -> Document:
+        try:
+            answer: Document = (await self._post(path, body)).json()
+        except (httpx.HTTPError, ValueError):
+            message = "The engine is not there at the moment; try again in a few seconds."
+            raise RequestError(503, message, code="loading", retry_after_seconds=5) from None
+        return answer
+
+    async def _post(self, path: str, body: Document) -> httpx.Response:
+        return await self.engine.client.post(path, json=body, timeout=TOKENS_SECONDS)
+
+    def token_text(self, token: int) -> str:
+        """Return the text of a token that was reported with its logprob."""
+        return self.engine.texts.get(token, "")
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> list[Answer]:
+        """Queue all answers of one HTTP request.
+
+        Raises:
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
+        """
+        return self.engine.submit(requests)
+
+
+class LlamaBackend:
+    """Starts and restarts llama.cpp for an endpoint."""
+
+    def __init__(self) -> None:
+        self._lives: list[EngineProcess] = []
+
+    def load(self, job: Job, spec: ServeSpec, figures: Figures) -> LlamaReady:
+        """Start llama.cpp and return the model ready for requests.
+
+        Raises:
+            BadInputError: the model or settings cannot be served, or an adapter does not fit.
+            MissingModelError: the file does not exist.
+        """
+        path = gguf_of(job, spec.model)
+        longest = _longest(path.parent, spec)
+        slots = _slots(spec, longest)
+        adapters = adapters_of(job, spec, path.parent)
+        process = EngineProcess(Shape(path, slots, longest, adapters))
+        process.start()
+        self._lives.append(process)
+        sizes = {"held_weights_bytes": float(path.stat().st_size)}
+        if adapters:
+            sizes["held_adapters_bytes"] = float(sum(each.stat().st_size for each in adapters))
+        job.emitter.metric(sizes)
+        meta = _model_meta(process)
+        max_length = min(longest, int(meta["n_ctx"]) or longest)
+        limits = Limits(slots, spec.queue_limit, max_length, frozenset())
+        writer = LlamaWriter(process, limits, figures)
+        return LlamaReady(writer, int(meta["n_vocab"]), has_template=_has_template(path.parent))
+
+    def took(self) -> PeakUsage:
+        """Return the peak memory of the engine's process."""
+        peak = max((life.peak_bytes() for life in self._lives), default=0)
+        return PeakUsage(peak, "peak resident memory of llama.cpp's process", "cpu")
+
+    def notes(self, spec: ServeSpec) -> dict[str, str]:
+        """Return the name of the engine."""
+        return {"engine": spec.engine}
+
+
+def gguf_of(job: Job, model: ModelRef) -> Path:
+    """Return the one GGUF file of a model folder.
+
+    Raises:
+        BadInputError: the model is no folder, or has several GGUF files.
+        MissingModelError: the folder is missing or has no GGUF file.
+    """
+    if isinstance(model, ArtefactModel):
+        folder = job.host_dir / "attempts" / model.attempt_id / "output" / model.name
+    elif isinstance(model, FolderModel):
+        folder = Path(model.path)
+    else:
+        msg = f"llama.cpp serves a GGUF file, and a {model.source} model has none; compress first"
+        raise BadInputError(msg)
+    files = sorted(folder.glob("*.gguf")) if folder.is_dir() else []
+    if not files:
+        msg = f"{folder} holds no .gguf file; compress the model with the method gguf first"
+        raise MissingModelError(msg)
+    if len(files) > 1:
+        msg = f"{folder} holds {len(files)} .gguf files; keep one in it"
+        raise BadInputError(msg)
+    if not files[0].resolve().is_relative_to(folder.resolve()):
+        msg = f"{files[0]} leads out of its folder; put the file itself there"
+        raise MissingModelError(msg)
+    return files[0]
+
+
+def adapters_of(job: Job, spec: ServeSpec, folder: Path) -> tuple[Path, ...]:
+    """Convert an endpoint's adapters to GGUF files; return their paths.
+
+    Raises:
+        BadInputError: an adapter is damaged, of another kind, or does not fit the model.
+        MissingModelError: an adapter does not exist.
+    """
+    config, paths = _document(folder / "config.json"), []
+    for number, each in enumerate(spec.adapters):
+        source = opened_model(each.adapter, job.host_dir, (CONFIG_NAME, WEIGHTS_NAME))
+        paths.append(job.scratch_dir() / f"adapter-{number}.gguf")
+        write_adapter(each.name, source, config, paths[-1])
+    return tuple(paths)
+
+
+def _longest(folder: Path, spec: ServeSpec) -> int:
+    """Return the longest request, prompt and answer together."""
+    model_positions = _document(folder / "config.json").get("max_position_embeddings")
+    return longest_request(model_positions, spec)
+
+
+def _slots(spec: ServeSpec, longest: int) -> int:
+    """Return the number of parallel slots, each with room for a request of maximum length."""
+    tokens = spec.kv_cache_tokens or spec.max_concurrency * longest
+    check_room(tokens, longest)
+    return min(spec.max_concurrency, tokens // longest)
+
+
+def _model_meta(process: EngineProcess) -> Document:
+    """Return the model metadata from llama.cpp: vocabulary and context size."""
+    headers = {"Authorization": f"Bearer {process.key}"}
+    response = httpx.get(
+        f"{process.address}/v1/models", headers=headers, timeout=60.0, trust_env=False
+    )
+    meta: Document = response.json()["data"][0]["meta"]
+    return meta
+
+
+def _has_template(folder: Path) -> bool:
+    """Return whether the model has a chat template, according to the files next to it."""
+    config = folder / "tokenizer_config.json"
+    is_known = (folder / "chat_template.jinja").exists() or not config.exists()
+    return is_known or bool(_document(config).get("chat_template"))
+
+
+def _document(path: Path) -> Document:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
 
 if __name__ == "__main__":
-    run_job("serve", work, prepare)
+    run_job("serve", work, prepare=lambda: None)  # without torch there are no threads to configure

@@ -28,7 +28,6 @@ from runners.jobs.serve.contract import (
     Limits,
     Pending,
     QueueFullError,
-    Sampling,
     StreamChunk,
     TokenLogprob,
 )
@@ -47,14 +46,14 @@ from runners.jobspec.serve import NO_ADAPTER
 Event = Mapping[str, Any]
 
 
-def completion_body(wish: GenerationRequest, *, has_adapters: bool) -> dict[str, Any]:
+def completion_body(request: GenerationRequest, *, has_adapters: bool) -> dict[str, Any]:
     """Return the body for llama.cpp's ``/completion``, with its other samplers switched off.
 
     An adapter that is not named has no effect; with adapters loaded, one has to be named.
     """
-    sampling = wish.sampling
+    sampling = request.sampling
     body: dict[str, Any] = {
-        "prompt": list(wish.prompt),
+        "prompt": list(request.prompt),
         "n_predict": sampling.max_tokens,
         "stop": list(sampling.stops),
         "stream": True,
@@ -68,23 +67,19 @@ def completion_body(wish: GenerationRequest, *, has_adapters: bool) -> dict[str,
         "repeat_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        "n_probs": _num_logprobs(sampling),
+        "n_probs": 0 if sampling.top_logprobs is None else max(1, sampling.top_logprobs),
     }
     if has_adapters:
-        is_base = wish.adapter == NO_ADAPTER
-        body["lora"] = [{"id": max(0, wish.adapter), "scale": 0.0 if is_base else 1.0}]
+        is_base = request.adapter == NO_ADAPTER
+        body["lora"] = [{"id": max(0, request.adapter), "scale": 0.0 if is_base else 1.0}]
     return body if sampling.seed is None else {**body, "seed": sampling.seed % 2**32}
-
-
-def _num_logprobs(sampling: Sampling) -> int:
-    return 0 if sampling.top_logprobs is None else max(1, sampling.top_logprobs)
 
 
 @dataclass(eq=False)
 class Answer(Pending):
     """One answer that is being received."""
 
-    wish: GenerationRequest
+    request: GenerationRequest
     is_over: bool = False
     num_written: int = 0
     texts: dict[int, str] = field(default_factory=dict)  # token texts as llama.cpp reported them
@@ -99,14 +94,14 @@ class Answer(Pending):
         logprobs = self._token_logprobs(event.get("completion_probabilities") or ())
         self.is_over = reason is not None
         if text or logprobs or reason:
-            self.wish.deliver(StreamChunk(text, logprobs, reason, self.num_written))
+            self.request.deliver(StreamChunk(text, logprobs, reason, self.num_written))
         return self.num_written - before
 
     def fail(self) -> None:
         """Deliver an error unless the answer is complete."""
         if not self.is_over:
             self.is_over = True
-            self.wish.deliver(StreamChunk(finish_reason="error"))
+            self.request.deliver(StreamChunk(finish_reason="error"))
 
     def touch(self) -> float:
         """Return the seconds since the last token, and reset the clock."""
@@ -116,7 +111,7 @@ class Answer(Pending):
         return elapsed
 
     def _token_logprobs(self, probabilities: Sequence[Event]) -> list[TokenLogprob]:
-        if self.wish.sampling.top_logprobs is None:
+        if self.request.sampling.top_logprobs is None:
             return []
         logprobs = []
         for each in probabilities:
@@ -126,7 +121,7 @@ class Answer(Pending):
             pairs = [
                 (int(alternative["id"]), float(alternative["logprob"])) for alternative in top
             ]
-            reported = tuple(pairs[: self.wish.sampling.top_logprobs])
+            reported = tuple(pairs[: self.request.sampling.top_logprobs])
             logprobs.append(
                 TokenLogprob(Choice(int(each["id"]), float(each["logprob"]), reported), self._at)
             )
@@ -255,7 +250,7 @@ class LlamaWriter(OwnWriter):
         """Return since when running answers have had no new token."""
         return self._last_token_at if self._running else None
 
-    def submit(self, wishes: Sequence[GenerationRequest]) -> list[Answer]:
+    def submit(self, requests: Sequence[GenerationRequest]) -> list[Answer]:
         """Queue the answers of one request.
 
         Raises:
@@ -265,9 +260,9 @@ class LlamaWriter(OwnWriter):
         if self.is_closed:
             raise EngineEndedError
         most = self.limits.max_concurrency + self.limits.queue_limit
-        if len(self._tasks) + len(wishes) > most:
+        if len(self._tasks) + len(requests) > most:
             raise QueueFullError
-        answers = [Answer(request, texts=self.texts) for request in wishes]
+        answers = [Answer(request, texts=self.texts) for request in requests]
         for answer in answers:
             self._tasks[answer] = asyncio.ensure_future(self._write(answer))
         self._count(0)
@@ -298,7 +293,7 @@ class LlamaWriter(OwnWriter):
                     self._last_token_at = time.perf_counter()
                 self._running.add(answer)
                 self._count(0)
-                async for event in self._events(answer.wish):
+                async for event in self._events(answer.request):
                     self._take(answer, event)
         except (httpx.HTTPError, ValueError, KeyError):  # the engine is down or sends garbage
             pass
@@ -320,7 +315,7 @@ class LlamaWriter(OwnWriter):
         if tokens:
             elapsed = answer.touch()
             if is_first:
-                self._figures.first_token(elapsed, len(answer.wish.prompt))
+                self._figures.first_token(elapsed, len(answer.request.prompt))
             for _ in range(tokens - is_first):
                 self._figures.later_token(elapsed / tokens)
             self._count(tokens)
@@ -337,9 +332,8 @@ class LlamaWriter(OwnWriter):
         self._count(0)
 
     def _count(self, tokens: int) -> None:
-        """Update the token counters and gauges."""
         now = time.perf_counter()
-        cached_tokens = sum(len(each.wish.prompt) + each.num_written for each in self._running)
+        cached_tokens = sum(len(each.request.prompt) + each.num_written for each in self._running)
         gauges = {
             "running_requests": float(len(self._running)),
             "waiting_requests": float(len(self._tasks) - len(self._running)),
@@ -436,12 +430,14 @@ def write_adapter(name: str, folder: Path, config: Mapping[str, Any], path: Path
 
 
 def _matrices(name: str, path: Path, config: Mapping[str, Any]) -> Iterator[Matrix]:
-    """Yield every matrix under its llama.cpp name."""
     with path.open("rb") as file:
         header, begin = _header(name, file, path.stat().st_size)
         for key, entry in sorted(header.items()):
             module, side = place_of(name, key)
-            gguf_name = _name_of(name, module)
+            layer, _, linear = module.removeprefix(LAYERS).partition(".")
+            if not module.startswith(LAYERS) or not layer.isdecimal() or linear not in NAMES:
+                refuse(name, f"changes {module[:120]}, which is not put on a GGUF file here")
+            gguf_name = f"blk.{int(layer)}.{NAMES[linear]}"
             matrix = _read(name, key, file, begin, entry)
             if side and (heads := HEADS.get(gguf_name.partition("blk.")[2].partition(".")[2])):
                 matrix = _permuted(name, matrix, int(config.get(heads) or 0))
@@ -462,13 +458,6 @@ def _header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
         refuse(name, "is not a safetensors file (its header is not a JSON object); copy it again")
     header.pop("__metadata__", None)
     return header, LENGTH_BYTES + length
-
-
-def _name_of(name: str, module: str) -> str:
-    layer, _, linear = module.removeprefix(LAYERS).partition(".")
-    if not module.startswith(LAYERS) or not layer.isdecimal() or linear not in NAMES:
-        refuse(name, f"changes {module[:120]}, which is not put on a GGUF file here")
-    return f"blk.{int(layer)}.{NAMES[linear]}"
 
 
 def _read(name: str, key: str, file: BinaryIO, begin: int, entry: Entry) -> Matrix:

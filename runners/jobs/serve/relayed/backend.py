@@ -269,7 +269,6 @@ def model_paths(job: Job, spec: ServeSpec) -> ModelPaths:
 
 
 def _length(process: ServerProcess) -> int | None:
-    """Return the longest request that the engine reports."""
     response = process.get(MODELS)
     cards = response.json().get("data") if response is not None and response.is_success else None
     return cards[0].get("max_model_len") if cards else None

@@ -312,14 +312,14 @@ class Exposition:
         return Buckets(tuple(bound for bound, _ in buckets[:-1]), counts, self.sums[f"{name}_sum"])
 
 
-class Twice(NamedTuple):
-    """Tokens that two engines counted for the same request."""
+class TokenCounts(NamedTuple):
+    """Counted tokens of prompts and of answers."""
 
     prompt: int = 0
     output: int = 0
 
 
-NOTHING_TWICE = Twice()
+NO_TOKENS = TokenCounts()
 
 
 class Scraper:
@@ -332,17 +332,17 @@ class Scraper:
         self._names = names
         self._figures = figures
         self._last = last = Exposition(before)
-        self._totals = Twice(
+        self._totals = TokenCounts(
             int(last.sums[names.prompt_tokens]), int(last.sums[names.output_tokens])
         )
 
-    def take(self, text: str, seconds: float, twice: Twice = NOTHING_TWICE) -> bool:
+    def take(self, text: str, seconds: float, repeated: TokenCounts = NO_TOKENS) -> bool:
         """Add a page, ``seconds`` after the previous one; return whether there are new tokens.
 
-        ``twice`` holds the tokens that the engines counted twice since they started.
+        ``repeated`` holds the tokens that the engines counted twice since they started.
         """
         now, last, names = Exposition(text), self._last, self._names
-        prompt, output = self._new_tokens(now, twice)
+        prompt, output = self._new_tokens(now, repeated)
         self._last = now
         gauges = {
             "running_requests": now.sums[names.running],
@@ -354,14 +354,16 @@ class Scraper:
         self._figures.absorb(ScrapedMetrics(prompt, ttft, tpot, text))
         return bool(prompt or output)
 
-    def _new_tokens(self, now: Exposition, twice: Twice) -> Twice:
+    def _new_tokens(self, now: Exposition, repeated: TokenCounts) -> TokenCounts:
         """Return the tokens since the last page; totals never decrease."""
         names, previous = self._names, self._totals
-        self._totals = Twice(
-            max(previous.prompt, int(now.sums[names.prompt_tokens]) - twice.prompt),
-            max(previous.output, int(now.sums[names.output_tokens]) - twice.output),
+        self._totals = TokenCounts(
+            max(previous.prompt, int(now.sums[names.prompt_tokens]) - repeated.prompt),
+            max(previous.output, int(now.sums[names.output_tokens]) - repeated.output),
         )
-        return Twice(self._totals.prompt - previous.prompt, self._totals.output - previous.output)
+        return TokenCounts(
+            self._totals.prompt - previous.prompt, self._totals.output - previous.output
+        )
 
 
 def merged(pages: Mapping[str, str]) -> str:

@@ -36,7 +36,7 @@ from runners.jobs.serve.relayed.process import (
     POLL_SECONDS,
     Scraper,
     ServerProcess,
-    Twice,
+    TokenCounts,
     merged,
 )
 
@@ -57,7 +57,7 @@ class Engines:
     ) -> None:
         self.prefill = tuple(prefill)
         self.decode = tuple(decode)
-        self.twice = Twice()  # counts that both phases report for the same requests
+        self.repeated = TokenCounts()  # counts that both phases report for the same requests
         self.handed_over = 0  # requests whose KV cache was transferred
         self.undivided = 0  # requests that one engine served alone
         self._first_exited: ServerProcess | None = None
@@ -227,15 +227,10 @@ def parse_request(path: str, body: bytes) -> RelayedRequest:
     return parse_body(RelayedCompletion.model_validate, body, RelayedCompletion.model_fields)
 
 
-def num_answers(asked: RelayedRequest) -> int:
+def num_answers(request: RelayedRequest) -> int:
     """Return how many answers a request generates."""
-    prompts = len(asked.prompts) if isinstance(asked, RelayedCompletion) else 1
-    return prompts * asked.num_choices
-
-
-def document_of(asked: RelayedRequest) -> Object:
-    """Return the body for the engine: only the fields that the client set."""
-    return asked.model_dump(mode="json", exclude_unset=True)
+    prompts = len(request.prompts) if isinstance(request, RelayedCompletion) else 1
+    return prompts * request.num_choices
 
 
 # Prefill/decode disaggregation: one engine reads a prompt, another generates the answer.
@@ -274,7 +269,7 @@ async def course_of(
     engines: Engines,
     client: httpx.AsyncClient,
     path: str,
-    asked: RelayedRequest,
+    request: RelayedRequest,
     document: Document,
 ) -> AsyncIterator[Course]:
     """Prefill the prompt if it runs in another engine; yield the answering engine and its request.
@@ -283,27 +278,26 @@ async def course_of(
         RequestError: the prefill engine rejects the request or its response is malformed.
         httpx.HTTPError: the engine is down.
     """
-    if engines.is_split and is_read_elsewhere(asked):
+    if engines.is_split and is_read_elsewhere(request):
         with engines.lent(engines.prefill) as reader:
             document = await _prefill(engines, reader, client, path, document)
     elif engines.is_split:
         engines.undivided += 1
-    among = engines.prefill if engines.is_split and _limit(asked) == 1 else engines.decode
+    among = engines.prefill if engines.is_split and _limit(request) == 1 else engines.decode
     with engines.lent(among) as writer:
         yield Course(writer, document)
 
 
-def is_read_elsewhere(asked: RelayedRequest) -> bool:
+def is_read_elsewhere(request: RelayedRequest) -> bool:
     """Return whether prompt and answer of a request are divided between two engines.
 
     A one-token answer is complete after prefill. Several answers would fetch one cache that is
     freed after the first, so one engine handles the whole request.
     """
-    return num_answers(asked) == 1 and _limit(asked) != 1
+    return num_answers(request) == 1 and _limit(request) != 1
 
 
 def _limit(request: RelayedRequest) -> int | None:
-    """Return the token limit of an answer."""
     longest = request.max_completion_tokens if isinstance(request, RelayedChat) else None
     return longest or request.max_tokens
 
@@ -334,12 +328,12 @@ async def _prefill(
         engines.undivided += 1
         return document
     engines.handed_over += 1
-    before = engines.twice
-    engines.twice = Twice(before.prompt + counted.prompt, before.output + counted.output)
+    before = engines.repeated
+    engines.repeated = TokenCounts(before.prompt + counted.prompt, before.output + counted.output)
     return document | {PARAMS: params}
 
 
-def _parsed(answer: httpx.Response) -> tuple[Document | None, Twice]:
+def _parsed(answer: httpx.Response) -> tuple[Document | None, TokenCounts]:
     """Return the cache transfer parameters, or None if no cache is kept, and the token counts.
 
     Raises:
@@ -348,7 +342,7 @@ def _parsed(answer: httpx.Response) -> tuple[Document | None, Twice]:
     try:
         body = answer.json()
         params, usage = body.get(PARAMS), body["usage"]
-        counted = Twice(int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
+        counted = TokenCounts(int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
         is_kept = params is not None and bool(params["do_remote_prefill"])
     except (ValueError, KeyError, TypeError, AttributeError):
         message = "The engine that reads prompts did not say where it keeps what it read."
@@ -427,8 +421,8 @@ class RelayWriter(OwnWriter):
         at = time.perf_counter()
         while not self.engines.wait(SCRAPE_SECONDS):
             page, now = self.engines.page(), time.perf_counter()
-            twice = self.engines.twice  # read after the page, so tokens are never counted twice
-            if page is not None and self._scraper.take(page, now - at, twice):
+            repeated = self.engines.repeated  # after the page: no token is counted twice
+            if page is not None and self._scraper.take(page, now - at, repeated):
                 self.signed_at = now
             self.engines.peak_bytes()
             at = now
@@ -461,9 +455,9 @@ class RelayReady:
 class Handover:
     """One request that is forwarded to the engine, and its response."""
 
-    def __init__(self, ready: RelayReady, path: str, asked: RelayedRequest) -> None:
-        self.asked = asked
-        self.answers = num_answers(asked)
+    def __init__(self, ready: RelayReady, path: str, request: RelayedRequest) -> None:
+        self.request = request
+        self.answers = num_answers(request)
         self._path = path
         self._began = 0.0
         self._engine = ready.engine
@@ -473,7 +467,7 @@ class Handover:
     @property
     def model(self) -> str:
         """Return the model name in the request."""
-        return self.asked.model
+        return self.request.model
 
     async def run(self, receive: Receive, send: Send) -> None:
         """Forward the request and stream the engine's response back.
@@ -506,12 +500,13 @@ class Handover:
 
     async def _answer(self, send: Send) -> None:
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-        document = document_of(self.asked) | {"model": self._engine_name(self.model)}
+        document = self.request.model_dump(mode="json", exclude_unset=True)
+        document["model"] = self._engine_name(self.model)
         engines, path = self._engine.engines, self._path
         try:
             async with (
                 httpx.AsyncClient(timeout=timeout, limits=CONNECTIONS, trust_env=False) as client,
-                course_of(engines, client, path, self.asked, document) as course,
+                course_of(engines, client, path, self.request, document) as course,
                 client.stream(
                     "POST",
                     f"{course.engine.address}{path}",
@@ -521,7 +516,7 @@ class Handover:
             ):
                 if not answer.is_success:
                     raise refusal(answer.status_code, await answer.aread())
-                if self.asked.stream:
+                if self.request.stream:
                     await self._stream(answer, send)
                 else:
                     await send_bytes(send, answer.status_code, await answer.aread(), JSON)

@@ -17,7 +17,7 @@ from runners.jobs.serve.relayed.process import (
     Exposition,
     ListenAddress,
     Scraper,
-    Twice,
+    TokenCounts,
     merged,
 )
 from runners.jobs.serve.sglang.speaker import Sglang
@@ -202,9 +202,9 @@ def test_pages_of_several_engines_are_one_page_in_which_each_figure_stands_toget
 def test_what_two_engines_counted_is_told_once_and_never_taken_back():
     figures = Figures()
     scraper = Scraper(Vllm.names, figures)
-    scraper.take(PAGE, 1.0, Twice(40, 5))
-    assert not scraper.take(PAGE, 1.0, Twice(60, 6))  # a request is on its way to the other
-    assert scraper.take(PAGE.replace(" 30.0", " 37.0"), 1.0, Twice(60, 6))
+    scraper.take(PAGE, 1.0, TokenCounts(40, 5))
+    assert not scraper.take(PAGE, 1.0, TokenCounts(60, 6))  # a request is on its way to the other
+    assert scraper.take(PAGE.replace(" 30.0", " 37.0"), 1.0, TokenCounts(60, 6))
     assert figures.measured()["prompt_tokens"] == 60.0
     assert figures.measured()["output_tokens"] == 31.0
 
