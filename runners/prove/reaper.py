@@ -1,9 +1,9 @@
 """Runs a stage and ends its whole process tree: ``python -S -E reaper.py SCRATCH COMMAND...``.
 
-The tree ends when the stage ends, when SIGTERM
-arrives, and when standard input closes, which the kernel does if the proof's command dies, also
-by SIGKILL. Processes that left their session or parent belong to the tree, because this process
-is their subreaper. Then it removes the scratch folder and ends as the stage did.
+The tree ends when the stage ends, when SIGTERM arrives, and when standard input closes, which the
+kernel does if the proof's command dies, also by SIGKILL. Processes that left their session or
+parent belong to the tree, because this process is their subreaper. Then it removes the scratch
+folder and ends as the stage did.
 
 Standard library only: it starts in some hundredths of a second.
 """
@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -23,13 +22,13 @@ from pathlib import Path
 if __name__ == "__main__":  # -S hides site-packages and this package
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from runners.supervision import child, procfs
+from runners.supervision import child
 from runners.supervision.child import die_with
 
 LOCK = ".proof.lock"  # a living process holds it: in the output folder, in each scratch folder
 WORK = "work"  # the stage's own part of the scratch folder
 EXIT_NOT_STARTED = 127
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.002, 0.5
+LONGEST_PAUSE_SECONDS = 0.5  # a driver may hold a process
 
 
 class Reaper:
@@ -75,44 +74,21 @@ class Reaper:
         stdin = sys.stdin.fileno()
         for fd in (stdin, self._woken):
             poller.register(fd, select.POLLIN)
-        self._reap()
+        self.reap()
         while self.status is None and not self._is_stopped:
             ready = {fd for fd, _ in poller.poll()}
             if self._woken in ready:
                 os.read(self._woken, select.PIPE_BUF)
             if stdin in ready:
                 return
-            self._reap()
+            self.reap()
 
-    def kill_tree(self) -> None:
-        """Kill until two scans in a row are empty: one scan misses concurrent forks."""
-        empty_scans, pause = 0, FIRST_PAUSE_SECONDS
-        while empty_scans <= 1:
-            tree = procfs.descendants(os.getpid())
-            for process in tree:
-                procfs.send_signal(process.pid, process.start_ticks, signal.SIGKILL)
-            self._reap()
-            empty_scans = 0 if tree else empty_scans + 1
-            if tree:
-                time.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)  # a driver may hold a process
-
-    def _reap(self) -> None:
+    def reap(self) -> None:
+        """Wait for the children that ended, and keep the stage's status."""
         while ended := child.wait_any():
             pid, status, _ = ended
             if pid == self._pid:
                 self.status = status
-
-
-def end_as(status: int | None) -> None:
-    """End this process with the exit code or the signal of a wait status."""
-    code = os.waitstatus_to_exitcode(status) if status is not None else -signal.SIGKILL
-    if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the stage may have left its own
-        if -code != signal.SIGKILL:
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    sys.exit(code)
 
 
 def main(scratch: Path, argv: Sequence[str]) -> None:
@@ -128,9 +104,16 @@ def main(scratch: Path, argv: Sequence[str]) -> None:
             shutil.rmtree(scratch, ignore_errors=True)
             sys.exit(EXIT_NOT_STARTED)
         reaper.wait()
-        reaper.kill_tree()
+        child.kill_tree(reaper.reap, LONGEST_PAUSE_SECONDS)
         shutil.rmtree(scratch, ignore_errors=True)
-    end_as(reaper.status)
+    status = reaper.status
+    code = os.waitstatus_to_exitcode(status) if status is not None else -signal.SIGKILL
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the stage may have left its own
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ class StageProcess:
         poller = select.poll()
         poller.register(pipe, select.POLLIN)
         rest = b""
-        while not self._is_given_up():
+        while self._killed_at is None or time.monotonic() <= self._killed_at + KILL_SECONDS:
             if poller.poll(1000 * self._tick()):
                 data = os.read(pipe.fileno(), READ_BYTES)
                 if not data:
@@ -128,9 +128,6 @@ class StageProcess:
 
     def _tick(self) -> float:
         return min(TICK_SECONDS, max(0.0, self._deadline - time.monotonic()) or TICK_SECONDS)
-
-    def _is_given_up(self) -> bool:
-        return self._killed_at is not None and time.monotonic() > self._killed_at + KILL_SECONDS
 
     def _kill(self) -> None:
         self._killed_at = self._killed_at or time.monotonic()
@@ -516,7 +513,12 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(report.model_dump_json(indent=1) + "\n")
     else:
-        _summarise(report, folder, why_unsigned)
+        print(f"\n{report.device}: {report.verdict}")
+        for words in problems(report):
+            print(f"  {words}")
+        print(f"The report: {folder / PAGE_NAME}, and as data {folder / JSON_NAME}")
+        if why_unsigned:
+            print(f"It is not signed: {why_unsigned}")
     return exit_code(report, proof.stopped_by)
 
 
@@ -538,15 +540,6 @@ def _say(stage: Stage, record: Record | None) -> None:
 
 def _quiet(_stage: Stage, _record: Record | None) -> None:
     """Print nothing."""
-
-
-def _summarise(report: Report, folder: Path, why_unsigned: str) -> None:
-    print(f"\n{report.device}: {report.verdict}")
-    for words in problems(report):
-        print(f"  {words}")
-    print(f"The report: {folder / PAGE_NAME}, and as data {folder / JSON_NAME}")
-    if why_unsigned:
-        print(f"It is not signed: {why_unsigned}")
 
 
 def _stages(text: str) -> tuple[str, ...]:

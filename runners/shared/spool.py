@@ -70,7 +70,12 @@ class SpoolWriter:
         self._is_dirty = False
         self._dropped_kinds: frozenset[str] = frozenset()
         folder.mkdir(mode=0o700, exist_ok=True)
-        self._make_reserve()
+        with suppress(OSError):  # without it, state events are lost on a full disk
+            reserve = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(reserve, 0, RESERVE_BYTES)
+            finally:
+                os.close(reserve)
         self._open_tail()
         self._update_dropped_kinds()
 
@@ -161,15 +166,6 @@ class SpoolWriter:
             self._dropped_kinds |= METRIC_KINDS
         if free < min(_SHED_LOGS_BYTES, share // 4) or used > self._cap_bytes:
             self._dropped_kinds |= LOG_KINDS
-
-    def _make_reserve(self) -> None:
-        """Reserve space for state events on a full disk."""
-        with suppress(OSError):
-            reserve = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(reserve, 0, RESERVE_BYTES)
-            finally:
-                os.close(reserve)
 
     def _free_reserve(self) -> bool:
         with suppress(FileNotFoundError):

@@ -10,12 +10,15 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from runners.supervision import procfs
 from runners.supervision.procfs import MARKER
+
+FIRST_PAUSE_SECONDS = 0.002  # between two scans of processes that are being killed
 
 # ---------------------------------------------------------------------------
 # Starts programs, and makes a process die with its parent.
@@ -169,6 +172,23 @@ def wait_any() -> tuple[int, int, int] | None:
     return (pid, status, usage.ru_maxrss * 1024) if pid else None
 
 
+def kill_tree(reap: Callable[[], None], longest_pause_seconds: float) -> None:
+    """Kill all descendants until two scans in a row are empty: one scan misses concurrent forks.
+
+    ``reap`` waits for those that ended; the pause between two scans doubles up to its limit.
+    """
+    empty_scans, pause = 0, FIRST_PAUSE_SECONDS
+    while empty_scans <= 1:
+        tree = procfs.descendants(os.getpid())
+        for process in tree:
+            procfs.send_signal(process.pid, process.start_ticks, signal.SIGKILL)
+        reap()
+        empty_scans = 0 if tree else empty_scans + 1
+        if tree:
+            time.sleep(pause)
+            pause = min(2 * pause, longest_pause_seconds)
+
+
 def redirect_output(path: Path) -> None:
     """Redirect this process's output to a file and its input to /dev/null."""
     null = os.open(os.devnull, os.O_RDONLY)
@@ -206,15 +226,15 @@ class LockedError(Exception):
 
 
 @contextmanager
-def locked(path: Path, patience_s: float = 0.0) -> Iterator[None]:
-    """Hold the lock file while the block runs; wait at most ``patience_s`` for it.
+def locked(path: Path, timeout_seconds: float = 0.0) -> Iterator[None]:
+    """Hold the lock file while the block runs; wait at most ``timeout_seconds`` for it.
 
     Raises:
         LockedError: another process holds it.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_seconds
         while not _try_lock(handle):
             if time.monotonic() >= deadline:
                 raise LockedError(f"{path} is held by another process")

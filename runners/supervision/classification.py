@@ -170,7 +170,7 @@ def classify(ending: Ending) -> Reason:
     if stated_reason in _CONSEQUENCES or (stated_reason is None and number == signal.SIGABRT):
         stated_reason = _stated(ending.longer_text) or stated_reason
     if stated_reason in {None, Reason.RANK_LOST} and number == signal.SIGKILL:
-        return _from_kill(ending)
+        return Reason.OOM_HOST if ending.has_oom_kill else Reason.KILLED_EXTERNALLY
     if stated_reason is not None:
         return stated_reason
     return Reason.EXIT_NONZERO if number is None else Reason.SIGNAL
@@ -189,10 +189,6 @@ def _signal_of(ending: Ending) -> int | None:
         return code
     root_cause = ROOT_CAUSE.search(ending.last_text)
     return -int(root_cause[1]) if root_cause and int(root_cause[1]) < 0 else None
-
-
-def _from_kill(ending: Ending) -> Reason:
-    return Reason.OOM_HOST if ending.has_oom_kill else Reason.KILLED_EXTERNALLY
 
 
 # Reads the host's condition at an attempt's end: memory, disk, load, temperature, GPU errors.
@@ -257,7 +253,6 @@ def xids(log: Path, since_monotonic_s: float) -> Iterator[str]:
 
 
 def _records(log: Path) -> Iterator[str]:
-    """Yield the kernel log's records; the device returns one per read until its end."""
     try:
         handle = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -371,7 +371,7 @@ class Masker:
         if self._pattern is None:
             return data
         text = self.mask(self._buffer + data)
-        keep = self._unfinished(text)
+        keep = max((_overlap(text, each) for each in self._spellings), default=0)
         self._buffer = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -379,10 +379,6 @@ class Masker:
         """Return the buffered rest at the end of the stream."""
         rest, self._buffer = self._buffer, b""
         return rest
-
-    def _unfinished(self, text: bytes) -> int:
-        """Return the length of the longest suffix that could begin a value."""
-        return max((_overlap(text, each) for each in self._spellings), default=0)
 
 
 def _overlap(text: bytes, value: bytes) -> int:

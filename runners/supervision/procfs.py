@@ -391,7 +391,6 @@ def _quota(group: Path) -> float | None:
 
 
 def _group_busy(group: Path | None) -> float | None:
-    """Return a cgroup's CPU seconds, or None if unreadable."""
     if group is None:
         return None
     with suppress(OSError, ValueError):

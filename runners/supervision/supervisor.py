@@ -175,10 +175,13 @@ class Supervisor:
             if has_read and self.exit_status is None:
                 self._gather()
             if self._is_terminated:
-                self._handle_terminate()
+                self._is_terminated = False
+                self._check_stop_order()
+                if self.stop_reason is None:  # not from the agent: a shutdown or another user
+                    self._begin_stop(Reason.KILLED_EXTERNALLY, DEFAULT_GRACE_SECONDS)
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
-                self._kill_tree()
-        self._kill_tree()
+                child.kill_tree(self._reap, child.FIRST_PAUSE_SECONDS)
+        child.kill_tree(self._reap, child.FIRST_PAUSE_SECONDS)
         self._drain()
         self._write_end(self._ending(self.exit_status))
 
@@ -255,12 +258,6 @@ class Supervisor:
             grace_seconds = float(order.get("grace_seconds", DEFAULT_GRACE_SECONDS))
             self._begin_stop(Reason(reason) if known else Reason.STOPPED_BY_USER, grace_seconds)
 
-    def _handle_terminate(self) -> None:
-        self._is_terminated = False
-        self._check_stop_order()
-        if self.stop_reason is None:  # not from the agent: a shutdown or another user
-            self._begin_stop(Reason.KILLED_EXTERNALLY, DEFAULT_GRACE_SECONDS)
-
     def _begin_stop(self, reason: Reason, grace_seconds: float) -> None:
         self.stop_reason = reason
         self._kill_at = time.monotonic() + grace_seconds
@@ -274,18 +271,6 @@ class Supervisor:
                 self.exit_status = status
                 self.peak_rss_bytes = peak_bytes
                 self._child.process.returncode = os.waitstatus_to_exitcode(status)
-
-    def _kill_tree(self) -> None:
-        """Kill until two scans in a row are empty: one scan misses concurrent forks."""
-        empty_scans = 0
-        while empty_scans <= 1:
-            tree = procfs.descendants(os.getpid())
-            for process in tree:
-                procfs.send_signal(process.pid, process.start_ticks, signal.SIGKILL)
-            self._reap()
-            empty_scans = 0 if tree else empty_scans + 1
-            if tree:
-                time.sleep(0.002)
 
     def _drain(self) -> None:
         """Read the output that the job wrote before it ended."""
@@ -337,7 +322,7 @@ class Supervisor:
 
     def abandon(self, error: Exception) -> None:
         """Kill the job and record an internal error as its end."""
-        self._kill_tree()
+        child.kill_tree(self._reap, child.FIRST_PAUSE_SECONDS)
         self.last_lines.feed(
             f"\nthe supervisor failed: {type(error).__name__}: {error}\n".encode()
         )

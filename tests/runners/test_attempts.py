@@ -187,7 +187,7 @@ def test_a_lock_is_held_by_one(tmp_path):
 def test_a_patient_waiter_gets_a_lock_that_is_freed_meanwhile(tmp_path):
     if pid := os.fork():
         os.waitpid(pid, 0)  # the grandchild below holds the lock by now
-        with child.locked(tmp_path / "lock", patience_s=5.0):
+        with child.locked(tmp_path / "lock", timeout_seconds=5.0):
             held = True
         assert held
         return
