@@ -57,7 +57,6 @@ def rows_of(
 
 
 def _check_groups(table: pq.ParquetFile, selected: Collection[str], most: int) -> None:
-    """Raise if a row group's columns exceed the limit."""
     for number in range(table.metadata.num_row_groups):
         group = table.metadata.row_group(number)
         columns = (group.column(each) for each in range(group.num_columns))

@@ -170,7 +170,6 @@ def facts(library: types.ModuleType, problems: list[str] | None = None) -> Itera
 
 
 def _power(ask: Ask) -> dict[str, Any]:
-    """Return a GPU's power limits and highest clocks."""
     limit = ask("nvmlDeviceGetPowerManagementLimit", label="power limit")
     usual = ask("nvmlDeviceGetPowerManagementDefaultLimit")
     clock = ask("nvmlDeviceGetMaxClockInfo", _MULTIPROCESSOR, label="clocks")
@@ -186,7 +185,6 @@ def _power(ask: Ask) -> dict[str, Any]:
 
 
 def _links(library: types.ModuleType, device: NvmlDevice, ask: Ask) -> dict[str, Any]:
-    """Return a GPU's PCIe link and NVLinks."""
     count = topology.num_links(library, device.gpu_handle)
     return {
         "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth", label="PCIe link"),

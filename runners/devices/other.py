@@ -35,12 +35,14 @@ def apple(problems: list[str]) -> Iterator[GpuFacts]:
             continue
         cores = entry.get("sppci_cores")
         name = str(entry.get("sppci_model") or "Apple GPU")
+        family = entry.get("spdisplays_mtlgpufamilysupport")
+        digits = str(family or "").removeprefix("spdisplays_metal")
         yield GpuFacts(
             index=index,
             uuid=f"metal-{index}",
             name=f"{name} ({cores} GPU cores)" if cores else name,
             vendor="apple",
-            architecture=_metal(entry.get("spdisplays_mtlgpufamilysupport")),
+            architecture=f"Metal {digits}" if digits.isdecimal() else None,
             memory_bytes=total,
             usable_memory_bytes=_wired_limit(),
             shares_host_memory=True,
@@ -56,18 +58,18 @@ def _wired_limit() -> int | None:
         return None
 
 
-def _metal(family: object) -> str | None:
-    """Return the Metal generation: "Metal 3" for ``spdisplays_metal3``."""
-    digits = str(family or "").removeprefix("spdisplays_metal")
-    return f"Metal {digits}" if digits.isdecimal() else None
-
-
 def intel(problems: list[str], devices: Path) -> Iterator[GpuFacts]:
     """Yield Intel's GPUs as xpu-smi lists them; without it, say what is missing.
 
     ``devices``: sysfs' PCI devices, to tell a host without an Intel GPU from one without xpu-smi.
     """
-    cards = intel_addresses(devices)
+    cards = sorted(  # those that compute: Arc and Max
+        device.name
+        for device in devices.glob("*")
+        if _word(device / "vendor") == "0x8086"
+        and _word(device / "class").startswith(("0x0300", "0x0302", "0x0380"))
+        and not device.name.endswith(":00:02.0")  # the graphics unit of a processor
+    )
     if not cards:
         return
     named = f"Intel GPU at {', '.join(cards)}"
@@ -97,17 +99,6 @@ def intel(problems: list[str], devices: Path) -> Iterator[GpuFacts]:
                 f"{name}: xpu-smi prints N/A" for name, value in reads.items() if not value
             ),
         )
-
-
-def intel_addresses(devices: Path) -> list[str]:
-    """Return the PCI addresses of Intel GPUs that compute: Arc and Max, not a processor's own."""
-    return sorted(
-        device.name
-        for device in devices.glob("*")
-        if _word(device / "vendor") == "0x8086"
-        and _word(device / "class").startswith(("0x0300", "0x0302", "0x0380"))
-        and not device.name.endswith(":00:02.0")  # the graphics unit of a processor
-    )
 
 
 def _word(path: Path) -> str:

@@ -34,7 +34,9 @@ def matrix(
 
     ``handles``: of the GPUs; of a MIG instance, that of its GPU. Default: all.
     """
-    handles = _all(library) if handles is None else handles
+    if handles is None:
+        count = library.nvmlDeviceGetCount()
+        handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
     if len(handles) <= 1:
         return ()
     buses = [_bus(query_nvml(library, handle, "nvmlDeviceGetPciInfo")) for handle in handles]
@@ -71,12 +73,6 @@ def _grants(library: types.ModuleType, row: object, column: object) -> bool | No
 def num_links(library: types.ModuleType, handle: object) -> int:
     """Return how many NVLinks of a GPU are active."""
     return sum(_links(library, handle).values())
-
-
-def _all(library: types.ModuleType) -> list[Any]:
-    return [
-        library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())
-    ]
 
 
 def query_nvml(library: types.ModuleType, handle: object, name: str, *arguments: object) -> Any:  # noqa: ANN401 - NVML is untyped
@@ -381,8 +377,8 @@ def read_text(command: Sequence[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CommandUnavailableError(f"{command[0]} did not answer: {error}") from None
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip())[-_MAX_REASON:]
-        raise CommandUnavailableError(f"{' '.join(command)} failed: {said or done.returncode}")
+        output = (done.stderr.strip() or done.stdout.strip())[-_MAX_REASON:]
+        raise CommandUnavailableError(f"{' '.join(command)} failed: {output or done.returncode}")
     return done.stdout
 
 

@@ -372,7 +372,7 @@ class Step(NamedTuple):
     total: int
 
 
-Tell = Callable[[Step], None]
+OnStep = Callable[[Step], None]
 
 
 def pip_variables() -> dict[str, str]:
@@ -384,7 +384,7 @@ def pip_variables() -> dict[str, str]:
     }
 
 
-def ensure(store: Store, pins: Pins, tell: Tell, order_id: str = "") -> None:
+def ensure(store: Store, pins: Pins, on_step: OnStep, order_id: str = "") -> None:
     """Build an environment unless it is built; wait for a build by another process.
 
     Raises:
@@ -393,30 +393,30 @@ def ensure(store: Store, pins: Pins, tell: Tell, order_id: str = "") -> None:
     while True:
         try:
             with store.building(pins.name) as home:
-                _ensure_alone(store, pins, _recording(home, tell), order_id)
+                _ensure_alone(store, pins, _recording(home, on_step), order_id)
                 return
         except EnvironmentBusyError:
             if store.is_ready(pins) and not order_id:
                 return
-            tell(Step("Waiting for another build of it", 0, _total(pins)))
+            on_step(Step("Waiting for another build of it", 0, _total(pins)))
             time.sleep(WAIT_SECONDS)
 
 
-def _recording(home: Path, tell: Tell) -> Tell:
+def _recording(home: Path, on_step: OnStep) -> OnStep:
     """Return a progress callback that also writes the step to disk for the agent."""
 
     def note(step: Step) -> None:
         child.write_json(home / PROGRESS, step._asdict())
-        tell(step)
+        on_step(step)
 
     return note
 
 
-def _ensure_alone(store: Store, pins: Pins, tell: Tell, order_id: str) -> None:
+def _ensure_alone(store: Store, pins: Pins, on_step: OnStep, order_id: str) -> None:
     home = store.home(pins.name)
     try:
         if not store.is_ready(pins):
-            _build(store, pins, home / f".building-{secrets.token_hex(4)}", tell)
+            _build(store, pins, home / f".building-{secrets.token_hex(4)}", on_step)
     except BuildError as error:
         child.write_json(home / LAST, {"order_id": order_id, "words": str(error)})
         raise
@@ -425,20 +425,21 @@ def _ensure_alone(store: Store, pins: Pins, tell: Tell, order_id: str) -> None:
     child.write_json(home / LAST, {"order_id": order_id, "words": ""})
 
 
-def _build(store: Store, pins: Pins, place: Path, tell: Tell) -> None:
+def _build(store: Store, pins: Pins, place: Path, on_step: OnStep) -> None:
     try:
         _check_disk(store, pins)
         total = _total(pins)
-        tell(Step("Making its folder", 0, total))
+        on_step(Step("Making its folder", 0, total))
         venv.EnvBuilder(with_pip=False, symlinks=True).create(place)
         python = place / "bin" / "python"
-        _install(pins, python, tell)
+        _install(pins, python, on_step)
         _link_agent_packages(pins, place)
-        tell(Step("Checking that its packages agree", total - 2, total))
+        on_step(Step("Checking that its packages agree", total - 2, total))
         _check_packages(pins, python)
-        tell(Step("Importing it", total - 1, total))
+        on_step(Step("Importing it", total - 1, total))
         imports = "import " + ", ".join(pins.probe)
-        _run_to_end([str(python), "-I", "-c", imports], "it does not import")
+        for _ in _run([str(python), "-I", "-c", imports], "it does not import"):
+            pass
         built = {"packages": pins.packages, "size_bytes": size_of(place)}
         child.write_json(place / BUILT, {**built, "built_at_ms": time.time_ns() // 1_000_000})
         place.rename(store.folder(pins))
@@ -467,7 +468,7 @@ def _check_disk(store: Store, pins: Pins) -> None:
         )
 
 
-def _install(pins: Pins, python: Path, tell: Tell) -> None:
+def _install(pins: Pins, python: Path, on_step: OnStep) -> None:
     command = pip_command(
         python, "install", "--no-deps", "--only-binary", ":all:", "--no-input",
         "--progress-bar", "off", "-r", str(pins.path),
@@ -476,9 +477,9 @@ def _install(pins: Pins, python: Path, tell: Tell) -> None:
     for line in _run(command, f"{pins.name} was not built"):
         if line.startswith(("Collecting ", "Processing ")):
             num_fetched = min(num_fetched + 1, len(pins.packages))
-            tell(Step(f"Fetching {_package(line)}", num_fetched, total))
+            on_step(Step(f"Fetching {_package(line)}", num_fetched, total))
         elif line.startswith("Installing collected packages"):
-            tell(Step(f"Unpacking {len(pins.packages)} packages", total - 3, total))
+            on_step(Step(f"Unpacking {len(pins.packages)} packages", total - 3, total))
 
 
 def _link_agent_packages(pins: Pins, place: Path) -> None:
@@ -524,11 +525,6 @@ def pip_command(python: Path, *words: str) -> list[str]:
     command, *rest = words
     start = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
     return [*start, command, *rest]
-
-
-def _run_to_end(command: Sequence[str], what: str) -> None:
-    for _ in _run(command, what):
-        pass
 
 
 def _run(command: Sequence[str], what: str) -> Iterator[str]:
@@ -618,7 +614,12 @@ class Keeper:
             if state.order_id == order.order_id or state.stage == "building":
                 continue  # already done, or a job builds it
             if order.action == "remove":
-                self._remove(order)
+                words = ""
+                try:
+                    self.store.remove(order.name)
+                except EnvironmentBusyError as busy:
+                    words = f"It was not removed: {busy}."
+                self._note(order, words)
             elif not self.is_building:
                 self._build(order)
 
@@ -640,14 +641,6 @@ class Keeper:
             cwd=PROJECT,
             start_new_session=True,
         )
-
-    def _remove(self, order: EnvironmentOrder) -> None:
-        words = ""
-        try:
-            self.store.remove(order.name)
-        except EnvironmentBusyError as busy:
-            words = f"It was not removed: {busy}."
-        self._note(order, words)
 
     def _note(self, order: EnvironmentOrder, words: str) -> None:
         log.info("environment %s: %s %s", order.name, order.action, words or "done")

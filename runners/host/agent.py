@@ -181,7 +181,9 @@ class Agent:
             self._note_error(error)
             return
         reply, behind = self._epoch.heed(reply)
-        self._note_answered()
+        if self._last_error:
+            log.info("%s answers again", self.client.server)
+        self._last_error = ""
         self._next_beat = self._clock() + self._seconds_to_next_heartbeat(reply)
         self._is_first_beat, self._measured = False, None
         self.environments.mark_reported()
@@ -271,11 +273,6 @@ class Agent:
         if str(error) != self._last_error:
             log.warning("%s%s", error, hint)
         self._last_error = str(error)
-
-    def _note_answered(self) -> None:
-        if self._last_error:
-            log.info("%s answers again", self.client.server)
-        self._last_error = ""
 
 
 def _event_stream(host_dir: HostDir, credential: Credential) -> RedisStream | None:

@@ -546,7 +546,6 @@ def compared(folder: Path) -> Iterator[Ratio]:
 def _paired_evaluation(
     folder: Path, attempt_id: str, other_id: str, weight_dtype: WeightDtype
 ) -> dict[str, float]:
-    """Return the paired evaluation of one attempt's model against another's."""
     spec = EvaluateSpec(
         model=ArtefactModel(attempt_id=attempt_id),
         original=ArtefactModel(attempt_id=other_id),

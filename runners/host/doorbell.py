@@ -50,7 +50,14 @@ class DoorbellChild:
     def tend(self) -> None:
         """Start the worker, or restart it if it died and its backoff has passed."""
         if self._child and self._child.poll() is not None:
-            self._note_death(self._child.returncode)
+            returncode = self._child.returncode
+            log.warning("the doorbell's worker ended with %d; it is started again", returncode)
+            now = time.monotonic()
+            if now - self._started_at > STEADY_SECONDS:
+                self._rest_seconds = FIRST_REST_SECONDS
+            self._not_before = now + self._rest_seconds
+            self._rest_seconds = min(self._rest_seconds * 2, LONGEST_REST_SECONDS)
+            self._child = None
         if self._child is None and time.monotonic() >= self._not_before:
             self._start()
 
@@ -75,12 +82,3 @@ class DoorbellChild:
             env=os.environ | own,
             start_new_session=True,
         )
-
-    def _note_death(self, returncode: int) -> None:
-        log.warning("the doorbell's worker ended with %d; it is started again", returncode)
-        now = time.monotonic()
-        if now - self._started_at > STEADY_SECONDS:
-            self._rest_seconds = FIRST_REST_SECONDS
-        self._not_before = now + self._rest_seconds
-        self._rest_seconds = min(self._rest_seconds * 2, LONGEST_REST_SECONDS)
-        self._child = None

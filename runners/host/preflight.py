@@ -209,16 +209,12 @@ def _too_old(gpus: Sequence[GpuFacts], least: Version) -> str:
 
 def _is_too_old(gpu: GpuFacts, least: Version) -> bool:
     if gpu.vendor != "amd":
-        return _capability(gpu) < least
+        major, _, minor = (gpu.compute_capability or "0.0").partition(".")
+        return (int(major), int(minor or 0)) < least
     architecture = gpu.architecture or "unknown"
     if least == FP8_CAPABILITY:
         return architecture not in AMD_FP8
     return architecture.startswith((*AMD_WITHOUT_TRITON, "unknown"))
-
-
-def _capability(gpu: GpuFacts) -> Version:
-    major, _, minor = (gpu.compute_capability or "0.0").partition(".")
-    return int(major), int(minor or 0)
 
 
 def _gpu_compiler(pins: Pins) -> PreflightCheck:
@@ -398,7 +394,6 @@ def _compiler(needs: Needs) -> Iterator[PreflightCheck]:
 def _hardware(
     needs: Needs, place: Place, library: inventory.Library | None, *, has_gpus: bool
 ) -> Iterator[PreflightCheck]:
-    """Check the host's driver and GPUs against the job's environment."""
     if needs.environment == MAIN:
         if library and has_gpus:
             yield runtime_check(library)

@@ -238,12 +238,6 @@ def differ(one: int, other: int) -> bool:
     return abs(one - other) > CLOSE * other
 
 
-def has_safetensors(query: FolderQuery) -> bool:
-    """Return whether a folder has any safetensors file."""
-    with os.scandir(query.folder) as entries:
-        return any(entry.name.endswith(SUFFIX) for entry in entries)
-
-
 def weights_of(query: FolderQuery) -> StoredWeights:
     """Return both counts of a folder with safetensors files."""
     argv = [sys.executable, "-m", MODULE, "weights"]
@@ -333,11 +327,6 @@ def compared(count: EngineCount, counted_bytes: int | None) -> str:
     return f"{count.sentence[:-1]}, unlike the planner: the plan's memory may be off."
 
 
-def llama_is_there() -> bool:
-    """Return whether this host has ``llama-fit-params`` on its PATH."""
-    return shutil.which(FIT_TOOL) is not None
-
-
 def llama_count(query: FolderQuery) -> EngineCount:
     """Return the arguments and the memory that llama.cpp chooses for a folder's GGUF file."""
     argv = [sys.executable, "-m", MODULE, "fit"]
@@ -397,10 +386,12 @@ def _stamp(folder: Path) -> tuple[int, ...]:
 
 @lru_cache(maxsize=32)
 def _checks(wanted: EngineNeeds, query: FolderQuery, *_: object) -> tuple[PreflightCheck, ...]:
-    if has_safetensors(query):
+    with os.scandir(query.folder) as entries:
+        has_safetensors = any(entry.name.endswith(SUFFIX) for entry in entries)
+    if has_safetensors:
         return (_safetensors(wanted, query), *_earlier(wanted, query))
     is_gguf = wanted.environment == LLAMACPP and not wanted.is_login_node
-    return (_gguf(wanted, query),) if is_gguf and llama_is_there() else ()
+    return (_gguf(wanted, query),) if is_gguf and shutil.which(FIT_TOOL) else ()
 
 
 def _safetensors(wanted: EngineNeeds, query: FolderQuery) -> PreflightCheck:

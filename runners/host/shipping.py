@@ -387,7 +387,7 @@ class AttemptShipper:
     def pump(self) -> int:
         """Send the next batch by the better transport; return the number of events sent."""
         self._save()
-        if self._is_stream_usable():
+        if self._stream is not None and self._clock() >= self._stream_rests_until:
             return self._pump_stream()
         return self._pump_http()
 
@@ -395,9 +395,6 @@ class AttemptShipper:
         """Delete acknowledged segments of the spool."""
         self._save(at_once=True)
         trim(self.folder.spool, self.acked_seq)
-
-    def _is_stream_usable(self) -> bool:
-        return self._stream is not None and self._clock() >= self._stream_rests_until
 
     def _rest_stream(self, seconds: float) -> None:
         self._stream_rests_until = self._clock() + seconds
@@ -413,7 +410,13 @@ class AttemptShipper:
             return 0
         if acked > self.acked_seq:
             self.learn(acked)
-        self._notice_stall()
+        is_waiting = self._sent_seq > self.acked_seq
+        # After a stall, send again from the acknowledged number; after several, use HTTP.
+        if is_waiting and self._clock() - self._moved_at > STALL_SECONDS:
+            self._sent_seq, self._moved_at = self.acked_seq, self._clock()
+            self._stalls += 1
+            if self._stalls >= STALLS_BEFORE_HTTP:
+                self._rest_stream(STREAM_REST_SECONDS)
         if self._sent_seq - self.acked_seq >= MAX_IN_FLIGHT:
             return 0
         batch = self._batch(self._sent_seq)
@@ -426,15 +429,6 @@ class AttemptShipper:
             self._moved_at = self._clock()
         self._note_sent(batch)
         return len(batch.events)
-
-    def _notice_stall(self) -> None:
-        """Return to the acknowledged number after a stall; after repeated stalls, use HTTP."""
-        is_waiting = self._sent_seq > self.acked_seq
-        if is_waiting and self._clock() - self._moved_at > STALL_SECONDS:
-            self._sent_seq, self._moved_at = self.acked_seq, self._clock()
-            self._stalls += 1
-            if self._stalls >= STALLS_BEFORE_HTTP:
-                self._rest_stream(STREAM_REST_SECONDS)
 
     def _pump_http(self) -> int:
         if self._clock() < self._http_rests_until:

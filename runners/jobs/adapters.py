@@ -412,7 +412,7 @@ class MixedAdapters:
 
 
 def hung_on(
-    model: torch.nn.Module, base: ModelRef, asked: Sequence[NamedAdapter], host_dir: Path
+    model: torch.nn.Module, base: ModelRef, requested: Sequence[NamedAdapter], host_dir: Path
 ) -> MixedAdapters | None:
     """Attach a job's adapters to its model and return them, or None if it has none.
 
@@ -420,12 +420,12 @@ def hung_on(
         BadInputError: an adapter is incomplete, or not for this model.
         MissingModelError: an adapter does not exist.
     """
-    if not asked:
+    if not requested:
         return None
     digest = base_digest(base, host_dir)
     opened = [
         read_adapter(each.name, opened_adapter(each.adapter, host_dir), model, digest)
-        for each in asked
+        for each in requested
     ]
     return MixedAdapters(model, opened)
 

@@ -126,8 +126,6 @@ class Account:
 
 @dataclass
 class _Reading:
-    """The last sample of one sensor."""
-
     at: float
     value: float
 
@@ -211,7 +209,9 @@ class EnergyMeter:
         self.read()
         accounts = self._accounts_in(None)
         if not accounts:
-            why = f"not measured: this host has no power sensor: {self._why_none()}"
+            silent = "its counters have no value" if self.zones.found else self.zones.why_none
+            power = f"no power of a GPU through NVML, {silent}"
+            why = f"not measured: this host has no power sensor: {power}"
             return {}, {TOTAL: why} | ({PER_TOKEN: why} if work else {})
         measured = {f"{name}_{TOTAL}": each.joules for name, each in accounts.items()}
         measured[TOTAL] = sum(measured.values())
@@ -269,10 +269,6 @@ class EnergyMeter:
         ]
         words += [f"{name}, whose power was never read twice" for name in sorted(unmeasured)]
         return ", ".join(words)
-
-    def _why_none(self) -> str:
-        silent = "its counters have no value" if self.zones.found else self.zones.why_none
-        return f"no power of a GPU through NVML, {silent}"
 
 
 # ---------------------------------------------------------------------------

@@ -248,7 +248,9 @@ def _auto_class(config: "PretrainedConfig") -> Any:  # noqa: ANN401 - an automat
         (auto.AutoModelForSeq2SeqLM, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING),
         (auto.AutoModelForSequenceClassification, auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
     )
-    known = [(each, models[type(config)]) for each, models in classes if type(config) in models]
+    known: list[tuple[Any, Any]] = [
+        (each, models[type(config)]) for each, models in classes if type(config) in models
+    ]
     if not known:
         raise BadInputError(f"transformers has no language model of type {config.model_type!r}")
     architectures = set(getattr(config, "architectures", None) or [])

@@ -172,14 +172,11 @@ def stored_quantisation(folder: Path) -> WeightDtype | None:
     if method == "bitsandbytes" and quantisation.get("load_in_4bit"):
         return "int4"
     if method == "compressed-tensors" and quantisation.get("format") in CODE_FORMATS:
-        return "int4" if _packed_bits(quantisation) <= PACKED_INT4_BITS else "int8"
+        groups = (quantisation.get("config_groups") or {}).values()
+        bits = max((int(each["weights"]["num_bits"]) for each in groups), default=8)
+        return "int4" if bits <= PACKED_INT4_BITS else "int8"
     msg = f"{folder} is quantised by '{method}', which this version cannot run"
     raise BadInputError(f"{msg}; use the unquantised model")
-
-
-def _packed_bits(quantisation: dict[str, Any]) -> int:
-    groups = quantisation.get("config_groups") or {}
-    return max((int(group["weights"]["num_bits"]) for group in groups.values()), default=8)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast | None:

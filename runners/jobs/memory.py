@@ -231,7 +231,12 @@ class LiveBytes(TorchDispatchMode):
             if isinstance(each, torch.Tensor):
                 self._note(each)
         if self._follows_resizing:
-            self._measure_again()
+            for key, alive in list(self._alive.items()):
+                storage = alive()
+                if isinstance(storage, torch.UntypedStorage):
+                    self._sizes[key] = storage.nbytes()
+            self.now = sum(self._sizes.values())
+            self.peak = max(self.peak, self.now)
         return made
 
     def leave_out(self, tensor: torch.Tensor) -> None:
@@ -249,14 +254,6 @@ class LiveBytes(TorchDispatchMode):
         self._sizes[key] = storage.nbytes()
         self._alive[key] = weakref.ref(storage, lambda _gone: self._forget(key))
         self.now += self._sizes[key]
-        self.peak = max(self.peak, self.now)
-
-    def _measure_again(self) -> None:
-        for key, alive in list(self._alive.items()):
-            storage = alive()
-            if isinstance(storage, torch.UntypedStorage):
-                self._sizes[key] = storage.nbytes()
-        self.now = sum(self._sizes.values())
         self.peak = max(self.peak, self.now)
 
     def _forget(self, key: int) -> None:

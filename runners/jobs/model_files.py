@@ -218,7 +218,14 @@ def model_folder(
         roots = model_roots(host_dir)
         folder = (roots[0] / ref.path).resolve()  # an absolute path replaces the root
         _check_inside(folder, roots, "folder")
-    _check_complete(folder, needed)
+    if not folder.is_dir():
+        msg = f"no model folder {folder} on this host; check the path, or copy the model there"
+        raise MissingModelError(msg)
+    if missing := [each for each in needed if not any(folder.glob(each))]:
+        pickles = ", ".join(each.name for each in folder.glob("*.bin"))
+        also = f" ({pickles} is pickle, which is never read)" if pickles else ""
+        msg = f"{folder} lacks {' and '.join(missing)}{also}; give a complete Hugging Face folder"
+        raise MissingModelError(msg)
     return folder
 
 
@@ -254,15 +261,4 @@ def _check_inside(folder: Path, roots: list[Path], what: str) -> None:
             f"model {what} {folder} lies outside {allowed}; move it there, or add its parent "
             f"to {MODEL_ROOTS_VARIABLE} on this host"
         )
-        raise MissingModelError(msg)
-
-
-def _check_complete(folder: Path, needed: Sequence[str]) -> None:
-    if not folder.is_dir():
-        msg = f"no model folder {folder} on this host; check the path, or copy the model there"
-        raise MissingModelError(msg)
-    if missing := [each for each in needed if not any(folder.glob(each))]:
-        pickles = ", ".join(each.name for each in folder.glob("*.bin"))
-        also = f" ({pickles} is pickle, which is never read)" if pickles else ""
-        msg = f"{folder} lacks {' and '.join(missing)}{also}; give a complete Hugging Face folder"
         raise MissingModelError(msg)

@@ -95,13 +95,13 @@ class Ranks:
                 dist.all_reduce(summed)
         return summed
 
-    def broadcast_from_lead(self, said: bytes) -> bytes:
+    def broadcast_from_lead(self, content: bytes) -> bytes:
         """Return the lead's bytes; a collective call of all ranks.
 
         Raises:
             RankFailedError: not every rank answered in time.
         """
-        objects = [said]
+        objects = [content]
         if not self.is_alone:
             with naming_rank_failures(self):
                 dist.broadcast_object_list(objects, src=self.lead, device=pick_device())

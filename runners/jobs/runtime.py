@@ -275,19 +275,19 @@ KERNEL_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 SHARED_PREFIX = "torchinductor_"
 
 
-def check_compiler(scratch: Path, asked: str) -> None:
+def check_compiler(scratch: Path, field: str) -> None:
     """Set the kernel cache to a folder of the job, unless the operator has named one.
 
     A job that is killed while it compiles leaves a kernel that is cut short, which would fail
     every later job that shares the cache.
 
-    ``asked`` is the spec field that requests compiled kernels.
+    ``field`` is the spec field that requests compiled kernels.
 
     Raises:
         BadInputError: this host has no compiler.
     """
     if shutil.which(compiler_name()) is None:
-        msg = f"{asked} needs {compiler_name()}, which this host lacks; install it or leave it out"
+        msg = f"{field} needs {compiler_name()}, which this host lacks; install it or leave it out"
         raise BadInputError(msg)
     shared = str(Path(tempfile.gettempdir()) / SHARED_PREFIX)
     if os.environ.get(KERNEL_CACHE, shared).startswith(shared):

@@ -126,7 +126,6 @@ def frequencies_of(symbols: Symbols) -> npt.NDArray[np.uint16]:
 
 
 def _starts(frequencies: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint64]:
-    """Return the cumulative frequencies."""
     starts: npt.NDArray[np.uint64] = (np.cumsum(frequencies) - frequencies).astype(np.uint64)
     return starts
 
@@ -280,12 +279,6 @@ def host_empty(shape: Sequence[int], dtype: torch.dtype, *, is_pinned: bool) -> 
     pages = _Pages(-1, count * dtype.itemsize)
     pages.is_registered = _register(_address(pages), len(pages))
     return torch.frombuffer(pages, dtype=dtype, count=count).view(tuple(shape))
-
-
-def host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy in host memory, pinned if the tensor is on a GPU; the copy is complete."""
-    copy = host_empty(tensor.shape, tensor.dtype, is_pinned=tensor.is_cuda)
-    return copy.copy_(tensor)
 
 
 def _address(pages: mmap.mmap) -> int:
@@ -591,8 +584,10 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def in_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor in host memory, pinned if it was on a GPU."""
-    return host_copy(tensor) if tensor.is_cuda else tensor
+    """Return the tensor in host memory, pinned if it was on a GPU; a copy is complete."""
+    if not tensor.is_cuda:
+        return tensor
+    return host_empty(tensor.shape, tensor.dtype, is_pinned=True).copy_(tensor)
 
 
 def check_finite_tensors(tensors: Tensors, prefix: str) -> None:

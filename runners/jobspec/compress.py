@@ -25,7 +25,6 @@ from runners.jobspec.base import Figure, ModelRef, RunDocument
 # Options of Sheared LLaMA pruning: target shape and training steps.
 
 
-Dimension = Literal["layers", "hidden", "heads", "channels"]
 HIDDEN_MULTIPLE, CHANNEL_MULTIPLE = 16, 32  # widths that suit kernels and quantisation groups
 
 

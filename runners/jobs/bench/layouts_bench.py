@@ -40,29 +40,29 @@ RING_PASSES: dict[Collective, int] = {
 }
 
 
-def step_times(asked: LayoutBenchRequest) -> Iterator[StepTime]:
+def step_times(request: LayoutBenchRequest) -> Iterator[StepTime]:
     """Yield the layouts' step times per round; every other round runs in reverse order.
 
     Slow layouts are dropped: the limit above the fastest falls from one half after the first
     round to a twentieth after ten. ``always`` layouts are kept.
     """
-    order, taken = list(asked.layouts), defaultdict[str, list[float]](list)
-    for number in range(asked.rounds):
-        for each in _round(asked, order, number):
+    order, taken = list(request.layouts), defaultdict[str, list[float]](list)
+    for number in range(request.rounds):
+        for each in _round(request, order, number):
             taken[each.layout].append(each.seconds)
             yield each
         means = {name: statistics.geometric_mean(taken[name]) for name in order}
         near = (1 + FIRST_MARGIN / (number + 1)) * min(means.values())
-        order = [each for each in order if each in asked.always or means[each] <= near]
+        order = [each for each in order if each in request.always or means[each] <= near]
 
 
-def final_times(asked: LayoutBenchRequest, first: str, rival: str) -> Iterator[StepTime]:
+def final_times(request: LayoutBenchRequest, first: str, rival: str) -> Iterator[StepTime]:
     """Yield additional step times of the first choice and its fastest rival.
 
     The rival was selected in earlier rounds, so these times have no selection bias.
     """
-    for number in range(asked.rounds, asked.rounds + asked.final_rounds):
-        yield from _round(asked, [first, rival], number)
+    for number in range(request.rounds, request.rounds + request.final_rounds):
+        yield from _round(request, [first, rival], number)
 
 
 def _round(request: LayoutBenchRequest, order: Sequence[str], number: int) -> Iterator[StepTime]:

@@ -236,7 +236,11 @@ def in_turns(ways: Sequence[BenchProcess], effort: Effort) -> Iterator[Ratio]:
             _print(
                 f"round {number}, way {at}: {answered['seconds']:.2f} s, {_figures_text(answered)}"
             )
-        _check_same([each[-1]["answers"] for each in taken], effort)
+        texts = [each[-1]["answers"] for each in taken]
+        same = sum(map(str.__eq__, *texts)) / effort.num_prompts
+        if same < SAME:
+            msg = f"only {same:.0%} of the answers are the same; nothing is compared"
+            raise RuntimeError(msg)
     seconds = [[each["seconds"] for each in way[1:]] for way in taken]
     yield ratio_of(NAME, seconds[0], seconds[1])._replace(of=WALL)
     read = [[after - before for before, after in pairwise(_read(way))] for way in taken]
@@ -246,14 +250,6 @@ def in_turns(ways: Sequence[BenchProcess], effort: Effort) -> Iterator[Ratio]:
 
 def _read(way: Sequence[RunMeasurements]) -> list[int]:
     return [each["read_bytes"] for each in way]
-
-
-def _check_same(texts: Sequence[Sequence[str]], effort: Effort) -> None:
-    """Raise a RuntimeError unless nearly all answers of both methods are equal."""
-    same = sum(map(str.__eq__, *texts)) / effort.num_prompts
-    if same < SAME:
-        msg = f"only {same:.0%} of the answers are the same; nothing is compared"
-        raise RuntimeError(msg)
 
 
 def _figures_text(answered: RunMeasurements) -> str:

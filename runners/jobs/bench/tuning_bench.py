@@ -69,7 +69,7 @@ GROWING = (
 )  # starting at an eighth, as in the paper
 STEPS = 48
 LEARNING_RATE = 3e-3
-JUDGED_TOKENS = 8_192
+EVALUATED_TOKENS = 8_192
 WAYS: tuple[Recomputation, ...] = ("none", "selective", "full")
 STEPS_TIMED = 2
 
@@ -153,7 +153,7 @@ def _trained(fields: Mapping[str, Any], learnt: TokenIds, held_out: TokenIds) ->
             trainer.state.step += 1
         seconds = time.process_time() - began
     torch.nn.Module.eval(trainer.model)
-    return Run(seconds, math.log(evaluate(trainer.model, held_out, JUDGED_TOKENS).value))
+    return Run(seconds, math.log(evaluate(trainer.model, held_out, EVALUATED_TOKENS).value))
 
 
 def _fields(length: int, rows: int) -> dict[str, Any]:

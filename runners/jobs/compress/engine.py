@@ -173,7 +173,6 @@ def _forward(layer: torch.nn.Module, values: Values, inputs: Hidden, extra: Extr
 
 
 def _stored(values: Values, dtypes: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
-    """Return the values cast to their storage dtypes."""
     return {name: each.detach().to(dtypes[name]).clone() for name, each in values.items()}
 
 
@@ -289,7 +288,12 @@ class Engine:
             own = tensors_of(matrix, self.spec)
             tensors |= {self.model.name_of(index, f"{name}.{key}"): t for key, t in own.items()}
         if passage is not None:
-            figures |= self._tweak(index, passage)
+            figures |= tweak_norms(
+                self.model.layers[index],
+                passage,
+                passes=self.spec.tweak_passes,
+                learning_rate=self.spec.tweak_learning_rate,
+            )
         tensors |= self._uncompressed_tensors(index)
         figures["layer_seconds"] = time.monotonic() - started
         return tensors, figures
@@ -300,14 +304,6 @@ class Engine:
             return None
         outputs = self._run(index, streams.calibration, streams.extras)
         return Passage(streams.calibration, streams.extras[index], outputs)
-
-    def _tweak(self, index: int, passage: Passage) -> dict[str, float]:
-        return tweak_norms(
-            self.model.layers[index],
-            passage,
-            passes=self.spec.tweak_passes,
-            learning_rate=self.spec.tweak_learning_rate,
-        )
 
     def _statistics(self, index: int, streams: _Streams) -> dict[str, InputStatistics]:
         linears = self.model.linears(index)
@@ -324,7 +320,6 @@ class Engine:
         return statistics
 
     def _uncompressed_tensors(self, index: int) -> Tensors:
-        """Return the layer's norms and biases under their full names."""
         rest = self._select_uncompressed(index, self.model.layers[index].state_dict())
         return {
             self.model.name_of(index, name): each.detach().cpu().contiguous()

@@ -89,11 +89,6 @@ def two_of_four(scores: torch.Tensor) -> torch.Tensor:
     return mask.view(rows, columns)
 
 
-def zero_share(weight: torch.Tensor) -> float:
-    """Return the share of weights that are zero."""
-    return 1.0 - float(torch.count_nonzero(weight)) / weight.numel()
-
-
 # SparseGPT: prune block by block and compensate the error in the remaining columns.
 #
 # Source: Frantar and Alistarh 2023, arXiv:2301.00774, algorithm 1.

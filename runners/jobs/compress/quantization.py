@@ -277,7 +277,6 @@ def best_scales(weights: list[torch.Tensor], seen: InputStatistics, grid: Grid) 
 def _scaled_error(
     weights: list[torch.Tensor], statistics: InputStatistics, grid: Grid, scales: torch.Tensor
 ) -> float:
-    """Return the squared output error of the scaled and rounded matrices."""
     rounded = [
         round_to_nearest(each.float() * scales, grid, each.dtype).weight().float() / scales
         for each in weights
@@ -514,7 +513,8 @@ def smooth(layer: torch.nn.Module, linears: Linears, seen: LayerStatistics, shar
     """Migrate activation range into the following weights by SmoothQuant, alpha = ``share``."""
     for fold in folds_of(layer, between_linears=False):
         inputs = seen[fold.readers[0]].largest
-        weights = _largest_weights(fold, linears)
+        columns = [linears[name].weight.data.float().abs().amax(dim=0) for name in fold.readers]
+        weights = torch.stack(columns).amax(dim=0).clamp(min=LEAST_SCALE)
         scales = inputs.pow(share) / weights.pow(1.0 - share).clamp(min=LEAST_SCALE)
         fold_scales(fold, linears, seen, scales.clamp(min=LEAST_SCALE))
 
@@ -525,11 +525,6 @@ def level_by_logarithm(layer: torch.nn.Module, linears: Linears, seen: LayerStat
         largest = seen[fold.readers[0]].largest
         scales = largest / torch.log2(2.0 + largest)
         fold_scales(fold, linears, seen, scales.clamp(min=LEAST_SCALE))
-
-
-def _largest_weights(fold: Fold, linears: Linears) -> torch.Tensor:
-    columns = [linears[name].weight.data.float().abs().amax(dim=0) for name in fold.readers]
-    return torch.stack(columns).amax(dim=0).clamp(min=LEAST_SCALE)
 
 
 # Dynamic 8-bit quantisation of linear-layer inputs with one scale per token.

@@ -248,9 +248,6 @@ def notes_of(peak: Peak, num_before: int) -> dict[str, str]:
 
 MAX_PROMPTS = 100_000
 MAX_LINE_BYTES = 1024**2
-MISSING = "cannot be opened"
-
-
 UNSAID = ""
 
 
@@ -272,24 +269,24 @@ class TextPrompt(NamedTuple):
     adapter: str | None = UNSAID
 
 
-def read_texts(job: Job, asked: Prompts) -> list[TextPrompt]:
+def read_texts(job: Job, source: Prompts) -> list[TextPrompt]:
     """Return the prompts of the job or a file; none for demo prompts.
 
     Raises:
         MissingModelError: the file is not in the host's model folders.
         BadInputError: the file is empty, or one of its lines is not a valid prompt.
     """
-    if isinstance(asked, InlinePrompts):
-        return [TextPrompt(str(number), text) for number, text in enumerate(asked.texts, 1)]
-    if isinstance(asked, FilePrompts):
-        return _file_texts(asked.path, model_roots(job.host_dir))
+    if isinstance(source, InlinePrompts):
+        return [TextPrompt(str(number), text) for number, text in enumerate(source.texts, 1)]
+    if isinstance(source, FilePrompts):
+        return _file_texts(source.path, model_roots(job.host_dir))
     return []
 
 
 def tokenised(
     job: Job,
     loaded: LoadedModel,
-    asked: Prompts,
+    source: Prompts,
     texts: Sequence[TextPrompt],
     adapters: Sequence[str] = (),
 ) -> list[Prompt]:
@@ -299,10 +296,10 @@ def tokenised(
         MissingModelError: the model has no tokenizer for texts.
         BadInputError: a text has no token, or names an unknown adapter.
     """
-    if isinstance(asked, DemoPrompts):
+    if isinstance(source, DemoPrompts):
         default_adapter = _adapter_index(TextPrompt("", ""), adapters)
         return [
-            replace(each, adapter=default_adapter) for each in _demo_prompts(job, loaded, asked)
+            replace(each, adapter=default_adapter) for each in _demo_prompts(job, loaded, source)
         ]
     tokenizer = loaded.tokenizer
     if tokenizer is None:

@@ -100,11 +100,6 @@ POLICIES: Mapping[Batching, Callable[[Sequence[int], int, CostModel], list[Batch
 }
 
 
-def planned_seconds(batches: Sequence[Batch], lengths: Sequence[int], cost: CostModel) -> float:
-    """Return the cost of running the batches in sequence."""
-    return sum(cost.of(len(each), max(lengths[at] for at in each)) for each in batches)
-
-
 def padding_ratio(batches: Sequence[Batch], lengths: Sequence[int]) -> float:
     """Return the share of padding in the padded prompts."""
     padded = sum(len(each) * max(lengths[at] for at in each) for each in batches)

@@ -479,10 +479,10 @@ class RemoteStage:
     """Layers that run on a server."""
 
     def __init__(
-        self, number: int, which: range, find: FindServer, asked: StageChain, counts: Counts
+        self, number: int, which: range, find: FindServer, options: StageChain, counts: Counts
     ) -> None:
         self._number, self._which, self._find = number, which, find
-        self._asked, self._counts = asked, counts
+        self._options, self._counts = options, counts
         self._past: dict[int, Past] = {}
         self.link: Link | None = None
 
@@ -535,21 +535,20 @@ class RemoteStage:
         first, end = self._which.start, self._which.stop
         self.link = link
         self._exchange(link, {"order": "take", "first": first, "end": end})
-        link.wait_at_most(self._asked.silence_seconds)
+        link.wait_at_most(self._options.silence_seconds)
         began = time.monotonic()
         for session, past in self._past.items():
             count = len(past.hidden) - (session == but_last_of)
             if count:
-                self._replay(link, session, past, count)
+                hidden = torch.cat(past.hidden[:count], dim=1)
+                length = hidden.shape[1]
+                mask = None if past.mask is None else past.mask[:, :length]
+                self._forward(
+                    link, session, hidden, torch.cat(past.positions[:count], dim=1), mask
+                )
+                self._counts.replayed_positions += length * len(hidden)
         self._counts.replay_seconds += time.monotonic() - began
         return link
-
-    def _replay(self, link: Link, session: int, past: Past, count: int) -> None:
-        hidden = torch.cat(past.hidden[:count], dim=1)
-        length = hidden.shape[1]
-        mask = None if past.mask is None else past.mask[:, :length]
-        self._forward(link, session, hidden, torch.cat(past.positions[:count], dim=1), mask)
-        self._counts.replayed_positions += length * len(hidden)
 
     def _forward(
         self,
@@ -578,7 +577,7 @@ class RemoteStage:
 class ServerChain(Chain):
     """The client of a chain: it runs the ends of the model and assigns the layers."""
 
-    def __init__(self, job: Job, spec: GenerateSpec, asked: StageChain) -> None:
+    def __init__(self, job: Job, spec: GenerateSpec, options: StageChain) -> None:
         """Wait for the servers and assign the layers to them.
 
         Raises:
@@ -591,31 +590,31 @@ class ServerChain(Chain):
             raise BadInputError(f"{msg}{spec.model.source} has none")
         folder, self.device = opened_model(spec.model, job.host_dir), pick_device()
         ends = Ends(folder, self.device, TORCH_DTYPES[spec.weight_dtype])
-        runs = divided(ends.model.config.num_hidden_layers, asked.stages)
+        runs = divided(ends.model.config.num_hidden_layers, options.stages)
         self._ends, self.model = ends, ends.model
         self.tokenizer: PreTrainedTokenizerFast | None = load_tokenizer(folder)
         self.weight_bytes = sum(map(tensor_bytes, ends.model.parameters()))
-        self.counts, self._asked = Counts(), asked
+        self.counts, self._options = Counts(), options
         gang = job.request.gang
         address, port = (gang.master_address, gang.master_port) if gang else (LOOPBACK, 0)
-        self._desk = StageListener(address, port, key_of(gang))
-        num_local = gang.num_processes if gang else asked.stages + asked.spares
-        self.servers = Servers(job, self._desk.place, num_local, asked.restarts)
+        self._listener = StageListener(address, port, key_of(gang))
+        num_local = gang.num_processes if gang else options.stages + options.spares
+        self.servers = Servers(job, self._listener.place, num_local, options.restarts)
         self.stages = [
-            RemoteStage(number, which, self._find, asked, self.counts)
+            RemoteStage(number, which, self._find, options, self.counts)
             for number, which in enumerate(runs)
         ]
         self._is_on_one_host = gang is None
-        self._patience_seconds = spec.parallel.start_timeout_seconds
+        self._wait_seconds = spec.parallel.start_timeout_seconds
         hosts = gang.num_nodes if gang else 1
-        self.where = f"a chain of {asked.stages} stages over {hosts} hosts; the client's figures"
+        self.where = f"a chain of {options.stages} stages over {hosts} hosts; the client's figures"
         try:
             for stage in self.stages:
                 stage.attach()
         except (BadInputError, StageUnavailableError):
             self._stop_servers(0.0)
             raise
-        self._patience_seconds = asked.patience_seconds
+        self._wait_seconds = options.patience_seconds
 
     def next_tokens(self, call: Call, ids: torch.Tensor) -> torch.Tensor:
         """Run tokens through the chain and return the next one of each row."""
@@ -643,7 +642,7 @@ class ServerChain(Chain):
             with contextlib.suppress(LinkClosedError):
                 link.send({"order": "end"})
             link.close()
-        self._desk.close()
+        self._listener.close()
         self.servers.wait(seconds)
 
     def measured(self) -> dict[str, float]:
@@ -657,17 +656,17 @@ class ServerChain(Chain):
 
     def _find(self) -> Link:
         """Return a server for some layers: a waiting or new one, else one with other layers."""
-        deadline = time.monotonic() + self._patience_seconds
+        deadline = time.monotonic() + self._wait_seconds
         while time.monotonic() < deadline:
             is_any_alive = self.servers.restart_dead()
-            if link := self._desk.next_server(POLL_SECONDS):
+            if link := self._listener.next_server(POLL_SECONDS):
                 return link
             if self._is_on_one_host and not is_any_alive:
                 break
         for stage in self.stages:
             if stage.link is not None and not stage.link.is_closed:
                 return stage.link
-        msg = f"no server connected within {self._patience_seconds:g} s, and none is left"
+        msg = f"no server connected within {self._wait_seconds:g} s, and none is left"
         raise StageUnavailableError(f"{msg} that could take more layers")
 
 
@@ -681,22 +680,25 @@ def key_of(gang: Gang | None) -> bytes:
 
 
 def work_in_chain(
-    job: Job, spec: GenerateSpec, asked: StageChain, answer: Callable[[Callable[[], Chain]], bool]
+    job: Job,
+    spec: GenerateSpec,
+    options: StageChain,
+    answer: Callable[[Callable[[], Chain]], bool],
 ) -> bool:
     """Run a chain's client or servers; return whether it was stopped."""
     gang = job.request.gang
     if gang is not None and gang.node_rank > 0:
-        return serve_here(job, asked, gang)
+        return serve_here(job, options, gang)
     try:
-        return answer(lambda: ServerChain(job, spec, asked))
+        return answer(lambda: ServerChain(job, spec, options))
     except StageUnavailableError as error:
         sys.exit(f"RANK_LOST: {error}")
 
 
-def serve_here(job: Job, asked: StageChain, gang: Gang) -> bool:
+def serve_here(job: Job, options: StageChain, gang: Gang) -> bool:
     """Run this host's servers of a chain until the client stops them."""
     place = Place(gang.master_address, gang.master_port, key_of(gang))
-    servers = Servers(job, place, gang.num_processes, asked.restarts)
+    servers = Servers(job, place, gang.num_processes, options.restarts)
     while servers.restart_dead():
         if job.stop_requested.wait(POLL_SECONDS):
             servers.wait(END_SECONDS)

@@ -170,7 +170,6 @@ def _publish(run: Run, num_before: int) -> None:
 
 
 def _draft_source(job: Job, spec: GenerateSpec, loaded: LoadedModel) -> DraftSource | None:
-    """Return the source of draft tokens; None without speculation."""
     speculation = spec.speculation
     if speculation is None:
         return None

@@ -143,8 +143,8 @@ class BenchProcessError(RuntimeError):
 class BenchProcess:
     """A child process that answers the prompts on request."""
 
-    def __init__(self, process: "subprocess.Popen[str]", out: IO[str], said: IO[str]) -> None:
-        self._process, self._out, self._said = process, out, said
+    def __init__(self, process: "subprocess.Popen[str]", out: IO[str], answers: IO[str]) -> None:
+        self._process, self._out, self._answers = process, out, answers
 
     def run(self, timeout_seconds: float = threading.TIMEOUT_MAX) -> RunMeasurements:
         """Answer the prompts once, and return the measurements.
@@ -180,7 +180,7 @@ class BenchProcess:
         Raises:
             BenchProcessError: the process has died.
         """
-        line = self._said.readline()
+        line = self._answers.readline()
         if not line:
             raise BenchProcessError(self._process.wait())
         return line

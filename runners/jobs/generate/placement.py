@@ -116,15 +116,15 @@ class DeviceExperts:
         return prefetch.result()
 
 
-class ShelvedExperts(nn.Module):
+class OffloadedExperts(nn.Module):
     """Replaces a layer's stacked experts; takes each expert from the cache."""
 
     def __init__(
-        self, layer: int, shelf: DeviceExperts, act: nn.Module, after: nn.Module | None
+        self, layer: int, experts: DeviceExperts, act: nn.Module, after: nn.Module | None
     ) -> None:
         """``after``: the next layer's router, whose last output is each token's experts."""
         super().__init__()
-        self._layer, self._shelf, self._act = layer, shelf, act
+        self._layer, self._experts, self._act = layer, experts, act
         self._after = (after,)  # in a tuple, so that it is not registered as a submodule
 
     def forward(
@@ -134,11 +134,11 @@ class ShelvedExperts(nn.Module):
         (after,) = self._after
         if after is not None:
             predicted = after(hidden)[-1].flatten().bincount()
-            self._shelf.prefetch(self._layer + 1, predicted.argsort(descending=True).tolist())
+            self._experts.prefetch(self._layer + 1, predicted.argsort(descending=True).tolist())
         output = torch.zeros_like(hidden)
         for expert in sorted(set(chosen.flatten().tolist())):
             tokens, places = torch.where(chosen == expert)
-            gate_up, down = self._shelf.take(self._layer, expert)
+            gate_up, down = self._experts.take(self._layer, expert)
             gate, up = nn.functional.linear(hidden[tokens], gate_up).chunk(2, dim=-1)
             expert_output = nn.functional.linear(self._act(gate) * up, down)
             expert_output = expert_output * weights[tokens, places, None]
@@ -150,7 +150,7 @@ class CachedExperts:
     """A model from a folder with cached experts."""
 
     def __init__(
-        self, folder: Path, device: torch.device, dtype: torch.dtype, asked: ExpertCache
+        self, folder: Path, device: torch.device, dtype: torch.dtype, options: ExpertCache
     ) -> None:
         """Load everything except the experts.
 
@@ -161,17 +161,17 @@ class CachedExperts:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
         self.model: PreTrainedModel = skeleton(config, dtype, folder)
         places = _sparse_places(self.model)
-        self._asked, self._device, self._places = asked, device, places
+        self._options, self._device, self._places = options, device, places
         self._tensors = ModelTensors(folder, device, dtype)
         self._host: dict[Key, Expert] = {}
         self._check(config.model_type)
-        max_prefetched = asked.guessed_experts
-        self.cache = DeviceExperts(self._fetch, asked.experts_resident, max_prefetched)
+        max_prefetched = options.guessed_experts
+        self.cache = DeviceExperts(self._fetch, options.experts_resident, max_prefetched)
         blocks: list[Any] = [self.model.get_submodule(each) for each in places]
         for index, block in enumerate(blocks):
             after = blocks[index + 1].gate if max_prefetched and index + 1 < len(blocks) else None
             act = block.experts.act_fn
-            block.experts = ShelvedExperts(index, self.cache, act, after)
+            block.experts = OffloadedExperts(index, self.cache, act, after)
         names = [name for name in self._tensors.names if not name.endswith((GATE_UP, DOWN))]
         fill(self.model, names, self._tensors.read, device)
         self._check_all()
@@ -179,7 +179,7 @@ class CachedExperts:
     @property
     def where(self) -> str:
         """Return a note on where the experts are."""
-        options = self._asked
+        options = self._options
         ahead = (
             f", at most {options.guessed_experts} prefetched" if options.guessed_experts else ""
         )
@@ -198,8 +198,8 @@ class CachedExperts:
             if not self._tensors.experts.get(f"{place}.experts"):
                 msg = f"the files of this '{model_type}' model hold no single experts of {place}"
                 raise BadInputError(f"{msg}; run it without offload")
-        if self._asked.experts_resident > self.num_experts:
-            msg = f"experts_resident is {self._asked.experts_resident}; a layer has "
+        if self._options.experts_resident > self.num_experts:
+            msg = f"experts_resident is {self._options.experts_resident}; a layer has "
             raise BadInputError(
                 f"{msg}{self.num_experts} experts; choose at most {self.num_experts}"
             )
@@ -211,7 +211,7 @@ class CachedExperts:
                 expert = self._tensors.expert(f"{place}.experts", index)
                 check_finite_tensors(expert._asdict(), f"{place}.experts.{index}.")
                 self.cache.figures.expert_bytes = sum(map(tensor_bytes, expert))
-                if self._asked.experts_from == "host_memory":
+                if self._options.experts_from == "host_memory":
                     self._host[layer, index] = Expert(*map(in_host, expert))
 
     def _fetch(self, layer: int, index: int) -> Expert:
@@ -317,7 +317,7 @@ class StreamedLayers:
     them are in memory.
     """
 
-    def __init__(self, skeleton: LayerwiseModel, folder: Path, asked: LayerStreaming) -> None:
+    def __init__(self, skeleton: LayerwiseModel, folder: Path, options: LayerStreaming) -> None:
         """Load the resident layers and hook the others.
 
         Raises:
@@ -325,19 +325,21 @@ class StreamedLayers:
         """
         self._skeleton = skeleton
         count = len(skeleton.layers)
-        num_kept = asked.layers_resident + asked.layers_in_host
+        num_kept = options.layers_resident + options.layers_in_host
         if num_kept > count:
             named = (
-                "layers_resident and layers_in_host" if asked.layers_in_host else "layers_resident"
+                "layers_resident and layers_in_host"
+                if options.layers_in_host
+                else "layers_resident"
             )
             raise BadInputError(f"{named} is {num_kept}; the model has {count} layers; keep fewer")
         self._files = StoredTensors(folder)
         self._host: dict[int, Tensors] = {}
-        self._in_host = count if asked.layers_from == "host_memory" else num_kept
-        for index in range(asked.layers_resident):
+        self._in_host = count if options.layers_from == "host_memory" else num_kept
+        for index in range(options.layers_resident):
             skeleton.load_layer(index)
-        self._first, self._count = asked.layers_resident, count
-        self._thread = ThreadPoolExecutor(1, "next-layer") if asked.look_ahead else None
+        self._first, self._count = options.layers_resident, count
+        self._thread = ThreadPoolExecutor(1, "next-layer") if options.look_ahead else None
         self._ahead: tuple[int, Future[Tensors]] | None = None
         for index in range(self._first, count):
             tensors = self._read(index)

@@ -321,7 +321,6 @@ def through(stages: Sequence[Stage], call: Call, hidden: torch.Tensor) -> torch.
 
 
 def _config_of(whole: PretrainedConfig, which: range) -> PretrainedConfig:
-    """Return the config of a model with only these layers."""
     fields = whole.to_dict()
     kinds = fields.get("layer_types")
     cut: dict[str, Any] = {"num_hidden_layers": len(which)}
@@ -602,7 +601,10 @@ class TensorPart:
         )
         torch.nn.Module.eval(self.model)
         self.tokenizer = load_tokenizer(folder)
-        self.weight_bytes = sum(tensor_bytes(_local(each)) for each in self.model.parameters())
+        self.weight_bytes = sum(
+            tensor_bytes(each.to_local() if isinstance(each, DTensor) else each)
+            for each in self.model.parameters()
+        )
         self._caches: dict[int, DynamicCache] = {}
 
     @torch.inference_mode()
@@ -647,7 +649,3 @@ def check_divides(config: PretrainedConfig, size: int, *, by_experts: bool = Fal
             raise BadInputError(
                 f"{msg}; choose a split size that divides it, or pipeline parallel"
             )
-
-
-def _local(tensor: Any) -> torch.Tensor:  # noqa: ANN401 - DTensor is no Tensor to the checker
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -181,7 +181,7 @@ class DealtLayers:
         self,
         skeleton: LayerwiseModel,
         folder: Path,
-        asked: PolicyOffload,
+        policy: PolicyOffload,
         scratch: Path,
         figures: PolicyFigures,
         *,
@@ -194,7 +194,7 @@ class DealtLayers:
         """
         self._skeleton, self._figures, self._is_narrow = skeleton, figures, is_narrow
         sizes = [sum(each.numel() for each in layer.parameters()) for layer in skeleton.layers]
-        self.places: list[Place] = dealt(sizes, asked.weights_cpu, asked.weights_disk)
+        self.places: list[Place] = dealt(sizes, policy.weights_cpu, policy.weights_disk)
         self._source = StoredTensors(folder)
         self._files: dict[int, StoredTensors] = {}
         self._stored: dict[int, Tensors] = {}
@@ -204,7 +204,7 @@ class DealtLayers:
         self._thread = ThreadPoolExecutor(1, "next-layer")
         self._ahead: tuple[int, Future[Tensors]] | None = None
         for index, place in enumerate(self.places):
-            self._store(index, place, asked.group_size, scratch)
+            self._store(index, place, policy.group_size, scratch)
         self._nonresident = [index for index, place in enumerate(self.places) if place != "device"]
 
     @property
@@ -485,7 +485,6 @@ def _token_bytes(part: torch.Tensor) -> int:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return a contiguous tensor's memory."""
     return tensor.view(torch.uint8).numpy().reshape(-1).data
 
 
@@ -526,7 +525,7 @@ class ZigZag:
         self,
         skeleton: LayerwiseModel,
         folder: Path,
-        asked: PolicyOffload,
+        policy: PolicyOffload,
         scratch: Path,
         *,
         kv_cache: KvCache = "plain",
@@ -537,12 +536,12 @@ class ZigZag:
         Raises:
             BadInputError: a layer's cache cannot be offloaded, or the weights cannot be read.
         """
-        self._skeleton, self._asked, self._scratch = skeleton, asked, scratch
+        self._skeleton, self._policy, self._scratch = skeleton, policy, scratch
         self._kv_cache: KvCache = kv_cache
-        _check_cache(skeleton.model, asked, kv_cache)
+        _check_cache(skeleton.model, policy, kv_cache)
         self.figures = PolicyFigures()
         self.layers = DealtLayers(
-            skeleton, folder, asked, scratch, self.figures, is_narrow=is_narrow
+            skeleton, folder, policy, scratch, self.figures, is_narrow=is_narrow
         )
         self._is_narrow = is_narrow
         self._cache_thread = ThreadPoolExecutor(1, "next-cache")
@@ -555,7 +554,7 @@ class ZigZag:
     @property
     def where(self) -> str:
         """Return a note on where weights, cache and activations are."""
-        policy, count = self._asked, len(self.layers.places)
+        policy, count = self._policy, len(self.layers.places)
         host, disk = (self.layers.places.count(place) for place in ("host_memory", "disk"))
         notes = [
             f"{count - host - disk} of {count} layers stay",
@@ -592,18 +591,20 @@ class ZigZag:
             self._run_pass([each for each in micro_batches if each.open_rows], limits)
             steps += 1
         ended = now(self._skeleton.device)
-        self._count_cache(micro_batches)
+        for place, size in (sizes for each in micro_batches for sizes in _sizes(each.cache)):
+            self.figures.cache.add(place, size)
+        self.figures.cache.now.clear()
         device_bytes = sum(cache_size(each.cache) for each in micro_batches)
         answers = [answer for each in micro_batches for answer in each.answers]
         return BatchRun(answers, prefilled - began, ended - prefilled, steps, device_bytes)
 
     def _cut(self, prompts: Sequence[Ids], limits: Limits) -> list[MicroBatch]:
-        size = self._asked.micro_batch_size or len(prompts)
+        size = self._policy.micro_batch_size or len(prompts)
         rows = [prompts[at : at + size] for at in range(0, len(prompts), size)]
         sizes = [len(each) * (max(map(len, each)) + limits.output_tokens) for each in rows]
         layer_sizes = sizes * len(self._skeleton.layers)
-        places = dealt(layer_sizes, self._asked.kv_cpu, self._asked.kv_disk)
-        waits = dealt(sizes, self._asked.activations_cpu, 0.0)
+        places = dealt(layer_sizes, self._policy.kv_cpu, self._policy.kv_disk)
+        waits = dealt(sizes, self._policy.activations_cpu, 0.0)
         micro_batches = []
         for at, batch_prompts in enumerate(rows):
             padded = PaddedBatch.of(batch_prompts, self._skeleton.device)
@@ -642,7 +643,10 @@ class ZigZag:
             self.layers.take(index)
             for each in micro_batches:
                 _prefetch_cache(next(following, None))
-                self._run_layer(index, each)
+                hidden = each.hidden.to(self._skeleton.device)
+                self.figures.activations.add(each.waits_in, -each.hidden.nbytes)
+                output = self._skeleton.layers[index](hidden, **each.extras[index])
+                self._store_hidden(each, output[0] if isinstance(output, tuple) else output)
             self.layers.drop(index)
         for each in micro_batches:
             self._leave(each, limits)
@@ -659,12 +663,6 @@ class ZigZag:
         padded.advance()
         self._store_hidden(micro, hidden)
 
-    def _run_layer(self, index: int, micro: MicroBatch) -> None:
-        hidden = micro.hidden.to(self._skeleton.device)
-        self.figures.activations.add(micro.waits_in, -micro.hidden.nbytes)
-        output = self._skeleton.layers[index](hidden, **micro.extras[index])
-        self._store_hidden(micro, output[0] if isinstance(output, tuple) else output)
-
     def _store_hidden(self, micro: MicroBatch, hidden: torch.Tensor) -> None:
         """Store hidden states in their place until the next layer."""
         micro.hidden = hidden.cpu() if micro.waits_in == "host_memory" else hidden
@@ -678,14 +676,8 @@ class ZigZag:
         micro.ids, micro.extras = tokens[:, None], []
         micro.open_rows = take_tokens(micro.answers, micro.open_rows, tokens, limits)
 
-    def _count_cache(self, micro_batches: Sequence[MicroBatch]) -> None:
-        for place, size in (sizes for each in micro_batches for sizes in _sizes(each.cache)):
-            self.figures.cache.add(place, size)
-        self.figures.cache.now.clear()
-
 
 def _prefetch_cache(turn: tuple[int, MicroBatch] | None) -> None:
-    """Start to prefetch the cache of a turn, if it is offloaded."""
     if turn is not None:
         layer = turn[1].cache.layers[turn[0]]
         if isinstance(layer, KeptLayer):

@@ -102,9 +102,11 @@ def profile_model(model: PreTrainedModel, workload: Workload) -> ProfileReport:
     rates = measured_rates(weights)
     events: dict[Phase, Any] = {}
 
+    cuda = [ProfilerActivity.CUDA] if prompt.device.type == "cuda" else []
+
     def watched(phase: Phase, run: Callable[[], None]) -> None:
         with profile(
-            activities=_activities(prompt.device),
+            activities=[ProfilerActivity.CPU, *cuda],
             record_shapes=True,
             with_flops=True,
             acc_events=True,
@@ -148,11 +150,6 @@ def _passes(model: PreTrainedModel, prompt: torch.Tensor, steps: int, watch: Wat
 
     watch("prefill", step)
     watch("decode", decode)
-
-
-def _activities(device: torch.device) -> list[ProfilerActivity]:
-    cuda = [ProfilerActivity.CUDA] if device.type == "cuda" else []
-    return [ProfilerActivity.CPU, *cuda]
 
 
 def _seconds(device: torch.device, work: Callable[[], None]) -> float:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from itertools import chain
-from typing import Any, BinaryIO, NoReturn
+from typing import BinaryIO, NoReturn
 
 import httpx
 
@@ -542,18 +542,16 @@ class OwnEndpoint:
         with pipe:
             for line in pipe:
                 event = json.loads(line)
-                self._handle_event(event["kind"], event["body"])
+                kind, body = event["kind"], event["body"]
+                if kind == "endpoint":
+                    self.address = EndpointBody.model_validate(body)
+                    self._has_reported.set()
+                elif kind == "metric":
+                    point = MetricPoint.model_validate(body)
+                    self._job.emitter.metric(point.values, source=point.source)
+                elif kind == "result":
+                    self.measured = body["measured"]
         self._has_reported.set()
-
-    def _handle_event(self, kind: str, body: dict[str, Any]) -> None:
-        if kind == "endpoint":
-            self.address = EndpointBody.model_validate(body)
-            self._has_reported.set()
-        elif kind == "metric":
-            point = MetricPoint.model_validate(body)
-            self._job.emitter.metric(point.values, source=point.source)
-        elif kind == "result":
-            self.measured = body["measured"]
 
 
 @contextlib.contextmanager

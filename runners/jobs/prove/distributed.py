@@ -276,7 +276,6 @@ def on_rank(work: Work, ranks: Ranks) -> dict[str, float]:
 
 
 def _losses(work: Work, place: Path, device: torch.device, ranks: Ranks) -> dict[str, float]:
-    """Return the loss and the gradient norm of each step."""
     from runners.jobs.train.trainer import quiet_trainer
 
     fields = {**TRAINING, **({"layout": work.layout} if work.layout else {})}

@@ -218,20 +218,16 @@ def _module() -> str | None:
 
 def _arguments(config: Mapping[str, Any], batches: Sequence[int], folder: Path) -> list[str]:
     model = write_config(config, folder / "sglang-model")
-    _write_tokenizer(model)
+    # One word: the benchmark loads a tokenizer, and encodes nothing with it.
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))  # noqa: S106 - no password
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")  # noqa: S106
+    fast.save_pretrained(str(model))
     sizes = [str(batch) for batch in batches for _ in range(RUNS)]
     return [
         *("--model-path", str(model), "--load-format", "dummy", "--dtype", "bfloat16"),
         *("--batch-size", *sizes, "--input-len", str(INPUT_TOKENS)),
         *("--output-len", str(OUTPUT_TOKENS)),
     ]
-
-
-def _write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer of one word: the benchmark loads one, and encodes nothing with it."""
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))  # noqa: S106 - no password
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")  # noqa: S106
-    fast.save_pretrained(str(folder))
 
 
 def batch_runs(text: str) -> list[BatchRun]:

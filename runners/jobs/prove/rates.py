@@ -151,7 +151,8 @@ def _steady(recorder: Recorder, sizes: Sizes) -> None:
         size = product_size("bf16", recorder.device, sizes)
         product = product_of("bf16", recorder.device, size)
         times = run_seconds(product.compute, recorder.device, STEADY_SECONDS, most=10_000)
-        first, last = quarter_medians(times)
+        quarter = max(1, len(times) // 4)
+        first, last = median(times[:quarter]), median(times[-quarter:])
         recorder.figure("rate kept over 2 s", "ratio", [first / last])
         recorder.check(
             "the rate is steady",
@@ -160,12 +161,6 @@ def _steady(recorder: Recorder, sizes: Sizes) -> None:
             found=f"{first / last:.0%}",
             advice="Look at temperature, power limit and other programs on this device.",
         )
-
-
-def quarter_medians(times: Sequence[float]) -> tuple[float, float]:
-    """Return the median seconds of the first and of the last quarter of the runs."""
-    count = max(1, len(times) // 4)
-    return median(times[:count]), median(times[-count:])
 
 
 def _attention(recorder: Recorder, kernels: KernelSizes, seconds: float) -> None:

@@ -119,7 +119,6 @@ def decode_speeds(
 
 
 def _seconds(recorder: Recorder, sequences: Sequences, step: Step, count: int) -> list[float]:
-    """Return the seconds of each repetition, after a first one that is dropped."""
     times = []
     for _ in range(1 + REPETITIONS):
         wait_for(recorder.device)

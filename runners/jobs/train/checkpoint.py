@@ -71,7 +71,10 @@ def share(ranks: Ranks, optimizer: torch.optim.Optimizer, names: Sequence[str]) 
         RankFailedError: not every rank responded in time.
     """
     tensors = tensors_of(optimizer, names) if ranks.is_lead else {}
-    described = {name: _described(each) for name, each in tensors.items()}
+    described = {
+        name: (str(each.dtype).removeprefix("torch."), list(each.shape))
+        for name, each in tensors.items()
+    }
     shapes = _from_lead(ranks, described)
     if not ranks.is_lead:
         tensors = {name: _empty(*shape) for name, shape in shapes.items()}
@@ -91,10 +94,6 @@ def _from_lead(ranks: Ranks, document: dict[str, Any]) -> dict[str, Any]:
     ranks.copy_from_lead([data])
     received: dict[str, Any] = json.loads(bytes(data.tolist()))
     return received
-
-
-def _described(tensor: torch.Tensor) -> tuple[str, list[int]]:
-    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
 
 
 def _empty(dtype: str, shape: list[int]) -> torch.Tensor:
@@ -149,13 +148,6 @@ class CheckpointContent(NamedTuple):
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]
     state: TrainState
-
-
-def save_checkpoint(
-    folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: TrainState
-) -> Path:
-    """Write one checkpoint and return its folder."""
-    return write_checkpoint(folder, CheckpointContent(*tables_of(model, optimizer), state))
 
 
 def tables_of(
@@ -312,7 +304,10 @@ class StagedCheckpoint:
 
     def copied(self, buffers: HostBuffers) -> "StagedCheckpoint":
         """Return a copy in host memory that no step changes, in buffers of former ones."""
-        parts = {name: _host_copies(table, buffers) for name, table in self.parts.items()}
+        parts = {
+            part: {name: _host_copy(each.detach(), buffers) for name, each in table.items()}
+            for part, table in self.parts.items()
+        }
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # device copies are asynchronous
         return replace(self, parts=parts)
@@ -321,10 +316,6 @@ class StagedCheckpoint:
         """Return whether the host has memory for a copy, beside buffers that are held already."""
         free = free_host_bytes()
         return free is None or self.nbytes * FREE_MEMORY_FACTOR - held_bytes <= free
-
-
-def _host_copies(table: Tensors, buffers: HostBuffers) -> Tensors:
-    return {name: _host_copy(each.detach(), buffers) for name, each in table.items()}
 
 
 def _host_copy(tensor: torch.Tensor, buffers: HostBuffers) -> torch.Tensor:

@@ -138,7 +138,6 @@ def continued(
 
 
 def _sampled(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
-    """Sample a token from logits [vocabulary]."""
     if not temperature:
         return int(logits.argmax())
     probabilities = torch.softmax(logits / temperature, dim=-1)
@@ -148,14 +147,17 @@ def _sampled(logits: torch.Tensor, temperature: float, generator: torch.Generato
 def prompts_of(
     options: TextSamples,
     tokenizer: PreTrainedTokenizerFast,
-    judged: HeldOutRows | LabelEvaluator | None,
+    evaluated_on: HeldOutRows | LabelEvaluator | None,
     held_out: TokenIds,
 ) -> list[list[int]]:
     """Return the prompts in tokens: the requested ones, or the beginnings of held-out text."""
     if options.prompts:
         return [list(tokenizer(each)["input_ids"]) for each in options.prompts]
-    if isinstance(judged, HeldOutRows):
-        return [_first_words(judged, at) for at in range(min(MOST_PROMPTS, len(judged.rows)))]
+    if isinstance(evaluated_on, HeldOutRows):
+        return [
+            _first_words(evaluated_on, at)
+            for at in range(min(MOST_PROMPTS, len(evaluated_on.rows)))
+        ]
     return [[int(each) for each in held_out[:FIRST_WORDS]]]
 
 
@@ -218,7 +220,7 @@ class BestWeights:
         return min(self._complete_folders().values(), key=lambda each: each.loss, default=None)
 
     def take(
-        self, model: torch.nn.Module, judged: EvaluatedStep, writer: CheckpointWriter | None = None
+        self, model: torch.nn.Module, step: EvaluatedStep, writer: CheckpointWriter | None = None
     ) -> None:
         """Keep a model's weights if their loss is the lowest so far.
 
@@ -229,20 +231,20 @@ class BestWeights:
             OSError: the write failed, for example on a full disk; the previous weights remain.
                 A writer raises it at its next call.
         """
-        self.last = judged
+        self.last = step
         self._lowest = previous = self._lowest or self.kept()
-        if not math.isfinite(judged.loss) or (previous and previous.loss <= judged.loss):
+        if not math.isfinite(step.loss) or (previous and previous.loss <= step.loss):
             return
 
         def publish(parts: Mapping[str, Tensors]) -> None:
-            self._publish(parts["weights"], judged)
+            self._publish(parts["weights"], step)
 
         staged = StagedCheckpoint({"weights": trained_weights(model)}, publish)
         if writer is None:
             publish(staged.parts)
         else:
             writer.begin(staged)
-        self._lowest = judged
+        self._lowest = step
 
     def _publish(self, weights: Tensors, evaluated: EvaluatedStep) -> None:
         from safetensors.torch import save_file
@@ -330,14 +332,13 @@ class HeldOut:
     """Held-out text, never trained on."""
 
     ids: TokenIds  # the host's own text
-    judged: HeldOutRows | LabelEvaluator | None = (
-        None  # what was kept of the data, where there is any
-    )
+    # What was kept of the data, where there is any.
+    evaluated_on: HeldOutRows | LabelEvaluator | None = None
 
     def validation(self, model: PreTrainedModel) -> dict[str, float]:
         """Return the validation metrics of a model: mean loss in nats, and more."""
-        if self.judged is not None:
-            return self.judged.validation(model)
+        if self.evaluated_on is not None:
+            return self.evaluated_on.validation(model)
         perplexity = evaluate(model, self.ids, VALIDATION_TOKENS)
         return {"validation_loss": math.log(perplexity.value)}
 
@@ -430,7 +431,7 @@ class Evaluator:
         if mixture is None or not mixture.is_due(state) or self.pace.fraction(state) >= 1.0:
             return
         self.layout.synchronise()
-        model, losses = self.layout.whole(), [0.0] * len(mixture.judged)
+        model, losses = self.layout.whole(), [0.0] * len(mixture.evaluated_on)
         if model is not None:
             with self.aside(model):
                 losses = mixture.losses(model)

@@ -41,7 +41,7 @@ from runners.jobs.runtime import (
 )
 from runners.jobs.train.classifying import classifier, read_labelled
 from runners.jobs.train.evaluator import HeldOut, Sampler, prompts_of
-from runners.jobs.train.kernels import JUDGED, attend
+from runners.jobs.train.kernels import EVALUATION_ATTENTION, attend
 from runners.jobs.train.quantized import learning, made_plain, quantize_for_training
 from runners.jobs.train.sources import Data, OwnText, mixture_of, read_data
 from runners.jobs.train.trainer import Trainer, steady
@@ -131,9 +131,9 @@ def _trained_figures(trainer: Trainer) -> dict[str, float]:
 
 def _data_figures(prepared: PreparedTraining) -> dict[str, float]:
     """Return the data's figures, and the loss on its held-out part."""
-    if prepared.data.judged is None:
+    if prepared.data.evaluated_on is None:
         return prepared.data.measured
-    return prepared.data.measured | prepared.data.judged.result(prepared.trainer.model)
+    return prepared.data.measured | prepared.data.evaluated_on.result(prepared.trainer.model)
 
 
 def _publish_model(
@@ -193,7 +193,7 @@ def _notes(prepared: PreparedTraining, peak: Peak) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
     }
     notes |= _kernel_notes(trainer) | prepared.data.notes
-    if prepared.data.judged is not None:
+    if prepared.data.evaluated_on is not None:
         notes["data_loss"] = "a label, on samples that were kept from training by their content"
     if lora is not None:
         notes["lora"] = (
@@ -209,7 +209,6 @@ def _notes(prepared: PreparedTraining, peak: Peak) -> dict[str, str]:
 
 
 def _course_notes(trainer: Trainer) -> dict[str, str]:
-    """Return notes on the ranks, checkpoints, early stop and resumption."""
     notes = {}
     if not trainer.ranks.is_alone:
         notes["ranks"] = _ranks_note(trainer)
@@ -222,7 +221,6 @@ def _course_notes(trainer: Trainer) -> dict[str, str]:
 
 
 def _kernel_notes(trainer: Trainer) -> dict[str, str]:
-    """Return notes on the kernels that training used, and the speedup of compiling."""
     kernels = {"sdpa": "torch's fused attention (SDPA)", "eager": "scores as separate products"}
     notes = {"attention": kernels.get(trainer.attention, trainer.attention)}
     if trainer.blocks is not None:
@@ -230,20 +228,15 @@ def _kernel_notes(trainer: Trainer) -> dict[str, str]:
     if isinstance(trainer.optimizer, torch.optim.AdamW):
         notes["optimizer"] = "AdamW, all of a weight's update in one kernel"
     if trainer.spec.compute_dtype == "fp8":
-        notes["products"] = _products_note(trainer)
+        from runners.jobs.train.kernels import products_note  # torchao is large
+
+        notes["products"] = products_note(trainer.device)
     if trainer.compiled is not None:
         notes["compiled"] = trainer.compiled.note(trainer.step_seconds)
     return notes
 
 
-def _products_note(trainer: Trainer) -> str:
-    from runners.jobs.train.kernels import products_note  # torchao is large
-
-    return products_note(trainer.device)
-
-
 def _ranks_note(trainer: Trainer) -> str:
-    """Return a note on how the ranks shared the work."""
     size, layout = trainer.ranks.size, trainer.spec.layout
     if layout is None:
         return f"{size}, each with its share of every step's micro-batches"
@@ -300,8 +293,12 @@ def _train(job: Job, spec: TrainSpec, ranks: Ranks) -> tuple[PreparedTraining, P
     whole = trainer.layout.whole()
     if whole is not None:
         if trainer.blocks is not None:
-            whole.set_attn_implementation(JUDGED)
-        trainer.model = _widened(whole) if spec.compute_dtype == "fp8" else whole
+            whole.set_attn_implementation(EVALUATION_ATTENTION)
+        trainer.model = whole
+        if spec.compute_dtype == "fp8":
+            from runners.jobs.train.kernels import widened  # torchao is large
+
+            trainer.model = widened(whole)
         trainer.evaluator.finish(trainer.model, trainer.state)
     return prepared, peak
 
@@ -330,12 +327,12 @@ def _prepare(job: Job, spec: TrainSpec, ranks: Ranks) -> PreparedTraining:
         quantize_for_training(model, spec.quantized)
     weights = model_bytes(model)
     lora = _adapter(job, spec, model, device)
-    held_out_rows = HeldOut(held_out, data.judged)
+    held_out_rows = HeldOut(held_out, data.evaluated_on)
     trainer = Trainer(job, spec, model, data.batches, held_out_rows, device, ranks, blocks)
     trainer.meter = meter
     trainer.evaluator.mixture = mixture_of(data, spec)
     if spec.text_samples is not None:
-        prompts = prompts_of(spec.text_samples, tokenizer, data.judged, held_out)
+        prompts = prompts_of(spec.text_samples, tokenizer, data.evaluated_on, held_out)
         longest = spec.sequence_length
         trainer.evaluator.sampler = Sampler(job, spec.text_samples, tokenizer, prompts, longest)
     trainer.resume()
@@ -344,12 +341,6 @@ def _prepare(job: Job, spec: TrainSpec, ranks: Ranks) -> PreparedTraining:
     adapters = {"adapters": lora.bytes} if lora else {}
     trainer.report_held(weights=weights, runtime_overhead=meter.read().start_bytes, **adapters)
     return PreparedTraining(trainer, tokenizer, text, data, meter, lora)
-
-
-def _widened(model: PreTrainedModel) -> PreTrainedModel:
-    from runners.jobs.train.kernels import widened  # torchao is large
-
-    return widened(model)
 
 
 def _data(

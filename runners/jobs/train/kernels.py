@@ -33,7 +33,7 @@ from runners.jobspec.train import TrainAttention
 
 
 NAME = "slipway_flex_attention"
-JUDGED = "sdpa"
+EVALUATION_ATTENTION = "sdpa"
 LEAST_HEAD = 16  # smallest head dimension of its kernels
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -156,7 +155,12 @@ class Replicas:
         (labels,) = self._ranks.total([float(own_labels)])
         *others, last = batches
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        with self._unsynced():
+        replica = self._replica
+        with (
+            replica.no_sync()
+            if isinstance(replica, DistributedDataParallel)
+            else contextlib.nullcontext()
+        ):
             for batch in others:
                 loss_sum += self._backward(batch, labels)
         with naming_rank_failures(self._ranks):
@@ -218,11 +222,6 @@ class Replicas:
         if not self._ranks.is_alone:
             state = share_progress(self._ranks, self.model, optimizer, state)
         return state
-
-    def _unsynced(self) -> AbstractContextManager[None]:
-        if isinstance(self._replica, DistributedDataParallel):
-            return self._replica.no_sync()
-        return contextlib.nullcontext()
 
     def _backward(self, batch: Batch, labels: float) -> torch.Tensor:
         """Add a micro-batch's gradients, and return the summed loss of its labels."""

@@ -229,7 +229,9 @@ class Copies:
             gradients = [self._take_gradient(each) for each in bucket]
             _sum_together(gradients, group)
             for weight, gradient in zip(bucket, gradients, strict=True):
-                self._set_gradient(weight, gradient)
+                if weight.box.name in self._views:
+                    first, count = self._own_rows(weight)
+                    self._views[weight.box.name].grad = gradient.narrow(0, first, count)
         self.exchange_seconds += time.monotonic() - began
 
     def spread(self) -> None:
@@ -253,11 +255,6 @@ class Copies:
         if gradient is None:  # unused in this step
             return torch.zeros_like(plain(weight.parameter.detach()))
         return gradient.contiguous()
-
-    def _set_gradient(self, weight: Weight, gradient: torch.Tensor) -> None:
-        if weight.box.name in self._views:
-            first, count = self._own_rows(weight)
-            self._views[weight.box.name].grad = gradient.narrow(0, first, count)
 
     def _own_rows(self, weight: Weight) -> tuple[int, int]:
         return share_of(weight.box.size[0], self._index, self._count)

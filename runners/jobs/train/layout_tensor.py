@@ -110,10 +110,6 @@ class Registry:
                 holders[TensorSlice(*box)].append(rank)
         self._holders = dict(sorted(holders.items()))
 
-    def num_holders(self, box: TensorSlice) -> int:
-        """Return how many ranks hold the same slice."""
-        return len(self._holders[box])
-
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every whole tensor, by name."""
@@ -189,7 +185,7 @@ class Registry:
         own_squares = torch.zeros((), dtype=torch.float64, device=pick_device())
         for box, gradient in gradients.items():
             if gradient is not None:
-                squares = gradient.float().square().sum().double() / self.num_holders(box)
+                squares = gradient.float().square().sum().double() / len(self._holders[box])
                 own_squares += squares.to(own_squares.device)
         return self._ranks.total_on_device(own_squares).sqrt()
 

@@ -134,11 +134,6 @@ class OffloadedAdamW(OneByOne):
         for index, parameter in enumerate(trained):
             self._indices[parameter] = (2 * index, 2 * index + 1)
 
-    @property
-    def mapped_bytes(self) -> int:
-        """Return the bytes of the mapped file; 0 without one."""
-        return 0 if self._mapped is None else self._mapped.size
-
     def state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a weight's moments and step count; create them if missing."""
         state: dict[str, torch.Tensor] = self.state[parameter]

@@ -172,7 +172,6 @@ def _cut(begins: Numbers, lengths: Numbers, longest: int) -> tuple[Numbers, Numb
 
 
 def _num_labels(learnt: Learnt, begins: Numbers, lengths: Numbers) -> Numbers:
-    """Return the number of labels of each piece."""
     counts = np.zeros(len(begins), dtype=np.int64)
     for at, (begin, length) in enumerate(zip(begins.tolist(), lengths.tolist(), strict=True)):
         if length > 0:
@@ -404,7 +403,6 @@ class DataBatches:
         return batch
 
     def _blank(self, rows: int, length: int) -> Batch:
-        """Return a batch of padding."""
         shape = (rows, length)
         return Batch(
             torch.full(shape, self._padding_id),
@@ -504,7 +502,6 @@ def _quotas(weights: Sequence[float]) -> Numbers:
 
 
 def _moved_quotas(weights: Sequence[float]) -> Numbers:
-    """Return the quotas of moved weights, at least one row per source."""
     quotas = _shared_out(weights)
     for source in np.flatnonzero(quotas == 0):
         quotas[np.argmax(quotas)] -= 1

@@ -111,16 +111,18 @@ class Renderer:
 
     def _span(self, messages: list[dict[str, Any]], at: int, whole: str) -> Span | None:
         """Return an answer's span; None if later turns change how it is rendered."""
-        prompt = self._render(messages[:at], is_asked=True)
+        prompt = self._render(messages[:at], add_generation_prompt=True)
         with_answer = self._render(messages[: at + 1]).rstrip()
         if not (with_answer.startswith(prompt) and whole.startswith(with_answer)):
             return None
         return len(prompt), len(with_answer)
 
-    def _render(self, messages: list[dict[str, Any]], *, is_asked: bool = False) -> str:
+    def _render(
+        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = False
+    ) -> str:
         return str(
             self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=is_asked
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt
             )
         )
 

@@ -56,7 +56,7 @@ from runners.jobspec.base import DATA_FOLDER, MAX_CLASSES, sources_of, weights_o
 
 
 LEAST_CLASSES = 2
-JUDGED_SAMPLES = 256  # at most, spread evenly over the held-out samples
+EVALUATED_SAMPLES = 256  # at most, spread evenly over the held-out samples
 
 
 class Samples(NamedTuple):
@@ -144,9 +144,9 @@ class LabelEvaluator:
     """Evaluates a model on held-out labelled samples."""
 
     def __init__(self, samples: Samples, num_classes: int, batch_size: int, padding: int) -> None:
-        """Evaluate at most ``JUDGED_SAMPLES`` samples, in batches."""
+        """Evaluate at most ``EVALUATED_SAMPLES`` samples, in batches."""
         self._rows, self._num_classes = LabelledRows(samples), num_classes
-        evenly = np.linspace(0, len(samples) - 1, JUDGED_SAMPLES)
+        evenly = np.linspace(0, len(samples) - 1, EVALUATED_SAMPLES)
         self._row_numbers = np.unique(np.round(evenly).astype(np.int64))
         self._batch_size, self._padding = batch_size, padding
         self._lengths = padded_lengths(self._rows.width)
@@ -329,7 +329,8 @@ class HeldOutRows:
     def result(self, model: PreTrainedModel) -> dict[str, float]:
         """Return the metrics of the result."""
         loss = self.loss(model)
-        return {"data_loss": loss, "data_perplexity": perplexity_of(loss)}
+        perplexity = math.exp(min(loss, 50.0))  # capped to avoid overflow
+        return {"data_loss": loss, "data_perplexity": perplexity}
 
 
 def _loss(model: PreTrainedModel, rows: Rows, row: int) -> tuple[float, int]:
@@ -349,7 +350,9 @@ class Data:
     """A training's batches, its held-out data, and figures and notes about both."""
 
     batches: Batches
-    judged: HeldOutRows | LabelEvaluator | None = None  # None: only the host's own text evaluates
+    evaluated_on: HeldOutRows | LabelEvaluator | None = (
+        None  # None: only the host's own text evaluates
+    )
     digest: str = ""  # of all files; equal on all ranks
     measured: dict[str, float] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
@@ -389,7 +392,7 @@ def read_data(job: Job, spec: TrainSpec, tokenizer: PreTrainedTokenizerFast, own
     batches = DataBatches(streams, spec, int(padding))
     shares = batches.shares()
     summary.measured |= {"padding_share": shares.padding, "label_share": shares.labels}
-    held_out = summary.judged if summary.judged.rows else None
+    held_out = summary.evaluated_on if summary.evaluated_on.rows else None
     facts = summary.digest, summary.measured, summary.notes(spec)
     return Data(batches, held_out, *facts, by_source=summary.by_source)
 
@@ -398,7 +401,7 @@ def read_data(job: Job, spec: TrainSpec, tokenizer: PreTrainedTokenizerFast, own
 class _SourceSummary:
     """Accumulates figures and held-out rows over a training's sources."""
 
-    judged: HeldOutRows = field(default_factory=HeldOutRows)
+    evaluated_on: HeldOutRows = field(default_factory=HeldOutRows)
     digest: str = ""
     names: list[str] = field(default_factory=list)
     by_source: list[tuple[str, HeldOutRows]] = field(default_factory=list)
@@ -429,7 +432,7 @@ class _SourceSummary:
         _check_left(name, pieces, spec)
         if len(held_out.lengths):
             held_out_rows = rows_of(tokenised.held_out, _first(held_out), longest, ONE_A_ROW)
-            self.judged.rows.append(held_out_rows)
+            self.evaluated_on.rows.append(held_out_rows)
         self._hold_out(name, tokenised.held_out, held_out)
         self.digest += digest
         self.names.append(f"{name} ({facts['format']}, sha256 {digest[:12]})")
@@ -509,11 +512,6 @@ def opened(job: Job, source: FileData | UploadedData) -> Iterator[DataFile]:
         yield DataFile(name, file, source.format)
 
 
-def perplexity_of(loss: float) -> float:
-    """Return exp(loss), capped to avoid overflow."""
-    return math.exp(min(loss, 50.0))
-
-
 # Dynamic mixture weights: sources further above their reference loss are drawn more often.
 #
 # Every few steps the lead evaluates the current weights on held-out text and broadcasts the
@@ -530,7 +528,7 @@ class Mixture:
     """The sources of one training, their held-out rows, and the mixture settings."""
 
     batches: DataBatches
-    judged: Sequence[HeldOutRows]
+    evaluated_on: Sequence[HeldOutRows]
     data: MixedData
     rows_a_step: int
 
@@ -542,7 +540,7 @@ class Mixture:
 
     def losses(self, model: PreTrainedModel) -> list[float]:
         """Return a model's mean loss per label on each source, in nats."""
-        return [each.loss(model) for each in self.judged]
+        return [each.loss(model) for each in self.evaluated_on]
 
     def move(self, state: TrainState, losses: Sequence[float]) -> dict[str, float]:
         """Set new weights from the next step on; return the figures of each source."""

@@ -29,7 +29,12 @@ from runners.jobs.train.checkpoint import CheckpointWriter, TrainState
 from runners.jobs.train.communication import MessagesWatch
 from runners.jobs.train.divided import chosen_layout
 from runners.jobs.train.evaluator import Evaluator, HeldOut
-from runners.jobs.train.kernels import JUDGED, PLAIN_STEPS, BlockAttention, CompiledLayers
+from runners.jobs.train.kernels import (
+    EVALUATION_ATTENTION,
+    PLAIN_STEPS,
+    BlockAttention,
+    CompiledLayers,
+)
 from runners.jobs.train.layout import StepLoss
 from runners.jobs.train.optimizers import FusedUpdate, build_optimizer
 from runners.jobs.train.quantized import hold_as_integers
@@ -231,7 +236,6 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return a dense tensor's own memory."""
     array: Any = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     return memoryview(array)
 
@@ -300,10 +304,10 @@ class Trainer:
         self._last: Reading | None = None
         self.watch = MessagesWatch(self.ranks, self.layout.axes_of_groups)
         self.writer = CheckpointWriter(self.job.checkpoint_dir, spec.keep_checkpoints)
-        self._writes_beside = spec.writes_checkpoints_in_background(self.device.type)
+        self._writes_in_background = spec.writes_checkpoints_in_background(self.device.type)
         self.evaluator = Evaluator(
             self.job, spec, self.layout, self.ranks, self.pace, self.held_out, self.aside,
-            self.writer if self._writes_beside else None,
+            self.writer if self._writes_in_background else None,
         )  # fmt: skip
         self._data_seconds = 0.0  # of the step under way
         self._next_metric_at = 0.0
@@ -343,9 +347,11 @@ class Trainer:
         self.evaluator.begin(self.state)
         while True:
             is_stopped, is_due = self._synchronise_flags()
-            self._report_checkpoint()
+            self.writer.check()
+            if news := self.writer.news():
+                self.job.emitter.metric(news, step=self.state.step)
             if is_due and not is_stopped:
-                self.checkpoint(beside_steps=self._writes_beside)
+                self.checkpoint(in_background=self._writes_in_background)
             is_over = self.evaluator.is_over
             if is_over:
                 self.job.emitter.log(self.ranks.name + self.evaluator.patience.note(self.state))
@@ -380,7 +386,7 @@ class Trainer:
         self.evaluator.is_over = over > 0
         return num_stopping > 0, due > 0
 
-    def checkpoint(self, *, beside_steps: bool = False) -> None:
+    def checkpoint(self, *, in_background: bool = False) -> None:
         """Save model, optimizer and progress; the lead writes for all ranks.
 
         Raises:
@@ -394,23 +400,13 @@ class Trainer:
             scale = self.scale
             self.state.loss_scale, self.state.scaled_steps = scale.value, scale.good_steps
         staged = self.layout.staged(self.optimizer, self.state)
-        if beside_steps:
+        if in_background:
             self.writer.begin(staged)
         else:
             self.writer.write(staged)
         self._last_checkpoint_at = time.monotonic()
         seconds = self.writer.waited_seconds - waited_before
         self.job.emitter.metric({"checkpoint_wait_seconds": seconds}, step=self.state.step)
-
-    def _report_checkpoint(self) -> None:
-        """Report how long the newest background checkpoint took, or raise its error.
-
-        Raises:
-            RankFailedError, OSError: as in ``checkpoint``.
-        """
-        self.writer.check()
-        if news := self.writer.news():
-            self.job.emitter.metric(news, step=self.state.step)
 
     def make_step(self) -> dict[str, float | torch.Tensor]:
         """Run one optimizer step on its micro-batches, and return its metrics, unread."""
@@ -549,7 +545,7 @@ class Trainer:
             if self.compiled is not None:
                 contexts.enter_context(self.compiled.aside())
             if self.blocks is not None:
-                contexts.enter_context(attention(model, JUDGED))
+                contexts.enter_context(attention(model, EVALUATION_ATTENTION))
             yield
 
 

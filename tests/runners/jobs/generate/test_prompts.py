@@ -23,7 +23,6 @@ from runners.jobs.generate.batching import (
     POLICIES,
     CostModel,
     padding_ratio,
-    planned_seconds,
     sorted_batches,
     turbo_batches,
 )
@@ -107,6 +106,10 @@ def test_a_prompt_beyond_the_models_positions_is_refused_with_the_numbers():
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=40)
 COSTS = st.builds(CostModel, st.floats(0, 1), st.floats(1e-6, 1e-2))
+
+
+def planned_seconds(batches, lengths, cost: CostModel) -> float:
+    return sum(cost.of(len(each), max(lengths[at] for at in each)) for each in batches)
 
 
 @given(lengths=LENGTHS, size=st.integers(1, 12), cost=COSTS)

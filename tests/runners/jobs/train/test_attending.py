@@ -18,7 +18,7 @@ from runners.jobs.loading import attention, fresh_model
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.job import _kernel_notes
 from runners.jobs.train.kernels import (
-    JUDGED,
+    EVALUATION_ATTENTION,
     NAME,
     BlockAttention,
     CompiledLayers,
@@ -66,8 +66,8 @@ def test_what_is_judged_attends_as_it_will_be_loaded_and_counts_no_blocks():
     assert blocks.computed_ratio is None
     assert "blocks" not in blocks.note()
 
-    with attention(model, JUDGED):
-        assert model.config._attn_implementation == JUDGED
+    with attention(model, EVALUATION_ATTENTION):
+        assert model.config._attn_implementation == EVALUATION_ATTENTION
         loss_and_logits(model, batch, narrow=False)
     assert model.config._attn_implementation == NAME
     assert blocks.computed_ratio is None
@@ -83,7 +83,7 @@ def test_a_trainer_judges_aside_and_notes_what_its_masks_left_out(make_job):
     trainer.state.step = 4
     trainer.evaluator.after_step(trainer.state)
 
-    assert (ways, trainer.model.config._attn_implementation) == ([JUDGED], NAME)
+    assert (ways, trainer.model.config._attn_implementation) == ([EVALUATION_ATTENTION], NAME)
     assert _kernel_notes(trainer)["attention"] == blocks.note()
 
 

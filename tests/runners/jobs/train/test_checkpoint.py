@@ -20,7 +20,8 @@ from runners.jobs.train.checkpoint import (
     forget_older,
     load_latest,
     read_latest,
-    save_checkpoint,
+    tables_of,
+    write_checkpoint,
 )
 from runners.jobs.train.evaluator import FOLDER, BestWeights, EvaluatedStep, HeldOut
 from runners.jobs.train.rows import TextBatches
@@ -39,6 +40,10 @@ def pair():
         return model, torch.optim.AdamW(model.parameters(), lr=0.1)
 
     return make
+
+
+def save_checkpoint(folder, model, optimizer, state):
+    return write_checkpoint(folder, CheckpointContent(*tables_of(model, optimizer), state))
 
 
 def _step(model, optimizer):
