@@ -537,7 +537,6 @@ class SpikeGuard:
         self.skips = skips
         self._recent: deque[float] = deque(maxlen=REMEMBERED)
         self._skipped_in_a_row = 0
-        self.num_skipped = 0
 
     @property
     def limit(self) -> float:
@@ -557,7 +556,6 @@ class SpikeGuard:
             self._recent.append(loss)
             self._skipped_in_a_row = 0
             return True
-        self.num_skipped += 1
         self._skipped_in_a_row += 1
         if self.skips and self._skipped_in_a_row <= MAX_SKIPPED:
             return False
