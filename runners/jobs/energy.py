@@ -9,9 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
-
-import pynvml
+from typing import Any, NamedTuple
 
 from runners.devices import nvidia
 from runners.devices.topology import cuda_visible
@@ -278,15 +276,17 @@ class EnergyMeter:
 
 PERCENT = 100.0
 MILLIWATTS = 1000.0
-FIGURES: dict[str, Callable[[object], float]] = {
-    "memory_bytes": lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle).used,
-    "utilization": lambda handle: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / PERCENT,
-    "power_watts": lambda handle: pynvml.nvmlDeviceGetPowerUsage(handle) / MILLIWATTS,
+FIGURES: dict[str, Callable[[Any, object], float]] = {
+    "memory_bytes": lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+    "utilization": lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / PERCENT,
+    "power_watts": lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle) / MILLIWATTS,
 }
 
 
 def visible_sample() -> Sample | None:
     """Return a sampler of this process's visible GPUs, or None without NVML or GPU."""
+    import pynvml  # not every environment has it
+
     try:
         pynvml.nvmlInit()
         handles = {
@@ -294,7 +294,7 @@ def visible_sample() -> Sample | None:
         }
     except pynvml.NVMLError:
         return None
-    return (lambda: _read(handles)) if handles else None
+    return (lambda: _read(pynvml, handles)) if handles else None
 
 
 def visible(devices: Sequence[nvidia.NvmlDevice]) -> list[nvidia.NvmlDevice]:
@@ -323,10 +323,10 @@ class GpuPeak:
         return (self._bytes, how) if self._bytes else None
 
 
-def _read(handles: dict[int, object]) -> dict[str, float]:
+def _read(nvml: Any, handles: dict[int, object]) -> dict[str, float]:  # noqa: ANN401 - a module
     values: dict[str, float] = {}
     for index, handle in handles.items():
         for name, figure in FIGURES.items():  # separately: a MIG slice has no utilisation
-            with contextlib.suppress(pynvml.NVMLError):
-                values[f"gpu{index}_{name}"] = figure(handle)
+            with contextlib.suppress(nvml.NVMLError):
+                values[f"gpu{index}_{name}"] = figure(nvml, handle)
     return values

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from runners.devices import amd
-from runners.jobs.energy import EnergyMeter, Sample, zones
+from runners.jobs.energy import EnergyMeter, Sample, visible_sample, zones
 from runners.jobs.events import Emitter
 from runners.jobspec import JobSpec
 from runners.shared.messages import ArtefactBody, ArtefactKind, RunRequest
@@ -331,8 +331,6 @@ def nvml_sample() -> Sample | None:
         return None
     if torch.version.hip:
         return amd_sample()
-    from runners.jobs.energy import visible_sample  # not every environment has NVML
-
     return visible_sample()
 
 

@@ -10,8 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 from runners.shared.facts import DiskFacts, NicFacts
 
 MACHINE_ID = Path("/etc/machine-id")
@@ -53,6 +51,8 @@ _XID = re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
 def disks() -> tuple[DiskFacts, ...]:
     """Return the file systems on disks, each partition once."""
+    import psutil  # a job in an engine's environment lacks it, and needs the machine's id alone
+
     by_device: dict[str, DiskFacts] = {}
     for part in psutil.disk_partitions(all=False):
         with contextlib.suppress(OSError):
@@ -71,6 +71,8 @@ def disks() -> tuple[DiskFacts, ...]:
 
 def nics() -> tuple[NicFacts, ...]:
     """Return the interfaces that are up, without loopback."""
+    import psutil
+
     stats, addresses = psutil.net_if_stats(), psutil.net_if_addrs()
     return tuple(
         NicFacts(

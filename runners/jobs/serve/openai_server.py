@@ -42,7 +42,7 @@ from runners.jobs.serve.contract import (
     TemplateRefusedError,
     TokenLogprob,
 )
-from runners.jobs.serve.engine import Figures
+from runners.jobs.serve.figures import Figures
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import NO_ADAPTER, key_hash
 
@@ -98,7 +98,10 @@ class Form:
 
     def document(self, written: Sequence[AccumulatedAnswer], used: Document) -> Document:
         """Return the document of complete answers."""
-        choices = [self._choice(index, each) for index, each in enumerate(written)]
+        choices = [
+            self._choice(index, self._message(each.text), each)
+            for index, each in enumerate(written)
+        ]
         return {**self._head(self.whole), "choices": choices, "usage": used}
 
     def opening(self, _index: int) -> Document | None:
@@ -107,7 +110,8 @@ class Form:
 
     def part(self, index: int, piece: StreamChunk) -> Document:
         """Return the document of a stream chunk."""
-        return {**self._head(self.chunk), "choices": [self._part(index, piece)]}
+        choice = self._choice(index, self._delta(piece.text), piece)
+        return {**self._head(self.chunk), "choices": [choice]}
 
     def closing(self, used: Document) -> Document:
         """Return the chunk with the token counts."""
@@ -116,10 +120,22 @@ class Form:
     def _head(self, kind: str) -> Document:
         return {"id": self._id, "object": kind, "created": self._created, "model": self.model}
 
-    def _choice(self, index: int, written: AccumulatedAnswer) -> Document:
+    def _choice(
+        self, index: int, text: Document, written: AccumulatedAnswer | StreamChunk
+    ) -> Document:
+        logprobs = self._logprobs(written.logprobs) if self.has_logprobs else None
+        ending = {"logprobs": logprobs, "finish_reason": written.finish_reason}
+        return {"index": index, **text, **ending}
+
+    def _message(self, text: str) -> Document:
+        """Return a whole text as this API has it."""
         raise NotImplementedError
 
-    def _part(self, index: int, chunk: StreamChunk) -> Document:
+    def _delta(self, text: str) -> Document:
+        """Return a text's next part as this API has it."""
+        raise NotImplementedError
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Document:
         raise NotImplementedError
 
 
@@ -129,25 +145,12 @@ class CompletionForm(Form):
     prefix = "cmpl"
     whole = chunk = "text_completion"
 
-    def _choice(self, index: int, written: AccumulatedAnswer) -> Document:
-        return {
-            "index": index,
-            "text": written.text,
-            "logprobs": self._logprobs(written.logprobs),
-            "finish_reason": written.finish_reason,
-        }
+    def _message(self, text: str) -> Document:
+        return {"text": text}
 
-    def _part(self, index: int, chunk: StreamChunk) -> Document:
-        return {
-            "index": index,
-            "text": chunk.text,
-            "logprobs": self._logprobs(chunk.logprobs),
-            "finish_reason": chunk.finish_reason,
-        }
+    _delta = _message
 
-    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Document | None:
-        if not self.has_logprobs:
-            return None
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Document:
         return {
             "tokens": [self.token_text(each.choice.token) for each in logprobs],
             "token_logprobs": [each.choice.logprob for each in logprobs],
@@ -172,33 +175,21 @@ class ChatForm(Form):
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return {**self._head(self.chunk), "choices": [choice]}
 
-    def _choice(self, index: int, written: AccumulatedAnswer) -> Document:
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": written.text, "refusal": None},
-            "logprobs": self._logprobs(written.logprobs),
-            "finish_reason": written.finish_reason,
-        }
+    def _message(self, text: str) -> Document:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-    def _part(self, index: int, chunk: StreamChunk) -> Document:
-        return {
-            "index": index,
-            "delta": {"content": chunk.text} if chunk.text else {},
-            "logprobs": self._logprobs(chunk.logprobs),
-            "finish_reason": chunk.finish_reason,
-        }
+    def _delta(self, text: str) -> Document:
+        return {"delta": {"content": text} if text else {}}
 
-    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Document | None:
-        if not self.has_logprobs:
-            return None
-        return {"content": [self._logprob_document(each) for each in logprobs], "refusal": None}
-
-    def _logprob_document(self, entry: TokenLogprob) -> Document:
-        top = [self._token_document(token, logprob) for token, logprob in entry.choice.top]
-        return {
-            **self._token_document(entry.choice.token, entry.choice.logprob),
-            "top_logprobs": top,
-        }
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Document:
+        content = [
+            {
+                **self._token_document(each.choice.token, each.choice.logprob),
+                "top_logprobs": [self._token_document(*pair) for pair in each.choice.top],
+            }
+            for each in logprobs
+        ]
+        return {"content": content, "refusal": None}
 
     def _token_document(self, token: int, logprob: float | None) -> Document:
         text = self.token_text(token)

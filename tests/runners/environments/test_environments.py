@@ -203,3 +203,43 @@ def test_a_line_that_may_not_stand_there_is_named(tmp_path):
         (path := tmp_path / "tiny.txt").write_text(GOOD.replace(old, new))
         with pytest.raises(PinsError, match=words.replace("+", r"\+")):
             read_pins(path)
+
+
+# Imports a module with only the packages that an environment pins.
+IMPORTED = """
+import importlib, sys
+from importlib.metadata import packages_distributions
+
+pinned = set(sys.argv[2:])
+owners = {
+    name: {each.lower().replace("_", "-") for each in found}
+    for name, found in packages_distributions().items()
+}
+
+
+class Lacking:
+    def find_spec(self, name, *_):
+        if not owners.get(name.partition(".")[0], pinned) & pinned:
+            raise ModuleNotFoundError(f"{name} is not in the environment")
+
+
+sys.meta_path.insert(0, Lacking())
+importlib.import_module(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "module"),
+    [
+        ("llamacpp", "runners.jobs.serve.llamacpp.__main__"),
+        ("llamacpp", "runners.jobs.serve.llamacpp.child"),
+        ("sglang", "runners.jobs.serve.sglang.__main__"),
+        ("vllm", "runners.jobs.serve.vllm"),
+    ],
+)
+def test_an_engine_starts_with_the_packages_of_its_environment(environment, module):
+    packages = read_pins(SHIPPED / f"{environment}.txt").packages
+    names = [each.partition("==")[0].lower().replace("_", "-") for each in packages]
+    command = [sys.executable, "-c", IMPORTED, module, *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

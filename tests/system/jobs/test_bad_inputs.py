@@ -19,7 +19,7 @@ from runners.jobs.compress.job import work as compress
 from runners.jobs.generate.job import work as generate
 from runners.jobs.load import benchmark
 from runners.jobs.runtime import EXIT_BAD_INPUT, BadInputError, carry_out
-from runners.jobs.serve.endpoint import work as serve
+from runners.jobs.serve.own_backend import work as serve
 from runners.jobs.train.job import work as train
 from runners.jobspec import (
     BenchmarkSpec,

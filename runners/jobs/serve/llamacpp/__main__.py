@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from runners.jobs.adapters import CONFIG_NAME, WEIGHTS_NAME
+from runners.jobs.adapter_config import CONFIG_NAME, WEIGHTS_NAME
 from runners.jobs.model_files import opened_model
 from runners.jobs.runtime import (
     BadInputError,
@@ -29,7 +29,7 @@ from runners.jobs.serve.contract import (
     longest_request,
 )
 from runners.jobs.serve.endpoint import PeakUsage, serve
-from runners.jobs.serve.engine import Figures
+from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.llamacpp.writer import (
     Answer,
     EngineProcess,

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import httpx
 
-from runners.jobs.adapters import CONFIG_NAME, WEIGHTS_NAME, place_of, refuse, scale_of
+from runners.jobs.adapter_config import CONFIG_NAME, WEIGHTS_NAME, place_of, refuse, scale_of
 from runners.jobs.model_files import read_config
 from runners.jobs.runtime import BadInputError, num_threads
 from runners.jobs.serve.contract import (
@@ -31,7 +31,7 @@ from runners.jobs.serve.contract import (
     StreamChunk,
     TokenLogprob,
 )
-from runners.jobs.serve.engine import Figures
+from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.process import OwnProcess, OwnWriter
 from runners.jobspec.serve import NO_ADAPTER
 

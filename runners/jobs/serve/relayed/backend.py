@@ -9,13 +9,13 @@ from typing import Any, Literal, NamedTuple
 
 import httpx
 
-from runners.jobs.adapters import CONFIG_NAME, WEIGHTS_NAME
+from runners.jobs.adapter_config import CONFIG_NAME, WEIGHTS_NAME
 from runners.jobs.energy import GpuPeak, visible_sample
 from runners.jobs.model_files import opened_model, read_config
 from runners.jobs.runtime import BadInputError, Job, job_telemetry
 from runners.jobs.serve.contract import USUAL_TOKENS, EngineProcessError, Limits, longest_request
 from runners.jobs.serve.endpoint import PeakUsage, serve
-from runners.jobs.serve.engine import Figures
+from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.relayed.process import (
     MODELS,
     Command,

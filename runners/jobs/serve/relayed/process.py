@@ -18,7 +18,7 @@ import httpx
 from runners.jobs.model_files import read_config
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.contract import EngineProcessError
-from runners.jobs.serve.engine import Buckets, Figures, ScrapedMetrics
+from runners.jobs.serve.figures import Buckets, Figures, ScrapedMetrics
 from runners.jobs.serve.process import OwnProcess
 from runners.jobspec.serve import LOOPBACK
 

@@ -28,7 +28,7 @@ from runners.jobs.serve.asgi import (
     send_part,
 )
 from runners.jobs.serve.contract import Limits, Pending
-from runners.jobs.serve.engine import Figures
+from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.openai_server import ENGINE_ENDED, RETRY_SECONDS
 from runners.jobs.serve.process import OwnWriter
 from runners.jobs.serve.relayed.process import (
@@ -58,8 +58,6 @@ class Engines:
         self.prefill = tuple(prefill)
         self.decode = tuple(decode)
         self.repeated = TokenCounts()  # counts that both phases report for the same requests
-        self.handed_over = 0  # requests whose KV cache was transferred
-        self.undivided = 0  # requests that one engine served alone
         self._first_exited: ServerProcess | None = None
         self._open_requests: Counter[ServerProcess] = Counter()
 
@@ -281,8 +279,6 @@ async def course_of(
     if engines.is_split and is_read_elsewhere(request):
         with engines.lent(engines.prefill) as reader:
             document = await _prefill(engines, reader, client, path, document)
-    elif engines.is_split:
-        engines.undivided += 1
     among = engines.prefill if engines.is_split and _limit(request) == 1 else engines.decode
     with engines.lent(among) as writer:
         yield Course(writer, document)
@@ -325,9 +321,7 @@ async def _prefill(
         raise refusal(answer.status_code, answer.content)
     params, counted = _parsed(answer)
     if params is None:  # no cache was kept: the decode engine prefills itself
-        engines.undivided += 1
         return document
-    engines.handed_over += 1
     before = engines.repeated
     engines.repeated = TokenCounts(before.prompt + counted.prompt, before.output + counted.output)
     return document | {PARAMS: params}

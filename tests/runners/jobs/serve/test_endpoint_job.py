@@ -8,7 +8,7 @@ import pytest
 
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.endpoint import listening
-from runners.jobs.serve.engine import TTFT_BOUNDS, Figures, Histogram
+from runners.jobs.serve.figures import TTFT_BOUNDS, Figures, Histogram
 from runners.jobs.serve.openai_server import OpenAIServer, Service
 from runners.jobspec import RandomModel, ServeSpec
 from tests.runners.jobs.tiny import TINY_CONFIG

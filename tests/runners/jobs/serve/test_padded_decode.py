@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 from runners.jobs.adapters import MixedAdapters
 from runners.jobs.loading import demo_config, fresh_model, ready
 from runners.jobs.serve import bench, padded_decode
-from runners.jobs.serve.contract import Answer, Limits, Sampling
+from runners.jobs.serve.contract import Limits, Sampling
 from runners.jobs.serve.engine import Engine, Figures, Reply
 from runners.jobs.serve.padded_decode import (
     CaptureError,
@@ -22,6 +22,7 @@ from runners.jobs.serve.padded_decode import (
     prepared_decode,
 )
 from runners.jobs.serve.paging import PAGE_TOKENS, PagedCache, Row, check_paging
+from runners.jobs.serve.text import Answer
 from tests.runners.jobs.tiny import TINY, TINY_CONFIG
 
 VOCABULARY = TINY_CONFIG["vocab_size"]

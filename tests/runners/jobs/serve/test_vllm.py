@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from runners.jobs.runtime import BadInputError
-from runners.jobs.serve.engine import Figures
+from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.relayed.backend import ModelPaths, Part
 from runners.jobs.serve.relayed.process import (
     PLAIN_LINES,

@@ -8,11 +8,11 @@ from pydantic import ValidationError
 from runners.jobs.adapters import NONE, MixedAdapters, read_adapter, weights_digest
 from runners.jobs.loading import fresh_model, load_folder, load_tokenizer
 from runners.jobs.runtime import BadInputError
-from runners.jobs.serve.contract import Reader
-from runners.jobs.serve.endpoint import load_ready
 from runners.jobs.serve.engine import Engine, Figures, Limits, Reply
+from runners.jobs.serve.own_backend import load_ready
 from runners.jobs.serve.padded_decode import Sampling
 from runners.jobs.serve.paging import PagedCache, check_paging
+from runners.jobs.serve.text import Reader
 from runners.jobspec import FolderModel, NamedAdapter, ServeSpec
 from tests.runners.jobs.adapter_making import CPU, make_adapter, make_all
 from tests.runners.jobs.tiny import TINY_CONFIG

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from runners.jobs.runtime import BadInputError, MissingModelError
-from runners.jobs.serve.endpoint import work
+from runners.jobs.serve.own_backend import work
 from runners.jobspec import ServeSpec
 from tests.runners.jobs.serve.test_endpoint_job import (  # noqa: F401 -- some are fixtures
     RANDOM,

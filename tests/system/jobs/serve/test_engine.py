@@ -7,7 +7,6 @@ import torch
 
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.runtime import BadInputError
-from runners.jobs.serve.contract import Reader
 from runners.jobs.serve.engine import (
     Engine,
     EngineEndedError,
@@ -18,6 +17,7 @@ from runners.jobs.serve.engine import (
 )
 from runners.jobs.serve.padded_decode import Sampling
 from runners.jobs.serve.paging import PAGE_TOKENS, PagedCache, check_paging, pages_for
+from runners.jobs.serve.text import Reader
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,164 @@
+"""The endpoint job of Slipway's own engine: a transformers model with paged attention."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from runners.jobs.adapters import hung_on
+from runners.jobs.generate.static import check_packable
+from runners.jobs.loading import (
+    HOW_QUANTISED,
+    end_ids,
+    load_model,
+    pick_device,
+    preload_library,
+    require_tokenizer,
+)
+from runners.jobs.memory import PeakMeter, model_bytes, terms_held
+from runners.jobs.runtime import Job, job_telemetry
+from runners.jobs.serve.asgi import known_ids
+from runners.jobs.serve.contract import (
+    USUAL_TOKENS,
+    GenerationRequest,
+    Limits,
+    Ready,
+    check_room,
+    longest_request,
+)
+from runners.jobs.serve.endpoint import PeakUsage, serve
+from runners.jobs.serve.engine import Engine, Reply
+from runners.jobs.serve.figures import Figures
+from runners.jobs.serve.padded_decode import prepared_decode
+from runners.jobs.serve.paging import CHECK_TOKENS, PagedCache, check_paging, pages_for
+from runners.jobs.serve.text import Reader
+from runners.jobspec import ServeSpec
+
+
+@dataclass(frozen=True)
+class LoadedReady:
+    """A loaded model: its engine and its tokenizer; the lock serialises tokenizer calls."""
+
+    engine: Engine
+    reader: Reader
+    vocabulary: int
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    async def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """Return a prompt's token ids; ids sent by the client are validated.
+
+        Raises:
+            RequestError: a token id is outside the vocabulary.
+        """
+        if isinstance(prompt, str):
+            return await asyncio.to_thread(self._prompt_ids, prompt)
+        return known_ids(prompt, self.vocabulary)
+
+    async def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Return the token ids of a conversation.
+
+        Raises:
+            TemplateRefusedError: the chat template rejects these messages.
+        """
+        return await asyncio.to_thread(self._chat_ids, messages)
+
+    def _prompt_ids(self, text: str) -> list[int]:
+        with self._lock:
+            return self.reader.prompt_ids(text)
+
+    def _chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        with self._lock:
+            return self.reader.chat_ids(messages)
+
+    def token_text(self, token: int) -> str:
+        """Return the text of a single token."""
+        return self.reader.token_text(token)
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> Sequence[Reply]:
+        """Queue all answers of one HTTP request.
+
+        Raises:
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
+        """
+        replies = [
+            Reply(prompt, sampling, self.reader.answer(sampling.stops), deliver, adapter)
+            for prompt, sampling, deliver, adapter in requests
+        ]
+        self.engine.submit(replies)
+        return replies
+
+
+def load_ready(job: Job, spec: ServeSpec, figures: Figures) -> LoadedReady:
+    """Return the loaded model.
+
+    Raises:
+        BadInputError: the model cannot be served, or not with the requested length.
+        MissingModelError: the model does not exist, or has no tokenizer.
+    """
+    preload_library(spec.weight_dtype)
+    loaded = load_model(job, spec.model, spec.weight_dtype)
+    tokenizer = require_tokenizer(loaded, "an endpoint")
+    check_packable(loaded.model)
+    model_positions = getattr(
+        loaded.model.config.get_text_config(), "max_position_embeddings", None
+    )
+    longest = longest_request(model_positions, spec)
+    cache = PagedCache(pages_for(_cache_tokens(spec, longest)))
+    vocabulary = int(loaded.model.config.get_text_config().vocab_size)
+    check_paging(loaded.model, cache, vocabulary)
+    sizes = {"weights": model_bytes(loaded.model), "kv_cache": cache.bytes}
+    adapters = hung_on(loaded.model, spec.model, spec.adapters, job.host_dir)
+    if adapters is not None:
+        sizes["adapters"] = adapters.bytes
+    limits = Limits(
+        spec.max_concurrency, spec.queue_limit, longest, end_ids(loaded), spec.max_batch_tokens
+    )
+    decode = None
+    # Without a graph padding only costs time.
+    if loaded.model.device.type == "cuda" and not spec.enforce_eager:
+        decode = prepared_decode(loaded.model, cache, limits, job.emitter.log)
+    if decode is not None:
+        sizes["buffers"] = decode.bytes
+    job.emitter.metric(terms_held(sizes))
+    engine = Engine(loaded.model, cache, limits, figures, adapters, decode)
+    return LoadedReady(engine, Reader(tokenizer), vocabulary)
+
+
+def _cache_tokens(spec: ServeSpec, longest: int) -> int:
+    """Return the cache size in tokens: at least one request of maximum length."""
+    default = spec.max_concurrency * min(longest, USUAL_TOKENS)
+    requested = spec.kv_cache_tokens or max(default, longest)
+    check_room(requested, longest)
+    return max(requested, CHECK_TOKENS)
+
+
+class OwnBackend:
+    """Serves a transformers model in this process."""
+
+    def __init__(self) -> None:
+        self.meter = PeakMeter(pick_device())
+
+    def load(self, job: Job, spec: ServeSpec, figures: Figures) -> Ready:
+        """Return the loaded model.
+
+        Raises:
+            BadInputError: the model cannot be served, or not with the requested length.
+        """
+        return load_ready(job, spec, figures)
+
+    def took(self) -> PeakUsage:
+        """Return the peak memory since before the model was loaded."""
+        peak = self.meter.read()
+        return PeakUsage(peak.bytes, peak.how, str(pick_device()))
+
+    def notes(self, spec: ServeSpec) -> dict[str, str]:
+        """Return how the weights were quantised, if they were."""
+        how = HOW_QUANTISED.get(spec.weight_dtype)
+        return {"weight_dtype": how} if how else {}
+
+
+def work(job: Job) -> None:
+    """Run one endpoint attempt."""
+    with job_telemetry(job):
+        serve(job, OwnBackend())
