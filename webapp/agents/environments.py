@@ -109,6 +109,3 @@ def environment_order(*, host: Host, name: str, action: str, by: str) -> None:
             detail={"environment": name},
         )
     publish_host_checks(host)
-
-
-ARTEFACT, REPORT_FILE = "proof", "report.json"

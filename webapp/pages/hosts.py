@@ -5,16 +5,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from csp.constants import NONE, UNSAFE_INLINE
+from csp.decorators import csp
 from django.contrib import messages
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Q
 from django.db.models.fields.json import KeyTransform
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
+from pydantic import ValidationError
 
+from runners.jobspec import ProveSpec
+from runners.prove import report as proof_reports
 from webapp.accounts.models import Role
 from webapp.accounts.services import has_role, visible_or_404
 from webapp.agents.environments import environment_order, environments_of
@@ -40,12 +45,14 @@ from webapp.hosts.services import (
     silent_seconds,
 )
 from webapp.jobs.allocation import allocate_pool
-from webapp.jobs.lookup import JobCounts, counts_by_host, counts_of, devices_of
-from webapp.jobs.models import Attempt, Job, Measurement
+from webapp.jobs.artefacts import folder_of
+from webapp.jobs.calibration import PROOF_REPORT
+from webapp.jobs.lookup import JobCounts, counts_by_host, counts_of, devices_of, load_job
+from webapp.jobs.models import Artefact, Attempt, Job, Measurement
+from webapp.jobs.services import job_create, job_submit
 from webapp.live.stream import live_context, page_or_regions
 from webapp.pages.add_host import LabelsForm, written
 from webapp.pages.calibration import TaughtRow, rows_of
-from webapp.pages.host_proof import latest_proof, prove_host
 from webapp.pages.job_list import latest_at
 
 # ---------------------------------------------------------------------------
@@ -621,3 +628,67 @@ def host_apart(request: HttpRequest, slug: str) -> HttpResponse:
     for pool in Pool.objects.filter(pk__in={host.pool_id, other.pool_id}):
         allocate_pool(pool)
     return redirect("host-detail", slug)
+
+
+MAX_REPORT_BYTES = 16 * 1024**2
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The newest proof of a host: its job, and its verdict once the report has arrived."""
+
+    job: Job
+    facts: dict[str, Any] | None
+
+
+def prove_host(*, host: Host, owner: User) -> Job:
+    """Queue a proof on every device of a host.
+
+    Raises:
+        Problem: the host takes no jobs, or a quota does not allow it.
+    """
+    job = job_create(
+        team=host.team,
+        owner=owner,
+        host=host,
+        spec=ProveSpec(),
+        name=f"Proof of {host.name}",
+        model_name="",
+    )
+    return job_submit(job=job, by=owner.get_username())
+
+
+def latest_proof(host: Host) -> Proof | None:
+    """Return the newest proof of a host, or None."""
+    job = (
+        Job.objects.filter(requested_host=host, kind="prove", deleted_at=None)
+        .select_related("current_attempt")
+        .order_by("-pk")
+        .first()
+    )
+    if job is None:
+        return None
+    report = Artefact.objects.filter(attempt=job.current_attempt, name=PROOF_REPORT).first()
+    return Proof(job, report.facts if report else None)
+
+
+@require_GET
+@csp({"default-src": [NONE], "style-src": [UNSAFE_INLINE]})  # type: ignore[arg-type]  # takes arguments of the URL, too
+def proof_report(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Show the report of a proof, made anew from the host's data."""
+    job = load_job(request, job_id)
+    artefact = Artefact.objects.filter(
+        attempt=job.current_attempt, name=PROOF_REPORT, is_complete=True
+    ).first()
+    path = folder_of(artefact) / "report.json" if artefact else None
+    if path is None or not path.is_file():
+        raise Http404(
+            "This job has no finished proof report; wait for its end or run the proof again."
+        )
+    if path.stat().st_size > MAX_REPORT_BYTES:
+        raise Http404("The report of this proof is too large to show; download it.")
+    try:
+        report = proof_reports.Report.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise Http404("The report of this proof is damaged; prove the host again.") from error
+    return HttpResponse(proof_reports.render(report))

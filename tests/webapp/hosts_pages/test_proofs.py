@@ -11,7 +11,7 @@ from webapp.jobs.artefacts import folder_of
 from webapp.jobs.calibration import attributed_measurements, recalibrate
 from webapp.jobs.models import Artefact, Job
 from webapp.jobs.results import job_finished
-from webapp.pages.host_proof import prove_host
+from webapp.pages.hosts import prove_host
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
 
