@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from planner.catalog.devices import Instance, list_instances
-from planner.catalog.engines import calibration_name
+from planner.catalog.engines import calibration_of
 from planner.catalog.models import get_model, list_models
 from planner.cost.parameters import count_parameters
 from planner.cost.weights import element_bytes
@@ -223,7 +223,7 @@ def answer_inverse(request: InverseRequest) -> InverseAnswer:
         smallest=None if limits else _closest_failure(request.question, probe),
         searches=probe.searches,
         seconds=time.perf_counter() - started,
-        calibration=calibration_name(),
+        calibration=calibration_of(request.host_calibration),
     )
 
 

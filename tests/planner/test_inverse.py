@@ -18,7 +18,14 @@ from planner.search.inverse import (
 )
 from planner.search.suggest import larger_sizes
 from planner.specs.base import BadRequestError, PlannerError
-from planner.specs.estimate import EstimateRequest, InverseAnswer, InverseRequest, PlanRequest
+from planner.specs.estimate import (
+    CalibrationFactor,
+    EstimateRequest,
+    HostCalibration,
+    InverseAnswer,
+    InverseRequest,
+    PlanRequest,
+)
 from tests.planner.asking import GENERATE, LLAMA_8B, LLAMA_70B, SERVE, TINY, TRAIN, ask, document
 
 LORA = {**TRAIN, "method": "lora"}
@@ -400,3 +407,10 @@ def test_a_context_shorter_than_the_answer_shortens_the_answer():
     assert limit.value < 100_000
     assert held.per_device_peak_bytes <= held.capacity_bytes
     assert limit.beyond.value == limit.value + 16
+
+
+def test_the_answer_names_the_calibration_of_its_host():
+    factor = CalibrationFactor(factor=1.25, n=3, spread=0.0)
+    host = HostCalibration(host="lab", factors={"compute": factor}, digest="d1")
+    calibrated = answer_to("longest_context", host_calibration=host.model_dump(mode="json"))
+    assert calibrated.calibration.endswith("+lab:d1")
