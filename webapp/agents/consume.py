@@ -240,7 +240,7 @@ class Entry(NamedTuple):
     fields: Fields | None
 
 
-class Routine(NamedTuple):
+class BatchableEntry(NamedTuple):
     """An entry that may share a transaction, with its batch."""
 
     entry: Entry
@@ -421,14 +421,14 @@ class StreamConsumer:
             self._take_together(routine[start : start + SHARED_BATCHES])
         self._take_alone(others)
 
-    def _partition(self, entries: Sequence[Entry]) -> tuple[list[Routine], list[Entry]]:
+    def _partition(self, entries: Sequence[Entry]) -> tuple[list[BatchableEntry], list[Entry]]:
         """Split entries into those that share a transaction and those stored alone.
 
         A host's share of a transaction is limited. Entries of an attempt after one stored alone
         are stored alone too: sequence numbers must stay in order.
         """
         instant = self._clock()
-        routine: list[Routine] = []
+        routine: list[BatchableEntry] = []
         others: list[Entry] = []
         shares: dict[str, _Share] = defaultdict(_Share)
         for entry in entries:
@@ -438,10 +438,10 @@ class StreamConsumer:
             if batch is None:
                 others.append(entry)
             else:
-                routine.append(Routine(entry, batch))
+                routine.append(BatchableEntry(entry, batch))
         return routine, others
 
-    def _take_together(self, routine: Sequence[Routine]) -> None:
+    def _take_together(self, routine: Sequence[BatchableEntry]) -> None:
         """Store batches of many hosts in one transaction, or one by one if that fails.
 
         Raises:
@@ -462,7 +462,7 @@ class StreamConsumer:
         self._acknowledge([(each, seq) for each, seq in results if seq is not None])
         self._take_alone([each.entry for each, seq in results if seq is None])
 
-    def _acknowledge(self, stored: Sequence[tuple[Routine, int]]) -> None:
+    def _acknowledge(self, stored: Sequence[tuple[BatchableEntry, int]]) -> None:
         """Acknowledge stored batches and delete their entries from the streams."""
         pipeline = self._redis.pipeline(transaction=True)
         hosts = []

@@ -89,7 +89,8 @@ def environment_order(*, host: Host, name: str, action: str, by: str) -> None:
     """
     if action not in ACTIONS or name == MAIN:
         raise InvalidProblem(
-            "environment", f"The environment {name} stays as it is: the agent runs in it."
+            "environment",
+            f"The environment {name} cannot be rebuilt or removed: the agent runs in it.",
         )
     if name not in {row.state.name for row in environments_of(host)}:
         raise NotFoundProblem(

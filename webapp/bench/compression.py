@@ -68,7 +68,9 @@ CLAIMS = (
 )
 
 
-def figures(folder: Path, *, is_kept: bool = False) -> Iterator[tuple[str, float, str]]:
+def compression_metrics(
+    folder: Path, *, is_kept: bool = False
+) -> Iterator[tuple[str, float, str]]:
     """Measure every row and yield its figures with their units.
 
     With ``is_kept``, the stored rows and the docs page are replaced after the last row.
@@ -196,7 +198,8 @@ loader reads a sparse format: they save no disk space yet.
 - int8 dynamic: 8-bit weights, and each token's activations rounded to 8 bits at run
   time (torchao).
 - fp8: e4m3 floats with one scale per row (torchao); products are in 16 bit on a CPU.
-- Magnitude, Wanda, SparseGPT: set single weights to zero, a share of them or two of each four.
+- Magnitude, Wanda, SparseGPT: set single weights to zero: a fraction of them (the sparsity
+  ratio), or two of each four (2:4).
 - LLM-Pruner: removes whole heads with the keys they share and whole channels, the same number in
   each layer. *Recovery steps* train a LoRA on the calibration text after pruning and merge it;
   without them the model is not tuned afterwards.

@@ -36,7 +36,7 @@ GOAL = {"first line of its log": "at most 2"}
 Row = tuple[str, float, str, str]
 
 
-def figures(data: Path) -> Iterator[Row]:
+def first_line_metrics(data: Path) -> Iterator[Row]:
     """Yield the time of each milestone of the demo, in seconds after the click."""
     with site.running(data, SLIPWAY_DEMO_SECONDS=DEMO_SECONDS) as up:
         cookies = up.call("session()")["cookies"]

@@ -22,7 +22,7 @@ from runners.host import redis_access
 from runners.shared.messages import EventBatch, RunEvent
 from webapp.accounts.models import Membership, Team
 from webapp.bench import site
-from webapp.bench.crowd import facts_of
+from webapp.bench.host_load import facts_of
 from webapp.core.clock import now
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.jobs.models import Attempt, Job, JobState
@@ -129,7 +129,7 @@ PARTS = ("control", "uvicorn", "redis")
 Row = tuple[str, float, str, str]
 
 
-def figures(data: Path) -> Iterator[Row]:
+def live_path_metrics(data: Path) -> Iterator[Row]:
     """Yield backlog, CPU time and latency for many jobs that report once a second."""
     with site.running(data) as up:
         yield from measured(up, JOBS, SETTLE_SECONDS, MEASURED_SECONDS)

@@ -21,7 +21,7 @@ from django.test import Client
 
 from webapp.accounts.models import Membership, Team
 from webapp.bench import verdicts
-from webapp.bench.crowd import beat_of, facts_of
+from webapp.bench.host_load import beat_of, facts_of
 from webapp.core.clock import now
 from webapp.hosts.models import Device, Host, HostState, Pool
 from webapp.jobs.models import IN_TURN, Attempt, Job, JobState, Measurement
@@ -254,7 +254,9 @@ ASK = "from webapp.bench import long_history; long_history.main({})"
 SIZES = (1_000, 10_000, 100_000)
 
 
-def figures(data: Path, sizes: Sequence[int] = SIZES) -> Iterator[tuple[str, float, str]]:
+def long_history_metrics(
+    data: Path, sizes: Sequence[int] = SIZES
+) -> Iterator[tuple[str, float, str]]:
     """Yield each page's CPU seconds at each size, and the exponent of their growth."""
     by_size = {size: _measured(data / str(size), size) for size in sizes}
     for page in names():

@@ -27,7 +27,7 @@ SETTLE_SECONDS = 8.0  # the control process detects new hosts after five seconds
 Row = tuple[str, float, str, str]
 
 
-def figures(data: Path) -> Iterator[Row]:
+def supervising_metrics(data: Path) -> Iterator[Row]:
     """Yield the CPU time of supervisor and shipper, in cores."""
     with site.running(data) as up:
         yield from measured(up, SETTLE_SECONDS, MEASURED_SECONDS)

@@ -319,7 +319,7 @@ class Span(NamedTuple):
 
     @property
     def end(self) -> float:
-        """Return the end in per cent."""
+        """Return where the segment ends, in per cent of the bar's width."""
         return self.start + self.width
 
 

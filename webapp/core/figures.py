@@ -421,7 +421,7 @@ UNITS = {
     "seconds": "s",
     "elapsed_seconds": "s",
     "tokens_per_second": "tokens/s",
-    "share": "share, shown in %",
+    "share": "fraction, shown in %",
     "count": "count",
     "usd": "US dollars",
     "joules": "J",

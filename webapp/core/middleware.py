@@ -250,7 +250,7 @@ def limit_of(scope: Scope) -> int:
 
 
 def limited(application: Application, policy: Callable[[Send], Send]) -> Application:
-    """Return the application with the limit; ``policy`` adds headers to error responses."""
+    """Return the application with the request-body size limit; ``policy`` adds error headers."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

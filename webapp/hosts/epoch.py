@@ -25,7 +25,7 @@ from webapp.hosts.models import DOCUMENTS, RUNS_JOBS, EnrolmentToken, Epoch, Hos
 # Redis ACL users: two per host, limited to its own keys, and two for the control worker.
 #
 # The database is authoritative. Redis is updated when a host enrols, rotates its secrets or is
-# locked out, and by ``sync`` after Redis lost or changed users. Both store digests of secrets
+# revoked, and by ``sync`` after Redis lost or changed users. Both store digests of secrets
 # only.
 # ---------------------------------------------------------------------------
 

@@ -247,13 +247,13 @@ def _contact(host: Host, facts: dict[str, Any]) -> Check:
     if contact_of(host) is Contact.LIVE:
         return Check(CONTACTED, GOOD, f"{who}, every 10 s")
     fix = "The agent stopped reporting. Start it again on the host:"
-    return Check(CONTACTED, BAD_VERDICTS, f"silent for {display.clock(silent)}", fix, WORK)
+    return Check(CONTACTED, BAD_VERDICTS, f"no heartbeat for {display.clock(silent)}", fix, WORK)
 
 
 def _identity(token: EnrolmentToken | None, host: Host) -> Check:
     if not host.credential_hash:
         fix = "Make a new token under Hosts, Add a host, and enrol it again."
-        return Check(IDENTITY, BAD_VERDICTS, "locked out", fix)
+        return Check(IDENTITY, BAD_VERDICTS, "access revoked", fix)
     used = ", token used up" if token else ""
     return Check(IDENTITY, GOOD, f"credential of its own{used}")
 

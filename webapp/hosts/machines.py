@@ -234,7 +234,7 @@ def _record(host: Host, kind: str, by: str, other: Host | None) -> None:
 # ---------------------------------------------------------------------------
 
 
-# The stored rates of a host: its micro-benchmark's, replaced device by device by a proof's.
+# The stored rates of a host: its micro-benchmark's, replaced device by device by a validation's.
 
 
 log = structlog.get_logger(__name__)
@@ -243,7 +243,7 @@ log = structlog.get_logger(__name__)
 class StoredMeasurement(DeviceMeasurement):
     """The rates of one device.
 
-    ``proof`` is the job whose proof measured them at ``measured_at_ms``; None: they are the
+    ``proof`` is the job whose validation measured them at ``measured_at_ms``; None: they are the
     micro-benchmark's.
     """
 
@@ -252,7 +252,7 @@ class StoredMeasurement(DeviceMeasurement):
 
 
 class StoredRates(Microbench):
-    """The document of a host's rates; ``disk_proof`` is the job whose proof measured the disk."""
+    """A host's rates as stored; ``disk_proof`` is the job whose validation measured the disk."""
 
     devices: tuple[StoredMeasurement, ...] = Field(max_length=256, fail_fast=True)
     disk_proof: Identifier | None = None
@@ -264,16 +264,16 @@ def stored_rates(host: Host) -> StoredRates | None:
 
 
 def store_proof_rates(host: Host, job_id: str, facts: dict[str, object]) -> None:
-    """Replace the rates of the device that a proof measured, and those of the disk.
+    """Replace the rates of the device that a validation measured, and those of the disk.
 
-    A job process's own memory, which a proof does not measure, stays. Without a micro-benchmark,
-    or with rates that are none, nothing changes.
+    A job process's own memory, which a validation does not measure, stays. Without a
+    micro-benchmark, or with rates that are none, nothing changes.
     """
     try:
         proven = ProofRates.model_validate(facts.get("rates"))
     except ValidationError as error:
         if facts.get("rates") is not None:
-            log.warning("a proof has no valid rates", job=job_id, why=str(error))
+            log.warning("a validation has no valid rates", job=job_id, why=str(error))
         return
     with transaction.atomic():
         locked = Host.objects.select_for_update(no_key=True).only("microbench").get(pk=host.pk)
@@ -479,7 +479,7 @@ def _rates(host: Host, device: str) -> MeasuredRates | None:
     return MeasuredRates(
         memory_bandwidth_bytes_per_second=measured.memory_bandwidth_bytes_per_second,
         flops_per_second=measured.flops_per_second,
-        source=f"measured on {host.name}" + (" by a proof" if measured.proof else ""),
+        source=f"measured on {host.name}" + (" by a validation run" if measured.proof else ""),
         as_of=datetime.fromtimestamp(measured_at_ms / 1000, UTC).date().isoformat(),
         host_to_device_bytes_per_second=measured.host_to_device_bytes_per_second,
         op_overhead_seconds=measured.op_overhead_seconds,

@@ -1,4 +1,4 @@
-"""Operations on hosts: enrol, lock out, contact, cordon, drain."""
+"""Operations on hosts: enrol, revoke access, contact, cordon, drain."""
 
 import hashlib
 import hmac
@@ -46,7 +46,7 @@ UNREACHABLE_AFTER_SECONDS = scaled(90.0)
 
 
 class Contact(StrEnum):
-    """Contact status; it never ends a job, it only limits which new jobs a host gets."""
+    """Liveness of a host, from its heartbeats; it limits which new jobs the host gets."""
 
     UNKNOWN = "unknown"  # no heartbeat yet
     LIVE = "live"
@@ -374,7 +374,9 @@ def rotation_request(*, host: Host, by: str) -> None:
     with transaction.atomic():
         rows = Host.objects.filter(pk=host.pk).exclude(credential_hash="")
         if not rows.update(rotation_asked_at=now()):
-            raise ConflictProblem("revoked", f"{host.name} is locked out; enrol it again.")
+            raise ConflictProblem(
+                "revoked", f"The access of {host.name} is revoked; enrol it again."
+            )
         _record(host, "host.rotation_asked", by)
 
 

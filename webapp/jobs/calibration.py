@@ -290,7 +290,7 @@ def attributed_measurements(job: Job, host: Host) -> list[AttributedMeasurement]
 
 
 def _of_proof(job: Job, host: Host) -> Iterator[AttributedMeasurement]:
-    """Yield the times of a proof's report, each predicted for the model that it measured."""
+    """Yield the times of a validation's report, each predicted for the model that it measured."""
     report = Artefact.objects.filter(attempt=job.current_attempt, name=PROOF_REPORT).first()
     cluster = cluster_for_host(host).model_copy(update={"devices_per_node": 1})
     for fields in (report.facts.get("lessons") or ()) if report else ():

@@ -171,7 +171,7 @@ RANDOM_WEIGHTS = (
 )
 
 
-def words_of(spec: ModelSpec) -> str:
+def launch_description(spec: ModelSpec) -> str:
     """Return a description of what launching a spec does."""
     if isinstance(spec, TrainSpec) and spec.objective == "classification":
         return EXPLANATIONS["classification"]
@@ -475,7 +475,7 @@ def launch_note(plan: Plan) -> dict[str, Any]:
         title = "In a moment" if again else "This plan cannot be launched yet"
         note = {"can": "", "again": again, "title": title, "text": problem.sentence}
         return note if again else note | _only_endpoint_note(plan)
-    text = words_of(launch.spec)
+    text = launch_description(launch.spec)
     host = launch.place
     note = {"can": "yes", "title": f"Launch on {host}", "text": text, "host": host}
     is_generation = isinstance(launch.spec, GenerateSpec)

@@ -18,7 +18,7 @@ class AllowedActions:
     stop: bool = False
     clone: bool = False
     delete: bool = False
-    abandon: bool = False  # if one of its hosts is silent
+    abandon: bool = False  # if one of its hosts is unreachable
 
     def __bool__(self) -> bool:
         return self.stop or self.clone or self.delete

@@ -66,12 +66,12 @@ class Earlier(NamedTuple):
     series: Mapping[str, Series]
     numbers: tuple[int, ...]
 
-    def before(self, current: Series) -> Series:
+    def with_earlier_points(self, current: Series) -> Series:
         """Return a series preceded by the points of earlier attempts."""
         past = self.series.get(current.metric)
         return current if past is None else _joined(past, current)
 
-    def words_of(self, metric: str) -> str:
+    def note_on(self, metric: str) -> str:
         """Return the chart note about earlier attempts, empty if there are none."""
         if metric not in self.series:
             return ""

@@ -28,7 +28,7 @@ KIND_WORDS = {
     "generate": "Generate",
     "serve": "Serve",
     "drill": "Drill",
-    "prove": "Proof",
+    "prove": "Validation",
 }
 
 
@@ -131,14 +131,14 @@ def main_ratio(measurements: Iterable[Measurement]) -> float | None:
 
 # A job's state as text, including the silence of its host, the same on all pages.
 #
-# A silent host changes no state of a job; the text only states how old the last report is.
+# An unreachable host changes no state of a job; the text only states how old the last report is.
 
 
 GRAVE = (Contact.UNREACHABLE, Contact.DEGRADED)  # the gravest first
 
 
 class StateLabel(NamedTuple):
-    """A status chip, and a note while the job's host is silent."""
+    """A status chip, and a note while the job's host sends no heartbeat."""
 
     state: str  # selects the chip's style
     word: str = ""  # replaces the style's own word
@@ -146,7 +146,7 @@ class StateLabel(NamedTuple):
 
 
 class Silence(NamedTuple):
-    """The silent hosts of a live job, and the longest silence.
+    """The hosts of a live job without a recent heartbeat, and the longest such time.
 
     If some are unreachable, hosts that only missed a heartbeat or two are not counted.
     """
@@ -162,7 +162,7 @@ class Silence(NamedTuple):
 
 
 def silence_of(job: Job) -> Silence | None:
-    """Return the silent hosts of a live job; None if all are in contact."""
+    """Return the hosts of a live job without a recent heartbeat; None if all are in contact."""
     if job.state not in LIVE_STATES:
         return None
     hosts = _hosts_of(job)
@@ -187,16 +187,18 @@ def state_label_of(job: Job) -> StateLabel:
     if silence is None:
         return StateLabel(job.state)
     who = _who(silence) if job.num_hosts > 1 else ""
-    words = f"silent {clock(silence.seconds)}"
+    duration = clock(silence.seconds)
     if not silence.is_lost:
-        return StateLabel(job.state, note=f"{who}{words}")
+        return StateLabel(
+            job.state, note=f"{who + ': ' if who else ''}no heartbeat for {duration}"
+        )
     word = f"Last known: {JobState(job.state).label.lower()}"
-    return StateLabel("lost", word, f"{who or 'host '}{words}")
+    return StateLabel("lost", word, f"{who or 'host'} unreachable for {duration}")
 
 
 def _who(silence: Silence) -> str:
     count = len(silence.hosts)
-    return f"{count} hosts " if count > 1 else f"{silence.names} "
+    return f"{count} hosts" if count > 1 else silence.names
 
 
 class Leftover(NamedTuple):
@@ -238,8 +240,9 @@ def _wait_words(host: Host) -> str:
     if contact_of(host) is Contact.LIVE:
         return f"{host.name} is back and was told to stop the attempt, but has not confirmed yet."
     return (
-        f"{host.name} has been silent for {clock(silent_seconds(host) or 0)}. The host is told to "
-        "stop the attempt at its next heartbeat. Until then, whether the attempt runs is unknown."
+        f"{host.name} has sent no heartbeat for {clock(silent_seconds(host) or 0)}. The host is "
+        "told to stop the attempt at its next heartbeat. Until then, whether the attempt runs is "
+        "unknown."
     )
 
 

@@ -290,7 +290,7 @@ def job_finished(job: Job, attempt: Attempt) -> None:
 
 
 def _learn(host: Host, job: Job, attempt: Attempt) -> None:
-    """Store the rates of a proof, by which the planner predicts, then calibrate the host."""
+    """Store the rates of a validation, by which the planner predicts, then calibrate the host."""
     if job.kind == PROOF:
         report = Artefact.objects.filter(attempt=attempt, name=PROOF_REPORT).first()
         if report is not None:

@@ -25,10 +25,10 @@ from webapp.jobs.quotas import check_submit, duration_within, quota_of
 from webapp.jobs.transitions import check_retries, transition
 from webapp.plans.models import Plan
 
-# Abandon a job on a person's order: the devices of its silent hosts count as free again.
+# Abandon a job on a person's order: the devices of its unreachable hosts count as free again.
 #
-# Nothing else frees a silent host's devices: its part may still run there, and is stopped when the
-# host is back in contact. Parts on hosts in contact are stopped as usual.
+# Nothing else frees an unreachable host's devices: its part may still run there, and is stopped
+# when the host is back in contact. Parts on hosts in contact are stopped as usual.
 
 
 GIVEN_UP = Reason.LOST_AND_ABANDONED_BY_USER
@@ -58,13 +58,13 @@ def names_of(parts: Sequence[Attempt]) -> list[str]:
 
 
 def job_abandon(*, job: Job, by: str, typed_host_name: str) -> Job:
-    """Abandon a job with a silent host; the person confirms by typing the host's name.
+    """Abandon a job with an unreachable host; the person confirms by typing the host's name.
 
-    Names of several silent hosts are separated by commas. For a job that has already ended, only
-    the devices of its silent hosts are freed.
+    Names of several hosts are separated by commas. For a job that has already ended, only the
+    devices of its unreachable hosts are freed.
 
     Raises:
-        ConflictProblem: no host of the job is silent, or the job has ended.
+        ConflictProblem: no host of the job is unreachable, or the job has ended.
         InvalidProblem: the typed name is not the host's.
     """
     silent = silent_parts(job)
@@ -90,7 +90,7 @@ def _check_typed(typed: str, names: Sequence[str]) -> None:
     if len(names) == 1:
         raise InvalidProblem("wrong_name", f"Type the host's name, {names[0]}, to confirm.")
     raise InvalidProblem(
-        "wrong_name", f"Type the names of all silent hosts to confirm: {', '.join(names)}."
+        "wrong_name", f"Type the names of all unreachable hosts to confirm: {', '.join(names)}."
     )
 
 

@@ -254,8 +254,8 @@ WORDS: Mapping[Reason, Words] = {
     ),
     Reason.RANK_LOST: Words(
         "A part of the job lost its connection to the others.",
-        "See in the logs of each host which one fell silent, check the network between them, "
-        "then clone the job.",
+        "See in the logs of each host which one stopped answering, check the network between "
+        "them, then clone the job.",
     ),
     Reason.KERNEL_FAILED: Words(
         "A kernel on the GPU failed: a wrong address, an index out of range or an assertion.",
@@ -358,7 +358,7 @@ WORDS: Mapping[Reason, Words] = {
         "See the host that the job's reason names.",
     ),
     Reason.LOST_AND_ABANDONED_BY_USER: Words(
-        "The host fell silent and a person gave the job up.",
+        "The host was unreachable and a person gave the job up.",
         "When the host is back it ends what still runs; clone the job to run it again.",
     ),
     Reason.QUEUE_TIMEOUT: Words(

@@ -217,7 +217,7 @@ def closed_words(host: Host, job: Job) -> str:
     if contact is Contact.LIVE or (contact is Contact.DEGRADED and is_single):
         return ""
     silent = display.clock(silent_seconds(host) or 0.0)
-    return f"{host.name} has been silent for {silent}; the job starts when it is back."
+    return f"{host.name} has sent no heartbeat for {silent}; the job starts when it is back."
 
 
 def _needs(job: Job) -> str:
@@ -228,7 +228,7 @@ def _needs(job: Job) -> str:
         what = "a whole host" if job.num_hosts == 1 else "whole hosts"
         what = f"all of {job.requested_host.name}" if job.requested_host else what
     else:
-        each = f" ×{size}" if size else _noun(job.devices_per_host)  # noqa: RUF001 -- a multiplication sign
+        each = f" ×{size}" if size else _device_noun(job.devices_per_host)  # noqa: RUF001 -- a multiplication sign
         what = f"{job.devices_per_host}{each}"
     if job.num_hosts > 1:
         return f"{what} on each of {job.num_hosts} hosts"
@@ -237,7 +237,7 @@ def _needs(job: Job) -> str:
     return f"{what} on {job.requested_host.name if job.requested_host else 'one host'}"
 
 
-def _noun(number: int) -> str:
+def _device_noun(number: int) -> str:
     return " device" if number == 1 else " devices"
 
 

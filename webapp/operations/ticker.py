@@ -110,7 +110,7 @@ def all_duties() -> list[Duty]:
         Duty("contact", 5.0, ContactSweep().step),
         Duty("allocation", 2.0, allocate_all),
         Duty("start time-out", 5.0, StartDeadline().step),
-        Duty("silent hosts of ending jobs", 5.0, settle_all),
+        Duty("unreachable hosts of ending jobs", 5.0, settle_all),
         Duty("queue time-out", 60.0, lambda: queue_expire(older_than=QUEUE_LIFETIME)),
         Duty("stuck commands", 30.0, expire_stuck_commands),
         Duty("metric chunks", 10.0, seal_due, UPKEEP),

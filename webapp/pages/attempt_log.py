@@ -225,7 +225,7 @@ class Part:
         if reason:
             return "ended well" if reason == "ok" else reason.replace("_", " ")
         if self.is_silent:
-            return f"silent {clock(silent_seconds(self.attempt.host) or 0)}"
+            return f"unreachable for {clock(silent_seconds(self.attempt.host) or 0)}"
         return "running" if self.attempt.started_at else "not started"
 
     @property

@@ -165,10 +165,10 @@ def _flat_settings(job: Job, user: User | AnonymousUser) -> Iterator[Entry]:
     for name, value in _place(job):
         yield (WHERE, name), value
     for path, value in flat({**job.spec, "layout": _layout(job.spec)}):
-        yield (WHAT, words_of(path)), shown(value)
+        yield (WHAT, setting_label(path)), shown(value)
     strategy = job.estimate.get("strategy") if isinstance(job.estimate, Mapping) else None
     for path, value in flat(strategy or {}):
-        yield (HOW, words_of(path)), shown(value)
+        yield (HOW, setting_label(path)), shown(value)
     for name, value in _host(job, user):
         yield (ON, name), value
 
@@ -202,7 +202,7 @@ def _host(job: Job, user: User | AnonymousUser) -> Iterator[tuple[str, str]]:
     yield "Memory", str(memory(facts["memory_bytes"])) if facts.get("memory_bytes") else NOTHING
     for name in ("driver_version", "cuda_version", "python_version", "agent_version"):
         if facts.get(name):
-            yield words_of(name), str(facts[name])
+            yield setting_label(name), str(facts[name])
     for package, version in (facts.get("packages") or {}).items():
         yield str(package), str(version)
 
@@ -217,7 +217,7 @@ def flat(document: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, A
             yield path, value
 
 
-def words_of(path: str) -> str:
+def setting_label(path: str) -> str:
     """Return a dotted path as text: ``model.hidden_size`` becomes “Model · hidden size”."""
     return " · ".join(part.replace("_", " ") for part in path.split(".")).capitalize()
 

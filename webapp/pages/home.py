@@ -29,7 +29,7 @@ from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
 
 # ---------------------------------------------------------------------------
-# Items that need attention: restored database, failed jobs, silent hosts, stuck jobs.
+# Items that need attention: restored database, failed jobs, unreachable hosts, stuck jobs.
 # ---------------------------------------------------------------------------
 
 
@@ -93,7 +93,7 @@ def _silent_hosts(user: User | AnonymousUser) -> list[Attention]:
         Attention(
             "warn",
             "triangle",
-            f"{host.name} has been silent for {clock(silent_seconds(host) or 0)}",
+            f"{host.name} has been unreachable for {clock(silent_seconds(host) or 0)}",
             "Its jobs go on there; they report again when it is back.",
             reverse("host-detail", args=[host.slug]),
             "Open the host",

@@ -74,14 +74,15 @@ class Reach:
 
 
 def reach_of(host: Host) -> Reach:
-    """Return the contact status of a host with the duration of its silence."""
+    """Return the contact status of a host with the time since its last heartbeat."""
     contact, silent = contact_of(host), silent_seconds(host)
     if silent is None:
         return Reach("never", "No heartbeat yet")
     if contact is Contact.LIVE:
         return Reach("live", "In contact")
-    state = "lost" if contact is Contact.UNREACHABLE else "stale"
-    return Reach(state, f"Silent {clock(silent)}")
+    if contact is Contact.UNREACHABLE:
+        return Reach("lost", f"Unreachable for {clock(silent)}")
+    return Reach("stale", f"No heartbeat for {clock(silent)}")
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ def event_words(event: Event) -> str:
     if event.kind == "host.state":
         return f"Now {dict(HostState.choices).get(state, state).lower()}"
     if event.kind == "host.contact":
-        return {"live": "Back in contact", "degraded": "Fell silent"}.get(
+        return {"live": "Back in contact", "degraded": "Missed heartbeats"}.get(
             state, f"Contact {state}"
         )
     if event.kind.startswith("device."):
@@ -368,7 +369,7 @@ def host_recheck(request: HttpRequest, slug: str) -> HttpResponse:
 
 @require_POST
 def host_prove(request: HttpRequest, slug: str) -> HttpResponse:
-    """Launch a proof on every device of a host, and show its job."""
+    """Launch a validation on every device of a host, and show its job."""
     host = host_for_operator(request, slug)
     try:
         job = prove_host(host=host, owner=cast("User", request.user))
@@ -388,7 +389,7 @@ def host_rotation(request: HttpRequest, slug: str) -> HttpResponse:
 @require_POST
 def host_revoke(request: HttpRequest, slug: str) -> HttpResponse:
     """Revoke a host's credential until it is enrolled again."""
-    words = "{host} is locked out until it is enrolled again."
+    words = "The access of {host} is revoked until it is enrolled again."
     return _run_action(request, slug, lambda host, by: credential_revoke(host=host, by=by), words)
 
 
@@ -635,14 +636,14 @@ MAX_REPORT_BYTES = 16 * 1024**2
 
 @dataclass(frozen=True)
 class Proof:
-    """The newest proof of a host: its job, and its verdict once the report has arrived."""
+    """The newest validation of a host: its job, and its verdict once the report has arrived."""
 
     job: Job
     facts: dict[str, Any] | None
 
 
 def prove_host(*, host: Host, owner: User) -> Job:
-    """Queue a proof on every device of a host.
+    """Queue a validation on every device of a host.
 
     Raises:
         Problem: the host takes no jobs, or a quota does not allow it.
@@ -652,14 +653,14 @@ def prove_host(*, host: Host, owner: User) -> Job:
         owner=owner,
         host=host,
         spec=ProveSpec(),
-        name=f"Proof of {host.name}",
+        name=f"Validation of {host.name}",
         model_name="",
     )
     return job_submit(job=job, by=owner.get_username())
 
 
 def latest_proof(host: Host) -> Proof | None:
-    """Return the newest proof of a host, or None."""
+    """Return the newest validation of a host, or None."""
     job = (
         Job.objects.filter(requested_host=host, kind="prove", deleted_at=None)
         .select_related("current_attempt")
@@ -675,7 +676,7 @@ def latest_proof(host: Host) -> Proof | None:
 @require_GET
 @csp({"default-src": [NONE], "style-src": [UNSAFE_INLINE]})  # type: ignore[arg-type]  # takes arguments of the URL, too
 def proof_report(request: HttpRequest, job_id: str) -> HttpResponse:
-    """Show the report of a proof, made anew from the host's data."""
+    """Show the report of a validation, rendered anew from the host's data."""
     job = load_job(request, job_id)
     artefact = Artefact.objects.filter(
         attempt=job.current_attempt, name=PROOF_REPORT, is_complete=True
@@ -683,12 +684,15 @@ def proof_report(request: HttpRequest, job_id: str) -> HttpResponse:
     path = folder_of(artefact) / "report.json" if artefact else None
     if path is None or not path.is_file():
         raise Http404(
-            "This job has no finished proof report; wait for its end or run the proof again."
+            "This job has no finished validation report; wait for its end or validate the host "
+            "again."
         )
     if path.stat().st_size > MAX_REPORT_BYTES:
-        raise Http404("The report of this proof is too large to show; download it.")
+        raise Http404("The report of this validation is too large to show; download it.")
     try:
         report = proof_reports.Report.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        raise Http404("The report of this proof is damaged; prove the host again.") from error
+        raise Http404(
+            "The report of this validation is damaged; validate the host again."
+        ) from error
     return HttpResponse(proof_reports.render(report))

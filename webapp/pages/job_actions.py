@@ -89,7 +89,7 @@ def job_delete_view(request: HttpRequest, job_id: str) -> HttpResponse:
     return redirect("job-list")
 
 
-# Page to abandon a job with a silent host, and to restart it elsewhere.
+# Page to abandon a job with an unreachable host, and to restart it elsewhere.
 
 
 UNPROCESSABLE = 422
@@ -98,14 +98,14 @@ ANYWHERE = "pool"
 
 @dataclass(frozen=True)
 class SilentPart:
-    """A part of the job on a silent host, with the devices to be freed."""
+    """A part of the job on an unreachable host, with the devices to be freed."""
 
     attempt: Attempt
     devices: list[Device]
 
     @property
     def silent_words(self) -> str:
-        """Return how long the host has been silent."""
+        """Return how long the host has been unreachable."""
         seconds = silent_seconds(self.attempt.host)
         return clock(seconds) if seconds is not None else ""
 
@@ -122,7 +122,7 @@ class SilentPart:
 
 @require_http_methods(["GET", "POST"])
 def job_abandon_view(request: HttpRequest, job_id: str) -> HttpResponse:
-    """Show the state of a job with a silent host; a POST with the host's name abandons it."""
+    """Show a job with an unreachable host; a POST with the host's name abandons it."""
     job = job_for(request, job_id, "abandon")
     if request.method == "GET":
         return _page(request, job)
@@ -174,7 +174,7 @@ def other_hosts(job: Job) -> list[Host]:
 
 
 def is_enough(job: Job) -> bool:
-    """Return whether a job on several hosts could restart without the silent ones."""
+    """Return whether a job on several hosts could restart without the unreachable ones."""
     return job.num_hosts > 1 and len(live_hosts(job)) >= job.num_hosts
 
 

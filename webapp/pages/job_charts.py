@@ -115,7 +115,9 @@ def draw(
     metrics = [chart.metric for chart in charts]
     measured = of_one_model(job, points_of(shown, metrics)) if shown else {}
     earlier = earlier_points(job, shown, measured, metrics)
-    span = span_ms(job, [earlier.before(measured.get(name) or Series(name)) for name in metrics])
+    span = span_ms(
+        job, [earlier.with_earlier_points(measured.get(name) or Series(name)) for name in metrics]
+    )
     # Figures and predictions cover the whole job; under load, one point among several.
     is_whole = not described.node_rank and not job.spec.get("load")
     shown_figures = (figures or figures_of(job)) if is_whole else None
@@ -171,14 +173,14 @@ def _draw(
 ) -> Drawn:
     main = figures.get(chart.predicted) if figures else None
     prediction = main.predicted if main else None
-    line = earlier.before(series)
+    line = earlier.with_earlier_points(series)
     return Drawn(
         chart=chart,
         figure=figure(chart, line, start_ms=span[0], end_ms=span[1], prediction=prediction),
         series=series,
         line=line,
         prediction=prediction,
-        words=caption(chart, series, figures) + earlier.words_of(chart.metric),
+        words=caption(chart, series, figures) + earlier.note_on(chart.metric),
         figures=tuple(figures[name] for name in chart.figures if figures and name in figures),
     )
 

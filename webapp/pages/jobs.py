@@ -231,7 +231,7 @@ def _has_tab(job: Job, name: str) -> bool:
 
 
 def _abandon_url(job: Job, membership: Membership | None) -> str:
-    """Return the URL to abandon the job if a host of it is silent; else nothing."""
+    """Return the URL to abandon the job if a host of it is unreachable; else nothing."""
     may = allowed(membership, job).abandon and silent_parts(job)
     return reverse("job-abandon", args=[job.pk]) if may else ""
 
@@ -293,7 +293,7 @@ def expected_ms(job: Job) -> int | str:
 
 
 def silence_context(job: Job) -> dict[str, Any]:
-    """Return the silent hosts of a live job and the silence's duration, if any."""
+    """Return the hosts of a live job without a recent heartbeat, and since when, if any."""
     silence = silence_of(job)
     if silence is None:
         return {"silent": None}

@@ -312,7 +312,7 @@ def _reason_sentence(record: dict[str, Any]) -> str:
 
 
 def _silence(attempt: Attempt) -> str:
-    """Return how long the host of an open part has been silent; empty while in contact."""
+    """Return the time since the last heartbeat of an open part's host; empty while in contact."""
     seconds = silent_seconds(attempt.host)
     if attempt.ended_at is not None or seconds is None:
         return ""
@@ -360,7 +360,9 @@ def unheard_words(parts: Sequence[PartEnd]) -> str:
         return ""
     names = listed(
         [
-            f"{part.host_name} (silent for {part.silence})" if part.silence else part.host_name
+            f"{part.host_name} (no heartbeat for {part.silence})"
+            if part.silence
+            else part.host_name
             for part in open_parts
         ]
     )

@@ -186,12 +186,12 @@ class QuotaForm(forms.ModelForm[Quota]):
             "max_devices": "Devices at once",
             "max_gpu_hours_per_month": "GPU-hours a month",
             "max_queued_per_user": "Places in queues a person",
-            "share": "Share",
+            "share": "Fair-share weight",
         }
         help_texts = {
             "max_devices": "Of all pools together. Empty: no limit.",
             "max_gpu_hours_per_month": "Counted while a GPU is held. Empty: no limit.",
-            "share": "A team of share 2 gets two turns while a team of share 1 gets one.",
+            "share": "A team of weight 2 gets two turns while a team of weight 1 gets one.",
         }
 
     field_order = ("max_devices", "max_gpu_hours_per_month", "max_duration_hours")

@@ -159,7 +159,7 @@ def _why(plan: PlannedStrategy, best: PlannedStrategy, column: Column) -> str:
 
 
 class RejectedFamily(NamedTuple):
-    """A rejected family of strategies, with the required value and the limit."""
+    """A rejected strategy family, with the required value and the limit."""
 
     family: str
     constraint: str
@@ -177,9 +177,12 @@ class Inapplicable(NamedTuple):
 
 
 def rejections(answer: PlanAnswer) -> list[RejectedFamily]:
-    """Return the rejected families, the closest to their limit first."""
+    """Return the rejected strategy families, the closest to their limit first."""
     lost = [item for item in answer.rejected.items() if item[1].constraint != APPLICABILITY]
-    return [_rejected_family(name, rejection) for name, rejection in sorted(lost, key=_miss)]
+    return [
+        _rejected_family(name, rejection)
+        for name, rejection in sorted(lost, key=_required_to_limit)
+    ]
 
 
 def inapplicable(answer: PlanAnswer) -> list[Inapplicable]:
@@ -192,7 +195,8 @@ def inapplicable(answer: PlanAnswer) -> list[Inapplicable]:
     return [Inapplicable(capitalised(why), " · ".join(each)) for why, each in titles.items()]
 
 
-def _miss(entry: tuple[str, Rejection]) -> float:
+def _required_to_limit(entry: tuple[str, Rejection]) -> float:
+    """Return required / limit of a rejected family; infinity where either is unknown."""
     rejection = entry[1]
     return (
         rejection.required / rejection.limit

@@ -91,12 +91,12 @@ def reuse_of(posted: Mapping[str, str], engine: EngineName) -> Reuse:
             if choice and engine not in ON_GPUS:
                 raise InvalidProblem(
                     "reuse",
-                    f"“Reuse earlier prompts” is {choice}, and {OWN_WAYS[engine]}. Choose "
+                    f"“Prefix caching” is {choice}, and {OWN_WAYS[engine]}. Choose "
                     f"“Engine default”, or {' or '.join(ON_GPUS)}.",
                 )
             return choice
     raise InvalidProblem(
-        "reuse", f"“Reuse earlier prompts” is {posted['reuse'][:20]}; it can be yes, no or empty."
+        "reuse", f"“Prefix caching” is {posted['reuse'][:20]}; it can be yes, no or empty."
     )
 
 
@@ -248,14 +248,14 @@ def bits_of(values: dict[str, Any]) -> int:
 
 
 def _sparsity(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the sparsity of a pruning: a share, or a pattern."""
+    """Return the sparsity of a pruning: a ratio, or a pattern."""
     chosen = values.get("sparsity") or USUAL_SPARSITY
     if chosen != PATTERN:
         return {"sparsity": int(chosen) / 100}
     if values["method"] in STRUCTURAL_METHODS:
         raise DraftProblem(
-            f"{METHOD_WORDS[values['method']]} removes whole heads and channels, not two of each "
-            "four weights. Choose a share.",
+            f"Structured pruning ({METHOD_WORDS[values['method']]}) does not support "
+            "2:4 sparsity. Choose a sparsity ratio.",
             "sparsity",
         )
     return {"pattern": PATTERN}

@@ -349,7 +349,7 @@ def _communication(best: PlannedStrategy) -> dict[str, dict[str, Any]]:
 
 
 def _placed(policy: PolicyOffload, best: PlannedStrategy) -> dict[str, dict[str, Any]]:
-    """Return the planned offload shares and the resulting bytes."""
+    """Return the planned offload fractions and the resulting bytes."""
     shares = {name: _exactly(getattr(policy, name), "share") for name in SHARES}
     memory = best.memory
     sizes = {"host_bytes": memory.host_bytes, "offloaded_disk_bytes": memory.disk_bytes}

@@ -392,7 +392,7 @@ def _refuse_unsupported(strategy: Strategy) -> None:
 
 
 def _memory_ratio(best: PlannedStrategy) -> float:
-    """Return the plan's peak as a share of a GPU: weights, cache, activations, workspace.
+    """Return the plan's peak as a fraction of a GPU's memory.
 
     Includes a 10 % margin: an engine with too little memory does not start.
     """
@@ -492,8 +492,8 @@ def with_adapters(spec: GenerateSpec, known: Sequence[NamedAdapter], chosen: str
 def offload_of(strategy: Strategy, shape: ModelSpec) -> Away | None:
     """Return the job's offload of a plan, None if everything stays on the device.
 
-    The planner's share is of the layers' bytes. For weights alone, whole layers stay resident, so
-    that no more memory is used than planned; with cache, activations, micro-batches or 4-bit
+    The planner's fraction is of the layers' bytes. For weights alone, whole layers stay resident,
+    so that no more memory is used than planned; with cache, activations, micro-batches or 4-bit
     weights the job applies the full policy. For a mixture of experts only experts are offloaded.
 
     Raises:

@@ -244,7 +244,7 @@ def _infeasible(answer: PlanAnswer, searched: str) -> Verdict:
 
 
 def closest_miss(rejected: Mapping[str, Rejection]) -> Rejection | None:
-    """Return the rejected family closest to its limit."""
+    """Return the rejected strategy family closest to its limit."""
     numbered = [each for each in rejected.values() if each.required and each.limit]
     numbered = [each for each in numbered if each.constraint == "memory"] or numbered
     if numbered:

@@ -263,7 +263,7 @@ def first_host(team: Team) -> Host | None:
 def draft_begin(
     *, team: Team, owner: User, preset: str = "", model: TeamModel | None = None
 ) -> Plan:
-    """Return a new plan with a complete draft, or the owner's existing untouched equal one."""
+    """Return a new draft plan; if the owner has an identical unedited draft, return that one."""
     draft = _first_draft(team, preset, model)
     untouched = Plan.objects.filter(team=team, owner=owner, state=PlanState.DRAFT, draft=draft)
     return untouched.first() or Plan.objects.create(team=team, owner=owner, draft=draft)

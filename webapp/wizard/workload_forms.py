@@ -552,7 +552,10 @@ class CompressForm(StepForm):
         """Reject an N:M sparsity pattern for methods that remove whole channels."""
         values = super().clean() or self.cleaned_data
         if values.get("method") in STRUCTURAL_METHODS and values.get("sparsity") == PATTERN:
-            self.add_error("sparsity", "This method removes whole heads. Choose a share.")
+            self.add_error(
+                "sparsity",
+                "Structured pruning does not support 2:4 sparsity. Choose a sparsity ratio.",
+            )
         return values
 
 

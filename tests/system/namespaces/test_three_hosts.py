@@ -166,7 +166,7 @@ def test_the_post_mortem_names_the_host_that_never_told_its_end(after_a_long_cut
     page = after_a_long_cut["pages"]["post-mortem"]
 
     assert re.search(r"Ended first on north, rank [01], \d\d:\d\d:\d\d\.", page)
-    assert "No end was reported by south (silent for " in page
+    assert "No end was reported by south (no heartbeat for " in page
     assert "It may be the cause: the others only lost it." in page
 
 

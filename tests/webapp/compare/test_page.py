@@ -10,7 +10,7 @@ from tests.webapp.conftest import client_of, make_job
 from webapp.jobs.measured_figures import TermRow
 from webapp.jobs.models import Job
 from webapp.pages import compare
-from webapp.pages.compare import Side, flat, overlays, settings_of, shown, sides_of, words_of
+from webapp.pages.compare import Side, flat, overlays, setting_label, settings_of, shown, sides_of
 from webapp.pages.job_charts import draw
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -173,7 +173,7 @@ def test_settings_are_made_flat_and_read_as_words():
     assert dict(flat(document)) == {"a.b": 1, "e": False}
     for value, text in [(True, "yes"), ((1, 2), "1, 2"), (0.5, "0.5"), ("x" * 99, "x" * 79 + "…")]:
         assert shown(value) == text, value
-    assert words_of("model.config.hidden_size") == "Model · config · hidden size"
+    assert setting_label("model.config.hidden_size") == "Model · config · hidden size"
 
 
 def test_a_job_without_a_layout_differs_from_one_in_what_that_one_sets(make_run, alice):

@@ -24,7 +24,7 @@ from runners.jobspec.train import LayoutOptions
 from webapp.bench import compression, layouts, long_history, memory, peers
 from webapp.bench import peer_answer as script
 from webapp.bench.compression import CLAIMS, Claim, page, verdict
-from webapp.bench.crowd import CommitCount
+from webapp.bench.host_load import CommitCount
 from webapp.bench.layouts import (
     ALONE,
     COPIES,
@@ -39,7 +39,7 @@ from webapp.bench.layouts import (
     machine_of,
     predicted_seconds,
 )
-from webapp.bench.long_history import figures
+from webapp.bench.long_history import long_history_metrics
 from webapp.bench.memory import Row, planned, rows_of, sharding_ratios
 from webapp.bench.peers import OTHERS, QUESTION, UNITS, Answer
 from webapp.bench.ratios import PROOFS, evidence, holds, keep, level_of, stored
@@ -100,7 +100,7 @@ def test_a_claim_is_judged_by_its_intervals():
 def test_figures_carry_their_units(monkeypatch, tmp_path):
     kept = [bench.Row("rtn", {"perplexity": 3.0, "disk_bytes": 7.0, "other": 1.0})]
     monkeypatch.setattr(compression, "rows", lambda _folder, _seconds: iter(kept))
-    found = list(compression.figures(tmp_path))
+    found = list(compression.compression_metrics(tmp_path))
     assert found == [("rtn: disk_bytes", 7.0, "bytes"), ("rtn: perplexity", 3.0, "")]
     assert json.dumps(found)
 
@@ -111,7 +111,7 @@ def test_rows_that_are_kept_take_the_place_of_those_before(monkeypatch, tmp_path
     monkeypatch.setattr(compression, "rows", lambda _folder, _seconds: iter(again))
     monkeypatch.setattr(compression, "RESULTS_PATH", tmp_path / "rows.jsonl")
     monkeypatch.setattr(compression, "DOCS", tmp_path / "page.md")
-    list(compression.figures(tmp_path, is_kept=True))
+    list(compression.compression_metrics(tmp_path, is_kept=True))
     assert compression.stored()[again[1].name]["perplexity"] == 4321.0
     assert "4321.00" in (tmp_path / "page.md").read_text()
 
@@ -340,7 +340,7 @@ def test_growth_is_told_between_the_smallest_and_the_largest_site(monkeypatch, t
         "webapp.bench.long_history._measured",
         lambda _data, size: dict.fromkeys(long_history.names(), taken[size]),
     )
-    told = {name: value for name, value, _ in figures(tmp_path, [10, 1000])}
+    told = {name: value for name, value, _ in long_history_metrics(tmp_path, [10, 1000])}
     assert told["home, 10 jobs"] == 0.1
     assert told["home: exponent of growth"] == pytest.approx(0.301, abs=1e-3)
 

@@ -78,7 +78,7 @@ def test_a_silent_host_needs_somebody(alice, host):
     host.last_seen_at = now() - timedelta(minutes=5)
     host.save()
     found = attention_for(alice)
-    assert found[0].title == f"{host.name} has been silent for 5 min"
+    assert found[0].title == f"{host.name} has been unreachable for 5 min"
     assert found[0].url == f"/hosts/{host.slug}/"
 
 

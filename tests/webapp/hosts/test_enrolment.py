@@ -287,7 +287,7 @@ def test_a_later_order_replaces_an_earlier_one_and_one_for_what_is_unknown_is_dr
 
 
 def test_the_agents_own_environment_and_unknown_ones_are_refused_by_name(telling):
-    with pytest.raises(InvalidProblem, match="The environment main stays"):
+    with pytest.raises(InvalidProblem, match="The environment main cannot be rebuilt"):
         order(telling, "remove", "main")
     with pytest.raises(NotFoundProblem, match="has no environment nobody"):
         order(telling, "build", "nobody")

@@ -95,7 +95,7 @@ def test_jobs_count_in_the_list_and_stand_on_the_page_until_they_are_deleted(ali
 
 
 def test_a_silent_host_says_for_how_long_and_a_retired_one_leaves_the_list(alice, silent, host):
-    assert "Silent 34 s" in plain(client_of(alice).get("/hosts/"))
+    assert "No heartbeat for 34 s" in plain(client_of(alice).get("/hosts/"))
     Host.objects.update(state=HostState.RETIRED)
     assert "No host is enrolled yet" in plain(client_of(alice).get("/hosts/"))
 

@@ -49,18 +49,18 @@ def proof(host, olga, settings, tmp_path) -> Job:
 
 
 def test_an_operator_proves_a_host_on_all_its_devices(host, olga):
-    assert "Nobody has proven this host yet" in page_of(olga, host)
+    assert "This host has not been validated yet" in page_of(olga, host)
     response = client_of(olga).post(f"/hosts/{host.slug}/prove/")
     job = Job.objects.get(kind="prove")
     assert response["Location"] == f"/jobs/{job.pk}/"
     assert (job.requested_host, job.devices_per_host) == (host, None)
     assert job.spec["stages"][0] == "identity"
     assert "no report yet" in page_of(olga, host)
-    assert "Proof" in plain(client_of(olga).get(f"/jobs/{job.pk}/"))
+    assert "Validation" in plain(client_of(olga).get(f"/jobs/{job.pk}/"))
 
 
 def test_only_an_operator_proves_a_host_and_only_one_that_takes_jobs(host, alice, olga):
-    assert "Prove this host" not in page_of(alice, host)
+    assert "Validate this host" not in page_of(alice, host)
     assert client_of(alice).post(f"/hosts/{host.slug}/prove/").status_code == 403
     host.state = "retired"
     host.save()
@@ -73,7 +73,7 @@ def test_the_page_says_what_is_wrong_and_the_report_is_shown_without_scripts_to_
     proof, host, alice, charlie
 ):
     shown = page_of(alice, host)
-    assert "Something is wrong on this host" in shown
+    assert "Some tests failed on this host" in shown
     assert "rates: sum: expected 3, found 4" in shown
     report = client_of(alice).get(f"/jobs/{proof.pk}/proof/")
     assert "&lt;b&gt;lab" in report.content.decode()
@@ -153,18 +153,18 @@ def end_proof(proof, host, facts) -> None:
 def test_a_proofs_rates_replace_those_of_the_micro_benchmark_and_say_so(finish, host, alice):
     host.microbench = make_microbench().model_dump(mode="json")
     host.save()
-    assert "Measured by a proof" not in page_of(alice, host)
+    assert "Measured by a validation run" not in page_of(alice, host)
     finish({"rates": PROVEN})
     cluster = cluster_for_host(host)
     assert cluster.device.memory_bandwidth_bytes_per_second == 24e9
     assert cluster.device.peak_flops_per_second == {"fp32": 90e9, "bf16": 99e9}
-    assert cluster.device.runtime_overhead_bytes == 350_000_000  # not measured by a proof
+    assert cluster.device.runtime_overhead_bytes == 350_000_000  # not measured by a validation
     assert cluster.disk_bandwidth_bytes_per_second == 900e6
-    assert cluster.device.source == "measured on Box by a proof"
+    assert cluster.device.source == "measured on Box by a validation run"
     assert cluster.device.as_of == now().date().isoformat()
     shown = page_of(alice, host)
     assert "24.0" in shown
-    assert "Measured by a proof" in shown
+    assert "Measured by a validation run" in shown
 
 
 @pytest.mark.parametrize("rates", [None, {"device": {"device": "cpu"}}, "fast"])

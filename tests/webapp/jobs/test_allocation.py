@@ -283,10 +283,10 @@ def queued(team, alice, host, **changes) -> Job:
 
 def test_silence_is_said_in_the_unit_that_people_use(team, alice, host):
     for seconds, words in [
-        (45, "silent for 45 s;"),
-        (200, "silent for 3 min 20 s;"),
-        (7200, "silent for 2 h;"),
-        (3 * 86_400, "silent for 3 d;"),
+        (45, "no heartbeat for 45 s;"),
+        (200, "no heartbeat for 3 min 20 s;"),
+        (7200, "no heartbeat for 2 h;"),
+        (3 * 86_400, "no heartbeat for 3 d;"),
     ]:
         with undone(seconds, words):
             Host.objects.update(last_seen_at=now() - timedelta(seconds=seconds))

@@ -218,7 +218,7 @@ def test_the_pages_say_what_was_left_out_of_the_hosts_factors(together, alice):
     for member in members(together):
         assert jobs_together(member.host) == 1
         text = client_of(alice).get(f"/hosts/{member.host.slug}/").content.decode()
-        assert "Not counted here: 1 job that ran together with other hosts" in text
+        assert "Excluded: 1 multi-host job. Its times depend" in text
     text = client_of(alice).get(f"/jobs/{together.pk}/").content.decode()
     assert "Measured by 2 hosts together, so it changes the factors of none of them." in text
 

@@ -139,8 +139,8 @@ def after(attempt, seconds: float) -> Job:
 def test_a_running_job_stands_as_its_hosts_silence_says(attempt):
     for seconds, standing in [
         (3, StateLabel("running")),
-        (34, StateLabel("running", note="silent 34 s")),
-        (240, StateLabel("lost", "Last known: running", "host silent 4 min")),
+        (34, StateLabel("running", note="no heartbeat for 34 s")),
+        (240, StateLabel("lost", "Last known: running", "host unreachable for 4 min")),
     ]:
         with undone(seconds, standing):
             assert state_label_of(after(attempt, seconds)) == standing
@@ -161,11 +161,11 @@ def test_every_page_says_it_in_the_same_words(attempt, alice):
         job = after(attempt, 240)
         text = client_of(alice).get(address.format(job=job.pk)).content.decode()
         assert "Last known: running" in text, address
-        assert "host silent 4" in text, address
+        assert "host unreachable for 4" in text, address
 
 
 def test_a_degraded_host_leaves_the_job_running_in_every_list(attempt, alice):
     after(attempt, 34)
     text = client_of(alice).get("/jobs/").content.decode()
     assert "Running" in text
-    assert "silent 34" in text
+    assert "no heartbeat for 34" in text

@@ -47,7 +47,7 @@ def give_up(user, job, name: str = "Box", **more: str):
 
 def test_the_page_says_what_is_known_and_the_job_page_leads_there(lost, alice):
     text = page(alice, lost, "abandon/")
-    assert "Last known: running, host silent 4 min" in text
+    assert "Last known: running, host unreachable for 4 min" in text
     assert "1 events stored" in text
     assert f"/jobs/{lost.pk}/abandon/" in page(alice, lost)
 
@@ -171,7 +171,7 @@ def test_the_pages_name_every_silent_host_and_say_what_is_freed_and_stopped(half
     assert "freed when the attempt has stopped" in text
     standing = state_label_of(half_lost)  # its first host speaks: it is not called lost
     assert (standing.state, standing.word) == ("running", "")
-    assert standing.note == "2 hosts silent 4 min"
+    assert standing.note == "2 hosts: no heartbeat for 4 min"
     text = page(alice, half_lost, "")
     assert "No heartbeat from Box 2 and Box 3 for 4 min" in text
     assert f"/jobs/{half_lost.pk}/abandon/" in text

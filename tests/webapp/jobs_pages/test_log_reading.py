@@ -209,7 +209,7 @@ def part_page(job, user, name: str, **query: str) -> str:
 def test_every_host_is_offered_with_how_it_stands(gang, alice):
     silence(members(gang)[1].host, minutes=4)
     text = part_page(gang, alice, "job-logs").replace("\N{NO-BREAK SPACE}", " ")
-    assert 'Box 2 <span class="warn">silent 4 min' in text
+    assert 'Box 2 <span class="warn">unreachable for 4 min' in text
     end(members(gang)[1], "oom_gpu")
     for name in ("job-logs", "job-metrics"):
         text = part_page(gang, alice, name)

@@ -134,7 +134,9 @@ def test_each_rejection_is_shown_once_the_nearest_first_and_alike_ones_share_a_r
     named = [title for each in inapplicable(answer) for title in each.titles.split(" · ")]
     assert len(rejections(answer)) + len(named) == len(answer.rejected)
     assert [one.reason for one in rejections(answer) if "_seconds" in one.reason] == []
-    entries = sorted(answer.rejected.values(), key=lambda one: alternatives._miss(("", one)))
+    entries = sorted(
+        answer.rejected.values(), key=lambda one: alternatives._required_to_limit(("", one))
+    )
     ratios = [one.required / one.limit for one in entries if one.required and one.limit]
     assert ratios == sorted(ratios)
 

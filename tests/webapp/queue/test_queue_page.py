@@ -162,7 +162,10 @@ def test_of_many_hosts_those_with_something_taken_are_shown(alice, team, submit,
     html = page(alice)
     assert "GPU 0 Long run until ≈" in text(html)
     assert ">idle<" not in html
-    assert "1 of 2 hosts, those with something taken first; of the others 4 of 4" in text(html)
+    assert (
+        "Showing 1 of 2 hosts, those with allocated devices first. The hosts not shown have 4 of 4"
+        in text(html)
+    )
     assert ">idle<" in page(alice, f"/queue/{host.pool_id}/?hosts=all")
 
 

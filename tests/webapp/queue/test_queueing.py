@@ -76,7 +76,7 @@ def test_a_degraded_host_takes_no_gang(submit, node_a):
     with time_machine.travel(now(), tick=False):
         Host.objects.update(last_seen_at=now() - timedelta(seconds=40))
         job = submit(node_a, devices_per_host=2)
-        assert "node-a has been silent for 40 s" in waiting_line(job).sentence
+        assert "node-a has sent no heartbeat for 40 s" in waiting_line(job).sentence
 
 
 def test_a_job_goes_to_a_device_with_enough_memory(submit, team):

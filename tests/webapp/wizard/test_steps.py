@@ -80,7 +80,7 @@ def test_a_compression_keeps_its_bits_and_whole_heads_do_not_go_by_two_of_four(w
         walker = walk()
         walker.press("goal", goal="compress")
         page = walker.press("workload", method=method, sparsity="2:4")
-        assert "Choose a share" in str(page.context["form"].errors["sparsity"]), method
+        assert "Choose a sparsity ratio" in str(page.context["form"].errors["sparsity"]), method
 
 
 def test_pins_are_kept_and_asked_of_the_planner_or_refused_beside_their_field(walk):

@@ -141,9 +141,9 @@ LOOKS = {
     "retired": StateStyle("", "square", "Retired"),
     # contact with a host
     "live": StateStyle("good", "check", "In contact"),
-    "degraded": StateStyle("warn", "triangle", "Silent"),
+    "degraded": StateStyle("warn", "triangle", "No heartbeat"),
     "unreachable": StateStyle("bad", "cross", "Unreachable"),
-    "stale": StateStyle("warn", "triangle", "Silent"),
+    "stale": StateStyle("warn", "triangle", "No heartbeat"),
     "lost": StateStyle("warn", "question", "Last known"),
     "never": StateStyle("", "clock", "No heartbeat yet"),
     "unknown": StateStyle("", "clock", "Not seen yet"),

@@ -86,7 +86,7 @@ def priority_options(chosen: int) -> SafeString:
 
 @register.simple_tag
 def state_label(job: Job) -> SafeString:
-    """Render a job's status chip and, while its host is silent, for how long."""
+    """Render a job's status chip and, while its host sends no heartbeat, for how long."""
     label = state_label_of(job)
     chip = status(label.state, label.word)
     return fragment("jobs/_standing.html", chip=chip, note=label.note) if label.note else chip

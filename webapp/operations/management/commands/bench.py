@@ -23,8 +23,8 @@ from runners.host import bench
 from runners.host.bench import KeptRatio, Ratio
 from webapp.bench import (
     compression,
-    crowd,
     first_line,
+    host_load,
     layouts,
     live_path,
     long_history,
@@ -142,31 +142,31 @@ def start() -> Iterator[Figure]:
 def beats() -> Iterator[Figure]:
     """Measure the server's cost of 500 hosts of 8 GPUs, with a heartbeat every ten seconds."""
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as data:
-        yield from (Figure(*row) for row in crowd.figures(Path(data)))
+        yield from (Figure(*row) for row in host_load.host_load_metrics(Path(data)))
 
 
 def page_times() -> Iterator[Figure]:
     """Measure pages with 1,000, 10,000 and 100,000 jobs: some minutes, 8 GB of disk."""
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as data:
-        yield from (Figure(*row) for row in long_history.figures(Path(data)))
+        yield from (Figure(*row) for row in long_history.long_history_metrics(Path(data)))
 
 
 def live() -> Iterator[Figure]:
     """Measure the delivery of 200 jobs' events, once a second each, from hosts to browsers."""
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as data:
-        yield from (Figure(*row) for row in live_path.figures(Path(data)))
+        yield from (Figure(*row) for row in live_path.live_path_metrics(Path(data)))
 
 
 def supervisor() -> Iterator[Figure]:
     """Measure a host's overhead for a job that writes 66 lines a second."""
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as data:
-        yield from (Figure(*row) for row in supervising.figures(Path(data)))
+        yield from (Figure(*row) for row in supervising.supervising_metrics(Path(data)))
 
 
 def first_lines() -> Iterator[Figure]:
     """Measure the time from launch to the first log line of the demo."""
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as data:
-        yield from (Figure(*row) for row in first_line.figures(Path(data)))
+        yield from (Figure(*row) for row in first_line.first_line_metrics(Path(data)))
 
 
 def generation() -> Iterator[Figure]:
@@ -208,7 +208,7 @@ def weights() -> Iterator[Figure]:
 def compress(*, is_kept: bool = False) -> Iterator[Figure]:
     """Train the demo model and compress it with every method that runs: half an hour."""
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder:
-        results = compression.figures(Path(folder), is_kept=is_kept)
+        results = compression.compression_metrics(Path(folder), is_kept=is_kept)
         yield from (Figure(*row) for row in results)
 
 

@@ -37,7 +37,7 @@ ANSWER_SECONDS = 15.0
 SERVER_PARTS = ("uvicorn", "control", "ticker")
 
 
-def figures(data: Path, hosts: int = HOSTS) -> Iterator[tuple[str, float, str]]:
+def host_load_metrics(data: Path, hosts: int = HOSTS) -> Iterator[tuple[str, float, str]]:
     """Yield the server's cost of many hosts, each figure with its unit."""
     with site.running(data) as up:
         tokens = up.manage("enrol_token", "--count", str(hosts)).split()
