@@ -130,7 +130,9 @@ def secrets_open(*, team_id: str, names: Iterable[str]) -> dict[str, str]:
     for row in rows:
         document = json.loads(vault.unseal(row.sealed))
         if (document.get("team"), document.get("name")) != (team_id, row.name):
-            raise VaultError(f"What is stored as {row.name} was sealed as something else.")
+            raise VaultError(
+                f"The stored value of {row.name} was encrypted for another secret or team."
+            )
         values[row.name] = str(document["value"])
     rows.update(last_given_at=now())
     return values

@@ -81,7 +81,7 @@ def export_plan(plan: Plan, answer: PlanAnswer, key: str) -> Export:
         PlannerError: nothing fits, or the format cannot express this plan.
     """
     if not answer.plans:
-        raise PlannerError("Nothing fits this question, so that there is nothing to export.")
+        raise PlannerError("No plan fits this request, so there is nothing to export.")
     request = answer.request or PlanRequest.model_validate(plan.request)
     return export(key, export_case(request, answer.plans[0]))
 
@@ -362,7 +362,9 @@ def plan_launch_view(request: HttpRequest, plan_id: str) -> HttpResponse:
     plan = changeable_plan(request, plan_id)
     posted = request.POST.dict()
     try:
-        _refuse_unreviewed(request, plan)
+        reviewed = request.POST.get("revision", "")  # the draft may have changed since
+        if plan.is_draft and reviewed not in {"", str(plan.revision)}:
+            raise PlanChangedError(plan, request.user.get_username())
         if posted.get("go") == "keep":
             return _keep(request, plan)
         job = _launch(request, plan)
@@ -370,13 +372,6 @@ def plan_launch_view(request: HttpRequest, plan_id: str) -> HttpResponse:
         messages.error(request, str(problem))
         return redirect("plan-step", plan.pk, "review")
     return redirect("job-detail", job.pk)
-
-
-def _refuse_unreviewed(request: HttpRequest, plan: Plan) -> None:
-    """Refuse to save or launch a draft that changed since its review."""
-    reviewed = request.POST.get("revision", "")
-    if plan.is_draft and reviewed not in {"", str(plan.revision)}:
-        raise PlanChangedError(plan, request.user.get_username())
 
 
 def _chosen_name(posted: Mapping[str, str]) -> str:
@@ -424,7 +419,7 @@ def _launch(request: HttpRequest, plan: Plan) -> Job:
 
 @require_POST
 def plan_compute_view(request: HttpRequest, plan_id: str) -> HttpResponse:
-    """Plan with current measurements of the host; a saved plan gets a new version."""
+    """Plan again, with the host's current measurements; a saved plan gets a new version."""
     plan = changeable_plan(request, plan_id)
     try:
         plan = plan_again(plan, signed_in(request))

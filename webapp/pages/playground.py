@@ -99,7 +99,7 @@ def _job_for(request: HttpRequest, job_id: str) -> Job:
     job = load_job(request, job_id)
     membership = membership_of(request.user, job.team)
     if membership is None or not is_at_least(Role(membership.role), Role.PRACTITIONER):
-        raise PermissionDenied("To ask an endpoint you need the role Practitioner or higher.")
+        raise PermissionDenied("To use an endpoint you need the role Practitioner or higher.")
     return job
 
 

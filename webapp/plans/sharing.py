@@ -159,9 +159,9 @@ def spread_of(best: PlannedStrategy, goal: str) -> Spread:
         splits.append("several copies side by side")
     if splits:
         raise DraftProblem(
-            f"This plan needs {' and '.join(splits)}, which jobs do not run yet: they generate "
-            "with one model that is divided one way, and serve with one device. Pin tensor and "
-            "pipeline parallel to 1, or of a generation one of them, or choose a smaller model.",
+            f"This plan needs {' and '.join(splits)}, which jobs do not support yet: a generation "
+            "divides one model in one way, and an endpoint uses one device. Pin tensor and "
+            "pipeline parallel to 1 (of a generation, one of them), or choose a smaller model.",
             "tensor_parallel_size",
         )
     each = best.cluster.devices_per_node

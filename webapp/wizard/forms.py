@@ -366,7 +366,7 @@ class ModelForm(StepForm):
         if not path.strip():
             self.add_error("path", "Name the folder on the host, for example llama-3.2-1b.")
         elif ".." in path.split("/") or "\x00" in path:
-            self.add_error("path", "A folder's path may not climb with “..”.")
+            self.add_error("path", "A folder's path may not contain “..”.")
         self._check_shape("folder_config", values)
 
     def _check_shape(self, name: str, values: dict[str, Any]) -> None:

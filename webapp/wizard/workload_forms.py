@@ -56,7 +56,7 @@ def checked_path(text: str) -> str:
     """
     path = text.strip()
     if ".." in path.split("/") or "\x00" in path:
-        raise forms.ValidationError("A file's path may not climb with “..”.")
+        raise forms.ValidationError("A file's path may not contain “..”.")
     try:
         if path:
             suffix_of(path)
@@ -355,7 +355,7 @@ class GenerateForm(StepForm):
         """Reject a path with “..”."""
         path = str(self.cleaned_data.get("prompts_path") or "").strip()
         if ".." in path.split("/") or "\x00" in path:
-            raise forms.ValidationError("A file's path may not climb with “..”.")
+            raise forms.ValidationError("A file's path may not contain “..”.")
         return path
 
     def clean(self) -> dict[str, Any]:

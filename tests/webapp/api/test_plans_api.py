@@ -171,7 +171,7 @@ def test_where_nothing_fits_no_format_is_listed_and_each_says_why(alice, served)
     served.save()
     assert get(alice, served, "exports").json()["formats"] == []
     detail = get(alice, served, "exports/vllm").json()["detail"]
-    assert detail == "Nothing fits this question, so that there is nothing to export."
+    assert detail == "No plan fits this request, so there is nothing to export."
 
 
 def test_a_plan_keeps_its_exports_when_its_host_is_gone_and_no_limits(alice, served, host):

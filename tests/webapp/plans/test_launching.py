@@ -132,7 +132,7 @@ def test_bits_and_what_goes_reach_the_host(plan_of):
 def test_bits_and_shares_that_no_host_writes_are_refused_by_name(plan_of):
     for chosen, said in (
         ({"method": "gguf", "bits": 3}, "with 4 bits (Q4_K_M) or 8 (Q8_0), not 3"),
-        ({"method": "llm_pruner", "sparsity": "2:4"}, "not two of each four"),
+        ({"method": "llm_pruner", "sparsity": "2:4"}, "does not support 2:4 sparsity"),
         (
             {"method": "autoround"},
             "AutoRound is planned but does not run yet. Choose one that does",

@@ -345,7 +345,7 @@ def test_a_step_that_lacks_something_or_a_mixture_that_cannot_be_is_refused_by_i
         ({"mix_weight_3": "0"}, "mix_weight_3", "Weight of source 3 is 0.0. It must be"),
         ({"mix_weight_1": "much"}, "mix_weight_1", "It must be a number from 0.001 to 1000."),
         ({"mix_path_3": ""}, "mix_path_3", "Name the file."),
-        ({"mix_path_3": "../a.txt"}, "mix_path_3", "may not climb"),
+        ({"mix_path_3": "../a.txt"}, "mix_path_3", "may not contain"),
         ({"mix_path_3": "a.csv"}, "mix_path_3", "end in .jsonl, .parquet or .txt"),
         ({"mix_source_3": "gone"}, "mix_source_3", "not one of the available"),
         ({"mix_source_2": "host", "mix_weight_2": "1"}, "mix_source_2", "is already listed"),
@@ -356,7 +356,7 @@ def test_a_step_that_lacks_something_or_a_mixture_that_cannot_be_is_refused_by_i
 
     for changes, field, said in [
         ({"data_source": "file"}, "data_path", "Name the file."),
-        ({"data_source": "file", "data_path": "../a.jsonl"}, "data_path", "may not climb"),
+        ({"data_source": "file", "data_path": "../a.jsonl"}, "data_path", "may not contain"),
         (
             {"data_source": "file", "data_path": "a.feather"},
             "data_path",

@@ -28,7 +28,7 @@ class Command(BaseCommand):
         lifetimes = Lifetimes(**{name: options[f"{name}_days"] for name in Lifetimes._fields})
         for name, days in lifetimes._asdict().items():
             if days < 1:
-                raise CommandError(f"--{name}-days is {days}: at least a day is kept.")
+                raise CommandError(f"--{name}-days is {days}; the least is 1.")
         old_heaps = heaps(lifetimes)
         for heap in old_heaps:
             self.stdout.write(line(f"{heap.num_things:,}", heap.num_bytes, heap.name))
