@@ -34,7 +34,6 @@ STRICT_HEADERS = [
 
 
 async def _application(scope: Scope, receive: Receive, send: Send) -> None:
-    """Handle one connection."""
     if scope["type"] == "lifespan":
         await _lifespan(receive, send)
     elif scope["type"] == "http" and scope["path"].startswith(stream.PREFIX):

@@ -63,17 +63,8 @@ def last_administrator_keep(instance: User, raw: bool = False, **_others: Any) -
     Raises:
         ConflictProblem: the save would leave no administrator; nothing is written.
     """
-    if not raw and instance.pk and not is_administrator(instance):
-        check_not_last(instance)
-
-
-def check_not_last(user: User) -> None:
-    """Reject a change that would leave no administrator.
-
-    Raises:
-        ConflictProblem: this account is the last administrator.
-    """
-    if is_last_administrator(user):
+    is_closed = not raw and instance.pk and not is_administrator(instance)
+    if is_closed and is_last_administrator(instance):
         raise ConflictProblem("last_admin", LAST_ADMIN)
 
 

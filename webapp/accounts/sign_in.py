@@ -383,7 +383,13 @@ def try_begin(*, name: str, address: str) -> LoginTry:
         if wait:
             attempt.delete()
     if wait:
-        raise BusyProblem("too_many_tries", wait_sentence(wait), retry_after_seconds=wait)
+        minutes = -(-wait // 60)
+        raise BusyProblem(
+            "too_many_tries",
+            f"Too many wrong passwords. Try again in {minutes} "
+            f"minute{'s' if minutes > 1 else ''}; until then no password is looked at.",
+            retry_after_seconds=wait,
+        )
     return attempt
 
 
@@ -393,15 +399,6 @@ def _wait_seconds(most: int, **which: str) -> int:
     recent = LoginTry.objects.filter(at__gt=instant - WINDOW, **which).order_by("-at", "-pk")
     too_old = recent.values_list("at", flat=True)[most : most + 1]
     return max((1 + int((at + WINDOW - instant).total_seconds()) for at in too_old), default=0)
-
-
-def wait_sentence(seconds: int) -> str:
-    """Return the message for a user who has to wait."""
-    minutes = -(-seconds // 60)
-    return (
-        f"Too many wrong passwords. Try again in {minutes} minute{'s' if minutes > 1 else ''}; "
-        "until then no password is looked at."
-    )
 
 
 def tries_forgive(tried: LoginTry) -> None:

@@ -411,15 +411,11 @@ class StreamConsumer:
             len(stream_entries) >= COUNT for _, stream_entries in streams_read
         )
         self._gathers_until = 0.0 if is_full else self._clock() + ROUND_SECONDS
-        self._take_round(entries)
-        return len(entries)
-
-    def _take_round(self, entries: Sequence[Entry]) -> None:
-        """Store a round's entries: routine reports together, the others one by one."""
         routine, others = self._partition(entries)
-        for start in range(0, len(routine), SHARED_BATCHES):
-            self._take_together(routine[start : start + SHARED_BATCHES])
+        for first in range(0, len(routine), SHARED_BATCHES):
+            self._take_together(routine[first : first + SHARED_BATCHES])
         self._take_alone(others)
+        return len(entries)
 
     def _partition(self, entries: Sequence[Entry]) -> tuple[list[BatchableEntry], list[Entry]]:
         """Split entries into those that share a transaction and those stored alone.

@@ -123,7 +123,8 @@ class Publisher:
             try:
                 self._send(url, prefix, task, words)
             except OperationalError:
-                self._drop(url)
+                if connection := self._connections.pop(url, None):
+                    connection.release()
                 if is_new:
                     raise
                 self._send(url, prefix, task, words)
@@ -137,10 +138,6 @@ class Publisher:
         channel.Client = partial(PrefixedStrictRedis, global_keyprefix=prefix)
         # kombu's own retry would create a channel without the prefix.
         app.send_task(task, args=list(words), queue=QUEUE, connection=connection, retry=False)
-
-    def _drop(self, url: str) -> None:
-        if connection := self._connections.pop(url, None):
-            connection.release()
 
 
 _publisher = Publisher()
@@ -520,7 +517,17 @@ def end_unknown_attempts(seen: Mapping[str, Collection[str]]) -> list[Attempt]:
 def _end_lost(attempt: Attempt) -> bool:
     reason = Reason.SUPERVISOR_LOST if attempt.acked_seq else Reason.NEVER_STARTED
     if attempt.job.is_shared_out:
-        return _end_member(attempt, reason)
+        record = ExitRecord(
+            exit_code=None, signal=None, reason=reason, by="reaper",
+            started_at_ms=None, ended_at_ms=now_ms(),
+        )  # fmt: skip
+        with transaction.atomic():
+            Job.objects.select_for_update().get(pk=attempt.job_id)
+            attempt.ended_at, attempt.exit_record = now(), record.model_dump(mode="json")
+            attempt.save(update_fields=["ended_at", "exit_record"])
+            devices_release(attempt)
+            member_ended(attempt, record)
+        return True
     with transaction.atomic():
         moved = transition(
             attempt.job, JobState.ERROR, actor="system:reconcile", attempt=attempt, reason=reason
@@ -529,21 +536,6 @@ def _end_lost(attempt: Attempt) -> bool:
             Attempt.objects.filter(pk=attempt.pk).update(ended_at=now())
             devices_release(attempt)
     return moved
-
-
-def _end_member(attempt: Attempt, reason: Reason) -> bool:
-    """End one host's part of a job; the job's policy decides about the others."""
-    record = ExitRecord(
-        exit_code=None, signal=None, reason=reason, by="reaper",
-        started_at_ms=None, ended_at_ms=now_ms(),
-    )  # fmt: skip
-    with transaction.atomic():
-        Job.objects.select_for_update().get(pk=attempt.job_id)
-        attempt.ended_at, attempt.exit_record = now(), record.model_dump(mode="json")
-        attempt.save(update_fields=["ended_at", "exit_record"])
-        devices_release(attempt)
-        member_ended(attempt, record)
-    return True
 
 
 START_TIMEOUT = timedelta(seconds=scaled(120, least=8))

@@ -9,8 +9,7 @@ from django.db import transaction
 from pydantic import ValidationError
 
 from runners.shared.messages import MAIN, EnvironmentOrder, EnvironmentState
-from webapp.audit.models import Event
-from webapp.core.clock import now
+from webapp.audit.models import event_record
 from webapp.core.ids import new_ulid
 from webapp.core.problems import InvalidProblem, NotFoundProblem
 from webapp.hosts.models import Host
@@ -101,12 +100,5 @@ def environment_order(*, host: Host, name: str, action: str, by: str) -> None:
         checks = Host.objects.select_for_update(no_key=True).only("checks").get(pk=host.pk).checks
         order = {"action": action, "order_id": new_ulid(), "by": by}
         host.checks = checks_update(host.pk, **{ORDERS: {**checks.get(ORDERS, {}), name: order}})
-        Event.objects.create(
-            at=now(),
-            team_id=host.team_id,
-            kind=f"host.environment_{action}",
-            subject=host.pk,
-            actor=by,
-            detail={"environment": name},
-        )
+        event_record(host, f"host.environment_{action}", by, detail={"environment": name})
     publish_host_checks(host)

@@ -16,7 +16,7 @@ from runners.shared.reasons import Reason
 from runners.shared.timing import scaled
 from webapp.agents.dispatch import end_unknown_attempts, needs_of
 from webapp.agents.environments import findings_after, orders_of
-from webapp.audit.models import Event
+from webapp.audit.models import event_record
 from webapp.core.clock import now, now_ms
 from webapp.core.problems import InvalidProblem, Problem, UnauthorizedProblem
 from webapp.core.queries import RowChange, update_each
@@ -61,7 +61,10 @@ def host_beats(spoken: Sequence[HostHeartbeat]) -> list[BeatReply]:
     """
     hosts = _store(spoken)
     end_unknown_attempts({each.host_id: _reported_attempts(each.beat) for each in spoken})
-    _allocate(hosts)
+    pools = {host.pool_id for host in hosts.values()}
+    queued = Job.objects.filter(pool__in=pools, state=JobState.QUEUED, deleted_at=None)
+    for pool in Pool.objects.filter(pk__in=queued.order_by().values("pool")):
+        allocate_pool(pool)
     epochs_record([each.beat.epoch for each in spoken if each.beat.epoch])
     site = epoch()
     shown_epoch, is_backup = shown(site.number), site.highest_seen > site.number
@@ -106,15 +109,11 @@ def _store(heartbeats: Sequence[HostHeartbeat]) -> dict[str, Host]:
         hosts = rows.in_bulk({each.host_id for each in heartbeats})
         update_each(Host, [_apply(hosts[each.host_id], each.beat) for each in heartbeats])
     for each in heartbeats:
-        _publish_checks(hosts[each.host_id], each.beat)
+        host, beat = hosts[each.host_id], each.beat
+        if host.state == HostState.CHECKING or beat.facts or beat.microbench or beat.environments:
+            publish_host_checks(host)
     publish_host_states([(host, contact_of(host)) for host in hosts.values()])
     return hosts
-
-
-def _publish_checks(host: Host, beat: Beat) -> None:
-    """Notify open check-lists if a heartbeat carries what they show."""
-    if host.state == HostState.CHECKING or beat.facts or beat.microbench or beat.environments:
-        publish_host_checks(host)
 
 
 def _apply(host: Host, beat: Beat) -> RowChange:
@@ -126,7 +125,9 @@ def _apply(host: Host, beat: Beat) -> RowChange:
     if beat.facts is not None:
         devices_sync(host, beat.facts)
     if host.state != before:
-        _record_state_change(host, before)
+        event_record(
+            host, "host.state", f"host:{host.slug}", from_state=before, to_state=host.state
+        )
     return RowChange(host.pk, changes)
 
 
@@ -156,28 +157,7 @@ def _changes(host: Host, beat: Beat) -> dict[str, Any]:
     return changes
 
 
-def _record_state_change(host: Host, before: str) -> None:
-    Event.objects.create(
-        at=now(),
-        team_id=host.team_id,
-        kind="host.state",
-        subject=host.pk,
-        from_state=before,
-        to_state=host.state,
-        actor=f"host:{host.slug}",
-    )
-
-
-def _allocate(hosts: Mapping[str, Host]) -> None:
-    """Run the allocation of these hosts' pools that have queued jobs."""
-    pools = {host.pool_id for host in hosts.values()}
-    queued = Job.objects.filter(pool__in=pools, state=JobState.QUEUED, deleted_at=None)
-    for pool in Pool.objects.filter(pk__in=queued.order_by().values("pool")):
-        allocate_pool(pool)
-
-
 def _named_attempts(heartbeats: Sequence[HostHeartbeat]) -> dict[str, Attempt]:
-    """Return the attempts that the heartbeats name, by id."""
     named = {pk for each in heartbeats for pk in _reported_attempts(each.beat)}
     if not named:
         return {}
@@ -345,10 +325,10 @@ class HeartbeatBatcher:
             await asyncio.sleep(self._last_at + self._window_seconds - time.monotonic())
             batch, self._waiting = self._waiting, []
             self._last_at = time.monotonic()
-            await _settle(batch)
+            await _resolve(batch)
 
 
-async def _settle(batch: Sequence[tuple[ReceivedHeartbeat, asyncio.Future[Answer]]]) -> None:
+async def _resolve(batch: Sequence[tuple[ReceivedHeartbeat, asyncio.Future[Answer]]]) -> None:
     """Set the reply, or the exception, of every heartbeat of a batch."""
     futures = [answer for _, answer in batch]
     try:

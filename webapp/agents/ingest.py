@@ -216,8 +216,11 @@ def _endpoint(_attempt: Attempt, body: dict[str, Any]) -> None:
 def _exited(attempt: Attempt, body: dict[str, Any]) -> None:
     """Store the exit record; end the job if the attempt is its current one."""
     record = ExitRecord.model_validate(body)
+    # A supervisor cannot query GPUs: the loads are those of the host's last heartbeat.
+    gpus = attempt.host.last_beat.get("gpus") or []
     Attempt.objects.filter(pk=attempt.pk).update(
-        exit_record=record.model_dump(mode="json") | _gpus_at_end(attempt), ended_at=now()
+        exit_record=record.model_dump(mode="json") | ({"gpus": gpus} if gpus else {}),
+        ended_at=now(),
     )
     Command.objects.filter(attempt=attempt).exclude(state="dead").update(state="acked")
     devices_release(attempt)
@@ -234,12 +237,6 @@ def _exited(attempt: Attempt, body: dict[str, Any]) -> None:
     ):
         job_finished(job, attempt)
     transaction.on_commit(lambda: allocate_after(attempt))
-
-
-def _gpus_at_end(attempt: Attempt) -> dict[str, Any]:
-    """Return the GPU loads of the host's last heartbeat; a supervisor cannot query GPUs."""
-    gpus = attempt.host.last_beat.get("gpus") or []
-    return {"gpus": gpus} if gpus else {}
 
 
 def _update_job(attempt: Attempt, **changes: object) -> None:
@@ -315,7 +312,7 @@ def events_accept(
     try:
         return _accept(host, batch, num_bytes)
     except QuotaProblem as problem:
-        quota_refusal_record(host.pk, "event", problem)
+        quota_refusal_record(host.pk, problem)
         raise
 
 

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from django.db import transaction
-from django.db.models import QuerySet
 
 from webapp.audit.guard import guards_missing
 from webapp.audit.models import Cut, Event, Link
@@ -95,7 +94,6 @@ def _link_findings(links: list[Link], before: str, place: int) -> Iterator[str]:
 
 
 def _cut_findings(cut: Cut, expected_head: str) -> Iterator[str]:
-    """Yield inconsistencies of the latest cut."""
     event = Event.objects.filter(pk=cut.event_id).first()
     is_sealed = Link.objects.filter(event_id=cut.event_id, position__gt=cut.position).exists()
     expected = {"position": cut.position, "digest": cut.digest, "num_events": cut.num_events}
@@ -164,14 +162,14 @@ def history_cut(*, before: datetime, by: str) -> int:
         if old is None:
             return 0
         cut_anchor(old, by)
-        while keys := list(_deletable_links(old).values_list("event_id", flat=True)[:SLICE]):
+        while keys := list(
+            Link.objects.filter(position__lte=old.link.position)
+            .order_by("position")
+            .values_list("event_id", flat=True)[:SLICE]
+        ):
             Event.objects.filter(pk__in=keys).delete()
             Link.objects.filter(event_id__in=keys).delete()
     return old.num_events
-
-
-def _deletable_links(old: Old) -> QuerySet[Link]:
-    return Link.objects.filter(position__lte=old.link.position).order_by("position")
 
 
 def cut_anchor(old: Old, by: str) -> None:

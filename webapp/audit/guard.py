@@ -42,7 +42,11 @@ def guards_set(using: str = "default", **_others: Any) -> None:
                 cursor.execute(statement)
         if connection.vendor == "postgresql":
             for table in (EVENTS, LINKS, CUTS):
-                cursor.execute(_no_truncation(table))
+                # TRUNCATE runs no row triggers in PostgreSQL.
+                cursor.execute(
+                    f"CREATE OR REPLACE TRIGGER {table}_no_truncate BEFORE TRUNCATE ON {table} "
+                    f"FOR EACH STATEMENT EXECUTE FUNCTION {LINKS}_no_update()"
+                )
 
 
 def _postgres(table: str, doing: str, refused: str) -> tuple[str, str]:
@@ -55,14 +59,6 @@ def _postgres(table: str, doing: str, refused: str) -> tuple[str, str]:
     return (
         f"{function} $$ BEGIN {body} END $$",
         f"{trigger} FOR EACH ROW EXECUTE FUNCTION {name}()",
-    )
-
-
-def _no_truncation(table: str) -> str:
-    """Return the trigger against TRUNCATE, which runs no row triggers in PostgreSQL."""
-    return (
-        f"CREATE OR REPLACE TRIGGER {table}_no_truncate BEFORE TRUNCATE ON {table} "
-        f"FOR EACH STATEMENT EXECUTE FUNCTION {LINKS}_no_update()"
     )
 
 

@@ -1,7 +1,10 @@
 """The history of events, the models of its hash chain, and the author of a last change."""
 
+from typing import Any, Protocol
+
 from django.db import models
 
+from webapp.core.clock import now
 from webapp.core.queries import refuse_stale
 
 
@@ -25,6 +28,23 @@ class Event(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.subject} {self.to_state}"
+
+
+class TeamRow(Protocol):
+    """A row that belongs to a team: a job, a host, a dataset."""
+
+    @property
+    def pk(self) -> Any: ...  # noqa: ANN401 (as in Django)
+
+    @property
+    def team_id(self) -> str: ...
+
+
+def event_record(row: TeamRow, kind: str, actor: str, **fields: Any) -> None:
+    """Record what happened to a row now; ``fields`` are further columns of the event."""
+    Event.objects.create(
+        at=now(), team_id=row.team_id, kind=kind, subject=row.pk, actor=actor, **fields
+    )
 
 
 class Link(models.Model):

@@ -128,7 +128,6 @@ def page(measured: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def _reasons(measured: Mapping[str, Mapping[str, float]]) -> str:
-    """Return one paragraph per explanation of claims that do not hold."""
     explained: dict[str, list[str]] = {}
     for claim in CLAIMS:
         if verdict(claim, measured) == CONTRADICTED:

@@ -54,7 +54,10 @@ def _measured_load(up: site.Site, credentials: list[str]) -> Iterator[tuple[str,
     )
     speaking.start()
     time.sleep(SETTLE_SECONDS)
-    parts, log = _server_parts(up), CommitCount(up.data / "slipway.sqlite3-wal")
+    # The server's processes, without the host agent and its jobs.
+    children = psutil.Process(up.process.pid).children(recursive=True)
+    parts = [child for child in children if any(part in child.cmdline() for part in SERVER_PARTS)]
+    log = CommitCount(up.data / "slipway.sqlite3-wal")
     before, started = _cpu_seconds(parts), time.perf_counter()
     while (seconds := time.perf_counter() - started) < MEASURED_SECONDS:
         log.update()
@@ -67,12 +70,6 @@ def _measured_load(up: site.Site, credentials: list[str]) -> Iterator[tuple[str,
     yield "slowest answer", slowest, "s"
     yield "one core that the server uses (goal 0.1)", used / seconds, "ratio"
     yield "database transactions (goal 2)", log.commits / seconds, "1/s"
-
-
-def _server_parts(up: site.Site) -> list[psutil.Process]:
-    """Return the server's processes, without the host agent and its jobs."""
-    children = psutil.Process(up.process.pid).children(recursive=True)
-    return [child for child in children if any(part in child.cmdline() for part in SERVER_PARTS)]
 
 
 def _cpu_seconds(processes: list[psutil.Process]) -> float:
@@ -265,17 +262,14 @@ def beat_of(number: int, *, with_microbench: bool) -> Beat:
         memory_available_bytes=900 * GIB,
         disk_free_bytes=2048 * GIB,
         gpus=loads,
-        microbench=microbench_of_host() if with_microbench else None,
-    )
-
-
-def microbench_of_host() -> Microbench:
-    """Return the micro-benchmark of every simulated host."""
-    return Microbench(
-        measured_at_ms=_now_ms(),
-        duration_seconds=20.0,
-        torch_version="2.13.0",
-        num_threads=96,
-        devices=(),
-        disk_write_bytes_per_second=2e9,
+        microbench=Microbench(
+            measured_at_ms=_now_ms(),
+            duration_seconds=20.0,
+            torch_version="2.13.0",
+            num_threads=96,
+            devices=(),
+            disk_write_bytes_per_second=2e9,
+        )
+        if with_microbench
+        else None,
     )

@@ -337,15 +337,12 @@ GOAL = 0.95  # of the fastest layout's speed: a regret of at most 5 %
 StoredResult = Mapping[str, Any]
 
 
-def ratio_name(model: str) -> str:
-    """Return the name under which a model's regret is stored."""
-    return f"fastest other layout / planner's first choice, {model} model"
-
-
 def regrets(found: Sequence[LayoutComparison]) -> Iterator[Ratio]:
     """Yield, per model, the fastest other layout's step time / the first choice's."""
     for each in found:
-        yield each.regret._replace(name=ratio_name(each.model))
+        yield each.regret._replace(
+            name=f"fastest other layout / planner's first choice, {each.model} model"
+        )
 
 
 def keep(found: Sequence[LayoutComparison], load: float) -> None:

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from math import log
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.contrib.auth.models import User
 from django.core.management import call_command
@@ -20,13 +20,13 @@ from django.db.backends.utils import CursorWrapper
 from django.test import Client
 
 from webapp.accounts.models import Membership, Team
-from webapp.bench import verdicts
 from webapp.bench.host_load import beat_of, facts_of
 from webapp.core.clock import now
 from webapp.hosts.models import Device, Host, HostState, Pool
 from webapp.jobs.models import IN_TURN, Attempt, Job, JobState, Measurement
 from webapp.jobs.waiting import FORESEEN_TURNS
 from webapp.plans.models import Plan, PlanState
+from webapp.wizard.drafts import options_for, step_form
 
 HOSTS, PLANS, WAITING = 200, 1_000, 5_000
 JOB_BYTES, PLAN_BYTES = 36_000, 180_000  # documents per row, as of the demo and a large plan
@@ -114,10 +114,6 @@ def fill(num_jobs: int, *, num_waiting: int = WAITING) -> Waiting:
                 f"(select id from jobs_job order by created_at desc limit {num_waiting})"
             )
             cursor.execute("analyze")
-    return _waiting_of()
-
-
-def _waiting_of() -> Waiting:
     queue = Job.objects.filter(state=JobState.QUEUED).order_by(*IN_TURN)
     keys = list(queue.values_list("pk", flat=True))
     return Waiting(keys[0], keys[min(FORESEEN_TURNS, len(keys)) - 1], keys[-1])
@@ -209,7 +205,7 @@ def _first_rows(team: Team, user: User) -> dict[str, str]:
 
 def names() -> list[str]:
     """Return the names of all figures: pages and the wizard's verdicts."""
-    return [*PAGES, *verdicts.names()]
+    return [*PAGES, FIRST, *(f"verdict: {name}" for name in CASES)]
 
 
 def seconds_of(waiting: Waiting) -> dict[str, float]:
@@ -221,7 +217,7 @@ def seconds_of(waiting: Waiting) -> dict[str, float]:
     client.force_login(User.objects.get(username=USER))
     paths = {page: path.format(**waiting._asdict()) for page, path in PAGES.items()}
     page_seconds = {page: _seconds(client, path) for page, path in paths.items()}
-    return page_seconds | dict(verdicts.seconds_of(client, ROUNDS))
+    return page_seconds | dict(verdict_seconds(client))
 
 
 def _seconds(client: Client, path: str) -> float:
@@ -268,7 +264,6 @@ def long_history_metrics(
 
 
 def _measured(data: Path, num_jobs: int) -> dict[str, float]:
-    """Fill a site and measure its pages in a separate process."""
     data.mkdir(parents=True)
     done = subprocess.run(
         [sys.executable, "-m", "django", "shell", "--no-imports", "-c", ASK.format(num_jobs)],
@@ -281,3 +276,74 @@ def _measured(data: Path, num_jobs: int) -> dict[str, float]:
     )
     seconds: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return seconds
+
+
+# The wizard's verdict: CPU time of the first one of a process, and of later ones.
+#
+# Each later verdict is for a workload that the process has not planned before, as when a user
+# types another number.
+
+
+SERVER = {"device": "h100-sxm-80gb", "devices_per_node": 8}
+
+
+class Case(NamedTuple):
+    """One draft, and the workload field that is changed."""
+
+    preset: str
+    model: str
+    hardware: dict[str, Any]
+    changed: str
+
+
+CASES = {
+    "serve 8B on an RTX 4090": Case(
+        "serve", "meta-llama/Llama-3.1-8B", {"device": "rtx-4090"}, "concurrency"
+    ),
+    "serve 70B on 8 H100": Case("serve", "meta-llama/Llama-3.1-70B", SERVER, "concurrency"),
+    "serve 405B on 16 H100": Case(
+        "serve", "meta-llama/Llama-3.1-405B", SERVER | {"nodes": 2}, "concurrency"
+    ),
+    "fine-tune 8B on 8 H100": Case(
+        "finetune", "meta-llama/Llama-3.1-8B", SERVER, "sequence_length"
+    ),
+}
+FIRST = "the first verdict of a process"
+
+
+def verdict_seconds(client: Client) -> Iterator[tuple[str, float]]:
+    """Yield the CPU seconds of each verdict; for later ones, the median of ``ROUNDS``."""
+    for number, (name, case) in enumerate(CASES.items()):
+        plan = _draft_of(client, case)
+        first, *later = [
+            _verdict_seconds(client, plan, case, change) for change in range(ROUNDS + 1)
+        ]
+        if not number:
+            yield FIRST, first
+        yield f"verdict: {name}", median(later)
+
+
+def _draft_of(client: Client, case: Case) -> Plan:
+    location = client.get(f"/plans/new/?preset={case.preset}")["Location"]
+    plan = Plan.objects.get(pk=location.split("/")[2])
+    plan.draft["goal"]["goal"] = case.preset
+    plan.draft["model"] |= {"source": "catalog", "catalog_id": case.model}
+    plan.draft["hardware"] |= {"choice": "catalog", **case.hardware}
+    plan.save()
+    return plan
+
+
+def _verdict_seconds(client: Client, plan: Plan, case: Case, change: int) -> float:
+    plan.refresh_from_db()
+    form = step_form("workload", plan.draft, options_for(plan))
+    shown = {field.html_name: field.value() for field in form or ()}
+    sent = {name: value for name, value in shown.items() if value is not None}
+    sent[case.changed] = int(sent[case.changed]) + change + 1
+    began = time.process_time()
+    answer = client.post(
+        f"/plans/{plan.pk}/verdict/?step=workload", sent, headers={"HX-Request": "true"}
+    )
+    elapsed = time.process_time() - began
+    if answer.status_code != HTTPStatus.OK:
+        raise RuntimeError(f"the verdict answered {answer.status_code}")
+    return elapsed

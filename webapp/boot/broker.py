@@ -177,7 +177,6 @@ def wait_until_up(path: Path, timeout_s: float = WAIT_S) -> bool:
 
 
 def _embedded(program: str, version: tuple[int, ...], data: Path) -> Broker:
-    """Return the broker that ``up`` runs itself."""
     path, folder = socket_path(data), data / "redis"
     secret = _secret(path.with_suffix(".secret"))
     prepare = partial(_prepare, folder, path.with_suffix(".secret"), secret)

@@ -47,7 +47,14 @@ def ensure(arguments: list[str], *, with_tests: bool) -> None:
     packages = requirements(with_tests=with_tests)
     own = users_own()
     if own is not None:
-        _check_users_own(own, packages)
+        lacking = missing(packages)
+        if lacking:
+            quoted = " ".join(f'"{need}"' for need in lacking)
+            raise console.Problem(
+                f"Your own environment {own} lacks {len(lacking)} packages.",
+                f"Install them with: python -m pip install -c constraints.txt {quoted}\n"
+                "Or leave that environment and start again: a .venv is then made for you.",
+            )
         return
     kind = "test" if with_tests else "run"
     if _stamp().get(kind) != digest(packages):
@@ -114,18 +121,6 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-def _check_users_own(prefix: str, wanted: list[str]) -> None:
-    """Raise a problem if packages are missing, with the command that installs them."""
-    lacking = missing(wanted)
-    if lacking:
-        quoted = " ".join(f'"{need}"' for need in lacking)
-        raise console.Problem(
-            f"Your own environment {prefix} lacks {len(lacking)} packages.",
-            f"Install them with: python -m pip install -c constraints.txt {quoted}\n"
-            "Or leave that environment and start again: a .venv is then made for you.",
-        )
-
-
 def _stamp() -> dict[str, str]:
     try:
         return dict(json.loads(STAMP.read_text("utf-8")))
@@ -144,7 +139,9 @@ def _build(wanted: list[str], kind: str) -> None:
     done = _stamp() | {kind: digest(wanted)}
     if kind == "test":  # the test set includes everything that `up` needs
         done["run"] = digest(requirements(with_tests=False))
-    _packages_folder().joinpath("slipway.pth").write_text(f"{ROOT}\n", "utf-8")
+    # A .pth file in site-packages makes this folder importable.
+    packages = next(VENV.glob("lib/python*/site-packages"))
+    packages.joinpath("slipway.pth").write_text(f"{ROOT}\n", "utf-8")
     STAMP.write_text(json.dumps(done), "utf-8")
 
 
@@ -155,11 +152,6 @@ def any_python() -> Path:
     if not PYTHON.exists():
         _create()
     return PYTHON
-
-
-def _packages_folder() -> Path:
-    """Return the site-packages of ``.venv``; a .pth file there makes this folder importable."""
-    return next(VENV.glob("lib/python*/site-packages"))
 
 
 def _check_disk() -> None:

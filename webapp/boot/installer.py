@@ -132,8 +132,6 @@ def explain(output: str, log: Path) -> console.Problem:
 
 
 class _Progress:
-    """Progress of pip, parsed from its output."""
-
     def __init__(self, doing: str = "asking the package index") -> None:
         self.started = time.monotonic()
         self.num_found = 0

@@ -183,7 +183,7 @@ class Crew:
         self._is_recorded = True
 
 
-def end_leftovers(record: Path, grace_s: float = 10.0) -> int:
+def end_leftovers(record: Path) -> int:
     """End the children of a killed ``up``; return the number that still ran."""
     try:
         rows = json.loads(record.read_text("utf-8"))
@@ -195,7 +195,7 @@ def end_leftovers(record: Path, grace_s: float = 10.0) -> int:
         if birth is not None and started(pid) == birth:
             num_ended += 1
             _signal_group(pid, signal.SIGTERM)
-            _end_group(pid, _exit_poll(pid, birth), grace_s, lambda: False)
+            _end_group(pid, _exit_poll(pid, birth), 10.0, lambda: False)
     with suppress(OSError):
         record.unlink(missing_ok=True)
     return num_ended

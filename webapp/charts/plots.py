@@ -153,7 +153,6 @@ JUDGED = (VALIDATION, ACCURACY, F1)  # for classification, after the loss
 
 
 def _gpu_charts(metrics: Iterable[str]) -> list[ChartSpec]:
-    """Return a memory and a utilisation chart for each reporting GPU."""
     charts = []
     for metric in sorted(metrics):
         if match := _GPU_MEMORY.fullmatch(metric):
@@ -468,7 +467,12 @@ def drawing(figure: Figure) -> dict[str, Any]:
     """Return the context of the SVG template: paths with their class, ticks, sizes."""
     box = frame(figure)
     paths = [
-        {"class": _class_of(trace), "d": box.path(trace)} for trace in figure["data"] if trace["x"]
+        {
+            "class": str(trace.get("meta", {}).get("class") or _CLASSES[trace["name"]]),
+            "d": box.path(trace),
+        }
+        for trace in figure["data"]
+        if trace["x"]
     ]
     is_timed = "origin_ms" in figure["layout"].get("meta", {"origin_ms": ORIGIN_MS})
     levels = [box.y0 + (box.y1 - box.y0) * share for share in (0, 1 / 3, 2 / 3, 1)]
@@ -489,11 +493,6 @@ def drawing(figure: Figure) -> dict[str, Any]:
             for v in (box.x0, (box.x0 + box.x1) / 2, box.x1)
         ],
     }
-
-
-def _class_of(trace: dict[str, Any]) -> str:
-    """Return the CSS class of a trace's path: its own, or the default for its name."""
-    return str(trace.get("meta", {}).get("class") or _CLASSES[trace["name"]])
 
 
 _CLASSES = {"measured": "meas", "predicted": "pred", "80 % interval": "band"}

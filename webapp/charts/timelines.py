@@ -62,7 +62,6 @@ def memory_timeline(series: Series, backdrop: Backdrop, start_ms: int, end_ms: i
 
 
 def _stack(layers: Sequence[Layer], end: int) -> list[Figure]:
-    """Return one band per term, stacked."""
     bands, at = [], 0.0
     for layer in layers:
         low, high = at / GIB, (at + layer.size) / GIB

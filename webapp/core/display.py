@@ -234,6 +234,11 @@ def percent(value: float) -> str:
     return f"{_typeset(f'{scaled:.{_decimals_of(scaled)}f}')}{NBSP}%"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things: ``1 device``, ``3 devices``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def signed_percent(value: float) -> str:
     """Return a change in per cent with sign, real minus and two digits: ``+4.2 %``."""
     if not _is_real(value):

@@ -257,7 +257,8 @@ def limited(application: Application, policy: Callable[[Send], Send]) -> Applica
             await application(scope, receive, send)
             return
         limit = limit_of(scope)
-        if _content_length(scope) > limit:
+        length = dict(scope.get("headers", ())).get(b"content-length", b"0")
+        if length.isdigit() and int(length) > limit:
             await _refuse(scope, policy(send), limit)
             return
         request = SizeLimitedRequest(receive, send, limit)
@@ -288,11 +289,6 @@ class SizeLimitedRequest:
         """Send a part of the response."""
         self.is_answered = True
         await self._send(message)
-
-
-def _content_length(scope: Scope) -> int:
-    length = dict(scope.get("headers", ())).get(b"content-length", b"0")
-    return int(length) if length.isdigit() else 0
 
 
 def _has_credentials(scope: Scope) -> bool:
@@ -353,7 +349,16 @@ class SerializePerCredential:
         key = (id(asyncio.get_running_loop()), sha256(credential).digest())
         turns = self._turns.setdefault(key, CredentialLocks())
         if turns.num_unanswered >= MOST_UNANSWERED:
-            await _refuse_busy(self._policy(send))
+            from webapp.core.problems import send_problem
+
+            sentence = (
+                f"More than {MOST_UNANSWERED} requests with this credential wait for their "
+                "answers. Send the next ones when some are answered."
+            )
+            problem = BusyProblem(
+                "too_many_at_once", sentence, retry_after_seconds=RETRY_AFTER_SECONDS
+            )
+            await send_problem(self._policy(send), problem, CLOSE)
             return
         turn = _Turn(turns, receive, send)
         try:
@@ -399,17 +404,6 @@ def _credential(scope: Scope) -> bytes:
     )
 
 
-async def _refuse_busy(send: Send) -> None:
-    from webapp.core.problems import send_problem
-
-    sentence = (
-        f"More than {MOST_UNANSWERED} requests with this credential wait for their answers. "
-        "Send the next ones when some are answered."
-    )
-    problem = BusyProblem("too_many_at_once", sentence, retry_after_seconds=RETRY_AFTER_SECONDS)
-    await send_problem(send, problem, CLOSE)
-
-
 # Content-Security-Policy and Permissions-Policy headers.
 #
 # One middleware sets both headers. It is the first, so that responses of other middlewares (files,
@@ -453,7 +447,7 @@ class PoliciesMiddleware(CSPMiddleware):
     def process_response(
         self, request: HttpRequest, response: HttpResponseBase
     ) -> HttpResponseBase:
-        """Return the response with both headers."""
+        """Return the response with Content-Security-Policy and Permissions-Policy."""
         guarded: HttpResponseBase = super().process_response(request, response)
         guarded.headers.setdefault("Permissions-Policy", PERMISSIONS_POLICY)
         return guarded

@@ -242,13 +242,9 @@ def release_frames(error: BaseException) -> None:
         current.__traceback__ = None
         pending += [each for each in (current.__context__, current.__cause__) if each is not None]
         if isinstance(current, PydanticError):
-            pending += _raised_by_validators(current)
-
-
-def _raised_by_validators(error: PydanticError) -> list[BaseException]:
-    faults = error.errors(include_url=False, include_input=False)
-    raised = [fault.get("ctx", {}).get("error") for fault in faults]
-    return [each for each in raised if isinstance(each, BaseException)]
+            faults = current.errors(include_url=False, include_input=False)
+            raised = [fault.get("ctx", {}).get("error") for fault in faults]
+            pending += [each for each in raised if isinstance(each, BaseException)]
 
 
 def not_authenticated() -> UnauthorizedProblem:

@@ -50,7 +50,7 @@ def secret_key(variables: Mapping[str, str], folder: Path) -> str:
     path = folder / "secret_key"
     try:
         if not path.exists():
-            _write(path, secrets.token_urlsafe(48))
+            write_secret(path, secrets.token_urlsafe(48))
         key = path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         verb = "read" if path.exists() else "made"
@@ -67,16 +67,22 @@ def secret_key(variables: Mapping[str, str], folder: Path) -> str:
     return key
 
 
-def _write(path: Path, key: str) -> None:
-    """Create the file atomically; with concurrent writers, the first wins."""
+def write_secret(path: Path, text: str, *, replaces: bool = False) -> None:
+    """Write a file atomically with mode 0600; without ``replaces``, an existing file stays.
+
+    With concurrent first writers, one wins.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as file:
-            file.write(key)
+            file.write(text)
             file.flush()
-            os.fsync(file.fileno())
-        os.link(temporary, path)
+            os.fsync(handle)
+        if replaces:
+            temporary.replace(path)
+        else:
+            os.link(temporary, path)
     except FileExistsError:
         return
     finally:

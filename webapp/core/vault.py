@@ -5,11 +5,12 @@ from ``SLIPWAY_SECRETS_KEYS`` or from a file of the data folder that only its ow
 """
 
 import os
-import secrets
 from pathlib import Path
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from django.conf import settings
+
+from webapp.core.site_settings import write_secret
 
 VARIABLE = "SLIPWAY_SECRETS_KEYS"
 FILE_NAME = "secrets.keys"
@@ -35,7 +36,7 @@ def keys() -> list[str]:
     path = key_file()
     try:
         if not path.exists():
-            _write(path, [Fernet.generate_key().decode()], is_new=True)
+            write_secret(path, Fernet.generate_key().decode() + "\n")
         return path.read_text().split()
     except PermissionError as error:
         raise VaultError(
@@ -51,15 +52,19 @@ def add_key() -> None:
         VaultError: the keys are set in the environment and must be changed there.
     """
     _refuse_environment()
-    _write(key_file(), [Fernet.generate_key().decode(), *keys()])
+    _replace_keys([Fernet.generate_key().decode(), *keys()])
 
 
 def drop_old_keys() -> int:
     """Delete all keys but the newest; return the number of deleted keys."""
     _refuse_environment()
     newest, *old = keys()
-    _write(key_file(), [newest])
+    _replace_keys([newest])
     return len(old)
+
+
+def _replace_keys(lines: list[str]) -> None:
+    write_secret(key_file(), "\n".join(lines) + "\n", replaces=True)
 
 
 def has_own_file() -> bool:
@@ -70,25 +75,6 @@ def has_own_file() -> bool:
 def _refuse_environment() -> None:
     if not has_own_file():
         raise VaultError(f"The keys are in {VARIABLE}: put a new one first there, then rotate.")
-
-
-def _write(path: Path, lines: list[str], *, is_new: bool = False) -> None:
-    """Write the keys atomically with mode 0600; with concurrent first writers, one wins."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write("\n".join(lines) + "\n")
-            file.flush()
-            os.fsync(handle)
-        if is_new:
-            os.link(temporary, path)
-        else:
-            temporary.replace(path)
-    except FileExistsError:
-        return
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _fernet() -> MultiFernet:

@@ -14,8 +14,7 @@ from django.db import transaction
 from runners.datasets.records import DataError, FileSummary, checked
 from runners.jobspec.base import MAX_UPLOAD_BYTES
 from webapp.accounts.models import Team
-from webapp.audit.models import Event
-from webapp.core.clock import now
+from webapp.audit.models import event_record
 from webapp.core.ids import new_ulid
 from webapp.core.outages import MIN_FREE_BYTES, check_room
 from webapp.core.problems import (
@@ -87,7 +86,6 @@ def _check_size(team: Team, name: str, size_bytes: int) -> None:
 
 
 def _write_upload(folder: Path, upload: UploadedFile[Any]) -> _StoredUpload:
-    """Write an upload to a temporary file and compute its digest."""
     path, digest, size = folder / f".{new_ulid()}.part", hashlib.sha256(), 0
     try:
         with path.open("xb") as sink:
@@ -142,12 +140,10 @@ def file_chunks(path: Path) -> Iterator[bytes]:
 
 
 def change_record(dataset: Dataset, kind: str, by: User) -> None:
-    Event.objects.create(
-        at=now(),
-        team_id=dataset.team_id,
-        kind=kind,
-        subject=dataset.pk,
-        actor=by.get_username()[:80],
+    event_record(
+        dataset,
+        kind,
+        by.get_username()[:80],
         detail={
             "name": dataset.name,
             "sha256": dataset.sha256,

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import redis
@@ -124,7 +124,9 @@ def sync(*, rewrite: bool = False) -> int:
         RedisError: Redis is unavailable or rejects the command.
     """
     admin = outages.connection()
-    present = _existing_users(admin)
+    # Users in Redis, with the digests of their secrets.
+    lines = [_text(line).split() for line in _execute(admin, "ACL", "LIST")]
+    present = {words[1]: {word[1:] for word in words if word.startswith("#")} for words in lines}
     enrolled = (
         Host.objects.defer(*DOCUMENTS).filter(kind__in=RUNS_JOBS).exclude(redis_secret_hash="")
     )
@@ -181,12 +183,6 @@ def _role_secret(role: str) -> str:
 
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def _existing_users(admin: redis.Redis) -> Mapping[str, set[str]]:
-    """Return the users in Redis with the digests of their secrets."""
-    lines = [_text(line).split() for line in _execute(admin, "ACL", "LIST")]
-    return {words[1]: {word[1:] for word in words if word.startswith("#")} for words in lines}
 
 
 def _write(admin: redis.Redis, users: Sequence[User]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 from django.contrib.auth.models import AnonymousUser, User
 from django.db import transaction
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Exists, OuterRef, Q
 from pydantic import Field, ValidationError
 
 from planner.catalog.devices import (
@@ -25,7 +25,7 @@ from runners.jobspec.base import Identifier, TimestampMs
 from runners.prove.report import ProofRates
 from runners.shared.facts import DeviceMeasurement, GpuFacts, HostFacts, Microbench
 from webapp.accounts.models import Team
-from webapp.audit.models import Event
+from webapp.audit.models import event_record
 from webapp.core import display
 from webapp.core.clock import now, now_ms
 from webapp.core.problems import ConflictProblem
@@ -66,10 +66,14 @@ def _same_devices(hardware: Collection[str]) -> Twins:
     if not hardware:
         return {}
     by_hardware: dict[str, list[Device]] = defaultdict(list)
-    for device in _devices_with(hardware):
+    rows = Device.objects.filter(hardware__in=hardware).select_related("host__pool")
+    for device in rows.defer(*UNREAD).order_by("pk"):
         by_hardware[device.hardware].append(device)
     shared = [alike for alike in by_hardware.values() if len(alike) > 1]
-    apart = _distinct_pairs({device.host_id for alike in shared for device in alike})
+    # Pairs that an operator marked as different machines.
+    hosts = {device.host_id for alike in shared for device in alike}
+    words = Distinction.objects.filter(Q(host__in=hosts), Q(other__in=hosts))
+    apart = {frozenset(pair) for pair in words.values_list("host", "other")}
     by_device = {
         own.pk: [
             other for other in alike if is_same(own, other) and _pair(own, other) not in apart
@@ -78,11 +82,6 @@ def _same_devices(hardware: Collection[str]) -> Twins:
         for own in alike
     }
     return {pk: twins for pk, twins in by_device.items() if twins}
-
-
-def _devices_with(hardware: Collection[str]) -> QuerySet[Device]:
-    rows = Device.objects.filter(hardware__in=hardware).select_related("host__pool")
-    return rows.defer(*UNREAD).order_by("pk")
 
 
 def is_same(one: Device, other: Device) -> bool:
@@ -94,12 +93,6 @@ def is_same(one: Device, other: Device) -> bool:
 
 def _pair(device: Device, other: Device) -> frozenset[str]:
     return frozenset({device.host_id, other.host_id})
-
-
-def _distinct_pairs(hosts: Collection[str]) -> set[frozenset[str]]:
-    """Return the pairs of these hosts that an operator marked as different machines."""
-    words = Distinction.objects.filter(Q(host__in=hosts), Q(other__in=hosts))
-    return {frozenset(pair) for pair in words.values_list("host", "other")}
 
 
 def is_over(holder: Host, taker: Host) -> bool:
@@ -141,16 +134,12 @@ def hosts_on_same_machine(host: Host, user: User | AnonymousUser) -> list[Shared
     if machine := host.facts.get("machine_id"):
         alike |= Q(facts__machine_id=machine)
     rows = Host.objects.filter(alike).exclude(pk=host.pk).exclude(state=HostState.RETIRED)
-    statements = _statements_about(host)
+    distinctions = Distinction.objects.filter(Q(host=host) | Q(other=host))
+    statements = {(row.host_id, row.other_id): row for row in distinctions}
     return [
         _shared_machine(host, other, user, statements)
         for other in rows.distinct().select_related("team")
     ]
-
-
-def _statements_about(host: Host) -> dict[tuple[str, str], Distinction]:
-    rows = Distinction.objects.filter(Q(host=host) | Q(other=host))
-    return {(row.host_id, row.other_id): row for row in rows}
 
 
 def _shared_machine(
@@ -219,13 +208,8 @@ def hosts_mark_distinct(*, host: Host, other: Host, by: str, is_apart: bool) -> 
 
 
 def _record(host: Host, kind: str, by: str, other: Host | None) -> None:
-    Event.objects.create(
-        at=now(),
-        team_id=host.team_id,
-        kind=kind,
-        subject=host.pk,
-        actor=by,
-        detail={"other": other.name if other else "a host of another team"},
+    event_record(
+        host, kind, by, detail={"other": other.name if other else "a host of another team"}
     )
 
 
@@ -361,14 +345,7 @@ def virtual_host_create(
             pool=pool_ensure(team=team),
             planned=planned,
         )
-        Event.objects.create(
-            at=now(),
-            team_id=team.pk,
-            kind="host.planned",
-            subject=host.pk,
-            to_state=host.state,
-            actor=by,
-        )
+        event_record(host, "host.planned", by, to_state=host.state)
     return host
 
 

@@ -42,8 +42,11 @@ def devices_sync(host: Host, facts: HostFacts) -> None:
     """
     reported = _slots(facts.scheduler) if facts.scheduler else _hardware(facts)
     for device in reported:
+        names = ("kind", "index", "name", "memory_bytes", "hardware", "unix_user")
         Device.objects.update_or_create(
-            host=host, uuid=device.uuid, defaults=_facts_of(device) | {"is_present": True}
+            host=host,
+            uuid=device.uuid,
+            defaults={name: getattr(device, name) for name in names} | {"is_present": True},
         )
     missing = Device.objects.filter(~Q(uuid__in=[device.uuid for device in reported]), host=host)
     missing.update(is_present=False)
@@ -86,11 +89,6 @@ def _hardware(facts: HostFacts) -> list[Device]:
         unix_user=facts.user_id,
     )
     return gpus or [cpu]
-
-
-def _facts_of(device: Device) -> dict[str, str | int | None]:
-    names = ("kind", "index", "name", "memory_bytes", "hardware", "unix_user")
-    return {name: getattr(device, name) for name in names}
 
 
 # Visibility of hosts that another team shares: enough to run jobs there.
@@ -281,10 +279,10 @@ def keep_events(host_id: str, attempt_id: str, *, num_events: int, num_bytes: in
         raise QuotaProblem(EVENT_MEBIBYTES, wait)
 
 
-def quota_refusal_record(host_id: str, kind: RefusedKind, problem: QuotaProblem) -> None:
+def quota_refusal_record(host_id: str, problem: QuotaProblem) -> None:
     """Record an exceeded quota among a host's refused messages, at most once a minute."""
     if is_first_in_a_minute(host_id, problem):
-        refusals_record(host_id, [Refusal(kind, f"{problem.quota.reason}: it waits")])
+        refusals_record(host_id, [Refusal("event", f"{problem.quota.reason}: it waits")])
 
 
 def is_first_in_a_minute(caller: str, problem: QuotaProblem) -> bool:

@@ -5,7 +5,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from runners.shared.messages import (
 from runners.shared.redis_address import bare, is_encrypted
 from runners.shared.timing import scaled
 from webapp.accounts.models import Team
-from webapp.audit.models import Event
+from webapp.audit.models import Event, event_record
 from webapp.core.clock import now, now_ms
+from webapp.core.display import counted
 from webapp.core.problems import ConflictProblem, InvalidProblem, UnauthorizedProblem
 from webapp.core.queries import refuse_stale
 from webapp.hosts import epoch
@@ -54,16 +55,16 @@ class Contact(StrEnum):
     UNREACHABLE = "unreachable"
 
 
-def silent_seconds(host: Host, at: datetime | None = None) -> float | None:
+def silent_seconds(host: Host) -> float | None:
     """Return the seconds since the host's last heartbeat, or None before the first."""
     if host.last_seen_at is None:
         return None
-    return max(0.0, ((at or now()) - host.last_seen_at).total_seconds())
+    return max(0.0, (now() - host.last_seen_at).total_seconds())
 
 
-def contact_of(host: Host, at: datetime | None = None) -> Contact:
-    """Return the contact status of a host at an instant (default: now)."""
-    silent = silent_seconds(host, at)
+def contact_of(host: Host) -> Contact:
+    """Return the contact status of a host now."""
+    silent = silent_seconds(host)
     if silent is None:
         return Contact.UNKNOWN
     if silent < DEGRADED_AFTER_SECONDS:
@@ -98,7 +99,9 @@ class ContactSweep:
             self._paused_until = instant + PAUSE_SECONDS
         self._last_at = instant
         is_paused = instant < self._paused_until
-        changes = [(host, contact_of(host)) for host in _enrolled()]
+        enrolled = Host.objects.filter(kind__in=RUNS_JOBS).exclude(state=HostState.RETIRED)
+        hosts = enrolled.only("team", "state", "contact", "last_seen_at")
+        changes = [(host, contact_of(host)) for host in hosts]
         return _announce(
             [
                 (host, contact)
@@ -106,11 +109,6 @@ class ContactSweep:
                 if contact != host.contact and (not is_paused or contact is Contact.LIVE)
             ]
         )
-
-
-def _enrolled() -> list[Host]:
-    hosts = Host.objects.filter(kind__in=RUNS_JOBS).exclude(state=HostState.RETIRED)
-    return list(hosts.only("team", "state", "contact", "last_seen_at"))
 
 
 def _announce(changes: Sequence[tuple[Host, Contact]]) -> list[Host]:
@@ -174,9 +172,7 @@ def recheck_request(*, host: Host, by: str) -> None:
     """Request new facts from a host at its next heartbeat and a new round trip of its queue."""
     with transaction.atomic():
         host.checks = checks_update(host.pk, **{WANTS_RECHECK: True, "queue": None})
-        Event.objects.create(
-            at=now(), team_id=host.team_id, kind="host.rechecked", subject=host.pk, actor=by
-        )
+        event_record(host, "host.rechecked", by)
     publish_host_checks(host)
 
 
@@ -241,7 +237,7 @@ def host_enroll(request: EnrollRequest, *, is_same_machine: bool = False) -> Enr
         _write_identity(host, request, digest(credential), digest(redis_secret))
         token.host = host
         token.save(update_fields=["host"])
-        _record_enrolment(host)
+        event_record(host, "host.enrolled", f"host:{host.slug}", to_state=host.state)
         epoch_advance()  # a known host's credential was replaced
     redis_url = _grant_redis(host, is_same_machine=is_same_machine)
     return EnrollReply(
@@ -330,17 +326,6 @@ def _write_identity(
     devices_sync(host, request.facts)
 
 
-def _record_enrolment(host: Host) -> None:
-    Event.objects.create(
-        at=now(),
-        team_id=host.team_id,
-        kind="host.enrolled",
-        subject=host.pk,
-        to_state=host.state,
-        actor=f"host:{host.slug}",
-    )
-
-
 def command_key(host: Host) -> str:
     """Return the key that signs this host's wake signals; it needs the site's secret key."""
     text = f"doorbell:{host.pk}:{host.command_salt}".encode()
@@ -360,7 +345,7 @@ def credential_revoke(*, host: Host, by: str) -> None:
         Host.objects.filter(pk=host.pk).update(
             credential_hash="", command_salt="", redis_secret_hash="", rotation_asked_at=None
         )
-        _record(host, "host.revoked", by)
+        event_record(host, "host.revoked", by)
         epoch_advance()
     epoch.withdraw(host)
 
@@ -377,7 +362,7 @@ def rotation_request(*, host: Host, by: str) -> None:
             raise ConflictProblem(
                 "revoked", f"The access of {host.name} is revoked; enrol it again."
             )
-        _record(host, "host.rotation_asked", by)
+        event_record(host, "host.rotation_asked", by)
 
 
 def host_rotate(
@@ -401,16 +386,12 @@ def host_rotate(
         host.command_salt = secrets.token_hex(16)
         host.rotation_asked_at = None
         host.save(update_fields=[*ROTATED])
-        _record(host, "host.rotated", f"host:{host.slug}")
+        event_record(host, "host.rotated", f"host:{host.slug}")
         epoch_advance()
     redis_url = _grant_redis(host, is_same_machine=is_same_machine)
     return RotateReply(
         command_key=command_key(host), redis_url=redis_url, has_redis_user=redis_url is not None
     )
-
-
-def _record(host: Host, kind: str, by: str) -> None:
-    Event.objects.create(at=now(), team_id=host.team_id, kind=kind, subject=host.pk, actor=by)
 
 
 def _check_ready(host: Host, before: str, to: HostState) -> None:
@@ -434,15 +415,7 @@ def host_set_state(*, host: Host, to: HostState, by: str) -> None:
         before = Host.objects.select_for_update(no_key=True).get(pk=host.pk).state
         _check_ready(host, before, to)
         Host.objects.filter(pk=host.pk).update(state=to)
-        Event.objects.create(
-            at=now(),
-            team_id=host.team_id,
-            kind="host.state",
-            subject=host.pk,
-            from_state=before,
-            to_state=to,
-            actor=by,
-        )
+        event_record(host, "host.state", by, from_state=before, to_state=to)
     if to == HostState.RETIRED:
         credential_revoke(host=host, by=by)
     host.refresh_from_db()
@@ -514,12 +487,10 @@ def device_uncordon(*, device: Device, by: str, seen: str = "") -> None:
 
 def _record_cordon(device: Device, kind: str, by: str, reason: str) -> None:
     host: Host = device.host
-    Event.objects.create(
-        at=now(),
-        team_id=host.team_id,
-        kind=kind,
-        subject=host.pk,
-        actor=by,
+    event_record(
+        host,
+        kind,
+        by,
         detail={"device": device_words(device), "uuid": device.uuid, "reason": reason},
     )
 
@@ -535,7 +506,7 @@ def host_take_out(*, host: Host, to: HostState, by: str) -> None:
     if num_jobs:
         raise ConflictProblem(
             "host_in_use",
-            f"{host.name} still runs {num_jobs} job{'' if num_jobs == 1 else 's'}. Drain it and "
+            f"{host.name} still runs {counted(num_jobs, 'job')}. Drain it and "
             "wait until they have ended, or stop them.",
         )
     host_set_state(host=host, to=to, by=by)

@@ -35,7 +35,7 @@ from webapp.jobs.pool_state import (
     waiting_jobs,
 )
 from webapp.jobs.quotas import Rules, failed_preflights
-from webapp.jobs.scheduler import Grant
+from webapp.jobs.scheduler import Grant, decide
 from webapp.jobs.transitions import transition
 
 ACTOR = "system:allocator"
@@ -60,7 +60,7 @@ def allocate_pool(pool: Pool) -> list[Job]:
         picture = pool_state_of(pool, jobs, rules)
         granted = [
             (picture.jobs[grant.job], _gang_of(grant, picture))
-            for grant in picture.decide().grants
+            for grant in decide(picture.snapshot).grants
         ]
         hardware_lock(device for _, gang in granted for device in _devices(gang))
         return [
@@ -159,19 +159,15 @@ def send_back(
             detail={"checks": list(failed)},
         )
         if moved and attempt is not None:
-            _withdraw(attempt)
+            # None of the gang has started: not every host has claimed.
+            for member in Attempt.objects.filter(Q(pk=attempt.pk) | Q(leader=attempt)):
+                Command.objects.filter(attempt=member).exclude(state="acked").update(state="dead")
+                Attempt.objects.filter(pk=member.pk).update(ended_at=now())
+                devices_release(member)
         if moved and not is_last:
             job.host, job.current_attempt = None, None
             job.save(update_fields=["host", "current_attempt"])
     return moved
-
-
-def _withdraw(leader: Attempt) -> None:
-    """End a gang's attempts; none has started, because not every host has claimed."""
-    for attempt in Attempt.objects.filter(Q(pk=leader.pk) | Q(leader=leader)):
-        Command.objects.filter(attempt=attempt).exclude(state="acked").update(state="dead")
-        Attempt.objects.filter(pk=attempt.pk).update(ended_at=now())
-        devices_release(attempt)
 
 
 def _detail(checks: Sequence[Check]) -> dict[str, list[dict[str, Any]]]:

@@ -210,7 +210,9 @@ def adapters_of(team: Team, model: ModelRef) -> tuple[NamedAdapter, ...]:
         kind="adapter", attempt__job__team=team, facts__base__attempt_id=base.attempt_id
     ).order_by("-created_at")
     fitting = [
-        each for each in adapters.select_related("attempt__job") if _is_trained_on(each, base)
+        each
+        for each in adapters.select_related("attempt__job")
+        if each.facts["base"] == base.model_dump()
     ]
     return tuple(
         NamedAdapter(
@@ -231,10 +233,6 @@ def _base_of(team: Team, model: ModelRef) -> ArtefactModel | None:
         return model
     source = spec["model"]
     return ArtefactModel.model_validate(source) if source["source"] == "artefact" else None
-
-
-def _is_trained_on(adapter: Artefact, model: ArtefactModel) -> bool:
-    return bool(adapter.facts["base"] == model.model_dump())
 
 
 def _adapter_name(adapter: Artefact) -> str:

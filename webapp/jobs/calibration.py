@@ -278,7 +278,11 @@ def attributed_measurements(job: Job, host: Host) -> list[AttributedMeasurement]
             for question in questions_of(job)
             for measurement in measurements_of(
                 question.request,
-                _by_planner_names(measured, question),
+                {
+                    PLANNER_NAMES[name]: measured[question.prefix + name]
+                    for name in question.metrics
+                    if question.prefix + name in measured
+                },
                 host=host.slug,
                 measured_at=job.ended_at.date().isoformat() if job.ended_at else None,
                 job=job.pk,
@@ -325,14 +329,6 @@ def _included(job: Job) -> dict[str, float]:
 
 def _is_memory(metric: str) -> bool:
     return metric.endswith("bytes")
-
-
-def _by_planner_names(measured: Mapping[str, float], question: Question) -> dict[str, float]:
-    return {
-        PLANNER_NAMES[name]: measured[question.prefix + name]
-        for name in question.metrics
-        if question.prefix + name in measured
-    }
 
 
 def questions_of(job: Job) -> Iterator[Question]:

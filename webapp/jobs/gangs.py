@@ -10,7 +10,7 @@ from django.db.models import Q
 
 from runners.shared.messages import ExitRecord, Gang
 from runners.shared.reasons import STOPPED, Reason
-from webapp.audit.models import Event
+from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.hosts.models import Device, Host, HostState
 from webapp.hosts.services import Contact, contact_of, silent_seconds
@@ -30,17 +30,12 @@ LOOPBACK = "127.0.0.1"  # where all ranks run on one host
 FIRST_PORT, LAST_PORT = 29400, 29499  # for hosts that report no range
 
 
-def addresses_of(host: Host) -> list[str]:
-    """Return the addresses of a host, the configured one first."""
-    addresses = [str(address) for address in host.facts.get("addresses") or []]
-    return sorted(addresses, key=lambda address: address != host.address)
-
-
 def meeting_address(job: Job, host: Host) -> str:
     """Return the address at which a job's other hosts reach this one; empty if it has none."""
     if job.num_hosts == 1:
         return LOOPBACK
-    return next(iter(addresses_of(host)), "")
+    addresses = [str(address) for address in host.facts.get("addresses") or []]
+    return next(iter(sorted(addresses, key=lambda address: address != host.address)), "")
 
 
 def free_port(host: Host, *, refused: Sequence[int] = ()) -> int | None:
@@ -80,6 +75,9 @@ def gang_of(attempt: Attempt) -> Gang | None:
         return None
     split = leader.job.spec.get("split") or {}
     num_gpus = attempt.allocations.filter(device__kind="gpu").count()
+    key = ""
+    if split.get("method") == "chain":  # the hosts share a key; the leader's fence stays secret
+        key = hmac.digest(leader.fence.encode(), b"stage chain", "sha256").hex()
     return Gang(
         node_rank=attempt.node_rank,
         num_nodes=1 + leader.members.count(),
@@ -88,13 +86,8 @@ def gang_of(attempt: Attempt) -> Gang | None:
         master_port=leader.master_port,
         own_address=attempt.address,
         rendezvous_id=leader.pk,
-        key=_chain_key(leader) if split.get("method") == "chain" else "",
+        key=key,
     )
-
-
-def _chain_key(leader: Attempt) -> str:
-    """Return the shared key of a gang's hosts; the leader's fence stays secret."""
-    return hmac.digest(leader.fence.encode(), b"stage chain", "sha256").hex()
 
 
 # Server-side preflight: check a host by its last heartbeat before a queued job starts.
@@ -339,7 +332,14 @@ def member_ended(member: Attempt, record: ExitRecord) -> None:
     gang = members_of(leader)
     failed = record.reason is not Reason.OK and record.reason not in STOPPED
     if failed and _shrinks(job, gang, member):
-        _record_failed_rank(job, member, record)
+        event_record(
+            job,
+            "job.rank_lost",
+            f"host:{member.host.slug}",
+            attempt_id=member.pk,
+            reason=record.reason,
+            detail={"host": member.host.name, "node_rank": member.node_rank},
+        )
         return
     if failed and not leader.stop_reason:
         cause = _exit_detail(EndedMember(member, record), len(gang))
@@ -365,19 +365,6 @@ def _shrinks(job: Job, gang: Sequence[Attempt], failed: Attempt) -> bool:
         and failed.leader_id is not None
         and any(each.leader_id is None for each in remaining)
         and len(remaining) >= int(policy.get("min_hosts") or 1)
-    )
-
-
-def _record_failed_rank(job: Job, member: Attempt, record: ExitRecord) -> None:
-    Event.objects.create(
-        at=now(),
-        team_id=job.team_id,
-        kind="job.rank_lost",
-        subject=job.pk,
-        attempt_id=member.pk,
-        reason=record.reason,
-        actor=f"host:{member.host.slug}",
-        detail={"host": member.host.name, "node_rank": member.node_rank},
     )
 
 

@@ -16,7 +16,6 @@ from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec as ModelShape
 from runners.jobspec import (
     BenchmarkSpec,
-    CompressSpec,
     DemoModel,
     DraftModelSpeculation,
     FolderModel,
@@ -28,7 +27,6 @@ from runners.jobspec import (
     ServeSpec,
     TrainSpec,
 )
-from runners.jobspec.compress import LoadOptions
 from runners.jobspec.serve import ON_GPUS, EngineName
 from runners.launchers.launch import ENGINES
 from webapp.core.problems import InvalidProblem, Problem
@@ -62,12 +60,12 @@ from webapp.plans.serving import (
     check_split,
     engines_for,
     generate_spec,
-    kept_going,
     offload_of,
     options_of,
     serve_spec,
     spread_on,
     with_adapters,
+    with_chained_stages,
 )
 from webapp.plans.sharing import (
     TRAININGS,
@@ -302,14 +300,21 @@ def launch_of(
         spec: ModelSpec = _endpoint_spec(plan, question, model, endpoint, best)
     else:
         spec = _spec(plan.draft, model, best, draft_shape(plan))
-        spec = _with_measuring(spec, endpoint, measuring)
+        if endpoint is not None:
+            raise DraftProblem("Only a plan to serve can be started as an endpoint.", "goal")
+        if isinstance(spec, BenchmarkSpec):
+            if measuring.load is not None:
+                needs_weights(spec.model, "Load on an endpoint")
+            spec = spec.model_copy(update=measuring._asdict())
     policy = policy_of(plan.draft["hardware"], spread, processes)
     if isinstance(spec, TrainSpec):
         spec = spec.model_copy(update=shared_out(spec, policy, processes, plan))
     if isinstance(spec, GenerateSpec):
         trained = adapters_of(plan.team, spec.model)
         drafts = drafts_for(question.host, model, draft_shape(plan))
-        spec = with_adapters(with_draft(kept_going(spec, policy), drafts, draft), trained, adapter)
+        spec = with_adapters(
+            with_draft(with_chained_stages(spec, policy), drafts, draft), trained, adapter
+        )
     return Launch(
         host=question.host,
         spec=spec,
@@ -331,7 +336,6 @@ def _model_name(draft: PlanDraft, team_model: TeamModel | None) -> str:
 
 
 def _model_ref(draft: PlanDraft, question: Question) -> ModelRef:
-    """Return the job's reference to the model."""
     chosen = draft["model"]
     if question.team_model is not None:
         return team_model_ref(question.team_model, question.host, question.pool)
@@ -352,12 +356,13 @@ def _model_ref(draft: PlanDraft, question: Question) -> ModelRef:
 def _spec(
     draft: PlanDraft, model: ModelRef, best: PlannedStrategy, shape: ModelShape | None
 ) -> ModelSpec:
-    """Return the job spec for the plan's goal."""
     goal = draft["goal"]["goal"]
     if goal != "generate":
         _refuse_offloaded(best, allowed=STATES_AWAY if goal in TRAININGS else frozenset())
     if goal == "compress":
-        return _compress_spec(draft, model)
+        compression = compress_spec(draft, model)
+        needs_weights(model, "Compressing")
+        return compression
     if goal == "serve":
         return _serving_benchmark(draft, model, best)
     if goal == "generate":
@@ -381,15 +386,6 @@ def _serving_benchmark(draft: PlanDraft, model: ModelRef, best: PlannedStrategy)
     check_split("slipway", best.strategy)
     check_serving(best.strategy)
     return _benchmark_spec(draft, model, best)
-
-
-def _with_measuring(
-    spec: ModelSpec, endpoint: EndpointOptions | None, measuring: Measuring
-) -> ModelSpec:
-    """Return the spec with the requested measurement options."""
-    if endpoint is not None:
-        raise DraftProblem("Only a plan to serve can be started as an endpoint.", "goal")
-    return _measured_spec(spec, measuring) if isinstance(spec, BenchmarkSpec) else spec
 
 
 def _endpoint_spec(
@@ -418,18 +414,6 @@ def _endpoint_spec(
     endpoint = endpoint.model_copy(update={"adapters": adapters})
     drafts = drafts_for(question.host, model, shape) if question.host else []
     return with_engine_draft(endpoint, drafts, options.draft, options.reuse)
-
-
-def _measured_spec(spec: BenchmarkSpec, measuring: Measuring) -> BenchmarkSpec:
-    if measuring.load is not None:
-        needs_weights(spec.model, "Load on an endpoint")
-    return spec.model_copy(update=measuring._asdict())
-
-
-def _compress_spec(draft: PlanDraft, model: ModelRef) -> CompressSpec:
-    spec = compress_spec(draft, model)
-    needs_weights(model, "Compressing")
-    return spec
 
 
 def _benchmark_spec(draft: PlanDraft, model: ModelRef, best: PlannedStrategy) -> BenchmarkSpec:
@@ -582,7 +566,14 @@ def launch_fields(job: Job) -> dict[str, Any]:
     if isinstance(spec, ServeSpec):
         fields |= _endpoint_fields(spec, job)
     elif isinstance(spec, BenchmarkSpec):
-        fields |= {"profile": spec.profile, **(_load_fields(spec.load) if spec.load else {})}
+        fields["profile"] = spec.profile
+        if load := spec.load:
+            fields |= {
+                "arrivals": load.arrivals.kind,
+                "points": ", ".join(f"{point:g}" for point in load.arrivals.points),
+                "requests": str(load.requests_per_repetition),
+                "repetitions": str(load.repetitions),
+            }
     elif isinstance(spec, GenerateSpec):
         fields |= _generate_fields(spec, job)
     return fields
@@ -604,15 +595,6 @@ def _endpoint_fields(spec: ServeSpec, job: Job) -> dict[str, Any]:
     elif options.draft is not None:
         fields["draft"] = _team_model_id(options.draft.model, job)
     return fields
-
-
-def _load_fields(load: LoadOptions) -> dict[str, Any]:
-    return {
-        "arrivals": load.arrivals.kind,
-        "points": ", ".join(f"{point:g}" for point in load.arrivals.points),
-        "requests": str(load.requests_per_repetition),
-        "repetitions": str(load.repetitions),
-    }
 
 
 def _generate_fields(spec: GenerateSpec, job: Job) -> dict[str, Any]:

@@ -628,7 +628,9 @@ def _story(job: Job, attempt: Attempt) -> MemoryComparison | None:
     answer = job.estimate.get("memory") if isinstance(job.estimate, Mapping) else None
     if not answer:
         return None
-    reason = _reason_of(job, attempt)
+    reason = str(attempt.exit_record.get("reason") or "")  # each host of a gang has its own
+    if not reason and job.num_hosts == 1:
+        reason = job.reason
     metric = _metric(reason, attempt)
     peak = _peak(attempt, metric)
     if not peak:
@@ -645,12 +647,6 @@ def _story(job: Job, attempt: Attempt) -> MemoryComparison | None:
         metric=metric,
         is_oom=reason in OOM,
     )
-
-
-def _reason_of(job: Job, attempt: Attempt) -> str:
-    """Return why this part ended; each host of a gang has its own reason."""
-    reason = str(attempt.exit_record.get("reason") or "")
-    return reason or ("" if job.num_hosts > 1 else job.reason)
 
 
 def _metric(reason: str, attempt: Attempt) -> tuple[str, str]:

@@ -428,7 +428,9 @@ def under_load(job: Job) -> UnderLoad | None:
     report = _report(job, compress.LOAD_ARTEFACT, LoadReport)
     if report is None:
         return None
-    curve = _curve(job)
+    stored_curve = job.prediction.get(CURVE)  # the plan's, as of the launch
+    curve_rows = stored_curve.get("rows") if isinstance(stored_curve, Mapping) else None
+    curve = _CURVE.validate_python(curve_rows or [])
     callers, main = CALLERS[report.arrivals], _main_point(job, report)
     charts = tuple(
         sweep_chart(
@@ -469,20 +471,13 @@ def _measured(report: LoadReport, chart: ChartSpec) -> list[At]:
     ]
 
 
-def _curve(job: Job) -> list[dict[str, Any]]:
-    """Return the plan's load curve as stored at launch."""
-    curve = job.prediction.get(CURVE)
-    rows = curve.get("rows") if isinstance(curve, Mapping) else None
-    return _CURVE.validate_python(rows or [])
-
-
 def _predicted_points(curve: list[dict[str, Any]], chart: ChartSpec) -> list[At]:
     name = _metric(chart)
     return [At(row["point"], *row[name]) for row in curve if name in row]
 
 
 def _line(row: LoadRow, rate_said: float | None) -> LoadLine:
-    def times(name: str) -> tuple[Quantity | None, ...]:
+    def mean_and_percentiles(name: str) -> tuple[Quantity | None, ...]:
         names = [f"{name}_seconds", *(f"{name}_p{each}_seconds" for each in PERCENTILES)]
         values = (row.measured.get(each) for each in names)
         return tuple(None if each is None else quantity(each, "seconds") for each in values)
@@ -493,9 +488,9 @@ def _line(row: LoadRow, rate_said: float | None) -> LoadLine:
         failed=row.failed,
         rate=quantity(row.measured.get("tokens_per_second", 0.0), "tokens_per_second"),
         rate_said=None if rate_said is None else quantity(rate_said, "tokens_per_second"),
-        ttft=times("ttft"),
-        tpot=times("tpot"),
-        latency=times("latency"),
+        ttft=mean_and_percentiles("ttft"),
+        tpot=mean_and_percentiles("tpot"),
+        latency=mean_and_percentiles("latency"),
         notes=row.notes,
     )
 

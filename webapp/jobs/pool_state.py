@@ -25,7 +25,6 @@ from webapp.jobs import scheduler as values
 from webapp.jobs.gangs import gpu_load
 from webapp.jobs.models import IN_TURN, Allocation, Attempt, Job, JobState
 from webapp.jobs.quotas import Earlier, Rules, left_seconds, length_seconds, remembered
-from webapp.jobs.scheduler import Until, decide, nobody
 
 # The queued jobs of a pool: all of them, or candidates for the first turns.
 #
@@ -171,7 +170,11 @@ def _owners(twins: Twins) -> dict[str, Host]:
 
 def _held(twins: Twins, owners: Mapping[str, Host]) -> dict[str, RemoteHolder]:
     others = _owners(twins)
-    holders = {**abandoned_but_running(others.values()), **_holders_of(others)}
+    rows = Allocation.objects.filter(released_at=None, device__in=others)
+    holders = {
+        **abandoned_but_running(others.values()),
+        **{row.device_id: row.attempt for row in rows.select_related("attempt__job")},
+    }
     elsewhere = {}
     for pk, owner in owners.items():
         for other in twins.get(pk, ()):
@@ -179,11 +182,6 @@ def _held(twins: Twins, owners: Mapping[str, Host]) -> dict[str, RemoteHolder]:
             if holder is not None and not is_over(other.host, owner):
                 elsewhere[pk] = RemoteHolder(holder, other.host)
     return elsewhere
-
-
-def _holders_of(devices: Collection[str]) -> dict[str, Attempt]:
-    rows = Allocation.objects.filter(released_at=None, device__in=devices)
-    return {row.device_id: row.attempt for row in rows.select_related("attempt__job")}
 
 
 def _freed(twins: Twins) -> dict[str, datetime]:
@@ -227,10 +225,6 @@ class PoolState:
     jobs: Mapping[str, Job]  # queued jobs and jobs that hold devices
     holders: Mapping[str, Attempt]  # by device
     elsewhere: Mapping[str, RemoteHolder] = field(default_factory=dict)  # through other hosts
-
-    def decide(self, until: Until = nobody) -> values.Decision:
-        """Return the decision of the queue; after ``until`` returns True, only the order."""
-        return decide(self.snapshot, until)
 
 
 def pool_state_of(pool: Pool, jobs: Sequence[Job], rules: Rules) -> PoolState:

@@ -153,19 +153,24 @@ def check_submit(job: Job) -> None:
     quota = quota_of(job.team)
     _check_size(job, quota)
     _check_length(job, quota)
-    _check_places(job, quota)
+    queued, limit = queued_of(job), quota.max_queued_per_user
+    if queued >= limit:
+        raise ConflictProblem(
+            "max_queued",
+            f"You have {queued} jobs in queues and may have {limit}. Wait until some have "
+            "started, or stop some.",
+        )
     if sentence := hours_sentence(job.team, quota):
         raise ConflictProblem("gpu_hours", sentence)
 
 
 def _check_size(job: Job, quota: Quota) -> None:
     requested, limit = num_devices(job), quota.max_devices
-    noun = "device" if requested == 1 else "devices"
     if limit is not None and requested > limit:
         raise InvalidProblem(
             "max_devices",
-            f"{job.name} asks for {requested} {noun} and your team may hold {limit} at once. Plan "
-            "it for fewer devices, or ask an operator for more.",
+            f"{job.name} asks for {display.counted(requested, 'device')} and your team may "
+            f"hold {limit} at once. Plan it for fewer devices, or ask an operator for more.",
         )
 
 
@@ -177,16 +182,6 @@ def _check_length(job: Job, quota: Quota) -> None:
             f"{job.name} is to run for {display.clock(stated)} and a job of your team may run for "
             f"{display.clock(limit)}. Give it less time or fewer steps, or ask an operator for "
             "more.",
-        )
-
-
-def _check_places(job: Job, quota: Quota) -> None:
-    queued, limit = queued_of(job), quota.max_queued_per_user
-    if queued >= limit:
-        raise ConflictProblem(
-            "max_queued",
-            f"You have {queued} jobs in queues and may have {limit}. Wait until some have "
-            "started, or stop some.",
         )
 
 

@@ -18,7 +18,7 @@ from runners.jobspec import (
 )
 from runners.shared.reasons import Reason
 from webapp.core.clock import now
-from webapp.core.display import clock, percent
+from webapp.core.display import clock, counted, percent
 from webapp.hosts.machines import store_proof_rates
 from webapp.hosts.models import Host
 from webapp.jobs.calibration import PROOF, PROOF_REPORT, recalibrate
@@ -117,7 +117,11 @@ def _reasons(metric: str, evidence: Mapping[str, Any]) -> Iterator[str]:
     yield from _load(evidence)
     yield from _devices(evidence)
     yield from _clocks(evidence)
-    yield from _too_few(metric, evidence)
+    steps, tokens = evidence.get("steps"), evidence.get("tokens")
+    if steps is not None and steps < LEAST_STEPS:
+        yield f"It saw {counted(steps, 'step')}; {LEAST_STEPS} are needed."
+    if tokens is not None and tokens < LEAST_TOKENS and not metric.endswith("ttft_seconds"):
+        yield f"It wrote {tokens} tokens to each prompt; {LEAST_TOKENS} are needed."
 
 
 def _load(evidence: Mapping[str, Any]) -> Iterator[str]:
@@ -156,24 +160,10 @@ def _clocks(evidence: Mapping[str, Any]) -> Iterator[str]:
         yield f"The host slept for {clock(slept)} during the run."
 
 
-def _too_few(metric: str, evidence: Mapping[str, Any]) -> Iterator[str]:
-    steps, tokens = evidence.get("steps"), evidence.get("tokens")
-    if steps is not None and steps < LEAST_STEPS:
-        yield f"It saw {steps} step{'' if steps == 1 else 's'}; {LEAST_STEPS} are needed."
-    if tokens is not None and tokens < LEAST_TOKENS and not metric.endswith("ttft_seconds"):
-        yield f"It wrote {tokens} tokens to each prompt; {LEAST_TOKENS} are needed."
-
-
 # Register the models that a job made with its team.
 
 
 _SPEC: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
-
-
-def register_models(job: Job, attempt: Attempt) -> list[TeamModel]:
-    """Register each model that the attempt saved on its host, and return them."""
-    models = Artefact.objects.filter(attempt=attempt, kind="model")
-    return [_register(job, attempt, artefact) for artefact in models]
 
 
 def _register(job: Job, attempt: Attempt, artefact: Artefact) -> TeamModel:
@@ -210,21 +200,16 @@ def _source_model(job: Job, spec: ModelSpec) -> TeamModel | None:
 def _config(job: Job, spec: ModelSpec, source: TeamModel | None) -> dict[str, Any]:
     """Return the config of the new model: that of the job's source model."""
     if isinstance(spec.model, DemoModel):
-        return _trained_demo(spec.model, spec)
+        positions = spec.model.max_position_embeddings
+        if isinstance(spec, TrainSpec):
+            positions = min(positions, spec.sequence_length)
+        return {**demo_config(spec.model), "max_position_embeddings": positions}
     if isinstance(spec.model, RandomModel):
         return dict(spec.model.config)
     if source is not None:
         return dict(source.config)
     planned = job.plan_request.get("model")
     return planned if isinstance(planned, dict) else {}
-
-
-def _trained_demo(model: DemoModel, spec: ModelSpec) -> dict[str, Any]:
-    """Return the demo model's config, limited to the positions it was trained on."""
-    positions = model.max_position_embeddings
-    if isinstance(spec, TrainSpec):
-        positions = min(positions, spec.sequence_length)
-    return {**demo_config(model), "max_position_embeddings": positions}
 
 
 def _dtype(spec: ModelSpec) -> str:
@@ -284,7 +269,8 @@ def job_finished(job: Job, attempt: Attempt) -> None:
     host: Host = attempt.host
     job.refresh_from_db()
     store_measurements(job, attempt, host)
-    register_models(job, attempt)
+    for artefact in Artefact.objects.filter(attempt=attempt, kind="model"):
+        _register(job, attempt, artefact)
     if job.num_hosts == 1:
         transaction.on_commit(lambda: _learn(host, job, attempt), robust=True)
 

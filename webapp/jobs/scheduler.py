@@ -458,7 +458,11 @@ def _reserve(
 ) -> Wait:
     """Reserve the devices for the job from its forecast start."""
     last = max((d for _, ids in places for d in ids), key=lambda d: (table.free_at[d], d))
-    blocker = _blocking_job(demand, ranking, table)
+    places_kept = _places_now(demand, ranking, table, past_kept=True)
+    reservations = [
+        table.kept_from[d] for _, ids in places_kept for d in ids if d in table.kept_from
+    ]
+    blocker = min(reservations)[1] if reservations else None  # its devices would be free now
     wait = replace(
         _wait(demand, Why.RESERVED if blocker else Why.DEVICES, ranking, is_open=True),
         start_seconds=None if math.isinf(start) else start,
@@ -467,13 +471,6 @@ def _reserve(
     )
     table.keep(demand, places, start)
     return wait
-
-
-def _blocking_job(demand: Demand, ranking: Ranking, table: Table) -> str | None:
-    """Return the job whose reservation blocks this one from starting now, if any."""
-    places = _places_now(demand, ranking, table, past_kept=True)
-    reservations = [table.kept_from[d] for _, ids in places for d in ids if d in table.kept_from]
-    return min(reservations)[1] if reservations else None
 
 
 def _places_now(

@@ -12,9 +12,9 @@ from runners.jobspec import DrillSpec, JobSpec
 from runners.shared.reasons import Reason
 from webapp.accounts.models import Team
 from webapp.accounts.secrets import secret_names
-from webapp.audit.models import Event
+from webapp.audit.models import event_record
 from webapp.core.clock import now
-from webapp.core.display import listed
+from webapp.core.display import counted, listed
 from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.hosts.models import RUNS_JOBS, Device, Host, HostState, Pool
 from webapp.hosts.services import Contact, contact_of
@@ -75,7 +75,14 @@ def job_abandon(*, job: Job, by: str, typed_host_name: str) -> Job:
         if job.state in LIVE_STATES:
             _end(job, silent, by)
         else:
-            _record_freed(job, silent, by)
+            event_record(
+                job,
+                "job.devices_freed",
+                by,
+                attempt_id=silent[0].pk,
+                reason=GIVEN_UP,
+                detail=_detail(silent),
+            )
         for each in silent:
             Attempt.objects.filter(pk=each.pk).update(
                 stop_reason=GIVEN_UP, stop_requested_at=now()
@@ -109,27 +116,10 @@ def _end(job: Job, silent: Sequence[Attempt], by: str) -> None:
         order_stop(reachable, Reason.PEER_ENDED)
 
 
-def _record_freed(job: Job, silent: Sequence[Attempt], by: str) -> None:
-    Event.objects.create(
-        at=now(),
-        team_id=job.team_id,
-        kind="job.devices_freed",
-        subject=job.pk,
-        attempt_id=silent[0].pk,
-        reason=GIVEN_UP,
-        actor=by,
-        detail=_detail(silent),
-    )
-
-
 def _detail(silent: Sequence[Attempt]) -> dict[str, Any]:
     freed = {each.host.name: len(devices_of(each)) for each in silent}
-    words = listed([f"{_count(count)} of {name}" for name, count in freed.items()])
+    words = listed([f"{counted(count, 'device')} of {name}" for name, count in freed.items()])
     return {"hosts": list(freed), "freed": freed, "sentence": f"Counted as free: {words}."}
-
-
-def _count(number: int) -> str:
-    return "1 device" if number == 1 else f"{number} devices"
 
 
 # The jobs at a site stop: ended with it, running elsewhere, or queued.
@@ -228,8 +218,16 @@ def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller
     """
     if existing := _job_with_key(team, idempotency_key):
         return existing
-    _check_kind(spec)
-    _check_secrets(team, spec)
+    if isinstance(spec, DrillSpec) and not settings.ALLOWS_DRILLS:
+        raise InvalidProblem(
+            "drills_off",
+            "This server runs no drills. Its operator allows them with SLIPWAY_DRILLS=1.",
+        )
+    if unknown := sorted(set(spec.secrets) - set(secret_names(team))):
+        raise InvalidProblem(
+            "unknown_secret",
+            f"{team.name} has no secret {', '.join(unknown)}. Store it under Secrets first.",
+        )
     check_retries(max_retries)
     if host is not None:
         _check_host(team, host)
@@ -297,22 +295,6 @@ def _check_host(team: Team, host: Host) -> None:
         raise InvalidProblem("retired_host", f"{host.name} is retired; choose another host.")
 
 
-def _check_kind(spec: JobSpec) -> None:
-    if isinstance(spec, DrillSpec) and not settings.ALLOWS_DRILLS:
-        raise InvalidProblem(
-            "drills_off",
-            "This server runs no drills. Its operator allows them with SLIPWAY_DRILLS=1.",
-        )
-
-
-def _check_secrets(team: Team, spec: JobSpec) -> None:
-    if unknown := sorted(set(spec.secrets) - set(secret_names(team))):
-        raise InvalidProblem(
-            "unknown_secret",
-            f"{team.name} has no secret {', '.join(unknown)}. Store it under Secrets first.",
-        )
-
-
 def job_submit(*, job: Job, by: str) -> Job:
     """Queue a draft job, and start it at once if devices are free.
 
@@ -349,9 +331,14 @@ def job_stop(*, job: Job, by: str, reason: Reason = Reason.STOPPED_BY_USER) -> J
             )
         attempt = job.current_attempt
         if attempt is None or job.state in {JobState.QUEUED, JobState.PREFLIGHT}:
-            _end_before_start(job, by, reason)
-        elif job.state != JobState.STOPPING:
-            _order_stop(job, attempt, by, reason)
+            is_over = transition(job, JobState.STOPPED, actor=by, attempt=attempt, reason=reason)
+            if is_over and attempt is not None:
+                Attempt.objects.filter(pk=attempt.pk).update(stop_reason=reason)
+                release_unstarted(attempt)
+        elif job.state != JobState.STOPPING and transition(
+            job, JobState.STOPPING, actor=by, attempt=attempt, reason=reason
+        ):
+            order_stop(members_of(attempt), reason)
     if attempt is None:
         allocate_pool(job.pool)
     else:
@@ -360,20 +347,11 @@ def job_stop(*, job: Job, by: str, reason: Reason = Reason.STOPPED_BY_USER) -> J
     return job
 
 
-def _end_before_start(job: Job, by: str, reason: Reason) -> None:
-    attempt = job.current_attempt
-    if transition(job, JobState.STOPPED, actor=by, attempt=attempt, reason=reason) and attempt:
-        Attempt.objects.filter(pk=attempt.pk).update(stop_reason=reason)
-        release_unstarted(attempt)
-
-
-def _order_stop(job: Job, attempt: Attempt, by: str, reason: Reason) -> None:
-    if transition(job, JobState.STOPPING, actor=by, attempt=attempt, reason=reason):
-        order_stop(members_of(attempt), reason)
-
-
 def job_clone(*, job: Job, owner: User) -> Job:
     """Return a draft copy of ``job`` owned by ``owner``."""
+    name, suffix = job.name, " (copy)"
+    if not name.endswith(suffix):
+        name = name[: NAME_LENGTH - len(suffix)] + suffix
     return Job.objects.create(
         team=job.team,
         owner=owner,
@@ -383,7 +361,7 @@ def job_clone(*, job: Job, owner: User) -> Job:
         devices_per_host=job.devices_per_host,
         kind=job.kind,
         spec=job.spec,
-        name=_clone_name(job.name),
+        name=name,
         model_name=job.model_name,
         plan=job.plan,
         plan_request=job.plan_request,
@@ -392,11 +370,6 @@ def job_clone(*, job: Job, owner: User) -> Job:
         max_duration_seconds=job.max_duration_seconds,
         max_retries=job.max_retries,
     )
-
-
-def _clone_name(name: str) -> str:
-    suffix = " (copy)"
-    return name if name.endswith(suffix) else name[: NAME_LENGTH - len(suffix)] + suffix
 
 
 def job_delete(*, job: Job) -> None:

@@ -8,7 +8,7 @@ from django.db import transaction
 from django.db.models import F
 
 from runners.shared.reasons import FAILED, STOPPED, Reason
-from webapp.audit.models import Event
+from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.models import FINAL_STATES, Attempt, Job, JobState
@@ -149,10 +149,23 @@ def transition(
         extra = fresh_start() if to == JobState.QUEUED and is_retry else {}
         rows = _guarded_update(job, to, before, attempt, reason, extra) if is_allowed else 0
         if not rows:
-            _count_stale(job, to, attempt, before)
+            log.info("stale transition", job=job.pk, to=str(to), state=before)
+            if attempt is not None:
+                Attempt.objects.filter(pk=attempt.pk).update(
+                    stale_transitions=F("stale_transitions") + 1
+                )
             return False
         job.refresh_from_db()
-        _write_event(job, before, actor, attempt, reason, detail or {})
+        event_record(
+            job,
+            "job.state",
+            actor,
+            attempt_id=attempt.pk if attempt else (job.current_attempt_id or ""),
+            from_state=before,
+            to_state=job.state,
+            reason=reason,
+            detail=dict(detail or {}),
+        )
         transaction.on_commit(lambda: publish_job_state(job))
     return True
 
@@ -190,34 +203,6 @@ def _times(to: JobState, before: str) -> dict[str, Any]:
     if to in FINAL_STATES:
         return {"ended_at": instant, "eta_seconds": None}
     return {}
-
-
-def _count_stale(job: Job, to: JobState, attempt: Attempt | None, before: str) -> None:
-    log.info("stale transition", job=job.pk, to=str(to), state=before)
-    if attempt is not None:
-        Attempt.objects.filter(pk=attempt.pk).update(stale_transitions=F("stale_transitions") + 1)
-
-
-def _write_event(
-    job: Job,
-    before: str,
-    actor: str,
-    attempt: Attempt | None,
-    reason: str,
-    detail: Mapping[str, Any],
-) -> None:
-    Event.objects.create(
-        at=now(),
-        team_id=job.team_id,
-        kind="job.state",
-        subject=job.pk,
-        attempt_id=attempt.pk if attempt else (job.current_attempt_id or ""),
-        from_state=before,
-        to_state=job.state,
-        reason=reason,
-        actor=actor,
-        detail=dict(detail),
-    )
 
 
 # ---------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from webapp.jobs.pool_state import (
     waiting_jobs,
 )
 from webapp.jobs.quotas import Rules
-from webapp.jobs.scheduler import Decision, Wait, Why
+from webapp.jobs.scheduler import Decision, Wait, Why, decide
 
 SOON = timedelta(hours=20)
 FORESEEN_TURNS = 200  # jobs behind these turns are shown their position, but no start time
@@ -49,7 +49,7 @@ def lines_of(pool: Pool) -> list[Line]:
     if not jobs:
         return []
     picture = pool_state_of(pool, jobs, Rules(jobs))
-    return lines_in(picture, picture.decide())
+    return lines_in(picture, decide(picture.snapshot))
 
 
 def lines_in(picture: PoolState, decision: Decision, turns: slice = slice(None)) -> list[Line]:
@@ -84,7 +84,7 @@ def waiting_line(job: Job) -> Line | None:
     if job.pk not in {each.pk for each in jobs}:
         return None  # it was started meanwhile
     picture = pool_state_of(job.pool, jobs, Rules(jobs))
-    decision = picture.decide(lambda turn, pk: pk == job.pk or turn >= turns)
+    decision = decide(picture.snapshot, lambda turn, pk: pk == job.pk or turn >= turns)
     turn = decision.order.index(job.pk)
     if turn >= turns:
         return _far_behind(job, num_earlier)
@@ -94,7 +94,7 @@ def waiting_line(job: Job) -> Line | None:
 def _far_behind(job: Job, num_own: int) -> Line:
     """Return the line of a job far back in the queue, from facts that no other job can change."""
     picture = pool_state_of(job.pool, [job], Rules([job]))
-    waits = [wait for wait in picture.decide().waits if wait.why in WHATEVER_IS_BEFORE]
+    waits = [wait for wait in decide(picture.snapshot).waits if wait.why in WHATEVER_IS_BEFORE]
     position = num_own + 1 if len(num_by_team(job.pool)) == 1 else None
     if waits:
         return Line(position, job, Words(picture, job, waits[0]).wait_reason(), None)
@@ -131,7 +131,7 @@ class Words:
         job = self._job
         where = job.requested_host.name if job.requested_host else f"the pool {job.pool.name}"
         if self._wait.num_ready_hosts and job.num_hosts > 1:
-            has = f"has only {_count(self._wait.num_ready_hosts, 'such host')}"
+            has = f"has only {display.counted(self._wait.num_ready_hosts, 'such host')}"
         else:
             has = "has too few of them in total"
         closed = self._closed_sentences([job.requested_host]) if job.requested_host else ""
@@ -228,21 +228,14 @@ def _needs(job: Job) -> str:
         what = "a whole host" if job.num_hosts == 1 else "whole hosts"
         what = f"all of {job.requested_host.name}" if job.requested_host else what
     else:
-        each = f" ×{size}" if size else _device_noun(job.devices_per_host)  # noqa: RUF001 -- a multiplication sign
-        what = f"{job.devices_per_host}{each}"
+        what = display.counted(job.devices_per_host, "device")
+        if size:
+            what = f"{job.devices_per_host} ×{size}"  # noqa: RUF001 -- a multiplication sign
     if job.num_hosts > 1:
         return f"{what} on each of {job.num_hosts} hosts"
     if job.devices_per_host is None:
         return what
     return f"{what} on {job.requested_host.name if job.requested_host else 'one host'}"
-
-
-def _device_noun(number: int) -> str:
-    return " device" if number == 1 else " devices"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def when_words(at: datetime) -> str:

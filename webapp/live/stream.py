@@ -22,7 +22,6 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils.cache import patch_vary_headers
 from django.utils.html import format_html
-from redis.typing import EncodableT, FieldT
 
 from runners.host.redis_access import client_options
 from webapp.accounts.models import Team, TeamOwned
@@ -59,17 +58,18 @@ def publish_all(messages: Iterable[tuple[str, str, Mapping[str, Any]]]) -> bool:
     try:
         pipe = connection().pipeline(transaction=False)
         for topic, event, data in messages:
-            pipe.xadd(STREAM, _entry(topic, event, data), maxlen=MAX_ENTRIES, approximate=True)
+            pipe.xadd(
+                STREAM,
+                {"t": topic, "e": event, "d": json.dumps(data, separators=(",", ":"))},
+                maxlen=MAX_ENTRIES,
+                approximate=True,
+            )
         pipe.execute()
     except (redis.RedisError, OSError) as error:
         _breaker.trip()
         log.debug("live messages dropped", cause=str(error))
         return False
     return True
-
-
-def _entry(topic: str, event: str, data: Mapping[str, Any]) -> dict[FieldT, EncodableT]:
-    return {"t": topic, "e": event, "d": json.dumps(data, separators=(",", ":"))}
 
 
 def jobs_topic(team_id: str) -> str:
@@ -324,18 +324,16 @@ class Hub:
             return
         self._last = number
         if topic.startswith(REVOKE):
-            self._revoke(topic.removeprefix(REVOKE))
+            user_id = topic.removeprefix(REVOKE)
+            for revoked in self.viewers:
+                if str(revoked.user_id) == user_id:
+                    revoked.close()
             return
         data = frame_bytes(entry_id, fields.get("e", "message"), fields.get("d", "{}"))
         self._ring.append(Frame(number, topic, data, self._clock()))
         for viewer in self.viewers:
             if topic in viewer.topics:
                 viewer.put(data)
-
-    def _revoke(self, user_id: str) -> None:
-        for viewer in self.viewers:
-            if str(viewer.user_id) == user_id:
-                viewer.close()
 
     def _drop_old(self) -> None:
         while self._ring and self._clock() - self._ring[0].at > RING_SECONDS:

@@ -209,7 +209,12 @@ def append_all(deliveries: Iterable[Delivery]) -> dict[str, list[str]]:
         for each in nonempty:
             for point in each.points:
                 by_source[each.attempt_id, point.source].append(point)
-        sources = _known_sources(by_source)
+        stored = MetricSource.objects.filter(
+            attempt_id__in={attempt_id for attempt_id, _ in by_source},
+            source__in={name for _, name in by_source},
+        )
+        by_key = {(row.attempt_id, row.source): row for row in stored}
+        sources = {key: by_key[key] for key in by_source if key in by_key}
         rows = []
         for (attempt_id, name), points in sorted(by_source.items()):
             source = sources.get((attempt_id, name)) or _new_source(attempt_id, name)
@@ -233,16 +238,6 @@ def _discard(deliveries: Iterable[Delivery]) -> None:
             f"DELETE FROM {MetricBatch._meta.db_table} WHERE attempt_id = %s AND seq > %s",  # noqa: S608 - the name of a model's table
             [(each.attempt_id, each.acked_seq) for each in deliveries],
         )
-
-
-def _known_sources(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], MetricSource]:
-    requested = set(keys)
-    rows = MetricSource.objects.filter(
-        attempt_id__in={attempt_id for attempt_id, _ in requested},
-        source__in={name for _, name in requested},
-    )
-    by_key = {(row.attempt_id, row.source): row for row in rows}
-    return {key: by_key[key] for key in requested if key in by_key}
 
 
 def _new_source(attempt_id: str, name: str) -> MetricSource | None:
@@ -440,7 +435,14 @@ def roll_up(source: MetricSource, *, is_ended: bool) -> int:
 
     A window with late points is computed again. Returns the number of chunks written.
     """
-    raw = _raw_chunks(source)
+    # The chunks that overlap windows not yet rolled up.
+    chunks = MetricChunk.objects.filter(
+        attempt_id=source.attempt_id,
+        source=source.source,
+        step_ms=RAW_STEP_MS,
+        t1_ms__gte=_floor(source.rolled_through_ms),
+    )
+    raw = list(chunks.order_by("metric", "t0_ms"))
     if not raw:
         return 0
     start = _floor(max(source.rolled_through_ms, min(chunk.t0_ms for chunk in raw)))
@@ -448,7 +450,10 @@ def roll_up(source: MetricSource, *, is_ended: bool) -> int:
     end = sealed_ms if is_ended else _floor(sealed_ms)
     if end <= source.rolled_through_ms or end <= start:
         return 0
-    rows = [row for chunk in _by_metric(raw) for row in _windows(source, *chunk, start, end)]
+    rows = []
+    for name in dict.fromkeys(chunk.metric for chunk in raw):
+        points = merge([chunk for chunk in raw if chunk.metric == name])
+        rows += _windows(source, name, points, start, end)
     with transaction.atomic(using=settings.METRICS_DATABASE):
         MetricChunk.objects.filter(
             attempt_id=source.attempt_id,
@@ -459,22 +464,6 @@ def roll_up(source: MetricSource, *, is_ended: bool) -> int:
         MetricChunk.objects.bulk_create(rows)
         MetricSource.objects.filter(pk=source.pk).update(rolled_through_ms=end)
     return len(rows)
-
-
-def _raw_chunks(source: MetricSource) -> list[MetricChunk]:
-    """Return the raw chunks that overlap windows not yet rolled up."""
-    rows = MetricChunk.objects.filter(
-        attempt_id=source.attempt_id,
-        source=source.source,
-        step_ms=RAW_STEP_MS,
-        t1_ms__gte=_floor(source.rolled_through_ms),
-    )
-    return list(rows.order_by("metric", "t0_ms"))
-
-
-def _by_metric(chunks: list[MetricChunk]) -> list[tuple[str, RawSeries]]:
-    names = dict.fromkeys(chunk.metric for chunk in chunks)
-    return [(name, merge([chunk for chunk in chunks if chunk.metric == name])) for name in names]
 
 
 def merge(chunks: list[MetricChunk]) -> RawSeries:
@@ -628,8 +617,11 @@ def _band(
     )
     tail = Range(max(span.since_ms, border), span.until_ms)
     raw = _clip(_join(_chunks(source, name, tail), journal), tail)
-    bands = [decode_band(chunk) for chunk in rolled.order_by("t0_ms")]
-    return _clip_band(_concatenate([*bands, _as_band(raw)]), span)
+    bands = [*(decode_band(chunk) for chunk in rolled.order_by("t0_ms")), _as_band(raw)]
+    band = Band(*(np.concatenate(parts) for parts in zip(*bands, strict=True)))
+    inside = (band.t_ms >= span.since_ms) & (band.t_ms <= span.until_ms)
+    t_ms, low, high, mean, count = band
+    return Band(t_ms[inside], low[inside], high[inside], mean[inside], count[inside])
 
 
 def _journal(source: MetricSource, span: Range) -> list[Point]:
@@ -675,21 +667,11 @@ def _clip(series: RawSeries, span: Range) -> RawSeries:
     return RawSeries(series.seq[inside], series.t_ms[inside], series.value[inside])
 
 
-def _clip_band(band: Band, span: Range) -> Band:
-    inside = (band.t_ms >= span.since_ms) & (band.t_ms <= span.until_ms)
-    t_ms, low, high, mean, count = band
-    return Band(t_ms[inside], low[inside], high[inside], mean[inside], count[inside])
-
-
 def _as_band(series: RawSeries) -> Band:
     order = np.argsort(series.t_ms, kind="stable")
     value = series.value[order]
     count = np.ones(len(value), np.int64)
     return Band(series.t_ms[order], value, value, value, count)
-
-
-def _concatenate(bands: list[Band]) -> Band:
-    return Band(*(np.concatenate(parts) for parts in zip(*bands, strict=True)))
 
 
 def _reduce(band: Band, points: int) -> Band:

@@ -1,6 +1,6 @@
 """The staff site, and its pages of every table."""
 
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from django import forms
 from django.conf import settings
@@ -351,21 +351,6 @@ class MembershipAdmin(FreshAdmin[Membership]):
         return super().get_form(request, obj, change=change, **{**kwargs, "form": form})
 
 
-@admin.register(LoginTry)
-class LoginTryAdmin(ReadOnlyAdmin):
-    """Recent failed login attempts."""
-
-    list_display = ["at", "address"]
-
-
-@admin.register(OpenSession)
-class OpenSessionAdmin(ReadOnlyAdmin):
-    """Open sessions with user, address and browser."""
-
-    list_display = ["user", "address", "browser", "began_at", "seen_at"]
-    exclude = ["session_key"]
-
-
 # ---------------------------------------------------------------------------
 # Admin of hosts: adding one creates an enrolment token; machine facts are read-only.
 # ---------------------------------------------------------------------------
@@ -423,23 +408,6 @@ class PoolAdmin(FreshAdmin[Pool]):
     filter_horizontal = ["shared_with"]
 
 
-@admin.register(Device)
-class DeviceAdmin(ReadOnlyAdmin):
-    """Compute devices that hosts reported."""
-
-    list_display = ["host", "kind", "index", "name", "memory_bytes", "is_present", "cordoned_at"]
-    list_filter = ["kind", "is_present"]
-    search_fields = ["uuid", "host__name"]
-
-
-@admin.register(Distinction)
-class DistinctionAdmin(ReadOnlyAdmin):
-    """Pairs of hosts that look like one machine and that an operator marked as different."""
-
-    list_display = ["host", "other", "said_by", "said_at"]
-    search_fields = ["host__name", "other__name"]
-
-
 @admin.register(EnrolmentToken)
 class EnrolmentTokenAdmin(admin.ModelAdmin[EnrolmentToken]):
     """One-time enrolment tokens; the text is shown once, right after creation."""
@@ -480,144 +448,6 @@ class EnrolmentTokenAdmin(admin.ModelAdmin[EnrolmentToken]):
         messages.success(request, f"{revoked} tokens revoked.")
 
 
-@admin.register(Epoch)
-class EpochAdmin(ReadOnlyAdmin):
-    """The site's credential epoch."""
-
-    list_display = ["number", "highest_seen"]
-
-
-@admin.register(RefusedMessage)
-class RefusedMessageAdmin(ReadOnlyAdmin):
-    """Messages of hosts that the server rejected."""
-
-    list_display = ["last_at", "host", "kind", "reason", "count"]
-    list_filter = ["kind"]
-    search_fields = ["reason", "host__slug"]
-
-
-# ---------------------------------------------------------------------------
-# Read-only admin pages of jobs and their data; changes go through the services.
-# ---------------------------------------------------------------------------
-
-
-@admin.register(Job)
-class JobAdmin(ReadOnlyAdmin):
-    """Jobs, including deleted ones."""
-
-    list_display = [
-        "name",
-        "state",
-        "reason",
-        "kind",
-        "pool",
-        "host",
-        "owner",
-        "team",
-        "created_at",
-    ]
-    list_filter = ["state", "kind", "host", "team"]
-    search_fields = ["id", "name", "model_name"]
-
-
-@admin.register(Attempt)
-class AttemptAdmin(ReadOnlyAdmin):
-    """Attempts, with their counters."""
-
-    list_display = [
-        "id",
-        "job",
-        "number",
-        "node_rank",
-        "host",
-        "acked_seq",
-        "claimed_at",
-        "ended_at",
-    ]
-    list_filter = ["host"]
-    exclude: ClassVar = ["fence", "claim_id"]
-
-
-@admin.register(Allocation)
-class AllocationAdmin(ReadOnlyAdmin):
-    """Devices held by attempts, with times."""
-
-    list_display = ["device", "attempt", "taken_at", "released_at"]
-    list_select_related: ClassVar = ["device", "attempt"]
-
-
-@admin.register(AttemptEvent)
-class AttemptEventAdmin(ReadOnlyAdmin):
-    """Stored events, by sequence number."""
-
-    list_display = ["attempt", "seq", "kind", "received_at"]
-    list_filter = ["kind"]
-    search_fields = ["attempt__id"]
-
-
-@admin.register(Event)
-class EventAdmin(ReadOnlyAdmin):
-    """The audit log: who did what, when and why."""
-
-    list_display = ["at", "kind", "subject", "from_state", "to_state", "reason", "actor"]
-    list_filter = ["kind", "to_state"]
-    search_fields = ["subject", "actor"]
-
-
-@admin.register(Command)
-class CommandAdmin(ReadOnlyAdmin):
-    """Wake-up commands, with their retries."""
-
-    list_display = ["id", "host", "kind", "state", "tries", "next_at"]
-    list_filter = ["state", "kind"]
-
-
-@admin.register(Artefact)
-class ArtefactAdmin(ReadOnlyAdmin):
-    """Artefacts of attempts."""
-
-    list_display = ["name", "kind", "attempt", "total_bytes", "is_complete"]
-    list_filter = ["kind", "is_complete"]
-
-
-@admin.register(Measurement)
-class MeasurementAdmin(ReadOnlyAdmin):
-    """Measurements with their predictions."""
-
-    list_display = [
-        "metric",
-        "ratio",
-        "is_excluded",
-        "invalid_reason",
-        "host",
-        "job",
-        "measured_at",
-    ]
-    list_filter = ["metric", "is_excluded", "decision", "host"]
-
-
-@admin.register(CalibrationChange)
-class CalibrationChangeAdmin(ReadOnlyAdmin):
-    """Changes of calibration factors by runs and people."""
-
-    list_display = ["at", "cause", "host", "job", "actor", "why"]
-    list_filter = ["cause", "host"]
-
-
-# ---------------------------------------------------------------------------
-# Admin page of plans, read-only because plans are computed.
-# ---------------------------------------------------------------------------
-
-
-@admin.register(Plan)
-class PlanAdmin(ReadOnlyAdmin):
-    """Plans with their requests and answers."""
-
-    list_display = ["name", "state", "team", "owner", "created_at", "computed_at"]
-    list_filter = ["state", "team"]
-    search_fields = ["id", "name"]
-
-
 # ---------------------------------------------------------------------------
 # Admin of team models.
 # ---------------------------------------------------------------------------
@@ -633,46 +463,122 @@ class TeamModelAdmin(FreshAdmin[TeamModel]):
 
 
 # ---------------------------------------------------------------------------
-# Read-only admin of uploaded training data.
+# Tables of records, which the staff site shows and does not change.
 # ---------------------------------------------------------------------------
 
 
-@admin.register(Dataset)
-class DatasetAdmin(ReadOnlyAdmin):
-    """All uploaded files."""
-
-    list_display = ["name", "team", "format", "num_records", "size_bytes", "created_at"]
-    list_filter = ["format", "team"]
-    search_fields = ["name", "sha256"]
-
-
-# ---------------------------------------------------------------------------
-# Read-only admin of the chain.
-# ---------------------------------------------------------------------------
-
-
-@admin.register(Link)
-class LinkAdmin(ReadOnlyAdmin):
-    """Links (hashes) of events."""
-
-    list_display = ["position", "event_id", "digest"]
-
-
-@admin.register(Cut)
-class CutAdmin(ReadOnlyAdmin):
-    """Cuts of old history."""
-
-    list_display = ["position", "num_events", "at", "digest"]
-
-
-# ---------------------------------------------------------------------------
-# Admin page of the metric store's sources; points are shown in charts.
-# ---------------------------------------------------------------------------
-
-
-@admin.register(MetricSource)
-class MetricSourceAdmin(ReadOnlyAdmin):
-    """Stored and sealed progress of each source."""
-
-    list_display = ["attempt_id", "source", "sealed_through_seq", "last_received_at"]
-    search_fields = ["attempt_id"]
+READ_ONLY: dict[type[models.Model], dict[str, Any]] = {
+    LoginTry: {"list_display": ["at", "address"]},
+    OpenSession: {
+        "list_display": ["user", "address", "browser", "began_at", "seen_at"],
+        "exclude": ["session_key"],
+    },
+    Device: {
+        "list_display": [
+            "host",
+            "kind",
+            "index",
+            "name",
+            "memory_bytes",
+            "is_present",
+            "cordoned_at",
+        ],
+        "list_filter": ["kind", "is_present"],
+        "search_fields": ["uuid", "host__name"],
+    },
+    Distinction: {
+        "list_display": ["host", "other", "said_by", "said_at"],
+        "search_fields": ["host__name", "other__name"],
+    },
+    Epoch: {"list_display": ["number", "highest_seen"]},
+    RefusedMessage: {
+        "list_display": ["last_at", "host", "kind", "reason", "count"],
+        "list_filter": ["kind"],
+        "search_fields": ["reason", "host__slug"],
+    },
+    Job: {
+        "list_display": [
+            "name",
+            "state",
+            "reason",
+            "kind",
+            "pool",
+            "host",
+            "owner",
+            "team",
+            "created_at",
+        ],
+        "list_filter": ["state", "kind", "host", "team"],
+        "search_fields": ["id", "name", "model_name"],
+    },
+    Attempt: {
+        "list_display": [
+            "id",
+            "job",
+            "number",
+            "node_rank",
+            "host",
+            "acked_seq",
+            "claimed_at",
+            "ended_at",
+        ],
+        "list_filter": ["host"],
+        "exclude": ["fence", "claim_id"],
+    },
+    Allocation: {
+        "list_display": ["device", "attempt", "taken_at", "released_at"],
+        "list_select_related": ["device", "attempt"],
+    },
+    AttemptEvent: {
+        "list_display": ["attempt", "seq", "kind", "received_at"],
+        "list_filter": ["kind"],
+        "search_fields": ["attempt__id"],
+    },
+    Event: {
+        "list_display": ["at", "kind", "subject", "from_state", "to_state", "reason", "actor"],
+        "list_filter": ["kind", "to_state"],
+        "search_fields": ["subject", "actor"],
+    },
+    Command: {
+        "list_display": ["id", "host", "kind", "state", "tries", "next_at"],
+        "list_filter": ["state", "kind"],
+    },
+    Artefact: {
+        "list_display": ["name", "kind", "attempt", "total_bytes", "is_complete"],
+        "list_filter": ["kind", "is_complete"],
+    },
+    Measurement: {
+        "list_display": [
+            "metric",
+            "ratio",
+            "is_excluded",
+            "invalid_reason",
+            "host",
+            "job",
+            "measured_at",
+        ],
+        "list_filter": ["metric", "is_excluded", "decision", "host"],
+    },
+    CalibrationChange: {
+        "list_display": ["at", "cause", "host", "job", "actor", "why"],
+        "list_filter": ["cause", "host"],
+    },
+    Plan: {
+        "list_display": ["name", "state", "team", "owner", "created_at", "computed_at"],
+        "list_filter": ["state", "team"],
+        "search_fields": ["id", "name"],
+    },
+    Dataset: {
+        "list_display": ["name", "team", "format", "num_records", "size_bytes", "created_at"],
+        "list_filter": ["format", "team"],
+        "search_fields": ["name", "sha256"],
+    },
+    Link: {"list_display": ["position", "event_id", "digest"]},
+    Cut: {"list_display": ["position", "num_events", "at", "digest"]},
+    MetricSource: {
+        "list_display": ["attempt_id", "source", "sealed_through_seq", "last_received_at"],
+        "search_fields": ["attempt_id"],
+    },
+}
+for model, options in READ_ONLY.items():
+    admin.site.register(model, ReadOnlyAdmin, **options)

@@ -83,7 +83,14 @@ def create(folder: Path, *, with_artefacts: bool = True) -> Manifest:
             the verification fails. Nothing is left at ``folder`` then.
     """
     kind = engine()
-    _check_target(folder)
+    if folder.exists():
+        raise BackupError(f"{folder} exists already. Give the name of a new folder.")
+    for backed_up in (settings.ARTEFACTS_DIR, settings.DATASETS_DIR):
+        if folder.resolve().is_relative_to(Path(backed_up).resolve()):
+            raise BackupError(
+                f"{folder} lies in {backed_up}, which is backed up itself. Choose a folder "
+                "outside it."
+            )
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
@@ -115,17 +122,6 @@ def check_databases(folder: Path, manifest: Manifest) -> None:
             raise BackupError(f"{path} does not have the rows that {NAME} states.")
 
 
-def _check_target(folder: Path) -> None:
-    if folder.exists():
-        raise BackupError(f"{folder} exists already. Give the name of a new folder.")
-    for backed_up in (settings.ARTEFACTS_DIR, settings.DATASETS_DIR):
-        if folder.resolve().is_relative_to(Path(backed_up).resolve()):
-            raise BackupError(
-                f"{folder} lies in {backed_up}, which is backed up itself. Choose a folder "
-                "outside it."
-            )
-
-
 def _check_room(folder: Path, *, with_artefacts: bool) -> None:
     needed = sum(source.path.stat().st_size for source in _sources(with_artefacts=with_artefacts))
     if engine() == "sqlite":
@@ -143,7 +139,12 @@ def _write(folder: Path, kind: Engine, *, with_artefacts: bool) -> Manifest:
     made_at = now()
     (folder / DATABASES).mkdir(mode=0o700)
     if kind == "sqlite":
-        migrations, rows = _copy_sqlite(folder)
+        rows = {}
+        for alias in settings.DATABASES:  # the main database first
+            target = folder / DATABASES / f"{alias}.sqlite3"
+            database_copies.copy_database(database_file(alias), target)
+            rows[alias] = database_copies.check_database(target)
+        migrations = database_copies.migrations_of(folder / DATABASES / "default.sqlite3")
     else:
         dumped = database_copies.dump(folder / DATABASES / "default.dump")
         migrations, rows = dumped.migrations, {"default": dumped.rows}
@@ -170,15 +171,6 @@ def _write(folder: Path, kind: Engine, *, with_artefacts: bool) -> Manifest:
     )
     (folder / NAME).write_text(manifest.model_dump_json(indent=1), "utf-8")
     return manifest
-
-
-def _copy_sqlite(folder: Path) -> tuple[dict[str, list[str]], dict[str, dict[str, int]]]:
-    rows = {}
-    for alias in settings.DATABASES:  # the main database first
-        target = folder / DATABASES / f"{alias}.sqlite3"
-        database_copies.copy_database(database_file(alias), target)
-        rows[alias] = database_copies.check_database(target)
-    return database_copies.migrations_of(folder / DATABASES / "default.sqlite3"), rows
 
 
 def _sources(*, with_artefacts: bool) -> Iterator[Source]:
@@ -258,7 +250,12 @@ def restore(folder: Path, manifest: Manifest, *, overwrite: bool = False) -> Pat
             replaced without ``overwrite``. Nothing was changed then.
     """
     connections.close_all()
-    _check_owner()
+    owner = Path(settings.DATA_DIR).stat().st_uid
+    if owner != os.getuid():
+        raise BackupError(
+            f"{settings.DATA_DIR} belongs to user {owner}, and this is user {os.getuid()}. "
+            "Run the command as the user whom the folder belongs to."
+        )
     try:
         with _site_stopped():
             _refuse_users()
@@ -288,16 +285,6 @@ def _check_keys(manifest: Manifest) -> None:
                 f"{variable} is set, and the backup holds the key in the file {name}. Unset the "
                 "variable, or sessions and secrets of the backup cannot be decrypted."
             )
-
-
-def _check_owner() -> None:
-    """Raise an error if this user does not own the data folder."""
-    owner = Path(settings.DATA_DIR).stat().st_uid
-    if owner != os.getuid():
-        raise BackupError(
-            f"{settings.DATA_DIR} belongs to user {owner}, and this is user {os.getuid()}. "
-            "Run the command as the user whom the folder belongs to."
-        )
 
 
 @contextmanager
@@ -349,7 +336,12 @@ def _replace_site(folder: Path, manifest: Manifest, *, keeps_old: bool) -> Path 
     if manifest.engine == "sqlite":
         databases = {folder / DATABASES / f"{alias}.sqlite3": database_file(alias)
                      for alias in manifest.rows}  # fmt: skip
-    _check_room_for_restore(data, manifest)
+    free = shutil.disk_usage(data).free
+    if free < manifest.num_bytes + SPARE_BYTES:
+        raise BackupError(
+            f"The backup has {manifest.num_bytes / 1e6:,.0f} MB, and the disk of {data} has "
+            f"{free / 1e6:,.0f} MB free. Free some space."
+        )
     staged = {_temporary_path(target): target for target in (targets | databases).values()}
     try:
         for source, target in (targets | databases).items():
@@ -371,15 +363,6 @@ def _replace_site(folder: Path, manifest: Manifest, *, keeps_old: bool) -> Path 
 
 def _temporary_path(target: Path) -> Path:
     return target.with_name(f".{target.name}.restored")
-
-
-def _check_room_for_restore(data: Path, manifest: Manifest) -> None:
-    free = shutil.disk_usage(data).free
-    if free < manifest.num_bytes + SPARE_BYTES:
-        raise BackupError(
-            f"The backup has {manifest.num_bytes / 1e6:,.0f} MB, and the disk of {data} has "
-            f"{free / 1e6:,.0f} MB free. Free some space."
-        )
 
 
 def _stage(source: Path, fresh: Path) -> None:

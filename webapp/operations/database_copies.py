@@ -140,31 +140,19 @@ def verify(folder: Path) -> Manifest:
     """
     manifest = read_manifest(folder)
     for name, stored in manifest.files.items():
-        _verify_file(folder, name, stored)
+        path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise BackupError(f"{NAME} names {name}, which is outside of {folder}.")
+        if not path.is_file():
+            raise BackupError(f"{path} is missing. Take another backup.")
+        found = digest_of(path)
+        if found != stored:
+            raise BackupError(
+                f"{path} is damaged: it has {found.num_bytes:,} bytes with SHA-256 "
+                f"{found.sha256[:12]}…, written were {stored.num_bytes:,} with "
+                f"{stored.sha256[:12]}…. Take another backup."
+            )
     return manifest
-
-
-def _verify_file(folder: Path, name: str, stored: StoredFile) -> None:
-    path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise BackupError(f"{NAME} names {name}, which is outside of {folder}.")
-    if not path.is_file():
-        raise BackupError(f"{path} is missing. Take another backup.")
-    found = digest_of(path)
-    if found != stored:
-        raise BackupError(
-            f"{path} is damaged: it has {found.num_bytes:,} bytes with SHA-256 "
-            f"{found.sha256[:12]}…, written were {stored.num_bytes:,} with {stored.sha256[:12]}…. "
-            "Take another backup."
-        )
-
-
-def same_rows(expected: Mapping[str, int], found: Mapping[str, int]) -> str:
-    """Return a phrase on the first table whose number of rows differs; "" if none does."""
-    for table in sorted(expected.keys() | found.keys()):
-        if expected.get(table) != found.get(table):
-            return f"{table} has {found.get(table)} rows instead of {expected.get(table)}"
-    return ""
 
 
 # ---------------------------------------------------------------------------

@@ -192,10 +192,20 @@ def heaps(lifetimes: Lifetimes) -> list[Prunable]:
         _rows("rolled-up points", _chunks(timedelta(days=lifetimes.metrics)), "body"),
         _artefacts(before(lifetimes.artefacts)),
         _rows("ended sessions", Session.objects.filter(expire_date__lt=instant), "session_data"),
-        _rows("browsers without a session", _closed_browsers(), "browser"),
+        _rows(
+            "browsers without a session",
+            OpenSession.objects.exclude(session_key__in=Session.objects.values("session_key")),
+            "browser",
+        ),
         _rows("tried passwords", LoginTry.objects.filter(at__lt=instant - WINDOW), "account"),
         _rows("tokens", _tokens(before(lifetimes.tokens)), "name"),
-        _rows("doorbells", _wake_signals(before(lifetimes.tokens)), "kind"),
+        _rows(
+            "doorbells",
+            Command.objects.filter(
+                created_at__lt=before(lifetimes.tokens), state__in=("acked", "dead")
+            ),
+            "kind",
+        ),
     ]
 
 
@@ -206,14 +216,14 @@ def before(days: int) -> datetime:
 
 def _rows(name: str, rows: models.QuerySet[Any], text: str) -> Prunable:
     """Return a heap of rows, with its size estimated from its longest column."""
-    weight = Length(text) if text == "body" and _is_binary(rows) else Length(_as_text(text))
+    weight = (
+        Length(text)
+        if text == "body" and isinstance(rows.model._meta.get_field("body"), models.BinaryField)
+        else Length(_as_text(text))
+    )
     totals = rows.aggregate(count=models.Count("*"), bytes=models.Sum(weight))
     num_bytes = (totals["bytes"] or 0) + ROW_BYTES * totals["count"]
     return Prunable(name, totals["count"], num_bytes, lambda: _delete(rows))
-
-
-def _is_binary(rows: models.QuerySet[Any]) -> bool:
-    return isinstance(rows.model._meta.get_field("body"), models.BinaryField)
 
 
 def _as_text(column: str) -> Cast:
@@ -237,16 +247,8 @@ def _chunks(age: timedelta) -> models.QuerySet[MetricChunk]:
     return MetricChunk.objects.filter(t1_ms__lt=now_ms() - int(age.total_seconds() * 1000))
 
 
-def _closed_browsers() -> models.QuerySet[OpenSession]:
-    return OpenSession.objects.exclude(session_key__in=Session.objects.values("session_key"))
-
-
 def _tokens(instant: datetime) -> models.QuerySet[EnrolmentToken]:
     return EnrolmentToken.objects.filter(expires_at__lt=instant)
-
-
-def _wake_signals(instant: datetime) -> models.QuerySet[Command]:
-    return Command.objects.filter(created_at__lt=instant, state__in=("acked", "dead"))
 
 
 def _history(instant: datetime) -> Prunable:

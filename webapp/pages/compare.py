@@ -66,11 +66,6 @@ class Side:
         return LETTERS[self.number - 1]
 
 
-def requested_ids(request: HttpRequest) -> list[str]:
-    """Return the job ids in the URL without duplicates, in order."""
-    return list(dict.fromkeys(each for each in request.GET.getlist(PARAMETER) if each))
-
-
 def address_of(ids: list[str]) -> str:
     """Return the URL of the comparison of these jobs."""
     query = "&".join(f"{PARAMETER}={each}" for each in ids)
@@ -83,7 +78,7 @@ def requested_jobs(request: HttpRequest) -> list[Job]:
     Raises:
         Http404: a job does not exist or is not visible to the user.
     """
-    ids = requested_ids(request)
+    ids = list(dict.fromkeys(each for each in request.GET.getlist(PARAMETER) if each))
     rows = visible_jobs(request).filter(pk__in=ids[: MAX_JOBS * 10])
     by_id = {
         job.pk: job

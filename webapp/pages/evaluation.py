@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from django.contrib import messages
 from django.contrib.auth.models import User
@@ -190,14 +190,6 @@ def evaluation_of(model: TeamModel) -> EvaluateSpec:
     )
 
 
-def _planned_shape(model: TeamModel) -> str | dict[str, Any]:
-    """Return the model shape that the maker's plan used."""
-    maker = _maker_of(model)
-    planned = maker.plan_request.get("model") if maker else None
-    config: dict[str, Any] = model.config
-    return planned if isinstance(planned, str | dict) else config
-
-
 def _maker_of(model: TeamModel) -> Job | None:
     return Job.objects.filter(team=model.team, pk=model.facts.get("job") or "").first()
 
@@ -235,6 +227,9 @@ def evaluation_submit(*, model: TeamModel, by: User, tasks: EvaluationTasks | No
         Problem: the model cannot be evaluated, or the job service refuses.
     """
     spec = evaluation_of(model).model_copy(update={"tasks": tasks})
+    maker = _maker_of(model)
+    planned = maker.plan_request.get("model") if maker else None
+    shape = planned if isinstance(planned, str | dict) else cast("dict[str, Any]", model.config)
     job = job_create(
         team=model.team,
         owner=by,
@@ -242,7 +237,7 @@ def evaluation_submit(*, model: TeamModel, by: User, tasks: EvaluationTasks | No
         spec=spec,
         name=f"Evaluate {model.name}",
         model_name=model.name,
-        prediction=evaluation_prediction(spec, model, _planned_shape(model)),
+        prediction=evaluation_prediction(spec, model, shape),
     )
     return job_submit(job=job, by=by.get_username())
 

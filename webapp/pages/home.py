@@ -253,6 +253,16 @@ def _results(request: HttpRequest, query: str) -> list[tuple[str, str, list[tupl
     jobs = Job.objects.visible_to(user).filter(name__icontains=query, deleted_at=None)
     hosts = Host.objects.visible_to(user).filter(name__icontains=query)
     models = TeamModel.objects.visible_to(user).filter(name__icontains=query)
+    catalog = [
+        (entry.id, entry.id)
+        for entry in list_models()
+        if all(word in entry.id.lower() for word in words)
+    ]
+    techniques = [
+        (each.key, each.title)
+        for each in TECHNIQUES.values()
+        if all(word in f"{each.key} {each.title}".lower() for word in words)
+    ]
     return [
         ("Plans", "plan-detail", [(plan.pk, plan.name) for plan in plans[:MAX_ROWS]]),
         ("Jobs", "job-detail", [(job.pk, job.name) for job in jobs[:MAX_ROWS]]),
@@ -262,16 +272,6 @@ def _results(request: HttpRequest, query: str) -> list[tuple[str, str, list[tupl
             "model-detail",
             [(model.pk, model.name) for model in models[:MAX_ROWS]],
         ),
-        ("Catalog", "model-detail", [(model, model) for model in _catalog(words)[:MAX_ROWS]]),
-        ("Techniques", "technique-detail", _techniques(words)[:MAX_ROWS]),
+        ("Catalog", "model-detail", catalog[:MAX_ROWS]),
+        ("Techniques", "technique-detail", techniques[:MAX_ROWS]),
     ]
-
-
-def _catalog(words: list[str]) -> list[str]:
-    ids = (entry.id for entry in list_models())
-    return [model_id for model_id in ids if all(word in model_id.lower() for word in words)]
-
-
-def _techniques(words: list[str]) -> list[tuple[Any, str]]:
-    techniques = ((technique.key, technique.title) for technique in TECHNIQUES.values())
-    return [pair for pair in techniques if all(word in " ".join(pair).lower() for word in words)]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, cast
 
 from csp.constants import NONE, UNSAFE_INLINE
@@ -23,8 +24,7 @@ from runners.prove import report as proof_reports
 from webapp.accounts.models import Role
 from webapp.accounts.services import has_role, visible_or_404
 from webapp.agents.environments import environment_order, environments_of
-from webapp.audit.models import Event, refuse_if_changed
-from webapp.core.clock import now
+from webapp.audit.models import Event, event_record, refuse_if_changed
 from webapp.core.display import OPERATOR_WORDS, clock
 from webapp.core.problems import ConflictProblem, InvalidProblem, Problem
 from webapp.core.queries import SEEN
@@ -52,7 +52,7 @@ from webapp.jobs.models import Artefact, Attempt, Job, Measurement
 from webapp.jobs.services import job_create, job_submit
 from webapp.live.stream import live_context, page_or_regions
 from webapp.pages.add_host import LabelsForm, written
-from webapp.pages.calibration import TaughtRow, rows_of
+from webapp.pages.calibration import rows_of
 from webapp.pages.job_list import latest_at
 
 # ---------------------------------------------------------------------------
@@ -145,6 +145,8 @@ def host_detail(request: HttpRequest, slug: str) -> HttpResponse:
 def host_context(request: HttpRequest, host: Host) -> dict[str, Any]:
     """Return the template context of a host's page."""
     is_operator = has_role(request.user, host.team, Role.OPERATOR)
+    is_out = Q(is_excluded=True) | ~Q(held_back="")
+    rows = Measurement.objects.filter(is_out, host=host, job__num_hosts=1, job__deleted_at=None)
     context = {
         "host": host,
         "reach": reach_of(host),
@@ -158,7 +160,7 @@ def host_context(request: HttpRequest, host: Host) -> dict[str, Any]:
         "accuracy": accuracy_of(host),
         "factors": factors_of(host.calibration),
         "num_together": jobs_together(host),
-        "left_out": left_out_of(host),
+        "left_out": rows_of(rows.select_related("job").order_by("-id")[:NUM_LEFT_OUT]),
         "bench": bench_of(host),
         "beat": host.last_beat,
         "health": health_of(host),
@@ -293,13 +295,6 @@ def accuracy_of(host: Host) -> Accuracy | None:
     return Accuracy(len(pairs), errors[len(errors) // 2], inside / len(pairs))
 
 
-def left_out_of(host: Host) -> list[TaughtRow]:
-    """Return the latest measurements that do not count for a host, each with its reason."""
-    is_out = Q(is_excluded=True) | ~Q(held_back="")
-    rows = Measurement.objects.filter(is_out, host=host, job__num_hosts=1, job__deleted_at=None)
-    return rows_of(rows.select_related("job").order_by("-id")[:NUM_LEFT_OUT])
-
-
 def jobs_together(host: Host) -> int:
     """Return the number of measured jobs that ran here together with other hosts."""
     parts = Attempt.objects.filter(host=host, job__num_hosts__gt=1)
@@ -401,6 +396,19 @@ def host_revoke(request: HttpRequest, slug: str) -> HttpResponse:
 # Operator actions: cordon and uncordon devices, maintenance and retirement of hosts.
 
 
+def _try_action(
+    request: HttpRequest, slug: str, act: Callable[[], object], done: str
+) -> HttpResponse:
+    """Run an operator's action; the host's page then says that it is done, or why it is not."""
+    try:
+        act()
+    except Problem as problem:
+        messages.warning(request, problem.detail)
+    else:
+        messages.success(request, done)
+    return redirect("host-detail", slug)
+
+
 def _chosen_device(request: HttpRequest, slug: str, device_id: str) -> Device:
     host = host_for_operator(request, slug)
     return get_object_or_404(Device.objects.select_related("host__pool"), host=host, pk=device_id)
@@ -411,13 +419,8 @@ def device_cordon_view(request: HttpRequest, slug: str, device_id: str) -> HttpR
     """Cordon a device, with a reason: it takes no new jobs."""
     device = _chosen_device(request, slug, device_id)
     by, reason = request.user.get_username(), str(request.POST.get("reason", ""))
-    try:
-        device_cordon(device=device, by=by, reason=reason)
-    except Problem as problem:
-        messages.warning(request, problem.detail)
-    else:
-        messages.success(request, f"{device_words(device)} takes no new job.")
-    return redirect("host-detail", slug)
+    act = partial(device_cordon, device=device, by=by, reason=reason)
+    return _try_action(request, slug, act, f"{device_words(device)} takes no new job.")
 
 
 @require_POST
@@ -425,25 +428,18 @@ def device_uncordon_view(request: HttpRequest, slug: str, device_id: str) -> Htt
     """Uncordon a device: it takes jobs again."""
     device = _chosen_device(request, slug, device_id)
     by, seen = request.user.get_username(), request.POST.get(SEEN, "")
-    try:
+
+    def act() -> None:
         device_uncordon(device=device, by=by, seen=seen)
-    except Problem as problem:
-        messages.warning(request, problem.detail)
-    else:
-        messages.success(request, f"{device_words(device)} takes jobs again.")
         allocate_pool(device.host.pool)
-    return redirect("host-detail", slug)
+
+    return _try_action(request, slug, act, f"{device_words(device)} takes jobs again.")
 
 
 def _take_out(request: HttpRequest, slug: str, to: HostState, words: str) -> HttpResponse:
     host = host_for_operator(request, slug)
-    try:
-        host_take_out(host=host, to=to, by=request.user.get_username())
-    except Problem as problem:
-        messages.warning(request, problem.detail)
-    else:
-        messages.success(request, f"{host.name} {words}.")
-    return redirect("host-detail", slug)
+    act = partial(host_take_out, host=host, to=to, by=request.user.get_username())
+    return _try_action(request, slug, act, f"{host.name} {words}.")
 
 
 @require_POST
@@ -462,14 +458,10 @@ def host_retire(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 def _order(request: HttpRequest, slug: str, name: str, action: str, words: str) -> HttpResponse:
-    host = host_for_operator(request, slug)
-    try:
-        environment_order(host=host, name=name, action=action, by=request.user.get_username())
-    except Problem as problem:
-        messages.warning(request, problem.detail)
-    else:
-        messages.success(request, f"{host.name} {words} {name} after its next heartbeat.")
-    return redirect("host-detail", slug)
+    host, by = host_for_operator(request, slug), request.user.get_username()
+    act = partial(environment_order, host=host, name=name, action=action, by=by)
+    done = f"{host.name} {words} {name} after its next heartbeat."
+    return _try_action(request, slug, act, done)
 
 
 @require_POST
@@ -508,14 +500,7 @@ def labels_set(*, host: Host, labels: Mapping[str, str], by: str, seen: str = ""
             reader=by,
         )
         Host.objects.filter(pk=host.pk).update(labels=dict(labels))
-        Event.objects.create(
-            at=now(),
-            team_id=host.team_id,
-            kind="host.labels",
-            subject=host.pk,
-            actor=by,
-            detail={"labels": dict(labels), "before": before},
-        )
+        event_record(host, "host.labels", by, detail={"labels": dict(labels), "before": before})
     return True
 
 
@@ -570,14 +555,7 @@ def address_choose(*, host: Host, address: str, by: str, seen: str = "") -> None
             reader=by,
         )
         Host.objects.filter(pk=host.pk).update(address=address)
-        Event.objects.create(
-            at=now(),
-            team_id=host.team_id,
-            kind="host.address",
-            subject=host.pk,
-            actor=by,
-            detail={"address": address},
-        )
+        event_record(host, "host.address", by, detail={"address": address})
 
 
 @require_POST
@@ -585,14 +563,9 @@ def host_address(request: HttpRequest, slug: str) -> HttpResponse:
     """Set the address at which other hosts reach this one."""
     host = host_for_operator(request, slug)
     address = str(request.POST.get("address", "")).strip()
-    try:
-        by, seen = request.user.get_username(), request.POST.get(SEEN, "")
-        address_choose(host=host, address=address, by=by, seen=seen)
-    except Problem as problem:
-        messages.warning(request, problem.detail)
-    else:
-        messages.success(request, f"Later jobs reach {host.name} at {address}.")
-    return redirect("host-detail", slug)
+    by, seen = request.user.get_username(), request.POST.get(SEEN, "")
+    act = partial(address_choose, host=host, address=address, by=by, seen=seen)
+    return _try_action(request, slug, act, f"Later jobs reach {host.name} at {address}.")
 
 
 # Operator action: mark two hosts as different machines, or undo it.

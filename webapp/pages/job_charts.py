@@ -130,9 +130,12 @@ def draw(
 
 
 def _charts(job: Job, attempt: Attempt, *, is_complete: bool) -> list[ChartSpec]:
-    """Return the charts for a job's kind and an attempt's metrics."""
     stored = MetricSource.objects.filter(attempt_id=attempt.pk).values_list("metrics", flat=True)
-    names = {name for names in stored for name in names} | _gpu_metrics(attempt)
+    # The GPU metrics that the host will report, so that charts exist in advance.
+    gpus = [gpu["index"] for gpu in attempt.host.facts.get("gpus") or []]
+    names = {name for names in stored for name in names} | {
+        f"gpu{index}_{what}" for index in gpus for what in ("memory_bytes", "utilization")
+    }
     kind = "serve" if job.spec.get("load") else job.kind  # the load test's own endpoint
     return [
         _adjusted(job, attempt, chart)
@@ -156,12 +159,6 @@ def _adjusted(job: Job, attempt: Attempt, chart: ChartSpec) -> ChartSpec:
         title = f"{chart.title}, all ranks" if is_several else chart.title
         return replace(chart, title=title, predicted="", figures=("host_memory_bytes",))
     return chart
-
-
-def _gpu_metrics(attempt: Attempt) -> set[str]:
-    """Return the GPU metrics that the host will report, so that charts exist in advance."""
-    gpus = [gpu["index"] for gpu in attempt.host.facts.get("gpus") or []]
-    return {f"gpu{index}_{what}" for index in gpus for what in ("memory_bytes", "utilization")}
 
 
 def _draw(

@@ -52,13 +52,15 @@ def job_list(request: HttpRequest) -> HttpResponse:
     memberships = Membership.objects.filter(user__username=request.user.get_username())
     members = {row.team_id: row for row in memberships}
     is_filtered = any(request.GET.get(name) for name in FILTERS)
+    query = request.GET.copy()
+    query.pop("page", None)
     context = {
         "page": page,
         "rows": rows_of(page, members),
         "is_filtered": is_filtered,
         "is_empty": not is_filtered and not page.paginator.count,
         "asked": request.GET,
-        "without_page": _without_page(request),
+        "without_page": query.urlencode(),
         "states": JobState.choices,
         "kinds": KIND_WORDS.items(),
         "hosts": _hosts(request).values_list("slug", "name"),
@@ -134,9 +136,3 @@ def _owners(request: HttpRequest) -> list[str]:
     teams = team_ids_of(request.user)
     members = Membership.objects.filter(team__in=teams).order_by("user__username")
     return list(members.values_list("user__username", flat=True).distinct())
-
-
-def _without_page(request: HttpRequest) -> str:
-    query = request.GET.copy()
-    query.pop("page", None)
-    return query.urlencode()

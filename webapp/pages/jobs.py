@@ -186,7 +186,16 @@ def job_artefacts(request: HttpRequest, job_id: str) -> HttpResponse:
     """List the job's artefacts for download."""
     job = load_job(request, job_id)
     context = job_context(request, job, "job-artefacts")
-    context |= {"listings": listings_of(job), **artefact_context(job)}
+    context |= {
+        "listings": [
+            (
+                item.name,
+                [(path, item.files[path], item.sha256.get(path, "")) for path in item.files],
+            )
+            for item in artefacts_of(job)
+        ],
+        **artefact_context(job),
+    }
     return page_or_regions(request, "jobs/artefacts.html", "jobs/_artefact_regions.html", context)
 
 
@@ -340,14 +349,6 @@ def artefacts_of(job: Job) -> list[Artefact]:
     """Return the artefacts of the job's current attempt."""
     attempt = job.current_attempt
     return list(Artefact.objects.filter(attempt=attempt)) if attempt else []
-
-
-def listings_of(job: Job) -> list[tuple[str, list[tuple[str, int, str]]]]:
-    """Return each artefact's name with its files: path, bytes, digest."""
-    return [
-        (item.name, [(path, item.files[path], item.sha256.get(path, "")) for path in item.files])
-        for item in artefacts_of(job)
-    ]
 
 
 def models_of(job: Job) -> list[LeftModel]:

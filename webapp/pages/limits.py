@@ -185,7 +185,13 @@ class LimitForm(StepForm):
         self.question, self.chosen_goal = question, goal
         goals = [(each, GOAL_WORDS[each]) for each in question.goals]
         self.fields["goal"] = forms.ChoiceField(label="Goal", choices=goals)
-        self.fields["hardware"] = _hardware_field(hosts)
+        own = [(f"{HOST}{host.pk}", host.name) for host in hosts]
+        groups: list[tuple[str, Any]] = [("Your hosts", own)] if own else []
+        self.fields["hardware"] = forms.ChoiceField(
+            label="Hardware",
+            choices=[*groups, *device_choices()],
+            help_text="Of a host, all of its devices are used." if own else "",
+        )
         for name in HARDWARE_FIELDS:
             self.fields[name] = deepcopy(HardwareForm.base_fields[name])
         for name, field in WORKLOAD_FORMS[goal].base_fields.items():
@@ -259,16 +265,6 @@ def _with_defaults(data: Mapping[str, Any], goal: str, hosts: Sequence[Host]) ->
     return {**proposed, **sent}
 
 
-def _hardware_field(hosts: Sequence[Host]) -> forms.ChoiceField:
-    own = [(f"{HOST}{host.pk}", host.name) for host in hosts]
-    groups: list[tuple[str, Any]] = [("Your hosts", own)] if own else []
-    return forms.ChoiceField(
-        label="Hardware",
-        choices=[*groups, *device_choices()],
-        help_text="Of a host, all of its devices are used." if own else "",
-    )
-
-
 # Texts and figures of an answer about a limit: the limit, its figures, the first failure.
 
 
@@ -327,19 +323,14 @@ def _nothing(answer: InverseAnswer) -> Verdict:
     smallest = answer.smallest
     if smallest is None:
         return Verdict("bad", "does-not-fit", "Nothing works here", "No strategy applies.")
-    tried = value_words(smallest.value, _unit_of(answer.question))
+    units = {"most_users": "users", "largest_batch": "sequences", "fewest_devices": "devices"}
+    tried = value_words(smallest.value, units.get(answer.question, "tokens"))
     return Verdict(
         "bad",
         "does-not-fit",
         f"Nothing works, not even {tried}",
         f"{capitalised(_reason(smallest))}.",
     )
-
-
-def _unit_of(question: str) -> str:
-    """Return the unit of a question's answer."""
-    units = {"most_users": "users", "largest_batch": "sequences", "fewest_devices": "devices"}
-    return units.get(question, "tokens")
 
 
 def value_words(value: float | str, unit: str) -> str:
@@ -357,7 +348,6 @@ def value_words(value: float | str, unit: str) -> str:
 
 
 def _sentence(question: str, limit: Limit) -> str:
-    """Return the answer in one sentence."""
     value = value_words(limit.value, limit.unit)
     device = limit.cluster.device
     sentences = {
@@ -378,7 +368,6 @@ def _sentence(question: str, limit: Limit) -> str:
 
 
 def _detail(limit: Limit) -> str:
-    """Return the strategy at the limit as one line."""
     return f"{strategy_words(limit.estimate.strategy)}."
 
 
@@ -454,7 +443,8 @@ def limits(request: HttpRequest) -> HttpResponse:
     is_submitted = "ask" in request.GET
     answer = _answer(form, team) if is_submitted and form.is_valid() else None
     if not is_submitted:
-        form = _unbound(form)
+        # Unbound, with its defaults and without errors.
+        form.is_bound, form.initial = False, dict(form.data)
     context: dict[str, Any] = {
         "question": question,
         "form": form,
@@ -465,12 +455,6 @@ def limits(request: HttpRequest) -> HttpResponse:
     part = "limits/region.html" if "HX-Request" in request.headers else "limits/page.html"
     status = UNPROCESSABLE if is_submitted and answer is None else 200
     return render(request, part, context, status=200 if part != "limits/page.html" else status)
-
-
-def _unbound(form: LimitForm) -> LimitForm:
-    """Return the form unbound, with its defaults and without errors."""
-    form.is_bound, form.initial = False, dict(form.data)
-    return form
 
 
 def _answer(form: LimitForm, team: Team | None) -> LimitAnswer | None:
@@ -490,7 +474,6 @@ def _team(request: HttpRequest) -> Team | None:
 
 
 def _hosts(team: Team | None) -> list[Host]:
-    """Return the team's ready hosts."""
     if team is None:
         return []
     ready = Host.objects.filter(team=team, kind__in=RUNS_JOBS, state=HostState.READY)

@@ -1,7 +1,7 @@
 """Pages of models and techniques."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from django import forms
@@ -278,7 +278,13 @@ def ratio_table() -> str:
     """Return the measured ratios as a Markdown table, with dates, machines and versions."""
     rows = all_rows()
     lines = [_line(row["id"], each) for row in rows for each in row["ratios"]]
-    return "\n".join((*_head(*RATIO_COLUMNS), *lines, "", *_provenance_lines(rows)))
+    provenance = {
+        f"- `{each['command']}` on {each['date']}: {each['machine']}; "
+        + ", ".join(f"{name} {version}" for name, version in each["versions"].items())
+        for row in rows
+        for each in row["ratios"]
+    }
+    return "\n".join((*_head(*RATIO_COLUMNS), *lines, "", *sorted(provenance)))
 
 
 STATE_COLUMNS = ("Name", "Technique", "State", "Job and library", "Published headline")
@@ -303,17 +309,6 @@ def _line(key: str, ratio: Row) -> str:
 
 def _cells(*cells: object) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
-
-
-def _provenance_lines(rows: Sequence[Row]) -> list[str]:
-    return sorted(
-        {
-            f"- `{each['command']}` on {each['date']}: {each['machine']}; "
-            + ", ".join(f"{name} {version}" for name, version in each["versions"].items())
-            for row in rows
-            for each in row["ratios"]
-        }
-    )
 
 
 PHASES = (

@@ -283,12 +283,13 @@ def _part(job: Job, attempt: Attempt, decisive: str | None) -> PartEnd:
     num_ranks = max(1, attempt.allocations.filter(device__kind="gpu").count())
     output = _rank_output(job, last, num_ranks)
     failure = first_failure(last)
+    reason = record.get("reason")
     return PartEnd(
         attempt=attempt,
         at=_ended_at(attempt),
         rank=failure.rank if failure else only_rank(output),
         how=ending_words(failure.record if failure else record),
-        why=_reason_sentence(record),
+        why=words_for(str(reason)).sentence if reason else "",
         silence=_silence(attempt),
         is_first=attempt.pk == decisive,
         is_shared=job.is_shared_out,
@@ -304,11 +305,6 @@ def _ended_at(attempt: Attempt) -> datetime | None:
         return None
     offset_ms = attempt.host.clock_offset_ms or 0
     return datetime.fromtimestamp((int(ended_ms) - offset_ms) / 1000, tz=UTC)
-
-
-def _reason_sentence(record: dict[str, Any]) -> str:
-    reason = record.get("reason")
-    return words_for(str(reason)).sentence if reason else ""
 
 
 def _silence(attempt: Attempt) -> str:

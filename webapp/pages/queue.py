@@ -18,7 +18,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from webapp.accounts.models import Membership, Quota, Role, Team
 from webapp.accounts.services import check_role, current_role, current_team, has_role, is_at_least
-from webapp.audit.models import Event, refuse_if_changed
+from webapp.audit.models import Event, event_record, refuse_if_changed
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem, Problem
 from webapp.core.queries import SEEN, mark_of
@@ -36,7 +36,7 @@ from webapp.jobs.pool_state import (
     waiting_jobs,
 )
 from webapp.jobs.quotas import HOUR, Rules, left_seconds, limit_sentences, quota_of
-from webapp.jobs.scheduler import in_order
+from webapp.jobs.scheduler import decide, in_order
 from webapp.jobs.waiting import FORESEEN_TURNS, Line, lines_in, waiting_line, when_words
 from webapp.live.stream import jobs_topic, live_context, page_or_regions, publish_all
 
@@ -91,14 +91,11 @@ def job_move(*, pool: Pool, job_id: str, is_up: bool, seen: str, by: str) -> Job
                 "priority to move it further.",
             )
         group[old], group[new] = group[new], group[old]
-        _rank(group, upto=max(old, new, _last_ranked(group, jobs)))
+        ranked = [i for i, pk in enumerate(group) if jobs[pk].queue_rank is not None]
+        _rank(group, upto=max(old, new, *ranked))
         _record(job, "job.moved", by, {"from": old + 1, "to": new + 1})
     _publish_change(pool)
     return job
-
-
-def _last_ranked(group: Sequence[str], jobs: dict[str, Job]) -> int:
-    return max((i for i, pk in enumerate(group) if jobs[pk].queue_rank is not None), default=0)
 
 
 def _rank(group: Sequence[str], *, upto: int) -> None:
@@ -139,16 +136,7 @@ def job_prioritise(*, pool: Pool, job_id: str, priority: str, by: str, seen: str
 
 
 def _record(job: Job, kind: str, by: str, detail: dict[str, int]) -> None:
-    Event.objects.create(
-        at=now(),
-        team_id=job.team_id,
-        kind=kind,
-        subject=job.pk,
-        from_state=job.state,
-        to_state=job.state,
-        actor=by,
-        detail=detail,
-    )
+    event_record(job, kind, by, from_state=job.state, to_state=job.state, detail=detail)
 
 
 def _publish_change(pool: Pool) -> None:
@@ -261,23 +249,19 @@ def _store(form: QuotaForm, team: Team, by: str, seen: str) -> None:
             reader=by,
         )
         form.save()
-        _record_quota(form.instance, by, form.changed_data)
+        Event.objects.create(
+            at=now(),
+            team_id=form.instance.team_id,
+            kind="team.quota",
+            subject=form.instance.team_id,
+            actor=by,
+            detail={"changed": form.changed_data},
+        )
 
 
 def _values(quota: Quota) -> dict[str, object]:
     names = ("max_duration_seconds", *QuotaForm.Meta.fields)
     return {name: getattr(quota, name) for name in names}
-
-
-def _record_quota(quota: Quota, by: str, changed: list[str]) -> None:
-    Event.objects.create(
-        at=now(),
-        team_id=quota.team_id,
-        kind="team.quota",
-        subject=quota.team_id,
-        actor=by,
-        detail={"changed": changed},
-    )
 
 
 # ---------------------------------------------------------------------------
@@ -423,21 +407,20 @@ def _page(request: HttpRequest, pools: Sequence[Pool], *, is_one: bool) -> HttpR
     return page_or_regions(request, "queue/queue.html", "queue/_sections.html", context)
 
 
-def _offset(text: str) -> int:
-    """Return the offset from a query string, within bounds."""
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < LONGEST else 0
-    return min(number, MOST_TURNS - NUM_TURNS)
-
-
 def _section(request: HttpRequest, pool: Pool, teams: set[str]) -> Section:
-    offset = _offset(request.GET.get("offset", ""))
+    text = request.GET.get("offset", "")
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < LONGEST else 0
+    offset = min(number, MOST_TURNS - NUM_TURNS)
     turns = offset + NUM_TURNS
     jobs, num_waiting = first_waiting(pool, turns)
     offset = min(offset, max(0, num_waiting - 1) // NUM_TURNS * NUM_TURNS)  # if it has shrunk
     picture = pool_state_of(pool, jobs, Rules(jobs))
-    decision = picture.decide(lambda turn, _job: turn >= turns)
+    decision = decide(picture.snapshot, lambda turn, _job: turn >= turns)
     rows = [_row(line, teams) for line in lines_in(picture, decision, slice(offset, turns))]
-    devices = _by_host(picture)
+    devices: dict[str, list[str]] = {}  # the present ones per host
+    for pk, device in picture.devices.items():
+        if device.is_present:
+            devices.setdefault(device.host_id, []).append(pk)
     hosts = [
         _host_row(host, devices.get(host.pk, []), picture, teams)
         for host in picture.hosts.values()
@@ -460,15 +443,6 @@ def _row(line: Line, teams: set[str]) -> Row:
     words = "not forecast" if start is None else f"≈ {when_words(start)}"
     is_now = start is not None and start <= now()
     return Row(line, line.job.team_id in teams, "now" if is_now else words)
-
-
-def _by_host(picture: PoolState) -> dict[str, list[str]]:
-    """Return the present devices per host."""
-    by_host: dict[str, list[str]] = {}
-    for pk, device in picture.devices.items():
-        if device.is_present:
-            by_host.setdefault(device.host_id, []).append(pk)
-    return by_host
 
 
 def _host_row(
@@ -540,28 +514,25 @@ def _operator_action(
     return redirect(_address_of(pool, posted["job"]))
 
 
+def _move(request: HttpRequest, pool_id: str, *, is_up: bool) -> HttpResponse:
+    def act(pool: Pool, posted: Mapping[str, str], by: str) -> str:
+        seen, job_id = posted["seen"], posted["job"]
+        job = job_move(pool=pool, job_id=job_id, is_up=is_up, seen=seen, by=by)
+        return f"{job.name} moved {'up' if is_up else 'down'}."
+
+    return _operator_action(request, pool_id, act)
+
+
 @require_POST
 def queue_up(request: HttpRequest, pool_id: str) -> HttpResponse:
     """Move a job before the previous one."""
-
-    def act(pool: Pool, posted: Mapping[str, str], by: str) -> str:
-        seen, job_id = posted["seen"], posted["job"]
-        job = job_move(pool=pool, job_id=job_id, is_up=True, seen=seen, by=by)
-        return f"{job.name} moved up."
-
-    return _operator_action(request, pool_id, act)
+    return _move(request, pool_id, is_up=True)
 
 
 @require_POST
 def queue_down(request: HttpRequest, pool_id: str) -> HttpResponse:
     """Move a job behind the next one."""
-
-    def act(pool: Pool, posted: Mapping[str, str], by: str) -> str:
-        seen, job_id = posted["seen"], posted["job"]
-        job = job_move(pool=pool, job_id=job_id, is_up=False, seen=seen, by=by)
-        return f"{job.name} moved down."
-
-    return _operator_action(request, pool_id, act)
+    return _move(request, pool_id, is_up=False)
 
 
 @require_POST

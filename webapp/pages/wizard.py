@@ -126,11 +126,6 @@ def plan_step(request: HttpRequest, plan_id: str, step: str) -> HttpResponse:
         status = CONFLICT if problem_page.get("stale") else UNPROCESSABLE
         page = problem_page | steps.problem_rail(plan, problem_page)
         return render(request, "wizard/step.html", page, status=status)
-    return _redirect_after_save(request, plan, step)
-
-
-def _redirect_after_save(request: HttpRequest, plan: Plan, step: str) -> HttpResponse:
-    """Redirect to the step of the pressed button."""
     before, after = neighbours(step)
     target = {"back": before, "stay": None}.get(request.POST.get("go", "next"), after)
     return redirect("plan-step", plan.pk, target.slug if target else step)

@@ -24,7 +24,7 @@ from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host, Pool
 from webapp.modelhub.models import TeamModel
 from webapp.plans.draft import PlanDraft
-from webapp.plans.explanation import METHOD_WORDS, DraftProblem
+from webapp.plans.explanation import METHOD_WORDS, DraftProblem, first_message
 
 # ---------------------------------------------------------------------------
 # Launch options that save work: speculative decoding and prefix caching.
@@ -112,9 +112,9 @@ def with_draft(spec: GenerateSpec, known: Sequence[TeamModel], chosen: str) -> G
     try:
         return GenerateSpec.model_validate(spec.model_dump() | {"speculation": guess})
     except ValidationError as error:
-        message = error.errors()[0]["msg"].removeprefix("Value error, ")
+        why = first_message(error)
         raise DraftProblem(
-            f"The draft model is incompatible with the other options: {message}.", "draft"
+            f"The draft model is incompatible with the other options: {why}.", "draft"
         ) from error
 
 
@@ -135,7 +135,13 @@ def with_engine_draft(
         )
     changes: dict[str, Any] = {}
     if chosen == LOOKUP:
-        changes["lookup_tokens"] = _lookup_tokens(spec.engine)
+        if spec.engine != "vllm":
+            raise DraftProblem(
+                f"Only vLLM supports prompt lookup, and the engine is {spec.engine}. Choose vLLM, "
+                "or no draft.",
+                "draft",
+            )
+        changes["lookup_tokens"] = LOOKUP_TOKENS
     elif chosen:
         if spec.engine_options and spec.engine_options.split:
             raise DraftProblem(DRAFT_OR_SPLIT, "draft")
@@ -146,16 +152,6 @@ def with_engine_draft(
         return spec
     options = (spec.engine_options or EngineOptions()).model_copy(update=changes)
     return spec.model_copy(update={"engine_options": options})
-
-
-def _lookup_tokens(engine: EngineName) -> int:
-    if engine != "vllm":
-        raise DraftProblem(
-            f"Only vLLM supports prompt lookup, and the engine is {engine}. Choose vLLM, "
-            "or no draft.",
-            "draft",
-        )
-    return LOOKUP_TOKENS
 
 
 def _ref_of(known: Sequence[TeamModel], chosen: str) -> ArtefactModel | FolderModel:
@@ -228,18 +224,15 @@ def compress_spec(draft: PlanDraft, model: ModelRef) -> CompressSpec:
     if values["method"] in RECOVERED_METHODS:
         fields["recovery_steps"] = int(values.get("recovery_steps") or 0)
     if method == "gguf":
-        fields["gguf_type"] = _gguf_type(bits_of(values))
+        bits = bits_of(values)
+        if bits not in GGUF_TYPES:
+            raise DraftProblem(
+                f"GGUF files are written here with 4 bits (Q4_K_M) or 8 (Q8_0), not {bits}. "
+                "Choose one of them.",
+                "bits",
+            )
+        fields["gguf_type"] = GGUF_TYPES[bits]
     return CompressSpec.model_validate({"model": model, **fields, **_sparsity(values)})
-
-
-def _gguf_type(bits: int) -> GgufType:
-    if bits not in GGUF_TYPES:
-        raise DraftProblem(
-            f"GGUF files are written here with 4 bits (Q4_K_M) or 8 (Q8_0), not {bits}. Choose "
-            "one of them.",
-            "bits",
-        )
-    return GGUF_TYPES[bits]
 
 
 def bits_of(values: dict[str, Any]) -> int:

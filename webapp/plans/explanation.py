@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from planner.catalog.devices import get_device
 from planner.specs.base import PlannerError
 from planner.specs.estimate import EquationInput, Estimate, Term
@@ -211,12 +213,9 @@ def _operators(estimate: Estimate, key: str, by_class: dict[str, float]) -> dict
 
 
 def _part(name: str, seconds: float, total: float) -> Part:
-    return Part(name, _in_unit_of_total(seconds, total), _percent(seconds / total), seconds)
-
-
-def _percent(part: float) -> str:
-    """Return a share in whole per cent; the seconds next to it are precise."""
-    return f"{whole(100 * part)} %" if abs(part) >= 1 / 100 else "< 1 %"
+    part = seconds / total
+    percent = f"{whole(100 * part)} %" if abs(part) >= 1 / 100 else "< 1 %"
+    return Part(name, _in_unit_of_total(seconds, total), percent, seconds)
 
 
 def _in_unit_of_total(seconds: float, total: float) -> str:
@@ -400,13 +399,13 @@ def model_words(draft: PlanDraft, team_model_name: str = "") -> str:
     return str(config.get("_name_or_path") or config.get("model_type") or "pasted config")
 
 
-def hardware_words(draft: PlanDraft, host_name: str = "", device_name: str = "") -> str:
+def hardware_words(draft: PlanDraft, host_name: str = "") -> str:
     """Return the hardware of a plan: a host's name, or a number of devices."""
     if host_name:
         return host_name
     hardware = draft["hardware"]
     count = hardware["devices_per_node"] * hardware["nodes"]
-    name = device_name or device_words(hardware["device"])
+    name = device_words(hardware["device"])
     return f"{count} {TIMES} {name}" if count > 1 else name
 
 
@@ -450,6 +449,11 @@ def plan_title(draft: PlanDraft, model: str, hardware: str) -> str:
 # ---------------------------------------------------------------------------
 # Problems of a draft, as a sentence with the field; missing steps are problems.
 # ---------------------------------------------------------------------------
+
+
+def first_message(error: ValidationError) -> str:
+    """Return the message of the first invalid field, without pydantic's prefix."""
+    return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
 
 
 @dataclass(unsafe_hash=True)  # not frozen: exception handling sets the traceback

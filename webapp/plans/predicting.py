@@ -229,13 +229,6 @@ def usual_points(concurrency: int) -> str:
 # Predictions
 
 
-def workload_at(workload: ServeWorkload, kind: str, point: float) -> ServeWorkload:
-    """Return a serving workload with another arrival rate or concurrency."""
-    others = dict.fromkeys(FIELDS.values())
-    value = point if kind == "open" else round(point)
-    return workload.model_copy(update={**others, FIELDS[kind]: value})
-
-
 def estimate_at(
     question: Question, strategy: Strategy, options: LoadOptions, point: float
 ) -> Estimate | None:
@@ -243,7 +236,9 @@ def estimate_at(
     planned = question.request.workload
     if not isinstance(planned, ServeWorkload):
         return None
-    workload = workload_at(planned, options.arrivals.kind, point)
+    others = dict.fromkeys(FIELDS.values())
+    value = point if options.arrivals.kind == "open" else round(point)
+    workload = planned.model_copy(update={**others, FIELDS[options.arrivals.kind]: value})
     return estimate_as_planned(question.request, workload, strategy)
 
 
@@ -319,7 +314,10 @@ def prediction_of(
 ) -> dict[str, dict[str, Any]]:
     """Return the planner's predictions of the figures that the job will measure."""
     if isinstance(spec, TrainSpec):
-        return _figures(best, TRAIN_METRICS, 1) | _communication(best)
+        figures = _figures(best, TRAIN_METRICS, 1)
+        if ratio := best.performance.communication_ratio:  # a plan predicts the exposed part only
+            figures["exposed_communication_ratio"] = _exactly(ratio, "share")
+        return figures
     if isinstance(spec, GenerateSpec):
         placed = _placed(spec.offload, best) if isinstance(spec.offload, PolicyOffload) else {}
         return _figures(best, GENERATE_METRICS, spec.batch_size) | placed
@@ -337,15 +335,6 @@ def prediction_of(
             figures = _figures(estimate, BENCHMARK_METRICS, 1)
             predictions |= {f"{prefix}{name}": figure for name, figure in figures.items()}
     return predictions
-
-
-def _communication(best: PlannedStrategy) -> dict[str, dict[str, Any]]:
-    """Return the predicted share of communication in a step; empty without any.
-
-    A plan predicts only the exposed part.
-    """
-    ratio = best.performance.communication_ratio
-    return {"exposed_communication_ratio": _exactly(ratio, "share")} if ratio else {}
 
 
 def _placed(policy: PolicyOffload, best: PlannedStrategy) -> dict[str, dict[str, Any]]:

@@ -255,7 +255,8 @@ def question_of(plan: Plan) -> Question:
     shared = pool_of(plan.team, choice) if choice.startswith("pool:") else None
     team_model = _team_model(plan)
     if shared is not None:
-        host = _representative_host(shared[1], team_model)
+        holder = team_model.host_id if team_model else None  # of the model's weights
+        host = next((each for each in shared[1] if each.pk == holder), shared[1][0])
     goal = draft["goal"]["goal"]
     try:
         model = _model(draft["model"], team_model)
@@ -308,12 +309,6 @@ def _catalog_engine(goal: str, cluster: ClusterSpec, model: str | dict[str, Any]
     return OTHER_ENGINE if refused and refused[0] == "engine" else usual
 
 
-def _representative_host(hosts: list[Host], model: TeamModel | None) -> Host:
-    """Return the host of a pool with the model's weights, else the first."""
-    host_id = model.host_id if model else None
-    return next((host for host in hosts if host.pk == host_id), hosts[0])
-
-
 def draft_shape(plan: Plan) -> ModelSpec | None:
     """Return the shape of the draft's model, or None if it has none."""
     try:
@@ -344,7 +339,6 @@ def _team_model(plan: Plan) -> TeamModel | None:
 
 
 def _model(chosen: dict[str, Any], team_model: TeamModel | None) -> str | dict[str, Any]:
-    """Return a catalog id or a config.json."""
     if team_model is not None:
         config: dict[str, Any] = team_model.config
         return config

@@ -95,7 +95,6 @@ def _refusal(current: Plan | None, reader: str) -> str:
 
 
 def _last(plan: Plan) -> tuple[str, Any]:
-    """Return the last writer of a plan, and the time."""
     latest: dict[str, str] = max(
         plan.edits.values(), key=lambda each: each.get("at", ""), default={}
     )

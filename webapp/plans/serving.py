@@ -47,7 +47,7 @@ from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
 from webapp.plans.draft import PlanDraft
 from webapp.plans.drafting import Reuse, reuse_of
-from webapp.plans.explanation import DraftProblem
+from webapp.plans.explanation import DraftProblem, first_message
 from webapp.plans.sharing import TRAININGS, Spread, split_of
 
 # ---------------------------------------------------------------------------
@@ -428,8 +428,12 @@ def generate_spec(
     if offload is not None:
         _check_streamable(model, weight_dtype, offload)
     split = split_of(strategy)
-    if split is not None:
-        _check_divisible(model)
+    if split is not None and isinstance(model, RandomModel):
+        raise DraftProblem(
+            "This plan divides the model between devices, each of which reads its part, and this "
+            "model has no weights on the host. Choose a model whose weights are there.",
+            "source",
+        )
     values = draft["workload"]["generate"]
     path = str(values.get("prompts_path") or "")
     if path and isinstance(model, RandomModel):
@@ -462,10 +466,8 @@ def _validated(fields: dict[str, Any]) -> GenerateSpec:
     try:
         return GenerateSpec.model_validate(fields)
     except ValidationError as error:
-        message = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise DraftProblem(
-            f"The chosen options do not run together: {message}.", "batching"
-        ) from error
+        message = f"The chosen options do not run together: {first_message(error)}."
+        raise DraftProblem(message, "batching") from error
 
 
 ALL_ADAPTERS = "all"
@@ -542,7 +544,7 @@ def _expert_cache(shape: ModelSpec, share: float, place: Source) -> ExpertCache:
     return ExpertCache(experts_resident=resident, experts_from=place, guessed_experts=guesses)
 
 
-def kept_going(spec: GenerateSpec, policy: DataParallel) -> GenerateSpec:
+def with_chained_stages(spec: GenerateSpec, policy: DataParallel) -> GenerateSpec:
     """Return a job that survives a lost host by running its pipeline stages as a chain."""
     if policy.on_lost_rank != "shrink" or not isinstance(spec.split, PipelineSplit):
         return spec
@@ -573,15 +575,6 @@ def _check_streamable(model: ModelRef, weight_dtype: str, offload: Away) -> None
             "bf16, fp16 and, of dense models, int4 layers. Pin the weights to one of these, or "
             "choose a smaller batch.",
             "weight_dtype",
-        )
-
-
-def _check_divisible(model: ModelRef) -> None:
-    if isinstance(model, RandomModel):
-        raise DraftProblem(
-            "This plan divides the model between devices, each of which reads its part, and this "
-            "model has no weights on the host. Choose a model whose weights are there.",
-            "source",
         )
 
 

@@ -26,7 +26,7 @@ from webapp.accounts.models import Team
 from webapp.core.display import percent
 from webapp.datasets.models import Dataset
 from webapp.plans.draft import PlanDraft
-from webapp.plans.explanation import DraftProblem
+from webapp.plans.explanation import DraftProblem, first_message
 from webapp.plans.models import Plan
 
 # Convert a training plan's strategy to the trainer's layout options.
@@ -89,7 +89,7 @@ def _checked(fields: dict[str, object]) -> LayoutOptions:
     try:
         return LayoutOptions.model_validate(fields)
     except ValidationError as error:
-        message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        message = first_message(error)
         field = next((name for name in fields if message.startswith(name)), "tensor_parallel_size")
         raise DraftProblem(f"The trainer does not run this layout: {message}.", field) from error
 
@@ -124,10 +124,8 @@ def data_fields(draft: PlanDraft, team: Team) -> dict[str, Any]:
             {name: values[name] for name in ("rows", "too_long") if values.get(name)}
         )
     except ValidationError as error:
-        message = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise DraftProblem(
-            f"The training data cannot be read: {message}.", "data_source"
-        ) from error
+        message = f"The training data cannot be read: {first_message(error)}."
+        raise DraftProblem(message, "data_source") from error
     return {"data": data, "samples": samples}
 
 
@@ -224,7 +222,10 @@ def train_spec(
     check_encoder(shape, is_classifier=is_classifier)
     if is_classifier:
         fields = {"model": model, **_train_fields(values, best)}
-        fields |= classification_fields(model) | {"layout": layout_of(best.strategy)}
+        is_fresh = isinstance(model, RandomModel)
+        rate = FRESH_ENCODER_RATE if is_fresh else TRAINED_ENCODER_RATE
+        fields |= {"objective": CLASSIFICATION, "learning_rate": rate}
+        fields["layout"] = layout_of(best.strategy)
         return _validated(fields)
     if goal == "finetune":
         needs_weights(model, "Fine-tuning")
@@ -271,22 +272,15 @@ def check_encoder(shape: ModelSpec | None, *, is_classifier: bool) -> None:
         )
 
 
-def classification_fields(model: ModelRef) -> dict[str, Any]:
-    """Return the objective and learning rate of a classification training."""
-    is_fresh = isinstance(model, RandomModel)
-    rate = FRESH_ENCODER_RATE if is_fresh else TRAINED_ENCODER_RATE
-    return {"objective": CLASSIFICATION, "learning_rate": rate}
-
-
 def _validated(fields: dict[str, Any]) -> TrainSpec:
     """Return the validated spec; incompatible options raise a DraftProblem."""
     try:
         return TrainSpec.model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ")
-        field = str(first["loc"][0]) if first["loc"] else "optimizer"
-        raise DraftProblem(f"The training cannot run as chosen: {message}.", field) from error
+        place = error.errors()[0]["loc"]
+        field = str(place[0]) if place else "optimizer"
+        message = f"The training cannot run as chosen: {first_message(error)}."
+        raise DraftProblem(message, field) from error
 
 
 def _quantized_training(values: dict[str, Any]) -> QuantizedTraining | None:
@@ -313,19 +307,14 @@ def _optimizer_fields(optimizer: str) -> dict[str, Any]:
     return {"optimizer": optimizer} | ({"learning_rate": rate} if rate else {})
 
 
-def _optimizer_offload(values: dict[str, Any], best: PlannedStrategy) -> str:
-    """Return where optimiser states are offloaded: as requested, else as planned."""
-    requested = str(values.get("optimizer_offload") or "none")
-    planned = best.strategy.offload.optimizer if best.strategy.offload else "none"
-    return requested if requested != "none" else STATE_PLACES[planned]
-
-
 def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, Any]:
     batch, budget = values["global_batch_size"], values.get("time_budget_minutes")
     micro = min(best.strategy.micro_batch_size or batch, batch)
     million = values.get("million_tokens")
     steps = round(million * 1e6 / (batch * values["sequence_length"])) if million else None
     compute = best.strategy.compute_dtype
+    requested = str(values.get("optimizer_offload") or "none")
+    planned = best.strategy.offload.optimizer if best.strategy.offload else "none"
     return {
         "sequence_length": values["sequence_length"],
         "micro_batch_size": micro,
@@ -335,7 +324,7 @@ def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, An
         "compute_dtype": compute if compute in COMPUTE_DTYPES else "bf16",
         "activation_recomputation": best.strategy.activation_recomputation or "none",
         "activation_offload": values.get("activation_offload") or "none",
-        "optimizer_offload": _optimizer_offload(values, best),
+        "optimizer_offload": requested if requested != "none" else STATE_PLACES[planned],
         **_optimizer_fields(values["optimizer"]),
         "length_schedule": stages_of(values),
         "quantized": _quantized_training(values),

@@ -192,10 +192,11 @@ def verdict_of(
     figures = tuple(estimate_figures(best, draft, plan_url))
     concerns, targets = concerns_of(best, draft), targets_of(best, draft)
     more = [f"{capitalised(concern.words)}." for concern in concerns[1:]]
+    words = planned_gains(best, speed)
     return Verdict(
         tone=concerns[0].tone if concerns else "good",
         state=concerns[0].state if concerns else "fits",
-        sentence=_sentence(best, concerns, targets) + _gains(best, speed),
+        sentence=_sentence(best, concerns, targets) + (f": {words}" if words else ""),
         detail=" ".join([*more, f"{_detail(best, draft)}."]),
         targets=targets,
         memory_range=memory_interval_words(best),
@@ -218,11 +219,6 @@ def _detail(best: PlannedStrategy, draft: PlanDraft) -> str:
         return strategy_words(best.strategy)
     source = dtype_words(best.strategy.weight_dtype)
     return f"{compression_words(draft)}, from {source} weights"
-
-
-def _gains(best: Estimate, speed: str) -> str:
-    words = planned_gains(best, speed)
-    return f": {words}" if words else ""
 
 
 def problem_verdict(sentence: str, *, is_refused: bool = False) -> Verdict:

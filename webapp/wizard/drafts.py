@@ -303,7 +303,6 @@ def suggestion_apply(draft: PlanDraft, changes: dict[str, Any]) -> list[str]:
 
 
 def _apply_workload(draft: PlanDraft, workload: dict[str, Any]) -> list[str]:
-    """Copy the fields that the goal's form has."""
     values = draft["workload"][draft["goal"]["goal"]]
     for name, value in workload.items():
         if name in values and value is not None:

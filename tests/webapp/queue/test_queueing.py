@@ -17,6 +17,7 @@ from webapp.jobs.allocation import allocate_pool, may_take
 from webapp.jobs.models import Allocation, Attempt, Command, Job
 from webapp.jobs.pool_state import first_waiting, pool_state_of, used_by_team, waiting_jobs
 from webapp.jobs.quotas import Rules
+from webapp.jobs.scheduler import decide
 from webapp.jobs.services import job_abandon, job_submit
 from webapp.jobs.waiting import lines_of, waiting_line
 from webapp.pages.jobs import waiting_sentence
@@ -257,7 +258,8 @@ def mixed(submit, node_a, other_team, charlie) -> list[Job]:
 
 def decided(pool, jobs, turns):
     """Return the first turns, and why each of them waits."""
-    decision = pool_state_of(pool, jobs, Rules(jobs)).decide(lambda turn, _job: turn >= turns)
+    snapshot = pool_state_of(pool, jobs, Rules(jobs)).snapshot
+    decision = decide(snapshot, lambda turn, _job: turn >= turns)
     waits = [(one.job, one.why, one.num_free, one.after, one.behind) for one in decision.waits]
     return decision.order[:turns], waits
 

@@ -77,8 +77,8 @@ def planner_import() -> Iterator[Figure]:
         "empty": "pass",
         "planner": "import planner",
         "doors": "import planner.api",
-        "estimate": _first_call_program("estimate", "EstimateRequest", "estimate"),
-        "plan": _first_call_program("plan", "PlanRequest", "estimate"),
+        "estimate": _first_call_program("estimate", "EstimateRequest"),
+        "plan": _first_call_program("plan", "PlanRequest"),
     }
     times: dict[str, list[float]] = {name: [] for name in (*named, "compiling")}
     with tempfile.TemporaryDirectory() as cache:
@@ -97,10 +97,10 @@ def planner_import() -> Iterator[Figure]:
     yield Figure("import planner.api and plan once", planned - empty, "s")
 
 
-def _first_call_program(function: str, document: str, module: str) -> str:
+def _first_call_program(function: str, document: str) -> str:
     """Return a program that imports an API function and calls it once."""
     return (
-        f"from planner.api import {function}; from planner.specs.{module} import {document}; "
+        f"from planner.api import {function}; from planner.specs.estimate import {document}; "
         f"{function}({document}.model_validate({SERVE!r}))"
     )
 
@@ -296,7 +296,10 @@ class Command(BaseCommand):
             found = list(_figures_of(name, load, is_kept=options["keep"]))
             figures += found
             if options["keep"]:
-                _store_ratios(name, found, load)
+                command = f"manage.py bench {name} --keep"
+                keep(
+                    KeptRatio.taken_now(each.ratio, command, load) for each in found if each.ratio
+                )
         others = list(answers(options["peers"].resolve())) if options["peers"] else []
         figures += [Figure(*row) for answer in others for row in rows(answer)]
         silent = [answer for answer in others if answer.reason]
@@ -318,12 +321,6 @@ def _figures_of(name: str, load: float, *, is_kept: bool) -> Iterator[Figure]:
     if is_kept and name in WITH_PAGES:
         return WITH_PAGES[name](is_kept=True, load=load)
     return BENCHES[name]()
-
-
-def _store_ratios(name: str, figures: list[Figure], load: float) -> None:
-    """Store a benchmark's ratios; ``load`` is the load average before the run."""
-    command = f"manage.py bench {name} --keep"
-    keep(KeptRatio.taken_now(each.ratio, command, load) for each in figures if each.ratio)
 
 
 def _document(figures: list[Figure], silent: list[Answer]) -> list[dict[str, Any]]:
