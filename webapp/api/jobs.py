@@ -21,7 +21,7 @@ from webapp.core.clock import now
 from webapp.core.problems import REFUSALS, InvalidProblem, NotFoundProblem
 from webapp.jobs.measured_figures import as_json, figures_of
 from webapp.jobs.models import AttemptEvent, Job
-from webapp.jobs.progress import target_json, targets_of
+from webapp.jobs.targets import target_json, targets_of
 from webapp.live.stream import ticket_for
 from webapp.metrics.store import FOREVER_MS, Range, Series, read_series
 from webapp.pages.attempt_log import part_at

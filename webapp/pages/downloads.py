@@ -15,7 +15,7 @@ from webapp.jobs.artefacts import PIECE_BYTES, confined, folder_of
 from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import as_json, figures_of
 from webapp.jobs.models import Artefact, Job
-from webapp.jobs.progress import target_json, targets_of
+from webapp.jobs.targets import target_json, targets_of
 
 END_BLOCKS = 2
 MODE = 0o644

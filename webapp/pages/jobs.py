@@ -35,11 +35,11 @@ from webapp.jobs.progress import (
     leftover_of,
     progress,
     silence_of,
-    targets_of,
     timeline,
 )
 from webapp.jobs.replanning import change_at, limit_words, replan, smallest_changes
 from webapp.jobs.services import names_of, silent_parts
+from webapp.jobs.targets import targets_of
 from webapp.jobs.transitions import words_for
 from webapp.jobs.waiting import waiting_line
 from webapp.live.stream import live_context, page_or_regions
