@@ -210,9 +210,19 @@ RETIRED = {
     "spoken": "received",
     "standing": "state, position",
     "tell": "report, print, publish",
+    "tend": "reap, reconcile",
     "told": "reported, listed",
     "wish": "request, options",
     "wishes": "requests, options",
+}
+RETIRED_PHRASES = {
+    "lock out": "revoke access",
+    "locked out": "revoked",
+    "silent host": "unreachable host",
+    "reuse earlier prompts": "prefix caching",
+    "no longer good": "no longer valid",
+    "points of the sweep": "load levels",
+    "held-out text alone": "held-out loss and perplexity only",
 }
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
@@ -243,6 +253,17 @@ def test_no_definition_has_a_retired_word_in_its_name():
         for path in product_files()
         for name in names_in(path)
         for word in sorted(words_of(name) & RETIRED.keys())
+    ]
+    assert found == []
+
+
+def test_no_page_has_a_retired_phrase():
+    pages = [path for path in (ROOT / "templates").rglob("*") if path.suffix in {".html", ".md"}]
+    found = [
+        f"{path.relative_to(ROOT)}: {phrase}: use {instead}"
+        for path in [*pages, *(ROOT / "static" / "js").glob("*.js")]
+        for phrase, instead in RETIRED_PHRASES.items()
+        if phrase in path.read_text("utf-8").lower()
     ]
     assert found == []
 

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-FIRST = ("tests/system/test_journey.py", "tests/architecture/test_checks.py")
+FIRST = (
+    "tests/system/test_journey.py",
+    "tests/architecture/test_checks.py",
+    "tests/runners/jobs/test_prove.py",
+    "tests/planner/test_accuracy.py",
+    "tests/planner/test_brute_force.py",
+)
 
 
 @pytest.hookimpl(trylast=True)

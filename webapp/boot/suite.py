@@ -20,7 +20,7 @@ GATE = (
     "tests/architecture", "tests/books", "tests/planner", "tests/runners", "tests/webapp", JOURNEY,
 )  # fmt: skip
 TWO_WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
-OPTIONS = (*TWO_WORKERS, "-q", "--durations=10")
+OPTIONS = (*TWO_WORKERS, "-q", "--durations=25")
 
 
 def main(arguments: list[str]) -> int:
