@@ -110,7 +110,7 @@ class Agent:
         """
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(child.locked(self._host_dir.agent_lock))
+                stack.enter_context(child.locked(self._host_dir.agent_lock, child.PROBE_SECONDS))
             except child.LockedError:
                 raise AlreadyRunningError(
                     f"another agent serves {self._host_dir.path}; stop that one first"

@@ -96,7 +96,7 @@ def main(scratch: Path, argv: Sequence[str]) -> None:
     reaper = Reaper()
     with ExitStack() as stack:
         with suppress(OSError):  # a file system without locks
-            stack.enter_context(child.locked(scratch / LOCK))
+            stack.enter_context(child.locked(scratch / LOCK, child.PROBE_SECONDS))
         try:
             reaper.start(argv)
         except OSError as error:

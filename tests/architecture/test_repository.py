@@ -210,7 +210,6 @@ RETIRED = {
     "spoken": "received",
     "standing": "state, position",
     "tell": "report, print, publish",
-    "tend": "reap, reconcile",
     "told": "reported, listed",
     "wish": "request, options",
     "wishes": "requests, options",

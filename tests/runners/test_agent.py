@@ -2,8 +2,9 @@
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -303,6 +304,15 @@ def test_a_second_agent_on_the_same_folder_is_refused(serve, host_dir, credentia
         wait_for(lambda: child.is_locked(host_dir.agent_lock))
         with pytest.raises(AlreadyRunningError, match="another agent serves"):
             Agent(host_dir, credential).run()
+
+
+def test_a_probe_of_its_lock_does_not_turn_a_starting_agent_down(serve, host_dir, acceptor):
+    with ExitStack() as probe:
+        probe.enter_context(child.locked(host_dir.agent_lock))
+        with serve():
+            time.sleep(child.PROBE_SECONDS / 5)
+            probe.close()
+            wait_for(lambda: acceptor.beats)
 
 
 def test_a_turned_down_credential_leaves_the_jobs_alone(acceptor, serve, caplog):

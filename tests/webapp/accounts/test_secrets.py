@@ -68,7 +68,7 @@ def test_a_row_copied_to_another_team_does_not_open(secret, other_team, olga):
     Secret.objects.create(
         team=other_team, name="HF_TOKEN", sealed=secret.sealed, changed_at=secret.changed_at
     )
-    with pytest.raises(VaultError, match="sealed as something else"):
+    with pytest.raises(VaultError, match="encrypted for another secret or team"):
         secrets_open(team_id=other_team.pk, names=["HF_TOKEN"])
 
 
