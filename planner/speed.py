@@ -148,14 +148,14 @@ def planning_seconds(request: PlanRequest, rounds: int = ROUNDS) -> float:
 
     The cache is cleared before each round.
     """
-    return _seconds(lambda: search(request), rounds, before=ESTIMATES.forget)
+    return _seconds(lambda: search(request), rounds, before=ESTIMATES.clear)
 
 
 def replanning_seconds(before: PlanRequest, request: PlanRequest, rounds: int = ROUNDS) -> float:
     """Return the seconds of a complete search with only another request in the cache."""
 
     def warm_up() -> None:
-        ESTIMATES.forget()
+        ESTIMATES.clear()
         search(before)
 
     return _seconds(lambda: search(request), rounds, before=warm_up)

@@ -75,7 +75,7 @@ class Fields:
         self.title = title
         self.names: dict[str, str] = {}
 
-    def spelling(self, name: str) -> str:
+    def config_key(self, name: str) -> str:
         """Return the config's name of a field, or the family's name if it is absent."""
         of_family = self.names.get(name, name)
         spellings = (of_family, name, *SPELLINGS.get(name, ()))
@@ -83,12 +83,12 @@ class Fields:
 
     def refusal(self, name: str, value: object, must: str) -> BadConfigError:
         """Return the error for a field with an invalid value."""
-        own = self.spelling(name)
+        own = self.config_key(name)
         return BadConfigError(f"{own} is {value!r}: it must be {must}", f"{self.path}.{own}")
 
     def get(self, name: str) -> Any:  # noqa: ANN401 - a JSON value may be of any type
         """Return a field by its common name, or None if it is absent."""
-        return self.config.get(self.spelling(name))
+        return self.config.get(self.config_key(name))
 
     def has(self, name: str) -> bool:
         """Return whether a field has a value other than null, zero or empty."""
@@ -107,7 +107,7 @@ class Fields:
         if value is None:
             value = default
         if value is None:
-            own = self.spelling(name)
+            own = self.config_key(name)
             raise BadConfigError(f"{self.title} lacks {own}", f"{self.path}.{own}")
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise self.refusal(name, value, "a whole number of at least 0")
@@ -167,8 +167,8 @@ class Fields:
         value = self.get(name)
         if value is not None and not isinstance(value, dict):
             raise self.refusal(name, value, "an object")
-        own = f"{self.path}.{self.spelling(name)}"
-        return Fields(value or {}, path=own, title=self.spelling(name))
+        own = f"{self.path}.{self.config_key(name)}"
+        return Fields(value or {}, path=own, title=self.config_key(name))
 
     def each(self, name: str) -> tuple["Fields", ...]:
         """Return the fields of each object in a list.
@@ -176,7 +176,7 @@ class Fields:
         Raises:
             BadConfigError: the field is not a list of objects.
         """
-        value, own = self.get(name), self.spelling(name)
+        value, own = self.get(name), self.config_key(name)
         listed = [] if value is None else value
         if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
             raise self.refusal(name, value, "a list of objects")
@@ -246,9 +246,9 @@ class ConfigReader(Fields):
         layers = self.integer("num_hidden_layers")
         if len(value) < layers:
             raise BadConfigError(
-                f"{self.spelling(name)} has {len(value)} entries, but the model has {layers} "
+                f"{self.config_key(name)} has {len(value)} entries, but the model has {layers} "
                 "layers: give one entry per layer",
-                f"model.{self.spelling(name)}",
+                f"model.{self.config_key(name)}",
             )
         return tuple(value[:layers])
 

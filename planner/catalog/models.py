@@ -133,7 +133,7 @@ def model_from_config(config: dict[str, Any], model_id: str = "custom") -> Model
         reader.config |= family.derives(reader)
     if reader.get("num_hidden_layers") is None and reader.has("layers_block_type"):
         reader.config["num_hidden_layers"] = len(reader.items("layers_block_type"))
-    missing = [reader.spelling(name) for name in REQUIRED if reader.get(name) is None]
+    missing = [reader.config_key(name) for name in REQUIRED if reader.get(name) is None]
     if missing:
         raise BadConfigError(
             f"config.json of model_type {reader.model_type} lacks {', '.join(missing)}",
@@ -162,9 +162,9 @@ def _refusal(reader: ConfigReader, error: ValidationError) -> BadConfigError:
     first = error.errors(include_url=False)[0]
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "value_error":
-        name = reader.spelling(message.partition(" ")[0])
+        name = reader.config_key(message.partition(" ")[0])
         return BadConfigError(message, f"model.{name}")
-    name = ".".join([reader.spelling(str(part)) for part in first["loc"]])
+    name = ".".join([reader.config_key(str(part)) for part in first["loc"]])
     return BadConfigError(f"{name} is {first['input']!r}: {message.lower()}", f"model.{name}")
 
 

@@ -224,7 +224,7 @@ def _fill(table: Table, combine: Callable[[Table, Table], Table]) -> tuple[float
 
 
 @dataclass(frozen=True)
-class Share:
+class StageShare:
     """The layers and vocabulary parameters of one pipeline stage."""
 
     layers: Quantity
@@ -235,9 +235,9 @@ class Share:
 Column = npt.NDArray[np.float64]
 
 
-def shares_of(
+def stage_shares(
     model: ModelSpec, stages: Quantity, split: Sequence[Quantity] = ()
-) -> tuple[Share, ...]:
+) -> tuple[StageShare, ...]:
     """Return the share of the model per stage, by a given split of the layers or an even one.
 
     For a column of stage counts, return only the stages that can be the fullest: the first, the
@@ -248,17 +248,17 @@ def shares_of(
     count = int(cast("float", stages))
     layers = split or stage_layers(model.num_hidden_layers, count)
     return tuple(
-        Share(stage_count, stage_vocabulary(model, index, count), index == count - 1)
+        StageShare(stage_count, stage_vocabulary(model, index, count), index == count - 1)
         for index, stage_count in enumerate(layers)
     )
 
 
-def _bottleneck_stage_shares(model: ModelSpec, stages: Column) -> tuple[Share, ...]:
+def _bottleneck_stage_shares(model: ModelSpec, stages: Column) -> tuple[StageShare, ...]:
     counts, inverse = np.unique(stages, return_inverse=True)
     rows = np.array([_ends(model, int(count)) for count in counts], dtype=np.float64)
     ends = rows[inverse.reshape(stages.shape)]
     last = (stages == 1, np.zeros(stages.shape, dtype=bool), np.ones(stages.shape, dtype=bool))
-    return tuple(Share(ends[..., at, 0], ends[..., at, 1], last[at]) for at in range(3))
+    return tuple(StageShare(ends[..., at, 0], ends[..., at, 1], last[at]) for at in range(3))
 
 
 def _ends(model: ModelSpec, count: int) -> list[tuple[int, int]]:
@@ -292,7 +292,7 @@ class Pace:
     source="of a micro-batch, forward and backward; the slowest stage sets the pace",
 )
 def stage_time(*, layers: Quantity, layer_s: Quantity, rest_s: Quantity) -> Quantity:
-    """Return the seconds of a micro-batch on one stage: its layers and the rest."""
+    """Return the seconds of a micro-batch on one stage: layers, embedding, head and sends."""
     return layers * layer_s + rest_s
 
 

@@ -8,7 +8,7 @@ from planner.cost.quantity import (
     Equation,
     Ledger,
     Line,
-    PerGroup,
+    PerLayerGroup,
     Quantity,
     equation,
     maximum,
@@ -143,7 +143,7 @@ def cached_tokens(sequence: Quantity, window: int | None, *, paged: bool) -> Qua
     return round_up(tokens, BLOCK_TOKENS) if paged else tokens
 
 
-def group_tokens(group: LayerGroup, sequence: Quantity, *, paged: bool) -> Quantity:
+def cached_tokens_per_layer(group: LayerGroup, sequence: Quantity, *, paged: bool) -> Quantity:
     """Return the cached tokens of a sequence in one layer; 1 state in a recurrent layer."""
     if isinstance(group, RecurrentLayers):
         return sequence * 0 + 1.0
@@ -172,21 +172,25 @@ def window_and_entries(
     return window + cached_tokens(sequence / group.ratio, top_k, paged=paged)
 
 
-def layer_tokens(model: ModelSpec, sequence: Quantity, *, paged: bool) -> PerGroup:
+def cached_tokens_by_layer_group(
+    model: ModelSpec, sequence: Quantity, *, paged: bool
+) -> PerLayerGroup:
     """Return the cached tokens of one sequence, summed over the layers of each group."""
-    return PerGroup.of(model, lambda group: group_tokens(group, sequence, paged=paged))
+    return PerLayerGroup.of(
+        model, lambda group: cached_tokens_per_layer(group, sequence, paged=paged)
+    )
 
 
-def read_tokens(model: ModelSpec, sequence: Quantity) -> PerGroup:
+def read_tokens_by_layer_group(model: ModelSpec, sequence: Quantity) -> PerLayerGroup:
     """Return the cached tokens that a decode step reads, summed over the layers of each group.
 
     Indexed attention reads the selected tokens; a layer without its own cache reads another's; a
     recurrent state is read and written.
     """
-    return PerGroup.of(model, lambda group: _group_reads(group, sequence))
+    return PerLayerGroup.of(model, lambda group: _read_tokens_per_layer(group, sequence))
 
 
-def _group_reads(group: LayerGroup, sequence: Quantity) -> Quantity:
+def _read_tokens_per_layer(group: LayerGroup, sequence: Quantity) -> Quantity:
     if isinstance(group, LatentLayers):
         return cached_tokens(sequence, group.top_k, paged=False)
     if isinstance(group, AttentionLayers):
@@ -195,7 +199,7 @@ def _group_reads(group: LayerGroup, sequence: Quantity) -> Quantity:
         return window_and_entries(group, sequence, group.top_k, paged=False)
     if isinstance(group, RecurrentLayers):
         return sequence * 0 + 2.0
-    return group_tokens(group, sequence, paged=False)
+    return cached_tokens_per_layer(group, sequence, paged=False)
 
 
 def mean_dim(group: AttentionLayers | LatentLayers) -> float:
@@ -205,7 +209,7 @@ def mean_dim(group: AttentionLayers | LatentLayers) -> float:
 
 def cache_bytes(
     model: ModelSpec,
-    tokens: PerGroup,
+    tokens: PerLayerGroup,
     tensor_parallel_size: Quantity,
     kv_bytes_per_element: Quantity,
     record: tuple[Ledger, Line],

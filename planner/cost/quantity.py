@@ -417,7 +417,7 @@ def _plain(value: float | Values) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class PerGroup:
+class PerLayerGroup:
     """One quantity for each group of ``model.layers_by_attention``, in their order.
 
     It supports scaling and addition like a number, for all groups at once.
@@ -429,23 +429,23 @@ class PerGroup:
     __array_ufunc__ = None
 
     @classmethod
-    def of(cls, model: ModelSpec, rule: Callable[[LayerGroup], Quantity]) -> "PerGroup":
+    def of(cls, model: ModelSpec, rule: Callable[[LayerGroup], Quantity]) -> "PerLayerGroup":
         """Return the rule's value per layer, summed over the layers of each group."""
         return cls(tuple(group.count * rule(group) for group in model.layers_by_attention))
 
-    def __mul__(self, factor: Quantity) -> "PerGroup":
+    def __mul__(self, factor: Quantity) -> "PerLayerGroup":
         """Return every group's quantity times a factor."""
-        return PerGroup(tuple(value * factor for value in self.values))
+        return PerLayerGroup(tuple(value * factor for value in self.values))
 
     __rmul__ = __mul__
 
-    def __truediv__(self, divisor: Quantity) -> "PerGroup":
+    def __truediv__(self, divisor: Quantity) -> "PerLayerGroup":
         """Return every group's quantity divided by a divisor."""
-        return PerGroup(tuple(value / divisor for value in self.values))
+        return PerLayerGroup(tuple(value / divisor for value in self.values))
 
-    def __add__(self, other: "PerGroup") -> "PerGroup":
+    def __add__(self, other: "PerLayerGroup") -> "PerLayerGroup":
         """Return the sums group by group."""
-        return PerGroup(tuple(a + b for a, b in zip(self.values, other.values, strict=True)))
+        return PerLayerGroup(tuple(a + b for a, b in zip(self.values, other.values, strict=True)))
 
     @property
     def total(self) -> Quantity:

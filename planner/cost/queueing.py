@@ -11,7 +11,7 @@ BATCHING = "Agrawal et al. 2024 (Sarathi-Serve), arXiv:2403.02310: prefill besid
 MAX_BUSY_RATIO = 0.98  # the mean wait of an infinite queue diverges at 1
 
 
-class ArrivalHabits(NamedTuple):
+class ArrivalParameters(NamedTuple):
     """How arrivals coincide and how the engine admits them; independent arrivals have no burst.
 
     ``burst_ratio`` is the share of requests that arrive in a burst with all others;

@@ -7,7 +7,7 @@ from planner.cost.quantity import (
     Equation,
     Ledger,
     Line,
-    PerGroup,
+    PerLayerGroup,
     Quantity,
     ceil,
     equation,
@@ -113,7 +113,7 @@ def recurrent_flops(
 
 def attention_work(
     model: ModelSpec,
-    pairs: PerGroup,
+    pairs: PerLayerGroup,
     ranks: Quantity,
     record: tuple[Ledger, Line],
     *,
@@ -203,7 +203,7 @@ def block_pairs(
     return block_tokens * block_tokens * blocks * key_blocks
 
 
-def group_pairs(group: LayerGroup, sequence: Quantity) -> Quantity:
+def attended_pairs(group: LayerGroup, sequence: Quantity) -> Quantity:
     """Return the pairs of a causal pass in one layer, or the tokens of a recurrent layer."""
     if isinstance(group, AttentionLayers):
         if group.kind == "chunked" and group.window:
@@ -220,22 +220,22 @@ def group_pairs(group: LayerGroup, sequence: Quantity) -> Quantity:
     return sequence if isinstance(group, RecurrentLayers) else sequence * 0.0
 
 
-def layer_pairs(model: ModelSpec, sequence: Quantity) -> PerGroup:
+def pairs_by_layer_group(model: ModelSpec, sequence: Quantity) -> PerLayerGroup:
     """Return the (query, key) pairs of a pass over one sequence, per group of layers.
 
     The pass is causal, except in an encoder, where queries attend to all keys.
     """
     if model.is_encoder:
-        return PerGroup.of(model, lambda _group: sequence * sequence)
-    return PerGroup.of(model, lambda group: group_pairs(group, sequence))
+        return PerLayerGroup.of(model, lambda _group: sequence * sequence)
+    return PerLayerGroup.of(model, lambda group: attended_pairs(group, sequence))
 
 
-def read_pairs(model: ModelSpec, context: Quantity) -> PerGroup:
+def decode_pairs_by_layer_group(model: ModelSpec, context: Quantity) -> PerLayerGroup:
     """Return the pairs of one new token with a cached context, per group of layers."""
-    return PerGroup.of(model, lambda group: _new_token_pairs(group, context))
+    return PerLayerGroup.of(model, lambda group: _decode_pairs(group, context))
 
 
-def _new_token_pairs(group: LayerGroup, context: Quantity) -> Quantity:
+def _decode_pairs(group: LayerGroup, context: Quantity) -> Quantity:
     if isinstance(group, AttentionLayers):
         return cached_tokens(context, group.window or group.top_k, paged=False)
     if isinstance(group, LatentLayers):

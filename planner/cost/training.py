@@ -466,27 +466,27 @@ def captured_graph_bytes(
     return num_graphs * num_layers * bytes_per_layer
 
 
-def attention_width(model: ModelSpec) -> float:
+def attention_elements_per_token(model: ModelSpec) -> float:
     """Return the elements per token of queries, keys, values and attention output.
 
     The mean over layers of different kinds.
     """
-    return mean_width(model, group_width)
+    return mean_over_layers(model, mixer_elements_per_token)
 
 
-def eager_attention_width(model: ModelSpec) -> float:
-    """Return ``attention_width`` for eager kernels: repeated KV heads and two outputs."""
-    return mean_width(model, _eager_group_width)
+def eager_attention_elements_per_token(model: ModelSpec) -> float:
+    """Return the elements per token that eager attention saves: repeated KV heads, two outputs."""
+    return mean_over_layers(model, _eager_mixer_elements_per_token)
 
 
-def mean_width(model: ModelSpec, width: Callable[[ModelSpec, LayerGroup], int]) -> float:
+def mean_over_layers(model: ModelSpec, width: Callable[[ModelSpec, LayerGroup], int]) -> float:
     """Return the mean of a width over all layers."""
     groups = model.layers_by_attention
     widths = sum(group.count * width(model, group) for group in groups)
     return widths / model.num_hidden_layers
 
 
-def group_width(model: ModelSpec, group: LayerGroup) -> int:
+def mixer_elements_per_token(model: ModelSpec, group: LayerGroup) -> int:
     """Return the elements per token of a layer's projections, inputs and outputs of the mixer."""
     if isinstance(group, AttentionLayers):
         return (group.heads + group.kv_heads) * (group.key_dim + group.value_dim)
@@ -499,10 +499,10 @@ def group_width(model: ModelSpec, group: LayerGroup) -> int:
     return 0
 
 
-def _eager_group_width(model: ModelSpec, group: LayerGroup) -> int:
+def _eager_mixer_elements_per_token(model: ModelSpec, group: LayerGroup) -> int:
     if isinstance(group, AttentionLayers):
         return 2 * group.heads * (group.key_dim + group.value_dim) + group.heads * group.value_dim
-    return group_width(model, group)
+    return mixer_elements_per_token(model, group)
 
 
 @dataclass(frozen=True)
@@ -526,22 +526,22 @@ def hidden_tensors(model: ModelSpec, kept: SavedTensors) -> int:
     return model.norms_per_layer * each // 2 + 1
 
 
-def feed_forward_width(model: ModelSpec, kept: SavedTensors) -> int:
+def feed_forward_elements_per_token(model: ModelSpec, kept: SavedTensors) -> int:
     """Return the saved elements per token of a feed-forward block, over its active experts."""
     tensors = GATED_FFN_TENSORS if model.gated_mlp else PLAIN_FFN_TENSORS
     return (tensors if kept.inputs else tensors - 1) * widest_feed_forward(model)
 
 
-def operand_width(model: ModelSpec, tensor_parallel_size: Quantity) -> Quantity:
+def operand_elements_per_token(model: ModelSpec, tensor_parallel_size: Quantity) -> Quantity:
     """Return the operand elements per token of one layer's matrix products on one rank."""
     tensors = GATED_FFN_TENSORS - 1 if model.gated_mlp else PLAIN_FFN_TENSORS
-    split = attention_width(model) + tensors * widest_feed_forward(model)
+    split = attention_elements_per_token(model) + tensors * widest_feed_forward(model)
     return NORM_TENSORS * 2 * model.hidden_size + split / tensor_parallel_size
 
 
 def inference_elements(model: ModelSpec, tensor_parallel_size: float) -> float:
     """Return the peak live elements per token during a forward pass of one layer."""
-    widest = max(group_width(model, group) for group in model.layers_by_attention)
+    widest = max(mixer_elements_per_token(model, group) for group in model.layers_by_attention)
     tensors = INFERENCE_FFN_TENSORS if model.gated_mlp else PLAIN_FFN_TENSORS
     wide = max(widest, tensors * widest_feed_forward(model))
     return INFERENCE_HIDDEN_TENSORS * model.hidden_size + wide / tensor_parallel_size
@@ -599,7 +599,7 @@ class Operators:
     writes_scores: bool = True
 
     @property
-    def learns_everywhere(self) -> bool:
+    def trains_every_matrix(self) -> bool:
         """Return whether every matrix or its adapter is trained and saves its input."""
         return self.adapted != "query_value"
 
@@ -640,32 +640,32 @@ def layer_at_work_bytes(
     return rebuilt + maximum(num_tokens * gradient_bytes, later)
 
 
-def kept_residuals(model: ModelSpec, how: Operators) -> float:
+def saved_residual_tensors(model: ModelSpec, how: Operators) -> float:
     """Return the saved residual-wide tensors of a layer, in units of the residual's bytes."""
     wide = FP32_BYTES / how.residual_bytes
     scaled = 1.0 if model.norm == "rmsnorm" and how.adapted is None else 0.0
-    return model.norms_per_layer * (wide + scaled) + _inputs(model, how) * how.narrow
+    return model.norms_per_layer * (wide + scaled) + _saved_norm_outputs(model, how) * how.narrow
 
 
-def _inputs(model: ModelSpec, how: Operators) -> int:
+def _saved_norm_outputs(model: ModelSpec, how: Operators) -> int:
     """Return the number of saved copies of the norms' outputs."""
-    if not how.learns_everywhere:
+    if not how.trains_every_matrix:
         return QUERY_VALUE
     # Each matrix saves its own copy.
     copies = how.adapted is not None or how.product_bytes < how.residual_bytes
     return QUERY_KEY_VALUE + _gates(model) if copies else model.norms_per_layer
 
 
-def kept_width(model: ModelSpec, how: Operators) -> float:
+def saved_operand_elements_per_token(model: ModelSpec, how: Operators) -> float:
     """Return the other saved elements per token of a layer, in the operand format."""
-    operands = mean_width(model, partial(_operands, how))
-    return operands + feed_forward_kept(model, how) + _ranks(model, how)
+    operands = mean_over_layers(model, partial(_operands, how))
+    return operands + feed_forward_elements_without_input(model, how) + _adapter_ranks(model, how)
 
 
-def feed_forward_kept(model: ModelSpec, how: Operators) -> float:
+def feed_forward_elements_without_input(model: ModelSpec, how: Operators) -> float:
     """Return the saved elements per token of the feed-forward block without its input."""
     tensors = GATED_FFN_TENSORS if model.gated_mlp else PLAIN_FFN_TENSORS
-    return (tensors if how.learns_everywhere else tensors - 1) * widest_feed_forward(model)
+    return (tensors if how.trains_every_matrix else tensors - 1) * widest_feed_forward(model)
 
 
 def product_residuals(how: Operators) -> float:
@@ -674,21 +674,21 @@ def product_residuals(how: Operators) -> float:
     return 1 + outputs * how.narrow
 
 
-def product_width(model: ModelSpec, how: Operators) -> float:
+def product_output_elements_per_token(model: ModelSpec, how: Operators) -> float:
     """Return the other saved outputs per token of products, fused attention and adapters."""
-    projected = mean_width(model, _projected)
+    projected = mean_over_layers(model, _projected)
     feed_forward = _gates(model) * widest_feed_forward(model)
     adapters = 0.0
     if how.adapted is not None:
         every = how.adapted == "all"
-        adapters = mean_width(model, partial(_projected, keys=every)) + (
+        adapters = mean_over_layers(model, partial(_projected, keys=every)) + (
             feed_forward if every else 0.0
         )
-    fused = 0.0 if how.writes_scores else mean_width(model, _attention_output)
-    return projected + feed_forward + adapters + fused + _ranks(model, how)
+    fused = 0.0 if how.writes_scores else mean_over_layers(model, _attention_output)
+    return projected + feed_forward + adapters + fused + _adapter_ranks(model, how)
 
 
-def gradient_width(model: ModelSpec) -> float:
+def gradient_elements_per_token(model: ModelSpec) -> float:
     """Return the live gradient elements per token of the feed-forward block.
 
     The gradients of both factors of a gate exist together with that of their product.
@@ -706,7 +706,7 @@ def _gates(model: ModelSpec) -> int:
     return 2 if model.gated_mlp else 1
 
 
-def _ranks(model: ModelSpec, how: Operators) -> int:
+def _adapter_ranks(model: ModelSpec, how: Operators) -> int:
     """Return the sum of the ranks of a layer's adapters."""
     if how.adapted is None:
         return 0
@@ -717,10 +717,10 @@ def _ranks(model: ModelSpec, how: Operators) -> int:
 def _operands(how: Operators, model: ModelSpec, group: LayerGroup) -> int:
     """Return the saved operands per token of attention and of its output projection."""
     if not isinstance(group, AttentionLayers):
-        return group_width(model, group)
+        return mixer_elements_per_token(model, group)
     values = group.heads * group.value_dim
     if how.writes_scores:
-        return 2 * group.heads * group.key_dim + values * (2 if how.learns_everywhere else 1)
+        return 2 * group.heads * group.key_dim + values * (2 if how.trains_every_matrix else 1)
     copies_result = how.adapted == "all"  # an own copy in addition to the kernel's result
     return _projected(model, group) + values * (2 if copies_result else 1)
 
@@ -728,7 +728,7 @@ def _operands(how: Operators, model: ModelSpec, group: LayerGroup) -> int:
 def _projected(model: ModelSpec, group: LayerGroup, *, keys: bool = True) -> int:
     """Return the width of queries, keys and values, or of queries and values only."""
     if not isinstance(group, AttentionLayers):
-        return group_width(model, group)
+        return mixer_elements_per_token(model, group)
     key = group.kv_heads * group.key_dim if keys else 0
     return group.heads * group.key_dim + key + group.kv_heads * group.value_dim
 

@@ -21,15 +21,15 @@ from planner.specs.workload import (
     Workload,
 )
 from planner.techniques.registry import Case
-from planner.workload.device_groups import group_replicas, groups_of
-from planner.workload.disaggregate import Part, parts_of
+from planner.workload.device_groups import group_replicas, node_groups_of
+from planner.workload.disaggregate import ReplicaShare, replica_shares
 from planner.workload.inference_memory import longest_request
 from planner.workload.layouts import (
-    degree_rules,
     has_separate_replicas,
     requested_layout,
+    shard_width_rules,
+    supported_size_rules,
     weight_blocks,
-    width_rules,
 )
 from planner.workload.resolve import is_stored_as, resolve, resolve_cluster, resolve_device
 from planner.workload.setting import Setting
@@ -85,7 +85,7 @@ class ExportCase:
         """Return the number of devices of each kind, by name."""
         counts = [(self.devices, self.device.name or self.device.id)]
         if self.plan.cluster.other_nodes:
-            groups = groups_of(resolve_cluster(self.plan.cluster))
+            groups = node_groups_of(resolve_cluster(self.plan.cluster))
             sized = [(group.num_devices, resolve_device(group.device)) for group in groups]
             counts = [(number, device.name or device.id) for number, device in sized]
         return " + ".join(f"{number} x {name}" for number, name in counts)
@@ -243,7 +243,7 @@ def claims_of(estimate: Estimate, kind: str) -> JsonObject:
     return claims
 
 
-def claim_words(case: ExportCase) -> str:
+def prediction_line(case: ExportCase) -> str:
     """Return the prediction as one line, for the header of an export."""
     memory = case.plan.memory
     figures = [
@@ -302,13 +302,13 @@ class Format:
         used = case.hardware if case.devices > 1 else device
         lines = [
             f"{case.model} on {used}, planned for {case.plan.engine}",
-            f"predicted: {claim_words(case)}",
+            f"predicted: {prediction_line(case)}",
             *(f"note: {note}" for note in notes),
         ]
-        return with_head(body, lines, self.comment)
+        return with_header(body, lines, self.comment)
 
 
-def with_head(body: str, lines: Iterable[str], comment: str) -> str:
+def with_header(body: str, lines: Iterable[str], comment: str) -> str:
     """Return a text with comment lines at its top, below a shebang if there is one."""
     # A line break in a name must not end the comment and start a command.
     head = "".join(f"{comment}{' '.join(line.splitlines())}\n" for line in lines)
@@ -374,8 +374,8 @@ def formats_for(case: Case, strategy: Strategy, engine: str | None = None) -> tu
     """Return the formats that can express a strategy and run on its device."""
     if case.workload.kind == "compress":
         return ()
-    if is_unlike(case.cluster, case.workload):
-        return unlike_servers(case, strategy, _servers)
+    if is_heterogeneous(case.cluster, case.workload):
+        return heterogeneous_servers(case, strategy, _servers)
     training = isinstance(case.workload, TrainWorkload)
     if training:
         named = _trainers(case, strategy)
@@ -407,8 +407,8 @@ def _accepts(name: str, case: Case, strategy: Strategy) -> bool:
     separate = has_separate_replicas(strategy, case.cluster)
     blocks = weight_blocks(case.model, strategy)
     rules = (
-        *degree_rules(case.model, engine, layout, separate=separate),
-        *width_rules(case.model, engine, layout, blocks, case.device),
+        *supported_size_rules(case.model, engine, layout, separate=separate),
+        *shard_width_rules(case.model, engine, layout, blocks, case.device),
     )
     return all(rule.holds for rule in rules)
 
@@ -469,12 +469,12 @@ def _deepspeed_runs(method: str, strategy: Strategy, *, is_split: bool) -> bool:
     return not staged or (strategy.zero_stage or 0) < PIPELINED_ZERO_STAGES
 
 
-def is_unlike(cluster: ClusterSpec, workload: Workload) -> bool:
+def is_heterogeneous(cluster: ClusterSpec, workload: Workload) -> bool:
     """Return whether a plan serves on mixed nodes."""
     return bool(cluster.other_nodes) and isinstance(workload, ServeWorkload | GenerateWorkload)
 
 
-def unlike_servers(
+def heterogeneous_servers(
     case: Case, strategy: Strategy, servers_of: Callable[[Case], list[str]]
 ) -> tuple[str, ...]:
     """Return the servers that can express a plan on mixed nodes; cluster managers cannot."""
@@ -497,7 +497,7 @@ def _in_equal_nodes(setting: Setting) -> bool:
 
     Source: vLLM, vllm/config/parallel.py (the ranks of a world are assigned evenly to its nodes).
     """
-    widths = {group.devices_per_node for group in groups_of(setting.cluster)}
+    widths = {group.devices_per_node for group in node_groups_of(setting.cluster)}
     return len(widths) == 1 and setting.layout.devices % widths.pop() == 0
 
 
@@ -572,16 +572,16 @@ def servers_notes(case: ExportCase, servers: int) -> tuple[str, ...]:
 COUNTED = ("concurrency", "burst_requests", "batch_size")
 
 
-def unlike_parts(case: ExportCase) -> tuple[Part, ...]:
+def heterogeneous_parts(case: ExportCase) -> tuple[ReplicaShare, ...]:
     """Return the replicas of a plan by kind of node; empty for uniform clusters."""
     plan, workload = case.plan, case.workload
-    if not is_unlike(plan.cluster, workload):
+    if not is_heterogeneous(plan.cluster, workload):
         return ()
     setting = setting_of(case.shape, plan.cluster, workload, plan.strategy, plan.engine)
-    return parts_of(setting, setting.workload)  # type: ignore[arg-type]  # is_unlike says which
+    return replica_shares(setting, setting.workload)  # type: ignore[arg-type]  # see is_heterogeneous
 
 
-def unlike_body(chosen: Format, case: ExportCase, parts: tuple[Part, ...]) -> str:
+def heterogeneous_body(chosen: Format, case: ExportCase, parts: tuple[ReplicaShare, ...]) -> str:
     """Return the body of a file: one server per kind, selected on each node."""
     if len(parts) <= 1:  # a pipeline over both kinds is one server
         return chosen.body(case)
@@ -591,7 +591,9 @@ def unlike_body(chosen: Format, case: ExportCase, parts: tuple[Part, ...]) -> st
     )
 
 
-def unlike_notes(chosen: Format, case: ExportCase, parts: tuple[Part, ...]) -> Notes:
+def heterogeneous_notes(
+    chosen: Format, case: ExportCase, parts: tuple[ReplicaShare, ...]
+) -> Notes:
     """Return notes on settings that the export leaves to the user."""
     if len(parts) <= 1:  # a pipeline over both kinds is one server
         return chosen.notes(case)
@@ -604,7 +606,7 @@ def unlike_notes(chosen: Format, case: ExportCase, parts: tuple[Part, ...]) -> N
     return (f"{start}: {'; '.join(kinds)}", *dict.fromkeys(part_notes))
 
 
-def _part_case(case: ExportCase, part: Part) -> ExportCase:
+def _part_case(case: ExportCase, part: ReplicaShare) -> ExportCase:
     """Return the replicas of one kind as their own plan."""
     plan, setting = case.plan, part.setting
     layers = tuple(int(float(share.layers)) for share in setting.shares)

@@ -11,10 +11,10 @@ from planner.exports.export import (
     Notes,
     claims_of,
     formats_for,
-    is_unlike,
-    unlike_body,
-    unlike_notes,
-    unlike_parts,
+    heterogeneous_body,
+    heterogeneous_notes,
+    heterogeneous_parts,
+    is_heterogeneous,
 )
 from planner.exports.kubernetes import COMPOSE, KUBERNETES
 from planner.exports.launch import SLURM, runs_megatron
@@ -46,7 +46,7 @@ def measure_text(case: ExportCase) -> str:
         return ""
     report = _source("report.py").split("from typing import Any\n")[1].strip("\n")
     text = _source(probe).replace(IMPORT, f"\n{report}\n\n")
-    claim = json.dumps(claim_of(case), indent=1, ensure_ascii=False)
+    claim = json.dumps(verification_input(case), indent=1, ensure_ascii=False)
     return text.replace(
         EMPTY_CLAIM, f"CLAIM: dict[str, Any] = json.loads(r'''{claim}''')"
     ).replace(
@@ -58,7 +58,7 @@ def _source(name: str) -> str:
     return files("planner.exports").joinpath("probes", name).read_text("utf-8")
 
 
-def claim_of(case: ExportCase) -> JsonObject:
+def verification_input(case: ExportCase) -> JsonObject:
     """Return the script's input: the figures with their bounds, and the load to send."""
     load, requests = _load(case)
     return {
@@ -142,13 +142,13 @@ def export(format_name: str, case: ExportCase) -> Export:
     if chosen is MEGATRON or (chosen in MANAGERS and runs_megatron(case)):
         case, schedule_notes = as_run(case)
         more += schedule_notes
-    parts = unlike_parts(case)
-    notes = (*more, *unlike_notes(chosen, case, parts))
+    parts = heterogeneous_parts(case)
+    notes = (*more, *heterogeneous_notes(chosen, case, parts))
     return Export(
         key=chosen.key,
         title=chosen.title,
         file_name=chosen.file_name,
-        text=chosen.with_body(case, unlike_body(chosen, case, parts), notes),
+        text=chosen.with_body(case, heterogeneous_body(chosen, case, parts), notes),
         notes=notes,
         measure=measure_text(case),
     )
@@ -156,7 +156,7 @@ def export(format_name: str, case: ExportCase) -> Export:
 
 def _lossy_formats(case: ExportCase) -> set[str]:
     """Return the formats that express only part of such plans, available on request."""
-    if case.workload.kind == "compress" or is_unlike(case.plan.cluster, case.workload):
+    if case.workload.kind == "compress" or is_heterogeneous(case.plan.cluster, case.workload):
         return set()
     if not isinstance(case.workload, TrainWorkload):
         return {one.key for one in (*SERVERS, *MANAGERS)}

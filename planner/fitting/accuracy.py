@@ -510,7 +510,7 @@ NOTES = """## How to read it
 """
 
 
-def _answer(document: JsonObject) -> Estimate | None:
+def _estimate_or_none(document: JsonObject) -> Estimate | None:
     try:
         return estimate_request(EstimateRequest.model_validate(document), explain=False)
     except PlannerError:
@@ -528,7 +528,7 @@ def _errors(rows: Iterable[Row], measured: str) -> Iterator[tuple[str, float]]:
     for row in usable(latest(rows)):
         if not row[measured]:
             continue
-        answer = _answer(_tool_request(row))
+        answer = _estimate_or_none(_tool_request(row))
         if answer is None:
             continue
         predicted = (
@@ -550,7 +550,7 @@ def _shown_bytes(row: Row, answer: Estimate) -> float:
 def _serving_errors() -> Iterator[tuple[str, float]]:
     cases = {case.row_id: case for case in serving_cases()}
     for row in (row for name in TABLES for row in table(name) if row["row_id"] in cases):
-        case, answer = cases[row["row_id"]], _answer(serving_request(row))
+        case, answer = cases[row["row_id"]], _estimate_or_none(serving_request(row))
         if answer is None:
             continue
         speed = answer.performance
@@ -602,7 +602,7 @@ def _unscored() -> str:
     """Return a table of the training rows without a prediction, by reason."""
     rows = table("training")
     refused = sum(
-        _answer(training_request(row)) is None
+        _estimate_or_none(training_request(row)) is None
         for row in usable(latest(rows))
         if row["step_seconds"]
     )
@@ -614,7 +614,7 @@ def _unscored() -> str:
 def _verdicts() -> str:
     rates: dict[str, list[tuple[bool, bool]]] = defaultdict(list)
     for row in usable(table("memory_fit")):
-        answer = _answer(_tool_request(row))
+        answer = _estimate_or_none(_tool_request(row))
         if answer is not None:
             rates[row["source_id"]].append((answer.fits, row["fits"] == "true"))
     rates["all"] = [pair for pairs in rates.values() for pair in pairs]

@@ -496,7 +496,7 @@ def question_of(row: Row) -> EstimateRequest:
 
 
 def compared(row: Row, answer: Estimate) -> PublishedSpeed:
-    """Return a row beside its prediction, by the time per token or the rate of all requests."""
+    """Return a published row with its prediction: time per token, or rate of all requests."""
     if row["tpot_ms"]:
         name, sign, measured = "tpot_seconds", 1, float(row["tpot_ms"]) / 1e3
     else:
@@ -510,7 +510,7 @@ def compared(row: Row, answer: Estimate) -> PublishedSpeed:
 
 @cache
 def published_speeds() -> tuple[PublishedSpeed, ...]:
-    """Return every row beside its prediction."""
+    """Return every published speed with the planner's prediction of it."""
     rows = table("published_speeds")
     return tuple(compared(row, estimate_request(question_of(row), explain=False)) for row in rows)
 

@@ -8,7 +8,7 @@ import numpy as np
 from planner.catalog.engines import arrival_priors
 from planner.cost.quantity import Ledger, minimum
 from planner.cost.queueing import (
-    ArrivalHabits,
+    ArrivalParameters,
     mean_token_gap,
     prompt_slot,
     prompts_waited_for,
@@ -224,14 +224,14 @@ def natural(values: Columns) -> dict[str, float]:
     return by_name
 
 
-def habits_of(values: Columns) -> ArrivalHabits:
+def arrival_parameters_of(values: Columns) -> ArrivalParameters:
     """Return the arrival parameters of rows of values, as columns."""
     powers = np.exp(values[:, FREE])
     by_name = {
         name: powers[:, index] / (1 + powers[:, index]) if name in SHARES else powers[:, index]
         for index, name in enumerate(HABITS)
     }
-    return ArrivalHabits(**by_name)
+    return ArrivalParameters(**by_name)
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,7 @@ class Sweep:
         intake = np.exp(values[:, INTAKE]) * self.intake_s
         return Passes(decode, alone, np.maximum(0.0, added), intake)
 
-    def times(self, passes: Passes, habits: ArrivalHabits) -> tuple[Columns, Columns]:
+    def times(self, passes: Passes, habits: ArrivalParameters) -> tuple[Columns, Columns]:
         """Return the seconds per output token and to the first token of every point."""
         slot = prompt_slot(
             beside_s=passes.beside_s,
@@ -315,7 +315,7 @@ class Sweep:
 
     def predict(self, values: Columns) -> tuple[Columns, Columns]:
         """Return both times of every point, one row of values each."""
-        return self.times(self.passes(values), habits_of(values))
+        return self.times(self.passes(values), arrival_parameters_of(values))
 
     def wrong(self, values: Columns) -> Columns:
         """Return the log ratios of predicted and measured times, two columns."""
@@ -336,17 +336,17 @@ class Sweep:
             derivatives[:, :, PREFILL] += rates[name][:, :, None] * parts[:, None, :]
             derivatives[:, :, NARROW] += rates[name][:, :, None] * products[:, None, :]
         passes = self.passes(values)
-        base = np.array(self.times(passes, habits_of(values))).T
+        base = np.array(self.times(passes, arrival_parameters_of(values))).T
         for index in range(len(PARTS), len(NAMES)):
             moved = values.copy()
             moved[:, index] += STEP
-            rise = np.array(self.times(passes, habits_of(moved))).T
+            rise = np.array(self.times(passes, arrival_parameters_of(moved))).T
             derivatives[:, :, index] = np.log(rise / base) / STEP
         return derivatives
 
     def rates(self, values: Columns) -> dict[str, Columns]:
         """Return the derivatives of the log times by the seconds of each pass."""
-        passes, habits = self.passes(values), habits_of(values)
+        passes, habits = self.passes(values), arrival_parameters_of(values)
         base = np.array(self.times(passes, habits)).T
         rates_by_pass = {}
         for field in fields(Passes):

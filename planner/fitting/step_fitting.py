@@ -26,7 +26,7 @@ from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
 from planner.workload.setting import Setting
 from planner.workload.train import train
-from planner.workload.training_memory import bare_fields, stage_moments
+from planner.workload.training_memory import fields_without_spare_blocks, stage_moments
 
 # ---------------------------------------------------------------------------
 # Fit the few factors of each engine to published measurements, shrunk towards the physics.
@@ -119,7 +119,7 @@ def factors_of(fields: Mapping[str, float]) -> Columns:
 
 def bare_factors(factors: Columns) -> Columns:
     """Return the factors without what an allocator may return."""
-    return factors_of(bare_fields(fields_of(factors)))
+    return factors_of(fields_without_spare_blocks(fields_of(factors)))
 
 
 def neutral(setting: Setting, **factors: float) -> Setting:

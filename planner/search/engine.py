@@ -11,25 +11,31 @@ from planner.catalog.engines import calibration_of, get_engine, serving_engine
 from planner.cost.parameters import count_parameters
 from planner.cost.quantity import Quantity, equation
 from planner.cost.weights import RECIPES
-from planner.search.placement import offloaded
+from planner.search.placement import offloaded_placements
 from planner.search.question import (
     MAX_FAMILIES,
     Question,
     Rejections,
     constraints_of,
-    family_of,
     first_violation,
     is_simulated,
     questions,
+    strategy_family_of,
 )
-from planner.search.rank import frontier, offered, order_of
-from planner.search.scoring import ESTIMATES, Fitting, Scores, Subject, score, score_exactly
-from planner.search.select import Table, best_rows, frontier_rows, infeasible_families, promises
+from planner.search.rank import as_plan, frontier, order_of
+from planner.search.scoring import ESTIMATES, FitCheck, Scores, Subject, score, score_exactly
+from planner.search.select import (
+    Table,
+    best_rows,
+    frontier_rows,
+    has_feasible_row,
+    infeasible_strategy_families,
+)
 from planner.search.serving_space import (
+    heterogeneous_strategies,
     refused_layouts,
     serving_blocks,
     split_strategies,
-    unlike_strategies,
 )
 from planner.search.space import FRUGAL, Block, refused_formats
 from planner.search.suggest import Best, Works, suggestions
@@ -54,7 +60,7 @@ from planner.specs.workload import (
     TrainWorkload,
 )
 from planner.techniques.registry import inapplicable
-from planner.workload.resolve import is_stored_as, refuse_uncovered
+from planner.workload.resolve import is_stored_as, refuse_unmodelled_fields
 
 # Upper bound on the token rate: the peak arithmetic of all devices together.
 #
@@ -90,7 +96,7 @@ def most_tokens_per_second(
     return slack * devices * peak_flops_per_s / (FLOPS_PER_WEIGHT * weights_per_token)
 
 
-def ceiling_of(question: Question) -> float:
+def throughput_bound(question: Question) -> float:
     """Return the upper bound on a question's tokens per second, infinite if unknown.
 
     The bound does not apply to host calibrations and pruned weights: these may exceed a datasheet.
@@ -112,7 +118,7 @@ def ceiling_of(question: Question) -> float:
 def exceeds_peak(question: Question, limits: Mapping[str, Bound]) -> bool:
     """Return whether a throughput target exceeds the peak arithmetic of the cluster."""
     target = limits.get("tokens_per_second", Bound()).min
-    return target is not None and target > ceiling_of(question)
+    return target is not None and target > throughput_bound(question)
 
 
 MAX_FRONTIER = 24
@@ -137,21 +143,21 @@ class SearchState:
 
     @cached_property
     def rejected(self) -> dict[str, Rejection]:
-        """Return why each family was rejected, with the figures of its closest member.
+        """Return why each strategy family was rejected, with the figures of its closest member.
 
         Techniques that do not apply, and what the engine refuses, come first.
         """
         rejections = Rejections()
         for question in self.questions:
             for key, reason in (*inapplicable(question.case).items(), *_refusals(question)):
-                rejections.technique(key, reason)
-        for row, strategies in infeasible_families(self.table, MAX_FAMILIES):
+                rejections.add_technique(key, reason)
+        for row, strategies in infeasible_strategy_families(self.table, MAX_FAMILIES):
             estimate, (part, own) = self.table.exact(row), self.table.part_of(row)
             miss = first_violation(estimate, self.limits)
             if not estimate.fits:
-                rejections.memory(estimate, float(part.usable_bytes[own]), strategies)
+                rejections.add_memory(estimate, float(part.usable_bytes[own]), strategies)
             elif miss is not None:
-                rejections.constraint(estimate, miss, strategies)
+                rejections.add_constraint(estimate, miss, strategies)
         return rejections.result()
 
 
@@ -222,7 +228,9 @@ def _suggestions(request: PlanRequest, exploration: SearchState) -> tuple[Sugges
     """
     best, works = _searches(request, exploration)
     bare = request.without_targets()
-    fits = bool(exploration.parts) and promises(Table(exploration.parts, constraints_of(bare)))
+    fits = bool(exploration.parts) and has_feasible_row(
+        Table(exploration.parts, constraints_of(bare))
+    )
     helpful = () if fits else suggestions(request, best, works)
     if fits or constraints_of(bare) != exploration.limits:
         known_changes = [suggestion.changes for suggestion in helpful]
@@ -266,7 +274,7 @@ def _best_among(request: PlanRequest, exploration: SearchState) -> Estimate | No
 
 
 def _has_promising_row(exploration: SearchState) -> bool:
-    return bool(exploration.parts) and promises(exploration.table)
+    return bool(exploration.parts) and has_feasible_row(exploration.table)
 
 
 def best_with_cluster(
@@ -289,7 +297,7 @@ def explore(
     Raises:
         PlannerError: no strategy could be costed; it is the last refusal.
     """
-    refuse_uncovered(request.pins, training=isinstance(request.workload, TrainWorkload))
+    refuse_unmodelled_fields(request.pins, training=isinstance(request.workload, TrainWorkload))
     exploration = SearchState(constraints_of(request))
     for question in questions(request):
         if only_fitting and exceeds_peak(question, exploration.limits):
@@ -369,7 +377,7 @@ def _score_question(
         if enough and part is not None and enough(part):
             return parts, refused
     if not question.cluster.other_nodes:
-        parts += score_exactly(question, offloaded(question, block_fits), subject)[0]
+        parts += score_exactly(question, offloaded_placements(question, block_fits), subject)[0]
     if not parts and not (only_fitting and blocks):
         # A pinned layout outside the space is costed, or refused, as it is.
         parts, refused = score_exactly(question, _listed_strategies(question), subject)
@@ -383,7 +391,7 @@ def _unblocked_strategies(question: Question) -> tuple[Strategy, ...] | None:
     """
     workload, split = question.request.workload, question.request.pins.disaggregated
     if question.cluster.other_nodes and isinstance(workload, TrainWorkload):
-        return unlike_strategies(question, workload)
+        return heterogeneous_strategies(question, workload)
     if split is not None and isinstance(workload, ServeWorkload):
         return split_strategies(question, split)
     return None
@@ -407,10 +415,10 @@ def _score_blocks(
     blocks: Sequence[Block], subject: Subject, *, only_fitting: bool
 ) -> Iterator[tuple[Block, Scores | PlannerError | None]]:
     """Yield each block with its scores, None if nothing fits, or the error that refused it."""
-    fitting = Fitting(blocks)
+    fitting = FitCheck(blocks)
     for block in blocks:
         try:
-            fits = not only_fitting or fitting.anything(block)
+            fits = not only_fitting or fitting.may_fit(block)
             yield block, score(block, subject) if fits else None
         except (NotPossibleError, NotCoveredError) as error:
             yield block, error
@@ -442,7 +450,7 @@ def _listed_strategies(question: Question) -> tuple[Strategy, ...]:
 
 
 def _best_choices(request: PlanRequest, table: Table, top: int) -> list[Choice]:
-    """Return the best strategy of each family by exact estimates, at most ``top`` of them.
+    """Return the best strategy of each family by exact estimates, at most ``top`` families.
 
     The first one starts the checkpoint as it is stored, unless the objective is to save: the
     others may need another checkpoint.
@@ -479,7 +487,7 @@ def _best_of_table(request: PlanRequest, table: Table, top: int) -> list[Choice]
     best: dict[tuple[str, ...], Choice] = {}
     for estimate, part in choices:
         # Show only the best member of a family: its neighbours differ in details.
-        family = (family_of(estimate.strategy), *part.question.hardware)
+        family = (strategy_family_of(estimate.strategy), *part.question.hardware)
         best.setdefault(family, (estimate, part))
     return list(best.values())[:top]
 
@@ -489,7 +497,7 @@ def _plans(request: PlanRequest, table: Table) -> tuple[PlannedStrategy, ...]:
     first = chosen[0][0] if chosen else None
     best_by_nodes = _best_by_nodes(request, table)
     return tuple(
-        offered(rank, part.explained(estimate), part.question, first, best_by_nodes)
+        as_plan(rank, part.explained(estimate), part.question, first, best_by_nodes)
         for rank, (estimate, part) in enumerate(chosen, start=1)
     )
 
@@ -515,6 +523,6 @@ def _pareto(table: Table) -> tuple[PlannedStrategy, ...]:
     parts = [table.part_of(row)[0] for row in rows]
     questions = {id(each): part.question for each, part in zip(estimates, parts, strict=True)}
     return tuple(
-        offered(rank, estimate, questions[id(estimate)], None)
+        as_plan(rank, estimate, questions[id(estimate)], None)
         for rank, estimate in enumerate(frontier(estimates), start=1)
     )

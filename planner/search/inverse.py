@@ -12,7 +12,7 @@ from planner.catalog.models import get_model, list_models
 from planner.cost.parameters import count_parameters
 from planner.cost.weights import element_bytes
 from planner.search.engine import best_with_cluster, explore
-from planner.search.question import clusters_of, distance, figure, memory_of, questions
+from planner.search.question import clusters_of, figure, memory_of, questions, relative_violation
 from planner.search.rank import order_of
 from planner.search.space import formats
 from planner.specs.base import BadRequestError, Dtype, PlannerError
@@ -70,10 +70,10 @@ class Probe:
                 self.yes[value] = (*best, request)
                 self.no.pop(value, None)
                 return
-            missed = closest_miss(value, list(exploration.rejected.values()))
+            missed = closest_violation(value, list(exploration.rejected.values()))
             self.no[value] = min(self.no.get(value, missed), missed, key=shortfall)
 
-    def absorb(self, other: "Probe", cluster: ClusterSpec) -> None:
+    def merge(self, other: "Probe", cluster: ClusterSpec) -> None:
         """Merge another probe's results, keyed by value and cluster."""
         self.yes |= {f"{value} on {cluster}": answer for value, answer in other.yes.items()}
         self.no |= {f"{value} on {cluster}": refused for value, refused in other.no.items()}
@@ -82,30 +82,30 @@ class Probe:
         """Return the limit at a feasible value, with the failure at the next value."""
         estimate, cluster, request = self.yes[value]
         refused = None if beyond is None else self.no.get(beyond)
-        verified = in_full(request, cluster, estimate.strategy)
+        verified = full_estimate_of(request, cluster, estimate.strategy)
         return Limit(value=value, unit=unit, cluster=cluster, estimate=verified, beyond=refused)
 
 
 def shortfall(beyond: FirstFailure) -> float:
-    """Return the relative miss of a limit; infinite if no number decided."""
+    """Return by how much a limit is violated, relative to it; infinite if no number decided."""
     if beyond.required is None or not beyond.limit:
         return math.inf
     return abs(beyond.required / beyond.limit - 1)
 
 
-def in_full(request: PlanRequest, cluster: ClusterSpec, strategy: Strategy) -> Estimate:
+def full_estimate_of(request: PlanRequest, cluster: ClusterSpec, strategy: Strategy) -> Estimate:
     """Return the full estimate of a found strategy, without terms."""
     estimate = estimate_request(request.estimate_request(cluster, strategy))
     return estimate.model_copy(update={"terms": ()})
 
 
-def closest_miss(value: float | str, rejections: Sequence[Rejection]) -> FirstFailure:
-    """Return the rejection with the smallest relative miss as a failure."""
+def closest_violation(value: float | str, rejections: Sequence[Rejection]) -> FirstFailure:
+    """Return the rejection with the smallest relative violation as a failure."""
     numbered = [rejection for rejection in rejections if rejection.required is not None]
     if not numbered:
         reasons = "; ".join(rejection.reason for rejection in rejections) or "no strategy applies"
         return FirstFailure(value=value, reason=reasons, constraint="applicability")
-    closest = min(numbered, key=distance)
+    closest = min(numbered, key=relative_violation)
     return FirstFailure(
         value=value,
         reason=f"{closest.family}: {closest.reason}",
@@ -195,7 +195,7 @@ TRAINED_LENGTH = "max_position_embeddings"
 
 
 @dataclass(frozen=True)
-class Scale:
+class SteppedQuantity:
     """A stepped quantity: its unit, step, upper end, and the request at a value."""
 
     unit: str
@@ -242,7 +242,7 @@ def _closest_failure(question: str, probe: Probe) -> FirstFailure | None:
     return next(iter(refused), None)
 
 
-def _limit_on_scale(scale: Scale, probe: Probe) -> tuple[Limit, ...]:
+def _limit_on_scale(scale: SteppedQuantity, probe: Probe) -> tuple[Limit, ...]:
     """Return the limit of a scale, or nothing if its first step already fails."""
 
     def works(steps: int) -> bool:
@@ -271,7 +271,7 @@ def _limit_on_scale(scale: Scale, probe: Probe) -> tuple[Limit, ...]:
 
 
 def _limit_interval(
-    limit: Limit, beyond: FirstFailure, value: int, scale: Scale
+    limit: Limit, beyond: FirstFailure, value: int, scale: SteppedQuantity
 ) -> Interval | None:
     """Return the interval of a limit, clipped to the end of its scale."""
     strategy = limit.estimate.strategy
@@ -279,7 +279,7 @@ def _limit_interval(
     def at_half() -> Estimate:
         request_at = scale.at(value // 2)
         request = request_at[0] if isinstance(request_at, list) else request_at
-        return in_full(request, limit.cluster, strategy)
+        return full_estimate_of(request, limit.cluster, strategy)
 
     interval = limit_interval(value, beyond.constraint, limit.estimate, at_half)
     return interval and (interval[0], min(interval[1], float(scale.top)))
@@ -320,21 +320,23 @@ def _context(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
         return _changed(base, input_tokens=tokens - output, output_tokens=output)
 
     reason = f"the model was trained to {trained} tokens"
-    return _limit_on_scale(Scale("tokens", CONTEXT_STEP, trained, at, reason), probe)
+    return _limit_on_scale(SteppedQuantity("tokens", CONTEXT_STEP, trained, at, reason), probe)
 
 
 def _users(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
     if not isinstance(request.workload, ServeWorkload):
         raise _unsuited(request, "most_users", "serve")
     return _limit_on_scale(
-        Scale("users", 1, MAX_USERS, lambda n: _concurrent_request(request, n)), probe
+        SteppedQuantity("users", 1, MAX_USERS, lambda n: _concurrent_request(request, n)), probe
     )
 
 
 def _batch(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
     workload = request.workload
     if isinstance(workload, GenerateWorkload):
-        scale = Scale("sequences", 1, MAX_BATCH, lambda n: _changed(request, batch_size=n))
+        scale = SteppedQuantity(
+            "sequences", 1, MAX_BATCH, lambda n: _changed(request, batch_size=n)
+        )
         return _limit_on_scale(scale, probe)
     if not isinstance(workload, TrainWorkload):
         raise _unsuited(request, "largest_batch", "generate and train")
@@ -360,8 +362,8 @@ def _trained_batch(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
         return [_unaccumulated_request(request, sequences, count) for count in replicas]
 
     own_probe = Probe()
-    limits = _limit_on_scale(Scale("sequences", step, MAX_BATCH * step, at), own_probe)
-    probe.absorb(own_probe, request.cluster)
+    limits = _limit_on_scale(SteppedQuantity("sequences", step, MAX_BATCH * step, at), own_probe)
+    probe.merge(own_probe, request.cluster)
     return limits
 
 
@@ -382,7 +384,7 @@ def _sequence(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
         return _changed(request, sequence_length=tokens)
 
     reason = f"the model was trained to {trained} tokens"
-    return _limit_on_scale(Scale("tokens", SEQUENCE_STEP, trained, at, reason), probe)
+    return _limit_on_scale(SteppedQuantity("tokens", SEQUENCE_STEP, trained, at, reason), probe)
 
 
 def _model(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:

@@ -39,7 +39,7 @@ HAIR = 1e-4
 
 
 @dataclass(frozen=True)
-class Costs:
+class PlacementCosts:
     """One placement's costs per micro-batch size: seconds by phase and channel, bytes by tier."""
 
     channels_s: Columns
@@ -47,7 +47,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Move:
+class OffloadPiece:
     """An offloadable piece of one share, from a start to an end."""
 
     share: str
@@ -83,7 +83,9 @@ class _Channels(NullLedger):
         return super().term(formula, line, *args, **kwargs)
 
 
-def costs_of(setting: Setting, offload: OffloadSpec, sizes: Sequence[int]) -> Costs:
+def placement_costs(
+    setting: Setting, offload: OffloadSpec, sizes: Sequence[int]
+) -> PlacementCosts:
     """Return a placement's costs at each micro-batch size.
 
     Raises:
@@ -107,10 +109,10 @@ def costs_of(setting: Setting, offload: OffloadSpec, sizes: Sequence[int]) -> Co
     tiers = np.zeros((3, len(sizes)))
     for tier, tier_bytes in enumerate((memory.peak_bytes, memory.host_bytes, memory.disk_bytes)):
         tiers[tier] = tier_bytes
-    return Costs(channels_s, tiers)
+    return PlacementCosts(channels_s, tiers)
 
 
-def moves_of(setting: Setting, shares: Iterable[str] = SHARES) -> tuple[Move, ...]:
+def offload_pieces(setting: Setting, shares: Iterable[str] = SHARES) -> tuple[OffloadPiece, ...]:
     """Return the offloadable pieces: one per share, several for experts."""
     counts = setting.counts
     bends = [0.0, 1.0]
@@ -119,18 +121,18 @@ def moves_of(setting: Setting, shares: Iterable[str] = SHARES) -> tuple[Move, ..
         bends = sorted({0.0, 1.0, *(experts * bend for bend in EXPERT_BENDS)})
     full_range = [0.0, 1.0]
     return tuple(
-        Move(share, start, end)
+        OffloadPiece(share, start, end)
         for share in shares
         for start, end in pairwise(bends if share == "weights_cpu" else full_range)
     )
 
 
 @dataclass(frozen=True)
-class Programme:
+class LinearProgramme:
     """The linear programme: base costs, and their change per offloaded piece."""
 
-    moves: tuple[Move, ...]
-    base: Costs
+    moves: tuple[OffloadPiece, ...]
+    base: PlacementCosts
     channel_slopes: Columns
     tier_slopes: Columns
 
@@ -163,26 +165,26 @@ class Programme:
         return np.array(rows), np.array(bounds)
 
 
-def programme_of(
+def linear_programme(
     setting: Setting, sizes: Sequence[int], shares: Iterable[str] = SHARES
-) -> Programme:
+) -> LinearProgramme:
     """Return a setting's programme, each coefficient taken from its own estimate."""
-    moves = moves_of(setting, shares)
-    base = costs_of(setting, OffloadSpec(), sizes)
+    moves = offload_pieces(setting, shares)
+    base = placement_costs(setting, OffloadSpec(), sizes)
     costs_at = {(move.share, 0.0): base for move in moves}
     for move in moves:
         offload = OffloadSpec.model_validate({move.share: move.end})
-        costs_at[move.share, move.end] = costs_of(setting, offload, sizes)
+        costs_at[move.share, move.end] = placement_costs(setting, offload, sizes)
     channels, tiers = [], []
     for move in moves:
         before, after = costs_at[move.share, move.start], costs_at[move.share, move.end]
         channels.append((after.channels_s - before.channels_s) / move.width)
         tiers.append((after.tiers_bytes - before.tiers_bytes) / move.width)
-    return Programme(moves, base, np.array(channels), np.array(tiers))
+    return LinearProgramme(moves, base, np.array(channels), np.array(tiers))
 
 
 def solve(
-    programme: Programme, limits_bytes: Columns, steps: float
+    programme: LinearProgramme, limits_bytes: Columns, steps: float
 ) -> list[tuple[float, OffloadSpec] | None]:
     """Return each block's least seconds and its shares, or None if nothing fits.
 
@@ -217,14 +219,14 @@ def solve(
     return placements_by_block
 
 
-def _offload_penalties(programme: Programme, block: int, steps: float) -> list[float]:
+def _offload_penalties(programme: LinearProgramme, block: int, steps: float) -> list[float]:
     """Return a small cost per offloaded piece, so that ties prefer the faster tier."""
     prefill, decode = programme.base.channels_s[:, 0, block]
     hair = HAIR * float(prefill + steps * decode)
     return [hair * (2 if move.share.endswith("disk") else 1) for move in programme.moves]
 
 
-def _shares(programme: Programme, pieces: Sequence[float]) -> OffloadSpec:
+def _shares(programme: LinearProgramme, pieces: Sequence[float]) -> OffloadSpec:
     """Return the rounded sum of the pieces of each share."""
     shares = dict.fromkeys(SHARES, 0.0)
     for move, piece in zip(programme.moves, pieces, strict=True):
@@ -234,7 +236,7 @@ def _shares(programme: Programme, pieces: Sequence[float]) -> OffloadSpec:
     )
 
 
-def limits_of(setting: Setting, usable_bytes: float) -> Columns:
+def memory_tier_limits(setting: Setting, usable_bytes: float) -> Columns:
     """Return the usable bytes of device, host and disk; unspecified tiers are unlimited."""
     cluster = setting.cluster
     host, disk = cluster.host_memory_bytes, cluster.disk_capacity_bytes
@@ -267,10 +269,10 @@ def placements(
         return
     usable = generate(setting, workload, Ledger()).memory.usable_bytes
     steps = max(0, workload.output_tokens - 1)
-    limits = limits_of(setting, usable)
+    limits = memory_tier_limits(setting, usable)
     candidates: list[tuple[float, OffloadSpec, int]] = []
     for offered in _share_sets(setting, tuple(shares)):
-        solved = solve(programme_of(setting, sizes, offered), limits, steps)
+        solved = solve(linear_programme(setting, sizes, offered), limits, steps)
         candidates = [
             (*candidate, size)
             for candidate, size in zip(solved, sizes, strict=True)
@@ -367,14 +369,16 @@ BY_ENGINE: dict[str, tuple[str, ...]] = {
 }
 
 
-def shares_of(engine: Engine) -> tuple[str, ...]:
-    """Return the shares that an engine can offload."""
+def offload_fractions_of(engine: Engine) -> tuple[str, ...]:
+    """Return the names of the offload fractions that an engine supports."""
     if engine.role == "runner":
         return SHARES
     return BY_ENGINE.get(engine.key, WEIGHTS_ALONE if engine.computes_on_host else ())
 
 
-def offloaded(question: Question, blocks: Sequence[tuple[Block, bool]]) -> Iterator[Strategy]:
+def offloaded_placements(
+    question: Question, blocks: Sequence[tuple[Block, bool]]
+) -> Iterator[Strategy]:
     """Yield the best placement of each weight format of which nothing fits on the devices.
 
     ``blocks`` are pairs of a block and whether any of its strategies fits.
@@ -399,7 +403,7 @@ def _offloadable_shares(question: Question) -> tuple[str, ...]:
     pinned = question.pinned.get("offload") or question.pinned.get("pipeline_parallel_size", 1) > 1
     if device.kind != "gpu" or not cluster.host_memory_bytes or pinned:
         return ()
-    shares = shares_of(get_engine(question.request.engine, question.device.kind))
+    shares = offload_fractions_of(get_engine(question.request.engine, question.device.kind))
     return tuple(s for s in shares if s not in ON_DISK or cluster.disk_capacity_bytes)
 
 

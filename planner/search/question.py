@@ -26,7 +26,7 @@ from planner.specs.workload import (
     Strategy,
 )
 from planner.techniques.registry import Case
-from planner.workload.device_groups import like_nodes
+from planner.workload.device_groups import clusters_by_node_kind
 from planner.workload.layouts import Layout
 from planner.workload.resolve import resolve_cluster, resolve_device, resolve_model
 
@@ -111,7 +111,7 @@ def questions(request: PlanRequest) -> Iterator[Question]:
     can_split = isinstance(request.workload, ServeWorkload | GenerateWorkload)
     for cluster in clusters_of(request):
         yield _question(request, model, cluster)
-        for part in like_nodes(cluster) if can_split and cluster.other_nodes else ():
+        for part in clusters_by_node_kind(cluster) if can_split and cluster.other_nodes else ():
             yield _question(request, model, part)
 
 
@@ -252,8 +252,8 @@ LARGEST_GROUP = 4096
 MAX_FAMILIES = 32
 
 
-def family_of(strategy: Strategy) -> str:
-    """Return the family of a strategy: its weight format, its splits and what it offloads."""
+def strategy_family_of(strategy: Strategy) -> str:
+    """Return a strategy's family: weight format, parallel sizes and offloaded tensors."""
     parts = [f"{strategy.weight_dtype or strategy.compute_dtype} weights"]
     for size, name in (
         (strategy.tensor_parallel_size, "tensor"),
@@ -269,8 +269,8 @@ def family_of(strategy: Strategy) -> str:
     return ", ".join((*parts, *strategy.offload_places))
 
 
-def family_numbers(strategy: Strategy, layout: Layout) -> float:
-    """Return the family of each strategy as a number, for columns of layouts.
+def strategy_family_numbers(strategy: Strategy, layout: Layout) -> float:
+    """Return the strategy family of each strategy as a number, for columns of layouts.
 
     Numbers differ exactly where ``family_of`` differs: every part has its own digits.
     """
@@ -292,15 +292,15 @@ def family_numbers(strategy: Strategy, layout: Layout) -> float:
 
 @dataclass
 class Rejections:
-    """Collect rejections, keeping the closest miss of each family."""
+    """Collect rejections, keeping the one closest to its limit per strategy family."""
 
     by_family: dict[str, Rejection] = field(default_factory=dict)
 
-    def technique(self, key: str, reason: str) -> None:
+    def add_technique(self, key: str, reason: str) -> None:
         """Add a technique that does not apply."""
         self.by_family[key] = Rejection(family=key, constraint=APPLICABILITY, reason=reason)
 
-    def memory(self, estimate: Estimate, usable_bytes: float, strategies: int = 1) -> None:
+    def add_memory(self, estimate: Estimate, usable_bytes: float, strategies: int = 1) -> None:
         """Add a strategy that exceeds the device memory."""
         required = float(estimate.memory.per_device_peak_bytes)
         largest = max(estimate.memory.breakdown_bytes.items(), key=lambda item: item[1])
@@ -309,9 +309,11 @@ class Rejections:
             f"needs {required / GIB:.1f} GiB per device, {usable_bytes / GIB:.1f} GiB are usable; "
             f"{name.replace('_', ' ')} take {share / GIB:.1f} GiB"
         )
-        self._note(estimate, Miss("memory", reason, required, usable_bytes, "B"), strategies)
+        self._add(
+            estimate, LimitViolation("memory", reason, required, usable_bytes, "B"), strategies
+        )
 
-    def constraint(
+    def add_constraint(
         self, estimate: Estimate, miss: tuple[str, float | None, float], strategies: int = 1
     ) -> None:
         """Add a strategy that violates a constraint of the request."""
@@ -321,10 +323,10 @@ class Rejections:
         reason = f"{name} is {shown}, the limit is {limit:g} {unit}".strip()
         if value is None and is_simulated(name):
             value, reason = _without_percentiles(estimate, name, limit)
-        self._note(estimate, Miss(name, reason, value, limit, unit), strategies)
+        self._add(estimate, LimitViolation(name, reason, value, limit, unit), strategies)
 
-    def _note(self, estimate: Estimate, miss: "Miss", strategies: int) -> None:
-        family = family_of(estimate.strategy)
+    def _add(self, estimate: Estimate, miss: "LimitViolation", strategies: int) -> None:
+        family = strategy_family_of(estimate.strategy)
         previous = self.by_family.get(family)
         count = (previous.strategies if previous else 0) + strategies
         if previous and previous.required is not None and not miss.closer_than(previous):
@@ -341,11 +343,11 @@ class Rejections:
         )
 
     def result(self) -> dict[str, Rejection]:
-        """Return the techniques that do not apply, then the closest rejected families."""
+        """Return the techniques that do not apply, then rejected strategy families."""
         rejected = self.by_family.values()
         techniques = [each for each in rejected if each.constraint == APPLICABILITY]
         families = [each for each in rejected if each.constraint != APPLICABILITY]
-        closest = sorted(families, key=distance)[:MAX_FAMILIES]
+        closest = sorted(families, key=relative_violation)[:MAX_FAMILIES]
         return {rejection.family: rejection for rejection in (*techniques, *closest)}
 
 
@@ -361,16 +363,16 @@ def _without_percentiles(estimate: Estimate, name: str, limit: float) -> tuple[f
     return mean, reason
 
 
-def distance(rejection: Rejection) -> float:
-    """Return the relative miss of a rejection, 0 if it has no numbers."""
+def relative_violation(rejection: Rejection) -> float:
+    """Return a rejection's excess over its limit, relative to it; 0 if it has no numbers."""
     if rejection.required is None or not rejection.limit:
         return 0.0
     return abs(rejection.required / rejection.limit - 1)
 
 
 @dataclass(frozen=True)
-class Miss:
-    """The miss of one limit by one strategy."""
+class LimitViolation:
+    """A limit that one strategy violates, with the strategy's value."""
 
     constraint: str
     reason: str

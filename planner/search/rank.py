@@ -147,21 +147,21 @@ def order_of(
     """Return the sort key of plans: the objective, then speed, then simplicity."""
     merit = merit_of(estimate)
     penalty = PENALTIES[objective](merit)
-    return _rounded(penalty), _rounded(-merit.speed), *plainness(estimate.strategy)
+    return _rounded(penalty), _rounded(-merit.speed), *complexity(estimate.strategy)
 
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def plainness(strategy: Strategy) -> tuple[tuple[int, ...], str]:
+def complexity(strategy: Strategy) -> tuple[tuple[int, ...], str]:
     """Return the complexity of a strategy, a tie-breaker that prefers simpler ones."""
     sizes = tuple(getattr(strategy, name) or 0 for name in PLAIN_FIELDS)
-    return (*sizes, *_plain_choices(strategy)), strategy.model_dump_json()
+    return (*sizes, *_simple_choices(strategy)), strategy.model_dump_json()
 
 
-def plainness_columns(strategy: Strategy, layout: Layout) -> tuple[float, ...]:
-    """Return the numbers of ``plainness`` for a layout of columns, one row each."""
+def complexity_columns(strategy: Strategy, layout: Layout) -> tuple[float, ...]:
+    """Return the numbers of ``complexity`` for a layout of columns, one row each."""
     sizes = (
         layout.pipeline,
         layout.context,
@@ -171,10 +171,10 @@ def plainness_columns(strategy: Strategy, layout: Layout) -> tuple[float, ...]:
         layout.shard,
         layout.chunks,
     )
-    return (*sizes, *_plain_choices(strategy))
+    return (*sizes, *_simple_choices(strategy))
 
 
-def _plain_choices(strategy: Strategy) -> tuple[int, int]:
+def _simple_choices(strategy: Strategy) -> tuple[int, int]:
     recomputation = RECOMPUTATIONS.index(strategy.activation_recomputation)
     return recomputation, len(strategy.offload_places)
 
@@ -187,7 +187,7 @@ def criteria(estimate: Estimate) -> tuple[float, float, float, float]:
 def frontier(estimates: list[Estimate]) -> list[Estimate]:
     """Return the Pareto frontier: the estimates that no other estimate dominates."""
     by_criteria = sorted(
-        ((criteria(each), plainness(each.strategy), each) for each in estimates),
+        ((criteria(each), complexity(each.strategy), each) for each in estimates),
         key=lambda item: item[:2],
     )
     nondominated: list[tuple[tuple[float, ...], Estimate]] = []
@@ -252,7 +252,7 @@ class Rule:
     computed: Callable[[Facts], str]
 
 
-def tier_of(question: Question) -> str:
+def plan_tier(question: Question) -> str:
     """Return the tier of a plan, a key of the technique registry."""
     device, cluster = question.device, question.cluster
     if cluster.num_nodes > 1:
@@ -375,7 +375,7 @@ LEAST_LOSS = 1e-3
 MINUS = "\N{MINUS SIGN}"
 
 
-def offered(
+def as_plan(
     rank: int,
     estimate: Estimate,
     question: Question,
@@ -394,7 +394,7 @@ def offered(
         reasons=(*reasons(estimate, first), *_other_node_reasons(estimate, question, apart or {})),
         techniques=used_by(estimate.strategy, question.case),
         exports=formats_for(question.case, estimate.strategy, estimate.engine),
-        tier=tier_of(question),
+        tier=plan_tier(question),
         advice=advice_for(question, estimate),
     )
 

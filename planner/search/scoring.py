@@ -9,14 +9,14 @@ from typing import cast
 import numpy as np
 
 from planner.cost.quantity import NullLedger
-from planner.cost.queueing import ArrivalHabits
-from planner.search.question import Question, family_numbers, figure
+from planner.cost.queueing import ArrivalParameters
+from planner.search.question import Question, figure, strategy_family_numbers
 from planner.search.rank import (
     UNKNOWN_PERPLEXITY_RATIO,
     Merit,
+    complexity_columns,
     merit_from,
     merit_of,
-    plainness_columns,
 )
 from planner.search.space import Block, Flags, Numbers
 from planner.specs.base import NotCoveredError, NotPossibleError, PlannerError
@@ -26,17 +26,17 @@ from planner.workload.arrivals import StepColumns
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.outcome import expense
 from planner.workload.resolve import resolve
-from planner.workload.serve import arrival_habits, intake_seconds, saturation_rate
+from planner.workload.serve import arrival_parameters, intake_seconds, saturation_rate
 from planner.workload.setting import Setting
 from planner.workload.under_load import (
     Costing,
     Replica,
+    cost_workload,
     fits_of,
     paid_setting,
     percentiles,
     quality_of,
     rented_devices,
-    run,
 )
 
 # Cache of scores and estimates, so that another target, objective or pin costs little.
@@ -158,7 +158,7 @@ class EstimateCache:
             subject.search_results.append((under, found, rows))
             self._evict_oldest()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Clear the cache."""
         with self._lock:
             self.subjects.clear()
@@ -223,7 +223,7 @@ class BlockPercentiles:
         means = Performance.model_construct(**row_means)  # type: ignore[arg-type]  # figures of a row
         replica = Replica(
             number=int(self._data[row]),
-            habits=ArrivalHabits(*(float(column[row]) for column in self._habits)),
+            habits=ArrivalParameters(*(float(column[row]) for column in self._habits)),
             budget_tokens=float(self._budgets[row] or self._workload.input_tokens),
             costs=lambda slots, budget: self._steps.costs(row, slots, budget),
         )
@@ -266,7 +266,7 @@ class BlockPercentiles:
 
     @cached_property
     def _habits(self) -> tuple[Numbers, ...]:
-        return tuple(map(self._block.column, arrival_habits(self._setting, self._workload)))
+        return tuple(map(self._block.column, arrival_parameters(self._setting, self._workload)))
 
     @cached_property
     def _steps(self) -> StepColumns:
@@ -279,7 +279,7 @@ class Scores:
     """Strategies of one question with their figures, one row per strategy.
 
     ``figures`` reads any figure of an estimate by name. ``families`` holds family numbers,
-    ``plainness`` the numbers of ``rank.plainness``, one column per strategy. ``subject`` caches
+    ``complexity`` the numbers of ``rank.complexity``, one column per strategy. ``subject`` caches
     exact estimates.
     """
 
@@ -290,7 +290,7 @@ class Scores:
     merit: Merit
     figures: Read
     families: Numbers
-    plainness: Numbers
+    complexity: Numbers
     subject: Subject
     simulation: BlockPercentiles | None = None
 
@@ -328,7 +328,7 @@ class Scores:
 def score(block: Block, subject: Subject | None = None) -> Scores:
     """Return the figures of every strategy of a block."""
     setting = block.setting
-    outcome = run(setting, NullLedger())
+    outcome = cost_workload(setting, NullLedger())
     paid = paid_setting(setting)
     expenses = expense(paid, outcome, NullLedger(), rented_devices(setting)).figures
     loss = _losses(block)
@@ -359,11 +359,11 @@ def score(block: Block, subject: Subject | None = None) -> Scores:
             len(block.cells),
         ),
         figures=read,
-        families=block.column(family_numbers(setting.strategy, setting.layout)),
-        plainness=np.stack(
+        families=block.column(strategy_family_numbers(setting.strategy, setting.layout)),
+        complexity=np.stack(
             [
                 block.column(numbers)
-                for numbers in plainness_columns(setting.strategy, setting.layout)
+                for numbers in complexity_columns(setting.strategy, setting.layout)
             ]
         ),
         subject=subject or Subject(),
@@ -380,7 +380,7 @@ def _simulation(block: Block, read: Read) -> BlockPercentiles | None:
     return BlockPercentiles(block, workload, read)
 
 
-class Fitting:
+class FitCheck:
     """Decides which blocks may hold a strategy that fits, by memory alone.
 
     Full recomputation needs the least memory: if it does not fit, nothing with less recomputation
@@ -391,7 +391,7 @@ class Fitting:
         self._leanest = {_key_without_recomputation(block): block for block in blocks}
         self._known: dict[int, bool] = {}
 
-    def anything(self, block: Block) -> bool:
+    def may_fit(self, block: Block) -> bool:
         """Return whether any strategy of a block may fit."""
         leanest = self._leanest[_key_without_recomputation(block)]
         return self._fits(leanest) and self._fits(block)
@@ -467,7 +467,11 @@ def _scores_of_list(
         usable_bytes=np.array([usable_bytes(each) for each in settings]),
         merit=Merit(**cast("dict[str, float]", columns)),
         figures=read,
-        families=np.array([family_numbers(each.strategy, each.layout) for each in settings]),
-        plainness=np.array([plainness_columns(each.strategy, each.layout) for each in settings]).T,
+        families=np.array(
+            [strategy_family_numbers(each.strategy, each.layout) for each in settings]
+        ),
+        complexity=np.array(
+            [complexity_columns(each.strategy, each.layout) for each in settings]
+        ).T,
         subject=subject,
     )

@@ -1,4 +1,4 @@
-"""Select rows of scored tables: the best of each family, the frontier, and the closest misses."""
+"""Select rows of scored tables: best of each family, frontier, closest infeasible."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,9 +55,9 @@ class Table:
         return part.text(own)
 
     @cached_property
-    def plainness(self) -> Numbers:
+    def complexity(self) -> Numbers:
         """Return the complexity of each row, one column per row; ties prefer simpler rows."""
-        return np.concatenate([part.plainness for part in self.parts], axis=1)
+        return np.concatenate([part.complexity for part in self.parts], axis=1)
 
     @cached_property
     def merit(self) -> Merit:
@@ -75,7 +75,7 @@ class Table:
 
     @cached_property
     def families(self) -> Rows:
-        """Return a number for each family on each kind of hardware."""
+        """Return a number for each strategy family on each kind of hardware."""
         numbers = np.concatenate([part.families for part in self.parts])
         kinds_of_hardware = dict.fromkeys(part.question.hardware for part in self.parts)
         order = {hardware: index for index, hardware in enumerate(kinds_of_hardware)}
@@ -85,7 +85,7 @@ class Table:
         return numbered
 
     @cached_property
-    def misses(self) -> Numbers:
+    def relative_violations(self) -> Numbers:
         """Return each row's relative miss of its first violated limit; negative if none.
 
         For limits that need a simulation, these are the misses known so far.
@@ -94,7 +94,7 @@ class Table:
         memory_miss = np.abs(np.asarray(self.merit.peak_bytes) / usable - 1)
         missed = np.where(self.fits, -1.0, memory_miss)
         for name, bound in self._column_limits:
-            share = self._relative_miss(name, bound)
+            share = self._relative_violation(name, bound)
             missed = np.where((missed < 0) & (share >= 0), share, missed)
         return missed
 
@@ -111,29 +111,29 @@ class Table:
         return decided
 
     @cached_property
-    def unsure(self) -> Flags:
+    def undecided_rows(self) -> Flags:
         """Return the rows that need a simulation to decide their limits."""
         has_simulated = any(is_simulated(name) for name in self.limits)
-        return (self.misses < 0) & has_simulated
+        return (self.relative_violations < 0) & has_simulated
 
     def settle(self, row: int) -> bool:
         """Return whether a row is feasible, simulating it if necessary."""
-        if self.unsure[row]:
+        if self.undecided_rows[row]:
             is_decided, miss = self._by_percentiles(row)
             if not is_decided:
                 part, own = self.part_of(row)
                 first = first_violation(part.simulated(own), self.limits)
                 miss = first and first[1:]
-            self.unsure[row] = False
+            self.undecided_rows[row] = False
             self.simulated.add(row)
             if miss is not None:
                 value, limit = miss
-                self.misses[row] = abs(value / limit - 1) if value and limit else 0.0
-        return bool(self.misses[row] < 0)
+                self.relative_violations[row] = abs(value / limit - 1) if value and limit else 0.0
+        return bool(self.relative_violations[row] < 0)
 
     def passes(self, row: int) -> bool:
         """Return the result of ``settle`` without updating the row if percentiles decide."""
-        if self.unsure[row]:
+        if self.undecided_rows[row]:
             is_decided, miss = self._by_percentiles(row)
             if is_decided:
                 return miss is None
@@ -166,7 +166,7 @@ class Table:
         """Return a figure of each row; NaN if a row has none."""
         return np.concatenate([_values(part, name) for part in self.parts])
 
-    def _relative_miss(self, name: str, bound: Bound) -> Numbers:
+    def _relative_violation(self, name: str, bound: Bound) -> Numbers:
         """Return each row's relative miss of a limit; 0 for a missing figure, negative if met."""
         values = self.column(name)
         shares = np.full(len(values), -1.0)
@@ -184,16 +184,16 @@ class Table:
     @property
     def feasible(self) -> Rows:
         """Return the rows that fit and violate no limit, as far as known."""
-        return np.flatnonzero(self.misses < 0)
+        return np.flatnonzero(self.relative_violations < 0)
 
 
-def promises(table: Table) -> bool:
+def has_feasible_row(table: Table) -> bool:
     """Return whether any row is feasible, simulating only a few rows of least delay.
 
     ``settle`` would simulate every row to prove that none is feasible.
     """
     rows = table.feasible
-    if not len(rows) or not table.unsure[rows].all():
+    if not len(rows) or not table.undecided_rows[rows].all():
         return bool(len(rows))
     means = [
         mean_limit[0]
@@ -217,7 +217,7 @@ def _values(part: Scores, name: str) -> Numbers:
 
 
 def best_rows(table: Table, objective: Objective, top: int) -> list[int]:
-    """Return the best row of each of the ``top`` best families, more if families tie.
+    """Return the best row of each of the ``top`` best strategy families, more if families tie.
 
     The order is that of ``rank.order_of``: objective, speed, simplicity, and finally the text of
     the strategy.
@@ -256,7 +256,7 @@ def _keys(table: Table, objective: Objective, rows: Rows) -> Numbers:
     """Return the sort keys of rows, the most important first."""
     penalties = np.asarray(PENALTIES[objective](table.merit))[rows]
     speeds = np.asarray(table.merit.speed)[rows]
-    return np.stack([rounded(penalties), rounded(-speeds), *table.plainness[:, rows]])
+    return np.stack([rounded(penalties), rounded(-speeds), *table.complexity[:, rows]])
 
 
 def rounded(values: Numbers) -> Numbers:
@@ -302,21 +302,21 @@ def skyline(values: Numbers) -> Rows:
 
 
 def _settle_families(table: Table) -> None:
-    """Simulate rows until each family has a feasible row or no candidate."""
+    """Simulate rows until each strategy family has a feasible row or no candidate."""
     delays = np.asarray(table.merit.delay)
-    for family in np.unique(table.families[table.unsure]):
-        rows = np.flatnonzero((table.families == family) & (table.misses < 0))
-        for row in rows[np.lexsort((delays[rows], table.unsure[rows]))]:
+    for family in np.unique(table.families[table.undecided_rows]):
+        rows = np.flatnonzero((table.families == family) & (table.relative_violations < 0))
+        for row in rows[np.lexsort((delays[rows], table.undecided_rows[rows]))]:
             if table.settle(int(row)):
                 break
 
 
-def infeasible_families(table: Table, most: int) -> list[tuple[int, int]]:
-    """Return each infeasible family's closest row, and its number of rows."""
+def infeasible_strategy_families(table: Table, most: int) -> list[tuple[int, int]]:
+    """Return the row closest to feasible of each infeasible strategy family, and its row count."""
     _settle_families(table)
     is_feasible = np.isin(table.families, table.families[table.feasible])
     rows = np.flatnonzero(~is_feasible)
-    order = rows[np.argsort(table.misses[rows], kind="stable")]
+    order = rows[np.argsort(table.relative_violations[rows], kind="stable")]
     _, first, counts = np.unique(table.families[order], return_index=True, return_counts=True)
     closest = np.argsort(first)[:most]
     return [(int(order[first[index]]), int(counts[index])) for index in closest]

@@ -38,13 +38,13 @@ from planner.specs.workload import (
 from planner.workload.layouts import (
     Layout,
     Rule,
-    degree_rules,
     has_separate_replicas,
-    mask,
     rank_rules,
+    rules_mask,
     serving_rules,
+    shard_width_rules,
+    supported_size_rules,
     weight_blocks,
-    width_rules,
 )
 from planner.workload.resolve import default_group, resolve, resolve_device
 from planner.workload.setting import Setting
@@ -97,7 +97,7 @@ MAX_EXACT_ESTIMATES = 120  # a few milliseconds each
 LAYOUT_SIZES = ("data", "tensor", "pipeline", "expert", "context", "attention_data")
 
 
-def unlike_strategies(question: Question, workload: TrainWorkload) -> tuple[Strategy, ...]:
+def heterogeneous_strategies(question: Question, workload: TrainWorkload) -> tuple[Strategy, ...]:
     """Return the strategies to cost on mixed nodes, at most ``MAX_EXACT_ESTIMATES`` of them.
 
     Raises:
@@ -221,7 +221,7 @@ def refused_layouts(
         blocks = weight_blocks(question.model, strategy.model_copy(update={"group_size": group}))
         for size in space.tensor_sizes:
             layout = Layout(tensor=size)
-            rules = width_rules(question.model, engine, layout, blocks, question.device)
+            rules = shard_width_rules(question.model, engine, layout, blocks, question.device)
             broken = next((rule for rule in rules if not rule.holds), None)
             if broken is not None:
                 yield f"{weight} weights, tensor parallel {size}", broken.message()
@@ -320,7 +320,7 @@ class ServingSpace:
             layout = replace(layout, cache_element_bytes=cast("float", cache_element_bytes))
         shape = np.broadcast_shapes(*(values.shape for values in sizes.values()))
         available = question.cluster.num_devices
-        keep = both(mask(self._rules(layout, setting)), self._is_distinct(layout))
+        keep = both(rules_mask(self._rules(layout, setting)), self._is_distinct(layout))
         if not idle:
             keep = both(keep, layout.devices == available)
         block = Block(
@@ -339,10 +339,10 @@ class ServingSpace:
         separate = has_separate_replicas(setting.strategy, cluster)
         yield from rank_rules(model, cluster.num_devices, layout)
         yield from serving_rules(model, layout)
-        yield from degree_rules(model, engine, layout, separate=separate)
+        yield from supported_size_rules(model, engine, layout, separate=separate)
         for device in self.question.devices:
             blocks = weight_blocks(setting.model, setting.strategy)
-            yield from width_rules(model, engine, layout, blocks, device)
+            yield from shard_width_rules(model, engine, layout, blocks, device)
 
     def _is_distinct(self, layout: Layout) -> Flags:
         """Return which layouts are integral and not equivalent to another one."""

@@ -41,14 +41,14 @@ MOST_SERVERS = 128
 FABRIC_BYTES_PER_SECOND = 1e11  # minimum bandwidth of a link faster than PCI Express
 
 
-class Change(NamedTuple):
+class RequestChange(NamedTuple):
     """One change of a request: its title and the request fields that it replaces."""
 
     title: str
     changes: JsonObject
 
 
-def fewer_pins(request: PlanRequest) -> Iterator[Change]:
+def fewer_pins(request: PlanRequest) -> Iterator[RequestChange]:
     """Yield each set of layout pins to free, smallest sets first, then sets with formats.
 
     With more than four pins, yield only single pins and all pins together.
@@ -64,14 +64,14 @@ def fewer_pins(request: PlanRequest) -> Iterator[Change]:
                 yield _unpinned(pinned, freed)
 
 
-def _unpinned(pinned: JsonObject, freed: Sequence[str]) -> Change:
+def _unpinned(pinned: JsonObject, freed: Sequence[str]) -> RequestChange:
     rest = {name: value for name, value in pinned.items() if name not in freed}
     *before, last = [name.replace("_", " ") for name in freed]
     names = f"{', '.join(before)} and {last}" if before else last
-    return Change(f"{names} not pinned", {"pins": Strategy.model_validate(rest)})
+    return RequestChange(f"{names} not pinned", {"pins": Strategy.model_validate(rest)})
 
 
-def fewer_bits(request: PlanRequest) -> Iterator[Change]:
+def fewer_bits(request: PlanRequest) -> Iterator[RequestChange]:
     """Yield narrower formats for the pinned ones, widest first, then the formats unpinned.
 
     An 8-bit cache comes before narrower weights.
@@ -81,19 +81,21 @@ def fewer_bits(request: PlanRequest) -> Iterator[Change]:
     for narrower in CACHE_FORMATS if cache else ():
         if ELEMENT_BITS[narrower] < ELEMENT_BITS[cache or narrower]:
             pins = {**pinned, "kv_cache_dtype": narrower}
-            yield Change(f"KV cache in {narrower}", {"pins": Strategy.model_validate(pins)})
+            yield RequestChange(f"KV cache in {narrower}", {"pins": Strategy.model_validate(pins)})
     if pinned.get("weight_dtype") and not pinned.get("quantization"):
         offered = {pair for question in questions(request) for pair in formats(question)}
         for weight, activation in sorted(offered, key=lambda pair: (-ELEMENT_BITS[pair[0]], pair)):
             if ELEMENT_BITS[weight] < ELEMENT_BITS[pinned["weight_dtype"]]:
                 pins = {**pinned, "weight_dtype": weight, "activation_dtype": activation}
-                yield Change(f"weights in {weight}", {"pins": Strategy.model_validate(pins)})
+                yield RequestChange(
+                    f"weights in {weight}", {"pins": Strategy.model_validate(pins)}
+                )
     freed = [name for name in pinned if name in FORMATS]
     if freed:
         yield _unpinned(pinned, freed)
 
 
-def placements(request: PlanRequest) -> Iterator[Change]:
+def placements(request: PlanRequest) -> Iterator[RequestChange]:
     """Yield the best placement over device, host memory and disk for a batch that does not fit."""
     if not isinstance(request.workload, GenerateWorkload) or request.pins.offload:
         return
@@ -101,10 +103,10 @@ def placements(request: PlanRequest) -> Iterator[Change]:
         placed = placed_strategy(request.estimate_request(cluster, request.pins))
         if placed is not None:
             title = "weights and cache placed over host memory and disk"
-            yield Change(title, {"pins": placed})
+            yield RequestChange(title, {"pins": placed})
 
 
-def other_trainers(request: PlanRequest) -> Iterator[Change]:
+def other_trainers(request: PlanRequest) -> Iterator[RequestChange]:
     """Yield DeepSpeed, to which plans are exported and which offloads more than a runner."""
     workload = request.workload
     if not isinstance(workload, TrainWorkload) or workload.method in OWN_METHODS:
@@ -112,10 +114,10 @@ def other_trainers(request: PlanRequest) -> Iterator[Change]:
     kinds = {resolve_device(resolve_cluster(each).device).kind for each in clusters_of(request)}
     if kinds == {"gpu"} and get_engine(request.engine, "gpu").role == "runner":
         title = "DeepSpeed with offload to host memory, exported to run outside Slipway"
-        yield Change(title, {"engine": OFFLOADING_TRAINER})
+        yield RequestChange(title, {"engine": OFFLOADING_TRAINER})
 
 
-def cheaper_methods(request: PlanRequest) -> Iterator[Change]:
+def cheaper_methods(request: PlanRequest) -> Iterator[RequestChange]:
     """Yield optimisers, then methods, that need less memory in addition to the weights."""
     workload = request.workload
     if not isinstance(workload, TrainWorkload) or workload.method not in {"full", "pretrain"}:
@@ -123,15 +125,15 @@ def cheaper_methods(request: PlanRequest) -> Iterator[Change]:
     for optimizer in ("adamw_8bit", "adafactor"):
         if workload.optimizer != optimizer:
             changed = workload.model_copy(update={"optimizer": optimizer})
-            yield Change(f"optimiser {optimizer}", {"workload": changed})
+            yield RequestChange(f"optimiser {optimizer}", {"workload": changed})
     # Adapters need pretrained weights.
     methods = ("lora", "lomo", "qlora") if workload.method == "full" else ("adalomo",)
     for method in methods:
         changed = workload.model_copy(update={"method": method, "optimizer": None})
-        yield Change(f"method {method}", {"workload": changed})
+        yield RequestChange(f"method {method}", {"workload": changed})
 
 
-def smaller_workloads(request: PlanRequest) -> Iterator[list[Change]]:
+def smaller_workloads(request: PlanRequest) -> Iterator[list[RequestChange]]:
     """Yield successive halvings of each workload size, the largest first."""
     workload = request.workload
     names: dict[type, tuple[str, ...]] = {
@@ -142,7 +144,7 @@ def smaller_workloads(request: PlanRequest) -> Iterator[list[Change]]:
     for name in names.get(type(workload), ()):
         sizes = [(getattr(workload, name) or 1) >> step for step in range(1, MAX_HALVINGS + 1)]
         yield [
-            Change(
+            RequestChange(
                 f"{name.replace('_', ' ')} {size}",
                 {"workload": workload.model_copy(update={name: size})},
             )
@@ -151,11 +153,11 @@ def smaller_workloads(request: PlanRequest) -> Iterator[list[Change]]:
         ]
 
 
-def fewer_limits(request: PlanRequest) -> Iterator[Change]:
+def fewer_limits(request: PlanRequest) -> Iterator[RequestChange]:
     """Yield the request without each of its limits in turn."""
     for name in request.constraints:
         rest = {key: bound for key, bound in request.constraints.items() if key != name}
-        yield Change(f"no limit on {name.replace('_', ' ')}", {"constraints": rest})
+        yield RequestChange(f"no limit on {name.replace('_', ' ')}", {"constraints": rest})
 
 
 # Hardware
@@ -183,7 +185,7 @@ def _replaced_hardware(request: PlanRequest, cluster: ClusterSpec) -> JsonObject
     return {"cluster": cluster, **({"hardware_options": ()} if request.hardware_options else {})}
 
 
-def more_devices(request: PlanRequest) -> Iterator[Change]:
+def more_devices(request: PlanRequest) -> Iterator[RequestChange]:
     """Yield more of the same device, fewest first; CPUs are not multiplied."""
     cluster = largest_option(request)
     if resolve_device(cluster.device).kind == "cpu":
@@ -191,7 +193,7 @@ def more_devices(request: PlanRequest) -> Iterator[Change]:
     for inside, nodes in larger_sizes(cluster.devices_per_node, cluster.nodes):
         larger = cluster.model_copy(update={"devices_per_node": inside, "nodes": nodes})
         title = f"{larger.num_devices} devices instead of {cluster.num_devices}"
-        yield Change(title, _replaced_hardware(request, larger))
+        yield RequestChange(title, _replaced_hardware(request, larger))
 
 
 def larger_sizes(inside: int, nodes: int) -> list[tuple[int, int]]:
@@ -213,7 +215,7 @@ def larger_sizes(inside: int, nodes: int) -> list[tuple[int, int]]:
     return sorted(larger, key=lambda size: (size[0] * size[1], size[1]))
 
 
-def other_devices(request: PlanRequest) -> list[tuple[DeviceSpec, Change]]:
+def other_devices(request: PlanRequest) -> list[tuple[DeviceSpec, RequestChange]]:
     """Return each other GPU in the same number, cheapest first, unpriced ones last."""
     cluster = largest_option(request)
     current = resolve_device(cluster.device)
@@ -223,11 +225,13 @@ def other_devices(request: PlanRequest) -> list[tuple[DeviceSpec, Change]]:
             continue
         changed = cluster.model_copy(update={"device": device.id})
         title = f"{device.name} instead of {current.name or current.id}"
-        changes.append((device, Change(title, _replaced_hardware(request, changed))))
+        changes.append((device, RequestChange(title, _replaced_hardware(request, changed))))
     return changes
 
 
-def several_others(request: PlanRequest) -> Iterator[tuple[DeviceSpec, list[Change]]]:
+def clusters_of_other_devices(
+    request: PlanRequest,
+) -> Iterator[tuple[DeviceSpec, list[RequestChange]]]:
     """Yield each priced GPU with a fast server fabric, in growing numbers."""
     current = resolve_device(largest_option(request).device)
     for device in sorted(_gpus(), key=_price_order):
@@ -240,7 +244,7 @@ def several_others(request: PlanRequest) -> Iterator[tuple[DeviceSpec, list[Chan
         yield (
             device,
             [
-                Change(
+                RequestChange(
                     f"{inside * nodes} \N{MULTIPLICATION SIGN} {device.name} instead of {named}",
                     _replaced_hardware(
                         request,
@@ -308,7 +312,7 @@ class _Trial:
         """Yield the smallest working change of each kind, kinds ordered by cost."""
         request = self.request
         # If freeing all pins does not help, no subset does.
-        if request.pins.stated and self._works(Change("", {"pins": Strategy()})):
+        if request.pins.stated and self._works(RequestChange("", {"pins": Strategy()})):
             yield from self._first_working(fewer_pins(request))
         yield from self._first_working(placements(request))
         yield from self._first_working(other_trainers(request))
@@ -320,17 +324,17 @@ class _Trial:
         yield from more or self._cheapest_cluster()
         yield from self._first_working(fewer_limits(request))
 
-    def _request_with(self, change: Change) -> PlanRequest:
+    def _request_with(self, change: RequestChange) -> PlanRequest:
         changed = PlanRequest.model_validate({**dict(self.request), **change.changes})
         return changed.without_targets() if self.purpose == "fit" else changed
 
-    def _works(self, change: Change) -> bool:
+    def _works(self, change: RequestChange) -> bool:
         try:
             return self.works(self._request_with(change))
         except PlannerError:
             return False
 
-    def _verified_suggestion(self, change: Change) -> Suggestion | None:
+    def _verified_suggestion(self, change: RequestChange) -> Suggestion | None:
         """Return the change with the best plan that it allows, or None."""
         try:
             estimate = self.best(self._request_with(change))
@@ -349,14 +353,14 @@ class _Trial:
         most = (cluster.host_memory_bytes or MOST_HOST_BYTES) * cluster.nodes
         return (estimate.memory.host_bytes or 0) > most
 
-    def _first_working(self, changes: Iterable[Change]) -> list[Suggestion]:
+    def _first_working(self, changes: Iterable[RequestChange]) -> list[Suggestion]:
         for change in changes:
             suggestion = self._verified_suggestion(change) if self._works(change) else None
             if suggestion:
                 return [suggestion]
         return []
 
-    def _smallest_step(self, ladder: Sequence[Change]) -> list[Suggestion]:
+    def _smallest_step(self, ladder: Sequence[RequestChange]) -> list[Suggestion]:
         """Return the first working step of a ladder, or nothing if the last step fails.
 
         Assumes that each step is less demanding than the one before, which allows bisection. Only
@@ -366,7 +370,7 @@ class _Trial:
         suggestion = None if index is None else self._verified_suggestion(ladder[index])
         return [suggestion] if suggestion else []
 
-    def _first_step(self, ladder: Sequence[Change]) -> int | None:
+    def _first_step(self, ladder: Sequence[RequestChange]) -> int | None:
         low, high = 0, len(ladder) - 1
         if not ladder or not self._works(ladder[high]):
             return None
@@ -401,8 +405,8 @@ class _Trial:
 
     def _cheapest_cluster(self) -> list[Suggestion]:
         """Return the cheapest working count of any priced device, in US dollars per hour."""
-        best: tuple[float, Change] | None = None
-        for device, ladder in several_others(self.request):
+        best: tuple[float, RequestChange] | None = None
+        for device, ladder in clusters_of_other_devices(self.request):
             hourly = device.price_usd_per_hour or 0.0
             costs = [hourly * change.changes["cluster"].num_devices for change in ladder]
             cheaper = [

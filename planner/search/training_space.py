@@ -27,8 +27,8 @@ from planner.workload.layouts import (
     Rule,
     attention_rules,
     batch_rules,
-    mask,
     rank_rules,
+    rules_mask,
     training_rules,
 )
 from planner.workload.resolve import resolve
@@ -349,7 +349,7 @@ class TrainingSpace:
         layout = self._layout(stages, sizes)
         shape = np.broadcast_shapes(*(values.shape for values in sizes.values()))
         rules = self.rules(layout, schedule)
-        keep = both(mask(rules), self._is_distinct(layout, fetched=fetched))
+        keep = both(rules_mask(rules), self._is_distinct(layout, fetched=fetched))
         steps = self.question.request.pins.gradient_accumulation_steps
         if steps is not None:
             keep = both(keep, layout.micro_batches == steps)

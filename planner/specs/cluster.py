@@ -238,7 +238,9 @@ class ClusterSpec(SparseSpec):
         """
         device = self.device
         if not isinstance(device, DeviceSpec) or device.kind != "cpu" or self.num_devices != 1:
-            raise ValueError(f"{device} is not one measured processor: only that is shared")
+            raise ValueError(
+                f"cannot share {device} between ranks: it must be a single CPU with measured rates"
+            )
         ranks_per_core = max(1.0, ranks / cores)
         issue = device.op_overhead_seconds
         shared = device.model_copy(

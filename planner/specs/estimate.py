@@ -286,7 +286,7 @@ class PlannedStrategy(Estimate):
 
 
 class Rejection(SparseSpec):
-    """The reason for a rejected family: the binding constraint with its numbers."""
+    """Why a strategy family was rejected: the binding constraint with its numbers."""
 
     family: str
     constraint: str

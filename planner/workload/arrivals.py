@@ -46,7 +46,9 @@ class StepCosts:
         """Return the seconds of a prefill step of ``tokens`` tokens."""
         seconds = self.read.get(tokens)
         if seconds is None:
-            seconds = self.read[tokens] = _between(tokens, self.prefill_tokens, self.prefill_s)
+            seconds = self.read[tokens] = _interpolated(
+                tokens, self.prefill_tokens, self.prefill_s
+            )
         return seconds
 
     def decode_seconds(self, batch: int, context_tokens: float) -> float:
@@ -62,29 +64,29 @@ class StepCosts:
     def decode_terms(self, batches: Floats) -> tuple[Floats, Floats]:
         """Return the base seconds and the seconds per cached token of several decode steps."""
         return (
-            _between_all(batches, self.batches, self.decode_base_s),
-            _between_all(batches, self.batches, self.decode_context_s),
+            _interpolated_all(batches, self.batches, self.decode_base_s),
+            _interpolated_all(batches, self.batches, self.decode_context_s),
         )
 
     def _decode_terms_of(self, batch: int) -> tuple[float, float]:
         terms = self.known.get(batch)
         if terms is None:
             terms = self.known[batch] = (
-                _between(batch, self.batches, self.decode_base_s),
-                _between(batch, self.batches, self.decode_context_s),
+                _interpolated(batch, self.batches, self.decode_base_s),
+                _interpolated(batch, self.batches, self.decode_context_s),
             )
         return terms
 
 
-def _between(at: float, places: Sequence[float], values: Sequence[float]) -> float:
+def _interpolated(at: float, places: Sequence[float], values: Sequence[float]) -> float:
     """Return the linear interpolation at ``at``, extrapolated beyond the last point."""
     left = min(max(bisect_right(places, at) - 1, 0), len(places) - 2)
     share = (at - places[left]) / (places[left + 1] - places[left])
     return values[left] + (values[left + 1] - values[left]) * share
 
 
-def _between_all(at: Floats, places: Sequence[float], values: Sequence[float]) -> Floats:
-    """Return ``_between`` for several sizes, bit-identical to single calls."""
+def _interpolated_all(at: Floats, places: Sequence[float], values: Sequence[float]) -> Floats:
+    """Return ``_interpolated`` for several sizes, bit-identical to single calls."""
     x, y = np.asarray(places, dtype=np.float64), np.asarray(values, dtype=np.float64)
     left = np.clip(np.searchsorted(x, at, side="right") - 1, 0, len(x) - 2)
     share = (at - x[left]) / (x[left + 1] - x[left])
@@ -188,7 +190,7 @@ def _decode_lines(
 
 def _seconds_to_next_step(setting: Setting, cost: PassCost, sizes: Floats) -> Floats:
     """Return the seconds until the next step can begin, set by the slowest stage."""
-    return _seconds(cost, sizes) / cost.turns(setting.layout.pipeline)
+    return _seconds(cost, sizes) / cost.concurrent_passes(setting.layout.pipeline)
 
 
 def _seconds(cost: PassCost, sizes: Floats) -> Floats:
@@ -459,7 +461,7 @@ class _Steps:
         """Return the times of the requests for given step costs."""
         base, context_s = costs.decode_terms(self.batch)
         decode_s = base + context_s * self.context
-        prefill_s = _between_all(self.read, costs.prefill_tokens, costs.prefill_s)
+        prefill_s = _interpolated_all(self.read, costs.prefill_tokens, costs.prefill_s)
         mixed_decode_s = np.where(self.batch > 0, decode_s, 0.0)
         growth = context_s * self.batch
         run_s = self.count * decode_s + growth * self.count * (self.count - 1) / 2

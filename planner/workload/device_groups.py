@@ -19,13 +19,13 @@ from planner.workload.generate import (
     batch_load,
     decode_work,
     generate,
+    max_concurrency_by_stage,
     micro_batches,
     prefill_work,
-    room_by_stage,
 )
 from planner.workload.inference_memory import inference_memory, stage_limits
 from planner.workload.layouts import Layout, StagePlace
-from planner.workload.operators import Pass
+from planner.workload.operators import ForwardPass
 from planner.workload.outcome import Outcome
 from planner.workload.serve import serve
 from planner.workload.setting import Setting, compute_dtype_of, peak_of
@@ -49,7 +49,7 @@ class ReplicaGroup:
         return " + ".join(dict.fromkeys(place.device.id for place in self.places))
 
 
-def groups_of(cluster: ClusterSpec) -> tuple[NodeGroup, ...]:
+def node_groups_of(cluster: ClusterSpec) -> tuple[NodeGroup, ...]:
     """Return all node groups of a cluster, with its main group first."""
     own = NodeGroup(
         device=cluster.device, devices_per_node=cluster.devices_per_node, nodes=cluster.nodes
@@ -57,7 +57,7 @@ def groups_of(cluster: ClusterSpec) -> tuple[NodeGroup, ...]:
     return (own, *cluster.other_nodes)
 
 
-def like_nodes(cluster: ClusterSpec) -> tuple[ClusterSpec, ...]:
+def clusters_by_node_kind(cluster: ClusterSpec) -> tuple[ClusterSpec, ...]:
     """Return one cluster per kind of node."""
     first = cluster.model_copy(update={"other_nodes": ()})
     others = (
@@ -152,7 +152,7 @@ class _Slot:
 
 
 def _slots(setting: Setting) -> Iterator[_Slot]:
-    groups = groups_of(setting.cluster)
+    groups = node_groups_of(setting.cluster)
     before = accumulate((group.nodes for group in groups), initial=0)
     devices = iter(devices_of(setting))
     for kind, (group, first) in enumerate(zip(groups, before, strict=False)):
@@ -163,7 +163,7 @@ def _slots(setting: Setting) -> Iterator[_Slot]:
 def _places(setting: Setting, slots: Sequence[_Slot]) -> Iterator[StagePlace]:
     """Yield the place of each stage of a replica."""
     width = len(slots) // setting.layout.pipeline
-    kinds = like_nodes(setting.cluster)
+    kinds = clusters_by_node_kind(setting.cluster)
     for first in range(0, len(slots), width):
         stage, next_slot = slots[first : first + width], slots[first + width : first + width + 1]
         is_uniform = all(slot.kind == stage[0].kind for slot in stage)
@@ -312,8 +312,10 @@ def _rounded(values: Floats) -> Floats:
 def _serving_times(setting: Setting, workload: ServeWorkload, shape: tuple[int, ...]) -> _Times:
     stages = len(setting.places)
     free = _with_layer_column(setting, shape)
-    room = _with_zero_layers([most for most, _ in room_by_stage(free, workload)], free, shape)
-    held = _grid(setting, workload, float(room.max(axis=1).min(axis=0).max()))
+    room = _with_zero_layers(
+        [most for most, _ in max_concurrency_by_stage(free, workload)], free, shape
+    )
+    held = _concurrency_grid(setting, workload, float(room.max(axis=1).min(axis=0).max()))
     along = held.reshape(-1, *(1 for _ in shape))
     context = workload.input_tokens + workload.output_tokens / 2
     cached = workload.input_tokens * workload.prefix_share_ratio
@@ -331,7 +333,7 @@ def _serving_times(setting: Setting, workload: ServeWorkload, shape: tuple[int, 
     )
 
 
-def _grid(setting: Setting, workload: ServeWorkload, most: float) -> Floats:
+def _concurrency_grid(setting: Setting, workload: ServeWorkload, most: float) -> Floats:
     """Return the concurrencies of one replica to try, up to what is offered and fits."""
     callers = workload.concurrency or workload.burst_requests
     offered = callers / setting.layout.data if callers else MAX_SEARCHED_CONCURRENCY
@@ -379,7 +381,7 @@ def _with_zero_layers(rows: Sequence[object], free: Setting, shape: tuple[int, .
     return np.concatenate([np.zeros((len(rows), 1, *shape)), rows_by_count], axis=1)
 
 
-def _seconds(setting: Setting, work: Pass, times: float, shape: tuple[int, ...]) -> Floats:
+def _seconds(setting: Setting, work: ForwardPass, times: float, shape: tuple[int, ...]) -> Floats:
     """Return the seconds of a pass on each stage for 0 to all layers."""
     total = setting.model.num_hidden_layers
     counts = np.arange(0.0, total + 1).reshape(-1, *(1 for _ in shape))

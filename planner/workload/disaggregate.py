@@ -38,15 +38,15 @@ from planner.workload.generate import (
     decoding,
     generate,
     held_memory,
-    load_of,
     max_concurrency,
+    memory_load,
     prefilling,
 )
-from planner.workload.inference_memory import Load, inference_memory
+from planner.workload.inference_memory import MemoryLoad, inference_memory
 from planner.workload.operators import link_for
 from planner.workload.outcome import Outcome, performance_of
-from planner.workload.resolve import on_device
-from planner.workload.serve import arrival_habits, saturation_rate, serve
+from planner.workload.resolve import with_device_overhead
+from planner.workload.serve import arrival_parameters, saturation_rate, serve
 from planner.workload.setting import Setting
 
 # ---------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class _Pools:
 
 
 @dataclass(frozen=True)
-class _Flow:
+class _SteadyFlow:
     """The request rate, the running requests per decode replica and their decode step."""
 
     rate: float
@@ -215,7 +215,7 @@ def _transfer(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> floa
     """Return the transfer seconds of one prompt's KV cache; each rank sends its shard."""
     prompt = float(workload.input_tokens)
     with_prompt, without = (
-        held_memory(setting, NullLedger(), Load(n, prompt, 1.0, 1.0, paged=False)).fullest
+        held_memory(setting, NullLedger(), MemoryLoad(n, prompt, 1.0, 1.0, paged=False)).fullest
         for n in (1.0, 0.0)
     )
     payload = with_prompt.by_class["kv_cache"] - without.by_class["kv_cache"]
@@ -234,15 +234,15 @@ def _decode(setting: Setting, workload: ServeWorkload, ledger: Ledger, running: 
     return decoding(setting, ledger, max(1.0, running / setting.layout.pipeline), context)
 
 
-def _flow(setting: Setting, workload: ServeWorkload, pools: _Pools) -> _Flow:
+def _flow(setting: Setting, workload: ServeWorkload, pools: _Pools) -> _SteadyFlow:
     """Return the steady flow: the offered load or the limit of the slower pool."""
 
-    def at(running: float) -> _Flow:
+    def at(running: float) -> _SteadyFlow:
         decode = _decode(setting, workload, NullLedger(), running)
         life = (workload.output_tokens - 1) * decode.per_token.total_s
-        return _Flow(pools.decode_replicas * running / life, running, decode)
+        return _SteadyFlow(pools.decode_replicas * running / life, running, decode)
 
-    def too_much(flow: _Flow) -> bool:
+    def too_much(flow: _SteadyFlow) -> bool:
         if flow.rate > pools.prefill_rate:
             return True
         offered_rate = workload.request_rate_per_second
@@ -265,7 +265,7 @@ def _flow(setting: Setting, workload: ServeWorkload, pools: _Pools) -> _Flow:
 
 
 def _first_token(
-    setting: Setting, workload: ServeWorkload, ledger: Ledger, pools: _Pools, flow: _Flow
+    setting: Setting, workload: ServeWorkload, ledger: Ledger, pools: _Pools, flow: _SteadyFlow
 ) -> float:
     """Return the mean TTFT: queued prompts, own prompt, KV transfer and waiting time."""
     line = setting.line(GROUP, "Prompts before its own", key="prompts_before")
@@ -274,7 +274,7 @@ def _first_token(
         busy = flow.rate / pools.prefill_rate
         before = ledger.term(poisson_prompts_before, line, busy_ratio=busy)
     else:
-        habits = arrival_habits(setting, workload)
+        habits = arrival_parameters(setting, workload)
         in_flight = callers or workload.burst_requests or pools.prefill_replicas
         before = ledger.term(
             prompts_waited_for,
@@ -326,11 +326,11 @@ def _memory(
     setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float
 ) -> MemoryUse:
     """Return the memory of a device of each pool: prompts in prefill and decoding requests."""
-    decode = held_memory(setting, ledger, load_of(setting, workload, max(1.0, running)))
+    decode = held_memory(setting, ledger, memory_load(setting, workload, max(1.0, running)))
     budget = setting.strategy.max_batch_tokens or workload.input_tokens
     prompts = max(1.0, budget / workload.input_tokens)
     load = replace(
-        load_of(setting, workload, prompts), tokens_per_sequence=float(workload.input_tokens)
+        memory_load(setting, workload, prompts), tokens_per_sequence=float(workload.input_tokens)
     )
     prefill = held_memory(setting, NullLedger(), load)
     return replace(decode, stages=(*decode.stages, *prefill.stages))
@@ -340,7 +340,7 @@ def _performance(
     setting: Setting,
     workload: ServeWorkload,
     pools: _Pools,
-    flow: _Flow,
+    flow: _SteadyFlow,
     ttft_and_limits: tuple[float, tuple[float, float]],
 ) -> Performance:
     ttft, limits = ttft_and_limits
@@ -398,7 +398,7 @@ NEARBY, FLAT = 1.1, 1e-9
 
 
 @dataclass(frozen=True)
-class Part:
+class ReplicaShare:
     """Identical replicas and their share of the workload; ``rate`` is the speed of one."""
 
     setting: Setting
@@ -420,7 +420,9 @@ class Part:
         return cast("Work", workload.model_copy(update=scaled))
 
 
-def parts_of(setting: Setting, workload: ServeWorkload | GenerateWorkload) -> tuple[Part, ...]:
+def replica_shares(
+    setting: Setting, workload: ServeWorkload | GenerateWorkload
+) -> tuple[ReplicaShare, ...]:
     """Return the kinds of replicas, each with its share of the workload.
 
     Raises:
@@ -433,14 +435,14 @@ def parts_of(setting: Setting, workload: ServeWorkload | GenerateWorkload) -> tu
             "strategy.disaggregated",
         )
     setting = replace(setting, layout=plain_layout(setting.layout))
-    parts = [_part(setting, dealt, workload) for dealt in group_replicas(setting)]
+    parts = [_replica_share(setting, dealt, workload) for dealt in group_replicas(setting)]
     if isinstance(workload, GenerateWorkload) and len(parts) > 1:
         for _ in range(ROUNDS):
             parts = _balanced(_shared(parts), workload)
     return _shared(parts)
 
 
-def _balanced(parts: Sequence[Part], workload: GenerateWorkload) -> list[Part]:
+def _balanced(parts: Sequence[ReplicaShare], workload: GenerateWorkload) -> list[ReplicaShare]:
     """Return the replicas with rates that make all of them finish a batch together.
 
     The time of each kind is linearised in its sequences around its current share. Each replica
@@ -471,7 +473,7 @@ def _within_memory(
     return [load + ratio * room for load, room in zip(clipped, free, strict=True)]
 
 
-def _most_sequences(part: Part, workload: GenerateWorkload) -> float:
+def _most_sequences(part: ReplicaShare, workload: GenerateWorkload) -> float:
     """Return the sequences that fit in memory over all replicas of a kind, at least one each.
 
     Memory is linearised in the sequences around the current share.
@@ -487,7 +489,7 @@ def _most_sequences(part: Part, workload: GenerateWorkload) -> float:
     return maximum(limit, float(part.dealt.replicas))
 
 
-def _line(part: Part, workload: GenerateWorkload) -> tuple[float, float]:
+def _line(part: ReplicaShare, workload: GenerateWorkload) -> tuple[float, float]:
     """Return the linear time of a kind: base seconds and seconds per sequence."""
 
     def seconds(load: GenerateWorkload) -> float:
@@ -499,7 +501,7 @@ def _line(part: Part, workload: GenerateWorkload) -> tuple[float, float]:
 
 
 def _linear(
-    part: Part, workload: GenerateWorkload, figure: Callable[[GenerateWorkload], float]
+    part: ReplicaShare, workload: GenerateWorkload, figure: Callable[[GenerateWorkload], float]
 ) -> tuple[float, float]:
     """Return a figure at a kind's current share, and its growth per sequence there."""
     sequences = workload.batch_size * part.share
@@ -509,17 +511,17 @@ def _linear(
     return here, maximum(slope, FLAT * here / sequences)
 
 
-def _shared(parts: Sequence[Part]) -> tuple[Part, ...]:
+def _shared(parts: Sequence[ReplicaShare]) -> tuple[ReplicaShare, ...]:
     """Return the replicas with shares of the workload proportional to their rates."""
     total = sum(part.dealt.replicas * part.rate for part in parts)
     return tuple(replace(part, share=part.dealt.replicas * part.rate / total) for part in parts)
 
 
-def _part(
+def _replica_share(
     setting: Setting, dealt: ReplicaGroup, workload: ServeWorkload | GenerateWorkload
-) -> Part:
+) -> ReplicaShare:
     own = _setting_of(setting, dealt)
-    even = Part(setting, dealt, 0.0, dealt.replicas / setting.layout.data).load(workload)
+    even = ReplicaShare(setting, dealt, 0.0, dealt.replicas / setting.layout.data).load(workload)
     if dealt.is_uneven:
         if setting.strategy.offload:
             raise NotCoveredError(
@@ -528,7 +530,7 @@ def _part(
                 "strategy.offload",
             )
         own = replace(own, split=split_of(own, even))
-    return Part(own, dealt, _speed(own, even))
+    return ReplicaShare(own, dealt, _speed(own, even))
 
 
 def _setting_of(setting: Setting, dealt: ReplicaGroup) -> Setting:
@@ -540,7 +542,7 @@ def _setting_of(setting: Setting, dealt: ReplicaGroup) -> Setting:
         setting,
         device=slowest.device,
         cluster=slowest.cluster if dealt.is_uneven else widest.cluster,
-        engine=on_device(engine, slowest.device, training=False),
+        engine=with_device_overhead(engine, slowest.device, training=False),
         layout=replace(setting.layout, data=dealt.replicas),
         places=dealt.places if dealt.is_uneven else (),
         split=(),
@@ -556,23 +558,27 @@ def _speed(setting: Setting, workload: ServeWorkload | GenerateWorkload) -> floa
     return workload.batch_size / cast("float", latency) / setting.layout.data
 
 
-def serve_unlike(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
+def serve_heterogeneous(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
     """Return the cost of serving on heterogeneous replicas or pipeline stages."""
-    return serve_parts(parts_of(setting, workload), workload, ledger)
+    return serve_replica_shares(replica_shares(setting, workload), workload, ledger)
 
 
-def serve_parts(parts: tuple[Part, ...], workload: ServeWorkload, ledger: Ledger) -> Outcome:
+def serve_replica_shares(
+    parts: tuple[ReplicaShare, ...], workload: ServeWorkload, ledger: Ledger
+) -> Outcome:
     """Return the cost of serving on replicas with known shares."""
     return _aggregate_groups(parts, workload, ledger, serve)
 
 
-def generate_unlike(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Outcome:
+def generate_heterogeneous(
+    setting: Setting, workload: GenerateWorkload, ledger: Ledger
+) -> Outcome:
     """Return the cost of a batch on heterogeneous replicas or pipeline stages."""
-    return _aggregate_groups(parts_of(setting, workload), workload, ledger, generate)
+    return _aggregate_groups(replica_shares(setting, workload), workload, ledger, generate)
 
 
 def _aggregate_groups(
-    parts: tuple[Part, ...],
+    parts: tuple[ReplicaShare, ...],
     workload: Work,
     ledger: Ledger,
     run: Callable[[Setting, Work, Ledger], Outcome],
@@ -602,14 +608,14 @@ def _aggregate_groups(
     return _with_stages(whole, parts)
 
 
-def _with_stages(outcome: Outcome, parts: Iterable[Part]) -> Outcome:
+def _with_stages(outcome: Outcome, parts: Iterable[ReplicaShare]) -> Outcome:
     """Return an outcome with the layers and device of each stage of one replica per kind."""
     layers = [cast("int", share.layers) for part in parts for share in part.setting.shares]
     devices = [place.device.id for part in parts for place in part.dealt.places]
     return replace(outcome, stage_layers=tuple(layers), stage_devices=tuple(devices))
 
 
-def _record_shares(parts: tuple[Part, ...], ledger: Ledger) -> None:
+def _record_shares(parts: tuple[ReplicaShare, ...], ledger: Ledger) -> None:
     total = sum(part.dealt.replicas * part.rate for part in parts)
     for part in parts:
         ledger.term(
@@ -637,7 +643,7 @@ def _stage_memory(outcomes: list[Outcome]) -> MemoryUse:
     )
 
 
-def _stage_warnings(parts: tuple[Part, ...], outcomes: list[Outcome]) -> tuple[str, ...]:
+def _stage_warnings(parts: tuple[ReplicaShare, ...], outcomes: list[Outcome]) -> tuple[str, ...]:
     if is_column(*(part.share for part in parts)):
         return ()
     shares = ", ".join(f"{part.share:.0%} to {part.title}" for part in parts)
@@ -653,7 +659,7 @@ def _stage_warnings(parts: tuple[Part, ...], outcomes: list[Outcome]) -> tuple[s
 class AggregatePerformance:
     """The combined performance of replicas that share the requests."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ReplicaShare, ...]
     outcomes: Sequence[Outcome]
     ledger: Ledger
 

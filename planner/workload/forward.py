@@ -49,8 +49,13 @@ from planner.cost.weights import (
 )
 from planner.specs.model import ModelSpec
 from planner.workload.layouts import StagePlace
-from planner.workload.offloading import EAGER_KV_PASSES, PassTotals, overlap_offload, unpack
-from planner.workload.operators import Operation, Part, Pass, latency_for, link_for
+from planner.workload.offloading import (
+    EAGER_KV_PASSES,
+    PassTotals,
+    overlap_offload,
+    separate_dequantisation,
+)
+from planner.workload.operators import ForwardPass, Operation, OperatorCost, latency_for, link_for
 from planner.workload.setting import Setting
 
 # ---------------------------------------------------------------------------
@@ -61,8 +66,8 @@ from planner.workload.setting import Setting
 # The matrix products of one pass: layers, output head and dequantisation.
 
 
-def linear(run: Operation) -> Part:
-    """Cost the matrix products of all layers, without routed experts."""
+def linear(run: Operation) -> OperatorCost:
+    """Estimate the cost of the matrix products of all layers, without routed experts."""
     counts, title = run.setting.counts, "Linear weights that every token visits"
     split = counts.query_output + counts.feed_forward
     used = _dense_per_rank(run, title, "linear_used", split)
@@ -105,11 +110,11 @@ def read_bytes_per_weight(setting: Setting, stored: WeightFormat) -> float:
     return stored.element_bytes
 
 
-def dequantise(run: Operation) -> Part:
-    """Cost reading quantised weights and writing them in 16 bits before each product."""
+def dequantise(run: Operation) -> OperatorCost:
+    """Estimate the cost of dequantising weights to 16 bits before each product."""
     setting = run.setting
     if setting.weight_dtype not in setting.engine.dequantise_ops:
-        return Part(0.0)
+        return OperatorCost(0.0)
     each = setting.weight_element_bytes + setting.plain_element_bytes
     seconds = run.ledger.term(
         memory_seconds,
@@ -118,11 +123,11 @@ def dequantise(run: Operation) -> Part:
         memory_bytes_per_s=run.rates.memory_bytes_per_s,
         memory_efficiency=run.rates.stream_efficiency,
     )
-    return Part(seconds)
+    return OperatorCost(seconds)
 
 
-def output_head(run: Operation) -> Part:
-    """Cost the output head for the tokens whose logits are needed."""
+def output_head(run: Operation) -> OperatorCost:
+    """Estimate the cost of the output head for the tokens whose logits are needed."""
     model = run.setting.model
     parameters = model.vocab_size * model.hidden_size / run.setting.layout.tensor
     moved = parameters * run.setting.head_element_bytes
@@ -132,11 +137,11 @@ def output_head(run: Operation) -> Part:
 # The routed experts of one pass, costed on the busiest rank.
 
 
-def experts(run: Operation) -> Part:
-    """Cost the products of the routed experts; the busiest rank limits each layer."""
+def experts(run: Operation) -> OperatorCost:
+    """Estimate the cost of routed experts; the busiest rank limits each layer."""
     setting, model, layout = run.setting, run.setting.model, run.setting.layout
     if not model.is_moe:
-        return Part(0.0)
+        return OperatorCost(0.0)
     group, steps = run.work.group, run.work.steps
     # Ranks that share one set of whole experts split each by columns.
     visited = setting.counts.experts - setting.counts.experts_of_images
@@ -181,8 +186,8 @@ def experts(run: Operation) -> Part:
 FLOPS_PER_WIDTH = 4  # of a pair and head: one multiply-add for the score, one for the sum
 
 
-def attention(run: Operation) -> Part:
-    """Cost scores, weighted sums and KV-cache reads."""
+def attention(run: Operation) -> OperatorCost:
+    """Estimate the cost of scores, weighted sums and KV-cache reads of attention."""
     setting, model, layout = run.setting, run.setting.model, run.setting.layout
     line = setting.line(run.work.group, "Attention: arithmetic", key="attention_flops")
     flops = attention_work(
@@ -214,7 +219,7 @@ def attention(run: Operation) -> Part:
 
 
 def communication(run: Operation) -> float:
-    """Cost tensor-parallel all-reduces, expert all-to-alls and pipeline sends."""
+    """Estimate the cost of tensor-parallel all-reduces, expert all-to-alls and pipeline sends."""
     setting, layout = run.setting, run.setting.layout
     token_bytes = setting.model.hidden_size * setting.activation_element_bytes
     payload = run.work.new_tokens * token_bytes
@@ -255,7 +260,7 @@ def _num_all_reduces(setting: Setting) -> float:
 
 
 def _expert_exchange(run: Operation, token_bytes: float) -> float:
-    """Cost dispatching tokens to the ranks of their experts and combining the outputs.
+    """Estimate the cost of dispatching tokens to experts and combining the outputs.
 
     Ranks of one tensor-parallel group hold the same tokens and send nothing to each other.
     """
@@ -278,7 +283,7 @@ def _expert_exchange(run: Operation, token_bytes: float) -> float:
 
 
 def context_exchange(run: Operation) -> float:
-    """Cost context-parallel communication: keys and values in prefill, queries in decode.
+    """Estimate the cost of context parallelism: keys and values in prefill, queries in decode.
 
     Source: Yang et al. 2024, arXiv:2411.01783 (a ring passes keys and values in prefill and
     queries in decode).
@@ -354,7 +359,7 @@ class PassCost:
     flops: float
     even_stages: float | None = None
 
-    def turns(self, stages: float) -> float:
+    def concurrent_passes(self, stages: float) -> float:
         """Return the number of passes that the pipeline stages process in parallel."""
         return stages if self.even_stages is None else self.even_stages
 
@@ -393,7 +398,7 @@ class PassCost:
         }
 
 
-def whole_pass(setting: Setting, ledger: Ledger, work: Pass) -> PassCost:
+def homogeneous_pass(setting: Setting, ledger: Ledger, work: ForwardPass) -> PassCost:
     """Return the cost of one forward pass on identical devices, recorded by operator class."""
     run = Operation(setting, setting.rates, ledger, work)
     products = linear(run)
@@ -407,7 +412,16 @@ def whole_pass(setting: Setting, ledger: Ledger, work: Pass) -> PassCost:
         context_s = maximum(0.0, context_s - scores.seconds)
     links = communication(run) + context_s
     issue, scheduling = overhead(run)
-    parts = [dequantise(run), unpack(run), products, routed, moving(run), head, scores, others]
+    parts = [
+        dequantise(run),
+        separate_dequantisation(run),
+        products,
+        routed,
+        moving(run),
+        head,
+        scores,
+        others,
+    ]
     seconds = sum(part.seconds for part in parts)
     beyond = excess_over_peaks(run, parts, seconds)
     seconds = seconds + beyond
@@ -428,7 +442,7 @@ def whole_pass(setting: Setting, ledger: Ledger, work: Pass) -> PassCost:
     )
 
 
-def excess_over_peaks(run: Operation, parts: Sequence[Part], seconds: float) -> float:
+def excess_over_peaks(run: Operation, parts: Sequence[OperatorCost], seconds: float) -> float:
     """Return the seconds missing from a pass that would exceed the device's published peaks.
 
     Factors that were fitted on one device may do so on another.
@@ -457,8 +471,8 @@ def excess_over_peaks(run: Operation, parts: Sequence[Part], seconds: float) -> 
     return maximum(0.0, least - seconds)
 
 
-def elementwise(run: Operation) -> Part:
-    """Cost norms, rotary embeddings, activations and residuals, which are memory-bound."""
+def elementwise(run: Operation) -> OperatorCost:
+    """Estimate the cost of the memory-bound operators: norms, RoPE, activations, residuals."""
     name, part = "Norms, activations, residuals", "elementwise"
     seconds = run.ledger.term(
         memory_seconds,
@@ -467,15 +481,15 @@ def elementwise(run: Operation) -> Part:
         memory_bytes_per_s=run.rates.memory_bytes_per_s,
         memory_efficiency=run.rates.stream_efficiency,
     )
-    return Part(seconds)
+    return OperatorCost(seconds)
 
 
-def moving(run: Operation) -> Part:
-    """Cost sorting tokens by expert and summing the outputs, if fitted on published tables."""
+def moving(run: Operation) -> OperatorCost:
+    """Estimate the cost of sorting tokens by expert and summing outputs, if it was fitted."""
     model, layout = run.setting.model, run.setting.layout
     passes = run.setting.routing_passes(run.work.group)
     if not passes or not model.is_moe:
-        return Part(0.0)
+        return OperatorCost(0.0)
     copies = run.work.new_tokens * model.num_moe_layers * model.num_experts_per_tok
     moved = copies * model.hidden_size / layout.tensor * run.setting.activation_element_bytes
     seconds = run.ledger.term(
@@ -485,11 +499,11 @@ def moving(run: Operation) -> Part:
         memory_bytes_per_s=run.rates.memory_bytes_per_s,
         memory_efficiency=run.rates.stream_efficiency,
     )
-    return Part(seconds)
+    return OperatorCost(seconds)
 
 
 def overhead(run: Operation) -> tuple[float, float]:
-    """Cost kernel launches and the scheduling of the step."""
+    """Estimate the cost of kernel launches and the scheduling of the step."""
     engine = run.setting.engine
     unpacking = engine.dequantise_ops.get(run.setting.weight_dtype, 0.0)
     issue = run.ledger.term(
@@ -519,7 +533,7 @@ def overhead(run: Operation) -> tuple[float, float]:
 
 
 def _extra_launches(run: Operation) -> float:
-    """Cost the launches of operators beyond those of a dense layer."""
+    """Estimate the cost of the launches of operators beyond those of a dense layer."""
     engine = run.setting.engine
     further = further_operators(run.setting.model)
     if not further:
@@ -603,7 +617,7 @@ class StagePass:
 
 
 def forward_pass(
-    setting: Setting, ledger: Ledger, work: Pass, beside: Pass | None = None
+    setting: Setting, ledger: Ledger, work: ForwardPass, beside: ForwardPass | None = None
 ) -> PassCost:
     """Return the cost of one forward pass, plus the attention of a second one if given."""
     if not setting.places:
@@ -629,7 +643,7 @@ def forward_pass(
 
 
 def _record_stages(
-    setting: Setting, ledger: Ledger, work: Pass, passes: Sequence[StagePass]
+    setting: Setting, ledger: Ledger, work: ForwardPass, passes: Sequence[StagePass]
 ) -> None:
     total, last = setting.model.num_hidden_layers, len(passes) - 1
     for stage, (stage_pass, layers) in enumerate(zip(passes, setting.split, strict=True)):
@@ -644,12 +658,12 @@ def _record_stages(
 
 
 def stage_passes(
-    setting: Setting, ledger: Ledger, work: Pass, beside: Pass | None = None
+    setting: Setting, ledger: Ledger, work: ForwardPass, beside: ForwardPass | None = None
 ) -> Iterator[StagePass]:
     """Yield the pass of each stage for all layers; identical stages are costed once."""
     costed: list[tuple[StagePlace, PassCost, PassCost]] = []
     for stage, place in enumerate(setting.places):
-        stage_setting = alone(setting, place)
+        stage_setting = single_stage_setting(setting, place)
         cost = next(((whole, head) for other, whole, head in costed if other == place), None)
         if cost is None:
             # The product with the vocabulary, which only the last stage computes.
@@ -662,11 +676,12 @@ def stage_passes(
             costed.append((place, *cost))
         is_last = stage == len(setting.places) - 1
         yield StagePass(
-            *cost, 0.0 if is_last else _hop_seconds(stage_setting, ledger, work, place, stage)
+            *cost,
+            0.0 if is_last else _stage_send_seconds(stage_setting, ledger, work, place, stage),
         )
 
 
-def alone(setting: Setting, place: StagePlace) -> Setting:
+def single_stage_setting(setting: Setting, place: StagePlace) -> Setting:
     """Return the setting of a stage's devices as if they ran all layers."""
     layout = replace(setting.layout, pipeline=1)
     own = replace(setting, device=place.device, cluster=place.cluster, layout=layout)
@@ -674,16 +689,16 @@ def alone(setting: Setting, place: StagePlace) -> Setting:
 
 
 def _with_second_pass(
-    setting: Setting, ledger: Ledger, work: Pass, beside: Pass | None
+    setting: Setting, ledger: Ledger, work: ForwardPass, beside: ForwardPass | None
 ) -> PassCost:
-    whole = whole_pass(setting, ledger, work)
+    whole = homogeneous_pass(setting, ledger, work)
     if beside is None:
         return whole
     run = Operation(setting, setting.rates, ledger, beside)
     return whole.plus(_cost_of_part(attention(run)))
 
 
-def _cost_of_part(part: Part) -> PassCost:
+def _cost_of_part(part: OperatorCost) -> PassCost:
     computing = where(part.is_compute, part.seconds, 0.0)
     return PassCost(computing, part.seconds - computing, 0.0, 0.0, part.seconds, part.flops)
 
@@ -692,8 +707,8 @@ def _link_cost(seconds: float) -> PassCost:
     return PassCost(0.0, 0.0, seconds, 0.0, seconds, 0.0)
 
 
-def _hop_seconds(
-    setting: Setting, ledger: Ledger, work: Pass, place: StagePlace, stage: int
+def _stage_send_seconds(
+    setting: Setting, ledger: Ledger, work: ForwardPass, place: StagePlace, stage: int
 ) -> float:
     """Return the seconds to send a stage's output to the next stage."""
     rates = setting.rates

@@ -8,8 +8,8 @@ from typing import NamedTuple, cast
 
 from planner.catalog.engines import refusal
 from planner.catalog.models import get_model
-from planner.cost.communication import Share
-from planner.cost.kv_cache import layer_tokens, read_tokens
+from planner.cost.communication import StageShare
+from planner.cost.kv_cache import cached_tokens_by_layer_group, read_tokens_by_layer_group
 from planner.cost.memory import MemoryUse, StageMemory
 from planner.cost.parameters import count_parameters
 from planner.cost.quantity import (
@@ -28,14 +28,14 @@ from planner.cost.quantity import (
     where,
 )
 from planner.cost.queueing import speculative_gap, tokens_per_round
-from planner.cost.roofline import layer_pairs, read_pairs
+from planner.cost.roofline import decode_pairs_by_layer_group, pairs_by_layer_group
 from planner.cost.weights import WIDE
 from planner.specs.base import NotCoveredError, NotPossibleError
 from planner.specs.model import ModelSpec
 from planner.specs.workload import GenerateWorkload, ServeWorkload, SpeculativeSpec, Strategy
 from planner.workload.forward import PassCost, forward_pass
 from planner.workload.inference_memory import (
-    Load,
+    MemoryLoad,
     inference_memory,
     stage_limits,
     step_activation_bytes,
@@ -44,7 +44,7 @@ from planner.workload.inference_memory import (
 )
 from planner.workload.layouts import Layout
 from planner.workload.offloading import attends_on_host
-from planner.workload.operators import Pass
+from planner.workload.operators import ForwardPass
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.resolve import default_activation_dtype, default_group
 from planner.workload.setting import Setting
@@ -68,28 +68,32 @@ def prefill_pass(
     return forward_pass(setting, ledger, prefill_work(setting, sequences, tokens, cached))
 
 
-def prefill_work(setting: Setting, sequences: float, tokens: float, cached: float = 0.0) -> Pass:
+def prefill_work(
+    setting: Setting, sequences: float, tokens: float, cached: float = 0.0
+) -> ForwardPass:
     """Return the work of a prefill pass."""
     model, ranks = setting.model, setting.layout.context
     per_rank = _per_rank(setting, sequences)
     steps = _chunks(setting, per_rank * tokens)
     # The k-th of n chunks attends to the cached tokens and to k/n of the prompt.
     context = cached + tokens * (steps + 1) / (2 * steps)
-    pairs = layer_pairs(model, cached + tokens)
+    pairs = pairs_by_layer_group(model, cached + tokens)
     if cached:
-        pairs = pairs + -1 * layer_pairs(model, cached)
-    return Pass(
+        pairs = pairs + -1 * pairs_by_layer_group(model, cached)
+    return ForwardPass(
         group="prefill",
         sequences=per_rank,
         new_tokens=per_rank * tokens / ranks,
         token_pairs=per_rank / ranks * pairs,
-        read_layer_tokens=per_rank * steps * layer_tokens(model, context, paged=False),
+        read_layer_tokens=per_rank
+        * steps
+        * cached_tokens_by_layer_group(model, context, paged=False),
         sampled_tokens=per_rank,
         routed_tokens=sequences * tokens,
         steps=steps,
         batches=_blocks(setting, sequences),
-        cached_layer_tokens=per_rank * layer_tokens(model, tokens, paged=False),
-        stored_layer_tokens=per_rank * layer_tokens(model, tokens, paged=False),
+        cached_layer_tokens=per_rank * cached_tokens_by_layer_group(model, tokens, paged=False),
+        stored_layer_tokens=per_rank * cached_tokens_by_layer_group(model, tokens, paged=False),
     )
 
 
@@ -114,17 +118,22 @@ def decode_pass(
     return forward_pass(setting, ledger, decode_work(setting, sequences, context, drafted))
 
 
-def decode_work(setting: Setting, sequences: float, context: float, drafted: float = 0.0) -> Pass:
+def decode_work(
+    setting: Setting, sequences: float, context: float, drafted: float = 0.0
+) -> ForwardPass:
     """Return the work of one decode step."""
     tokens_each = 1 + drafted
     ranks = setting.layout.context
     per_rank = _per_rank(setting, sequences)
-    read = per_rank / ranks * read_tokens(setting.model, context)
+    read = per_rank / ranks * read_tokens_by_layer_group(setting.model, context)
     # Attention over the offloaded cache runs on the host, the rest on the device.
     device_share = 1 - setting.offload.kv_share if attends_on_host(setting) else 1.0
-    queries, pairs = tokens_each * per_rank / ranks, read_pairs(setting.model, context)
+    queries, pairs = (
+        tokens_each * per_rank / ranks,
+        decode_pairs_by_layer_group(setting.model, context),
+    )
     tokens = tokens_each * where(ranks > 1, maximum(1.0, per_rank / ranks), per_rank)
-    return Pass(
+    return ForwardPass(
         group="decode",
         sequences=per_rank,
         new_tokens=tokens,
@@ -136,7 +145,8 @@ def decode_work(setting: Setting, sequences: float, context: float, drafted: flo
         absorbed=True,
         batches=_blocks(setting, sequences),
         cached_layer_tokens=read,
-        stored_layer_tokens=per_rank * layer_tokens(setting.model, 1.0, paged=False),
+        stored_layer_tokens=per_rank
+        * cached_tokens_by_layer_group(setting.model, 1.0, paged=False),
     )
 
 
@@ -181,7 +191,7 @@ def _prefill(setting: Setting, ledger: Ledger, batch: float, tokens: float) -> P
         pipeline_share,
         setting.line("prefill", "Chunks in a pipeline"),
         chunks=chunks,
-        stages=whole.turns(stages),
+        stages=whole.concurrent_passes(stages),
     )
     return whole.scaled(share)
 
@@ -239,7 +249,7 @@ def replica_batch(setting: Setting, workload: GenerateWorkload) -> float:
     return ranks * ceil(batch / ranks - ROUNDING)
 
 
-def batch_load(setting: Setting, workload: GenerateWorkload) -> Load:
+def batch_load(setting: Setting, workload: GenerateWorkload) -> MemoryLoad:
     """Return the memory load of one replica with all sequences of its batch.
 
     A step holds at most the token budget of an engine that computes prompts in chunks.
@@ -248,7 +258,7 @@ def batch_load(setting: Setting, workload: GenerateWorkload) -> Load:
     per_rank = _per_rank(setting, batch)
     micro = per_rank / micro_batches(setting, batch)
     prompts, budget = micro * workload.input_tokens, setting.layout.batch_tokens
-    return Load(
+    return MemoryLoad(
         per_rank,
         workload.input_tokens + workload.output_tokens,
         where(budget > 0, maximum(micro, minimum(prompts, budget)), prompts),
@@ -317,7 +327,7 @@ def prefilling(
     return _combined_cost(target, draft, 1.0, 1.0)
 
 
-def held_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
+def held_memory(setting: Setting, ledger: Ledger, load: MemoryLoad) -> MemoryUse:
     """Return the memory of a replica, with the draft's weights and KV cache."""
     target = inference_memory(setting, ledger, load)
     guess = setting.strategy.speculative
@@ -447,15 +457,15 @@ def max_concurrency(setting: Setting, workload: ServeWorkload) -> float:
     return held_at_once(setting, workload).whole
 
 
-def holds_a_request(setting: Setting, workload: ServeWorkload) -> Flag:
+def fits_one_request(setting: Setting, workload: ServeWorkload) -> Flag:
     """Return whether ``max_concurrency`` is at least 1, at a fraction of its cost."""
-    one = _use(setting, workload, 1.0)
+    one = _memory_use(setting, workload, 1.0)
     fits: Flag = True
     limits = [usable for _, usable in stage_limits(setting)] or [usable_bytes(setting)]
     for stage, usable in zip(one.stages, cycle(limits), strict=False):
         fits = both(fits, stage.peak_bytes <= usable)
     if any_of(one.host_bytes > 0) or any_of(one.disk_bytes > 0):
-        uses = [one, _use(setting, workload, 2.0)]
+        uses = [one, _memory_use(setting, workload, 2.0)]
         fits = both(fits, _room_in_tiers(setting, uses) >= 1)
     return fits
 
@@ -468,13 +478,14 @@ def held_at_once(setting: Setting, workload: ServeWorkload) -> HeldRequests:
     """
     if workload is not setting.workload:
         return _held(setting, workload)
-    return setting.once("held_at_once", lambda: _held(setting, workload))
+    return setting.cached_cost("held_at_once", lambda: _held(setting, workload))
 
 
 def _held(setting: Setting, workload: ServeWorkload) -> HeldRequests:
     ranks = setting.layout.attention_data
     usual, raised = (
-        reduce(minimum, room) for room in zip(*room_by_stage(setting, workload), strict=True)
+        reduce(minimum, room)
+        for room in zip(*max_concurrency_by_stage(setting, workload), strict=True)
     )
     whole = ranks * floor(maximum(0.0, usual) / ranks + CAPACITY_ROUNDING)
     return HeldRequests(
@@ -482,14 +493,16 @@ def _held(setting: Setting, workload: ServeWorkload) -> HeldRequests:
     )
 
 
-def room_by_stage(setting: Setting, workload: ServeWorkload) -> Iterator[tuple[float, float]]:
+def max_concurrency_by_stage(
+    setting: Setting, workload: ServeWorkload
+) -> Iterator[tuple[float, float]]:
     """Yield the full-length requests that fit on each stage, usually and with a raised limit.
 
     The peak of a stage grows linearly from the first request on: by its cache and by the logits of
     one more sampled token. Steps grow too once more requests run than a prompt has tokens.
     """
     ranks = setting.layout.attention_data
-    uses = [_use(setting, workload, requests) for requests in (1.0, 2.0)]
+    uses = [_memory_use(setting, workload, requests) for requests in (1.0, 2.0)]
     steps = Steps(setting, workload)
     offloaded = ranks * _room_in_tiers(setting, uses)
     stages = zip(uses[0].stages, uses[1].stages, _layer_shares(setting, uses[0]), strict=True)
@@ -556,7 +569,7 @@ class Steps:
     def of(self, requests: float) -> StepBytes:
         """Return the bytes with this many requests on each rank."""
         setting = self._setting
-        load = load_of(setting, self._workload, requests * setting.layout.attention_data)
+        load = memory_load(setting, self._workload, requests * setting.layout.attention_data)
         return StepBytes(step_activation_bytes(setting, load), step_cache_bytes(setting, load))
 
     def segment(self, at: int) -> Segment:
@@ -588,16 +601,16 @@ class Peaks(NamedTuple):
 
 def _layer_shares(setting: Setting, use: MemoryUse) -> list[float]:
     """Return the share of the layers on each stage of a use; equal stages appear once in it."""
-    shares: Iterable[Share] = setting.shares
+    shares: Iterable[StageShare] = setting.shares
     if len(use.stages) < len(setting.shares):
         shares = dict.fromkeys(setting.shares)
     layers = setting.model.num_hidden_layers
     return [cast("float", share.layers / layers) for share in shares]
 
 
-def _use(setting: Setting, workload: ServeWorkload, requests: float) -> MemoryUse:
+def _memory_use(setting: Setting, workload: ServeWorkload, requests: float) -> MemoryUse:
     """Return the memory with this many requests on each rank."""
-    load = load_of(setting, workload, requests * setting.layout.attention_data)
+    load = memory_load(setting, workload, requests * setting.layout.attention_data)
     return held_memory(setting, NullLedger(), load)
 
 
@@ -679,7 +692,7 @@ def _room_in_tier(per_node: int | None, nodes: int, needed: list[float]) -> floa
     return where(second > first, requests, UNLIMITED)
 
 
-def places(setting: Setting, workload: ServeWorkload, held: float) -> float:
+def concurrency_limit(setting: Setting, workload: ServeWorkload, held: float) -> float:
     """Return the concurrency where ``held`` full-length requests fit in memory.
 
     In a closed loop, an engine that allocates KV cache as outputs grow holds half an output per
@@ -697,19 +710,19 @@ def step_requests(setting: Setting) -> int:
     return setting.engine.max_batch_requests or MAX_SEARCHED_CONCURRENCY
 
 
-def on_every_rank(setting: Setting, requests: float) -> float:
+def replica_requests(setting: Setting, requests: float) -> float:
     """Return the requests of a replica if each attention rank holds as many as the busiest."""
     ranks = setting.layout.attention_data
     return maximum(1.0, ceil(requests / ranks - CAPACITY_ROUNDING)) * ranks
 
 
-def load_of(setting: Setting, workload: ServeWorkload, sequences: float) -> Load:
+def memory_load(setting: Setting, workload: ServeWorkload, sequences: float) -> MemoryLoad:
     """Return the memory load of a replica with ``sequences`` full-length requests."""
     prompt = workload.input_tokens
     budget = where(setting.layout.batch_tokens > 0, setting.layout.batch_tokens, prompt)
     sequences = sequences / setting.layout.attention_data
     decoded = minimum(sequences, float(step_requests(setting)))
-    return Load(
+    return MemoryLoad(
         sequences=sequences,
         tokens_per_sequence=prompt + workload.output_tokens,
         step_tokens=minimum(budget, maximum(prompt, decoded)),

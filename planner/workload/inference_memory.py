@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
 from planner.catalog.devices import unified_memory
-from planner.cost.communication import Share
+from planner.cost.communication import StageShare
 from planner.cost.kv_cache import (
     block_bytes,
     cache_bytes,
-    layer_tokens,
+    cached_tokens_by_layer_group,
     page_pool,
     pooled_cache_bytes,
     step_tokens_outside_window,
@@ -17,7 +17,7 @@ from planner.cost.memory import MemoryUse, StageMemory, fullest_of
 from planner.cost.quantity import (
     Ledger,
     NullLedger,
-    PerGroup,
+    PerLayerGroup,
     Quantity,
     any_of,
     ceil,
@@ -123,7 +123,7 @@ GIB = 1024**3
 LARGE_MEMORY_BYTES, SMALL_STEP_CHIPS = 70 * GIB, frozenset({"a100"})
 
 
-class Step(NamedTuple):
+class StepSizes(NamedTuple):
     """The sizes of a step: tokens, sampled tokens, logits of a sampled token."""
 
     tokens: float
@@ -133,7 +133,7 @@ class Step(NamedTuple):
     experts_elements: float = 0.0
 
 
-def largest_step(setting: Setting, tokens: float, sampled: float) -> Step:
+def largest_step(setting: Setting, tokens: float, sampled: float) -> StepSizes:
     """Return the step that memory is set aside for, at least one of these tokens.
 
     An engine that profiles a start runs as many tokens and requests as it may take at once. Its
@@ -142,9 +142,9 @@ def largest_step(setting: Setting, tokens: float, sampled: float) -> Step:
     model, layout, engine = setting.model, setting.layout, setting.engine
     wide = setting.activation_element_bytes + FP32_BYTES
     if not engine.reserves_largest_step:
-        return Step(tokens, sampled, model.vocab_size / layout.tensor, wide)
+        return StepSizes(tokens, sampled, model.vocab_size / layout.tensor, wide)
     tokens = maximum(tokens, layout.batch_tokens)
-    return Step(
+    return StepSizes(
         tokens,
         maximum(sampled, minimum(tokens, reserved_requests(setting))),
         model.vocab_size,
@@ -189,9 +189,11 @@ def graph_bytes(setting: Setting, ledger: Ledger, layers: Quantity) -> float:
         return 0.0
     requests = reserved_requests(setting)
     # Piecewise graphs reach twice the requests, those of decode steps the requests alone.
-    sizes = _sizes(minimum(2 * requests, graphs.most_tokens), graphs.coarse_from)
+    sizes = _num_captured_sizes(minimum(2 * requests, graphs.most_tokens), graphs.coarse_from)
     if graphs.modes > 1:
-        sizes = sizes + _sizes(minimum(requests, graphs.most_tokens), graphs.coarse_from)
+        sizes = sizes + _num_captured_sizes(
+            minimum(requests, graphs.most_tokens), graphs.coarse_from
+        )
     each = graphs.bytes_per_layer
     if graphs.collective_bytes_per_layer and (device.link or "PCIe").startswith("PCIe"):
         by_nccl = setting.layout.tensor > MOST_ON_PCIE
@@ -214,7 +216,7 @@ def graph_bytes_outside_budget(setting: Setting) -> float:
     return graph_bytes(setting, NullLedger(), layers)
 
 
-def _sizes(most: Quantity, coarse_from: int) -> Quantity:
+def _num_captured_sizes(most: Quantity, coarse_from: int) -> Quantity:
     """Return the number of captured sizes up to ``most`` tokens.
 
     >>> _sizes(256, 1024), _sizes(512, 1024), _sizes(512, 256)
@@ -229,7 +231,7 @@ PCIE = "PCIe"
 
 
 @dataclass(frozen=True)
-class Load:
+class MemoryLoad:
     """The load of one attention rank: its sequences, their length and its largest step.
 
     Context parallelism splits the tokens of a sequence further. ``waiting_tokens`` are those of
@@ -247,7 +249,7 @@ class Load:
     prompt_tokens: float | None = None
 
     @property
-    def prompt(self) -> "Load":
+    def prompt(self) -> "MemoryLoad":
         """Return the load during prefill."""
         read = self.tokens_per_sequence if self.prompt_tokens is None else self.prompt_tokens
         return replace(self, tokens_per_sequence=read)
@@ -282,7 +284,7 @@ def _without_cache(setting: Setting) -> tuple[float, float]:
     """Return the weights, and the other bytes without a cache, of the fullest stage."""
     workload, budget = setting.workload, setting.layout.batch_tokens
     prompt = float(getattr(workload, "input_tokens", 1))
-    load = Load(0.0, 0.0, where(budget > 0, budget, prompt), 1.0, paged=True)
+    load = MemoryLoad(0.0, 0.0, where(budget > 0, budget, prompt), 1.0, paged=True)
     stages = [_stage(setting, NullLedger(), load, share) for share in setting.shares]
     fullest = fullest_of(stages)
     weights = fullest.by_class["weights"]
@@ -293,11 +295,12 @@ def stage_limits(setting: Setting) -> tuple[tuple[int, float], ...]:
     """Return the capacity and usable bytes of each stage; empty if all devices are equal."""
     stages = (replace(setting, device=place.device) for place in setting.places)
     return tuple(
-        (stage.device.memory_bytes, usable_bytes(stage) - _uncounted(stage)) for stage in stages
+        (stage.device.memory_bytes, usable_bytes(stage) - _uncounted_overhead(stage))
+        for stage in stages
     )
 
 
-def inference_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
+def inference_memory(setting: Setting, ledger: Ledger, load: MemoryLoad) -> MemoryUse:
     """Return the memory of every pipeline stage; the ledger records the fullest one.
 
     Without a record, identical stages appear once.
@@ -314,7 +317,7 @@ def inference_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
     return MemoryUse(
         stages=tuple(stages),
         capacity_bytes=setting.device.memory_bytes,
-        usable_bytes=usable_bytes(setting) - _uncounted(setting),
+        usable_bytes=usable_bytes(setting) - _uncounted_overhead(setting),
         host_bytes=_offloaded_bytes(setting, load, HOST),
         disk_bytes=_offloaded_bytes(setting, load, DISK),
         limits=limits,
@@ -322,7 +325,7 @@ def inference_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
 
 
 def _unrecorded_stages(
-    setting: Setting, load: Load, shares: tuple[Share, ...], *, every: bool
+    setting: Setting, load: MemoryLoad, shares: tuple[StageShare, ...], *, every: bool
 ) -> list[StageMemory]:
     """Return the memory of each stage, or of each distinct stage unless ``every``."""
     if setting.places or is_column(setting.layout.pipeline):
@@ -331,7 +334,7 @@ def _unrecorded_stages(
     return [costed[share] for share in (shares if every else costed)]
 
 
-def _offloaded_bytes(setting: Setting, load: Load, shares: tuple[str, ...]) -> float:
+def _offloaded_bytes(setting: Setting, load: MemoryLoad, shares: tuple[str, ...]) -> float:
     return offloaded_bytes(
         setting,
         shares,
@@ -342,7 +345,7 @@ def _offloaded_bytes(setting: Setting, load: Load, shares: tuple[str, ...]) -> f
     )
 
 
-def stage_weight_bytes(setting: Setting, ledger: Ledger, stage: Share) -> float:
+def stage_weight_bytes(setting: Setting, ledger: Ledger, stage: StageShare) -> float:
     """Return the bytes of the weights on one device of a pipeline stage."""
     counts, layout, model = setting.counts, setting.layout, setting.model
     portion = cast("float", stage.layers / model.num_hidden_layers)
@@ -395,7 +398,7 @@ def _stage_linear(setting: Setting, ledger: Ledger, stored: WeightFormat, portio
     )
 
 
-def stage_kv_bytes(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> float:
+def stage_kv_bytes(setting: Setting, ledger: Ledger, load: MemoryLoad, stage: StageShare) -> float:
     """Return the bytes of the KV cache on one device of a pipeline stage."""
     model, layout = setting.model, setting.layout
     unshared = load.tokens_per_sequence - load.shared_tokens
@@ -414,11 +417,11 @@ def stage_kv_bytes(setting: Setting, ledger: Ledger, load: Load, stage: Share) -
             blocks_per_step_token=pool.blocks_per_step_token,
             step_tokens=load.step_tokens,
         )
-    tokens = load.sequences * layer_tokens(model, unshared, paged=load.paged)
+    tokens = load.sequences * cached_tokens_by_layer_group(model, unshared, paged=load.paged)
     if load.shared_tokens:
-        tokens += layer_tokens(model, load.shared_tokens, paged=load.paged)
+        tokens += cached_tokens_by_layer_group(model, load.shared_tokens, paged=load.paged)
     if pooled:
-        tokens += PerGroup.of(
+        tokens += PerLayerGroup.of(
             model, lambda group: step_tokens_outside_window(group, load.step_tokens)
         )
     return cache_bytes(
@@ -431,20 +434,20 @@ def stage_kv_bytes(setting: Setting, ledger: Ledger, load: Load, stage: Share) -
     )
 
 
-def step_cache_bytes(setting: Setting, load: Load) -> float:
+def step_cache_bytes(setting: Setting, load: MemoryLoad) -> float:
     """Return the bytes of cache that the tokens of a step hold beside those of its requests.
 
     They are those of all layers; a pipeline stage has them in proportion to its layers.
     """
     if not (setting.engine.pools_blocks and load.paged):
         return 0.0
-    whole = Share(layers=float(setting.model.num_hidden_layers), vocabulary=0.0, is_last=True)
+    whole = StageShare(layers=float(setting.model.num_hidden_layers), vocabulary=0.0, is_last=True)
     without = replace(load, step_tokens=0.0)
     held, beside = (stage_kv_bytes(setting, NullLedger(), each, whole) for each in (load, without))
     return (held - beside) * (1 - setting.offload.kv_share)
 
 
-def _stage(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> StageMemory:
+def _stage(setting: Setting, ledger: Ledger, load: MemoryLoad, stage: StageShare) -> StageMemory:
     """Return the peak memory of a stage: during prefill or at the last decode step."""
     weights = stage_weight_bytes(setting, ledger, stage)
     factor = setting.factor("memory")
@@ -485,24 +488,24 @@ def _stage(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> StageM
     )
 
 
-def step_activation_bytes(setting: Setting, load: Load) -> float:
+def step_activation_bytes(setting: Setting, load: MemoryLoad) -> float:
     """Return the bytes of activations of a step, which are the same on every stage."""
     return _activation_bytes(setting, load, _working_set(setting, NullLedger(), load))
 
 
-def _activation_bytes(setting: Setting, load: Load, working_set: float) -> float:
+def _activation_bytes(setting: Setting, load: MemoryLoad, working_set: float) -> float:
     """Return the bytes of a working set as the engine allocates it, and of what waits."""
     allocated = working_set * setting.engine.working_set_ratio * setting.factor("memory")
     return allocated + waiting_bytes(setting, load.waiting_tokens)
 
 
-def _workspace(setting: Setting, ledger: Ledger, weights: float, stage: Share) -> float:
+def _workspace(setting: Setting, ledger: Ledger, weights: float, stage: StageShare) -> float:
     """Return the bytes of split attention, beside a cache that fills the engine's memory."""
     engine, workload = setting.engine, setting.workload
     if not engine.attention_partition or not isinstance(workload, ServeWorkload):
         return 0.0
     tokens = float(workload.input_tokens + workload.output_tokens)
-    one = Load(1.0, tokens, 0.0, 0.0, paged=False)
+    one = MemoryLoad(1.0, tokens, 0.0, 0.0, paged=False)
     share = setting.strategy.gpu_memory_utilization or engine.memory_utilisation
     visible, _ = _limits(setting)
     return attention_workspace(
@@ -513,7 +516,7 @@ def _workspace(setting: Setting, ledger: Ledger, weights: float, stage: Share) -
     )
 
 
-def _loading(setting: Setting, weights: float, stage: Share) -> list[StageMemory]:
+def _loading(setting: Setting, weights: float, stage: StageShare) -> list[StageMemory]:
     """Return the moment of loading if it needs more than the device has.
 
     An engine that makes FP8 of a 16-bit checkpoint may first hold that, whatever its share is.
@@ -547,12 +550,12 @@ def _communicators(setting: Setting) -> float:
     return where(setting.layout.tensor * setting.layout.attention_data > 1, each, 0.0)
 
 
-def _uncounted(setting: Setting) -> float:
+def _uncounted_overhead(setting: Setting) -> float:
     """Return the runtime overhead missing from published peaks that count only tensors."""
     return max(0.0, setting.engine.runtime_overhead_bytes - _overhead(setting))
 
 
-def _rotary_tables(setting: Setting, ledger: Ledger, stage: Share) -> float:
+def _rotary_tables(setting: Setting, ledger: Ledger, stage: StageShare) -> float:
     """Return the bytes of rotary tables of an engine that keeps them per layer."""
     model = setting.model
     if not setting.engine.rotary_tables_per_layer:
@@ -567,7 +570,7 @@ def _rotary_tables(setting: Setting, ledger: Ledger, stage: Share) -> float:
     )
 
 
-def _prompt_logits(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> float:
+def _prompt_logits(setting: Setting, ledger: Ledger, load: MemoryLoad, stage: StageShare) -> float:
     """Return the bytes of prompt logits in engines that compute them for every token."""
     model, tensor = setting.model, setting.layout.tensor
     if not setting.engine.prompt_logits or not any_of(stage.is_last):
@@ -586,7 +589,7 @@ def _prompt_logits(setting: Setting, ledger: Ledger, load: Load, stage: Share) -
     return where(stage.is_last, logits, 0.0)
 
 
-def _working_set(setting: Setting, ledger: Ledger, load: Load) -> float:
+def _working_set(setting: Setting, ledger: Ledger, load: MemoryLoad) -> float:
     """Return the bytes of the largest live tensors of one step."""
     model, tensor = setting.model, setting.layout.tensor
     step = largest_step(setting, load.step_tokens, load.sampled_tokens)

@@ -154,7 +154,7 @@ class Rule:
     message: Callable[[], str]
 
 
-def check(rules: Iterable[Rule]) -> None:
+def check_rules(rules: Iterable[Rule]) -> None:
     """Raise on the first violated rule.
 
     Raises:
@@ -165,7 +165,7 @@ def check(rules: Iterable[Rule]) -> None:
             raise NotPossibleError(rule.message(), rule.field)
 
 
-def mask(rules: Iterable[Rule]) -> Flag:
+def rules_mask(rules: Iterable[Rule]) -> Flag:
     """Return where every rule holds."""
     return reduce(both, (rule.holds for rule in rules))
 
@@ -268,7 +268,7 @@ def serving_rules(model: ModelSpec, layout: Layout) -> Iterator[Rule]:
     )
 
 
-def degree_rules(
+def supported_size_rules(
     model: ModelSpec, engine: Engine, layout: Layout, *, separate: bool
 ) -> Iterator[Rule]:
     """Yield the rules for parallel sizes that a serving engine can be told.
@@ -285,7 +285,7 @@ def degree_rules(
         lambda: (
             f"context_parallel_size is {layout.context}, which {title} cannot be told: it splits "
             "a context inside the tensor ranks only; leave it out, or choose "
-            f"{_engines_with('context')}"
+            f"{_engines_supporting('context')}"
         ),
     )
     yield Rule(
@@ -293,7 +293,7 @@ def degree_rules(
         field("attention_data"),
         lambda: (
             f"attention_data_parallel_size is {layout.attention_data}, which {title} does not "
-            f"have; leave it out, or choose {_engines_with('attention_data')}"
+            f"have; leave it out, or choose {_engines_supporting('attention_data')}"
         ),
     )
     yield Rule(
@@ -301,21 +301,21 @@ def degree_rules(
         field("expert"),
         lambda: (
             f"expert_parallel_size is {layout.expert}, which {title} does not have; leave it out, "
-            f"or choose {_engines_with('expert')}"
+            f"or choose {_engines_supporting('expert')}"
         ),
     )
     if model.is_moe:
-        yield from _shared_expert_rules(told, title, layout, separate=separate)
+        yield from _expert_sharing_rules(told, title, layout, separate=separate)
 
 
-def _engines_with(degree: Literal["context", "attention_data", "expert"]) -> str:
+def _engines_supporting(degree: Literal["context", "attention_data", "expert"]) -> str:
     """Return the engines that can be told a degree."""
     rows = serving_engines().items()
     *others, last = (key for key, row in rows if getattr(row, degree) not in (False, "none"))
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _shared_expert_rules(
+def _expert_sharing_rules(
     told: ServingEngine, title: str, layout: Layout, *, separate: bool
 ) -> Iterator[Rule]:
     """Yield the rules for ranks that share the experts of a sparse model."""
@@ -356,7 +356,7 @@ def _shared_expert_rules(
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutWidth:
     """A width that ranks cut, and the block of columns of which each must get whole ones."""
 
     name: str
@@ -366,7 +366,7 @@ class Cut:
     title: str
 
 
-def width_rules(
+def shard_width_rules(
     model: ModelSpec, engine: Engine, layout: Layout, stored: WeightBlocks, device: DeviceSpec
 ) -> Iterator[Rule]:
     """Yield the rules for widths that tensor parallelism cuts, by whole blocks of the weights.
@@ -390,7 +390,7 @@ def width_rules(
         if part == "experts":
             ranks = layout.expert_group / maximum(layout.expert, 1)
         whole = divides(ranks * block, width) if part != "attention" or block > 1 else True
-        cut = Cut(name, width, ranks, block, title)
+        cut = CutWidth(name, width, ranks, block, title)
         yield Rule(
             either(ranks <= 1, whole),
             "strategy.tensor_parallel_size",
@@ -398,7 +398,7 @@ def width_rules(
         )
 
 
-def _cut_message(model: ModelSpec, engine: Engine, layout: Layout, cut: Cut) -> str:
+def _cut_message(model: ModelSpec, engine: Engine, layout: Layout, cut: CutWidth) -> str:
     """Return why an engine refuses a cut, with the nearest size that works."""
     blocks = f"no multiple of the {cut.block}-wide {cut.title}, " if cut.block > 1 else ""
     return (
@@ -430,7 +430,7 @@ def _nearest_size(model: ModelSpec, layout: Layout, width: int, block: int, name
     works = [
         tensor
         for tensor in range(1, layout.tensor)
-        if width % (tensor * block) == 0 and mask(_division_rules(model, tensor, 1))
+        if width % (tensor * block) == 0 and rules_mask(_division_rules(model, tensor, 1))
     ]
     fewer = f"; the nearest that works is {max(works)}" if works else ""
     if model.is_moe and name.startswith("expert"):
@@ -574,11 +574,11 @@ def layout_of(request: EstimateRequest, model: ModelSpec, engine: Engine) -> Lay
     available = request.cluster.num_devices
     if isinstance(request.workload, CompressWorkload):
         layout = _compression_layout(request.strategy, request.workload)
-        check(rank_rules(model, available, layout))
+        check_rules(rank_rules(model, available, layout))
         return layout
     layout = requested_layout(request.strategy, available)
     if isinstance(request.workload, TrainWorkload):
-        check(rank_rules(model, available, layout))
+        check_rules(rank_rules(model, available, layout))
         return layout
     layout = _with_tensor_as_all_ranks(layout, available)
     separate = has_separate_replicas(request.strategy, request.cluster)
@@ -586,9 +586,9 @@ def layout_of(request: EstimateRequest, model: ModelSpec, engine: Engine) -> Lay
     if shares_experts and model.is_moe and not separate:
         layout = _with_all_data_ranks_joined(layout, request.strategy, model.num_experts)
     layout = _with_data_ranks_joined(layout)
-    check(rank_rules(model, available, layout))
-    check(serving_rules(model, layout))
-    check(degree_rules(model, engine, layout, separate=separate))
+    check_rules(rank_rules(model, available, layout))
+    check_rules(serving_rules(model, layout))
+    check_rules(supported_size_rules(model, engine, layout, separate=separate))
     return layout
 
 

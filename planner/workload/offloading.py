@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from planner.catalog.engines import routing_evenness
-from planner.cost.communication import Share, transfer_seconds
+from planner.cost.communication import StageShare, transfer_seconds
 from planner.cost.kv_cache import cache_bytes
 from planner.cost.memory import (
     block_seconds,
@@ -24,7 +24,7 @@ from planner.cost.roofline import attention_work, compute_seconds, experts_read,
 from planner.cost.weights import WIDE, element_bytes
 from planner.specs.base import OperatorClass
 from planner.specs.workload import OffloadSpec
-from planner.workload.operators import Operation, Part
+from planner.workload.operators import Operation, OperatorCost
 from planner.workload.setting import Setting
 
 # ---------------------------------------------------------------------------
@@ -70,7 +70,7 @@ class PassTotals:
 
 
 @dataclass(frozen=True)
-class Tiers:
+class TierTraffic:
     """Bytes that one pass moves between memory tiers, per device."""
 
     weights: float
@@ -109,7 +109,7 @@ def overlap_offload(run: Operation, own: PassTotals) -> PassTotals:
     offload = setting.offload
     if offload.weights_share + offload.kv_share + offload.activations_cpu <= 0:
         return own
-    tiers = tiers_of(run)
+    tiers = tier_traffic(run)
     if setting.engine.computes_on_host:
         on_host = _read_on_host if run.work.group == "prefill" else _decode_on_host
         return on_host(run, own, tiers)
@@ -136,11 +136,11 @@ def _on_demand(run: Operation, load_s: float) -> float:
     return load_s if run.setting.model.is_moe and run.setting.offload.weights_share else 0.0
 
 
-def unpack(run: Operation) -> Part:
-    """Cost dequantising weights and cache with kernels not fused into matrix products."""
+def separate_dequantisation(run: Operation) -> OperatorCost:
+    """Estimate the cost of dequantising weights and cache in separate kernels."""
     setting, bytes_each = run.setting, run.setting.engine.unpack_bytes_per_element
     if not bytes_each:
-        return Part(0.0)
+        return OperatorCost(0.0)
     values = 0.0
     if setting.weight_dtype not in WIDE:
         values = setting.counts.layer_linear / setting.layout.tensor
@@ -155,10 +155,10 @@ def unpack(run: Operation) -> Part:
         memory_bytes_per_s=run.rates.memory_bytes_per_s,
         memory_efficiency=1.0,
     )
-    return Part(seconds)
+    return OperatorCost(seconds)
 
 
-def tiers_of(run: Operation) -> Tiers:
+def tier_traffic(run: Operation) -> TierTraffic:
     """Return the bytes that a pass over a block of micro-batches moves between the tiers."""
     setting, model, work = run.setting, run.setting.model, run.work
     scratch = (run.ledger, _line(run, "KV cache of this pass", "offload_kv"))
@@ -170,7 +170,7 @@ def tiers_of(run: Operation) -> Tiers:
         written = cache_bytes(model, work.stored_layer_tokens, ranks, element, scratch) * batches
     on_host = attends_on_host(setting) or work.group == "prefill"
     hidden = work.new_tokens * model.hidden_size * setting.activation_element_bytes * batches
-    return Tiers(
+    return TierTraffic(
         weights=_fetched_weights(run),
         kv_loaded=0.0 if on_host else read * offloaded,
         kv_stored=written * offloaded,
@@ -196,7 +196,7 @@ def _fetched_weights(run: Operation) -> float:
         expert_bytes=expert,
     )
     moe = setting.model.is_moe
-    visited = expert * _visited_share(run) if moe else 0.0
+    visited = expert * _routed_expert_ratio(run) if moe else 0.0
     hits = 1.0
     if moe:
         cached = maximum(0.0, 1 - offloaded * (dense + expert) / expert)
@@ -209,7 +209,7 @@ def _fetched_weights(run: Operation) -> float:
     return run.ledger.term(
         fetched_weight_bytes,
         _line(run, "Weights fetched by a pass", "fetched_weights"),
-        dense_bytes=dense * _active_share(run),
+        dense_bytes=dense * _active_offloaded_ratio(run),
         dense_share=dense_share,
         expert_bytes=visited,
         expert_share=1.0 if moe else 0.0,
@@ -217,7 +217,7 @@ def _fetched_weights(run: Operation) -> float:
     )
 
 
-def _active_share(run: Operation) -> float:
+def _active_offloaded_ratio(run: Operation) -> float:
     """Return the share of the offloaded dense weights that any token of a pass needs.
 
     Each token activates weights independently; weights that no token needs are not fetched.
@@ -229,7 +229,7 @@ def _active_share(run: Operation) -> float:
     return cast("float", 1.0 - none)
 
 
-def _visited_share(run: Operation) -> float:
+def _routed_expert_ratio(run: Operation) -> float:
     """Return the share of all experts that the tokens of a pass are routed to."""
     model = run.setting.model
     tokens = run.work.routed_tokens * run.work.batches
@@ -243,8 +243,8 @@ def _visited_share(run: Operation) -> float:
     return minimum(1.0, cast("float", read) / model.num_experts)
 
 
-def _host_attention(run: Operation, tiers: Tiers) -> float:
-    """Cost attention over the KV cache in host memory, on the host's cores."""
+def _host_attention(run: Operation, tiers: TierTraffic) -> float:
+    """Estimate the cost of attention over the KV cache in host memory, on the host's cores."""
     if not any_of(tiers.kv_on_host > 0):
         return 0.0
     host_s = run.ledger.term(
@@ -254,10 +254,10 @@ def _host_attention(run: Operation, tiers: Tiers) -> float:
         memory_bytes_per_s=run.setting.host_memory_bytes_per_s,
         memory_efficiency=HOST_ATTENTION_EFFICIENCY,
     )
-    return maximum(host_s, _at_the_devices_pace(run, tiers))
+    return maximum(host_s, _device_attention_seconds(run, tiers))
 
 
-def _at_the_devices_pace(run: Operation, tiers: Tiers) -> float:
+def _device_attention_seconds(run: Operation, tiers: TierTraffic) -> float:
     """Return the seconds of the device for the attention that the host takes over.
 
     The host is not costed as faster than the device.
@@ -279,8 +279,8 @@ def _at_the_devices_pace(run: Operation, tiers: Tiers) -> float:
     return part.seconds
 
 
-def _links(run: Operation, tiers: Tiers) -> tuple[float, float, float]:
-    """Cost the loads to the device, the stores to the host and the disk transfers."""
+def _links(run: Operation, tiers: TierTraffic) -> tuple[float, float, float]:
+    """Estimate the cost of loads to the device, stores to the host and disk transfers."""
     setting, offload = run.setting, run.setting.offload
     weights, cache = offload.weights_share, offload.kv_share
     disk_weights = offload.weights_disk / weights if weights else 0.0
@@ -315,7 +315,7 @@ def _links(run: Operation, tiers: Tiers) -> tuple[float, float, float]:
     return seconds[0], seconds[1], seconds[2]
 
 
-def _read_on_host(run: Operation, own: PassTotals, tiers: Tiers) -> PassTotals:
+def _read_on_host(run: Operation, own: PassTotals, tiers: TierTraffic) -> PassTotals:
     """Return a prefill pass with layers or experts in host memory or on disk.
 
     Either their weights are streamed to the device for every step, or the host's cores compute
@@ -336,7 +336,7 @@ def _read_on_host(run: Operation, own: PassTotals, tiers: Tiers) -> PassTotals:
     )
 
 
-def _decode_on_host(run: Operation, own: PassTotals, tiers: Tiers) -> PassTotals:
+def _decode_on_host(run: Operation, own: PassTotals, tiers: TierTraffic) -> PassTotals:
     """Return a decode pass whose offloaded layers or experts run on the host's cores.
 
     The host reads their weights and cache instead of the device, and is not faster than it.
@@ -345,13 +345,13 @@ def _decode_on_host(run: Operation, own: PassTotals, tiers: Tiers) -> PassTotals
     read_s, compute_s = _host_seconds(run, tiers)
     _, _, disk_s = _links(run, tiers)
     weights_s = tiers.weights / (rates.memory_bytes_per_s * rates.weight_efficiency)
-    cache_s = _at_the_devices_pace(run, tiers)
+    cache_s = _device_attention_seconds(run, tiers)
     host_s = maximum(maximum(read_s, compute_s), maximum(disk_s, weights_s + cache_s))
     return replace(own, memory_s=maximum(0.0, own.memory_s - weights_s) + host_s)
 
 
-def _host_seconds(run: Operation, tiers: Tiers) -> tuple[float, float]:
-    """Cost what the host reads and computes of the offloaded layers or experts."""
+def _host_seconds(run: Operation, tiers: TierTraffic) -> tuple[float, float]:
+    """Estimate the cost of reading and computing offloaded layers or experts on the host."""
     setting, work = run.setting, run.work
     read_s = run.ledger.term(
         memory_seconds,
@@ -387,7 +387,7 @@ GROUP = "memory"
 # The offload fields for weights, cache and activations of each tier.
 HOST = ("weights_cpu", "kv_cpu", "activations_cpu")
 DISK = ("weights_disk", "kv_disk", "")
-Bytes = Callable[[Share], float]
+Bytes = Callable[[StageShare], float]
 
 
 def offloaded_bytes(
@@ -395,7 +395,7 @@ def offloaded_bytes(
     shares: tuple[str, ...],
     weights: Bytes,
     cache: Bytes,
-    stages: Sequence[Share],
+    stages: Sequence[StageShare],
     tokens: float,
 ) -> float:
     """Return the bytes in one tier: weights once, caches and activations per replica.
@@ -425,7 +425,7 @@ def waiting_bytes(setting: Setting, tokens: float) -> float:
     return residual_bytes(setting, tokens) * (1 - setting.offload.activations_cpu)
 
 
-def double_buffer(setting: Setting, ledger: Ledger, weights: float, stage: Share) -> float:
+def double_buffer(setting: Setting, ledger: Ledger, weights: float, stage: StageShare) -> float:
     """Return the bytes of a double buffer: the current layer and the one being loaded."""
     offloaded = setting.offload.weights_share
     if not offloaded or setting.engine.computes_on_host:
@@ -476,7 +476,7 @@ class StageBytes:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class OffloadTraffic:
     """The bytes that one rank moves per micro-batch if a class is fully offloaded."""
 
     weights: float
@@ -490,14 +490,14 @@ def is_offloading(offload: OffloadSpec) -> bool:
     return shares > 0 or offload.optimizer != NOWHERE
 
 
-def gradients_leave(setting: Setting) -> bool:
+def offloads_gradients(setting: Setting) -> bool:
     """Return whether gradients are offloaded together with the optimiser states."""
     return setting.offload.optimizer != NOWHERE and not setting.engine.keeps_gradients
 
 
-def gradients_left(setting: Setting, ledger: Ledger, gradients: float) -> float:
+def device_gradient_bytes(setting: Setting, ledger: Ledger, gradients: float) -> float:
     """Return the bytes of gradients on the device; one bucket if they are offloaded."""
-    if not gradients_leave(setting):
+    if not offloads_gradients(setting):
         return gradients
     return ledger.term(
         gradient_bucket_bytes,
@@ -507,7 +507,7 @@ def gradients_left(setting: Setting, ledger: Ledger, gradients: float) -> float:
     )
 
 
-def activations_left(setting: Setting, ledger: Ledger, kept: float, layers: float) -> float:
+def device_activation_bytes(setting: Setting, ledger: Ledger, kept: float, layers: float) -> float:
     """Return the bytes of saved activations on the device."""
     share = setting.offload.activations_cpu
     if not share:
@@ -524,7 +524,7 @@ def activations_left(setting: Setting, ledger: Ledger, kept: float, layers: floa
 def tier_bytes(setting: Setting, stage: StageBytes) -> tuple[float, float]:
     """Return the bytes in host memory and on disk for one device of a stage."""
     offload = setting.offload
-    gradients = stage.gradients if gradients_leave(setting) else 0.0
+    gradients = stage.gradients if offloads_gradients(setting) else 0.0
     host = stage.weights * offload.weights_cpu + stage.activations * offload.activations_cpu
     disk = stage.weights * offload.weights_disk
     if offload.optimizer == "cpu":
@@ -542,7 +542,7 @@ def _host_gradients(setting: Setting, gradients: float, updated: float) -> float
     return updated * where(setting.layout.zero_stage >= FULL_SHARDING, each["3"], each["2"])
 
 
-class TrainingTiers:
+class TrainingOffload:
     """The offload transfer times of a training step, recorded in the ledger."""
 
     def __init__(self, setting: Setting, ledger: Ledger) -> None:
@@ -560,13 +560,13 @@ class TrainingTiers:
             sharers=self.sharers,
         )
 
-    def micro_batch(self, own_s: float, forward_share: float, whole: Traffic) -> float:
+    def micro_batch(self, own_s: float, forward_share: float, whole: OffloadTraffic) -> float:
         """Return the exposed seconds of offload transfers per micro-batch."""
         if not is_offloading(self.offload):
             return 0.0
         rate, share = self._rate(), self.offload.activations_cpu
         weights = whole.weights * self.offload.weights_share
-        gradients = whole.gradients if gradients_leave(self.setting) else 0.0
+        gradients = whole.gradients if offloads_gradients(self.setting) else 0.0
         disk_s = self._disk("Weights from disk", whole.weights * self.offload.weights_disk)
         activations = whole.activations * share
         forward = self._phase(
@@ -601,7 +601,7 @@ class TrainingTiers:
         )
 
     def update(self, parameters: float, states_each: float) -> float:
-        """Cost an optimiser update on the host, overlapped with loading the weights back.
+        """Estimate the cost of an optimiser update on the host, overlapped with weight loads.
 
         ``parameters`` are those of one rank; ``states_each`` is the state bytes per parameter.
         """
@@ -618,7 +618,7 @@ class TrainingTiers:
             efficiency=HOST_UPDATE_EFFICIENCY,
         )
         loaded = parameters * weight * (1 - offload.weights_share)
-        stored = 0.0 if gradients_leave(setting) else parameters * gradient
+        stored = 0.0 if offloads_gradients(setting) else parameters * gradient
         on_disk = parameters * weight * offload.weights_disk
         if offload.optimizer == "nvme":
             on_disk = on_disk + parameters * READS_AND_WRITES * (states_each + gradient)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.cost.quantity import Flag, Ledger, Line, PerGroup, is_column, maximum, where
+from planner.cost.quantity import Flag, Ledger, Line, PerLayerGroup, is_column, maximum, where
 from planner.cost.roofline import matmul_flops, power_wait_seconds, roofline_seconds
 from planner.cost.weights import GEMM_SPEEDUP
 from planner.specs.base import OperatorClass
@@ -18,11 +18,11 @@ ROUNDS_IN_A_NODE = 3  # eight ranks
 PRUNED = frozenset({"linear", "experts"})
 
 
-NOTHING = PerGroup(())
+NOTHING = PerLayerGroup(())
 
 
 @dataclass(frozen=True)
-class Pass:
+class ForwardPass:
     """The work of one forward pass on one device.
 
     Data-parallel attention and context parallelism split it over ranks; ``routed_tokens`` counts
@@ -32,25 +32,25 @@ class Pass:
     group: str
     sequences: float
     new_tokens: float
-    token_pairs: PerGroup
-    read_layer_tokens: PerGroup
+    token_pairs: PerLayerGroup
+    read_layer_tokens: PerLayerGroup
     sampled_tokens: float
     routed_tokens: float
     steps: float = 1.0
     # Micro-batches per load of streamed weights, cached tokens of one of them on any tier, and the
     # tokens that this pass stores.
     batches: float = 1.0
-    cached_layer_tokens: PerGroup = NOTHING
-    stored_layer_tokens: PerGroup = NOTHING
+    cached_layer_tokens: PerLayerGroup = NOTHING
+    stored_layer_tokens: PerLayerGroup = NOTHING
     # Pairs of query and cached token that the host attends to instead of the device.
-    host_token_pairs: PerGroup = NOTHING
+    host_token_pairs: PerLayerGroup = NOTHING
     # Whether queries attend to cached latents without decompressing them.
     absorbed: bool = False
 
 
 @dataclass(frozen=True)
-class Part:
-    """The seconds of one operator class, whether arithmetic bounds it, and its work."""
+class OperatorCost:
+    """The seconds of one operator class in a pass, whether arithmetic bounds it, and its work."""
 
     seconds: float
     is_compute: Flag = False
@@ -65,7 +65,7 @@ class Operation:
     setting: Setting
     rates: Rates
     ledger: Ledger
-    work: Pass
+    work: ForwardPass
 
     def line(self, name: str, part: str, operator_class: OperatorClass, key: str = "") -> Line:
         """Return the ledger line of a term, with its published serving factor."""
@@ -73,8 +73,8 @@ class Operation:
 
     def matmul(
         self, name: str, key: str, parameters: float, tokens: float, moved_bytes: float
-    ) -> Part:
-        """Cost products of ``tokens`` tokens with weights that are read once."""
+    ) -> OperatorCost:
+        """Estimate the cost of products of ``tokens`` tokens with weights that are read once."""
         flops = self.ledger.term(
             matmul_flops,
             self.setting.line(self.work.group, f"{name}: arithmetic", key=f"{key}_flops"),
@@ -84,7 +84,7 @@ class Operation:
         products = self.roofline((name, "linear", key), flops, moved_bytes)
         return self._power_limited(products, name, key)
 
-    def _power_limited(self, products: Part, name: str, key: str) -> Part:
+    def _power_limited(self, products: OperatorCost, name: str, key: str) -> OperatorCost:
         """Return matrix products slowed by the GPU's power limit, if that was fitted."""
         seconds_ratio = self.setting.power_factor(self.work.group)
         watts = self.setting.device.tdp_watts
@@ -101,8 +101,10 @@ class Operation:
         )
         return replace(products, seconds=products.seconds + wait)
 
-    def roofline(self, names: tuple[str, str, str], flops: float, moved_bytes: float) -> Part:
-        """Cost an operator that computes and moves bytes; ``names`` are title, part and key."""
+    def roofline(
+        self, names: tuple[str, str, str], flops: float, moved_bytes: float
+    ) -> OperatorCost:
+        """Estimate the cost of one operator by the roofline; ``names``: title, part, key."""
         rates = self.rates
         of_cache = names[1] == "attention"
         peak = rates.peak_flops_per_s
@@ -122,7 +124,7 @@ class Operation:
             memory_bytes_per_s=rates.memory_bytes_per_s,
             memory_efficiency=efficiency,
         )
-        return Part(seconds, is_compute, flops, moved_bytes)
+        return OperatorCost(seconds, is_compute, flops, moved_bytes)
 
     def _bound_line(self, names: tuple[str, str, str], is_compute: Flag) -> Line:
         """Return the ledger line of an operator, with the host's factor for its bound."""

@@ -35,11 +35,11 @@ from planner.workload.layouts import (
     Layout,
     attention_rules,
     batch_rules,
-    check,
+    check_rules,
     layout_of,
+    shard_width_rules,
     training_rules,
     weight_blocks,
-    width_rules,
 )
 from planner.workload.setting import Setting, compute_dtype_of, emulates_narrow_products
 
@@ -89,7 +89,9 @@ def default_group(given: Strategy, model: ModelSpec, weight: Dtype, engine: Engi
 EIGHT_BIT_FLOATS = frozenset(UNITS_FROM)
 
 
-def as_published(request: EstimateRequest, model: ModelSpec, *, training: bool) -> EstimateRequest:
+def with_published_format(
+    request: EstimateRequest, model: ModelSpec, *, training: bool
+) -> EstimateRequest:
     """Return the request with the checkpoint's packed format if it names no format."""
     given, stored = request.strategy, model.quantization or ""
     if training or given.weight_dtype or given.quantization or ":" not in stored:
@@ -397,34 +399,34 @@ def resolve(request: EstimateRequest) -> Setting:
     device = resolve_device(cluster.device)
     training = isinstance(request.workload, TrainWorkload)
     engine = get_engine(request.engine, device.kind, training=training)
-    engine = on_device(engine, device, training=training)
+    engine = with_device_overhead(engine, device, training=training)
     model = _in_engine(resolve_model(request.model), engine)
     _refuse_encoder(model, training=training)
     given = request.strategy
-    request = as_published(request, model, training=training)
-    refuse_uncovered(request.strategy, training=training)
+    request = with_published_format(request, model, training=training)
+    refuse_unmodelled_fields(request.strategy, training=training)
     _refuse_serving_only(request)
     refuse_memory_share(request.strategy, engine)
     layout = layout_of(request, model, engine)
-    strategy = _filled(request, model, engine, layout)
+    strategy = _filled_strategy(request, model, engine, layout)
     devices = (device, *(resolve_device(group.device) for group in cluster.other_nodes))
 
     def fill(changed: Strategy) -> Strategy:
-        published = as_published(
+        published = with_published_format(
             request.model_copy(update={"strategy": changed}), model, training=training
         )
-        return _filled(published, model, engine, layout)
+        return _filled_strategy(published, model, engine, layout)
 
     refuse_unsupported(engine, model, devices, RequestedFormats(given, strategy, fill, training))
     if not training:
         blocks = weight_blocks(model, strategy)
-        check(width_rules(model, engine, layout, blocks, device))
-    refuse_longer(request, model, engine)
+        check_rules(shard_width_rules(model, engine, layout, blocks, device))
+    refuse_beyond_context(request, model, engine)
     layout = _filled_layout(layout, strategy)
     if isinstance(request.workload, TrainWorkload):
         schedule = strategy.pipeline_schedule
-        check(training_rules(model, request.workload, layout, schedule))
-    check(attention_rules(strategy.attention, engine, device, layout, training=training))
+        check_rules(training_rules(model, request.workload, layout, schedule))
+    check_rules(attention_rules(strategy.attention, engine, device, layout, training=training))
     setting = Setting(
         model=model,
         counts=count_parameters(model),
@@ -454,7 +456,7 @@ def _in_engine(model: ModelSpec, engine: Engine) -> ModelSpec:
     return model
 
 
-def on_device(engine: Engine, device: DeviceSpec, *, training: bool) -> Engine:
+def with_device_overhead(engine: Engine, device: DeviceSpec, *, training: bool) -> Engine:
     """Return the engine with the device's measured overhead in place of the default."""
     if device.architecture in engine.fp8_kv_cache_architectures:
         engine = engine.model_copy(update={"fp8_kv_cache_with_fp8_weights": True})
@@ -466,7 +468,7 @@ def on_device(engine: Engine, device: DeviceSpec, *, training: bool) -> Engine:
     return engine.model_copy(update={"runtime_overhead_bytes": overhead_bytes})
 
 
-def check_shares(offload: OffloadSpec) -> None:
+def check_offload_shares(offload: OffloadSpec) -> None:
     """Reject offload shares of one tensor class that sum to more than 1.
 
     Raises:
@@ -481,7 +483,7 @@ def check_shares(offload: OffloadSpec) -> None:
             )
 
 
-def refuse_uncovered(strategy: Strategy, *, training: bool = False) -> None:
+def refuse_unmodelled_fields(strategy: Strategy, *, training: bool = False) -> None:
     """Reject strategy fields that the planner has no formula for.
 
     Raises:
@@ -504,7 +506,7 @@ def refuse_uncovered(strategy: Strategy, *, training: bool = False) -> None:
             "strategy.quantization",
         )
     if strategy.offload is not None:
-        check_shares(strategy.offload)
+        check_offload_shares(strategy.offload)
         _refuse_other_offload(strategy.offload, training=training)
 
 
@@ -551,7 +553,7 @@ def _filled_layout(layout: Layout, strategy: Strategy) -> Layout:
     )
 
 
-def _filled(
+def _filled_strategy(
     request: EstimateRequest, model: ModelSpec, engine: Engine, layout: Layout
 ) -> Strategy:
     given = request.strategy
@@ -585,7 +587,7 @@ def _filled(
     return Strategy.model_validate({**fields, **explicit})
 
 
-def refuse_longer(request: EstimateRequest, model: ModelSpec, engine: Engine) -> None:
+def refuse_beyond_context(request: EstimateRequest, model: ModelSpec, engine: Engine) -> None:
     """Reject requests beyond the model's context if the engine refuses to start with them.
 
     Raises:
@@ -604,7 +606,7 @@ def refuse_longer(request: EstimateRequest, model: ModelSpec, engine: Engine) ->
     )
 
 
-def usual_stage(strategy: Strategy) -> int:
+def default_zero_stage(strategy: Strategy) -> int:
     """Return the default ZeRO stage: offloaded states must be sharded."""
     offload = strategy.offload or OffloadSpec()
     if offload.weights_cpu or offload.weights_disk:
@@ -622,7 +624,7 @@ def _training_defaults(
     accumulation = given.gradient_accumulation_steps
     default_micro = per_rank if engine.role == "runner" else 1
     micro = given.micro_batch_size or (per_rank // accumulation if accumulation else default_micro)
-    check(batch_rules(workload, layout.data, micro))
+    check_rules(batch_rules(workload, layout.data, micro))
     steps = per_rank // micro
     if accumulation and accumulation != steps:
         raise NotPossibleError(
@@ -635,7 +637,7 @@ def _training_defaults(
     return {
         "compute_dtype": given.compute_dtype or (half if weight != "fp32" else "fp32"),
         "activation_dtype": given.activation_dtype or given.compute_dtype or plain_dtype,
-        "zero_stage": (usual_stage(given) or engine.zero_stage)
+        "zero_stage": (default_zero_stage(given) or engine.zero_stage)
         if given.zero_stage is None
         else given.zero_stage,
         "micro_batch_size": micro,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from planner.cost.kv_cache import layer_tokens
+from planner.cost.kv_cache import cached_tokens_by_layer_group
 from planner.cost.quantity import (
     Ledger,
     NullLedger,
@@ -17,7 +17,7 @@ from planner.cost.quantity import (
     where,
 )
 from planner.cost.queueing import (
-    ArrivalHabits,
+    ArrivalParameters,
     chance_of_decode_overlap,
     cycle_seconds,
     device_wait,
@@ -31,23 +31,23 @@ from planner.cost.queueing import (
     time_to_first_token,
     waves_seconds,
 )
-from planner.cost.roofline import layer_pairs
+from planner.cost.roofline import pairs_by_layer_group
 from planner.specs.estimate import Performance
 from planner.specs.workload import ServeWorkload
 from planner.workload.forward import PassCost, forward_pass, wait_for_slowest_stage
 from planner.workload.generate import (
     MAX_SEARCHED_CONCURRENCY,
+    concurrency_limit,
     decode_work,
     decoding,
     held_at_once,
     held_memory,
-    load_of,
-    on_every_rank,
-    places,
+    memory_load,
     prefilling,
+    replica_requests,
     step_requests,
 )
-from planner.workload.operators import Pass
+from planner.workload.operators import ForwardPass
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.setting import Setting
 
@@ -174,7 +174,7 @@ def step_budget(setting: Setting, prompt: float) -> float:
     return maximum(2.0, where(configured > 0, configured, prompt))
 
 
-def mixed_work(setting: Setting, workload: ServeWorkload, own: float, chunk: float) -> Pass:
+def mixed_work(setting: Setting, workload: ServeWorkload, own: float, chunk: float) -> ForwardPass:
     """Return the work of a mixed step on one rank: decode tokens and prompt chunks.
 
     The KV cache of the decoding requests is read in a separate pass.
@@ -183,21 +183,23 @@ def mixed_work(setting: Setting, workload: ServeWorkload, own: float, chunk: flo
     cached = workload.input_tokens * workload.prefix_share_ratio
     prompt = workload.input_tokens - cached
     prompts = chunk / prompt
-    pairs = layer_pairs(model, workload.input_tokens)
+    pairs = pairs_by_layer_group(model, workload.input_tokens)
     if cached:
-        pairs = pairs + -1 * layer_pairs(model, cached)
+        pairs = pairs + -1 * pairs_by_layer_group(model, cached)
     chunks = maximum(1.0, prompt / chunk)
     context = cached + prompt * (chunks + 1) / (2 * chunks)
-    return Pass(
+    return ForwardPass(
         group=MIXED,
         sequences=own + prompts,
         new_tokens=(own + chunk) / layout.context,
         token_pairs=prompts / layout.context * pairs,
-        read_layer_tokens=prompts * chunks * layer_tokens(model, context, paged=False),
+        read_layer_tokens=prompts
+        * chunks
+        * cached_tokens_by_layer_group(model, context, paged=False),
         sampled_tokens=own + prompts,
         routed_tokens=(own + chunk) * layout.attention_data,
-        cached_layer_tokens=prompts * layer_tokens(model, prompt, paged=False),
-        stored_layer_tokens=prompts * layer_tokens(model, prompt, paged=False),
+        cached_layer_tokens=prompts * cached_tokens_by_layer_group(model, prompt, paged=False),
+        stored_layer_tokens=prompts * cached_tokens_by_layer_group(model, prompt, paged=False),
     )
 
 
@@ -224,15 +226,15 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
     """Return the cost of serving the workload at the concurrency that fits."""
     held = held_at_once(setting, workload)
     most, closed = held.whole, workload.concurrency is not None
-    slots = places(setting, workload, held.raised) if closed else held.usual
-    offered = _offered(setting, workload, slots)
+    slots = concurrency_limit(setting, workload, held.raised) if closed else held.usual
+    offered = _offered_concurrency(setting, workload, slots)
     running = maximum(1.0, minimum(offered, slots))
     # The busiest rank holds whole requests, at least one.
-    full_requests = on_every_rank(setting, minimum(running, maximum(1.0, most)))
-    memory = held_memory(setting, ledger, load_of(setting, workload, full_requests))
+    full_requests = replica_requests(setting, minimum(running, maximum(1.0, most)))
+    memory = held_memory(setting, ledger, memory_load(setting, workload, full_requests))
     prompt = _prompt(setting, workload, ledger, running)
     steady = _steady(setting, workload, ledger, (running, offered), prompt)
-    if fills_places(setting, workload):
+    if fills_every_slot(setting, workload):
         steady = _saturated_state(setting, workload, ledger, steady)
     return Outcome(
         memory=memory,
@@ -245,7 +247,7 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
     )
 
 
-def fills_places(setting: Setting, workload: ServeWorkload) -> bool:
+def fills_every_slot(setting: Setting, workload: ServeWorkload) -> bool:
     """Return whether the queue is never empty, so steps mix prefill and decode.
 
     Speculative decoding and offload keep prefill and decode in separate steps.
@@ -274,7 +276,7 @@ def _saturated_state(
     )
 
 
-def _offered(setting: Setting, workload: ServeWorkload, most: float) -> float:
+def _offered_concurrency(setting: Setting, workload: ServeWorkload, most: float) -> float:
     """Return the offered concurrency of one replica.
 
     In an open loop, requests in flight are arrival rate times latency (Little's law).
@@ -324,9 +326,9 @@ class _Prompt:
     cost: PassCost
     lanes: float
 
-    def turns(self, setting: Setting) -> float:
+    def concurrent_passes(self, setting: Setting) -> float:
         """Return the number of prompts per lane that the pipeline stages process in parallel."""
-        return self.cost.turns(setting.layout.pipeline)
+        return self.cost.concurrent_passes(setting.layout.pipeline)
 
 
 def _prompt(setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float) -> _Prompt:
@@ -352,7 +354,7 @@ def _steady(
     decode = wait_for_slowest_stage(
         setting, ledger, step.per_token, "decode", minimum(running, stages)
     )
-    habits = arrival_habits(setting, workload)
+    habits = arrival_parameters(setting, workload)
     slot = _slot(setting, workload, ledger, prompt)
     tpot = ledger.term(
         mean_token_gap,
@@ -400,7 +402,7 @@ def _service_seconds(
     decode, running = step
     peak = setting.rates.peak_flops_per_s
     reading = maximum(prompt.cost.compute_s, prompt.cost.flops / peak)
-    share = prompt.turns(setting) * prompt.lanes
+    share = prompt.concurrent_passes(setting) * prompt.lanes
     return reading / share + (workload.output_tokens - 1) * decode.total_s / running
 
 
@@ -421,8 +423,8 @@ def _device_wait(
 
 def _slot(setting: Setting, workload: ServeWorkload, ledger: Ledger, prompt: _Prompt) -> float:
     """Return the delay that one prefill adds to the other requests."""
-    habits = arrival_habits(setting, workload)
-    alone, share = prompt.cost.total_s, prompt.turns(setting) * prompt.lanes
+    habits = arrival_parameters(setting, workload)
+    alone, share = prompt.cost.total_s, prompt.concurrent_passes(setting) * prompt.lanes
     cached = workload.input_tokens * workload.prefix_share_ratio
     uncached = workload.input_tokens - cached
     extra_s = alone
@@ -449,12 +451,12 @@ def prompts_per_pass(setting: Setting, tokens: float) -> float:
     return maximum(1.0, setting.layout.batch_tokens / maximum(1.0, tokens))
 
 
-def arrival_habits(setting: Setting, workload: ServeWorkload) -> ArrivalHabits:
+def arrival_parameters(setting: Setting, workload: ServeWorkload) -> ArrivalParameters:
     """Return how arrivals coincide: independently in an open loop, together in a burst."""
     if workload.request_rate_per_second is not None:
-        return ArrivalHabits()
+        return ArrivalParameters()
     if workload.burst_requests is not None:
-        return ArrivalHabits(burst_ratio=1.0)
+        return ArrivalParameters(burst_ratio=1.0)
     return setting.sweep_factors.habits
 
 
@@ -480,7 +482,7 @@ def _prompts_before(
     line = setting.line(GROUP, "Prompts before its own", key="prompts_before")
     if workload.request_rate_per_second is not None:
         return ledger.term(poisson_prompts_before, line, busy_ratio=running * share)
-    habits = arrival_habits(setting, workload)
+    habits = arrival_parameters(setting, workload)
     return ledger.term(
         prompts_waited_for,
         line,
@@ -500,7 +502,7 @@ def _slot_wait(
     if workload.burst_requests is not None:
         # Without repeated calls, half of the queue is ahead on average.
         offered = (offered + running) / 2
-    withheld = arrival_habits(setting, workload).withheld_slots
+    withheld = arrival_parameters(setting, workload).withheld_slots
     if not withheld and not any_of(offered > running):
         return 0.0
     return ledger.term(

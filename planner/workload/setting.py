@@ -7,10 +7,10 @@ from typing import TypeVar, cast
 
 from planner.catalog.engines import Engine, sources
 from planner.catalog.gguf import PackedFormat, packed_format
-from planner.cost.communication import Share, shares_of
+from planner.cost.communication import StageShare, stage_shares
 from planner.cost.parameters import ParameterCounts
 from planner.cost.quantity import Flag, Line, Origin, Quantity, any_of, both, where
-from planner.cost.queueing import ArrivalHabits
+from planner.cost.queueing import ArrivalParameters
 from planner.cost.weights import (
     BITS_PER_BYTE,
     SIXTEEN_BIT,
@@ -216,7 +216,7 @@ class SweepFactors:
             return place.get(part, place.get(similar, 1.0))
 
         factor = factor_in(self._place)
-        for name, is_here in self._layouts:
+        for name, is_here in self._measured_layouts:
             factor = where(is_here, factor_in(self.engine.serving_factors[name]), factor)
         return factor
 
@@ -228,25 +228,25 @@ class SweepFactors:
         return next((places[name] for name in names if name in places), {})
 
     @cached_property
-    def habits(self) -> ArrivalHabits:
+    def habits(self) -> ArrivalParameters:
         """Return the arrival parameters for this pair, or those over all pairs."""
         places = self.engine.arrival_factors
         names = (self._release_key, self.pair, ANYWHERE)
         values = dict(next((places[name] for name in names if name in places), {}))
-        for name, is_here in self._layouts:
+        for name, is_here in self._measured_layouts:
             for habit, default in values.items():
                 values[habit] = where(is_here, places[name].get(habit, default), default)
-        return ArrivalHabits(**values)
+        return ArrivalParameters(**values)
 
     @cached_property
-    def _layouts(self) -> tuple[tuple[str, Flag], ...]:
+    def _measured_layouts(self) -> tuple[tuple[str, Flag], ...]:
         """Return the measured layouts of the pair, each with whether this layout matches."""
         prefix = f"{self.chip}/"
         names = (name for name in self.engine.serving_factors if name.startswith(prefix))
         split = ((name, *name.removeprefix(prefix).partition(RELEASE)[::2]) for name in names)
         # The factors of a release come after, and override, those over all releases.
         ordered = sorted(one for one in split if one[2] in {"", self.release})
-        matches = ((name, self._is_here(ranks)) for name, ranks, _ in ordered)
+        matches = ((name, self._matches_layout(ranks)) for name, ranks, _ in ordered)
         return tuple((name, is_here) for name, is_here in matches if any_of(is_here))
 
     @property
@@ -254,7 +254,7 @@ class SweepFactors:
         """Return the key of the pair's factors for this engine release."""
         return release_key(self.pair, self.release)
 
-    def _is_here(self, ranks: str) -> Flag:
+    def _matches_layout(self, ranks: str) -> Flag:
         """Return whether the layout has exactly these ranks and no other parallelism."""
         tensor, expert, attention = (int(count) for count in ranks.split("-"))
         own = self.layout
@@ -312,7 +312,7 @@ class Setting:
     # Cached costs of this setting; a changed copy starts empty.
     remembered: dict[str, object] = field(default_factory=dict, init=False, compare=False)
 
-    def once(self, name: str, cost: Callable[[], T]) -> T:
+    def cached_cost(self, name: str, cost: Callable[[], T]) -> T:
         """Return a named cost of this setting, computed once and cached."""
         if name not in self.remembered:
             self.remembered[name] = cost()
@@ -351,9 +351,9 @@ class Setting:
         return UNIT_WIDTHS.get(element_bytes(used), "wide")
 
     @cached_property
-    def shares(self) -> tuple[Share, ...]:
+    def shares(self) -> tuple[StageShare, ...]:
         """Return the share of the model on each pipeline stage."""
-        return shares_of(self.model, self.layout.pipeline, self.split)
+        return stage_shares(self.model, self.layout.pipeline, self.split)
 
     @cached_property
     def packed(self) -> PackedFormat | None:
@@ -516,28 +516,28 @@ class Setting:
         """Return the factor for a part of a pass, fitted on published serving sweeps."""
         phase, _, operator = part.partition("_")
         if phase in SIMILAR_PASS:
-            return self._full_factor(phase, operator)
-        return self.sweep_factors.factor(part) * self._stream_factor(part)
+            return self._full_batch_factor(phase, operator)
+        return self.sweep_factors.factor(part) * self._single_stream_factor(part)
 
     @cached_property
-    def _full(self) -> dict[str, float]:
+    def _full_batch_factors(self) -> dict[str, float]:
         """Return the full-batch factors of this architecture, or the engine's general ones."""
         fitted = self.engine.full_factors
         return fitted.get(self.device.architecture) or fitted.get(ANY_ARCHITECTURE, {})
 
-    def _full_factor(self, phase: str, operator: str) -> float:
+    def _full_batch_factor(self, phase: str, operator: str) -> float:
         """Return the factor for a part of a full-batch step, fitted on published tables."""
         shown = f"{phase}_{SHOWN_BY.get(operator, operator)}"
-        if shown not in self._full:
+        if shown not in self._full_batch_factors:
             return self.serving_factor(f"{SIMILAR_PASS[phase]}_{operator}")
-        return self._full.get(f"{phase}_{operator}", self._full[shown])
+        return self._full_batch_factors.get(f"{phase}_{operator}", self._full_batch_factors[shown])
 
     def routing_passes(self, group: str) -> float:
         """Return how often a routed token is read or written, fitted on full-batch tables."""
-        return self._full.get(f"{group}_routing", 0.0)
+        return self._full_batch_factors.get(f"{group}_routing", 0.0)
 
     @cached_property
-    def _streams(self) -> dict[str, float]:
+    def _single_stream_factors(self) -> dict[str, float]:
         """Return single-stream factors; none if measured or if a generic engine serves."""
         engine, device = self.engine, self.device
         serves = engine.is_generic and isinstance(self.workload, ServeWorkload)
@@ -552,16 +552,16 @@ class Setting:
 
         Zero if no such pass was measured. Narrow weights add the cost of unpacking.
         """
-        family = self._streams
+        family = self._single_stream_factors
         narrow = family.get(f"{group}_linear_{width_of(self)}", 1.0)
         return family.get(f"{group}_power", 0.0) * narrow
 
-    def _stream_factor(self, part: str) -> float:
+    def _single_stream_factor(self, part: str) -> float:
         """Return the factor for a part of a pass, fitted on published single streams.
 
         Kernels for 8-bit and 4-bit weights reach a different share of the bandwidth.
         """
-        family = self._streams
+        family = self._single_stream_factors
         part = part.replace("_experts", "_linear")  # the same kernels read both
         narrow = family.get(f"{part}_{width_of(self)}", 1.0)
         return family.get(part, 1.0) * narrow

@@ -17,7 +17,7 @@ from planner.specs.workload import TrainWorkload
 from planner.workload.device_groups import devices_of, slowest_device
 from planner.workload.forward import LAYER_OPERATORS, LINEARS_PER_LAYER, further_operators
 from planner.workload.inference_memory import usable_bytes
-from planner.workload.offloading import Traffic, TrainingTiers, is_offloading
+from planner.workload.offloading import OffloadTraffic, TrainingOffload, is_offloading
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.setting import Rates, Setting, compute_dtype_of, peak_of
 from planner.workload.training_exchange import (
@@ -27,7 +27,7 @@ from planner.workload.training_exchange import (
     SHARDED_GRADIENTS,
     Exchange,
     Kernels,
-    Shards,
+    ShardTraffic,
     step_line,
 )
 from planner.workload.training_memory import (
@@ -74,7 +74,7 @@ def held_memory(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Me
     """
     if ledger.records or workload is not setting.workload:
         return training_memory(setting, ledger, workload)
-    return setting.once("held_memory", lambda: training_memory(setting, ledger, workload))
+    return setting.cached_cost("held_memory", lambda: training_memory(setting, ledger, workload))
 
 
 def stage_seconds(setting: Setting, workload: TrainWorkload, pace: Pace) -> float:
@@ -152,7 +152,7 @@ class _Step:
         self.pace = self.kernels.pace
         parts = 1 / self.kernels.layer_share if pace else None
         self.links = Exchange(setting, self.rates, ledger, self.kernels.tokens, parts)
-        self.tiers = TrainingTiers(setting, ledger)
+        self.tiers = TrainingOffload(setting, ledger)
 
     @property
     def evenness(self) -> float:
@@ -204,7 +204,7 @@ class _Step:
         return zero_bubble_divisor(self.kernels.passes + self.kernels.recomputed, weight_passes)
 
     def micro_batch(self) -> _MicroBatch:
-        """Cost forward and backward of one micro-batch on one device."""
+        """Estimate the cost of forward and backward of one micro-batch on one device."""
         kernels = self.kernels
         products, attention = kernels.products(), kernels.attention_flops()
         memory = kernels.elementwise() + kernels.operands() + kernels.scores() + kernels.casts()
@@ -229,7 +229,7 @@ class _Step:
         dtype = setting.strategy.gradient_dtype or "bf16"
         gathered = zero_shards(layout.zero_stage, FULL_SHARDING, layout.shard_ranks)
         reduced = zero_shards(layout.zero_stage, SHARDED_GRADIENTS, layout.shard_ranks)
-        whole = Traffic(
+        whole = OffloadTraffic(
             weights=setting.counts.total / self.share * setting.weight_element_bytes / gathered,
             gradients=sum(self._trained()) * element_bytes(dtype) / reduced,
             activations=micro_batch_bytes(setting, self.workload),
@@ -265,7 +265,7 @@ class _Step:
         return trained * (1 - routed) / self.share, trained * routed / split
 
     def exchange(self, micro: _MicroBatch) -> float:
-        """Cost the exposed communication of gradients and shards."""
+        """Estimate the cost of the exposed communication of gradients and shards."""
         setting, layout = self.setting, self.setting.layout
         dtype = setting.strategy.gradient_dtype or "bf16"
         # Whole gradients are reduced once, during the last micro-batch; shards in each.
@@ -277,13 +277,13 @@ class _Step:
         counts, width = setting.counts, setting.weight_element_bytes
         split = layout.pipeline * layout.expert_ranks
         return self.links.step(
-            Shards(dense * each, (counts.total - counts.experts) / self.share * width),
-            Shards(experts * each, counts.experts / split * width),
+            ShardTraffic(dense * each, (counts.total - counts.experts) / self.share * width),
+            ShardTraffic(experts * each, counts.experts / split * width),
             window_s=micro.window_s * windows,
         )
 
     def update(self) -> float:
-        """Cost the memory traffic of the optimiser update."""
+        """Estimate the cost of the memory traffic of the optimiser update."""
         setting, layout = self.setting, self.setting.layout
         shards = zero_shards(layout.zero_stage, 1, layout.shard_ranks)
         dense, experts = self._trained()
@@ -325,9 +325,9 @@ def stage_devices(setting: Setting) -> tuple[DeviceSpec, ...]:
     )
 
 
-def train_unlike(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
+def train_heterogeneous(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
     """Return the cost of a step with the layers split over heterogeneous stages."""
-    split = _Split(setting, workload)
+    split = _LayerSplit(setting, workload)
     layers, slowest = split.layers, split.slowest
     for stage, count in enumerate(layers):
         first, *_, last = split.seconds[stage, 1:]
@@ -351,7 +351,7 @@ def train_unlike(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> O
     return replace(outcome, performance=performance, stage_layers=layers, stage_devices=names)
 
 
-class _Split:
+class _LayerSplit:
     """The split of the layers of one training strategy."""
 
     def __init__(self, setting: Setting, workload: TrainWorkload) -> None:
@@ -442,7 +442,7 @@ def train_run(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outc
 def _step(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
     """Return the cost of one step; heterogeneous devices get an uneven layer split."""
     is_mixed = bool(setting.cluster.other_nodes)
-    return (train_unlike if is_mixed else train)(setting, workload, ledger)
+    return (train_heterogeneous if is_mixed else train)(setting, workload, ledger)
 
 
 def _mean_rate(setting: Setting, workload: TrainWorkload, outcome: Outcome) -> float:

@@ -11,19 +11,28 @@ from planner.cost.communication import (
     point_to_point_seconds,
     ring_seconds,
 )
-from planner.cost.quantity import Ledger, Line, PerGroup, Quantity, any_of, maximum, minimum, where
+from planner.cost.quantity import (
+    Ledger,
+    Line,
+    PerLayerGroup,
+    Quantity,
+    any_of,
+    maximum,
+    minimum,
+    where,
+)
 from planner.cost.roofline import (
     attention_work,
     block_pairs,
     compute_seconds,
-    layer_pairs,
     matmul_flops,
     memory_seconds,
+    pairs_by_layer_group,
 )
 from planner.cost.training import (
     exposed_seconds,
     lora_widths,
-    operand_width,
+    operand_elements_per_token,
     rounds_seconds,
     score_bytes,
     tax_seconds,
@@ -57,7 +66,7 @@ BUCKET_BYTES = 32 * 2**20  # of Slipway's runner; DistributedDataParallel's defa
 GATHERS = 2
 
 
-def copies_seconds(
+def replica_exchange_seconds(
     setting: Setting, rates: Rates, ledger: Ledger, line: Line, gradient_bytes: float
 ) -> float:
     """Return the seconds to reduce gradients and gather weights between copies of a model.
@@ -126,7 +135,7 @@ def ring_link(setting: Setting, rates: Rates, span: float, stride: float) -> flo
 
 
 @dataclass(frozen=True)
-class Shards:
+class ShardTraffic:
     """Bytes per step of a group of ranks: gradients to reduce and weights to gather."""
 
     gradient_bytes: float
@@ -149,7 +158,7 @@ class Exchange:
         self.parts = setting.layout.pipeline if parts is None else parts
 
     def micro_batch(self, attention_s: float, recomputed: float) -> float:
-        """Cost the communication of one micro-batch; the ring overlaps with ``attention_s``.
+        """Estimate the cost of a micro-batch's communication; the ring overlaps ``attention_s``.
 
         Recomputed layers repeat the communication of their forward pass.
         """
@@ -161,7 +170,7 @@ class Exchange:
         if any_of(layout.context > 1):
             seconds = seconds + self._ring(attention_s)
         if layout.pipeline > 1:
-            seconds = seconds + self._hand_over(payload)
+            seconds = seconds + self._pipeline_sends(payload)
         return seconds
 
     def _tensor_parallel(self, payload_bytes: float, passes: float) -> float:
@@ -177,7 +186,7 @@ class Exchange:
         )
 
     def _experts(self, payload_bytes: float, passes: float) -> float:
-        """Cost the expert all-to-alls, forward and backward."""
+        """Estimate the cost of the expert all-to-alls, forward and backward."""
         setting, layout, model = self.setting, self.setting.layout, self.setting.model
         return self.ledger.term(
             all_to_all_seconds,
@@ -190,7 +199,7 @@ class Exchange:
         )
 
     def _ring(self, attention_s: float) -> float:
-        """Cost the context-parallel ring that does not overlap with attention."""
+        """Estimate the cost of the context-parallel ring that does not overlap with attention."""
         setting, layout, model = self.setting, self.setting.layout, self.setting.model
         heads = maximum(model.num_key_value_heads / layout.tensor, 1.0)
         links = self.ledger.term(
@@ -210,8 +219,8 @@ class Exchange:
             tax_ratio=PROCESSOR_TAX,
         )
 
-    def _hand_over(self, payload_bytes: float) -> float:
-        """Cost the pipeline sends of activations and gradients, once per chunk of a stage."""
+    def _pipeline_sends(self, payload_bytes: float) -> float:
+        """Estimate the cost of pipeline sends of activations and gradients, once per chunk."""
         setting, layout = self.setting, self.setting.layout
         return self.ledger.term(
             point_to_point_seconds,
@@ -223,13 +232,13 @@ class Exchange:
             count=2 * layout.chunks,
         )
 
-    def step(self, dense: Shards, experts: Shards, window_s: float) -> float:
-        """Cost the gradient and shard communication that does not overlap with ``window_s``."""
+    def step(self, dense: ShardTraffic, experts: ShardTraffic, window_s: float) -> float:
+        """Estimate the cost of gradient and shard communication beyond the ``window_s``."""
         layout = self.setting.layout
         if self.setting.on_shared_processor:
             line = step_line(self.setting, "Exchange between copies", "exchange", "communication")
             shared = dense.gradient_bytes + experts.gradient_bytes
-            return copies_seconds(self.setting, self.rates, self.ledger, line, shared)
+            return replica_exchange_seconds(self.setting, self.rates, self.ledger, line, shared)
         # Without replicas of shards (HSDP), the group spans all ranks of a stage.
         span = where(layout.shard > 0, layout.tensor * layout.shard_ranks, layout.devices)
         stride = layout.tensor * layout.context
@@ -255,8 +264,10 @@ class Exchange:
         )
         return rounds + self._exposed(links, OVERLAP * BACKWARD_SHARE * window_s)
 
-    def _group_seconds(self, shards: Shards, ranks: float, span: float, stride: float) -> float:
-        """Cost the gradient reduction and weight gathering of a group of ranks."""
+    def _group_seconds(
+        self, shards: ShardTraffic, ranks: float, span: float, stride: float
+    ) -> float:
+        """Estimate the cost of the gradient reduction and weight gathering of a group of ranks."""
         layout = self.setting.layout
         link = ring_link(self.setting, self.rates, span, stride)
         links = self._gradients(shards.gradient_bytes, ranks, link)
@@ -273,7 +284,7 @@ class Exchange:
             )
         return links
 
-    def _rounds(self, shards: Shards, ranks: float, span: float) -> float:
+    def _rounds(self, shards: ShardTraffic, ranks: float, span: float) -> float:
         """Return the latency seconds of the ring steps of all buckets.
 
         Whole gradients are reduced over trees, in few rounds.
@@ -291,7 +302,7 @@ class Exchange:
         return where(ranks > 1, hops, 0.0) * where(layout.zero_stage > 0, buckets, 1.0)
 
     def _exposed(self, links_s: float, window_s: float) -> float:
-        """Cost the exposed part of an exchange and the slowdown of overlapping computation."""
+        """Estimate the cost of exposed communication and of slowed overlapping computation."""
         line = step_line(
             self.setting, "Exchange that work does not hide", "exchange", "communication"
         )
@@ -307,7 +318,7 @@ class Exchange:
         )
 
     def _gradients(self, gradient_bytes: float, ranks: float, link: float) -> float:
-        """Cost the gradient reduction within a shard group, then between replicas."""
+        """Estimate the cost of reducing gradients in a shard group, then between replicas."""
         setting, layout = self.setting, self.setting.layout
         seconds = self.ledger.term(
             all_reduce_seconds,
@@ -431,7 +442,7 @@ class Kernels:
         return compute_dtype_of(self.setting) not in WIDE
 
     def products(self) -> Arithmetic:
-        """Cost the matrix products of the layers, the routed experts and the output head.
+        """Estimate the cost of matrix products: layers, routed experts and output head.
 
         Narrow formats apply to the layers; the output head keeps 16 bits.
         """
@@ -465,7 +476,7 @@ class Kernels:
         return Arithmetic(seconds, window_s, model_flops)
 
     def attention_flops(self) -> Arithmetic:
-        """Cost attention in 16 bits; unfused attention computes non-causal pairs too."""
+        """Estimate the cost of 16-bit attention; unfused kernels compute non-causal pairs too."""
         setting, model, layout = self.setting, self.setting.model, self.setting.layout
         pairs = self.rows * self._row_pairs()
         pairs = pairs * self.layer_share / layout.context
@@ -481,13 +492,13 @@ class Kernels:
         seconds = self._compute("Attention", part, flops * count * self._slowdown, rate)
         return Arithmetic(seconds, flops * count / (rate[0] * rate[1]), flops * self.passes)
 
-    def _row_pairs(self) -> PerGroup:
+    def _row_pairs(self) -> PerLayerGroup:
         """Return the token pairs of one row: all causal ones, or those in unmasked blocks.
 
         Sliding-window layers compute the window, rounded up to a block on either side.
         """
         setting, row = self.setting, self.workload.sequence_length
-        plain = layer_pairs(setting.model, row)
+        plain = pairs_by_layer_group(setting.model, row)
         if setting.strategy.attention != "flex":
             return plain
         documents = self.workload.document_tokens if setting.strategy.packed else None
@@ -499,7 +510,9 @@ class Kernels:
             block_tokens=FLEX_BLOCK_TOKENS,
         )
         groups = zip(setting.model.layers_by_attention, plain.values, strict=True)
-        return PerGroup(tuple(_in_blocks(group, pairs, needed, row) for group, pairs in groups))
+        return PerLayerGroup(
+            tuple(_in_blocks(group, pairs, needed, row) for group, pairs in groups)
+        )
 
     @property
     def _slowdown(self) -> float:
@@ -532,7 +545,7 @@ class Kernels:
         )
 
     def elementwise(self) -> float:
-        """Cost norms, activations, residuals, the loss, adapters and sorting for experts."""
+        """Estimate the cost of norms, activations, residuals, loss, adapters, expert sorting."""
         setting, layout = self.setting, self.setting.layout
         passes = FULL_PASSES + self._recomputed_elementwise
         moved = elementwise_bytes(setting, self.tokens, layout.sequence_ranks)
@@ -567,7 +580,7 @@ class Kernels:
         return ADAPTER_BYTES * self.tokens * widths * layers / setting.layout.tensor
 
     def _sorting_seconds(self) -> float:
-        """Cost copying the tokens in expert order and back."""
+        """Estimate the cost of copying the tokens in expert order and back."""
         model, layout = self.setting.model, self.setting.layout
         if not model.is_moe:
             return 0.0
@@ -577,12 +590,12 @@ class Kernels:
         return self._memory("Sorting tokens by expert", "sorting", copied)
 
     def operands(self) -> float:
-        """Cost the memory traffic of the operands of matrix products."""
+        """Estimate the cost of the memory traffic of the operands of matrix products."""
         setting, model = self.setting, self.setting.model
         if setting.engine.role != "training":
             return 0.0
         tensor, passes = setting.layout.tensor, self.passes + self.recomputed
-        widths = operand_width(model, tensor) * self.pace.layers
+        widths = operand_elements_per_token(model, tensor) * self.pace.layers
         head = (model.hidden_size + model.output_width / tensor) * self.pace.heads
         dense_weights = self.dense * self.layer_share + self.head * self.pace.heads
         experts = setting.counts.experts * self.layer_share / setting.layout.expert_ranks
@@ -592,15 +605,18 @@ class Kernels:
         )
 
     def casts(self) -> float:
-        """Cost casting the operands of narrow products, plain and transposed."""
+        """Estimate the cost of casting the operands of narrow products, plain and transposed."""
         if not self.is_narrow or self.setting.engine.role != "training":
             return 0.0
-        widths = operand_width(self.setting.model, self.setting.layout.tensor) * self.pace.layers
+        widths = (
+            operand_elements_per_token(self.setting.model, self.setting.layout.tensor)
+            * self.pace.layers
+        )
         moved = CAST_BYTES * self.tokens * widths * (1 + self.recomputed / 2)
         return self._memory("Casting to narrow formats", "casts", moved)
 
     def rounding(self) -> float:
-        """Cost rounding the operands of emulated 8-bit products.
+        """Estimate the cost of rounding the operands of emulated 8-bit products.
 
         Inputs, weights and output gradients are each rounded in two of the three products of a
         matrix; recomputation rounds inputs and weights once more.
@@ -616,7 +632,7 @@ class Kernels:
         return self._memory(name, "rounding", moved, ROUNDING_EFFICIENCY)
 
     def scores(self) -> float:
-        """Cost the memory traffic of scores and probabilities in unfused attention."""
+        """Estimate the cost of moving scores and probabilities in unfused attention."""
         setting = self.setting
         if setting.strategy.attention != "eager" or setting.engine.role != "training":
             return 0.0

@@ -15,17 +15,15 @@ from planner.cost.training import (
     UNFUSED_LOSS_FP32_COPIES,
     Operators,
     SavedTensors,
-    attention_width,
+    attention_elements_per_token,
     checkpoint_copy_bytes,
-    eager_attention_width,
-    feed_forward_kept,
-    feed_forward_width,
-    gradient_width,
+    eager_attention_elements_per_token,
+    feed_forward_elements_per_token,
+    feed_forward_elements_without_input,
+    gradient_elements_per_token,
     hidden_tensors,
     kept_activation_bytes,
-    kept_residuals,
     kept_token_bytes,
-    kept_width,
     largest_weight,
     layer_at_work_bytes,
     lora_parameters,
@@ -33,8 +31,10 @@ from planner.cost.training import (
     loss_bytes,
     output_widths,
     pipeline_in_flight,
+    product_output_elements_per_token,
     product_residuals,
-    product_width,
+    saved_operand_elements_per_token,
+    saved_residual_tensors,
     scale_parameters,
     score_bytes,
     score_copies,
@@ -55,8 +55,8 @@ from planner.workload.layouts import Layout
 from planner.workload.offloading import (
     FULL_SHARDING,
     StageBytes,
-    activations_left,
-    gradients_left,
+    device_activation_bytes,
+    device_gradient_bytes,
     is_offloading,
     tier_bytes,
 )
@@ -180,7 +180,7 @@ class StageActivations:
         return packed and self.setting.engine.fp32_embeddings_beside_packed
 
     @property
-    def kept_bytes(self) -> float:
+    def operand_element_bytes(self) -> float:
         """Return the bytes of an operand element of matrix products."""
         dtype = self.setting.strategy.compute_dtype or "bf16"
         dtype = "fp32" if self.in_fp32 else dtype
@@ -195,7 +195,7 @@ class StageActivations:
         if recomputation == "selective":
             saved_each = self._per_token(
                 "Kept of products alone", product_residuals(self._operators),
-                product_width(self.setting.model, self._operators),
+                product_output_elements_per_token(self.setting.model, self._operators),
             )  # fmt: skip
         saved = self._saved_bytes(saved_each)
         if recomputation not in {"full", "selective"}:
@@ -205,8 +205,8 @@ class StageActivations:
 
     def _backward_working_set(self, again: float, rebuilt: float, scores: float) -> float:
         model, tensor = self.setting.model, self.setting.layout.tensor
-        inner = gradient_width(model) * self.kept_bytes / tensor
-        score = score_element_bytes(self.kept_bytes)
+        inner = gradient_elements_per_token(model) * self.operand_element_bytes / tensor
+        score = score_element_bytes(self.operand_element_bytes)
         return self.ledger.term(
             layer_at_work_bytes,
             self.setting.line(GROUP, "Layer in the backward pass", key="layer_at_work"),
@@ -215,8 +215,8 @@ class StageActivations:
             scores=rebuilt,
             gradient_bytes=inner + self._checkpoint,
             score_gradients=scores * SCORE_GRADIENT_BYTES / score,
-            feed_forward_bytes=feed_forward_kept(model, self._operators)
-            * self.kept_bytes
+            feed_forward_bytes=feed_forward_elements_without_input(model, self._operators)
+            * self.operand_element_bytes
             / tensor,
         )
 
@@ -232,7 +232,7 @@ class StageActivations:
         every = adapts_every_matrix(setting, workload)
         return Operators(
             residual_bytes=self._hidden_bytes,
-            product_bytes=self.kept_bytes,
+            product_bytes=self.operand_element_bytes,
             adapted=("all" if every else "query_value") if adapts else None,
             rank=workload.lora_rank or DEFAULT_LORA_RANK,
             writes_scores=setting.strategy.attention == "eager",
@@ -261,12 +261,18 @@ class StageActivations:
         if self._is_counted:
             operators = self._operators
             return self._per_token(
-                name, kept_residuals(model, operators), kept_width(model, operators)
+                name,
+                saved_residual_tensors(model, operators),
+                saved_operand_elements_per_token(model, operators),
             )
         eager = self.setting.engine.ops_per_layer > 0
-        attention = eager_attention_width(model) if eager else attention_width(model)
+        attention = (
+            eager_attention_elements_per_token(model)
+            if eager
+            else attention_elements_per_token(model)
+        )
         saved = self._saved_tensors
-        inner = attention + feed_forward_width(model, saved)
+        inner = attention + feed_forward_elements_per_token(model, saved)
         return self._per_token(name, hidden_tensors(model, saved), inner)
 
     def _per_token(self, name: str, residuals: float, inner_width: float) -> float:
@@ -282,7 +288,7 @@ class StageActivations:
             hidden_bytes_per_element=self._hidden_bytes,
             inner_width=inner_width,
             tensor_parallel_size=setting.layout.tensor,
-            inner_bytes_per_element=self.kept_bytes,
+            inner_bytes_per_element=self.operand_element_bytes,
         )
 
     @property
@@ -302,7 +308,7 @@ class StageActivations:
     @property
     def _hidden_bytes(self) -> float:
         """Return the bytes of a residual element, at least as wide as the weights in autocast."""
-        return max(self.kept_bytes, self.setting.plain_element_bytes)
+        return max(self.operand_element_bytes, self.setting.plain_element_bytes)
 
     def _saved_bytes(self, token_bytes: float) -> float:
         return self.ledger.term(
@@ -319,7 +325,7 @@ class StageActivations:
         setting = self.setting
         if setting.strategy.attention != "eager":
             return 0.0
-        each: float = self.kept_bytes
+        each: float = self.operand_element_bytes
         copies: float = score_copies(setting.strategy.compute_dtype)
         if self._is_counted:
             copies = score_element_bytes(each) / each
@@ -348,7 +354,7 @@ class StageActivations:
             num_tokens=self.tokens,
             vocab_size=self.setting.model.output_width,
             tensor_parallel_size=1 if engine.gathered_logits else self.setting.layout.tensor,
-            bytes_per_element=self.kept_bytes,
+            bytes_per_element=self.operand_element_bytes,
             fp32_copies=UNFUSED_LOSS_FP32_COPIES if engine.gathered_logits else LOSS_FP32_COPIES,
         )
 
@@ -393,24 +399,27 @@ def profiler_bytes(setting: Setting) -> float:
     return where(setting.layout.devices > 1, MESSAGES_LOOK_BYTES, 0.0)
 
 
-def bare_fields(fields: Mapping[str, float]) -> dict[str, float]:
+def fields_without_spare_blocks(fields: Mapping[str, float]) -> dict[str, float]:
     """Return an engine's fields without memory that its allocator can free.
 
-    >>> bare_fields({"loss_ratio": 3.0, "activation_ratio": 0.8, "update_copies": 1.0})
+    >>> fields = {"loss_ratio": 3.0, "activation_ratio": 0.8, "update_copies": 1.0}
+    >>> fields_without_spare_blocks(fields)
     {'loss_ratio': 1.0, 'activation_ratio': 0.8, 'update_copies': 1.0}
     """
     return {name: min(value, BARE.get(name, value)) for name, value in fields.items()}
 
 
-def without_spare(setting: Setting) -> Setting:
+def without_spare_blocks(setting: Setting) -> Setting:
     """Return the setting with an engine that holds only its tensors and context."""
     engine = setting.engine
     fields = {name: getattr(engine, name) for name in BARE}
     fitted = {name: value for name, value in fields.items() if value is not None}
-    return replace(setting, engine=engine.model_copy(update=bare_fields(fitted)))
+    return replace(setting, engine=engine.model_copy(update=fields_without_spare_blocks(fitted)))
 
 
-def given_back(setting: Setting, shown: StageMemory, bare: StageMemory) -> StageMemory:
+def with_spare_blocks_freed(
+    setting: Setting, shown: StageMemory, bare: StageMemory
+) -> StageMemory:
     """Return the memory at a moment with spare blocks freed as far as needed."""
     spare = shown.peak_bytes - bare.peak_bytes
     needed = maximum(0.0, shown.peak_bytes - maximum(usable_bytes(setting), bare.peak_bytes))
@@ -428,7 +437,7 @@ def given_back(setting: Setting, shown: StageMemory, bare: StageMemory) -> Stage
 ON_DEVICE = frozenset({"cpu", "uma"})  # kinds whose memory is the host's own
 
 
-def is_background(setting: Setting) -> bool:
+def writes_checkpoints_in_background(setting: Setting) -> bool:
     """Return whether checkpoints are written in the background.
 
     By default, Slipway's runner does so only on GPUs. States on disk have no copy in memory.
@@ -440,14 +449,14 @@ def is_background(setting: Setting) -> bool:
 
 def host_copy_bytes(setting: Setting, ledger: Ledger, workload: TrainWorkload) -> float:
     """Return the host memory of all ranks' copies; 0 if the device memory is host memory."""
-    if not is_background(setting) or setting.device.kind in ON_DEVICE:
+    if not writes_checkpoints_in_background(setting) or setting.device.kind in ON_DEVICE:
         return 0.0
     return _copy_bytes(setting, ledger, workload, 1.0)
 
 
 def device_copy_bytes(setting: Setting, ledger: Ledger, workload: TrainWorkload) -> float:
     """Return the device memory of the first rank's copy if device memory is host memory."""
-    if not is_background(setting) or setting.device.kind not in ON_DEVICE:
+    if not writes_checkpoints_in_background(setting) or setting.device.kind not in ON_DEVICE:
         return 0.0
     layout = setting.layout
     return _copy_bytes(
@@ -568,10 +577,12 @@ class _Stage:
         """Return the candidate peaks, with the allocator's spare blocks freed as needed."""
         if not self.setting.engine.returns_blocks:
             return self.full_moments()
-        bare_setting = without_spare(self.setting)
+        bare_setting = without_spare_blocks(self.setting)
         bare = _Stage(bare_setting, NullLedger(), self.workload, self.index).full_moments()
         pairs = zip(self.full_moments(), bare, strict=True)
-        return tuple(given_back(self.setting, full, bare_moment) for full, bare_moment in pairs)
+        return tuple(
+            with_spare_blocks_freed(self.setting, full, bare_moment) for full, bare_moment in pairs
+        )
 
     def full_moments(self) -> tuple[StageMemory, ...]:
         """Return the candidate peaks: loss, backward pass, optimiser update, loading.
@@ -582,13 +593,13 @@ class _Stage:
         setting = self.setting
         factor = setting.factor("memory")
         saved, layer, loss = self.activations()
-        saved = activations_left(setting, self.ledger, saved, self.layers)
+        saved = device_activation_bytes(setting, self.ledger, saved, self.layers)
         weights, gradients = self.weights(), self.gradients()
         optimizer = self.optimizer_states()
         by_class = {
             "weights": weights * (1 - setting.offload.weights_share),
             "adapters": self.adapters(),
-            "gradients": gradients_left(setting, self.ledger, gradients),
+            "gradients": device_gradient_bytes(setting, self.ledger, gradients),
             "optimizer_states": 0.0 if setting.offload.optimizer != "none" else optimizer,
         }
         states = sum(by_class.values()) - self._extra()
@@ -691,7 +702,7 @@ class _Stage:
         With recomputation, copies exist for one layer at a time. Layers with 8-bit products round
         their weights on the fly: in Slipway's trainer only the output layer is copied.
         """
-        setting, narrow = self.setting, self._activations.kept_bytes
+        setting, narrow = self.setting, self._activations.operand_element_bytes
         adapts = self.workload.method in ADAPTER_METHODS
         stored_bytes = element_bytes(setting.engine.adapter_dtype) if adapts else narrow
         if narrow >= max(stored_bytes, setting.plain_element_bytes):

@@ -19,7 +19,7 @@ from planner.catalog.quality import (
     weight_quality,
 )
 from planner.cost.quantity import Flag, Ledger, Line, NullLedger, Quantity, both, equation, maximum
-from planner.cost.queueing import ArrivalHabits
+from planner.cost.queueing import ArrivalParameters
 from planner.specs.base import Dtype, NotCoveredError
 from planner.specs.estimate import Estimate, EstimateRequest, MemoryAnswer, Performance, Quality
 from planner.specs.workload import CompressWorkload, GenerateWorkload, ServeWorkload, TrainWorkload
@@ -36,21 +36,21 @@ from planner.workload.arrivals import (
 from planner.workload.compress import NARROW_BITS, compress, target_dtype
 from planner.workload.device_groups import devices_of, mean_device
 from planner.workload.disaggregate import (
-    Part,
-    generate_unlike,
-    parts_of,
+    ReplicaShare,
+    generate_heterogeneous,
+    replica_shares,
     serve_disaggregated,
-    serve_parts,
-    serve_unlike,
+    serve_heterogeneous,
+    serve_replica_shares,
 )
-from planner.workload.generate import generate, holds_a_request, max_concurrency
+from planner.workload.generate import fits_one_request, generate, max_concurrency
 from planner.workload.inference_memory import default_requests
 from planner.workload.outcome import Confidence, Outcome, confidence_of, expense, intervals_of
 from planner.workload.resolve import resolve
 from planner.workload.serve import (
     GROUP,
-    arrival_habits,
-    fills_places,
+    arrival_parameters,
+    fills_every_slot,
     intake_seconds,
     saturation_rate,
     serve,
@@ -161,7 +161,7 @@ def _with_limits(
     figures |= percentiles(means, simulated, ledger, intake_s)
     if workload.ttft_slo_seconds or workload.tpot_slo_seconds:
         figures["slo_attainment_ratio"] = attained_ratio(workload, means, simulated, intake_s)
-        figures |= most_within_objectives(means_of, workload, limit)
+        figures |= largest_load_within_objectives(means_of, workload, limit)
     return means.model_copy(update=figures), ()
 
 
@@ -177,7 +177,7 @@ def _simulated_once(
 
     if workload != setting.workload:
         return simulated()
-    return setting.once(f"requests {most} {simulated_count(in_flight)}", simulated)
+    return setting.cached_cost(f"requests {most} {simulated_count(in_flight)}", simulated)
 
 
 def simulated_count(in_flight: float) -> int:
@@ -194,7 +194,7 @@ def simulated_requests(
     """
     replica = Replica(
         number=setting.layout.data,
-        habits=arrival_habits(setting, workload),
+        habits=arrival_parameters(setting, workload),
         budget_tokens=float(setting.strategy.max_batch_tokens or workload.input_tokens),
         costs=partial(step_costs, setting, workload),
     )
@@ -209,7 +209,7 @@ class Replica:
     """
 
     number: int
-    habits: ArrivalHabits
+    habits: ArrivalParameters
     budget_tokens: float
     costs: Callable[[int, float], StepCosts]
 
@@ -252,7 +252,7 @@ def _after_warm_up(timeline: Timeline, workload: ServeWorkload) -> RequestTimes:
     return RequestTimes(timeline.ttft_s[skipped:], tpot[skipped:], timeline.latency_s[skipped:])
 
 
-def before_steps(name: str, intake_s: float) -> float:
+def seconds_before_first_step(name: str, intake_s: float) -> float:
     """Return the part of a time before the engine's first step."""
     return 0.0 if name == "tpot" else intake_s
 
@@ -279,7 +279,7 @@ def percentiles(
                 mean_s=mean,
                 simulated_s=float(simulated_s),
                 simulated_mean_s=float(times.mean()),
-                intake_s=before_steps(name, intake_s),
+                intake_s=seconds_before_first_step(name, intake_s),
             )
     return values
 
@@ -294,7 +294,7 @@ def attained_ratio(
         mean: float | None = getattr(means, f"{name}_seconds")
         times: Floats = getattr(simulated, f"{name}_s")
         if objective is not None and mean is not None and times.mean() > 0:
-            intake = before_steps(name, intake_s)
+            intake = seconds_before_first_step(name, intake_s)
             met &= intake + times * ((mean - intake) / times.mean()) <= objective
     return float(met.mean())
 
@@ -308,7 +308,7 @@ def served_means(setting: Setting, workload: ServeWorkload) -> Performance:
     return serve(setting, workload, NullLedger()).performance
 
 
-def most_within_objectives(
+def largest_load_within_objectives(
     means_of: Means, workload: ServeWorkload, limit: float
 ) -> dict[str, float | int]:
     """Return the largest request rate or concurrency whose means meet the objectives."""
@@ -363,11 +363,11 @@ def _between(low: float, high: float) -> Floats:
 SAMPLES = 6000  # leaves 60 requests beyond the 99th percentile
 
 
-def under_unlike_load(
+def under_heterogeneous_load(
     setting: Setting, workload: ServeWorkload, means: Performance, ledger: Ledger
 ) -> tuple[Performance, tuple[str, ...]]:
     """Return the means with percentiles, objectives and limits, and the warnings."""
-    parts = parts_of(setting, workload)
+    parts = replica_shares(setting, workload)
     if len(parts) == 1:
         return under_load(parts[0].setting, workload, means, ledger)
     most = [int(max_concurrency(part.setting, workload)) for part in parts]
@@ -376,13 +376,15 @@ def under_unlike_load(
     limit = float(sum(part.rate * part.dealt.replicas for part in parts))
 
     def served(load: ServeWorkload) -> Performance:
-        return serve_parts(parts, load, NullLedger()).performance
+        return serve_replica_shares(parts, load, NullLedger()).performance
 
     simulate = partial(_pooled, parts, workload, most)
     return _with_limits(workload, means, ledger, limit, simulate, served)
 
 
-def _pooled(parts: Sequence[Part], workload: ServeWorkload, most: Sequence[int]) -> RequestTimes:
+def _pooled(
+    parts: Sequence[ReplicaShare], workload: ServeWorkload, most: Sequence[int]
+) -> RequestTimes:
     """Return simulated requests of all replicas, in proportion to the rate of each kind."""
     loads = [part.load(workload) for part in parts]
     own_means = [served_means(part.setting, load) for part, load in zip(parts, loads, strict=True)]
@@ -408,7 +410,7 @@ def _scaled(setting: Setting, simulated: RequestTimes, means: Performance) -> Re
     def times(name: str) -> Floats:
         simulated_s: Floats = getattr(simulated, f"{name}_s")
         mean: float = getattr(means, f"{name}_seconds") or 0.0
-        before = before_steps(name, intake_seconds(setting))
+        before = seconds_before_first_step(name, intake_seconds(setting))
         return (
             simulated_s
             if not simulated_s.mean() > 0
@@ -465,7 +467,7 @@ class Costing:
     @cached_property
     def _plain(self) -> tuple[Outcome, Ledger]:
         ledger = Ledger()
-        return run(self.setting, ledger), ledger
+        return cost_workload(self.setting, ledger), ledger
 
     @cached_property
     def _simulated(self) -> tuple[Outcome, Ledger]:
@@ -479,11 +481,11 @@ class Costing:
         with_percentiles = explain if simulate is None else simulate
         outcome, recorded = self._simulated if with_percentiles else self._plain
         ledger = recorded.copy()
-        tier_warnings = _tier_warnings(setting, outcome)
+        tier_warnings = _memory_tier_warnings(setting, outcome)
         if tier_warnings:
             outcome = replace(outcome, fits=False)
         costs = expense(paid_setting(setting), outcome, ledger, rented_devices(setting))
-        memory = _memory_answer(setting, outcome)
+        memory = _memory_result(setting, outcome)
         confidence = _lowest_confidence(setting, outcome)
         return Estimate(
             id=self.id,
@@ -512,7 +514,7 @@ class Costing:
                 *setting.warnings,
                 *outcome.warnings,
                 *tier_warnings,
-                *_unified_warnings(setting, outcome),
+                *_unified_memory_warnings(setting, outcome),
                 *_reservation_warnings(setting, outcome),
                 *_graph_estimate_warnings(setting),
             ),
@@ -522,15 +524,15 @@ class Costing:
         )
 
 
-def run(setting: Setting, ledger: Ledger) -> Outcome:
+def cost_workload(setting: Setting, ledger: Ledger) -> Outcome:
     """Return the costs of a setting's workload."""
     workload = setting.workload
     unlike = bool(setting.cluster.other_nodes)
     match workload:
         case ServeWorkload() if unlike:
-            return serve_unlike(setting, workload, ledger)
+            return serve_heterogeneous(setting, workload, ledger)
         case GenerateWorkload() if unlike:
-            return generate_unlike(setting, workload, ledger)
+            return generate_heterogeneous(setting, workload, ledger)
         case CompressWorkload() if unlike:
             raise NotCoveredError(
                 "compress on unlike nodes is not costed: it works on one layer at a time, so ask "
@@ -548,7 +550,7 @@ def run(setting: Setting, ledger: Ledger) -> Outcome:
             return compress(setting, workload, ledger)
 
 
-def _memory_answer(setting: Setting, outcome: Outcome) -> MemoryAnswer:
+def _memory_result(setting: Setting, outcome: Outcome) -> MemoryAnswer:
     """Return the memory per device, and for a pipeline the layers of each stage."""
     memory = outcome.memory.to_result()
     layers = outcome.stage_layers or tuple(int(float(share.layers)) for share in setting.shares)
@@ -565,7 +567,7 @@ def fits_of(setting: Setting) -> Flag:
         return held_memory(setting, workload, NullLedger()).fits
     is_uniform = not setting.cluster.other_nodes and setting.strategy.disaggregated is None
     if isinstance(workload, ServeWorkload) and is_uniform:
-        return holds_a_request(setting, workload)
+        return fits_one_request(setting, workload)
     return True
 
 
@@ -574,12 +576,12 @@ def _with_percentiles(setting: Setting, outcome: Outcome, ledger: Ledger) -> Out
     workload = setting.workload
     if not isinstance(workload, ServeWorkload) or setting.strategy.disaggregated:
         return outcome
-    simulate = under_unlike_load if setting.cluster.other_nodes else under_load
+    simulate = under_heterogeneous_load if setting.cluster.other_nodes else under_load
     performance, warnings = simulate(setting, workload, outcome.performance, ledger)
     return replace(outcome, performance=performance, warnings=(*outcome.warnings, *warnings))
 
 
-def _tier_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
+def _memory_tier_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
     """Return a warning for each memory tier that is too small."""
     cluster, memory = setting.cluster, outcome.memory
     tiers = (
@@ -595,7 +597,7 @@ def _tier_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def _unified_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
+def _unified_memory_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
     """Return what a peak close to the limit of a unified memory, or to its default, risks."""
     device, memory = setting.device, outcome.memory
     limits = None if setting.cluster.other_nodes else unified_memory(device)
@@ -609,7 +611,7 @@ def _unified_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
             f"{peak / GIB:.1f} GiB need {limits.advice}"
         )
     room = outcome.performance.max_concurrency
-    serves = isinstance(setting.workload, ServeWorkload) and fills_places(
+    serves = isinstance(setting.workload, ServeWorkload) and fills_every_slot(
         setting, setting.workload
     )
     takes_what_is_free = serves and room is not None and room > 1

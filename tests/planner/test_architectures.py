@@ -4,10 +4,14 @@ import pytest
 
 from planner.api import estimate, plan
 from planner.catalog.models import get_model, list_models, model_from_config
-from planner.cost.kv_cache import cache_bytes, layer_tokens, read_tokens
+from planner.cost.kv_cache import (
+    cache_bytes,
+    cached_tokens_by_layer_group,
+    read_tokens_by_layer_group,
+)
 from planner.cost.parameters import count_parameters
 from planner.cost.quantity import Ledger, Line
-from planner.cost.roofline import layer_pairs
+from planner.cost.roofline import pairs_by_layer_group
 from planner.specs.base import BadConfigError, BadRequestError
 from planner.specs.estimate import EstimateRequest, PlanRequest
 from planner.specs.model import AttentionLayers, IndexLayers, LatentLayers, RecurrentLayers
@@ -19,7 +23,7 @@ BF16 = 2.0
 
 def cached(model_id: str, tokens: float, ranks: int = 1) -> float:
     model = get_model(model_id)
-    kept = layer_tokens(model, tokens, paged=False)
+    kept = cached_tokens_by_layer_group(model, tokens, paged=False)
     return cache_bytes(model, kept, ranks, BF16, (Ledger(), Line("memory", "cache")))
 
 
@@ -164,7 +168,7 @@ def test_a_latent_cache_serves_far_more_than_heads_would_and_is_read_as_latents(
 def test_every_model_of_the_catalog_can_be_served():
     for entry in list_models():
         model = get_model(entry.id)
-        kept = layer_tokens(model, 4096.0, paged=True)
+        kept = cached_tokens_by_layer_group(model, 4096.0, paged=True)
         record = (Ledger(), Line("memory", "cache"))
         assert cache_bytes(model, kept, 8, BF16, record) > 0, entry.id
 
@@ -174,7 +178,7 @@ def test_deepseek_v4_attends_to_its_window_and_what_the_index_chose():
     by_ratio = dict(
         zip(
             [getattr(group, "ratio", 0) for group in model.layers_by_attention],
-            read_tokens(model, 128_000.0).values,
+            read_tokens_by_layer_group(model, 128_000.0).values,
             strict=True,
         )
     )
@@ -474,7 +478,7 @@ def test_an_encoder_is_a_published_classifier_that_sees_everything():
 
     # Every token sees every other.
     model = model_from_config(DISTILBERT)
-    assert layer_pairs(model, 10.0).values == (600.0,)  # of six layers
+    assert pairs_by_layer_group(model, 10.0).values == (600.0,)  # of six layers
 
 
 def test_the_vocabulary_costs_no_logits():

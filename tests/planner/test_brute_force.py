@@ -13,12 +13,12 @@ from planner.api import plan
 from planner.search import engine
 from planner.search.engine import (
     best_of,
-    ceiling_of,
     exceeds_peak,
     explore,
     most_tokens_per_second,
+    throughput_bound,
 )
-from planner.search.question import constraints_of, family_of, first_violation, questions
+from planner.search.question import constraints_of, first_violation, questions, strategy_family_of
 from planner.search.rank import criteria, frontier, order_of
 from planner.search.scoring import ESTIMATES
 from planner.search.select import Table, frontier_rows, skyline
@@ -164,12 +164,14 @@ def differences(name):
     feasible.sort(key=lambda pair: order_of(pair[0], request.objective))
     best = {}
     for estimate, device in feasible:
-        best.setdefault((family_of(estimate.strategy), device), estimate)
+        best.setdefault((strategy_family_of(estimate.strategy), device), estimate)
 
     ranked = stored_first(best.values(), request.objective, engine=request.engine)
     expected = [estimate.strategy for estimate in ranked][: request.top]
     whole = [criteria(one) for one in frontier([estimate for estimate, _ in feasible])]
-    lost = {family_of(estimate.strategy) for estimate, _ in costed} - {key[0] for key in best}
+    lost = {strategy_family_of(estimate.strategy) for estimate, _ in costed} - {
+        key[0] for key in best
+    }
     families = {one.family for one in answer.rejected.values() if one.constraint != APPLICABILITY}
     pairs = {
         "plans": ([found.strategy for found in answer.plans], expected),
@@ -194,7 +196,7 @@ def test_a_rejected_family_is_counted_and_shown_by_its_closest_member():
     for family, lost in plan(request).rejected.items():
         if lost.constraint != "memory":
             continue
-        members = [one for one in costed if family_of(one.strategy) == family]
+        members = [one for one in costed if strategy_family_of(one.strategy) == family]
         assert lost.strategies == len(members)
         assert lost.required == min(one.memory.per_device_peak_bytes for one in members)
 
@@ -273,9 +275,9 @@ ASKED = {
 def test_it_is_the_first_plan_of_the_whole_answer():
     for fields in ASKED.values():
         request = PlanRequest.model_validate(document(**fields))
-        ESTIMATES.forget()
+        ESTIMATES.clear()
         quick = api.best_plan(request)
-        ESTIMATES.forget()
+        ESTIMATES.clear()
         whole = api.plan(request)
         answered = request if whole.plans else request.without_targets()
         whole = whole if whole.plans else api.plan(answered)
@@ -317,7 +319,7 @@ def test_no_strategy_comes_near_the_ceiling():
     wrong = []
     for (name, workload), (model, device) in product(WORKLOADS.items(), PLACES):
         request = asked_on(workload, model, device, devices=4)
-        ceiling = min(ceiling_of(question) for question in questions(request))
+        ceiling = min(throughput_bound(question) for question in questions(request))
         speeds = np.concatenate([part.merit.speed for part in explore(request).parts])
         if not len(speeds) or not 0 < speeds.max() < ceiling / 2:
             wrong.append((name, model, device, speeds, ceiling))
@@ -333,10 +335,10 @@ def test_the_ceiling_by_hand_grows_with_the_devices_and_spares_pruned_weights():
 
     # More devices raise the ceiling in proportion.
     one, eight = (next(questions(asked_on(SERVE, devices=count))) for count in (1, 8))
-    assert ceiling_of(eight) == pytest.approx(8 * ceiling_of(one))
+    assert throughput_bound(eight) == pytest.approx(8 * throughput_bound(one))
     # Pruned weights are not held against the datasheet.
     question = next(questions(asked_on(SERVE, pins={"sparsity": 0.5})))
-    assert ceiling_of(question) == float("inf")
+    assert throughput_bound(question) == float("inf")
     # A modest target is searched.
     for least in [None, 1.0]:
         question = next(questions(asked_on(SERVE)))
@@ -344,7 +346,7 @@ def test_the_ceiling_by_hand_grows_with_the_devices_and_spares_pruned_weights():
 
 
 def test_a_target_out_of_reach_is_refused_without_scoring(monkeypatch):
-    ESTIMATES.forget()
+    ESTIMATES.clear()
     monkeypatch.setattr(engine, "score", lambda *_: pytest.fail("a strategy was scored"))
     assert best_of(limited(1e12)) is None
 
@@ -357,7 +359,7 @@ def test_what_is_refused_unsearched_is_refused_by_searching():
 
 
 def test_memory_is_costed_once_for_fitting_and_for_the_score(monkeypatch):
-    ESTIMATES.forget()
+    ESTIMATES.clear()
     held, asked_for = generate._held, []
     monkeypatch.setattr(
         generate, "_held", lambda *found: asked_for.append(found[0]) or held(*found)

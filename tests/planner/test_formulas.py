@@ -22,7 +22,7 @@ from planner.cost.communication import (
     point_to_point_seconds,
 )
 from planner.cost.kv_cache import kv_cache_bytes
-from planner.cost.quantity import Equation, Ledger, Line, PerGroup
+from planner.cost.quantity import Equation, Ledger, Line, PerLayerGroup
 from planner.cost.weights import linear_bytes, linear_parameters_per_rank, weight_bytes
 from planner.workload import compress, serve, train
 
@@ -295,7 +295,7 @@ def test_weights_are_cut_along_their_own_axes():
 
 @given(values=st.lists(st.integers(-1000, 1000), min_size=1, max_size=6), factor=st.integers(1, 9))
 def test_scaling_the_groups_scales_their_sum(values, factor):
-    group = PerGroup(tuple(values))
+    group = PerLayerGroup(tuple(values))
     assert (group * factor).total == (factor * group).total == factor * sum(values)
     assert (group * factor / factor).total == pytest.approx(sum(values))
     assert (group + group).values == (group * 2).values
@@ -304,8 +304,8 @@ def test_scaling_the_groups_scales_their_sum(values, factor):
 def test_groups_scale_as_columns_and_only_with_their_own_kind():
     # Groups of different models cannot be added.
     with pytest.raises(ValueError, match="zip"):
-        PerGroup((1.0, 2.0)) + PerGroup((1.0,))
+        PerLayerGroup((1.0, 2.0)) + PerLayerGroup((1.0,))
     # A column on the left scales each group as a column.
-    found = np.array([1.0, 2.0]) * PerGroup((3.0, 5.0))
+    found = np.array([1.0, 2.0]) * PerLayerGroup((3.0, 5.0))
     assert [list(value) for value in found.values] == [[3.0, 6.0], [5.0, 10.0]]
     assert list(found.total) == [8.0, 16.0]

@@ -230,8 +230,8 @@ def test_a_field_is_read_by_any_of_its_spellings_and_asked_for_by_the_familys():
     found = reader(ffn_dim=512, intermediate_size=256)
     found.names = {"intermediate_size": "ffn_dim"}
     assert found.integer("intermediate_size") == 512
-    assert found.spelling("intermediate_size") == "ffn_dim"
-    assert found.spelling("vocab_size") == "vocab_size"
+    assert found.config_key("intermediate_size") == "ffn_dim"
+    assert found.config_key("vocab_size") == "vocab_size"
 
     # A missing number is asked for in the own spelling of the family.
     found = reader()

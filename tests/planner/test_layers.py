@@ -10,13 +10,13 @@ from planner.catalog.models import get_model, model_from_config
 from planner.cost.kv_cache import (
     cache_bytes,
     cached_tokens,
-    layer_tokens,
-    read_tokens,
+    cached_tokens_by_layer_group,
+    read_tokens_by_layer_group,
     window_and_entries,
 )
 from planner.cost.parameters import count_parameters
 from planner.cost.quantity import Ledger, Line
-from planner.cost.roofline import chunked_pairs, layer_pairs, read_pairs
+from planner.cost.roofline import chunked_pairs, decode_pairs_by_layer_group, pairs_by_layer_group
 from planner.specs.model import (
     AttentionLayers,
     CompressedLayers,
@@ -51,7 +51,7 @@ def model_of(*groups) -> ModelSpec:
 
 
 def cached(model: ModelSpec, tokens: float, ranks: float = 1, element_bytes: float = 2.0):
-    kept = layer_tokens(model, tokens, paged=False)
+    kept = cached_tokens_by_layer_group(model, tokens, paged=False)
     return cache_bytes(model, kept, ranks, element_bytes, (Ledger(), Line("memory", "cache")))
 
 
@@ -65,16 +65,16 @@ def test_a_layer_keeps_what_its_kind_needs():
     assert cached(model, 10.0) == 4 * 10 * 2 * (24 + 16) * 2
     # Layers that reuse a cache keep nothing but read it.
     model = model_of(AttentionLayers(count=3), AttentionLayers(count=1, reuses_cache=True))
-    assert layer_tokens(model, 10.0, paged=False).values == (30, 0)
-    assert read_tokens(model, 10.0).values == (30, 10)
+    assert cached_tokens_by_layer_group(model, 10.0, paged=False).values == (30, 0)
+    assert read_tokens_by_layer_group(model, 10.0).values == (30, 10)
 
     # An index narrows what attention reads but not what it keeps.
     model = model_of(
         LatentLayers(count=4, top_k=50, **LATENT), IndexLayers(count=4, num_heads=2, head_dim=16)
     )
-    assert read_tokens(model, 1000.0).values == (4 * 50, 4 * 1000)
-    assert read_pairs(model, 1000.0).values == (4 * 50, 4 * 1000)
-    assert layer_tokens(model, 1000.0, paged=False).values == (4000, 4000)
+    assert read_tokens_by_layer_group(model, 1000.0).values == (4 * 50, 4 * 1000)
+    assert decode_pairs_by_layer_group(model, 1000.0).values == (4 * 50, 4 * 1000)
+    assert cached_tokens_by_layer_group(model, 1000.0, paged=False).values == (4000, 4000)
 
     # An index key takes eight bits an element and one scale.
     index = IndexLayers(count=4, num_heads=2, head_dim=16)
@@ -95,10 +95,10 @@ def test_a_recurrent_state_stands_for_the_whole_past():
     model = model_of(STATE, NoMixingLayers(count=1))
     assert cached(model, 10.0, ranks=2) == cached(model, 10.0) / 2
     # A decode step reads a state and writes it back.
-    assert read_tokens(model, 5000.0).values == (2 * 3, 0)
+    assert read_tokens_by_layer_group(model, 5000.0).values == (2 * 3, 0)
     # Recurrent work grows with tokens and attention with pairs.
     model = model_of(STATE, AttentionLayers(count=1))
-    assert layer_pairs(model, 10.0).values == (30, 55)
+    assert pairs_by_layer_group(model, 10.0).values == (30, 55)
     # Layers that only mix or only feed forward are one block each.
     half = model_of(STATE, NoMixingLayers(count=1))
     whole = model_of(AttentionLayers(count=4))
@@ -164,7 +164,7 @@ def tiny_of(*groups) -> ModelSpec:
 
 
 def kept_bytes(model: ModelSpec, tokens: float, *, ranks=1, paged=False, element_bytes=2.0):
-    kept = layer_tokens(model, tokens, paged=paged)
+    kept = cached_tokens_by_layer_group(model, tokens, paged=paged)
     return cache_bytes(model, kept, ranks, element_bytes, (Ledger(), Line("memory", "cache")))
 
 
@@ -213,19 +213,19 @@ def test_windows_chunks_and_pages_bound_what_is_kept():
 
     # A chunked layer keeps at most one chunk.
     model = model_from_config(CHUNKED)
-    kept = layer_tokens(model, 1000.0, paged=False)
+    kept = cached_tokens_by_layer_group(model, 1000.0, paged=False)
     # Two of eight layers see everything, six keep their chunk of 256.
     kinds = [group.kind for group in model.layers_by_attention]
     assert dict(zip(kinds, kept.values, strict=True)) == {"chunked": 6 * 256, "full": 2 * 1000}
 
     # Pages round each window and each sequence up.
     model = model_from_config(WINDOWED)
-    kept = layer_tokens(model, 1001.0, paged=True)
+    kept = cached_tokens_by_layer_group(model, 1001.0, paged=True)
     # Windows of 100 take 7 pages of 16, a sequence of 1,001 tokens takes 63.
     assert kept.values == (5 * 112, 1 * 1008)
     # A window wider than the sequence reads the sequence.
     model = model_from_config({**TINY, "model_type": "mistral", "sliding_window": 4096})
-    reads = [read_tokens(model, float(n)).total for n in (1, 4095, 4096, 4097)]
+    reads = [read_tokens_by_layer_group(model, float(n)).total for n in (1, 4095, 4096, 4097)]
     assert reads == [6 * 1, 6 * 4095, 6 * 4096, 6 * 4096]
 
 
@@ -265,7 +265,10 @@ def test_compressed_layers_keep_a_window_and_their_entries():
 
     # A chosen few entries bound what a compressed layer reads.
     model = tiny_of(CompressedLayers(**COMPRESSED, ratio=4, top_k=100))
-    read, kept = read_tokens(model, 4096.0), layer_tokens(model, 4096.0, paged=False)
+    read, kept = (
+        read_tokens_by_layer_group(model, 4096.0),
+        cached_tokens_by_layer_group(model, 4096.0, paged=False),
+    )
     assert read.total == 128 + 100
     assert kept.total == 128 + 1024
 

@@ -3,7 +3,7 @@
 import pytest
 
 from planner.catalog.models import get_model
-from planner.cost.kv_cache import kv_cache_bytes, layer_tokens
+from planner.cost.kv_cache import cached_tokens_by_layer_group, kv_cache_bytes
 from planner.cost.parameters import count_parameters
 from planner.cost.training import largest_weight, lora_parameters, sharded_state_bytes, zero_shards
 from planner.cost.weights import stage_layers, weight_bytes_per_element
@@ -66,7 +66,10 @@ def test_a_cache_is_tokens_times_the_bytes_of_a_token():
     assert held(eight, "kv_cache") == held(sixteen, "kv_cache")
     # A sliding window bounds what a layer keeps.
     model = get_model("google/gemma-2-9b")
-    assert layer_tokens(model, 8192.0, paged=False).values == (21 * 4096, 21 * 8192)
+    assert cached_tokens_by_layer_group(model, 8192.0, paged=False).values == (
+        21 * 4096,
+        21 * 8192,
+    )
     # A shared prefix is kept once.
     alone = ask(workload={**SERVE, "concurrency": 64})
     shared = ask(workload={**SERVE, "concurrency": 64, "prefix_share_ratio": 0.75})

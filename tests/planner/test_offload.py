@@ -11,14 +11,14 @@ from planner.search.placement import (
     SHARES,
     best_batch,
     best_placement,
-    costs_of,
-    limits_of,
+    linear_programme,
+    memory_tier_limits,
     micro_sizes,
-    moves_of,
+    offload_fractions_of,
+    offload_pieces,
     placed_strategy,
+    placement_costs,
     placements,
-    programme_of,
-    shares_of,
     solve,
     tokens_per_second,
 )
@@ -288,7 +288,7 @@ def test_an_engine_keeps_off_the_device_what_it_can_and_no_more():
         ("torch", SHARES), ("flexgen", SHARES), ("vllm", ("weights_cpu",)),
         ("llama_cpp", ("weights_cpu",)), ("tensorrt_llm", ()),
     ):  # fmt: skip
-        assert shares_of(get_engine(engine, "gpu")) == shares, (engine, shares)
+        assert offload_fractions_of(get_engine(engine, "gpu")) == shares, (engine, shares)
 
     assert not found(model=LLAMA_70B, cluster=RTX, engine="tensorrt_llm").plans
 
@@ -315,9 +315,9 @@ def test_micro_batches_and_their_columns_are_solved_as_each_alone():
 
     setting = resolve(request())
     away = OffloadSpec(weights_cpu=0.7, kv_cpu=0.5)
-    together = costs_of(setting, away, [4, 16, 96])
+    together = placement_costs(setting, away, [4, 16, 96])
     for index, size in enumerate((4, 16, 96)):
-        alone = costs_of(setting, away, [size])
+        alone = placement_costs(setting, away, [size])
         np.testing.assert_allclose(together.channels_s[..., index], alone.channels_s[..., 0])
         np.testing.assert_allclose(together.tiers_bytes[:, index], alone.tiers_bytes[:, 0])
 
@@ -332,7 +332,7 @@ def mixtral(share):
 
 def test_experts_leave_piece_by_piece():
     setting = resolve(request(model=MIXTRAL, batch_size=1, device="rtx-4090"))
-    pieces = [move for move in moves_of(setting) if move.share == "weights_cpu"]
+    pieces = [move for move in offload_pieces(setting) if move.share == "weights_cpu"]
     times = [mixtral(move.end).performance.tpot_seconds for move in pieces]
     slopes = np.diff([mixtral(0.0).performance.tpot_seconds, *times]) / [m.width for m in pieces]
     assert len(pieces) == 5
@@ -430,8 +430,8 @@ def test_an_impossible_strategy_or_no_room_at_all_has_no_placement():
     wrong = request.strategy.model_copy(update={"tensor_parallel_size": 64})
     assert placed_strategy(request.model_copy(update={"strategy": wrong})) is None
     setting = resolve(question())
-    nothing = limits_of(setting, 1.0)
-    assert solve(programme_of(setting, [32]), nothing, 31.0) == [None]
+    nothing = memory_tier_limits(setting, 1.0)
+    assert solve(linear_programme(setting, [32]), nothing, 31.0) == [None]
 
 
 def test_a_batch_that_does_not_fit_is_told_where_it_would():

@@ -230,7 +230,7 @@ def test_ranks_of_a_measured_processor_have_their_part_of_every_rate():
     assert shared.device.op_overhead_seconds == CPU.op_overhead_seconds
     assert shared.ranks_per_core == 1
     for device in ("h100-sxm-80gb", CPU.model_copy(update={"kind": "gpu"})):
-        with pytest.raises(ValueError, match="is not one measured processor"):
+        with pytest.raises(ValueError, match="it must be a single CPU with measured rates"):
             ClusterSpec(device=device).as_ranks_of_cpu(4, 2)
 
 

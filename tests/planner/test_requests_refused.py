@@ -23,9 +23,9 @@ from planner.workload.layouts import (
     Layout,
     Rule,
     batch_rules,
-    check,
-    mask,
+    check_rules,
     rank_rules,
+    rules_mask,
     training_rules,
 )
 from tests.planner.asking import (
@@ -389,7 +389,7 @@ def test_a_layout_is_masked_exactly_where_the_exact_door_refuses_it(
 ):
     workload = TrainWorkload(sequence_length=4096, global_batch_size=batch)
     rules = rules_of(get_model(name), workload, sizes, stages, schedule)
-    allowed = bool(np.all(mask(rules)))
+    allowed = bool(np.all(rules_mask(rules)))
     strategy = {**sizes, "pipeline_parallel_size": stages, "pipeline_schedule": schedule}
 
     try:
@@ -403,7 +403,7 @@ def test_a_layout_is_masked_exactly_where_the_exact_door_refuses_it(
 def test_the_first_rule_that_does_not_hold_is_named_and_heads_are_never_cut():
     rules = [Rule(True, "a", str), Rule(False, "b", lambda: "no"), Rule(False, "c", str)]
     with pytest.raises(NotPossibleError, match="no") as caught:
-        check(rules)
+        check_rules(rules)
     assert caught.value.field == "b"
     for size in (3, 5, 6, 7):
         with pytest.raises(NotPossibleError, match="must divide the 64 attention heads"):
@@ -413,4 +413,4 @@ def test_the_first_rule_that_does_not_hold_is_named_and_heads_are_never_cut():
 @given(flags=st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=4))
 def test_a_mask_holds_where_every_rule_holds(flags):
     rules = [Rule(np.array(column), "", str) for column in flags]
-    assert np.all(mask(rules) == np.array(flags).all(axis=0))
+    assert np.all(rules_mask(rules) == np.array(flags).all(axis=0))

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.search.inverse import Probe, closest_miss, largest_step
+from planner.search.inverse import Probe, closest_violation, largest_step
 from planner.search.question import (
     DTYPES,
     FIGURES,
     Rejections,
-    distance,
-    family_numbers,
-    family_of,
     figure,
     first_violation,
+    relative_violation,
+    strategy_family_numbers,
+    strategy_family_of,
     unit_of,
 )
 from planner.search.rank import (
@@ -101,19 +101,19 @@ def test_a_plan_is_compared_with_the_first_by_speed_memory_and_devices():
 
 def test_the_closest_miss_is_told_or_every_reason_without_numbers():
     far, near = missed("far", 30.0, 10.0), missed("near", 1100.0, 1000.0)
-    found = closest_miss(7, [far, near])
+    found = closest_violation(7, [far, near])
     assert (found.value, found.required, found.limit) == (7, 1100.0, 1000.0)
     assert found.reason.startswith("near: ")
-    assert distance(near) == pytest.approx(0.1)
-    assert distance(far) == pytest.approx(2.0)
+    assert relative_violation(near) == pytest.approx(0.1)
+    assert relative_violation(far) == pytest.approx(2.0)
 
     words = [
         Rejection(family="a", constraint="applicability", reason="it is dense"),
         Rejection(family="b", constraint="applicability", reason="one device"),
     ]
-    found = closest_miss(1, words)
+    found = closest_violation(1, words)
     assert (found.constraint, found.reason) == ("applicability", "it is dense; one device")
-    assert closest_miss(1, []).reason == "no strategy applies"
+    assert closest_violation(1, []).reason == "no strategy applies"
 
 
 def test_a_value_is_searched_once_and_an_error_keeps_its_field():
@@ -265,13 +265,13 @@ def test_a_family_is_named_by_its_weights_and_how_they_are_split():
             "bf16 weights, ZeRO 2, full recomputation",
         ),
     ):
-        assert family_of(strategy) == family, (strategy, family)
+        assert strategy_family_of(strategy) == family, (strategy, family)
 
 
 def test_of_a_family_the_closest_miss_stays():
     rejections = Rejections()
     for peak in (50, 20, 90):
-        rejections.memory(variant(1.0, 1.0, peak), 10)
+        rejections.add_memory(variant(1.0, 1.0, peak), 10)
     (kept,) = rejections.result().values()
     assert kept.required == 20
     assert kept.strategies == 3
@@ -296,13 +296,13 @@ def number_of(strategy):
         context=strategy.context_parallel_size,
         zero_stage=strategy.zero_stage,
     )
-    return family_numbers(strategy, layout)
+    return strategy_family_numbers(strategy, layout)
 
 
 @settings(max_examples=200, deadline=None)
 @given(one=LAYOUTS, other=LAYOUTS)
 def test_families_have_different_numbers_exactly_where_they_have_different_names(one, other):
-    same_name = family_of(one) == family_of(other)
+    same_name = strategy_family_of(one) == strategy_family_of(other)
     assert (number_of(one) == number_of(other)) is same_name
 
 

@@ -18,7 +18,7 @@ from planner.cost.queueing import (
 from planner.specs.base import NotCoveredError, NotPossibleError, UnknownModelError
 from planner.specs.estimate import EstimateRequest
 from planner.workload.resolve import resolve
-from planner.workload.serve import fills_places, mixed_work, serve, step_budget
+from planner.workload.serve import fills_every_slot, mixed_work, serve, step_budget
 from tests.planner.asking import LLAMA_70B, MIXTRAL, SERVE, ask, search
 
 
@@ -236,7 +236,7 @@ def test_other_arrivals_and_offload_keep_prefill_and_decode_apart():
         {"strategy": {"offload": {"weights_cpu": 0.5}}},
     ):
         setting = resolve(request(**apart))
-        assert not fills_places(setting, setting.workload), apart
+        assert not fills_every_slot(setting, setting.workload), apart
 
 
 def test_sorting_tokens_by_expert_costs_time_in_sparse_models_alone():

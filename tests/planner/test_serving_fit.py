@@ -9,7 +9,7 @@ import pytest
 
 from planner.catalog.engines import COMMON_SERVING, get_engine
 from planner.catalog.reading import data_json
-from planner.cost.queueing import ArrivalHabits, prompt_slot
+from planner.cost.queueing import ArrivalParameters, prompt_slot
 from planner.fitting.evidence import serving_request, table
 from planner.fitting.serving_factors import (
     ADVISED,
@@ -53,8 +53,8 @@ from planner.fitting.serving_model import (
     HABITS,
     LEAST_AT_PEAK,
     PARTS,
+    arrival_parameters_of,
     consistent_groups,
-    habits_of,
     natural,
     packed,
     serving_case,
@@ -292,8 +292,8 @@ def test_packing_keeps_every_factor_and_habit_and_what_is_possible():
     assert found["decode_linear"] == pytest.approx(0.7)
     assert found["prefill_8bit"] == pytest.approx(1.0)
 
-    found = habits_of(packed({"burst_ratio": 0.3, "steps_awaited": 4.0})[None, :])
-    assert isinstance(found, ArrivalHabits)
+    found = arrival_parameters_of(packed({"burst_ratio": 0.3, "steps_awaited": 4.0})[None, :])
+    assert isinstance(found, ArrivalParameters)
     assert found.burst_ratio == pytest.approx([0.3])
     assert found.steps_awaited == pytest.approx([4.0])
 

@@ -18,7 +18,7 @@ from planner.specs.base import NotCoveredError, NotPossibleError
 from planner.specs.estimate import EstimateRequest, PlanRequest
 from planner.workload.forward import further_operators
 from planner.workload.resolve import resolve
-from planner.workload.under_load import run
+from planner.workload.under_load import cost_workload
 from tests.planner.asking import (
     GENERATE,
     LLAMA_8B,
@@ -235,9 +235,9 @@ CHOICES = st.tuples(
 @given(choices=CHOICES, cell=st.tuples(*(st.integers(0, len(v) - 1) for v in AXES.values())))
 def test_a_grid_of_layouts_serves_as_each_layout_alone(choices, cell):
     setting, shape = setting_of(*choices), tuple(len(values) for values in AXES.values())
-    together = run(laid_out(setting, **columns_of()), NullLedger())
+    together = cost_workload(laid_out(setting, **columns_of()), NullLedger())
     own = {name: values[at] for (name, values), at in zip(AXES.items(), cell, strict=True)}
-    alone = run(laid_out(setting, **own), Ledger())
+    alone = cost_workload(laid_out(setting, **own), Ledger())
 
     peaks = np.broadcast_to(together.memory.peak_bytes, shape)
     assert peaks[cell] == pytest.approx(alone.memory.peak_bytes, rel=1e-12)
@@ -251,7 +251,10 @@ def test_a_grid_of_layouts_serves_as_each_layout_alone(choices, cell):
 
 def test_a_ledger_that_forgets_serves_the_same():
     setting = setting_of(SPARSE_MODEL, 0, "vllm")
-    assert run(setting, NullLedger()).performance == run(setting, Ledger()).performance
+    assert (
+        cost_workload(setting, NullLedger()).performance
+        == cost_workload(setting, Ledger()).performance
+    )
 
 
 SPARSE_FP8 = "Qwen/Qwen3-235B-A22B-FP8"

@@ -284,5 +284,5 @@ def test_streams_of_a_generic_engine_say_nothing_of_its_full_batches():
         resolve(EstimateRequest.model_validate(document(engine="autoawq", workload=workload)))
         for workload in (serving, PROMPT)
     ]
-    assert settings[0]._streams == {}
-    assert settings[1]._streams != {}
+    assert settings[0]._single_stream_factors == {}
+    assert settings[1]._single_stream_factors != {}

@@ -31,9 +31,9 @@ NEXT = {
 
 @pytest.fixture(autouse=True)
 def _nothing_remembered():
-    ESTIMATES.forget()
+    ESTIMATES.clear()
     yield
-    ESTIMATES.forget()
+    ESTIMATES.clear()
 
 
 def asked(**fields):
@@ -55,7 +55,7 @@ def test_an_answer_is_the_same_whatever_was_asked_before():
     for load in (SERVE, OPEN):
         alone = {}
         for change, fields in NEXT.items():
-            ESTIMATES.forget()
+            ESTIMATES.clear()
             alone[change] = told(asked(workload=load, **fields))
         for _ in range(2):  # the second time, all of them were asked before
             for change, fields in NEXT.items():
@@ -65,14 +65,14 @@ def test_an_answer_is_the_same_whatever_was_asked_before():
 def test_a_look_at_what_fits_alone_leaves_the_next_search_its_reasons():
     request = asked(model="meta-llama/Llama-3.1-70B")
     alone = told(request)
-    ESTIMATES.forget()
+    ESTIMATES.clear()
     engine.best_of(request)
     assert told(request) == alone
 
 
 def test_training_is_answered_alike_after_other_questions():
     for change in ("another objective", "a pin"):
-        ESTIMATES.forget()
+        ESTIMATES.clear()
         request = asked(workload=TRAIN, engine="megatron", devices=8, **NEXT[change])
         alone = told(request)
         engine.search(asked(workload=TRAIN, engine="megatron", devices=8))
@@ -102,7 +102,7 @@ def test_a_simulated_percentile_is_shown_only_to_who_asked_for_it():
 def test_questions_of_several_people_at_once_are_answered_alike():
     requests = [asked(objective=name) for name in ("latency", "throughput", "cost")] * 3
     alone = [told(request) for request in requests]
-    ESTIMATES.forget()
+    ESTIMATES.clear()
     with ThreadPoolExecutor(4) as people:
         assert list(people.map(told, requests)) == alone
 
@@ -155,7 +155,7 @@ def test_a_subject_keeps_only_so_many_estimates_and_costs_the_others_anew(monkey
 
 @pytest.mark.parametrize("order", [*permutations(WAYS)])
 def test_a_strategy_is_costed_and_simulated_once_however_much_of_it_is_asked(order, monkeypatch):
-    counted = {"run": 0, "simulate": 0}
+    counted = {"cost_workload": 0, "simulate": 0}
 
     def counting(module, name):
         work = getattr(module, name)
@@ -173,12 +173,12 @@ def test_a_strategy_is_costed_and_simulated_once_however_much_of_it_is_asked(ord
         "with_percentiles": estimate_request(request, explain=False, simulate=True),
         "explained": estimate_request(request),
     }
-    counting(under_load, "run")
+    counting(under_load, "cost_workload")
     counting(under_load, "simulate")
     one = Subject()
 
     assert {name: getattr(one, name)(asked_of, way) for name in order} == alone
-    assert counted == {"run": 1, "simulate": 1}
+    assert counted == {"cost_workload": 1, "simulate": 1}
 
 
 def test_only_the_latest_subjects_keep_what_estimates_are_made_of(monkeypatch):

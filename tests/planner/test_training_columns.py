@@ -13,7 +13,7 @@ from planner.cost.quantity import Ledger, NullLedger
 from planner.cost.training import zero_bubble_divisor
 from planner.search.engine import blocks_of
 from planner.search.question import questions
-from planner.search.scoring import Fitting
+from planner.search.scoring import FitCheck
 from planner.search.training_space import SCHEDULES
 from planner.specs.base import NotCoveredError, NotPossibleError
 from planner.specs.estimate import EstimateRequest, PlanRequest
@@ -134,9 +134,9 @@ def blocks(case, method="full"):
 
 def test_recomputing_more_never_keeps_a_strategy_from_fitting():
     for method, case in itertools.product(METHODS, CASES):
-        fitting = Fitting(blocks(case, method))
+        fitting = FitCheck(blocks(case, method))
         for block in blocks(case, method):
-            assert fitting.anything(block) == block.column(fits_of(block.setting)).any()
+            assert fitting.may_fit(block) == block.column(fits_of(block.setting)).any()
 
     order = {"none": 0, "selective": 1, "full": 2}
     for case in CASES:

@@ -13,16 +13,16 @@ from planner.cost.training import (
     UNFUSED_LOSS_FP32_COPIES,
     Operators,
     SavedTensors,
-    feed_forward_width,
-    gradient_width,
+    feed_forward_elements_per_token,
+    gradient_elements_per_token,
     hidden_tensors,
-    kept_residuals,
-    kept_width,
     layer_at_work_bytes,
     lora_widths,
     loss_bytes,
+    product_output_elements_per_token,
     product_residuals,
-    product_width,
+    saved_operand_elements_per_token,
+    saved_residual_tensors,
     score_element_bytes,
 )
 from planner.fitting.evidence import strategy_of, table, training_request, usable
@@ -66,8 +66,8 @@ def test_norms_and_inputs_are_kept_as_kernels_and_frozen_matrices_need_them():
     for wide, inputs, tensors in ((0, 1, 4), (1, 1, 8), (1, 0, 5)):
         assert hidden_tensors(LLAMA, SavedTensors(bool(wide), bool(inputs))) == tensors
 
-    with_input = feed_forward_width(LLAMA, SavedTensors(inputs=True))
-    assert feed_forward_width(LLAMA, SavedTensors(inputs=False)) == with_input * 3 / 4
+    with_input = feed_forward_elements_per_token(LLAMA, SavedTensors(inputs=True))
+    assert feed_forward_elements_per_token(LLAMA, SavedTensors(inputs=False)) == with_input * 3 / 4
 
     falcon = get_model("tiiuae/falcon-7b")
     assert hidden_tensors(falcon, SavedTensors()) * 2 == hidden_tensors(LLAMA, SavedTensors())
@@ -167,8 +167,8 @@ LORA_QV = Operators(residual_bytes=2, product_bytes=2, adapted="query_value", ra
 
 
 def kept_bytes(how):
-    residuals = kept_residuals(LLAMA, how) * WIDE * how.residual_bytes
-    return residuals + kept_width(LLAMA, how) * how.product_bytes
+    residuals = saved_residual_tensors(LLAMA, how) * WIDE * how.residual_bytes
+    return residuals + saved_operand_elements_per_token(LLAMA, how) * how.product_bytes
 
 
 def test_tensors_are_kept_once_in_fp32_and_narrow_or_frozen_inputs_beside():
@@ -191,13 +191,21 @@ def test_tensors_are_kept_once_in_fp32_and_narrow_or_frozen_inputs_beside():
 def test_recomputation_and_fused_attention_keep_what_they_need():
     projected, outputs = HEADS + 2 * KEYS + 2 * INNER, 2 * WIDE
     fused = Operators(residual_bytes=4, product_bytes=4, writes_scores=False)
-    assert product_residuals(FP32) * WIDE + product_width(LLAMA, FP32) == (
+    assert product_residuals(FP32) * WIDE + product_output_elements_per_token(LLAMA, FP32) == (
         WIDE + outputs + projected
     )
-    assert product_width(LLAMA, fused) - product_width(LLAMA, FP32) == HEADS
-    with_adapters = product_residuals(LORA_ALL) * WIDE + product_width(LLAMA, LORA_ALL)
+    assert (
+        product_output_elements_per_token(LLAMA, fused)
+        - product_output_elements_per_token(LLAMA, FP32)
+        == HEADS
+    )
+    with_adapters = product_residuals(LORA_ALL) * WIDE + product_output_elements_per_token(
+        LLAMA, LORA_ALL
+    )
     assert with_adapters == WIDE + 2 * (outputs + projected) + 7 * 16
-    assert kept_width(LLAMA, FP32) - kept_width(LLAMA, fused) == 2 * (HEADS - KEYS)
+    assert saved_operand_elements_per_token(LLAMA, FP32) - saved_operand_elements_per_token(
+        LLAMA, fused
+    ) == 2 * (HEADS - KEYS)
 
 
 def test_gradients_of_scores_come_when_those_of_the_feed_forward_block_are_gone():
@@ -207,7 +215,7 @@ def test_gradients_of_scores_come_when_those_of_the_feed_forward_block_are_gone(
     assert (early, late) == (1050 + 300, 1050 + 700)
     columns = {**fields, "score_gradients": np.array([400, 900]), "feed_forward_bytes": 20}
     assert list(layer_at_work_bytes(**columns)) == [early, late]
-    assert gradient_width(LLAMA) == 3 * INNER
+    assert gradient_elements_per_token(LLAMA) == 3 * INNER
     assert [score_element_bytes(each) for each in (4, 2)] == [4, 6]
 
 

@@ -10,7 +10,7 @@ from planner.cost.memory import (
 )
 from planner.fitting.offload_examples import RUNS, training_offload_table
 from planner.specs.workload import Strategy
-from planner.workload.resolve import usual_stage
+from planner.workload.resolve import default_zero_stage
 from tests.planner.asking import LLAMA_8B, TRAIN, ask, held, search
 
 GB = 10**9
@@ -274,7 +274,7 @@ def test_what_is_offloaded_is_sharded_unless_told():
         ({"weights_cpu": 1.0}, 3),
         ({"weights_disk": 0.5}, 3),
     ):
-        assert usual_stage(Strategy.model_validate({"offload": offload})) == stage
+        assert default_zero_stage(Strategy.model_validate({"offload": offload})) == stage
 
 
 def test_the_search_offers_to_move_the_weights_of_a_model_that_nothing_else_fits():

@@ -6,7 +6,7 @@ from planner.catalog.engines import get_engine
 from planner.catalog.models import get_model
 from planner.cost.communication import pace_of
 from planner.cost.quantity import Ledger
-from planner.cost.training import exposed_seconds, operand_width, tax_seconds
+from planner.cost.training import exposed_seconds, operand_elements_per_token, tax_seconds
 from planner.fitting.evidence import RELEASED, latest, table, training_request, unscored, usable
 from planner.specs.estimate import EstimateRequest
 from planner.workload.resolve import resolve
@@ -84,7 +84,7 @@ def test_narrow_products_move_more_bytes_per_flop():
 def test_operands_are_every_matrixs_and_small_micro_batches_read_them_more_often():
     model = get_model(LLAMA_8B)
     attention = 2 * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
-    assert operand_width(model, 1) == 4 * model.hidden_size + attention + (
+    assert operand_elements_per_token(model, 1) == 4 * model.hidden_size + attention + (
         3 * model.intermediate_size
     )
 

@@ -29,7 +29,11 @@ from planner.fitting.step_fitting import (
 from planner.specs.estimate import EstimateRequest
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
-from planner.workload.training_memory import given_back, stage_moments, without_spare
+from planner.workload.training_memory import (
+    stage_moments,
+    with_spare_blocks_freed,
+    without_spare_blocks,
+)
 from tests.planner.asking import document
 
 TUNE = {"kind": "train", "sequence_length": 2048, "global_batch_size": 2, "method": "lora"}
@@ -139,10 +143,10 @@ def test_tensors_and_logits_are_held_once_and_spare_blocks_below_the_limit_kept(
 
     setting = setting_of()
     shown, bare = StageMemory({"activations": 2.0}), StageMemory({"activations": 1.0})
-    assert given_back(setting, shown, bare).by_class == shown.by_class
+    assert with_spare_blocks_freed(setting, shown, bare).by_class == shown.by_class
 
     setting = with_engine(setting_of(), loss_ratio=3.0, unfilled_ratio=0.2)
-    alone = without_spare(setting).engine
+    alone = without_spare_blocks(setting).engine
     assert (alone.loss_ratio, alone.unfilled_ratio) == (1.0, 0.0)
 
 
@@ -151,7 +155,7 @@ def test_spare_blocks_go_as_far_as_the_device_needs_them():
     limit = usable_bytes(setting)
     shown = StageMemory({"weights": limit / 2, "activations": limit})
     bare = StageMemory({"weights": limit / 2, "activations": limit / 4})
-    left = given_back(setting, shown, bare)
+    left = with_spare_blocks_freed(setting, shown, bare)
     assert left.peak_bytes == pytest.approx(limit)
     assert left.by_class["weights"] == limit / 2
 

@@ -23,11 +23,11 @@ from planner.search.engine import explore
 from planner.search.question import (
     FAR_BEYOND,
     constraints_of,
-    family_of,
     first_violation,
     is_percentile,
     is_simulated,
     mean_bound,
+    strategy_family_of,
 )
 from planner.search.rank import criteria, frontier, order_of
 from planner.search.select import Table
@@ -298,7 +298,7 @@ def test_the_best_plans_are_those_of_simulating_everything():
     for name in SPACES:
         best = {}
         for estimate in feasible(name):
-            best.setdefault(family_of(estimate.strategy), estimate)
+            best.setdefault(strategy_family_of(estimate.strategy), estimate)
         ranked = stored_first(best.values(), asked(name).objective)
         expected = [estimate.strategy for estimate in ranked][:4]
         assert [found.strategy for found in answer(name).plans] == expected, name
@@ -310,8 +310,8 @@ def test_frontier_and_rejections_are_those_of_simulating_everything():
         assert [criteria(found) for found in answer(name).pareto] == whole[:24], name
 
     for name in SPACES:
-        through = {family_of(one.strategy) for one in feasible(name)}
-        lost = {family_of(one.strategy) for one in everything(name)} - through
+        through = {strategy_family_of(one.strategy) for one in feasible(name)}
+        lost = {strategy_family_of(one.strategy) for one in everything(name)} - through
         found = answer(name).rejected.values()
         families = {one.family for one in found if one.constraint != APPLICABILITY}
         assert families == lost, name
@@ -321,7 +321,7 @@ def test_a_row_passes_by_its_percentiles_alone_but_for_rounding():
     for name in SPACES:
         found = explore(asked(name))
         quick, whole = (Table(found.parts, found.limits) for _ in range(2))
-        unsure = [int(row) for row in np.flatnonzero(whole.unsure)[::3]]
+        unsure = [int(row) for row in np.flatnonzero(whole.undecided_rows)[::3]]
         assert unsure or not len(whole.feasible), name  # hopeless ones need no simulation
         assert [quick.passes(row) for row in unsure] == [whole.settle(row) for row in unsure], name
         assert not quick.simulated or not all(map(is_percentile, found.limits)), name

@@ -15,7 +15,7 @@ from planner.search.engine import explore, score_question
 from planner.search.question import figure, questions
 from planner.search.rank import criteria, order_of
 from planner.search.select import frontier_rows
-from planner.search.serving_space import MAX_EXACT_ESTIMATES, unlike_strategies
+from planner.search.serving_space import MAX_EXACT_ESTIMATES, heterogeneous_strategies
 from planner.specs.base import NotCoveredError, UnknownDeviceError
 from planner.specs.estimate import EstimateRequest, PlanRequest
 from planner.specs.workload import Strategy
@@ -185,7 +185,7 @@ def test_a_search_over_unlike_nodes_answers_what_costing_everything_answers():
             }
         )
         (question,) = questions(asked)
-        strategies = unlike_strategies(question, asked.workload)
+        strategies = heterogeneous_strategies(question, asked.workload)
         costed = [
             estimate_request(question.estimate_request(one), explain=False) for one in strategies
         ]

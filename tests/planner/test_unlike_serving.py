@@ -10,7 +10,7 @@ import pytest
 from planner.cost.quantity import NullLedger
 from planner.specs.base import NotCoveredError
 from planner.specs.estimate import EstimateRequest
-from planner.workload.disaggregate import parts_of
+from planner.workload.disaggregate import replica_shares
 from planner.workload.generate import generate
 from planner.workload.inference_memory import stage_limits
 from planner.workload.resolve import resolve
@@ -43,7 +43,7 @@ def served(cluster, workload=SERVE, *, explain=False, model=LLAMA_8B, **strategy
 
 def parts(cluster, workload=SERVE, model=LLAMA_8B, **strategy):
     setting = resolve(request(cluster, workload, model, **strategy))
-    return parts_of(setting, setting.workload), setting.workload
+    return replica_shares(setting, setting.workload), setting.workload
 
 
 def alone(part, workload):

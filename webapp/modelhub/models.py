@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from django.db import models
 
 from planner.catalog.models import get_model, model_from_config
-from planner.cost.kv_cache import cache_bytes, layer_tokens
+from planner.cost.kv_cache import cache_bytes, cached_tokens_by_layer_group
 from planner.cost.parameters import count_parameters
 from planner.cost.quantity import Line, NullLedger
 from planner.specs.base import PlannerError
@@ -123,7 +123,7 @@ def kv_bytes_per_token(shape: ModelSpec) -> list[tuple[str, float]]:
 
 def _kv_bytes(shape: ModelSpec, element_bytes: float) -> float:
     """Return the KV-cache bytes of one token, with no sliding window full."""
-    cached_tokens = layer_tokens(shape, 1.0, paged=False)
+    cached_tokens = cached_tokens_by_layer_group(shape, 1.0, paged=False)
     return cache_bytes(
         shape, cached_tokens, 1, element_bytes, (NullLedger(), Line("memory", "KV cache"))
     )

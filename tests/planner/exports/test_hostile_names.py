@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.exports.export import shell_lines, with_head
+from planner.exports.export import shell_lines, with_header
 from planner.exports.kubernetes import MAX_NAME, object_name
 from planner.exports.registry import export
 from planner.exports.yaml_text import yaml_text
@@ -149,8 +149,8 @@ def test_line_breaks_odd_numbers_and_heads_are_written_where_they_belong():
             "next": 1,
         }
     assert yaml_text([math.nan, math.inf, -math.inf]) == "- .nan\n- .inf\n- -.inf\n"
-    assert with_head("#!/bin/sh\nrun\n", ["one"], "# ") == "#!/bin/sh\n# one\nrun\n"
-    assert with_head("run\n", ["one", "two"], "# ") == "# one\n# two\nrun\n"
+    assert with_header("#!/bin/sh\nrun\n", ["one"], "# ") == "#!/bin/sh\n# one\nrun\n"
+    assert with_header("run\n", ["one", "two"], "# ") == "# one\n# two\nrun\n"
 
 
 @settings(max_examples=200, deadline=None)
@@ -225,5 +225,5 @@ def test_arguments_stay_apart_and_a_line_break_ends_no_comment():
     )
     assert said.stdout == "[a b][c]"
     for end in ("\n", "\r\n", "\r", "\u2028"):
-        text = with_head("true\n", [f"card{end}touch owned #, planned for vllm"], "# ")
+        text = with_header("true\n", [f"card{end}touch owned #, planned for vllm"], "# ")
         assert text == "# card touch owned #, planned for vllm\ntrue\n", end

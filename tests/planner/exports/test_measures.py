@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.exports.export import claim_words, claims_of
+from planner.exports.export import claims_of, prediction_line
 from planner.exports.probes import serving, training
 from planner.exports.probes.report import report
 from planner.exports.probes.serving import Sample, figures, words
 from planner.exports.probes.training import measured, read, step_seconds
-from planner.exports.registry import claim_of, measure_text
+from planner.exports.registry import measure_text, verification_input
 from tests.planner.exports.making import SERVE, made, trained
 
 LOAD = {"global_batch_size": 64, "sequence_length": 4096, "devices": 8}
@@ -97,7 +97,7 @@ def test_times_are_means_over_requests_rates_over_the_run_and_one_token_has_no_g
 
 
 def test_prompts_share_as_much_as_the_plan_says(server):
-    claim = claim_of(made({**SMALL, "prefix_share_ratio": 0.5}))
+    claim = verification_input(made({**SMALL, "prefix_share_ratio": 0.5}))
     serving.run(f"http://127.0.0.1:{server.server_port}", "m", claim, 3)
     prompts = [body["prompt"] for body in server.bodies]
     assert len({tuple(prompt[:4]) for prompt in prompts}) == 1
@@ -130,11 +130,11 @@ def test_a_log_without_step_times_is_no_measurement(tmp_path):
 
 def test_an_open_loop_is_measured_for_a_minute_a_batch_once_a_compression_not():
     workload = {**SMALL, "request_rate_per_second": 5.0, "concurrency": None}
-    claim = claim_of(made(workload))
+    claim = verification_input(made(workload))
     assert claim["requests"] == 300
     assert claim["load"]["request_rate_per_second"] == 5.0
 
-    claim = claim_of(
+    claim = verification_input(
         made({"kind": "generate", "batch_size": 7, "input_tokens": 8, "output_tokens": 4})
     )
     assert (claim["requests"], claim["load"]["concurrency"]) == (7, 7)
@@ -148,7 +148,7 @@ def test_claims_carry_their_bounds():
     found = claims_of(case.plan, "serve")
     assert found["ttft_seconds"] == {"value": 0.25, "low": 0.2, "high": 0.3125}
     assert found["output_tokens_per_second"]["value"] == 2500.0
-    assert "ttft_seconds 0.25 (80 %: 0.2 to 0.3125)" in claim_words(case)
+    assert "ttft_seconds 0.25 (80 %: 0.2 to 0.3125)" in prediction_line(case)
 
 
 SHORT_LOAD = {"global_batch_size": 32, "sequence_length": 1000, "devices": 4}
@@ -260,9 +260,9 @@ def test_a_log_is_read_in_its_own_way_and_its_median_is_behind_the_warm_up():
 def test_a_script_carries_its_exports_claim_and_needs_the_standard_library_alone():
     case = made({**SERVE, "concurrency": 7})
     told = re.search(r"json\.loads\(r'''(.*?)'''\)", measure_text(case), re.DOTALL)
-    assert json.loads(told[1]) == claim_of(case)
-    assert claim_of(case)["load"]["concurrency"] == 7
-    assert claim_of(case)["requests"] == 4 * 7
+    assert json.loads(told[1]) == verification_input(case)
+    assert verification_input(case)["load"]["concurrency"] == 7
+    assert verification_input(case)["requests"] == 4 * 7
 
     for case in (made(), trained()):
         text = measure_text(case)
@@ -279,7 +279,7 @@ def test_an_open_loop_sends_a_minute_of_requests_and_at_least_a_hundred():
     open_loop = {name: value for name, value in SERVE.items() if name != "concurrency"}
     for rate, requests in ((0.5, 100), (1.0, 100), (2.0, 120), (50.0, 3000)):
         case = made({**open_loop, "request_rate_per_second": rate})
-        found = claim_of(case)
+        found = verification_input(case)
         assert found["requests"] == requests, (rate, requests)
         assert found["load"]["request_rate_per_second"] == rate, (rate, requests)
         assert "concurrency" not in found["load"], (rate, requests)

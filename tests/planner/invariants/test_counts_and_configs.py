@@ -8,7 +8,11 @@ from hypothesis import strategies as st
 
 from planner.catalog.devices import list_devices
 from planner.catalog.models import get_model, list_models, model_from_config
-from planner.cost.kv_cache import cache_bytes, layer_tokens, read_tokens
+from planner.cost.kv_cache import (
+    cache_bytes,
+    cached_tokens_by_layer_group,
+    read_tokens_by_layer_group,
+)
 from planner.cost.parameters import count_parameters
 from planner.cost.quantity import Ledger, Line
 from planner.search.question import questions
@@ -226,7 +230,7 @@ def listed(kinds: list[str], window: int, **fields) -> ModelSpec:
 
 
 def kept_bytes(model: ModelSpec, tokens: int) -> float:
-    kept = layer_tokens(model, float(tokens), paged=False)
+    kept = cached_tokens_by_layer_group(model, float(tokens), paged=False)
     return cache_bytes(model, kept, 1, 2.0, (Ledger(), Line("memory", "cache")))
 
 
@@ -241,7 +245,10 @@ def test_the_cache_is_the_sum_over_the_layers_as_they_are_listed(kinds, tokens, 
 @given(kinds=KINDS, tokens=LENGTHS, window=WINDOWS)
 def test_a_step_reads_of_windows_what_they_keep(kinds, tokens, window):
     model = listed(kinds, window)
-    read, kept = read_tokens(model, float(tokens)), layer_tokens(model, float(tokens), paged=False)
+    read, kept = (
+        read_tokens_by_layer_group(model, float(tokens)),
+        cached_tokens_by_layer_group(model, float(tokens), paged=False),
+    )
     assert read.values == kept.values
 
 
