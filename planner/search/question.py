@@ -272,7 +272,7 @@ def strategy_family_of(strategy: Strategy) -> str:
 def strategy_family_numbers(strategy: Strategy, layout: Layout) -> float:
     """Return the strategy family of each strategy as a number, for columns of layouts.
 
-    Numbers differ exactly where ``family_of`` differs: every part has its own digits.
+    Numbers differ exactly where ``strategy_family_of`` differs: every part has its own digits.
     """
     number: float = DTYPES.index(strategy.weight_dtype or strategy.compute_dtype or "fp32")
     offload = strategy.offload or OffloadSpec()

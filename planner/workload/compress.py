@@ -58,7 +58,7 @@ def target_dtype(workload: CompressWorkload) -> Dtype:
         return RECIPES[workload.method].dtype
     if workload.bits not in DTYPE_BY_BITS:
         raise BadRequestError(
-            f"bits is {workload.bits}: 2, 3, 4, 8 or 16 can be costed", "workload.bits"
+            f"bits is {workload.bits}: it must be 2, 3, 4, 8 or 16", "workload.bits"
         )
     return DTYPE_BY_BITS[workload.bits]
 

@@ -607,15 +607,15 @@ def _compression_layout(strategy: Strategy, workload: CompressWorkload) -> Layou
         size = getattr(strategy, name) or 1
         if size > 1:
             raise NotPossibleError(
-                f"{name} is {size}: a compression job works on one layer at a time, which no "
-                "group of ranks splits; leave it out, or share the text by data_parallel_size",
+                f"{name} is {size}: a compression job works on one layer at a time and does not "
+                "shard it; leave it out, or split the calibration data by data_parallel_size",
                 f"strategy.{name}",
             )
     copies = strategy.data_parallel_size or 1
     if copies > 1 and not RECIPES[workload.method].is_calibrated:
         raise NotPossibleError(
-            f"data_parallel_size is {copies}: method {workload.method} looks at no calibration "
-            "text that devices could share; leave it out",
+            f"data_parallel_size is {copies}: method {workload.method} uses no calibration "
+            "data that ranks could split; leave it out",
             "strategy.data_parallel_size",
         )
     return Layout(data=copies)

@@ -561,7 +561,7 @@ def _memory_result(setting: Setting, outcome: Outcome) -> MemoryAnswer:
 
 
 def fits_of(setting: Setting) -> Flag:
-    """Return whether a setting fits by memory; True where only ``run`` can decide."""
+    """Return whether a setting fits by memory; True where only ``cost_workload`` can decide."""
     workload = setting.workload
     if isinstance(workload, TrainWorkload) and workload.length_schedule is None:
         return held_memory(setting, workload, NullLedger()).fits

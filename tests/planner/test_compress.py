@@ -67,7 +67,7 @@ def test_what_no_job_can_do_is_refused_by_name():
             on_devices("gptq", 4, **{name: 4})
         assert caught.value.field == f"strategy.{name}"
 
-    with pytest.raises(NotPossibleError, match="looks at no calibration text"):
+    with pytest.raises(NotPossibleError, match="uses no calibration data"):
         on_devices("int8_weight_only", 4, data_parallel_size=4)
     with pytest.raises(BadRequestError, match="bits is 5"):
         compressing("gptq", bits=5)
