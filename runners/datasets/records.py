@@ -202,12 +202,12 @@ class Reader:
     def _check_length(self, number: int, line: bytes) -> None:
         if len(line) > MAX_LINE_BYTES:
             raise DataError(
-                f"{self.name}: {self._what} {number} is longer than {MAX_LINE_BYTES // 1024**2} "
-                "MiB; divide it into several records"
+                f"{self.name}: {self._record_noun} {number} is longer than "
+                f"{MAX_LINE_BYTES // 1024**2} MiB; divide it into several records"
             )
 
     @property
-    def _what(self) -> str:
+    def _record_noun(self) -> str:
         return "row" if self.suffix == ".parquet" else "line"
 
     def _text(self, line: int, raw: bytes) -> str:
@@ -248,7 +248,7 @@ class Reader:
     def _error(self, line: int, reason: str, raw: bytes | str) -> DataError:
         text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
         shown = json.dumps(text.strip()[:SHOWN_CHARACTERS], ensure_ascii=False)
-        return DataError(f"{self.name}: {self._what} {line}: {reason}. It begins {shown}")
+        return DataError(f"{self.name}: {self._record_noun} {line}: {reason}. It begins {shown}")
 
 
 def _wanted() -> str:
@@ -311,7 +311,7 @@ def _chat(document: Mapping[str, Any]) -> ChatSample | None:
     if not turns:
         return None
     if not any(turn.role == "assistant" for turn in turns):
-        raise DataError("no message has the role assistant, so there is nothing to learn")
+        raise DataError("no message has the role “assistant”, and only those have a loss; add one")
     return ChatSample(turns)
 
 
@@ -332,7 +332,7 @@ def _labelled(document: Mapping[str, Any]) -> LabelledSample | None:
         label = str(label)
     if not isinstance(label, str) or not label.strip():
         problem = "missing" if "label" not in document else json.dumps(label)[:40]
-        raise DataError(f"“label” is {problem}; give the class as a word or a whole number")
+        raise DataError(f"“label” is {problem}; it must be a non-empty string or an integer")
     if len(label) > MAX_LABEL_CHARACTERS:
         raise DataError(
             f"“label” has {len(label)} characters, and the most is {MAX_LABEL_CHARACTERS}; name "

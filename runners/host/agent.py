@@ -19,9 +19,9 @@ from runners.host.bench import MicrobenchRunner, command_for
 from runners.host.enrolment import EpochMemory
 from runners.host.reconcile import Reconciler, Render
 from runners.host.shipping import (
-    Loop,
     RedisStream,
     RefusedError,
+    RepeatingThread,
     ServerClient,
     ServerError,
     Shipping,
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 class Companion(Protocol):
     """A child process that runs as long as the agent, such as the doorbell's Celery worker."""
 
-    def tend(self) -> None:
+    def keep_running(self) -> None:
         """Start the process, or restart it if it died."""
 
     def stop(self) -> None:
@@ -82,7 +82,7 @@ class Agent:
         self._stream = _event_stream(host_dir, credential)
         self._companion: Companion | None = None
         self.shipping = Shipping(host_dir, self.client, self._stream)
-        self._shipping_loop = Loop("shipping", self.shipping.step)
+        self._shipping_loop = RepeatingThread("shipping", self.shipping.step)
         self.uploads = Uploads(host_dir, self.client, config)
         self.bench = MicrobenchRunner(host_dir.path, bench_command or command_for(config.slurm))
         self._shares_with_jobs = config.slurm is None  # the benchmark uses the jobs' CPU
@@ -117,8 +117,8 @@ class Agent:
                 ) from None
             wake = WakeListener(self._host_dir.wake)
             stack.callback(wake.close)
-            self._tend()
-            loops = [self._shipping_loop, Loop("uploads", self.uploads.step)]
+            self._reap_attempts()
+            loops = [self._shipping_loop, RepeatingThread("uploads", self.uploads.step)]
             for loop in loops:
                 loop.start()
             self._companion = beside
@@ -127,7 +127,7 @@ class Agent:
             while not self._is_stopping.is_set():
                 self.step()
                 if self._companion:
-                    self._companion.tend()
+                    self._companion.keep_running()
                 if wake.wait(POLL_SECONDS):
                     self._next_beat = 0.0
             self.bench.cancel()
@@ -140,15 +140,15 @@ class Agent:
     def step(self) -> None:
         """Check the attempts and send a heartbeat if one is due; log failures and continue."""
         try:
-            self._tend()
+            self._reap_attempts()
             self._update_benchmark()
             if self._clock() >= self._next_beat:
-                self._beat()
+                self._send_heartbeat()
         except Exception:  # such as a full disk or a removed folder: jobs keep running
             log.exception("the agent's round failed; it continues")
             self._next_beat = self._clock() + LIVE_BEAT_SECONDS
 
-    def _tend(self) -> None:
+    def _reap_attempts(self) -> None:
         verdicts = self.reconciler.reap()
         if verdicts != self._verdicts:
             self._verdicts, self._next_beat = verdicts, 0.0
@@ -174,13 +174,13 @@ class Agent:
             each in (Verdict.CLAIMING, Verdict.RUNNING) for each in self._verdicts.values()
         )
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         try:
             reply = self.client.beat(self._heartbeat())
         except ServerError as error:
-            self._note_error(error)
+            self._log_error(error)
             return
-        reply, behind = self._epoch.heed(reply)
+        reply, behind = self._epoch.without_unsafe_orders(reply)
         if self._last_error:
             log.info("%s answers again", self.client.server)
         self._last_error = ""
@@ -194,7 +194,7 @@ class Agent:
             self.bench.retry()
         self._wants_bench = reply.run_microbench
         self.reconciler.problems.clear()
-        self.shipping.learn(reply.acked)
+        self.shipping.record_acks(reply.acked)
         self.reconciler.apply(reply)
         if behind:
             self.reconciler.problems.append(behind)
@@ -264,7 +264,7 @@ class Agent:
                 return True
         return False
 
-    def _note_error(self, error: ServerError) -> None:
+    def _log_error(self, error: ServerError) -> None:
         is_out = isinstance(error, RefusedError) and error.is_unauthorized
         if is_out and self._has_newer_secrets():
             return

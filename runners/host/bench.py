@@ -523,12 +523,12 @@ def ratios(folder: Path, training: TrainSpec = TRAINING) -> Iterator[Ratio]:
     Training is limited by steps, not seconds, so that a busy machine yields the same model.
     """
     measured = {row.name: row.measured for row in rows(folder, training, NAMES)}
-    yield of_perplexity(
+    yield perplexity_ratio_of(
         "fp32 / bf16 perplexity", _paired_evaluation(folder, TRAINED, TRAINED, "fp32")
     )
     stored = sum(each.stat().st_size for each in trained_files(folder))
     yield Ratio.exact("fp32 / bf16 weights", stored, measured["bf16"]["disk_bytes"], "bytes")
-    yield from of_rows(measured)
+    yield from size_ratios(measured)
     yield from compared(folder)
 
 
@@ -540,7 +540,7 @@ def compared(folder: Path) -> Iterator[Ratio]:
     for title, (worse, better) in BETTER.items():
         dtype = spec_of(worse).weight_dtype
         measured = _paired_evaluation(folder, attempt_of(worse), attempt_of(better), dtype)
-        yield of_perplexity(title, measured)
+        yield perplexity_ratio_of(title, measured)
 
 
 def _paired_evaluation(
@@ -561,7 +561,7 @@ def trained_files(folder: Path) -> list[Path]:
     return sorted(model.glob("*.safetensors"))
 
 
-def of_rows(measured: Mapping[str, Mapping[str, float]]) -> Iterator[Ratio]:
+def size_ratios(measured: Mapping[str, Mapping[str, float]]) -> Iterator[Ratio]:
     """Yield the size ratios of the methods' rows."""
     for name, title in STORED.items():
         row = measured[name]
@@ -571,7 +571,7 @@ def of_rows(measured: Mapping[str, Mapping[str, float]]) -> Iterator[Ratio]:
         )
 
 
-def of_perplexity(title: str, found: Mapping[str, float]) -> Ratio:
+def perplexity_ratio_of(title: str, found: Mapping[str, float]) -> Ratio:
     """Return the perplexity ratio of a paired evaluation."""
     value, low, high = (found[f"perplexity_ratio{end}"] for end in ("", "_low", "_high"))
     return Ratio(title, value, low, high, WINDOWS, PERPLEXITY)

@@ -76,10 +76,12 @@ def _machine(host_dir: HostDir) -> Iterator[Check]:
 def _gpus() -> Iterator[Check]:
     """Check the GPUs of every vendor, and torch's build against their driver."""
     found = inventory.devices()
-    words = ", ".join(device_words(gpu) for gpu in found.gpus)
+    words = ", ".join(device_description(gpu) for gpu in found.gpus)
     yield Check("GPU", is_ok=True, words=words or "none: jobs run on the processor")
     for gpu in found.other_gpus:
-        yield Check("Other GPU", is_ok=True, words=f"{device_words(gpu)}: jobs do not use it")
+        yield Check(
+            "Other GPU", is_ok=True, words=f"{device_description(gpu)}: jobs do not use it"
+        )
     silence = None if found.gpus else inventory.driver_problem()
     for problem in filter(None, (*found.problems, silence)):
         yield Check("GPU driver", is_ok=bool(found.gpus), words=problem)
@@ -90,7 +92,7 @@ def _gpus() -> Iterator[Check]:
             yield Check("torch and driver", runtime.ok, words)
 
 
-def device_words(gpu: GpuFacts) -> str:
+def device_description(gpu: GpuFacts) -> str:
     """Return a GPU's name, memory and what could not be read of it."""
     shared = " shared with the host" if gpu.shares_host_memory else ""
     parts = [f"{gpu.name} ({gpu.memory_bytes / 2**30:.0f} GiB{shared})"]

@@ -47,7 +47,7 @@ class DoorbellChild:
         """The worker's process id, or None."""
         return self._child.pid if self._child else None
 
-    def tend(self) -> None:
+    def keep_running(self) -> None:
         """Start the worker, or restart it if it died and its backoff has passed."""
         if self._child and self._child.poll() is not None:
             returncode = self._child.returncode

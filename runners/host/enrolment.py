@@ -44,7 +44,7 @@ class EpochMemory:
         self._path = folder / EPOCH
         self.seen = self._read()
 
-    def heed(self, reply: BeatReply) -> tuple[BeatReply, str]:
+    def without_unsafe_orders(self, reply: BeatReply) -> tuple[BeatReply, str]:
         """Return the reply without unsafe orders, and a message if the epoch is behind."""
         epoch = reply.epoch
         if epoch is None or (self.seen is not None and epoch.number == self.seen.number):

@@ -370,17 +370,17 @@ def devices_here() -> list[Device]:
     ]
 
 
-def comparison(devices: Sequence[Device], seen: Sequence[TorchDevice]) -> list[str]:
+def device_differences(devices: Sequence[Device], seen: Sequence[TorchDevice]) -> list[str]:
     """Return how torch's devices, in its order, differ from a host's; empty: not at all."""
     differences = []
     if len(seen) != len(devices):
         differences.append(f"torch sees {len(seen)} GPUs of {len(devices)}")
-    by_uuid = {_bare(device.uuid): (place, device) for place, device in enumerate(devices)}
+    by_uuid = {_uuid_digits(device.uuid): (place, device) for place, device in enumerate(devices)}
     for number, each in enumerate(seen):
-        if _bare(each.uuid) not in by_uuid:
+        if _uuid_digits(each.uuid) not in by_uuid:
             differences.append(f"torch's number {number}, {each.name}, has an unknown UUID")
             continue
-        place, device = by_uuid[_bare(each.uuid)]
+        place, device = by_uuid[_uuid_digits(each.uuid)]
         if number != place and len(seen) == len(devices):
             differences.append(f"torch counts GPU {device.index} as its number {number}")
         if each.name not in device.name and device.name not in each.name:
@@ -394,7 +394,7 @@ def comparison(devices: Sequence[Device], seen: Sequence[TorchDevice]) -> list[s
     return differences
 
 
-def _bare(uuid: str) -> str:
+def _uuid_digits(uuid: str) -> str:
     """Return a UUID's digits; torch leaves out what stands before them.
 
     HIP's 16 bytes are the digits' letters in ASCII, which torch prints as hexadecimal again.

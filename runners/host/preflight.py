@@ -51,7 +51,7 @@ def checks(
     """
     if pins.cuda is None:
         return
-    found = given(inventory.gpu_facts(library) if library else [], wanted)
+    found = allocated_gpus(inventory.gpu_facts(library) if library else [], wanted)
     gpus = [gpu for gpu in found if gpu.vendor == "nvidia"]
     yield _gpu(pins, gpus, found)
     if library and gpus:
@@ -86,12 +86,12 @@ def division_checks(
         )
 
 
-def given(found: Iterable[GpuFacts], wanted: Sequence[str]) -> list[GpuFacts]:
+def allocated_gpus(found: Iterable[GpuFacts], wanted: Sequence[str]) -> list[GpuFacts]:
     """Return the GPUs whose uuid is in ``wanted``; all if it is empty."""
     return [gpu for gpu in found if not wanted or gpu.uuid in wanted]
 
 
-def usable(gpus: Sequence[GpuFacts]) -> Iterator[PreflightCheck]:
+def unusable_gpu_checks(gpus: Sequence[GpuFacts]) -> Iterator[PreflightCheck]:
     """Yield a failed check where CUDA would not give the job the GPUs that it was given."""
     closed = [gpu for gpu in gpus if gpu.compute_mode == "prohibited"]
     if closed:
@@ -132,7 +132,7 @@ def runtime_check(library: inventory.Library) -> PreflightCheck:
     return yes("driver", f"torch is built with ROCm {built[0]}.{built[1]}{here}.")
 
 
-def narrow_products(gpus: Sequence[GpuFacts]) -> PreflightCheck:
+def fp8_check(gpus: Sequence[GpuFacts]) -> PreflightCheck:
     """Check whether an attempt's GPUs support FP8 matrix products; CPUs emulate them."""
     minimum = _requirement(FP8_CAPABILITY, gpus, AMD_FP8)
     if not gpus:
@@ -149,7 +149,7 @@ def narrow_products(gpus: Sequence[GpuFacts]) -> PreflightCheck:
     )
 
 
-def block_attention(gpus: Sequence[GpuFacts]) -> PreflightCheck:
+def flex_attention_check(gpus: Sequence[GpuFacts]) -> PreflightCheck:
     """Check whether an attempt's GPUs can train with FlexAttention; CPUs cannot."""
     too_old = _too_old(gpus, TRITON_CAPABILITY)
     minimum = _requirement(TRITON_CAPABILITY, gpus, ("gfx908",))
@@ -280,7 +280,7 @@ class StoppingAttempt(NamedTuple):
     gpus: frozenset[str]
 
 
-class Place(NamedTuple):
+class HostState(NamedTuple):
     """The host's state that the checks need."""
 
     host_dir: HostDir
@@ -298,14 +298,14 @@ class Gpu(NamedTuple):
     foreign_pids: tuple[int, ...]
 
 
-def run_checks(needs: Needs, place: Place) -> tuple[PreflightCheck, ...]:
+def run_checks(needs: Needs, place: HostState) -> tuple[PreflightCheck, ...]:
     """Run and return every check of an attempt's needs."""
     with inventory.gpu_library() as library:
         return tuple(_checks(needs, place, library))
 
 
 def _checks(
-    needs: Needs, place: Place, library: inventory.Library | None
+    needs: Needs, place: HostState, library: inventory.Library | None
 ) -> Iterator[PreflightCheck]:
     yield _kind(needs)
     yield _packages(needs) if needs.environment == MAIN else _environment(needs, place)
@@ -339,7 +339,7 @@ def _checks(
         return
     yield _gpu_memory(needs, gpus)
     yield _foreign(gpus)
-    yield from usable(given(inventory.gpu_facts(library), needs.gpus))
+    yield from unusable_gpu_checks(allocated_gpus(inventory.gpu_facts(library), needs.gpus))
 
 
 # Checks of every host
@@ -392,17 +392,17 @@ def _compiler(needs: Needs) -> Iterator[PreflightCheck]:
 
 
 def _hardware(
-    needs: Needs, place: Place, library: inventory.Library | None, *, has_gpus: bool
+    needs: Needs, place: HostState, library: inventory.Library | None, *, has_gpus: bool
 ) -> Iterator[PreflightCheck]:
     if needs.environment == MAIN:
         if library and has_gpus:
             yield runtime_check(library)
         if needs.compute_dtype == "fp8":
             gpu_facts = inventory.gpu_facts(library) if library else []
-            yield narrow_products(given(gpu_facts, needs.gpus))
+            yield fp8_check(allocated_gpus(gpu_facts, needs.gpus))
         if needs.attention == "flex":
             gpu_facts = inventory.gpu_facts(library) if library else []
-            yield block_attention(given(gpu_facts, needs.gpus))
+            yield flex_attention_check(allocated_gpus(gpu_facts, needs.gpus))
         return
     with contextlib.suppress(PinsError):  # reported by the environment check
         pins = Store(place.host_dir).pins(needs.environment)
@@ -410,7 +410,7 @@ def _hardware(
         yield from division_checks(pins, library, needs)
 
 
-def _environment(needs: Needs, place: Place) -> PreflightCheck:
+def _environment(needs: Needs, place: HostState) -> PreflightCheck:
     """Check the job's environment; a missing one is built before the job starts."""
     store = Store(place.host_dir)
     try:
@@ -437,7 +437,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _disk(place: Place) -> PreflightCheck:
+def _disk(place: HostState) -> PreflightCheck:
     free, least = shutil.disk_usage(place.host_dir.path).free, place.config.min_free_bytes
     figures = {"free_bytes": float(free), "needed_bytes": float(least)}
     sentence = f"{free / GIB:.1f} GiB of disk are free; a job starts with {least / GIB:.1f}."
@@ -448,7 +448,7 @@ def _disk(place: Place) -> PreflightCheck:
 
 
 def _model(
-    needs: Needs, model: FolderModel | ArtefactModel, place: Place
+    needs: Needs, model: FolderModel | ArtefactModel, place: HostState
 ) -> Iterator[PreflightCheck]:
     """Check the model's folder, and show its size by its files, the planner and the engine."""
     try:
@@ -494,7 +494,7 @@ def _is_free(port: int) -> bool:
 # Memory
 
 
-def _memory(needs: Needs, place: Place) -> PreflightCheck:
+def _memory(needs: Needs, place: HostState) -> PreflightCheck:
     """Check the predicted peak against free memory and the memory limits."""
     headrooms = {"are available": psutil.virtual_memory().available}
     if (room := procfs.memory_headroom()) is not None:
@@ -547,7 +547,11 @@ def gpus_of(needs: Needs, library: inventory.Library) -> list[Gpu]:
 
 def _foreign(gpus: Sequence[Gpu]) -> PreflightCheck:
     """Check for GPU processes of other programs; they are reported, never killed."""
-    found = [f"{who(pid)} on GPU {gpu.number}" for gpu in gpus for pid in gpu.foreign_pids]
+    found = [
+        f"{process_description(pid)} on GPU {gpu.number}"
+        for gpu in gpus
+        for pid in gpu.foreign_pids
+    ]
     if not found:
         return yes("foreign processes", "No other process uses its GPUs.")
     return no(
@@ -558,7 +562,7 @@ def _foreign(gpus: Sequence[Gpu]) -> PreflightCheck:
     )
 
 
-def who(pid: int) -> str:
+def process_description(pid: int) -> str:
     """Return a process's description: pid, name and user."""
     try:
         process = psutil.Process(pid)

@@ -115,7 +115,7 @@ class FolderQuery(NamedTuple):
     context_tokens: int = 0  # of a KV cache; 0: unknown
 
 
-class Answer(NamedTuple):
+class QueryOutput(NamedTuple):
     """The fields that a process printed, and why it ended early, if so."""
 
     fields: dict[str, Any]
@@ -129,7 +129,7 @@ def run_query(
     seconds: float,
     memory_bytes: int,
     env: Mapping[str, str] | None = None,
-) -> Answer:
+) -> QueryOutput:
     """Return what a query process answers within ``seconds``; its parts so far if it ends early.
 
     The process limits its private memory to ``memory_bytes``.
@@ -153,10 +153,12 @@ def run_query(
             env={**base, **ONE_THREAD, **(env or {})},
         )
     except subprocess.TimeoutExpired as expired:
-        return Answer(_fields(expired.stdout), f"it took longer than {seconds:g} s, the limit")
+        return QueryOutput(
+            _fields(expired.stdout), f"it took longer than {seconds:g} s, the limit"
+        )
     except OSError as error:
-        return Answer({}, f"its reader does not start: {error.strerror}")
-    return Answer(_fields(ended.stdout), _failure(ended, memory_bytes))
+        return QueryOutput({}, f"its reader does not start: {error.strerror}")
+    return QueryOutput(_fields(ended.stdout), _failure(ended, memory_bytes))
 
 
 def _fields(output: bytes | str | None) -> dict[str, Any]:
@@ -206,12 +208,12 @@ class StoredWeights(NamedTuple):
     def sentence(self) -> str:
         """Return both counts as a sentence, with what prevented either."""
         stored, counted = self.stored_bytes, self.counted_bytes
-        planner = f"the planner counts {size(counted or 0)} for its config.json"
+        planner = f"the planner counts {size_text(counted or 0)} for its config.json"
         if counted is None:
             planner = f"the planner cannot read its config.json: {self.counted_problem}"
         if stored is None:
             return f"Its files were not counted: {self.stored_problem}; {planner}."
-        files = f"Its files hold {size(stored)} of weights"
+        files = f"Its files hold {size_text(stored)} of weights"
         if counted is None:
             return f"{files}; {planner}."
         return f"{files}, {'but ' if self.remedy else ''}{planner}."
@@ -228,7 +230,7 @@ class StoredWeights(NamedTuple):
         )
 
 
-def size(count: int) -> str:
+def size_text(count: int) -> str:
     """Return bytes in GiB, or in MiB below one GiB."""
     return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
 
@@ -244,7 +246,7 @@ def weights_of(query: FolderQuery) -> StoredWeights:
     return _weights(run_query(query, argv, seconds=COUNT_SECONDS, memory_bytes=MEMORY_BYTES))
 
 
-def _weights(answer: Answer) -> StoredWeights:
+def _weights(answer: QueryOutput) -> StoredWeights:
     fields, reading = answer.fields, answer.fields.get("reading", "the folder")
     failure = f"{reading}: {answer.failure or 'its reader said nothing'}"
     return StoredWeights(

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 LOCK_TIMEOUT_SECONDS = 5.0  # a supervisor ends shortly after it reports the exit
 
 
-def take_over(
+def take_over_checkpoint(
     folder: AttemptFolder, request: RunRequest, others: Iterable[AttemptFolder]
 ) -> AttemptFolder | None:
     """Move the checkpoint of the job's newest earlier attempt; return that attempt or None.
@@ -141,7 +141,7 @@ class _Fetch(threading.Thread):
         except LaunchRefusedError as refusal:
             self.refusal = refusal
         except RefusedError as refused:
-            if not refused.is_passing:
+            if not refused.is_transient:
                 self.refusal = LaunchRefusedError(
                     Reason.MODEL_OR_DATA_MISSING,
                     f"the server no longer has the training data: {refused}; upload it again",
@@ -330,7 +330,7 @@ class Reconciler:
             for each in self.running()
             if (each.path / child.STOP).exists()
         ]
-        place = preflight.Place(self.host_dir, self.config, self._model_roots(), stopping)
+        place = preflight.HostState(self.host_dir, self.config, self._model_roots(), stopping)
         claim_request = ClaimRequest(
             fence=claim.fence,
             claim_id=claim.claim_id,
@@ -364,7 +364,7 @@ class Reconciler:
             folder.settle(refusal.reason, str(refusal))
             return
         folder.output.mkdir(mode=0o700, exist_ok=True)
-        take_over(folder, request, attempt_folders(self.host_dir.attempts))
+        take_over_checkpoint(folder, request, attempt_folders(self.host_dir.attempts))
         child.write_json(folder.path / child.LAUNCH, document)
         resolved = request.model_copy(update={"spec": spec})
         child.write_json(folder.spec, resolved.model_dump(mode="json"))

@@ -85,7 +85,7 @@ class RefusedError(ServerError):
         return self.status in UNAUTHORIZED
 
     @property
-    def is_passing(self) -> bool:
+    def is_transient(self) -> bool:
         """Return whether a retry of the same call may succeed."""
         return httpx.codes.is_server_error(self.status) or self.status in BUSY
 
@@ -141,7 +141,7 @@ class ServerClient:
         return self._post(f"/attempts/{quote(attempt_id)}/claim", request, ClaimReply)
 
     def send_events(self, batch: EventBatch) -> EventAck:
-        """Send consecutive events and return the acknowledged number."""
+        """Send consecutive events and return the acknowledged sequence number."""
         return self._post(f"/attempts/{quote(batch.attempt_id)}/events", batch, EventAck)
 
     def received_bytes(self, attempt_id: str, name: str, path: PurePosixPath) -> int:
@@ -258,7 +258,7 @@ def _detail(reply: httpx.Response) -> str:
 #
 # Two transports with one contract: a Redis stream if there is one, otherwise HTTP. Both may lose,
 # repeat or reorder events; the server accepts only the next expected number, and the shipper
-# returns to the acknowledged number when acknowledgements stall.
+# returns to the acknowledged sequence number when acknowledgements stall.
 
 
 STALL_SECONDS = scaled(2.0, least=0.5)
@@ -279,7 +279,7 @@ class EventStream(Protocol):
         """Send a batch; return False if the stream is full or unreachable."""
 
     def acked(self, attempt_id: str) -> int | None:
-        """Return the acknowledged number, or None when it cannot be read."""
+        """Return the acknowledged sequence number, or None when it cannot be read."""
 
 
 class RedisStream:
@@ -302,7 +302,7 @@ class RedisStream:
         return True
 
     def acked(self, attempt_id: str) -> int | None:
-        """Return the acknowledged number, or None when it cannot be read."""
+        """Return the acknowledged sequence number, or None when it cannot be read."""
         both = self._redis.pipeline(transaction=False)
         both.hget(self._acks, attempt_id)
         both.xlen(self._events)
@@ -356,7 +356,7 @@ class AttemptShipper:
         self._lock.__enter__()
 
     def close(self) -> None:
-        """Store the acknowledged number and release the lock."""
+        """Store the acknowledged sequence number and release the lock."""
         with suppress(OSError):  # its folder was removed
             self._save(at_once=True)
         self._lock.__exit__(None, None, None)
@@ -366,8 +366,8 @@ class AttemptShipper:
         """Return whether the server has acknowledged every event up to the exit."""
         return self.folder.is_settled and self.acked_seq >= self._reader.last_seq()
 
-    def learn(self, acked_seq: int) -> None:
-        """Update the acknowledged number, from either transport."""
+    def record_acks(self, acked_seq: int) -> None:
+        """Update the acknowledged sequence number, from either transport."""
         if acked_seq == self.acked_seq:
             return
         if acked_seq < self.acked_seq:  # the server lost something: a restored backup
@@ -378,7 +378,7 @@ class AttemptShipper:
         self._save()
 
     def _save(self, *, at_once: bool = False) -> None:
-        """Store the acknowledged number for the next shipper; a stale one causes only repeats."""
+        """Store the acknowledged number for the next shipper; a stale one only causes repeats."""
         is_due = at_once or self._clock() - self._saved_at >= SAVE_SECONDS
         if is_due and self.acked_seq != self._saved_seq:
             self.folder.save_acked_seq(self.acked_seq)
@@ -409,9 +409,9 @@ class AttemptShipper:
             self._rest_stream(STALL_SECONDS)
             return 0
         if acked > self.acked_seq:
-            self.learn(acked)
+            self.record_acks(acked)
         is_waiting = self._sent_seq > self.acked_seq
-        # After a stall, send again from the acknowledged number; after several, use HTTP.
+        # After a stall, send again from the acknowledged sequence number; after several, use HTTP.
         if is_waiting and self._clock() - self._moved_at > STALL_SECONDS:
             self._sent_seq, self._moved_at = self.acked_seq, self._clock()
             self._stalls += 1
@@ -439,14 +439,14 @@ class AttemptShipper:
         try:
             ack = self._client.send_events(batch)
         except ServerError as error:
-            is_final = isinstance(error, RefusedError) and not error.is_passing
+            is_final = isinstance(error, RefusedError) and not error.is_transient
             level = logging.WARNING if is_final else logging.INFO
             log.log(level, "attempt %s waits: %s", self.folder.attempt_id, error)
             rest = REFUSED_REST_SECONDS if is_final else STALL_SECONDS
             self._http_rests_until = self._clock() + rest
             return 0
         self._note_sent(batch)
-        self.learn(ack.acked_seq)
+        self.record_acks(ack.acked_seq)
         return len(batch.events)
 
     def _batch(self, after_seq: int) -> EventBatch | None:
@@ -488,7 +488,7 @@ def upload_artefacts(folder: AttemptFolder, client: ServerClient, cap_bytes: int
         try:
             total += _upload(folder, artefact, client)
         except (RefusedError, OSError, ValueError) as error:
-            if isinstance(error, RefusedError) and (error.is_passing or error.is_unauthorized):
+            if isinstance(error, RefusedError) and (error.is_transient or error.is_unauthorized):
                 raise
             log.warning("artefact %s of %s: %s", artefact.name, folder.attempt_id, error)
     folder.mark_uploaded()
@@ -512,7 +512,7 @@ def _upload_file(
     handle = _open_below(root, path)
     with os.fdopen(handle, "rb") as file:
         if os.fstat(handle).st_size != size:
-            raise ValueError(f"{path} has {os.fstat(handle).st_size} bytes, announced were {size}")
+            raise ValueError(f"{path} has {os.fstat(handle).st_size} bytes instead of {size}")
         start = offset = client.received_bytes(attempt_id, name, path)
         while offset < size or size == 0:
             file.seek(offset)
@@ -534,7 +534,7 @@ def _open_below(root: Path, path: PurePosixPath) -> int:
     if is_file_itself:
         place = root
     if path.is_absolute() or ".." in path.parts or place.resolve() != place:
-        raise ValueError(f"{path} does not lie in the artefact")
+        raise ValueError(f"{path} is outside of the artefact")
     return os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
@@ -543,7 +543,7 @@ IDLE_SECONDS = scaled(1.0, least=0.2)
 UPLOAD_SECONDS = scaled(2.0, least=0.3)
 
 
-class Loop(threading.Thread):
+class RepeatingThread(threading.Thread):
     """A daemon thread that repeats a step until it is stopped."""
 
     def __init__(self, name: str, step: Callable[[], float]) -> None:
@@ -587,8 +587,8 @@ class Shipping:
         self._acked: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def learn(self, acked: Mapping[str, int]) -> None:
-        """Store the acknowledged numbers of a heartbeat reply."""
+    def record_acks(self, acked: Mapping[str, int]) -> None:
+        """Record the acknowledged sequence numbers of a heartbeat reply, by attempt."""
         with self._lock:
             self._acked.update(acked)
 
@@ -609,7 +609,7 @@ class Shipping:
         if shipper is None:
             return 0
         if acked_seq is not None:
-            shipper.learn(acked_seq)
+            shipper.record_acks(acked_seq)
         num_sent = shipper.pump()
         if shipper.is_done:
             shipper.finish()

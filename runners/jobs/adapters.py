@@ -178,7 +178,7 @@ def base_digest(ref: ModelRef, host_dir: Path) -> str | None:
 
 
 @dataclass(frozen=True)
-class Pair:
+class LoraPair:
     """The two matrices of one linear layer: W x + up (down x), with the scale in ``up``."""
 
     down: torch.Tensor  # [rank, inputs]
@@ -190,7 +190,7 @@ class Adapter:
     """One adapter that fits its base: a pair per adapted linear layer."""
 
     name: str
-    pairs: Mapping[str, Pair]  # by the layer's name in the base
+    pairs: Mapping[str, LoraPair]  # by the layer's name in the base
 
 
 def read_adapter(name: str, folder: Path, model: torch.nn.Module, digest: str | None) -> Adapter:
@@ -215,7 +215,7 @@ def read_adapter(name: str, folder: Path, model: torch.nn.Module, digest: str | 
         refuse(name, "holds no matrix")
     pairs = {module: _pair(name, module, own, model) for module, own in sides.items()}
     return Adapter(
-        name, {module: Pair(each.down, each.up * scale) for module, each in pairs.items()}
+        name, {module: LoraPair(each.down, each.up * scale) for module, each in pairs.items()}
     )
 
 
@@ -233,7 +233,9 @@ def _tensors(name: str, path: Path) -> tuple[dict[str, torch.Tensor], str | None
     return tensors, base
 
 
-def _pair(name: str, module: str, own: Mapping[int, torch.Tensor], model: torch.nn.Module) -> Pair:
+def _pair(
+    name: str, module: str, own: Mapping[int, torch.Tensor], model: torch.nn.Module
+) -> LoraPair:
     try:
         linear = model.get_submodule(module)
     except AttributeError:
@@ -251,7 +253,7 @@ def _pair(name: str, module: str, own: Mapping[int, torch.Tensor], model: torch.
             f"has matrices {list(down.shape)} and {list(up.shape)} for {module}, which has "
             f"{inputs} inputs and {outputs} outputs in this base",
         )
-    return Pair(down, up)
+    return LoraPair(down, up)
 
 
 # Applies many adapters in one batch: each token uses its own adapter, or none.
@@ -266,10 +268,10 @@ def _pair(name: str, module: str, own: Mapping[int, torch.Tensor], model: torch.
 NONE = NO_ADAPTER  # the base alone
 
 
-class Stack:
+class LoraStack:
     """The concatenated adapter matrices of one linear layer."""
 
-    def __init__(self, pairs: Sequence[Pair | None], like: torch.Tensor, widest: int) -> None:
+    def __init__(self, pairs: Sequence[LoraPair | None], like: torch.Tensor, widest: int) -> None:
         """Concatenate the pairs, each padded to the widest; None changes nothing."""
         down = like.new_zeros(len(pairs), widest, _first(pairs).down.shape[1])
         up = like.new_zeros(len(pairs), widest, _first(pairs).up.shape[0])
@@ -300,7 +302,7 @@ class MixedAdapters:
     def __init__(self, model: torch.nn.Module, adapters: Sequence[Adapter]) -> None:
         """Attach the adapters to the linear layers that any of them changes."""
         self.names = tuple(each.name for each in adapters)
-        self._stacks: list[Stack] = []
+        self._stacks: list[LoraStack] = []
         self._present: tuple[int, ...] = ()
         self._own: torch.Tensor | None = None
         like = next(each for each in model.parameters() if each.is_floating_point())
@@ -308,7 +310,7 @@ class MixedAdapters:
         self._widest = max(ranks, default=0)
         for name in sorted({name for each in adapters for name in each.pairs}):
             pairs = [each.pairs.get(name) for each in adapters]
-            self._attach(model.get_submodule(name), Stack(pairs, like, self._widest))
+            self._attach(model.get_submodule(name), LoraStack(pairs, like, self._widest))
         self._like = like
 
     @property
@@ -332,7 +334,7 @@ class MixedAdapters:
         finally:
             self._own = None
 
-    def _attach(self, linear: torch.nn.Module, stack: Stack) -> None:
+    def _attach(self, linear: torch.nn.Module, stack: LoraStack) -> None:
         self._stacks.append(stack)
 
         def add(
@@ -346,7 +348,7 @@ class MixedAdapters:
         linear.register_forward_hook(add)
 
 
-def hung_on(
+def attach_adapters(
     model: torch.nn.Module, base: ModelRef, requested: Sequence[NamedAdapter], host_dir: Path
 ) -> MixedAdapters | None:
     """Attach a job's adapters to its model and return them, or None if it has none.
@@ -365,5 +367,5 @@ def hung_on(
     return MixedAdapters(model, opened)
 
 
-def _first(pairs: Sequence[Pair | None]) -> Pair:
+def _first(pairs: Sequence[LoraPair | None]) -> LoraPair:
     return next(each for each in pairs if each is not None)

@@ -301,11 +301,11 @@ class Domains:
     def follow(self, losses: Losses, reference: Losses) -> None:
         """Increase the weights of domains whose loss is further above its reference."""
         behind = [losses[name] - reference[name] for name in self.weights]
-        grown = followed(list(self.weights.values()), behind)
+        grown = updated_weights(list(self.weights.values()), behind)
         self.weights = dict(zip(self.weights, grown, strict=True))
 
 
-def followed(weights: Sequence[float], behind: Sequence[float]) -> list[float]:
+def updated_weights(weights: Sequence[float], behind: Sequence[float]) -> list[float]:
     """Return the updated weights, which sum to 1.
 
     Each is multiplied by the exponential of its loss's excess over its reference, ``behind`` in

@@ -147,11 +147,11 @@ def next_token(model: PreTrainedModel, ids: torch.Tensor, cache: Cache) -> torch
 
 
 def _now(device: torch.device) -> float:
-    settled(device)
+    synchronise_device(device)
     return time.perf_counter()
 
 
-def settled(device: torch.device) -> None:
+def synchronise_device(device: torch.device) -> None:
     """Synchronise with the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -340,7 +340,7 @@ def _check_quantisable(folder: Path, dtype: WeightDtype) -> None:
 
 
 @contextmanager
-def attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+def use_attn_implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Use another attention implementation while the block runs."""
     before = str(model.config._attn_implementation)  # noqa: SLF001 - there is no other reader
     model.set_attn_implementation(name)

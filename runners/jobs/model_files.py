@@ -92,8 +92,8 @@ def _open_file(folder: Path, handle: int, name: str, roots: Sequence[Path]) -> i
         raise BadInputError(f"{folder / name} is not a regular file; copy the model again")
     if info.st_nlink > 1:
         raise BadInputError(
-            f"{folder / name} has {info.st_nlink} names on this host, and one may lie outside of "
-            "its model folders; copy the file instead of linking it"
+            f"{folder / name} has {info.st_nlink} hard links, and one may be outside of the "
+            "model folders; copy the file instead of linking it"
         )
     return file
 

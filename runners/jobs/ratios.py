@@ -25,7 +25,7 @@ SECONDS = "processor seconds"
 Way = Callable[[], object]
 
 
-def seconds_in_turns(ways: Sequence[Way], rounds: int) -> list[list[float]]:
+def seconds_in_alternating_rounds(ways: Sequence[Way], rounds: int) -> list[list[float]]:
     """Return each method's CPU seconds per round, after a warm-up round.
 
     Every other round runs in reverse order, so that no method always has warm caches.

@@ -96,7 +96,9 @@ def decode(coded: EncodedStream) -> Symbols:
         CorruptCodeError: words are missing, surplus or changed.
     """
     if coded.frequencies.sum() != TOTAL or len(coded.frequencies) != SYMBOLS:
-        raise CorruptCodeError("the frequencies of a ternary code do not add up")
+        raise CorruptCodeError(
+            "the symbol frequencies of a ternary code do not have the expected sum"
+        )
     parts, starts = coded.frequencies.astype(np.uint64), _starts(coded.frequencies)
     symbol_of = np.repeat(np.arange(SYMBOLS, dtype=np.uint8), coded.frequencies)
     states, at = coded.states.astype(np.uint64), 0
@@ -108,11 +110,11 @@ def decode(coded: EncodedStream) -> Symbols:
         is_low = states < LOWEST
         taken = coded.words[at : at + int(is_low.sum())]
         if len(taken) < is_low.sum():
-            raise CorruptCodeError("a ternary code ends too early")
+            raise CorruptCodeError("a ternary code is truncated")
         states[is_low] = states[is_low] << np.uint64(WORD_BITS) | taken
         at += len(taken)
     if at != len(coded.words) or (states != LOWEST).any():
-        raise CorruptCodeError("a ternary code does not end as it was begun")
+        raise CorruptCodeError("a ternary code does not end in the decoder's expected state")
     return steps.T.reshape(-1)[: coded.count]
 
 
@@ -166,7 +168,9 @@ def tensors_of(name: str, stack: Ternary) -> tuple[NamedTensors, int]:
     symbols: Symbols = stack.symbols.to(torch.uint8).cpu().numpy()
     coded = encode(symbols)
     if not np.array_equal(decode(coded), symbols.ravel()):
-        raise CorruptCodeError(f"the code of {name} does not decode to it")
+        raise CorruptCodeError(
+            f"the ternary code of {name} does not decode to the encoded symbols"
+        )
     stored = {
         WORDS: torch.from_numpy(coded.words.view(np.int16)),
         STATES: torch.from_numpy(coded.states.view(np.int32)),

@@ -126,8 +126,8 @@ def check_lengths(
     """
     if max_steps is None:
         raise ValueError(
-            "length_schedule gives shares of the steps, and a time budget alone has no number of "
-            "them; give max_steps"
+            "length_schedule divides a number of steps, which a time budget alone does not give; "
+            "set max_steps"
         )
     lengths = [length for length, _ in schedule]
     if lengths != sorted(set(lengths)) or lengths[-1:] != [longest]:
@@ -140,8 +140,8 @@ def check_lengths(
     for length in lengths:
         if tokens % length:
             raise ValueError(
-                f"length_schedule has {length} tokens, of which a micro-batch of {tokens} holds "
-                "no whole number; choose lengths that divide it"
+                f"length_schedule: a micro-batch has {tokens} tokens, which is not a multiple of "
+                f"the length {length}; choose lengths that divide it"
             )
 
 
@@ -208,7 +208,7 @@ class LayoutOptions(BaseModel):
         return self.pipeline_parallel_size * self.virtual_pipeline_size
 
     @property
-    def is_whole_copies(self) -> bool:
+    def is_unsharded(self) -> bool:
         """Return whether every rank holds the whole model and all its states."""
         return not (self.divides_the_model or self.zero_stage)
 
@@ -295,12 +295,12 @@ def _divisions(layout: LayoutOptions) -> Iterator[str]:
 def _exchanges(layout: LayoutOptions) -> Iterator[str]:
     """Yield conflicts of gradient compression and local steps with the layout."""
     method, interval = layout.gradient_compression, layout.synchronization_interval_steps
-    if method is not None and not layout.is_whole_copies:
+    if method is not None and not layout.is_unsharded:
         yield (
             f"gradient_compression is {method}: it compresses what whole copies exchange; leave "
             "ZeRO, tensor, pipeline, context and expert parallel out"
         )
-    if interval > 1 and not layout.is_whole_copies:
+    if interval > 1 and not layout.is_unsharded:
         yield (
             f"synchronization_interval_steps is {interval}: whole copies alone may part; leave "
             "ZeRO and the other parallel sizes out"
@@ -385,8 +385,8 @@ class TrainSpec(TrainingMemory):
         if self.length_schedule:
             if not isinstance(self.data, HostText):
                 raise ValueError(
-                    "length_schedule cuts the host's own text anew at each length, and files "
-                    "have rows of their own; choose data host, or no schedule"
+                    "length_schedule splits the host's own text again at each length, but rows of "
+                    "files are fixed; choose data host, or no schedule"
                 )
             tokens = self.micro_batch_size * self.sequence_length
             check_lengths(self.length_schedule, self.sequence_length, tokens, self.max_steps)
@@ -414,7 +414,7 @@ class TrainSpec(TrainingMemory):
             "optimizer qft": self.optimizer == "qft",
             "quantized": self.quantized is not None,
             "length_schedule": self.length_schedule is not None,
-            "a layout that divides the model": layout is not None and not layout.is_whole_copies,
+            "a layout that divides the model": layout is not None and not layout.is_unsharded,
         }
         if self.compiled:
             _refuse(hindrances, "compiled layers do not go", "leave compiled out, or these")
@@ -465,14 +465,14 @@ class TrainSpec(TrainingMemory):
             )
             raise ValueError(msg)
         self._check_offload(layout)
-        if self.activation_offload != "none" and not layout.is_whole_copies:
+        if self.activation_offload != "none" and not layout.is_unsharded:
             msg = (
                 f"activation_offload is {self.activation_offload}, which goes with whole copies "
                 "of the model; leave it or the other parallel sizes out"
             )
             raise ValueError(msg)
-        if self.lora is not None and not layout.is_whole_copies:
-            msg = "lora trains on whole copies of the model; leave the other parallel sizes out"
+        if self.lora is not None and not layout.is_unsharded:
+            msg = "lora requires an unsharded model on every rank; leave other parallel sizes out"
             raise ValueError(msg)
         if self.gradient_accumulation_steps % layout.data_parallel_size:
             msg = (
@@ -484,7 +484,7 @@ class TrainSpec(TrainingMemory):
         return self
 
     def _check_offload(self, layout: LayoutOptions) -> None:
-        if layout.is_whole_copies:
+        if layout.is_unsharded:
             return
         constraints = {
             "optimizer": (self.optimizer, "adamw"),
@@ -494,16 +494,16 @@ class TrainSpec(TrainingMemory):
         for name, (value, usual) in constraints.items():
             if value != usual:
                 raise ValueError(
-                    f"{name} is {value}, which goes with whole copies of the model; leave it or "
-                    "the other parallel sizes out"
+                    f"{name} {value} requires plain data parallelism, with an unsharded model on "
+                    "every rank; leave it or the other parallel sizes out"
                 )
 
     def _check_integers(self) -> None:
         if self.optimizer == "qft" and (self.lora or self.quantized):
             other = "lora" if self.lora else "quantized"
             raise ValueError(
-                f"optimizer qft trains every weight as an 8-bit integer, and {other} has layers "
-                "of its own; choose one of them"
+                f"optimizer qft stores every weight as an 8-bit integer, and {other} replaces the "
+                "linear layers; choose one of them"
             )
         if self.quantized is None:
             return

@@ -53,7 +53,7 @@ class Prediction(Message):
     source: Sentence
 
 
-class Question(Message):
+class PlannerQuery(Message):
     """What to ask the planner for: a metric of one model, workload and strategy.
 
     ``engine`` is the planner's engine whose execution this is; None is Slipway's own runner.
@@ -66,10 +66,10 @@ class Question(Message):
     metric: Name  # a field of the planner's performance, such as "decode_tokens_per_second"
 
 
-class Lesson(Message):
+class CalibrationTime(Message):
     """A measured time that teaches the planner about its own runner on this host."""
 
-    question: Question
+    question: PlannerQuery
     metric: Literal["tpot_seconds", "ttft_seconds", "step_seconds"]
     seconds: Seconds
 
@@ -91,7 +91,7 @@ class Figure(Message):
     samples: tuple[Number, ...] = Field(default=(), max_length=MAX_SAMPLES, fail_fast=True)
     device: Name  # "cpu", "cuda:0", ...
     how: Sentence = ""
-    question: Question | None = None
+    question: PlannerQuery | None = None
     prediction: Prediction | None = None
 
 
@@ -242,14 +242,14 @@ def render(report: Report) -> str:
         titles=TITLES,
         verdicts=VERDICTS,
         tones=TONES,
-        number=number,
+        number=number_text,
         number_range=number_range,
         spread=spread,
         inside=is_inside,
     )
 
 
-def number(value: float, unit: str) -> str:
+def number_text(value: float, unit: str) -> str:
     """Return a value in its unit with three digits, such as "21.1 GB/s".
 
     >>> number(21_113_784_758.0, "bytes/s"), number(0.00451, "s"), number(1234.5, "tokens/s")
@@ -404,7 +404,7 @@ class Expectations:
             return None
         return Prediction(value=published, source=self.datasheet.source or "datasheet")
 
-    def _of_question(self, question: Question) -> Prediction | None:
+    def _of_question(self, question: PlannerQuery) -> Prediction | None:
         first = self.datasheet or self.measured
         if first is None:
             return None
@@ -429,13 +429,13 @@ class Expectations:
             source="datasheet" if self.datasheet is not None else "rates measured by this run",
         )
 
-    def _estimated(self, question: Question, device: DeviceSpec) -> Estimate | None:
+    def _estimated(self, question: PlannerQuery, device: DeviceSpec) -> Estimate | None:
         try:
             return estimate(self._request(question, device))
         except PlannerError:
             return None
 
-    def _request(self, question: Question, device: DeviceSpec) -> EstimateRequest:
+    def _request(self, question: PlannerQuery, device: DeviceSpec) -> EstimateRequest:
         return EstimateRequest.model_validate(
             {
                 **question.model_dump(exclude={"metric"}),
@@ -453,7 +453,7 @@ class Expectations:
         if device is None:
             return None
         found: list[Measurement] = []
-        for number, lesson in enumerate(lessons(figures)):
+        for number, lesson in enumerate(calibration_times(figures)):
             request = self._request(lesson.question, device)
             with contextlib.suppress(PlannerError):
                 found += measurements_of(
@@ -537,7 +537,7 @@ def _goal(name: str, value: float, goal: float, unit: str) -> Check:
     )
 
 
-def lessons(figures: Iterable[Figure]) -> Iterator[Lesson]:
+def calibration_times(figures: Iterable[Figure]) -> Iterator[CalibrationTime]:
     """Yield the times that calibrate: of Slipway's own runner as it works by default."""
     for figure in figures:
         question = figure.question
@@ -549,7 +549,9 @@ def lessons(figures: Iterable[Figure]) -> Iterator[Lesson]:
             if question.metric == "prefill_tokens_per_second":
                 tokens *= question.workload["input_tokens"]
             seconds = tokens / figure.value
-        yield Lesson(question=question, metric=CALIBRATED[question.metric], seconds=seconds)
+        yield CalibrationTime(
+            question=question, metric=CALIBRATED[question.metric], seconds=seconds
+        )
 
 
 def _published(device: DeviceSpec, name: str) -> float | None:

@@ -35,7 +35,7 @@ from runners.prove.report import (
     Report,
     Stage,
     StageState,
-    number,
+    number_text,
     render,
 )
 from runners.shared.config import DEFAULT_HOST_DIR, Credential, HostConfigError, HostDir
@@ -443,8 +443,8 @@ def as_line(record: Record) -> str:
     """Return a record as one line of a terminal."""
     if isinstance(record, Figure):
         predicted = record.prediction
-        beside = f"  (predicted {number(predicted.value, record.unit)})" if predicted else ""
-        return f"       {record.name}: {number(record.value, record.unit)}{beside}"
+        beside = f"  (predicted {number_text(predicted.value, record.unit)})" if predicted else ""
+        return f"       {record.name}: {number_text(record.value, record.unit)}{beside}"
     if isinstance(record, Check):
         return f"{'ok  ' if record.is_met else 'FAIL'}   {record.name}: {record.found}"
     return f"--     {record.name}: {record.why}"

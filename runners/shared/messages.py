@@ -482,7 +482,7 @@ class RunEvent(Message):
 
 
 class EventBatch(Message):
-    """Consecutive events after the last acknowledged number."""
+    """Consecutive events after the last acknowledged sequence number."""
 
     attempt_id: Identifier
     fence: Identifier

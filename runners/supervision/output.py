@@ -340,7 +340,7 @@ def values_in(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()]
 
 
-def spellings(values: Iterable[bytes]) -> set[bytes]:
+def encodings_of(values: Iterable[bytes]) -> set[bytes]:
     """Return the encodings of the values: plain, per line, JSON, URL-quoted and base64."""
     encodings: set[bytes] = set()
     for value in values:
@@ -357,7 +357,7 @@ class Masker:
     """Masks one output stream."""
 
     def __init__(self, values: Iterable[bytes]) -> None:
-        self._spellings = sorted(spellings(values), key=len, reverse=True)
+        self._spellings = sorted(encodings_of(values), key=len, reverse=True)
         parts = b"|".join(re.escape(each) for each in self._spellings)
         self._pattern = re.compile(parts) if parts else None
         self._buffer = b""

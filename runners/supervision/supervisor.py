@@ -153,11 +153,11 @@ class Supervisor:
         self._selector.register(self._woken, selectors.EVENT_READ, "wake")
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, self._note_terminate)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
         for ignored in (signal.SIGINT, signal.SIGHUP):
             signal.signal(ignored, signal.SIG_IGN)
 
-    def _note_terminate(self, *_: object) -> None:
+    def _on_sigterm(self, *_: object) -> None:
         self._is_terminated = True
 
     # The loop

@@ -12,7 +12,7 @@ import pytest
 
 from runners.host.reconcile import Reconciler
 from runners.jobs.serve import vllm
-from runners.jobs.serve.relayed.backend import EngineAdapter, ModelPaths, parts_of
+from runners.jobs.serve.relayed.backend import EngineAdapter, ModelPaths, split_engines
 from runners.jobs.serve.relayed.process import Command, ListenAddress
 from runners.jobs.serve.sglang.speaker import Sglang
 from runners.jobs.serve.vllm import Vllm
@@ -121,7 +121,7 @@ class HostSide:
         options = spec.engine_options
         if options is None or options.split is None:
             return [engine.command(spec, placed, listen)]
-        parts = parts_of(options.split, options, env)
+        parts = split_engines(options.split, options, env)
         return [engine.part_command(spec, placed, listen, part) for part in parts]
 
 

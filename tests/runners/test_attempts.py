@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from runners.host.reconcile import take_over
+from runners.host.reconcile import take_over_checkpoint
 from runners.launchers.attempts import AttemptFolder, Verdict, attempt_folders
 from runners.shared.messages import WantedAttempt
 from runners.shared.reasons import Reason
@@ -241,11 +241,13 @@ def kept(folder: AttemptFolder) -> str:
 
 def test_the_newest_earlier_attempt_of_the_same_job_gives_what_it_kept(left, later):
     others = [left("b", 3), left("a", 2), left("c", 3, job_id="j2"), left("d", 5)]
-    assert take_over(*later, others).attempt_id == "b"
+    assert take_over_checkpoint(*later, others).attempt_id == "b"
     assert kept(later[0]) == "b"
     assert not others[0].checkpoint.exists()
     assert [kept(other) for other in others[1:]] == ["a", "c", "d"]
-    assert take_over(*later, others) is None  # once is enough, however often it is asked
+    assert (
+        take_over_checkpoint(*later, others) is None
+    )  # once is enough, however often it is asked
     assert kept(later[0]) == "b"
 
 
@@ -253,13 +255,15 @@ def test_an_attempt_whose_supervisor_lives_keeps_what_it_has(left, later, monkey
     monkeypatch.setattr("runners.host.reconcile.LOCK_TIMEOUT_SECONDS", 0.05)
     alive, ended = left("b", 3), left("a", 2)
     with child.locked(alive.lock):
-        assert take_over(*later, [alive, ended]).attempt_id == "a"
+        assert take_over_checkpoint(*later, [alive, ended]).attempt_id == "a"
     assert (kept(alive), kept(later[0])) == ("b", "a")
 
 
 def test_an_attempt_that_saved_nothing_gives_nothing(attempts, later):
     attempts.make("empty").checkpoint.mkdir()
-    assert take_over(*later, [AttemptFolder(attempts.host_dir.attempts / "empty")]) is None
+    assert (
+        take_over_checkpoint(*later, [AttemptFolder(attempts.host_dir.attempts / "empty")]) is None
+    )
 
 
 def test_the_next_attempt_that_a_host_starts_finds_the_checkpoint(

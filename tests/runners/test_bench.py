@@ -14,8 +14,8 @@ from runners.host.bench import (
     SETTINGS,
     MicrobenchRunner,
     attempt_of,
-    of_perplexity,
-    of_rows,
+    perplexity_ratio_of,
+    size_ratios,
 )
 from runners.jobs.evaluation import evaluate, perplexity_ratio
 from runners.jobs.loading import fresh_model, ready
@@ -103,12 +103,12 @@ def judged(ratio, low, high):
 
 def test_ratios_are_of_perplexity_and_of_bytes_codes_first():
     assert set(NAMES) <= set(SETTINGS)
-    found = of_perplexity("a / b", judged(1.2, 1.1, 1.3))
+    found = perplexity_ratio_of("a / b", judged(1.2, 1.1, 1.3))
     assert (found.value, found.low, found.high, found.n) == (1.2, 1.1, 1.3, 256)
-    found = {each.name: each for each in of_rows(dict.fromkeys(NAMES, judged(1.2, 1.1, 1.3)))}
+    found = {each.name: each for each in size_ratios(dict.fromkeys(NAMES, judged(1.2, 1.1, 1.3)))}
     assert found["bf16 / int8 matrices"].value == 2.0
     rows = dict.fromkeys(NAMES, judged(1.2, 1.1, 1.3) | {"compressed_bytes": 200.0})
-    assert next(of_rows(rows)).value == 4.0
+    assert next(size_ratios(rows)).value == 4.0
 
 
 def test_two_ways_are_judged_on_the_same_windows_beside_each_other(monkeypatch, tmp_path):

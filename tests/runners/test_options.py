@@ -80,7 +80,7 @@ def test_a_training_refuses_what_its_layout_does_not_run():
                 "model": FolderModel(path="m"),
                 "lora": LoraOptions(),
             },
-            "lora trains on whole copies",
+            "lora requires an unsharded model",
         ),
         (
             {"layout": LayoutOptions(**TENSOR), "activation_offload": "disk"},

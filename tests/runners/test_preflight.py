@@ -12,7 +12,7 @@ import pytest
 
 from runners.devices.topology import cuda_of_driver, cuda_of_torch
 from runners.host import inventory, preflight
-from runners.host.preflight import GIB, Place, driver_check, run_checks
+from runners.host.preflight import GIB, HostState, driver_check, run_checks
 from runners.jobspec import ArtefactModel, FolderModel
 from runners.shared.config import HostConfig
 from runners.shared.messages import Needs, PreflightCheck
@@ -24,11 +24,11 @@ EVERYWHERE = {"kind", "packages", "disk", "memory"}
 
 
 @pytest.fixture
-def place(host_dir) -> Place:
-    return Place(host_dir, HostConfig(), (host_dir.models,))
+def place(host_dir) -> HostState:
+    return HostState(host_dir, HostConfig(), (host_dir.models,))
 
 
-def checked(needs: Needs, place: Place) -> dict[str, PreflightCheck]:
+def checked(needs: Needs, place: HostState) -> dict[str, PreflightCheck]:
     return {check.name: check for check in run_checks(needs, place)}
 
 
@@ -58,10 +58,10 @@ def test_a_job_that_compiles_is_told_whether_there_is_a_compiler(place, monkeypa
 
 
 def test_a_full_disk_says_what_is_short_for_a_job_and_for_an_environment(host_dir):
-    strict = Place(host_dir, HostConfig(min_free_bytes=2**60), (host_dir.models,))
+    strict = HostState(host_dir, HostConfig(min_free_bytes=2**60), (host_dir.models,))
     check = checked(Needs(kind="train"), strict)["disk"]
     assert (check.ok, "min_free_bytes" in check.remedy) == (False, True)
-    tight = Place(host_dir, HostConfig(min_free_bytes=2**60), (host_dir.models,))
+    tight = HostState(host_dir, HostConfig(min_free_bytes=2**60), (host_dir.models,))
     check = checked(Needs(kind="serve", environment="llamacpp"), tight)["environment"]
     assert not check.ok
     assert check.remedy.startswith("Free ")
@@ -177,7 +177,7 @@ from runners.host import preflight
 from runners.shared.config import HostConfig, HostDir
 from runners.shared.messages import Needs
 host_dir = HostDir(Path(sys.argv[1]))
-preflight.run_checks(Needs(kind="train"), preflight.Place(host_dir, HostConfig(), (host_dir.models,)))
+preflight.run_checks(Needs(kind="train"), preflight.HostState(host_dir, HostConfig(), (host_dir.models,)))
 print("torch" in sys.modules)
 """
 
@@ -207,7 +207,7 @@ one==1.0
 
 
 @pytest.fixture
-def on_gpus(host_dir, place) -> Place:
+def on_gpus(host_dir, place) -> HostState:
     """A host that has an environment of its own for GPUs."""
     pins = host_dir.path / "environments" / "pins"
     pins.mkdir(parents=True)

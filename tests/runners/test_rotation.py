@@ -86,7 +86,7 @@ class Worker:
     def __init__(self) -> None:
         self.num_stops = 0
 
-    def tend(self) -> None:
+    def keep_running(self) -> None:
         pass
 
     def stop(self) -> None:
@@ -150,39 +150,45 @@ ORDERS = {
 @pytest.fixture
 def memory(tmp_path) -> EpochMemory:
     memory = EpochMemory(tmp_path)
-    memory.heed(reply(7))
+    memory.without_unsafe_orders(reply(7))
     return memory
 
 
 def test_a_server_that_is_no_further_back_is_heeded(memory):
     for number in [7, 8, None]:
-        assert memory.heed(reply(number, **ORDERS)) == (reply(number, **ORDERS), ""), number
+        assert memory.without_unsafe_orders(reply(number, **ORDERS)) == (
+            reply(number, **ORDERS),
+            "",
+        ), number
 
 
 def test_a_server_that_went_back_starts_stops_and_forgets_nothing(memory):
-    held, words = memory.heed(reply(6, **ORDERS))
+    held, words = memory.without_unsafe_orders(reply(6, **ORDERS))
     assert (held.wanted, held.stop, held.forget, held.rotate) == ((), (), (), False)
     assert held.acked == {"04": 7}
     assert "shows epoch 6, but this host has seen 7" in words
 
 
 def test_it_is_remembered_by_the_next_agent_and_a_damaged_memory_is_none(memory, tmp_path):
-    assert EpochMemory(tmp_path).heed(reply(6))[1]
+    assert EpochMemory(tmp_path).without_unsafe_orders(reply(6))[1]
     assert oct((tmp_path / EPOCH).stat().st_mode)[-3:] == "600"
     (tmp_path / EPOCH).write_text("{")
     assert EpochMemory(tmp_path).seen is None
 
 
 def test_after_it_was_raised_the_server_is_heeded_again(memory):
-    memory.heed(reply(6, **ORDERS))
-    assert memory.heed(reply(8, **ORDERS))[1] == ""
+    memory.without_unsafe_orders(reply(6, **ORDERS))
+    assert memory.without_unsafe_orders(reply(8, **ORDERS))[1] == ""
     assert memory.seen is not None
     assert memory.seen.number == 8
 
 
 def test_a_host_that_is_enrolled_anew_begins_anew(memory, tmp_path):
     memory.forget()
-    assert EpochMemory(tmp_path).heed(reply(1, **ORDERS)) == (reply(1, **ORDERS), "")
+    assert EpochMemory(tmp_path).without_unsafe_orders(reply(1, **ORDERS)) == (
+        reply(1, **ORDERS),
+        "",
+    )
 
 
 # Addresses of Redis: users, secrets, and checks that none may switch off.

@@ -9,7 +9,13 @@ import redis
 
 from runners.host import shipping
 from runners.host.redis_access import CONSUMER_GROUP, ack_key, decode, events_key
-from runners.host.shipping import AttemptShipper, Loop, RedisStream, ServerClient, Shipping
+from runners.host.shipping import (
+    AttemptShipper,
+    RedisStream,
+    RepeatingThread,
+    ServerClient,
+    Shipping,
+)
 from runners.shared.messages import EventBatch
 from runners.shared.spool import SpoolWriter, segments
 from runners.supervision.child import LockedError
@@ -153,7 +159,7 @@ def test_a_server_that_lost_events_gets_them_again_told_so_or_not(folder, client
     ship = AttemptShipper(folder, client)
     ship.pump()
     del stored.events[2:]  # a restored backup
-    ship.learn(2)
+    ship.record_acks(2)
     ship.pump()
     assert seqs(stored) == [1, 2, 3, 4, 5, 6]
     del stored.events[2:]
@@ -321,7 +327,7 @@ def shipped(host_dir, acceptor, redis_server, attempts) -> Iterator[Shipping]:
     client = ServerClient(acceptor.url, "host-credential")
     stream = RedisStream(redis_server.url, "h1")
     made = Shipping(host_dir, client, stream)
-    loop = Loop("shipping", made.step)
+    loop = RepeatingThread("shipping", made.step)
     loop.start()
     yield made
     loop.stop()
@@ -400,7 +406,7 @@ def test_news_end_a_loops_rest():
         steps.append(len(steps))
         return 3600.0
 
-    loop = Loop("resting", step)
+    loop = RepeatingThread("resting", step)
     loop.start()
     wait_for(lambda: len(steps) == 1)
     loop.wake()

@@ -27,7 +27,7 @@ from runners.jobspec import (
     ModelSpec,
     TrainSpec,
 )
-from runners.prove.report import Lesson
+from runners.prove.report import CalibrationTime
 from webapp.core.clock import now
 from webapp.core.display import percent, quantity
 from webapp.core.problems import ConflictProblem, Problem
@@ -298,7 +298,7 @@ def _of_proof(job: Job, host: Host) -> Iterator[AttributedMeasurement]:
     report = Artefact.objects.filter(attempt=job.current_attempt, name=PROOF_REPORT).first()
     cluster = cluster_for_host(host).model_copy(update={"devices_per_node": 1})
     for fields in (report.facts.get("lessons") or ()) if report else ():
-        lesson = Lesson.model_validate(fields)
+        lesson = CalibrationTime.model_validate(fields)
         question = lesson.question.model_dump(exclude={"metric"})
         request = EstimateRequest.model_validate({**question, "cluster": cluster})
         for measurement in measurements_of(

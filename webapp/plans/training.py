@@ -66,7 +66,7 @@ def layout_of(
     if interval > 1:
         fields["synchronization_interval_steps"] = interval
     options = _checked(fields)
-    is_plain = options.is_whole_copies and interval == 1 and ratio == 1.0
+    is_plain = options.is_unsharded and interval == 1 and ratio == 1.0
     return None if is_plain else options
 
 

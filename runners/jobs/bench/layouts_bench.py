@@ -25,7 +25,7 @@ from runners.jobs.ranks import Ranks
 from runners.jobs.ratios import ratio_of
 from runners.jobs.runtime import prepare_process
 from runners.jobs.train.forked_ranks import load_what_training_loads, on_ranks
-from runners.jobs.train.trainer import quiet_trainer
+from runners.jobs.train.trainer import random_token_trainer
 
 TINY, LARGE = 2**10, 2**24  # bytes: for a collective's latency, and for its bandwidth
 FP32_BYTES = 4
@@ -137,7 +137,7 @@ def _steps(request: LayoutBenchRequest, name: str, ranks: Ranks) -> dict[str, fl
     fields = {**request.training, "layout": request.layouts[name]}
     times: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        trainer = quiet_trainer(fields, request.config, Path(folder), ranks)
+        trainer = random_token_trainer(fields, request.config, Path(folder), ranks)
         trainer.model.train()
         trainer.layout.begin()
         deadline = math.inf

@@ -22,7 +22,7 @@ from runners.jobs.runtime import prepare_process
 from runners.jobs.train.forked_ranks import load_what_training_loads, on_ranks
 from runners.jobs.train.layout import StepLoss
 from runners.jobs.train.rows import Batch
-from runners.jobs.train.trainer import Trainer, quiet_trainer
+from runners.jobs.train.trainer import Trainer, random_token_trainer
 from runners.jobspec.base import LoraOptions
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def _held(case: Case, ranks: Ranks) -> dict[str, float]:
     meter = PeakMeter(CPU)
     with tempfile.TemporaryDirectory() as folder:
         model, adapters = _model(case, Path(folder))
-        trainer = quiet_trainer(case.training, CONFIG, Path(folder), ranks, model=model)
+        trainer = random_token_trainer(case.training, CONFIG, Path(folder), ranks, model=model)
         trainer.model.train()
         trainer.layout.begin()
         own = 0 if ranks.is_alone or case.is_whole else None

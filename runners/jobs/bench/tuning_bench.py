@@ -31,10 +31,10 @@ from runners.jobs.ratios import ratio_of
 from runners.jobs.runtime import prepare_process
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.trainer import (
-    Swap,
+    ActivationSwap,
     Trainer,
     offloaded_activations,
-    quiet_trainer,
+    random_token_trainer,
     recompute,
 )
 from runners.jobspec import DemoModel
@@ -128,7 +128,9 @@ def recomputation_ratios(rounds: int = ROUNDS) -> Iterator[Ratio]:
 
 def _recomputing(how: Recomputation, folder: Path) -> Trainer:
     fields = {**_fields(LENGTH // 2, 2 * PACE_ROWS), "max_steps": 1000}
-    trainer = quiet_trainer({**fields, "activation_recomputation": how}, CONFIG, folder / how)
+    trainer = random_token_trainer(
+        {**fields, "activation_recomputation": how}, CONFIG, folder / how
+    )
     trainer.model.train()
     trainer.layout.begin()
     return trainer
@@ -144,7 +146,7 @@ def _activations(trainer: Trainer) -> int:
 
 def _trained(fields: Mapping[str, Any], learnt: TokenIds, held_out: TokenIds) -> Run:
     with tempfile.TemporaryDirectory() as folder:
-        trainer = quiet_trainer(fields, CONFIG, Path(folder), ids=learnt)
+        trainer = random_token_trainer(fields, CONFIG, Path(folder), ids=learnt)
         trainer.model.train()
         trainer.layout.begin()
         began = time.process_time()
@@ -266,7 +268,10 @@ def step_of(
 
 
 def _step(
-    model: PreTrainedModel, optimizer: torch.optim.Optimizer, ids: torch.Tensor, swap: Swap
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    ids: torch.Tensor,
+    swap: ActivationSwap,
 ) -> int:
     """Run one step on the text and return its peak activation bytes."""
     with activations_counted(model) as counted, swap.step():

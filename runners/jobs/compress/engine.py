@@ -22,15 +22,15 @@ from runners.jobs.compress.pruning import (
     Tensors,
     decoded,
     format_config,
-    kept_of,
+    kept_sizes,
     prune,
     taylor_scores,
     tensors_of,
 )
 from runners.jobs.compress.quantization import (
-    Codes,
-    Grid,
     InputStatistics,
+    QuantizationGrid,
+    QuantizedMatrix,
     check_shape_known,
     output_error,
     rounded_inputs,
@@ -205,7 +205,7 @@ class Engine:
         self.model = model
         self.spec = spec
         self.store = store
-        self.grids: dict[str, Grid] = {}  # of the quantised matrices, by full name
+        self.grids: dict[str, QuantizationGrid] = {}  # of the quantised matrices, by full name
 
     def run(
         self, calibration: torch.Tensor, windows: Windows, on_layer: OnLayer
@@ -283,7 +283,7 @@ class Engine:
             figures["compressed_bytes"] += matrix.stored_bytes
             figures["original_matrix_bytes"] += weight.numel() * weight.element_size()
             linear.weight.data = dequantised
-            if isinstance(matrix, Codes):
+            if isinstance(matrix, QuantizedMatrix):
                 self.grids[self.model.name_of(index, name)] = matrix.grid
             own = tensors_of(matrix, self.spec)
             tensors |= {self.model.name_of(index, f"{name}.{key}"): t for key, t in own.items()}
@@ -518,7 +518,7 @@ def load_whole(folder: Path, dtype: WeightDtype, *, rounds_inputs: bool = False)
     return LoadedModel(model, load_tokenizer(folder), device)
 
 
-def by_library(
+def quantize_with_library(
     source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
 ) -> CompressionResult:
     """Quantise the weights with torchao or bitsandbytes and save them."""
@@ -535,7 +535,7 @@ def by_library(
     )
 
 
-def by_structure(
+def prune_structure(
     source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
 ) -> CompressionResult:
     """Remove the heads and channels of least importance on the text; save the smaller model."""
@@ -546,7 +546,7 @@ def by_structure(
     before, matrices = model.num_parameters(), _matrix_bytes(loaded)
     calibration = calibration.to(loaded.device)
     scores = taylor_scores(model, calibration, SEQUENCES_AT_ONCE)
-    prune(model, scores, kept_of(model.config, spec.sparsity))
+    prune(model, scores, kept_sizes(model.config, spec.sparsity))
     recovered: dict[str, float] = {}
     if spec.recovery_steps:
         pruned_perplexity = evaluate(model, ids, spec.evaluation_tokens)
@@ -575,7 +575,7 @@ def check_structure(source: Path, spec: CompressSpec, _job: Job) -> None:
     """
     config = AutoConfig.from_pretrained(str(source), local_files_only=True)
     check_shape_known(config.model_type, f"{spec.method} cuts heads and channels of")
-    kept_of(config, spec.sparsity)
+    kept_sizes(config, spec.sparsity)
 
 
 def held_out_of(job: Job, loaded: LoadedModel, source: Path) -> TokenIds:

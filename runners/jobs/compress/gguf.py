@@ -46,7 +46,7 @@ SIGNED_SCALE_LEVELS = 127
 TRIES = 11  # candidate steps per sub-block, near the widest one
 
 
-class Fit(NamedTuple):
+class SubBlockFit(NamedTuple):
     """Scale (step) and offset (negated minimum, at least 0) of each sub-block."""
 
     scale: Floats
@@ -63,19 +63,19 @@ def quantize(rows: Floats, kind: Type) -> Bytes:
     return np.concatenate(parts).reshape(rows.shape[0], -1)
 
 
-def _offset_codes(blocks: Floats, levels: int) -> tuple[Floats, Floats, Fit, Bytes]:
+def _offset_codes(blocks: Floats, levels: int) -> tuple[Floats, Floats, SubBlockFit, Bytes]:
     """Return the block's scale and offset steps, the sub-blocks' codes, and the weights' codes."""
     values = blocks.reshape(len(blocks), -1, SUB_BLOCK)
     fit = best_fit(values, levels)
     step, low = (_half(each.max(axis=1) / SCALE_LEVELS) for each in fit)
-    codes = Fit(_coded(fit.scale, step), _coded(fit.offset, low))
+    codes = SubBlockFit(_coded(fit.scale, step), _coded(fit.offset, low))
     scale = (step[:, None] * codes.scale)[:, :, None]
     offset = (low[:, None] * codes.offset)[:, :, None]
     weights = np.rint(_divided(values + offset, scale)).clip(0, levels).astype(np.uint8)
     return step, low, codes, weights
 
 
-def best_fit(values: Floats, levels: int) -> Fit:
+def best_fit(values: Floats, levels: int) -> SubBlockFit:
     """Return the scale and offset of each sub-block with the least weighted rounding error.
 
     Large weights count more. Offsets are at least zero, so that zero is in range.
@@ -83,7 +83,7 @@ def best_fit(values: Floats, levels: int) -> Fit:
     lowest = np.minimum(values.min(axis=-1), 0.0)
     width = values.max(axis=-1) - lowest
     importance = np.abs(values) + np.sqrt((values**2).mean(axis=-1, keepdims=True))
-    best, least = Fit(width / levels, -lowest), np.full(width.shape, np.inf, np.float32)
+    best, least = SubBlockFit(width / levels, -lowest), np.full(width.shape, np.inf, np.float32)
     for stretch in np.linspace(-1.0, 1.0, TRIES):
         steps = _divided(np.full_like(width, levels + stretch), width)[..., None]
         codes = np.rint(steps * (values - lowest[..., None])).clip(0, levels)
@@ -92,13 +92,13 @@ def best_fit(values: Floats, levels: int) -> Fit:
         total = (importance * error).sum(axis=-1)
         is_better = total < least
         least = np.where(is_better, total, least)
-        best = Fit(
+        best = SubBlockFit(
             *(np.where(is_better, new, old) for new, old in zip(candidate, best, strict=True))
         )
     return best
 
 
-def _least_squares(values: Floats, codes: Floats, importance: Floats) -> Fit:
+def _least_squares(values: Floats, codes: Floats, importance: Floats) -> SubBlockFit:
     """Return the weighted least-squares scale and offset for given codes."""
     total = importance.sum(axis=-1)
     of_codes, of_values = (importance * codes).sum(axis=-1), (importance * values).sum(axis=-1)
@@ -109,7 +109,7 @@ def _least_squares(values: Floats, codes: Floats, importance: Floats) -> Fit:
     offset = _divided(of_codes * products - squares * of_values, spread)
     is_above = offset < 0.0  # all values are positive: only the scale is fitted
     scale = np.where(is_above, _divided(products, squares), scale)
-    return Fit(np.maximum(scale, 0.0), np.where(is_above, 0.0, offset))
+    return SubBlockFit(np.maximum(scale, 0.0), np.where(is_above, 0.0, offset))
 
 
 def _q4_k(blocks: Floats) -> Bytes:
@@ -131,7 +131,7 @@ def _nibbles(weights: Bytes) -> Bytes:
     return (pairs[:, :, 0] | (pairs[:, :, 1] << np.uint8(4))).reshape(len(weights), -1)
 
 
-def _packed_scales(codes: Fit) -> Bytes:
+def _packed_scales(codes: SubBlockFit) -> Bytes:
     """Pack eight 6-bit scales and eight 6-bit offsets into 12 bytes."""
     scale, offset = (each.astype(np.uint8) for each in codes)
     return np.hstack(
@@ -434,7 +434,7 @@ def read_back(
         dequantised = quants.dequantize(stored.data, stored.tensor_type).reshape(array.shape)
         if not is_as_written(array, dequantised, stored.tensor_type):
             kind = stored.tensor_type.name
-            raise ReadBackError(f"{gguf_name} reads back further off than {kind} allows")
+            raise ReadBackError(f"{gguf_name}, read back, differs by more than {kind} allows")
         yield name, torch.from_numpy(rearranged(name, dequantised, config, back=True).copy())
 
 

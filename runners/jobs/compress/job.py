@@ -13,20 +13,20 @@ from transformers import AutoConfig, PreTrainedModel
 
 from runners.jobs.compress.engine import (
     CompressionResult,
-    by_library,
-    by_structure,
     check_disk,
     check_folder,
     check_structure,
     compress_folder,
     held_out_of,
     load_whole,
+    prune_structure,
+    quantize_with_library,
     texts,
 )
 from runners.jobs.compress.gguf import check_gguf, export_gguf
 from runners.jobs.compress.pruning import format_of
 from runners.jobs.compress.quantization import inverse_factor
-from runners.jobs.compress.shearing import by_shearing, check_shearable
+from runners.jobs.compress.shearing import check_shearable, prune_by_shearing
 from runners.jobs.evaluation import (
     Assessment,
     Perplexity,
@@ -91,7 +91,7 @@ class RoutedTokens(NamedTuple):
     experts: torch.Tensor
 
 
-def by_ternary(
+def quantize_to_ternary(
     source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
 ) -> CompressionResult:
     """Quantise and code every expert, save the folder, and return the resulting perplexity."""
@@ -267,11 +267,11 @@ Check = Callable[[Path, CompressSpec, Job], None]
 Compress = Callable[[Path, Path, CompressSpec, Stages, Job], CompressionResult]
 PROCEDURES: Mapping[str, tuple[Check | None, Compress]] = {
     "layerwise": (check_folder, compress_folder),
-    "shear": (check_shearable, by_shearing),
-    "structure": (check_structure, by_structure),
+    "shear": (check_shearable, prune_by_shearing),
+    "structure": (check_structure, prune_structure),
     "gguf": (check_gguf, export_gguf),
-    "ternary": (check_sparse, by_ternary),
-    "library": (None, by_library),
+    "ternary": (check_sparse, quantize_to_ternary),
+    "library": (None, quantize_with_library),
 }
 
 
@@ -425,7 +425,7 @@ PACKED = "; compressed-tensors {}, lm_head and embedding bf16"
 PLAIN = "; plain bf16 tensors: compressed_bytes says what codes, or mask and values, would take"
 
 
-def how(spec: CompressSpec) -> str:
+def method_description(spec: CompressSpec) -> str:
     """Describe the compression method and the storage format of the weights."""
     if spec.is_layerwise:
         stored = PACKED.format(format_of(spec)) if spec.is_packed else PLAIN
@@ -453,7 +453,7 @@ def _notes(spec: CompressSpec, after: Assessment) -> dict[str, str]:
     return {
         **group_size_note(spec),
         **after.notes(),
-        "method": how(spec),
+        "method": method_description(spec),
         "original": "the model as bf16, the dtype that stays around int8 and int4 matrices",
         "perplexity_ratio": "compressed / original on the same windows, pair by pair",
         "disk_bytes": "safetensors or GGUF files",

@@ -20,11 +20,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 from runners.jobs.compress.quantization import (
     BLOCK_COLUMNS,
     DAMPING,
-    Codes,
-    Grid,
     InputStatistics,
     LayerStatistics,
     Linears,
+    QuantizationGrid,
+    QuantizedMatrix,
     finequant,
     gptq,
     inverse_factor,
@@ -171,7 +171,7 @@ class PrunedSizes:
     key_value_heads: int
 
 
-def kept_of(config: PretrainedConfig, share: float) -> PrunedSizes:
+def kept_sizes(config: PretrainedConfig, share: float) -> PrunedSizes:
     """Return the sizes kept when about ``share`` of heads and channels is removed.
 
     Raises:
@@ -228,8 +228,8 @@ def _cut_channels(layer: torch.nn.Module, scores: Scores, count: int) -> None:
     gate, up, down = (scores[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
     kept = _highest(gate.sum(dim=1) + up.sum(dim=1) + down.sum(dim=0), count)
     for name in ("gate", "up"):
-        keep(layer, f"mlp.{name}_proj", kept, 0)
-    keep(layer, "mlp.down_proj", kept, 1)
+        keep_slices(layer, f"mlp.{name}_proj", kept, 0)
+    keep_slices(layer, "mlp.down_proj", kept, 1)
 
 
 def _cut_heads(
@@ -241,13 +241,13 @@ def _cut_heads(
     kept = _highest(
         torch.stack([each.view(groups, -1).sum(dim=1) for each in (q, k, v, o)]).sum(dim=0), count
     )
-    shared = spread(kept, head_dim)
-    own = spread(kept, queries * head_dim)
+    shared = group_indices(kept, head_dim)
+    own = group_indices(kept, queries * head_dim)
     for name, places, side in (("q", own, 0), ("k", shared, 0), ("v", shared, 0), ("o", own, 1)):
-        keep(layer, f"self_attn.{name}_proj", places, side)
+        keep_slices(layer, f"self_attn.{name}_proj", places, side)
 
 
-def keep(layer: torch.nn.Module, name: str, places: torch.Tensor, side: int) -> None:
+def keep_slices(layer: torch.nn.Module, name: str, places: torch.Tensor, side: int) -> None:
     """Keep some rows (side 0, with their bias) or columns (side 1) of a linear layer."""
     linear = layer.get_submodule(name)
     assert isinstance(linear, torch.nn.Linear)  # noqa: S101 - the names are those of the scores
@@ -261,7 +261,7 @@ def _highest(scores: torch.Tensor, count: int) -> torch.Tensor:
     return torch.topk(scores, count).indices.sort().values
 
 
-def spread(groups: torch.Tensor, width: int) -> torch.Tensor:
+def group_indices(groups: torch.Tensor, width: int) -> torch.Tensor:
     """Return the element indices of the given groups of ``width`` elements."""
     return (groups[:, None] * width + torch.arange(width, device=groups.device)).flatten()
 
@@ -327,7 +327,7 @@ TOKENS: Mapping[str, object] = {
 }
 
 
-class Matrix(Protocol):
+class CompressedMatrix(Protocol):
     """A compressed matrix."""
 
     def weight(self) -> torch.Tensor:
@@ -354,14 +354,14 @@ class PrunedMatrix:
         return stored_bytes(self.values)
 
 
-def coded(codes: Codes, spec: CompressSpec) -> Tensors:
+def encoded_tensors(codes: QuantizedMatrix, spec: CompressSpec) -> Tensors:
     """Return the tensors of the spec's compressed-tensors format."""
     if format_of(spec) == INT_QUANTIZED:
         return {"weight": codes.values.cpu(), "weight_scale": codes.scales.cpu().contiguous()}
     return packed(codes)
 
 
-def packed(codes: Codes) -> Tensors:
+def packed(codes: QuantizedMatrix) -> Tensors:
     """Return the tensors of the compressed-tensors format ``pack-quantized``."""
     return {
         "weight_packed": pack_to_int32(codes.values.cpu(), codes.grid.bits),
@@ -370,21 +370,23 @@ def packed(codes: Codes) -> Tensors:
     }
 
 
-def decoded(tensors: Tensors, bits: int) -> Codes:
-    """Return the codes stored by ``coded``; infer the group size from the scales' shape."""
+def decoded(tensors: Tensors, bits: int) -> QuantizedMatrix:
+    """Return the matrix stored by ``encoded_tensors``; the scales tell the group size."""
     scales = tensors["weight_scale"]
     if "weight" in tensors:
         values = tensors["weight"]
     else:
         shape = torch.Size(tensors["weight_shape"].tolist())
         values = unpack_from_int32(tensors["weight_packed"], bits, shape)
-    return Codes(values, scales, Grid(bits, -(-values.shape[1] // scales.shape[1])))
+    return QuantizedMatrix(
+        values, scales, QuantizationGrid(bits, -(-values.shape[1] // scales.shape[1]))
+    )
 
 
-def tensors_of(matrix: Matrix, spec: CompressSpec) -> Tensors:
+def tensors_of(matrix: CompressedMatrix, spec: CompressSpec) -> Tensors:
     """Return the tensors stored under the module's name: codes, or a plain weight."""
-    if isinstance(matrix, Codes):
-        return coded(matrix, spec)
+    if isinstance(matrix, QuantizedMatrix):
+        return encoded_tensors(matrix, spec)
     return {"weight": matrix.weight().cpu().contiguous()}
 
 
@@ -393,7 +395,7 @@ def format_of(spec: CompressSpec) -> str:
     return "pack-quantized" if spec.has_groups else INT_QUANTIZED
 
 
-def format_config(spec: CompressSpec, grids: Mapping[str, Grid]) -> dict[str, object]:
+def format_config(spec: CompressSpec, grids: Mapping[str, QuantizationGrid]) -> dict[str, object]:
     """Return config.json's ``quantization_config``; ``grids`` maps matrix names to grids."""
     inputs = {"input_activations": dict(TOKENS)} if spec.rounds_inputs else {}
     sizes = sorted({grid.group_size for grid in grids.values()}) if spec.has_groups else [0]
@@ -483,23 +485,31 @@ class LayerStore:
 
 
 Prepare = Callable[[torch.nn.Module, Linears, LayerStatistics, CompressSpec], None]
-Method = Callable[[torch.Tensor, InputStatistics, CompressSpec], Matrix]
+Method = Callable[[torch.Tensor, InputStatistics, CompressSpec], CompressedMatrix]
 
 
-def grid_of(spec: CompressSpec) -> Grid:
+def grid_of(spec: CompressSpec) -> QuantizationGrid:
     """Return the quantisation grid of a spec."""
-    return Grid(spec.code_bits, spec.group_size)
+    return QuantizationGrid(spec.code_bits, spec.group_size)
 
 
-def _by_row(weight: torch.Tensor, _statistics: InputStatistics, spec: CompressSpec) -> Matrix:
-    return round_to_nearest(weight, Grid(spec.code_bits, weight.shape[1]), weight.dtype)
+def _by_row(
+    weight: torch.Tensor, _statistics: InputStatistics, spec: CompressSpec
+) -> CompressedMatrix:
+    return round_to_nearest(
+        weight, QuantizationGrid(spec.code_bits, weight.shape[1]), weight.dtype
+    )
 
 
-def _nearest(weight: torch.Tensor, _statistics: InputStatistics, spec: CompressSpec) -> Matrix:
+def _nearest(
+    weight: torch.Tensor, _statistics: InputStatistics, spec: CompressSpec
+) -> CompressedMatrix:
     return round_to_nearest(weight, grid_of(spec), weight.dtype)
 
 
-def _gptq(weight: torch.Tensor, statistics: InputStatistics, spec: CompressSpec) -> Matrix:
+def _gptq(
+    weight: torch.Tensor, statistics: InputStatistics, spec: CompressSpec
+) -> CompressedMatrix:
     return gptq(
         weight,
         statistics.gram,
@@ -510,11 +520,15 @@ def _gptq(weight: torch.Tensor, statistics: InputStatistics, spec: CompressSpec)
     )
 
 
-def _finequant(weight: torch.Tensor, _statistics: InputStatistics, spec: CompressSpec) -> Matrix:
+def _finequant(
+    weight: torch.Tensor, _statistics: InputStatistics, spec: CompressSpec
+) -> CompressedMatrix:
     return finequant(weight, grid_of(spec), weight.dtype, spec.least_gain)
 
 
-def _quantease(weight: torch.Tensor, statistics: InputStatistics, spec: CompressSpec) -> Matrix:
+def _quantease(
+    weight: torch.Tensor, statistics: InputStatistics, spec: CompressSpec
+) -> CompressedMatrix:
     grid, dtype = grid_of(spec), weight.dtype
     if spec.outlier_share:
         share = spec.outlier_share
@@ -522,15 +536,21 @@ def _quantease(weight: torch.Tensor, statistics: InputStatistics, spec: Compress
     return quantease(weight, statistics.gram, grid, dtype)
 
 
-def _magnitude(weight: torch.Tensor, _statistics: InputStatistics, spec: CompressSpec) -> Matrix:
+def _magnitude(
+    weight: torch.Tensor, _statistics: InputStatistics, spec: CompressSpec
+) -> CompressedMatrix:
     return PrunedMatrix(magnitude(weight, spec.sparsity, spec.pattern))
 
 
-def _wanda(weight: torch.Tensor, statistics: InputStatistics, spec: CompressSpec) -> Matrix:
+def _wanda(
+    weight: torch.Tensor, statistics: InputStatistics, spec: CompressSpec
+) -> CompressedMatrix:
     return PrunedMatrix(wanda(weight, statistics.norms, spec.sparsity, spec.pattern))
 
 
-def _sparsegpt(weight: torch.Tensor, statistics: InputStatistics, spec: CompressSpec) -> Matrix:
+def _sparsegpt(
+    weight: torch.Tensor, statistics: InputStatistics, spec: CompressSpec
+) -> CompressedMatrix:
     return PrunedMatrix(sparsegpt(weight, statistics.gram, spec.sparsity, spec.pattern))
 
 

@@ -16,7 +16,7 @@ TINY = 1e-8  # least scale, so that an all-zero group does not divide by zero
 
 
 @dataclass(frozen=True)
-class Grid:
+class QuantizationGrid:
     """Symmetric ``bits``-bit integers with one scale per ``group_size`` weights of a row."""
 
     bits: int
@@ -34,12 +34,12 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Codes:
+class QuantizedMatrix:
     """A quantised matrix: integers [out, in] and scales [out, groups] in the model's dtype."""
 
     values: torch.Tensor
     scales: torch.Tensor
-    grid: Grid
+    grid: QuantizationGrid
 
     def weight(self) -> torch.Tensor:
         """Return the dequantised matrix, as loaders of the folder compute it."""
@@ -54,7 +54,7 @@ class Codes:
         return rows * words * 4 + self.scales.numel() * self.scales.element_size()
 
 
-def group_scales(weight: torch.Tensor, grid: Grid, dtype: torch.dtype) -> torch.Tensor:
+def group_scales(weight: torch.Tensor, grid: QuantizationGrid, dtype: torch.dtype) -> torch.Tensor:
     """Return the scales [out, groups] that fit the largest weight of each group.
 
     ``dtype`` is the dtype of the stored scales, so that codes are computed with the stored values.
@@ -68,16 +68,18 @@ def group_scales(weight: torch.Tensor, grid: Grid, dtype: torch.dtype) -> torch.
     return scales.clamp(min=TINY).to(dtype)
 
 
-def nearest(values: torch.Tensor, scales: torch.Tensor, grid: Grid) -> torch.Tensor:
+def nearest(values: torch.Tensor, scales: torch.Tensor, grid: QuantizationGrid) -> torch.Tensor:
     """Return the codes nearest to ``values``, with ``scales`` broadcast to ``values``."""
     return (values.float() / scales.float()).round().clamp(grid.lowest, grid.highest)
 
 
-def round_to_nearest(weight: torch.Tensor, grid: Grid, dtype: torch.dtype) -> Codes:
+def round_to_nearest(
+    weight: torch.Tensor, grid: QuantizationGrid, dtype: torch.dtype
+) -> QuantizedMatrix:
     """Return the nearest code of each weight (RTN), without calibration text."""
     scales = group_scales(weight, grid, dtype)
     spread = scales.repeat_interleave(grid.group_size, dim=1)[:, : weight.shape[1]]
-    return Codes(nearest(weight, spread, grid).to(torch.int8), scales, grid)
+    return QuantizedMatrix(nearest(weight, spread, grid).to(torch.int8), scales, grid)
 
 
 # Upper Cholesky factor of the damped inverse Hessian, shared by GPTQ and SparseGPT.
@@ -252,7 +254,7 @@ POWERS = 20  # grid points of the exponent in [0, 1), as in the paper
 
 
 def scale_for_rounding(
-    layer: torch.nn.Module, linears: Linears, seen: LayerStatistics, grid: Grid
+    layer: torch.nn.Module, linears: Linears, seen: LayerStatistics, grid: QuantizationGrid
 ) -> None:
     """Fold the scales of least output error after rounding into the layer."""
     for fold in folds_of(layer, between_linears=True):
@@ -261,7 +263,9 @@ def scale_for_rounding(
         fold_scales(fold, linears, seen, scales)
 
 
-def best_scales(weights: list[torch.Tensor], seen: InputStatistics, grid: Grid) -> torch.Tensor:
+def best_scales(
+    weights: list[torch.Tensor], seen: InputStatistics, grid: QuantizationGrid
+) -> torch.Tensor:
     """Return the best input scales for ``weights`` with shared inputs; ones if none is better."""
     best = torch.ones_like(seen.mean_absolute)
     least = _scaled_error(weights, seen, grid, best)
@@ -275,7 +279,10 @@ def best_scales(weights: list[torch.Tensor], seen: InputStatistics, grid: Grid) 
 
 
 def _scaled_error(
-    weights: list[torch.Tensor], statistics: InputStatistics, grid: Grid, scales: torch.Tensor
+    weights: list[torch.Tensor],
+    statistics: InputStatistics,
+    grid: QuantizationGrid,
+    scales: torch.Tensor,
 ) -> float:
     rounded = [
         round_to_nearest(each.float() * scales, grid, each.dtype).weight().float() / scales
@@ -292,18 +299,18 @@ def _scaled_error(
 
 
 def finequant(
-    weight: torch.Tensor, smallest: Grid, dtype: torch.dtype, least_gain: float
-) -> Codes:
+    weight: torch.Tensor, smallest: QuantizationGrid, dtype: torch.dtype, least_gain: float
+) -> QuantizedMatrix:
     """Return nearest codes with an adaptive group size, at least that of ``smallest``.
 
     ``least_gain`` is the share of the error that halving the group size must remove.
     """
     size = weight.shape[1]
-    codes = round_to_nearest(weight, Grid(smallest.bits, size), dtype)
+    codes = round_to_nearest(weight, QuantizationGrid(smallest.bits, size), dtype)
     error = _squared_error(weight, codes)
     while size % 2 == 0 and size // 2 >= smallest.group_size:
         size //= 2
-        finer = round_to_nearest(weight, Grid(smallest.bits, size), dtype)
+        finer = round_to_nearest(weight, QuantizationGrid(smallest.bits, size), dtype)
         finer_error = _squared_error(weight, finer)
         if finer_error > (1.0 - least_gain) * error:
             break
@@ -311,7 +318,7 @@ def finequant(
     return codes
 
 
-def _squared_error(weight: torch.Tensor, codes: Codes) -> float:
+def _squared_error(weight: torch.Tensor, codes: QuantizedMatrix) -> float:
     return float((weight.float() - codes.weight().float()).square().sum())
 
 
@@ -325,12 +332,12 @@ def _squared_error(weight: torch.Tensor, codes: Codes) -> float:
 def gptq(
     weight: torch.Tensor,
     gram: torch.Tensor,
-    grid: Grid,
+    grid: QuantizationGrid,
     dtype: torch.dtype,
     *,
     is_act_ordered: bool = False,
     damping: float = DAMPING,
-) -> Codes:
+) -> QuantizedMatrix:
     """Return codes that minimise the output error on the text of ``gram``, greedily by column.
 
     With ``is_act_ordered``, columns of large inputs are quantised first.
@@ -356,7 +363,7 @@ def gptq(
             remaining[:, column:end] -= error[:, None] * factor[column, column:end][None, :]
             errors[:, column - begin] = error
         remaining[:, end:] -= errors @ factor[begin:end, end:]
-    return Codes(codes[:, torch.argsort(order)].to(torch.int8), scales, grid)
+    return QuantizedMatrix(codes[:, torch.argsort(order)].to(torch.int8), scales, grid)
 
 
 # QuantEase: coordinate descent over columns, optionally with 16-bit outlier weights.
@@ -369,10 +376,10 @@ RELAXED_EVERY = 3  # passes; every third pass does not round, to escape local mi
 
 
 @dataclass(frozen=True)
-class WithOutliers:
+class QuantizedMatrixWithOutliers:
     """Codes and a 16-bit outlier matrix, zero where a weight is no outlier."""
 
-    codes: Codes
+    codes: QuantizedMatrix
     outliers: torch.Tensor
 
     def weight(self) -> torch.Tensor:
@@ -389,12 +396,12 @@ class WithOutliers:
 def quantease(
     weight: torch.Tensor,
     gram: torch.Tensor,
-    grid: Grid,
+    grid: QuantizationGrid,
     dtype: torch.dtype,
     *,
-    start: Codes | None = None,
+    start: QuantizedMatrix | None = None,
     passes: int = PASSES,
-) -> Codes:
+) -> QuantizedMatrix:
     """Return codes after cyclic coordinate descent on the output error on the text of ``gram``.
 
     Start from ``start`` (for example GPTQ's codes; default: nearest codes) and keep the best pass.
@@ -402,7 +409,7 @@ def quantease(
     if start is None:
         scales = group_scales(weight, grid, dtype)
         spread = _expanded_scales(scales, grid, weight)
-        start = Codes(nearest(weight, spread, grid).to(torch.int8), scales, grid)
+        start = QuantizedMatrix(nearest(weight, spread, grid).to(torch.int8), scales, grid)
     spread = _expanded_scales(start.scales, grid, weight)
     target = weight.float()
     hessian = _damped(gram)
@@ -416,18 +423,18 @@ def quantease(
         error = _quadratic_error(target - current, hessian)
         if error < best_error:
             best, best_error = nearest(current, spread, grid), error
-    return Codes(best.to(torch.int8), start.scales, grid)
+    return QuantizedMatrix(best.to(torch.int8), start.scales, grid)
 
 
 def quantease_with_outliers(
     weight: torch.Tensor,
     gram: torch.Tensor,
-    grid: Grid,
+    grid: QuantizationGrid,
     dtype: torch.dtype,
     *,
     share: float,
     passes: int = PASSES,
-) -> WithOutliers:
+) -> QuantizedMatrixWithOutliers:
     """Return codes, and the ``share`` of the weights kept in 16 bits as outliers.
 
     Outliers are the weights of largest |weight| x input norm: removing them shrinks group scales.
@@ -444,14 +451,14 @@ def quantease_with_outliers(
     refined = quantease(
         target - fitted.to(dtype).float(), gram, grid, dtype, start=codes, passes=passes
     )
-    return WithOutliers(refined, fitted.to(dtype))
+    return QuantizedMatrixWithOutliers(refined, fitted.to(dtype))
 
 
 def _descend(
     current: torch.Tensor,
     target: torch.Tensor,
     hessian: torch.Tensor,
-    rounding: tuple[torch.Tensor, Grid] | None,
+    rounding: tuple[torch.Tensor, QuantizationGrid] | None,
 ) -> torch.Tensor:
     """Return ``current`` after one pass that sets each column to its optimum, rounded or not."""
     current = current.clone()
@@ -490,7 +497,9 @@ def _largest(importance: torch.Tensor, count: int) -> torch.Tensor:
     return mask.view_as(importance)
 
 
-def _expanded_scales(scales: torch.Tensor, grid: Grid, weight: torch.Tensor) -> torch.Tensor:
+def _expanded_scales(
+    scales: torch.Tensor, grid: QuantizationGrid, weight: torch.Tensor
+) -> torch.Tensor:
     return scales.float().repeat_interleave(grid.group_size, dim=1)[:, : weight.shape[1]]
 
 

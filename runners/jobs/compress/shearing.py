@@ -16,14 +16,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from runners.jobs.compress.engine import CompressionResult, check_disk, held_out_of, load_whole
-from runners.jobs.compress.pruning import keep, key_value_heads, spread
+from runners.jobs.compress.pruning import group_indices, keep_slices, key_value_heads
 from runners.jobs.compress.quantization import check_shape_known
 from runners.jobs.corpus import Domains, Losses, domains_of, load_corpus
 from runners.jobs.evaluation import evaluate
 from runners.jobs.events import Stages
 from runners.jobs.loading import BASE_DTYPE, ready, require_tokenizer
 from runners.jobs.runtime import BadInputError, Job, weight_file_bytes
-from runners.jobs.train.checkpoint import checkpoints, forget_older, publish_checkpoint
+from runners.jobs.train.checkpoint import checkpoints, publish_checkpoint, remove_older_checkpoints
 from runners.jobspec import CompressSpec
 from runners.jobspec.compress import Shape, Shear, window_of
 
@@ -147,7 +147,7 @@ Phase = Literal["masks", "recovery"]
 PHASES: tuple[Phase, ...] = ("masks", "recovery")
 
 
-class Learner(NamedTuple):
+class PruningState(NamedTuple):
     """The state that a training step changes."""
 
     modules: Mapping[str, torch.nn.Module]
@@ -176,7 +176,7 @@ class Progress:
         document: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
         return document
 
-    def resume(self, phase: Phase, learner: Learner) -> int:
+    def resume(self, phase: Phase, learner: PruningState) -> int:
         """Load the newest checkpoint if it is of the phase; return its step, else 0."""
         document, checkpoint = self.document, self._newest()
         if checkpoint is None or document["phase"] != phase:
@@ -203,7 +203,7 @@ class Progress:
         self,
         phase: Phase,
         step: int,
-        learner: Learner,
+        learner: PruningState,
         figures: Mapping[str, Any],
         *,
         is_due: bool = False,
@@ -228,7 +228,7 @@ class Progress:
             (building / "state.json").write_text(json.dumps(document))
 
         publish_checkpoint(self.folder, PHASES.index(phase) * 10_000_000 + step, write)
-        forget_older(self.folder)
+        remove_older_checkpoints(self.folder)
         finished = time.monotonic()
         self._next_at = finished + max(self.every_seconds, (finished - started) / WRITING_SHARE)
 
@@ -273,7 +273,7 @@ MAX_GRAD_NORM = 1.0
 OnStep = Callable[[float], None]
 
 
-def by_shearing(
+def prune_by_shearing(
     source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
 ) -> CompressionResult:
     """Prune to the target shape, train further and save; return the loss of each domain."""
@@ -291,7 +291,7 @@ def by_shearing(
     masks = train_masks(
         model, domains, shape, spec.shear, lambda at: stages.advance(at / steps), progress
     )
-    cut(model, masks.kept(shape), shape)
+    prune_to_indices(model, masks.kept(shape), shape)
     pruned: Losses = progress.document.get("pruned") or domains.losses(model)
     recovery = Recovery(masks, reference, pruned, progress)
     recover(model, domains, recovery, spec.shear, lambda at: stages.advance((done + at) / steps))
@@ -375,7 +375,7 @@ def train_masks(
     multiplier_parameters = [*masks.linear.parameters(), *masks.quadratic.parameters()]
     multipliers = torch.optim.Adam(multiplier_parameters, lr=MASK_LEARNING_RATE, maximize=True)
     optimizers = {"weights": weights, "logits": logits, "multipliers": multipliers}
-    learner = Learner({"model": model, "masks": masks}, optimizers, domains.random)
+    learner = PruningState({"model": model, "masks": masks}, optimizers, domains.random)
     first = progress.resume("masks", learner) if progress else 0
     model.train()
     for step in range(first, shear.mask_steps):
@@ -410,7 +410,7 @@ def recover(
     """Train the pruned model; sample more from the domains with the largest loss gap."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=shear.learning_rate)
     modules = {"model": model, "masks": begun.masks}
-    learner = Learner(modules, {"weights": optimizer}, domains.random)
+    learner = PruningState(modules, {"weights": optimizer}, domains.random)
     first = _resume_or_start(learner, domains, begun)
     every = max(1, shear.recovery_steps // WEIGHTS_FOLLOW_TIMES)
     model.train()
@@ -435,7 +435,7 @@ def recover(
     torch.nn.Module.eval(model)
 
 
-def _resume_or_start(learner: Learner, domains: Domains, begun: Recovery) -> int:
+def _resume_or_start(learner: PruningState, domains: Domains, begun: Recovery) -> int:
     """Resume a recovery or save its first checkpoint; return the number of finished steps."""
     if begun.progress is None:
         return 0
@@ -449,15 +449,20 @@ def _resume_or_start(learner: Learner, domains: Domains, begun: Recovery) -> int
 
 
 @torch.no_grad()
-def cut(model: PreTrainedModel, kept: Mapping[str, torch.Tensor], shape: Shape) -> None:
+def prune_to_indices(
+    model: PreTrainedModel, kept: Mapping[str, torch.Tensor], shape: Shape
+) -> None:
     """Prune a model and its config to the indices of ``Masks.kept``, in place."""
     config, inner = model.config, model.get_submodule("model")
     groups, heads = key_value_heads(config), int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     layers = list(inner.get_submodule("layers").children())
     for layer, own_heads, channels in zip(layers, kept["heads"], kept["channels"], strict=True):
-        shared, own = spread(own_heads, head_dim), spread(own_heads, heads // groups * head_dim)
-        cut_layer(layer, {"q": own, "k": shared, "v": shared}, channels, kept["hidden"])
+        shared, own = (
+            group_indices(own_heads, head_dim),
+            group_indices(own_heads, heads // groups * head_dim),
+        )
+        prune_layer(layer, {"q": own, "k": shared, "v": shared}, channels, kept["hidden"])
     stay = kept["layers"].tolist()
     inner.layers = torch.nn.ModuleList([layers[at] for at in stay])
     for at, layer in enumerate(inner.layers):
@@ -471,7 +476,7 @@ def cut(model: PreTrainedModel, kept: Mapping[str, torch.Tensor], shape: Shape) 
     config.num_attention_heads = shape.key_value_heads * (heads // groups)
 
 
-def cut_layer(
+def prune_layer(
     layer: torch.nn.Module,
     heads: Mapping[str, torch.Tensor],
     channels: torch.Tensor,
@@ -479,15 +484,15 @@ def cut_layer(
 ) -> None:
     """Keep only the given heads, channels and hidden units of one layer."""
     for name, places in heads.items():
-        keep(layer, f"self_attn.{name}_proj", places, 0)
-        keep(layer, f"self_attn.{name}_proj", hidden, 1)
-    keep(layer, "self_attn.o_proj", heads["q"], 1)
-    keep(layer, "self_attn.o_proj", hidden, 0)
+        keep_slices(layer, f"self_attn.{name}_proj", places, 0)
+        keep_slices(layer, f"self_attn.{name}_proj", hidden, 1)
+    keep_slices(layer, "self_attn.o_proj", heads["q"], 1)
+    keep_slices(layer, "self_attn.o_proj", hidden, 0)
     for name in ("gate", "up"):
-        keep(layer, f"mlp.{name}_proj", channels, 0)
-        keep(layer, f"mlp.{name}_proj", hidden, 1)
-    keep(layer, "mlp.down_proj", channels, 1)
-    keep(layer, "mlp.down_proj", hidden, 0)
+        keep_slices(layer, f"mlp.{name}_proj", channels, 0)
+        keep_slices(layer, f"mlp.{name}_proj", hidden, 1)
+    keep_slices(layer, "mlp.down_proj", channels, 1)
+    keep_slices(layer, "mlp.down_proj", hidden, 0)
     for name in ("input_layernorm", "post_attention_layernorm"):
         _cut_norm(layer.get_submodule(name), hidden)
 

@@ -27,7 +27,7 @@ from runners.jobs.generate.batching import (
     CostModel,
     DraftSource,
     FinishedAnswer,
-    Pages,
+    PagePlan,
     decode_speculatively,
     measured_cost,
     padding_ratio,
@@ -38,10 +38,10 @@ from runners.jobs.generate.placement import PlacedModel
 from runners.jobs.generate.stage_model import Chain
 from runners.jobs.generate.static import (
     Answer,
+    AnswerLimits,
     BatchRun,
+    BatchSetup,
     Ids,
-    Limits,
-    Setup,
     StopRequestedError,
     run_batch,
 )
@@ -352,7 +352,7 @@ def check_lengths(prompts: Sequence[Prompt], output_tokens: int, positions: int 
             raise BadInputError(msg)
 
 
-def pile_digest(prompts: Sequence[Prompt]) -> str:
+def prompts_digest(prompts: Sequence[Prompt]) -> str:
     """Return a digest of the prompts in their order."""
     digest = hashlib.sha256()
     for each in prompts:
@@ -453,7 +453,7 @@ WARM_UP_TOKENS = 4  # a CUDA graph is run once, recorded, then replayed
 
 
 @dataclass
-class Run:
+class GenerationRun:
     """The state of an attempt once the model is loaded."""
 
     job: Job
@@ -461,7 +461,7 @@ class Run:
     placed: PlacedModel
     prompts: list[Prompt]
     journal: Journal
-    limits: Limits
+    limits: AnswerLimits
     meter: PeakMeter
     stages: Stages
     draft_source: DraftSource | None = None
@@ -480,10 +480,10 @@ class Run:
         return self.placed.chain
 
     @property
-    def setup(self) -> Setup:
+    def setup(self) -> BatchSetup:
         """Return the batch settings."""
         is_packed = self.spec.batching == "packed"
-        return Setup(self.spec.kv_cache, is_packed=is_packed, chain=self.chain)
+        return BatchSetup(self.spec.kv_cache, is_packed=is_packed, chain=self.chain)
 
     def through_adapters(self, batch: Sequence[int]) -> AbstractContextManager[None]:
         """Use each row's own adapter within the block."""
@@ -510,7 +510,7 @@ class Run:
             raise StopRequestedError
 
 
-def record_of(run: Run, at: int, answer: Answer) -> Record:
+def record_of(run: GenerationRun, at: int, answer: Answer) -> Record:
     """Return the output record of an answered prompt."""
     prompt, tokenizer = run.prompts[at], run.loaded.tokenizer
     record: Record = {"id": prompt.name, "prompt": prompt.text}
@@ -528,7 +528,7 @@ def record_of(run: Run, at: int, answer: Answer) -> Record:
     }
 
 
-def answer_all(run: Run) -> None:
+def answer_all(run: GenerationRun) -> None:
     """Answer every open prompt.
 
     Raises:
@@ -544,17 +544,17 @@ def answer_all(run: Run) -> None:
         _in_batches(run, positions)
 
 
-def _warm_up(run: Run, prompts: Sequence[Ids]) -> None:
+def _warm_up(run: GenerationRun, prompts: Sequence[Ids]) -> None:
     """Run the shortest prompt; an offload policy's figures start afterwards."""
     engine = run.placed.zigzag
     if engine is None:
-        warm_up(run.loaded.model, prompts, Setup(chain=run.chain))
+        warm_up(run.loaded.model, prompts, BatchSetup(chain=run.chain))
         return
-    engine.run_batch([min(prompts, key=len)], Limits(STEPS))
+    engine.run_batch([min(prompts, key=len)], AnswerLimits(STEPS))
     engine.figures.begin()
 
 
-def _in_batches(run: Run, positions: Sequence[int]) -> None:
+def _in_batches(run: GenerationRun, positions: Sequence[int]) -> None:
     lengths = [len(run.prompts[at].ids) for at in positions]
     policy = run.spec.batching
     cost = _measured_cost(run, positions) if policy == "turbo" else NO_COST
@@ -570,20 +570,20 @@ def _in_batches(run: Run, positions: Sequence[int]) -> None:
         _one_batch(run, [positions[at] for at in batch], answer_batch)
 
 
-def _as_set_up(run: Run) -> Answering:
+def _as_set_up(run: GenerationRun) -> Answering:
     if zigzag := run.placed.zigzag:
         return lambda ids: zigzag.run_batch(ids, run.limits)
     return lambda ids: run_batch(run.loaded.model, ids, run.limits, run.setup)
 
 
-def _compiled(run: Run, positions: Sequence[int]) -> Answering:
+def _compiled(run: GenerationRun, positions: Sequence[int]) -> Answering:
     """Return a function that answers batches with a compiled step, compiled before any timing."""
     longest = max(len(run.prompts[at].ids) for at in positions)
     began = time.perf_counter()
     length = longest + run.spec.output_tokens
     step = CompiledStep(run.loaded.model, run.spec.batch_size, length)
     warm_up = max(2, min(WARM_UP_TOKENS, run.spec.output_tokens))
-    step.run_batch([run.prompts[positions[0]].ids], Limits(warm_up))
+    step.run_batch([run.prompts[positions[0]].ids], AnswerLimits(warm_up))
     if step.plain_reason:
         run.notes["compiled_step"] = f"not compiled, run plainly: {step.plain_reason}"
         run.job.emitter.log(f"the decode step is {run.notes['compiled_step']}")
@@ -595,7 +595,7 @@ def _compiled(run: Run, positions: Sequence[int]) -> Answering:
     return lambda ids: step.run_batch(ids, run.limits)
 
 
-def _one_batch(run: Run, batch: Batch, answer_batch: Answering) -> None:
+def _one_batch(run: GenerationRun, batch: Batch, answer_batch: Answering) -> None:
     ids = [run.prompts[at].ids for at in batch]
     with run.through_adapters(batch):
         done = answer_batch(ids)
@@ -603,9 +603,9 @@ def _one_batch(run: Run, batch: Batch, answer_batch: Answering) -> None:
     run.keep(dict(zip(batch, done.answers, strict=True)), speeds)
 
 
-def _measured_cost(run: Run, positions: Sequence[int]) -> CostModel:
+def _measured_cost(run: GenerationRun, positions: Sequence[int]) -> CostModel:
     ids = [run.prompts[at].ids for at in positions]
-    setup, spec = Setup(chain=run.chain), run.spec
+    setup, spec = BatchSetup(chain=run.chain), run.spec
     cost = measured_cost(run.loaded.model, ids, spec.batch_size, spec.output_tokens, setup)
     run.notes["batching_cost"] = (
         f"{cost.fixed_seconds:.3g} s a batch + {cost.seconds_per_token:.3g} s a padded token, "
@@ -614,9 +614,9 @@ def _measured_cost(run: Run, positions: Sequence[int]) -> CostModel:
     return cost
 
 
-def _continuously(run: Run, positions: Sequence[int]) -> None:
+def _continuously(run: GenerationRun, positions: Sequence[int]) -> None:
     ids = [run.prompts[at].ids for at in positions]
-    pages = Pages.of([len(each) for each in ids], run.spec.output_tokens, run.spec.batch_size)
+    pages = PagePlan.of([len(each) for each in ids], run.spec.output_tokens, run.spec.batch_size)
     run.figures.kv_cache_bytes = pages.bytes(run.loaded.model)
     run.notes["batching"] = (
         f"continuous: at most {pages.max_requests} prompts at once over {pages.num_blocks} "
@@ -634,7 +634,7 @@ def _continuously(run: Run, positions: Sequence[int]) -> None:
     run_continuous(run.loaded.model, ids, pages, run.limits, keep)
 
 
-def _one_by_one(run: Run, positions: Sequence[int], draft_source: DraftSource) -> None:
+def _one_by_one(run: GenerationRun, positions: Sequence[int], draft_source: DraftSource) -> None:
     figures = run.figures
     for at in positions:
         run.check_stop()

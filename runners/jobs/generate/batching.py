@@ -27,16 +27,16 @@ from runners.jobs.generate.stage_model import cache_size
 from runners.jobs.generate.static import (
     PLAIN,
     Answer,
+    AnswerLimits,
     BatchRun,
+    BatchSetup,
     Ids,
-    Limits,
     PaddedBatch,
-    Setup,
     StopRequestedError,
     check_packable,
+    decode_greedily,
     now,
     run_batch,
-    write_out,
 )
 from runners.jobs.runtime import BadInputError
 from runners.jobs.weights import first_line
@@ -130,9 +130,9 @@ ROUNDS = 2
 STEPS = 3  # tokens of a short run: one from the prefill, two decoded
 
 
-def warm_up(model: PreTrainedModel, prompts: Sequence[Ids], setup: Setup = PLAIN) -> None:
+def warm_up(model: PreTrainedModel, prompts: Sequence[Ids], setup: BatchSetup = PLAIN) -> None:
     """Generate a few tokens for the shortest prompt, to exclude lazy loading from the timing."""
-    run_batch(model, [min(prompts, key=len)], Limits(STEPS), setup)
+    run_batch(model, [min(prompts, key=len)], AnswerLimits(STEPS), setup)
 
 
 def measured_cost(
@@ -140,7 +140,7 @@ def measured_cost(
     prompts: Sequence[Ids],
     batch_size: int,
     output_tokens: int,
-    setup: Setup = PLAIN,
+    setup: BatchSetup = PLAIN,
 ) -> CostModel:
     """Return the constants of ``cost = fixed + per_token * count * longest``.
 
@@ -168,8 +168,8 @@ def line(first: tuple[float, float], second: tuple[float, float]) -> tuple[float
     return max(0.0, y1 - slope * x1), slope
 
 
-def _best(model: PreTrainedModel, prompts: Sequence[Ids], setup: Setup) -> BatchRun:
-    runs = [run_batch(model, prompts, Limits(STEPS), setup) for _ in range(ROUNDS)]
+def _best(model: PreTrainedModel, prompts: Sequence[Ids], setup: BatchSetup) -> BatchRun:
+    runs = [run_batch(model, prompts, AnswerLimits(STEPS), setup) for _ in range(ROUNDS)]
     return min(runs, key=lambda run: run.prefill_seconds + run.decode_seconds)
 
 
@@ -196,7 +196,7 @@ class ManagerDiedError(Exception):
 
 
 @dataclass(frozen=True)
-class Pages:
+class PagePlan:
     """The size of the paged cache and of a step."""
 
     num_blocks: int
@@ -204,7 +204,7 @@ class Pages:
     max_requests: int
 
     @classmethod
-    def of(cls, lengths: Sequence[int], output_tokens: int, batch_size: int) -> "Pages":
+    def of(cls, lengths: Sequence[int], output_tokens: int, batch_size: int) -> "PagePlan":
         """Return the pages for ``batch_size`` of the longest sequences at once."""
         pages_each = math.ceil((max(lengths) + output_tokens) / PAGE_TOKENS)
         return cls(batch_size * pages_each, max(STEP_TOKENS, batch_size), batch_size)
@@ -234,8 +234,8 @@ class FinishedAnswer:
 def run_continuous(
     model: PreTrainedModel,
     prompts: Sequence[Ids],
-    pages: Pages,
-    limits: Limits,
+    pages: PagePlan,
+    limits: AnswerLimits,
     on_finished: Callable[[FinishedAnswer], None],
 ) -> None:
     """Answer all prompts, and call ``on_finished`` for each as it completes.
@@ -268,7 +268,7 @@ def run_continuous(
                 raise ManagerDiedError(f"continuous batching ended with {num_open} left: {error}")
 
 
-def _config(pages: Pages) -> ContinuousBatchingConfig:
+def _config(pages: PagePlan) -> ContinuousBatchingConfig:
     return ContinuousBatchingConfig(
         page_size=PAGE_TOKENS,
         num_blocks=pages.num_blocks,
@@ -278,7 +278,7 @@ def _config(pages: Pages) -> ContinuousBatchingConfig:
     )
 
 
-def _finished(result: GenerationOutput, limits: Limits) -> FinishedAnswer:
+def _finished(result: GenerationOutput, limits: AnswerLimits) -> FinishedAnswer:
     if result.error:
         raise ManagerDiedError(f"prompt {result.request_id}: {result.error}")
     answer = Answer()
@@ -299,7 +299,7 @@ def _finished(result: GenerationOutput, limits: Limits) -> FinishedAnswer:
 
 
 @dataclass
-class Passes:
+class VerificationPasses:
     """The verifying model's passes over one prompt."""
 
     read: list[int] = field(default_factory=list)  # tokens per pass
@@ -361,12 +361,12 @@ def check_draft(
 
 @torch.inference_mode()
 def decode_speculatively(
-    model: PreTrainedModel, ids: Ids, draft_source: DraftSource, limits: Limits
+    model: PreTrainedModel, ids: Ids, draft_source: DraftSource, limits: AnswerLimits
 ) -> SpeculativeResult:
     """Answer one prompt with the same tokens as greedy generation, in fewer passes."""
     device = next(model.parameters()).device
     prompt = torch.tensor([list(ids)], device=device)
-    passes = Passes()
+    passes = VerificationPasses()
     generator: Any = model  # transformers types its methods as tensors
     start = now(device)
 
@@ -449,7 +449,7 @@ class CompiledStep:
         return tokens
 
     @torch.inference_mode()
-    def run_batch(self, prompts: Sequence[Ids], limits: Limits) -> BatchRun:
+    def run_batch(self, prompts: Sequence[Ids], limits: AnswerLimits) -> BatchRun:
         """Answer the prompts as one padded batch.
 
         Raises:
@@ -470,7 +470,7 @@ class CompiledStep:
             mask = self._mask(is_text, next(places), 1)
             return self._step(last, mask, padded.positions)
 
-        answers, steps = write_out(tokens, len(prompts), limits, step)
+        answers, steps = decode_greedily(tokens, len(prompts), limits, step)
         ended = now(device)
         size = cache_size(self.cache)
         return BatchRun(answers, prefilled - began, ended - prefilled, steps, size)

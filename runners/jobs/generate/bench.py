@@ -20,17 +20,17 @@ from runners.jobs.generate.batching import (
     POLICIES,
     CompiledStep,
     DraftSource,
-    Pages,
+    PagePlan,
     decode_speculatively,
     measured_cost,
     run_continuous,
 )
-from runners.jobs.generate.placement import StreamedLayers, mapped
+from runners.jobs.generate.placement import StreamedLayers, load_with_device_map
 from runners.jobs.generate.stage_model import cache_size, new_cache
-from runners.jobs.generate.static import Ids, Limits, PaddedBatch, Setup, run_batch
+from runners.jobs.generate.static import AnswerLimits, BatchSetup, Ids, PaddedBatch, run_batch
 from runners.jobs.loading import LayerwiseModel, demo_config, fresh_model, ready
 from runners.jobs.memory import model_bytes, tensor_bytes
-from runners.jobs.ratios import ratio_of, seconds_in_turns
+from runners.jobs.ratios import ratio_of, seconds_in_alternating_rounds
 from runners.jobs.runtime import prepare_process
 from runners.jobspec import Batching, DemoModel, KvCache
 from runners.jobspec.generate import LayerStreaming
@@ -67,16 +67,16 @@ def ratios(effort: Effort = Effort()) -> Iterator[Ratio]:
     bench = Bench(model, effort.rounds)
     count, longest = effort.num_prompts, effort.longest
     all_prompts = prompts(count, 8, longest)
-    yield from bench.cached(all_prompts[:4], Limits(effort.output_tokens // 2))
+    yield from bench.cached(all_prompts[:4], AnswerLimits(effort.output_tokens // 2))
     yield from bench.packed(prompts(2 * SLOTS, 4, 2 * longest))
-    yield from bench.batches(prompts(2 * count, 4, 2 * longest), Limits(1))
+    yield from bench.batches(prompts(2 * count, 4, 2 * longest), AnswerLimits(1))
     if effort.compiles:
-        yield from bench.compiled(all_prompts[:4], Limits(effort.output_tokens))
-    yield from bench.speculative(all_prompts[:2], Limits(2 * effort.output_tokens))
+        yield from bench.compiled(all_prompts[:4], AnswerLimits(effort.output_tokens))
+    yield from bench.speculative(all_prompts[:2], AnswerLimits(2 * effort.output_tokens))
     yield from bench.caches(all_prompts[:SLOTS])
-    yield from bench.offloaded(all_prompts[:SLOTS], Limits(4))
+    yield from bench.offloaded(all_prompts[:SLOTS], AnswerLimits(4))
     yield from bench.continuous(
-        prompts(2 * count, 8, longest), Limits(4 * effort.output_tokens, ends())
+        prompts(2 * count, 8, longest), AnswerLimits(4 * effort.output_tokens, ends())
     )
 
 
@@ -101,7 +101,7 @@ class Bench:
     model: PreTrainedModel
     rounds: int
 
-    def cached(self, pile: Sequence[Ids], limits: Limits) -> Iterator[Ratio]:
+    def cached(self, pile: Sequence[Ids], limits: AnswerLimits) -> Iterator[Ratio]:
         """Compare no cache, a KV cache, and one batch with KV caches."""
         uncached, alone, together = self._seconds(
             lambda: [without_cache(self.model, ids, limits) for ids in pile],
@@ -111,11 +111,11 @@ class Bench:
         yield ratio_of("no cache / KV cache", uncached, alone)
         yield ratio_of("one by one / one batch", alone, together)
 
-    def continuous(self, pile: Sequence[Ids], limits: Limits) -> Iterator[Ratio]:
+    def continuous(self, pile: Sequence[Ids], limits: AnswerLimits) -> Iterator[Ratio]:
         """Compare static batching with continuous batching over reserved or shared pages."""
         reserved, shared = page_plans([len(each) for each in pile], limits.output_tokens)
 
-        def paged(pages: Pages) -> Callable[[], None]:
+        def paged(pages: PagePlan) -> Callable[[], None]:
             return lambda: run_continuous(self.model, pile, pages, limits, lambda _done: None)
 
         static, whole, pages = self._seconds(
@@ -126,7 +126,7 @@ class Bench:
         yield ratio_of("static / continuous batching", static, whole)
         yield ratio_of("contiguous / paged cache of the same bytes", whole, pages)
 
-    def batches(self, pile: Sequence[Ids], limits: Limits) -> Iterator[Ratio]:
+    def batches(self, pile: Sequence[Ids], limits: AnswerLimits) -> Iterator[Ratio]:
         """Compare batching policies; few output tokens, so that the prompts dominate."""
         cost = measured_cost(self.model, pile, MAX_BATCH_SIZE, limits.output_tokens)
         lengths = [len(each) for each in pile]
@@ -145,12 +145,12 @@ class Bench:
     def packed(self, pile: Sequence[Ids]) -> Iterator[Ratio]:
         """Compare the prefill of the same prompts with and without padding."""
         padded, packed = self._seconds(
-            lambda: run_batch(self.model, pile, Limits(1)),
-            lambda: run_batch(self.model, pile, Limits(1), Setup(is_packed=True)),
+            lambda: run_batch(self.model, pile, AnswerLimits(1)),
+            lambda: run_batch(self.model, pile, AnswerLimits(1), BatchSetup(is_packed=True)),
         )
         yield ratio_of("padded / padding-free prefill", padded, packed)
 
-    def compiled(self, pile: Sequence[Ids], limits: Limits) -> Iterator[Ratio]:
+    def compiled(self, pile: Sequence[Ids], limits: AnswerLimits) -> Iterator[Ratio]:
         """Compare the eager and the compiled decode step; compile time is not counted."""
         length = max(map(len, pile)) + limits.output_tokens
         step = CompiledStep(self.model, len(pile), length)
@@ -159,7 +159,7 @@ class Bench:
         )
         yield ratio_of("eager / compiled decode step", eager, compiled)
 
-    def speculative(self, pile: Sequence[Ids], limits: Limits) -> Iterator[Ratio]:
+    def speculative(self, pile: Sequence[Ids], limits: AnswerLimits) -> Iterator[Ratio]:
         """Measure prompt lookup; random weights repeat themselves, so drafts are easy."""
         plain, speculative = self._seconds(
             lambda: run_batches(self.model, [[ids] for ids in pile], limits),
@@ -176,7 +176,7 @@ class Bench:
             size = _cache_bytes(self.model, pile, kind)
             yield Ratio.exact(f"plain / {kind} cache", plain_size, size, "bytes")
 
-    def offloaded(self, pile: Sequence[Ids], limits: Limits) -> Iterator[Ratio]:
+    def offloaded(self, pile: Sequence[Ids], limits: AnswerLimits) -> Iterator[Ratio]:
         """Compare offload to disk: streamed layers and accelerate's device map.
 
         Both have the same memory for weights: everything outside the layers, plus two layers: one
@@ -189,7 +189,9 @@ class Bench:
             skeleton = LayerwiseModel(folder, CPU, torch.float32)
             options = LayerStreaming(layers_resident=1, look_ahead=False)
             streamed_model = StreamedLayers(skeleton, folder, options).model
-            accelerate_model, _where = mapped(folder, torch.float32, cap, Path(place))
+            accelerate_model, _where = load_with_device_map(
+                folder, torch.float32, cap, Path(place)
+            )
             one_by_one, together, mapped_seconds = self._seconds(
                 lambda: run_batches(streamed_model, [[ids] for ids in pile], limits),
                 lambda: run_batch(streamed_model, pile, limits),
@@ -199,7 +201,7 @@ class Bench:
         yield ratio_of("streamed one by one / for a batch", one_by_one, together)
 
     def _seconds(self, *variants: Callable[[], object]) -> list[list[float]]:
-        return seconds_in_turns(variants, self.rounds)
+        return seconds_in_alternating_rounds(variants, self.rounds)
 
 
 def cap_of_two_layers(model: PreTrainedModel) -> int:
@@ -214,15 +216,15 @@ def static_batches(pile: Sequence[Ids]) -> list[Sequence[Ids]]:
     return [pile[at : at + SLOTS] for at in range(0, len(pile), SLOTS)]
 
 
-def page_plans(lengths: Sequence[int], output_tokens: int) -> tuple[Pages, Pages]:
+def page_plans(lengths: Sequence[int], output_tokens: int) -> tuple[PagePlan, PagePlan]:
     """Return pages reserved per prompt for the longest answer, and the same number shared."""
-    planned = Pages.of(lengths, output_tokens, SLOTS)
-    reserved = Pages(planned.num_blocks, planned.max_batch_tokens, SLOTS)
-    return reserved, Pages(planned.num_blocks, planned.max_batch_tokens, 3 * SLOTS)
+    planned = PagePlan.of(lengths, output_tokens, SLOTS)
+    reserved = PagePlan(planned.num_blocks, planned.max_batch_tokens, SLOTS)
+    return reserved, PagePlan(planned.num_blocks, planned.max_batch_tokens, 3 * SLOTS)
 
 
 @torch.inference_mode()
-def without_cache(model: PreTrainedModel, ids: Ids, limits: Limits) -> list[int]:
+def without_cache(model: PreTrainedModel, ids: Ids, limits: AnswerLimits) -> list[int]:
     """Return the tokens after a prompt, recomputing all of it for each token."""
     text = list(ids)
     while len(text) < len(ids) + limits.output_tokens:
@@ -231,7 +233,9 @@ def without_cache(model: PreTrainedModel, ids: Ids, limits: Limits) -> list[int]
     return text[len(ids) :]
 
 
-def run_batches(model: PreTrainedModel, batches: Sequence[Sequence[Ids]], limits: Limits) -> None:
+def run_batches(
+    model: PreTrainedModel, batches: Sequence[Sequence[Ids]], limits: AnswerLimits
+) -> None:
     """Run the batches in sequence."""
     for batch in batches:
         run_batch(model, batch, limits)

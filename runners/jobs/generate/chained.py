@@ -25,7 +25,14 @@ from safetensors.torch import load, save
 from transformers import PreTrainedTokenizerFast
 
 from runners.jobs.events import EVENT_FD_VARIABLE
-from runners.jobs.generate.stage_model import Call, Chain, Ends, Layers, divided, through
+from runners.jobs.generate.stage_model import (
+    Chain,
+    EmbeddingAndHead,
+    Layers,
+    PassArguments,
+    even_layer_ranges,
+    run_stages,
+)
 from runners.jobs.loading import TORCH_DTYPES, load_tokenizer, pick_device
 from runners.jobs.memory import tensor_bytes
 from runners.jobs.model_files import opened_model
@@ -225,7 +232,7 @@ EXIT_LOST = 4  # the client was unreachable for longer than the job allows
 PAUSE_SECONDS = 0.2
 
 
-class Place(NamedTuple):
+class ServerPlace(NamedTuple):
     """The client's address, and the key that authenticates to it."""
 
     address: str
@@ -233,7 +240,7 @@ class Place(NamedTuple):
     key: bytes
 
 
-class Server:
+class StageServer:
     """The layers that the client of one connection has assigned."""
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
@@ -267,12 +274,12 @@ class Server:
         elif request == "forget":
             self._held[stage].forget(int(order["session"]))
         else:
-            call = Call(int(order["session"]), tensors["positions"], tensors.get("mask"))
+            call = PassArguments(int(order["session"]), tensors["positions"], tensors.get("mask"))
             return self._held[stage].run(call, tensors["hidden"])
         return None
 
 
-def serve_until_end(job: Job, place: Place) -> None:
+def serve_until_end(job: Job, place: ServerPlace) -> None:
     """Serve the client; reconnect whenever the connection breaks.
 
     Raises:
@@ -297,7 +304,7 @@ def serve_until_end(job: Job, place: Place) -> None:
             time.sleep(PAUSE_SECONDS)
             continue
         with contextlib.suppress(LinkClosedError), contextlib.closing(link):
-            Server(folder, TORCH_DTYPES[spec.weight_dtype]).serve(link)
+            StageServer(folder, TORCH_DTYPES[spec.weight_dtype]).serve(link)
             return
         deadline = time.monotonic() + spec.split.patience_seconds
 
@@ -310,7 +317,7 @@ def main(attempt_dir: str, address: str, port: str) -> None:
     prepare_process()
     job = open_job(Path(attempt_dir), "generate")
     try:
-        serve_until_end(job, Place(address, int(port), key))
+        serve_until_end(job, ServerPlace(address, int(port), key))
     except LinkClosedError as error:
         sys.stderr.write(f"a stage server ends: {error}\n")
         sys.exit(EXIT_LOST)
@@ -334,7 +341,7 @@ POLL_SECONDS = 0.2
 class Servers:
     """This host's server processes: restarted while the job allows, stopped with it."""
 
-    def __init__(self, job: Job, place: Place, count: int, restarts: int) -> None:
+    def __init__(self, job: Job, place: ServerPlace, count: int, restarts: int) -> None:
         self._job, self._place = job, place
         self._restarts, self._count = restarts, count
         self._processes = [self._start(at) for at in range(count)]
@@ -405,7 +412,7 @@ class StageListener:
         except OSError as error:
             msg = f"the chain cannot be met at {address} port {port}: {error.strerror}"
             raise BadInputError(f"{msg}; choose another address on the host's page") from error
-        self.place = Place(address, self._socket.getsockname()[1], key)
+        self.place = ServerPlace(address, self._socket.getsockname()[1], key)
         threading.Thread(target=self._accept, name="desk", daemon=True).start()
 
     def next_server(self, seconds: float) -> Link | None:
@@ -448,7 +455,7 @@ class StageUnavailableError(Exception):
 
 
 @dataclass
-class Counts:
+class ChainStatistics:
     """Statistics of server failures and traffic."""
 
     lost: int = 0
@@ -458,14 +465,14 @@ class Counts:
 
 
 @dataclass
-class Past:
+class ReplayInputs:
     """The inputs of a stage in one session, kept for a replay."""
 
     hidden: list[torch.Tensor] = field(default_factory=list)
     positions: list[torch.Tensor] = field(default_factory=list)
     mask: torch.Tensor | None = None
 
-    def add(self, call: Call, hidden: torch.Tensor) -> None:
+    def add(self, call: PassArguments, hidden: torch.Tensor) -> None:
         """Store the input of one pass."""
         self.hidden.append(hidden.cpu())
         self.positions.append(call.positions.cpu())
@@ -479,20 +486,25 @@ class RemoteStage:
     """Layers that run on a server."""
 
     def __init__(
-        self, number: int, which: range, find: FindServer, options: StageChain, counts: Counts
+        self,
+        number: int,
+        which: range,
+        find: FindServer,
+        options: StageChain,
+        counts: ChainStatistics,
     ) -> None:
         self._number, self._which, self._find = number, which, find
         self._options, self._counts = options, counts
-        self._past: dict[int, Past] = {}
+        self._past: dict[int, ReplayInputs] = {}
         self.link: Link | None = None
 
-    def run(self, call: Call, hidden: torch.Tensor) -> torch.Tensor:
+    def run(self, call: PassArguments, hidden: torch.Tensor) -> torch.Tensor:
         """Return the layers' output for ``hidden``; replace the server if it fails.
 
         Raises:
             StageUnavailableError: no server is left.
         """
-        self._past.setdefault(call.session, Past()).add(call, hidden)
+        self._past.setdefault(call.session, ReplayInputs()).add(call, hidden)
         while True:
             try:
                 link = self.link or self._attach(but_last_of=call.session)
@@ -589,12 +601,12 @@ class ServerChain(Chain):
             msg = "stages read their layers from a model folder; source "
             raise BadInputError(f"{msg}{spec.model.source} has none")
         folder, self.device = opened_model(spec.model, job.host_dir), pick_device()
-        ends = Ends(folder, self.device, TORCH_DTYPES[spec.weight_dtype])
-        runs = divided(ends.model.config.num_hidden_layers, options.stages)
+        ends = EmbeddingAndHead(folder, self.device, TORCH_DTYPES[spec.weight_dtype])
+        runs = even_layer_ranges(ends.model.config.num_hidden_layers, options.stages)
         self._ends, self.model = ends, ends.model
         self.tokenizer: PreTrainedTokenizerFast | None = load_tokenizer(folder)
         self.weight_bytes = sum(map(tensor_bytes, ends.model.parameters()))
-        self.counts, self._options = Counts(), options
+        self.counts, self._options = ChainStatistics(), options
         gang = job.request.gang
         address, port = (gang.master_address, gang.master_port) if gang else (LOOPBACK, 0)
         self._listener = StageListener(address, port, key_of(gang))
@@ -616,10 +628,10 @@ class ServerChain(Chain):
             raise
         self._wait_seconds = options.patience_seconds
 
-    def next_tokens(self, call: Call, ids: torch.Tensor) -> torch.Tensor:
+    def next_tokens(self, call: PassArguments, ids: torch.Tensor) -> torch.Tensor:
         """Run tokens through the chain and return the next one of each row."""
         self.servers.restart_dead()
-        return self._ends.choose(through(self.stages, call, self._ends.embed(ids)))
+        return self._ends.choose(run_stages(self.stages, call, self._ends.embed(ids)))
 
     def forget(self, session: int) -> None:
         """Drop a session on every server."""
@@ -666,8 +678,10 @@ class ServerChain(Chain):
         for stage in self.stages:
             if stage.link is not None and not stage.link.is_closed:
                 return stage.link
-        msg = f"no server connected within {self._wait_seconds:g} s, and none is left"
-        raise StageUnavailableError(f"{msg} that could take more layers")
+        raise StageUnavailableError(
+            f"no server connected within {self._wait_seconds:g} s, and no connected server is "
+            "available for these layers"
+        )
 
 
 def key_of(gang: Gang | None) -> bytes:
@@ -679,25 +693,25 @@ def key_of(gang: Gang | None) -> bytes:
     return bytes.fromhex(gang.key)
 
 
-def work_in_chain(
+def run_chain(
     job: Job,
     spec: GenerateSpec,
     options: StageChain,
-    answer: Callable[[Callable[[], Chain]], bool],
+    run_client: Callable[[Callable[[], Chain]], bool],
 ) -> bool:
     """Run a chain's client or servers; return whether it was stopped."""
     gang = job.request.gang
     if gang is not None and gang.node_rank > 0:
-        return serve_here(job, options, gang)
+        return run_chain_servers(job, options, gang)
     try:
-        return answer(lambda: ServerChain(job, spec, options))
+        return run_client(lambda: ServerChain(job, spec, options))
     except StageUnavailableError as error:
         sys.exit(f"RANK_LOST: {error}")
 
 
-def serve_here(job: Job, options: StageChain, gang: Gang) -> bool:
+def run_chain_servers(job: Job, options: StageChain, gang: Gang) -> bool:
     """Run this host's servers of a chain until the client stops them."""
-    place = Place(gang.master_address, gang.master_port, key_of(gang))
+    place = ServerPlace(gang.master_address, gang.master_port, key_of(gang))
     servers = Servers(job, place, gang.num_processes, options.restarts)
     while servers.restart_dead():
         if job.stop_requested.wait(POLL_SECONDS):

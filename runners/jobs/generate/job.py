@@ -6,30 +6,30 @@ from functools import partial
 
 from transformers import PreTrainedModel
 
-from runners.jobs.adapters import hung_on
+from runners.jobs.adapters import attach_adapters
 from runners.jobs.energy import Work
 from runners.jobs.events import Stages
 from runners.jobs.generate.answering import (
     JOURNAL,
+    GenerationRun,
     Journal,
     Prompt,
     Record,
-    Run,
     TextPrompt,
     answer_all,
     check_lengths,
     earlier_journals,
     notes_of,
-    pile_digest,
+    prompts_digest,
     publish_outputs,
     read_texts,
     tokenised,
 )
 from runners.jobs.generate.batching import DraftSource, check_draft
-from runners.jobs.generate.chained import work_in_chain
+from runners.jobs.generate.chained import run_chain
 from runners.jobs.generate.placement import PlacedModel, place_model
-from runners.jobs.generate.stage_model import Chain, check_cache, work_on_ranks
-from runners.jobs.generate.static import Limits, StopRequestedError, check_packable
+from runners.jobs.generate.stage_model import Chain, check_cache, run_rank
+from runners.jobs.generate.static import AnswerLimits, StopRequestedError, check_packable
 from runners.jobs.loading import (
     HOW_QUANTISED,
     LoadedModel,
@@ -56,15 +56,15 @@ STAGE_SHARES = {LOADING: 1.0, GENERATING: 9.0}
 
 
 def work(job: Job) -> None:
-    """Run one generation attempt."""
+    """GenerationRun one generation attempt."""
     checkpoint_on_sigterm(job)
     spec = job.spec_of(GenerateSpec)
     if spec.split is None:
         is_stopped = _answer(job, spec)
     elif isinstance(spec.split, StageChain):
-        is_stopped = work_in_chain(job, spec, spec.split, partial(_answer, job, spec))
+        is_stopped = run_chain(job, spec, spec.split, partial(_answer, job, spec))
     else:
-        is_stopped = work_on_ranks(job, spec, partial(_answer, job, spec))
+        is_stopped = run_rank(job, spec, partial(_answer, job, spec))
     if is_stopped:
         end_by_sigterm(job)
 
@@ -91,7 +91,7 @@ def _prepare(
     spec: GenerateSpec,
     texts: Sequence[TextPrompt],
     opened: Callable[[], Chain] | None,
-) -> Run:
+) -> GenerationRun:
     stages = Stages(job.emitter, STAGE_SHARES)
     stages.begin(LOADING)
     meter = PeakMeter(pick_device())
@@ -103,7 +103,7 @@ def _prepare(
         check_packable(loaded.model)
     draft_source = _draft_source(job, spec, loaded)
     sizes = {"weights": placed.weight_bytes, "runtime_overhead": meter.read().start_bytes}
-    adapters = hung_on(loaded.model, spec.model, spec.adapters, job.host_dir)
+    adapters = attach_adapters(loaded.model, spec.model, spec.adapters, job.host_dir)
     if adapters is not None:
         sizes["adapters"] = adapters.bytes
     job.emitter.metric(terms_held(sizes))
@@ -114,8 +114,10 @@ def _prepare(
     journal = Journal(job.checkpoint_dir / JOURNAL, _digest(spec, prompts))
     journal.take_over(earlier_journals(job))
     ends = end_ids(loaded) if spec.stop_at_end else frozenset()
-    limits = Limits(spec.output_tokens, ends, job.stop_requested.is_set)
-    run = Run(job, spec, placed, prompts, journal, limits, meter, stages, draft_source, adapters)
+    limits = AnswerLimits(spec.output_tokens, ends, job.stop_requested.is_set)
+    run = GenerationRun(
+        job, spec, placed, prompts, journal, limits, meter, stages, draft_source, adapters
+    )
     run.notes["attention"] = attention
     if names:
         run.notes["adapters"] = f"{', '.join(names)}: one batch holds prompts of all of them"
@@ -135,7 +137,7 @@ def _placed(job: Job, spec: GenerateSpec, opened: Callable[[], Chain] | None) ->
     return PlacedModel(load_model(job, spec.model, spec.weight_dtype), "")
 
 
-def _answer_open(run: Run) -> bool:
+def _answer_open(run: GenerationRun) -> bool:
     """Answer the open prompts; return whether the job was stopped before the end."""
     run.stages.begin(GENERATING)
     run.stages.advance(len(run.journal.records) / len(run.prompts))
@@ -148,7 +150,7 @@ def _answer_open(run: Run) -> bool:
     return False
 
 
-def _publish(run: Run, num_before: int) -> None:
+def _publish(run: GenerationRun, num_before: int) -> None:
     """Publish the outputs, and the figures if every prompt is answered."""
     records: Mapping[int, Record] = run.journal.records
     facts = {
@@ -195,7 +197,7 @@ def _digest(spec: GenerateSpec, prompts: Sequence[Prompt]) -> str:
     decisive = {"model", "weight_dtype", "output_tokens", "stop_at_end", "kv_cache", "seed"}
     adapter_fields = {"adapters"} if spec.adapters else set()
     settings = spec.model_dump_json(include=decisive | adapter_fields)
-    return hashlib.sha256(f"{settings}{pile_digest(prompts)}".encode()).hexdigest()
+    return hashlib.sha256(f"{settings}{prompts_digest(prompts)}".encode()).hexdigest()
 
 
 def _context(spec: GenerateSpec) -> dict[str, str]:

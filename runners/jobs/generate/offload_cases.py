@@ -17,8 +17,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from transformers import PreTrainedModel
 
-from runners.jobs.generate.placement import mapped
-from runners.jobs.generate.static import Answer, Ids, Limits, run_batch
+from runners.jobs.generate.placement import load_with_device_map
+from runners.jobs.generate.static import Answer, AnswerLimits, Ids, run_batch
 from runners.jobs.generate.zigzag import ZigZag
 from runners.jobs.loading import LayerwiseModel
 from runners.jobs.memory import PROC, status_bytes
@@ -64,16 +64,20 @@ def prompts_of(order: Order) -> list[list[int]]:
 
 def answers_of(order: Order) -> tuple[Answers, Callable[[], dict[str, float]]]:
     """Return a function that answers the prompts, and one that returns the policy's figures."""
-    folder, scratch, limits = Path(order.folder), Path(order.scratch), Limits(order.output_tokens)
+    folder, scratch, limits = (
+        Path(order.folder),
+        Path(order.scratch),
+        AnswerLimits(order.output_tokens),
+    )
     if order.policy is not None:
         block = ZigZag(LayerwiseModel(folder, CPU, DTYPE), folder, order.policy, scratch)
         return (lambda prompts: block.run_batch(prompts, limits).answers), block.figures.measured
-    model, _where = mapped(folder, DTYPE, order.memory_bytes, scratch)
+    model, _where = load_with_device_map(folder, DTYPE, order.memory_bytes, scratch)
     return (lambda prompts: _in_batches(model, prompts, order.batch_size, limits)), dict
 
 
 def _in_batches(
-    model: PreTrainedModel, prompts: Sequence[Ids], size: int, limits: Limits
+    model: PreTrainedModel, prompts: Sequence[Ids], size: int, limits: AnswerLimits
 ) -> list[Answer]:
     batches = [prompts[at : at + size] for at in range(0, len(prompts), size)]
     return [answer for each in batches for answer in run_batch(model, each, limits).answers]

@@ -102,12 +102,12 @@ class DeviceExperts:
             self.figures.hits += 1
             cached.move_to_end(expert)
             return cached[expert]
-        loaded = cached[expert] = self._bring(layer, expert)
+        loaded = cached[expert] = self._load(layer, expert)
         if len(cached) > self._resident:
             cached.popitem(last=False)
         return loaded
 
-    def _bring(self, layer: int, expert: int) -> Expert:
+    def _load(self, layer: int, expert: int) -> Expert:
         prefetch = self._prefetches.pop((layer, expert), None)
         if prefetch is None:
             self.figures.brought += 1
@@ -275,7 +275,7 @@ def place_model(job: Job, spec: GenerateSpec) -> PlacedModel:
     if isinstance(offload, PolicyOffload):
         return _by_policy(job, spec, offload, LayerwiseModel(folder, device, dtype), folder)
     if isinstance(offload, MappedWeights):
-        model, where = mapped(folder, dtype, offload.memory_bytes, job.scratch_dir())
+        model, where = load_with_device_map(folder, dtype, offload.memory_bytes, job.scratch_dir())
     elif isinstance(offload, LayerStreaming):
         streamed = StreamedLayers(LayerwiseModel(folder, device, dtype), folder, offload)
         model, where = streamed.model, streamed.where
@@ -402,7 +402,7 @@ class StreamedLayers:
         }
 
 
-def mapped(
+def load_with_device_map(
     folder: Path, dtype: torch.dtype, memory_bytes: int, scratch: Path
 ) -> tuple[PreTrainedModel, str]:
     """Load the model with accelerate's device map under a memory limit; also return a note.
@@ -410,7 +410,7 @@ def mapped(
     Raises:
         BadInputError: accelerate cannot place it.
     """
-    room = device_room(memory_bytes)
+    room = max_memory_of_device_map(memory_bytes)
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             str(folder),
@@ -433,7 +433,7 @@ def mapped(
     return model, f"accelerate's map for {memory_bytes} bytes: {parts}"
 
 
-def device_room(memory_bytes: int) -> dict[int | str, int]:
+def max_memory_of_device_map(memory_bytes: int) -> dict[int | str, int]:
     """Return accelerate's ``max_memory``: of the GPU, then of the host, before the disk.
 
     A map without ``cpu`` goes from the GPU to the disk. Without a GPU the limit is the host's.

@@ -174,7 +174,7 @@ DIVISIBLE = (
 LAYERS = "model.layers."
 
 
-class Call(NamedTuple):
+class PassArguments(NamedTuple):
     """The arguments of one pass for every stage: session, token positions and mask."""
 
     session: int
@@ -185,14 +185,14 @@ class Call(NamedTuple):
 class Stage(Protocol):
     """Some layers, in this process or another."""
 
-    def run(self, call: Call, hidden: torch.Tensor) -> torch.Tensor:
+    def run(self, call: PassArguments, hidden: torch.Tensor) -> torch.Tensor:
         """Return the layers' output for ``hidden`` [rows, new, width]."""
 
     def forget(self, session: int) -> None:
         """Drop a session's KV cache."""
 
 
-def divided(num_layers: int, count: int) -> list[range]:
+def even_layer_ranges(num_layers: int, count: int) -> list[range]:
     """Return ``count`` ranges of layers, as even as possible; the first ones are longer.
 
     Raises:
@@ -252,7 +252,7 @@ class Layers:
         self._caches: dict[int, DynamicCache] = {}
 
     @torch.inference_mode()
-    def run(self, call: Call, hidden: torch.Tensor) -> torch.Tensor:
+    def run(self, call: PassArguments, hidden: torch.Tensor) -> torch.Tensor:
         """Return the layers' output for ``hidden`` [rows, new, width]."""
         cache = self._caches.setdefault(call.session, DynamicCache(config=self._config))
         output = self._base(
@@ -280,7 +280,7 @@ class Layers:
         return sum(map(cache_size, self._caches.values()))
 
 
-class Ends:
+class EmbeddingAndHead:
     """A model's embedding, final norm and head."""
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
@@ -313,7 +313,7 @@ class Ends:
         return tokens
 
 
-def through(stages: Sequence[Stage], call: Call, hidden: torch.Tensor) -> torch.Tensor:
+def run_stages(stages: Sequence[Stage], call: PassArguments, hidden: torch.Tensor) -> torch.Tensor:
     """Return the output of all stages in sequence."""
     for stage in stages:
         hidden = stage.run(call, hidden)
@@ -353,7 +353,7 @@ class Chain(ABC):
         return Session(self, next(self._numbers))
 
     @abstractmethod
-    def next_tokens(self, call: Call, ids: torch.Tensor) -> torch.Tensor:
+    def next_tokens(self, call: PassArguments, ids: torch.Tensor) -> torch.Tensor:
         """Run tokens [rows, new] through the model and return the next one of each row."""
 
     @abstractmethod
@@ -385,7 +385,7 @@ class Session:
         self, ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor
     ) -> torch.Tensor:
         """Run tokens [rows, new] through the model and return the next one of each row."""
-        return self.chain.next_tokens(Call(self.number, positions, mask), ids)
+        return self.chain.next_tokens(PassArguments(self.number, positions, mask), ids)
 
     def close(self) -> int:
         """End the session; return the bytes of its KV cache in this process."""
@@ -405,17 +405,17 @@ class Session:
 STEP, FORGET, END, STOP = range(4)
 HEADS = ("num_attention_heads", "num_key_value_heads")
 WIDTHS = ("intermediate_size", "moe_intermediate_size")
-Answer = Callable[[Callable[[], Chain]], bool]  # the lead's work; returns whether it was stopped
+RunLead = Callable[[Callable[[], Chain]], bool]  # the lead's work; returns if it was stopped
 
 
-class Part(Protocol):
+class RankPart(Protocol):
     """One rank's part of the model."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast | None
     weight_bytes: int
 
-    def compute(self, call: Call, ids: torch.Tensor) -> torch.Tensor:
+    def compute(self, call: PassArguments, ids: torch.Tensor) -> torch.Tensor:
         """Compute this rank's part of a pass; the lead's returns each row's next token."""
 
     def forget(self, session: int) -> None:
@@ -426,7 +426,7 @@ class Part(Protocol):
         """Return the bytes of this rank's KV caches."""
 
 
-def work_on_ranks(job: Job, spec: GenerateSpec, answer: Answer) -> bool:
+def run_rank(job: Job, spec: GenerateSpec, run_lead: RunLead) -> bool:
     """Run this rank's part of a generation; return whether it was stopped.
 
     Raises:
@@ -435,13 +435,13 @@ def work_on_ranks(job: Job, spec: GenerateSpec, answer: Answer) -> bool:
     try:
         with joined_ranks(job, spec.parallel) as ranks:
             if ranks.is_lead:
-                return answer(lambda: RankChain(ranks, part_of(job, spec, ranks), spec))
-            return follow(ranks, part_of(job, spec, ranks), spec.parallel)
+                return run_lead(lambda: RankChain(ranks, load_rank_part(job, spec, ranks), spec))
+            return run_broadcast_passes(ranks, load_rank_part(job, spec, ranks), spec.parallel)
     except RankFailedError as error:
         sys.exit(f"RANK_LOST: {error}")
 
 
-def part_of(job: Job, spec: GenerateSpec, ranks: Ranks) -> Part:
+def load_rank_part(job: Job, spec: GenerateSpec, ranks: Ranks) -> RankPart:
     """Load this rank's part of the job's model."""
     split = spec.split
     if not isinstance(split, TensorSplit | ExpertSplit | PipelineSplit):
@@ -461,7 +461,7 @@ def part_of(job: Job, spec: GenerateSpec, ranks: Ranks) -> Part:
 class RankChain(Chain):
     """All ranks, as used by the lead."""
 
-    def __init__(self, ranks: Ranks, part: Part, spec: GenerateSpec) -> None:
+    def __init__(self, ranks: Ranks, part: RankPart, spec: GenerateSpec) -> None:
         super().__init__()
         self._ranks, self._part, self._parallel = ranks, part, spec.parallel
         self.model, self.weight_bytes = part.model, part.weight_bytes
@@ -470,7 +470,7 @@ class RankChain(Chain):
         self.where = f"{method} parallel over {ranks.size} ranks; the figures are the lead's"
         self._is_settled = False
 
-    def next_tokens(self, call: Call, ids: torch.Tensor) -> torch.Tensor:
+    def next_tokens(self, call: PassArguments, ids: torch.Tensor) -> torch.Tensor:
         """Run a pass on every rank; return the next token of each row."""
         masks = [] if call.mask is None else [call.mask]
         self._send(STEP, call.session, *ids.shape, *(each.shape[1] for each in masks))
@@ -501,7 +501,7 @@ class RankChain(Chain):
         self._ranks.copy_from_lead([torch.tensor(header)])
 
 
-def follow(ranks: Ranks, part: Part, parallel: DataParallel) -> bool:
+def run_broadcast_passes(ranks: Ranks, part: RankPart, parallel: DataParallel) -> bool:
     """Run the passes that the lead broadcasts; return whether it ended by a stop.
 
     Raises:
@@ -519,7 +519,7 @@ def follow(ranks: Ranks, part: Part, parallel: DataParallel) -> bool:
         shapes = [(rows, new), (rows, new), *([(rows, width)] if width else [])]
         ids, positions, *mask = _received(ranks, *shapes)
         with naming_rank_failures(ranks):
-            part.compute(Call(session, positions, mask[0] if mask else None), ids)
+            part.compute(PassArguments(session, positions, mask[0] if mask else None), ids)
         if not is_settled:
             ranks.settle(parallel)
             is_settled = True
@@ -540,16 +540,16 @@ class PipelinePart:
         device = pick_device()
         self._ranks, self._device, self._dtype = ranks, device, dtype
         self._place = (ranks.rank - ranks.lead) % ranks.size
-        which = divided(self._config.num_hidden_layers, ranks.size)[self._place]
+        which = even_layer_ranges(self._config.num_hidden_layers, ranks.size)[self._place]
         self.tokenizer = load_tokenizer(folder)
         self._layers = Layers(folder, which, device, dtype)
-        self._ends = Ends(folder, device, dtype) if ranks.is_lead else None
+        self._ends = EmbeddingAndHead(folder, device, dtype) if ranks.is_lead else None
         self.model = self._ends.model if self._ends else self._layers.model
         self.weight_bytes = self._layers.weight_bytes
         if self._ends:
             self.weight_bytes += sum(map(tensor_bytes, self._ends.model.parameters()))
 
-    def compute(self, call: Call, ids: torch.Tensor) -> torch.Tensor:
+    def compute(self, call: PassArguments, ids: torch.Tensor) -> torch.Tensor:
         """Receive hidden states from the previous rank, run the layers, and send on."""
         rows, new = ids.shape
         previous = (self._ranks.rank - 1) % self._ranks.size
@@ -608,7 +608,7 @@ class TensorPart:
         self._caches: dict[int, DynamicCache] = {}
 
     @torch.inference_mode()
-    def compute(self, call: Call, ids: torch.Tensor) -> torch.Tensor:
+    def compute(self, call: PassArguments, ids: torch.Tensor) -> torch.Tensor:
         """Run the model; its layers communicate with the other ranks."""
         cache = self._caches.setdefault(call.session, DynamicCache(config=self.model.config))
         device = pick_device()

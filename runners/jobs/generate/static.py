@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from runners.jobs.generate.stage_model import Chain, Session, cache_size, new_cache
-from runners.jobs.loading import attention
+from runners.jobs.loading import use_attn_implementation
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import KvCache
 
@@ -82,7 +82,7 @@ def packed_prefill(
     ids = torch.tensor([[token for each in prompts for token in each]], device=device)
     positions = torch.cat([torch.arange(len(each), device=device) for each in prompts])
     row_cache = DynamicCache(config=model.config)
-    with attention(model, VARLEN):
+    with use_attn_implementation(model, VARLEN):
         output = model(
             input_ids=ids,
             position_ids=positions[None],
@@ -120,7 +120,7 @@ class StopRequestedError(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
+class AnswerLimits:
     """The limits of an answer, and the job's stop flag."""
 
     output_tokens: int
@@ -129,7 +129,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Setup:
+class BatchSetup:
     """The settings of a batch."""
 
     kv_cache: KvCache = "plain"
@@ -137,7 +137,7 @@ class Setup:
     chain: Chain | None = None  # computes instead of the model, if set
 
 
-PLAIN = Setup()
+PLAIN = BatchSetup()
 
 
 @dataclass
@@ -147,7 +147,7 @@ class Answer:
     ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason = "length"
 
-    def take(self, token: int, limits: Limits) -> bool:
+    def take(self, token: int, limits: AnswerLimits) -> bool:
         """Add the next token and return whether the answer is complete."""
         if token in limits.end_ids:
             self.finish_reason = "stop"
@@ -169,7 +169,7 @@ class BatchRun:
 
 @torch.inference_mode()
 def run_batch(
-    model: PreTrainedModel, prompts: Sequence[Ids], limits: Limits, setup: Setup = PLAIN
+    model: PreTrainedModel, prompts: Sequence[Ids], limits: AnswerLimits, setup: BatchSetup = PLAIN
 ) -> BatchRun:
     """Answer the prompts as one left-padded batch.
 
@@ -186,7 +186,7 @@ def run_batch(
     else:
         tokens = padded.step(model, padded.ids, cache)
     prefilled = now(device)
-    answers, steps = write_out(
+    answers, steps = decode_greedily(
         tokens, len(prompts), limits, lambda last: padded.step(model, last, cache)
     )
     ended = now(device)
@@ -194,10 +194,10 @@ def run_batch(
     return BatchRun(answers, prefilled - began, ended - prefilled, steps, cache_bytes)
 
 
-def write_out(
+def decode_greedily(
     tokens: torch.Tensor,
     num_rows: int,
-    limits: Limits,
+    limits: AnswerLimits,
     step: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[list[Answer], int]:
     """Return the answers that begin with ``tokens`` [rows], and the number of decode steps.
@@ -208,13 +208,13 @@ def write_out(
         StopRequestedError: the job is to stop.
     """
     answers = [Answer() for _ in range(num_rows)]
-    open_rows = take_tokens(answers, list(range(num_rows)), tokens, limits)
+    open_rows = append_tokens(answers, list(range(num_rows)), tokens, limits)
     steps = 0
     while open_rows:
         if limits.should_stop():
             raise StopRequestedError
         tokens = step(tokens[:, None])
-        open_rows = take_tokens(answers, open_rows, tokens, limits)
+        open_rows = append_tokens(answers, open_rows, tokens, limits)
         steps += 1
     return answers, steps
 
@@ -272,8 +272,8 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def take_tokens(
-    answers: Sequence[Answer], rows: Sequence[int], tokens: torch.Tensor, limits: Limits
+def append_tokens(
+    answers: Sequence[Answer], rows: Sequence[int], tokens: torch.Tensor, limits: AnswerLimits
 ) -> list[int]:
     """Append each open row's token and return the rows that are still open."""
     token_ids = tokens.tolist()

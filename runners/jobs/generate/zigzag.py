@@ -19,13 +19,13 @@ from transformers import Cache, DynamicCache, DynamicLayer, PreTrainedModel
 from runners.jobs.generate.stage_model import BITS, PackedLayer, PackedTensor, cache_size
 from runners.jobs.generate.static import (
     Answer,
+    AnswerLimits,
     BatchRun,
     Ids,
-    Limits,
     PaddedBatch,
     StopRequestedError,
+    append_tokens,
     now,
-    take_tokens,
 )
 from runners.jobs.loading import Extra, LayerwiseModel
 from runners.jobs.memory import tensor_bytes
@@ -96,7 +96,7 @@ Place = Literal["device", "host_memory", "disk"]
 PLACES: tuple[Place, ...] = ("device", "host_memory", "disk")
 
 
-def dealt(sizes: Sequence[int], host: float, disk: float) -> list[Place]:
+def interleaved_places(sizes: Sequence[int], host: float, disk: float) -> list[Place]:
     """Return the place of each piece with these sizes, interleaved so that shares are met.
 
     Each piece goes to the place that is furthest below its share, so that transfers alternate with
@@ -170,7 +170,7 @@ class PolicyFigures:
         }
 
 
-class DealtLayers:
+class PlacedLayers:
     """Each layer on the device, in host memory or on disk; the next one is prefetched.
 
     At most two non-resident layers are on the device: the computing one and the prefetched one.
@@ -194,7 +194,9 @@ class DealtLayers:
         """
         self._skeleton, self._figures, self._is_narrow = skeleton, figures, is_narrow
         sizes = [sum(each.numel() for each in layer.parameters()) for layer in skeleton.layers]
-        self.places: list[Place] = dealt(sizes, policy.weights_cpu, policy.weights_disk)
+        self.places: list[Place] = interleaved_places(
+            sizes, policy.weights_cpu, policy.weights_disk
+        )
         self._source = StoredTensors(folder)
         self._files: dict[int, StoredTensors] = {}
         self._stored: dict[int, Tensors] = {}
@@ -312,7 +314,7 @@ class Store(Protocol):
     def add(self, newer: Parts) -> None:
         """Append tokens."""
 
-    def come(self) -> None:
+    def prefetch(self) -> None:
         """Start to prefetch the stored tokens."""
 
     def all_with(self, newer: Parts) -> Parts:
@@ -339,7 +341,7 @@ class HostStore:
             buffer[self._count : self._count + count].copy_(new)
         self._count += count
 
-    def come(self) -> None:
+    def prefetch(self) -> None:
         """Do nothing: copies from host memory are made on use."""
 
     def all_with(self, newer: Parts) -> Parts:
@@ -383,14 +385,14 @@ class DiskStore:
         self._written = [*pending, self._thread.submit(self._write, buffer, self._count)]
         self._count += len(newer[0])
 
-    def come(self) -> None:
+    def prefetch(self) -> None:
         """Start to read the stored tokens."""
         if self._count and self._prefetch is None:
             self._prefetch = self._thread.submit(self._read, self._count)
 
     def all_with(self, newer: Parts) -> Parts:
         """Append tokens, and return all of them on the device."""
-        self.come()
+        self.prefetch()
         old = self._count
         tokens = self._prefetch.result() if self._prefetch else ()
         self._prefetch = None
@@ -419,7 +421,7 @@ class DiskStore:
         return [sum(sizes[:at]) for at in range(len(sizes))]
 
 
-class KeptLayer(DynamicLayer):
+class OffloadedCacheLayer(DynamicLayer):
     """The offloaded cache of one layer and micro-batch, plain or in few bits.
 
     The layer gets the same as from a cache on the device: the first keys and values unquantised,
@@ -540,7 +542,7 @@ class ZigZag:
         self._kv_cache: KvCache = kv_cache
         _check_cache(skeleton.model, policy, kv_cache)
         self.figures = PolicyFigures()
-        self.layers = DealtLayers(
+        self.layers = PlacedLayers(
             skeleton, folder, policy, scratch, self.figures, is_narrow=is_narrow
         )
         self._is_narrow = is_narrow
@@ -574,7 +576,7 @@ class ZigZag:
         return self.layers.packed_bytes
 
     @torch.inference_mode()
-    def run_batch(self, prompts: Sequence[Ids], limits: Limits) -> BatchRun:
+    def run_batch(self, prompts: Sequence[Ids], limits: AnswerLimits) -> BatchRun:
         """Answer a block of prompts, each micro-batch left-padded to its longest.
 
         Raises:
@@ -598,13 +600,13 @@ class ZigZag:
         answers = [answer for each in micro_batches for answer in each.answers]
         return BatchRun(answers, prefilled - began, ended - prefilled, steps, device_bytes)
 
-    def _cut(self, prompts: Sequence[Ids], limits: Limits) -> list[MicroBatch]:
+    def _cut(self, prompts: Sequence[Ids], limits: AnswerLimits) -> list[MicroBatch]:
         size = self._policy.micro_batch_size or len(prompts)
         rows = [prompts[at : at + size] for at in range(0, len(prompts), size)]
         sizes = [len(each) * (max(map(len, each)) + limits.output_tokens) for each in rows]
         layer_sizes = sizes * len(self._skeleton.layers)
-        places = dealt(layer_sizes, self._policy.kv_cpu, self._policy.kv_disk)
-        waits = dealt(sizes, self._policy.activations_cpu, 0.0)
+        places = interleaved_places(layer_sizes, self._policy.kv_cpu, self._policy.kv_disk)
+        waits = interleaved_places(sizes, self._policy.activations_cpu, 0.0)
         micro_batches = []
         for at, batch_prompts in enumerate(rows):
             padded = PaddedBatch.of(batch_prompts, self._skeleton.device)
@@ -623,15 +625,15 @@ class ZigZag:
         cache, bits = DynamicCache(config=self.model.config), BITS.get(self._kv_cache)
         for index, place in enumerate(places):
             if place == "host_memory":
-                cache.layers[index] = KeptLayer(HostStore(capacity, self.figures), bits)
+                cache.layers[index] = OffloadedCacheLayer(HostStore(capacity, self.figures), bits)
             elif place == "disk":
                 store = DiskStore(self._scratch, capacity, self._cache_thread, self.figures)
-                cache.layers[index] = KeptLayer(store, bits)
+                cache.layers[index] = OffloadedCacheLayer(store, bits)
             elif bits:
                 cache.layers[index] = PackedLayer(bits)
         return cache
 
-    def _run_pass(self, micro_batches: Sequence[MicroBatch], limits: Limits) -> None:
+    def _run_pass(self, micro_batches: Sequence[MicroBatch], limits: AnswerLimits) -> None:
         """Run every micro-batch through every layer once, and append its next tokens."""
         self.figures.passes += 1
         for each in micro_batches:
@@ -668,25 +670,25 @@ class ZigZag:
         micro.hidden = hidden.cpu() if micro.waits_in == "host_memory" else hidden
         self.figures.activations.add(micro.waits_in, hidden.nbytes)
 
-    def _leave(self, micro: MicroBatch, limits: Limits) -> None:
+    def _leave(self, micro: MicroBatch, limits: AnswerLimits) -> None:
         last = micro.hidden[:, -1:].to(self._skeleton.device)
         self.figures.activations.add(micro.waits_in, -micro.hidden.nbytes)
         logits = self._skeleton.logits(last, micro.ids[:, -1:], 1)
         tokens = logits[:, -1].argmax(dim=-1)
         micro.ids, micro.extras = tokens[:, None], []
-        micro.open_rows = take_tokens(micro.answers, micro.open_rows, tokens, limits)
+        micro.open_rows = append_tokens(micro.answers, micro.open_rows, tokens, limits)
 
 
 def _prefetch_cache(turn: tuple[int, MicroBatch] | None) -> None:
     if turn is not None:
         layer = turn[1].cache.layers[turn[0]]
-        if isinstance(layer, KeptLayer):
-            layer.store.come()
+        if isinstance(layer, OffloadedCacheLayer):
+            layer.store.prefetch()
 
 
 def _sizes(cache: Cache) -> Iterator[tuple[Place, int]]:
     for layer in cache.layers:
-        if isinstance(layer, KeptLayer):
+        if isinstance(layer, OffloadedCacheLayer):
             yield layer.store.place, layer.num_bytes
         else:
             yield "device", cache_size(Cache(layers=[layer]))

@@ -21,7 +21,7 @@ from runners.jobs.evaluation import (
     next_token,
     perplexity_ratio,
     random_prompt,
-    settled,
+    synchronise_device,
 )
 from runners.jobs.events import Stages
 from runners.jobs.load.job import measure_under_load
@@ -112,7 +112,7 @@ def profile_model(model: PreTrainedModel, workload: Workload) -> ProfileReport:
             acc_events=True,
         ) as watch:
             run()
-            settled(prompt.device)
+            synchronise_device(prompt.device)
         events[phase] = watch.key_averages(group_by_input_shape=True)
 
     took = _seconds(prompt.device, lambda: _passes(model, prompt, steps, watched))
@@ -153,10 +153,10 @@ def _passes(model: PreTrainedModel, prompt: torch.Tensor, steps: int, watch: Wat
 
 
 def _seconds(device: torch.device, work: Callable[[], None]) -> float:
-    settled(device)
+    synchronise_device(device)
     began = time.perf_counter()
     work()
-    settled(device)
+    synchronise_device(device)
     return time.perf_counter() - began
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runners.jobs.runtime import Job, end_by_sigterm, publish_folder, run_job
 from runners.jobspec import ProveSpec
-from runners.prove.report import TITLES, Record, Report, Stage, lessons, proof_rates
+from runners.prove.report import TITLES, Record, Report, Stage, calibration_times, proof_rates
 from runners.prove.run import JSON_NAME, PAGE_NAME, ProofRun, as_line, problems
 
 ARTEFACT = "proof"
@@ -96,7 +96,7 @@ def facts(report: Report, *, is_small: bool = False) -> dict[str, object]:
         "lessons": [
             lesson.model_dump(mode="json")
             for stage in report.stages
-            for lesson in lessons(stage.figures)
+            for lesson in calibration_times(stage.figures)
         ],
     }
 

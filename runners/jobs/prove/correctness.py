@@ -29,7 +29,7 @@ from runners.jobs.prove.weight_only import (
     product_with,
 )
 from runners.jobs.runtime import check_compiler
-from runners.jobs.train.trainer import Trainer, quiet_trainer
+from runners.jobs.train.trainer import Trainer, random_token_trainer
 from runners.jobspec.base import LoraOptions
 from runners.supervision.child import compiler_name
 
@@ -227,11 +227,11 @@ def _compiled(recorder: Recorder, folder: Path) -> None:
 def _compiled_decode(recorder: Recorder, folder: Path) -> None:
     """Compare the tokens of the compiled step, a CUDA graph on a GPU, with the eager ones."""
     from runners.jobs.generate.batching import CompiledStep
-    from runners.jobs.generate.static import Limits, run_batch
+    from runners.jobs.generate.static import AnswerLimits, run_batch
 
     check_compiler(folder / "kernels", "compiled_step")
     model = ready(fresh_model(dict(SHAPE), torch.float32), device=recorder.device)
-    prompts, limits = ((1, 2, 3), (4, 5, 6, 7, 8)), Limits(8)
+    prompts, limits = ((1, 2, 3), (4, 5, 6, 7, 8)), AnswerLimits(8)
     eager = [each.ids for each in run_batch(model, prompts, limits).answers]
     step = CompiledStep(model, len(prompts), 32)
     compiled = [each.ids for each in step.run_batch(prompts, limits).answers]
@@ -292,17 +292,17 @@ def _place(where: str) -> str:
 
 def _trained(device: torch.device, folder: Path, fields: Mapping[str, Any]) -> TrainedWeights:
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        trainer = quiet_trainer({**TRAINING, **fields}, SHAPE, Path(place), device=device)
+        trainer = random_token_trainer({**TRAINING, **fields}, SHAPE, Path(place), device=device)
         return _after(trainer, STEPS)
 
 
 def _resumed(recorder: Recorder, folder: Path) -> TrainedWeights:
     """Train half of the steps, save, and train the rest in a new trainer."""
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        first = quiet_trainer(TRAINING, SHAPE, Path(place), device=recorder.device)
+        first = random_token_trainer(TRAINING, SHAPE, Path(place), device=recorder.device)
         _after(first, STEPS // 2)
         first.checkpoint()
-        second = quiet_trainer(TRAINING, SHAPE, Path(place), device=recorder.device)
+        second = random_token_trainer(TRAINING, SHAPE, Path(place), device=recorder.device)
         second.resume()
         return _after(second, STEPS - STEPS // 2)
 

@@ -276,13 +276,13 @@ def on_rank(work: Work, ranks: Ranks) -> dict[str, float]:
 
 
 def _losses(work: Work, place: Path, device: torch.device, ranks: Ranks) -> dict[str, float]:
-    from runners.jobs.train.trainer import quiet_trainer
+    from runners.jobs.train.trainer import random_token_trainer
 
     fields = {**TRAINING, **({"layout": work.layout} if work.layout else {})}
     shape = SHAPE
     if work.is_sparse:  # in bf16, rounding changes which experts are chosen
         shape, fields["compute_dtype"] = {**SHAPE, **EXPERTS}, "fp32"
-    trainer = quiet_trainer(fields, shape, place, ranks, device=device)
+    trainer = random_token_trainer(fields, shape, place, ranks, device=device)
     trainer.model.train()
     trainer.layout.begin()
     found: dict[str, float] = {}
@@ -297,7 +297,7 @@ def _step_seconds(
     work: Work, load: Load, place: Path, device: torch.device, ranks: Ranks
 ) -> dict[str, float]:
     """Return the seconds of each timed step, until the last rank has ended it."""
-    from runners.jobs.train.trainer import quiet_trainer
+    from runners.jobs.train.trainer import random_token_trainer
 
     config = load.config(is_sparse=work.is_sparse)
     torch.manual_seed(0)
@@ -315,7 +315,7 @@ def _step_seconds(
         "time_budget_seconds": None,
         **({"layout": work.layout} if work.layout else {}),
     }
-    trainer = quiet_trainer(fields, config, place, ranks, model=model, device=device)
+    trainer = random_token_trainer(fields, config, place, ranks, model=model, device=device)
     trainer.model.train()
     trainer.layout.begin()
     found: dict[str, float] = {}

@@ -51,7 +51,7 @@ def _gpus(recorder: Recorder) -> None:
     for problem in inventory.devices().problems:
         recorder.check("driver", is_met=False, expected="to tell every device", found=problem)
     found, seen = inventory.devices_here(), seen_by_torch()
-    differences = inventory.comparison(found, seen)
+    differences = inventory.device_differences(found, seen)
     recorder.check(
         "driver and torch see the same devices",
         is_met=not differences,

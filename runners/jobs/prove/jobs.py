@@ -28,7 +28,7 @@ from runners.jobspec import (
     JobSpec,
     TrainSpec,
 )
-from runners.prove.report import Question
+from runners.prove.report import PlannerQuery
 
 # ---------------------------------------------------------------------------
 # Other engines where they are installed: vLLM, SGLang and llama.cpp on the same shape.
@@ -60,7 +60,7 @@ def vllm_speeds(
                 "tokens/s",
                 [batch * OUTPUT_TOKENS / each for each in seconds],
                 f"prompts of {INPUT_TOKENS} tokens, {OUTPUT_TOKENS} tokens each, prefill included",
-                Question(
+                PlannerQuery(
                     model=dict(config),
                     workload={
                         "kind": "generate",
@@ -257,7 +257,7 @@ def _record(
         "input_tokens": INPUT_TOKENS,
         "output_tokens": OUTPUT_TOKENS,
     }
-    question = Question(
+    question = PlannerQuery(
         model=dict(config),
         workload=workload,
         strategy={"weight_dtype": "bf16"},

@@ -16,7 +16,7 @@ import torch
 
 from runners.jobs.runtime import prepare_process
 from runners.jobspec.compress import STAGES
-from runners.prove.report import HARDWARE, Check, Figure, Missing, Question
+from runners.prove.report import HARDWARE, Check, Figure, Missing, PlannerQuery
 
 # ---------------------------------------------------------------------------
 # Writes a stage's records as JSON lines, each as soon as it is known.
@@ -53,7 +53,7 @@ class Recorder:
         unit: str,
         samples: Sequence[float],
         how: str = "",
-        question: Question | None = None,
+        question: PlannerQuery | None = None,
     ) -> float:
         """Record a figure as the median of its samples, and return it."""
         value = statistics.median(samples)

@@ -11,15 +11,15 @@ import torch
 from transformers import PreTrainedModel
 
 from runners.jobs.bench.device_rates import wait_for
-from runners.jobs.loading import attention
+from runners.jobs.loading import use_attn_implementation
 from runners.jobs.prove.recorder import Recorder
 from runners.jobs.serve.contract import Choice, Limits, Sampling
 from runners.jobs.serve.padded_decode import PaddedDecode, Sampler, choose
-from runners.jobs.serve.paging import PAGED, PagedCache, Row, forward, pages_for
+from runners.jobs.serve.paging import PAGED, PagedCache, TokenRow, forward, pages_for
 
 REPETITIONS = 3
 GREEDY = Sampling(1, temperature=0.0)
-Step = Callable[[Sequence[Row]], list[Choice]]
+Step = Callable[[Sequence[TokenRow]], list[Choice]]
 
 
 class Sequences(NamedTuple):
@@ -34,7 +34,7 @@ class Sequences(NamedTuple):
         answers = [[token] for token in self.first]
         for at in range(count):
             rows = [
-                Row(answer[-1:], length + at, pages)
+                TokenRow(answer[-1:], length + at, pages)
                 for answer, length, pages in zip(answers, self.lengths, self.pages, strict=True)
             ]
             for answer, choice in zip(answers, step(rows), strict=True):
@@ -52,12 +52,12 @@ class Decoder:
         self._samplers = [Sampler(GREEDY) for _ in prompts]
         self._cache = PagedCache(len(prompts) * pages_for(longest))
         self._limits = Limits(len(prompts), 0, longest, frozenset())
-        pages = [self._cache.take(pages_for(longest)) or [] for _ in prompts]
-        rows = [Row(each, 0, own) for each, own in zip(prompts, pages, strict=True)]
+        pages = [self._cache.allocate(pages_for(longest)) or [] for _ in prompts]
+        rows = [TokenRow(each, 0, own) for each, own in zip(prompts, pages, strict=True)]
         first = [each.token for each in self.eager(rows)]
         self.sequences = Sequences([len(each) for each in prompts], pages, first)
 
-    def eager(self, rows: Sequence[Row]) -> list[Choice]:
+    def eager(self, rows: Sequence[TokenRow]) -> list[Choice]:
         """Return the next token of each row, from kernels that are launched one by one."""
         return choose(forward(self.model, self._cache, rows), self._samplers)
 
@@ -75,7 +75,7 @@ class Decoder:
 def check_tokens(recorder: Recorder, model: PreTrainedModel) -> None:
     """Compare the tokens of the padded step with those of the eager one."""
     prompts, count = [[1, 2, 3], [4, 5, 6, 7, 8], [9] * 17], 8
-    with attention(model, PAGED):
+    with use_attn_implementation(model, PAGED):
         decoder = Decoder(model, prompts, count)
         eager = decoder.sequences.decoded(decoder.eager, count)
         padded = decoder.sequences.decoded(decoder.padded(), count)
@@ -101,7 +101,7 @@ def decode_speeds(
         name = f"serving decode bf16, batch {batch}"
         if not recorder.has_time(name, 15):
             continue
-        with recorder.part(name), attention(model, PAGED):
+        with recorder.part(name), use_attn_implementation(model, PAGED):
             prompts = torch.randint(0, vocabulary, (batch, prompt_tokens)).tolist()
             decoder = Decoder(model, prompts, output_tokens)
             for way in ("eager", "CUDA graphs"):

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from runners.jobs.bench.device_rates import run_seconds, wait_for
 from runners.jobs.evaluation import Workload, measure_speed
 from runners.jobs.generate.batching import CompiledStep
-from runners.jobs.generate.static import Limits, run_batch
+from runners.jobs.generate.static import AnswerLimits, run_batch
 from runners.jobs.loading import fresh_model, ready
 from runners.jobs.memory import model_bytes
 from runners.jobs.prove.jobs import sglang_speeds, vllm_speeds
@@ -27,7 +27,7 @@ from runners.jobs.prove.recorder import Recorder
 from runners.jobs.prove.serving import decode_speeds
 from runners.jobs.prove.weight_only import Int4Linear
 from runners.jobs.runtime import BadInputError
-from runners.prove.report import Question
+from runners.prove.report import PlannerQuery
 
 # Llama-3.1-8B: huggingface.co/meta-llama/Llama-3.1-8B, config.json.
 LLAMA_8B: Mapping[str, Any] = {
@@ -181,7 +181,7 @@ def _prefill(
         "tokens/s",
         [tokens / each.prefill_seconds for each in speed.repetitions],
         "one prompt, bf16",
-        Question(
+        PlannerQuery(
             model=dict(config),
             workload={
                 "kind": "generate",
@@ -209,8 +209,8 @@ def _decode(
         return
     with recorder.part(name):
         prompts = torch.randint(0, config["vocab_size"], (batch, PROMPT_TOKENS)).tolist()
-        limits = Limits(scale.output_tokens)
-        question = Question(
+        limits = AnswerLimits(scale.output_tokens)
+        question = PlannerQuery(
             model=dict(config),
             workload={
                 "kind": "generate",
@@ -347,7 +347,7 @@ class _Meter:
 
 def _training(recorder: Recorder, scale: Scale, folder: Path) -> None:
     """Measure steps of full fine-tuning with full recomputation, as the trainer runs them."""
-    from runners.jobs.train.trainer import quiet_trainer
+    from runners.jobs.train.trainer import random_token_trainer
 
     device = recorder.device
     # fp32 weights, gradients and two moments; activations of one layer at a time.
@@ -365,13 +365,13 @@ def _training(recorder: Recorder, scale: Scale, folder: Path) -> None:
     }
     place = folder / "training"
     place.mkdir(exist_ok=True)
-    trainer = quiet_trainer(fields, config, place, model=model, device=device)
+    trainer = random_token_trainer(fields, config, place, model=model, device=device)
     trainer.model.train()
     trainer.layout.begin()
     trainer.make_step()  # states are made, kernels chosen
     times = run_seconds(trainer.make_step, device, 3.0, most=10)
     tokens = 2 * scale.training_tokens
-    question = Question(
+    question = PlannerQuery(
         model=config,
         workload={
             "kind": "train",

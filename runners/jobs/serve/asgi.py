@@ -64,7 +64,7 @@ class RequestError(Exception):
         self.retry_after_seconds = retry_after_seconds
 
     @property
-    def is_ours(self) -> bool:
+    def is_server_error(self) -> bool:
         """Return whether the endpoint, not the client, is at fault."""
         return self.status == HTTPStatus.INTERNAL_SERVER_ERROR
 
@@ -134,7 +134,7 @@ class RequestBody(BaseModel):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
-    def counts_on(self) -> bool:
+    def wants_continuous_usage(self) -> bool:
         """Return whether each chunk of a stream carries the token counts so far."""
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
@@ -205,7 +205,7 @@ class ChatRequest(ChatFields):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
-def known_ids(prompt: Sequence[int], vocabulary: int) -> list[int]:
+def checked_token_ids(prompt: Sequence[int], vocabulary: int) -> list[int]:
     """Return a prompt of token ids, checked against the vocabulary size.
 
     Raises:
@@ -328,7 +328,7 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-def event_of(document: Document) -> bytes:
+def server_sent_event(document: Document) -> bytes:
     """Return a document as one server-sent event."""
     return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
 

@@ -14,14 +14,14 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
 from runners.host.bench import Ratio
-from runners.jobs.adapters import Adapter, MixedAdapters, Pair
+from runners.jobs.adapters import Adapter, LoraPair, MixedAdapters
 from runners.jobs.loading import demo_config, fresh_model, quantised_matrices, ready
-from runners.jobs.ratios import ratio_of, seconds_in_turns
+from runners.jobs.ratios import ratio_of, seconds_in_alternating_rounds
 from runners.jobs.runtime import prepare_process
 from runners.jobs.serve.paging import (
     CHECK_TOKENS,
     PagedCache,
-    Row,
+    TokenRow,
     check_paging,
     forward,
     pages_for,
@@ -53,7 +53,7 @@ def ratios(effort: Effort = Effort(), shape: DemoModel = SHAPE) -> Iterator[Rati
     )
     prompts = torch.randint(shape.vocab_size, (effort.num_adapters, effort.prompt_tokens))
     peft, names = _by_peft(ready(fresh_model(config, torch.float32)), effort.num_adapters)
-    in_turn, mixed = seconds_in_turns(
+    in_turn, mixed = seconds_in_alternating_rounds(
         (lambda: _peft_pass(peft, prompts, names), lambda: _own_pass(model, adapters, prompts)),
         effort.rounds,
     )
@@ -62,7 +62,7 @@ def ratios(effort: Effort = Effort(), shape: DemoModel = SHAPE) -> Iterator[Rati
     cache = PagedCache(effort.num_adapters * pages_for(tokens))
     check_paging(model, cache, shape.vocab_size)
     engine = PagedDecoder(model, cache, adapters, effort.output_tokens)
-    one_by_one, together = seconds_in_turns(
+    one_by_one, together = seconds_in_alternating_rounds(
         (
             lambda: [engine.write(prompts[[at]].tolist(), [at]) for at in range(len(prompts))],
             lambda: engine.write(prompts.tolist(), range(len(prompts))),
@@ -84,11 +84,11 @@ class PagedDecoder:
     def write(self, prompts: Prompts, owners: Sequence[int]) -> list[list[int]]:
         """Return the answers of prompts that are decoded as one batch."""
         longest = max(map(len, prompts)) + self.output_tokens
-        pages = [self.cache.take(pages_for(longest)) or [] for _ in prompts]
+        pages = [self.cache.allocate(pages_for(longest)) or [] for _ in prompts]
         new, starts = [list(each) for each in prompts], [0] * len(prompts)
         written: list[list[int]] = [[] for _ in prompts]
         for _ in range(self.output_tokens):
-            rows = [Row(*each) for each in zip(new, starts, pages, strict=True)]
+            rows = [TokenRow(*each) for each in zip(new, starts, pages, strict=True)]
             adapter_ids = [at for at, row in zip(owners, rows, strict=True) for _ in row.tokens]
             with self.adapters.serving(torch.tensor([adapter_ids])):
                 tokens = forward(self.model, self.cache, rows).argmax(dim=-1).tolist()
@@ -97,13 +97,13 @@ class PagedDecoder:
             for answer, token in zip(written, tokens, strict=True):
                 answer.append(token)
         for each in pages:
-            self.cache.give(each)
+            self.cache.free(each)
         return written
 
 
 def _adapter(model: PreTrainedModel, name: str) -> Adapter:
     pairs = {
-        module: Pair(torch.randn(RANK, weight.shape[1]), 0.01 * torch.randn(len(weight), RANK))
+        module: LoraPair(torch.randn(RANK, weight.shape[1]), 0.01 * torch.randn(len(weight), RANK))
         for module, weight in quantised_matrices(model).items()
     }
     return Adapter(name, pairs)

@@ -68,7 +68,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class StreamChunk:
-    """What an answer gained since the previous chunk."""
+    """The text, tokens and logprobs of an answer since the previous chunk."""
 
     text: str = ""
     logprobs: Sequence[TokenLogprob] = ()
@@ -137,8 +137,8 @@ class GenerationEngine(Protocol):
         """
 
 
-class Ready(Protocol):
-    """A loaded model: its tokenizer and its engine."""
+class ServingModel(Protocol):
+    """A loaded model that accepts requests: its tokenizer and its engine."""
 
     @property
     def engine(self) -> GenerationEngine:
@@ -187,14 +187,14 @@ class ForwardedRequest(Protocol):
 
 
 @runtime_checkable
-class Relay(Protocol):
+class ForwardingModel(Protocol):
     """A model whose engine has an OpenAI API itself: requests are forwarded to it."""
 
     @property
     def engine(self) -> GenerationEngine:
         """Return the engine."""
 
-    def handing(self, path: str, body: bytes) -> ForwardedRequest:
+    def forwarded_request(self, path: str, body: bytes) -> ForwardedRequest:
         """Return the parsed request.
 
         Raises:

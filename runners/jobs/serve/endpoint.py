@@ -24,11 +24,11 @@ from runners.jobs.runtime import (
 )
 from runners.jobs.serve.contract import (
     EngineProcessError,
-    Ready,
-    Relay,
+    ForwardingModel,
+    ServingModel,
 )
-from runners.jobs.serve.figures import Figures
-from runners.jobs.serve.openai_server import OpenAIServer, Service
+from runners.jobs.serve.figures import EndpointMetrics
+from runners.jobs.serve.openai_server import OpenAIServer, ServiceState
 from runners.jobspec import ServeSpec
 from runners.shared.messages import EndpointBody
 from runners.shared.timing import scaled
@@ -70,14 +70,16 @@ class PeakUsage(NamedTuple):
 class Backend(Protocol):
     """An engine implementation that can serve a model."""
 
-    def load(self, job: Job, spec: ServeSpec, figures: Figures) -> Ready | Relay:
+    def load(
+        self, job: Job, spec: ServeSpec, figures: EndpointMetrics
+    ) -> ServingModel | ForwardingModel:
         """Load the model and return it ready for requests.
 
         Raises:
             BadInputError: the model cannot be served, or not with these settings.
         """
 
-    def took(self) -> PeakUsage:
+    def peak_usage(self) -> PeakUsage:
         """Return the peak memory so far."""
 
     def notes(self, spec: ServeSpec) -> dict[str, str]:
@@ -145,10 +147,10 @@ class Endpoint:
         self.job = job
         self.spec = spec
         self.listener = listener
-        self.service = Service(spec)
+        self.service = ServiceState(spec)
         self.fault: BaseException | None = None
         self.backend = backend
-        self._engine = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._engine = threading.Thread(target=self._load_and_run, name="engine", daemon=True)
         self._is_announced = False
         self._figures_at = time.monotonic()
 
@@ -176,17 +178,17 @@ class Endpoint:
             await serving
         return ending
 
-    def _work(self) -> None:
+    def _load_and_run(self) -> None:
         """Load the model and run the engine until it is closed; store an error in ``fault``."""
         exit_times: list[float] = []
         try:
-            while not self._write(exit_times):
+            while not self._run_engine(exit_times):
                 self.job.emitter.phase(RESTARTING)
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
             self.fault = error
             self.service.state = "failed"
 
-    def _write(self, exit_times: list[float]) -> bool:
+    def _run_engine(self, exit_times: list[float]) -> bool:
         """Run the engine until it is closed; return False if it exited and may be restarted.
 
         Raises:
@@ -199,7 +201,7 @@ class Endpoint:
                 self.job.emitter.phase(SERVING)
             ready.engine.run()
         except EngineProcessError as error:
-            self.service.lose()
+            self.service.refuse_requests()
             now = time.monotonic()
             exit_times[:] = [at for at in exit_times if now - at < RESTART_WINDOW_SECONDS] + [now]
             if len(exit_times) > MAX_RESTARTS or not self._is_announced:
@@ -280,7 +282,7 @@ class Endpoint:
     def publish(self, ending: Ending) -> None:
         """Report the figures since the last report, and those of the whole run."""
         self._report_since(time.monotonic() - self._figures_at)
-        took = self.backend.took()
+        took = self.backend.peak_usage()
         reasons = {
             "stopped": "stopped by request",
             "idle": f"idle for {self.spec.idle_stop_seconds or 0:g} s",

@@ -22,7 +22,7 @@ from runners.jobs.serve.contract import (
     Sampling,
     StreamChunk,
 )
-from runners.jobs.serve.figures import Figures
+from runners.jobs.serve.figures import EndpointMetrics
 from runners.jobs.serve.padded_decode import (
     CaptureError,
     PaddedDecode,
@@ -30,8 +30,8 @@ from runners.jobs.serve.padded_decode import (
     choose,
     eager_line,
 )
-from runners.jobs.serve.paging import PagedCache, Row, forward, pages_for
-from runners.jobs.serve.text import Answer
+from runners.jobs.serve.paging import PagedCache, TokenRow, forward, pages_for
+from runners.jobs.serve.text import IncrementalDetokenizer
 
 # ---------------------------------------------------------------------------
 # Continuous batching: after each forward pass finished sequences leave and queued ones enter.
@@ -46,12 +46,12 @@ WAIT_SECONDS = 0.5
 
 
 @dataclass(eq=False)
-class Reply(Pending):
+class AnswerSequence(Pending):
     """One answer that is being generated."""
 
     prompt: Sequence[int]
     sampling: Sampling
-    answer: Answer
+    answer: IncrementalDetokenizer
     deliver: Callable[[StreamChunk], None]
     adapter: int = NONE  # index of its adapter
     pages: list[int] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Engine:
         model: PreTrainedModel,
         cache: PagedCache,
         limits: Limits,
-        figures: Figures,
+        figures: EndpointMetrics,
         adapters: MixedAdapters | None = None,
         decode: PaddedDecode | None = None,
     ) -> None:
@@ -85,9 +85,9 @@ class Engine:
         self.cache = cache
         self.limits = limits
         self.figures = figures
-        self.running: list[Reply] = []
+        self.running: list[AnswerSequence] = []
         self.step_began_at: float | None = None  # None: no step is running
-        self._waiting: deque[Reply] = deque()
+        self._waiting: deque[AnswerSequence] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
 
@@ -103,7 +103,7 @@ class Engine:
         """Return whether no request is running or queued."""
         return not self.running and not self._waiting
 
-    def submit(self, sequences: Sequence[Reply]) -> None:
+    def submit(self, sequences: Sequence[AnswerSequence]) -> None:
         """Queue the answers of one request.
 
         Raises:
@@ -172,11 +172,11 @@ class Engine:
             choices = self._forward(scheduled, due)
         for each, count in scheduled:
             each.computed += count
-        self._take_tokens(due, choices)
+        self._append_tokens(due, choices)
         self.step_began_at = None
         self._record_step(time.perf_counter() - began, len(due))
 
-    def _decode(self, scheduled: Sequence[tuple[Reply, int]]) -> list[Choice] | None:
+    def _decode(self, scheduled: Sequence[tuple[AnswerSequence, int]]) -> list[Choice] | None:
         """Return the tokens of a padded step, or None if this one has to run eagerly.
 
         It does with prefill chunks, adapters, and contexts that are too uneven to be padded.
@@ -185,7 +185,7 @@ class Engine:
             count > 1 or each.adapter != NONE for each, count in scheduled
         ):
             return None
-        rows = [_row(each, count) for each, count in scheduled]
+        rows = [_new_token_row(each, count) for each, count in scheduled]
         try:
             return self.decode.step(rows, [each.sampler for each, _ in scheduled])
         except CaptureError as error:
@@ -195,10 +195,10 @@ class Engine:
         return None
 
     def _forward(
-        self, scheduled: Sequence[tuple[Reply, int]], due: Sequence[Reply]
+        self, scheduled: Sequence[tuple[AnswerSequence, int]], due: Sequence[AnswerSequence]
     ) -> list[Choice]:
         """Run an eager step; return the tokens of the sequences that are due one."""
-        rows = [_row(each, count) for each, count in scheduled]
+        rows = [_new_token_row(each, count) for each, count in scheduled]
         with self._adapter_context(scheduled):
             logits = forward(self.model, self.cache, rows)
         if not due:
@@ -207,7 +207,7 @@ class Engine:
         return choose(logits[ends], [each.sampler for each in due])
 
     def _adapter_context(
-        self, scheduled: Sequence[tuple[Reply, int]]
+        self, scheduled: Sequence[tuple[AnswerSequence, int]]
     ) -> AbstractContextManager[None]:
         """Return a context in which every token of the step uses the adapter of its answer."""
         if self.adapters is None:
@@ -215,7 +215,7 @@ class Engine:
         owners = [each.adapter for each, count in scheduled for _ in range(count)]
         return self.adapters.serving(torch.tensor([owners]))
 
-    def _take_tokens(self, due: Sequence[Reply], choices: Sequence[Choice]) -> None:
+    def _append_tokens(self, due: Sequence[AnswerSequence], choices: Sequence[Choice]) -> None:
         now = time.perf_counter()
         for each, choice in zip(due, choices, strict=True):
             if each.num_written:
@@ -225,14 +225,14 @@ class Engine:
             each.last_at = now
             self._append_token(each, choice)
 
-    def _append_token(self, reply: Reply, choice: Choice) -> None:
+    def _append_token(self, reply: AnswerSequence, choice: Choice) -> None:
         """Append a token to its answer; release the answer when it is complete."""
         reply.tokens.append(choice.token)
         reason: FinishReason | None = None
         if choice.token in self.limits.end_ids and not reply.sampling.ignore_eos:
             reason, (text, logprobs) = "stop", reply.answer.finish()
         else:
-            text, logprobs = reply.answer.take(choice)
+            text, logprobs = reply.answer.add_token(choice)
             if reply.answer.is_stopped:
                 reason = "stop"
             elif (
@@ -267,20 +267,20 @@ class Engine:
 
     def _admit(self) -> None:
         while self._waiting and len(self.running) < self.limits.max_concurrency:
-            pages = self.cache.take(pages_for(len(self._waiting[0].tokens) + 1))
+            pages = self.cache.allocate(pages_for(len(self._waiting[0].tokens) + 1))
             if pages is None:
                 return
             reply = self._waiting.popleft()
             reply.pages = pages
             self.running.append(reply)
 
-    def _schedule(self) -> list[tuple[Reply, int]]:
+    def _schedule(self) -> list[tuple[AnswerSequence, int]]:
         """Return the sequences of the next step with their token counts: prefill chunks first."""
         for each in list(self.running):
             self._grow(each)
         decoding = [each for each in self.running if len(each.tokens) - each.computed == 1]
         budget = max(1, self.limits.step_tokens - len(decoding))
-        prefills: list[tuple[Reply, int]] = []
+        prefills: list[tuple[AnswerSequence, int]] = []
         for each in self.running:
             count = min(budget, len(each.tokens) - each.computed)
             if each not in decoding and count:
@@ -289,10 +289,10 @@ class Engine:
         prefills.sort(key=lambda pair: pair[1] == 1)  # the last chunk may be one token
         return [*prefills, *((each, 1) for each in decoding)]
 
-    def _grow(self, reply: Reply) -> None:
+    def _grow(self, reply: AnswerSequence) -> None:
         """Allocate the page of the next token; preempt the youngest sequence if none is free."""
         while reply in self.running and len(reply.pages) < pages_for(len(reply.tokens)):
-            page = self.cache.take(1)
+            page = self.cache.allocate(1)
             if page is not None:
                 reply.pages += page
                 continue
@@ -301,16 +301,18 @@ class Engine:
             youngest.computed = 0
             self._waiting.appendleft(youngest)
 
-    def _release(self, reply: Reply) -> None:
+    def _release(self, reply: AnswerSequence) -> None:
         self.running.remove(reply)
-        self.cache.give(reply.pages)
+        self.cache.free(reply.pages)
         reply.pages = []
 
 
-def _is_due(reply: Reply, count: int) -> bool:
+def _is_due(reply: AnswerSequence, count: int) -> bool:
     """Return whether a step of ``count`` of its tokens gives the sequence a new one."""
     return reply.computed + count == len(reply.tokens)
 
 
-def _row(reply: Reply, count: int) -> Row:
-    return Row(reply.tokens[reply.computed : reply.computed + count], reply.computed, reply.pages)
+def _new_token_row(reply: AnswerSequence, count: int) -> TokenRow:
+    return TokenRow(
+        reply.tokens[reply.computed : reply.computed + count], reply.computed, reply.pages
+    )

@@ -83,7 +83,7 @@ class ScrapedMetrics(NamedTuple):
     text: str = ""
 
 
-class Figures:
+class EndpointMetrics:
     """Counters and histograms; the engine writes them, the HTTP server and the job read them."""
 
     def __init__(self) -> None:

@@ -20,7 +20,6 @@ from runners.jobs.serve.asgi import (
     Scope,
     Send,
     disconnected,
-    event_of,
     parse_chat,
     parse_completion,
     read_body,
@@ -28,21 +27,22 @@ from runners.jobs.serve.asgi import (
     send_error,
     send_json,
     send_part,
+    server_sent_event,
 )
 from runners.jobs.serve.contract import (
     UNFINISHED,
     EngineEndedError,
     FinishReason,
+    ForwardingModel,
     GenerationRequest,
     QueueFullError,
-    Ready,
-    Relay,
     Sampling,
+    ServingModel,
     StreamChunk,
     TemplateRefusedError,
     TokenLogprob,
 )
-from runners.jobs.serve.figures import Figures
+from runners.jobs.serve.figures import EndpointMetrics
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import NO_ADAPTER, key_hash
 
@@ -80,7 +80,7 @@ def usage(prompt_tokens: int, output_tokens: int) -> Document:
     }
 
 
-class Form:
+class ResponseFormat:
     """The response format of one API: documents, chunks and logprobs."""
 
     prefix = ""
@@ -139,7 +139,7 @@ class Form:
         raise NotImplementedError
 
 
-class CompletionForm(Form):
+class CompletionFormat(ResponseFormat):
     """``/v1/completions``: plain text after a prompt."""
 
     prefix = "cmpl"
@@ -162,7 +162,7 @@ class CompletionForm(Form):
         }
 
 
-class ChatForm(Form):
+class ChatFormat(ResponseFormat):
     """``/v1/chat/completions``."""
 
     prefix = "chatcmpl"
@@ -212,11 +212,11 @@ class CommonFields(NamedTuple):
     adapter: int = NO_ADAPTER
 
 
-class Order:
+class ParsedRequest:
     """A parsed request: its prompts as token ids, and how it is answered."""
 
     def __init__(
-        self, body: RequestBody, prompts: Prompts, form: Form, wanted: CommonFields
+        self, body: RequestBody, prompts: Prompts, form: ResponseFormat, wanted: CommonFields
     ) -> None:
         self.body = body
         self.prompts = prompts
@@ -257,10 +257,10 @@ class Order:
         )
 
 
-class Conversation:
+class RequestAnswers:
     """The answers of one request, until they are complete or the client disconnects."""
 
-    def __init__(self, ready: Ready, order: Order) -> None:
+    def __init__(self, ready: ServingModel, order: ParsedRequest) -> None:
         self.ready = ready
         self.order = order
         self.pieces: asyncio.Queue[tuple[int, StreamChunk]] = asyncio.Queue()
@@ -296,7 +296,7 @@ class Conversation:
         disconnect = asyncio.ensure_future(disconnected(receive))
         try:
             async with aclosing(self._chunks_until(disconnect)) as chunks:
-                await (self._stream if self.order.body.stream else self._whole)(chunks, send)
+                await (self._stream if self.order.body.stream else self._send_whole)(chunks, send)
         finally:
             disconnect.cancel()
             self.ready.engine.cancel(
@@ -325,7 +325,9 @@ class Conversation:
             self.written[index].add(chunk)
             yield index, chunk
 
-    async def _whole(self, chunks: AsyncIterator[tuple[int, StreamChunk]], send: Send) -> None:
+    async def _send_whole(
+        self, chunks: AsyncIterator[tuple[int, StreamChunk]], send: Send
+    ) -> None:
         async for _, chunk in chunks:
             if chunk.finish_reason == "error":
                 raise RequestError(500, ENGINE_ENDED, code="engine_ended")
@@ -341,19 +343,19 @@ class Conversation:
         async for index, chunk in chunks:
             if chunk.finish_reason == "error":
                 error = RequestError(500, ENGINE_ENDED, code="engine_ended")
-                await send_part(send, event_of(error.document))
+                await send_part(send, server_sent_event(error.document))
                 await send_part(send, b"", more=False)
                 return
             await self._send_chunk(send, form.part(index, chunk))
         if self.order.body.wants_usage:
-            await send_part(send, event_of(form.closing(self._used())))
+            await send_part(send, server_sent_event(form.closing(self._used())))
         await send_part(send, STREAM_END, more=False)
 
     async def _send_chunk(self, send: Send, chunk: Document) -> None:
         body = self.order.body
         if body.wants_usage:
-            chunk = {**chunk, "usage": self._used() if body.counts_on else None}
-        await send_part(send, event_of(chunk))
+            chunk = {**chunk, "usage": self._used() if body.wants_continuous_usage else None}
+        await send_part(send, server_sent_event(chunk))
 
     def _used(self) -> Document:
         written = sum(each.output_tokens for each in self.written)
@@ -371,19 +373,19 @@ class Conversation:
 State = Literal["loading", "ready", "draining", "failed"]
 
 
-class Service:
+class ServiceState:
     """The endpoint's state as the HTTP server sees it."""
 
     def __init__(self, spec: ServeSpec) -> None:
         self.spec = spec
-        self.figures = Figures()
+        self.figures = EndpointMetrics()
         self.state: State = "loading"
-        self.loaded: Ready | Relay | None = None
+        self.loaded: ServingModel | ForwardingModel | None = None
         self.asked_at = time.monotonic()
         self._created = int(time.time())
 
     @property
-    def ready(self) -> Ready | Relay | None:
+    def ready(self) -> ServingModel | ForwardingModel | None:
         """Return the model if requests are accepted."""
         return self.loaded if self.state == "ready" else None
 
@@ -406,14 +408,14 @@ class Service:
             card["max_model_len"] = self.loaded.engine.limits.max_length
         return card
 
-    def open(self, loaded: Ready | Relay) -> None:
+    def open(self, loaded: ServingModel | ForwardingModel) -> None:
         """Accept requests from now on, unless the endpoint was stopped meanwhile."""
         self.loaded = loaded
         self.touch()
         if self.state == "loading":
             self.state = "ready"
 
-    def lose(self) -> None:
+    def refuse_requests(self) -> None:
         """Refuse requests until another engine is loaded, unless the endpoint is ending."""
         self.loaded = None
         if self.state == "ready":
@@ -428,13 +430,13 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LOADING_SECONDS = 5  # Retry-After while the model loads
 PLAIN = b"text/plain; version=0.0.4; charset=utf-8"
 Route = Callable[[Receive, Send], Awaitable[None]]
-Prepare = Callable[[Ready, bytes], Awaitable[Order]]
+Prepare = Callable[[ServingModel, bytes], Awaitable[ParsedRequest]]
 
 
 class OpenAIServer:
     """The ASGI application of one endpoint."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ServiceState) -> None:
         self.service = service
         self._routes: dict[tuple[str, str], Route] = {
             ("GET", "/health"): self._health,
@@ -454,7 +456,7 @@ class OpenAIServer:
                 self._check_key(scope["headers"])
             await route(receive, send)
         except RequestError as error:
-            self.service.figures.count("failed" if error.is_ours else "refused")
+            self.service.figures.count("failed" if error.is_server_error else "refused")
             await send_error(send, error)
         except ClientGoneError:
             return
@@ -525,29 +527,29 @@ class OpenAIServer:
             message = f"The endpoint is {self.service.state}; try again in a few seconds."
             wait = LOADING_SECONDS
             raise RequestError(503, message, code=self.service.state, retry_after_seconds=wait)
-        if isinstance(ready, Relay):
-            handing = ready.handing(path, body)
+        if isinstance(ready, ForwardingModel):
+            handing = ready.forwarded_request(path, body)
             self._adapter_of(handing.model)
             self.service.touch()
             await handing.run(receive, send)
             return
         order = await prepare(ready, body)
         self.service.touch()
-        await Conversation(ready, order).run(receive, send)
+        await RequestAnswers(ready, order).run(receive, send)
 
-    async def _completion(self, ready: Ready, body: bytes) -> Order:
+    async def _completion(self, ready: ServingModel, body: bytes) -> ParsedRequest:
         request = parse_completion(body)
         adapter = self._adapter_of(request.model)
         prompts = [await ready.prompt_ids(each) for each in request.prompts]
-        form = CompletionForm(
+        form = CompletionFormat(
             request.model, ready.token_text, has_logprobs=request.logprobs is not None
         )
         limit = request.max_tokens or COMPLETION_TOKENS
-        return Order(
+        return ParsedRequest(
             request, prompts, form, CommonFields(limit, request.logprobs, "prompt", adapter)
         )
 
-    async def _chat(self, ready: Ready, body: bytes) -> Order:
+    async def _chat(self, ready: ServingModel, body: bytes) -> ParsedRequest:
         request = parse_chat(body)
         adapter = self._adapter_of(request.model)
         try:
@@ -555,7 +557,9 @@ class OpenAIServer:
         except TemplateRefusedError as refusal:
             message = f"The model's chat template refuses these messages: {refusal}"
             raise RequestError(400, message, param="messages") from None
-        form = ChatForm(request.model, ready.token_text, has_logprobs=bool(request.logprobs))
+        form = ChatFormat(request.model, ready.token_text, has_logprobs=bool(request.logprobs))
         top = (request.top_logprobs or 0) if request.logprobs else None
         limit = request.max_completion_tokens or request.max_tokens
-        return Order(request, [prompt], form, CommonFields(limit, top, "messages", adapter))
+        return ParsedRequest(
+            request, [prompt], form, CommonFields(limit, top, "messages", adapter)
+        )

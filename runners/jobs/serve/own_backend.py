@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from runners.jobs.adapters import hung_on
+from runners.jobs.adapters import attach_adapters
 from runners.jobs.generate.static import check_packable
 from runners.jobs.loading import (
     HOW_QUANTISED,
@@ -17,30 +17,30 @@ from runners.jobs.loading import (
 )
 from runners.jobs.memory import PeakMeter, model_bytes, terms_held
 from runners.jobs.runtime import Job, job_telemetry
-from runners.jobs.serve.asgi import known_ids
+from runners.jobs.serve.asgi import checked_token_ids
 from runners.jobs.serve.contract import (
     USUAL_TOKENS,
     GenerationRequest,
     Limits,
-    Ready,
+    ServingModel,
     check_room,
     longest_request,
 )
 from runners.jobs.serve.endpoint import PeakUsage, serve
-from runners.jobs.serve.engine import Engine, Reply
-from runners.jobs.serve.figures import Figures
+from runners.jobs.serve.engine import AnswerSequence, Engine
+from runners.jobs.serve.figures import EndpointMetrics
 from runners.jobs.serve.padded_decode import prepared_decode
 from runners.jobs.serve.paging import CHECK_TOKENS, PagedCache, check_paging, pages_for
-from runners.jobs.serve.text import Reader
+from runners.jobs.serve.text import RequestTokenizer
 from runners.jobspec import ServeSpec
 
 
 @dataclass(frozen=True)
-class LoadedReady:
+class TransformersServingModel:
     """A loaded model: its engine and its tokenizer; the lock serialises tokenizer calls."""
 
     engine: Engine
-    reader: Reader
+    reader: RequestTokenizer
     vocabulary: int
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -52,7 +52,7 @@ class LoadedReady:
         """
         if isinstance(prompt, str):
             return await asyncio.to_thread(self._prompt_ids, prompt)
-        return known_ids(prompt, self.vocabulary)
+        return checked_token_ids(prompt, self.vocabulary)
 
     async def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Return the token ids of a conversation.
@@ -74,7 +74,7 @@ class LoadedReady:
         """Return the text of a single token."""
         return self.reader.token_text(token)
 
-    def submit(self, requests: Sequence[GenerationRequest]) -> Sequence[Reply]:
+    def submit(self, requests: Sequence[GenerationRequest]) -> Sequence[AnswerSequence]:
         """Queue all answers of one HTTP request.
 
         Raises:
@@ -82,14 +82,16 @@ class LoadedReady:
             EngineEndedError: the engine has failed or was stopped.
         """
         replies = [
-            Reply(prompt, sampling, self.reader.answer(sampling.stops), deliver, adapter)
+            AnswerSequence(prompt, sampling, self.reader.answer(sampling.stops), deliver, adapter)
             for prompt, sampling, deliver, adapter in requests
         ]
         self.engine.submit(replies)
         return replies
 
 
-def load_ready(job: Job, spec: ServeSpec, figures: Figures) -> LoadedReady:
+def load_serving_model(
+    job: Job, spec: ServeSpec, figures: EndpointMetrics
+) -> TransformersServingModel:
     """Return the loaded model.
 
     Raises:
@@ -108,7 +110,7 @@ def load_ready(job: Job, spec: ServeSpec, figures: Figures) -> LoadedReady:
     vocabulary = int(loaded.model.config.get_text_config().vocab_size)
     check_paging(loaded.model, cache, vocabulary)
     sizes = {"weights": model_bytes(loaded.model), "kv_cache": cache.bytes}
-    adapters = hung_on(loaded.model, spec.model, spec.adapters, job.host_dir)
+    adapters = attach_adapters(loaded.model, spec.model, spec.adapters, job.host_dir)
     if adapters is not None:
         sizes["adapters"] = adapters.bytes
     limits = Limits(
@@ -122,7 +124,7 @@ def load_ready(job: Job, spec: ServeSpec, figures: Figures) -> LoadedReady:
         sizes["buffers"] = decode.bytes
     job.emitter.metric(terms_held(sizes))
     engine = Engine(loaded.model, cache, limits, figures, adapters, decode)
-    return LoadedReady(engine, Reader(tokenizer), vocabulary)
+    return TransformersServingModel(engine, RequestTokenizer(tokenizer), vocabulary)
 
 
 def _cache_tokens(spec: ServeSpec, longest: int) -> int:
@@ -139,15 +141,15 @@ class OwnBackend:
     def __init__(self) -> None:
         self.meter = PeakMeter(pick_device())
 
-    def load(self, job: Job, spec: ServeSpec, figures: Figures) -> Ready:
+    def load(self, job: Job, spec: ServeSpec, figures: EndpointMetrics) -> ServingModel:
         """Return the loaded model.
 
         Raises:
             BadInputError: the model cannot be served, or not with the requested length.
         """
-        return load_ready(job, spec, figures)
+        return load_serving_model(job, spec, figures)
 
-    def took(self) -> PeakUsage:
+    def peak_usage(self) -> PeakUsage:
         """Return the peak memory since before the model was loaded."""
         peak = self.meter.read()
         return PeakUsage(peak.bytes, peak.how, str(pick_device()))

@@ -14,7 +14,7 @@ from runners.jobs.serve.contract import Choice, Limits, Sampling
 from runners.jobs.serve.paging import (
     PAGE_TOKENS,
     PagedCache,
-    Row,
+    TokenRow,
     decode_attention,
     pages_for,
 )
@@ -68,7 +68,7 @@ class Sampler:
         return self._counts
 
 
-class Filters(NamedTuple):
+class SamplingFilters(NamedTuple):
     """The filters of each row, [rows, 1]."""
 
     min_p: torch.Tensor  # fp32
@@ -153,7 +153,10 @@ def _drawn(
 
 
 def draw_rows(
-    logits: torch.Tensor, temperature: torch.Tensor, draws: torch.Tensor, filters: Filters | None
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    draws: torch.Tensor,
+    filters: SamplingFilters | None,
 ) -> torch.Tensor:
     """Return a token per row as ``choose`` does without penalties, from device tensors alone.
 
@@ -209,7 +212,7 @@ def _lowest_kept(
     """Return the lowest kept value of each row, [rows, 1]; the largest is 0, its weight 1."""
     device, vocabulary = scaled.device, scaled.shape[-1]
     counts = [each.top_k if 0 < each.top_k < vocabulary else vocabulary for each in requests]
-    filters = Filters(
+    filters = SamplingFilters(
         _column([each.min_p for each in requests], device),
         _column(counts, device, torch.int64),
         _column([each.top_p for each in requests], device),
@@ -228,7 +231,12 @@ def _lowest_kept(
 
 
 def _least_of(
-    scaled: torch.Tensor, weights: torch.Tensor, filters: Filters, *, size: int, has_cut: bool
+    scaled: torch.Tensor,
+    weights: torch.Tensor,
+    filters: SamplingFilters,
+    *,
+    size: int,
+    has_cut: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the lowest kept value of each row by its ``size`` largest, [rows, 1].
 
@@ -378,7 +386,7 @@ ALL_TOKENS = 2**31  # as top_k: beyond every vocabulary
 Drawing = Literal["greedy", "drawn", "filtered"]
 
 
-class Shape(NamedTuple):
+class StepShape(NamedTuple):
     """The size of a step: its rows, and the pages of each one's context."""
 
     rows: int
@@ -435,14 +443,14 @@ class PaddedDecode:
             CaptureError: a step cannot be captured.
         """
         for rows in reversed(self.row_sizes):  # smaller ones then fit into the pool's memory
-            shape = Shape(rows, self.page_sizes[0])
+            shape = StepShape(rows, self.page_sizes[0])
             self._inputs.fill((), shape)
             self.graphs.capture(shape, partial(self._forward, shape))
             for drawing in ("drawn", "filtered"):
                 self._capture_draw(rows, drawing)
 
     @torch.inference_mode()
-    def step(self, rows: Sequence[Row], samplers: Sequence[Sampler]) -> list[Choice] | None:
+    def step(self, rows: Sequence[TokenRow], samplers: Sequence[Sampler]) -> list[Choice] | None:
         """Return the next token of each row of one token; None: the contexts exceed the buffers.
 
         The list of a row's pages may only grow from step to step.
@@ -465,20 +473,20 @@ class PaddedDecode:
             self.graphs.run((shape.rows, drawing), partial(self._draw, shape.rows, drawing))
         return [Choice(token) for token in self._ids[: len(rows)].tolist()]
 
-    def shape_of(self, rows: Sequence[Row]) -> Shape | None:
+    def shape_of(self, rows: Sequence[TokenRow]) -> StepShape | None:
         """Return the smallest shape that holds the rows, or None if there is none."""
         longest = max(pages_for(row.length) for row in rows)
         count = next((size for size in self.row_sizes if size >= len(rows)), None)
         pages = next((size for size in self.page_sizes if size >= longest), None)
         if count is None or pages is None or count * pages > self._room:
             return None
-        return Shape(count, pages)
+        return StepShape(count, pages)
 
     def _capture_draw(self, rows: int, drawing: Drawing) -> None:
         if drawing != "greedy":
             self.graphs.capture((rows, drawing), partial(self._draw, rows, drawing))
 
-    def _forward(self, shape: Shape) -> None:
+    def _forward(self, shape: StepShape) -> None:
         """Run the model on the inputs; write the logits and the most likely tokens."""
         tokens, lengths, slots, table = self._inputs.views(shape)
         output: Any = self.model(
@@ -494,7 +502,7 @@ class PaddedDecode:
     def _draw(self, rows: int, drawing: Drawing) -> None:
         """Write a drawn token for each row of logits."""
         temperature, draws, min_p, top_k, top_p = self._sampling.views(rows)
-        filters = Filters(min_p.float(), top_k.long(), top_p.float())
+        filters = SamplingFilters(min_p.float(), top_k.long(), top_p.float())
         has_filters = drawing == "filtered"
         tokens = draw_rows(
             self._logits[:rows], temperature, draws, filters if has_filters else None
@@ -559,18 +567,18 @@ class StepInputs:
         self.device = torch.zeros(size, dtype=torch.int64, device=device)
         self._columns: np.ndarray[Any, Any] = self._host.numpy()[: 3 * max_rows].reshape(3, -1)
         self._table: np.ndarray[Any, Any] = np.empty((0, 0))
-        self._shape = Shape(0, 0)
+        self._shape = StepShape(0, 0)
         self._pages: list[Sequence[int] | None] = []  # whose pages a row of the table has
         self._counts: list[int] = []  # how many of them
 
-    def views(self, shape: Shape) -> tuple[torch.Tensor, ...]:
+    def views(self, shape: StepShape) -> tuple[torch.Tensor, ...]:
         """Return tokens, lengths and slots [rows] and the page table [rows, pages]."""
         begin = 3 * self._max_rows
         tokens, lengths, slots = self.device[:begin].view(3, -1)[:, : shape.rows]
         table = self.device[begin : begin + shape.rows * shape.pages]
         return tokens, lengths, slots, table.view(shape)
 
-    def fill(self, rows: Sequence[Row], shape: Shape) -> None:
+    def fill(self, rows: Sequence[TokenRow], shape: StepShape) -> None:
         """Copy the rows to the device; those after them are padding."""
         if shape != self._shape:
             self._reshape(shape)
@@ -585,7 +593,7 @@ class StepInputs:
         end = 3 * self._max_rows + shape.rows * shape.pages
         self.device[:end].copy_(self._host[:end], non_blocking=True)
 
-    def _reshape(self, shape: Shape) -> None:
+    def _reshape(self, shape: StepShape) -> None:
         begin = 3 * self._max_rows
         end = begin + shape.rows * shape.pages
         self._table = self._host.numpy()[begin:end].reshape(shape)

@@ -31,7 +31,7 @@ def pages_for(tokens: int) -> int:
 
 
 @dataclass(frozen=True)
-class Row:
+class TokenRow:
     """The new tokens of one sequence, and all of its pages."""
 
     tokens: Sequence[int]
@@ -72,7 +72,7 @@ class PagedCache:
         """Return the bytes of the keys and values of all layers; 0 before the first pass."""
         return sum(tensor_bytes(each) for pair in self._layers.values() for each in pair)
 
-    def take(self, count: int) -> list[int] | None:
+    def allocate(self, count: int) -> list[int] | None:
         """Allocate ``count`` pages; return None if there are not enough."""
         if count > len(self._free):
             return None
@@ -80,7 +80,7 @@ class PagedCache:
         taken, self._free = self._free[split:], self._free[:split]
         return taken
 
-    def give(self, pages: Sequence[int]) -> None:
+    def free(self, pages: Sequence[int]) -> None:
         """Free pages."""
         self._free.extend(pages)
 
@@ -103,7 +103,7 @@ class PagedCache:
 class PrefillChunk:
     """A row of several tokens: a chunk of a prompt."""
 
-    def __init__(self, row: Row, device: torch.device) -> None:
+    def __init__(self, row: TokenRow, device: torch.device) -> None:
         self.context = row.slots(0).to(device)
         new = len(row.tokens)
         self.mask = torch.ones(new, row.length, dtype=torch.bool, device=device).tril(
@@ -111,10 +111,10 @@ class PrefillChunk:
         )
 
 
-class Decoding:
+class DecodeRows:
     """Rows of one token each, with their contexts as one padded batch."""
 
-    def __init__(self, rows: Sequence[Row], device: torch.device) -> None:
+    def __init__(self, rows: Sequence[TokenRow], device: torch.device) -> None:
         longest = max(pages_for(row.length) for row in rows)
         padded = [[*row.pages[:longest], *[0] * (longest - len(row.pages))] for row in rows]
         offsets = torch.arange(PAGE_TOKENS)
@@ -137,14 +137,14 @@ class AttentionInputs(Protocol):
 class Step:
     """The attention inputs of one eager pass: prefill chunks first, then single tokens."""
 
-    def __init__(self, rows: Sequence[Row], cache: PagedCache, device: torch.device) -> None:
+    def __init__(self, rows: Sequence[TokenRow], cache: PagedCache, device: torch.device) -> None:
         self.cache = cache
         self.slots = torch.cat([row.slots(row.start) for row in rows]).to(device)
         several = [row for row in rows if len(row.tokens) > 1]
         self.pieces = [PrefillChunk(row, device) for row in several]
         self.bounds = [0, *accumulate(len(row.tokens) for row in several)]
         single = rows[len(several) :]
-        self.decoding = Decoding(single, device) if single else None
+        self.decoding = DecodeRows(single, device) if single else None
 
     def attend(
         self, layer: int, qkv: Sequence[torch.Tensor], options: dict[str, Any]
@@ -217,7 +217,7 @@ AttentionMaskInterface.register(PAGED, lambda *_args, **_options: None)
 
 
 @torch.inference_mode()
-def forward(model: PreTrainedModel, cache: PagedCache, rows: Sequence[Row]) -> torch.Tensor:
+def forward(model: PreTrainedModel, cache: PagedCache, rows: Sequence[TokenRow]) -> torch.Tensor:
     """Run the rows through the model; return the logits [rows, vocabulary] after each.
 
     The model's attention must be ``PAGED``; rows of several tokens come before single ones.
@@ -249,14 +249,14 @@ def check_paging(model: PreTrainedModel, cache: PagedCache, vocabulary: int) -> 
     tokens = torch.randint(vocabulary, (CHECK_TOKENS,), generator=generator).tolist()
     expected = _plain_logits(model, tokens)
     model.set_attn_implementation(PAGED)
-    pages = cache.take(pages_for(len(tokens))) or []
+    pages = cache.allocate(pages_for(len(tokens))) or []
     start = 0
     paged = expected
     for count in CHECK_PIECES:
-        row = Row(tokens[start : start + count], start, pages)
+        row = TokenRow(tokens[start : start + count], start, pages)
         paged = forward(model, cache, [row])[0]
         start += count
-    cache.give(pages)
+    cache.free(pages)
     error = float((paged - expected).abs().max() / expected.abs().max())
     if not error <= TOLERANCE:
         msg = (

@@ -68,7 +68,7 @@ class OwnProcess:
             return f"ended by {signal.Signals(-code).name}"
         return f"ended with code {code}; its last words: {' / '.join(self.last)[-300:]}"
 
-    def last_words(self) -> list[str]:
+    def last_output_lines(self) -> list[str]:
         """Return the last output lines, after all output was read."""
         for pump in self._pumps:
             pump.join(1.0)
@@ -136,7 +136,7 @@ def _memory(pid: int) -> int:
 # The base of engines that run in processes of their own: waiting, closing and failure.
 
 
-class Life(Protocol):
+class EngineLife(Protocol):
     """The life of an engine process, or of several."""
 
     @property
@@ -150,10 +150,10 @@ class Life(Protocol):
         """Kill it at once, with every process it started."""
 
 
-class OwnWriter:
+class ProcessEngine:
     """One life of an engine in its own process."""
 
-    def __init__(self, process: Life, limits: Limits) -> None:
+    def __init__(self, process: EngineLife, limits: Limits) -> None:
         self.limits = limits
         self.is_closed = False
         self.changed = threading.Condition()

@@ -12,7 +12,7 @@ from runners.jobs.serve.contract import UNFINISHED, Choice, TemplateRefusedError
 
 
 @dataclass
-class Answer:
+class IncrementalDetokenizer:
     """Incremental text of one answer: whole characters, cut at a stop string."""
 
     tokenizer: PreTrainedTokenizerFast
@@ -25,7 +25,7 @@ class Answer:
     _before: int = 0  # tokens from here on are decoded together: their texts depend on each other
     _read: int = 0
 
-    def take(self, choice: Choice) -> tuple[str, list[TokenLogprob]]:
+    def add_token(self, choice: Choice) -> tuple[str, list[TokenLogprob]]:
         """Add a token; return the text and the logprobs that are final now."""
         self.ids.append(choice.token)
         self._logprobs.append(TokenLogprob(choice, self._num_returned + len(self._held)))
@@ -35,7 +35,7 @@ class Answer:
             self.is_stopped = True
             self._held = self._held[: min(cuts)]
             return self._release(len(self._held))
-        return self._release(len(self._held) - self._possible_stop_length())
+        return self._release(len(self._held) - self._partial_stop_length())
 
     def finish(self) -> tuple[str, list[TokenLogprob]]:
         """Return the remaining text and logprobs of an answer that ends without a stop string."""
@@ -56,7 +56,7 @@ class Answer:
     def _decoded(self, begin: int, end: int | None = None) -> str:
         return str(self.tokenizer.decode(self.ids[begin:end], skip_special_tokens=True))
 
-    def _possible_stop_length(self) -> int:
+    def _partial_stop_length(self) -> int:
         """Return how many of the last characters may begin a stop string."""
         lengths = [
             count
@@ -75,7 +75,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Reader:
+class RequestTokenizer:
     """The model's tokenizer, with the calls that requests need."""
 
     tokenizer: PreTrainedTokenizerFast
@@ -105,6 +105,6 @@ class Reader:
         """Return the text of a single token."""
         return str(self.tokenizer.decode([token]))
 
-    def answer(self, stops: Sequence[str]) -> Answer:
+    def answer(self, stops: Sequence[str]) -> IncrementalDetokenizer:
         """Return an empty answer."""
-        return Answer(self.tokenizer, stops)
+        return IncrementalDetokenizer(self.tokenizer, stops)

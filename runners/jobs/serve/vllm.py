@@ -22,10 +22,10 @@ from runners.jobs.serve.relayed.backend import (
     VISIBLE,
     EngineAdapter,
     ModelPaths,
-    Part,
     Phase,
+    SplitEngine,
     prepare,
-    work_of,
+    serve_with,
 )
 from runners.jobs.serve.relayed.process import (
     Command,
@@ -63,7 +63,7 @@ class Vllm(EngineAdapter):
     """vLLM's HTTP server."""
 
     title = "vLLM"
-    names = MetricNames.below(
+    names = MetricNames.with_prefix(
         "vllm", "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
         "prompt_tokens_total", "generation_tokens_total", "time_to_first_token_seconds",
         "inter_token_latency_seconds",  # one value per token, as in our charts
@@ -79,7 +79,7 @@ class Vllm(EngineAdapter):
         return Command(argv, {**QUIET, "VLLM_API_KEY": listen.key})
 
     def part_command(
-        self, spec: ServeSpec, placed: ModelPaths, listen: ListenAddress, part: Part
+        self, spec: ServeSpec, placed: ModelPaths, listen: ListenAddress, part: SplitEngine
     ) -> Command:
         """Return the start command of one engine of a split, with its GPUs and side channel.
 
@@ -211,4 +211,4 @@ def _transfer(phase: Phase | None) -> list[str]:
 
 
 if __name__ == "__main__":
-    run_job("serve", work_of(Vllm()), prepare)
+    run_job("serve", serve_with(Vllm()), prepare)

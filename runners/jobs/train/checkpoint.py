@@ -15,7 +15,7 @@ import torch
 from runners.jobs.memory import free_host_bytes
 from runners.jobs.ranks import Ranks
 from runners.jobs.train.optimizers import OffloadedAdamW
-from runners.jobs.train.quantized import integer_matrices, learning
+from runners.jobs.train.quantized import integer_matrices, trained_tensors
 from runners.jobs.weights import HostBuffers
 
 # Optimizer states as named tensors, to be saved, loaded and shared between ranks.
@@ -27,7 +27,9 @@ from runners.jobs.weights import HostBuffers
 NUMBERS = {"int": int, "float": float}  # plain numbers are restored as such
 
 
-def tensors_of(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> dict[str, torch.Tensor]:
+def optimizer_state_tensors(
+    optimizer: torch.optim.Optimizer, names: Sequence[str]
+) -> dict[str, torch.Tensor]:
     """Return the states as ``<weight name>.<state name>``; none shares memory with another.
 
     ``names`` are the weights' names, in the optimizer's order.
@@ -47,10 +49,10 @@ def tensors_of(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> dict[s
     return tensors
 
 
-def fill(
+def load_optimizer_states(
     optimizer: torch.optim.Optimizer, names: Sequence[str], tensors: dict[str, torch.Tensor]
 ) -> None:
-    """Load states into an optimizer of the same weights."""
+    """Load optimizer states into an optimizer of the same weights."""
     weights = dict(zip(names, _weights(optimizer), strict=True))
     for key, value in tensors.items():
         weight, _, state_key = key.rpartition(".")
@@ -64,13 +66,15 @@ def fill(
             state[name] = value.to(weights[weight].device)
 
 
-def share(ranks: Ranks, optimizer: torch.optim.Optimizer, names: Sequence[str]) -> None:
+def broadcast_optimizer_states(
+    ranks: Ranks, optimizer: torch.optim.Optimizer, names: Sequence[str]
+) -> None:
     """Copy the lead's optimizer states to every rank.
 
     Raises:
         RankFailedError: not every rank responded in time.
     """
-    tensors = tensors_of(optimizer, names) if ranks.is_lead else {}
+    tensors = optimizer_state_tensors(optimizer, names) if ranks.is_lead else {}
     described = {
         name: (str(each.dtype).removeprefix("torch."), list(each.shape))
         for name, each in tensors.items()
@@ -80,7 +84,7 @@ def share(ranks: Ranks, optimizer: torch.optim.Optimizer, names: Sequence[str]) 
         tensors = {name: _empty(*shape) for name, shape in shapes.items()}
     ranks.copy_from_lead([tensors[name] for name in sorted(tensors)])
     if not ranks.is_lead:
-        fill(optimizer, names, tensors)
+        load_optimizer_states(optimizer, names, tensors)
 
 
 def _from_lead(ranks: Ranks, document: dict[str, Any]) -> dict[str, Any]:
@@ -150,11 +154,11 @@ class CheckpointContent(NamedTuple):
     state: TrainState
 
 
-def tables_of(
+def tensor_tables(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return the trained weights and the optimizer states by name, as they are now."""
-    return trained_weights(model), tensors_of(optimizer, _names(model, optimizer))
+    return trained_weights(model), optimizer_state_tensors(optimizer, _names(model, optimizer))
 
 
 def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -162,7 +166,7 @@ def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in _trained(model).items()}
 
 
-def fill_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+def load_trained_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     """Copy trained weights into a model."""
     with torch.no_grad():
         for name, parameter in _trained(model).items():
@@ -205,7 +209,7 @@ def publish_checkpoint(folder: Path, number: int, write: Callable[[Path], None])
     return final
 
 
-def forget_older(folder: Path, keep: int = 1) -> None:
+def remove_older_checkpoints(folder: Path, keep: int = 1) -> None:
     """Remove all but the newest ``keep`` checkpoints."""
     for older in checkpoints(folder)[:-keep]:
         shutil.rmtree(older, ignore_errors=True)
@@ -230,8 +234,8 @@ def load_latest(
     saved = read_latest(folder)
     if saved is None:
         return None
-    fill_weights(model, saved.weights)
-    fill(optimizer, _names(model, optimizer), saved.optimizer)
+    load_trained_weights(model, saved.weights)
+    load_optimizer_states(optimizer, _names(model, optimizer), saved.optimizer)
     return saved.state
 
 
@@ -243,7 +247,7 @@ def checkpoints(folder: Path) -> list[Path]:
 def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return the trained weights; tied ones appear once, frozen ones not at all."""
     matrices = integer_matrices(model).items()
-    return learning(model) | {f"{name}.scale": each.scale for name, each in matrices}
+    return trained_tensors(model) | {f"{name}.scale": each.scale for name, each in matrices}
 
 
 def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
@@ -252,7 +256,7 @@ def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[str
     return [names[id(each)] for group in optimizer.param_groups for each in group["params"]]
 
 
-def share_progress(
+def broadcast_progress(
     ranks: Ranks,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -263,7 +267,7 @@ def share_progress(
     ranks.copy_from_lead(list(model.parameters()))
     if progress is None:
         return None
-    share(ranks, optimizer, _names(model, optimizer))
+    broadcast_optimizer_states(ranks, optimizer, _names(model, optimizer))
     return TrainState(**progress)
 
 
@@ -446,7 +450,7 @@ class CheckpointWriter:
             saved = staged.collect(staged.parts)
             if saved is not None:
                 write_checkpoint(self.folder, saved)
-                forget_older(self.folder, self.keep)
+                remove_older_checkpoints(self.folder, self.keep)
                 self.num_written += 1
                 self._last_seconds = time.monotonic() - began
                 self.written_seconds += self._last_seconds

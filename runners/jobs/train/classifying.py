@@ -210,8 +210,8 @@ def _configure(config: PretrainedConfig, classes: tuple[str, ...], spec: TrainSp
 def _check_encoder(model_type: str) -> None:
     if model_type not in ENCODERS:
         raise BadInputError(
-            f"objective is classification, and the model is {model_type or 'nameless'}: its head "
-            f"stands on {', '.join(ENCODERS)}; choose such a model, or another objective"
+            f"objective is classification, and the model_type is {model_type or 'missing'}: it "
+            f"must be {', '.join(ENCODERS)}; choose such a model, or another objective"
         )
 
 

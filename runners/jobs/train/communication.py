@@ -61,7 +61,7 @@ class Span(NamedTuple):
     end: float
 
 
-class Message(NamedTuple):
+class Collective(NamedTuple):
     """One collective: its kind, its time span, and its mesh axis if known."""
 
     kind: str
@@ -79,16 +79,16 @@ class RecordedCollective(NamedTuple):
 class Timeline(NamedTuple):
     """One rank's step: its messages, and when it computed."""
 
-    messages: list[Message]
+    messages: list[Collective]
     computing: list[Span]
     on_device: bool  # messages are kernels next to others; otherwise threads wait for them
 
-    def exposed(self, messages: Iterable[Message]) -> float:
+    def exposed(self, messages: Iterable[Collective]) -> float:
         """Return the microseconds of these messages that no computation of this rank overlaps."""
         spans = [each.span for each in messages]
         if self.on_device:
             return covered([*spans, *self.computing]) - covered(self.computing)
-        return covered(awaited(spans, merged(self.computing)))
+        return covered(blocked_microseconds(spans, merged(self.computing)))
 
 
 def kind_of(name: str) -> str | None:
@@ -116,7 +116,7 @@ def covered(spans: Iterable[Span]) -> float:
     return sum(each.end - each.begin for each in merged(spans))
 
 
-def awaited(messages: Iterable[Span], computing: Sequence[Span]) -> list[Span]:
+def blocked_microseconds(messages: Iterable[Span], computing: Sequence[Span]) -> list[Span]:
     """Return how long each message blocked its rank: the compute pause in which it ended.
 
     A thread that computes before a message has ended did not wait for it. ``computing``: disjoint
@@ -156,7 +156,7 @@ def timeline_of(
     for each, group in zip(exchanges, groups, strict=True):
         kind = kind_of(each.name) or "other"
         axis = axes.get(group, sender if kind == "send_recv" else "")
-        messages.append(Message(kind, _span(each), axis))
+        messages.append(Collective(kind, _span(each), axis))
     if kernels:
         computing = [_span(each) for each in kernels if _is_computing(each)]
         return Timeline(messages, computing, on_device=True)
@@ -252,7 +252,7 @@ EVERY_STEPS = 200  # a profiled step takes up to twice as long: 0.5 % in total
 TOTAL, EXPOSED = "communication_ratio", "exposed_communication_ratio"
 
 
-class MessagesWatch:
+class CollectiveProfiler:
     """Profiles one of many steps on the lead; the other ranks wait for it in the collectives."""
 
     def __init__(
@@ -281,7 +281,7 @@ class MessagesWatch:
             microseconds = 1e6 * (time.perf_counter() - began)
         recorded = recorded_exchanges(since)
         timeline = timeline_of(profiler.events() or (), self._axes(), recorded)
-        self._news = shares_of(timeline, microseconds)
+        self._news = communication_ratios(timeline, microseconds)
         self._profiles.append(self._news)
 
     def news(self) -> dict[str, float]:
@@ -323,7 +323,7 @@ class MessagesWatch:
         return statistics.median(each.get(name, 0.0) for each in self._profiles)
 
 
-def shares_of(found: Timeline, microseconds: float) -> dict[str, float]:
+def communication_ratios(found: Timeline, microseconds: float) -> dict[str, float]:
     """Return the communication shares of a step: in total, by kind and by axis."""
     kinds, axes = (_by(found.messages, key) for key in ("kind", "axis"))
     spans = {TOTAL: found.messages}
@@ -344,8 +344,8 @@ def shares_of(found: Timeline, microseconds: float) -> dict[str, float]:
     }
 
 
-def _by(messages: Iterable[Message], key: str) -> dict[str, list[Message]]:
-    grouped: dict[str, list[Message]] = defaultdict(list)
+def _by(messages: Iterable[Collective], key: str) -> dict[str, list[Collective]]:
+    grouped: dict[str, list[Collective]] = defaultdict(list)
     for each in messages:
         grouped[getattr(each, key)].append(each)
     return grouped

@@ -27,11 +27,11 @@ from runners.jobs.train.layout_pipeline import (
     EncoderStage,
     LabelledBatch,
     Pipeline,
-    Sequences,
+    SequenceBatch,
     Stage,
     check_model,
     is_encoder,
-    marked,
+    labelled_batch,
     sequences,
     stage_layers,
 )
@@ -45,18 +45,18 @@ from runners.jobs.train.layout_states import (
     check_world,
     rank_tokens,
     route_attention,
-    share_sequences,
+    use_context_parallel_attention,
 )
 from runners.jobs.train.layout_tensor import (
     CompressedReplicas,
     LocalReplicas,
-    Registry,
+    SliceRegistry,
     TensorSlice,
     TrainedParameters,
-    divide_experts,
-    divide_matrices,
-    expert_boxes,
+    expert_slices,
     own_slice,
+    shard_experts,
+    shard_matrices,
 )
 from runners.jobs.train.rows import Batch
 from runners.jobspec import ComputeDtype, TrainSpec
@@ -65,7 +65,7 @@ from runners.jobspec.train import SHARDED_GRADIENTS, SHARDED_WEIGHTS, LayoutOpti
 WEIGHTS = "weights"  # the checkpoint table of the weights; the others are optimizer states
 
 
-class Divided:
+class ShardedLayout:
     """One rank's part: the weights of its stages, its shard of the states, its data."""
 
     keeps_gradients = False  # freed after each update
@@ -93,10 +93,10 @@ class Divided:
         self._generation = getattr(model, "generation_config", None)
         self.stages = self._own_stages(model)
         if (group := self._axes.context) is not None:
-            share_sequences(model, options.context_method, group)
+            use_context_parallel_attention(model, options.context_method, group)
         boxes = self._divide()
         self._states = self._build_states(boxes)
-        self._registry = Registry(ranks, self._states.held)
+        self._registry = SliceRegistry(ranks, self._states.held)
         self.trained: nn.Module = TrainedParameters(self._states.held)
         self._pipeline = self._build_pipeline()
         self.loss_scale = 1.0
@@ -110,7 +110,7 @@ class Divided:
         for stage in self.stages:
             stage.train()
 
-    def settled(self, timeout_seconds: float) -> None:
+    def set_timeout(self, timeout_seconds: float) -> None:
         """Set the timeout of messages between pipeline stages and between context pieces.
 
         Raises:
@@ -119,10 +119,10 @@ class Divided:
         if dist.get_backend() != "gloo":  # NCCL has one timeout for all messages
             return
         with naming_rank_failures(self._ranks):
-            if self._pipeline and (stages := self._axes.anew("pipeline", timeout_seconds)):
+            if self._pipeline and (stages := self._axes.new_group("pipeline", timeout_seconds)):
                 self._pipeline.move_to(stages)
             if self._axes.context and (
-                context_group := self._axes.anew("context", timeout_seconds)
+                context_group := self._axes.new_group("context", timeout_seconds)
             ):
                 route_attention(self._options.context_method, context_group)
 
@@ -150,7 +150,7 @@ class Divided:
         ranks_per_replica = self._ranks.size // self._options.data_parallel_size
         (labels,) = self._ranks.total([own_labels / ranks_per_replica])
         scale = self.loss_scale * self._states.loss_scale / labels
-        placed = [self._localised(batch.to(self._device)) for batch in batches]
+        placed = [self._local_batch(batch.to(self._device)) for batch in batches]
         with naming_rank_failures(self._ranks):
             loss_sum = self._compute(placed, scale)
             self._states.collect()
@@ -205,7 +205,7 @@ class Divided:
         }
         return sum(each.untyped_storage().nbytes() for each in storages.values())
 
-    def whole(self) -> PreTrainedModel | None:
+    def gathered_model(self) -> PreTrainedModel | None:
         """Return the whole model on the lead, gathered from all ranks; None on the others.
 
         Raises:
@@ -221,7 +221,9 @@ class Divided:
             model.generation_config = self._generation
         return model
 
-    def staged(self, optimizer: torch.optim.Optimizer, state: TrainState) -> StagedCheckpoint:
+    def checkpoint_part(
+        self, optimizer: torch.optim.Optimizer, state: TrainState
+    ) -> StagedCheckpoint:
         """Return this rank's part of a checkpoint: its parts of the weights and moments."""
         select_given, held_slices = self._registry.given, self._states.held
         parts: dict[str, Tensors] = {WEIGHTS: select_given(self._weights())}
@@ -308,10 +310,10 @@ class Divided:
                 slices += [own_slice(name, weight) for name, weight in stage.named_parameters()]
                 continue
             if options.tensor_parallel_size > 1:
-                divide_matrices(stage, mesh, is_sequence_divided=options.sequence_parallel)
+                shard_matrices(stage, mesh, is_sequence_divided=options.sequence_parallel)
             if options.expert_parallel_size > 1 and self._axes.experts is not None:
-                divide_experts(stage, self._axes.experts)
-                boxes = expert_boxes(stage, self._config.num_local_experts)
+                shard_experts(stage, self._axes.experts)
+                boxes = expert_slices(stage, self._config.num_local_experts)
             named = stage.named_parameters()
             slices += [boxes.get(name) or own_slice(name, weight) for name, weight in named]
         return slices
@@ -341,9 +343,9 @@ class Divided:
         stages = [each for each in self.stages if isinstance(each, Stage)]
         return Pipeline(stages, self._options, group, self._device)
 
-    def _localised(self, batch: Batch) -> Sequences | LabelledBatch:
+    def _local_batch(self, batch: Batch) -> SequenceBatch | LabelledBatch:
         if is_encoder(self._config):
-            return marked(batch)
+            return labelled_batch(batch)
         length, options = batch.input_ids.shape[1], self._options
         tensor = options.tensor_parallel_size
         if options.sequence_parallel and length % tensor:
@@ -358,7 +360,9 @@ class Divided:
         pieces = rank_tokens(length, options.context_parallel_size)
         return sequences(batch, pieces, self._axes.here.context)
 
-    def _compute(self, batches: Sequence[Sequences | LabelledBatch], scale: float) -> torch.Tensor:
+    def _compute(
+        self, batches: Sequence[SequenceBatch | LabelledBatch], scale: float
+    ) -> torch.Tensor:
         """Compute the micro-batches' gradients, and return their summed loss."""
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         # Autocast's cached cast would outlive the gathered weight it was made from.
@@ -369,7 +373,7 @@ class Divided:
             cache_enabled=self._options.zero_stage < SHARDED_WEIGHTS,
         ):
             if self._pipeline is not None:
-                pieces = [each for each in batches if isinstance(each, Sequences)]
+                pieces = [each for each in batches if isinstance(each, SequenceBatch)]
                 return self._pipeline.run(pieces, scale)
             for batch in batches:
                 logits = self.stages[0](batch.input_ids, **batch.places)
@@ -432,8 +436,8 @@ def chosen_layout(
         check_world(options, ranks)
     if options is None:
         return Replicas(model, spec.compute_dtype, device, ranks)
-    if not options.is_whole_copies:
-        return Divided(model, options, spec.compute_dtype, device, ranks)
+    if not options.is_unsharded:
+        return ShardedLayout(model, options, spec.compute_dtype, device, ranks)
     if options.gradient_compression is not None:
         return CompressedReplicas(model, spec.compute_dtype, device, ranks, options)
     if options.synchronization_interval_steps > 1:

@@ -22,13 +22,13 @@ from runners.jobs.train.checkpoint import (
     Tensors,
     TrainState,
     checkpoints,
-    fill_weights,
+    load_trained_weights,
     publish_checkpoint,
     trained_weights,
 )
 from runners.jobs.train.layout import Layout
 from runners.jobs.train.rows import IGNORED, Batch
-from runners.jobs.train.samples import Pace
+from runners.jobs.train.samples import RunProgress
 from runners.jobs.train.sources import HeldOutRows, LabelEvaluator, Mixture
 from runners.jobspec import TrainSpec
 from runners.jobspec.base import MOST_PROMPTS, TextSamples
@@ -47,7 +47,7 @@ SAMPLING_TIMEOUT_SECONDS = 20.0  # for all prompts together: other ranks wait me
 
 
 @dataclass(frozen=True)
-class Sample:
+class TextSample:
     """A prompt and its continuation by the weights of a step."""
 
     step: int
@@ -56,7 +56,7 @@ class Sample:
     is_final: bool = False  # from the exported weights
 
 
-class Sampler:
+class TextSampler:
     """Generates samples when they are due; on the lead only."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Sampler:
         self._job, self._options, self._tokenizer = job, options, tokenizer
         self._prompts = [list(each)[-max(1, longest - 1) :] for each in prompts]
         self._longest = longest
-        self.taken = _taken_before(job.output_dir(NAME))
+        self.taken = _earlier_samples(job.output_dir(NAME))
 
     def is_due(self, step: int) -> bool:
         """Return whether samples are due after this step."""
@@ -83,11 +83,11 @@ class Sampler:
         samples = []
         for prompt in self._prompts:
             room = min(self._options.max_tokens, self._longest - len(prompt))
-            written = continued(model, prompt, room, self._options, deadline)
+            written = continuation_tokens(model, prompt, room, self._options, deadline)
             prompt_text, continuation = (
                 str(self._tokenizer.decode(each)) for each in (prompt, written)
             )
-            samples.append(Sample(step, prompt_text, continuation, is_final))
+            samples.append(TextSample(step, prompt_text, continuation, is_final))
         at = (is_final, step)  # after a restart the same step comes again
         others = [each for each in self.taken if (each.is_final, each.step) != at]
         self.taken = _shown(
@@ -106,7 +106,7 @@ class Sampler:
 
 
 @torch.no_grad()
-def continued(
+def continuation_tokens(
     model: PreTrainedModel,
     prompt: Sequence[int],
     count: int,
@@ -169,20 +169,20 @@ def _first_words(held_out: HeldOutRows, source: int) -> list[int]:
     return [int(each) for each in batch.input_ids[0, :FIRST_WORDS]]
 
 
-def _shown(samples: list[Sample]) -> list[Sample]:
+def _shown(samples: list[TextSample]) -> list[TextSample]:
     """Return the samples of the first step, the newest steps and the final ones."""
     steps = sorted({each.step for each in samples if not each.is_final})
     shown_steps = {*steps[:1], *steps[1 - SHOWN_STEPS :]}
     return [each for each in samples if each.is_final or each.step in shown_steps]
 
 
-def _taken_before(folder: Path) -> list[Sample]:
+def _earlier_samples(folder: Path) -> list[TextSample]:
     """Return this attempt's samples from before a restart."""
     try:
         document = json.loads((folder / f"{NAME}.json").read_text())
     except OSError:
         return []
-    return [Sample(**each) for each in document["samples"]]
+    return [TextSample(**each) for each in document["samples"]]
 
 
 # The weights of a training with the lowest held-out loss, kept on disk until it ends.
@@ -259,7 +259,7 @@ class BestWeights:
             if other != newest:
                 shutil.rmtree(other, ignore_errors=True)
 
-    def put_back(self, model: torch.nn.Module, last: EvaluatedStep) -> None:
+    def restore_best(self, model: torch.nn.Module, last: EvaluatedStep) -> None:
         """Load the weights with the lowest loss, counting the last step, into the model."""
         from safetensors.torch import load_file
 
@@ -271,7 +271,7 @@ class BestWeights:
         (folder,) = (
             each for each, evaluated in self._complete_folders().items() if evaluated == lowest
         )
-        fill_weights(model, load_file(folder / WEIGHTS))
+        load_trained_weights(model, load_file(folder / WEIGHTS))
 
     def note(self) -> str:
         """Return a note on which step's weights are exported, and why."""
@@ -297,7 +297,7 @@ class BestWeights:
 
 
 @dataclass
-class Patience:
+class EarlyStopping:
     """Counts validations without a gain, in the training state that checkpoints store."""
 
     most: int | None  # consecutive validations without a better loss; None: no early stop
@@ -328,7 +328,7 @@ Aside = Callable[[PreTrainedModel], AbstractContextManager[None]]
 
 
 @dataclass
-class HeldOut:
+class HeldOutData:
     """Held-out text, never trained on."""
 
     ids: TokenIds  # the host's own text
@@ -351,25 +351,25 @@ class Evaluator:
     spec: TrainSpec
     layout: Layout
     ranks: Ranks
-    pace: Pace
-    held_out: HeldOut
+    pace: RunProgress
+    held_out: HeldOutData
     aside: Aside  # context in which the model runs as it will be loaded
     writer: CheckpointWriter | None  # of the best weights; None writes them within a step
-    sampler: Sampler | None = None
+    sampler: TextSampler | None = None
     mixture: Mixture | None = None
-    patience: Patience = field(init=False)
+    patience: EarlyStopping = field(init=False)
     best: BestWeights = field(init=False)
     next_validation: float = 1.0 / VALIDATIONS_PER_RUN  # fraction of the run
     is_over: bool = False  # early stop: the ranks have agreed on it
 
     def __post_init__(self) -> None:
-        self.patience = Patience(self.spec.early_stop_validations)
+        self.patience = EarlyStopping(self.spec.early_stop_validations)
         self.best = BestWeights(self.job.checkpoint_dir)
 
     def resume(self, state: TrainState) -> None:
         """Restore the evaluation schedule from a checkpoint."""
         if self.mixture is not None:
-            self.mixture.go_on(state)
+            self.mixture.restore_history(state)
         done = math.floor(self.pace.fraction(state) * VALIDATIONS_PER_RUN)
         self.next_validation = max(self.next_validation, (done + 1) / VALIDATIONS_PER_RUN)
 
@@ -407,7 +407,7 @@ class Evaluator:
             return
         self.next_validation += 1.0 / VALIDATIONS_PER_RUN
         self.layout.synchronise()
-        model = self.layout.whole()
+        model = self.layout.gathered_model()
         if model is None:
             return
         with self.aside(model):
@@ -420,7 +420,7 @@ class Evaluator:
         """Generate text with the whole model; diverged replicas are not synchronised first."""
         if self.sampler is None or not self.sampler.is_due(state.step):
             return
-        model = self.layout.whole()
+        model = self.layout.gathered_model()
         if model is not None:
             with self.aside(model):
                 self.sampler.take(model, state.step)
@@ -431,7 +431,7 @@ class Evaluator:
         if mixture is None or not mixture.is_due(state) or self.pace.fraction(state) >= 1.0:
             return
         self.layout.synchronise()
-        model, losses = self.layout.whole(), [0.0] * len(mixture.evaluated_on)
+        model, losses = self.layout.gathered_model(), [0.0] * len(mixture.evaluated_on)
         if model is not None:
             with self.aside(model):
                 losses = mixture.losses(model)
@@ -460,7 +460,7 @@ class Evaluator:
         last = self.best.last
         if last is None or last.step != state.step:
             last = self._evaluated(model, state)
-        self.best.put_back(model, last)
+        self.best.restore_best(model, last)
         self.job.emitter.log(f"{self.ranks.name}the weights are {self.best.note()}")
 
     def notes(self, state: TrainState) -> dict[str, str]:

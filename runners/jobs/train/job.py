@@ -40,9 +40,13 @@ from runners.jobs.runtime import (
     weight_file_bytes,
 )
 from runners.jobs.train.classifying import classifier, read_labelled
-from runners.jobs.train.evaluator import HeldOut, Sampler, prompts_of
-from runners.jobs.train.kernels import EVALUATION_ATTENTION, attend
-from runners.jobs.train.quantized import learning, made_plain, quantize_for_training
+from runners.jobs.train.evaluator import HeldOutData, TextSampler, prompts_of
+from runners.jobs.train.kernels import EVALUATION_ATTENTION, set_attention
+from runners.jobs.train.quantized import (
+    quantize_for_training,
+    trained_tensors,
+    with_effective_weights,
+)
 from runners.jobs.train.sources import Data, OwnText, mixture_of, read_data
 from runners.jobs.train.trainer import Trainer, steady
 from runners.jobspec import ArtefactModel, DemoModel, FolderModel, RandomModel, TrainSpec
@@ -78,7 +82,11 @@ def finish(prepared: PreparedTraining, peak: Peak) -> None:
     if prepared.lora is not None:
         trained |= _publish_adapter(prepared, prepared.lora)
     trained |= _data_figures(prepared)
-    model = prepared.lora.merge() if prepared.lora is not None else made_plain(trainer.model)
+    model = (
+        prepared.lora.merge()
+        if prepared.lora is not None
+        else with_effective_weights(trainer.model)
+    )
     model = ready(model, dtype=TORCH_DTYPES[spec.published_dtype])
     perplexity = evaluate(model, trainer.held_out.ids, FINAL_EVALUATION_TOKENS)
     parameters = float(sum(each.numel() for each in model.parameters()))
@@ -122,7 +130,7 @@ def _finish_classifier(prepared: PreparedTraining, peak: Peak) -> None:
 
 def _trained_figures(trainer: Trainer) -> dict[str, float]:
     """Return the number of trained parameters and the optimizer's bytes."""
-    trained = sum(each.numel() for each in learning(trainer.model).values())
+    trained = sum(each.numel() for each in trained_tensors(trainer.model).values())
     return {
         "trainable_parameters": float(trained),
         "optimizer_bytes": float(optimizer_bytes(trainer.optimizer)),
@@ -290,15 +298,15 @@ def _train(job: Job, spec: TrainSpec, ranks: Ranks) -> tuple[PreparedTraining, P
         return None
     peak = prepared.meter.read()
     trainer.layout.synchronise()
-    whole = trainer.layout.whole()
+    whole = trainer.layout.gathered_model()
     if whole is not None:
         if trainer.blocks is not None:
             whole.set_attn_implementation(EVALUATION_ATTENTION)
         trainer.model = whole
         if spec.compute_dtype == "fp8":
-            from runners.jobs.train.kernels import widened  # torchao is large
+            from runners.jobs.train.kernels import with_plain_linear_layers  # torchao is large
 
-            trainer.model = widened(whole)
+            trainer.model = with_plain_linear_layers(whole)
         trainer.evaluator.finish(trainer.model, trainer.state)
     return prepared, peak
 
@@ -322,31 +330,35 @@ def _prepare(job: Job, spec: TrainSpec, ranks: Ranks) -> PreparedTraining:
         model = classifier(job, spec, data.classes, tokenizer, device)
     else:
         model = _model(job, spec, tokenizer, device)
-    blocks = attend(model, spec.attention, device)
+    blocks = set_attention(model, spec.attention, device)
     if spec.quantized is not None:
         quantize_for_training(model, spec.quantized)
     weights = model_bytes(model)
     lora = _adapter(job, spec, model, device)
-    held_out_rows = HeldOut(held_out, data.evaluated_on)
+    held_out_rows = HeldOutData(held_out, data.evaluated_on)
     trainer = Trainer(job, spec, model, data.batches, held_out_rows, device, ranks, blocks)
     trainer.meter = meter
     trainer.evaluator.mixture = mixture_of(data, spec)
     if spec.text_samples is not None:
         prompts = prompts_of(spec.text_samples, tokenizer, data.evaluated_on, held_out)
         longest = spec.sequence_length
-        trainer.evaluator.sampler = Sampler(job, spec.text_samples, tokenizer, prompts, longest)
+        trainer.evaluator.sampler = TextSampler(
+            job, spec.text_samples, tokenizer, prompts, longest
+        )
     trainer.resume()
     if lora is None:
         weights = trainer.layout.weight_bytes()
     adapters = {"adapters": lora.bytes} if lora else {}
-    trainer.report_held(weights=weights, runtime_overhead=meter.read().start_bytes, **adapters)
+    trainer.report_held_bytes(
+        weights=weights, runtime_overhead=meter.read().start_bytes, **adapters
+    )
     return PreparedTraining(trainer, tokenizer, text, data, meter, lora)
 
 
 def _data(
     job: Job, spec: TrainSpec, tokenizer: PreTrainedTokenizerFast, corpus: Corpus
 ) -> tuple[Data, TokenIds]:
-    """Return the training data, and the host's held-out text; classification uses none."""
+    """Return the training data and the host's held-out text, unused by classification."""
     if spec.objective == "classification":
         return read_labelled(job, spec, tokenizer, corpus), np.zeros(0, dtype=np.int32)
     train_ids = tokenized(tokenizer, corpus.train, f"{corpus.digest}/train", job.cache_dir)
@@ -405,8 +417,8 @@ def _tokenizer(job: Job, spec: TrainSpec, corpus: Corpus) -> PreTrainedTokenizer
         vocab_size = spec.model.config.get("vocab_size")
         if not isinstance(vocab_size, int) or vocab_size < LEAST_VOCABULARY:
             raise BadInputError(
-                f"the model's vocab_size is {vocab_size!r}, and every byte needs a token of its "
-                f"own; choose at least {LEAST_VOCABULARY}"
+                f"the model's vocab_size is {vocab_size!r}, but a byte-level tokenizer needs one "
+                f"token per byte; choose at least {LEAST_VOCABULARY}"
             )
         return demo_tokenizer(corpus, vocab_size, job.cache_dir)
     if isinstance(spec.model, RandomModel):

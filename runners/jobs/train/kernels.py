@@ -19,7 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from runners.devices.topology import FP8_CAPABILITY
 from runners.jobs.runtime import BadInputError, check_compiler
-from runners.jobs.train.quantized import put
+from runners.jobs.train.quantized import replace_layer
 from runners.jobspec.train import TrainAttention
 
 # The attention kernel of a training: fused, separate products, or block-sparse.
@@ -82,7 +82,7 @@ class BlockAttention:
         )
 
 
-def attend(
+def set_attention(
     model: PreTrainedModel, asked: TrainAttention, device: torch.device
 ) -> BlockAttention | None:
     """Set the model's attention; return the block counter if it is block-sparse.
@@ -177,7 +177,7 @@ class CompiledLayers:
             each.compile(dynamic=False)
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def uncompiled(self) -> Iterator[None]:
         """Run the layers uncompiled within the block."""
         compiled = [each._compiled_call_impl for each in self._layers]  # noqa: SLF001 - no public API
         self.end()
@@ -220,7 +220,7 @@ class CompiledLayers:
 SIDE_MULTIPLE = 16  # the GPU units work on multiples of this, in elements
 
 
-class NarrowLinear(Float8Linear):  # type: ignore[misc]  # torchao has no types
+class Fp8Linear(Float8Linear):  # type: ignore[misc]  # torchao has no types
     """A linear layer that multiplies in FP8 while training, and plainly in evaluation mode."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -232,7 +232,7 @@ class NarrowLinear(Float8Linear):  # type: ignore[misc]  # torchao has no types
         return output
 
 
-def narrow_products(model: PreTrainedModel, device: torch.device) -> None:
+def use_fp8_linear_layers(model: PreTrainedModel, device: torch.device) -> None:
     """Replace the model's linear layers by FP8 ones.
 
     Raises:
@@ -244,7 +244,7 @@ def narrow_products(model: PreTrainedModel, device: torch.device) -> None:
     for name, layer in list(model.named_modules()):
         is_plain = type(layer) is torch.nn.Linear and layer is not head
         if is_plain and not (layer.in_features | layer.out_features) % SIDE_MULTIPLE:
-            put(model, name, NarrowLinear.from_float(layer, config).train(layer.training))
+            replace_layer(model, name, Fp8Linear.from_float(layer, config).train(layer.training))
             num_changed += 1
     if not num_changed:
         msg = (
@@ -254,14 +254,14 @@ def narrow_products(model: PreTrainedModel, device: torch.device) -> None:
         raise BadInputError(msg)
 
 
-def widened(model: PreTrainedModel) -> PreTrainedModel:
+def with_plain_linear_layers(model: PreTrainedModel) -> PreTrainedModel:
     """Return the model with plain linear layers that have the trained weights."""
     for name, layer in list(model.named_modules()):
-        if isinstance(layer, NarrowLinear):
+        if isinstance(layer, Fp8Linear):
             plain = torch.nn.Linear(1, 1, bias=False, device="meta")
             plain.in_features, plain.out_features = layer.in_features, layer.out_features
             plain.weight, plain.bias = layer.weight, layer.bias
-            put(model, name, plain.train(layer.training))
+            replace_layer(model, name, plain.train(layer.training))
     return model
 
 

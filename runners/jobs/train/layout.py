@@ -17,9 +17,9 @@ from runners.jobs.train.checkpoint import (
     CheckpointContent,
     StagedCheckpoint,
     TrainState,
+    broadcast_progress,
     load_latest,
-    share_progress,
-    tables_of,
+    tensor_tables,
 )
 from runners.jobs.train.rows import IGNORED, Batch, one_text_per_row
 from runners.jobspec import ComputeDtype
@@ -59,7 +59,7 @@ class Layout(Protocol):
     def begin(self) -> None:
         """Connect to the other ranks."""
 
-    def settled(self, timeout_seconds: float) -> None:
+    def set_timeout(self, timeout_seconds: float) -> None:
         """Set the timeout for unresponsive ranks, after the first step."""
 
     def share(self, count: int) -> range:
@@ -83,7 +83,7 @@ class Layout(Protocol):
     def axes_of_groups(self) -> dict[str, str]:
         """Return the mesh axis of each process group, by the group's name."""
 
-    def whole(self) -> PreTrainedModel | None:
+    def gathered_model(self) -> PreTrainedModel | None:
         """Return the whole model on the lead; every rank calls it."""
 
     def weight_bytes(self) -> int:
@@ -92,7 +92,9 @@ class Layout(Protocol):
     def gradient_bytes(self) -> int:
         """Return the bytes of the gradients in memory."""
 
-    def staged(self, optimizer: torch.optim.Optimizer, state: TrainState) -> StagedCheckpoint:
+    def checkpoint_part(
+        self, optimizer: torch.optim.Optimizer, state: TrainState
+    ) -> StagedCheckpoint:
         """Return this rank's part of a checkpoint of the current state; every rank calls it."""
 
     def resume(self, folder: Path, optimizer: torch.optim.Optimizer) -> TrainState | None:
@@ -137,7 +139,7 @@ class Replicas:
         """
         self._replica = self._ranks.join(self.model)
 
-    def settled(self, timeout_seconds: float) -> None:
+    def set_timeout(self, timeout_seconds: float) -> None:
         """Do nothing: all replicas take part in every collective."""
 
     def share(self, count: int) -> range:
@@ -186,7 +188,7 @@ class Replicas:
         """Return the data axis for the world group."""
         return {str(dist.group.WORLD.group_name): "data"} if dist.group.WORLD else {}
 
-    def whole(self) -> PreTrainedModel | None:
+    def gathered_model(self) -> PreTrainedModel | None:
         """Return the model on the lead."""
         return self.model if self._ranks.is_lead else None
 
@@ -198,11 +200,13 @@ class Replicas:
         """Return the bytes of the gradients in memory."""
         return gradient_bytes(self.model)
 
-    def staged(self, optimizer: torch.optim.Optimizer, state: TrainState) -> StagedCheckpoint:
+    def checkpoint_part(
+        self, optimizer: torch.optim.Optimizer, state: TrainState
+    ) -> StagedCheckpoint:
         """Return the checkpoint of the current state; only the lead has a part."""
         if not self._ranks.is_lead:
             return StagedCheckpoint({}, lambda _parts: None)
-        weights, states = tables_of(self.model, optimizer)
+        weights, states = tensor_tables(self.model, optimizer)
         state_copy = replace(state)  # the trainer's own state goes on changing
         parts = {"weights": weights, "optimizer": states}
         return StagedCheckpoint(
@@ -220,7 +224,7 @@ class Replicas:
         if self._ranks.is_lead:
             state = load_latest(folder, self.model, optimizer)
         if not self._ranks.is_alone:
-            state = share_progress(self._ranks, self.model, optimizer, state)
+            state = broadcast_progress(self._ranks, self.model, optimizer, state)
         return state
 
     def _backward(self, batch: Batch, labels: float) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch.distributed.pipelining.schedules import (
 )
 from transformers import PreTrainedModel
 
-from runners.jobs.generate.stage_model import divided
+from runners.jobs.generate.stage_model import even_layer_ranges
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.layout import summed_loss
 from runners.jobs.train.rows import Batch
@@ -45,7 +45,7 @@ class LabelledBatch(NamedTuple):
         return {"attention_mask": self.attention_mask}
 
 
-def marked(batch: Batch) -> LabelledBatch:
+def labelled_batch(batch: Batch) -> LabelledBatch:
     """Return a micro-batch of labelled rows.
 
     Raises:
@@ -87,7 +87,7 @@ class EncoderStage(nn.Module):
         return logits
 
 
-def undivided(options: LayoutOptions) -> Iterator[str]:
+def unsupported_encoder_sizes(options: LayoutOptions) -> Iterator[str]:
     """Yield an error message per parallel size that an encoder does not support."""
     for name in ("tensor", "pipeline", "context", "expert"):
         field = f"{name}_parallel_size"
@@ -101,7 +101,7 @@ def undivided(options: LayoutOptions) -> Iterator[str]:
 LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3", "mixtral")
 
 
-class Sequences(NamedTuple):
+class SequenceBatch(NamedTuple):
     """A micro-batch as stages take it; with context parallelism, this rank's piece of it.
 
     ``input_ids``, ``labels``, ``position_ids`` [rows, length]; ``queries`` [rows, length, 2] and
@@ -120,7 +120,7 @@ class Sequences(NamedTuple):
         return {"position_ids": self.position_ids, "queries": self.queries, "keys": self.keys}
 
 
-def sequences(batch: Batch, pieces: torch.Tensor | None = None, index: int = 0) -> Sequences:
+def sequences(batch: Batch, pieces: torch.Tensor | None = None, index: int = 0) -> SequenceBatch:
     """Return a micro-batch; with ``pieces``, only the tokens ``pieces[index]`` of each row.
 
     ``pieces`` [ranks, length]: the tokens of each rank, in its order.
@@ -133,10 +133,10 @@ def sequences(batch: Batch, pieces: torch.Tensor | None = None, index: int = 0) 
         documents = (positions == 0).cumsum(dim=1)
     places = torch.stack([row, documents], dim=-1)
     if pieces is None:
-        return Sequences(batch.input_ids, batch.labels, positions, places, places)
+        return SequenceBatch(batch.input_ids, batch.labels, positions, places, places)
     own_tokens = pieces[index].to(row.device)
     keys = places[:, pieces.flatten().to(row.device)]
-    return Sequences(
+    return SequenceBatch(
         batch.input_ids[:, own_tokens],
         batch.labels[:, own_tokens],
         positions[:, own_tokens],
@@ -145,7 +145,9 @@ def sequences(batch: Batch, pieces: torch.Tensor | None = None, index: int = 0) 
     )
 
 
-def visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
+def visible_key_mask(
+    queries: torch.Tensor, keys: torch.Tensor, window: int | None
+) -> torch.Tensor:
     """Return the mask [rows, 1, queries, keys]: causal, within documents, and the window."""
     distance = queries[:, :, None, 0] - keys[:, None, :, 0]
     mask = (distance >= 0) & (queries[:, :, None, 1] == keys[:, None, :, 1])
@@ -188,7 +190,7 @@ class Stage(nn.Module):
         """Return logits or hidden states for token ids or hidden states."""
         model: Any = self.model
         hidden = model.embed_tokens(given) if hasattr(model, "embed_tokens") else given
-        mask: torch.Tensor = visible(queries, keys, self.window)
+        mask: torch.Tensor = visible_key_mask(queries, keys, self.window)
         if self.config._attn_implementation != "sdpa":  # noqa: SLF001 - no public name
             lowest = torch.finfo(hidden.dtype).min
             mask = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill_(~mask, lowest)
@@ -212,7 +214,7 @@ def stage_layers(options: LayoutOptions, num_layers: int) -> list[range]:
     """
     counts = options.pipeline_layers
     if counts is None:
-        return divided(num_layers, options.num_stages)
+        return even_layer_ranges(num_layers, options.num_stages)
     if sum(counts) != num_layers:
         msg = f"pipeline_layers names {sum(counts)} layers, and the model has {num_layers}"
         raise BadInputError(f"{msg}; the counts must sum to {num_layers}")
@@ -228,7 +230,7 @@ def check_model(model: PreTrainedModel, options: LayoutOptions) -> None:
     """
     config = model.config
     if is_encoder(config):
-        faults = undivided(options)
+        faults = unsupported_encoder_sizes(options)
     else:
         faults = chain(_unsupported(config, options), _indivisible(config, options))
     for fault in faults:
@@ -313,7 +315,7 @@ class Pipeline:
         self._busy_seconds = 0.0
         self.idle_ratio = 0.0  # of the last step
 
-    def run(self, batches: Sequence[Sequences], scale: float) -> torch.Tensor:
+    def run(self, batches: Sequence[SequenceBatch], scale: float) -> torch.Tensor:
         """Compute the gradients of the losses times ``scale``; return the sum of the losses.
 
         The sum is that of the last stage, 0 elsewhere. Every rank gets the same micro-batches.
@@ -328,7 +330,7 @@ class Pipeline:
         if shape != self._shape:
             self._schedule, self._shape = self._build_schedule(len(batches)), shape
         self._scale = scale
-        joined = Sequences(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
+        joined = SequenceBatch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
         is_first = hasattr(self._stages[0].model, "embed_tokens")
         losses: list[torch.Tensor] = []
         began, self._busy_seconds = time.monotonic(), 0.0

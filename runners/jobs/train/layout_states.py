@@ -26,7 +26,7 @@ from runners.jobs.train.layout_tensor import (
     TensorSlice,
     plain,
     plain_gradient,
-    share_of,
+    shard_rows,
 )
 from runners.jobs.train.quantized import Context
 from runners.jobspec.train import ContextMethod, LayoutOptions
@@ -40,7 +40,7 @@ AXES = ("pipeline", "replicate", "shard", "tensor")
 
 
 @dataclass(frozen=True)
-class Place:
+class MeshCoordinates:
     """A rank's coordinates in the device mesh; ``shard`` includes context parallelism."""
 
     pipeline: int
@@ -52,7 +52,7 @@ class Place:
     expert: int  # which experts
 
 
-def place_of(rank: int, options: LayoutOptions) -> Place:
+def mesh_coordinates(rank: int, options: LayoutOptions) -> MeshCoordinates:
     """Return a rank's coordinates; neighbouring ranks differ in ``tensor`` first."""
     tensor, context = options.tensor_parallel_size, options.context_parallel_size
     shards = options.shard_copies * context
@@ -62,7 +62,7 @@ def place_of(rank: int, options: LayoutOptions) -> Place:
     pipeline, replicate = divmod(rest, replicates)
     copy, own_context = divmod(shard, context)
     data = replicate * options.shard_copies + copy
-    return Place(
+    return MeshCoordinates(
         pipeline, replicate, shard, own_tensor, data, own_context,
         data % options.expert_parallel_size,
     )  # fmt: skip
@@ -96,7 +96,7 @@ class Axes:
         """
         check_world(options, ranks)
         self.options, self.ranks = options, ranks
-        self.here = place_of(ranks.rank, options)
+        self.here = mesh_coordinates(ranks.rank, options)
         self.num_shards = options.shard_copies * options.context_parallel_size
         self.num_replicates = options.data_parallel_size // options.shard_copies
         shape = (
@@ -124,13 +124,13 @@ class Axes:
         """Return this rank's group along an axis of the mesh."""
         return self.mesh.get_group(axis)
 
-    def anew(self, axis: str, timeout_seconds: float) -> dist.ProcessGroup | None:
+    def new_group(self, axis: str, timeout_seconds: float) -> dist.ProcessGroup | None:
         """Return a new group of this rank's stages or context pieces; None if it has one member.
 
         The timeout of point-to-point messages is fixed when a group is created; the one that torch
         can change later applies to collectives only.
         """
-        keys: dict[str, Callable[[Place], Hashable]] = {
+        keys: dict[str, Callable[[MeshCoordinates], Hashable]] = {
             "pipeline": lambda at: (at.replicate, at.shard, at.tensor),
             "context": lambda at: (at.pipeline, at.tensor, at.data),
         }
@@ -150,12 +150,15 @@ class Axes:
         return axes
 
     def _group(
-        self, axis: str, key: Callable[[Place], Hashable], timeout: timedelta | None = None
+        self,
+        axis: str,
+        key: Callable[[MeshCoordinates], Hashable],
+        timeout: timedelta | None = None,
     ) -> dist.ProcessGroup | None:
         """Return the group of the ranks with this rank's key; None if it is always alone."""
         groups: dict[Hashable, list[int]] = {}
         for rank in range(self.ranks.size):
-            groups.setdefault(key(place_of(rank, self.options)), []).append(rank)
+            groups.setdefault(key(mesh_coordinates(rank, self.options)), []).append(rank)
         if all(len(members) == 1 for members in groups.values()):
             return None
         created: dict[Hashable, dist.ProcessGroup] = {
@@ -257,7 +260,7 @@ class Copies:
         return gradient.contiguous()
 
     def _own_rows(self, weight: Weight) -> tuple[int, int]:
-        return share_of(weight.box.size[0], self._index, self._count)
+        return shard_rows(weight.box.size[0], self._index, self._count)
 
     def _view(self, weight: Weight, first: int, count: int) -> nn.Parameter:
         local = plain(weight.parameter.detach())
@@ -274,7 +277,7 @@ class Copies:
         at = 0
         shares = gathered.view(self._count, -1)
         for local in locals_:
-            size = _row_share(local, self._count)
+            size = _longest_row_share(local, self._count)
             rows = shares[:, at : at + size].reshape(-1, *local.shape[1:])
             local.copy_(rows[: len(local)])
             at += size
@@ -350,7 +353,7 @@ class ShardedWeights:
         self.held: list[HeldSlice] = []
         for box in boxes:
             parameter = named[box.name]
-            first, count = share_of(box.size[0], axes.here.shard, axes.num_shards)
+            first, count = shard_rows(box.size[0], axes.here.shard, axes.num_shards)
             if count:
                 own = nn.Parameter(plain(parameter.detach()))
                 self.held.append(HeldSlice(box.rows(first, count), own))
@@ -398,7 +401,7 @@ def _sum_together(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | No
         tensor.copy_(part.view_as(tensor))
 
 
-def _row_share(local: torch.Tensor, count: int) -> int:
+def _longest_row_share(local: torch.Tensor, count: int) -> int:
     """Return the elements of the longest of ``count`` shares of a tensor's rows."""
     return -(-len(local) // count) * (local.numel() // max(1, len(local)))
 
@@ -444,7 +447,7 @@ def rank_tokens(length: int, count: int) -> torch.Tensor:
     )
 
 
-def share_sequences(
+def use_context_parallel_attention(
     model: PreTrainedModel, method: ContextMethod, group: dist.ProcessGroup
 ) -> None:
     """Switch the model to attention over the keys and values of all ranks of the group."""

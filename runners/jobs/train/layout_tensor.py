@@ -68,7 +68,7 @@ def whole_slice(name: str, shape: Sequence[int]) -> TensorSlice:
     return TensorSlice(name, (0,) * len(shape), tuple(shape))
 
 
-def share_of(length: int, index: int, count: int) -> tuple[int, int]:
+def shard_rows(length: int, index: int, count: int) -> tuple[int, int]:
     """Return the first row and the number of rows of share ``index`` of ``length`` rows.
 
     Shares are divided as by torch.chunk: all as long as the first, except the last ones.
@@ -94,7 +94,7 @@ class TrainedParameters(nn.Module):
             self.register_parameter(each.box.name.replace(".", "/"), each.tensor)
 
 
-class Registry:
+class SliceRegistry:
     """The ranks that hold each slice; every rank has the same registry."""
 
     def __init__(self, ranks: Ranks, held: Sequence[HeldSlice]) -> None:
@@ -193,7 +193,7 @@ class Registry:
 SEQUENCE = 1  # dimension of the length in [rows, length, width]
 
 
-def divide_matrices(stage: Stage, mesh: DeviceMesh, *, is_sequence_divided: bool) -> None:
+def shard_matrices(stage: Stage, mesh: DeviceMesh, *, is_sequence_divided: bool) -> None:
     """Shard every matrix of a stage; norms stay whole."""
     between: Placement = Shard(SEQUENCE) if is_sequence_divided else Replicate()
     ends: dict[str, ParallelStyle] = {}
@@ -272,8 +272,8 @@ def plain_gradient(weight: torch.Tensor) -> torch.Tensor | None:
 STACKS = ("gate_up_proj", "down_proj")
 
 
-class SharedExperts(nn.Module):
-    """This rank's experts of a layer; the group has all of them."""
+class LocalExperts(nn.Module):
+    """This rank's experts of a layer under expert parallelism; the group has all of them."""
 
     def __init__(self, whole: Any, group: dist.ProcessGroup) -> None:  # noqa: ANN401 - one class for each architecture
         super().__init__()
@@ -346,18 +346,18 @@ def _all_to_all(
     return received
 
 
-def divide_experts(stage: Stage, group: dist.ProcessGroup) -> None:
+def shard_experts(stage: Stage, group: dist.ProcessGroup) -> None:
     """Replace every layer's experts by those of this rank."""
     for block in stage.blocks.values():
         sparse: Any = block.mlp
-        sparse.experts = SharedExperts(sparse.experts, group)
+        sparse.experts = LocalExperts(sparse.experts, group)
 
 
-def expert_boxes(stage: Stage, num_experts: int) -> dict[str, TensorSlice]:
+def expert_slices(stage: Stage, num_experts: int) -> dict[str, TensorSlice]:
     """Return the slices of this rank's experts, by name."""
     slices = {}
     for name, module in stage.named_modules():
-        if isinstance(module, SharedExperts):
+        if isinstance(module, LocalExperts):
             for stack in STACKS:
                 inner = tuple(getattr(module, stack).shape[1:])
                 at = (module.first, *(0 for _ in inner))

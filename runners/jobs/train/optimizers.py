@@ -14,19 +14,19 @@ from runners.jobs.memory import tensor_bytes
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.quantized import (
     IntegerMatrix,
-    Integers,
+    IntegerRows,
     integer_matrices,
-    learning,
     rounded,
     rounded_by_parts,
     row_parts,
+    trained_tensors,
 )
 from runners.jobspec.train import Away, Optimizer
 
 # Base class of optimizers that update one weight after the other.
 
 
-class OneByOne(torch.optim.Optimizer):
+class PerWeightOptimizer(torch.optim.Optimizer):
     """Updates every weight that has a gradient, one at a time."""
 
     @torch.no_grad()
@@ -36,10 +36,12 @@ class OneByOne(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self.move(parameter, parameter.grad, group)
+                    self.update_weight(parameter, parameter.grad, group)
         return loss
 
-    def move(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+    def update_weight(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]
+    ) -> None:
         """Update a weight with its gradient and its group's settings."""
         raise NotImplementedError
 
@@ -49,7 +51,7 @@ class OneByOne(torch.optim.Optimizer):
 # Source: Chen et al. 2023, arXiv:2302.06675, algorithm 2.
 
 
-class Lion(OneByOne):
+class Lion(PerWeightOptimizer):
     """Every weight moves by the learning rate, in the sign of the interpolated momentum."""
 
     def __init__(
@@ -58,7 +60,9 @@ class Lion(OneByOne):
         """Create the groups; momenta are created in the first step."""
         super().__init__(groups, {"lr": learning_rate, "betas": betas, "weight_decay": 0.0})
 
-    def move(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+    def update_weight(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]
+    ) -> None:
         """Update a weight by the sign of the interpolated momentum."""
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         momentum = state.setdefault("exp_avg", torch.zeros_like(parameter))
@@ -114,7 +118,7 @@ class MappedStates:
         self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
-class OffloadedAdamW(OneByOne):
+class OffloadedAdamW(PerWeightOptimizer):
     """AdamW with both moments off the device; its update equals torch's."""
 
     def __init__(
@@ -147,7 +151,9 @@ class OffloadedAdamW(OneByOne):
                 )
         return state
 
-    def move(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+    def update_weight(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]
+    ) -> None:
         """Update a weight and its moments on the CPU."""
         state, (beta1, beta2) = self.state_of(parameter), group["betas"]
         host_weight = parameter.to(HOST)
@@ -327,7 +333,7 @@ class Qft(FusedUpdate):
             each.codes: each for each in matrices
         }
         self._betas = betas
-        self._waiting: dict[torch.Tensor, Integers] = {}
+        self._waiting: dict[torch.Tensor, IntegerRows] = {}
         super().__init__(groups, learning_rate)
         self._places = {each: index for index, each in enumerate(self._trained)}
 
@@ -336,7 +342,7 @@ class Qft(FusedUpdate):
         if matrix is None:
             super()._hook(parameter, group)
             return
-        matrix.learn = lambda gradient: self._arrived(matrix, gradient, group)
+        matrix.on_gradient = lambda gradient: self._arrived(matrix, gradient, group)
 
     def _arrived(
         self, matrix: IntegerMatrix, gradient: torch.Tensor, group: dict[str, Any]
@@ -361,7 +367,9 @@ class Qft(FusedUpdate):
         """Update a vector with the gradient that autograd computed."""
         self._update(parameter, self._integers(parameter, gradient, OF_A_GRADIENT), group)
 
-    def _update(self, parameter: torch.Tensor, gradients: Integers, group: dict[str, Any]) -> None:
+    def _update(
+        self, parameter: torch.Tensor, gradients: IntegerRows, group: dict[str, Any]
+    ) -> None:
         norm = gradients.norm()
         self._squares += norm * norm
         if not math.isfinite(norm):
@@ -371,7 +379,7 @@ class Qft(FusedUpdate):
         if "exp_avg" not in state:
             state["exp_avg"] = torch.zeros_like(gradients.codes)
             state["exp_avg_scale"] = torch.zeros_like(gradients.scale)
-        momentum = Integers(state["exp_avg"], state["exp_avg_scale"])
+        momentum = IntegerRows(state["exp_avg"], state["exp_avg_scale"])
         chance = self._generator(parameter, step, OF_AN_UPDATE)
         matrix = self._matrices.get(parameter)
         decay, (towards, remembered) = 1.0 - group["lr"] * group["weight_decay"], self._betas
@@ -389,7 +397,7 @@ class Qft(FusedUpdate):
                 old_momentum, rounded(momentum_values.lerp_(gradient, 1.0 - remembered), chance)
             )
 
-    def _integers(self, parameter: torch.Tensor, values: torch.Tensor, use: int) -> Integers:
+    def _integers(self, parameter: torch.Tensor, values: torch.Tensor, use: int) -> IntegerRows:
         step = self.state[parameter].get("step", 0) if parameter in self.state else 0
         matrix = values if values.ndim > 1 else values.unsqueeze(0)
         return rounded_by_parts(matrix.flatten(1), self._generator(parameter, step, use))
@@ -400,7 +408,7 @@ class Qft(FusedUpdate):
         return torch.Generator(parameter.device).manual_seed(seed)
 
 
-def _write(stored: Integers, new: Integers) -> None:
+def _write(stored: IntegerRows, new: IntegerRows) -> None:
     stored.codes.copy_(new.codes)
     stored.scale.copy_(new.scale)
 
@@ -424,7 +432,7 @@ def build_optimizer(
     Raises:
         BadInputError: the host's device or libraries do not support it.
     """
-    trained = list(learning(model).values())
+    trained = list(trained_tensors(model).values())
     groups = [
         {"params": [each for each in trained if each.ndim > 1], "weight_decay": WEIGHT_DECAY},
         {"params": [each for each in trained if each.ndim <= 1], "weight_decay": 0.0},

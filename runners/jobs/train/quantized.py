@@ -56,7 +56,7 @@ SMALLEST_SCALE = 1e-12
 ELEMENTS_AT_ONCE = 2**22  # dequantised at a time: 16 MiB of fp32
 
 
-class Integers(NamedTuple):
+class IntegerRows(NamedTuple):
     """Rows of 8-bit codes [rows, columns], and the scale of each row [rows, 1]."""
 
     codes: torch.Tensor
@@ -66,9 +66,9 @@ class Integers(NamedTuple):
         """Return the dequantised numbers."""
         return self.codes.to(dtype) * self.scale.to(dtype)
 
-    def rows(self, part: slice) -> "Integers":
+    def rows(self, part: slice) -> "IntegerRows":
         """Return a view of some of the rows."""
-        return Integers(self.codes[part], self.scale[part])
+        return IntegerRows(self.codes[part], self.scale[part])
 
     def norm(self) -> float:
         """Return the L2 norm of all numbers."""
@@ -81,7 +81,7 @@ class Integers(NamedTuple):
         return self.codes.nbytes + self.scale.nbytes
 
 
-def rounded(values: torch.Tensor, generator: torch.Generator | None = None) -> Integers:
+def rounded(values: torch.Tensor, generator: torch.Generator | None = None) -> IntegerRows:
     """Round [rows, columns] to integers: to nearest, or stochastically with a generator.
 
     Stochastic rounding is unbiased.
@@ -94,13 +94,15 @@ def rounded(values: torch.Tensor, generator: torch.Generator | None = None) -> I
     else:
         noise = torch.rand(steps.shape, generator=generator, device=steps.device)
         steps.add_(noise).floor_()
-    return Integers(steps.clamp_(-HIGHEST_CODE, HIGHEST_CODE).to(torch.int8), scale)
+    return IntegerRows(steps.clamp_(-HIGHEST_CODE, HIGHEST_CODE).to(torch.int8), scale)
 
 
-def rounded_by_parts(values: torch.Tensor, generator: torch.Generator | None = None) -> Integers:
+def rounded_by_parts(
+    values: torch.Tensor, generator: torch.Generator | None = None
+) -> IntegerRows:
     """Return the same as ``rounded``, for matrices too large to convert at once."""
     parts = [rounded(values[part], generator) for part in row_parts(values)]
-    return Integers(*(torch.cat(each) for each in zip(*parts, strict=True)))
+    return IntegerRows(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 def row_parts(matrix: torch.Tensor) -> Iterator[slice]:
@@ -124,18 +126,18 @@ class IntegerMatrix(torch.nn.Module):
         self.codes = torch.nn.Parameter(codes, requires_grad=False)
         self.scale = torch.nn.Parameter(scale, requires_grad=False)
         self.num_places = 1
-        self.learn: Callable[[torch.Tensor], None] | None = None
+        self.on_gradient: Callable[[torch.Tensor], None] | None = None
         self._num_given = 0
 
     @property
-    def integers(self) -> Integers:
+    def integers(self) -> IntegerRows:
         """Return codes and scales."""
-        return Integers(self.codes.data, self.scale.data)
+        return IntegerRows(self.codes.data, self.scale.data)
 
     def take(self, gradient: torch.Tensor) -> None:
         """Pass on the gradient of one layer's backward pass."""
-        if self.learn is not None:
-            self.learn(gradient)
+        if self.on_gradient is not None:
+            self.on_gradient(gradient)
 
     def is_whole(self) -> bool:
         """Count one layer's gradient; return whether it was the step's last one."""
@@ -179,7 +181,7 @@ class IntegerEmbedding(torch.nn.Module):
         return output.to(dtype) if torch.is_autocast_enabled(kind) else output
 
 
-def hold_as_integers(model: PreTrainedModel) -> None:
+def convert_to_integer_layers(model: PreTrainedModel) -> None:
     """Replace the matrices of a model's linear layers and embedding by integers."""
     matrices: dict[int, IntegerMatrix] = {}
     for name, layer in list(model.named_modules()):
@@ -190,13 +192,13 @@ def hold_as_integers(model: PreTrainedModel) -> None:
             else:
                 matrix.num_places += 1
             if isinstance(layer, torch.nn.Linear):
-                put(model, name, IntegerLinear(layer, matrix))
+                replace_layer(model, name, IntegerLinear(layer, matrix))
             else:
-                put(model, name, IntegerEmbedding(matrix))
+                replace_layer(model, name, IntegerEmbedding(matrix))
     model.float()
 
 
-def made_wide(model: PreTrainedModel) -> None:
+def with_dequantized_layers(model: PreTrainedModel) -> None:
     """Replace integer layers by plain ones with the dequantised weights."""
     wide: dict[int, torch.nn.Parameter] = {}
     for name, layer in list(model.named_modules()):
@@ -205,7 +207,7 @@ def made_wide(model: PreTrainedModel) -> None:
             weight = wide.setdefault(
                 id(matrix), torch.nn.Parameter(matrix.integers.values(), requires_grad=True)
             )
-            put(model, name, _plain_layer(layer, weight))
+            replace_layer(model, name, _plain_layer(layer, weight))
 
 
 def integer_matrices(model: torch.nn.Module) -> dict[str, IntegerMatrix]:
@@ -214,14 +216,14 @@ def integer_matrices(model: torch.nn.Module) -> dict[str, IntegerMatrix]:
     return {name: each for name, each in modules if isinstance(each, IntegerMatrix)}
 
 
-def learning(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+def trained_tensors(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return the trained tensors by name: parameters with a gradient, and codes."""
     codes = {f"{name}.codes": each.codes for name, each in integer_matrices(model).items()}
     named = {name: each for name, each in model.named_parameters() if each.requires_grad}
     return named | codes
 
 
-def put(model: torch.nn.Module, name: str, layer: torch.nn.Module) -> None:
+def replace_layer(model: torch.nn.Module, name: str, layer: torch.nn.Module) -> None:
     """Replace one of a model's layers."""
     parent, _, last = name.rpartition(".")
     setattr(model.get_submodule(parent), last, layer)
@@ -310,10 +312,10 @@ def quantize_for_training(model: PreTrainedModel, options: QuantizedTraining) ->
                 "divisor, such as 32 or 64"
             )
             raise BadInputError(msg)
-        put(model, name, kind(layer, options))
+        replace_layer(model, name, kind(layer, options))
 
 
-def made_plain(model: PreTrainedModel) -> PreTrainedModel:
+def with_effective_weights(model: PreTrainedModel) -> PreTrainedModel:
     """Return the model with plain linear layers that have the effective weights."""
     for name, layer in list(model.named_modules()):
         if isinstance(layer, CodedLinear | RoundedLinear):
@@ -322,8 +324,8 @@ def made_plain(model: PreTrainedModel) -> PreTrainedModel:
             plain.out_features, plain.in_features = weight.shape
             plain.weight = torch.nn.Parameter(weight)
             plain.register_parameter("bias", layer.bias)
-            put(model, name, plain)
-    made_wide(model)
+            replace_layer(model, name, plain)
+    with_dequantized_layers(model)
     return model
 
 

@@ -337,14 +337,14 @@ class RowSource(Protocol):
         """Write a row into row ``at`` of a blank batch."""
 
 
-class Stream(NamedTuple):
+class WeightedRows(NamedTuple):
     """One source's rows, and its share of all rows."""
 
     rows: RowSource
     weight: float = 1.0
 
 
-class Era(NamedTuple):
+class QuotaPeriod(NamedTuple):
     """The run's rows from ``first`` on, whose blocks have these quotas [sources].
 
     ``before`` [sources]: rows that each source gave before the era.
@@ -355,7 +355,7 @@ class Era(NamedTuple):
     before: Numbers
 
 
-class Shares(NamedTuple):
+class RowRatios(NamedTuple):
     """Padding and label shares of rows, over their positions."""
 
     padding: float
@@ -365,13 +365,13 @@ class Shares(NamedTuple):
 class DataBatches:
     """Micro-batches of one source or several."""
 
-    def __init__(self, streams: Sequence[Stream], spec: TrainSpec, padding_id: int) -> None:
+    def __init__(self, streams: Sequence[WeightedRows], spec: TrainSpec, padding_id: int) -> None:
         """Shuffle the streams with the spec's seed; short rows are padded with ``padding_id``."""
         self._rows = [each.rows for each in streams]
         self._spec = spec
         self._padding_id = padding_id
         no_rows = np.zeros(len(streams), dtype=np.int64)
-        self._eras = [Era(0, _quotas([each.weight for each in streams]), no_rows)]
+        self._eras = [QuotaPeriod(0, _quotas([each.weight for each in streams]), no_rows)]
         self._orders: dict[int, tuple[int, Numbers]] = {}
         self._block = NO_BLOCK
         is_packed = spec.samples.rows == "packed"
@@ -391,7 +391,7 @@ class DataBatches:
         blocks, rest = divmod(first - last.first, BLOCK_ROWS)
         partial_block = self._sources(last, blocks)[:rest]
         rows_given = blocks * last.quotas + np.bincount(partial_block, minlength=len(self._rows))
-        self._eras.append(Era(first, _moved_quotas(weights), last.before + rows_given))
+        self._eras.append(QuotaPeriod(first, _moved_quotas(weights), last.before + rows_given))
         self._block = NO_BLOCK  # the cached block may be of an era with the same first row
 
     def micro_batch(self, step: int, micro_step: int) -> Batch:
@@ -415,7 +415,7 @@ class DataBatches:
         chosen = self._row_indices(step, micro_step)
         return sum(int(self._rows[source].lengths[row]) for source, row in chosen)
 
-    def shares(self) -> Shares:
+    def shares(self) -> RowRatios:
         """Return the shares of the first micro-batches: one epoch, or ``COUNTED_BATCHES``."""
         size = self._spec.micro_batch_size
         num_rows = sum(map(len, self._rows))
@@ -427,7 +427,7 @@ class DataBatches:
             positions += batch.input_ids.numel()
             tokens += self.num_tokens(*at)
             labels += batch.num_labels
-        return Shares(1.0 - tokens / positions, labels / tokens)
+        return RowRatios(1.0 - tokens / positions, labels / tokens)
 
     def _row_indices(self, step: int, micro_step: int) -> list[tuple[int, int]]:
         """Return source and row of each row of a micro-batch."""
@@ -451,7 +451,7 @@ class DataBatches:
         before += np.count_nonzero(sources[:at] == source)
         return source, self._shuffled_row(source, int(before))
 
-    def _sources(self, era: Era, block: int) -> Numbers:
+    def _sources(self, era: QuotaPeriod, block: int) -> Numbers:
         """Return the source of each row of an era's block."""
         if self._block[0] != (era.first, block):
             seeds = (self._spec.seed, len(self._rows), block, era.first)

@@ -103,8 +103,8 @@ class Renderer:
         known_spans = tuple(span for span in spans if span is not None)
         if not known_spans:
             raise BadInputError(
-                f"{where}: the model's chat template writes no answer where it would be asked "
-                "for one, so nothing can be learnt; write prompt and completion instead"
+                f"{where}: the model's chat template does not render an answer after its "
+                "generation prompt, so no token has a loss; write prompt and completion instead"
             )
         self.num_last_only += len(known_spans) < len(spans)
         return RenderedSample(text, known_spans, is_chat=True)
@@ -127,7 +127,7 @@ class Renderer:
         )
 
 
-def give_template(tokenizer: PreTrainedTokenizerFast) -> bool:
+def set_default_template(tokenizer: PreTrainedTokenizerFast) -> bool:
     """Set the default template if a tokenizer has none; return whether it has the default."""
     if not tokenizer.chat_template:
         tokenizer.chat_template = DEFAULT_TEMPLATE
@@ -201,7 +201,7 @@ def tokenised_file(
     """
     try:
         reader = Reader(data.name, data.format)
-        is_template_ours = give_template(tokenizer)
+        is_template_ours = set_default_template(tokenizer)
         parts = [LAYOUT_VERSION, digest, reader.suffix, data.format, tokenizer.chat_template]
         key = json.dumps([*map(str, parts), tokenizer_digest(tokenizer)]).encode()
         folder = cached_folder(
@@ -317,7 +317,7 @@ class Encoder:
         )
         for at, record in enumerate(batch):
             ids = encoding["input_ids"][at]
-            learnt = _learnt(encoding["offset_mapping"][at], rendered[at])
+            learnt = _loss_mask(encoding["offset_mapping"][at], rendered[at])
             if not is_chat:
                 ids, learnt = _with_end_token(ids, learnt, self._tokenizer.eos_token_id)
             is_held_out = self._split.is_held_out(digest_of(record.sample))
@@ -334,7 +334,7 @@ def _write(data: DataFile, tokenizer: PreTrainedTokenizerFast, target: Path) -> 
     encoder = Encoder(tokenizer, split, data.name)
     with ExitStack() as stack:
         train, held_out = (_Writer(target / name, stack) for name in ("train", "held_out"))
-        for batch in in_handfuls(data.records(reader)):
+        for batch in batched_records(data.records(reader)):
             for is_held_out, ids, learnt in encoder.encoded(batch):
                 (held_out if is_held_out else train).add(ids, learnt)
         train.finish()
@@ -348,7 +348,7 @@ def _write(data: DataFile, tokenizer: PreTrainedTokenizerFast, target: Path) -> 
     (target / "facts.json").write_text(json.dumps(facts))
 
 
-def _learnt(offsets: list[tuple[int, int]], rendered: RenderedSample) -> Learnt:
+def _loss_mask(offsets: list[tuple[int, int]], rendered: RenderedSample) -> Learnt:
     """Return the loss mask: tokens that begin within a span with a loss."""
     begins, ends = np.asarray(offsets, dtype=np.int64).reshape(-1, 2).T
     mask = np.zeros(len(begins), dtype=np.uint8)
@@ -366,7 +366,7 @@ def _with_end_token(ids: list[int], learnt: Learnt, end: int | None) -> tuple[li
     return [*ids, end], np.append(learnt, np.uint8(1))
 
 
-def in_handfuls(records: Iterator[Record]) -> Iterator[list[Record]]:
+def batched_records(records: Iterator[Record]) -> Iterator[list[Record]]:
     """Yield non-empty batches of records of the size that a tokenizer takes at once."""
     batch: list[Record] = []
     size = 0
@@ -404,7 +404,7 @@ def learning_rate_ratio(fraction: float) -> float:
 
 
 @dataclass
-class Pace:
+class RunProgress:
     """The progress of a run, by the limit that is reached first."""
 
     max_steps: int | None
@@ -492,7 +492,7 @@ class StepFigures(NamedTuple):
     grad_norm: float  # before clipping
 
 
-class Reading:
+class UnreadFigures:
     """The figures of one step, copied once; ``figures`` waits for the copy alone."""
 
     def __init__(self, step: int, *figures: torch.Tensor) -> None:

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from runners.datasets.records import DataError, LabelledSample, Reader, Record, digest_of
-from runners.jobs.corpus import VALIDATION_SEQUENCES, TokenIds, followed
+from runners.jobs.corpus import VALIDATION_SEQUENCES, TokenIds, updated_weights
 from runners.jobs.model_files import model_roots, open_file
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
 from runners.jobs.train.checkpoint import TrainState
@@ -30,8 +30,8 @@ from runners.jobs.train.rows import (
     Numbers,
     Rows,
     Segments,
-    Stream,
     TextBatches,
+    WeightedRows,
     padded_length,
     padded_lengths,
     rows_of,
@@ -44,7 +44,7 @@ from runners.jobs.train.samples import (
     Documents,
     Split,
     TokenisedFile,
-    in_handfuls,
+    batched_records,
     tokenised_file,
 )
 from runners.jobspec import FileData, HostText, MixedData, SampleOptions, TrainSpec, UploadedData
@@ -111,7 +111,7 @@ class LabelledRows:
             batch.attention_mask[at, : end - begin] = 1
 
 
-def blank(rows: int, length: int, padding_id: int) -> Batch:
+def padding_batch(rows: int, length: int, padding_id: int) -> Batch:
     """Return a batch of padding: [rows, length] tokens and mask, [rows] classes."""
     return Batch(
         torch.full((rows, length), padding_id),
@@ -126,13 +126,13 @@ class LabelledBatches(DataBatches):
     def __init__(self, rows: LabelledRows, spec: TrainSpec, padding_id: int) -> None:
         """Walk the rows in orders given by the spec's seed; pad with ``padding_id``."""
         padded = spec.model_copy(update={"samples": SampleOptions(rows="padded")})
-        super().__init__([Stream(rows)], padded, padding_id)
+        super().__init__([WeightedRows(rows)], padded, padding_id)
 
     def _blank(self, rows: int, length: int) -> Batch:
-        return blank(rows, length, self._padding_id)
+        return padding_batch(rows, length, self._padding_id)
 
 
-class Quality(NamedTuple):
+class ClassificationQuality(NamedTuple):
     """Classification quality: mean loss per sample in nats, accuracy and macro F1."""
 
     loss: float
@@ -151,20 +151,22 @@ class LabelEvaluator:
         self._batch_size, self._padding = batch_size, padding
         self._lengths = padded_lengths(self._rows.width)
 
-    def quality(self, model: torch.nn.Module) -> Quality:
+    def quality(self, model: torch.nn.Module) -> ClassificationQuality:
         """Return the model's quality on the samples."""
         logits, labels = self._predictions(model)
         loss = torch.nn.functional.cross_entropy(logits, labels)
         predicted, expected = logits.argmax(dim=-1).numpy(), labels.numpy()
         accuracy = float((predicted == expected).mean())
-        return Quality(float(loss), accuracy, macro_f1(expected, predicted, self._num_classes))
+        return ClassificationQuality(
+            float(loss), accuracy, macro_f1(expected, predicted, self._num_classes)
+        )
 
     def loss(self, model: torch.nn.Module) -> float:
         """Return the mean loss per sample, in nats."""
         return self.quality(model).loss
 
     def validation(self, model: torch.nn.Module) -> dict[str, float]:
-        """Return the metrics charted during training."""
+        """Return the validation metrics that are charted during training."""
         quality = self.quality(model)
         return {"validation_loss": quality.loss, "accuracy": quality.accuracy, "f1": quality.f1}
 
@@ -183,7 +185,7 @@ class LabelEvaluator:
         for first in range(0, len(self._row_numbers), self._batch_size):
             rows = self._row_numbers[first : first + self._batch_size]
             longest = int(self._rows.lengths[rows].max())
-            batch = blank(len(rows), padded_length(longest, self._lengths), self._padding)
+            batch = padding_batch(len(rows), padded_length(longest, self._lengths), self._padding)
             for at, row in enumerate(rows.tolist()):
                 self._rows.fill(row, batch, at)
             batch = batch.to(device)
@@ -230,7 +232,7 @@ def _read(data: DataFile, tokenizer: PreTrainedTokenizerFast, longest: int) -> C
     _check_classes(data.name, names)
     number = {name: at for at, name in enumerate(names)}
     parts = {True: _Part(), False: _Part()}
-    for handful in in_handfuls(data.records(Reader(data.name, "classification"))):
+    for handful in batched_records(data.records(Reader(data.name, "classification"))):
         samples = [each.sample for each in handful if isinstance(each.sample, LabelledSample)]
         for sample, ids in zip(samples, _token_ids(samples, tokenizer), strict=True):
             part = parts[split.is_held_out(digest_of(sample))]
@@ -323,7 +325,7 @@ class HeldOutRows:
         return total / labels
 
     def validation(self, model: PreTrainedModel) -> dict[str, float]:
-        """Return the metrics charted during training."""
+        """Return the validation metrics that are charted during training."""
         return {"validation_loss": self.loss(model)}
 
     def result(self, model: PreTrainedModel) -> dict[str, float]:
@@ -378,16 +380,16 @@ def read_data(job: Job, spec: TrainSpec, tokenizer: PreTrainedTokenizerFast, own
     """
     if isinstance(spec.data, HostText):
         return Data(with_growing_lengths(spec, lambda each: TextBatches(own.train, each)))
-    streams: list[Stream] = []
+    streams: list[WeightedRows] = []
     summary = _SourceSummary()
     for source, weight in zip(sources_of(spec.data), weights_of(spec.data), strict=True):
         if isinstance(source, HostText):
-            streams.append(Stream(summary.take_own(own, spec), weight))
+            streams.append(WeightedRows(summary.take_own(own, spec), weight))
             continue
         with opened(job, source) as file:
             digest = file.digest()
             tokenised = tokenised_file(file, digest, tokenizer, job.cache_dir)
-        streams.append(Stream(summary.take(file.name, digest, tokenised, spec), weight))
+        streams.append(WeightedRows(summary.take(file.name, digest, tokenised, spec), weight))
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     batches = DataBatches(streams, spec, int(padding))
     shares = batches.shares()
@@ -552,7 +554,7 @@ class Mixture:
             )
         old_weights = state.mixture[-1][1:] if state.mixture else weights_of(self.data)
         excess = np.subtract(losses, state.mixture_reference).tolist()
-        raw_weights = [max(LEAST_WEIGHT, each) for each in followed(old_weights, excess)]
+        raw_weights = [max(LEAST_WEIGHT, each) for each in updated_weights(old_weights, excess)]
         weights = [each / sum(raw_weights) for each in raw_weights]
         first = state.step * self.rows_a_step
         state.mixture += ((float(first), *weights),)
@@ -564,7 +566,7 @@ class Mixture:
             for at, value in enumerate(values, start=1)
         }
 
-    def go_on(self, state: TrainState) -> None:
+    def restore_history(self, state: TrainState) -> None:
         """Restore the mixture from the state's history."""
         self.batches.follow(state.mixture)
 

@@ -21,14 +21,14 @@ from transformers import PreTrainedModel
 
 from runners.jobs.corpus import TokenIds
 from runners.jobs.events import Emitter
-from runners.jobs.loading import attention, fresh_model, ready
+from runners.jobs.loading import fresh_model, ready, use_attn_implementation
 from runners.jobs.memory import PeakMeter, activations_counted, optimizer_bytes, terms_held
 from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import BadInputError, Job
 from runners.jobs.train.checkpoint import CheckpointWriter, TrainState
-from runners.jobs.train.communication import MessagesWatch
+from runners.jobs.train.communication import CollectiveProfiler
 from runners.jobs.train.divided import chosen_layout
-from runners.jobs.train.evaluator import Evaluator, HeldOut
+from runners.jobs.train.evaluator import Evaluator, HeldOutData
 from runners.jobs.train.kernels import (
     EVALUATION_ATTENTION,
     PLAIN_STEPS,
@@ -37,9 +37,15 @@ from runners.jobs.train.kernels import (
 )
 from runners.jobs.train.layout import StepLoss
 from runners.jobs.train.optimizers import FusedUpdate, build_optimizer
-from runners.jobs.train.quantized import hold_as_integers
+from runners.jobs.train.quantized import convert_to_integer_layers
 from runners.jobs.train.rows import Batch, Batches, TextBatches, with_growing_lengths
-from runners.jobs.train.samples import LossScale, Pace, Reading, SpikeGuard, learning_rate_ratio
+from runners.jobs.train.samples import (
+    LossScale,
+    RunProgress,
+    SpikeGuard,
+    UnreadFigures,
+    learning_rate_ratio,
+)
 from runners.jobs.weights import HostBuffers, activations_in_host
 from runners.jobspec import RandomModel, TrainSpec
 from runners.jobspec.compress import FIRST_STEPS_SKIPPED
@@ -113,7 +119,7 @@ def _policy(_context: object, operator: object, *_args: object, **_kwargs: objec
 SMALLEST_BYTES = 4096  # smaller tensors stay: one page of memory
 
 
-class Place(NamedTuple):
+class TensorLocation(NamedTuple):
     """The location of a tensor in the file, and its metadata."""
 
     offset: int
@@ -133,7 +139,7 @@ class DiskSwap:
         weakref.finalize(self, self._file.close)
         self._end = 0
         self.written_bytes = 0
-        self._known: dict[tuple[object, ...], tuple[weakref.ref[object], Place]] = {}
+        self._known: dict[tuple[object, ...], tuple[weakref.ref[object], TensorLocation]] = {}
         self._kept: frozenset[int] = frozenset()
 
     @contextlib.contextmanager
@@ -145,7 +151,7 @@ class DiskSwap:
         with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             yield
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | Place:
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | TensorLocation:
         storage = tensor.untyped_storage()
         size = tensor.numel() * tensor.element_size()
         if size < SMALLEST_BYTES or storage.data_ptr() in self._kept:
@@ -156,7 +162,9 @@ class DiskSwap:
         if saved is not None and saved[0]() is storage:
             return saved[1]  # several operators save one tensor: a norm's output, three products
         dense = _dense(tensor.detach().cpu())
-        place = Place(self._end, tensor.shape, dense.stride(), tensor.dtype, tensor.device)
+        place = TensorLocation(
+            self._end, tensor.shape, dense.stride(), tensor.dtype, tensor.device
+        )
         data = _bytes_of(dense)
         while data:
             done = os.pwrite(self._file.fileno(), data, self._end)
@@ -166,7 +174,7 @@ class DiskSwap:
         self._known[key] = (weakref.ref(storage), place)
         return place
 
-    def _unpack(self, packed: torch.Tensor | Place) -> torch.Tensor:
+    def _unpack(self, packed: torch.Tensor | TensorLocation) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed
         tensor = torch.empty_strided(packed.shape, packed.strides, dtype=packed.dtype)
@@ -183,24 +191,24 @@ class DiskSwap:
 
 def offloaded_activations(
     where: Away, model: torch.nn.Module, device: torch.device, folder: Path
-) -> "Swap":
+) -> "ActivationSwap":
     """Return the context factory that offloads each step's activations.
 
     Raises:
         BadInputError: a CPU's activations are in host memory already.
     """
     if where == "disk":
-        return Swap(model, DiskSwap(model, folder))
+        return ActivationSwap(model, DiskSwap(model, folder))
     if where == "cpu" and device.type == "cpu":
         msg = (
             "activation_offload cpu: this host computes on its CPU, whose activations are in its "
             "memory already; choose disk, or activation_recomputation full"
         )
         raise BadInputError(msg)
-    return Swap(model, to_host=where == "cpu")
+    return ActivationSwap(model, to_host=where == "cpu")
 
 
-class Swap:
+class ActivationSwap:
     """Offloads one step's activations to disk or host memory, or not at all."""
 
     def __init__(
@@ -258,7 +266,7 @@ class Trainer:
     spec: TrainSpec
     model: PreTrainedModel
     batches: Batches
-    held_out: HeldOut
+    held_out: HeldOutData
     device: torch.device
     ranks: Ranks = ALONE
     blocks: BlockAttention | None = None  # set if the attention is block-sparse
@@ -272,18 +280,18 @@ class Trainer:
         spec, scratch = self.spec, self.job.scratch_dir()
         self.attention = str(self.model.config._attn_implementation)  # noqa: SLF001 - no public name
         if spec.optimizer == "qft":
-            hold_as_integers(self.model)
+            convert_to_integer_layers(self.model)
         if spec.compute_dtype == "fp8":
-            from runners.jobs.train.kernels import narrow_products  # torchao is large
+            from runners.jobs.train.kernels import use_fp8_linear_layers  # torchao is large
 
-            narrow_products(self.model, self.device)
+            use_fp8_linear_layers(self.model, self.device)
         recompute(self.model, spec.activation_recomputation)
         self.layout = chosen_layout(self.model, spec, self.device, self.ranks)
         trained, states = self.layout.trained, (spec.optimizer_offload, scratch)
         self.compiled = CompiledLayers(self.model, scratch) if spec.compiled else None
         self.optimizer = build_optimizer(trained, spec.learning_rate, spec.optimizer, states)
         check_fused(self.optimizer, self.ranks)
-        self.pace = Pace(spec.max_steps, spec.time_budget_seconds)
+        self.pace = RunProgress(spec.max_steps, spec.time_budget_seconds)
         self._swap = offloaded_activations(
             spec.activation_offload, self.model, self.device, scratch
         )
@@ -300,9 +308,9 @@ class Trainer:
         self.checks_late = (
             self.device.type == "cuda" and not self.guard.skips and self.scale is None
         )
-        self._unchecked: Reading | None = None
-        self._last: Reading | None = None
-        self.watch = MessagesWatch(self.ranks, self.layout.axes_of_groups)
+        self._unchecked: UnreadFigures | None = None
+        self._last: UnreadFigures | None = None
+        self.watch = CollectiveProfiler(self.ranks, self.layout.axes_of_groups)
         self.writer = CheckpointWriter(self.job.checkpoint_dir, spec.keep_checkpoints)
         self._writes_in_background = spec.writes_checkpoints_in_background(self.device.type)
         self.evaluator = Evaluator(
@@ -370,7 +378,7 @@ class Trainer:
             values |= self.watch.news()
             if not self.step_seconds:
                 self.ranks.settle(self.spec.parallel)
-                self.layout.settled(self.spec.parallel.rank_timeout_seconds)
+                self.layout.set_timeout(self.spec.parallel.rank_timeout_seconds)
             self._after_step(values, began)
 
     def _synchronise_flags(self) -> tuple[bool, bool]:
@@ -399,7 +407,7 @@ class Trainer:
         if self.scale is not None:
             scale = self.scale
             self.state.loss_scale, self.state.scaled_steps = scale.value, scale.good_steps
-        staged = self.layout.staged(self.optimizer, self.state)
+        staged = self.layout.checkpoint_part(self.optimizer, self.state)
         if in_background:
             self.writer.begin(staged)
         else:
@@ -421,10 +429,12 @@ class Trainer:
         self._data_seconds = time.monotonic() - began
         step_loss = self._gradients(batches)
         norm = self._clipped_norm()
-        if norm is not None and self._may_update(Reading(self.state.step + 1, *step_loss, norm)):
+        if norm is not None and self._may_update(
+            UnreadFigures(self.state.step + 1, *step_loss, norm)
+        ):
             self.optimizer.step()
         if not self.step_seconds:
-            self.report_held(optimizer_states=optimizer_bytes(self.optimizer))
+            self.report_held_bytes(optimizer_states=optimizer_bytes(self.optimizer))
         self.optimizer.zero_grad(set_to_none=not self.layout.keeps_gradients)
         self.layout.updated()
         loss = step_loss.loss if self.ranks.is_lead else step_loss.own_loss
@@ -433,7 +443,7 @@ class Trainer:
         shown_norm = 0.0 if norm is None else norm
         return {"loss": loss, "grad_norm": shown_norm, "learning_rate": rate, **figures}
 
-    def _may_update(self, reading: Reading) -> bool:
+    def _may_update(self, reading: UnreadFigures) -> bool:
         """Return whether the guard allows the step; checked later, the device is not waited for.
 
         Raises:
@@ -456,7 +466,7 @@ class Trainer:
         if reading is not None:
             self._is_allowed(reading)
 
-    def _is_allowed(self, reading: Reading) -> bool:
+    def _is_allowed(self, reading: UnreadFigures) -> bool:
         loss, _own, norm = reading.figures
         return self.guard.allows(reading.step, loss, norm)
 
@@ -480,7 +490,7 @@ class Trainer:
             step_loss = self.layout.gradients(batches)
         if not self.step_seconds:  # report before the next allocation, which may fail
             activations = {} if live is None else {"activations": live.peak}
-            self.report_held(gradients=self.gradients_held(), **activations)
+            self.report_held_bytes(gradients=self.gradients_held(), **activations)
         return step_loss
 
     def gradients_held(self) -> int:
@@ -489,7 +499,7 @@ class Trainer:
             return self.optimizer.peak_gradient_bytes
         return self.layout.gradient_bytes()
 
-    def report_held(self, **held: int) -> None:
+    def report_held_bytes(self, **held: int) -> None:
         """Report which bytes are held from the next step on."""
         self.job.emitter.metric(terms_held(held), step=self.state.step + 1)
 
@@ -543,9 +553,9 @@ class Trainer:
         """Run the model within the block as it will be loaded, without compilation."""
         with contextlib.ExitStack() as contexts:
             if self.compiled is not None:
-                contexts.enter_context(self.compiled.aside())
+                contexts.enter_context(self.compiled.uncompiled())
             if self.blocks is not None:
-                contexts.enter_context(attention(model, EVALUATION_ATTENTION))
+                contexts.enter_context(use_attn_implementation(model, EVALUATION_ATTENTION))
             yield
 
 
@@ -582,7 +592,7 @@ def steady(values: list[float]) -> list[float]:
 RANDOM_TOKENS = 100_000
 
 
-def quiet_trainer(
+def random_token_trainer(
     fields: Mapping[str, Any],
     config: Mapping[str, Any],
     folder: Path,
@@ -611,4 +621,4 @@ def quiet_trainer(
     emitter = Emitter(os.open(os.devnull, os.O_WRONLY))
     job = Job(folder, folder, request, emitter, threading.Event())
     batches = with_growing_lengths(spec, lambda each: TextBatches(text, each))
-    return Trainer(job, spec, model, batches, HeldOut(ids), device, ranks)
+    return Trainer(job, spec, model, batches, HeldOutData(ids), device, ranks)

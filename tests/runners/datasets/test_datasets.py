@@ -103,7 +103,7 @@ def test_what_is_wrong_with_a_first_record():
         ({"messages": "hi"}, "“messages” is not a list"),
         ({"messages": [1]}, "message 1 is not an object"),
         ({"messages": [{"role": "tool", "content": "1"}]}, "role 'tool'; known are system, user"),
-        ({"messages": [{"role": "user", "content": "1"}]}, "no message has the role assistant"),
+        ({"messages": [{"role": "user", "content": "1"}]}, "no message has the role “assistant”"),
         ({"messages": [{"role": "assistant", "content": None}]}, "“content” is not text but None"),
     ]:
         with pytest.raises(DataError, match=f"a.jsonl: line 1: .*{said}"):

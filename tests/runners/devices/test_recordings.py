@@ -20,7 +20,7 @@ from runners.devices.topology import (
 )
 from runners.host import commands as command_line
 from runners.host import inventory, preflight
-from runners.host.inventory import TorchDevice, comparison, devices_here
+from runners.host.inventory import TorchDevice, device_differences, devices_here
 from runners.jobs import energy, runtime
 from runners.shared import machine
 from runners.shared.messages import Needs
@@ -303,15 +303,17 @@ def test_gpus_that_cuda_would_not_give_are_refused(replayed):
         machine["gpus"][0].update(change)
         with inventory.gpu_library() as library:
             gpus = list(inventory.gpu_facts(library))[:num_gpus]
-        assert {check.name for check in preflight.usable(gpus) if not check.ok} == failed
+        assert {
+            check.name for check in preflight.unusable_gpu_checks(gpus) if not check.ok
+        } == failed
 
 
 def test_amd_gpus_are_judged_by_their_architecture(replayed):
     for name, fp8, flex in [("eight-mi300x", True, True), ("four-mi250x", False, True)]:
         replayed(name, torch_rocm=ROCM)
         gpus = inventory.devices().gpus
-        assert preflight.narrow_products(gpus).ok is fp8, (name, fp8, flex)
-        assert preflight.block_attention(gpus).ok is flex, (name, fp8, flex)
+        assert preflight.fp8_check(gpus).ok is fp8, (name, fp8, flex)
+        assert preflight.flex_attention_check(gpus).ok is flex, (name, fp8, flex)
 
 
 def test_an_agent_that_sees_some_gpus_lists_those(replayed, monkeypatch):
@@ -339,7 +341,7 @@ def test_the_devices_of_a_host_are_compared_with_those_that_torch_sees(replayed)
     first = devices[0]
     assert (first.links, first.clock_hertz) == (("X", *["NV18"] * 7), 345e6)
     assert (first.power_watts, first.power_limit_watts, first.slowed_by) == (68.57, 700.0, ())
-    assert comparison(devices, seen) == []
+    assert device_differences(devices, seen) == []
     for changed, words in [
         (seen[:7], "torch sees 7 GPUs of 8"),
         ([seen[1], seen[0], *seen[2:]], "torch counts GPU 0 as its number 1"),
@@ -347,7 +349,7 @@ def test_the_devices_of_a_host_are_compared_with_those_that_torch_sees(replayed)
         ([seen[0]._replace(memory_bytes=2**30), *seen[1:]], "torch sees 1.0 GiB of GPU 0"),
         ([seen[0]._replace(name="NVIDIA T4"), *seen[1:]], "is NVIDIA T4 to torch"),
     ]:
-        assert words in "; ".join(comparison(devices, changed))
+        assert words in "; ".join(device_differences(devices, changed))
 
 
 def test_a_gpu_that_is_lost_between_two_queries_is_left_out(replayed, monkeypatch):
@@ -377,7 +379,7 @@ def test_a_uuid_as_hip_gives_it_is_the_same_gpu(replayed):
         TorchDevice(each.name, each.uuid.removeprefix("GPU-").encode().hex(), each.memory_bytes)
         for each in devices
     ]
-    assert comparison(devices, seen) == []
+    assert device_differences(devices, seen) == []
 
 
 def test_a_job_reads_the_gpus_that_it_was_given(replayed, monkeypatch):

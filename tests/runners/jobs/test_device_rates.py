@@ -8,7 +8,7 @@ from runners.jobs.bench import device_rates
 from runners.jobs.bench.device_rates import CPU_DEVICE, SMALL
 from runners.jobs.bench.layouts_bench import regret
 from runners.jobs.bench.tuning_bench import fitting_ratios, held, ratios
-from runners.jobs.ratios import ratio_of, seconds_in_turns
+from runners.jobs.ratios import ratio_of, seconds_in_alternating_rounds
 from runners.jobspec.base import LoraOptions
 from runners.jobspec.train import LayoutOptions
 from tests.runners.jobs.tiny import TINY
@@ -102,11 +102,13 @@ def test_a_single_device_has_no_neighbour_to_copy_to():
 
 def test_every_way_runs_once_a_round_in_turns_and_once_before():
     calls = []
-    taken = seconds_in_turns([lambda: calls.append("a"), lambda: calls.append("b")], 4)
+    taken = seconds_in_alternating_rounds(
+        [lambda: calls.append("a"), lambda: calls.append("b")], 4
+    )
     assert [len(each) for each in taken] == [4, 4]
     assert sorted(calls) == ["a"] * 5 + ["b"] * 5
     calls.clear()
-    seconds_in_turns([lambda: calls.append("a"), lambda: calls.append("b")], 3)
+    seconds_in_alternating_rounds([lambda: calls.append("a"), lambda: calls.append("b")], 3)
     assert "".join(calls) == "baabbaab"
 
 

@@ -205,7 +205,7 @@ TRAINING = {
     "resumed from a checkpoint": (training.Trainer, "resume", forgetting),
     "optimiser states in a file": (
         "runners.jobs.train.optimizers.OffloadedAdamW",
-        "move",
+        "update_weight",
         lambda _self, parameter, gradient, group: parameter.sub_(gradient, alpha=group["lr"]),
     ),
     "activation recomputation": (
@@ -401,13 +401,13 @@ EXPERTS_ALONE = """
 import atexit, sys
 from torch._inductor.runtime import cache_dir_utils
 from runners.jobs.prove import distributed as layouts
-from runners.jobs.train.layout_tensor import SharedExperts
+from runners.jobs.train.layout_tensor import LocalExperts
 
 right = layouts.LAYOUTS["expert parallel"]
-forward = SharedExperts.forward
+forward = LocalExperts.forward
 
 def wrong(ranks):
-    SharedExperts.forward = lambda *given: forward(*given) * 1.5
+    LocalExperts.forward = lambda *given: forward(*given) * 1.5
     return right.fields(ranks)
 
 layouts.LAYOUTS = {"right": right, "wrong": right._replace(fields=wrong)}

@@ -12,7 +12,7 @@ from runners.jobs.events import Emitter, read_events
 from runners.jobs.loading import fresh_model
 from runners.jobs.ranks import ALONE, RankFailedError, Ranks, joined_ranks, naming_rank_failures
 from runners.jobs.runtime import BadInputError, MissingModelError, num_threads, open_job, run_job
-from runners.jobs.train.checkpoint import share_progress
+from runners.jobs.train.checkpoint import broadcast_progress
 from runners.jobs.train.job import _check_same_text, _check_share
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.samples import DivergedError
@@ -146,7 +146,7 @@ def test_alone_a_process_leads_and_exchanges_nothing(make_job):
     assert ALONE.total([1.0, 2.5]) == [1.0, 2.5]
     assert ALONE.name == ""
     model = fresh_model(TINY_CONFIG, torch.float32)
-    assert share_progress(ALONE, model, build_optimizer(model, 1e-3), None) is None
+    assert broadcast_progress(ALONE, model, build_optimizer(model, 1e-3), None) is None
     with joined_ranks(make_job(tiny_training()), DataParallel()) as ranks:
         assert ranks is ALONE
 

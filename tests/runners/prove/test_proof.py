@@ -17,11 +17,11 @@ from runners.prove.report import (
     Figure,
     Hardware,
     Missing,
+    PlannerQuery,
     Prediction,
-    Question,
     Report,
     Stage,
-    number,
+    number_text,
     render,
 )
 from runners.prove.run import ProofRun, exit_code
@@ -193,7 +193,7 @@ SHAPE = {
     "vocab_size": 128256,
     "max_position_embeddings": 16384,
 }
-DECODE = Question(
+DECODE = PlannerQuery(
     model=SHAPE,
     workload={"kind": "generate", "batch_size": 1, "input_tokens": 128, "output_tokens": 64},
     strategy={"weight_dtype": "bf16"},
@@ -354,4 +354,4 @@ def test_a_number_has_three_digits_and_its_units_prefix():
         (2.5, "s", "2.5 s"),
         (12345.6, "tokens/s", "12,346 tokens/s"),
     ]:
-        assert number(value, unit) == words, (value, unit, words)
+        assert number_text(value, unit) == words, (value, unit, words)

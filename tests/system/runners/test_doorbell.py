@@ -24,7 +24,7 @@ import sys, time
 from pathlib import Path
 from runners.shared.config import HostDir
 from runners.host.doorbell import DoorbellChild
-DoorbellChild(HostDir(Path(sys.argv[1]))).tend()
+DoorbellChild(HostDir(Path(sys.argv[1]))).keep_running()
 time.sleep(600)
 """  # an agent with nothing but its worker
 
@@ -152,7 +152,7 @@ def publisher(redis_server: RedisServer):
 def worker(host_dir: HostDir, credential: Credential, redis_server: RedisServer, listener):
     host_dir.save_credential(credential.model_copy(update={"redis_url": redis_server.url}))
     child = DoorbellChild(host_dir)
-    child.tend()
+    child.keep_running()
     wait_for(host_dir.pings.exists, 40)
     yield child
     child.stop()
@@ -170,7 +170,7 @@ def test_doorbells_wake_the_agent_after_a_kill_of_the_worker_or_redis_and_a_dama
     worker, publisher, listener, redis_server, host_dir
 ):
     def rings() -> bool:
-        worker.tend()
+        worker.keep_running()
         publisher.ring()
         return listener.wait(1)
 
@@ -182,9 +182,9 @@ def test_doorbells_wake_the_agent_after_a_kill_of_the_worker_or_redis_and_a_dama
     first = worker.pid
     worker._child.send_signal(signal.SIGKILL)
     worker._child.wait()
-    worker.tend()
+    worker.keep_running()
     time.sleep(worker._not_before - time.monotonic())
-    worker.tend()
+    worker.keep_running()
     wait_for(host_dir.pings.exists, 40)
     publisher.ring()
     assert listener.wait(10)
@@ -223,9 +223,9 @@ def test_a_worker_that_will_not_stay_up_is_started_ever_more_rarely(host_dir):
     rests = []
     for _ in range(3):
         child._not_before = 0.0
-        child.tend()
+        child.keep_running()
         child._child.wait()
-        child.tend()
+        child.keep_running()
         rests.append(child._not_before - time.monotonic())
 
     assert 0 < rests[0] < rests[1] < rests[2]
@@ -237,7 +237,7 @@ def test_a_worker_that_does_not_listen_is_killed_with_what_it_started(host_dir, 
         "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
     )
     child = DoorbellChild(host_dir, (sys.executable, "-c", code))
-    child.tend()
+    child.keep_running()
     process = child._child
     time.sleep(0.3)
 

@@ -57,7 +57,7 @@ def host(host_dir) -> Host:
 @pytest.fixture
 def worker(host_dir, host):
     child = DoorbellChild(host_dir)
-    child.tend()
+    child.keep_running()
     wait_for(host_dir.pings.exists, 60)
     yield child
     child.stop()
@@ -71,7 +71,7 @@ def listener(host_dir):
 
 
 def is_heard(worker: DoorbellChild, host: Host, listener: WakeListener) -> bool:
-    worker.tend()
+    worker.keep_running()
     dispatch.ring(host, RING)
     return listener.wait(2)
 
@@ -120,7 +120,7 @@ def _worker_of(credential: Credential) -> tuple[str, str]:
 
 def test_the_real_worker_answers_under_its_own_user_without_a_denial(closed_redis, host_dir, host):
     child = DoorbellChild(host_dir)
-    child.tend()
+    child.keep_running()
     wait_for(host_dir.pings.exists, 60)
     host_beat(host=host, beat=make_beat(facts=make_facts()))
     trips = RoundTrips(outages.connection(outages.CONSUMER), dispatch.ring)

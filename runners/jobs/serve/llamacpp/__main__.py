@@ -20,7 +20,7 @@ from runners.jobs.runtime import (
     no_gpus,
     run_job,
 )
-from runners.jobs.serve.asgi import RequestError, known_ids
+from runners.jobs.serve.asgi import RequestError, checked_token_ids
 from runners.jobs.serve.contract import (
     GenerationRequest,
     Limits,
@@ -29,12 +29,12 @@ from runners.jobs.serve.contract import (
     longest_request,
 )
 from runners.jobs.serve.endpoint import PeakUsage, serve
-from runners.jobs.serve.figures import Figures
+from runners.jobs.serve.figures import EndpointMetrics
 from runners.jobs.serve.llamacpp.writer import (
     Answer,
     EngineProcess,
-    LlamaWriter,
-    Shape,
+    EngineSettings,
+    LlamaEngine,
     write_adapter,
 )
 from runners.jobspec import ArtefactModel, FolderModel, ModelRef, ServeSpec
@@ -49,10 +49,10 @@ def work(job: Job) -> None:
         serve(job, LlamaBackend())
 
 
-class LlamaReady:
+class LlamaServingModel:
     """A loaded GGUF file; llama.cpp generates and tokenises."""
 
-    def __init__(self, engine: LlamaWriter, vocabulary: int, *, has_template: bool) -> None:
+    def __init__(self, engine: LlamaEngine, vocabulary: int, *, has_template: bool) -> None:
         self.engine = engine
         self._vocabulary = vocabulary
         self._has_template = has_template
@@ -65,7 +65,7 @@ class LlamaReady:
         """
         if isinstance(prompt, str):
             return await self._tokens(prompt, is_plain=True)
-        return known_ids(prompt, self._vocabulary)
+        return checked_token_ids(prompt, self._vocabulary)
 
     async def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Return the tokens of a conversation, by the chat template or as plain lines.
@@ -118,7 +118,7 @@ class LlamaBackend:
     def __init__(self) -> None:
         self._lives: list[EngineProcess] = []
 
-    def load(self, job: Job, spec: ServeSpec, figures: Figures) -> LlamaReady:
+    def load(self, job: Job, spec: ServeSpec, figures: EndpointMetrics) -> LlamaServingModel:
         """Start llama.cpp and return the model ready for requests.
 
         Raises:
@@ -129,7 +129,7 @@ class LlamaBackend:
         longest = _longest(path.parent, spec)
         slots = _slots(spec, longest)
         adapters = adapters_of(job, spec, path.parent)
-        process = EngineProcess(Shape(path, slots, longest, adapters))
+        process = EngineProcess(EngineSettings(path, slots, longest, adapters))
         process.start()
         self._lives.append(process)
         sizes = {"held_weights_bytes": float(path.stat().st_size)}
@@ -139,10 +139,12 @@ class LlamaBackend:
         meta = _model_meta(process)
         max_length = min(longest, int(meta["n_ctx"]) or longest)
         limits = Limits(slots, spec.queue_limit, max_length, frozenset())
-        writer = LlamaWriter(process, limits, figures)
-        return LlamaReady(writer, int(meta["n_vocab"]), has_template=_has_template(path.parent))
+        writer = LlamaEngine(process, limits, figures)
+        return LlamaServingModel(
+            writer, int(meta["n_vocab"]), has_template=_has_template(path.parent)
+        )
 
-    def took(self) -> PeakUsage:
+    def peak_usage(self) -> PeakUsage:
         """Return the peak memory of the engine's process."""
         peak = max((life.peak_bytes() for life in self._lives), default=0)
         return PeakUsage(peak, "peak resident memory of llama.cpp's process", "cpu")

@@ -31,8 +31,8 @@ from runners.jobs.serve.contract import (
     StreamChunk,
     TokenLogprob,
 )
-from runners.jobs.serve.figures import Figures
-from runners.jobs.serve.process import OwnProcess, OwnWriter
+from runners.jobs.serve.figures import EndpointMetrics
+from runners.jobs.serve.process import OwnProcess, ProcessEngine
 from runners.jobspec.serve import NO_ADAPTER
 
 # ---------------------------------------------------------------------------
@@ -145,7 +145,7 @@ _REFUSALS = (
 )  # fmt: skip
 
 
-class Shape(NamedTuple):
+class EngineSettings(NamedTuple):
     """The start settings of the engine."""
 
     path: Path
@@ -157,7 +157,7 @@ class Shape(NamedTuple):
 class EngineProcess(OwnProcess):
     """One life of the llama.cpp process."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: EngineSettings) -> None:
         self.key = secrets.token_urlsafe(24)
         self.address = ""
         self._shape = shape
@@ -200,7 +200,7 @@ class EngineProcess(OwnProcess):
     def _raise_start_error(self) -> None:
         """Raise the error that explains the failed start."""
         error_line = next(
-            (line for line in self.last_words() if any(w in line for w in _REFUSALS)), ""
+            (line for line in self.last_output_lines() if any(w in line for w in _REFUSALS)), ""
         )
         if error_line:
             message = error_line.partition(": ")[2] or error_line
@@ -220,10 +220,10 @@ CONNECTIONS = httpx.Limits(max_keepalive_connections=0)
 DATA = "data: "
 
 
-class LlamaWriter(OwnWriter):
+class LlamaEngine(ProcessEngine):
     """One life of the engine, its running answers and its queue."""
 
-    def __init__(self, process: EngineProcess, limits: Limits, figures: Figures) -> None:
+    def __init__(self, process: EngineProcess, limits: Limits, figures: EndpointMetrics) -> None:
         super().__init__(process, limits)
         self.process = process
         self.texts: dict[int, str] = {}
@@ -378,7 +378,7 @@ LAYERS = "model.layers."
 Entry = Mapping[str, Any]  # of the header: dtype, shape, data_offsets
 
 
-class Width(NamedTuple):
+class NumberFormat(NamedTuple):
     """A number format: GGUF's type number, its size, and its exponent bits."""
 
     kind: int
@@ -392,17 +392,17 @@ class Width(NamedTuple):
 
 
 WIDTHS = {
-    "F32": Width(0, "I", 0x7F80_0000),
-    "F16": Width(1, "H", 0x7C00),
-    "BF16": Width(30, "H", 0x7F80),
+    "F32": NumberFormat(0, "I", 0x7F80_0000),
+    "F16": NumberFormat(1, "H", 0x7C00),
+    "BF16": NumberFormat(30, "H", 0x7F80),
 }
 
 
-class Matrix(NamedTuple):
+class StoredMatrix(NamedTuple):
     """One matrix in its stored, row-major form."""
 
     name: str
-    width: Width
+    width: NumberFormat
     shape: tuple[int, int]
     data: bytes
 
@@ -429,7 +429,7 @@ def write_adapter(name: str, folder: Path, config: Mapping[str, Any], path: Path
         _write(file, scale * rank, matrices)
 
 
-def _matrices(name: str, path: Path, config: Mapping[str, Any]) -> Iterator[Matrix]:
+def _matrices(name: str, path: Path, config: Mapping[str, Any]) -> Iterator[StoredMatrix]:
     with path.open("rb") as file:
         header, begin = _header(name, file, path.stat().st_size)
         for key, entry in sorted(header.items()):
@@ -460,7 +460,7 @@ def _header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     return header, LENGTH_BYTES + length
 
 
-def _read(name: str, key: str, file: BinaryIO, begin: int, entry: Entry) -> Matrix:
+def _read(name: str, key: str, file: BinaryIO, begin: int, entry: Entry) -> StoredMatrix:
     """Return a matrix after checking its header and values."""
     try:
         width = WIDTHS[entry["dtype"]]
@@ -478,10 +478,10 @@ def _read(name: str, key: str, file: BinaryIO, begin: int, entry: Entry) -> Matr
     bits = width.exponent
     if any(each & bits == bits for each in array(width.code, data)):
         refuse(name, f"has NaN or infinity in {key[:120]}; train it again")
-    return Matrix(key, width, (rows, columns), data)
+    return StoredMatrix(key, width, (rows, columns), data)
 
 
-def _permuted(name: str, matrix: Matrix, heads: int) -> Matrix:
+def _permuted(name: str, matrix: StoredMatrix, heads: int) -> StoredMatrix:
     """Return the rows in llama.cpp's order: the halves of each head interleaved."""
     rows, columns = matrix.shape
     if heads < 1 or rows % (2 * heads):
@@ -497,7 +497,7 @@ def _permuted(name: str, matrix: Matrix, heads: int) -> Matrix:
     return matrix._replace(data=data)
 
 
-def _check_pairs(name: str, rank: int, matrices: Sequence[Matrix]) -> None:
+def _check_pairs(name: str, rank: int, matrices: Sequence[StoredMatrix]) -> None:
     """Check that every matrix has its counterpart, and the stated rank."""
     names = {each.name for each in matrices}
     for each in matrices:
@@ -508,7 +508,7 @@ def _check_pairs(name: str, rank: int, matrices: Sequence[Matrix]) -> None:
             refuse(name, f"has r {rank}, and {each.name} is {list(each.shape)}")
 
 
-def _write(file: BinaryIO, alpha: float, matrices: Sequence[Matrix]) -> None:
+def _write(file: BinaryIO, alpha: float, matrices: Sequence[StoredMatrix]) -> None:
     """Write the metadata, the tensor table, and the data, each aligned to 32 bytes."""
     texts = {"general.type": "adapter", "general.architecture": ARCHITECTURE}
     texts["adapter.type"] = "lora"

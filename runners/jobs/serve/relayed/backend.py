@@ -15,7 +15,7 @@ from runners.jobs.model_files import opened_model, read_config
 from runners.jobs.runtime import BadInputError, Job, job_telemetry
 from runners.jobs.serve.contract import USUAL_TOKENS, EngineProcessError, Limits, longest_request
 from runners.jobs.serve.endpoint import PeakUsage, serve
-from runners.jobs.serve.figures import Figures
+from runners.jobs.serve.figures import EndpointMetrics
 from runners.jobs.serve.relayed.process import (
     MODELS,
     Command,
@@ -24,16 +24,16 @@ from runners.jobs.serve.relayed.process import (
     Scraper,
     ServerProcess,
     Starting,
-    started,
-    started_together,
+    start_engine,
+    start_engines,
 )
 from runners.jobs.serve.relayed.relay import (
     PARAMS,
     Document,
     Engines,
-    RelayReady,
-    RelayWriter,
-    reading_of,
+    RelayEngine,
+    RelayServingModel,
+    prefill_body,
 )
 from runners.jobspec import ArtefactModel, FolderModel, ServeSpec
 from runners.jobspec.serve import EngineOptions, PhaseSplit
@@ -45,7 +45,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 Phase = Literal["prefill", "decode"]
 
 
-class Part(NamedTuple):
+class SplitEngine(NamedTuple):
     """One engine of several: its phase, its number from 1, and its GPU names."""
 
     phase: Phase
@@ -53,9 +53,9 @@ class Part(NamedTuple):
     devices: tuple[str, ...]
 
 
-def parts_of(
+def split_engines(
     split: PhaseSplit, options: EngineOptions, env: Mapping[str, str] = os.environ
-) -> list[Part]:
+) -> list[SplitEngine]:
     """Return the engines of a split, prefill first, each with its own GPUs.
 
     Raises:
@@ -67,7 +67,7 @@ def parts_of(
         *(("decode", number) for number in range(1, split.decode_engines + 1)),
     ]
     return [
-        Part(phase, number, tuple(names[at * each : (at + 1) * each]))
+        SplitEngine(phase, number, tuple(names[at * each : (at + 1) * each]))
         for at, (phase, number) in enumerate(phases)
     ]
 
@@ -98,7 +98,7 @@ PATH = "/v1/completions"
 TOKENS = [1, 2, 3]  # token ids that every model has
 
 
-def hand_over_once(engines: Engines, model: str) -> None:
+def connect_kv_transfer(engines: Engines, model: str) -> None:
     """Make each decode engine fetch a prompt from each prefill engine.
 
     Raises:
@@ -117,7 +117,7 @@ def _try(reader: ServerProcess, writer: ServerProcess, document: Document) -> No
     error_text = ""
     for _ in range(TRIES):
         try:
-            prefill = _post(reader, reading_of(document))
+            prefill = _post(reader, prefill_body(document))
             answer = _post(writer, document | {PARAMS: prefill.json().get(PARAMS)})
         except (httpx.HTTPError, ValueError, AttributeError) as error:
             error_text = repr(error)
@@ -166,7 +166,7 @@ class EngineAdapter(ABC):
         """
 
     def part_command(
-        self, spec: ServeSpec, placed: ModelPaths, listen: ListenAddress, part: Part
+        self, spec: ServeSpec, placed: ModelPaths, listen: ListenAddress, part: SplitEngine
     ) -> Command:
         """Return the start command of one engine of a prefill/decode split.
 
@@ -175,11 +175,11 @@ class EngineAdapter(ABC):
         """
         del spec, placed, listen, part
         raise BadInputError(
-            f"engine_options.split: {self.title} is not started as engines that read and others "
-            "that write here; leave it out, or choose vllm"
+            f"engine_options.split: prefill/decode disaggregation is not supported with "
+            f"{self.title}; leave it out, or choose vllm"
         )
 
-    def called(self, spec: ServeSpec, name: str) -> str:  # noqa: ARG002 - others have to know it
+    def served_name(self, spec: ServeSpec, name: str) -> str:  # noqa: ARG002 - others have to know it
         """Return the engine's name for the model or adapter that clients request by ``name``."""
         return name
 
@@ -195,7 +195,7 @@ class RelayBackend:
         self._placed: ModelPaths | None = None
         self._lives: list[Engines] = []
 
-    def load(self, job: Job, spec: ServeSpec, figures: Figures) -> RelayReady:
+    def load(self, job: Job, spec: ServeSpec, figures: EndpointMetrics) -> RelayServingModel:
         """Start the engine and return the model ready for requests.
 
         Raises:
@@ -212,27 +212,29 @@ class RelayBackend:
         # With a split no engine sees a request from its start to its first token.
         names = speaker.names._replace(ttft="") if engines.is_split else speaker.names
         scraper = Scraper(names, figures, (engines.page() or "") if engines.is_split else "")
-        writer = RelayWriter(engines, limits, scraper, job.stop_requested.is_set)
-        return RelayReady(writer, figures, lambda name: speaker.called(spec, name))
+        writer = RelayEngine(engines, limits, scraper, job.stop_requested.is_set)
+        return RelayServingModel(writer, figures, lambda name: speaker.served_name(spec, name))
 
     def _started(self, spec: ServeSpec, placed: ModelPaths) -> Engines:
         speaker, options = self._speaker, spec.engine_options
         if options is None or options.split is None:
-            server = started(speaker.title, lambda listen: speaker.command(spec, placed, listen))
+            server = start_engine(
+                speaker.title, lambda listen: speaker.command(spec, placed, listen)
+            )
             return Engines((server,))
         starts: list[tuple[str, Starting]] = [
             (
                 f"{speaker.title}'s {part.phase} engine {part.number}",
                 partial(speaker.part_command, spec, placed, part=part),
             )
-            for part in parts_of(options.split, options)
+            for part in split_engines(options.split, options)
         ]
-        servers, readers = started_together(starts), options.split.prefill_engines
+        servers, readers = start_engines(starts), options.split.prefill_engines
         engines = Engines(servers[readers:], servers[:readers])
-        hand_over_once(engines, speaker.called(spec, spec.served_name))
+        connect_kv_transfer(engines, speaker.served_name(spec, spec.served_name))
         return engines
 
-    def took(self) -> PeakUsage:
+    def peak_usage(self) -> PeakUsage:
         """Return the peak of the GPUs if there are any, else of the engine's processes."""
         if gpu_peak := self._gpu_peak():
             return PeakUsage(*gpu_peak, "cuda")
@@ -281,7 +283,7 @@ def prepare() -> None:
     """Do nothing: the model is in the child process, not in this one."""
 
 
-def work_of(speaker: EngineAdapter) -> Callable[[Job], None]:
+def serve_with(speaker: EngineAdapter) -> Callable[[Job], None]:
     """Return the job function of an endpoint with this engine."""
 
     def work(job: Job) -> None:

@@ -18,7 +18,7 @@ import httpx
 from runners.jobs.model_files import read_config
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.contract import EngineProcessError
-from runners.jobs.serve.figures import Buckets, Figures, ScrapedMetrics
+from runners.jobs.serve.figures import Buckets, EndpointMetrics, ScrapedMetrics
 from runners.jobs.serve.process import OwnProcess
 from runners.jobspec.serve import LOOPBACK
 
@@ -93,7 +93,7 @@ class ServerProcess(OwnProcess):
                 msg = f"{self.title} did not become healthy within {START_SECONDS:g} s"
                 raise EngineProcessError(msg)
             return False
-        last_lines = self.last_words()
+        last_lines = self.last_output_lines()
         self.kill()  # processes it started may still run
         if (self.code or 0) < 0:
             raise EngineProcessError(f"{self.title} did not start: {self.how()}")
@@ -140,17 +140,17 @@ class _Start:
         return self._is_up
 
 
-def started(title: str, command: Starting) -> ServerProcess:
+def start_engine(title: str, command: Starting) -> ServerProcess:
     """Start an engine on a free port; return it when it is healthy.
 
     Raises:
         BadInputError: the engine rejects the model or an argument.
         EngineProcessError: the engine was killed, or was not healthy in time.
     """
-    return started_together([(title, command)])[0]
+    return start_engines([(title, command)])[0]
 
 
-def started_together(wanted: Sequence[tuple[str, Starting]]) -> list[ServerProcess]:
+def start_engines(wanted: Sequence[tuple[str, Starting]]) -> list[ServerProcess]:
     """Start several engines, by title and command; if one fails, kill all of them.
 
     All start in this thread: an engine is killed when the thread that started it ends.
@@ -284,7 +284,7 @@ class MetricNames(NamedTuple):
     tpot: str = ""  # likewise, one value per token
 
     @classmethod
-    def below(cls, prefix: str, *names: str) -> "MetricNames":
+    def with_prefix(cls, prefix: str, *names: str) -> "MetricNames":
         """Return the names, in this order, of an engine whose metrics share a prefix."""
         return cls(*(f"{prefix}:{name}" for name in names))
 
@@ -328,7 +328,7 @@ class Scraper:
     ``before`` is a page from before the first request; its counts are not added.
     """
 
-    def __init__(self, names: MetricNames, figures: Figures, before: str = "") -> None:
+    def __init__(self, names: MetricNames, figures: EndpointMetrics, before: str = "") -> None:
         self._names = names
         self._figures = figures
         self._last = last = Exposition(before)
@@ -336,7 +336,7 @@ class Scraper:
             int(last.sums[names.prompt_tokens]), int(last.sums[names.output_tokens])
         )
 
-    def take(self, text: str, seconds: float, repeated: TokenCounts = NO_TOKENS) -> bool:
+    def add_page(self, text: str, seconds: float, repeated: TokenCounts = NO_TOKENS) -> bool:
         """Add a page, ``seconds`` after the previous one; return whether there are new tokens.
 
         ``repeated`` holds the tokens that the engines counted twice since they started.
@@ -366,7 +366,7 @@ class Scraper:
         )
 
 
-def merged(pages: Mapping[str, str]) -> str:
+def merged_metrics(pages: Mapping[str, str]) -> str:
     """Return the pages of several engines as one, with an engine label on each sample.
 
     The samples of one metric are adjacent, as the format requires.

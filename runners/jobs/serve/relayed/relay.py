@@ -22,22 +22,22 @@ from runners.jobs.serve.asgi import (
     Send,
     TextPart,
     disconnected,
-    event_of,
     parse_body,
     send_bytes,
     send_part,
+    server_sent_event,
 )
 from runners.jobs.serve.contract import Limits, Pending
-from runners.jobs.serve.figures import Figures
+from runners.jobs.serve.figures import EndpointMetrics
 from runners.jobs.serve.openai_server import ENGINE_ENDED, RETRY_SECONDS
-from runners.jobs.serve.process import OwnWriter
+from runners.jobs.serve.process import ProcessEngine
 from runners.jobs.serve.relayed.process import (
     METRICS,
     POLL_SECONDS,
     Scraper,
     ServerProcess,
     TokenCounts,
-    merged,
+    merged_metrics,
 )
 
 # The engines of one endpoint life: a single one, or several for prefill and for decode.
@@ -49,7 +49,7 @@ REAP_SECONDS = 1.5
 class Engines:
     """Engines that live and end together; without ``prefill``, ``decode`` does both phases.
 
-    ``lent`` is for the HTTP event loop only; the counts are read from another thread.
+    ``least_loaded`` is for the HTTP event loop only; the counts are read from another thread.
     """
 
     def __init__(
@@ -113,7 +113,11 @@ class Engines:
         texts = [each.text for each in responses if each is not None and each.is_success]
         if len(texts) < len(responses):
             return None
-        return merged(dict(zip(self._names, texts, strict=True))) if self.is_split else texts[0]
+        return (
+            merged_metrics(dict(zip(self._names, texts, strict=True)))
+            if self.is_split
+            else texts[0]
+        )
 
     @property
     def _names(self) -> list[str]:
@@ -121,7 +125,7 @@ class Engines:
         return [f"{phase}-{at + 1}" for phase, own in phases for at in range(len(own))]
 
     @contextmanager
-    def lent(self, among: Sequence[ServerProcess]) -> Iterator[ServerProcess]:
+    def least_loaded(self, among: Sequence[ServerProcess]) -> Iterator[ServerProcess]:
         """Lend the engine with the fewest open requests for the duration of the block."""
         chosen = min(among, key=lambda each: self._open_requests[each])
         self._open_requests[chosen] += 1
@@ -255,7 +259,7 @@ KEPT_FOR_ANOTHER: Document = {
 OF_THE_ANSWER = ("stream", "stream_options", "min_tokens", "max_completion_tokens")
 
 
-class Course(NamedTuple):
+class DecodeTarget(NamedTuple):
     """The engine that generates an answer, and its request body."""
 
     engine: ServerProcess
@@ -263,28 +267,28 @@ class Course(NamedTuple):
 
 
 @asynccontextmanager
-async def course_of(
+async def decode_target(
     engines: Engines,
     client: httpx.AsyncClient,
     path: str,
     request: RelayedRequest,
     document: Document,
-) -> AsyncIterator[Course]:
+) -> AsyncIterator[DecodeTarget]:
     """Prefill the prompt if it runs in another engine; yield the answering engine and its request.
 
     Raises:
         RequestError: the prefill engine rejects the request or its response is malformed.
         httpx.HTTPError: the engine is down.
     """
-    if engines.is_split and is_read_elsewhere(request):
-        with engines.lent(engines.prefill) as reader:
+    if engines.is_split and is_prefilled_elsewhere(request):
+        with engines.least_loaded(engines.prefill) as reader:
             document = await _prefill(engines, reader, client, path, document)
     among = engines.prefill if engines.is_split and _limit(request) == 1 else engines.decode
-    with engines.lent(among) as writer:
-        yield Course(writer, document)
+    with engines.least_loaded(among) as writer:
+        yield DecodeTarget(writer, document)
 
 
-def is_read_elsewhere(request: RelayedRequest) -> bool:
+def is_prefilled_elsewhere(request: RelayedRequest) -> bool:
     """Return whether prompt and answer of a request are divided between two engines.
 
     A one-token answer is complete after prefill. Several answers would fetch one cache that is
@@ -298,7 +302,7 @@ def _limit(request: RelayedRequest) -> int | None:
     return longest or request.max_tokens
 
 
-def reading_of(document: Document) -> Document:
+def prefill_body(document: Document) -> Document:
     """Return the body for the prefill engine: the same prompt, and one token."""
     own = {name: value for name, value in document.items() if name not in OF_THE_ANSWER}
     if own.get("tool_choice") not in {None, "none", "auto"}:  # one token is no complete call
@@ -315,7 +319,7 @@ async def _prefill(
 ) -> Document:
     """Run the prefill; return the body for the decode engine."""
     answer = await client.post(
-        f"{reader.address}{path}", json=reading_of(document), headers=reader.headers
+        f"{reader.address}{path}", json=prefill_body(document), headers=reader.headers
     )
     if not answer.is_success:
         raise refusal(answer.status_code, answer.content)
@@ -349,7 +353,7 @@ SCRAPE_SECONDS = 1.0
 CONNECTIONS = httpx.Limits(max_keepalive_connections=0)  # idle connections may be dropped
 
 
-class RelayWriter(OwnWriter):
+class RelayEngine(ProcessEngine):
     """One life of an engine: its open requests, its metrics and its exit."""
 
     def __init__(
@@ -416,7 +420,7 @@ class RelayWriter(OwnWriter):
         while not self.engines.wait(SCRAPE_SECONDS):
             page, now = self.engines.page(), time.perf_counter()
             repeated = self.engines.repeated  # after the page: no token is counted twice
-            if page is not None and self._scraper.take(page, now - at, repeated):
+            if page is not None and self._scraper.add_page(page, now - at, repeated):
                 self.signed_at = now
             self.engines.peak_bytes()
             at = now
@@ -427,36 +431,36 @@ class RelayWriter(OwnWriter):
             self.engines.reap()
 
 
-class RelayReady:
+class RelayServingModel:
     """A loaded model whose engine has its own OpenAI API."""
 
     def __init__(
-        self, engine: RelayWriter, figures: Figures, called: Callable[[str], str]
+        self, engine: RelayEngine, figures: EndpointMetrics, called: Callable[[str], str]
     ) -> None:
         self.engine = engine
         self.figures = figures
-        self.called = called  # maps the name in a request to the engine's name
+        self.served_name = called  # maps the name in a request to the engine's name
 
-    def handing(self, path: str, body: bytes) -> "Handover":
+    def forwarded_request(self, path: str, body: bytes) -> "ProxiedRequest":
         """Return the parsed request.
 
         Raises:
             RequestError: a field is invalid; the error names it.
         """
-        return Handover(self, path, parse_request(path, body))
+        return ProxiedRequest(self, path, parse_request(path, body))
 
 
-class Handover:
+class ProxiedRequest:
     """One request that is forwarded to the engine, and its response."""
 
-    def __init__(self, ready: RelayReady, path: str, request: RelayedRequest) -> None:
+    def __init__(self, ready: RelayServingModel, path: str, request: RelayedRequest) -> None:
         self.request = request
         self.answers = num_answers(request)
         self._path = path
         self._began = 0.0
         self._engine = ready.engine
         self._figures = ready.figures
-        self._engine_name = ready.called
+        self._engine_name = ready.served_name
 
     @property
     def model(self) -> str:
@@ -500,7 +504,7 @@ class Handover:
         try:
             async with (
                 httpx.AsyncClient(timeout=timeout, limits=CONNECTIONS, trust_env=False) as client,
-                course_of(engines, client, path, self.request, document) as course,
+                decode_target(engines, client, path, self.request, document) as course,
                 client.stream(
                     "POST",
                     f"{course.engine.address}{path}",
@@ -532,5 +536,5 @@ class Handover:
         except httpx.HTTPError:
             error = RequestError(500, ENGINE_ENDED, code="engine_ended")
             self._figures.count("failed")
-            await send_part(send, event_of(error.document))
+            await send_part(send, server_sent_event(error.document))
         await send_part(send, b"", more=False)

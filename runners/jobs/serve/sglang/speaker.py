@@ -37,7 +37,7 @@ class Sglang(EngineAdapter):
     """SGLang's HTTP server."""
 
     title = "SGLang"
-    names = MetricNames.below(
+    names = MetricNames.with_prefix(
         "sglang", "num_running_reqs", "num_queue_reqs", "token_usage", "prompt_tokens_total",
         "generation_tokens_total", "time_to_first_token_seconds", "inter_token_latency_seconds",
     )  # fmt: skip
@@ -51,7 +51,7 @@ class Sglang(EngineAdapter):
         argv = [sys.executable, "-m", "runners.jobs.serve.sglang.server"]
         return Command([*argv, *arguments(spec, placed, listen.port)], {**QUIET, KEY: listen.key})
 
-    def called(self, spec: ServeSpec, name: str) -> str:
+    def served_name(self, spec: ServeSpec, name: str) -> str:
         """Return ``base:adapter`` for an adapter: a bare name selects the base model."""
         return name if name == spec.served_name else f"{spec.served_name}:{name}"
 

@@ -12,8 +12,8 @@ from runners.jobs.compress.shearing import (
     Masks,
     Progress,
     Recovery,
-    cut,
     masked,
+    prune_to_indices,
     recover,
     shape_of,
     train_masks,
@@ -140,7 +140,7 @@ def test_cutting_what_masks_hide_changes_nothing(ids):
         with torch.no_grad(), masked(model, values):
             hidden = model(ids).logits
 
-        cut(model, kept, PART)
+        prune_to_indices(model, kept, PART)
 
         with torch.no_grad():
             assert torch.allclose(model(ids).logits, hidden, atol=1e-4)
@@ -202,7 +202,7 @@ def sheared(tmp_path, *, killed_at: tuple[int, ...] = ()):
         progress = Progress(tmp_path, every_seconds=0.0)
         try:
             masks = train_masks(model, texts, PART, shear, step, progress)
-            cut(model, masks.kept(PART), PART)
+            prune_to_indices(model, masks.kept(PART), PART)
             found = progress.document.get("pruned") or pruned
             recover(model, texts, Recovery(masks, REFERENCE, found, progress), shear, step)
         except KilledError:

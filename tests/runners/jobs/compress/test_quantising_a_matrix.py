@@ -15,9 +15,9 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from runners.jobs.compress.engine import Passage, channel_loss, norm_weights, tweak_norms
 from runners.jobs.compress.gguf import is_as_written, quantize, type_of
 from runners.jobs.compress.quantization import (
-    Grid,
     IllConditionedError,
     InputStatistics,
+    QuantizationGrid,
     best_scales,
     check_shape_known,
     finequant,
@@ -48,12 +48,12 @@ def error_of(layer, result):
 
 
 def nearest_of(layer, bits):
-    return round_to_nearest(layer[0], Grid(bits, 32), F32)
+    return round_to_nearest(layer[0], QuantizationGrid(bits, 32), F32)
 
 
 def test_no_weight_that_fits_is_further_off_than_half_a_step(layer):
     for bits in (2, 3, 4, 8):
-        grid = Grid(bits, 32)
+        grid = QuantizationGrid(bits, 32)
         codes = round_to_nearest(layer[0], grid, F32)
         steps = codes.scales.repeat_interleave(32, dim=1)
         inside = layer[0] / steps <= grid.highest
@@ -67,10 +67,10 @@ def test_no_weight_that_fits_is_further_off_than_half_a_step(layer):
 
 def test_rows_are_rounded_to_the_ends_of_their_groups_and_zeros_stay():
     weight = torch.linspace(-1, 1, 70).repeat(2, 1)
-    codes = round_to_nearest(weight, Grid(8, 64), F32)
+    codes = round_to_nearest(weight, QuantizationGrid(8, 64), F32)
     assert codes.scales.shape == (2, 2)
     assert torch.allclose(codes.weight(), weight, atol=0.01)
-    codes = round_to_nearest(torch.zeros(2, 32), Grid(4, 32), F32)
+    codes = round_to_nearest(torch.zeros(2, 32), QuantizationGrid(4, 32), F32)
     assert codes.weight().count_nonzero() == 0
 
 
@@ -87,21 +87,25 @@ def test_gptq_errs_less_than_the_nearest_codes(layer):
         nearest = error_of(layer, nearest_of(layer, bits))
         for is_act_ordered in (False, True):
             found = gptq(
-                weight, statistics.gram, Grid(bits, 32), F32, is_act_ordered=is_act_ordered
+                weight,
+                statistics.gram,
+                QuantizationGrid(bits, 32),
+                F32,
+                is_act_ordered=is_act_ordered,
             )
             assert error_of(layer, found) < 0.8 * nearest, (bits, is_act_ordered)
 
 
 def test_gptq_on_inputs_that_do_not_depend_on_each_other_is_round_to_nearest(layer):
     weight, _statistics = layer
-    found = gptq(weight, torch.eye(weight.shape[1]), Grid(4, 32), F32)
+    found = gptq(weight, torch.eye(weight.shape[1]), QuantizationGrid(4, 32), F32)
     assert torch.equal(found.values, nearest_of(layer, 4).values)
 
 
 def test_gptq_in_blocks_equals_gptq_column_by_column(layer):
     """The paper's algorithm without its lazy blocks, written out."""
     weight, statistics = layer
-    grid, rest = Grid(4, 192), layer[0].clone()
+    grid, rest = QuantizationGrid(4, 192), layer[0].clone()
     factor = inverse_factor(statistics.gram)
     scales = round_to_nearest(weight, grid, F32).scales
     plain = torch.zeros_like(weight)
@@ -119,7 +123,7 @@ def test_gptq_in_blocks_equals_gptq_column_by_column(layer):
 def test_quantease_errs_less_than_the_nearest_codes_and_improves_what_gptq_found(layer):
     weight, statistics = layer
     for bits in BITS:
-        grid = Grid(bits, 32)
+        grid = QuantizationGrid(bits, 32)
         found = quantease(weight, statistics.gram, grid, F32)
         start = gptq(weight, statistics.gram, grid, F32)
         improved = quantease(weight, statistics.gram, grid, F32, start=start)
@@ -130,8 +134,10 @@ def test_quantease_errs_less_than_the_nearest_codes_and_improves_what_gptq_found
 def test_a_percent_of_outliers_in_16_bit_helps_quantease(layer):
     for bits in (2, 3):
         weight, statistics = layer
-        plain = quantease(weight, statistics.gram, Grid(bits, 32), F32)
-        found = quantease_with_outliers(weight, statistics.gram, Grid(bits, 32), F32, share=0.01)
+        plain = quantease(weight, statistics.gram, QuantizationGrid(bits, 32), F32)
+        found = quantease_with_outliers(
+            weight, statistics.gram, QuantizationGrid(bits, 32), F32, share=0.01
+        )
         assert error_of(layer, found) < 0.8 * error_of(layer, plain), bits
         assert found.outliers.count_nonzero() == round(0.01 * weight.numel()), bits
         assert found.stored_bytes > plain.stored_bytes, bits
@@ -141,7 +147,10 @@ def test_an_input_that_never_occurs_breaks_neither_method(layer):
     weight, statistics = layer
     gram = statistics.gram.clone()
     gram[5], gram[:, 5] = 0.0, 0.0
-    for found in (gptq(weight, gram, Grid(4, 32), F32), quantease(weight, gram, Grid(4, 32), F32)):
+    for found in (
+        gptq(weight, gram, QuantizationGrid(4, 32), F32),
+        quantease(weight, gram, QuantizationGrid(4, 32), F32),
+    ):
         assert found.weight().isfinite().all()
 
 
@@ -179,7 +188,7 @@ CONFIG = LlamaConfig(
     attn_implementation="eager",
 )
 WAYS = {
-    "awq": partial(scale_for_rounding, grid=Grid(4, 32)),
+    "awq": partial(scale_for_rounding, grid=QuantizationGrid(4, 32)),
     "smoothquant": partial(smooth, share=0.5),
     "fptq": level_by_logarithm,
 }
@@ -224,7 +233,7 @@ def test_the_layer_computes_what_it_did_and_its_statistics_are_of_scaled_inputs(
 def test_awq_errs_less_than_the_nearest_codes(layer):
     for bits in (3, 4):
         weight, statistics = layer
-        grid = Grid(bits, 32)
+        grid = QuantizationGrid(bits, 32)
         plain = output_error(
             weight, round_to_nearest(weight, grid, weight.dtype).weight(), statistics.gram
         )
@@ -298,7 +307,7 @@ def rounded():
     with torch.no_grad():
         passage = Passage(inputs, {}, block(inputs))
         weight = block.proj.weight
-        weight.copy_(round_to_nearest(weight, Grid(2, 32), torch.float32).weight())
+        weight.copy_(round_to_nearest(weight, QuantizationGrid(2, 32), torch.float32).weight())
     return block, passage
 
 
@@ -334,7 +343,7 @@ SHUFFLED = torch.randperm(128, generator=torch.Generator().manual_seed(2))
 
 
 def group_size(weight, least_gain=0.3):
-    return finequant(weight, Grid(4, 16), torch.float32, least_gain).grid.group_size
+    return finequant(weight, QuantizationGrid(4, 16), torch.float32, least_gain).grid.group_size
 
 
 def test_groups_are_as_coarse_as_the_parts_of_a_matrix_allow():

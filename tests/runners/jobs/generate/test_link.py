@@ -16,26 +16,26 @@ from runners.jobs.generate.chained import (
     MAX_HEADER_BYTES,
     NONCE_BYTES,
     SIZES,
-    Counts,
+    ChainStatistics,
     Link,
     LinkClosedError,
     RemoteStage,
-    Server,
     ServerChain,
     StageListener,
+    StageServer,
     StageUnavailableError,
     _signature,
     key_of,
 )
 from runners.jobs.generate.stage_model import (
     DIVISIBLE,
-    Call,
-    Ends,
+    EmbeddingAndHead,
     Layers,
+    PassArguments,
     check_divides,
-    divided,
-    part_of,
-    through,
+    even_layer_ranges,
+    load_rank_part,
+    run_stages,
 )
 from runners.jobs.loading import fresh_model, load_folder
 from runners.jobs.ranks import Ranks
@@ -191,8 +191,8 @@ def folder_of(path, **changes):
 
 
 def staged(folder, count):
-    stages = [Layers(folder, which, CPU, torch.float32) for which in divided(5, count)]
-    return Ends(folder, CPU, torch.float32), stages
+    stages = [Layers(folder, which, CPU, torch.float32) for which in even_layer_ranges(5, count)]
+    return EmbeddingAndHead(folder, CPU, torch.float32), stages
 
 
 def written(ends, stages, steps=6):
@@ -201,7 +201,7 @@ def written(ends, stages, steps=6):
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
     found = []
     for _ in range(steps):
-        hidden = through(stages, Call(1, positions, mask), ends.embed(ids))
+        hidden = run_stages(stages, PassArguments(1, positions, mask), ends.embed(ids))
         found.append(ends.choose(hidden))
         ids, mask = found[-1][:, None], torch.cat([mask, mask.new_ones(2, 1)], dim=1)
         positions = positions[:, -1:] + 1
@@ -242,15 +242,15 @@ def test_each_weight_is_in_one_stage_and_a_forgotten_session_takes_no_memory(tmp
 
 def test_layers_are_divided_evenly_and_each_is_in_one_run(tmp_path):
     for count, sizes in ((1, [5]), (2, [3, 2]), (3, [2, 2, 1]), (5, [1] * 5)):
-        runs = divided(5, count)
+        runs = even_layer_ranges(5, count)
         assert [len(each) for each in runs] == sizes, (count, sizes)
         assert [at for each in runs for at in each] == list(range(5)), (count, sizes)
     with pytest.raises(BadInputError, match="6 stages are requested, and the model has 5 layers"):
-        divided(5, 6)
+        even_layer_ranges(5, 6)
 
     folder = folder_of(tmp_path / "model", model_type="gpt_neox")
     with pytest.raises(BadInputError, match=r"a 'gpt_neox' model is not divided.*llama, mistral"):
-        Ends(folder, CPU, torch.float32)
+        EmbeddingAndHead(folder, CPU, torch.float32)
 
 
 # A chain of stage servers writes what one process writes, whichever of them is lost.
@@ -277,12 +277,12 @@ class Threads:
     def __init__(self, folder):
         self.folder, self.links, self.made = folder, [], []
         self.desk = StageListener("127.0.0.1", 0, bytes.fromhex(CHAIN_KEY))
-        self.counts = Counts()
+        self.counts = ChainStatistics()
 
     def start(self):
         link = Link.dialled(*self.desk.place)
         self.links.append(link)
-        server = Server(self.folder, torch.float32)
+        server = StageServer(self.folder, torch.float32)
         threading.Thread(target=self._serve, args=(server, link), daemon=True).start()
 
     @staticmethod
@@ -298,7 +298,7 @@ class Threads:
         raise StageUnavailableError("none")
 
     def stages(self, count):
-        runs = enumerate(divided(5, count))
+        runs = enumerate(even_layer_ranges(5, count))
         self.made = [RemoteStage(at, which, self.find, SHORT, self.counts) for at, which in runs]
         return self.made
 
@@ -313,7 +313,7 @@ def threads(folder):
 
 
 class Cutting:
-    """Ends of a model that cut a server off before some pass."""
+    """EmbeddingAndHead of a model that cut a server off before some pass."""
 
     def __init__(self, ends, at, cut):
         self._ends, self._left, self._cut = ends, at, cut
@@ -330,7 +330,7 @@ class Cutting:
 @pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("at", [1, 2, 5])
 def test_a_spare_takes_over_at_any_token_and_the_text_goes_on(folder, threads, lost, at):
-    ends = Ends(folder, CPU, torch.float32)
+    ends = EmbeddingAndHead(folder, CPU, torch.float32)
     for _ in range(3):
         threads.start()
     stages = threads.stages(2)
@@ -347,7 +347,7 @@ def test_a_spare_takes_over_at_any_token_and_the_text_goes_on(folder, threads, l
 
 @pytest.mark.equality
 def test_what_was_lost_twice_is_replayed_twice(folder, threads):
-    ends = Ends(folder, CPU, torch.float32)
+    ends = EmbeddingAndHead(folder, CPU, torch.float32)
     for _ in range(3):
         threads.start()
     (stage,) = threads.stages(1)
@@ -367,7 +367,7 @@ def test_a_forgotten_session_is_not_replayed(folder, threads):
     threads.start()
     threads.start()
     (stage,) = threads.stages(1)
-    written(Ends(folder, CPU, torch.float32), [stage])
+    written(EmbeddingAndHead(folder, CPU, torch.float32), [stage])
     stage.forget(1)
     stage.lose()
     stage.attach()
@@ -391,7 +391,7 @@ def test_stages_and_ranks_need_a_folder_and_hosts_a_key(make_job):
         ServerChain(make_job(spec), spec, spec.split)
     job = make_job(ranked_spec(DemoModel(), split=TensorSplit()))
     with pytest.raises(BadInputError, match="from a model folder; source demo has none"):
-        part_of(job, job.spec, Ranks(0, 2))
+        load_rank_part(job, job.spec, Ranks(0, 2))
     with pytest.raises(BadInputError, match="sent no key"):
         key_of(gang_of(0, key=""))
 

@@ -35,13 +35,13 @@ from runners.jobs.generate.offload_cases import (
 )
 from runners.jobs.generate.placement import held_bytes
 from runners.jobs.generate.stage_model import PackedTensor
-from runners.jobs.generate.static import Limits, Setup, StopRequestedError, run_batch
+from runners.jobs.generate.static import AnswerLimits, BatchSetup, StopRequestedError, run_batch
 from runners.jobs.generate.zigzag import (
     PLACES,
     DiskStore,
     PolicyFigures,
     ZigZag,
-    dealt,
+    interleaved_places,
     packed,
     unpacked,
 )
@@ -57,7 +57,7 @@ CPU = torch.device("cpu")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LAYERS = 6
 PROMPTS = [[5, 7, 11, 13], [17, 19, 23], [1, 2, 3, 4, 5, 6], [9], [8, 10]]
-LIMITS = Limits(8)
+LIMITS = AnswerLimits(8)
 SPREAD = {"weights_cpu": 0.3, "weights_disk": 0.4, "kv_cpu": 0.25, "kv_disk": 0.5}
 SHARES = (
     {"weights_disk": 1.0},
@@ -107,7 +107,7 @@ def test_wherever_a_block_lies_it_writes_what_the_device_alone_writes(folder, bl
 def test_a_narrow_cache_off_the_device_writes_what_a_narrow_one_there_writes(folder, block):
     for kind in ("int4", "int2"):
         model = load_folder(folder, "fp32", CPU)
-        wanted = run_batch(model, PROMPTS, LIMITS, Setup(kind)).answers
+        wanted = run_batch(model, PROMPTS, LIMITS, BatchSetup(kind)).answers
         found = block(kv_cache=kind, **SPREAD).run_batch(PROMPTS, LIMITS)
         assert found.answers == wanted, kind
         assert found.answers != run_batch(model, PROMPTS, LIMITS).answers, kind
@@ -145,7 +145,7 @@ def test_four_bit_weights_are_the_nearest_of_sixteen_steps_of_their_group():
 )
 def test_each_place_has_its_share_within_the_largest_piece(sizes, parts):
     shares = [part / sum(parts) for part in parts]
-    places = dealt(sizes, shares[1], shares[2])
+    places = interleaved_places(sizes, shares[1], shares[2])
     for place, share in zip(PLACES, shares, strict=True):
         here = sum(size for size, at in zip(sizes, places, strict=True) if at == place)
         assert abs(here - share * sum(sizes)) <= max(sizes) * (1 + 1e-9)
@@ -186,24 +186,24 @@ def test_each_layer_comes_once_a_pass_however_many_micro_batches_it_serves(block
 
 def test_between_passes_only_what_stays_is_on_the_device(folder, block):
     policy = block(weights_disk=0.5)
-    policy.run_batch(PROMPTS, Limits(2))
+    policy.run_batch(PROMPTS, AnswerLimits(2))
     whole = load_folder(folder, "fp32", CPU)
     layer = sum(each.nbytes for each in whole.model.layers[0].parameters())
     assert held_bytes(policy.model) == held_bytes(whole) - LAYERS / 2 * layer
 
 
 def test_prompts_that_are_answered_leave_the_passes_of_the_others(folder, block):
-    first = run_batch(load_folder(folder, "fp32", CPU), PROMPTS, Limits(1)).answers
+    first = run_batch(load_folder(folder, "fp32", CPU), PROMPTS, AnswerLimits(1)).answers
     ends = frozenset(answer.ids[0] for answer in first[:2])
     policy = block(micro_batch_size=2, weights_disk=1.0)
-    found = policy.run_batch(PROMPTS, Limits(4, ends))
+    found = policy.run_batch(PROMPTS, AnswerLimits(4, ends))
     assert [each.finish_reason for each in found.answers[:2]] == ["stop", "stop"]
     assert found.answers[2].ids[0] == first[2].ids[0]
 
 
 def test_a_stop_keeps_nothing_of_the_block_and_its_cache_on_disk_goes_with_it(block, tmp_path):
     with pytest.raises(StopRequestedError):
-        block(kv_disk=1.0).run_batch(PROMPTS, Limits(4, should_stop=lambda: True))
+        block(kv_disk=1.0).run_batch(PROMPTS, AnswerLimits(4, should_stop=lambda: True))
     block(kv_disk=1.0).run_batch(PROMPTS, LIMITS)
     assert [name for _, _, names in os.walk(tmp_path) for name in names] == []
 

@@ -16,14 +16,14 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from runners.jobs.generate import placement
-from runners.jobs.generate.batching import CompiledStep, Pages, check_draft
+from runners.jobs.generate.batching import CompiledStep, PagePlan, check_draft
 from runners.jobs.generate.placement import (
     CachedExperts,
     DeviceExperts,
     StreamedLayers,
     held_bytes,
 )
-from runners.jobs.generate.static import Limits, StopRequestedError, run_batch
+from runners.jobs.generate.static import AnswerLimits, StopRequestedError, run_batch
 from runners.jobs.loading import Expert, LayerwiseModel, fresh_model, load_folder, ready
 from runners.jobs.runtime import BadInputError, check_compiler
 from runners.jobs.weights import StoredTensors
@@ -57,7 +57,7 @@ def test_a_draft_with_another_tokenizer_is_refused_with_the_way_out():
 
 def test_a_sequence_takes_whole_pages():
     for longest, blocks in ((15, 2), (16, 4), (1, 2)):
-        pages = Pages.of([1, longest], output_tokens=1, batch_size=2)
+        pages = PagePlan.of([1, longest], output_tokens=1, batch_size=2)
         assert pages.num_blocks == blocks, (longest, blocks)
 
 
@@ -78,8 +78,8 @@ def step():
 
 @pytest.mark.equality
 def test_a_cache_of_fixed_room_writes_the_same_with_fewer_prompts_than_rows(step):
-    wanted = [each.ids for each in run_batch(step.model, THREE_PROMPTS, Limits(12)).answers]
-    found = step.run_batch(THREE_PROMPTS, Limits(12))
+    wanted = [each.ids for each in run_batch(step.model, THREE_PROMPTS, AnswerLimits(12)).answers]
+    found = step.run_batch(THREE_PROMPTS, AnswerLimits(12))
     assert [each.ids for each in found.answers] == wanted
     assert found.num_steps == 11
 
@@ -89,7 +89,7 @@ def test_a_cache_of_fixed_room_writes_the_same_with_fewer_prompts_than_rows(step
 def test_the_step_is_one_graph_of_fixed_shapes_and_runs_plainly_if_it_does_not_compile(
     step, is_broken
 ):
-    wanted = step.run_batch(THREE_PROMPTS, Limits(12)).answers
+    wanted = step.run_batch(THREE_PROMPTS, AnswerLimits(12)).answers
     graphs = []
 
     def backend(graph, _inputs):
@@ -101,19 +101,21 @@ def test_the_step_is_one_graph_of_fixed_shapes_and_runs_plainly_if_it_does_not_c
     torch.compiler.reset()
     step._compiled = torch.compile(step.forward, fullgraph=True, dynamic=False, backend=backend)
 
-    assert step.run_batch(THREE_PROMPTS, Limits(12)).answers == wanted
-    assert step.run_batch(THREE_PROMPTS[:1], Limits(12)).answers == wanted[:1]
+    assert step.run_batch(THREE_PROMPTS, AnswerLimits(12)).answers == wanted
+    assert step.run_batch(THREE_PROMPTS[:1], AnswerLimits(12)).answers == wanted[:1]
     assert len(graphs) == (not is_broken)  # compiled once for all positions
     assert ("no such instruction" in step.plain_reason) == is_broken
 
 
 def test_a_batch_finds_the_cache_empty_in_its_whole_room_and_stops_between_tokens(step):
-    first = step.run_batch(THREE_PROMPTS, Limits(8)).answers
-    assert step.run_batch(THREE_PROMPTS, Limits(8)).answers == first
-    few, many = (step.run_batch(THREE_PROMPTS, Limits(count)).kv_cache_bytes for count in (1, 12))
+    first = step.run_batch(THREE_PROMPTS, AnswerLimits(8)).answers
+    assert step.run_batch(THREE_PROMPTS, AnswerLimits(8)).answers == first
+    few, many = (
+        step.run_batch(THREE_PROMPTS, AnswerLimits(count)).kv_cache_bytes for count in (1, 12)
+    )
     assert few == many > 0
     with pytest.raises(StopRequestedError):
-        step.run_batch(THREE_PROMPTS, Limits(8, should_stop=lambda: True))
+        step.run_batch(THREE_PROMPTS, AnswerLimits(8, should_stop=lambda: True))
 
 
 def test_a_job_compiles_in_its_own_folder_unless_the_operator_names_one(tmp_path, monkeypatch):
@@ -168,9 +170,10 @@ def streamed(folder, **asked) -> StreamedLayers:
 @pytest.mark.equality
 def test_layers_from_all_three_places_write_the_same(folder):
     spread = streamed(folder, layers_resident=1, layers_in_host=2)
-    found = run_batch(spread.model, PROMPTS, Limits(8)).answers
+    found = run_batch(spread.model, PROMPTS, AnswerLimits(8)).answers
     assert (
-        found == run_batch(streamed(folder, layers_resident=6).model, PROMPTS, Limits(8)).answers
+        found
+        == run_batch(streamed(folder, layers_resident=6).model, PROMPTS, AnswerLimits(8)).answers
     )
     told = "1 of 6 layers stay, 2 come from host memory and 3 come from disk in every pass"
     assert spread.where.startswith(told)
@@ -192,7 +195,7 @@ def test_layers_that_are_not_there_or_hold_nan_are_refused(folder, tmp_path):
 def test_one_streamed_layer_at_a_time_has_weights_and_none_between_two_passes(folder):
     whole = held_bytes(streamed(folder, layers_resident=6).model)
     model = streamed(folder, layers_resident=2, look_ahead=False).model
-    run_batch(model, PROMPTS, Limits(3))
+    run_batch(model, PROMPTS, AnswerLimits(3))
     one_layer = sum(p.numel() * 4 for p in model.model.layers[0].parameters())
     assert held_bytes(model) == whole - 4 * one_layer
 
@@ -203,7 +206,7 @@ def test_one_streamed_layer_at_a_time_has_weights_and_none_between_two_passes(fo
             lambda *_: seen.append(sum(not next(each.parameters()).is_meta for each in layers))
         )
     layers = model.model.layers
-    run_batch(model, PROMPTS, Limits(1))
+    run_batch(model, PROMPTS, AnswerLimits(1))
     assert seen == [1] * 6
 
 
@@ -240,12 +243,12 @@ def test_what_a_gpu_does_not_hold_stays_in_host_memory_before_the_disk(monkeypat
     places = {}
     for free in (10 * size, 0):
         monkeypatch.setattr(placement, "free_host_bytes", lambda free=free: free)
-        room = placement.device_room(size // 2)
+        room = placement.max_memory_of_device_map(size // 2)
         places[free] = set(infer_auto_device_map(model, room).values())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     assert places == {10 * size: {0, "cpu"}, 0: {0, "disk"}}
-    assert placement.device_room(size) == {"cpu": size}
+    assert placement.max_memory_of_device_map(size) == {"cpu": size}
 
 
 # Experts that come when they are asked for write what experts in memory write.
@@ -277,8 +280,10 @@ def cached(folder, **asked) -> CachedExperts:
 def test_every_kind_of_sparse_model_writes_the_same_from_a_small_cache(tmp_path):
     for config in (MIXTRAL, QWEN, OLMOE):
         folder = folder_of(tmp_path / config["model_type"], config)
-        wanted = run_batch(load_folder(folder, "fp32", CPU), PROMPTS, Limits(12)).answers
-        found = run_batch(cached(folder, experts_resident=1).model, PROMPTS, Limits(12)).answers
+        wanted = run_batch(load_folder(folder, "fp32", CPU), PROMPTS, AnswerLimits(12)).answers
+        found = run_batch(
+            cached(folder, experts_resident=1).model, PROMPTS, AnswerLimits(12)
+        ).answers
         assert found == wanted, config
 
 
@@ -286,7 +291,7 @@ def test_more_room_hits_more_often_and_brings_less(mixtral):
     figures = []
     for resident in (2, 4, 8):
         one = cached(mixtral, experts_resident=resident, guessed_experts=0)
-        run_batch(one.model, [[5, 7, 11]], Limits(20))
+        run_batch(one.model, [[5, 7, 11]], AnswerLimits(20))
         figures.append(one.cache.figures.measured())
 
     ratios = [each["expert_hit_ratio"] for each in figures]
@@ -299,7 +304,7 @@ def test_guesses_and_experts_take_nothing_from_the_models_own(mixtral):
     hits = []
     for max_prefetched in (0, 8):
         one = cached(mixtral, experts_resident=2, guessed_experts=max_prefetched)
-        run_batch(one.model, [[5, 7, 11]], Limits(20))
+        run_batch(one.model, [[5, 7, 11]], AnswerLimits(20))
         hits.append(one.cache.figures.hits)
     assert hits[0] == hits[1]
     whole = held_bytes(load_folder(mixtral, "fp32", CPU))

@@ -8,8 +8,8 @@ import pytest
 
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.endpoint import listening
-from runners.jobs.serve.figures import TTFT_BOUNDS, Figures, Histogram
-from runners.jobs.serve.openai_server import OpenAIServer, Service
+from runners.jobs.serve.figures import TTFT_BOUNDS, EndpointMetrics, Histogram
+from runners.jobs.serve.openai_server import OpenAIServer, ServiceState
 from runners.jobspec import RandomModel, ServeSpec
 from tests.runners.jobs.tiny import TINY_CONFIG
 
@@ -27,7 +27,7 @@ def spec(trained_model):
     return ServeSpec(model=trained_model, max_concurrency=2, port=free_port())
 
 
-def asked(service: Service, method: str, path: str, **sent) -> httpx.Response:
+def asked(service: ServiceState, method: str, path: str, **sent) -> httpx.Response:
     """Return the answer of a service's server to one request."""
 
     async def ask() -> httpx.Response:
@@ -39,7 +39,7 @@ def asked(service: Service, method: str, path: str, **sent) -> httpx.Response:
 
 
 def test_while_it_loads_or_ends_it_says_so_and_when_to_come_again():
-    service = Service(ServeSpec(model=RANDOM))
+    service = ServiceState(ServeSpec(model=RANDOM))
     for state in ("loading", "draining"):
         service.state = state
 
@@ -58,13 +58,13 @@ def test_an_address_that_is_not_there_is_refused_in_openais_form():
         ("GET", "/v1/embeddings", 404),
         ("GET", "/v1/models/x", 404),
     ):
-        answer = asked(Service(ServeSpec(model=RANDOM)), method, path)
+        answer = asked(ServiceState(ServeSpec(model=RANDOM)), method, path)
         assert answer.status_code == status, path
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}, path
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read_whole():
-    service = Service(ServeSpec(model=RANDOM))
+    service = ServiceState(ServeSpec(model=RANDOM))
     answer = asked(service, "POST", "/v1/completions", content=b" " * (5 * 1024**2))
     assert answer.status_code == 413
 
@@ -123,7 +123,7 @@ def test_a_percentile_lies_in_the_bucket_of_its_rank_and_is_exact_at_a_bound():
 
 
 def test_the_points_of_the_life_end_as_the_result_and_nobody_leaves_no_time():
-    figures = Figures()
+    figures = EndpointMetrics()
     for seconds in (0.1, 0.2, 0.9):
         figures.first_token(seconds, 10)
         figures.later_token(0.02)
@@ -135,6 +135,6 @@ def test_the_points_of_the_life_end_as_the_result_and_nobody_leaves_no_time():
     assert point["tpot_p95_seconds"] == result["tpot_p95_seconds"]
     assert point["busy_tokens_per_second"] == result["tokens_per_second"] == 15.0
 
-    found = Figures().since_last(1.0)
+    found = EndpointMetrics().since_last(1.0)
     assert found["answered_requests"] == 0
     assert not any(name.startswith(("ttft", "tpot")) for name in found)

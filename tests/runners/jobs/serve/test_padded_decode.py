@@ -10,19 +10,19 @@ from runners.jobs.adapters import MixedAdapters
 from runners.jobs.loading import demo_config, fresh_model, ready
 from runners.jobs.serve import bench, padded_decode
 from runners.jobs.serve.contract import Limits, Sampling
-from runners.jobs.serve.engine import Engine, Figures, Reply
+from runners.jobs.serve.engine import AnswerSequence, EndpointMetrics, Engine
 from runners.jobs.serve.padded_decode import (
     CaptureError,
     GraphPool,
     PaddedDecode,
     Sampler,
-    Shape,
+    StepShape,
     choose,
     doubling,
     prepared_decode,
 )
-from runners.jobs.serve.paging import PAGE_TOKENS, PagedCache, Row, check_paging
-from runners.jobs.serve.text import Answer
+from runners.jobs.serve.paging import PAGE_TOKENS, PagedCache, TokenRow, check_paging
+from runners.jobs.serve.text import IncrementalDetokenizer
 from tests.runners.jobs.tiny import TINY, TINY_CONFIG
 
 VOCABULARY = TINY_CONFIG["vocab_size"]
@@ -58,19 +58,23 @@ def engine_of(model):
     def make(num_pages: int, *, is_padded: bool) -> Engine:
         cache = PagedCache(num_pages)
         decode = PaddedDecode(model, cache, LIMITS) if is_padded else None
-        return Engine(model, cache, LIMITS, Figures(), decode=decode)
+        return Engine(model, cache, LIMITS, EndpointMetrics(), decode=decode)
 
     return make
 
 
-def replies_of(wishes) -> list[Reply]:
+def replies_of(wishes) -> list[AnswerSequence]:
     """Return one request per wish; prompts and answers differ in length."""
     generator = torch.Generator().manual_seed(1)
     made = []
     for at, wish in enumerate(wishes):
         prompt = torch.randint(VOCABULARY, (3 + 5 * (at % 4),), generator=generator).tolist()
         sampling = Sampling(34 - 3 * (at % 5), seed=at, **wish)
-        made.append(Reply(prompt, sampling, Answer(Numbers()), lambda _chunk: None))
+        made.append(
+            AnswerSequence(
+                prompt, sampling, IncrementalDetokenizer(Numbers()), lambda _chunk: None
+            )
+        )
     return made
 
 
@@ -118,9 +122,9 @@ def test_tokens_are_those_of_eager_steps(engine_of, monkeypatch):
         assert None not in steps, wishes
 
 
-def rows_of(cache: PagedCache, starts) -> list[Row]:
+def rows_of(cache: PagedCache, starts) -> list[TokenRow]:
     """Return one decode row per start, each with pages of its own."""
-    return [Row([5 + at], at, cache.take(at // PAGE_TOKENS + 1)) for at in starts]
+    return [TokenRow([5 + at], at, cache.allocate(at // PAGE_TOKENS + 1)) for at in starts]
 
 
 @torch.inference_mode()
@@ -134,7 +138,7 @@ def test_padding_writes_to_the_scratch_page_alone(model):
     for pool in pools:
         pool[rows[3].slots(0)] = 0.0  # it ended, and others have its page
     before = [pool.clone() for pool in pools]
-    three = [Row([9], row.start + 1, row.pages) for row in rows[:3]]  # a step of four again
+    three = [TokenRow([9], row.start + 1, row.pages) for row in rows[:3]]  # a step of four again
 
     decode.step(three, samplers[:3])
 
@@ -161,14 +165,14 @@ def test_what_a_graph_holds_reads_nothing_on_the_host(monkeypatch, model):
 
     sizes = (5, 4, 2, 1)
     assert captured == [
-        key for rows in sizes for key in (Shape(rows, 4), (rows, "drawn"), (rows, "filtered"))
+        key for rows in sizes for key in (StepShape(rows, 4), (rows, "drawn"), (rows, "filtered"))
     ]
 
 
 @pytest.mark.parametrize(
     ("failing", "wishes"),
     [
-        (Shape(4, 4), SAMPLED[:4] * 2),
+        (StepShape(4, 4), SAMPLED[:4] * 2),
         ((4, "drawn"), SAMPLED[:2] * 4),
         ((4, "filtered"), SAMPLED[:4] * 2),
     ],
@@ -211,19 +215,19 @@ def test_buffers_that_do_not_fit_leave_an_endpoint_eager(model, monkeypatch):
 
 def test_a_step_has_the_smallest_shape_that_holds_it_of_doubling_sizes(model):
     for lengths, shape in (
-        ([1], Shape(1, 16)),
-        ([256, 3, 7], Shape(4, 16)),
-        ([257] * 4, Shape(4, 32)),
-        ([900] * 6, Shape(6, 60)),
+        ([1], StepShape(1, 16)),
+        ([256, 3, 7], StepShape(4, 16)),
+        ([257] * 4, StepShape(4, 32)),
+        ([900] * 6, StepShape(6, 60)),
         ([3] * 7, None),  # more than may run
         ([961], None),  # longer than a sequence may be
-        ([960] + [3] * 5, Shape(6, 60)),
+        ([960] + [3] * 5, StepShape(6, 60)),
     ):
         decode = PaddedDecode(model, PagedCache(90), Limits(6, 1, 960, frozenset()))
-        assert decode.shape_of([Row([1], each - 1, []) for each in lengths]) == shape, lengths
+        assert decode.shape_of([TokenRow([1], each - 1, []) for each in lengths]) == shape, lengths
     decode = PaddedDecode(model, PagedCache(64), Limits(32, 1, 960, frozenset()))
-    rows = [Row([1], 959, []), *[Row([1], 3, [])] * 15]
-    assert decode.shape_of(rows[:4]) == Shape(4, 60)
+    rows = [TokenRow([1], 959, []), *[TokenRow([1], 3, [])] * 15]
+    assert decode.shape_of(rows[:4]) == StepShape(4, 60)
     assert decode.shape_of(rows) is None
 
     for most, sizes in ((1, (1,)), (8, (1, 2, 4, 8)), (6, (1, 2, 4, 6))):

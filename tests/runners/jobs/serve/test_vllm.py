@@ -10,15 +10,15 @@ import pytest
 from pydantic import ValidationError
 
 from runners.jobs.runtime import BadInputError
-from runners.jobs.serve.figures import Figures
-from runners.jobs.serve.relayed.backend import ModelPaths, Part
+from runners.jobs.serve.figures import EndpointMetrics
+from runners.jobs.serve.relayed.backend import ModelPaths, SplitEngine
 from runners.jobs.serve.relayed.process import (
     PLAIN_LINES,
     Exposition,
     ListenAddress,
     Scraper,
     TokenCounts,
-    merged,
+    merged_metrics,
 )
 from runners.jobs.serve.sglang.speaker import Sglang
 from runners.jobs.serve.sglang.speaker import arguments as sglang_arguments
@@ -90,7 +90,7 @@ def test_who_reads_and_who_writes_are_told_apart_and_one_of_them_guesses(placed)
 def test_each_of_several_engines_has_its_gpus_its_key_and_free_ports_of_its_own(placed):
     options = SPLIT.model_copy(update={"data_parallel_size": 3})
     spec = spec_of("vllm", engine_options=options)
-    part = Part("decode", 1, ("GPU-a", "GPU-b"))
+    part = SplitEngine("decode", 1, ("GPU-a", "GPU-b"))
 
     command = Vllm().part_command(spec, placed, ListenAddress(8001, "secret"), part)
 
@@ -164,12 +164,12 @@ vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 0.9
 
 
 def test_a_page_of_figures_is_read_into_the_charts_and_what_was_read_is_not_read_again():
-    figures = Figures()
+    figures = EndpointMetrics()
     scraper = Scraper(Vllm.names, figures)
 
-    assert scraper.take(PAGE, 1.0)
+    assert scraper.add_page(PAGE, 1.0)
     first = figures.since_last(1.0)
-    assert not scraper.take(PAGE, 1.0)
+    assert not scraper.add_page(PAGE, 1.0)
     later = figures.since_last(1.0)
 
     assert (first["running_requests"], first["waiting_requests"]) == (3.0, 4.0)
@@ -182,15 +182,15 @@ def test_a_page_of_figures_is_read_into_the_charts_and_what_was_read_is_not_read
 
 
 def test_an_engine_that_was_started_again_is_added_to_what_its_last_life_counted():
-    figures = Figures()
+    figures = EndpointMetrics()
     for _ in range(2):
-        Scraper(Vllm.names, figures).take(PAGE, 1.0)
+        Scraper(Vllm.names, figures).add_page(PAGE, 1.0)
     assert figures.measured()["output_tokens"] == 60.0
     assert Exposition(PAGE).histogram("vllm:time_to_first_token_seconds").counts == (1, 2, 0)
 
 
 def test_pages_of_several_engines_are_one_page_in_which_each_figure_stands_together():
-    page = merged({"prefill-1": PAGE, "decode-1": PAGE})
+    page = merged_metrics({"prefill-1": PAGE, "decode-1": PAGE})
     lines = page.splitlines()
     assert page.count("# TYPE vllm:num_requests_running gauge") == 1
     assert lines[1].startswith('vllm:num_requests_running{slipway_engine="prefill-1",engine="0"')
@@ -200,11 +200,13 @@ def test_pages_of_several_engines_are_one_page_in_which_each_figure_stands_toget
 
 
 def test_what_two_engines_counted_is_told_once_and_never_taken_back():
-    figures = Figures()
+    figures = EndpointMetrics()
     scraper = Scraper(Vllm.names, figures)
-    scraper.take(PAGE, 1.0, TokenCounts(40, 5))
-    assert not scraper.take(PAGE, 1.0, TokenCounts(60, 6))  # a request is on its way to the other
-    assert scraper.take(PAGE.replace(" 30.0", " 37.0"), 1.0, TokenCounts(60, 6))
+    scraper.add_page(PAGE, 1.0, TokenCounts(40, 5))
+    assert not scraper.add_page(
+        PAGE, 1.0, TokenCounts(60, 6)
+    )  # a request is on its way to the other
+    assert scraper.add_page(PAGE.replace(" 30.0", " 37.0"), 1.0, TokenCounts(60, 6))
     assert figures.measured()["prompt_tokens"] == 60.0
     assert figures.measured()["output_tokens"] == 31.0
 
@@ -261,7 +263,10 @@ def test_sglangs_own_parser_takes_the_arguments(placed):
 def test_keys_are_in_no_list_of_processes_and_sglang_has_adapters_as_the_bases(placed):
     spec, engine = spec_of("sglang"), Sglang()
     command = engine.command(spec, placed, ListenAddress(8001, "secret"))
-    assert (engine.called(spec, "first"), engine.called(spec, "ours")) == ("ours:first", "ours")
+    assert (engine.served_name(spec, "first"), engine.served_name(spec, "ours")) == (
+        "ours:first",
+        "ours",
+    )
     assert not any("secret" in word for word in command.argv)
     assert "secret" in command.env.values()
     command = Vllm().command(spec_of("vllm"), placed, ListenAddress(8001, "secret"))
@@ -286,13 +291,13 @@ def test_weights_that_sglang_does_not_load_are_refused_by_name(placed):
 
 
 def test_its_figures_are_read_into_the_charts():
-    figures = Figures()
+    figures = EndpointMetrics()
     page = "\n".join(
         f'{name}{{model_name="m",tp_rank="0"}} {value}'
         for name, value in zip(Sglang.names, (3.0, 2.0, 0.5, 100.0, 30.0, 0.0, 0.0), strict=True)
     )
 
-    assert Scraper(Sglang.names, figures).take(page, 1.0)
+    assert Scraper(Sglang.names, figures).add_page(page, 1.0)
     found = figures.since_last(1.0)
 
     assert (found["running_requests"], found["waiting_requests"]) == (3.0, 2.0)

@@ -14,7 +14,7 @@ from torchao.float8.float8_training_tensor import Float8TrainingTensor
 
 from planner.cost.roofline import block_pairs
 from planner.workload.training_exchange import FLEX_BLOCK_TOKENS, ROUNDING_BYTES, ROUNDINGS
-from runners.jobs.loading import attention, fresh_model
+from runners.jobs.loading import fresh_model, use_attn_implementation
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.job import _kernel_notes
 from runners.jobs.train.kernels import (
@@ -22,9 +22,9 @@ from runners.jobs.train.kernels import (
     NAME,
     BlockAttention,
     CompiledLayers,
-    attend,
-    narrow_products,
-    widened,
+    set_attention,
+    use_fp8_linear_layers,
+    with_plain_linear_layers,
 )
 from runners.jobs.train.rows import IGNORED
 from runners.jobs.train.trainer import Trainer
@@ -66,7 +66,7 @@ def test_what_is_judged_attends_as_it_will_be_loaded_and_counts_no_blocks():
     assert blocks.computed_ratio is None
     assert "blocks" not in blocks.note()
 
-    with attention(model, EVALUATION_ATTENTION):
+    with use_attn_implementation(model, EVALUATION_ATTENTION):
         assert model.config._attn_implementation == EVALUATION_ATTENTION
         loss_and_logits(model, batch, narrow=False)
     assert model.config._attn_implementation == NAME
@@ -90,7 +90,7 @@ def test_a_trainer_judges_aside_and_notes_what_its_masks_left_out(make_job):
 def test_the_other_ways_are_as_they_were():
     for asked, way in (("auto", "eager"), ("flash", "sdpa"), ("eager",) * 2):
         model = model_of(4, 4, 64)
-        assert attend(model, asked, CPU) is None, (asked, way)
+        assert set_attention(model, asked, CPU) is None, (asked, way)
         assert model.config._attn_implementation == way, (asked, way)
 
 
@@ -169,7 +169,7 @@ def test_layers_run_as_they_are_while_something_is_judged(tmp_path):
     for each in layers._layers:
         each._compiled_call_impl = lambda *_args, **_kwargs: pytest.fail("compiled")
 
-    with layers.aside(), torch.no_grad():
+    with layers.uncompiled(), torch.no_grad():
         model(input_ids=torch.zeros(1, 4, dtype=torch.long))
 
     assert all(each._compiled_call_impl for each in layers._layers)
@@ -206,10 +206,10 @@ def test_products_round_their_operands_and_are_judged_unrounded():
     ids = torch.arange(24).reshape(2, 12)
     with torch.no_grad():
         plain = model(input_ids=ids).logits
-        narrow_products(model, CPU)
+        use_fp8_linear_layers(model, CPU)
         judged = model(input_ids=ids).logits
         rounded = model.train()(input_ids=ids).logits
-        left = widened(model).train()(input_ids=ids).logits
+        left = with_plain_linear_layers(model).train()(input_ids=ids).logits
 
     assert torch.equal(judged, plain)
     assert torch.equal(left, plain)
@@ -251,7 +251,7 @@ def test_the_planner_counts_the_bytes_that_rounding_moves():
     model = torch.nn.Module()
     model.layer = torch.nn.Linear(width, out, bias=False)
     model.get_output_embeddings = lambda: None
-    narrow_products(model, CPU)
+    use_fp8_linear_layers(model, CPU)
     inputs = torch.randn(tokens, width, dtype=torch.bfloat16, requires_grad=True)
 
     with Traffic() as traffic:
@@ -279,10 +279,10 @@ def test_a_gpu_without_such_units_and_a_model_of_odd_sides_are_told_by_name(monk
     model = fresh_model(TINY_CONFIG, torch.float32)
 
     with pytest.raises(BadInputError, match=r"capability 8\.9 or newer, and NVIDIA A100 has 8\.0"):
-        narrow_products(model, torch.device("cuda"))
+        use_fp8_linear_layers(model, torch.device("cuda"))
 
     odd = {"hidden_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2}
     with pytest.raises(BadInputError, match="no linear layer whose sides are multiples of 16"):
-        narrow_products(
+        use_fp8_linear_layers(
             fresh_model({**TINY_CONFIG, **odd, "intermediate_size": 72}, torch.float32), CPU
         )

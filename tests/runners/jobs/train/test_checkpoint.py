@@ -17,13 +17,13 @@ from runners.jobs.train.checkpoint import (
     StagedCheckpoint,
     TrainState,
     checkpoints,
-    forget_older,
     load_latest,
     read_latest,
-    tables_of,
+    remove_older_checkpoints,
+    tensor_tables,
     write_checkpoint,
 )
-from runners.jobs.train.evaluator import FOLDER, BestWeights, EvaluatedStep, HeldOut
+from runners.jobs.train.evaluator import FOLDER, BestWeights, EvaluatedStep, HeldOutData
 from runners.jobs.train.rows import TextBatches
 from runners.jobs.train.trainer import Trainer
 from tests.planner.asking import CPU
@@ -43,7 +43,7 @@ def pair():
 
 
 def save_checkpoint(folder, model, optimizer, state):
-    return write_checkpoint(folder, CheckpointContent(*tables_of(model, optimizer), state))
+    return write_checkpoint(folder, CheckpointContent(*tensor_tables(model, optimizer), state))
 
 
 def _step(model, optimizer):
@@ -85,7 +85,7 @@ def test_the_newest_are_kept(tmp_path, pair):
         (folder := tmp_path / str(keep)).mkdir()
         for step in (1, 2, 10):
             save_checkpoint(folder, *pair(1), TrainState(step=step))
-            forget_older(folder, keep)
+            remove_older_checkpoints(folder, keep)
 
         assert [each.name for each in checkpoints(folder)] == [f"step-{step:08d}" for step in left]
         state = load_latest(folder, *pair(2))
@@ -240,7 +240,7 @@ def test_the_best_weights_are_those_of_their_step_and_a_checkpoint_waits(tmp_pat
     assert best.kept() == EvaluatedStep(1, 3.0)
     writer.finish()
 
-    best.put_back(model, EvaluatedStep(6, 3.25))
+    best.restore_best(model, EvaluatedStep(6, 3.25))
     assert model.weight.unique().tolist() == [1.0]
     assert [each.name for each in checkpoints(tmp_path)] == ["step-00000005"]
     assert writer.num_written == 1
@@ -270,7 +270,7 @@ def overfitting(make_job):
         model = fresh_model(TINY_CONFIG, torch.float32)
         batches = TextBatches(IDS, spec)
         return Trainer(
-            make_job(spec), spec, model, batches, HeldOut(HELD_OUT), torch.device("cpu")
+            make_job(spec), spec, model, batches, HeldOutData(HELD_OUT), torch.device("cpu")
         )
 
     return make
@@ -284,7 +284,7 @@ def test_only_a_lower_loss_takes_the_place(tmp_path):
 
     assert best.kept() == EvaluatedStep(2, 2.0)
     assert [each.name for each in checkpoints(tmp_path / FOLDER)] == ["step-00000002"]
-    best.put_back(model, EvaluatedStep(6, 2.25))
+    best.restore_best(model, EvaluatedStep(6, 2.25))
     assert model.weight.unique().tolist() == [2.0]
     assert best.note().startswith("those of step 2: held-out loss 2.0000 nats")
     assert best.note().endswith("the last step's was 2.2500")
@@ -293,7 +293,7 @@ def test_only_a_lower_loss_takes_the_place(tmp_path):
 def test_the_last_weights_stay_where_they_are_the_best(tmp_path):
     best, model = BestWeights(tmp_path), linear(9.0)
     best.take(linear(1.0), EvaluatedStep(1, 3.0))
-    best.put_back(model, EvaluatedStep(7, 3.0))
+    best.restore_best(model, EvaluatedStep(7, 3.0))
     assert model.bias.tolist() == [9.0, 9.0]
     assert best.exported == EvaluatedStep(7, 3.0)
     assert best.note().startswith("the last step's: held-out loss 3.0000 nats")
@@ -316,7 +316,7 @@ def test_a_kill_while_the_former_ones_go_loses_nothing(tmp_path, monkeypatch, le
 
     assert len(checkpoints(tmp_path / FOLDER)) == 2
     assert again.kept() == EvaluatedStep(2, 2.0)
-    again.put_back(model, EvaluatedStep(3, 5.0))
+    again.restore_best(model, EvaluatedStep(3, 5.0))
     assert model.weight.unique().tolist() == [2.0]
     again.take(linear(4.0), EvaluatedStep(4, 1.0))
     assert [each.name for each in checkpoints(tmp_path / FOLDER)] == ["step-00000004"]

@@ -16,14 +16,14 @@ from runners.jobs.train.checkpoint import checkpoints
 from runners.jobs.train.optimizers import LION_BETAS, Qft, build_optimizer
 from runners.jobs.train.quantized import (
     CodedLinear,
-    hold_as_integers,
+    convert_to_integer_layers,
     integer_matrices,
-    learning,
-    made_plain,
-    made_wide,
     quantize_for_training,
     rounded,
     rounded_by_parts,
+    trained_tensors,
+    with_dequantized_layers,
+    with_effective_weights,
 )
 from runners.jobspec import ArtefactModel, FolderModel
 from runners.jobspec.base import LoraOptions, QuantizedTraining
@@ -51,7 +51,9 @@ def gradients_taken(model):
     """Return what a backward pass gives each matrix of integers, summed over its places."""
     found = {}
     for name, matrix in integer_matrices(model).items():
-        matrix.learn = lambda given, name=name: found.update({name: found.get(name, 0.0) + given})
+        matrix.on_gradient = lambda given, name=name: found.update(
+            {name: found.get(name, 0.0) + given}
+        )
     backward(model)
     return found
 
@@ -77,9 +79,9 @@ def test_a_code_is_within_half_a_step_in_parts_too_and_chance_is_right_on_the_av
 def test_integers_compute_and_give_gradients_as_the_plain_layers_of_their_values():
     for config in (TINY_CONFIG, TIED):
         held = model_of(config)
-        hold_as_integers(held)
+        convert_to_integer_layers(held)
         plain = copy.deepcopy(held)
-        made_wide(plain)
+        with_dequantized_layers(plain)
 
         taken = gradients_taken(copy.deepcopy(held))
 
@@ -91,7 +93,7 @@ def test_integers_compute_and_give_gradients_as_the_plain_layers_of_their_values
 
 def test_the_first_step_goes_against_the_gradient_by_the_rate():
     model = model_of()
-    hold_as_integers(model)
+    convert_to_integer_layers(model)
     before = {name: each.integers.values() for name, each in integer_matrices(model).items()}
     taken = gradients_taken(copy.deepcopy(model))
     build_optimizer(model, 0.01, "qft")
@@ -107,29 +109,31 @@ def test_the_first_step_goes_against_the_gradient_by_the_rate():
 
 def test_a_tied_matrix_learns_once_a_step_from_both_its_layers():
     model = model_of(TIED)
-    hold_as_integers(model)
+    convert_to_integer_layers(model)
     optimizer = build_optimizer(model, 1e-3, "qft")
     for _ in range(3):
         backward(model)
-    steps = {optimizer.state[each]["step"] for each in learning(model).values()}
+    steps = {optimizer.state[each]["step"] for each in trained_tensors(model).values()}
     assert steps == {3}
     assert max(each.num_places for each in integer_matrices(model).values()) == 2
 
 
 def test_no_state_and_no_matrix_is_wider_than_eight_bits():
     model = model_of()
-    hold_as_integers(model)
+    convert_to_integer_layers(model)
     optimizer = build_optimizer(model, 1e-3, "qft")
     backward(model)
     tensors = [each["exp_avg"] for each in optimizer.state.values()]
     assert {each.dtype for each in tensors} == {torch.int8}
-    assert {each.dtype for each in learning(model).values() if each.ndim > 1} == {torch.int8}
+    assert {each.dtype for each in trained_tensors(model).values() if each.ndim > 1} == {
+        torch.int8
+    }
     assert optimizer.peak_gradient_bytes == 512 * (64 + 4)  # the largest matrix and its scales
 
 
 def test_every_training_state_is_as_planned():
     model, expected = fresh_model(demo_config(SHAPE), torch.float32), planned(method="qft")
-    hold_as_integers(model)
+    convert_to_integer_layers(model)
     held, adamw = step_of(SHAPE, ROWS, "qft"), step_of(SHAPE, ROWS, "adamw")
 
     assert model_bytes(model) == pytest.approx(expected["weights"], rel=0.05)
@@ -147,7 +151,7 @@ def test_every_training_state_is_as_planned():
 def test_a_trainer_of_integers_holds_and_saves_quarters_of_the_weights(make_job):
     told = {}
     trainer = tiny_trainer(make_job(tiny_training(optimizer="qft", max_steps=2)))
-    trainer.report_held = lambda **held: told.update(held)
+    trainer.report_held_bytes = lambda **held: told.update(held)
     plain = model_bytes(fresh_model(TINY_CONFIG, torch.float32))
 
     trainer.run()
@@ -171,10 +175,13 @@ def test_a_gradient_that_is_no_number_leaves_the_weights_alone():
 
 def test_what_does_not_go_with_integers_is_refused_by_name():
     for changes, words in (
-        ({"quantized": {"method": "qat"}}, "optimizer qft .* quantized has layers of its own"),
+        (
+            {"quantized": {"method": "qat"}},
+            "optimizer qft .* quantized replaces the linear layers",
+        ),
         ({"gradient_accumulation_steps": 2}, "qft updates each weight as its gradient comes"),
         ({"compute_dtype": "fp16"}, "qft uses each gradient as it comes"),
-        ({"layout": {"tensor_parallel_size": 2}}, "optimizer is qft, .* whole copies"),
+        ({"layout": {"tensor_parallel_size": 2}}, "optimizer qft requires plain data parallelism"),
     ):
         with refused(ValidationError, words, (changes, words)):
             tiny_training(optimizer="qft", **changes)
@@ -209,12 +216,14 @@ def test_the_plain_model_computes_what_was_trained():
     for options in WAYS:
         model = quantized_model(options)
         before = model(SHORT_IDS).logits
-        assert torch.allclose(made_plain(model)(SHORT_IDS).logits, before, atol=1e-5), options
+        assert torch.allclose(
+            with_effective_weights(model)(SHORT_IDS).logits, before, atol=1e-5
+        ), options
 
 
 def test_the_plain_weights_lie_on_the_grid():
     for options in WAYS:
-        model = made_plain(quantized_model(options))
+        model = with_effective_weights(quantized_model(options))
         weight = model.model.layers[0].mlp.up_proj.weight.detach()
         levels = [len(row.unique()) for row in weight.unflatten(1, (-1, options.group_size))[0]]
         assert max(levels) <= 2**options.bits - 1, options

@@ -17,20 +17,26 @@ from runners.jobs.train.communication import (
     HANDOVER,
     KINDS,
     TOTAL,
-    Message,
-    MessagesWatch,
+    Collective,
+    CollectiveProfiler,
     RecordedCollective,
     Span,
     Timeline,
+    communication_ratios,
     covered,
     kind_of,
     merged,
-    shares_of,
     timeline_of,
 )
-from runners.jobs.train.layout_pipeline import Stage, check_model, sequences, stage_layers, visible
-from runners.jobs.train.layout_states import check_world, place_of, rank_tokens
-from runners.jobs.train.layout_tensor import share_of, whole_slice
+from runners.jobs.train.layout_pipeline import (
+    Stage,
+    check_model,
+    sequences,
+    stage_layers,
+    visible_key_mask,
+)
+from runners.jobs.train.layout_states import check_world, mesh_coordinates, rank_tokens
+from runners.jobs.train.layout_tensor import shard_rows, whole_slice
 from runners.jobs.train.rows import IGNORED, Batch
 from runners.jobspec.train import LayoutOptions
 from tests.runners.jobs.cases import refused
@@ -49,7 +55,7 @@ def model():
 
 
 def test_ranks_of_one_sequence_or_tensor_are_neighbours_and_stages_far_apart():
-    places = [place_of(rank, CUBE) for rank in range(8)]
+    places = [mesh_coordinates(rank, CUBE) for rank in range(8)]
     assert [each.tensor for each in places] == [0, 1] * 4
     assert [each.data for each in places] == [0, 0, 1, 1] * 2
     assert [each.pipeline for each in places] == [0] * 4 + [1] * 4
@@ -57,7 +63,7 @@ def test_ranks_of_one_sequence_or_tensor_are_neighbours_and_stages_far_apart():
     options = LayoutOptions(
         data_parallel_size=4, zero_stage=3, zero_shard_size=2, context_parallel_size=2
     )
-    places = [place_of(rank, options) for rank in range(8)]
+    places = [mesh_coordinates(rank, options) for rank in range(8)]
     assert Counter(each.data for each in places) == dict.fromkeys(range(4), 2)
     assert [each.context for each in places] == [0, 1] * 4
     assert [(each.replicate, each.shard) for each in places[2:5]] == [(0, 2), (0, 3), (1, 0)]
@@ -73,7 +79,7 @@ def test_a_layout_takes_its_own_number_of_ranks_alone():
 def test_shares_of_rows_are_those_of_torch_chunk_and_boxes_parts_of_the_whole():
     for length, count in ((8, 2), (7, 2), (3, 4), (1, 4), (9, 4)):
         chunks = [len(each) for each in torch.arange(length).chunk(count)]
-        shares = [share_of(length, index, count) for index in range(count)]
+        shares = [shard_rows(length, index, count) for index in range(count)]
         assert [size for _, size in shares if size] == chunks, (length, count)
         assert sum(size for _, size in shares) == length, (length, count)
     whole = torch.arange(12).view(4, 3)
@@ -98,7 +104,7 @@ def test_a_token_sees_its_document_before_it_and_no_farther_than_the_window():
         )
     ).queries
 
-    seen = visible(places, places, 2)[0, 0]
+    seen = visible_key_mask(places, places, 2)[0, 0]
 
     assert seen.int().tolist() == [
         [1, 0, 0, 0, 0],
@@ -211,11 +217,11 @@ def test_exposed_is_what_no_computing_hides():
         ((0, 9e3), [(1e3, 4e3), (9e3 - HANDOVER * 2, 30e3)], 0, 4e3),
         ((0, 9e3), [(1e3, 2e3), (2.1e3, 30e3)], 0, 1.1e3),
     ):
-        sums = Message(SUMS, Span(*map(float, message)), "data")
+        sums = Collective(SUMS, Span(*map(float, message)), "data")
         spans = [Span(*map(float, each)) for each in computing]
 
         for on_device, exposed in ((False, waited), (True, uncovered)):
-            found = shares_of(Timeline([sums], spans, on_device=on_device), 10e3)
+            found = communication_ratios(Timeline([sums], spans, on_device=on_device), 10e3)
             assert found[EXPOSED] == pytest.approx(exposed / 10e3)
             assert found["exposed_communication_data_ratio"] == found[EXPOSED]
             assert found[TOTAL] == found["communication_data_ratio"] == covered([sums.span]) / 10e3
@@ -223,9 +229,9 @@ def test_exposed_is_what_no_computing_hides():
 
 def test_shares_by_axis_are_those_of_their_messages_and_unknown_ones_are_in_the_whole():
     parts = [("tensor", 0, 2), ("tensor", 1, 3), ("data", 2, 6), ("", 8, 9)]
-    messages = [Message(SUMS, Span(begin, end), axis) for axis, begin, end in parts]
+    messages = [Collective(SUMS, Span(begin, end), axis) for axis, begin, end in parts]
 
-    found = shares_of(Timeline(messages, [Span(2.5, 5)], on_device=True), 10)
+    found = communication_ratios(Timeline(messages, [Span(2.5, 5)], on_device=True), 10)
 
     assert found == {
         TOTAL: 0.7,
@@ -281,7 +287,7 @@ def test_an_axis_is_told_only_where_the_groups_tell_it():
 
 def test_one_step_in_many_is_looked_at_and_none_of_one_process():
     def looked_at(ranks: Ranks) -> list[int]:
-        watch, found = MessagesWatch(ranks), []
+        watch, found = CollectiveProfiler(ranks), []
         for step in range(FIRST_LOOK + EVERY_STEPS + 1):
             with watch.step():
                 pass
@@ -295,7 +301,7 @@ def test_one_step_in_many_is_looked_at_and_none_of_one_process():
 
 
 def test_an_error_within_a_step_that_is_looked_at_passes_on():
-    watch = MessagesWatch(Ranks(0, 2))
+    watch = CollectiveProfiler(Ranks(0, 2))
     for _step in range(FIRST_LOOK):
         with watch.step():
             pass

@@ -9,12 +9,18 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from runners.jobs.corpus import followed
+from runners.jobs.corpus import updated_weights
 from runners.jobs.loading import fresh_model
 from runners.jobs.ranks import ALONE
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.checkpoint import TrainState
-from runners.jobs.train.evaluator import FIRST_WORDS, SHOWN_STEPS, Sampler, continued, prompts_of
+from runners.jobs.train.evaluator import (
+    FIRST_WORDS,
+    SHOWN_STEPS,
+    TextSampler,
+    continuation_tokens,
+    prompts_of,
+)
 from runners.jobs.train.rows import BLOCK_ROWS, rows_of, windows_of
 from runners.jobs.train.sources import Data, HeldOutRows, mixture_of
 from runners.jobspec import FileData, HostText, MixedData, TrainSpec, WeightedData
@@ -31,13 +37,13 @@ ROWS_A_STEP = 8
 
 def test_weights_follow_the_published_rule_however_high_a_loss_is():
     behind = [0.5, -1.0, 0.25]
-    found = followed([0.2, 0.3, 0.5], behind)
+    found = updated_weights([0.2, 0.3, 0.5], behind)
     grown = [0.2 * math.exp(0.5), 0.3, 0.5 * math.exp(0.25)]
     assert found == pytest.approx([each / sum(grown) for each in grown])
-    assert followed([0.2, 0.3, 0.5], [-1.0, 0.0, -2.0]) == pytest.approx([0.2, 0.3, 0.5])
+    assert updated_weights([0.2, 0.3, 0.5], [-1.0, 0.0, -2.0]) == pytest.approx([0.2, 0.3, 0.5])
 
     for behind in ([2000.0, 0.0], [math.inf, 0.0], [0.0, math.nan]):
-        found = followed([0.25, 0.75], behind)
+        found = updated_weights([0.25, 0.75], behind)
         assert sum(found) == pytest.approx(1.0), behind
         assert found == ([1.0, 0.0] if behind[0] == 2000.0 else [0.25, 0.75]), behind
 
@@ -173,16 +179,18 @@ def far() -> float:
 
 def test_greedy_tokens_are_those_of_generation_until_an_end_or_a_deadline(model):
     prompt = [5, 9, 12]
-    found = continued(model, prompt, 10, GREEDY, far())
+    found = continuation_tokens(model, prompt, 10, GREEDY, far())
     given = torch.tensor([prompt])
     expected = model.generate(given, max_new_tokens=10, do_sample=False, eos_token_id=None)
     assert found == expected[0, len(prompt) :].tolist()
 
-    found = continued(model, [5, 9, 12], 10, GREEDY, far())
+    found = continuation_tokens(model, [5, 9, 12], 10, GREEDY, far())
     model.config.eos_token_id = found[4]
-    assert continued(model, [5, 9, 12], 10, GREEDY, far()) == found[: found.index(found[4])]
-    assert continued(model, [5], 10, GREEDY, time.monotonic() - 1.0) == []
-    assert continued(model, [5], 0, GREEDY, far()) == []
+    assert (
+        continuation_tokens(model, [5, 9, 12], 10, GREEDY, far()) == found[: found.index(found[4])]
+    )
+    assert continuation_tokens(model, [5], 10, GREEDY, time.monotonic() - 1.0) == []
+    assert continuation_tokens(model, [5], 0, GREEDY, far()) == []
 
 
 def test_draws_are_seeded_and_leave_every_generator_and_mode_alone(model):
@@ -190,13 +198,15 @@ def test_draws_are_seeded_and_leave_every_generator_and_mode_alone(model):
     model.train()
     model.model.layers[0].eval()
     torch.manual_seed(1)
-    first = continued(model, [1], 12, drawn, far())
+    first = continuation_tokens(model, [1], 12, drawn, far())
     after = torch.rand(3)
     torch.manual_seed(1)
 
     assert torch.equal(after, torch.rand(3))
-    assert first == continued(model, [1], 12, drawn, far())
-    assert first != continued(model, [1], 12, drawn.model_copy(update={"seed": 5}), far())
+    assert first == continuation_tokens(model, [1], 12, drawn, far())
+    assert first != continuation_tokens(
+        model, [1], 12, drawn.model_copy(update={"seed": 5}), far()
+    )
     modes = [each.training for each in model.model.layers]
     assert (model.training, modes) == (True, [False, True])
     assert all(each.grad is None and each.requires_grad for each in model.parameters())
@@ -229,11 +239,11 @@ def test_what_cannot_be_written_is_refused_by_its_field():
 
 def test_the_first_step_and_the_newest_stay_and_a_restart_writes_a_step_anew(make_job, model):
     job = make_job(tiny_training())
-    made = Sampler(job, GREEDY, word_tokenizer(512), [[1, 2]], 64)
+    made = TextSampler(job, GREEDY, word_tokenizer(512), [[1, 2]], 64)
     assert [step for step in range(1, 12) if made.is_due(step)] == [5, 10]
     for step in range(5, 65, 5):
         made.take(model, step)
-    again = Sampler(job, GREEDY, word_tokenizer(512), [[1, 2]], 64)
+    again = TextSampler(job, GREEDY, word_tokenizer(512), [[1, 2]], 64)
     assert again.taken == made.taken
     again.take(model, 60)
     again.take(model, 40, is_final=True)
@@ -251,7 +261,7 @@ def test_the_first_step_and_the_newest_stay_and_a_restart_writes_a_step_anew(mak
 
 
 def test_a_prompt_longer_than_the_model_reads_keeps_its_end(make_job, model):
-    made = Sampler(make_job(tiny_training()), GREEDY, word_tokenizer(512), [range(100)], 64)
+    made = TextSampler(make_job(tiny_training()), GREEDY, word_tokenizer(512), [range(100)], 64)
     made.take(model, 5)
     (found,) = made.taken
     assert found.prompt.split() == [f"w{at}" for at in range(37, 100)]

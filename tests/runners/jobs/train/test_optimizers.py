@@ -21,7 +21,7 @@ from runners.jobs.memory import (
     resident_bytes,
 )
 from runners.jobs.runtime import BadInputError
-from runners.jobs.train.evaluator import HeldOut
+from runners.jobs.train.evaluator import HeldOutData
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.rows import TextBatches
 from runners.jobs.train.trainer import Trainer, offloaded_activations, recompute
@@ -229,8 +229,10 @@ def test_a_trainer_without_a_state_tells_how_much_it_holds(make_job):
     model = fresh_model(TINY_CONFIG, torch.float32)
     job = make_job(spec)
     told = []
-    trainer = Trainer(job, spec, model, TextBatches(ids, spec), HeldOut(ids), torch.device("cpu"))
-    trainer.report_held = lambda **held: told.append(held)
+    trainer = Trainer(
+        job, spec, model, TextBatches(ids, spec), HeldOutData(ids), torch.device("cpu")
+    )
+    trainer.report_held_bytes = lambda **held: told.append(held)
 
     trainer.run()
 

@@ -17,8 +17,8 @@ from runners.jobs.train.rows import (
     IGNORED,
     DataBatches,
     Rows,
-    Stream,
     TextBatches,
+    WeightedRows,
     best_fit,
     rows_of,
     segments_of,
@@ -30,7 +30,7 @@ from runners.jobs.train.samples import (
     DataFile,
     Documents,
     Renderer,
-    give_template,
+    set_default_template,
     tokenised_file,
 )
 from runners.jobspec import SampleOptions
@@ -56,7 +56,7 @@ def batches(found, options=PACKED, longest=16, **changes):
     fields = {"sequence_length": longest, "micro_batch_size": 2, "samples": options, **changes}
     pieces = segments_of(found, longest, options, is_text=False)
     rows = rows_of(found, pieces, longest, options)
-    return DataBatches([Stream(rows)], tiny_training(**fields), 0)
+    return DataBatches([WeightedRows(rows)], tiny_training(**fields), 0)
 
 
 def test_a_long_text_is_cut_so_that_each_token_is_one_label():
@@ -136,7 +136,7 @@ def test_of_two_sources_each_block_has_its_share():
     for at, weight in enumerate((0.75, 0.25)):
         ids = np.full(100, at, dtype=np.int32)
         found, pieces = windows_of(ids, 16)
-        streams.append(Stream(rows_of(found, pieces, 16, PADDED), weight))
+        streams.append(WeightedRows(rows_of(found, pieces, 16, PADDED), weight))
     mixed = DataBatches(streams, spec, 9)
 
     drawn = torch.cat([mixed.micro_batch(step, 0).input_ids[:, 0] for step in range(256)])
@@ -149,7 +149,7 @@ def test_a_source_of_next_to_no_weight_is_refused():
     found, pieces = windows_of(np.arange(40, dtype=np.int32), 16)
     rows = rows_of(found, pieces, 16, PADDED)
     with pytest.raises(BadInputError, match="leave the source out, or give it more"):
-        DataBatches([Stream(rows, 0.9999), Stream(rows, 0.0001)], tiny_training(), 0)
+        DataBatches([WeightedRows(rows, 0.9999), WeightedRows(rows, 0.0001)], tiny_training(), 0)
 
 
 def test_packed_samples_see_nothing_of_each_other():
@@ -349,7 +349,7 @@ def test_every_answer_is_learnt_unless_later_turns_rewrite_it(make_tokenizer):
     assert renderer.num_last_only == 1
 
     tokenizer = make_tokenizer()
-    give_template(tokenizer)
+    set_default_template(tokenizer)
     turns = [Turn("user", "a"), Turn("assistant", "b"), Turn("user", "c"), Turn("assistant", "d")]
     found = Renderer(tokenizer).rendered(ChatSample(tuple(turns)), "")
     said = [found.text[begin:end] for begin, end in found.spans]
@@ -384,15 +384,18 @@ def test_each_step_has_as_many_tokens_in_longer_and_longer_rows():
 
 def test_a_schedule_that_does_not_fit_is_refused_by_name():
     for changes, words in (
-        ({"data": FileData(path="a.txt")}, "files have rows of their own; choose data host"),
-        ({"max_steps": None, "time_budget_seconds": 9.0}, "give max_steps"),
+        ({"data": FileData(path="a.txt")}, "rows of files are fixed; choose data host"),
+        ({"max_steps": None, "time_budget_seconds": 9.0}, "set max_steps"),
         (
             {"length_schedule": ((64, 0.5), (32, 0.5))},
             r"goes \[64, 32\]; each length must be above",
         ),
         ({"length_schedule": ((16, 0.5), (32, 0.5))}, "the last one sequence_length, 64"),
         ({"length_schedule": ((16, 0.5), (64, 0.4))}, "must add up to 1"),
-        ({"length_schedule": ((24, 0.5), (64, 0.5))}, "24 tokens, of which a micro-batch of 256"),
+        (
+            {"length_schedule": ((24, 0.5), (64, 0.5))},
+            "256 tokens, which is not a multiple of the length 24",
+        ),
     ):
         with refused(ValidationError, words, (changes, words)):
             tiny_training(**{"length_schedule": QUARTERS, **changes})

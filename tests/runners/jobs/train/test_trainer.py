@@ -22,7 +22,7 @@ from runners.jobs.train.samples import (
     MAX_SKIPPED,
     DivergedError,
     LossScale,
-    Pace,
+    RunProgress,
     SpikeGuard,
     learning_rate_ratio,
 )
@@ -200,18 +200,18 @@ def test_a_batch_depends_on_seed_and_step_alone_and_each_token_is_followed_by_th
 
 
 def test_pace_and_progress_follow_the_nearer_limit_in_its_unit():
-    pace = Pace(max_steps=100, budget_seconds=10.0)
+    pace = RunProgress(max_steps=100, budget_seconds=10.0)
     assert pace.fraction(TrainState(step=50, elapsed_seconds=1.0)) == 0.5
     assert pace.fraction(TrainState(step=5, elapsed_seconds=9.0)) == 0.9
 
-    pace = Pace(max_steps=100, budget_seconds=None)
+    pace = RunProgress(max_steps=100, budget_seconds=None)
     assert pace.eta_seconds(TrainState(step=25, elapsed_seconds=10.0)) == pytest.approx(30.0)
-    assert Pace(None, 120.0).eta_seconds(TrainState()) == 120.0
-    assert Pace(100, None).eta_seconds(TrainState()) is None
+    assert RunProgress(None, 120.0).eta_seconds(TrainState()) == 120.0
+    assert RunProgress(100, None).eta_seconds(TrainState()) is None
 
     state = TrainState(step=5, elapsed_seconds=2.0)
-    assert Pace(10, None).progress(state) == (5.0, 10.0, "steps")
-    assert Pace(None, 10.0).progress(state) == (2.0, 10.0, "seconds")
+    assert RunProgress(10, None).progress(state) == (5.0, 10.0, "steps")
+    assert RunProgress(None, 10.0).progress(state) == (2.0, 10.0, "seconds")
 
 
 def test_norms_are_not_decayed():
@@ -373,7 +373,7 @@ def test_a_resumed_training_in_fp16_goes_on_with_its_scale(make_job):
     spec = tiny_training(max_steps=8, compute_dtype="fp16")
     first, resumed = (tiny_trainer(make_job(spec)) for _ in range(2))
     first.scale.value = 2.0**30  # overflows, so that the first steps halve it
-    first.pace = Pace(4, None)
+    first.pace = RunProgress(4, None)
     first.run()
     first.checkpoint()
 

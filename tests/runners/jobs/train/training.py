@@ -7,7 +7,7 @@ import torch
 
 from runners.jobs.loading import fresh_model
 from runners.jobs.runtime import Job
-from runners.jobs.train.evaluator import HeldOut
+from runners.jobs.train.evaluator import HeldOutData
 from runners.jobs.train.rows import TextBatches
 from runners.jobs.train.trainer import Trainer
 from runners.jobspec import TrainSpec
@@ -24,7 +24,7 @@ def tiny_trainer(job: Job) -> Trainer:
     torch.manual_seed(spec.seed)
     model = fresh_model(TINY_CONFIG, torch.float32)
     return Trainer(
-        job, spec, model, TextBatches(IDS, spec), HeldOut(IDS[:640]), torch.device("cpu")
+        job, spec, model, TextBatches(IDS, spec), HeldOutData(IDS[:640]), torch.device("cpu")
     )
 
 

@@ -121,7 +121,7 @@ def test_a_file_of_another_model_is_found_out(file, source):
     first = reader.read
     reader.read = lambda name: first(name) * 1.5
 
-    with pytest.raises(ReadBackError, match="reads back further off than"):
+    with pytest.raises(ReadBackError, match="differs by more than"):
         dict(read_back(file, model.config, reader))
 
 

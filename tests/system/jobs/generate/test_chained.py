@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from runners.jobs.generate import chained
-from runners.jobs.generate.chained import ServerChain, work_in_chain
-from runners.jobs.generate.static import Limits, Setup, run_batch
+from runners.jobs.generate.chained import ServerChain, run_chain
+from runners.jobs.generate.static import AnswerLimits, BatchSetup, run_batch
 from runners.jobs.loading import load_folder
 from runners.jobs.runtime import Job
 from runners.jobspec import DataParallel, DemoPrompts
@@ -36,7 +36,7 @@ def test_without_a_server_that_comes_the_job_ends_by_name(
     spec = chain_spec(trained_model, restarts=1)
 
     with pytest.raises(SystemExit, match="RANK_LOST: no server connected within"):
-        work_in_chain(make_job(spec), spec, spec.split, lambda opened: bool(opened()))
+        run_chain(make_job(spec), spec, spec.split, lambda opened: bool(opened()))
 
 
 @pytest.mark.slow
@@ -64,7 +64,7 @@ def job_of(host, name, spec, gang=None) -> Job:
 
 
 def killing(at, kill):
-    """Limits whose question at every token kills somebody at one of them."""
+    """AnswerLimits whose question at every token kills somebody at one of them."""
     left = [at]
 
     def should_stop():
@@ -73,7 +73,7 @@ def killing(at, kill):
             kill()
         return False
 
-    return Limits(16, should_stop=should_stop)
+    return AnswerLimits(16, should_stop=should_stop)
 
 
 @pytest.mark.slow
@@ -82,11 +82,11 @@ def test_a_server_killed_in_the_middle_is_replaced_and_the_text_is_unbroken(host
     spec = chain_spec(trained_model, restarts=1, patience_seconds=240.0)
     job = job_of(host, "chain-killed", spec)
     resident = load_folder(host.path / "attempts/trained/output/model", "fp32", CPU)
-    wanted = run_batch(resident, PROMPTS, Limits(16)).answers
+    wanted = run_batch(resident, PROMPTS, AnswerLimits(16)).answers
     chain = ServerChain(job, spec, spec.split)
     limits = killing(6, lambda: os.kill(chain.servers.pids[0], signal.SIGKILL))
 
-    found = run_batch(chain.model, PROMPTS, limits, Setup(chain=chain)).answers
+    found = run_batch(chain.model, PROMPTS, limits, BatchSetup(chain=chain)).answers
     chain.finish(is_stopped=False)
 
     assert found == wanted
@@ -109,11 +109,11 @@ def test_a_host_killed_in_the_middle_leaves_its_layers_to_the_other(host, traine
     )
     job = job_of(host, "chain-lead", spec, lead)
     resident = load_folder(host.path / "attempts/trained/output/model", "fp32", CPU)
-    wanted = run_batch(resident, PROMPTS, Limits(16)).answers
+    wanted = run_batch(resident, PROMPTS, AnswerLimits(16)).answers
     try:
         chain = ServerChain(job, spec, spec.split)
         limits = killing(6, lambda: (other.kill(), other.wait()))  # its server dies with it
-        found = run_batch(chain.model, PROMPTS, limits, Setup(chain=chain)).answers
+        found = run_batch(chain.model, PROMPTS, limits, BatchSetup(chain=chain)).answers
         chain.finish(is_stopped=False)
     finally:
         other.kill()

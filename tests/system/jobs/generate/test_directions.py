@@ -17,8 +17,8 @@ from runners.jobs.generate.bench import (
     static_batches,
     without_cache,
 )
-from runners.jobs.generate.placement import StreamedLayers, held_bytes, mapped
-from runners.jobs.generate.static import Limits, Setup, run_batch
+from runners.jobs.generate.placement import StreamedLayers, held_bytes, load_with_device_map
+from runners.jobs.generate.static import AnswerLimits, BatchSetup, run_batch
 from runners.jobs.loading import LayerwiseModel, fresh_model, ready
 from runners.jobspec.generate import LayerStreaming
 from tests.runners.jobs.tiny import TINY_CONFIG
@@ -39,9 +39,9 @@ def model():
 def uneven(model):
     """Twenty-four prompts, and ends that make few of their answers longer than one token."""
     pile = [[at + 1, at + 2, at + 3] for at in range(24)]
-    found = run_batch(model, pile, Limits(2)).answers
+    found = run_batch(model, pile, AnswerLimits(2)).answers
     ends = frozenset(answer.ids[1] for at, answer in enumerate(found) if at % 8)
-    return pile, Limits(40, ends)
+    return pile, AnswerLimits(40, ends)
 
 
 def away_bytes(model):
@@ -50,9 +50,9 @@ def away_bytes(model):
 
 
 def test_with_a_cache_every_token_is_computed_once(model):
-    anew = work_of(model, lambda: without_cache(model, PROMPT, Limits(10)))
+    anew = work_of(model, lambda: without_cache(model, PROMPT, AnswerLimits(10)))
 
-    kept = work_of(model, lambda: run_batch(model, [PROMPT], Limits(10)))
+    kept = work_of(model, lambda: run_batch(model, [PROMPT], AnswerLimits(10)))
 
     assert kept.passes == anew.passes == 10
     assert kept.positions == 4 + 9
@@ -60,24 +60,26 @@ def test_with_a_cache_every_token_is_computed_once(model):
 
 
 def test_without_a_cache_the_text_is_the_same(model):
-    assert without_cache(model, PROMPT, Limits(10)) == (
-        run_batch(model, [PROMPT], Limits(10)).answers[0].ids
+    assert without_cache(model, PROMPT, AnswerLimits(10)) == (
+        run_batch(model, [PROMPT], AnswerLimits(10)).answers[0].ids
     )
 
 
 def test_a_batch_takes_the_passes_of_one_prompt(model):
     pile = [PROMPT] * 6
 
-    together = work_of(model, lambda: run_batch(model, pile, Limits(10)))
-    alone = work_of(model, lambda: run_batches(model, [[ids] for ids in pile], Limits(10)))
+    together = work_of(model, lambda: run_batch(model, pile, AnswerLimits(10)))
+    alone = work_of(model, lambda: run_batches(model, [[ids] for ids in pile], AnswerLimits(10)))
 
     assert (together.passes, alone.passes) == (10, 60)
 
 
 def test_no_position_is_computed_for_padding(model):
-    padded = work_of(model, lambda: run_batch(model, UNEVEN, Limits(1)))
+    padded = work_of(model, lambda: run_batch(model, UNEVEN, AnswerLimits(1)))
 
-    packed = work_of(model, lambda: run_batch(model, UNEVEN, Limits(1), Setup(is_packed=True)))
+    packed = work_of(
+        model, lambda: run_batch(model, UNEVEN, AnswerLimits(1), BatchSetup(is_packed=True))
+    )
 
     assert packed.positions == sum(map(len, UNEVEN))
     assert padded.positions == 8 * 40
@@ -90,14 +92,16 @@ def test_the_dynamic_programme_computes_least_padding(model):
     for policy in ("given", "sorted", "turbo"):
         batches = POLICIES[policy](lengths, 8, CostModel(1.0, 1.0))
         cut = [[pile[at] for at in batch] for batch in batches]
-        positions[policy] = work_of(model, lambda cut=cut: run_batches(model, cut, Limits(1)))
+        positions[policy] = work_of(
+            model, lambda cut=cut: run_batches(model, cut, AnswerLimits(1))
+        )
 
     assert positions["turbo"].positions < positions["sorted"].positions
     assert positions["sorted"].positions < positions["given"].positions
 
 
 def test_right_guesses_save_passes(model):
-    limits = Limits(60)
+    limits = AnswerLimits(60)
 
     plain = work_of(model, lambda: run_batch(model, [PROMPT], limits))
     guessed = work_of(model, lambda: decode_speculatively(model, PROMPT, DraftSource(5), limits))
@@ -115,7 +119,7 @@ def test_at_one_cap_streamed_layers_bring_fewer_bytes_than_accelerates_map(tmp_p
     asked = LayerStreaming(layers_resident=1, look_ahead=False)
 
     ours = StreamedLayers(skeleton, tmp_path / "model", asked).model
-    theirs, _where = mapped(tmp_path / "model", torch.float32, cap, tmp_path)
+    theirs, _where = load_with_device_map(tmp_path / "model", torch.float32, cap, tmp_path)
 
     assert held_bytes(ours) <= cap
     assert away_bytes(ours) < away_bytes(theirs)
@@ -134,7 +138,7 @@ def test_continuous_batches_compute_less_than_static_ones(model, uneven):
 
 
 def test_shared_pages_take_fewer_passes_than_reserved_ones_of_the_same_bytes(model):
-    pile, longest, written = [[at + 1, at + 2, at + 3] for at in range(24)], 40, Limits(12)
+    pile, longest, written = [[at + 1, at + 2, at + 3] for at in range(24)], 40, AnswerLimits(12)
     reserved, shared = page_plans([len(each) for each in pile], longest)
 
     one, other = (

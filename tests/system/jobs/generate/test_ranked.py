@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runners.jobs.generate.stage_model import part_of
+from runners.jobs.generate.stage_model import load_rank_part
 from runners.jobs.loading import fresh_model
 from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import BadInputError
@@ -77,4 +77,4 @@ def test_another_number_of_ranks_than_the_plan_has_is_refused(make_job, trained_
     job = make_job(ranked_spec(trained_model, split=PipelineSplit(size=3)))
 
     with pytest.raises(BadInputError, match="pipeline has size 3, but 2 ranks were started"):
-        part_of(job, job.spec, Ranks(0, 2))
+        load_rank_part(job, job.spec, Ranks(0, 2))

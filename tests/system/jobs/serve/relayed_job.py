@@ -6,7 +6,7 @@ Only the argv and the names of the figures are llama.cpp's.
 import os
 
 from runners.jobs.runtime import run_job
-from runners.jobs.serve.relayed.backend import EngineAdapter, ModelPaths, prepare, work_of
+from runners.jobs.serve.relayed.backend import EngineAdapter, ModelPaths, prepare, serve_with
 from runners.jobs.serve.relayed.process import Command, ListenAddress, MetricNames
 from runners.jobspec import ServeSpec
 
@@ -15,7 +15,7 @@ class Llama(EngineAdapter):
     """llama.cpp's own server; the GGUF file and the interpreter come with the environment."""
 
     title = "llama.cpp's server"
-    names = MetricNames.below(
+    names = MetricNames.with_prefix(
         "llamacpp", "requests_processing", "requests_deferred", "kv_cache_usage_ratio",
         "prompt_tokens_total", "tokens_predicted_total",
     )  # fmt: skip
@@ -30,4 +30,4 @@ class Llama(EngineAdapter):
 
 
 if __name__ == "__main__":
-    run_job("serve", work_of(Llama()), prepare)
+    run_job("serve", serve_with(Llama()), prepare)

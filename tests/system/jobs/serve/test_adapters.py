@@ -8,11 +8,11 @@ from pydantic import ValidationError
 from runners.jobs.adapters import NONE, MixedAdapters, read_adapter, weights_digest
 from runners.jobs.loading import fresh_model, load_folder, load_tokenizer
 from runners.jobs.runtime import BadInputError
-from runners.jobs.serve.engine import Engine, Figures, Limits, Reply
-from runners.jobs.serve.own_backend import load_ready
+from runners.jobs.serve.engine import AnswerSequence, EndpointMetrics, Engine, Limits
+from runners.jobs.serve.own_backend import load_serving_model
 from runners.jobs.serve.padded_decode import Sampling
 from runners.jobs.serve.paging import PagedCache, check_paging
-from runners.jobs.serve.text import Reader
+from runners.jobs.serve.text import RequestTokenizer
 from runners.jobspec import FolderModel, NamedAdapter, ServeSpec
 from tests.runners.jobs.adapter_making import CPU, make_adapter, make_all
 from tests.runners.jobs.tiny import TINY_CONFIG
@@ -49,19 +49,19 @@ def served(host, base, alone):
     digest = weights_digest(base)
     folders = {name: host.path / "models" / "adapters" / name for name in MADE}
     read = [read_adapter(name, each, model, digest) for name, each in folders.items()]
-    return model, MixedAdapters(model, read), Reader(load_tokenizer(base))
+    return model, MixedAdapters(model, read), RequestTokenizer(load_tokenizer(base))
 
 
 def mixed_texts(served, asked: list[tuple[int, str]]) -> list[str]:
     """Let the engine write all answers at once, each by its adapter."""
     model, adapters, reader = served
     limits = Limits(16, 16, 64, frozenset({reader.tokenizer.eos_token_id}))
-    engine = Engine(model, PagedCache(64), limits, Figures(), adapters)
+    engine = Engine(model, PagedCache(64), limits, EndpointMetrics(), adapters)
     pieces = [[] for _ in asked]
     wish = Sampling(TOKENS, temperature=0.0)
     engine.submit(
         [
-            Reply(reader.prompt_ids(text), wish, reader.answer(()), own.append, adapter)
+            AnswerSequence(reader.prompt_ids(text), wish, reader.answer(()), own.append, adapter)
             for (adapter, text), own in zip(asked, pieces, strict=True)
         ]
     )
@@ -156,4 +156,4 @@ def test_an_endpoint_with_an_adapter_of_another_base_is_refused(host, trained_mo
     spec = ServeSpec(model=trained_model, weight_dtype="fp32", adapters=(named,))
 
     with pytest.raises(BadInputError, match="adapter other was trained on other weights"):
-        load_ready(make_job(spec), spec, Figures())
+        load_serving_model(make_job(spec), spec, EndpointMetrics())

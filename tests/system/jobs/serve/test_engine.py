@@ -8,16 +8,16 @@ import torch
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.engine import (
+    AnswerSequence,
+    EndpointMetrics,
     Engine,
     EngineEndedError,
-    Figures,
     Limits,
     QueueFullError,
-    Reply,
 )
 from runners.jobs.serve.padded_decode import Sampling
 from runners.jobs.serve.paging import PAGE_TOKENS, PagedCache, check_paging, pages_for
-from runners.jobs.serve.text import Reader
+from runners.jobs.serve.text import RequestTokenizer
 
 
 @pytest.fixture(scope="module")
@@ -25,22 +25,24 @@ def loaded(host, trained_model):
     folder = host.path / "attempts" / trained_model.attempt_id / "output" / "model"
     model = load_folder(folder, "fp32", torch.device("cpu"))
     check_paging(model, PagedCache(8), 512)
-    return model, Reader(load_tokenizer(folder))
+    return model, RequestTokenizer(load_tokenizer(folder))
 
 
 @pytest.fixture
 def make_engine(loaded):
     def make(num_pages: int = 16, **limits) -> Engine:
         fields = {"max_concurrency": 4, "queue_limit": 8, "max_length": 64, "end_ids": frozenset()}
-        return Engine(loaded[0], PagedCache(num_pages), Limits(**{**fields, **limits}), Figures())
+        return Engine(
+            loaded[0], PagedCache(num_pages), Limits(**{**fields, **limits}), EndpointMetrics()
+        )
 
     return make
 
 
-def reply(loaded, text: str, tokens: int, pieces: list, **sampling) -> Reply:
+def reply(loaded, text: str, tokens: int, pieces: list, **sampling) -> AnswerSequence:
     wish = Sampling(tokens, **{"temperature": 0.0, **sampling})
     reader = loaded[1]
-    return Reply(reader.prompt_ids(text), wish, reader.answer(wish.stops), pieces.append)
+    return AnswerSequence(reader.prompt_ids(text), wish, reader.answer(wish.stops), pieces.append)
 
 
 def texts_of(engine: Engine, loaded, prompts, tokens=30, **sampling) -> list[str]:

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from runners.jobs.runtime import BadInputError
-from runners.jobs.serve.relayed.backend import parts_of
-from runners.jobs.serve.relayed.relay import is_read_elsewhere, parse_request, reading_of
+from runners.jobs.serve.relayed.backend import split_engines
+from runners.jobs.serve.relayed.relay import is_prefilled_elsewhere, parse_request, prefill_body
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import EngineOptions, PhaseSplit, key_hash
 from tests.plugins.extent import first
@@ -309,16 +309,16 @@ def test_gpus_are_dealt_out_in_order_each_to_one_engine():
     split = PhaseSplit(prefill_engines=2, decode_engines=1)
     options = EngineOptions(tensor_parallel_size=2, split=split)
 
-    found = parts_of(split, options, {"CUDA_VISIBLE_DEVICES": "u, v,w,x,y,z"})
+    found = split_engines(split, options, {"CUDA_VISIBLE_DEVICES": "u, v,w,x,y,z"})
 
     assert [(each.phase, each.number, each.devices) for each in found] == [
         ("prefill", 1, ("u", "v")),
         ("prefill", 2, ("w", "x")),
         ("decode", 1, ("y", "z")),
     ]
-    assert [each.devices for each in parts_of(split, options, {})][-1] == ("4", "5")
+    assert [each.devices for each in split_engines(split, options, {})][-1] == ("4", "5")
     with pytest.raises(BadInputError, match="take 6 GPUs, and the job was given 1"):
-        parts_of(split, options, {"CUDA_VISIBLE_DEVICES": "7"})
+        split_engines(split, options, {"CUDA_VISIBLE_DEVICES": "7"})
 
 
 def test_who_reads_is_asked_for_the_same_prompt_and_nothing_of_the_answer():
@@ -327,7 +327,7 @@ def test_who_reads_is_asked_for_the_same_prompt_and_nothing_of_the_answer():
             "max_completion_tokens": 9}  # fmt: skip
     path = "/v1/chat/completions"
 
-    found = reading_of(chat)
+    found = prefill_body(chat)
 
     assert found["messages"] == chat["messages"]
     assert (found["max_tokens"], found["stream"], found["temperature"]) == (1, False, 0.5)
@@ -335,7 +335,7 @@ def test_who_reads_is_asked_for_the_same_prompt_and_nothing_of_the_answer():
     assert not {"stream_options", "min_tokens", "max_completion_tokens"} & set(found)
     one, many = chat | {"max_completion_tokens": 1}, chat | {"n": 2}
     asked = [
-        is_read_elsewhere(parse_request(path, json.dumps(each).encode()))
+        is_prefilled_elsewhere(parse_request(path, json.dumps(each).encode()))
         for each in (chat, one, many)
     ]
     assert asked == [True, False, False]

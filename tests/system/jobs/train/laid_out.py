@@ -22,8 +22,8 @@ from runners.jobs.loading import fresh_model
 from runners.jobs.memory import optimizer_bytes
 from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import Job
-from runners.jobs.train.communication import MessagesWatch
-from runners.jobs.train.evaluator import HeldOut
+from runners.jobs.train.communication import CollectiveProfiler
+from runners.jobs.train.evaluator import HeldOutData
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.rows import TextBatches
 from runners.jobs.train.sources import LabelledBatches, LabelledRows, Samples
@@ -182,7 +182,7 @@ class Seen(Trainer):
         super().__post_init__()
         self.evaluator.next_validation = math.inf  # it is made once, at the end
 
-    def report_held(self, **held: int) -> None:
+    def report_held_bytes(self, **held: int) -> None:
         self.held |= held
 
     def _emit(self, values: Any) -> None:
@@ -208,7 +208,7 @@ def trainer_of(
     emitter = Emitter(os.open(os.devnull, os.O_WRONLY))
     job = Job(folder, folder, request, emitter, threading.Event())
     batches = labelled(spec) if model == "distilbert" else TextBatches(ids, spec)
-    return Seen(job, spec, whole, batches, HeldOut(ids), torch.device("cpu"), ranks)
+    return Seen(job, spec, whole, batches, HeldOutData(ids), torch.device("cpu"), ranks)
 
 
 def built(model: str) -> PreTrainedModel:
@@ -251,13 +251,13 @@ def run_case(
         changes |= {"compute_dtype": "fp8"}
     trainer = trainer_of(model, options, ranks, folder, **changes)
     trainer.stop_at = stop_at
-    trainer.watch = MessagesWatch(ALONE)  # a look takes longer than the steps
+    trainer.watch = CollectiveProfiler(ALONE)  # a look takes longer than the steps
     if trainer.scale is not None:
         trainer.scale.value = scale
     weights = trainer.layout.weight_bytes()
     trainer.resume()
     trainer.run()
-    whole = trainer.layout.whole()
+    whole = trainer.layout.gathered_model()
     found: dict[str, Any] = {
         "losses": [each["loss"] for each in trainer.values],
         "norms": [each["grad_norm"] for each in trainer.values],

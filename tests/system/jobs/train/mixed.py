@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from runners.jobs.ranks import Ranks
-from runners.jobs.train.rows import DataBatches, Rows, Stream, rows_of, windows_of
+from runners.jobs.train.rows import DataBatches, Rows, WeightedRows, rows_of, windows_of
 from runners.jobs.train.sources import Data, HeldOutRows, Mixture, mixture_of
 from runners.jobspec import HostText, MixedData, SampleOptions, TrainSpec, WeightedData
 from runners.jobspec.base import FileData, weights_of
@@ -39,7 +39,7 @@ BROKEN_OFF = 3  # after how many steps the chain goes on with other ranks: betwe
 class Drawn(DataBatches):
     """Micro-batches that remember what was drawn of which."""
 
-    def __init__(self, streams: Sequence[Stream], spec: TrainSpec) -> None:
+    def __init__(self, streams: Sequence[WeightedRows], spec: TrainSpec) -> None:
         self.seen: dict[str, list[int]] = {}
         super().__init__(streams, spec, 0)
 
@@ -64,7 +64,7 @@ def mixture(spec: TrainSpec) -> tuple[Drawn, Mixture]:
     learnt = [rows_between(ids, 0, 3000) for ids in sources()]
     kept = [HeldOutRows([rows_between(ids, 3000, 3130)]) for ids in sources()]
     weights = weights_of(spec.data)
-    batches = Drawn([Stream(*each) for each in zip(learnt, weights, strict=True)], spec)
+    batches = Drawn([WeightedRows(*each) for each in zip(learnt, weights, strict=True)], spec)
     data = Data(batches, by_source=list(zip(("even", "noise"), kept, strict=True)))
     found = mixture_of(data, spec)
     assert found is not None

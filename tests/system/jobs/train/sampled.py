@@ -17,7 +17,12 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from runners.jobs.ranks import Ranks
-from runners.jobs.train.evaluator import VALIDATIONS_PER_RUN, EvaluatedStep, Sampler, prompts_of
+from runners.jobs.train.evaluator import (
+    VALIDATIONS_PER_RUN,
+    EvaluatedStep,
+    TextSampler,
+    prompts_of,
+)
 from runners.jobspec.base import TextSamples
 from tests.system.jobs.train.forked import forked
 from tests.system.jobs.train.killed import size_of
@@ -67,13 +72,13 @@ def train(name: str, ranks: Ranks, folder: Path, *, looks: bool) -> dict[str, An
     tokenizer = word_tokenizer()
     if looks:
         prompts = prompts_of(asked, tokenizer, None, trainer.held_out.ids)
-        trainer.evaluator.sampler = Sampler(trainer.job, asked, tokenizer, prompts, 16)
+        trainer.evaluator.sampler = TextSampler(trainer.job, asked, tokenizer, prompts, 16)
     if looks and name != LOCAL:  # a validation of copies that part is one meeting more
         trainer.evaluator.next_validation = 1.0 / VALIDATIONS_PER_RUN
     trainer.run()
     draw = float(torch.rand(()))
     found = {"losses": [each["loss"] for each in trainer.values], "draw": draw}
-    whole = trainer.layout.whole()
+    whole = trainer.layout.gathered_model()
     if whole is not None and trainer.evaluator.sampler is not None:
         trainer.model = whole
         last = {key: each.detach().clone() for key, each in whole.named_parameters()}

@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 
 from runners.jobs.ranks import ALONE, Ranks
-from runners.jobs.train.communication import MessagesWatch
+from runners.jobs.train.communication import CollectiveProfiler
 from tests.system.jobs.train.forked import forked
 from tests.system.jobs.train.killed import EVERY_STEP, size_of
 from tests.system.jobs.train.laid_out import (
@@ -95,7 +95,7 @@ def train(part: str, options: dict[str, Any], ranks: Ranks, folder: Path) -> dic
         SMALL, options or None, ranks, folder,
         max_steps=STEPS, gradient_accumulation_steps=2, checkpoint_writing=how, **changes,
     )  # fmt: skip
-    trainer.watch = MessagesWatch(ALONE)  # a look takes longer than the step
+    trainer.watch = CollectiveProfiler(ALONE)  # a look takes longer than the step
     torn = TORN - 1 if folder.parent.name == FROM_THE_START else TORN
     disk = Disk(trainer, tears_at=2 * torn if part == "killed" else 0)  # in its states
     if part in {"beside", "killed"}:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from runners.jobs.adapters import Lora, weights_digest
 from runners.jobs.loading import fresh_model, load_folder
 from runners.jobs.train import job as train
-from runners.jobs.train.evaluator import HeldOut
+from runners.jobs.train.evaluator import HeldOutData
 from runners.jobs.train.rows import TextBatches
 from runners.jobs.train.trainer import Trainer
 from runners.shared.messages import ArtefactBody
@@ -74,7 +74,7 @@ def test_an_adapter_alone_learns_what_repeats_itself(make_job):
     frozen = {n: each.clone() for n, each in model.named_parameters() if not each.requires_grad}
     ids = np.tile(np.arange(8, dtype=np.int32), 40)
     batches = TextBatches(ids, spec)
-    trainer = Trainer(make_job(spec), spec, model, batches, HeldOut(ids), torch.device("cpu"))
+    trainer = Trainer(make_job(spec), spec, model, batches, HeldOutData(ids), torch.device("cpu"))
     before = float(trainer.layout.gradients([batches.micro_batch(0, 0)]).loss)
 
     trainer.run()

@@ -9,7 +9,7 @@ from planner.workload.training_exchange import FLEX_BLOCK_TOKENS
 from runners.jobs.evaluation import evaluate
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train import job as train
-from runners.jobs.train.kernels import BlockAttention, attend
+from runners.jobs.train.kernels import BlockAttention, set_attention
 from tests.plugins.extent import first
 from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.test_attending import (  # noqa: F401 -- some are fixtures
@@ -81,6 +81,6 @@ def test_a_processor_has_no_backward_pass_which_torch_says_and_the_job_before_it
 
     way_out = r"attention is flex.* on a cpu device; choose flash \(SDPA\), or a host with a GPU"
     with pytest.raises(BadInputError, match=way_out):
-        attend(model, "flex", CPU)
+        set_attention(model, "flex", CPU)
     with pytest.raises(BadInputError, match=way_out):
         host.run_here("flex", tiny_training(attention="flex", max_steps=2), train.work)

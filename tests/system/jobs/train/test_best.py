@@ -30,7 +30,7 @@ def test_a_full_disk_keeps_the_best_that_was_whole(small_disk):
 
     assert best.kept() == EvaluatedStep(1, 3.0)
     found = linear(0.0)
-    best.put_back(found, EvaluatedStep(3, 5.0))
+    best.restore_best(found, EvaluatedStep(3, 5.0))
     assert found.weight.unique().tolist() == [1.0]
 
 

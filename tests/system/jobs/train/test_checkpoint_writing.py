@@ -145,7 +145,7 @@ def test_a_kill_in_the_middle_of_the_best_weights_leaves_the_former(tmp_path, mo
 
     assert len(list((tmp_path / FOLDER).glob(".step-*-building"))) == 1
     again, model = BestWeights(tmp_path), linear(9.0)
-    again.put_back(model, EvaluatedStep(3, 5.0))
+    again.restore_best(model, EvaluatedStep(3, 5.0))
     assert (again.exported, model.weight.unique().tolist()) == (EvaluatedStep(1, 3.0), [1.0])
     again.take(linear(4.0), EvaluatedStep(4, 0.5))
     assert [each.name for each in (tmp_path / FOLDER).iterdir()] == ["step-00000004"]

@@ -162,7 +162,7 @@ def test_a_long_text_is_cut_to_the_models_length(host):
         ({"model": RandomModel(config={**ENCODER, "vocab_size": 99})}, "at least 257"),
         (
             {"model": RandomModel(config={**ENCODER, "model_type": "llama"})},
-            "the model is llama: its head stands on distilbert",
+            "the model_type is llama: it must be distilbert",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from torchao.float8.float8_linear import Float8Linear
 from runners.jobs.loading import demo_config
 from runners.jobs.ranks import ALONE
 from runners.jobs.train import job as train
-from runners.jobs.train.trainer import quiet_trainer
+from runners.jobs.train.trainer import random_token_trainer
 from runners.jobspec import DemoModel
 from tests.runners.jobs.tiny import tiny_training
 from tests.runners.jobs.train.training import losses_of, tiny_trainer
@@ -37,7 +37,7 @@ def demo_losses(tmp_path, dtype, steps=20):
     }  # fmt: skip
     folder = tmp_path / dtype
     folder.mkdir()
-    trainer = quiet_trainer(fields, demo_config(DemoModel()), folder, ids=ids)
+    trainer = random_token_trainer(fields, demo_config(DemoModel()), folder, ids=ids)
     trainer.model.train()
     losses = []
     for _ in range(steps):

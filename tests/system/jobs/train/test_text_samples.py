@@ -5,7 +5,7 @@ import torch
 
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.train import job as train
-from runners.jobs.train.evaluator import continued
+from runners.jobs.train.evaluator import continuation_tokens
 from runners.jobspec.base import TextSamples
 from tests.runners.jobs.tiny import tiny_training
 from tests.runners.jobs.train.test_mixture import (  # noqa: F401 -- some are fixtures
@@ -29,7 +29,9 @@ def test_a_job_leaves_what_its_published_weights_write(host):
     tokenizer = load_tokenizer(folder)
     published = load_folder(folder, "fp32", torch.device("cpu"))
     for said in facts[4:]:
-        tokens = continued(published, tokenizer(said["prompt"])["input_ids"], 6, asked, far())
+        tokens = continuation_tokens(
+            published, tokenizer(said["prompt"])["input_ids"], 6, asked, far()
+        )
         assert tokenizer.decode(tokens) == said["continuation"]
 
 

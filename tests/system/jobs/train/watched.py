@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import runners.jobs  # noqa: F401 - quiets the profiler before torch is loaded
 from runners.jobs.ranks import Ranks
-from runners.jobs.train.communication import FIRST_LOOK, MessagesWatch
+from runners.jobs.train.communication import FIRST_LOOK, CollectiveProfiler
 from tests.system.jobs.train.forked import forked
 from tests.system.jobs.train.laid_out import (
     DP,
@@ -55,7 +55,7 @@ CASES: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {  # options, kind
 
 def beside(ranks: Ranks, *, computes: bool) -> dict[str, float]:
     """Return what the watch says of a late peer's message that is computed beside, or awaited."""
-    watch, ones = MessagesWatch(ranks, lambda: {dist.group.WORLD.group_name: "data"}), CALM
+    watch, ones = CollectiveProfiler(ranks, lambda: {dist.group.WORLD.group_name: "data"}), CALM
     for step in range(FIRST_LOOK + 1):
         with watch.step():
             if not ranks.is_lead and step == FIRST_LOOK:
