@@ -210,6 +210,7 @@ RETIRED = {
     "spoken": "received",
     "standing": "state, position",
     "tell": "report, print, publish",
+    "tend": "reap, reconcile, restart",
     "told": "reported, listed",
     "wish": "request, options",
     "wishes": "requests, options",

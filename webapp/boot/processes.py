@@ -43,7 +43,7 @@ class Child:
     pause_s: float = FIRST_PAUSE_S
 
 
-class Crew:
+class ProcessGroup:
     """The children of one ``up``, in start order."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
@@ -52,7 +52,7 @@ class Crew:
         self.record = folder / "processes.json"
         self.logs = folder / "logs"
         self.environment = environment
-        self._news: list[str] = []  # events to be returned by the next `tend`
+        self._news: list[str] = []  # events to be returned by the next `restart_dead`
         self._is_recorded = True
         self._without_log: set[str] = set()
         self.logs.mkdir(mode=0o700, exist_ok=True)
@@ -62,7 +62,7 @@ class Crew:
         self.children.append(child)
         self._launch(child)
 
-    def tend(self) -> list[str]:
+    def restart_dead(self) -> list[str]:
         """Restart dead children and cut long logs; return one line per event."""
         for child in self.children:
             if child.start_again_at is not None:

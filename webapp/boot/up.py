@@ -153,19 +153,19 @@ class Stopping:
 
     def __init__(
         self,
-        crew: processes.Crew,
+        group: processes.ProcessGroup,
         host: Path,
         environment: Mapping[str, str],
         hurries: Callable[[], bool],
     ) -> None:
-        self._crew, self._host, self._hurries = crew, host, hurries
+        self._group, self._host, self._hurries = group, host, hurries
         self._environment = dict(environment)
         self._untold = False
 
     def stop(self, *, ends_jobs: bool) -> None:
         """Stop every part; with ``ends_jobs``, end this machine's jobs first."""
         lines = self._end_jobs() if ends_jobs and self._host.exists() else []
-        self._crew.stop(hurry=self._hurries)
+        self._group.stop(hurry=self._hurries)
         for line in lines:
             console.line(f"  {line}")
         if running := self._running():
@@ -177,8 +177,8 @@ class Stopping:
     def _end_jobs(self) -> list[str]:
         """End this machine's jobs while their exits can still be stored; return report lines."""
         since = time.time()
-        self._crew.signal("control", signal.SIGUSR1)
-        self._crew.stop("web", "ticker", hurry=self._hurries)
+        self._group.signal("control", signal.SIGUSR1)
+        self._group.stop("web", "ticker", hurry=self._hurries)
         stop_all = ["-m", "runners", "stop-all", "--with-site", "--dir", str(self._host)]
         ended = self._run(*stop_all)
         if self._hurries():
@@ -274,7 +274,7 @@ class Site:
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
         }
-        self.crew = processes.Crew(data, self.environment)
+        self.group = processes.ProcessGroup(data, self.environment)
         self.account = ""  # the new admin's user and password, until printed
         self.num_signals = 0
         self.holds_signals = False
@@ -288,7 +288,7 @@ class Site:
             self.start()
             while True:
                 with self._signals_held():
-                    events = self.crew.tend()
+                    events = self.group.restart_dead()
                 for event in events:
                     console.line(f"  ! {event}")
                 time.sleep(ROUND_S)
@@ -330,11 +330,11 @@ class Site:
         """
         self.holds_signals = True
         self._print_account()
-        if not self.crew.children:
+        if not self.group.children:
             return
         console.line("\n  Stopping (Ctrl-C again to hurry)")
         host, hurries = self.data / "host", lambda: self.num_signals > 1
-        Stopping(self.crew, host, self.environment, hurries).stop(ends_jobs=ends_jobs)
+        Stopping(self.group, host, self.environment, hurries).stop(ends_jobs=ends_jobs)
 
     def _print_account(self) -> None:
         """Print the new account once, also if the start fails after its creation."""
@@ -350,7 +350,7 @@ class Site:
                 child = processes.Child("redis", chosen.command, stage=0, prepare=chosen.prepare)
                 self._start(child)
                 if not broker.wait_until_up(chosen.socket):
-                    raise console.Problem("Redis did not start.", self.crew.tail(child))
+                    raise console.Problem("Redis did not start.", self.group.tail(child))
         console.line(f"    {chosen.words}")
 
     def _web_command(self) -> list[str]:
@@ -371,7 +371,7 @@ class Site:
             elif time.monotonic() > deadline:
                 fault = "does not answer"
             if fault:
-                raise console.Problem(f"The web process {fault}.", self.crew.tail(web))
+                raise console.Problem(f"The web process {fault}.", self.group.tail(web))
             time.sleep(0.05)
 
     def health(self) -> int | None:
@@ -408,7 +408,7 @@ class Site:
         done = self._run(*arguments)
         if done.returncode != 0:
             words = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
-            log = self.crew.logs / "set-up.log"
+            log = self.group.logs / "set-up.log"
             log.write_text(done.stdout + done.stderr, "utf-8")
             name = " ".join(arguments[:2]) if arguments[0] != "-m" else " ".join(arguments[1:3])
             raise console.Problem(f"`{name}` failed: {words[-1]}", f"All its words: {log}")
@@ -428,7 +428,7 @@ class Site:
 
     def _start(self, child: processes.Child) -> None:
         with self._signals_held():
-            self.crew.start(child)
+            self.group.start(child)
 
     @contextmanager
     def _signals_held(self) -> Iterator[None]:

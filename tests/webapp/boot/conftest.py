@@ -13,9 +13,9 @@ SLEEPER = "import time\nwhile True: time.sleep(60)"
 
 
 @pytest.fixture
-def crew(tmp_path):
-    """A crew whose children are gone when the test ends, whatever it did."""
-    made = processes.Crew(tmp_path, dict(os.environ))
+def group(tmp_path):
+    """A group whose children are gone when the test ends, whatever it did."""
+    made = processes.ProcessGroup(tmp_path, dict(os.environ))
     yield made
     made.stop(hurry=lambda: True)
 

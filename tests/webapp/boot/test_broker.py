@@ -72,9 +72,9 @@ def test_a_redis_that_the_user_named_is_never_replaced_or_taken_unchecked(data):
     assert "switches off the check of its certificate" in problem.value.fact
 
 
-def test_a_redis_that_the_user_named_is_used_as_it_is(data, crew):
+def test_a_redis_that_the_user_named_is_used_as_it_is(data, group):
     ours = broker.choose(data, {"PATH": "/nowhere"})
-    crew.start(Child("redis", ours.command))
+    group.start(Child("redis", ours.command))
     assert broker.wait_until_up(ours.socket)
     chosen = broker.choose(data, {"REDIS_URL": ours.url})
     assert (chosen.url, chosen.command) == (ours.url, None)
@@ -98,11 +98,11 @@ def servers():
 
 @pytest.mark.parametrize("program", servers())
 def test_the_socket_is_for_its_owner_only_without_a_port_and_nobody_is_served_without_a_name(
-    program, data, crew
+    program, data, group
 ):
     chosen = broker._embedded(program, broker.version_of(program), data)
     child = Child("redis", chosen.command)
-    crew.start(child)
+    group.start(child)
     assert broker.wait_until_up(chosen.socket)
     assert stat.S_IMODE(chosen.socket.stat().st_mode) == 0o600
     assert psutil.Process(child.process.pid).net_connections("inet") == []
@@ -129,16 +129,16 @@ def test_the_sites_password_and_the_users_of_hosts_stay(data):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("program", servers())
-def test_a_kill_loses_nothing_that_was_acknowledged(program, data, crew):
+def test_a_kill_loses_nothing_that_was_acknowledged(program, data, group):
     chosen = broker._embedded(program, broker.version_of(program), data)
     child = Child("redis", chosen.command)
-    crew.start(child)
+    group.start(child)
     assert broker.wait_until_up(chosen.socket)
     for number in range(100):
         assert ask(chosen.socket, f"XADD s * n {number}").startswith(b"$")
     os.kill(child.process.pid, signal.SIGKILL)
-    eventually(crew.tend)
-    eventually(lambda: crew.tend() or broker.answers(chosen.socket))
+    eventually(group.restart_dead)
+    eventually(lambda: group.restart_dead() or broker.answers(chosen.socket))
     assert ask(chosen.socket, "XLEN s") == b":100\r\n"
 
 
@@ -166,16 +166,16 @@ def ask(path: Path, command: str) -> bytes:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("lost", ["redis/users.acl", "redis", "redis.secret"])
-def test_a_killed_server_comes_back_without_the_files_that_it_started_with(data, crew, lost):
+def test_a_killed_server_comes_back_without_the_files_that_it_started_with(data, group, lost):
     chosen = broker.choose(data, {"PATH": "/nowhere"})
     child = Child("redis", chosen.command, prepare=chosen.prepare)
-    crew.start(child)
+    group.start(child)
     assert broker.wait_until_up(chosen.socket)
     os.kill(child.process.pid, signal.SIGKILL)
     path = data / lost
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    eventually(crew.tend)
-    eventually(lambda: crew.tend() or broker.answers(chosen.socket))
+    eventually(group.restart_dead)
+    eventually(lambda: group.restart_dead() or broker.answers(chosen.socket))
     url = broker.choose(data, {"PATH": "/nowhere"}).url
     assert url == chosen.url
     assert ask(chosen.socket, "PING") == b"+PONG\r\n"

@@ -17,36 +17,36 @@ from webapp.boot.processes import Child
 
 
 @pytest.mark.faults
-def test_a_killed_child_is_started_again_after_a_pause(crew):
+def test_a_killed_child_is_started_again_after_a_pause(group):
     child = python_child("web")
-    crew.start(child)
+    group.start(child)
     first = child.process.pid
     os.kill(first, signal.SIGKILL)
-    events = eventually(crew.tend)
-    eventually(lambda: crew.tend() or child.process.pid != first)
+    events = eventually(group.restart_dead)
+    eventually(lambda: group.restart_dead() or child.process.pid != first)
     assert "killed by SIGKILL" in events[0]
     assert is_alive(child.process.pid)
     assert child.process.pid != first
 
 
-def test_pauses_double_while_a_child_keeps_dying_early(crew):
+def test_pauses_double_while_a_child_keeps_dying_early(group):
     child = python_child("web", "raise SystemExit(3)")
-    crew.start(child)
-    events = [eventually(crew.tend)[0], eventually(crew.tend)[0]]
+    group.start(child)
+    events = [eventually(group.restart_dead)[0], eventually(group.restart_dead)[0]]
     assert "exit status 3" in events[0]
     assert "again in 0.5 s" in events[0]
     assert "again in 1.0 s" in events[1]
 
 
-def test_a_child_that_lived_long_starts_again_without_a_longer_pause(crew, monkeypatch):
+def test_a_child_that_lived_long_starts_again_without_a_longer_pause(group, monkeypatch):
     monkeypatch.setattr(processes, "STEADY_AFTER_S", 0.0)
     child = python_child("web", "raise SystemExit(3)", pause_s=8.0)
-    crew.start(child)
-    event = eventually(crew.tend)[0]
+    group.start(child)
+    event = eventually(group.restart_dead)[0]
     assert "again in 0.5 s" in event
 
 
-def test_stop_ends_higher_stages_before_lower_ones(crew, tmp_path):
+def test_stop_ends_higher_stages_before_lower_ones(group, tmp_path):
     code = (
         "import signal, sys, time\n"
         f"note = lambda *_: (open({str(tmp_path / 'order')!r}, 'a').write(sys.argv[1]), sys.exit())\n"
@@ -54,62 +54,62 @@ def test_stop_ends_higher_stages_before_lower_ones(crew, tmp_path):
     )
     for stage, name in enumerate(("redis", "web", "host")):
         child = processes.Child(name, [sys.executable, "-c", code, f"{name} "], stage)
-        crew.start(child)
-        eventually(partial(wrote, crew.log_of(child), "ready"))
-    crew.stop()
+        group.start(child)
+        eventually(partial(wrote, group.log_of(child), "ready"))
+    group.stop()
     assert (tmp_path / "order").read_text() == "host web redis "
 
 
-def test_stop_leaves_no_process_and_no_record(crew):
+def test_stop_leaves_no_process_and_no_record(group):
     children = [python_child("one"), python_child("two")]
     for child in children:
-        crew.start(child)
+        group.start(child)
     pids = [child.process.pid for child in children]
-    crew.stop()
+    group.stop()
     assert not any(map(is_alive, pids))
-    assert not crew.record.exists()
+    assert not group.record.exists()
 
 
-def test_stop_kills_a_child_that_ignores_term(crew):
+def test_stop_kills_a_child_that_ignores_term(group):
     code = (
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "print('ready', flush=True)\ntime.sleep(60)"
     )
     child = python_child("stubborn", code, grace_s=0.2)
-    crew.start(child)
-    eventually(lambda: wrote(crew.log_of(child), "ready"))
-    crew.stop()
+    group.start(child)
+    eventually(lambda: wrote(group.log_of(child), "ready"))
+    group.stop()
     assert child.process.returncode == -signal.SIGKILL
 
 
-def test_stop_also_ends_what_a_child_started_in_its_group(crew):
+def test_stop_also_ends_what_a_child_started_in_its_group(group):
     code = (
         "import subprocess, sys, time\n"
         "inner = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
         "print(inner.pid, flush=True)\ntime.sleep(60)"
     )
     child = python_child("outer", code)
-    crew.start(child)
-    inner = int(eventually(lambda: crew.log_of(child).read_text()))
-    crew.stop()
+    group.start(child)
+    inner = int(eventually(lambda: group.log_of(child).read_text()))
+    group.stop()
     eventually(lambda: not is_alive(inner))
 
 
-def test_stop_in_a_hurry_does_not_wait_for_the_grace(crew):
+def test_stop_in_a_hurry_does_not_wait_for_the_grace(group):
     code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)"
-    crew.start(python_child("slow", code, grace_s=3600))
-    crew.stop(hurry=lambda: True)
-    assert crew.children == []
+    group.start(python_child("slow", code, grace_s=3600))
+    group.stop(hurry=lambda: True)
+    assert group.children == []
 
 
 @pytest.mark.faults
-def test_the_next_start_ends_what_a_killed_up_left(crew):
+def test_the_next_start_ends_what_a_killed_up_left(group):
     child = python_child("web")
-    crew.start(child)
-    num_ended = processes.end_leftovers(crew.record)
+    group.start(child)
+    num_ended = processes.end_leftovers(group.record)
     assert num_ended == 1
     assert not is_alive(child.process.pid)
-    assert not crew.record.exists()
+    assert not group.record.exists()
 
 
 def test_a_stranger_with_a_recorded_number_is_left_alone(tmp_path):
@@ -148,25 +148,25 @@ def test_a_long_log_is_cut_and_its_younger_half_kept(tmp_path):
     assert (tmp_path / "web.log.1").read_bytes() == b"b" * 500
 
 
-def test_a_child_goes_on_writing_to_a_log_that_was_cut(crew, monkeypatch):
+def test_a_child_goes_on_writing_to_a_log_that_was_cut(group, monkeypatch):
     monkeypatch.setattr(processes, "LOG_CAP_BYTES", 100)
     code = "import time\nwhile True: print('x' * 60, flush=True); time.sleep(0.01)"
     child = python_child("chatty", code)
-    crew.start(child)
-    eventually(lambda: crew.log_of(child).stat().st_size > 100)
-    processes.cut(crew.log_of(child), cap_bytes=100)
-    eventually(lambda: wrote(crew.log_of(child), "xxx"))
-    assert b"\0" not in crew.log_of(child).read_bytes()
+    group.start(child)
+    eventually(lambda: group.log_of(child).stat().st_size > 100)
+    processes.cut(group.log_of(child), cap_bytes=100)
+    eventually(lambda: wrote(group.log_of(child), "xxx"))
+    assert b"\0" not in group.log_of(child).read_bytes()
 
 
-def test_the_tail_shows_a_child_s_last_words(crew):
+def test_the_tail_shows_a_child_s_last_words(group):
     child = python_child("web", "print('first')\nprint('last words')")
-    crew.start(child)
+    group.start(child)
     child.process.wait()
-    assert crew.tail(child, num_lines=1) == "last words"
+    assert group.tail(child, num_lines=1) == "last words"
 
 
-def test_children_of_one_stage_stop_side_by_side(crew, tmp_path):
+def test_children_of_one_stage_stop_side_by_side(group, tmp_path):
     """Each ends only when all four were asked to; stopped in turn, they would be killed."""
     code = (
         "import os, signal, sys, time\n"
@@ -182,10 +182,10 @@ def test_children_of_one_stage_stop_side_by_side(crew, tmp_path):
     )
     for name in ("web", "control", "ticker", "more"):
         child = python_child(name, code)
-        crew.start(child)
-        eventually(partial(wrote, crew.log_of(child), "ready"))
+        group.start(child)
+        eventually(partial(wrote, group.log_of(child), "ready"))
 
-    crew.stop()
+    group.stop()
 
     assert len(list(tmp_path.glob("ended-*"))) == 4
 
@@ -208,74 +208,74 @@ def full(monkeypatch, tmp_path):
     return lambda: is_full.clear() or is_full.append(False)
 
 
-def test_children_run_on_when_their_record_cannot_be_written(crew, full):
+def test_children_run_on_when_their_record_cannot_be_written(group, full):
     child = python_child("host")
-    crew.start(child)
-    (told,) = crew.tend()
+    group.start(child)
+    (told,) = group.restart_dead()
     assert is_alive(child.process.pid)
     assert "processes.json cannot be written" in told
     assert "No space left on device" in told
-    assert crew.tend() == []
+    assert group.restart_dead() == []
 
 
-def test_the_record_is_written_as_soon_as_there_is_room(crew, full):
-    crew.start(python_child("host"))
-    crew.tend()
+def test_the_record_is_written_as_soon_as_there_is_room(group, full):
+    group.start(python_child("host"))
+    group.restart_dead()
     full()
-    assert "written again" in crew.tend()[0]
-    assert crew.record.exists()
+    assert "written again" in group.restart_dead()[0]
+    assert group.record.exists()
 
 
 @pytest.mark.faults
-def test_a_dead_child_is_started_again_on_a_full_disk(crew, full):
+def test_a_dead_child_is_started_again_on_a_full_disk(group, full):
     child = python_child("web")
-    crew.start(child)
+    group.start(child)
     first = child.process.pid
     os.kill(first, signal.SIGKILL)
-    eventually(lambda: crew.tend() is not None and child.process.pid != first)
+    eventually(lambda: group.restart_dead() is not None and child.process.pid != first)
     assert is_alive(child.process.pid)
 
 
-def test_a_child_without_a_log_starts_all_the_same(crew):
-    (crew.logs / "web.log").mkdir()  # as little of a file as one that cannot be made
+def test_a_child_without_a_log_starts_all_the_same(group):
+    (group.logs / "web.log").mkdir()  # as little of a file as one that cannot be made
     child = python_child("web")
-    crew.start(child)
+    group.start(child)
     assert is_alive(child.process.pid)
-    assert "web.log cannot be written" in crew.tend()[0]
+    assert "web.log cannot be written" in group.restart_dead()[0]
 
 
-def test_a_log_that_cannot_be_cut_stops_nothing(crew, monkeypatch):
+def test_a_log_that_cannot_be_cut_stops_nothing(group, monkeypatch):
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     child = python_child("web", "print('x' * 200)")
-    crew.start(child)
-    eventually(lambda: crew.log_of(child).stat().st_size > 100)
+    group.start(child)
+    eventually(lambda: group.log_of(child).stat().st_size > 100)
     monkeypatch.setattr(Path, "write_bytes", fail)
 
-    processes.cut(crew.log_of(child), cap_bytes=100)
+    processes.cut(group.log_of(child), cap_bytes=100)
 
 
-def test_a_child_that_cannot_be_started_now_is_tried_again(crew, tmp_path):
+def test_a_child_that_cannot_be_started_now_is_tried_again(group, tmp_path):
     program = tmp_path / "program"
     child = Child("late", [str(program)], pause_s=0.05)
-    crew.start(child)
-    assert "late could not be started" in crew.tend()[0]
+    group.start(child)
+    assert "late could not be started" in group.restart_dead()[0]
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
-    eventually(lambda: crew.tend() is not None and child.process is not None)
+    eventually(lambda: group.restart_dead() is not None and child.process is not None)
 
 
-def test_stopping_leaves_no_traceback_when_the_record_cannot_be_deleted(crew, monkeypatch):
+def test_stopping_leaves_no_traceback_when_the_record_cannot_be_deleted(group, monkeypatch):
     def fail(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    crew.start(python_child("web"))
+    group.start(python_child("web"))
     monkeypatch.setattr(Path, "unlink", fail)
 
-    crew.stop()
+    group.stop()
 
-    assert crew.children == []
+    assert group.children == []
 
 
 def test_a_line_that_nobody_can_take_stops_nothing(monkeypatch):
@@ -333,7 +333,7 @@ def test_a_start_that_fails_ends_no_job(tmp_path, monkeypatch, signals):
     site = up.Site("127.0.0.1", 9, tmp_path)
     (tmp_path / "host").mkdir()
     monkeypatch.setattr(up.Stopping, "_end_jobs", lambda _: run.append("stop-all") or [])
-    site.crew.start(python_child("redis"))
+    site.group.start(python_child("redis"))
 
     def fail():
         raise console.Problem("Redis did not start.", "")
@@ -343,4 +343,4 @@ def test_a_start_that_fails_ends_no_job(tmp_path, monkeypatch, signals):
         site.live()
 
     assert run == []
-    assert site.crew.children == []
+    assert site.group.children == []
