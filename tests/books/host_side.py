@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from runners.host.reconcile import Reconciler
-from runners.jobs.serve import vllm
 from runners.jobs.serve.relayed.backend import EngineAdapter, ModelPaths, split_engines
 from runners.jobs.serve.relayed.process import Command, ListenAddress
-from runners.jobs.serve.sglang.speaker import Sglang
-from runners.jobs.serve.vllm import Vllm
+from runners.jobs.serve.sglang.adapter import Sglang
+from runners.jobs.serve.vllm import adapter as vllm
+from runners.jobs.serve.vllm.adapter import Vllm
 from runners.jobspec import ArtefactModel, FolderModel, ModelRef, ServeSpec
 from runners.launchers import launch, slurm_commands
 from runners.launchers.attempts import AttemptFolder

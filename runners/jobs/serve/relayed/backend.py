@@ -188,9 +188,9 @@ class RelayBackend:
     """Starts and restarts the engine of an endpoint."""
 
     def __init__(
-        self, speaker: EngineAdapter, gpu_peak: Callable[[], tuple[int, str] | None]
+        self, engine_adapter: EngineAdapter, gpu_peak: Callable[[], tuple[int, str] | None]
     ) -> None:
-        self._speaker = speaker
+        self._engine_adapter = engine_adapter
         self._gpu_peak = gpu_peak
         self._placed: ModelPaths | None = None
         self._lives: list[Engines] = []
@@ -202,7 +202,7 @@ class RelayBackend:
             BadInputError: the model cannot be served, or not with these settings.
             MissingModelError: a folder is missing or incomplete.
         """
-        speaker, placed = self._speaker, self._placed or model_paths(job, spec)
+        engine_adapter, placed = self._engine_adapter, self._placed or model_paths(job, spec)
         self._placed = placed
         longest_request(placed.config.get("max_position_embeddings"), spec)
         engines = self._started(spec, placed)
@@ -210,28 +210,32 @@ class RelayBackend:
         length = _length(engines.decode[0]) or spec.max_length or USUAL_TOKENS
         limits = Limits(spec.max_concurrency, spec.queue_limit, length, frozenset())
         # With a split no engine sees a request from its start to its first token.
-        names = speaker.names._replace(ttft="") if engines.is_split else speaker.names
+        names = (
+            engine_adapter.names._replace(ttft="") if engines.is_split else engine_adapter.names
+        )
         scraper = Scraper(names, figures, (engines.page() or "") if engines.is_split else "")
         writer = RelayEngine(engines, limits, scraper, job.stop_requested.is_set)
-        return RelayServingModel(writer, figures, lambda name: speaker.served_name(spec, name))
+        return RelayServingModel(
+            writer, figures, lambda name: engine_adapter.served_name(spec, name)
+        )
 
     def _started(self, spec: ServeSpec, placed: ModelPaths) -> Engines:
-        speaker, options = self._speaker, spec.engine_options
+        engine_adapter, options = self._engine_adapter, spec.engine_options
         if options is None or options.split is None:
             server = start_engine(
-                speaker.title, lambda listen: speaker.command(spec, placed, listen)
+                engine_adapter.title, lambda listen: engine_adapter.command(spec, placed, listen)
             )
             return Engines((server,))
         starts: list[tuple[str, Starting]] = [
             (
-                f"{speaker.title}'s {part.phase} engine {part.number}",
-                partial(speaker.part_command, spec, placed, part=part),
+                f"{engine_adapter.title}'s {part.phase} engine {part.number}",
+                partial(engine_adapter.part_command, spec, placed, part=part),
             )
             for part in split_engines(options.split, options)
         ]
         servers, readers = start_engines(starts), options.split.prefill_engines
         engines = Engines(servers[readers:], servers[:readers])
-        connect_kv_transfer(engines, speaker.served_name(spec, spec.served_name))
+        connect_kv_transfer(engines, engine_adapter.served_name(spec, spec.served_name))
         return engines
 
     def peak_usage(self) -> PeakUsage:
@@ -239,7 +243,7 @@ class RelayBackend:
         if gpu_peak := self._gpu_peak():
             return PeakUsage(*gpu_peak, "cuda")
         peak = max((life.peak_bytes() for life in self._lives), default=0)
-        title = self._speaker.title
+        title = self._engine_adapter.title
         return PeakUsage(peak, f"peak resident memory of {title}'s processes, summed", "cpu")
 
     def notes(self, spec: ServeSpec) -> dict[str, str]:
@@ -283,12 +287,12 @@ def prepare() -> None:
     """Do nothing: the model is in the child process, not in this one."""
 
 
-def serve_with(speaker: EngineAdapter) -> Callable[[Job], None]:
+def serve_with(engine_adapter: EngineAdapter) -> Callable[[Job], None]:
     """Return the job function of an endpoint with this engine."""
 
     def work(job: Job) -> None:
         peak = GpuPeak(visible_sample())
         with job_telemetry(job, lambda: peak.sample):
-            serve(job, RelayBackend(speaker, peak.read))
+            serve(job, RelayBackend(engine_adapter, peak.read))
 
     return work

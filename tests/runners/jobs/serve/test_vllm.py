@@ -20,9 +20,9 @@ from runners.jobs.serve.relayed.process import (
     TokenCounts,
     merged_metrics,
 )
-from runners.jobs.serve.sglang.speaker import Sglang
-from runners.jobs.serve.sglang.speaker import arguments as sglang_arguments
-from runners.jobs.serve.vllm import Vllm, arguments
+from runners.jobs.serve.sglang.adapter import Sglang
+from runners.jobs.serve.sglang.adapter import arguments as sglang_arguments
+from runners.jobs.serve.vllm.adapter import Vllm, arguments
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import EngineOptions, PhaseSplit
 from tests.runners.jobs.cases import refused

@@ -1,7 +1,4 @@
-"""Endpoints served by vLLM, as a child process: ``python -m runners.jobs.serve.vllm ATTEMPT_DIR``.
-
-It runs in the environment ``vllm``. We have never run it on a GPU: tests check its arguments
-against vLLM's parser, and its metrics against its CPU build.
+"""Arguments and metric names of vLLM.
 
 Sources: vLLM 0.33.0 (PyPI wheel): ``vllm/engine/arg_utils.py`` and
 ``vllm/entrypoints/common/cli_args.py`` for the arguments, ``vllm/v1/metrics/loggers.py`` for the
@@ -17,15 +14,13 @@ from itertools import chain
 from pathlib import Path
 
 from runners.jobs.model_files import read_config
-from runners.jobs.runtime import BadInputError, run_job
+from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.relayed.backend import (
     VISIBLE,
     EngineAdapter,
     ModelPaths,
     Phase,
     SplitEngine,
-    prepare,
-    serve_with,
 )
 from runners.jobs.serve.relayed.process import (
     Command,
@@ -208,7 +203,3 @@ def _transfer(phase: Phase | None) -> list[str]:
     role = "kv_producer" if phase == "prefill" else "kv_consumer"
     setting = {"kv_connector": "NixlConnector", "kv_role": role, "kv_load_failure_policy": "fail"}
     return ["--kv-transfer-config", json.dumps(setting)]
-
-
-if __name__ == "__main__":
-    run_job("serve", serve_with(Vllm()), prepare)
