@@ -89,7 +89,7 @@ def test_a_link_that_leaves_the_roots_is_refused(root, outside):
 def test_a_second_name_of_a_file_is_refused(root, outside):
     (root / "llama/config.json").unlink()
     os.link(outside / "config.json", root / "llama/config.json")
-    with pytest.raises(BadInputError, match="has 2 names"):
+    with pytest.raises(BadInputError, match="has 2 hard links"):
         pinned(root / "llama", [root])
 
 
