@@ -26,6 +26,7 @@ from runners.host.shipping import (
     ServerError,
     Shipping,
     Uploads,
+    measure_network,
 )
 from runners.host.wake import WakeListener
 from runners.launchers import launch
@@ -164,7 +165,7 @@ class Agent:
 
     def _network(self) -> NetworkMeasurement | None:
         try:
-            return inventory.measure(self.client)
+            return measure_network(self.client)
         except ServerError as error:
             log.info("the route to the server was not measured: %s", error)
             return None

@@ -1,6 +1,5 @@
 """Benchmarks of jobs: each case is launched as a job is, and its figures are kept."""
 
-import contextlib
 import datetime as dt
 import importlib.metadata
 import json
@@ -12,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -24,7 +23,6 @@ from pydantic import (
     ValidationError,
 )
 
-from runners.host.shipping import RedisStream, ServerClient, Shipping
 from runners.jobspec import (
     ArtefactModel,
     CompressSpec,
@@ -36,15 +34,8 @@ from runners.jobspec import (
 from runners.jobspec.compress import WeightDtype
 from runners.jobspec.train import LayoutOptions
 from runners.launchers import launch
-from runners.launchers.attempts import AttemptFolder
-from runners.shared.config import HostDir
 from runners.shared.facts import Microbench, SlurmConfig
 from runners.shared.messages import RunRequest
-from runners.supervision import child, procfs
-
-if TYPE_CHECKING:
-    from multiprocessing.queues import Queue
-
 
 # ---------------------------------------------------------------------------
 # Runs the micro-benchmark as a low-priority child process and parses its output.
@@ -575,68 +566,3 @@ def perplexity_ratio_of(title: str, found: Mapping[str, float]) -> Ratio:
     """Return the perplexity ratio of a paired evaluation."""
     value, low, high = (found[f"perplexity_ratio{end}"] for end in ("", "_low", "_high"))
     return Ratio(title, value, low, high, WINDOWS, PERPLEXITY)
-
-
-# ---------------------------------------------------------------------------
-# Benchmark parts: a job that logs at a steady rate, its supervisor, and a shipping process.
-#
-# The supervisor is the normal one; the process ships as the agent's thread does.
-# ---------------------------------------------------------------------------
-
-
-SUPERVISOR = Path(__file__).parents[1] / "supervision" / "supervisor.py"
-JOB = """
-import time
-begun, sent = time.monotonic(), 0
-while True:
-    time.sleep(max(0.0, begun + sent / {rate} - time.monotonic()))
-    print(f"step {{sent}}: loss {{1 / (sent + 1):.6f}}, {{sent % 7 + 512}} tokens/s", flush=True)
-    sent += 1
-"""
-
-
-def make_attempt(
-    host_dir: HostDir, attempt_id: str, fence: str, lines_per_second: float
-) -> AttemptFolder:
-    """Return an attempt folder that is ready for its supervisor."""
-    folder = AttemptFolder(host_dir.attempts / attempt_id)
-    folder.make_claim(fence, procfs.boot_id())
-    launch = {
-        "attempt_id": attempt_id,
-        "argv": [sys.executable, "-c", JOB.format(rate=lines_per_second)],
-        "env": {"PATH": os.environ["PATH"]},
-        "max_duration_seconds": None,
-    }
-    child.write_json(folder.path / child.LAUNCH, launch)
-    return folder
-
-
-@contextlib.contextmanager
-def supervised(folder: AttemptFolder) -> Iterator[int]:
-    """Run the attempt's supervisor, yield its pid, and stop it and its job."""
-    command = [sys.executable, "-S", "-E", str(SUPERVISOR), str(folder.path), "--stay"]
-    process = subprocess.Popen(command)
-    try:
-        yield process.pid
-    finally:
-        child.write_json(folder.path / child.STOP, {"grace_seconds": 0.1})
-        process.terminate()
-        process.wait()
-
-
-def ship(
-    path: Path, redis_url: str, host_id: str, span: tuple[float, float], spent: "Queue[float]"
-) -> None:
-    """Ship a host's events; report the CPU seconds after the settling time."""
-    settle, seconds = span
-    stream = RedisStream(redis_url, host_id)
-    shipping = Shipping(HostDir(path), ServerClient("http://127.0.0.1:9", ""), stream)
-    begins_at = time.monotonic() + settle
-    before = 0.0
-    while (instant := time.monotonic()) < begins_at + seconds:
-        if instant < begins_at:
-            before = time.process_time()
-        time.sleep(shipping.step())
-    spent.put(time.process_time() - before)
-    shipping.close()
-    stream.close()

@@ -80,6 +80,17 @@ class PeakMeter:
         return resident_bytes()
 
 
+def used_device_bytes(device: torch.device) -> int:
+    """Return the most memory of a GPU in use since its peak statistics were reset, in bytes.
+
+    The allocator's reserved blocks at their peak, and what lies outside of it now: contexts,
+    libraries' workspaces and other processes. This is what has to be below the device's capacity.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    outside = total - free - torch.cuda.memory_reserved(device)
+    return int(torch.cuda.max_memory_reserved(device) + outside)
+
+
 def resident_bytes() -> int:
     """Return this process's resident memory in bytes."""
     return status_bytes("VmRSS")

@@ -18,7 +18,13 @@ from planner.calibration import calibrate_host, measurements_of
 from planner.catalog.devices import DriverDevice, MeasuredRates, host_device
 from planner.specs.base import PlannerError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
-from planner.specs.estimate import Estimate, EstimateRequest, HostCalibration, Measurement
+from planner.specs.estimate import (
+    Estimate,
+    EstimateRequest,
+    HostCalibration,
+    Measurement,
+    Performance,
+)
 from runners.jobspec.base import Figure as Number
 from runners.jobspec.base import Message, Name, Names, Rate, Seconds, Sentence, TimestampMs, key_id
 from runners.jobspec.compress import StageName
@@ -63,7 +69,7 @@ class PlannerQuery(Message):
     workload: dict[str, Any]
     strategy: dict[str, Any]
     engine: Name | None = None
-    metric: Name  # a field of the planner's performance, such as "decode_tokens_per_second"
+    metric: Name  # of the planner's performance or memory, such as "decode_tokens_per_second"
 
 
 class CalibrationTime(Message):
@@ -411,14 +417,14 @@ class Expectations:
         answer = self._estimated(question, first)
         if answer is None:
             return None
-        value = getattr(answer.performance, question.metric)
+        value = _metric_of(answer, question.metric)
         if value is None:
             return None
         low, high = answer.interval.get(question.metric, (None, None))
         after = None
         if self.datasheet is not None and self.measured is not None:
             again = self._estimated(question, self.measured)
-            after = None if again is None else getattr(again.performance, question.metric)
+            after = None if again is None else _metric_of(again, question.metric)
         phase = answer.time_breakdown_seconds.get(PHASES.get(question.metric, ""), {})
         return Prediction(
             value=value,
@@ -482,6 +488,13 @@ class Expectations:
         packed = _best(values, "decode int4, batch 1")
         if plain and packed:
             yield _goal("decode in int4", packed / plain, INT4_GOAL, "times bf16")
+
+
+def _metric_of(answer: Estimate, metric: str) -> float | None:
+    """Return a figure of an estimate's performance or memory by its name."""
+    group = answer.performance if metric in Performance.model_fields else answer.memory
+    value: float | None = getattr(group, metric)
+    return value
 
 
 def products(rates: Mapping[str, float]) -> dict[str, float]:

@@ -3,7 +3,6 @@
 import os
 import stat
 import sys
-import time
 import types
 from types import SimpleNamespace
 
@@ -12,7 +11,6 @@ import pytest
 
 from runners.devices import topology
 from runners.host import inventory
-from runners.host.shipping import RefusedError, ServerClient, UnreachableError
 from runners.shared import machine
 from runners.shared.machine import machine_id
 from runners.supervision import procfs
@@ -239,41 +237,6 @@ def test_processor_and_distribution_are_called_what_they_call_themselves(tmp_pat
     (tmp_path / "os-release").write_text('NAME="Debian"\nPRETTY_NAME="Debian GNU/Linux 12"\n')
     assert inventory.os_name(tmp_path / "os-release") == "Debian GNU/Linux 12"
     assert inventory.os_name(tmp_path / "absent") == "Linux"
-
-
-# The way to the server, measured over the way that everything takes.
-
-
-def test_the_way_to_the_server_is_measured_in_both_directions(acceptor, client):
-    found = inventory.measure(client)
-    assert found.round_trip_seconds > 0
-    assert found.upload_bytes_per_second > 0
-    assert found.download_bytes_per_second > 0
-    assert max(acceptor.echoed) <= inventory.MAX_BYTES
-
-
-def test_a_slow_line_is_given_small_pieces(acceptor, client, monkeypatch):
-    answer = acceptor.echo
-
-    def slow(num_bytes: int) -> bytes:
-        time.sleep(num_bytes / 100_000)
-        return answer(num_bytes)
-
-    monkeypatch.setattr(acceptor, "echo", slow)
-
-    found = inventory.measure(client)
-
-    assert max(acceptor.echoed) == inventory.FIRST_BYTES
-    assert 50_000 < found.download_bytes_per_second < 110_000
-
-
-def test_an_absent_server_is_told_and_a_stranger_measures_nothing(credential, acceptor):
-    with pytest.raises(UnreachableError):
-        inventory.measure(ServerClient("http://127.0.0.1:9", "host-credential"))
-    client = ServerClient(acceptor.url, "stranger")
-    with pytest.raises(RefusedError):
-        inventory.measure(client)
-    client.close()
 
 
 # How GPUs reach each other, on machines whose tables are published.

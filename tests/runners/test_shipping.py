@@ -12,9 +12,12 @@ from runners.host.redis_access import CONSUMER_GROUP, ack_key, decode, events_ke
 from runners.host.shipping import (
     AttemptShipper,
     RedisStream,
+    RefusedError,
     RepeatingThread,
     ServerClient,
     Shipping,
+    UnreachableError,
+    measure_network,
 )
 from runners.shared.messages import EventBatch
 from runners.shared.spool import SpoolWriter, segments
@@ -413,3 +416,38 @@ def test_news_end_a_loops_rest():
     wait_for(lambda: len(steps) == 2)
     loop.stop()
     assert not loop.is_alive()
+
+
+# The way to the server, measured over the way that everything takes.
+
+
+def test_the_way_to_the_server_is_measured_in_both_directions(acceptor, client):
+    found = measure_network(client)
+    assert found.round_trip_seconds > 0
+    assert found.upload_bytes_per_second > 0
+    assert found.download_bytes_per_second > 0
+    assert max(acceptor.echoed) <= shipping.MAX_BYTES
+
+
+def test_a_slow_line_is_given_small_pieces(acceptor, client, monkeypatch):
+    answer = acceptor.echo
+
+    def slow(num_bytes: int) -> bytes:
+        time.sleep(num_bytes / 100_000)
+        return answer(num_bytes)
+
+    monkeypatch.setattr(acceptor, "echo", slow)
+
+    found = measure_network(client)
+
+    assert max(acceptor.echoed) == shipping.FIRST_BYTES
+    assert 50_000 < found.download_bytes_per_second < 110_000
+
+
+def test_an_absent_server_is_told_and_a_stranger_measures_nothing(credential, acceptor):
+    with pytest.raises(UnreachableError):
+        measure_network(ServerClient("http://127.0.0.1:9", "host-credential"))
+    client = ServerClient(acceptor.url, "stranger")
+    with pytest.raises(RefusedError):
+        measure_network(client)
+    client.close()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from runners.host.bench import make_attempt, ship, supervised
+from runners.host.overhead_bench import make_attempt, ship, supervised
 from runners.shared.config import HostDir
 from webapp.bench import site
 from webapp.bench.live_path import FENCE

@@ -8,7 +8,7 @@ asked about it. Where memory does not hold 32 layers there are fewer, in the que
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from runners.jobs.evaluation import Workload, measure_speed
 from runners.jobs.generate.batching import CompiledStep
 from runners.jobs.generate.static import AnswerLimits, run_batch
 from runners.jobs.loading import fresh_model, ready
-from runners.jobs.memory import model_bytes
+from runners.jobs.memory import model_bytes, release_free_memory, used_device_bytes
 from runners.jobs.prove.jobs import sglang_speeds, vllm_speeds
 from runners.jobs.prove.recorder import Recorder
 from runners.jobs.prove.serving import decode_speeds
@@ -96,11 +96,11 @@ def run(recorder: Recorder, folder: Path) -> None:
     scale = scale_of(recorder)
     with recorder.part("generation"):
         _generation(recorder, scale)
-    _release(recorder.device)
+    release_free_memory()
     if recorder.has_time("training step", 20):
         with recorder.part("training step"):
             _training(recorder, scale, folder)
-    _release(recorder.device)
+    release_free_memory()
     layers = fitting_layers(scale.shape, recorder.device, 2.5)
     for engine_speeds in (vllm_speeds, sglang_speeds):
         engine_speeds(recorder, {**scale.shape, "num_hidden_layers": layers}, (1, 64), folder)
@@ -110,9 +110,22 @@ def run(recorder: Recorder, folder: Path) -> None:
                 _compression(recorder, scale, method)
 
 
-def _release(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+@contextmanager
+def _peak_memory(recorder: Recorder, name: str, question: PlannerQuery) -> Iterator[None]:
+    """Record a GPU's peak memory over a block, beside the planner's for the same question."""
+    if recorder.device.type != "cuda":
+        yield
+        return
+    release_free_memory()
+    torch.cuda.reset_peak_memory_stats(recorder.device)
+    yield
+    recorder.figure(
+        f"{name}, peak memory",
+        "bytes",
+        [float(used_device_bytes(recorder.device))],
+        "of the device: contexts, workspaces and the allocator's blocks included",
+        question.model_copy(update={"metric": "per_device_peak_bytes"}),
+    )
 
 
 def _made(config: Mapping[str, Any], device: torch.device) -> PreTrainedModel:
@@ -142,7 +155,7 @@ def _generation(recorder: Recorder, scale: Scale) -> None:
     with recorder.part("weights in bf16"):
         _plain(recorder, config, scale)
     for kind in ("int4", "int8"):
-        _release(device)
+        release_free_memory()
         with recorder.part(f"weights in {kind}"):
             model = _quantised(_made(config, device), kind)
             _decodes(recorder, model, config, scale, kind)
@@ -229,8 +242,16 @@ def _decode(
             step = CompiledStep(model, batch, PROMPT_TOKENS + scale.output_tokens)
             ways.append(("compiled", partial(step.run_batch, prompts, limits)))
         for way, generate in ways:
+            planned: PlannerQuery | None = None
+            if (way, kind) != NOT_PLANNED:
+                planned = question.model_copy(update={"engine": ENGINES[way]})
             with recorder.part(f"{name}, {way}"):
-                generate()  # warm-up, and compilation
+                with (
+                    _peak_memory(recorder, f"{name}, {way}", planned)
+                    if planned is not None
+                    else nullcontext()
+                ):
+                    generate()  # warm-up, and compilation
                 with _energy(recorder, f"{name}, {way}") as count:
                     runs = [generate() for _ in range(3)]
                     count(sum(batch * each.num_steps for each in runs))
@@ -239,9 +260,7 @@ def _decode(
                     "tokens/s",
                     [batch * each.num_steps / each.decode_seconds for each in runs],
                     f"after prompts of {PROMPT_TOKENS} tokens, {scale.output_tokens} tokens each",
-                    None
-                    if (way, kind) == NOT_PLANNED
-                    else question.model_copy(update={"engine": ENGINES[way]}),
+                    planned,
                 )
         if step is not None and step.plain_reason:
             recorder.check(
@@ -353,8 +372,6 @@ def _training(recorder: Recorder, scale: Scale, folder: Path) -> None:
     # fp32 weights, gradients and two moments; activations of one layer at a time.
     layers = min(scale.training_layers, fitting_layers(scale.shape, device, 18.0))
     config = {**scale.shape, "num_hidden_layers": layers, "tie_word_embeddings": True}
-    with device:
-        model = fresh_model(dict(config), torch.float32)
     fields = {
         "sequence_length": scale.training_tokens,
         "micro_batch_size": 2,
@@ -363,14 +380,6 @@ def _training(recorder: Recorder, scale: Scale, folder: Path) -> None:
         "time_budget_seconds": None,
         "activation_recomputation": "full",
     }
-    place = folder / "training"
-    place.mkdir(exist_ok=True)
-    trainer = random_token_trainer(fields, config, place, model=model, device=device)
-    trainer.model.train()
-    trainer.layout.begin()
-    trainer.make_step()  # states are made, kernels chosen
-    times = run_seconds(trainer.make_step, device, 3.0, most=10)
-    tokens = 2 * scale.training_tokens
     question = PlannerQuery(
         model=config,
         workload={
@@ -382,6 +391,17 @@ def _training(recorder: Recorder, scale: Scale, folder: Path) -> None:
         strategy={"micro_batch_size": 2, "activation_recomputation": "full"},
         metric="step_seconds",
     )
+    place = folder / "training"
+    place.mkdir(exist_ok=True)
+    tokens = 2 * scale.training_tokens
+    with _peak_memory(recorder, "training step", question):
+        with device:
+            model = fresh_model(dict(config), torch.float32)
+        trainer = random_token_trainer(fields, config, place, model=model, device=device)
+        trainer.model.train()
+        trainer.layout.begin()
+        trainer.make_step()  # states are made, kernels chosen
+        times = run_seconds(trainer.make_step, device, 3.0, most=10)
     recorder.figure("training step", "s", times, f"{layers} layers, {tokens} tokens", question)
     work = training_flops(config, scale.training_tokens, tokens)
     recorder.figure(
