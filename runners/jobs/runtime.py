@@ -276,22 +276,28 @@ SHARED_PREFIX = "torchinductor_"
 
 
 def check_compiler(scratch: Path, field: str) -> None:
-    """Set the kernel cache to a folder of the job, unless the operator has named one.
-
-    A job that is killed while it compiles leaves a kernel that is cut short, which would fail
-    every later job that shares the cache.
-
-    ``field`` is the spec field that requests compiled kernels.
+    """Prepare compilation as ``prepare_compiler`` does, which ``field`` of the spec requests.
 
     Raises:
         BadInputError: this host has no compiler.
     """
-    if shutil.which(compiler_name()) is None:
+    if not prepare_compiler(scratch):
         msg = f"{field} needs {compiler_name()}, which this host lacks; install it or leave it out"
         raise BadInputError(msg)
+
+
+def prepare_compiler(scratch: Path) -> bool:
+    """Set the kernel cache to a folder of the job, unless the operator has named one.
+
+    A job that is killed while it compiles leaves a kernel that is cut short, which would fail
+    every later job that shares the cache. Returns False if this host has no compiler.
+    """
+    if shutil.which(compiler_name()) is None:
+        return False
     shared = str(Path(tempfile.gettempdir()) / SHARED_PREFIX)
     if os.environ.get(KERNEL_CACHE, shared).startswith(shared):
         os.environ[KERNEL_CACHE] = str(scratch)
+    return True
 
 
 # ---------------------------------------------------------------------------

@@ -3,8 +3,10 @@
 On a GPU padded steps are CUDA graphs; a CPU computes the same without one.
 """
 
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -16,6 +18,7 @@ from runners.jobs.prove.recorder import Recorder
 from runners.jobs.serve.contract import Choice, Limits, Sampling
 from runners.jobs.serve.padded_decode import PaddedDecode, Sampler, choose
 from runners.jobs.serve.paging import PAGED, PagedCache, TokenRow, forward, pages_for
+from runners.supervision.child import compiler_name
 
 REPETITIONS = 3
 GREEDY = Sampling(1, temperature=0.0)
@@ -61,15 +64,21 @@ class Decoder:
         """Return the next token of each row, from kernels that are launched one by one."""
         return choose(forward(self.model, self._cache, rows), self._samplers)
 
-    def padded(self) -> Step:
-        """Return the padded step.
+    @contextmanager
+    def padded(self) -> Iterator[Step]:
+        """Yield the padded step, as an endpoint on this host has it.
 
         Raises:
             CaptureError: the step cannot be captured.
         """
-        decode = PaddedDecode(self.model, self._cache, self._limits)
-        decode.prepare()
-        return lambda rows: decode.step(rows, self._samplers) or []
+        has_compiler = shutil.which(compiler_name()) is not None
+        fuses = has_compiler and self.model.device.type == "cuda"
+        decode = PaddedDecode(self.model, self._cache, self._limits, fuses=fuses)
+        try:
+            decode.prepare()
+            yield lambda rows: decode.step(rows, self._samplers) or []
+        finally:
+            decode.release()
 
 
 def check_tokens(recorder: Recorder, model: PreTrainedModel) -> None:
@@ -78,7 +87,8 @@ def check_tokens(recorder: Recorder, model: PreTrainedModel) -> None:
     with use_attn_implementation(model, PAGED):
         decoder = Decoder(model, prompts, count)
         eager = decoder.sequences.decoded(decoder.eager, count)
-        padded = decoder.sequences.decoded(decoder.padded(), count)
+        with decoder.padded() as step:
+            padded = decoder.sequences.decoded(step, count)
     recorder.check(
         "serving decode step",
         is_met=padded == eager,
@@ -107,8 +117,8 @@ def decode_speeds(
             for way in ("eager", "CUDA graphs"):
                 if way == "CUDA graphs" and recorder.device.type != "cuda":
                     continue
-                with recorder.part(f"{name}, {way}"):
-                    step = decoder.eager if way == "eager" else decoder.padded()
+                steps = nullcontext(decoder.eager) if way == "eager" else decoder.padded()
+                with recorder.part(f"{name}, {way}"), steps as step:
                     seconds = _seconds(recorder, decoder.sequences, step, output_tokens)
                     recorder.figure(
                         f"{name}, {way}",

@@ -16,7 +16,7 @@ from runners.jobs.loading import (
     require_tokenizer,
 )
 from runners.jobs.memory import PeakMeter, model_bytes, terms_held
-from runners.jobs.runtime import Job, job_telemetry
+from runners.jobs.runtime import Job, job_telemetry, prepare_compiler
 from runners.jobs.serve.asgi import checked_token_ids
 from runners.jobs.serve.contract import (
     USUAL_TOKENS,
@@ -119,7 +119,8 @@ def load_serving_model(
     decode = None
     # Without a graph padding only costs time.
     if loaded.model.device.type == "cuda" and not spec.enforce_eager:
-        decode = prepared_decode(loaded.model, cache, limits, job.emitter.log)
+        fuses = prepare_compiler(job.scratch_dir() / "kernels")
+        decode = prepared_decode(loaded.model, cache, limits, job.emitter.log, fuses=fuses)
     if decode is not None:
         sizes["buffers"] = decode.bytes
     job.emitter.metric(terms_held(sizes))

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from runners.jobs.memory import release_free_memory, tensor_bytes
 from runners.jobs.serve.contract import Choice, Limits, Sampling
+from runners.jobs.serve.fused import fuse_kernels
 from runners.jobs.serve.paging import (
     PAGE_TOKENS,
     PagedCache,
@@ -413,12 +414,18 @@ class PaddedDecode:
         cache: PagedCache,
         limits: Limits,
         log: Callable[[str], None] = lambda _line: None,
+        *,
+        fuses: bool = False,
     ) -> None:
-        """Reserve the buffers for the limits; ``log`` receives why steps run eagerly after all."""
+        """Reserve the buffers for the limits; ``log`` receives why steps run eagerly after all.
+
+        With ``fuses`` norms and rotary embeddings are compiled, unless that fails.
+        """
         device = next(model.parameters()).device
         max_rows = limits.max_concurrency
         most_pages = min(pages_for(limits.max_length), cache.num_pages)
         self.model, self.cache, self.log = model, cache, log
+        self._fuses, self._undo_fusion = fuses, _nothing
         self.graphs = GraphPool(device)
         self.row_sizes = doubling(1, max_rows)
         self.page_sizes = doubling(min(LEAST_PAGES, most_pages), most_pages)
@@ -442,6 +449,24 @@ class PaddedDecode:
         Raises:
             CaptureError: a step cannot be captured.
         """
+        if self._fuses:
+            self._undo_fusion = fuse_kernels(self.model)
+        try:
+            self._capture_shortest()
+        except CaptureError as error:
+            if not self._fuses:
+                raise
+            self.log(f"norms and rotary embeddings are not compiled: {error}")
+            self.release()
+            self.graphs = GraphPool(self._ids.device)
+            self._capture_shortest()
+
+    def release(self) -> None:
+        """Leave the model as it was before norms and rotary embeddings were compiled."""
+        self._undo_fusion()
+        self._undo_fusion = _nothing
+
+    def _capture_shortest(self) -> None:
         for rows in reversed(self.row_sizes):  # smaller ones then fit into the pool's memory
             shape = StepShape(rows, self.page_sizes[0])
             self._inputs.fill((), shape)
@@ -510,12 +535,21 @@ class PaddedDecode:
         self._ids[:rows].copy_(tokens)
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 def prepared_decode(
-    model: PreTrainedModel, cache: PagedCache, limits: Limits, log: Callable[[str], None]
+    model: PreTrainedModel,
+    cache: PagedCache,
+    limits: Limits,
+    log: Callable[[str], None],
+    *,
+    fuses: bool = False,
 ) -> PaddedDecode | None:
     """Return decode steps with their first graphs captured; None: log why there are none."""
     try:
-        decode = PaddedDecode(model, cache, limits, log)
+        decode = PaddedDecode(model, cache, limits, log, fuses=fuses)
         decode.prepare()
     except (CaptureError, torch.OutOfMemoryError) as error:
         log(eager_line(error))

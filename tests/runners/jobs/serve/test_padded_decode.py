@@ -1,16 +1,18 @@
 """Tokens of an endpoint: padded steps, captured functions, draws, adapters in one batch."""
 
 import contextlib
+import sys
 
 import pytest
 import torch
 from scipy.stats import chisquare
 
 from runners.jobs.adapters import MixedAdapters
-from runners.jobs.loading import demo_config, fresh_model, ready
+from runners.jobs.loading import demo_config, fresh_model, ready, use_attn_implementation
 from runners.jobs.serve import bench, padded_decode
 from runners.jobs.serve.contract import Limits, Sampling
 from runners.jobs.serve.engine import AnswerSequence, EndpointMetrics, Engine
+from runners.jobs.serve.fused import fuse_kernels
 from runners.jobs.serve.padded_decode import (
     CaptureError,
     GraphPool,
@@ -211,6 +213,52 @@ def test_buffers_that_do_not_fit_leave_an_endpoint_eager(model, monkeypatch):
     assert prepared_decode(model, PagedCache(8), LIMITS, lines.append) is None
     assert len(lines) == 1
     assert lines[0].endswith("Tried to allocate 9.00 GiB")
+
+
+def test_compiled_norms_and_rotary_embeddings_leave_the_logits_and_can_be_undone(model):
+    ids = torch.arange(12)[None]
+    source = sys.modules[type(model).__module__]
+    before = source.apply_rotary_pos_emb
+    with torch.inference_mode():
+        plain = ordinary(model, ids)
+        undo = fuse_kernels(model)
+        try:
+            fused = ordinary(model, ids)
+            norms = [each for each in model.modules() if each._compiled_call_impl is not None]
+            assert {type(each).__name__ for each in norms} == {"LlamaRMSNorm"}
+            assert source.apply_rotary_pos_emb is not before
+        finally:
+            undo()
+        assert source.apply_rotary_pos_emb is before
+        assert not any(each._compiled_call_impl for each in model.modules())
+        assert ordinary(model, ids).equal(plain)
+    torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_an_endpoint_whose_kernels_do_not_compile_has_its_graphs_without(model, monkeypatch):
+    captured, undone, lines = [], [], []
+    monkeypatch.setattr(padded_decode, "fuse_kernels", lambda _model: lambda: undone.append(1))
+
+    def capture(_self, key, _function):
+        if not undone:
+            raise CaptureError("no Triton")
+        captured.append(key)
+
+    monkeypatch.setattr(GraphPool, "capture", capture)
+    assert prepared_decode(model, PagedCache(8), LIMITS, lines.append, fuses=True) is not None
+    assert len(captured) == 12
+    assert lines[0] == "norms and rotary embeddings are not compiled: no Triton"
+    undone.append(1)
+    monkeypatch.setattr(
+        GraphPool, "capture", lambda *_args: (_ for _ in ()).throw(CaptureError("x"))
+    )
+    assert prepared_decode(model, PagedCache(8), LIMITS, lines.append) is None
+
+
+def ordinary(model, ids):
+    """Return the logits of a model with transformers' own attention."""
+    with use_attn_implementation(model, "sdpa"):
+        return model(input_ids=ids, use_cache=False).logits
 
 
 def test_a_step_has_the_smallest_shape_that_holds_it_of_doubling_sizes(model):
