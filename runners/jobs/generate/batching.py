@@ -470,7 +470,9 @@ class CompiledStep:
             mask = self._mask(is_text, next(places), 1)
             return self._step(last, mask, padded.positions)
 
-        answers, steps = decode_greedily(tokens, len(prompts), limits, step)
+        answers, steps = decode_greedily(
+            tokens, len(prompts), limits, step, queues_ahead=tokens.is_cuda
+        )
         ended = now(device)
         size = cache_size(self.cache)
         return BatchRun(answers, prefilled - began, ended - prefilled, steps, size)

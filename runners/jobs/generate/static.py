@@ -187,7 +187,11 @@ def run_batch(
         tokens = padded.step(model, padded.ids, cache)
     prefilled = now(device)
     answers, steps = decode_greedily(
-        tokens, len(prompts), limits, lambda last: padded.step(model, last, cache)
+        tokens,
+        len(prompts),
+        limits,
+        lambda last: padded.step(model, last, cache),
+        queues_ahead=tokens.is_cuda and setup.chain is None,
     )
     ended = now(device)
     cache_bytes = cache.close() if isinstance(cache, Session) else cache_size(cache)
@@ -199,24 +203,52 @@ def decode_greedily(
     num_rows: int,
     limits: AnswerLimits,
     step: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    queues_ahead: bool = False,
 ) -> tuple[list[Answer], int]:
     """Return the answers that begin with ``tokens`` [rows], and the number of decode steps.
 
-    ``step`` takes the last tokens [rows, 1] and returns the next ones [rows].
+    ``step`` takes the last tokens [rows, 1] and returns the next ones [rows]. With
+    ``queues_ahead`` the next step is queued on the GPU before the tokens of the last one are read,
+    so that the GPU does not wait for Python: 1 to 2 ms of each step of an 8B model on an H100. If
+    all answers end by an end token, one step more than needed is computed.
 
     Raises:
         StopRequestedError: the job is to stop.
     """
     answers = [Answer() for _ in range(num_rows)]
-    open_rows = append_tokens(answers, list(range(num_rows)), tokens, limits)
+    open_rows = list(range(num_rows))
     steps = 0
-    while open_rows:
+    while True:
+        read = _begin_reading(tokens)
+        is_last = steps + 1 >= limits.output_tokens
+        if queues_ahead and not is_last:
+            tokens = step(tokens[:, None])
+        open_rows = append_tokens(answers, open_rows, read(), limits)
+        if not open_rows:
+            return answers, steps
         if limits.should_stop():
             raise StopRequestedError
-        tokens = step(tokens[:, None])
-        open_rows = append_tokens(answers, open_rows, tokens, limits)
+        if not queues_ahead:
+            tokens = step(tokens[:, None])
         steps += 1
-    return answers, steps
+
+
+def _begin_reading(tokens: torch.Tensor) -> Callable[[], list[int]]:
+    """Begin to copy tokens to the host; return a function that waits for the copy alone."""
+    if not tokens.is_cuda:
+        return tokens.tolist
+    host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+    host.copy_(tokens, non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record()
+
+    def read() -> list[int]:
+        copied.synchronize()
+        ids: list[int] = host.tolist()
+        return ids
+
+    return read
 
 
 @dataclass
@@ -273,8 +305,7 @@ def now(device: torch.device) -> float:
 
 
 def append_tokens(
-    answers: Sequence[Answer], rows: Sequence[int], tokens: torch.Tensor, limits: AnswerLimits
+    answers: Sequence[Answer], rows: Sequence[int], token_ids: Sequence[int], limits: AnswerLimits
 ) -> list[int]:
     """Append each open row's token and return the rows that are still open."""
-    token_ids = tokens.tolist()
     return [row for row in rows if not answers[row].take(token_ids[row], limits)]

@@ -676,7 +676,7 @@ class ZigZag:
         logits = self._skeleton.logits(last, micro.ids[:, -1:], 1)
         tokens = logits[:, -1].argmax(dim=-1)
         micro.ids, micro.extras = tokens[:, None], []
-        micro.open_rows = append_tokens(micro.answers, micro.open_rows, tokens, limits)
+        micro.open_rows = append_tokens(micro.answers, micro.open_rows, tokens.tolist(), limits)
 
 
 def _prefetch_cache(turn: tuple[int, MicroBatch] | None) -> None:

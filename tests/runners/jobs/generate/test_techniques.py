@@ -23,7 +23,12 @@ from runners.jobs.generate.placement import (
     StreamedLayers,
     held_bytes,
 )
-from runners.jobs.generate.static import AnswerLimits, StopRequestedError, run_batch
+from runners.jobs.generate.static import (
+    AnswerLimits,
+    StopRequestedError,
+    decode_greedily,
+    run_batch,
+)
 from runners.jobs.loading import Expert, LayerwiseModel, fresh_model, load_folder, ready
 from runners.jobs.runtime import BadInputError, check_compiler
 from runners.jobs.weights import StoredTensors
@@ -116,6 +121,29 @@ def test_a_batch_finds_the_cache_empty_in_its_whole_room_and_stops_between_token
     assert few == many > 0
     with pytest.raises(StopRequestedError):
         step.run_batch(THREE_PROMPTS, AnswerLimits(8, should_stop=lambda: True))
+
+
+def test_steps_that_are_queued_ahead_write_the_same_and_end_no_later_than_one_step_on():
+    """Tokens count up from the row's number; the next step is asked for before they are read."""
+    for end_ids, lengths, wasted in (
+        (frozenset(), [5, 5, 5], 0),
+        (frozenset({3, 4}), [3, 2, 1], 1),
+    ):
+        steps = []
+
+        def step(last, steps=steps):
+            steps.append(last)
+            return last[:, 0] + 1
+
+        limits = AnswerLimits(5, end_ids)
+        first = torch.tensor([0, 1, 2])
+        plain = decode_greedily(first, 3, limits, step)
+        num_plain = len(steps)
+        ahead = decode_greedily(first, 3, limits, step, queues_ahead=True)
+        assert ahead == plain
+        assert [len(each.ids) for each in plain[0]] == lengths
+        assert num_plain == plain[1]
+        assert len(steps) - num_plain == num_plain + wasted
 
 
 def test_a_job_compiles_in_its_own_folder_unless_the_operator_names_one(tmp_path, monkeypatch):
