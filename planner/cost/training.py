@@ -380,6 +380,39 @@ def loss_bytes(
 
 
 @equation(
+    "A_v = n · B + min(n, n_c) · 4 · c + max(0, n - n_c) · B, with n = T · V/t",
+    unit="B",
+    symbols={
+        "num_tokens": "T",
+        "vocab_size": "V",
+        "tensor_parallel_size": "t",
+        "bytes_per_element": "B",
+        "chunk_logits": "n_c",
+        "fp32_copies": "c",
+    },
+    source="the output, the fp32 copies and gradients of one chunk, and the whole gradient",
+)
+def chunked_loss_bytes(
+    *,
+    num_tokens: Quantity,
+    vocab_size: Quantity,
+    tensor_parallel_size: Quantity,
+    bytes_per_element: Quantity,
+    chunk_logits: Quantity,
+    fp32_copies: Quantity = LOSS_FP32_COPIES,
+) -> Quantity:
+    """Return the bytes of the logits in a loss that takes ``chunk_logits`` of them at once.
+
+    Of a bf16 LoRA step of 8,192 tokens with 128,256 classes, 1.2 B weights and full recomputation,
+    9.3 GB with the states; 9.6 GB measured (validation/measured, one H100).
+    """
+    logits = num_tokens * vocab_size / tensor_parallel_size
+    chunk = minimum(logits, chunk_logits) * fp32_copies * FP32_BYTES
+    gradient = maximum(0.0, logits - chunk_logits) * bytes_per_element
+    return logits * bytes_per_element + chunk + gradient
+
+
+@equation(
     "A = max(T · e · B, 4 · T · h · B + b · V/t · l)",
     unit="B",
     symbols={

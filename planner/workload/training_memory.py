@@ -17,6 +17,7 @@ from planner.cost.training import (
     SavedTensors,
     attention_elements_per_token,
     checkpoint_copy_bytes,
+    chunked_loss_bytes,
     eager_attention_elements_per_token,
     feed_forward_elements_per_token,
     feed_forward_elements_without_input,
@@ -347,16 +348,21 @@ class StageActivations:
         engine = self.setting.engine
         quantised = self.setting.weight_dtype not in WIDE
         loss_ratio = engine.loss_ratio * (engine.quantised_loss_ratio if quantised else 1.0)
-        line = self.setting.line(GROUP, "Logits in the loss", key="activations")
-        return self.ledger.term(
-            loss_bytes,
-            replace(line, factor=loss_ratio),
-            num_tokens=self.tokens,
-            vocab_size=self.setting.model.output_width,
-            tensor_parallel_size=1 if engine.gathered_logits else self.setting.layout.tensor,
-            bytes_per_element=self.operand_element_bytes,
-            fp32_copies=UNFUSED_LOSS_FP32_COPIES if engine.gathered_logits else LOSS_FP32_COPIES,
+        line = replace(
+            self.setting.line(GROUP, "Logits in the loss", key="activations"), factor=loss_ratio
         )
+        sizes = {
+            "num_tokens": self.tokens,
+            "vocab_size": self.setting.model.output_width,
+            "tensor_parallel_size": 1 if engine.gathered_logits else self.setting.layout.tensor,
+            "bytes_per_element": self.operand_element_bytes,
+        }
+        if engine.loss_chunk_logits:
+            return self.ledger.term(
+                chunked_loss_bytes, line, chunk_logits=engine.loss_chunk_logits, **sizes
+            )
+        copies = UNFUSED_LOSS_FP32_COPIES if engine.gathered_logits else LOSS_FP32_COPIES
+        return self.ledger.term(loss_bytes, line, fp32_copies=copies, **sizes)
 
 
 # Memory that a caching allocator reserves beyond its tensors and frees when memory is short.

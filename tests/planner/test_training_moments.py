@@ -13,6 +13,7 @@ from planner.cost.training import (
     UNFUSED_LOSS_FP32_COPIES,
     Operators,
     SavedTensors,
+    chunked_loss_bytes,
     feed_forward_elements_per_token,
     gradient_elements_per_token,
     hidden_tensors,
@@ -122,6 +123,13 @@ def test_gathered_logits_are_computed_in_single_operators():
     )
 
     assert (fused, unfused) == (8 * 10 * 10, 8 * 10 * 18)
+
+
+def test_a_loss_in_chunks_is_the_whole_one_up_to_a_chunk_and_grows_by_logits_and_gradient_after():
+    sizes = {"vocab_size": 10, "tensor_parallel_size": 1, "bytes_per_element": 2}
+    for tokens, expected in ((8, 8 * 10 * 10), (10, 10 * 10 * 10), (30, 1000 + 200 * (2 + 2))):
+        found = chunked_loss_bytes(num_tokens=tokens, chunk_logits=100, **sizes)
+        assert found == expected, tokens
 
 
 def test_the_fullest_of_columns_is_chosen_and_copies_stand_beside_no_activation():
