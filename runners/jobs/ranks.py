@@ -148,7 +148,8 @@ class Ranks:
         """
         if self.is_alone:
             return model
-        devices = [self.local_rank] if torch.cuda.is_available() else None
+        is_on_gpu = next(model.parameters()).device.type == "cuda"
+        devices = [self.local_rank] if is_on_gpu else None
         with naming_rank_failures(self):
             return DistributedDataParallel(
                 model,

@@ -37,7 +37,7 @@ class Reaper:
     def __init__(self) -> None:
         self.status: int | None = None
         self._is_stopped = False
-        self._pid = 0
+        self._process: subprocess.Popen[bytes] | None = None
         self._woken, wake = os.pipe()
         for end in (self._woken, wake):
             os.set_blocking(end, False)
@@ -57,12 +57,12 @@ class Reaper:
         """
         child.become_subreaper()
         reaper = os.getpid()
-        process = subprocess.Popen(
+        # Kept: at its deletion, Popen would take the status of a stage that has ended already.
+        self._process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             preexec_fn=lambda: die_with(reaper),  # noqa: PLW1509 - this process has one thread
         )
-        self._pid = process.pid
         # The command reads to the end of the stage's output, which this process must not hold.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
@@ -87,7 +87,7 @@ class Reaper:
         """Wait for the children that ended, and keep the stage's status."""
         while ended := child.wait_any():
             pid, status, _ = ended
-            if pid == self._pid:
+            if self._process is not None and pid == self._process.pid:
                 self.status = status
 
 

@@ -314,7 +314,13 @@ def _runs(
 def _output_of(module: str, stdin: str) -> list[str]:
     command = [sys.executable, "-W", "ignore", "-m", module]
     ended = subprocess.run(
-        command, cwd=site.ROOT, input=stdin, stdout=subprocess.PIPE, text=True, check=True
+        command,
+        cwd=site.ROOT,
+        env=site.without_gpus(),
+        input=stdin,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     return ended.stdout.splitlines()
 

@@ -60,7 +60,14 @@ def held(*names: str) -> Iterator[RankMemory]:
     It is counted in a process with torch.
     """
     command = [sys.executable, "-W", "ignore", "-m", "runners.jobs.bench.memory_bench", *names]
-    ended = subprocess.run(command, cwd=site.ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    ended = subprocess.run(
+        command,
+        cwd=site.ROOT,
+        env=site.without_gpus(),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     yield from map(RankMemory.model_validate_json, ended.stdout.splitlines())
 
 

@@ -22,6 +22,11 @@ ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 120.0
 
 
+def without_gpus() -> dict[str, str]:
+    """Return this environment without GPUs, for ranks that are forks: CUDA survives no fork."""
+    return os.environ | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+
+
 @dataclass(frozen=True)
 class Site:
     """A running site: URL, data folder, process, and time to its first page."""

@@ -24,7 +24,7 @@ from runners.host.bench import Collective, CollectiveTime, LayoutBenchRequest, R
 from runners.jobs.ranks import Ranks
 from runners.jobs.ratios import ratio_of
 from runners.jobs.runtime import prepare_process
-from runners.jobs.train.forked_ranks import load_what_training_loads, on_ranks
+from runners.jobs.train.local_ranks import load_what_training_loads, on_ranks
 from runners.jobs.train.trainer import random_token_trainer
 
 TINY, LARGE = 2**10, 2**24  # bytes: for a collective's latency, and for its bandwidth

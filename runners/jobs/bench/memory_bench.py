@@ -19,8 +19,8 @@ from runners.jobs.loading import fresh_model, load_folder
 from runners.jobs.memory import PeakMeter, activations_counted, model_bytes, optimizer_bytes
 from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import prepare_process
-from runners.jobs.train.forked_ranks import load_what_training_loads, on_ranks
 from runners.jobs.train.layout import StepLoss
+from runners.jobs.train.local_ranks import load_what_training_loads, on_ranks
 from runners.jobs.train.rows import Batch
 from runners.jobs.train.trainer import Trainer, random_token_trainer
 from runners.jobspec.base import LoraOptions

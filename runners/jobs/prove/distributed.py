@@ -2,12 +2,10 @@
 
 import contextlib
 import math
-import multiprocessing
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +19,7 @@ from runners.jobs.prove.correctness import SHAPE, TRAINING
 from runners.jobs.prove.recorder import Recorder
 from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import num_threads
-from runners.jobs.train.forked_ranks import load_what_training_loads, on_ranks
+from runners.jobs.train.local_ranks import RankProcesses, load_what_training_loads, on_ranks
 
 # Training layouts against one device: the same losses, and how many tokens per second.
 #
@@ -44,7 +42,7 @@ EXPERTS: Mapping[str, Any] = {
     "num_experts_per_tok": 2,
 }
 SECONDS = "seconds"  # the timed steps' keys in a rank's results
-READ = "Read the lines of the ranks above."
+READ = "Run the stage alone, with --stages distributed."
 Start = Callable[[int, Callable[[Ranks], Mapping[str, float]], str], list[dict[str, float]]]
 
 
@@ -342,32 +340,25 @@ def run(recorder: Recorder, folder: Path) -> None:
     if is_gpu and count == 1:
         recorder.missing("NCCL", "this host has one GPU", "Run it on a host with several.")
     backend = "cpu:gloo,cuda:nccl" if count > 1 else "gloo"
-    with rank_starter(is_fresh=is_gpu) as start:
+    with rank_starter(has_gpu=torch.cuda.is_available()) as start:
         with recorder.part("collectives", advice=READ):
             _collectives(recorder, start, backend)
         LayoutRuns(recorder, folder, start, backend, count if is_gpu else num_threads()).record()
 
 
 @contextlib.contextmanager
-def rank_starter(*, is_fresh: bool) -> Iterator[Start]:
-    """Yield a function that runs work on ranks, which are forks of a process with the libraries.
+def rank_starter(*, has_gpu: bool) -> Iterator[Start]:
+    """Yield a function that runs work on ranks of this machine.
 
-    A process that has used CUDA, as a stage does to name its device, has forks that cannot:
-    ``is_fresh`` loads the libraries in another process, of which the ranks are forks.
+    Without a GPU they are forks of this process, which has loaded the libraries. A process that
+    has used CUDA has forks that cannot, so with a GPU they are processes of their own.
     """
-    if not is_fresh:
+    if not has_gpu:
         load_what_training_loads(SHAPE)
         yield on_ranks
         return
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
-        fresh.submit(load_what_training_loads, SHAPE).result()
-
-        def start(
-            size: int, work: Callable[[Ranks], Mapping[str, float]], backend: str
-        ) -> list[dict[str, float]]:
-            return fresh.submit(on_ranks, size, work, backend).result()
-
-        yield start
+    with RankProcesses() as processes:
+        yield processes.run
 
 
 def _collectives(recorder: Recorder, start: Start, backend: str) -> None:

@@ -7,7 +7,7 @@ asked about it. Where memory does not hold 32 layers there are fewer, in the que
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -19,15 +19,20 @@ from transformers import PreTrainedModel
 from runners.jobs.bench.device_rates import run_seconds, wait_for
 from runners.jobs.evaluation import Workload, measure_speed
 from runners.jobs.generate.batching import CompiledStep
-from runners.jobs.generate.static import AnswerLimits, run_batch
+from runners.jobs.generate.static import AnswerLimits, BatchRun, run_batch
 from runners.jobs.loading import fresh_model, ready
-from runners.jobs.memory import model_bytes, release_free_memory, used_device_bytes
+from runners.jobs.memory import (
+    model_bytes,
+    release_free_memory,
+    tensor_bytes,
+    used_device_bytes,
+)
 from runners.jobs.prove.jobs import sglang_speeds, vllm_speeds
 from runners.jobs.prove.recorder import Recorder
 from runners.jobs.prove.serving import decode_speeds
 from runners.jobs.prove.weight_only import Int4Linear
 from runners.jobs.runtime import BadInputError
-from runners.prove.report import PlannerQuery
+from runners.prove.report import READ_WEIGHTS, PlannerQuery
 
 # Llama-3.1-8B: huggingface.co/meta-llama/Llama-3.1-8B, config.json.
 LLAMA_8B: Mapping[str, Any] = {
@@ -67,6 +72,9 @@ NOT_PLANNED = ("eager", "int4")  # the runner's own int4 is nf4
 HELD_RATIO = 0.8  # of the device's free memory
 ENERGY_RATIOS = (0.8, 1.25)  # of NVML's counter over power times time
 POWER_SECONDS = 0.05
+REPETITIONS = 3
+# NVML's power is an average over the last second: over 0.7 s its integral was a fifth too low.
+METERED_SECONDS = 4.0
 
 
 class Scale(NamedTuple):
@@ -94,12 +102,15 @@ def run(recorder: Recorder, folder: Path) -> None:
     """Measure decode, prefill, a training step and a layer's compression."""
     torch.manual_seed(0)
     scale = scale_of(recorder)
-    with recorder.part("generation"):
-        _generation(recorder, scale)
+    first, *others = scale.batches  # of the goals; the larger ones if there is time
+    with recorder.part("weights in bf16"):
+        _plain(recorder, scale, [first])
     release_free_memory()
     if recorder.has_time("training step", 20):
         with recorder.part("training step"):
             _training(recorder, scale, folder)
+    release_free_memory()
+    _weight_only(recorder, scale, [first])
     release_free_memory()
     layers = fitting_layers(scale.shape, recorder.device, 2.5)
     for engine_speeds in (vllm_speeds, sglang_speeds):
@@ -108,6 +119,10 @@ def run(recorder: Recorder, folder: Path) -> None:
         if recorder.has_time(f"{method} of a matrix", 10):
             with recorder.part(f"{method} of a matrix"):
                 _compression(recorder, scale, method)
+    if others:
+        with recorder.part("weights in bf16"):
+            _plain(recorder, scale, others)
+        _weight_only(recorder, scale, others)
 
 
 @contextmanager
@@ -148,41 +163,40 @@ def fitting_layers(config: Mapping[str, Any], device: torch.device, bytes_each: 
     return max(1, min(int(config["num_hidden_layers"]), int(room / layer)))
 
 
-def _generation(recorder: Recorder, scale: Scale) -> None:
-    device = recorder.device
-    layers = fitting_layers(scale.shape, device, 2.5)  # bf16, with caches and workspaces
-    config = {**scale.shape, "num_hidden_layers": layers}
-    with recorder.part("weights in bf16"):
-        _plain(recorder, config, scale)
+def _generation_config(recorder: Recorder, scale: Scale) -> dict[str, Any]:
+    layers = fitting_layers(scale.shape, recorder.device, 2.5)  # bf16, caches and workspaces
+    return {**scale.shape, "num_hidden_layers": layers}
+
+
+def _weight_only(recorder: Recorder, scale: Scale, batches: Sequence[int]) -> None:
+    """Measure decode with the linear layers' weights in 4 and 8 bits."""
+    config = _generation_config(recorder, scale)
     for kind in ("int4", "int8"):
         release_free_memory()
         with recorder.part(f"weights in {kind}"):
-            model = _quantised(_made(config, device), kind)
-            _decodes(recorder, model, config, scale, kind)
+            model = _quantised(_made(config, recorder.device), kind)
+            for batch in batches:
+                _decode(recorder, model, config, scale, kind, batch)
             del model
 
 
-def _plain(recorder: Recorder, config: Mapping[str, Any], scale: Scale) -> None:
+def _plain(recorder: Recorder, scale: Scale, batches: Sequence[int]) -> None:
+    """Measure decode in bf16, with the first batch size prefill too."""
+    config = _generation_config(recorder, scale)
     model = _made(config, recorder.device)
-    size, layers = float(model_bytes(model)), config["num_hidden_layers"]
-    recorder.figure("model", "bytes", [size], f"{layers} layers in bf16")
-    for tokens in scale.prefills:
-        if recorder.has_time(f"prefill of {tokens}", 10):
-            with recorder.part(f"prefill of {tokens}"):
-                _prefill(recorder, model, config, tokens)
-    _decodes(recorder, model, config, scale, "bf16")
-    decode_speeds(recorder, model, scale.batches, PROMPT_TOKENS, scale.output_tokens)
-
-
-def _decodes(
-    recorder: Recorder,
-    model: PreTrainedModel,
-    config: Mapping[str, Any],
-    scale: Scale,
-    kind: str,
-) -> None:
-    for batch in scale.batches:
-        _decode(recorder, model, config, scale, kind, batch)
+    if batches[0] == scale.batches[0]:
+        size, layers = float(model_bytes(model)), config["num_hidden_layers"]
+        recorder.figure("model", "bytes", [size], f"{layers} layers in bf16")
+        table = sum(map(tensor_bytes, model.get_input_embeddings().parameters()))
+        read = size if config["tie_word_embeddings"] else size - table
+        recorder.figure(READ_WEIGHTS, "bytes", [read], "all but the table of input embeddings")
+        for tokens in scale.prefills:
+            if recorder.has_time(f"prefill of {tokens}", 10):
+                with recorder.part(f"prefill of {tokens}"):
+                    _prefill(recorder, model, config, tokens)
+    for batch in batches:
+        _decode(recorder, model, config, scale, "bf16", batch)
+    decode_speeds(recorder, model, batches, PROMPT_TOKENS, scale.output_tokens)
 
 
 def _prefill(
@@ -234,7 +248,7 @@ def _decode(
             strategy={"weight_dtype": kind},
             metric="decode_tokens_per_second",
         )
-        ways: list[tuple[str, Callable[[], Any]]] = [
+        ways: list[tuple[str, Callable[[], BatchRun]]] = [
             ("eager", lambda: run_batch(model, prompts, limits))
         ]
         step: CompiledStep | None = None
@@ -253,7 +267,7 @@ def _decode(
                 ):
                     generate()  # warm-up, and compilation
                 with _energy(recorder, f"{name}, {way}") as count:
-                    runs = [generate() for _ in range(3)]
+                    runs = _repeated(generate, recorder)
                     count(sum(batch * each.num_steps for each in runs))
                 recorder.figure(
                     f"{name}, {way}",
@@ -270,6 +284,15 @@ def _decode(
                 found=step.plain_reason,
                 advice="Its figures are of the eager step; update torch and Triton.",
             )
+
+
+def _repeated(generate: Callable[[], BatchRun], recorder: Recorder) -> list[BatchRun]:
+    """Return three runs or more: so many that power is read over seconds."""
+    began, runs = time.monotonic(), [generate()]
+    seconds = METERED_SECONDS if recorder.device.type == "cuda" else 0.0
+    while len(runs) < REPETITIONS or time.monotonic() < began + seconds:
+        runs.append(generate())
+    return runs
 
 
 def _quantised(model: PreTrainedModel, kind: str) -> PreTrainedModel:
@@ -378,6 +401,7 @@ def _training(recorder: Recorder, scale: Scale, folder: Path) -> None:
         "gradient_accumulation_steps": 1,
         "max_steps": 1000,
         "time_budget_seconds": None,
+        "compute_dtype": "bf16",
         "activation_recomputation": "full",
     }
     question = PlannerQuery(
@@ -388,7 +412,11 @@ def _training(recorder: Recorder, scale: Scale, folder: Path) -> None:
             "global_batch_size": 2,
             "method": "full",
         },
-        strategy={"micro_batch_size": 2, "activation_recomputation": "full"},
+        strategy={
+            "micro_batch_size": 2,
+            "compute_dtype": "bf16",
+            "activation_recomputation": "full",
+        },
         metric="step_seconds",
     )
     place = folder / "training"

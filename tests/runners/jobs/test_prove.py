@@ -339,7 +339,7 @@ def results_of_ranks(size, work, _backend):
     if not isinstance(first, distributed.Work):  # the collectives
         return [{"sum": distributed.SUM, **{str(each): 1e9 for each in first}}]
     if "tensor_parallel_size" in (first.layout or ()):
-        raise RuntimeError("2 ranks ended with [0, -9]; their errors are above")
+        raise RuntimeError("rank 1 of 2: ended with code -9")
     seconds = [1.0, 2.0, 9.0] if size == 1 else [0.8, 1.6, 1.6]
     return [
         {f"{name} {step}": 1.0 for step in range(3) for name in ("loss", "grad_norm")}
@@ -445,20 +445,30 @@ def test_a_stage_names_divided_experts_that_differ_and_keeps_its_kernels_to_itse
     assert efficiency.value > 0
 
 
-def parent_of(ranks):
-    """Return the parent of a rank's process, and its number among the ranks."""
-    return {"parent": os.getppid(), "rank": ranks.rank}
+def process_of(ranks):
+    """Return a rank's number and process, and whether that is a fork that cannot use CUDA."""
+    is_fork = torch.cuda._is_in_bad_fork()
+    return {"rank": ranks.rank, "pid": os.getpid(), "is_fork": is_fork}
+
+
+def fail_on_the_second(ranks):
+    """Fail on one rank, while the other waits for it."""
+    if ranks.rank == 1:
+        raise ValueError("no such layout")
+    return process_of(ranks)
 
 
 @pytest.mark.slow
-def test_ranks_are_no_forks_of_a_process_that_has_used_cuda(monkeypatch):
-    monkeypatch.setattr(distributed, "SHAPE", {**distributed.SHAPE, "num_hidden_layers": 1})
-    with distributed.rank_starter(is_fresh=True) as start:
-        found = start(2, parent_of, "gloo")
-        with pytest.raises(RuntimeError, match="2 ranks ended with"):
-            start(2, failed, "gloo")  # a rank has no records
-    assert [each["rank"] for each in found] == [0, 1]
-    assert os.getpid() not in {each["parent"] for each in found}
+def test_ranks_beside_a_gpu_are_new_processes_and_the_error_of_one_is_named():
+    with distributed.rank_starter(has_gpu=True) as start:
+        first, again = (start(2, process_of, "gloo") for _ in range(2))
+        with pytest.raises(RuntimeError, match="rank 1 of 2: ValueError: no such layout"):
+            start(2, fail_on_the_second, "gloo")
+        after = start(1, process_of, "gloo")
+    assert [each["rank"] for each in first] == [0, 1]
+    assert first == again
+    assert len({os.getpid(), *(each["pid"] for each in [*first, *after])}) == 4
+    assert not any(each["is_fork"] for each in first)
 
 
 VLLM = """#!/bin/sh

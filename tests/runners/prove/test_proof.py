@@ -258,17 +258,26 @@ def test_the_planner_learns_the_hosts_factors_from_what_was_measured():
 
 
 def test_the_products_own_goals_of_speed_are_checked_on_a_gpu():
-    for tokens, flops, is_met in [(170.0, 0.5, True), (100.0, 0.2, False)]:
+    for tokens, flops, is_met in [(175.0, 0.5, True), (100.0, 0.2, False)]:
         rates = [figure("memory triad", 0.92 * BANDWIDTH), figure("matmul bf16", 0.7 * PEAK)]
         figures = [
-            figure("model", 16.06e9, "bytes"),
+            figure("weights that a decode step reads", 15.01e9, "bytes"),
+            figure("decode bf16, batch 1, eager, peak memory", 18.7e9, "bytes"),
             figure("decode bf16, batch 1, eager", 50.0, "tokens/s"),
+            figure("decode bf16, batch 16, eager", 900.0, "tokens/s"),
             figure("decode bf16, batch 1, compiled", tokens, "tokens/s"),
             figure("decode int4, batch 1, compiled", 400.0 if is_met else 110.0, "tokens/s"),
             figure("training, model FLOP/s", flops * PEAK, "op/s"),
         ]
         goals = list(Expectations(H100, rates).goals(figures))
         assert [each.is_met for each in goals] == [is_met] * 3, (tokens, flops, is_met)
+
+
+def test_peak_memory_stands_beside_the_planners():
+    peak = DECODE.model_copy(update={"metric": "per_device_peak_bytes"})
+    (completed,) = Expectations(H100, []).complete([figure("peak", 18e9, "bytes", peak)])
+    assert 16e9 < completed.prediction.value < 20e9
+    assert completed.prediction.low < completed.prediction.value < completed.prediction.high
 
 
 def test_a_mig_instance_is_compared_with_its_share_and_an_unknown_gpu_says_that_it_is_not():

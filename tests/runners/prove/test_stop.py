@@ -134,6 +134,30 @@ def test_stages_end_when_the_command_is_killed(tmp_path, victims):
         assert len(list(tmp_path.glob("scratch-*"))) == 1  # the next test removes such a one
 
 
+ENDED_AT_ONCE = """
+import os, subprocess, sys
+from runners.prove import reaper
+
+class Popen(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
+subprocess.Popen = Popen
+one = reaper.Reaper()
+one.start(["sh", "-c", "exit 7"])
+one.reap()
+sys.stderr.write(str(os.waitstatus_to_exitcode(one.status)))
+"""
+
+
+def test_the_status_of_a_stage_that_ends_before_it_is_waited_for_is_kept():
+    done = subprocess.run(
+        [sys.executable, "-c", ENDED_AT_ONCE], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "7"
+
+
 def test_the_next_start_removes_scratch_folders_that_no_process_owns(tmp_path):
     for name in ("scratch-dead", "scratch-live", "scratch-notes"):
         (tmp_path / name / "work").mkdir(parents=True)

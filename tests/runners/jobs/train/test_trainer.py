@@ -8,10 +8,13 @@ import torch
 from pydantic import ValidationError
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner.catalog.engines import get_engine
+from runners.jobs import ranks
 from runners.jobs.events import read_events
 from runners.jobs.loading import fresh_model
 from runners.jobs.memory import PeakMeter
 from runners.jobs.ranks import Ranks
+from runners.jobs.train import layout
 from runners.jobs.train.checkpoint import TrainState, checkpoints
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.rows import IGNORED, Batch, TextBatches
@@ -176,6 +179,45 @@ def test_a_loss_that_is_no_number_ends_the_run_with_advice(make_trainer):
     torch.nn.init.constant_(trainer.model.lm_head.weight, float("nan"))
     with pytest.raises(DivergedError, match=r"learning rate below 0\.01"):
         trainer.run()
+
+
+def test_a_loss_in_chunks_of_rows_is_that_of_all_rows_with_the_same_gradients(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 501, (2, 37), generator=generator)
+    labels[0, :5] = IGNORED
+    whole = layout.LOSS_CHUNK_LOGITS
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = torch.randn(2, 37, 501, generator=generator).to(dtype)
+        found = []
+        for size in (whole, 501 * 7, 1):  # all rows, seven, one
+            monkeypatch.setattr(layout, "LOSS_CHUNK_LOGITS", size)
+            asked = logits.clone().requires_grad_()
+            loss = layout.summed_loss(asked, labels)
+            (loss * 0.37).backward()
+            found.append((loss.detach(), asked.grad))
+        for loss, gradient in found[1:]:
+            torch.testing.assert_close(loss, found[0][0], rtol=1e-6, atol=0)
+            assert gradient.equal(found[0][1]), dtype
+    assert get_engine("torch", "gpu").loss_chunk_logits == whole  # as the planner counts it
+
+
+def test_ranks_on_a_processor_are_wrapped_without_a_gpu_that_the_host_has(monkeypatch):
+    wrapped = []
+    monkeypatch.setattr(
+        ranks, "DistributedDataParallel", lambda _model, **options: wrapped.append(options)
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    Ranks(1, 2, local_rank=1).join(torch.nn.Linear(2, 2))
+    with torch.device("meta"):
+        on_gpu = torch.nn.Linear(2, 2)
+    monkeypatch.setattr(
+        type(on_gpu.weight),
+        "device",
+        property(lambda _self: torch.device("cuda:1")),
+        raising=False,
+    )
+    Ranks(1, 2, local_rank=1).join(on_gpu)
+    assert [each["device_ids"] for each in wrapped] == [None, [1]]
 
 
 def test_the_learning_rate_warms_up_peaks_and_decays():
