@@ -55,6 +55,11 @@ class Engine(Spec):
     release: str = ""
     matmul_efficiency: float = Field(gt=0, le=1)
     measured_matmul_efficiency: float = Field(gt=0, le=1)
+    # Of a micro-benchmark on a healthy device: its bandwidth over the published one, and the time
+    # to issue an operator on hosts where ``op_overhead_s`` holds. A processor has no datasheet:
+    # its efficiencies are 1 and its overhead is as measured.
+    measured_bandwidth_ratio: float | None = Field(default=None, gt=0, le=1)
+    measured_issue_s: float | None = None
     weight_read_efficiency: float = Field(gt=0, le=1)
     kv_read_efficiency: float = Field(gt=0, le=1)
     link_efficiency: float = Field(gt=0, le=1)
@@ -108,6 +113,8 @@ class Engine(Spec):
     mxfp4_expert_multiples: dict[str, tuple[int, int]] = Field(default_factory=dict)
     reserves_whole_requests: bool = False
     gathered_logits: bool = False
+    # Logits of which the loss is computed at once; 0: of all.
+    loss_chunk_logits: int = 0
     lora_targets: Literal["all", "query_value"] = "all"
     wide_norms: bool = False
     unties_embeddings: bool = False

@@ -190,8 +190,9 @@ def _time_spread(setting: Setting, error_class: ErrorClass) -> float:
     if training and setting.engine.step_spreads:
         in_fit = setting.device.architecture in setting.engine.trained_on
         return _held_out_spread(setting.engine.step_spreads, seen=in_fit)
-    if not training and setting.engine.stream_spread is not None and not setting.is_measured:
-        return setting.engine.stream_spread
+    spread = setting.engine.stream_spread
+    if not training and spread is not None and setting.keeps_published_factors:
+        return spread
     return TIME_SPREAD[error_class]
 
 

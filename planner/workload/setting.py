@@ -130,7 +130,9 @@ def rates_for(
     weight_efficiency, kv_efficiency = engine.weight_read_efficiency, engine.kv_read_efficiency
     if device.provenance == "measured":
         efficiency = wide_efficiency = engine.measured_matmul_efficiency
-        weight_efficiency = kv_efficiency = 1.0
+        ratio = engine.measured_bandwidth_ratio
+        weight_efficiency = 1.0 if ratio is None else min(1.0, weight_efficiency / ratio)
+        kv_efficiency = 1.0 if ratio is None else min(1.0, kv_efficiency / ratio)
     stream_efficiency = weight_efficiency
     if device.kind == "cpu":
         weight_efficiency *= engine.matvec_efficiency.get(unquantised_dtype(stored), 1.0)
@@ -143,7 +145,6 @@ def rates_for(
         or DEFAULT_INTRA_NODE_BYTES_PER_S
     )
     inter = cluster.inter_node_bandwidth_bytes_per_second or DEFAULT_INTER_NODE_BYTES_PER_S
-    overhead = device.op_overhead_seconds
     # Measured links already include the efficiency of collectives.
     measured = cluster.collective_latency_seconds
     inside = 1.0 if measured is not None else engine.link_efficiency
@@ -162,8 +163,23 @@ def rates_for(
         inter_node_bytes_per_s=inter * engine.link_efficiency,
         latency_s=latency,
         hop_latency_s=latency if hop is None else hop,
-        op_overhead_s=engine.op_overhead_s if overhead is None else overhead,
+        op_overhead_s=_issue_seconds(engine, device),
     )
+
+
+def _issue_seconds(engine: Engine, device: DeviceSpec) -> float:
+    """Return the seconds of one of the engine's counted operators.
+
+    On a GPU ``op_overhead_s`` was fitted on published runs, together with the engine's count of
+    operators. A host that issues operators more slowly than those takes longer in proportion; one
+    that issues them faster is not known to gain.
+    """
+    measured = device.op_overhead_seconds
+    if measured is None:
+        return engine.op_overhead_s
+    if engine.measured_issue_s is None:
+        return measured
+    return engine.op_overhead_s * max(1.0, measured / engine.measured_issue_s)
 
 
 # Factors of operators and arrivals from published serving sweeps for a model, chip and layout.
@@ -322,6 +338,15 @@ class Setting:
     def is_measured(self) -> bool:
         """Return whether the device's rates were measured on the host itself."""
         return self.device.provenance == "measured"
+
+    @property
+    def keeps_published_factors(self) -> bool:
+        """Return whether factors that were fitted on published runs hold for the device's rates.
+
+        A measured processor's rates replace them. A measured GPU's rates say how far it is from a
+        healthy one; how well kernels use it is known from the published runs.
+        """
+        return not self.is_measured or self.engine.measured_bandwidth_ratio is not None
 
     @property
     def on_shared_processor(self) -> bool:
@@ -538,10 +563,10 @@ class Setting:
 
     @cached_property
     def _single_stream_factors(self) -> dict[str, float]:
-        """Return single-stream factors; none if measured or if a generic engine serves."""
+        """Return single-stream factors; none on a measured processor or a generic server."""
         engine, device = self.engine, self.device
         serves = engine.is_generic and isinstance(self.workload, ServeWorkload)
-        if self.is_measured or serves:
+        if serves or not self.keeps_published_factors:
             return {}
         return engine.stream_factors.get(device.family) or engine.stream_factors.get(
             device.kind, {}
@@ -550,8 +575,11 @@ class Setting:
     def power_factor(self, group: str) -> float:
         """Return the factor for seconds under the power limit, fitted on single streams.
 
-        Zero if no such pass was measured. Narrow weights add the cost of unpacking.
+        Zero if no such pass was published, or if the host measured what its power limit leaves.
+        Narrow weights add the cost of unpacking.
         """
+        if self.is_measured:
+            return 0.0
         family = self._single_stream_factors
         narrow = family.get(f"{group}_linear_{width_of(self)}", 1.0)
         return family.get(f"{group}_power", 0.0) * narrow
