@@ -490,7 +490,7 @@ class DrillSpec(RunDocument):
     forks_per_second: NonNegativeInt = Field(default=0, le=1000)  # after a stop request
 
 
-# The stages of a proof, in their order.
+# The stages of a validation, in their order.
 StageName = Literal["identity", "rates", "correctness", "speed", "jobs", "distributed"]
 STAGES: tuple[StageName, ...] = get_args(StageName)
 

@@ -1,1 +1,1 @@
-"""Proves on one host that every path of the product is real: ``slipway-host prove``."""
+"""Tests on one host everything that its jobs use: ``slipway-host prove``."""

@@ -1,7 +1,7 @@
 """Runs a stage and ends its whole process tree: ``python -S -E reaper.py SCRATCH COMMAND...``.
 
 The tree ends when the stage ends, when SIGTERM arrives, and when standard input closes, which the
-kernel does if the proof's command dies, also by SIGKILL. Processes that left their session or
+kernel does if the validation's command dies, also by SIGKILL. Processes that left their session or
 parent belong to the tree, because this process is their subreaper. Then it removes the scratch
 folder and ends as the stage did.
 

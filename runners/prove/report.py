@@ -1,4 +1,4 @@
-"""The report of a proof: figures beside predictions, as JSON and one HTML page."""
+"""The report of a validation: figures beside predictions, as JSON and one HTML page."""
 
 import contextlib
 import hashlib
@@ -31,7 +31,7 @@ from runners.jobspec.compress import StageName
 from runners.shared.facts import DeviceMeasurement
 
 # ---------------------------------------------------------------------------
-# The report of a proof: stages, figures, checks, lessons, and its signature.
+# The report of a validation: stages, figures, checks, lessons, and its signature.
 # ---------------------------------------------------------------------------
 
 
@@ -80,8 +80,8 @@ class CalibrationTime(Message):
     seconds: Seconds
 
 
-class ProofRates(Message):
-    """A device's rates as a proof measured them, and those of the folder where jobs write."""
+class ValidationRates(Message):
+    """A device's rates as a validation measured them, and those of the folder where jobs write."""
 
     device: DeviceMeasurement
     disk_write_bytes_per_second: Rate | None = None
@@ -113,7 +113,7 @@ class Check(Message):
 
 
 class Missing(Message):
-    """Something that was not proven: for want of a device, of a library, or of time."""
+    """Something that was not tested: for want of a device, of a library, or of time."""
 
     record: Literal["missing"] = "missing"
     name: Name
@@ -152,12 +152,12 @@ class Stage(Message):
 
     @property
     def missing(self) -> tuple[Missing, ...]:
-        """Return what could not be proven."""
+        """Return what could not be tested."""
         return tuple(each for each in self.records if isinstance(each, Missing))
 
 
 class Report(Message):
-    """A whole proof run."""
+    """A whole validation."""
 
     version: NonNegativeInt = VERSION
     began_at_ms: TimestampMs
@@ -317,7 +317,7 @@ def _template() -> Template:
 
 
 # ---------------------------------------------------------------------------
-# What the planner and the datasheet say about a proof's figures, and what the planner learns.
+# What the planner and the datasheet say about a validation's figures, and what the planner learns.
 #
 # A device of the catalog is asked twice: by its datasheet, then with the rates that this run
 # measured in place of the datasheet's. A device outside the catalog, such as a CPU, has no
@@ -520,7 +520,7 @@ def measured_rates(rates: Mapping[str, float]) -> MeasuredRates | None:
     )
 
 
-def proof_rates(figures: Iterable[Figure]) -> ProofRates | None:
+def validation_rates(figures: Iterable[Figure]) -> ValidationRates | None:
     """Return the rates that replace a micro-benchmark's, or None if one of them is missing."""
     known = {each.name: each for each in figures}
     rates = {name: each.value for name, each in known.items()}
@@ -534,7 +534,7 @@ def proof_rates(figures: Iterable[Figure]) -> ProofRates | None:
         host_to_device_bytes_per_second=rates.get(TO_DEVICE),
         device_to_host_bytes_per_second=rates.get(FROM_DEVICE),
     )
-    return ProofRates(device=device, disk_write_bytes_per_second=rates.get(DISK))
+    return ValidationRates(device=device, disk_write_bytes_per_second=rates.get(DISK))
 
 
 def _best(values: Mapping[str, Figure], name: str) -> float | None:

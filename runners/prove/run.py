@@ -1,4 +1,4 @@
-"""Run a proof: its stages as processes, their limits, its command line."""
+"""Run a validation: its stages as processes, their limits, its command line."""
 
 import argparse
 import contextlib
@@ -35,6 +35,7 @@ from runners.prove.report import (
     Report,
     Stage,
     StageState,
+    Verdict,
     number_text,
     render,
 )
@@ -42,11 +43,11 @@ from runners.shared.config import DEFAULT_HOST_DIR, Credential, HostConfigError,
 from runners.supervision.child import LockedError, is_locked, locked
 
 # ---------------------------------------------------------------------------
-# Runs the stages of a proof, each in its own process, and keeps the report as it grows.
+# Runs the stages of a validation, each in its own process, and keeps the report as it grows.
 # ---------------------------------------------------------------------------
 
 
-# One stage's process, seen from the proof: its records as they come, and how it ended.
+# One stage's process, seen from the validation: its records as they come, and how it ended.
 
 
 MAX_ERROR = 600
@@ -76,7 +77,7 @@ class StageProcess:
             stdin=subprocess.PIPE,  # it closes if this process dies, however it dies
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            start_new_session=True,  # the terminal's Ctrl-C reaches the proof's command alone
+            start_new_session=True,  # the terminal's Ctrl-C reaches the validation's command alone
         )
 
     def __enter__(self) -> "StageProcess":
@@ -159,7 +160,7 @@ class StageProcess:
         if code is None:
             words = f"Not all of its processes have ended. {words}"
         if self._stopped_by is not None and code != 0:
-            stop = f"the proof was stopped by {self._stopped_by.name}"
+            stop = f"the validation was stopped by {self._stopped_by.name}"
             return "cut", f"{stop}{last}. {words}".strip()
         if self._killed_at is not None or code is None:
             return "cut", f"it was killed after {self._seconds:.0f} s{last}. {words}".strip()
@@ -198,11 +199,11 @@ Say = Callable[[Stage, Record | None], None]
 
 
 class FolderInUseError(Exception):
-    """Another proof writes into the same folder."""
+    """Another validation writes into the same folder."""
 
 
 @dataclass
-class ProofRun:
+class ValidationRun:
     """One run: its options, the report so far, and the signal that stopped it, if any.
 
     ``folder`` receives report.json, report.html and the stages' scratch files, which are removed.
@@ -241,7 +242,7 @@ class ProofRun:
         main thread.
 
         Raises:
-            FolderInUseError: another proof writes into the folder.
+            FolderInUseError: another validation writes into the folder.
         """
         with self._own_folder(), self._stoppable():
             self._save()
@@ -249,7 +250,7 @@ class ProofRun:
                 if self.stopped_by is None:
                     self._run_stage(index, stage.name)
                 else:
-                    words = f"the proof was stopped by {self.stopped_by.name}"
+                    words = f"the validation was stopped by {self.stopped_by.name}"
                     self._put(index, stage.model_copy(update={"problem": words}))
             calibration = self._calibration()
             self._update(calibration=calibration)
@@ -258,14 +259,14 @@ class ProofRun:
 
     @contextlib.contextmanager
     def _own_folder(self) -> Iterator[None]:
-        """Hold the folder's lock, and remove what a killed proof left in it."""
+        """Hold the folder's lock, and remove what a killed validation left in it."""
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locked(self.folder / LOCK))
             except LockedError as error:
                 raise FolderInUseError(
-                    f"another proof writes into {self.folder}; wait for its end, or give another "
-                    "--output"
+                    f"another validation writes into {self.folder}; wait for its end, or give "
+                    "another --output"
                 ) from error
             except OSError:
                 old = []  # a file system without locks: a living process may own them
@@ -430,7 +431,7 @@ def problems(report: Report) -> list[str]:
 
 
 def exit_code(report: Report, stopped_by: signal.Signals | None = None) -> int:
-    """Return 0 if everything was proven, 1 if something failed, 3 if it is incomplete.
+    """Return 0 if everything passed, 1 if something failed, 3 if it is incomplete.
 
     After a stop it is 128 plus the signal's number: 130 for Ctrl-C, 143 for SIGTERM.
     """
@@ -455,8 +456,13 @@ def as_line(record: Record) -> str:
 # ---------------------------------------------------------------------------
 
 
-WORDS = "prove or disprove on this machine that every path is real, within minutes"
+WORDS = "test on this machine everything that its jobs use, within minutes"
 DEFAULT_MINUTES = 10.0
+OUTCOMES: Mapping[Verdict, str] = {
+    "proven": "passed",
+    "failed": "failed",
+    "incomplete": "incomplete: what ran is right, and not everything ran",
+}
 EXIT_USAGE = 2
 LEAST_MINUTES, MOST_MINUTES = 0.1, 1440.0
 
@@ -482,7 +488,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; return 0 if all is proven, 1 if not, 3 if not everything ran.
+    """Run the command; return 0 if all passed, 1 if not, 3 if not everything ran.
 
     A stop by Ctrl-C returns 130, by SIGTERM 143.
     """
@@ -496,7 +502,7 @@ def run(options: argparse.Namespace) -> int:
     """Prove as the parsed options say."""
     folder = options.output or options.dir / "prove"
     credential, why_unsigned = _credential(options.dir)
-    proof = ProofRun(
+    validation = ValidationRun(
         folder=folder,
         stages=options.stages,
         seconds=60 * options.minutes,
@@ -506,20 +512,20 @@ def run(options: argparse.Namespace) -> int:
         say=_quiet if options.json else _say,
     )
     try:
-        report = proof.run()
+        report = validation.run()
     except FolderInUseError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_USAGE
     if options.json:
         sys.stdout.write(report.model_dump_json(indent=1) + "\n")
     else:
-        print(f"\n{report.device}: {report.verdict}")
+        print(f"\n{report.device}: {OUTCOMES[report.verdict]}")
         for words in problems(report):
             print(f"  {words}")
         print(f"The report: {folder / PAGE_NAME}, and as data {folder / JSON_NAME}")
         if why_unsigned:
             print(f"It is not signed: {why_unsigned}")
-    return exit_code(report, proof.stopped_by)
+    return exit_code(report, validation.stopped_by)
 
 
 def _credential(folder: Path) -> tuple[Credential | None, str]:

@@ -22,7 +22,7 @@ from planner.catalog.devices import (
 )
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from runners.jobspec.base import Identifier, TimestampMs
-from runners.prove.report import ProofRates
+from runners.prove.report import ValidationRates
 from runners.shared.facts import DeviceMeasurement, GpuFacts, HostFacts, Microbench
 from webapp.accounts.models import Team
 from webapp.audit.models import event_record
@@ -247,14 +247,14 @@ def stored_rates(host: Host) -> StoredRates | None:
     return StoredRates.model_validate(host.microbench) if host.microbench else None
 
 
-def store_proof_rates(host: Host, job_id: str, facts: dict[str, object]) -> None:
+def store_validation_rates(host: Host, job_id: str, facts: dict[str, object]) -> None:
     """Replace the rates of the device that a validation measured, and those of the disk.
 
     A job process's own memory, which a validation does not measure, stays. Without a
     micro-benchmark, or with rates that are none, nothing changes.
     """
     try:
-        proven = ProofRates.model_validate(facts.get("rates"))
+        proven = ValidationRates.model_validate(facts.get("rates"))
     except ValidationError as error:
         if facts.get("rates") is not None:
             log.warning("a validation has no valid rates", job=job_id, why=str(error))
@@ -264,12 +264,12 @@ def store_proof_rates(host: Host, job_id: str, facts: dict[str, object]) -> None
         stored = stored_rates(locked)
         if stored is None:
             return
-        after = _with_proof(stored, proven, job_id).model_dump(mode="json")
+        after = _with_validation(stored, proven, job_id).model_dump(mode="json")
         Host.objects.filter(pk=host.pk).update(microbench=after)
     host.microbench = after
 
 
-def _with_proof(stored: StoredRates, proven: ProofRates, job_id: str) -> StoredRates:
+def _with_validation(stored: StoredRates, proven: ValidationRates, job_id: str) -> StoredRates:
     changes = proven.device.model_dump(exclude_none=True)
     changes |= {"proof": job_id, "measured_at_ms": now_ms()}
     devices = [

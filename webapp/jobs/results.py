@@ -19,7 +19,7 @@ from runners.jobspec import (
 from runners.shared.reasons import Reason
 from webapp.core.clock import now
 from webapp.core.display import clock, counted, percent
-from webapp.hosts.machines import store_proof_rates
+from webapp.hosts.machines import store_validation_rates
 from webapp.hosts.models import Host
 from webapp.jobs.calibration import PROOF, PROOF_REPORT, recalibrate
 from webapp.jobs.models import Allocation, Artefact, Attempt, Job, Measurement
@@ -280,5 +280,5 @@ def _learn(host: Host, job: Job, attempt: Attempt) -> None:
     if job.kind == PROOF:
         report = Artefact.objects.filter(attempt=attempt, name=PROOF_REPORT).first()
         if report is not None:
-            store_proof_rates(host, job.pk, report.facts)
+            store_validation_rates(host, job.pk, report.facts)
     recalibrate(host, job=job, cause="run")

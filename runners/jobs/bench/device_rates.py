@@ -36,10 +36,9 @@ from runners.shared.facts import DeviceMeasurement, LinkMeasurement, Microbench
 # ---------------------------------------------------------------------------
 # What a device achieves: memory bandwidth, matrix products, copies, operator overhead, disk.
 #
-# The one way in which the host's micro-benchmark and the proof's stage "rates" measure. A rate
-# is a list of samples, one per run after a first one that is dropped; its value is their median,
-# which is robust against interference of other programs. A multiply-add counts as two
-# operations.
+# The host's micro-benchmark and the validation's stage "rates" both measure with this. A rate is a
+# list of samples, one per run after a first one that is dropped; its value is their median, which
+# is robust against interference of other programs. A multiply-add counts as two operations.
 # ---------------------------------------------------------------------------
 
 

@@ -1,1 +1,1 @@
-"""The stages of a proof run, each in its own process: ``runners.jobs.prove.recorder``."""
+"""The stages of a validation, each in its own process: ``runners.jobs.prove.recorder``."""

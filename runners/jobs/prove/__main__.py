@@ -1,9 +1,9 @@
-"""A proof as a job: ``python -m runners.jobs.prove ATTEMPT_DIR``.
+"""A validation as a job: ``python -m runners.jobs.prove ATTEMPT_DIR``.
 
 Its lines are the log, its stages the progress, and its report the artefact "proof". It ends with
-an error if something is wrong, so that a failed proof is a failed job; a stopped one leaves the
-report up to there. The report is not signed: a job has no credential of the host, and the agent
-uploads the artefact with it.
+an error if something is wrong, so that a failed validation is a failed job; a stopped one leaves
+the report up to there. The report is not signed: a job has no credential of the host, and the
+agent uploads the artefact with it.
 """
 
 import shutil
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from runners.jobs.runtime import Job, end_by_sigterm, publish_folder, run_job
 from runners.jobspec import ProveSpec
-from runners.prove.report import TITLES, Record, Report, Stage, calibration_times, proof_rates
-from runners.prove.run import JSON_NAME, PAGE_NAME, ProofRun, as_line, problems
+from runners.prove.report import TITLES, Record, Report, Stage, calibration_times, validation_rates
+from runners.prove.run import JSON_NAME, PAGE_NAME, ValidationRun, as_line, problems
 
 ARTEFACT = "proof"
 FAILED = "PROOF_FAILED"
@@ -26,7 +26,7 @@ HEADLINES = {
 
 
 def main() -> None:
-    """Run the proof of the attempt folder in argv."""
+    """Run the validation of the attempt folder in argv."""
     run_job("prove", work, prepare=lambda: None)
 
 
@@ -48,14 +48,14 @@ def work(job: Job) -> None:
         job.emitter.log(f"{TITLES[stage.name]}: {stage.state}. {stage.problem or ''}".strip())
         job.emitter.progress(len(done), len(spec.stages), "stages")
 
-    proof = ProofRun(
+    validation = ValidationRun(
         folder=folder,
         stages=spec.stages,
         seconds=60 * spec.minutes,
         is_small=spec.is_small,
         say=say,
     )
-    report = proof.run()
+    report = validation.run()
     publish_folder(
         job,
         ARTEFACT,
@@ -64,7 +64,7 @@ def work(job: Job) -> None:
         facts(report, is_small=spec.is_small),
     )
     shutil.rmtree(folder)
-    if proof.stopped_by is not None:
+    if validation.stopped_by is not None:
         job.stop_requested.set()
         end_by_sigterm(job)
     job.emitter.result(measured(report), {"verdict": report.verdict})
@@ -86,7 +86,7 @@ def facts(report: Report, *, is_small: bool = False) -> dict[str, object]:
     figures = [
         figure for stage in report.stages if stage.name == "rates" for figure in stage.figures
     ]
-    rates = None if is_small else proof_rates(figures)
+    rates = None if is_small else validation_rates(figures)
     return {
         "rates": rates and rates.model_dump(mode="json"),
         "device": report.device,

@@ -1,4 +1,4 @@
-"""Stage of a proof: jobs as they are launched, and installed engines."""
+"""Stage of a validation: jobs as they are launched, and installed engines."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""A stage of a proof, and the record of what it measured."""
+"""A stage of a validation, and the record of what it measured."""
 
 import argparse
 import contextlib
@@ -31,7 +31,7 @@ OUT_OF_MEMORY = "Close what else uses the device, or accept that this size does 
 class Recorder:
     """The records of one stage, on one device, within a time limit.
 
-    ``small`` scales every workload down to what proves that the path runs.
+    ``small`` scales every workload down to the least that runs the path.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Recorder:
         )
 
     def missing(self, name: str, why: str, advice: str = "", cause: Cause = "device") -> None:
-        """Record something that cannot be proven here."""
+        """Record something that cannot be tested here."""
         self._write(Missing(name=name, cause=cause, why=why[:MAX_TEXT], advice=advice))
 
     @contextlib.contextmanager

@@ -73,7 +73,7 @@ def test_the_disk_file_is_gone_afterwards(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# The micro-benchmark's device: rates as the proof measures them, and training's own memory.
+# The micro-benchmark's device: rates as the validation measures them, and training's own memory.
 
 
 def test_a_device_is_measured_with_the_rates_of_the_proof(monkeypatch):

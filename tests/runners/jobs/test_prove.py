@@ -1,4 +1,4 @@
-"""The stages of a proof name an injected fault, and find none without."""
+"""The stages of a validation name an injected fault, and find none without."""
 
 import io
 import os
@@ -33,7 +33,7 @@ from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.padded_decode import PaddedDecode
 from runners.jobs.train import trainer as training
 from runners.jobspec import ProveSpec
-from runners.prove.report import RECORD, Check, Missing, Report, proof_rates
+from runners.prove.report import RECORD, Check, Missing, Report, validation_rates
 
 OFF = 1.01  # a kernel that is off by 1e-2
 CPU = torch.device("cpu")
@@ -279,8 +279,13 @@ def test_rates_of_the_smallest_sizes(recorder, tmp_path):
     names = {each.name for each in recorder.records() if not isinstance(each, Missing)}
     assert {"memory triad", "matmul bf16", "attention sdpa", "weight-only int4"} <= names
     figures = [each for each in recorder.records() if each.record == "figure"]
-    assert proof_rates(figures).device.flops_per_second.keys() == {"fp32", "bf16", "fp16", "int8"}
-    assert proof_rates(figures[:1]) is None
+    assert validation_rates(figures).device.flops_per_second.keys() == {
+        "fp32",
+        "bf16",
+        "fp16",
+        "int8",
+    }
+    assert validation_rates(figures[:1]) is None
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""A proof: its command, its stages as processes, its figures and its report."""
+"""A validation: its command, its stages as processes, its figures and its report."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ from runners.prove.report import (
     number_text,
     render,
 )
-from runners.prove.run import ProofRun, exit_code
+from runners.prove.run import ValidationRun, exit_code
 from runners.shared.config import Credential
 
 # The command: its options, its output, and the packages that it does without.
@@ -72,8 +72,8 @@ def test_it_says_what_failed_and_where_the_report_lies(tmp_path, capsys, monkeyp
     bad = '{"record": "check", "name": "sum", "is_met": false, "expected": "3", "found": "4"}'
     monkeypatch.setattr(
         run,
-        "ProofRun",
-        lambda **options: ProofRun(
+        "ValidationRun",
+        lambda **options: ValidationRun(
             **options, command=(sys.executable, "-c", f"print('''{bad}''')")
         ),
     )
@@ -101,7 +101,7 @@ CREDENTIAL = Credential(
 
 def proof(folder, code: str, **options) -> Report:
     """Run two stages whose process is ``code``, with the stage's name in sys.argv[1]."""
-    return ProofRun(
+    return ValidationRun(
         folder=folder,
         stages=("identity", "rates"),
         command=(sys.executable, "-c", code),

@@ -1,4 +1,4 @@
-"""A proof that is stopped or killed leaves no process and no scratch folder, and says so."""
+"""A validation that is stopped or killed leaves no process and no scratch folder, and says so."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from runners.jobspec import ProveSpec
 from runners.launchers import launch
 from runners.prove.reaper import LOCK
 from runners.prove.report import Report
-from runners.prove.run import ProofRun
+from runners.prove.run import ValidationRun
 from runners.shared.messages import RunRequest
 from runners.shared.reasons import Reason
 from runners.supervision import child, procfs
@@ -43,17 +43,17 @@ NUM_PROCESSES = 5  # of the stage
 COMMAND = f"""
 import sys
 from runners.prove import run
-from runners.prove.run import ProofRun
+from runners.prove.run import ValidationRun
 argv = (sys.executable, "-c", {STAGE!r})
-run.ProofRun = lambda **options: ProofRun(**options, command=argv)
+run.ValidationRun = lambda **options: ValidationRun(**options, command=argv)
 sys.exit(run.main(sys.argv[1:]))
 """
 JOB = f"""
 import sys
 from runners.jobs.prove import __main__ as job
-from runners.prove.run import ProofRun
+from runners.prove.run import ValidationRun
 argv = (sys.executable, "-c", {STAGE!r})
-job.ProofRun = lambda **options: ProofRun(**options, command=argv)
+job.ValidationRun = lambda **options: ValidationRun(**options, command=argv)
 job.main()
 """
 
@@ -65,7 +65,7 @@ def _no_processes() -> Iterator[None]:
 
 
 def start(folder: Path, *argv: str) -> subprocess.Popen[bytes]:
-    """Start a proof whose processes all bear the marker of this file."""
+    """Start a validation whose processes all bear the marker of this file."""
     return subprocess.Popen(
         [sys.executable, *argv, "--output", str(folder), "--dir", str(folder / "host")],
         env=os.environ | {procfs.MARKER: A1, "PYTHONPATH": str(ROOT)},
@@ -164,7 +164,7 @@ def test_the_next_start_removes_scratch_folders_that_no_process_owns(tmp_path):
         (tmp_path / name / LOCK).touch()
     (tmp_path / "scratch-notes" / LOCK).unlink()  # the user's own
     with child.locked(tmp_path / "scratch-live" / LOCK):
-        ProofRun(tmp_path, stages=("identity",), command=("true",)).run()
+        ValidationRun(tmp_path, stages=("identity",), command=("true",)).run()
     left = sorted(path.name for path in tmp_path.glob("scratch-*"))
     assert left == ["scratch-live", "scratch-notes"]
 
@@ -172,7 +172,7 @@ def test_the_next_start_removes_scratch_folders_that_no_process_owns(tmp_path):
 def test_two_proofs_do_not_write_into_one_folder(tmp_path, capsys):
     with child.locked(tmp_path / LOCK):
         assert main(["prove", "--output", str(tmp_path)]) == 2
-    assert f"another proof writes into {tmp_path}" in capsys.readouterr().err
+    assert f"another validation writes into {tmp_path}" in capsys.readouterr().err
     assert not (tmp_path / "report.json").exists()
 
 
