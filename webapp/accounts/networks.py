@@ -27,8 +27,8 @@ def networks(text: str) -> tuple[Network, ...]:
         )
     except ValueError as error:
         raise NetworksError(
-            f"SLIPWAY_ADMIN_NETWORKS is {text!r}: {error}. Give addresses and networks with "
-            "commas between them, such as 10.0.0.0/8,192.0.2.7, or leave it unset."
+            f"SLIPWAY_ADMIN_NETWORKS is {text!r}: {error}. Give addresses and networks separated "
+            "by commas, such as 10.0.0.0/8,192.0.2.7, or unset the variable."
         ) from error
 
 

@@ -75,7 +75,7 @@ def _refuse_newer(secret: Secret, seen: str, by: User) -> None:
     sentence = changed_words(f"{secret.name} was", owner, secret.changed_at, reader=reader)
     raise ConflictProblem(
         "changed_meanwhile",
-        f"{sentence} Your change was not stored; repeat it if it is still needed.",
+        f"{sentence} Your change was not stored; repeat the change if it is still needed.",
     )
 
 
@@ -91,12 +91,12 @@ def _check(name: str, value: str) -> None:
         raise InvalidProblem(
             "secret_value",
             f"The value has {len(value)} characters; it must have {SHORTEST} to {LONGEST:,}. "
-            "A shorter one could not be masked in logs.",
+            "Choose another value: a shorter one cannot be masked in logs.",
         )
     if "\0" in value:
         raise InvalidProblem(
             "secret_value",
-            "The value holds a NUL character. Remove it and store the secret again.",
+            "The value contains a NUL character. Remove the character and store the secret again.",
         )
 
 
@@ -189,7 +189,9 @@ def secret_save(request: HttpRequest) -> HttpResponse:
     except VaultError as error:
         messages.error(request, str(error))
     else:
-        messages.success(request, f"{name} is stored. It cannot be read here; jobs can use it.")
+        messages.success(
+            request, f"{name} is stored. Jobs can use the secret; its value is not shown again."
+        )
     return redirect(PAGE)
 
 
@@ -200,5 +202,7 @@ def secret_remove(request: HttpRequest, secret_id: str) -> HttpResponse:
     membership = membership_of(request.user, secret.team)
     check_role(Role(membership.role) if membership else Role.VIEWER, Role.OPERATOR)
     secret_delete(secret=secret, by=signed_in(request), seen=request.POST.get(SEEN, ""))
-    messages.success(request, f"{secret.name} is forgotten. Jobs that name it no longer start.")
+    messages.success(
+        request, f"{secret.name} is deleted. Jobs that name this secret no longer start."
+    )
     return redirect(PAGE)

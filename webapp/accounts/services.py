@@ -27,8 +27,8 @@ from webapp.core.problems import ConflictProblem
 
 
 LAST_ADMIN = (
-    "This is the last account that can open the administration. Make another superuser first, "
-    "then close, demote or delete this one."
+    "This is the last account that can open the administration. Create another superuser first, "
+    "then close, demote or delete this account."
 )
 OWN_ROLE = "You cannot raise your own role: ask another admin."
 OWN_RIGHTS = "You cannot add rights to your own account: ask another superuser."
@@ -220,8 +220,8 @@ def check_role(held: Role, wanted: Role) -> None:
     """
     if not is_at_least(held, wanted):
         raise PermissionDenied(
-            f"This needs the role {wanted.label}; yours is {held.label}. "
-            "An admin of your team can change it."
+            f"This needs the role {wanted.label}; yours is {held.label}. An admin of your team "
+            "can change your role."
         )
 
 

@@ -387,7 +387,7 @@ def try_begin(*, name: str, address: str) -> LoginTry:
         raise BusyProblem(
             "too_many_tries",
             f"Too many wrong passwords. Try again in {minutes} "
-            f"minute{'s' if minutes > 1 else ''}; until then no password is looked at.",
+            f"minute{'s' if minutes > 1 else ''}; until then no password is checked.",
             retry_after_seconds=wait,
         )
     return attempt
@@ -601,7 +601,7 @@ def password_new(request: HttpRequest, uid: str, token: str) -> HttpResponse:
         way="link",
         actor=user.get_username(),
     )
-    messages.success(request, "Your password is set. Log in with it.")
+    messages.success(request, "Your password is set. Log in with the new password.")
     return redirect("login")
 
 
@@ -635,7 +635,9 @@ def theme_choose(request: HttpRequest) -> HttpResponse:
 def team_choose(request: HttpRequest) -> HttpResponse:
     """Switch to another of the user's teams and redirect to the previous page."""
     team = choose_team(request, request.POST.get("team", ""))
-    messages.success(request, f"You work for {team.name} now: what you make next belongs to it.")
+    messages.success(
+        request, f"Current team: {team.name}. New plans and jobs belong to this team."
+    )
     return _back(request)
 
 

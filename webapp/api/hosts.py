@@ -275,7 +275,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
         answer, refused = _refusal(credential, error)
     except Exception as error:  # the database failed; the next heartbeat repeats the content
         log.warning("beats not stored", exc_info=True)
-        sentence = "The server cannot store heartbeats now; the host retries by itself."
+        sentence = "The server cannot store heartbeats now. The host retries automatically."
         busy = BusyProblem("busy", sentence, retry_after_seconds=RETRY_AFTER_SECONDS)
         answer = outage_of(error) or busy
     if refused:  # not within `except`: an await there would keep the error alive in this frame

@@ -63,7 +63,10 @@ def findings(expected_head: str = "") -> Iterator[str]:
     a cut, the chain starts with the link named by the cut.
     """
     for name in guards_missing():
-        yield f"The database's guard {name} is gone: run `manage.py migrate` and ask who took it."
+        yield (
+            f"The database's guard {name} is missing: run `manage.py migrate`, and find out who "
+            "dropped it."
+        )
     cut = Cut.objects.order_by("-position").first()
     before, place = (cut.digest, cut.position) if cut else (BEGINNING, 0)
     known_heads = {"", f"0:{BEGINNING}", f"{place}:{before}"}
@@ -74,7 +77,10 @@ def findings(expected_head: str = "") -> Iterator[str]:
         yield from _link_findings(links, before, place)
         before, place = links[-1].digest, links[-1].position
     if expected_head not in known_heads:
-        yield f"The head {expected_head} is not in the chain: its end was cut or made anew."
+        yield (
+            f"The head {expected_head} is not in the chain: the end of the chain was cut or "
+            "rewritten."
+        )
 
 
 def _link_findings(links: list[Link], before: str, place: int) -> Iterator[str]:
@@ -83,7 +89,7 @@ def _link_findings(links: list[Link], before: str, place: int) -> Iterator[str]:
     for link in links:
         place += 1
         if link.position != place:
-            yield f"Links {place} to {link.position - 1} are gone."
+            yield f"Links {place} to {link.position - 1} are missing."
             place = link.position
         event = events.get(link.event_id)
         if event is None:
@@ -98,12 +104,12 @@ def _cut_findings(cut: Cut, expected_head: str) -> Iterator[str]:
     is_sealed = Link.objects.filter(event_id=cut.event_id, position__gt=cut.position).exists()
     expected = {"position": cut.position, "digest": cut.digest, "num_events": cut.num_events}
     if event is None or not is_sealed or event.detail != expected:
-        yield f"The cut at link {cut.position} is not the one that the sealed history tells of."
+        yield f"The cut at link {cut.position} is not the cut that the sealed history records."
     position = expected_head.partition(":")[0]
     if position.isdecimal() and 0 < int(position) < cut.position:
         yield (
-            f"The head {expected_head} went with the cut at link {cut.position} of "
-            f"{cut.at:%Y-%m-%d}: it cannot be compared any more; keep a newer one."
+            f"The head {expected_head} was removed by the cut at link {cut.position} of "
+            f"{cut.at:%Y-%m-%d}: it can no longer be compared. Record a newer head."
         )
 
 

@@ -47,8 +47,8 @@ def _django(arguments: list[str]) -> int:
         raise console.Problem(
             f"`{' '.join(['manage.py', *arguments])}` needs the environment, which does not "
             "exist yet.",
-            "`python3 manage.py up` makes it and starts everything; "
-            "`python3 manage.py test` makes it and runs the tests.",
+            "`python3 manage.py up` creates the environment and starts everything; `python3 "
+            "manage.py test` creates the environment and runs the tests.",
         )
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
     if arguments and arguments[0] not in WITHOUT_SCHEMA and not arguments[0].startswith("-"):

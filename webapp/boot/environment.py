@@ -42,7 +42,7 @@ def ensure(arguments: list[str], *, with_tests: bool) -> None:
     if os.name == "nt":
         raise console.Problem(
             "Slipway's processes need a POSIX system, and this is Windows.",
-            "Run it inside WSL 2: https://learn.microsoft.com/windows/wsl/install.",
+            "Run Slipway inside WSL 2: https://learn.microsoft.com/windows/wsl/install.",
         )
     packages = requirements(with_tests=with_tests)
     own = users_own()
@@ -52,8 +52,8 @@ def ensure(arguments: list[str], *, with_tests: bool) -> None:
             quoted = " ".join(f'"{need}"' for need in lacking)
             raise console.Problem(
                 f"Your own environment {own} lacks {len(lacking)} packages.",
-                f"Install them with: python -m pip install -c constraints.txt {quoted}\n"
-                "Or leave that environment and start again: a .venv is then made for you.",
+                f"Install them with: python -m pip install -c constraints.txt {quoted}\nOr leave "
+                "that environment and start again: a .venv is then created.",
             )
         return
     kind = "test" if with_tests else "run"
@@ -230,7 +230,9 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         description="Fetch the pinned packages and compare them with the recorded SHA-256.",
     )
     parser.add_argument(
-        "--record", action="store_true", help="accept what the index gives and write it down"
+        "--record",
+        action="store_true",
+        help="record the hashes of the packages that the index serves now",
     )
     parser.add_argument(
         "reports",

@@ -35,7 +35,7 @@ CAUSES = [  # the first match counts
     Cause(
         pattern=r"No space left on device|Errno 28",
         fact="The disk became full while packages were installed.",
-        way_out="Free about 4 GB and start again; what has arrived is reused.",
+        way_out="Free about 4 GB and start again; packages already downloaded are reused.",
     ),
     Cause(
         pattern=r"(gcc|cc|g\+\+|clang)['\"]? failed|unable to execute|Microsoft Visual C\+\+"
@@ -46,9 +46,11 @@ CAUSES = [  # the first match counts
     ),
     Cause(
         pattern=r"DO NOT MATCH THE HASHES",
-        fact="A package has other bytes than its index announced.",
-        way_out="Start again; if it stays so, the index or a proxy before it is damaged, or "
-        "somebody swaps packages: nothing of it was unpacked.",
+        fact="The hash of a package differs from the hash in its index.",
+        way_out=(
+            "Start again. If the error repeats, the index or a proxy in front of it is damaged, "
+            "or somebody replaces packages. Nothing was unpacked."
+        ),
     ),
     Cause(
         pattern=r"name resolution|Failed to establish a new connection|Network is unreachable"
@@ -323,11 +325,11 @@ def refuse(verdict: Verdict) -> None:
         for got, rows in verdict.refused
     ]
     raise console.Problem(
-        f"{len(words)} packages of the index are other files than the recorded ones, so nothing "
-        "was installed.\n  " + "\n  ".join(words) + "\n",
-        "Somebody may have swapped them, or a mirror builds its own: look where pip takes them "
-        "from (`python3 -m pip config list`). If you know why they differ, `python3 manage.py "
-        "pins --record` accepts what the index gives; read the difference before you keep it.",
+        f"{len(words)} packages from the index have a SHA-256 other than the recorded one, so "
+        "nothing was installed.\n  " + "\n  ".join(words) + "\n",
+        "The packages may have been replaced, or a mirror builds its own. Check which index pip "
+        "uses (`python3 -m pip config list`). If the difference is expected, `python3 manage.py "
+        "pins --record` records the new hashes; review the change before you commit it.",
     )
 
 

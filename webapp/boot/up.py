@@ -55,7 +55,8 @@ def check_port(host: str, port: int, *, running: str | None) -> None:
         )
     if not 0 < port <= LAST_PORT:
         raise console.Problem(
-            f"--port is {port}: ports are 1 to {LAST_PORT}.", "Leave it out for port 8000."
+            f"--port is {port}; it can be 1 to {LAST_PORT}.",
+            "Choose another port, or leave --port out for port 8000.",
         )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -65,7 +66,8 @@ def check_port(host: str, port: int, *, running: str | None) -> None:
         except OSError as error:
             raise console.Problem(
                 f"Port {port} on {host} cannot be used: {error.strerror or error}.",
-                f"Try `python3 manage.py up --port {port + 1}`, or stop the program that has it.",
+                f"Try `python3 manage.py up --port {port + 1}`, or stop the program that uses the "
+                "port.",
             ) from error
 
 
@@ -145,7 +147,7 @@ def _own_addresses() -> list[str]:
 
 REPORT_SECONDS = 10.0
 LOOK_S = 0.1
-IMPATIENT = "you did not wait for it"
+IMPATIENT = "the second Ctrl-C ended the wait"
 
 
 class Stopping:
@@ -189,7 +191,7 @@ class Stopping:
         lines = report.stdout.splitlines()
         if report.returncode != 0:
             words = (report.stderr.strip().splitlines() or [IMPATIENT])[-1]
-            lines = [f"What runs on other hosts or waits is not known: {words}"]
+            lines = [f"Jobs on other hosts and waiting jobs could not be listed: {words}"]
         return [*ended.stderr.splitlines(), *lines]
 
     def _running(self) -> list[str]:

@@ -107,7 +107,7 @@ MEMORY = ChartSpec(
     predicted="peak_memory_bytes",
     figures=("peak_memory_bytes", "host_memory_bytes"),
 )
-PROCESSOR = ChartSpec("cpu", "Processor", "cores", "cores busy", "cpu_utilization")
+PROCESSOR = ChartSpec("cpu", "Processor", "cores", "cores in use", "cpu_utilization")
 
 TTFT = ChartSpec(
     "ttft_seconds",
@@ -127,8 +127,8 @@ TPOT = ChartSpec(
     predicted="tpot_seconds",
     figures=("tpot_seconds", "tpot_p95_seconds"),
 )
-RUNNING = ChartSpec("running_requests", "Answers being written", "", "answers", "running_requests")
-WAITING = ChartSpec("waiting_requests", "Waiting for a place", "", "answers", "waiting_requests")
+RUNNING = ChartSpec("running_requests", "Running requests", "", "answers", "running_requests")
+WAITING = ChartSpec("waiting_requests", "Waiting requests", "", "answers", "waiting_requests")
 KV_CACHE = ChartSpec(
     "kv_cache_used_ratio", "KV cache in use", "ratio", "%", "kv_cache_used_ratio", 100.0
 )
@@ -159,7 +159,9 @@ def _gpu_charts(metrics: Iterable[str]) -> list[ChartSpec]:
             title = f"GPU {match[1]} memory"
             charts.append(ChartSpec(metric, title, "bytes", "GiB", metric, 2.0**-30))
         elif match := _GPU_BUSY.fullmatch(metric):
-            charts.append(ChartSpec(metric, f"GPU {match[1]} busy", "ratio", "%", metric, 100.0))
+            charts.append(
+                ChartSpec(metric, f"GPU {match[1]} utilisation", "ratio", "%", metric, 100.0)
+            )
     return charts
 
 

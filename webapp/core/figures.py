@@ -283,7 +283,7 @@ _OFFLOAD = (
     _figure("expert_bytes_brought", "Experts transferred to the device", "bytes",
             "Bytes of experts copied to the device.", "lower"),
     *(
-        _figure(name, label, "share", f"{label}, as a share of all of it.", predicted=True)
+        _figure(name, label, "share", f"{label}, as a share of the total.", predicted=True)
         for name, label in (
             ("weights_cpu", "Weights in host memory"),
             ("weights_disk", "Weights on disk"),

@@ -42,26 +42,25 @@ class Outage(NamedTuple):
 
 FULL = Outage(
     "disk_full",
-    "The server's disk is full. Nothing of this was stored, what was stored before is safe, and "
-    "jobs run on. An operator of the server has to free some space.",
+    "The server's disk is full. This change was not stored; earlier data is safe, and jobs "
+    "continue. An operator of the server has to free disk space.",
     LATER_SECONDS,
 )
 READ_ONLY = Outage(
     "read_only",
-    "The server cannot write to its data folder or database. Nothing of this was stored. An "
+    "The server cannot write to its data folder or database. This change was not stored. An "
     "operator of the server has to check its disk and the owner of its files.",
     LATER_SECONDS,
 )
 BUSY = Outage(
     "database_busy",
-    "The database is held by something else just now. Nothing of this was stored. Try again in a "
-    "moment.",
+    "The database is locked by another process. This change was not stored. Try again soon.",
     SOON_SECONDS,
 )
 OLD_SCHEMA = Outage(
     "schema_incomplete",
     "The database lacks tables of this version. An operator of the server has to start Slipway "
-    "again, which makes them.",
+    "again, which creates them.",
     LATER_SECONDS,
 )
 DAMAGED = Outage(
@@ -72,8 +71,8 @@ DAMAGED = Outage(
 )
 DATABASE_UNAVAILABLE = Outage(
     "database_away",
-    "The database does not answer. Jobs run on, and hosts keep what they have to report. Try "
-    "again in a moment.",
+    "The database does not answer. Jobs continue, and hosts keep their reports. Try again in a "
+    "moment.",
     SOON_SECONDS,
 )
 # Parts of error messages of SQLite, PostgreSQL and their drivers; the first match counts.

@@ -27,7 +27,10 @@ class Limit(NamedTuple):
     def sentence(self, wait_seconds: int) -> str:
         """Return the error message for a caller that exceeded the limit."""
         rate = f"{self.per_second:g} times a second, and {self.burst:,} times at once"
-        return f"{self.who} may call {rate}; this was more. Wait {wait_seconds} s and go on."
+        return (
+            f"{self.who} may call {rate}; this call exceeds the limit. Try again in "
+            f"{wait_seconds} s."
+        )
 
 
 # A host sends events in batches, ten heartbeats per minute, and 4 MiB per upload call.

@@ -42,7 +42,7 @@ class UnauthorizedProblem(Problem):
     """The caller is not authenticated."""
 
     status = 401
-    title = "Who is asking is not known"
+    title = "Authentication is required"
 
 
 class ForbiddenProblem(Problem):
@@ -63,7 +63,7 @@ class ConflictProblem(Problem):
     """The current state does not allow the request."""
 
     status = 409
-    title = "The present state does not allow this"
+    title = "The current state does not allow this"
 
 
 class TooLargeProblem(Problem):
@@ -77,7 +77,7 @@ class UnavailableProblem(Problem):
     """The database or the disk has failed; ``retry_after_seconds`` says when to retry."""
 
     status = 503
-    title = "The server cannot do this just now"
+    title = "The server is temporarily unavailable"
 
 
 class BusyProblem(Problem):

@@ -31,8 +31,8 @@ def data_folder(variables: Mapping[str, str], default: Path) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise DataFolderError(
-            f"The data folder {folder} cannot be made: {error.strerror}. Correct the owner of the "
-            "folder above it, or set SLIPWAY_DATA_DIR to another folder."
+            f"The data folder {folder} cannot be created: {error.strerror}. Correct the owner of "
+            "the folder above it, or set SLIPWAY_DATA_DIR to another folder."
         ) from None
     return folder
 
@@ -121,7 +121,7 @@ def public_site(url: str) -> dict[str, Any]:
     if parts.scheme != "https" or not parts.hostname or parts.path.strip("/"):
         raise PublicUrlError(
             f"SLIPWAY_PUBLIC_URL is {url!r}: give the https address of the site's first page, "
-            "such as https://slipway.example.org, or leave it unset on one machine"
+            "such as https://slipway.example.org, or unset the variable for a site on one machine"
         )
     return {
         "CSRF_TRUSTED_ORIGINS": [f"https://{parts.netloc}"],

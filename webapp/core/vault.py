@@ -74,7 +74,10 @@ def has_own_file() -> bool:
 
 def _refuse_environment() -> None:
     if not has_own_file():
-        raise VaultError(f"The keys are in {VARIABLE}: put a new one first there, then rotate.")
+        raise VaultError(
+            f"The keys come from {VARIABLE}, which this command cannot change. Insert a new key "
+            f"at the start of {VARIABLE}, restart the site, then rotate again."
+        )
 
 
 def _fernet() -> MultiFernet:

@@ -73,15 +73,16 @@ def _check_size(team: Team, name: str, size_bytes: int) -> None:
     if size_bytes > MAX_UPLOAD_BYTES:
         raise TooLargeProblem(
             "dataset_too_large",
-            f"{name} has {-(-size_bytes // MEBIBYTE):,} MiB; {MAX_UPLOAD_BYTES // MEBIBYTE} MiB "
-            "are the limit. Divide the file, or copy it to the host and name its path.",
+            f"{name} has {-(-size_bytes // MEBIBYTE):,} MiB; the limit is "
+            f"{MAX_UPLOAD_BYTES // MEBIBYTE} MiB. Divide the file, or copy it to the host and "
+            "give its path.",
         )
     used = list(Dataset.objects.filter(team=team).values_list("size_bytes", flat=True))
     if len(used) >= MAX_TEAM_FILES or sum(used) + size_bytes > MAX_TEAM_BYTES:
         raise TooLargeProblem(
             "datasets_full",
             f"The team keeps {len(used)} files of {sum(used) // MEBIBYTE:,} MiB; {MAX_TEAM_FILES} "
-            f"files and {MAX_TEAM_BYTES // MEBIBYTE:,} MiB are the limits. Delete some first.",
+            f"files and {MAX_TEAM_BYTES // MEBIBYTE:,} MiB are the limits. Delete a file first.",
         )
 
 

@@ -34,8 +34,8 @@ log = structlog.get_logger(__name__)
 HOST_USER = re.compile(r"[hs]_[0-9A-Z]{26}")  # other users are never touched
 SETINFO_SINCE = (7, 2)  # older servers reject a rule that names "client|setinfo"
 NO_RIGHT = (
-    "The user in REDIS_URL may not make users ({cause}), so hosts work over HTTPS alone. Give it "
-    "+acl and +client|kill, or leave REDIS_URL out for Slipway's own Redis."
+    "The user in REDIS_URL may not create users ({cause}), so hosts work over HTTPS alone. Give "
+    "it +acl and +client|kill, or leave REDIS_URL out for Slipway's own Redis."
 )
 # Each set was determined by running the client until ACL LOG showed no denial.
 SPEAK = ("-@all", "+ping", "+hello")

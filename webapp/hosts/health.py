@@ -103,21 +103,23 @@ def _board(gpu: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if width and full and width < full and is_in_slot:
         yield WARN, f"{width} of {full} PCIe lanes are in use; check slot and riser"
     if gpu.get("is_partitioned") and not gpu.get("parent_uuid"):  # agents before MIG instances
-        yield WARN, "it is partitioned (MIG); plans count it whole"
+        yield WARN, "it is partitioned (MIG); plans count the whole GPU"
     if gpu.get("fabric_state") not in (None, "completed"):
         yield BAD, "it is not registered with the NVSwitches; start nvidia-fabricmanager"
     if gpu.get("compute_mode") == "prohibited":
-        yield BAD, "computing on it is prohibited (nvidia-smi -c DEFAULT)"
+        yield BAD, "its compute mode prohibits computing (nvidia-smi -c DEFAULT allows it)"
 
 
 def _host_reasons(host: Host) -> Iterator[Reason]:
     total = host.facts.get("disk_total_bytes") or 0
     free = host.last_beat.get("disk_free_bytes", host.facts.get("disk_free_bytes") or 0)
     if free < max(LOW_DISK_BYTES, LOW_DISK_SHARE * total):
-        yield Reason(WARN, f"{display.memory(free)} of disk are free; jobs need room.")
+        yield Reason(WARN, f"{display.memory(free)} of disk are free, too little for jobs.")
     offset = host.clock_offset_ms
     if offset is not None and abs(offset) > MAX_CLOCK_OFFSET_MS:
-        yield Reason(WARN, f"Its clock is {abs(offset) / 1000:.0f} s off; signed news may wait.")
+        yield Reason(
+            WARN, f"Its clock is {abs(offset) / 1000:.0f} s off; signed messages may be delayed."
+        )
 
 
 # ---------------------------------------------------------------------------
@@ -174,7 +176,7 @@ def checklist(token: EnrolmentToken | None, host: Host | None) -> list[Check]:
     """Return the check-list in fixed order; before the first contact every check is pending."""
     if host is None:
         return [
-            Check(CONTACTED, RUNNING, "waiting for the host to call"),
+            Check(CONTACTED, RUNNING, "waiting for the host to connect"),
             *map(Check, NAMES[1:]),
         ]
     facts = host.facts
@@ -252,7 +254,7 @@ def _contact(host: Host, facts: dict[str, Any]) -> Check:
 
 def _identity(token: EnrolmentToken | None, host: Host) -> Check:
     if not host.credential_hash:
-        fix = "Make a new token under Hosts, Add a host, and enrol it again."
+        fix = "Create a new token under Hosts, Add a host, and enrol the host again."
         return Check(IDENTITY, BAD_VERDICTS, "access revoked", fix)
     used = ", token used up" if token else ""
     return Check(IDENTITY, GOOD, f"credential of its own{used}")
@@ -301,7 +303,7 @@ def _gpus(facts: dict[str, Any]) -> Check:
 def _torch(facts: dict[str, Any]) -> Check:
     version = (facts.get("packages") or {}).get("torch")
     if not version:
-        fix = "Jobs compute with it. Install it there, start the agent again, then check again:"
+        fix = "Jobs need torch. Install it on the host, start the agent again, then check again:"
         return Check(
             TORCH, BAD_VERDICTS, "not installed on the host", fix, "pip install 'slipway[gpu]'"
         )
@@ -312,7 +314,7 @@ def _torch(facts: dict[str, Any]) -> Check:
         return Check(TORCH, GOOD, f"{version}, built for ROCm {facts.get('torch_rocm_version')}")
     if not built:
         words = f"{version}, built for the processor alone"
-        fix = "The GPUs would stay idle. Install the build for their driver:"
+        fix = "Jobs would not use the GPUs. Install the build for their driver:"
         return Check(TORCH, BAD_VERDICTS, words, fix, _install(version, runs))
     if runs and _major(built) > _major(runs):
         words = f"{version}, built for CUDA {built}; this driver runs up to {runs}"
@@ -339,7 +341,7 @@ def _disk(facts: dict[str, Any]) -> Check:
     free = facts.get("disk_free_bytes") or 0
     words = f"{display.memory(free)} free"
     if free < MIN_FREE_DISK_BYTES:
-        fix = "A job needs at least 1 GiB for its spool and its model. See what takes the room:"
+        fix = "A job needs at least 1 GiB for its spool and its model. See what uses the disk:"
         return Check(
             DISK, BAD_VERDICTS, words, fix, "du -xh --max-depth=2 ~/.slipway | sort -h | tail"
         )
@@ -354,7 +356,7 @@ def _queue(host: Host) -> Check:
     if not host.checks.get("has_redis"):
         return Check(QUEUE, GOOD, "not used: everything goes over HTTP, starts take up to 10 s")
     if "seconds" in result:
-        return Check(QUEUE, GOOD, f"{result['seconds'] * 1000:.0f} ms, signed, there and back")
+        return Check(QUEUE, GOOD, f"{result['seconds'] * 1000:.0f} ms, signed, round trip")
     if "problem" in result:
         fix = "Jobs still start, up to 10 s later. Run this to see the host's view of Redis:"
         return Check(QUEUE, BAD_VERDICTS, result["problem"], fix, "python -m runners doctor")

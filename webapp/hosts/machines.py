@@ -171,7 +171,7 @@ def _reasons(host: Host, other: Host) -> Iterator[str]:
     gpus = [own[d.hardware] for d in other.devices.all() if d.hardware in own and d.kind == "gpu"]
     if gpus:
         named = ", ".join(str(d.index) for d in sorted(gpus, key=lambda d: d.index))
-        yield f"it sees the same GPU {named}: one job at a time uses it, of any team"
+        yield f"it has the same GPU {named}: one job at a time uses the GPU, over all teams"
     if host.facts.get("machine_id") != other.facts.get("machine_id"):
         return
     users = [each.facts.get("user_id") for each in (host, other)]
@@ -406,8 +406,8 @@ def device_for_host(host: Host) -> DeviceSpec:
     if device is None:
         raise ConflictProblem(
             "not_measured",
-            f"The speed of {host.name} has not been measured yet; its agent does so at its first "
-            "start, in about 15 seconds.",
+            f"The speed of {host.name} has not been measured yet; its agent measures it at the "
+            "first start, in about 15 seconds.",
         )
     return priced(device, host.labels, host.name, len(gpus) or 1)
 
@@ -415,7 +415,8 @@ def device_for_host(host: Host) -> DeviceSpec:
 def _facts(host: Host) -> HostFacts:
     if not host.facts:
         raise ConflictProblem(
-            "host_unknown", f"{host.name} has not reported yet; wait for its first heartbeat."
+            "host_unknown",
+            f"{host.name} has not reported its hardware yet. Wait for its first heartbeat.",
         )
     return HostFacts.model_validate(host.facts)
 

@@ -238,7 +238,7 @@ EVENTS_OF_ATTEMPT = Quota(
 )  # fmt: skip
 EVENT_MEBIBYTES = Quota(
     "too_many_event_bytes", "One host", "MiB of events", 8192,
-    "Have its jobs write less to their output, or spread them over more hosts",
+    "Have its jobs write less output, or spread them over more hosts",
 )  # fmt: skip
 
 
@@ -247,8 +247,8 @@ class QuotaProblem(BusyProblem):
 
     def __init__(self, quota: Quota, wait_seconds: int) -> None:
         sentence = (
-            f"{quota.reason}. What waits stays on the host and is sent in {wait_seconds} s. "
-            f"{quota.way_out}."
+            f"{quota.reason}. The remaining messages stay on the host and are sent in "
+            f"{wait_seconds} s. {quota.way_out}."
         )
         super().__init__(quota.code, sentence, retry_after_seconds=wait_seconds)
         self.quota, self.wait_seconds = quota, wait_seconds

@@ -277,8 +277,8 @@ def _use_token(text: str) -> EnrolmentToken:
     if not usable.update(used_at=now()):
         raise UnauthorizedProblem(
             "token_refused",
-            "The enrolment token is unknown, used, revoked or older than an hour. "
-            "Make a new one under Hosts, Add a host.",
+            "The enrolment token is unknown, used, revoked or older than an hour. Create a new "
+            "token under Hosts, Add a host.",
         )
     return EnrolmentToken.objects.get(token_hash=digest(text))
 
@@ -401,7 +401,7 @@ def _check_ready(host: Host, before: str, to: HostState) -> None:
         raise ConflictProblem("retired", f"{host.name} is retired; enrol it again.")
     if not host.microbench:
         raise ConflictProblem(
-            "not_measured", f"{host.name} is ready as soon as its agent has measured it."
+            "not_measured", f"{host.name} becomes ready once its agent has measured it."
         )
 
 

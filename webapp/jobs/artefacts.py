@@ -145,7 +145,7 @@ def _check_disk(file: UploadFile) -> None:
     try:
         file.target.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        sentence = f"{file.path} lies below what is itself a file; one of the two has no place."
+        sentence = f"{file.path} lies below a path that is itself a file. Rename one of the two."
         raise ConflictProblem("path_taken", sentence) from None
     if file.target.is_dir() or file.partial.is_dir():
         raise ConflictProblem("path_taken", f"{file.path} is a folder of another file.")
@@ -160,7 +160,10 @@ def _append(file: UploadFile, offset: int, body: Readable) -> int:
             written += len(piece)
             if written > limit:
                 sink.truncate(offset)
-                raise TooLargeProblem("part_too_large", f"At most {limit} bytes fit here.")
+                raise TooLargeProblem(
+                    "part_too_large",
+                    f"The limit of a request is {limit} bytes; send the file in smaller parts.",
+                )
             sink.write(piece)
     return written
 
@@ -176,7 +179,8 @@ def _complete(file: UploadFile) -> None:
     if actual != expected:
         file.partial.unlink()
         raise ConflictProblem(
-            "digest_differs", f"{file.path} arrived with another digest; send it again from 0."
+            "digest_differs",
+            f"{file.path} was received with another SHA-256; send it again from byte 0.",
         )
     file.partial.replace(file.target)
     _update_completeness(file.artefact)

@@ -202,7 +202,9 @@ def recalibrate(
                     ],
                 )
         return calibration
-    raise ConflictProblem("busy_calibration", "Measurements keep arriving. Try again.")
+    raise ConflictProblem(
+        "busy_calibration", "New measurements keep changing the factors. Try again."
+    )
 
 
 def _with_phases(
@@ -252,10 +254,10 @@ def why_unchanged(
         invalid = next((row.invalid_reason for row in rows if row.is_excluded), "")
         return invalid or "Its measurements are excluded."
     if held:
-        return f"It is held back: {held[0]}."
+        return f"Its measurements are held back: {held[0]}."
     if not is_asked:
-        return "It measured nothing that the planner foretells of one host by itself."
-    return "What it measured agrees with the factors as they were."
+        return "It measured no figure that the planner predicts for a single host."
+    return "Its measurements agree with the earlier factors."
 
 
 def _latest_jobs(host: Host) -> list[Job]:

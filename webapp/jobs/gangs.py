@@ -129,30 +129,36 @@ def _rendezvous(job: Job, host: Host) -> list[Check]:
     """Return whether the job's other hosts can reach this one and a port is free."""
     address = meeting_address(job, host)
     address_words = (
-        f"Others reach the host at {address}." if address else "The host has no address."
+        f"Other hosts reach this host at {address}." if address else "The host has no address."
     )
-    remedy = "Connect it to the others' network and restart its agent, or take it out of the pool."
+    remedy = (
+        "Connect the host to the network of the others and restart its agent, or remove the host "
+        "from the pool."
+    )
     port = free_port(host)
-    port_words = (
-        f"Port {port} is free for meeting." if port else "Every port for meeting is in use."
+    port_words = f"Rendezvous port {port} is free." if port else "Every rendezvous port is in use."
+    port_remedy = (
+        'Widen "first_gang_port" to "last_gang_port" in the host\'s config.json, or wait for '
+        "another job to end."
     )
-    port_remedy = 'Widen "first_gang_port" to "last_gang_port" in its config.json, or wait.'
     return [
         Check("address", bool(address), address_words, remedy),
-        Check("meeting port", port is not None, port_words, port_remedy),
+        Check("rendezvous port", port is not None, port_words, port_remedy),
     ]
 
 
 def _state(host: Host) -> Check:
     label = host.get_state_display().lower()
-    remedy = "Let an operator make it ready again on its page, or choose another host."
+    remedy = "Ask an operator to make the host ready again on its page, or choose another host."
     return Check("state", host.state == HostState.READY, f"The host is {label}.", remedy)
 
 
 def _contact(host: Host) -> Check:
     silent = silent_seconds(host)
-    words = "has never reported" if silent is None else f"was heard {silent:.0f} s ago"
-    remedy = "See whether the host is on and its agent runs; the job starts when it is back."
+    words = (
+        "has never reported" if silent is None else f"sent its last heartbeat {silent:.0f} s ago"
+    )
+    remedy = "Check that the host is on and its agent runs; the job starts when the host is back."
     is_heard = contact_of(host) in {Contact.LIVE, Contact.DEGRADED}
     return Check("contact", is_heard, f"The host {words}.", remedy)
 
@@ -307,7 +313,7 @@ def release_unstarted(leader: Attempt) -> None:
 def missing_words(leader: Attempt) -> str:
     """Return the sentence that names the hosts which did not claim in time."""
     names = [member.host.name for member in members_of(leader) if member.claimed_at is None]
-    verb = "did not take its part" if len(names) == 1 else "did not take their parts"
+    verb = "did not claim its part" if len(names) == 1 else "did not claim their parts"
     return f"{' and '.join(names)} {verb} of the job in time; nothing was started."
 
 

@@ -120,7 +120,9 @@ def launch_options_of(posted: Mapping[str, str]) -> LaunchOptions:
             f"“Time limit, in hours” is {hours[:20]}; it can be 0.01 to 8784 hours, or empty.",
         )
     if not retries.isdecimal():
-        raise InvalidProblem("retries", f"“Try again” is {retries[:20]}; it can be 0 to 5.")
+        raise InvalidProblem(
+            "retries", f"“Retries after a host failure” is {retries[:20]}; it can be 0 to 5."
+        )
     is_low = posted.get("priority") == str(Priority.LOW.value)
     adapter = posted.get("adapter", "").strip()
     priority = Priority.LOW if is_low else Priority.NORMAL
@@ -148,9 +150,11 @@ FLOATS_OF_8_BITS = (
 EXPLANATIONS = {
     "train": "The host trains the model on its own text, evaluates it on held-out text, "
     "and saves it as a model of your team.",
-    "lora": "The host trains an adapter on its own text and evaluates it on held-out text; the "
-    "model's weights stay frozen. It leaves the adapter in peft's "
-    "format, and the merged model as a model of your team.",
+    "lora": (
+        "The host trains an adapter on its own text and evaluates it on held-out text; the "
+        "model's weights stay frozen. It stores the adapter in peft's format, and the merged "
+        "model as a model of your team."
+    ),
     "classification": "The host trains the encoder and its head to tell the labels of texts "
     "apart, evaluates it on held-out texts, and saves it as a model of your team.",
     "compress": "The host compresses the weights, saves them, loads them again, and measures "
@@ -159,9 +163,11 @@ EXPLANATIONS = {
     "answers to a file. Finished answers are kept if the job stops.",
     "benchmark": "The host loads the model as planned and measures prefill, decode and peak "
     "memory. It ends with the measurements.",
-    "serve": "The host loads the model as planned and answers requests in OpenAI's form, at an "
-    "address of its own, until somebody stops it. The job's page has the address, the key and "
-    "live figures.",
+    "serve": (
+        "The host loads the model as planned and serves an OpenAI-compatible API at its own "
+        "address until somebody stops it. The job's page has the address, the key and live "
+        "figures."
+    ),
 }
 RANDOM_WEIGHTS = (
     " This model's weights are not on the host, so it runs with random ones: speed and memory are "
@@ -278,8 +284,8 @@ def launch_of(
         )
     if question.host.kind not in RUNS_JOBS:
         raise DraftProblem(
-            f"{question.host.name} is only planned for, so nothing can run on it. Choose one of "
-            "your hosts to launch, or add the machine as a host.",
+            f"{question.host.name} is a planning-only host, so no job can run on it. Choose one "
+            "of your hosts to launch, or add the machine as a host.",
             "choice",
         )
     if not answer.plans:
@@ -374,8 +380,8 @@ def _spec(
 def _refuse_offloaded(best: PlannedStrategy, allowed: frozenset[str] = frozenset()) -> None:
     if away := [each for each in best.strategy.offload_places if each not in allowed]:
         raise DraftProblem(
-            f"This plan has {', '.join(away)}: it is planned, but only jobs that generate keep "
-            "these off the device. Choose fewer bits, a smaller batch or a smaller model.",
+            f"This plan has {', '.join(away)}. The planner covers this, but of the jobs only "
+            "batch generation supports it. Choose fewer bits, a smaller batch or a smaller model.",
             "weight_dtype",
         )
 

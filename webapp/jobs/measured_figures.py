@@ -722,8 +722,8 @@ def _room_words(story: MemoryComparison) -> str:
     if not story.is_oom or story.room_bytes >= ROOM_SHARE * story.capacity_bytes:
         return ""
     return (
-        f" It was refused more at {memory(story.room_bytes)} of "
-        f"{memory(story.capacity_bytes)}: there was less room than the plan counted on."
+        f" A further allocation was refused at {memory(story.room_bytes)} of "
+        f"{memory(story.capacity_bytes)}: less memory was available than planned."
     )
 
 

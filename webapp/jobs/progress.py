@@ -216,7 +216,7 @@ def leftover_of(job: Job) -> Leftover | None:
     if not running:
         return Leftover(
             is_over=True,
-            title=f"Confirmed by {names}: nothing of it runs any more",
+            title=f"Confirmed by {names}: no process of it is running",
             text=" ".join(dict.fromkeys(_end_words(part) for part in given_up)),
         )
     return Leftover(
@@ -235,7 +235,10 @@ def _given_up(job: Job) -> list[Attempt]:
 
 def _wait_words(host: Host) -> str:
     if contact_of(host) is Contact.LIVE:
-        return f"{host.name} is back and was told to stop the attempt, but has not confirmed yet."
+        return (
+            f"{host.name} is connected again and was told to stop the attempt, but has not "
+            "confirmed yet."
+        )
     return (
         f"{host.name} has sent no heartbeat for {clock(silent_seconds(host) or 0)}. The host is "
         "told to stop the attempt at its next heartbeat. Until then, whether the attempt runs is "

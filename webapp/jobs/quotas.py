@@ -157,8 +157,8 @@ def check_submit(job: Job) -> None:
     if queued >= limit:
         raise ConflictProblem(
             "max_queued",
-            f"You have {queued} jobs in queues and may have {limit}. Wait until some have "
-            "started, or stop some.",
+            f"You have {queued} jobs in queues and may have {limit}. Wait until one has started, "
+            "or stop one.",
         )
     if sentence := hours_sentence(job.team, quota):
         raise ConflictProblem("gpu_hours", sentence)
@@ -169,8 +169,9 @@ def _check_size(job: Job, quota: Quota) -> None:
     if limit is not None and requested > limit:
         raise InvalidProblem(
             "max_devices",
-            f"{job.name} asks for {display.counted(requested, 'device')} and your team may "
-            f"hold {limit} at once. Plan it for fewer devices, or ask an operator for more.",
+            f"{job.name} asks for {display.counted(requested, 'device')} and your team may hold "
+            f"{limit} at once. Plan the job for fewer devices, or ask an operator for a higher "
+            "limit.",
         )
 
 
@@ -180,8 +181,8 @@ def _check_length(job: Job, quota: Quota) -> None:
         raise InvalidProblem(
             "max_duration",
             f"{job.name} is to run for {display.clock(stated)} and a job of your team may run for "
-            f"{display.clock(limit)}. Give it less time or fewer steps, or ask an operator for "
-            "more.",
+            f"{display.clock(limit)}. Set a shorter time limit or fewer steps, or ask an operator "
+            "for a higher limit.",
         )
 
 
@@ -192,8 +193,8 @@ def hours_sentence(team: Team, quota: Quota) -> str:
         return ""
     following = (month_start() + timedelta(days=32)).replace(day=1)
     return (
-        f"Your team has used {used:.1f} of {limit:g} GPU-hours this month; there are new ones on "
-        f"{following:%d %B}, or an operator gives more."
+        f"Your team has used {used:.1f} of {limit:g} GPU-hours this month; the count starts again "
+        f"on {following:%d %B}, or an operator can raise the limit."
     )
 
 
@@ -203,7 +204,7 @@ def devices_sentence(job: Job, quota: Quota, held: int) -> str:
     if limit is None or held + requested <= limit:
         return ""
     return (
-        f"Your team holds {held} of the {limit} devices that it may hold at once, and this job "
+        f"Your team uses {held} of the {limit} devices that it may use at once, and this job "
         f"needs {requested}; it starts when enough of them are released."
     )
 
@@ -218,7 +219,7 @@ def limit_sentences(team: Team, owner_id: int | None) -> list[str]:
     """Return the remaining quota, one sentence per limit, for the launch form."""
     quota, sentences = quota_of(team), []
     if quota.max_devices is not None:
-        sentences.append(f"{held_devices(team)} of {quota.max_devices} devices held now")
+        sentences.append(f"{held_devices(team)} of {quota.max_devices} devices in use")
     if quota.max_gpu_hours_per_month is not None:
         used, limit = used_gpu_hours(team), quota.max_gpu_hours_per_month
         sentences.append(f"{used:.1f} of {limit:g} GPU-hours used this month")
@@ -280,8 +281,8 @@ class Rules:
         if job.team_id in self._guests.get(job.pool_id, {job.team_id}):
             return ""
         return (
-            "Its pool belongs to another team and is not shared with yours any more: stop the "
-            "job, or ask an admin to share the pool again."
+            "Its pool belongs to another team and is no longer shared with yours: stop the job, "
+            "or ask an admin to share the pool again."
         )
 
     def _devices(self, job: Job) -> str:
@@ -294,7 +295,7 @@ class Rules:
             return ""
         checks = failed.detail.get("checks", [])
         sentences = [check["sentence"] for check in checks if not check["ok"]]
-        return "The last check failed and is tried again: " + " ".join(sentences)
+        return "The last check failed and is repeated: " + " ".join(sentences)
 
 
 def failed_preflights(jobs: Sequence[Job]) -> list[Event]:

@@ -119,9 +119,9 @@ def _reasons(metric: str, evidence: Mapping[str, Any]) -> Iterator[str]:
     yield from _clocks(evidence)
     steps, tokens = evidence.get("steps"), evidence.get("tokens")
     if steps is not None and steps < LEAST_STEPS:
-        yield f"It saw {counted(steps, 'step')}; {LEAST_STEPS} are needed."
+        yield f"The run has {counted(steps, 'step')}; {LEAST_STEPS} are needed."
     if tokens is not None and tokens < LEAST_TOKENS and not metric.endswith("ttft_seconds"):
-        yield f"It wrote {tokens} tokens to each prompt; {LEAST_TOKENS} are needed."
+        yield f"The run generated {tokens} tokens per prompt; {LEAST_TOKENS} are needed."
 
 
 def _load(evidence: Mapping[str, Any]) -> Iterator[str]:
@@ -129,7 +129,7 @@ def _load(evidence: Mapping[str, Any]) -> Iterator[str]:
     most = MOST_TAKEN_WITH_GPU if evidence.get("has_gpus") else MOST_TAKEN
     if usable_cores and taken_cores is not None and taken_cores / usable_cores > most:
         cores = f"{taken_cores:.1f} of the {usable_cores:g} cores"
-        yield f"Other programs took {cores} in the mean of the run; {percent(most)} may be taken."
+        yield f"Other programs used {cores} on average over the run; the limit is {percent(most)}."
     overlap = evidence.get("overlap_ratio") or 0.0
     if overlap > MOST_OVERLAP:
         yield (

@@ -226,7 +226,8 @@ def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller
     if unknown := sorted(set(spec.secrets) - set(secret_names(team))):
         raise InvalidProblem(
             "unknown_secret",
-            f"{team.name} has no secret {', '.join(unknown)}. Store it under Secrets first.",
+            f"{team.name} has no secret {', '.join(unknown)}. Store the secret under Secrets "
+            "first.",
         )
     check_retries(max_retries)
     if host is not None:
@@ -234,7 +235,7 @@ def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller
     place = host.pool if host is not None else pool
     if place is None or not _may_launch(team, place):
         raise InvalidProblem(
-            "no_place", "No host or pool is given. Name one of your team for the job."
+            "no_place", "No host or pool is given. Choose a host or pool of your team."
         )
     job = Job(
         team=team,
@@ -289,7 +290,9 @@ def _check_host(team: Team, host: Host) -> None:
         raise InvalidProblem("unknown_host", "This host belongs to another team; choose your own.")
     if host.kind not in RUNS_JOBS:
         raise InvalidProblem(
-            "virtual_host", f"{host.name} is only planned for. Enrol a machine to run jobs."
+            "virtual_host",
+            f"{host.name} is a planning-only host, so no job can run on it. Choose another "
+            "host, or enrol the machine.",
         )
     if host.state == HostState.RETIRED:
         raise InvalidProblem("retired_host", f"{host.name} is retired; choose another host.")

@@ -218,19 +218,19 @@ class Words(NamedTuple):
 
 
 WORDS: Mapping[Reason, Words] = {
-    Reason.OK: Words("The job ended well.", "See its figures, or plan the next job."),
+    Reason.OK: Words("The job succeeded.", "See its figures, or plan the next job."),
     Reason.OOM_GPU: Words(
         "The GPU ran out of memory.",
         "Plan again with a smaller batch, a narrower weight dtype or more devices.",
     ),
     Reason.OOM_HOST: Words(
         "The host ran out of main memory and the system ended the job.",
-        "Plan again with a smaller batch or a narrower weight dtype, or free memory there.",
+        "Plan again with a smaller batch or a narrower weight dtype, or free memory on the host.",
     ),
     Reason.NCCL_TIMEOUT: Words(
         "A rank waited for the others until NCCL's timeout, and the job was aborted.",
-        "The rank that reported nothing is the one that hung: see its log, check the links "
-        "between the devices on the host's page, then clone the job.",
+        "The rank without a report is the one that hung: see its log, check the links between the "
+        "devices on the host's page, then clone the job.",
     ),
     Reason.NCCL_ERROR: Words(
         "NCCL, the library by which the ranks talk, reported an error.",
@@ -283,14 +283,15 @@ WORDS: Mapping[Reason, Words] = {
     ),
     Reason.ENVIRONMENT_FAILED: Words(
         "The environment that the job runs in could not be built on the host.",
-        "The last lines of its log name the cause; mend it, then build it on the host's page.",
+        "The last lines of its log name the cause; correct it, then build the environment on the "
+        "host's page.",
     ),
     Reason.START_TIMEOUT: Words(
-        "The host did not take the job within two minutes.",
+        "The host did not claim the job within two minutes.",
         "See on the host's page whether its agent runs, then clone the job.",
     ),
     Reason.NEVER_STARTED: Words(
-        "The host took the job but nothing of it ever ran there.",
+        "The host claimed the job but never started its process.",
         "See the problems on the host's page, then clone the job.",
     ),
     Reason.SUPERVISOR_LOST: Words(
@@ -309,7 +310,7 @@ WORDS: Mapping[Reason, Words] = {
         "Cordon the GPU and check the driver's log before you try again.",
     ),
     Reason.GPU_DRIVER_MISMATCH: Words(
-        "The GPU, its driver and the libraries of the job do not fit together.",
+        "The GPU, its driver and the libraries of the job are incompatible with each other.",
         "Restart the host if its driver was just updated; otherwise install the driver that "
         "torch's CUDA version needs, or a torch that was built for this GPU.",
     ),
@@ -337,18 +338,18 @@ WORDS: Mapping[Reason, Words] = {
     Reason.QUOTA: Words(
         "The team's quota was used up.", "Wait for the next period or ask an admin for more."
     ),
-    Reason.SUPERSEDED: Words("A newer attempt took this one's place.", "See the newer attempt."),
+    Reason.SUPERSEDED: Words("A newer attempt replaced this attempt.", "See the newer attempt."),
     Reason.PEER_ENDED: Words(
         "It was stopped because the part of the job on another host had ended.",
         "See the host that the job's reason names.",
     ),
     Reason.LOST_AND_ABANDONED_BY_USER: Words(
         "The host was unreachable and a person gave the job up.",
-        "When the host is back it ends what still runs; clone the job to run it again.",
+        "When the host is back, it stops the remaining processes. Clone the job to run it again.",
     ),
     Reason.QUEUE_TIMEOUT: Words(
-        "The job waited too long for its turn.",
-        "Choose a host with less to do, or clone the job.",
+        "The job waited in the queue longer than allowed.",
+        "Choose a host with a shorter queue, or clone the job.",
     ),
 }
 

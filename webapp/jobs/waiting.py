@@ -61,7 +61,10 @@ def lines_in(picture: PoolState, decision: Decision, turns: slice = slice(None))
 
 def _line(picture: PoolState, job: Job, wait: Wait | None, position: int) -> Line:
     if wait is None:
-        sentence = f"What it needs is free: {_needs(job)}. It starts within seconds."
+        sentence = (
+            f"The devices that the job needs are free: {_needs(job)}. The job starts within "
+            "seconds."
+        )
         return Line(position, job, sentence, now())
     seconds = wait.start_seconds
     start_at = now() + timedelta(seconds=seconds) if seconds is not None else None
@@ -102,8 +105,8 @@ def _far_behind(job: Job, num_own: int) -> Line:
     return Line(
         position,
         job,
-        f"It needs {_needs(job)}; {before} jobs go before it, and a start is forecast for the "
-        f"first {FORESEEN_TURNS} only.",
+        f"It needs {_needs(job)}; {before} jobs are ahead in the queue, and a start is forecast "
+        f"only for the first {FORESEEN_TURNS}.",
         None,
     )
 
@@ -207,7 +210,7 @@ class Words:
 def closed_words(host: Host, job: Job) -> str:
     """Return why a host accepts no such job now; empty if it does."""
     if host.kind not in RUNS_JOBS:
-        return f"{host.name} is only planned for."
+        return f"{host.name} is a planning-only host; no job can run on it."
     if host.state != HostState.READY:
         return f"{host.name} is {host.get_state_display().lower()} and takes no new jobs."
     contact = contact_of(host)

@@ -143,8 +143,8 @@ class FreshAdmin(admin.ModelAdmin[Row]):
         reader = request.user.get_username()
         words = changed_words("It was", by, last.action_time if last else None, reader=reader)
         raise ValidationError(
-            f"{words} Your change was not saved. Open it again to see the current values, and "
-            "make your change there."
+            f"{words} Your change was not saved. Open the page again to see the current values, "
+            "then repeat your change."
         )
 
     def render_change_form(
@@ -175,7 +175,9 @@ def _plain(value: object) -> object:
 
 
 Form = type[forms.ModelForm[Any]]
-NO_LINK = "it is closed, or a superuser's, which another superuser changes."
+NO_LINK = (
+    "the account is closed, or belongs to a superuser, whose password another superuser changes."
+)
 FLAGS = ("is_staff", "is_superuser", "is_active")
 RIGHTS = ("is_staff", "is_superuser", "groups", "user_permissions")
 
@@ -227,16 +229,16 @@ class AccountAdmin(FreshAdmin[User], UserAdmin[User]):
     actions = ("password_link",)
 
     @admin.action(
-        description="Make a link that sets a new password", permissions=["password_link"]
+        description="Create a link that sets a new password", permissions=["password_link"]
     )
     def password_link(self, request: HttpRequest, chosen: QuerySet[User]) -> HttpResponse | None:
         """Show a password reset link for one account, once; for sites without e-mail."""
         user = chosen.first()
         if chosen.count() != 1 or user is None:
-            self.message_user(request, "Choose one account: each gets a link of its own.", ERROR)
+            self.message_user(request, "Choose exactly one account for the link.", ERROR)
             return None
         if not self.has_change_permission(request, user) or not user.is_active:
-            self.message_user(request, f"No link is made for {user}: {NO_LINK}", ERROR)
+            self.message_user(request, f"No link was created for {user}: {NO_LINK}", ERROR)
             return None
         actor = request.user.get_username()
         event_write(kind="account.password-link", user=user, actor=actor, way="administration")
@@ -395,7 +397,9 @@ class HostAdmin(FreshAdmin[Host]):
 
     def add_view(self, request: HttpRequest, *_args: Any, **_kwargs: Any) -> HttpResponseRedirect:
         """Redirect to the enrolment page: a host adds itself."""
-        messages.info(request, "A host adds itself: run the command, watch the check-list.")
+        messages.info(
+            request, "A host enrols itself: run the command on the host, then follow the checks."
+        )
         return HttpResponseRedirect(reverse("host-add"))
 
 

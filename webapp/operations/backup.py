@@ -223,7 +223,7 @@ def check(folder: Path) -> Manifest:
     """
     manifest = verify(folder)
     try:
-        way_out = "Restore it with the version that made it, or a newer one."
+        way_out = "Restore the backup with the version that created it, or a newer one."
         refuse_newer(manifest.migrations, f"The backup (made by {manifest.version})", way_out)
     except SchemaTooNewError as error:
         raise BackupError(str(error)) from error

@@ -118,8 +118,8 @@ def read_manifest(folder: Path) -> Manifest:
         number = document.get("format") if isinstance(document, dict) else None
         if isinstance(number, int) and number > FORMAT:
             raise BackupError(
-                f"{folder} is a backup of format {number}; this version reads {FORMAT}. "
-                f"Restore it with the version that made it ({document.get('version')})."
+                f"{folder} is a backup of format {number}; this version reads {FORMAT}. Restore "
+                f"the backup with the version that created it ({document.get('version')})."
             )
         return Manifest.model_validate(document)
     except OSError as error:

@@ -51,7 +51,9 @@ class LabelsField(forms.CharField):
         """
         words = str(super().clean(value)).replace(",", " ").split()
         if len(words) > MAX_LABELS:
-            raise forms.ValidationError(f"{len(words)} labels; at most {MAX_LABELS} are kept.")
+            raise forms.ValidationError(
+                f"“Labels” has {len(words)} labels; the limit is {MAX_LABELS}. Remove some."
+            )
         bad = [word for word in words if not re.fullmatch(r"[\w.-]+=[\w.-]+", word)]
         if bad:
             raise forms.ValidationError(f"“{bad[0]}” is not key=value; write it as gpu=4090.")
@@ -127,7 +129,8 @@ def install_commands(server: str, token: str) -> list[InstallCommand]:
             "pipx",
             "pipx",
             f"pipx install {PACKAGE} && slipway-host {enroll} && slipway-host work",
-            "An environment of its own; slipway-host is then the command for all else.",
+            "Installs the agent in its own environment; slipway-host is then the command for "
+            "everything else.",
         ),
         InstallCommand(
             "systemd",
@@ -263,7 +266,10 @@ def virtual_host_new(request: HttpRequest) -> HttpResponse:
             memory_bytes=int(values["memory_gib"] * GIB) if values["memory_gib"] else None,
             by=request.user.get_username(),
         )
-        messages.success(request, f"{host.name} can be planned for now. Nothing runs on it.")
+        messages.success(
+            request,
+            f"Plans can now choose {host.name}. It is a planning-only host: no job runs on it.",
+        )
         return redirect("host-detail", host.slug)
     status = 422 if form.errors else 200
     return render(request, "hosts/virtual.html", {"form": form}, status=status)

@@ -102,7 +102,7 @@ def _note(event: AttemptEvent) -> str:
     try:
         return _NOTES[event.kind](event.body)
     except (ArithmeticError, TypeError, ValueError):
-        return f"“{event.kind}”, with figures that make no sense"
+        return f"“{event.kind}”, with invalid figures"
 
 
 def _exit_words(body: Mapping[str, Any]) -> str:
@@ -179,8 +179,8 @@ def preflight_of(job: Job, events: Sequence[Event]) -> Preflight | None:
     last = check_events[-1]
     if job.state == JobState.PREFLIGHT:
         sentence = (
-            f"By its last heartbeat {_host(job)} passes. The host now runs its own checks, then "
-            "the job starts."
+            f"{_host(job)} passes the checks by its last heartbeat. The host now runs its own "
+            "checks, then the job starts."
         )
         return Preflight(sentence, (_check_run(last),))
     return Preflight(_outcome(job, events), (_check_run(last),))
@@ -194,7 +194,7 @@ def _outcome(job: Job, events: Sequence[Event]) -> str:
     failed = sum(1 for event in events if event.reason == Reason.PREFLIGHT_FAILED)
     if job.state == JobState.QUEUED:
         return f"Try {failed} of {MAX_PREFLIGHTS} failed; the next attempt is in half a minute."
-    return f"{failed} tries failed, so the job ended. Mend this and clone it."
+    return f"{failed} tries failed, so the job ended. Correct the problem and clone the job."
 
 
 def _check_run(event: Event) -> CheckRun:
@@ -223,7 +223,7 @@ class Part:
         """Return the part's state, where it adds to the job's own state."""
         reason = str(self.attempt.exit_record.get("reason") or "")
         if reason:
-            return "ended well" if reason == "ok" else reason.replace("_", " ")
+            return "succeeded" if reason == "ok" else reason.replace("_", " ")
         if self.is_silent:
             return f"unreachable for {clock(silent_seconds(self.attempt.host) or 0)}"
         return "running" if self.attempt.started_at else "not started"

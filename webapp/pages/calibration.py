@@ -103,9 +103,9 @@ def calibration_effect_of(job: Job) -> CalibrationEffect | None:
 
 def _why(job: Job, change: CalibrationChange | None) -> str:
     if job.num_hosts > 1:
-        return f"{job.num_hosts} hosts measured it together, so it changes the factors of none."
+        return f"The job ran on {job.num_hosts} hosts, so its measurements calibrate none of them."
     if job.state != JobState.SUCCEEDED:
-        return "It did not end well."
+        return "The job did not succeed."
     return change.why if change else ""
 
 
@@ -250,7 +250,7 @@ def measurement_decide_view(
     if not may_decide(request.user, row, decision):
         raise PermissionDenied(
             f"To say what counts for {row.host.name} you need the role Operator in its team. An "
-            "admin of that team can make you one."
+            "admin of that team can give you the role."
         )
     by = request.user.get_username()
     try:

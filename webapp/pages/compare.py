@@ -123,7 +123,7 @@ def offered(request: HttpRequest, chosen: list[Job]) -> list[Job]:
 
 USUAL_LAYOUT = LayoutOptions().model_dump(mode="json")
 LONGEST = 80  # characters of a value that a cell shows
-WHERE, WHAT, HOW, ON = "Where", "What it ran", "Strategy", "The host, as it was then"
+WHERE, WHAT, HOW, ON = "Where", "Job", "Strategy", "Host at launch"
 IGNORED = frozenset({"kind", "spec_version", "version"})
 
 

@@ -59,7 +59,9 @@ def dataset_upload(request: HttpRequest) -> HttpResponse:
         return stored
     if stored is not None:
         messages.success(
-            request, f"{stored.name} is here: {stored.num_records:,} records. Choose it in a plan."
+            request,
+            f"{stored.name} is uploaded: {stored.num_records:,} records. Plans can now choose "
+            "this file.",
         )
     return redirect(PAGE)
 
@@ -68,7 +70,7 @@ def taken(request: HttpRequest, team: Team) -> Dataset | HttpResponse | None:
     """Return the stored dataset, an error page, or None after adding an error message."""
     upload = request.FILES.get("file")
     if not isinstance(upload, UploadedFile):
-        messages.error(request, "No file was chosen: pick one, or drop it on the field.")
+        messages.error(request, "No file was chosen. Choose a file, or drop one on the field.")
         return None
     try:
         return dataset_store(team=team, by=signed_in(request), upload=upload)

@@ -109,7 +109,7 @@ def significance_note(job: Job) -> str:
     if interval is None:
         return ""
     ratio, low, high = interval
-    verdict = "no difference that this much text can show"
+    verdict = "no difference that this amount of text can show"
     if low > 1 or high < 1:
         verdict = f"{'worse' if low > 1 else 'better'} than the original beyond chance"
     spread = f"{number(ratio, 4)}, 95 % interval {number(low, 4)} to {number(high, 4)}"
@@ -124,23 +124,27 @@ def _change(before: float, after: float) -> str:
 
 _SPEC: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
 AGAINST = "Evaluate against the original"
-ALONE = "Evaluate it"
+ALONE = "Evaluate this model"
 NO_WEIGHTS = (
     "{} was not made by a job, so there is no original to compare it with. Compress or train "
     "a model here and evaluate the result."
 )
-NO_HOST = "The host that stored {} is gone, and so are the weights. Create the model again."
+NO_HOST = "The host that stored {} was removed, and its weights with it. Create the model again."
 ONE_FILE = (
     "{} is a GGUF file for llama.cpp, which a job does not load again. The compression that wrote "
     "it has read it back and evaluated it: see its page."
 )
 
 TASK_LIMITS = {
-    "names": "“Names” holds one that no task has: letters, digits, '_', '-' and '.', at most 64 "
-    "names of 100 characters, with commas between.",
-    "folder": "“Folder of tasks” is longer than 1000 characters; move the tasks nearer.",
-    "documents": "“Documents of each” is not a whole number from 1 to 1,000,000; leave it empty "
-    "for all.",
+    "names": (
+        "“Task names” contains an invalid name. Use letters, digits, '_', '-' and '.'; at most 64 "
+        "names of 100 characters, separated by commas."
+    ),
+    "folder": "“Folder of tasks” is longer than 1000 characters; choose a shorter path.",
+    "documents": (
+        "“Maximum documents per task” is not a whole number from 1 to 1,000,000; leave the field "
+        "empty for all documents."
+    ),
 }
 
 
@@ -205,7 +209,9 @@ def tasks_of(posted: Mapping[str, str]) -> EvaluationTasks | None:
         return None
     folder = posted.get("task_folder", "").strip()
     if kind == "folder" and not folder:
-        raise InvalidProblem("task_folder", "“Folder of tasks” is empty; name one of the host.")
+        raise InvalidProblem(
+            "task_folder", "“Folder of tasks” is empty; give a folder of the host."
+        )
     names = [each for each in re.split(r"[\s,;]+", posted.get("task_names", "")) if each]
     try:
         return EvaluationTasks.model_validate(

@@ -61,7 +61,7 @@ def _backup() -> list[Attention]:
         return []
     where = reverse("docs", args=["postgres"])
     title = "Restored from a backup: nothing starts"
-    return [Attention("bad", "cross", title, RESTORED, where, "See how to go on")]
+    return [Attention("bad", "cross", title, RESTORED, where, "See the next steps")]
 
 
 def _failed_jobs(user: User | AnonymousUser) -> list[Attention]:
@@ -94,7 +94,7 @@ def _silent_hosts(user: User | AnonymousUser) -> list[Attention]:
             "warn",
             "triangle",
             f"{host.name} has been unreachable for {clock(silent_seconds(host) or 0)}",
-            "Its jobs go on there; they report again when it is back.",
+            "Its jobs continue; they report again when the host is back.",
             reverse("host-detail", args=[host.slug]),
             "Open the host",
         )
@@ -227,7 +227,7 @@ def home(request: HttpRequest) -> HttpResponse:
 def headline(num_attention: int, counts: JobCounts) -> str:
     """Return the summary sentence: number of items that need attention, and job counts."""
     needs = f"{_counted(num_attention, 'thing')} need{'s' if num_attention == 1 else ''} you"
-    return f"{needs if num_attention else 'All is well'}; {counts.sentence}"
+    return f"{needs if num_attention else 'No problems'}; {counts.sentence}"
 
 
 def _counted(number: int, noun: str) -> str:

@@ -187,7 +187,7 @@ def event_words(event: Event) -> str:
             state, f"Contact {state}"
         )
     if event.kind.startswith("device."):
-        what = {"device.cordoned": "cordoned", "device.uncordoned": "given free"}[event.kind]
+        what = {"device.cordoned": "cordoned", "device.uncordoned": "uncordoned"}[event.kind]
         reason = f": {event.detail['reason']}" if event.detail.get("reason") else ""
         return f"{event.detail.get('device', 'A device')} {what}{reason}"
     if event.kind in {"host.told_apart", "host.told_together"}:
@@ -201,7 +201,7 @@ def _words_of_detail(event: Event) -> str:
     if event.kind == "host.labels":
         return f"Labels: {written(event.detail['labels']) or 'none'}"
     if named := event.detail.get("environment"):
-        return f"Environment {named}: {event.kind.rpartition('_')[2]} asked for"
+        return f"Environment {named}: {event.kind.rpartition('_')[2]} requested"
     return ""
 
 
@@ -318,7 +318,7 @@ def host_for_operator(request: HttpRequest, slug: str) -> Host:
     host = visible_or_404(Host, request.user, slug=slug)
     if not has_role(request.user, host.team, Role.OPERATOR):
         raise PermissionDenied(
-            "Only operators change hosts. An admin of your team can make you one."
+            "Only operators change hosts. An admin of your team can give you the role."
         )
     return host
 
@@ -335,7 +335,7 @@ def _run_action(
 @require_POST
 def host_drain(request: HttpRequest, slug: str) -> HttpResponse:
     """Drain a host: it finishes its jobs and takes no new ones."""
-    words = "{host} finishes what it runs and takes no new job."
+    words = "{host} finishes its running jobs and accepts no new job."
     return _run_action(
         request,
         slug,
@@ -347,7 +347,7 @@ def host_drain(request: HttpRequest, slug: str) -> HttpResponse:
 @require_POST
 def host_undrain(request: HttpRequest, slug: str) -> HttpResponse:
     """Let a host take jobs again."""
-    words = "{host} takes jobs again."
+    words = "{host} accepts jobs again."
     return _run_action(
         request, slug, lambda host, by: host_set_state(host=host, to=HostState.READY, by=by), words
     )
@@ -420,7 +420,7 @@ def device_cordon_view(request: HttpRequest, slug: str, device_id: str) -> HttpR
     device = _chosen_device(request, slug, device_id)
     by, reason = request.user.get_username(), str(request.POST.get("reason", ""))
     act = partial(device_cordon, device=device, by=by, reason=reason)
-    return _try_action(request, slug, act, f"{device_words(device)} takes no new job.")
+    return _try_action(request, slug, act, f"{device_words(device)} accepts no new job.")
 
 
 @require_POST
@@ -433,7 +433,7 @@ def device_uncordon_view(request: HttpRequest, slug: str, device_id: str) -> Htt
         device_uncordon(device=device, by=by, seen=seen)
         allocate_pool(device.host.pool)
 
-    return _try_action(request, slug, act, f"{device_words(device)} takes jobs again.")
+    return _try_action(request, slug, act, f"{device_words(device)} accepts jobs again.")
 
 
 def _take_out(request: HttpRequest, slug: str, to: HostState, words: str) -> HttpResponse:
@@ -521,7 +521,7 @@ def host_labels(request: HttpRequest, slug: str) -> HttpResponse:
         return redirect("host-detail", slug)
     if is_changed:
         text = written(labels) or "none"
-        messages.success(request, f"Labels of {host.name}: {text}. Its prices count from now on.")
+        messages.success(request, f"Labels of {host.name}: {text}. The prices apply from now on.")
     return redirect("host-detail", slug)
 
 
@@ -541,8 +541,8 @@ def address_choose(*, host: Host, address: str, by: str, seen: str = "") -> None
     if address not in known:
         raise InvalidProblem(
             "no_such_address",
-            f"{host.name} has {', '.join(known) or 'no address'}, not “{address[:60]}”. Choose "
-            "one of those, or enrol it again with --address.",
+            f"{host.name} has {', '.join(known) or 'no address'}, not “{address[:60]}”. Choose a "
+            "reported address, or enrol the host again with --address.",
         )
     with transaction.atomic():
         chosen = Host.objects.select_for_update(no_key=True).get(pk=host.pk).address

@@ -85,7 +85,7 @@ def job_delete_view(request: HttpRequest, job_id: str) -> HttpResponse:
     except Problem as problem:
         messages.warning(request, problem.detail)
         return redirect("job-detail", job.pk)
-    messages.success(request, f"{job.name} is deleted. What it measured stays with its host.")
+    messages.success(request, f"{job.name} is deleted. Its measurements stay with its host.")
     return redirect("job-list")
 
 
@@ -184,7 +184,10 @@ def _start_elsewhere(request: HttpRequest, job: Job) -> HttpResponse:
     chosen = next((host for host in other_hosts(job) if host.pk == requested), None)
     if chosen is None and not (requested == ANYWHERE and is_enough(job)):
         if requested:
-            messages.warning(request, "That host cannot take it now. Clone the job to start it.")
+            messages.warning(
+                request,
+                "The host cannot take the job now. Clone the job to start it on another host.",
+            )
         return redirect("job-detail", job.pk)
     owner = signed_in(request)
     copy = job_clone(job=job, owner=owner)

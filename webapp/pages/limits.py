@@ -84,23 +84,23 @@ QUESTIONS = (
     Question(
         "longest_context",
         "Context",
-        "How long a context fits?",
-        "Prompt and answer together, for everyone at once",
+        "What is the longest context?",
+        "Prompt and answer in total, for each concurrent request",
         SERVING,
         frozenset({"input_tokens"}),
     ),
     Question(
         "most_users",
-        "People",
-        "How many people at once?",
-        "None of them waits for memory, all within the target",
+        "Concurrency",
+        "How many concurrent requests?",
+        "No request waits for memory, and all meet the target",
         ("serve",),
         frozenset({"concurrency"}),
     ),
     Question(
         "largest_batch",
         "Batch",
-        "How large a batch fits?",
+        "What is the largest batch?",
         "Sequences in one pass, without accumulation",
         ("generate", *TRAINING),
         frozenset({"batch_size", "global_batch_size"}),
@@ -108,32 +108,32 @@ QUESTIONS = (
     Question(
         "longest_sequence",
         "Sequence",
-        "How long a training sequence fits?",
-        "Tokens in one piece of text",
+        "What is the longest training sequence?",
+        "Tokens per sequence",
         TRAINING,
         frozenset({"sequence_length"}),
     ),
     Question(
         "largest_model",
         "Model",
-        "Which is the largest model?",
-        "Of the catalog, for each format of the weights",
+        "What is the largest model?",
+        "In the catalog, for each weight dtype",
         (*SERVING, "finetune"),
         frozenset({"model", "weight_dtype"}),
     ),
     Question(
         "fewest_devices",
         "Devices",
-        "How few devices are enough?",
-        "By doublings: layouts need sizes that divide",
+        "What is the minimum number of devices?",
+        "In powers of two, because layouts need divisible sizes",
         (*SERVING, *TRAINING),
         frozenset({"devices_per_node", "nodes"}),
     ),
     Question(
         "cheapest_instance",
         "Cloud offer",
-        "Which is the cheapest cloud offer?",
-        "Of each kind of machine the cheapest firm price",
+        "What is the cheapest cloud offer?",
+        "The lowest firm price of each machine type",
         (*SERVING, *TRAINING),
         frozenset({"hardware", "devices_per_node", "nodes"}),
     ),
@@ -190,7 +190,7 @@ class LimitForm(StepForm):
         self.fields["hardware"] = forms.ChoiceField(
             label="Hardware",
             choices=[*groups, *device_choices()],
-            help_text="Of a host, all of its devices are used." if own else "",
+            help_text="All devices of a host are used." if own else "",
         )
         for name in HARDWARE_FIELDS:
             self.fields[name] = deepcopy(HardwareForm.base_fields[name])
@@ -270,7 +270,7 @@ def _with_defaults(data: Mapping[str, Any], goal: str, hosts: Sequence[Host]) ->
 
 FIGURES = 4
 ENOUGH = {"fewest_devices", "cheapest_instance"}
-UNIT_WORDS = {"users": "people", "USD per hour": "$ an hour"}
+UNIT_WORDS = {"users": "requests", "USD per hour": "$ an hour"}
 
 
 @dataclass(frozen=True)
@@ -322,13 +322,13 @@ def shown(answer: InverseAnswer, draft: PlanDraft) -> LimitAnswer:
 def _nothing(answer: InverseAnswer) -> Verdict:
     smallest = answer.smallest
     if smallest is None:
-        return Verdict("bad", "does-not-fit", "Nothing works here", "No strategy applies.")
+        return Verdict("bad", "does-not-fit", "No result", "No strategy applies.")
     units = {"most_users": "users", "largest_batch": "sequences", "fewest_devices": "devices"}
     tried = value_words(smallest.value, units.get(answer.question, "tokens"))
     return Verdict(
         "bad",
         "does-not-fit",
-        f"Nothing works, not even {tried}",
+        f"No value works, not even {tried}",
         f"{capitalised(_reason(smallest))}.",
     )
 
@@ -343,7 +343,7 @@ def value_words(value: float | str, unit: str) -> str:
         return f"{money(value)} an hour"
     words = UNIT_WORDS.get(unit, unit)
     if value == 1:
-        words = {"people": "person"}.get(words, words.removesuffix("s"))
+        words = words.removesuffix("s")
     return f"{whole(value)}{NBSP}{words}"
 
 
@@ -390,7 +390,11 @@ def _own_figure(limit: Limit) -> tuple[Figure, ...]:
 def _failure_sentence(failure: FirstFailure | None, unit: str, *, enough: bool) -> str:
     """Return a sentence on the first failure beyond the limit."""
     if failure is None:
-        return "Nothing was found to be too little." if enough else "Nothing larger is known."
+        return (
+            "The search found no insufficient value."
+            if enough
+            else "The search knows no larger value."
+        )
     tried = value_words(failure.value, unit)
     word = "is not enough" if enough else "is too much"
     return f"{tried} {word}: {_reason(failure)}."

@@ -80,7 +80,7 @@ class ModelNewForm(forms.Form):
             self.add_error("config_file", error)
             return values
         if not values["config"]:
-            self.add_error("config", "Paste the config.json, or upload it.")
+            self.add_error("config", "Paste the content of config.json, or upload the file.")
             return values
         try:
             values["shape"] = model_from_config(values["config"])

@@ -309,10 +309,10 @@ def _why(_plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
 
 def _exports(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
     """Return the exports of a plan: other tools' formats, the question, the job spec."""
-    texts = [("question", "The question", "Feed it to python -m planner plan", plan.request)]
+    texts = [("question", "The question", "Input of python -m planner plan", plan.request)]
     if answer.plans:
         strategy = answer.plans[0].strategy.model_dump(mode="json")
-        texts.append(("strategy", "The chosen strategy", "Every gap filled in", strategy))
+        texts.append(("strategy", "The chosen strategy", "With every default filled in", strategy))
     try:
         document = launch_of(plan).spec.model_dump(mode="json")
         texts.append(("job", "The job", "The document that the host would run", document))
@@ -385,7 +385,9 @@ def _keep(request: HttpRequest, plan: Plan) -> HttpResponse:
     base, as_new = plan.base, posted.get("save_as") == "new"
     saved = plan_keep(plan, _chosen_name(posted), by=request.user.get_username(), as_new=as_new)
     if base is not None and saved.pk == base.pk:
-        messages.info(request, f"Nothing differs from version {base.version}, so it stays so.")
+        messages.info(
+            request, f"The draft equals version {base.version}, so no new version was saved."
+        )
     elif saved.version and saved.version > 1:
         messages.success(request, f"Version {saved.version} of the plan is saved.")
     else:
@@ -423,7 +425,7 @@ def plan_compute_view(request: HttpRequest, plan_id: str) -> HttpResponse:
     plan = changeable_plan(request, plan_id)
     try:
         plan = plan_again(plan, signed_in(request))
-        messages.success(request, "Planned again with what is known today.")
+        messages.success(request, "Planned again with the current measurements.")
     except (DraftProblem, Problem) as problem:
         messages.error(request, str(problem))
     return redirect("plan-detail", plan.pk)

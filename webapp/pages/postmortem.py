@@ -42,14 +42,14 @@ CODES = {
     127: "the program was not found",
 }
 SIGNALS = {
-    "SIGABRT": "it gave up by itself, as after a failed check",
-    "SIGBUS": "it touched memory that is not there, as when a disk is full under a mapped file",
-    "SIGFPE": "it divided by nought or overflowed",
+    "SIGABRT": "it aborted itself, as after a failed check",
+    "SIGBUS": "it accessed memory that does not exist, as when the disk of a mapped file is full",
+    "SIGFPE": "it divided by zero or overflowed",
     "SIGILL": "it used an instruction that this processor does not have",
     "SIGINT": "somebody interrupted it",
     "SIGKILL": "the system or a person killed it; a program cannot do so by itself",
     "SIGPIPE": "the reader of its output closed the pipe",
-    "SIGSEGV": "it touched memory that is not its own",
+    "SIGSEGV": "it accessed invalid memory (segmentation fault)",
     "SIGTERM": "it received a request to stop",
     "SIGXCPU": "its processor time was used up",
 }
@@ -96,7 +96,7 @@ def _name(value: int) -> str:
 def limit_words(seconds: float, limit_seconds: float | None) -> str:
     """Return a job's duration relative to its limit as a sentence."""
     allowed = clock(limit_seconds) if limit_seconds else "its limit"
-    return f"It ran {clock(seconds)}; {allowed} was the longest that it was allowed."
+    return f"It ran {clock(seconds)}; the limit was {allowed}."
 
 
 Row = tuple[str, str]  # label, value
@@ -340,7 +340,7 @@ def first_words(parts: Sequence[PartEnd]) -> str:
     if first is None or not first.is_shared:
         return ""
     if first.at is None:
-        when = "at a time it did not say"
+        when = "at an unknown time"
     else:
         local = localtime(first.at)
         is_today = local.date() == localtime(now()).date()
@@ -366,7 +366,11 @@ def unheard_words(parts: Sequence[PartEnd]) -> str:
         part.is_first and part.attempt.exit_record.get("reason") == Reason.RANK_LOST
         for part in parts
     )
-    cause = " It may be the cause: the others only lost it." if lost else ""
+    cause = (
+        " This host may be the cause: the other hosts only lost their connection to it."
+        if lost
+        else ""
+    )
     return f"No end was reported by {names}.{cause}"
 
 

@@ -173,11 +173,11 @@ class QuotaForm(forms.ModelForm[Quota]):
         labels = {
             "max_devices": "Devices at once",
             "max_gpu_hours_per_month": "GPU-hours a month",
-            "max_queued_per_user": "Places in queues a person",
+            "max_queued_per_user": "Queued jobs per person",
             "share": "Fair-share weight",
         }
         help_texts = {
-            "max_devices": "Of all pools together. Empty: no limit.",
+            "max_devices": "Over all pools. Empty: no limit.",
             "max_gpu_hours_per_month": "Counted while a GPU is held. Empty: no limit.",
             "share": "A team of weight 2 gets two turns while a team of weight 1 gets one.",
         }
@@ -201,7 +201,9 @@ class QuotaForm(forms.ModelForm[Quota]):
 def _between(least: float, most: float) -> Callable[[float], None]:
     def check(value: float) -> None:
         if not least <= value <= most:
-            raise forms.ValidationError(f"It is {value:g}; it can be {least:g} to {most:g}.")
+            raise forms.ValidationError(
+                f"The value is {value:g}; it can be {least:g} to {most:g}."
+            )
 
     return check
 
@@ -503,7 +505,8 @@ def _operator_action(
     team: Team = pool.team
     if not has_role(request.user, team, Role.OPERATOR):
         raise PermissionDenied(
-            f"Only operators of {team.name} change this queue. An admin of it can make you one."
+            f"Only operators of {team.name} change this queue. An admin of that team can give you "
+            "the role."
         )
     posted = {name: str(request.POST.get(name, "")) for name in ("job", "seen", "priority")}
     try:

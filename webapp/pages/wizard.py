@@ -62,7 +62,7 @@ def plan_upload(request: HttpRequest, plan_id: str) -> HttpResponse:
             plan = draft_of(plan, signed_in(request))
         _choose(plan, stored.pk)
         messages.success(
-            request, f"{stored.name} is here and chosen: {stored.num_records:,} records."
+            request, f"{stored.name} is uploaded and chosen: {stored.num_records:,} records."
         )
     return redirect("plan-step", plan.pk, "workload")
 
@@ -239,7 +239,7 @@ def plan_suggestion(request: HttpRequest, plan_id: str) -> HttpResponse:
         changes = answer.suggestions[int(chosen)].changes
     if is_old or changes is None:
         messages.error(
-            request, "This suggestion belongs to an older verdict; here is the new one."
+            request, "The suggestion belongs to an older verdict. This page shows the new verdict."
         )
         return redirect("plan-step", plan.pk, step if step in SLUGS else "review")
     if not plan.is_draft:
@@ -271,10 +271,10 @@ def template_launch(request: HttpRequest) -> HttpResponse:
     host = hosts.get(request.POST.get("host", ""))
     stage = request.POST.get("zero_stage", "")
     if host is None:
-        messages.error(request, "No such host can take two ranks now. Choose one that is ready.")
+        messages.error(request, "The host cannot run two ranks now. Choose a ready host.")
         return redirect("plan-new")
     if stage not in map(str, STAGES):
-        messages.error(request, f"ZeRO has the stages 1, 2 and 3, and not “{stage[:20]}”.")
+        messages.error(request, f"“ZeRO stage” is {stage[:20]}; it can be 1, 2 or 3.")
         return redirect("plan-new")
     try:
         jobs = launch_both(

@@ -38,12 +38,12 @@ MOST_OFFERED = 50
 LOOKUP = "lookup"  # prompt lookup instead of a draft model
 LOOKUP_TOKENS = 4  # per step, as with a draft model
 DRAFT_OR_SPLIT = (
-    "A draft model does not go with prefill and decode on different GPUs: its own cache does "
-    "not travel. Choose none, or the prompt's own words."
+    "Prefill and decode on different GPUs cannot use a draft model, whose KV cache is not "
+    "transferred. Choose “None”, or prompt lookup."
 )
 OWN_WAYS: Mapping[EngineName, str] = {
     "slipway": "Slipway's own engine has no prefix cache",
-    "llamacpp": "llama.cpp reuses what a slot read last, always",
+    "llamacpp": "llama.cpp always reuses the last prompt of a slot",
 }
 
 
@@ -91,8 +91,8 @@ def reuse_of(posted: Mapping[str, str], engine: EngineName) -> Reuse:
             if choice and engine not in ON_GPUS:
                 raise InvalidProblem(
                     "reuse",
-                    f"“Prefix caching” is {choice}, and {OWN_WAYS[engine]}. Choose "
-                    f"“Engine default”, or {' or '.join(ON_GPUS)}.",
+                    f"“Prefix caching” is {choice}, and {OWN_WAYS[engine]}. Choose “Engine "
+                    f"default”, or {' or '.join(ON_GPUS)}.",
                 )
             return choice
     raise InvalidProblem(
@@ -130,7 +130,7 @@ def with_engine_draft(
         raise DraftProblem(
             f"“Speculative decoding” is for {' and '.join(ON_GPUS)}, and the engine is "
             f"{spec.engine}, which supports no draft model. Choose one of these engines, or "
-            "“Nothing”.",
+            "“None”.",
             "draft",
         )
     changes: dict[str, Any] = {}
@@ -138,7 +138,7 @@ def with_engine_draft(
         if spec.engine != "vllm":
             raise DraftProblem(
                 f"Only vLLM supports prompt lookup, and the engine is {spec.engine}. Choose vLLM, "
-                "or no draft.",
+                "or the draft “None”.",
                 "draft",
             )
         changes["lookup_tokens"] = LOOKUP_TOKENS
@@ -214,8 +214,8 @@ def compress_spec(draft: PlanDraft, model: ModelRef) -> CompressSpec:
     if method is None:
         runs = ", ".join(METHOD_WORDS[name] for name in COMPRESS_METHODS)
         raise DraftProblem(
-            f"{METHOD_WORDS[values['method']]} is planned but does not run yet. Choose one that "
-            f"does: {runs}.",
+            f"{METHOD_WORDS[values['method']]} can be planned, but no job runs it yet. Choose one "
+            f"of these methods: {runs}.",
             "method",
         )
     fields: dict[str, Any] = {"method": method, "group_size": values["group_size"]}

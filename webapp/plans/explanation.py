@@ -21,6 +21,7 @@ from webapp.core.display import (
     THIN,
     TIMES,
     clock,
+    counted,
     number,
     quantity,
     tokens,
@@ -38,8 +39,8 @@ UNITS = {"B": "bytes", "s": "seconds", "B/s": "bytes_per_second", "FLOP/s": "flo
 READABLE = 1e9  # larger values use an exponent
 GROUP_WORDS = {
     "memory": "Memory",
-    "prefill": "Reading the prompt in",
-    "decode": "Writing one token",
+    "prefill": "Prefill",
+    "decode": "Decode step",
     "serving": "Concurrent requests",
     "train_step": "One training step",
     "step": "One training step",
@@ -140,7 +141,7 @@ PHASES = {
     ),
     "compress": ("The compression", "duration_seconds", "Not attributed"),
 }
-OF_A_BATCH = {"prefill": "Prompts read in", "decode": "Each further token"}  # all at once: no mean
+OF_A_BATCH = {"prefill": "Prefill", "decode": "Each further token"}  # all at once: no mean
 SPENT_TWICE = "Overlapped with the others"
 
 
@@ -274,7 +275,7 @@ FIELD_WORDS = {  # draft field -> label in the wizard
     "percentile": "Latency percentile",
     "engine": "Engine",
     "catalog_id": "Model",
-    "concurrency": "People at once",
+    "concurrency": "Concurrent requests",
     "input_tokens": "Prompt length",
     "output_tokens": "Answer length",
     "max_request_tokens": "Longest request",
@@ -429,8 +430,8 @@ def workload_words(draft: PlanDraft) -> str:
     values = draft["workload"][goal]
     if goal == "serve":
         each = values["input_tokens"] + values["output_tokens"]
-        people = "1 person" if values["concurrency"] == 1 else f"{values['concurrency']} people"
-        return f"{people} · {whole(each)} tokens each"
+        requests = counted(values["concurrency"], "request")
+        return f"{requests} · {whole(each)} tokens each"
     if goal == "generate":
         return f"batch of {values['batch_size']}"
     if goal == "compress":

@@ -335,9 +335,13 @@ def _words(row: Plan, changes: list[Change]) -> str:
     """Return a version's description, if no changed field describes it."""
     base = row.base
     if base is None:
-        return "The first version." if row.version == 1 else "Made from a version that is deleted."
+        return (
+            "The first version."
+            if row.version == 1
+            else "Created from a version that was deleted."
+        )
     if base.version != (row.version or 0) - 1 or base.series != row.series:
-        return f"Made from version {base.version} of “{base.name}”."
+        return f"Created from version {base.version} of “{base.name}”."
     if changes:
         return ""
     if row.request != base.request:

@@ -77,8 +77,8 @@ def cache_of(strategy: Strategy, chosen: str) -> KvCache:
     if planned in {"plain", cache}:
         return cache
     raise DraftProblem(
-        f"The plan keeps keys and values in {planned}, the workload step in {cache}. Pin the KV "
-        "cache to the same, or leave one of them to the other.",
+        f"The KV cache format is {planned} in the plan and {cache} in the workload step. Set both "
+        "to the same format, or set only one of them.",
         "kv_cache",
     )
 
@@ -90,8 +90,8 @@ def _planned_cache(strategy: Strategy) -> KvCache:
     if dtype in CACHES:
         return CACHES[dtype]
     raise DraftProblem(
-        f"Keys and values in {dtype} are planned but no job keeps them so: jobs keep them in "
-        f"{compute_dtype}, or in {' or '.join(CACHES)}. Pin the KV cache to one of these.",
+        f"The planned KV cache dtype is {dtype}, which no job supports; jobs support "
+        f"{compute_dtype} or {' or '.join(CACHES)}. Pin the KV cache to one of these.",
         "kv_cache_dtype",
     )
 
@@ -111,19 +111,22 @@ def check_serving(strategy: Strategy) -> None:
     own = _compute_dtype(strategy)
     if strategy.kv_cache_dtype not in {None, own}:
         raise DraftProblem(
-            f"Endpoints keep keys and values in {own}; a cache in {strategy.kv_cache_dtype} is "
-            f"planned only. Pin the KV cache to {own}, or generate in batches instead.",
+            f"The planned KV cache dtype is {strategy.kv_cache_dtype}, which endpoints do not "
+            f"support; they use {own}. Pin the KV cache to {own}, or choose the goal “Generate in "
+            "batch”.",
             "kv_cache_dtype",
         )
     if strategy.speculative is not None:
         raise DraftProblem(
-            f"A draft by {strategy.speculative.draft_model} is planned only: endpoints have no "
-            "speculative decoding yet. Leave the draft out, or use batch generation.",
+            f"The plan has the draft model {strategy.speculative.draft_model}, and endpoints of "
+            "this engine do not support speculative decoding yet. Plan without a draft model, or "
+            "choose the goal “Generate in batch”.",
             "speculative",
         )
     if strategy.attention == "eager":
         raise DraftProblem(
-            "Endpoints use fused attention kernels; eager attention is planned only. Unpin it.",
+            "The pinned attention kernel is “eager”, which endpoints do not support; they use "
+            "fused kernels. Remove the pin of the attention kernel.",
             "attention",
         )
 
@@ -272,25 +275,28 @@ def check_engine(draft: PlanDraft, endpoint: EngineName | None) -> None:
     if chosen in {None, PLANNED_AS[endpoint or "slipway"]}:
         return
     title = engine_choices(draft["goal"]["goal"])[chosen or ""]
-    runs = " or start it as an endpoint of that engine," if chosen in PLANNED_AS.values() else ""
+    runs = " start an endpoint of that engine," if chosen in PLANNED_AS.values() else ""
     raise DraftProblem(
-        f"This plan is for {title}, which jobs do not start. Download its export,{runs} or choose "
-        "the engine “Automatic” under hardware.",
+        f"This plan is for the engine {title}, which this kind of job cannot start. Download the "
+        f"plan's export,{runs} or choose the engine “Automatic” in the Hardware step.",
         "engine",
     )
 
 
 ROOM = 1.1
 SPLIT_PHASES = (
-    "Prefill and decode on different GPUs run on vLLM alone: it hands the cache of a prompt from "
-    "one of its processes to another. Choose vLLM, or leave the split out."
+    "Only vLLM supports prefill and decode on different GPUs, because it transfers the KV cache "
+    "of a prompt between its processes. Choose the engine vLLM, or plan without separate prefill "
+    "devices."
 )
 SPLIT_CONTEXT = (
-    "Engines on GPUs split the context inside their tensor ranks only. Pin context parallel to 1."
+    "Engines on GPUs divide the context only over their tensor-parallel ranks. Pin context "
+    "parallel to 1."
 )
 DRAFT_BY_NAME = (
-    "A draft model is planned and exported; an endpoint is not started with one from here, "
-    "because the plan names it and no folder of the host. Leave it out."
+    "The plan names a draft model but no folder with its weights on the host, so an endpoint "
+    "cannot start with it. Plan without a draft model and choose a model of your team under "
+    "“Speculative decoding”, or download the plan's export."
 )
 
 
@@ -379,13 +385,13 @@ def _refuse_unsupported(strategy: Strategy) -> None:
         raise DraftProblem(DRAFT_BY_NAME, "speculative")
     if strategy.offload_places:
         raise DraftProblem(
-            f"This plan has {', '.join(strategy.offload_places)}; endpoints keep everything on "
-            "their GPUs. Choose fewer bits, or more GPUs.",
+            f"This plan has {', '.join(strategy.offload_places)}; endpoints support no offload. "
+            "Choose fewer bits, or more GPUs.",
             "weight_dtype",
         )
     if strategy.kv_cache_dtype not in {None, "fp8", *WIDE}:
         raise DraftProblem(
-            f"Engines on GPUs keep keys and values in 16 bit or fp8, not in "
+            "Engines on GPUs support a KV cache in 16 bit or fp8, not in "
             f"{strategy.kv_cache_dtype}. Pin the KV cache to fp8.",
             "kv_cache_dtype",
         )
@@ -431,15 +437,15 @@ def generate_spec(
     if split is not None and isinstance(model, RandomModel):
         raise DraftProblem(
             "This plan divides the model between devices, each of which reads its part, and this "
-            "model has no weights on the host. Choose a model whose weights are there.",
+            "model has no weights on the host. Choose a model with weights on the host.",
             "source",
         )
     values = draft["workload"]["generate"]
     path = str(values.get("prompts_path") or "")
     if path and isinstance(model, RandomModel):
         raise DraftProblem(
-            "A prompts file needs trained weights, and this model has none on the host. Leave "
-            "the file empty, or choose a model whose weights are there.",
+            "A prompts file needs trained weights, and this model has none on the host. Remove "
+            "the prompts file, or choose a model with weights on the host.",
             "prompts_path",
         )
     return _validated(
@@ -466,7 +472,7 @@ def _validated(fields: dict[str, Any]) -> GenerateSpec:
     try:
         return GenerateSpec.model_validate(fields)
     except ValidationError as error:
-        message = f"The chosen options do not run together: {first_message(error)}."
+        message = f"The chosen options are incompatible: {first_message(error)}."
         raise DraftProblem(message, "batching") from error
 
 
@@ -509,8 +515,8 @@ def offload_of(strategy: Strategy, shape: ModelSpec) -> Away | None:
     is_plain = is_weights_only(strategy)
     if shape.num_experts and not is_plain:
         raise DraftProblem(
-            f"This plan has {', '.join(offload.places)}: of a mixture of experts jobs keep only "
-            "experts elsewhere. Choose fewer bits, a smaller batch or a smaller model.",
+            f"This plan has {', '.join(offload.places)}: for a mixture of experts, jobs offload "
+            "only experts. Choose fewer bits, a smaller batch or a smaller model.",
             "weight_dtype",
         )
     if shape.num_experts:
@@ -564,8 +570,8 @@ def is_weights_only(strategy: Strategy) -> bool:
 def _check_streamable(model: ModelRef, weight_dtype: str, offload: Away) -> None:
     if isinstance(model, RandomModel):
         raise DraftProblem(
-            "This plan streams layers into the device in every pass, and this model has no "
-            "weights on the host. Choose a model whose weights are there.",
+            "This plan streams layers to the device in every pass, and this model has no weights "
+            "on the host. Choose a model with weights on the host.",
             "source",
         )
     packs = isinstance(offload, PolicyOffload) and weight_dtype == "int4"

@@ -227,8 +227,9 @@ def check_model(model: ModelRef, spread: Spread) -> None:
     """
     if spread.num_hosts > 1 and isinstance(model, ArtefactModel):
         raise DraftProblem(
-            "This model's weights are on one host, and the job runs on several. Copy its folder "
-            "to the models folder of each host and choose it as a folder.",
+            "This model's weights are on one host, and the job runs on several. Copy the model's "
+            "folder to the models folder of each host, and choose the model source “A folder on a "
+            "host”.",
             "source",
         )
 

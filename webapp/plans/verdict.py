@@ -411,27 +411,27 @@ def estimate_figures(estimate: Estimate, draft: PlanDraft, plan_url: str = "") -
 
 GOAL_FIGURES: dict[str, tuple[tuple[str, str, str], ...]] = {
     "serve": (
-        ("tokens_per_second_per_person", "Per person", "tokens_per_second"),
+        ("tokens_per_second_per_person", "Per request", "tokens_per_second"),
         ("ttft_seconds", "First token, mean", "seconds"),
-        ("output_tokens_per_second", "All together", "tokens_per_second"),
+        ("output_tokens_per_second", "Total", "tokens_per_second"),
         ("cost_usd_per_million_tokens", "Cost, all GPUs", "$/M tok"),
     ),
     "generate": (
         ("output_tokens_per_second", "Written", "tokens_per_second"),
-        ("ttft_seconds", "Prompts read in", "seconds"),
-        ("latency_seconds", "One batch takes", "seconds"),
+        ("ttft_seconds", "Prefill", "seconds"),
+        ("latency_seconds", "Time per batch", "seconds"),
         ("cost_usd_per_million_tokens", "Cost, all GPUs", "$/M tok"),
     ),
     "finetune": (
         ("tokens_per_second", "Speed", "tokens_per_second"),
         ("step_seconds", "One step", "seconds"),
         ("duration_seconds", "The whole run", "seconds"),
-        ("run_cost_usd", "Money for the run", "usd"),
+        ("run_cost_usd", "Cost of the run", "usd"),
         ("mfu", "Model FLOP utilisation", "share"),
         ("cost_usd_per_million_tokens", "Cost, all GPUs", "$/M tok"),
     ),
     "compress": (
-        ("duration_seconds", "Compressing takes", "seconds"),
+        ("duration_seconds", "Compression time", "seconds"),
         ("written_weights_bytes", "Checkpoint afterwards", "bytes"),
         ("scratch_bytes", "Scratch in host memory", "bytes"),
         ("peak_memory_bytes", "Peak on the device", "bytes"),

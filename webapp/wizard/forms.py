@@ -136,7 +136,7 @@ def parse_config(text: str) -> dict[str, Any]:
 def _too_long(size_bytes: int) -> forms.ValidationError:
     """Return the error for a text over the limit, with its size rounded up to KiB."""
     return forms.ValidationError(
-        f"This is {-(-size_bytes // 1024):,} KiB long; a config.json has at most "
+        f"The file has {-(-size_bytes // 1024):,} KiB; a config.json has at most "
         f"{MAX_CONFIG_BYTES // 1024} KiB. Paste config.json, not the weights' index."
     )
 
@@ -247,11 +247,11 @@ def _is_touched(bound: forms.BoundField) -> bool:
 
 
 GOAL_CHOICES = [
-    ("serve", "Serve it", "Answer people or programs as they come"),
+    ("serve", "Serve", "Answer requests as they arrive"),
     ("generate", "Generate in batch", "Process a batch of prompts at the highest throughput"),
-    ("finetune", "Fine-tune it", "Train an existing model on your own text"),
-    ("pretrain", "Pre-train it", "Train a model from nothing"),
-    ("compress", "Compress it", "Make the weights smaller and see what it costs in quality"),
+    ("finetune", "Fine-tune", "Train an existing model on your own text"),
+    ("pretrain", "Pre-train", "Train a model from random weights"),
+    ("compress", "Compress", "Make the weights smaller and measure the loss of quality"),
 ]
 OBJECTIVES = [
     ("balanced", "Balanced"),
@@ -373,7 +373,7 @@ class ModelForm(StepForm):
         if name in self.errors:
             return
         if not values.get(name):
-            self.add_error(name, "Paste the config.json, or upload it.")
+            self.add_error(name, "Paste the content of config.json, or upload the file.")
             return
         try:
             model_from_config(values[name])
@@ -405,7 +405,7 @@ class HardwareForm(StepForm):
         "Memory limit",
         0.01,
         1_000_000,
-        "GiB of each device; empty means all of it",
+        "GiB of each device; empty means all memory",
         required=False,
     )
 
@@ -453,10 +453,10 @@ class PinsForm(StepForm):
         label="Recompute activations", choices=_auto(["none", "selective", "full"]), required=False
     )
     prefill_devices = WholeNumber(
-        "Prefill devices", 1, 1024, "With the next: two pools", required=False
+        "Prefill devices", 1, 1024, "Set with “Decode devices”: two separate pools", required=False
     )
     decode_devices = WholeNumber(
-        "Decode devices", 1, 1024, "Caches travel between them", required=False
+        "Decode devices", 1, 1024, "The KV cache is transferred between the pools", required=False
     )
 
     def __init__(self, *args: Any, is_serving: bool = True, **kwargs: Any) -> None:
@@ -471,7 +471,10 @@ class PinsForm(StepForm):
         pools = {name: values.pop(name, None) for name in POOLS}
         missing = [name for name in POOLS if name in self.fields and not pools[name]]
         if len(missing) == 1 and missing[0] not in self.errors:
-            self.add_error(missing[0], "Two pools have two sizes: give both, or none.")
+            self.add_error(
+                missing[0],
+                "“Prefill devices” and “Decode devices” belong together: give both, or neither.",
+            )
         if not self.errors and POOLS[0] in self.fields:
             values["disaggregated"] = None if missing else pools
         return values

@@ -346,7 +346,7 @@ def _pool_choice(pool: Pool, hosts: Sequence[Host], team: Team) -> PoolChoice:
     """Return a pool's entry; for another team's pool, hosts are counted by kind, not named."""
     if pool.team_id == team.pk:
         names = ", ".join(host.name for host in hosts)
-        more = f"{len(hosts)} hosts together: {names}"
+        more = f"{len(hosts)} hosts: {names}"
     else:
         kinds = Counter(_devices_words(host) for host in hosts)
         counted = [(f"{n} hosts" if n > 1 else "1 host", words) for words, n in kinds.items()]

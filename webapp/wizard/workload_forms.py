@@ -37,7 +37,7 @@ NAMES = (
     *(f"mix_{name}_{row}" for row in MIX_ROWS for name in FIELDS),
     *("mix_weights", "mix_every", *REFERENCES),
 )
-WEIGHTS = [("fixed", "Stay as they are"), ("dynamic", "Follow each source's loss")]
+WEIGHTS = [("fixed", "Fixed"), ("dynamic", "Follow each source's loss")]
 
 
 class Row(NamedTuple):
@@ -73,9 +73,9 @@ class MixtureForm(StepForm):
 
     mix_weights = forms.ChoiceField(label="The weights", choices=WEIGHTS, required=False)
     mix_every = WholeNumber(
-        "Steps between two moves",
+        "Steps between two updates",
         *(1, 1_000_000),
-        "The held-out loss on each source is taken before each move",
+        "The held-out loss on each source is measured before each update",
         required=False,
     )
 
@@ -115,9 +115,12 @@ class MixtureForm(StepForm):
             if source == "file":
                 path = self._check_path(row, str(path or ""))
             if weight is None and f"mix_weight_{row}" not in self.errors:
-                self.add_error(f"mix_weight_{row}", "Give it a weight, for example 1.")
+                self.add_error(f"mix_weight_{row}", "Give the source a weight, for example 1.")
             if (key := (source, path if source == "file" else "")) in seen:
-                self.add_error(f"mix_source_{row}", "This source is already listed. Remove one.")
+                self.add_error(
+                    f"mix_source_{row}",
+                    "This source is already listed. Remove one of the two rows.",
+                )
             seen.add(key)
         if len(seen) < FEWEST_SOURCES:
             error_text = (
@@ -126,7 +129,9 @@ class MixtureForm(StepForm):
             self.add_error("mix_source_1", error_text)
         is_dynamic = values.get("mix_weights") == "dynamic"
         if is_dynamic and values.get("mix_every") is None and "mix_every" not in self.errors:
-            self.add_error("mix_every", "Say after how many steps they move, for example 50.")
+            self.add_error(
+                "mix_every", "Give the number of steps between two updates, for example 50."
+            )
 
     def _check_path(self, row: int, text: str) -> str:
         name = f"mix_path_{row}"
@@ -178,9 +183,12 @@ class DataForm(MixtureForm):
     dataset = forms.ChoiceField(label="Uploaded file", required=False)
     rows = forms.ChoiceField(
         label="Short samples",
-        choices=[("packed", "Share a row, kept apart"), ("padded", "One a row, padded")],
+        choices=[
+            ("packed", "Several per row, masked from each other"),
+            ("padded", "One per row, padded"),
+        ],
         required=False,
-        help_text="The plan takes every row for full, which padded ones are not",
+        help_text="The plan assumes full rows, and padded rows are not full",
     )
     too_long = forms.ChoiceField(
         label="Samples longer than a row",
@@ -265,9 +273,9 @@ COMPRESSIONS = [
 ]
 FLEX = ("flex", "By blocks (FlexAttention), for GPUs")
 ATTENTIONS = [
-    ("auto", "As suits the device"),
+    ("auto", "Automatic"),
     ("flash", "Fused (SDPA)"),
-    ("eager", "Separate products"),
+    ("eager", "Eager (separate products)"),
     FLEX,
 ]
 CODE_BITS = [(str(bits), f"{bits} bits") for bits in (4, 3, 2, 8)]
@@ -287,7 +295,7 @@ BATCHINGS = [
 ]
 GUESSES = [("", "None"), ("lookup", "Prompt lookup, one prompt at a time")]
 KV_CACHES = [
-    ("plain", "As it is"),
+    ("plain", "Default"),
     ("fp8", "8 bits (fp8)"),
     ("int4", "4 bits"),
     ("int2", "2 bits"),
@@ -303,10 +311,10 @@ class ServeForm(StepForm):
         "Longest request",
         1,
         10_000_000,
-        "Prompt and answer together; empty takes four times the typical request",
+        "Prompt and answer in total; empty means four times the typical request",
         required=False,
     )
-    concurrency = WholeNumber("People at once", 1, 100_000, "Requests in flight together")
+    concurrency = WholeNumber("Concurrent requests", 1, 100_000, "Concurrent requests")
     prefix_share_percent = WholeNumber(
         "Shared prefix", 0, 99, "Per cent of the prompt that all requests share"
     )
@@ -320,7 +328,7 @@ class ServeForm(StepForm):
             self.add_error(
                 "max_request_tokens",
                 f"Longest request is {longest:,} tokens, and a typical one has {typical:,}. "
-                "Make it at least as long, or leave it empty.",
+                f"Increase “Longest request” to at least {typical}, or leave it empty.",
             )
         return values
 
@@ -328,18 +336,22 @@ class ServeForm(StepForm):
 class GenerateForm(StepForm):
     """Offline generation workload: batches of prompts."""
 
-    batch_size = WholeNumber("Batch size", 1, 100_000, "Sequences worked on together")
+    batch_size = WholeNumber("Batch size", 1, 100_000, "Sequences processed in one pass")
     input_tokens = WholeNumber("Prompt length", 1, 1_000_000, "Tokens")
     output_tokens = WholeNumber("Answer length", 1, 1_000_000, "Tokens")
     prompts_path = forms.CharField(
         label="Prompts file on the host",
         required=False,
         max_length=1000,
-        help_text="A prompt a line, or JSON lines with “prompt”, below the host's model folder; "
-        "empty takes one batch of the host's own text.",
+        help_text=(
+            "A prompt a line, or JSON lines with “prompt”, below the host's model folder; empty "
+            "means one batch of the host's own text."
+        ),
     )
     batching = Option("Batches", BATCHINGS)
-    kv_cache = Option("Keys and values", KV_CACHES, "How they are kept while a batch is answered")
+    kv_cache = Option(
+        "Keys and values", KV_CACHES, "Format of the KV cache while a batch is processed"
+    )
     guessing = Option(
         "Speculative decoding",
         GUESSES,
@@ -347,7 +359,7 @@ class GenerateForm(StepForm):
     )
     decode_step = Option(
         "Decode step",
-        [("", "As it is"), ("compiled", "Compiled when the job starts")],
+        [("", "Default"), ("compiled", "Compiled when the job starts")],
         "Minutes before the first batch, then quicker; needs g++ on the host",
     )
 
@@ -363,7 +375,7 @@ class GenerateForm(StepForm):
         values = super().clean() or self.cleaned_data
         is_narrow = values.get("kv_cache") not in {"", "plain"}
         if is_narrow and (values.get("guessing") or values.get("batching") == "continuous"):
-            self.add_error("kv_cache", "Fewer bits run in batches only. Choose “As it is”.")
+            self.add_error("kv_cache", "Fewer bits run in batches only. Choose “Default”.")
         return values
 
 
@@ -373,14 +385,18 @@ class PretrainForm(DataForm):
     finer_titles: ClassVar = {
         "Memory": ("activation_offload", "optimizer_offload", "checkpoint_writing"),
         "Kernels and numbers": ("attention", "products", "training_step", "rounding"),
-        "Course of the run": ("lengths", "early_stop", "on_spike"),
-        "What it shows and leaves": ("exported_weights", "text_samples", "sample_prompts"),
+        "Run control": ("lengths", "early_stop", "on_spike"),
+        "Outputs": ("exported_weights", "text_samples", "sample_prompts"),
     }
-    sequence_length = WholeNumber("Sequence length", 8, 1_000_000, "Tokens in one piece of text")
-    global_batch_size = WholeNumber("Batch size", 1, 100_000, "Pieces of text in one step")
+    sequence_length = WholeNumber("Sequence length", 8, 1_000_000, "Tokens per sequence")
+    global_batch_size = WholeNumber("Batch size", 1, 100_000, "Sequences per step")
     optimizer = forms.ChoiceField(label="Optimiser", choices=OPTIMIZERS)
     time_budget_minutes = DecimalNumber(
-        "Time budget", 0.1, 100_000, "Minutes; stops when they are over", required=False
+        "Time budget",
+        0.1,
+        100_000,
+        "Minutes; training stops when they are used up",
+        required=False,
     )
     million_tokens = DecimalNumber(
         "Or a number of tokens",
@@ -392,12 +408,13 @@ class PretrainForm(DataForm):
     activation_offload = Option(
         "Activation offload",
         PLACES,
-        "Where they wait between the two passes; elsewhere, a step takes longer",
+        "Where activations are stored between the forward and the backward pass; offload makes a "
+        "step slower",
     )
     optimizer_offload = Option(
         "Optimiser state offload",
         PLACES,
-        "Where AdamW's moments wait between two steps (ZeRO-Offload)",
+        "Where AdamW's moments are stored between two steps (ZeRO-Offload)",
     )
     lengths = Option(
         "Sequence length schedule",
@@ -405,12 +422,13 @@ class PretrainForm(DataForm):
             ("fixed", "Constant"),
             ("grow", "Growing (GrowLength)"),
         ],
-        "From an eighth of it, in four lengths of a quarter of the tokens each; give their number",
+        "Starts at an eighth of the sequence length; four lengths with a quarter of the tokens "
+        "each. Needs a number of tokens",
     )
     rounding = Option(
         "Quantisation-aware training",
-        [("none", "Not at all"), ("8", "To 8 bits"), ("4", "To 4 bits, in groups of 32")],
-        "The model then loses little when it is compressed so",
+        [("none", "None"), ("8", "To 8 bits"), ("4", "To 4 bits, in groups of 32")],
+        "Reduces the quality loss of a later compression to that width",
     )
     attention = Option(
         "Attention kernel",
@@ -424,7 +442,7 @@ class PretrainForm(DataForm):
     )
     training_step = Option(
         "Training step",
-        [("plain", "As it is"), ("compiled", "Compiled layers")],
+        [("plain", "Default"), ("compiled", "Compiled layers")],
         "Compiling takes up to a few minutes at the start, and needs g++ on the host",
     )
     early_stop = Option(

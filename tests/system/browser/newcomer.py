@@ -156,7 +156,7 @@ def demo(page: Page, stack: Stack, shoot: Shoot, live_after_ms: int) -> str:
 def compress(page: Page, stack: Stack, job_id: str, shoot: Shoot) -> str:
     """Compress the demo's model as its page offers; return the job's id."""
     page.goto(f"{stack.base_url}/jobs/{job_id}/")
-    page.get_by_role("link", name="Compress it").click()
+    page.get_by_role("link", name="Compress this model").click()
     page.wait_for_load_state()
     shoot(_path(page, stack), "compress-review")
     small = launch(page)

@@ -96,7 +96,7 @@ def operators_pages(camera: Camera) -> None:
     page = next(iter(camera.pages.values()))
     page.goto(f"{camera.stack.base_url}/hosts/add/")
     page.get_by_label("Name").fill("node-a")
-    page.get_by_role("button", name="Make the command").click()
+    page.get_by_role("button", name="Create the command").click()
     page.wait_for_url(re.compile("/hosts/add/.+"))
     camera.shoot(page.url.removeprefix(camera.stack.base_url), "check-host")
 

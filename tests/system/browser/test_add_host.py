@@ -18,7 +18,7 @@ def added(new_page, stack, tmp_path):
     page = new_page("olga")
     page.goto(f"{stack.base_url}/hosts/add/")
     page.get_by_label("Name").fill("Second box")
-    page.get_by_role("button", name="Make the command").click()
+    page.get_by_role("button", name="Create the command").click()
     command = page.inner_text("#enroll-command")
     token = re.search(r"--token (\S+)", command)[1]
     stack.run("-m", "runners", "enroll", "--server", stack.base_url, "--token", token,
@@ -36,5 +36,5 @@ def added(new_page, stack, tmp_path):
 def test_the_check_list_ticks_until_the_host_is_ready(added):
     expect(added.get_by_role("heading", level=1)).to_contain_text("Ready", timeout=600_000)
     expect(added.locator(".checklist li.good")).to_have_count(9, timeout=600_000)
-    expect(added.get_by_text(re.compile(r"\d+ ms, signed, there and back"))).to_be_visible()
+    expect(added.get_by_text(re.compile(r"\d+ ms, signed, round trip"))).to_be_visible()
     expect(added.get_by_role("link", name=re.compile("Run the demo on"))).to_be_visible()

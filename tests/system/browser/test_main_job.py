@@ -59,7 +59,7 @@ def test_the_trained_model_can_be_downloaded(at_the_end):
 
 
 def test_the_next_step_leads_into_the_wizard_with_the_new_model(at_the_end):
-    at_the_end.get_by_role("link", name="Compress it").click()
+    at_the_end.get_by_role("link", name="Compress this model").click()
     at_the_end.wait_for_url(re.compile("/plans/.*/edit/"))
 
 
@@ -67,7 +67,7 @@ def test_a_clone_opens_the_wizard_and_its_launch_is_a_job_of_its_own(at_the_end,
     page = at_the_end
     page.get_by_role("button", name="Clone").click()
     page.wait_for_url(re.compile("/plans/.*/edit/review/"))
-    expect(page.get_by_text("Everything is filled in as it ran")).to_be_visible()
+    expect(page.get_by_text("All settings are those of the copied job")).to_be_visible()
     page.get_by_role("button", name="Preflight & launch").click()
     page.wait_for_url(lambda url: (found := JOB_PATH.search(url)) and found[1] != finished_job)
     page.get_by_text("Stop…").click()

@@ -39,5 +39,5 @@ def test_a_limit_is_found_by_its_form(plain_page, stack):
     plain_page.get_by_label("Hardware").select_option("rtx-4090")
     plain_page.get_by_role("button", name="Find the limit").click()
     expect(plain_page.get_by_role("region", name="Answer")).to_contain_text(
-        "people at once on RTX 4090", timeout=300_000
+        "requests at once on RTX 4090", timeout=300_000
     )

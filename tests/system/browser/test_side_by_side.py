@@ -72,7 +72,7 @@ def test_memory_by_term_and_accuracy_stand_beside_their_prediction(page, address
 
     for label in ("Accuracy on held-out samples", "Optimiser states", "Peak memory"):
         expect(figures.get_by_role("rowheader", name=label)).to_be_visible()
-    expect(figures.get_by_text(re.compile("predicted .* of it")).first).to_be_visible()
+    expect(figures.get_by_text(re.compile("predicted .* ratio ")).first).to_be_visible()
 
 
 @pytest.mark.soak

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 def workload(page, stack) -> Page:
     """Open the workload step of a plan to compress."""
     page.goto(f"{stack.base_url}/plans/new/?preset=serve")
-    page.get_by_label("Compress it").check()
+    page.get_by_label("Compress").check()
     page.locator("button[name='go'][value='next']").click()
     page.goto(page.url.replace("/edit/model/", "/edit/workload/"))
     return page

@@ -167,7 +167,7 @@ def test_the_post_mortem_names_the_host_that_never_told_its_end(after_a_long_cut
 
     assert re.search(r"Ended first on north, rank [01], \d\d:\d\d:\d\d\.", page)
     assert "No end was reported by south (no heartbeat for " in page
-    assert "It may be the cause: the others only lost it." in page
+    assert "This host may be the cause: the other hosts only lost their connection to it." in page
 
 
 def test_the_page_to_give_it_up_names_the_silent_host_and_what_it_holds(after_a_long_cut):

@@ -113,7 +113,7 @@ def test_a_session_that_was_left_open_opens_the_administration_by_the_password_a
     assert not Team.objects.exists()
     with time_machine.travel(now() + timedelta(minutes=16)):
         page = client.get("/admin/login/?next=/admin/").content.decode()
-        assert "Show your password again" in page
+        assert "Enter your password again" in page
         assert 'value="root"' in page
         sent = {"username": "root", "password": PASSWORD, "next": "/admin/"}
         assert client.post("/admin/login/?next=/admin/", sent).headers["Location"] == "/admin/"
@@ -182,7 +182,7 @@ def test_the_last_administrator_is_not_demoted_or_closed_by_code_or_form(root):
         root.refresh_from_db()
         assert administrators().get() == root, flag
         page = save(root, "auth/user", root.pk, account(root, **{flag: None}))
-        assert "Make another superuser first" in page.content.decode(), flag
+        assert "Create another superuser first" in page.content.decode(), flag
         assert administrators().get() == root, flag
 
 

@@ -68,7 +68,7 @@ def test_an_unknown_strange_or_closed_name_is_refused_in_the_words_of_a_wrong_pa
     User.objects.filter(pk=known.pk).update(is_active=False)
     answer = log_in(client)
     assert answer.status_code == 200
-    assert "do not go together" in answer.content.decode()
+    assert "The username or password is incorrect" in answer.content.decode()
     assert not is_in(client)
 
 

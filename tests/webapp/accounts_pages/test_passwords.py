@@ -214,14 +214,14 @@ def test_an_account_without_a_password_gets_its_first_one_by_a_link(client, root
 
 def test_no_link_is_made_by_a_clerk_for_a_superuser_or_for_two_accounts(root, dora):
     page = client_of(root).post("/admin/auth/user/", chosen(root, dora), follow=True)
-    assert "Choose one account" in page.content.decode()
+    assert "Choose exactly one account" in page.content.decode()
     from django.contrib.auth.models import Permission
 
     dora.is_staff = True
     dora.save()
     dora.user_permissions.set(Permission.objects.filter(content_type__app_label="auth"))
     page = client_of(dora).post("/admin/auth/user/", chosen(root), follow=True)
-    assert "No link is made for root" in page.content.decode()
+    assert "No link was created for root" in page.content.decode()
     assert "/password/new/" not in page.content.decode()
 
 

@@ -92,7 +92,7 @@ def test_a_deleted_event_is_found_with_or_without_its_link(history):
     Event.objects.filter(pk=history[1].pk).delete()
     assert found() == [f"Event {history[1].pk}, sealed as link 2, was deleted."]
     Link.objects.filter(position=2).delete()
-    assert "Links 2 to 2 are gone." in found()
+    assert "Links 2 to 2 are missing." in found()
 
 
 def test_an_end_that_was_cut_off_is_found_by_a_head_kept_elsewhere(history):
@@ -100,7 +100,9 @@ def test_an_end_that_was_cut_off_is_found_by_a_head_kept_elsewhere(history):
     without_guards()
     Link.objects.filter(position=5).delete()
     assert found() == []
-    assert found(kept) == [f"The head {kept} is not in the chain: its end was cut or made anew."]
+    assert found(kept) == [
+        f"The head {kept} is not in the chain: the end of the chain was cut or rewritten."
+    ]
 
 
 def test_a_chain_that_was_made_anew_does_not_hold_the_head_kept_elsewhere(history):
@@ -231,7 +233,7 @@ def test_a_head_of_the_part_that_stays_is_found_and_one_that_went_said_to_have_g
     cut()
     assert found(kept) == []
     assert found(f"{Cut.objects.get()}") == []
-    assert any("went with the cut at link 5" in words for words in found(gone))
+    assert any("was removed by the cut at link 5" in words for words in found(gone))
 
 
 def test_after_a_cut_the_database_still_refuses_to_touch_the_rest_and_the_cut(long_history):
@@ -257,7 +259,7 @@ def test_a_cut_that_was_moved_is_found(long_history):
     cut()
     without_guards()
     Cut.objects.update(num_events=4)
-    assert found() == ["The cut at link 5 is not the one that the sealed history tells of."]
+    assert found() == ["The cut at link 5 is not the cut that the sealed history records."]
 
 
 def test_the_event_of_a_cut_that_was_changed_is_found(long_history):
@@ -308,8 +310,8 @@ def test_the_newest_comes_first_says_whether_it_is_sealed_and_shows_markup_as_te
     happen_in(team)
     before = admin.get("/audit/").content.decode()
     events_seal()
-    assert "in a moment" in before
-    assert "in a moment" not in admin.get("/audit/").content.decode()
+    assert "pending" in before
+    assert "pending" not in admin.get("/audit/").content.decode()
     happen_in(team, actor="<script>alert(1)</script>")
     assert "<script>alert(1)" not in admin.get("/audit/").content.decode()
 

@@ -35,7 +35,7 @@ def test_a_taken_port_gets_a_sentence_with_another_port_and_one_that_is_none_too
     assert f"Port {taken_port} on 127.0.0.1 cannot be used" in problem.value.fact
     assert f"--port {taken_port + 1}" in problem.value.way_out
     for port in [-1, 0, 65536, 700000]:
-        with pytest.raises(Problem, match="ports are 1 to 65535"):
+        with pytest.raises(Problem, match="it can be 1 to 65535"):
             up.check_port("127.0.0.1", port, running=None)
 
 
@@ -210,7 +210,7 @@ def test_without_packages_a_command_says_how_to_get_them(monkeypatch, capsys, tm
     assert cli.main(["migrate"]) == 1
     words = capsys.readouterr().err
     assert "`manage.py migrate` needs the environment" in words
-    assert "`python3 manage.py up` makes it" in words
+    assert "`python3 manage.py up` creates the environment" in words
 
 
 def test_the_set_up_code_imports_only_the_standard_library_and_ours():

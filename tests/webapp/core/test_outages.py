@@ -87,7 +87,7 @@ def test_a_page_says_it_in_the_products_look(olga, monkeypatch):
         answer = client.get("/jobs/")
     text = answer.content.decode()
     assert answer.status_code == 503
-    assert "The database is held by something else just now." in text
+    assert "The database is locked by another process." in text
     assert "css/tokens" in text
     assert "500" not in text
 
@@ -160,7 +160,7 @@ def test_a_database_that_is_really_locked(alice, monkeypatch):
     connection.close()
     assert page.status_code == 200
     assert answer.status_code == 503
-    assert "held by something else" in answer.content.decode()
+    assert "locked by another process" in answer.content.decode()
 
 
 def test_each_outage_is_known_by_its_words():

@@ -138,7 +138,7 @@ def test_a_search_takes_every_word_and_says_where_it_looked(alice):
 
 def test_the_headline_counts_in_words_and_by_state():
     for needs, runs, words in [
-        (0, 0, "All is well; nothing is running"),
+        (0, 0, "No problems; nothing is running"),
         (0, 1, "All is well; one job is running"),
         (0, 8, "All is well; eight jobs are running"),
         (1, 0, "One thing needs you; nothing is running"),

@@ -255,7 +255,7 @@ def test_a_job_that_waits_starts_only_once_its_pool_is_shared_again(guest, host,
     assert allocate_pool(host.pool) == []
     line = waiting_line(guest)
     assert line is not None
-    assert "not shared with yours any more" in line.sentence
+    assert "no longer shared with yours" in line.sentence
     allocate_pool(host.pool)
     host.pool.shared_with.add(other_team)
     assert [job.pk for job in allocate_pool(host.pool)] == [guest.pk]

@@ -296,8 +296,8 @@ def test_the_agents_own_environment_and_unknown_ones_are_refused_by_name(telling
 def test_an_operator_builds_from_the_page_and_the_event_stays(telling, olga):
     page = press(olga, telling, "build")
     assert "builds tiny after its next heartbeat" in page
-    assert "Waits for the host to build it." in page
-    assert "Environment tiny: build asked for" in page
+    assert "Waiting for the host to build the environment." in page
+    assert "Environment tiny: build requested" in page
     assert Event.objects.get(kind="host.environment_build").actor == "olga"
 
 

@@ -287,7 +287,7 @@ def test_without_the_right_to_make_users_hosts_and_roles_do_without_and_say_why(
 ):
     enrolled = enrol(team, "Ours")
     assert enrolled.secret is None
-    assert "may not make users" in enrolled.host.checks["redis_refusal"]
+    assert "may not create users" in enrolled.host.checks["redis_refusal"]
     assert not epoch.provision()
     assert outages.url_for(outages.CONSUMER) == settings.REDIS_URL
 

@@ -87,7 +87,7 @@ def test_bad_input_is_refused_beside_its_field(as_olga):
             "usd_per_kwh=free is not a valid price. Write dollars from 0 to",
         ),
         ("labels", "usd_per_hour=-2", "usd_per_hour=-2 is not a valid price"),
-        ("labels", " ".join(f"k{i}=v" for i in range(20)), "at most 12"),
+        ("labels", " ".join(f"k{i}=v" for i in range(20)), "the limit is 12"),
     ]:
         response = as_olga.post("/hosts/add/", {**FORM, field: value})
         assert response.status_code == 422, field
@@ -130,7 +130,7 @@ def test_an_expired_token_says_when_and_leads_to_a_new_one(as_olga, added):
     EnrolmentToken.objects.update(expires_at=now() - timedelta(minutes=1))
     page = as_olga.get(added[0]).content.decode()
     assert "was not used" in page
-    assert "Make a new one" in page
+    assert "Create a new token" in page
 
 
 def test_a_revoked_token_enrols_nobody(as_olga, added):
@@ -201,7 +201,7 @@ def test_each_line_says_what_is_wrong_and_how_it_is_mended(added):
     assert line("torch", **WITH_GPU, **older).look == "good"
 
     torch = line("torch", **WITH_GPU, packages={"torch": "2.13.0+cpu"})
-    fix = "The GPUs would stay idle. Install the build for their driver:"
+    fix = "Jobs would not use the GPUs. Install the build for their driver:"
     assert (torch.look, torch.fix) == ("bad", fix)
 
     driver = line("Driver", driver_problem="Driver Not Loaded")
@@ -341,7 +341,7 @@ def test_a_host_alone_on_its_machine_says_nothing_and_ones_own_other_is_named(ol
     assert "No such host matches the machine of ours" in say(olga, ours, other)
     assert Distinction.objects.count() == 0
     host = host_of(team, "container", machine_id=None)
-    assert "jobs of other hosts on it are not noticed" in page(olga, host)
+    assert "jobs of other hosts on the machine are not detected" in page(olga, host)
 
 
 def test_another_teams_host_is_told_of_without_its_name_to_operators_of_the_machine(
@@ -362,7 +362,7 @@ def test_gpus_that_both_see_are_named_and_other_gpus_let_both_run(olga, team):
     host_of(team, "one", gpus=[GPU])
     host_of(team, "two", gpus=[GPU | {"index": 2}], user_id=1002)
     three = host_of(team, "three", gpus=[GPU | {"uuid": "GPU-two"}], user_id=1003)
-    assert "it sees the same gpu 0" in page(olga, Host.objects.get(name="one")).lower()
+    assert "it has the same gpu 0" in page(olga, Host.objects.get(name="one")).lower()
     assert "has other GPUs, so that neither waits for the other" in page(olga, three)
 
 

@@ -91,7 +91,7 @@ def test_jobs_count_in_the_list_and_stand_on_the_page_until_they_are_deleted(ali
     assert "nothing is running, one is starting" in plain(client_of(alice).get("/hosts/"))
     assert "Train the demo model" in page_of(alice, host)
     Job.objects.update(deleted_at=now())
-    assert "Nothing has run here yet" in page_of(alice, host)
+    assert "No job has run on this host yet" in page_of(alice, host)
 
 
 def test_a_silent_host_says_for_how_long_and_a_retired_one_leaves_the_list(alice, silent, host):
@@ -156,7 +156,7 @@ def test_the_page_names_gpus_their_parts_other_vendors_and_complaints(alice, hos
     host.save()
     shown = page_of(alice, host)
     for words in (
-        "CPX/NPS4", "gfx942", "not read: clocks: no answer", "Arc A770 (16.0 GiB)",
+        "CPX/NPS4", "gfx942", "not readable: clocks: no answer", "Arc A770 (16.0 GiB)",
         "xpu-smi is not installed", "6.12, ROCm 7.0.2",
     ):  # fmt: skip
         assert words in shown
@@ -187,8 +187,8 @@ def test_an_operator_drains_a_host_brings_it_back_and_locks_it_out(olga, host):
     client.post(f"/hosts/{host.slug}/undrain/")
     assert Host.objects.get(pk=host.pk).state == HostState.READY
     page = plain(client_of(olga).post(f"/hosts/{host.slug}/drain/", follow=True))
-    assert "takes no new job" in page
-    assert "Take jobs again" in page
+    assert "accepts no new job" in page
+    assert "Accept jobs again" in page
     client_of(olga).post(f"/hosts/{host.slug}/revoke/")
     assert Host.objects.get(pk=host.pk).credential_hash == ""
 
@@ -222,7 +222,7 @@ def page(user, host: Host) -> str:
 
 
 def test_a_cordon_keeps_who_when_and_why(olga, device):
-    assert "The processor takes no new job." in press(olga, device, "cordon", reason=" ECC  up ")
+    assert "The processor accepts no new job." in press(olga, device, "cordon", reason=" ECC  up ")
     device.refresh_from_db()
     assert (device.cordoned_by, device.cordon_reason) == ("olga", "ECC up")
     assert device.cordoned_at is not None
@@ -261,15 +261,15 @@ def test_the_page_tells_what_happened_to_a_device(olga, host, device):
     device_cordon(device=device, by="olga", reason="ECC errors")
     device_uncordon(device=device, by="olga")
     assert "The processor cordoned: ECC errors" in page(olga, host)
-    assert "The processor given free" in page(olga, host)
+    assert "The processor uncordoned" in page(olga, host)
 
 
 def test_the_page_names_the_job_that_holds_a_device_and_gives_operators_buttons(
     alice, job, host, olga
 ):
-    assert f'held by <a href="/jobs/{job.pk}/">' in page(alice, host)
-    assert "Cordon it" in page(olga, host)
-    assert "Cordon it" not in page(alice, host)
+    assert f'allocated to <a href="/jobs/{job.pk}/">' in page(alice, host)
+    assert "Cordon the device" in page(olga, host)
+    assert "Cordon the device" not in page(alice, host)
 
 
 # Maintenance and retirement
@@ -319,7 +319,7 @@ def labels_of(host: Host) -> dict[str, str]:
 def test_an_operator_gives_a_host_labels_and_prices(host, olga):
     page = save(host, olga, "gpu=4090, usd_per_hour=2.50 usd_per_kwh=0.30").content.decode()
     assert labels_of(host) == {"gpu": "4090", "usd_per_hour": "2.50", "usd_per_kwh": "0.30"}
-    assert "usd_per_hour=2.50 usd_per_kwh=0.30. Its prices count from now on." in page
+    assert "usd_per_hour=2.50 usd_per_kwh=0.30. The prices apply from now on." in page
     assert "Labels: gpu=4090 usd_per_hour=2.50 usd_per_kwh=0.30" in page  # among its events
     assert 'value="gpu=4090 usd_per_hour=2.50 usd_per_kwh=0.30"' in page
 
@@ -351,7 +351,7 @@ def test_what_is_no_label_is_refused_and_stays_typed(host, olga):
         ("room", "“room” is not key=value; write it as gpu=4090."),
         ("usd_per_hour=free", "usd_per_hour=free is not a valid price"),
         ("usd_per_kwh=-1", "usd_per_kwh=-1 is not a valid price"),
-        (" ".join(f"k{n}=1" for n in range(13)), "13 labels; at most 12 are kept."),
+        (" ".join(f"k{n}=1" for n in range(13)), "13 labels; the limit is 12."),
         ("a=" + "x" * 400, "at most 400 characters"),
         ("<script>=1", "is not key=value"),
     ]:
@@ -373,7 +373,7 @@ def test_who_does_not_operate_sees_labels_without_a_form(host, olga, alice):
     assert labels_of(host) == {"room": "b12"}
 
 
-# Hosts that are only planned for: made in the browser, offered, never launched on.
+# Planning-only hosts: made in the browser, offered, never launched on.
 
 
 FORM = {"name": "Next rack", "device": "h100-sxm5-80gb", "num_devices": "8", "memory_gib": "2048"}
@@ -400,7 +400,7 @@ def test_an_operator_makes_one_by_a_form(olga, team):
     answer = client_of(olga).post("/hosts/virtual/new/", FORM, follow=True)
     host = Host.objects.get(kind="virtual")
     assert (host.team, host.slug, host.planned["num_devices"]) == (team, "next-rack", 8)
-    assert "Nothing runs on it." in answer.content.decode()
+    assert "no job runs on it." in answer.content.decode()
     assert Event.objects.get(kind="host.planned").actor == "olga"
     client_of(olga).post("/hosts/virtual/new/", FORM)
     assert set(Host.objects.values_list("slug", flat=True)) == {"next-rack", "next-rack-2"}
@@ -426,12 +426,12 @@ def test_the_wizard_offers_it_after_the_hosts_that_run_as_only_planned_for(
 ):
     assert [one.name for one in options_for(plan).hosts] == ["Box", "Next rack"]
     page = client_of(alice).get(f"/plans/{plan.pk}/edit/hardware/").content.decode()
-    assert "only planned for" in page
+    assert "planning only" in page
     assert "Next rack" in page
 
 
 def test_a_launch_is_refused_by_name_and_makes_no_job(plan, alice):
-    with pytest.raises(DraftProblem, match="Next rack is only planned for, so nothing can run"):
+    with pytest.raises(DraftProblem, match="Next rack is a planning-only host, so no job can run"):
         launch_of(plan)
     assert launch_note(plan)["can"] == ""
     client_of(alice).post(f"/plans/{plan.pk}/launch/", {"go": "launch"})

@@ -220,7 +220,7 @@ def test_the_pages_say_what_was_left_out_of_the_hosts_factors(together, alice):
         text = client_of(alice).get(f"/hosts/{member.host.slug}/").content.decode()
         assert "Excluded: 1 multi-host job. Its times depend" in text
     text = client_of(alice).get(f"/jobs/{together.pk}/").content.decode()
-    assert "Measured by 2 hosts together, so it changes the factors of none of them." in text
+    assert "Measured across 2 hosts, so the figures calibrate none of them." in text
 
 
 # What a training's rows turned out to be: the plan for them, and what they say of the host.
@@ -379,7 +379,7 @@ def test_a_tuned_model_is_judged_against_its_folder_and_a_new_one_alone(make_mod
 
     model = make_model(TrainSpec(), weight_dtype="bf16")
     assert evaluation_of(model).original is None
-    assert left_model(model).evaluation == "Evaluate it"
+    assert left_model(model).evaluation == "Evaluate this model"
 
 
 def test_what_no_job_can_judge_is_refused_and_has_no_button(make_model):
@@ -444,9 +444,15 @@ def test_a_field_that_names_no_tasks_is_refused_by_its_label():
     for posted, message in [
         ({"tasks": "folder"}, "“Folder of tasks” is empty"),
         ({"tasks": "folder", "task_folder": "x" * 1001}, "longer than 1000"),
-        ({"tasks": "held_out", "task_names": "../up"}, "“Names” holds one that no task has"),
-        ({"tasks": "held_out", "documents": "0"}, "“Documents of each” is not a whole number"),
-        ({"tasks": "held_out", "documents": "many"}, "“Documents of each” is not a whole number"),
+        ({"tasks": "held_out", "task_names": "../up"}, "“Task names” contains an invalid name"),
+        (
+            {"tasks": "held_out", "documents": "0"},
+            "“Maximum documents per task” is not a whole number",
+        ),
+        (
+            {"tasks": "held_out", "documents": "many"},
+            "“Maximum documents per task” is not a whole number",
+        ),
     ]:
         with pytest.raises(InvalidProblem, match=message):
             tasks_of(posted)

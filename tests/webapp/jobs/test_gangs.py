@@ -81,7 +81,7 @@ def test_a_host_that_never_claims_is_named_and_releases_all_of_which_none_starts
     Event.objects.filter(subject=gang.pk).update(at=now() - START_TIMEOUT * 2)
     end_unclaimed()
     assert state(gang) == ("error", "start_timeout")
-    assert "Box 3 did not take its part" in last_event(gang).detail["sentence"]
+    assert "Box 3 did not claim its part" in last_event(gang).detail["sentence"]
     assert num_held() == 0
     with pytest.raises(Exception, match="withdrawn"):
         claim(first)

@@ -64,7 +64,7 @@ def test_a_virtual_host_is_refused(team, alice):
     virtual = Host.objects.create(
         team=team, name="Dream", slug="dream", kind="virtual", pool=pool_ensure(team=team)
     )
-    with pytest.raises(InvalidProblem, match="only planned for"):
+    with pytest.raises(InvalidProblem, match="planning-only host"):
         make_job(team, alice, virtual)
 
 

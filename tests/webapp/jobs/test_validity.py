@@ -84,7 +84,7 @@ def test_a_run_on_a_busy_host_moves_no_prediction_and_its_host_names_it(ran, hos
 
     row = row_of(job)
     assert row.is_excluded
-    assert row.invalid_reason.startswith("Other programs took 1.8 of the 2 cores")
+    assert row.invalid_reason.startswith("Other programs used 1.8 of the 2 cores")
     assert not row_of(job, "peak_memory_bytes").is_excluded
     assert step(host) is None
     assert accuracy_for(alice).by_kind == [("memory", 0.0)]
@@ -99,7 +99,7 @@ def test_its_page_says_why_it_changed_nothing(ran, alice):
         before={}, after={}, why=row_of(job).invalid_reason
     )
     text = page(alice, job)
-    assert "This run changed no calibration factor. Other programs took 1.8 of the 2 cores" in text
+    assert "This run changed no calibration factor. Other programs used 1.8 of the 2 cores" in text
     assert "<strong>left out</strong>" in text
 
 
@@ -116,7 +116,7 @@ def test_a_figure_without_a_prediction_goes_with_its_kind(ran, host):
 
 def test_what_disturbs_a_time_much_is_named_and_leaves_memory_alone():
     for evidence, words in [
-        ({"usable_cores": 4.0, "taken_cores": 1.0}, "took 1.0 of the 4 cores"),
+        ({"usable_cores": 4.0, "taken_cores": 1.0}, "used 1.0 of the 4 cores"),
         ({"overlap_ratio": 0.5, "overlap_job": "Other"}, "Other ran on the same device for 50 %"),
         (
             {"foreign_pids": [77, 78]},
@@ -126,8 +126,8 @@ def test_what_disturbs_a_time_much_is_named_and_leaves_memory_alone():
         ({"slowed_by": ["heat (hardware)"]}, "Its GPU was slowed when it ended: heat (hardware)"),
         ({"clock_jump_seconds": 3600.0}, "The host's clock was set by 1 h"),
         ({"suspended_seconds": 90.0}, "The host slept for 1 min 30 s"),
-        ({"steps": 1}, "It saw 1 step; 5 are needed"),
-        ({"tokens": 4}, "It wrote 4 tokens to each prompt; 8 are needed"),
+        ({"steps": 1}, "The run has 1 step; 5 are needed"),
+        ({"tokens": 4}, "The run generated 4 tokens per prompt; 8 are needed"),
     ]:
         assert words in invalid_reason("tpot_seconds", evidence).replace("\xa0", " "), (
             evidence,
@@ -146,7 +146,7 @@ def test_what_disturbs_a_time_much_is_named_and_leaves_memory_alone():
 
 def test_a_run_of_three_steps_shows_too_little(ran):
     job = ran(1.5, done=3.0, total=3.0, unit="steps")
-    assert "It saw 3 steps; 5 are needed" in row_of(job).invalid_reason
+    assert "The run has 3 steps; 5 are needed" in row_of(job).invalid_reason
 
 
 def test_another_job_of_ours_on_the_same_device_is_contention(ran, host, alice, team):
@@ -300,4 +300,4 @@ def test_a_run_whose_figures_all_count_for_nothing_says_the_first_reason(ran, ho
     recalibrate(host)
     recalibrate(host, job=job, cause="run")
     said = CalibrationChange.objects.filter(job=job).last().why
-    assert said.startswith("Other programs took 1.8 of the 2 cores")
+    assert said.startswith("Other programs used 1.8 of the 2 cores")

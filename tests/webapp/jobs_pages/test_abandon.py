@@ -54,7 +54,7 @@ def test_the_page_says_what_is_known_and_the_job_page_leads_there(lost, alice):
 
 def test_a_host_in_contact_leads_nowhere(attempt, alice):
     assert "/abandon/" not in page(alice, attempt.job)
-    assert "There is nothing to give up" in page(alice, attempt.job, "abandon/")
+    assert "This job cannot be given up" in page(alice, attempt.job, "abandon/")
 
 
 def test_the_right_name_alone_ends_the_job_and_frees_its_devices(lost, alice):
@@ -86,7 +86,7 @@ def test_a_host_that_returns_is_told_to_stop_it_and_the_page_confirms_its_end(
     assert (order.attempt_id, order.reason) == (attempt.pk, "lost_and_abandoned_by_user")
     assert "was told to stop the attempt, but has not confirmed yet" in page(alice, lost)
     events_accept(host=attempt.host, batch=batch_of(attempt, ("exited", STOPPED), first=2))
-    assert "Confirmed by Box: nothing of it runs any more" in page(alice, lost)
+    assert "Confirmed by Box: no process of it is running" in page(alice, lost)
     lost.refresh_from_db()
     assert lost.state == "stopped"
 
@@ -208,7 +208,7 @@ def test_the_page_waits_for_each_of_them_by_name(half_lost, alice, hosts):
     end(members(half_lost)[1], "lost_and_abandoned_by_user")
     assert "Its attempt may still run on Box 3" in page(alice, half_lost, "")
     end(members(half_lost)[2], "lost_and_abandoned_by_user")
-    assert "Confirmed by Box 2 and Box 3: nothing of it runs any more" in page(
+    assert "Confirmed by Box 2 and Box 3: no process of it is running" in page(
         alice, half_lost, ""
     )
 
@@ -245,7 +245,7 @@ def test_a_job_that_is_over_says_which_host_holds_devices_and_frees_them_once(en
 
 
 def test_it_starts_anew_where_enough_other_hosts_are_left(half_lost, alice, team):
-    assert "Its pool has fewer than 3 hosts" in page(alice, half_lost, "abandon/")
+    assert "The job's pool has fewer than 3 hosts" in page(alice, half_lost, "abandon/")
     make_hosts(team, 2, first=4)
     give_up(alice, half_lost, "Box 2, Box 3", elsewhere="pool")
     copy = Job.objects.exclude(pk=half_lost.pk).get()

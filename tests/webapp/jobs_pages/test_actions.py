@@ -169,7 +169,7 @@ def test_a_job_without_a_plan_is_shown_before_it_runs_again(bob, job):
     client = client_of(bob)
     page = client.post(f"/jobs/{job.pk}/clone/", follow=True)
     assert page.redirect_chain[-1][0] == f"/jobs/{job.pk}/run-again/"
-    assert "Nothing is launched before you say so" in page.content.decode()
+    assert "Nothing is launched until you confirm" in page.content.decode()
     assert Job.objects.count() == 1
     client.post(f"/jobs/{job.pk}/run-again/")
     assert Job.objects.exclude(pk=job.pk).get().spec == job.spec

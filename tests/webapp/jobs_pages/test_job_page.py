@@ -63,10 +63,10 @@ def test_a_finished_training_compares_measured_with_predicted_and_offers_what_it
     assert "1.05" in shown
     assert "Perplexity 61.5 measured here" in shown
     assert re.search(r'<form method="post" action="/models/\w+/evaluate/"', page)
-    assert "Evaluate it" in page
+    assert "Evaluate this model" in page
     assert "Artefacts and next steps" in page
     assert re.search(r"preset=quantize&amp;model=\w{26}", page)
-    assert "still arriving from Box" in page
+    assert "still uploading from Box" in page
     for absent in ("/download/", "data-live-topics", "live.js"):
         assert absent not in page
 
@@ -123,7 +123,7 @@ def test_an_artefact_that_never_arrived_is_said_to_lie_on_the_host(as_alice, fin
     finished.ended_at -= timedelta(hours=2)
     finished.save()
     page = text_of(as_alice, finished)
-    assert "not uploaded; it lies on Box" in page
+    assert "not uploaded; stored on Box" in page
     assert "every 3s" not in page
 
 
@@ -137,7 +137,7 @@ def queued(job):
 
 def test_a_queued_job_says_what_it_waits_for(as_alice, queued):
     shown = plain(text_of(as_alice, queued))
-    assert "It starts within seconds." in shown
+    assert "The job starts within seconds." in shown
     queued.host.last_seen_at -= timedelta(minutes=10)
     queued.host.save()
     shown = plain(text_of(as_alice, queued))
@@ -303,7 +303,7 @@ def page(user, job, tab: str = "") -> str:
 
 def test_a_job_in_preflight_shows_the_first_look_and_then_what_the_host_found(job, alice):
     text = page(alice, job)
-    assert "By its last heartbeat Box passes. The host now runs its own checks" in text
+    assert "Box passes the checks by its last heartbeat. The host now runs its own checks" in text
     assert "50.0 GiB of disk are free" in text
     refuse(job)
     text = page(alice, job)

@@ -274,7 +274,7 @@ def test_a_changed_perplexity_is_called_a_change_only_beyond_chance():
     for low, high, words in [
         (1.01, 1.03, "1.010 to 1.030, window by window: worse than the original beyond chance"),
         (0.96, 0.98, "better than the original beyond chance"),
-        (0.99, 1.02, "no difference that this much text can show"),
+        (0.99, 1.02, "no difference that this amount of text can show"),
     ]:
         assert words in told(low, high), (low, high, words)
     measured = {"perplexity": 60.0, "next_token_accuracy": 0.25}

@@ -45,7 +45,7 @@ def test_a_running_training_shows_step_prompt_and_continuation_newest_first(
         assert '<p class="written"><b>Twice</b> over\nand over</p>' in card
         assert HOW in card
     report(announced([said(100), said(1200), said(1300, continuation="")]))
-    assert "nothing: the text ended there" in page(running, alice)
+    assert "empty: the model ended the text" in page(running, alice)
 
 
 def test_prompts_of_a_step_stand_below_it_in_their_order(running, report):
@@ -116,7 +116,7 @@ def test_a_finished_training_says_which_weights_stay(running, report, alice):
 
     text = page(running, alice)
 
-    assert text.count("the weights it leaves") == 1
+    assert text.count("final weights") == 1
     assert [each.is_final for each in samples_of(running).steps] == [True, False, False]
     assert (
         "samples.json" in client_of(alice).get(f"/jobs/{running.pk}/artefacts/").content.decode()

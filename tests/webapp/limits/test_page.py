@@ -55,11 +55,11 @@ def test_every_question_is_answered_with_its_proposals(alice):
 
 def test_an_answer_has_figures_with_interval_provenance_and_evidence(alice):
     page = ask(alice)
-    assert "people at once on RTX 4090" in page
+    assert "requests at once on RTX 4090" in page
     assert "The limit" in page
     assert page.count('class="whisker"') >= 3
     assert 'href="/docs/accuracy"' in page
-    assert "What limits it" in page
+    assert "Limiting factor" in page
     assert "question=longest_context&amp;hardware=rtx-4090" in page
 
 
@@ -69,7 +69,7 @@ def test_memory_at_the_limit_is_drawn_and_what_does_not_begin_says_why(alice):
     assert "KV cache" in page
 
     page = ask(alice, "longest_context", model="meta-llama/Llama-3.1-405B", hardware="t4")
-    assert "Nothing works, not even" in page
+    assert "No value works, not even" in page
     assert "GiB" in page
 
 
@@ -160,8 +160,8 @@ def test_it_offers_the_questions_of_its_work_unanswered_and_nothing_to_another_t
     alice, plan, charlie
 ):
     page = tab(alice, plan)
-    assert "How many people at once?" in page
-    assert "How long a training sequence fits?" not in page
+    assert "How many concurrent requests?" in page
+    assert "What is the longest training sequence?" not in page
     assert 'aria-label="Answer"' not in page
     assert client_of(charlie).get(f"/plans/{plan.pk}/limits/").status_code == 404
 
@@ -211,8 +211,8 @@ def beyond(**fields):
 def test_a_value_is_said_as_people_say_it():
     for value, unit, words in [
         (15408, "tokens", f"15{THIN}408{NBSP}tokens"),
-        (1, "users", f"1{NBSP}person"),
-        (214, "users", f"214{NBSP}people"),
+        (1, "users", f"1{NBSP}request"),
+        (214, "users", f"214{NBSP}requests"),
         (1, "devices", f"1{NBSP}device"),
         (8, "sequences", f"8{NBSP}sequences"),
         (36.15e9, "parameters", f"36.1{NBSP}B parameters"),
@@ -242,15 +242,20 @@ def test_what_ends_the_way_is_one_sentence_even_where_nothing_does():
             == f"2{NBSP}devices {word}: too much."
         ), (enough, word)
 
-    assert _failure_sentence(None, "parameters", enough=False) == "Nothing larger is known."
-    assert _failure_sentence(None, "devices", enough=True) == "Nothing was found to be too little."
+    assert (
+        _failure_sentence(None, "parameters", enough=False) == "The search knows no larger value."
+    )
+    assert (
+        _failure_sentence(None, "devices", enough=True)
+        == "The search found no insufficient value."
+    )
 
 
 def test_the_limit_is_the_first_of_four_figures_with_devices_and_searches_counted():
     found = shown(answered("most_users"), serve_draft(None))
     first = found.figures[0]
     assert len(found.figures) == 4
-    assert (first.label, first.unit) == ("The limit", "people")
+    assert (first.label, first.unit) == ("The limit", "requests")
     assert first.low < first.value < first.high
 
     found = shown(answered("longest_context", devices=2), serve_draft(None))
@@ -269,4 +274,4 @@ def test_nothing_that_works_is_a_bad_verdict_with_the_reason_if_there_is_one():
     bare = InverseAnswer(
         question="most_users", limits=(), searches=0, seconds=0.0, calibration="none"
     )
-    assert shown(bare, serve_draft(None)).verdict.sentence == "Nothing works here"
+    assert shown(bare, serve_draft(None)).verdict.sentence == "No result"

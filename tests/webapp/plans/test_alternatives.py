@@ -87,10 +87,10 @@ def without_reasons(answer, rate: float):
 
 def test_without_a_reason_of_the_search_the_figures_are_compared(answer, draft):
     for rate, why in [
-        (1.0, "Per person: the same"),
-        (1.0002, "Per person: the same"),
-        (0.8, "Per person: 20 % less"),
-        (1.25, "Per person: 25 % more, ranked lower overall"),
+        (1.0, "Per request: the same"),
+        (1.0002, "Per request: the same"),
+        (0.8, "Per request: 20 % less"),
+        (1.25, "Per request: 25 % more, ranked lower overall"),
     ]:
         rows = comparison(without_reasons(answer, rate), draft)
         assert [row.why for row in rows] == ["Best for this goal", why], rate
@@ -420,7 +420,7 @@ def test_a_part_has_the_unit_and_the_decimals_of_its_total():
 def test_reading_a_prompt_and_writing_a_token_are_two_phases_named_as_the_figures():
     phases = phases_of(best_of("generate"), is_batch=True)
     assert phases[0].name in [label for _, label, _ in GOAL_FIGURES["generate"]]
-    assert [phase.name for phase in phases] == ["Prompts read in", "Each further token"]
+    assert [phase.name for phase in phases] == ["Prefill", "Each further token"]
 
     phases = phases_of(best_of("serve"))
     assert [phase.name for phase in phases] == ["First token, mean", "Each further token, mean"]

@@ -162,7 +162,9 @@ def test_of_a_sparse_model_an_expert_of_each_layer_and_the_cache_stay():
     with pytest.raises(DraftProblem, match="Jobs keep at least one"):
         offload_of(strategy_with(weights_disk=1.0), SPARSE)
 
-    with pytest.raises(DraftProblem, match="cache on disk: of a mixture of experts jobs keep"):
+    with pytest.raises(
+        DraftProblem, match="cache on disk: for a mixture of experts, jobs offload"
+    ):
         offload_of(strategy_with(weights_cpu=0.5, kv_disk=0.5), SPARSE)
 
     share = {"weights_cpu": 0.8}
@@ -278,13 +280,15 @@ def test_the_cache_and_the_attention_that_are_pinned_reach_the_job(pile_plan):
 
 def test_a_pinned_cache_that_no_job_keeps_or_runs_with_the_rest_is_refused(pile_plan):
     for dtype in ("int8", "fp16"):
-        with pytest.raises(DraftProblem, match=r"no job keeps them so.*Pin the KV cache"):
+        with pytest.raises(DraftProblem, match=r"which no job supports.*Pin the KV cache"):
             launch_of(pinned(pile_plan, weight_dtype="bf16", kv_cache_dtype=dtype))
 
     plan, values = pinned(pile_plan, kv_cache_dtype="fp8"), pile_plan.draft["workload"]["generate"]
     usual = values["kv_cache"]
     values["kv_cache"] = "int4"
-    with pytest.raises(DraftProblem, match="keys and values in fp8, the workload step in int4"):
+    with pytest.raises(
+        DraftProblem, match="KV cache format is fp8 in the plan and int4 in the workload step"
+    ):
         launch_of(plan)
     values |= {"kv_cache": usual, "batching": "continuous"}
     with pytest.raises(DraftProblem, match="kv_cache fp8 runs in padded or packed batches"):
@@ -398,7 +402,7 @@ def test_an_engine_on_gpus_is_told_of_both(serving, small, alice):
 def test_another_word_or_an_engine_that_cannot_be_told_of_earlier_prompts_is_refused():
     for engine, words in [
         ("slipway", "own engine has no prefix cache"),
-        ("llamacpp", "reuses what a slot read"),
+        ("llamacpp", "always reuses the last prompt of a slot"),
     ]:
         with pytest.raises(InvalidProblem, match=words):
             endpoint_options_of({"engine": engine, "reuse": "no"}, ())

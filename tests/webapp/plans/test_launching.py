@@ -135,7 +135,7 @@ def test_bits_and_shares_that_no_host_writes_are_refused_by_name(plan_of):
         ({"method": "llm_pruner", "sparsity": "2:4"}, "does not support 2:4 sparsity"),
         (
             {"method": "autoround"},
-            "AutoRound is planned but does not run yet. Choose one that does",
+            "AutoRound can be planned, but no job runs it yet. Choose one of these methods",
         ),
     ):
         plan = plan_of("compress", "team", **chosen)
@@ -336,7 +336,7 @@ def test_a_launched_job_has_every_page_and_figures_with_interval_and_unit(plan_o
 
 def test_what_is_only_planned_is_refused_with_what_runs(plan_of):
     for goal, field, value, words in [
-        ("compress", "method", "autoround", "AutoRound is planned but does not run yet"),
+        ("compress", "method", "autoround", "AutoRound can be planned, but no job runs it yet"),
         ("finetune", "method", "pretrain", "Choose “full”, “LoRA”, .* “QFT” or"),
     ]:
         made = plan_of(goal, "team")

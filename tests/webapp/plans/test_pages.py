@@ -66,16 +66,16 @@ def test_a_plan_whose_host_was_measured_again_says_so_until_it_is_planned_again(
         known = device[rates]
         device[rates] = known | {"fp32": 2 * known["fp32"]} if rates[0] == "f" else 2 * known
         host.save()
-        assert "Something has changed since this was planned" in page(alice, kept), rates
+        assert "The inputs of this plan have changed" in page(alice, kept), rates
     client_of(alice).post(f"/plans/{kept.pk}/compute/")
-    assert "Something has changed" not in page(alice, kept)
+    assert "The inputs of this plan have changed" not in page(alice, kept)
 
 
 def test_a_plan_whose_host_is_gone_shows_what_was_said_and_what_to_do(alice, kept, host):
     page(alice, kept)
     host.delete()
     html = page(alice, kept)
-    assert "Something has changed since this was planned" in html
+    assert "The inputs of this plan have changed" in html
     assert "to spare" in html
     html = client_of(alice).post(f"/plans/{kept.pk}/compute/", follow=True).content.decode()
     assert "no longer part of your team" in html

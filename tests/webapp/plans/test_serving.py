@@ -197,14 +197,16 @@ def test_what_the_engine_does_not_run_is_refused_by_name_with_the_way_out(plan):
     for pins, words in (
         ({"kv_cache_dtype": "fp8"}, "fp8.*Pin the KV cache"),
         ({"kv_cache_dtype": "int8"}, "int8.*Pin the KV cache"),
-        ({"attention": "eager"}, "eager attention is planned only"),
+        ({"attention": "eager"}, "“eager”, which endpoints do not support"),
     ):
         plan.draft["pins"], plan.answer = pins, {}
         with pytest.raises(DraftProblem, match=words):
             launch_of(plan, WISH)
 
     draft = {"draft_model": "meta-llama/Llama-3.2-1B", "tokens": 4}
-    with pytest.raises(DraftProblem, match=r"Llama-3\.2-1B is planned only"):
+    with pytest.raises(
+        DraftProblem, match=r"Llama-3\.2-1B, and endpoints of this engine do not support"
+    ):
         check_serving(Strategy.model_validate({"weight_dtype": "bf16", "speculative": draft}))
 
 
@@ -295,7 +297,7 @@ def test_a_plan_divided_over_gpus_is_offered_as_an_endpoint_alone(gpu_plan, alic
 
 def test_what_an_engine_is_not_started_with_is_refused_by_name(gpu_plan):
     for strategy, words in [
-        ({"speculative": {"draft_model": "small"}}, "no folder of the host"),
+        ({"speculative": {"draft_model": "small"}}, "no folder with its weights on the host"),
         ({"context_parallel_size": 2}, "Pin context parallel to 1"),
         ({"kv_cache_dtype": "int4"}, "fp8, not in int4"),
     ]:
@@ -317,7 +319,7 @@ def test_a_split_becomes_engines_that_read_and_others_that_write_on_vllm_alone(g
     assert (found.tensor_parallel_size, found.data_parallel_size, found.num_devices) == (2, 1, 6)
     check_split("vllm", changed.strategy)
     for engine in ("sglang", "llamacpp", "slipway"):
-        with pytest.raises(DraftProblem, match="run on vLLM alone"):
+        with pytest.raises(DraftProblem, match="Only vLLM supports prefill and decode"):
             check_split(engine, changed.strategy)
 
 

@@ -75,7 +75,7 @@ def test_the_wizard_offers_it_by_its_name_and_team_and_names_no_host(
 
     plan = Plan.objects.create(team=team, owner=alice, draft=demo_draft(hosts[0]))
     text = text_of(alice, "plan-step", plan.pk, "hardware")
-    assert "2 hosts together: Box 1, Box 2" in text
+    assert "2 hosts: Box 1, Box 2" in text
 
 
 def test_one_ready_host_is_enough_in_another_teams_pool(make_plan, hosts, other_team):

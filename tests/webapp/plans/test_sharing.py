@@ -185,7 +185,7 @@ def test_a_generation_that_goes_on_without_a_lost_host_is_a_chain(make_plan, ali
 
 def test_a_model_without_weights_or_with_batches_that_do_not_fit_cannot_be_divided(make_plan):
     note = launch_note(make_plan("generate", pins={"pipeline_parallel_size": 2}))
-    assert "has no weights on the host. Choose a model whose weights are there" in note["text"]
+    assert "has no weights on the host. Choose a model with weights on the host" in note["text"]
 
     plan = in_a_folder(make_plan("generate", pins={"tensor_parallel_size": 2}))
     plan.draft["workload"]["generate"]["batching"] = "packed"
@@ -224,7 +224,7 @@ def test_the_step_the_page_and_the_note_name_the_pool_its_hosts_and_its_policy(
 
     client.force_login(alice)
     page = client.get(reverse("plan-step", args=[make_plan().pk, "hardware"])).content.decode()
-    assert "2 hosts together: Box 1, Box 2" in page
+    assert "2 hosts: Box 1, Box 2" in page
     assert "After the loss of a rank or host" in page
 
 

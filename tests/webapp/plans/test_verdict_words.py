@@ -356,7 +356,7 @@ def test_a_training_says_the_money_of_its_run_and_its_utilisation():
     shown = {one.label: one.value for one in estimate_figures(best, draft_of("pretrain"))}
 
     assert price.more[0].endswith("$ for the run")
-    assert shown["Money for the run"] == pytest.approx(best.run_cost_usd)
+    assert shown["Cost of the run"] == pytest.approx(best.run_cost_usd)
     assert shown["Model FLOP utilisation"] == pytest.approx(best.performance.mfu)
 
 

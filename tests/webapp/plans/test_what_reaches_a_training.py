@@ -332,8 +332,8 @@ def test_a_step_that_lacks_something_or_a_mixture_that_cannot_be_is_refused_by_i
     plan, alice
 ):
     for changes, field, said in [
-        (MOVING | {"mix_every": ""}, "mix_every", "Say after how many steps they move"),
-        (MOVING | {"mix_every": "0"}, "mix_every", "Steps between two moves is 0. It must be"),
+        (MOVING | {"mix_every": ""}, "mix_every", "Give the number of steps between two updates"),
+        (MOVING | {"mix_every": "0"}, "mix_every", "Steps between two updates is 0. It must be"),
         (
             MOVING | {"mix_reference_3": "-1"},
             "mix_reference_3",
@@ -341,7 +341,7 @@ def test_a_step_that_lacks_something_or_a_mixture_that_cannot_be_is_refused_by_i
         ),
         (MOVING | {"mix_weights": "fast"}, "mix_weights", "not one of the available choices"),
         ({"mix_source_3": ""}, "mix_source_1", "1 of these rows name a source. Choose at least 2"),
-        ({"mix_weight_3": ""}, "mix_weight_3", "Give it a weight, for example 1."),
+        ({"mix_weight_3": ""}, "mix_weight_3", "Give the source a weight, for example 1."),
         ({"mix_weight_3": "0"}, "mix_weight_3", "Weight of source 3 is 0.0. It must be"),
         ({"mix_weight_1": "much"}, "mix_weight_1", "It must be a number from 0.001 to 1000."),
         ({"mix_path_3": ""}, "mix_path_3", "Name the file."),

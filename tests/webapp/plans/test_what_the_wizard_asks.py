@@ -301,8 +301,12 @@ def test_a_strategy_is_said_by_what_is_special_about_it():
 
 def test_a_workload_is_said_in_a_few_words(draft):
     for goal, changes, words in [
-        ("serve", {"concurrency": 1}, "1 person · 1_280 tokens each"),
-        ("serve", {"concurrency": 16, "input_tokens": 131_072}, "16 people · 131_328 tokens each"),
+        ("serve", {"concurrency": 1}, "1 request · 1_280 tokens each"),
+        (
+            "serve",
+            {"concurrency": 16, "input_tokens": 131_072},
+            "16 requests · 131_328 tokens each",
+        ),
         ("generate", {"batch_size": 32}, "batch of 32"),
         ("pretrain", {"time_budget_minutes": 2.0}, "2 * 256 tokens · 2 min"),
         ("pretrain", {"time_budget_minutes": 40 / 60}, "2 * 256 tokens · 40 s"),

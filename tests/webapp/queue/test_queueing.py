@@ -280,8 +280,8 @@ def test_far_behind_a_job_is_told_its_place_and_no_forecast(submit, node_a, monk
     *_, last = [submit(node_a, name=f"job {number}") for number in range(5)]
 
     assert waiting_sentence(last) == (
-        "It needs 1 device on one host; 4 jobs go before it, and a start is forecast for the "
-        "first 2 only. It is number 5 in the queue."
+        "It needs 1 device on one host; 4 jobs are ahead in the queue, and a start is forecast "
+        "only for the first 2. It is number 5 in the queue."
     )
 
 
@@ -289,7 +289,7 @@ def test_behind_jobs_of_several_teams_no_place_is_told(mixed, node_a, monkeypatc
     monkeypatch.setattr(waiting, "FORESEEN_TURNS", 2)
     last = lines_of(node_a.pool)[-1].job
     told = waiting_sentence(last)
-    assert "more than 2 jobs go before it" in told
+    assert "more than 2 jobs are ahead in the queue" in told
     assert "number" not in told
 
 

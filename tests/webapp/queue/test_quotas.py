@@ -51,7 +51,7 @@ def test_a_team_at_its_limit_waits_with_the_figures_and_a_job_within_it_passes(
     submit(node_a, devices_per_host=2)
     job = submit(node_a, devices_per_host=2)
     assert job.state == "queued"
-    assert "holds 2 of the 3 devices that it may hold at once" in waiting_line(job).sentence
+    assert "uses 2 of the 3 devices that it may use at once" in waiting_line(job).sentence
     assert submit(node_a, devices_per_host=1).state == "preflight"
 
 
@@ -173,7 +173,7 @@ def test_nobody_else_changes_them(alice, vera, team):
 
 def test_a_limit_out_of_bounds_is_refused_in_words(olga):
     for field, value, words in [
-        ("share", "0", "It is 0; it can be 0.01 to 1000."),
+        ("share", "0", "The value is 0; it can be 0.01 to 1000."),
         ("max_devices", "-1", "greater than or equal to 0"),
         ("max_duration_hours", "9999999", "it can be 0.01 to 8784"),
         ("max_queued_per_user", "many", "Enter a whole number"),
@@ -189,7 +189,7 @@ def test_everybody_sees_what_is_left(alice, submit, node_a, quota):
     submit(node_a)
     page = client_of(alice).get("/queue/limits/").content.decode()
     words = re.sub(r"<[^>]+>", " ", page)
-    assert "1 of 8 devices held now" in words
+    assert "1 of 8 devices in use" in words
     assert "of 100 GPU-hours used this month" in words
     assert "a job ends after 2 h at the latest" in words
 
@@ -206,7 +206,7 @@ def review(host, team, alice) -> str:
 
 def test_the_launch_form_says_what_is_left(alice, review, quota):
     quota(max_devices=8)
-    assert "0 of 8 devices held now" in client_of(alice).get(review).content.decode()
+    assert "0 of 8 devices in use" in client_of(alice).get(review).content.decode()
 
 
 def test_the_launch_form_refuses_before_the_button_what_the_launch_would(alice, review, quota):

@@ -160,12 +160,12 @@ def test_a_config_is_read_up_to_its_longest_length_in_bytes():
     assert parse_config(text)["a"].startswith("x")
 
     sentence = refusal(config_of(LIMIT + 1))
-    assert sentence.startswith("This is 257 KiB long; a config.json has at most 256 KiB")
+    assert sentence.startswith("The file has 257 KiB; a config.json has at most 256 KiB")
     assert sentence.endswith("Paste config.json, not the weights' index.")
 
     text = config_of(LIMIT + 9 * KIB, letter="€")
     assert len(text) < LIMIT
-    assert refusal(text).startswith("This is 265 KiB long; ")
+    assert refusal(text).startswith("The file has 265 KiB; ")
 
 
 def test_a_number_that_a_model_may_have_is_read_and_another_refused_by_itself():
@@ -216,7 +216,7 @@ def upload(data: bytes) -> dict:
 
 def test_an_upload_is_read_by_its_length_and_weights_are_refused_as_no_text():
     assert upload(config_of(LIMIT).encode())["a"]
-    with pytest.raises(forms.ValidationError, match=r"2,560 KiB long.*at most 256 KiB"):
+    with pytest.raises(forms.ValidationError, match=r"has 2,560 KiB.*at most 256 KiB"):
         upload(config_of(10 * LIMIT).encode())
     assert read_upload(None) == {}
 

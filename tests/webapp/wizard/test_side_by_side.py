@@ -82,7 +82,7 @@ def test_two_gpus_take_a_rank_each_and_one_is_too_few(team, alice):
 def test_what_cannot_be_is_said_and_nothing_is_queued(alice, host):
     for changes, said in [
         ({"host": "none"}, "two ranks"),
-        ({"zero_stage": "4"}, "stages 1, 2 and 3"),
+        ({"zero_stage": "4"}, "it can be 1, 2 or 3"),
     ]:
         response = client_of(alice).post(
             URL, {"host": host.pk, "zero_stage": "2", **changes}, follow=True

@@ -219,7 +219,9 @@ def test_prompts_and_answers_are_planned_on_pools_of_their_own(server_of_four):
 def test_pools_come_in_pairs_and_go_when_their_numbers_are_emptied(server_of_four):
     page = server_of_four.press("hardware", **{"pin-prefill_devices": 2})
     assert page.context["pins"].errors == {
-        "decode_devices": ["Two pools have two sizes: give both, or none."]
+        "decode_devices": [
+            "“Prefill devices” and “Decode devices” belong together: give both, or neither."
+        ]
     }
 
     server_of_four.press("hardware", **POOLS)
@@ -349,7 +351,7 @@ def test_a_plan_for_another_engine_is_exported_and_not_launched(walk, host):
 
     walker.press("hardware", engine="deepspeed")
 
-    with pytest.raises(DraftProblem, match="Download its export") as caught:
+    with pytest.raises(DraftProblem, match="Download the plan's export") as caught:
         launch_of(walker.plan)
     assert caught.value.field == "engine"
     walker.press("hardware", engine="torch")

@@ -58,7 +58,7 @@ def test_a_request_that_a_later_one_of_its_page_overtook_writes_nothing(alice, p
 
     assert people(plan) == 7
     assert "Not saved" not in text
-    assert "7 people" in text
+    assert "7 requests" in text
 
 
 def test_an_autosave_that_arrives_after_its_pages_button_leaves_the_revision(alice, plan):

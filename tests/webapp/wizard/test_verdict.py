@@ -184,7 +184,7 @@ def test_the_model_card_and_the_strip_follow_what_was_typed(walk):
     html = saved_live(walk("?preset=serve"), "workload", concurrency=77)
     strip = html.split('id="steps"')[1].split("</ol>")[0]
     assert 'hx-swap-oob="true"' in strip
-    assert "77 people" in strip
+    assert "77 requests" in strip
 
 
 def test_strip_and_rail_are_announced_and_a_get_returns_the_rail_alone(walk, vera):
