@@ -212,16 +212,16 @@ def require_role(role: Role) -> Callable[[View], View]:
     return decorate
 
 
-def check_role(held: Role, wanted: Role) -> None:
-    """Check that a role includes ``wanted``.
+def check_role(role: Role, required_role: Role) -> None:
+    """Check that a role includes ``required_role``.
 
     Raises:
-        PermissionDenied: ``held`` does not include ``wanted``; the message names both roles.
+        PermissionDenied: ``role`` does not include it; the message names both roles.
     """
-    if not is_at_least(held, wanted):
+    if not is_at_least(role, required_role):
         raise PermissionDenied(
-            f"This needs the role {wanted.label}; yours is {held.label}. An admin of your team "
-            "can change your role."
+            f"This needs the role {required_role.label}; yours is {role.label}. An admin of your "
+            "team can change your role."
         )
 
 

@@ -15,7 +15,7 @@ from webapp.core.problems import InvalidProblem, NotFoundProblem
 from webapp.hosts.models import Host
 from webapp.hosts.services import checks_update, publish_host_checks
 
-SAID, ORDERS = "environments", "environment_orders"  # keys of Host.checks
+ENVIRONMENTS, ORDERS = "environments", "environment_orders"  # keys of Host.checks
 ACTIONS = ("build", "remove")
 Findings = dict[str, Any]
 
@@ -25,10 +25,10 @@ class EnvironmentRow:
     """One environment on the host's page."""
 
     state: EnvironmentState
-    wanted: str  # pending order: "build", "remove" or ""
+    pending_action: str  # pending order: "build", "remove" or ""
 
     @property
-    def is_own(self) -> bool:
+    def is_agent_environment(self) -> bool:
         """Return whether it is the agent's own environment, which cannot be removed."""
         return self.state.name == MAIN
 
@@ -52,7 +52,7 @@ def environments_of(host: Host) -> list[EnvironmentRow]:
     """
     orders = host.checks.get(ORDERS, {})
     states = []
-    for each in host.checks.get(SAID, ()):
+    for each in host.checks.get(ENVIRONMENTS, ()):
         with suppress(ValidationError):
             states.append(EnvironmentState.model_validate(each))
     return [EnvironmentRow(each, orders.get(each.name, {}).get("action", "")) for each in states]
@@ -67,16 +67,22 @@ def orders_of(host: Host) -> tuple[EnvironmentOrder, ...]:
     )
 
 
-def findings_after(checks: Findings, said: Iterable[EnvironmentState]) -> Findings:
+def checks_with_environments(
+    checks: Findings, environments: Iterable[EnvironmentState]
+) -> Findings:
     """Return a host's checks with the reported environments and without completed orders."""
-    states = list(said)
+    states = list(environments)
     done, names = {each.order_id for each in states}, {each.name for each in states}
     orders = {
         name: order
         for name, order in checks.get(ORDERS, {}).items()
         if name in names and order["order_id"] not in done
     }
-    return {**checks, SAID: [each.model_dump(mode="json") for each in states], ORDERS: orders}
+    return {
+        **checks,
+        ENVIRONMENTS: [each.model_dump(mode="json") for each in states],
+        ORDERS: orders,
+    }
 
 
 def environment_order(*, host: Host, name: str, action: str, by: str) -> None:

@@ -15,7 +15,7 @@ from runners.shared.messages import AttemptStatus, Beat, BeatReply, StopOrder, W
 from runners.shared.reasons import Reason
 from runners.shared.timing import scaled
 from webapp.agents.dispatch import end_unknown_attempts, needs_of
-from webapp.agents.environments import findings_after, orders_of
+from webapp.agents.environments import checks_with_environments, orders_of
 from webapp.audit.models import event_record
 from webapp.core.clock import now, now_ms
 from webapp.core.problems import InvalidProblem, Problem, UnauthorizedProblem
@@ -145,7 +145,7 @@ def _changes(host: Host, beat: Beat) -> dict[str, Any]:
         changes["kind"] = kind_of(beat.facts)
     if beat.environments is not None:
         checks = changes.get("checks", host.checks)
-        changes["checks"] = findings_after(checks, beat.environments)
+        changes["checks"] = checks_with_environments(checks, beat.environments)
     epoch_seen = beat.epoch
     if epoch_seen is not None and epoch_seen.number > host.epoch_seen and is_authentic(epoch_seen):
         changes["epoch_seen"] = epoch_seen.number
@@ -229,15 +229,15 @@ class ReceivedHeartbeat(NamedTuple):
     beat: Beat
 
 
-def answers_to(heard: Sequence[ReceivedHeartbeat]) -> list[Answer]:
+def answers_to(received: Sequence[ReceivedHeartbeat]) -> list[Answer]:
     """Store the heartbeats with known credentials and return the reply to each."""
-    digests = [digest(each.credential) for each in heard]
+    digests = [digest(each.credential) for each in received]
     rows = Host.objects.filter(credential_hash__in=set(digests) - {digest("")})
     hosts = dict(rows.values_list("credential_hash", "pk"))
     known_flags = [key in hosts for key in digests]
     heartbeats = [
         HostHeartbeat(hosts[key], each.beat)
-        for key, each in zip(digests, heard, strict=True)
+        for key, each in zip(digests, received, strict=True)
         if key in hosts
     ]
     replies = iter(_store_batch(heartbeats))

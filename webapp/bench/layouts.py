@@ -186,26 +186,26 @@ class LayoutComparison(NamedTuple):
     regret: Ratio  # step time of the fastest other layout / of the first choice
     factors: Mapping[str, float]
 
-    def measured(self, name: str) -> float:
+    def step_seconds_of(self, name: str) -> float:
         """Return a layout's step seconds: the geometric mean of its rounds."""
         return statistics.geometric_mean(self.seconds[name])
 
 
-def found(rounds: int = ROUNDS) -> Iterator[LayoutComparison]:
+def layout_comparisons(rounds: int = ROUNDS) -> Iterator[LayoutComparison]:
     """Yield the predicted and measured step times of each model's layouts."""
     bench = Microbench.model_validate_json(_output_of("runners.jobs.bench.device_rates", "")[-1])
     for case in MODELS:
-        yield found_for(case, bench, cases(case), rounds)
+        yield compare_layouts(case, bench, cases(case), rounds)
 
 
-def found_for(
+def compare_layouts(
     case: Case, bench: Microbench, layouts: Mapping[str, Strategy], rounds: int
 ) -> LayoutComparison:
     """Return the results of one model; the planner predicts before the layouts run."""
     calibration_layouts = {ALONE: None, COPIES: layout_of(layouts[COPIES])}
     lines = list(_runs(case, calibration_layouts, CALIBRATION_ROUNDS))
     machine = machine_of(bench, [each for each in lines if isinstance(each, CollectiveTime)])
-    calibration = calibrated(case, machine, _by_layout(lines))
+    calibration = calibration_of(case, machine, _by_layout(lines))
     chosen = first_choice(case, machine, calibration)
     options = {name: _options(name, each) for name, each in layouts.items()}
     first = next((name for name, each in options.items() if each == layout_of(chosen)), "")
@@ -241,8 +241,8 @@ def machine_of(bench: Microbench, exchanges: list[CollectiveTime]) -> Machine:
     return Machine(alone, ranks.model_copy(update=fields))
 
 
-def calibrated(
-    case: Case, machine: Machine, measured: Mapping[str, list[float]]
+def calibration_of(
+    case: Case, machine: Machine, step_seconds: Mapping[str, list[float]]
 ) -> HostCalibration:
     """Return the host's calibration after a run on one process and a run with plain DDP."""
     requests = {
@@ -254,7 +254,7 @@ def calibrated(
         for name, request in requests.items()
         for row in measurements_of(
             EstimateRequest.model_validate(request),
-            {"step_seconds": statistics.median(measured[name])},
+            {"step_seconds": statistics.median(step_seconds[name])},
             host="this-machine",
             job=name,
         )
@@ -358,24 +358,24 @@ def keep(found: Sequence[LayoutComparison], load: float) -> None:
         regret = KeptRatio.taken_now(each.regret, COMMAND, load).model_dump(mode="json")
         lines.append(json.dumps({**each._asdict(), "regret": regret}))
     RESULTS_PATH.write_text("".join(f"{line}\n" for line in lines))
-    DOCS.write_text(page(stored()))
+    DOCS.write_text(page(stored_results()))
 
 
-def stored() -> list[StoredResult]:
+def stored_results() -> list[StoredResult]:
     """Return the stored results, one per model."""
     return [json.loads(line) for line in RESULTS_PATH.read_text().splitlines()]
 
 
-def page(kept: Sequence[StoredResult]) -> str:
+def page(results: Sequence[StoredResult]) -> str:
     """Return the docs page with the rows."""
-    regret = kept[0]["regret"]
+    regret = results[0]["regret"]
     versions = ", ".join(f"{name} {value}" for name, value in regret["versions"].items())
     return PAGE.format(
-        rounds=max(len(seconds) for seconds in kept[0]["seconds"].values()) - regret["n"],
+        rounds=max(len(seconds) for seconds in results[0]["seconds"].values()) - regret["n"],
         finals=regret["n"],
         taken=f"{regret['date']}, {regret['machine']}; {versions}",
-        verdicts="\n".join(_verdict(each) for each in kept),
-        tables="\n".join(_section(each) for each in kept),
+        verdicts="\n".join(_verdict(each) for each in results),
+        tables="\n".join(_section(each) for each in results),
     )
 
 

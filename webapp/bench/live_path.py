@@ -132,10 +132,10 @@ Row = tuple[str, float, str, str]
 def live_path_metrics(data: Path) -> Iterator[Row]:
     """Yield backlog, CPU time and latency for many jobs that report once a second."""
     with site.running(data) as up:
-        yield from measured(up, JOBS, SETTLE_SECONDS, MEASURED_SECONDS)
+        yield from load_rows(up, JOBS, SETTLE_SECONDS, MEASURED_SECONDS)
 
 
-def measured(up: site.Site, jobs: int, settle: float, seconds: float) -> Iterator[Row]:
+def load_rows(up: site.Site, jobs: int, settle: float, seconds: float) -> Iterator[Row]:
     """Let jobs report on a running site; measure for ``seconds`` after ``settle`` seconds."""
     data = up.call(f"fill({jobs}, {JOBS_PER_VIEWER})")
     attempts: Attempts = data["attempts"]

@@ -45,16 +45,20 @@ class Row(NamedTuple):
 
     case: str
     term: str
-    planned: float
-    held: float
+    predicted_bytes: float
+    measured_bytes: float
 
     @property
     def error(self) -> float:
         """Return the relative error of the prediction; positive if it is too high."""
-        return (self.planned - self.held) / self.held if self.held else float(self.planned > 0)
+        return (
+            (self.predicted_bytes - self.measured_bytes) / self.measured_bytes
+            if self.measured_bytes
+            else float(self.predicted_bytes > 0)
+        )
 
 
-def held(*names: str) -> Iterator[RankMemory]:
+def measure_memory(*names: str) -> Iterator[RankMemory]:
     """Yield the measured memory of the fullest rank per named case; of all cases without names.
 
     It is counted in a process with torch.
@@ -71,7 +75,7 @@ def held(*names: str) -> Iterator[RankMemory]:
     yield from map(RankMemory.model_validate_json, ended.stdout.splitlines())
 
 
-def planned(case: Case) -> dict[str, float]:
+def predicted_bytes(case: Case) -> dict[str, float]:
     """Return the predicted bytes of a case, in the measured terms."""
     request = EstimateRequest.model_validate(_request(case))
     breakdown = estimate(request).memory.breakdown_bytes
@@ -114,9 +118,9 @@ def _request(case: Case) -> dict[str, Any]:
 def rows_of(found: RankMemory) -> list[Row]:
     """Return a case's terms that are predicted or measured as non-zero."""
     case = next(each for each in CASES if each.name == found.case)
-    expected, real = planned(case), found.model_dump()
+    expected, real = predicted_bytes(case), found.model_dump()
     rows = [Row(case.name, term, expected[term], real[term]) for term in RankMemory.TERMS]
-    return [each for each in rows if each.planned or each.held]
+    return [each for each in rows if each.predicted_bytes or each.measured_bytes]
 
 
 def sharding_ratios(found: Mapping[str, RankMemory]) -> Iterator[Ratio]:
@@ -138,7 +142,7 @@ def keep(found: Iterable[RankMemory], load: float) -> None:
     DOCS.write_text(page())
 
 
-def stored() -> tuple[str, dict[str, RankMemory]]:
+def stored_memory() -> tuple[str, dict[str, RankMemory]]:
     """Return date, machine and versions of the stored rows, and the rows by case."""
     lines = [json.loads(line) for line in RESULTS_PATH.read_text().splitlines()]
     taken = {str(line.pop("taken")) for line in lines}
@@ -147,7 +151,7 @@ def stored() -> tuple[str, dict[str, RankMemory]]:
 
 def page() -> str:
     """Return the docs page of the stored rows."""
-    taken, measured = stored()
+    taken, measured = stored_memory()
     rows = [row for each in measured.values() for row in rows_of(each)]
     return PAGE.format(
         taken=taken,
@@ -166,7 +170,7 @@ def _training_line(case: str, rows: list[Row]) -> str:
     """Return a case's table line: planned / held bytes per term, and the largest error."""
     by_term = {row.term: row for row in rows}
     cells = [
-        f"{_megabytes(by_term[term].planned)} / {_megabytes(by_term[term].held)}"
+        f"{_megabytes(by_term[term].predicted_bytes)} / {_megabytes(by_term[term].measured_bytes)}"
         if term in by_term
         else ""
         for term in RankMemory.TERMS

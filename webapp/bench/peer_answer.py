@@ -165,7 +165,7 @@ PLANNERS: dict[str, tuple[Callable[[Question], Ask], str]] = {
 }
 
 
-def measured(name: str, question: Question) -> dict[str, Any]:
+def measure_planner(name: str, question: Question) -> dict[str, Any]:
     """Return a planner's answer, with the seconds of the first and of later runs, and the rate.
 
     The rate counts runs with other layouts and batches than the question's; a strategy that a
@@ -210,4 +210,4 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(measured(sys.argv[1], json.load(sys.stdin))) + "\n")
+    sys.stdout.write(json.dumps(measure_planner(sys.argv[1], json.load(sys.stdin))) + "\n")

@@ -30,10 +30,10 @@ Row = tuple[str, float, str, str]
 def supervising_metrics(data: Path) -> Iterator[Row]:
     """Yield the CPU time of supervisor and shipper, in cores."""
     with site.running(data) as up:
-        yield from measured(up, SETTLE_SECONDS, MEASURED_SECONDS)
+        yield from supervision_rows(up, SETTLE_SECONDS, MEASURED_SECONDS)
 
 
-def measured(up: site.Site, settle: float, seconds: float) -> Iterator[Row]:
+def supervision_rows(up: site.Site, settle: float, seconds: float) -> Iterator[Row]:
     """Supervise one job of a running site; measure for ``seconds`` after ``settle`` seconds."""
     ((host_id, attempt_id),) = up.call("fill(1, 1)")["attempts"]
     host_dir = HostDir(up.data / "bench-host")

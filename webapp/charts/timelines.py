@@ -42,15 +42,15 @@ class Backdrop:
 
     layers: Sequence[Layer]
     capacity: float
-    wanted: float = 0.0  # peak including a failed allocation; 0 if none failed
+    requested_bytes: float = 0.0  # peak including a failed allocation; 0 if none failed
 
 
 def memory_timeline(series: Series, backdrop: Backdrop, start_ms: int, end_ms: int) -> Figure:
     """Return the chart as Plotly's ``data`` and ``layout``."""
     end = ORIGIN_MS + max(end_ms - start_ms, 1000)
     data = [*_stack(backdrop.layers, end), _capacity(backdrop.capacity, end)]
-    if backdrop.wanted:
-        data.append(_wanted(series, backdrop.wanted, start_ms))
+    if backdrop.requested_bytes:
+        data.append(_refused_allocation(series, backdrop.requested_bytes, start_ms))
     data.append(_measured_memory(series, start_ms))
     tops = [y for trace in data for y in trace["y"] if y is not None]
     layout = template()
@@ -97,7 +97,7 @@ def _capacity(size: float, end: int) -> Figure:
     }
 
 
-def _wanted(series: Series, wanted: float, start_ms: int) -> Figure:
+def _refused_allocation(series: Series, requested_bytes: float, start_ms: int) -> Figure:
     """Return a vertical line from the last point to the level of the failed allocation."""
     last = max((t for t in series.t_ms), default=start_ms)
     value = series.known[-1] if series.known else 0.0
@@ -105,12 +105,12 @@ def _wanted(series: Series, wanted: float, start_ms: int) -> Figure:
     return {
         "type": "scatter",
         "mode": "lines+markers",
-        "name": "asked for",
+        "name": "refused allocation",
         "x": [at, at],
-        "y": [value / GIB, wanted / GIB],
+        "y": [value / GIB, requested_bytes / GIB],
         "line": {"color": "var(--bad)", "width": 1.75},
         "marker": {"color": "var(--bad)", "size": [0, 7]},
-        "hovertemplate": "%{y:,.4~r} GiB<extra>asked for</extra>",
+        "hovertemplate": "%{y:,.4~r} GiB<extra>refused allocation</extra>",
         "meta": {"class": "wanted"},
     }
 

@@ -42,7 +42,7 @@ from webapp.core.problems import (
 # Safe redirects to URLs from requests: only to pages of this site.
 
 
-def is_own(request: HttpRequest, address: str) -> bool:
+def is_address_of_site(request: HttpRequest, address: str) -> bool:
     """Return whether an address is a path or an absolute URL of this site."""
     if not url_has_allowed_host_and_scheme(address, allowed_hosts={request.get_host()}):
         return False
@@ -54,7 +54,7 @@ def redirect_to_own(request: HttpRequest, address: str, otherwise: str) -> HttpR
 
     ``django.shortcuts.redirect`` is not used: it takes text such as ``0`` for a view name.
     """
-    return HttpResponseRedirect(address if is_own(request, address) else otherwise)
+    return HttpResponseRedirect(address if is_address_of_site(request, address) else otherwise)
 
 
 # Compression of pages and JSON with mitigations against BREACH.

@@ -30,7 +30,7 @@ from webapp.core import display
 from webapp.core.clock import now, now_ms
 from webapp.core.problems import ConflictProblem
 from webapp.hosts.models import Device, Distinction, Host, HostState, Pool
-from webapp.hosts.pools import is_own, pool_ensure
+from webapp.hosts.pools import is_team_host, pool_ensure
 from webapp.hosts.services import Contact, contact_of, free_slug
 
 # ---------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def _shared_machine(
     user: User | AnonymousUser,
     statements: dict[tuple[str, str], Distinction],
 ) -> SharedMachine:
-    is_known = is_own(user, other)
+    is_known = is_team_host(user, other)
     ours, theirs = statements.get((host.pk, other.pk)), statements.get((other.pk, host.pk))
     if statement := ours or theirs:
         by = statement.said_by if statement is ours or is_known else SOMEBODY

@@ -117,7 +117,7 @@ SHARED_FACTS = frozenset(
 )
 
 
-def is_own(user: User | AnonymousUser, host: Host) -> bool:
+def is_team_host(user: User | AnonymousUser, host: Host) -> bool:
     """Return whether a host belongs to one of the user's teams."""
     return membership_of(user, host.team) is not None
 
@@ -126,7 +126,7 @@ def facts_for(
     user: User | AnonymousUser, host: Host | None, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the facts a user may see: of a shared host, those that affect results."""
-    if host is None or is_own(user, host):
+    if host is None or is_team_host(user, host):
         return dict(facts)
     return {name: value for name, value in facts.items() if name in SHARED_FACTS}
 

@@ -310,10 +310,10 @@ def predictions(job: Job) -> dict[str, Prediction]:
 
 
 def utilisation_of(
-    said: Mapping[str, Prediction], measured: Mapping[str, float]
+    predictions: Mapping[str, Prediction], measured: Mapping[str, float]
 ) -> dict[str, float]:
     """Return the measured MFU of a training: its share of the devices' peak."""
-    predictions_needed = [said.get(MFU), said.get("tokens_per_second")]
+    predictions_needed = [predictions.get(MFU), predictions.get("tokens_per_second")]
     speed = measured.get("tokens_per_second")
     if not speed or not all(each and each.value for each in predictions_needed):
         return {}
@@ -325,10 +325,10 @@ class _Facts(NamedTuple):
     """A job's inputs for its figures: predictions, final values, notes and points."""
 
     job: Job
-    said: Mapping[str, Prediction]
+    predictions: Mapping[str, Prediction]
     final: Mapping[str, float]
     notes: Mapping[str, str]
-    taken: PointsTaken
+    points: PointsTaken
 
     @property
     def is_over(self) -> bool:
@@ -364,7 +364,7 @@ def _definition(job: Job, name: str) -> FigureDefinition:
 
 
 def _figure_of(facts: _Facts, definition: FigureDefinition) -> JobFigure | None:
-    name, prediction = definition.name, facts.said.get(definition.name)
+    name, prediction = definition.name, facts.predictions.get(definition.name)
     if name in facts.final:
         is_growing = name == "run_seconds" and not facts.is_over
         state: State = "so_far" if is_growing else "measured"
@@ -387,7 +387,7 @@ def _so_far(facts: _Facts, definition: FigureDefinition) -> PartialValue | None:
     """Return the value of the points so far; under load only sampled metrics have one."""
     taking = definition.taking(facts.job.kind)
     is_mixed = facts.job.spec.get("load") and definition.name not in SAMPLED
-    return None if not taking.series or is_mixed else facts.taken.value(taking)
+    return None if not taking.series or is_mixed else facts.points.value(taking)
 
 
 def _state(
@@ -403,11 +403,11 @@ def _state(
 def _utilisation(facts: _Facts, definition: FigureDefinition) -> JobFigure | None:
     """Return MFU, in the state of the speed that it derives from."""
     speed = _figure_of(facts, definition_of("tokens_per_second"))
-    prediction = facts.said.get(MFU)
+    prediction = facts.predictions.get(MFU)
     if prediction is None or speed is None:
         return None
     speeds = {} if speed.measured is None else {"tokens_per_second": speed.measured}
-    value = utilisation_of(facts.said, speeds).get(MFU)
+    value = utilisation_of(facts.predictions, speeds).get(MFU)
     return JobFigure(
         definition, prediction, value, speed.state, speed.state_words, definition.definition
     )
@@ -494,7 +494,7 @@ def answer(rows: Iterable[JobFigure]) -> str:
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = r"([0-9]+(?:\.[0-9]+)?) (bytes|[KMGT]iB)"
-_ASKED = (
+_REQUESTED = (
     re.compile(rf"[Tt]ried to allocate {_SIZE}"),  # torch, both allocators
     re.compile(rf"Unable to allocate {_SIZE}"),  # numpy
     re.compile(rf"allocating {_SIZE} on device"),  # llama.cpp
@@ -509,7 +509,7 @@ _UNALLOCATED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
 class OutOfMemoryFigures(NamedTuple):
     """The figures of the last such message, in bytes; None if not stated."""
 
-    asked: int | None = None
+    requested_bytes: int | None = None
     capacity: int | None = None
     free: int | None = None
     in_use: int | None = None
@@ -519,7 +519,9 @@ class OutOfMemoryFigures(NamedTuple):
 def read_oom(lines: Sequence[str]) -> OutOfMemoryFigures:
     """Return the figures of the last allocator message in a job's last lines."""
     text = "\n".join(lines)
-    requested = next((size for each in _ASKED if (size := _last(each, text)) is not None), None)
+    requested = next(
+        (size for each in _REQUESTED if (size := _last(each, text)) is not None), None
+    )
     return OutOfMemoryFigures(
         requested,
         _last(_CAPACITY, text),
@@ -571,14 +573,14 @@ class MemoryComparison:
     predicted_bytes: float
     capacity_bytes: float
     peak_bytes: float
-    said: OutOfMemoryFigures
+    allocator: OutOfMemoryFigures
     metric: tuple[str, str]  # source and name of the series with the peak
     is_oom: bool = False
 
     @property
     def needed_bytes(self) -> float:
         """Return the peak plus the last failed allocation."""
-        return self.peak_bytes + (self.said.asked or 0)
+        return self.peak_bytes + (self.allocator.requested_bytes or 0)
 
     @property
     def room_bytes(self) -> float:
@@ -621,7 +623,9 @@ def stories_of(job: Job) -> list[tuple[Attempt, MemoryComparison]]:
         for member in members_of(job.current_attempt)
         if (story := _story(job, member)) is not None
     ]
-    return sorted(stories, key=lambda each: (not each[1].said.asked, -each[1].needed_bytes))
+    return sorted(
+        stories, key=lambda each: (not each[1].allocator.requested_bytes, -each[1].needed_bytes)
+    )
 
 
 def _story(job: Job, attempt: Attempt) -> MemoryComparison | None:
@@ -637,13 +641,13 @@ def _story(job: Job, attempt: Attempt) -> MemoryComparison | None:
         return None
     lines = attempt.exit_record.get("last_lines", [])
     oom = read_oom(lines) if reason in OOM else OutOfMemoryFigures()
-    rows = _rows(answer["breakdown_bytes"], _held(attempt), peak + (oom.asked or 0))
+    rows = _rows(answer["breakdown_bytes"], _held(attempt), peak + (oom.requested_bytes or 0))
     return MemoryComparison(
         rows=tuple(rows),
         predicted_bytes=float(answer["per_device_peak_bytes"]),
         capacity_bytes=_capacity(answer, attempt, oom),
         peak_bytes=peak,
-        said=oom,
+        allocator=oom,
         metric=metric,
         is_oom=reason in OOM,
     )
@@ -727,14 +731,14 @@ def _room_words(story: MemoryComparison) -> str:
     )
 
 
-def facts_of(said: OutOfMemoryFigures) -> Sequence[tuple[str, str]]:
+def facts_of(figures: OutOfMemoryFigures) -> Sequence[tuple[str, str]]:
     """Return the allocator's figures as (label, value)."""
     labels = ("Last allocation request", "The device holds", "Free then", "Held by this process")
     rows = [
         (label, str(memory(value)))
-        for label, value in zip(labels, said, strict=False)
+        for label, value in zip(labels, figures, strict=False)
         if value is not None
     ]
-    if said.unallocated:
-        rows.append(("Reserved but unused", str(memory(said.unallocated))))
+    if figures.unallocated:
+        rows.append(("Reserved but unused", str(memory(figures.unallocated))))
     return rows

@@ -156,23 +156,24 @@ def remaining(own_host: str, since: datetime) -> Remaining:
     )
 
 
-def sentences(found: Remaining) -> list[str]:
+def remaining_sentences(jobs: Remaining) -> list[str]:
     """Return the messages for the person who stops the site, one sentence per kind."""
     messages = []
-    if found.ended:
-        messages.append(f"Ended with it, as their pages say: {_some(found.ended)}.")
-    if found.unreported:
+    if jobs.ended:
+        messages.append(f"Ended with Slipway: {_some(jobs.ended)}.")
+    if jobs.unreported:
         messages.append(
-            f"Asked to stop; their pages show it when Slipway is back: {_some(found.unreported)}."
+            "Asked to stop; their pages show the end when Slipway is back: "
+            f"{_some(jobs.unreported)}."
         )
-    if found.elsewhere:
+    if jobs.elsewhere:
         messages.append(
             "Still running on other hosts, which report when Slipway runs again: "
-            f"{_some(found.elsewhere)}."
+            f"{_some(jobs.elsewhere)}."
         )
-    if found.num_waiting:
-        jobs = "1 job waits" if found.num_waiting == 1 else f"{found.num_waiting} jobs wait"
-        messages.append(f"{jobs} in the queue until Slipway runs again.")
+    if jobs.num_waiting:
+        waiting = "1 job waits" if jobs.num_waiting == 1 else f"{jobs.num_waiting} jobs wait"
+        messages.append(f"{waiting} in the queue until Slipway runs again.")
     return messages or ["No job was running or waiting."]
 
 

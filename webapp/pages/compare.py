@@ -100,7 +100,7 @@ def sides_of(jobs: list[Job]) -> list[Side]:
     ]
 
 
-def offered(request: HttpRequest, chosen: list[Job]) -> list[Job]:
+def jobs_to_offer(request: HttpRequest, chosen: list[Job]) -> list[Job]:
     """Return the latest jobs to choose from, those similar to the first chosen one first."""
     latest = visible_jobs(request).exclude(pk__in=[job.pk for job in chosen])
     latest = latest.exclude(state=JobState.DRAFT)
@@ -160,10 +160,10 @@ def _flat_settings(job: Job, user: User | AnonymousUser) -> Iterator[Entry]:
     for name, value in _place(job):
         yield (WHERE, name), value
     for path, value in flat({**job.spec, "layout": _layout(job.spec)}):
-        yield (WHAT, setting_label(path)), shown(value)
+        yield (WHAT, setting_label(path)), cell_text(value)
     strategy = job.estimate.get("strategy") if isinstance(job.estimate, Mapping) else None
     for path, value in flat(strategy or {}):
-        yield (HOW, setting_label(path)), shown(value)
+        yield (HOW, setting_label(path)), cell_text(value)
     for name, value in _host(job, user):
         yield (ON, name), value
 
@@ -217,7 +217,7 @@ def setting_label(path: str) -> str:
     return " · ".join(part.replace("_", " ") for part in path.split(".")).capitalize()
 
 
-def shown(value: object) -> str:
+def cell_text(value: object) -> str:
     """Return a value as cell text, truncated to ``LONGEST`` characters."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -380,26 +380,26 @@ class Line:
     """One job's series of a metric."""
 
     side: Side
-    drawn: Drawn
+    job_chart: Drawn
 
     @property
     def start_ms(self) -> int:
         """Return the start of the job's time axis."""
-        start: int = self.drawn.figure["layout"]["meta"]["start_ms"]
+        start: int = self.job_chart.figure["layout"]["meta"]["start_ms"]
         return start
 
     @property
     def words(self) -> str:
         """Return the figure of the chart, else the last point, as text."""
-        figure = next((each for each in self.drawn.figures if each.shown), None)
+        figure = next((each for each in self.job_chart.figures if each.shown), None)
         if figure is not None:
             return f"{figure.definition.label.lower()} {figure.shown}"
-        return f"last point {quantity(self.drawn.series.known[-1], self.drawn.chart.unit)}"
+        return f"last point {quantity(self.job_chart.series.known[-1], self.job_chart.chart.unit)}"
 
     @property
     def series(self) -> Series:
         """Return the measured series, including earlier attempts."""
-        return self.drawn.line
+        return self.job_chart.line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -434,11 +434,11 @@ def _value_at(line: Line, moment_ms: float, unit: str) -> str:
     return "" if not before or has_ended else str(quantity(before[-1], unit))
 
 
-def overlays(sides: list[Side], drawn: list[list[Drawn]]) -> list[Overlay]:
+def overlays(sides: list[Side], charts_of_sides: list[list[Drawn]]) -> list[Overlay]:
     """Return one chart per metric that at least two of the jobs reported."""
     specs: dict[str, ChartSpec] = {}
     lines: dict[str, list[Line]] = {}
-    for side, charts in zip(sides, drawn, strict=True):
+    for side, charts in zip(sides, charts_of_sides, strict=True):
         for each in charts:
             if each.series.known:
                 specs.setdefault(each.chart.key, each.chart)
@@ -469,7 +469,7 @@ def overlay(chart: ChartSpec, lines: Sequence[Line]) -> Figure:
 
 
 def _predicted(chart: ChartSpec, line: Line, end: int) -> list[Figure]:
-    prediction = line.drawn.prediction
+    prediction = line.job_chart.prediction
     if prediction is None:
         return []
     number, name = line.side.number, f"{line.side.letter} predicted"
@@ -527,7 +527,7 @@ def compare(request: HttpRequest) -> HttpResponse:
         return render(request, "compare/compare.html", _comparison(request, jobs))
     context = {
         "chosen": jobs,
-        "offered": offered(request, jobs),
+        "offered": jobs_to_offer(request, jobs),
         "is_too_many": len(jobs) > MAX_JOBS,
         "most": MAX_JOBS,
         "fewest": MIN_JOBS,

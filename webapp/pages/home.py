@@ -203,20 +203,20 @@ def home(request: HttpRequest) -> HttpResponse:
     jobs = visible.select_related("host", "requested_host", "pool").defer(*LEFT_OUT)
     running = list(jobs.filter(state__in=[*LIVE_STATES, JobState.QUEUED])[:MAX_ROWS])
     counts = counts_of(visible)
-    attention = attention_for(request.user)
+    attention_items = attention_for(request.user)
     hosts = Host.objects.visible_to(request.user).exclude(state=HostState.RETIRED)
     hosts = hosts.defer(*DOCUMENTS_OF_HOSTS)
     recent = [] if running else list(jobs.order_by("-created_at")[:4])
     context = {
         "today": now(),
-        "attention": attention,
+        "attention": attention_items,
         "running": [(job, progress(job)) for job in running],
         "recent": recent,
         "hosts": [(host, contact_of(host)) for host in hosts[:MAX_ROWS]],
         "accuracy": accuracy_for(request.user),
         "is_fresh": not running and not recent,
         "counts": counts,
-        "headline": headline(len(attention), counts),
+        "headline": headline(len(attention_items), counts),
     }
     template = "home/jobs.html" if request.headers.get("HX-Request") else "home/home.html"
     response = render(request, template, context)

@@ -490,12 +490,12 @@ def _tab(each: Question, current: Question, request: HttpRequest) -> dict[str, A
     return {"url": url, "name": each.name, "is_current": each is current}
 
 
-def plan_panel(plan: Plan, asked: str) -> dict[str, Any]:
+def plan_panel(plan: Plan, question_key: str) -> dict[str, Any]:
     """Return the context of a plan's limits tab: applicable questions, and one answer."""
     if missing_step(plan.draft):
         return {"questions": (), "limit_problem": ""}
     questions = suited(plan.draft["goal"]["goal"])
-    chosen = next((each for each in questions if each.key == asked), None)
+    chosen = next((each for each in questions if each.key == question_key), None)
     panel: dict[str, Any] = {"questions": questions, "question": chosen}
     if chosen is None:
         return panel

@@ -470,14 +470,14 @@ def _memory(job: Job, attempt: Attempt, story: MemoryComparison) -> MemoryPart |
         return None
     series = series_of(stored[0])
     layers = [Layer(row.term, row.name, row.predicted) for row in story.rows if row.predicted]
-    needed = story.needed_bytes if story.said.asked else 0.0
+    needed = story.needed_bytes if story.allocator.requested_bytes else 0.0
     backdrop = Backdrop(layers, story.capacity_bytes, needed)
     figure = memory_timeline(series, backdrop, *span_ms(job, [series]))
     return MemoryPart(
         attempt=attempt,
         story=story,
         sentence=story_sentence(story),
-        facts=facts_of(story.said),
+        facts=facts_of(story.allocator),
         figure=figure,
         picture=drawing(figure),
         is_oom=story.is_oom,

@@ -281,7 +281,7 @@ class Row:
     """One line as shown to a member; another team's job has no name and no link."""
 
     line: Line
-    is_own: bool
+    is_of_own_team: bool
     start_words: str
 
 
@@ -303,7 +303,7 @@ class HostRow:
     state: str
     devices: Sequence[DeviceRow]
     num_free: int
-    is_own: bool
+    is_of_own_team: bool
 
     @property
     def is_idle(self) -> bool:

@@ -537,14 +537,14 @@ def summaries(draft: PlanDraft, options: Options) -> dict[str, str]:
     }
 
 
-def stepper(plan: Plan, current: str, said: Mapping[str, str]) -> list[dict[str, Any]]:
+def stepper(plan: Plan, current: str, summaries: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the entries of the stepper; steps before the current one are done."""
     at = SLUGS.index(current)
     return [
         {
             "name": step.name,
             "url": reverse("plan-step", args=[plan.pk, step.slug]),
-            "summary": said[step.slug],
+            "summary": summaries[step.slug],
             "is_current": index == at,
             "is_done": index < at,
         }

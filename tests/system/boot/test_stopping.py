@@ -90,7 +90,7 @@ def test_the_running_job_ends_with_the_site_and_says_so(stopped):
     first = stopped.jobs[0]
 
     assert stopped.rows[0] == (first, "stopped", "site_stopped")
-    assert f"Ended with it, as their pages say: Drill ({first})." in stopped.up.words
+    assert f"Ended with Slipway: Drill ({first})." in stopped.up.words
 
 
 def test_the_job_that_waited_is_given_to_nobody(stopped):

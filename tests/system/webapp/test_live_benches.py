@@ -51,8 +51,8 @@ def test_every_milestone_of_the_demo_is_found(attempt):
 @pytest.mark.slow
 def test_the_benches_give_their_figures_on_a_running_site(tmp_path):
     with site.running(tmp_path, OMP_NUM_THREADS="1") as up:
-        live = {name: value for name, value, *_ in live_path.measured(up, 4, 7.0, 3.0)}
-        host = {name: value for name, value, *_ in supervising.measured(up, 7.0, 3.0)}
+        live = {name: value for name, value, *_ in live_path.load_rows(up, 4, 7.0, 3.0)}
+        host = {name: value for name, value, *_ in supervising.supervision_rows(up, 7.0, 3.0)}
 
     assert live["host to browser, median"] > 0
     assert live["events with an instant that browsers saw"] > 0

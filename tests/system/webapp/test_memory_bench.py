@@ -5,9 +5,9 @@ import pytest
 from runners.host.bench import RankMemory
 from tests.plugins.extent import first
 from webapp.bench import memory
-from webapp.bench.memory import stored
+from webapp.bench.memory import stored_memory
 
-FOUND = stored()[1]
+FOUND = stored_memory()[1]
 UNLIKE = ("AdamW 8-bit", "ZeRO-3 on 2 ranks")  # counted in the suite; bf16 is slow on CPUs
 
 
@@ -17,7 +17,7 @@ def test_real_ranks_hold_what_was_kept():
     rest = [name for name in FOUND if name not in UNLIKE]
     names = first([*UNLIKE, *rest], len(UNLIKE))
 
-    found = {each.case: each for each in memory.held(*names)}
+    found = {each.case: each for each in memory.measure_memory(*names)}
 
     assert list(found) == [name for name in FOUND if name in names]
     for name in names:

@@ -226,7 +226,7 @@ SERIES = Series("rss_bytes", (1000, 2000, 3000), (GIB, None, 6 * GIB))
 
 @pytest.fixture
 def timeline():
-    return memory_timeline(SERIES, Backdrop(LAYERS, 8 * GIB, wanted=9 * GIB), 1000, 4000)
+    return memory_timeline(SERIES, Backdrop(LAYERS, 8 * GIB, requested_bytes=9 * GIB), 1000, 4000)
 
 
 def test_the_predicted_terms_stand_on_each_other_below_the_capacity(timeline):
@@ -240,10 +240,10 @@ def test_the_predicted_terms_stand_on_each_other_below_the_capacity(timeline):
 
 
 def test_what_was_asked_for_rises_from_the_last_point_if_it_was_refused(timeline):
-    wanted = trace(timeline, "asked for")
+    wanted = trace(timeline, "refused allocation")
     assert (wanted["x"], wanted["y"]) == ([ORIGIN_MS + 2000] * 2, [6, 9])
     plain = memory_timeline(SERIES, Backdrop(LAYERS, 8 * GIB), 1000, 4000)
-    assert "asked for" not in {each["name"] for each in plain["data"]}
+    assert "refused allocation" not in {each["name"] for each in plain["data"]}
 
 
 def test_the_picture_draws_every_trace_with_its_own_class(timeline):

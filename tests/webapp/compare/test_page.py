@@ -10,7 +10,15 @@ from tests.webapp.conftest import client_of, make_job
 from webapp.jobs.measured_figures import TermRow
 from webapp.jobs.models import Job
 from webapp.pages import compare
-from webapp.pages.compare import Side, flat, overlays, setting_label, settings_of, shown, sides_of
+from webapp.pages.compare import (
+    Side,
+    cell_text,
+    flat,
+    overlays,
+    setting_label,
+    settings_of,
+    sides_of,
+)
 from webapp.pages.job_charts import draw
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -36,7 +44,7 @@ def test_it_says_first_which_is_faster_and_each_figure_with_its_prediction(slow,
     assert "1.50 times apart" in text
 
     row = page(alice, slow, fast).split('<th scope="row">Tokens per second</th>')[1]
-    assert "predicted 3 000 tok/s, 0.667 of it" in row
+    assert "predicted 3 000 tok/s, ratio 0.667" in row
     assert "+50 %" in row
     assert "below the interval" in row
 
@@ -172,7 +180,7 @@ def test_settings_are_made_flat_and_read_as_words():
     document = {"a": {"b": 1, "c": None}, "d": [], "e": False, "kind": "train"}
     assert dict(flat(document)) == {"a.b": 1, "e": False}
     for value, text in [(True, "yes"), ((1, 2), "1, 2"), (0.5, "0.5"), ("x" * 99, "x" * 79 + "…")]:
-        assert shown(value) == text, value
+        assert cell_text(value) == text, value
     assert setting_label("model.config.hidden_size") == "Model · config · hidden size"
 
 

@@ -33,14 +33,14 @@ from webapp.bench.layouts import (
     LayoutComparison,
     Machine,
     _options,
-    calibrated,
+    calibration_of,
     cases,
     first_choice,
     machine_of,
     predicted_seconds,
 )
 from webapp.bench.long_history import long_history_metrics
-from webapp.bench.memory import Row, planned, rows_of, sharding_ratios
+from webapp.bench.memory import Row, predicted_bytes, rows_of, sharding_ratios
 from webapp.bench.peers import OTHERS, QUESTION, UNITS, Answer
 from webapp.bench.ratios import PROOFS, evidence, holds, keep, level_of, stored
 from webapp.hosts.models import Host
@@ -201,7 +201,7 @@ def test_every_layout_takes_all_ranks_and_the_planner_chooses_the_fastest_of_the
     assert len(found) > 50
     assert {each.world_size for each in found} == {RANKS}
     assert len({each.model_dump_json() for each in found}) == len(found)
-    calibration = calibrated(case, MACHINE, MEASURED)
+    calibration = calibration_of(case, MACHINE, MEASURED)
     choice = first_choice(case, MACHINE, calibration)
     assert (layout_of(choice) or LayoutOptions(data_parallel_size=RANKS)) in found
     chosen = predicted_seconds(case, MACHINE.ranks, choice, calibration)
@@ -213,7 +213,7 @@ def test_every_layout_takes_all_ranks_and_the_planner_chooses_the_fastest_of_the
 def test_runs_that_took_twice_as_long_make_the_host_slower():
     case = MODELS[0]
     slower = {name: [2 * each for each in own] for name, own in MEASURED.items()}
-    once, twice = (calibrated(case, MACHINE, own).factors for own in (MEASURED, slower))
+    once, twice = (calibration_of(case, MACHINE, own).factors for own in (MEASURED, slower))
     assert once.keys() == twice.keys()
     assert all(twice[name].factor > once[name].factor for name in once)
 
@@ -245,8 +245,8 @@ def measured_host():
 
 
 def test_each_model_kept_its_first_choice_in_every_round_and_the_page_says_so():
-    assert layouts.DOCS.read_text() == layouts.page(layouts.stored())
-    for kept in layouts.stored():
+    assert layouts.DOCS.read_text() == layouts.page(layouts.stored_results())
+    for kept in layouts.stored_results():
         assert len(kept["seconds"][kept["first"]]) >= kept["regret"]["n"]
         assert kept["seconds"].keys() == kept["predicted"].keys()
 
@@ -259,7 +259,7 @@ def test_a_regret_is_kept_under_its_models_name():
 
 
 def test_a_regret_above_five_per_cent_is_called_so():
-    kept = layouts.stored()[0]
+    kept = layouts.stored_results()[0]
     lost = {**kept["regret"], "value": 0.9, "low": 0.85, "high": 0.94}
     text = layouts.page([{**kept, "regret": lost}])
     assert "11.1 % (6.4 to 17.6)" in text
@@ -269,7 +269,7 @@ def test_a_regret_above_five_per_cent_is_called_so():
 # What real ranks hold, against the planner's terms: kept rows and their page.
 
 
-FOUND = memory.stored()[1]
+FOUND = memory.stored_memory()[1]
 
 
 def total(name):
@@ -295,7 +295,7 @@ def test_memory_falls_in_the_order_of_the_literature():
 
 
 def test_the_planner_puts_the_cases_in_the_same_order_of_states():
-    cases = {case.name: planned(case) for case in CASES}
+    cases = {case.name: predicted_bytes(case) for case in CASES}
     for term in ("weights", "gradients", "optimizer_states"):
         for stage in ("ZeRO-1", "ZeRO-2", "ZeRO-3"):
             four, two = (cases[f"{stage} on {ranks} ranks"][term] for ranks in (4, 2))
@@ -498,7 +498,7 @@ def test_a_strategy_that_a_planner_refuses_does_not_end_the_sweep(monkeypatch):
 
     monkeypatch.setitem(script.PLANNERS, "other", (prepare, "no such distribution"))
 
-    found = script.measured("other", QUESTION)
+    found = script.measure_planner("other", QUESTION)
 
     assert found["strategies_per_s"] > 0
     assert found["version"] == "from source"

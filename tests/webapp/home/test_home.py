@@ -139,8 +139,8 @@ def test_a_search_takes_every_word_and_says_where_it_looked(alice):
 def test_the_headline_counts_in_words_and_by_state():
     for needs, runs, words in [
         (0, 0, "No problems; nothing is running"),
-        (0, 1, "All is well; one job is running"),
-        (0, 8, "All is well; eight jobs are running"),
+        (0, 1, "No problems; one job is running"),
+        (0, 8, "No problems; eight jobs are running"),
         (1, 0, "One thing needs you; nothing is running"),
         (2, 1, "Two things need you; one job is running"),
         (6, 3, "Six things need you; three jobs are running"),
@@ -157,7 +157,7 @@ def test_the_headline_counts_in_words_and_by_state():
             "12 jobs are running, one is starting, two are stopping and 9 are queued",
         ),
     ]:
-        assert headline(0, counts) == f"All is well; {words}", counts
+        assert headline(0, counts) == f"No problems; {words}", counts
 
 
 def test_home_queue_and_hosts_count_the_same_jobs(alice, team, host):

@@ -98,7 +98,7 @@ def test_the_allocators_own_capacity_beats_the_plans(attempt):
     tell(attempt, "gpu", {"gpu0_memory_bytes": 18.0 * GIB})
     story = story_of(fail(attempt, DEVICE["torch"], reason="oom_gpu"))
     assert story.capacity_bytes == int(31.47 * GIB)
-    assert dict(facts_of(story.said))["Held by this process"].startswith("18.7")
+    assert dict(facts_of(story.allocator))["Held by this process"].startswith("18.7")
 
 
 def test_a_hosts_own_limit_is_what_there_was(attempt):
@@ -135,7 +135,7 @@ MIB = 2**20
 def test_all_of_torchs_figures_are_read():
     said = read_oom([DEVICE["torch"]])
     assert said == OutOfMemoryFigures(
-        asked=int(22.78 * GIB),
+        requested_bytes=int(22.78 * GIB),
         capacity=int(31.47 * GIB),
         free=int(12.73 * GIB),
         in_use=int(18.73 * GIB),
@@ -153,12 +153,12 @@ def test_what_the_last_allocation_wanted_is_read():
         (MAIN["rust"], 4456464),
         (DEVICE["vllm"], None),
     ]:
-        assert read_oom(text.splitlines()).asked == asked, (text, asked)
+        assert read_oom(text.splitlines()).requested_bytes == asked, (text, asked)
 
 
 def test_lines_without_figures_say_nothing_and_the_last_of_several_messages_counts():
     lines = ["Tried to allocate 1.00 GiB", "freed something", "Tried to allocate 2.00 GiB"]
-    assert read_oom(lines).asked == 2 * GIB
+    assert read_oom(lines).requested_bytes == 2 * GIB
     assert read_oom(["Traceback (most recent call last):"]) == OutOfMemoryFigures()
     assert read_oom([DEVICE["torch before 2.5"]]).capacity == 12 * GIB
 

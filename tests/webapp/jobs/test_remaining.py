@@ -18,7 +18,7 @@ from webapp.hosts.models import Host
 from webapp.jobs import allocation
 from webapp.jobs.models import Attempt, Job, JobState
 from webapp.jobs.progress import StateLabel, state_label_of
-from webapp.jobs.services import Remaining, job_submit, remaining, sentences
+from webapp.jobs.services import Remaining, job_submit, remaining, remaining_sentences
 from webapp.operations.management.commands import control
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -37,7 +37,7 @@ def test_a_job_runs_on_on_another_host_and_is_unreported_on_this_machine(attempt
     assert (found.elsewhere, found.unreported) == ([f"{name} on {host}"], [])
     found = remaining(host.pk, now())
     assert found.unreported == [name]
-    assert "when Slipway is back" in " ".join(sentences(found))
+    assert "when Slipway is back" in " ".join(remaining_sentences(found))
 
 
 def test_only_what_ended_with_this_stop_is_named(attempt):
@@ -54,11 +54,11 @@ def test_a_job_that_is_given_to_a_host_and_not_claimed_waits(job):
 
 
 def test_nothing_left_is_said(db):
-    assert sentences(remaining("x", now())) == ["No job was running or waiting."]
+    assert remaining_sentences(remaining("x", now())) == ["No job was running or waiting."]
 
 
 def test_of_many_jobs_the_first_are_named_and_the_rest_counted():
-    (told,) = sentences(Remaining([f"job {number}" for number in range(13)], [], [], 0))
+    (told,) = remaining_sentences(Remaining([f"job {number}" for number in range(13)], [], [], 0))
     assert "job 9 and 3 more" in told
     assert "job 10" not in told
 

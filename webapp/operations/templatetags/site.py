@@ -13,7 +13,7 @@ from webapp.accounts.services import chosen_of, is_at_least, memberships_of
 from webapp.core.display import fragment
 from webapp.core.templatetags.components import status
 from webapp.hosts.models import Host
-from webapp.hosts.pools import is_own
+from webapp.hosts.pools import is_team_host
 from webapp.jobs.models import Job, Priority
 from webapp.jobs.progress import state_label_of
 
@@ -62,7 +62,7 @@ def team_choices(context: dict[str, Any]) -> TeamChoices:
 @register.simple_tag(takes_context=True)
 def host_name(context: dict[str, Any], host: Host) -> str:
     """Return a host's name: a link for its own team, plain text for other teams."""
-    if not is_own(context["request"].user, host):
+    if not is_team_host(context["request"].user, host):
         return format_html("{} <span>of {}</span>", host.name, host.team.name)
     return format_html('<a href="{}">{}</a>', reverse("host-detail", args=[host.slug]), host.name)
 

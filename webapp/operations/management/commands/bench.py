@@ -214,11 +214,11 @@ def compress(*, is_kept: bool = False) -> Iterator[Figure]:
 
 def layout_times(*, is_kept: bool = False, load: float = 0.0) -> Iterator[Figure]:
     """Measure every layout's step on four ranks, and the regret of the planner's choice: long."""
-    results = list(layouts.found())
+    results = list(layouts.layout_comparisons())
     for each in results:
         for name in each.seconds:
             yield Figure(f"{each.model}, {name}: predicted", each.predicted[name], "s")
-            yield Figure(f"{each.model}, {name}: measured", each.measured(name), "s")
+            yield Figure(f"{each.model}, {name}: measured", each.step_seconds_of(name), "s")
         yield Figure(f"{each.model}: planner's first is {each.first}", 1.0, "")
     if is_kept:
         layouts.keep(results, load)
@@ -227,7 +227,7 @@ def layout_times(*, is_kept: bool = False, load: float = 0.0) -> Iterator[Figure
 
 def memory_terms(*, is_kept: bool = False, load: float = 0.0) -> Iterator[Figure]:
     """Measure the memory of real ranks by the planner's terms."""
-    measured = {each.case: each for each in memory.held()}
+    measured = {each.case: each for each in memory.measure_memory()}
     for each in measured.values():
         for row in memory.rows_of(each):
             yield Figure(f"{row.case}, {row.term}: planned / held - 1", row.error, "ratio")

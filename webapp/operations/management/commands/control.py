@@ -62,14 +62,14 @@ def _pause(dispatching: Stopper) -> None:
 def _with_users(step: Callable[[], object]) -> Callable[[], object]:
     """Wrap a step so that the Redis users are created again if Redis lost them."""
 
-    def kept() -> object:
+    def step_with_users() -> object:
         try:
             return step()
         except (redis.AuthenticationError, redis.exceptions.NoPermissionError):
             provision()
             raise
 
-    return kept
+    return step_with_users
 
 
 def _take_roles(stop: Stopper) -> None:

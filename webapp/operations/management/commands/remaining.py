@@ -9,7 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
 
-from webapp.jobs.services import remaining, sentences
+from webapp.jobs.services import remaining, remaining_sentences
 
 LOOK_SECONDS = 0.2
 
@@ -31,7 +31,7 @@ class Command(BaseCommand):
         deadline = time.monotonic() + options["wait"]
         while (jobs := remaining(host_id, since)).unreported and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
-        for sentence in sentences(jobs):
+        for sentence in remaining_sentences(jobs):
             self.stdout.write(sentence)
 
 
