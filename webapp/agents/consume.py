@@ -255,8 +255,11 @@ class _Share:
         self._room_events = SHARED_EVENTS
         self._alone: set[object] = set()  # attempts with a batch that is stored alone
 
-    def admitted(self, fields: Fields) -> ReceivedBatch | None:
-        """Return the batch of an entry that may share a transaction, else None."""
+    def take_if_batchable(self, fields: Fields) -> ReceivedBatch | None:
+        """Return the batch of an entry if it may share a transaction, else None.
+
+        Later batches of the same attempt are then stored alone too, to keep their order.
+        """
         attempt_id = fields.get(b"a", fields.get("a"))
         batch = None if attempt_id in self._alone else self._routine(fields)
         if batch is None:
@@ -430,7 +433,7 @@ class StreamConsumer:
         for entry in entries:
             share = shares[entry.host.pk]
             is_suspended = self._alone_until.get(entry.host.pk, instant) > instant
-            batch = None if is_suspended else share.admitted(entry.fields or {})
+            batch = None if is_suspended else share.take_if_batchable(entry.fields or {})
             if batch is None:
                 others.append(entry)
             else:

@@ -29,12 +29,12 @@ class EnvironmentRow:
 
     @property
     def is_agent_environment(self) -> bool:
-        """Return whether it is the agent's own environment, which cannot be removed."""
+        """Return whether the agent runs in this environment, so that it cannot be removed."""
         return self.state.name == MAIN
 
     @property
     def is_built(self) -> bool:
-        """Return whether a build of it is on the host's disk."""
+        """Return whether a build of the environment is on the host's disk."""
         return self.state.stage in {"ready", "outdated"}
 
     @property
@@ -70,7 +70,10 @@ def orders_of(host: Host) -> tuple[EnvironmentOrder, ...]:
 def checks_with_environments(
     checks: Findings, environments: Iterable[EnvironmentState]
 ) -> Findings:
-    """Return a host's checks with the reported environments and without completed orders."""
+    """Return the host's checks with its reported environments, without completed orders.
+
+    ``environments`` are the states that the latest heartbeat reports.
+    """
     states = list(environments)
     done, names = {each.order_id for each in states}, {each.name for each in states}
     orders = {

@@ -20,7 +20,7 @@ from webapp.audit.models import event_record
 from webapp.core.clock import now, now_ms
 from webapp.core.problems import InvalidProblem, Problem, UnauthorizedProblem
 from webapp.core.queries import RowChange, update_each
-from webapp.hosts.epoch import epoch, epochs_record, is_authentic, shown
+from webapp.hosts.epoch import epoch, epoch_with_proof, epochs_record, is_authentic
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.hosts.pools import Refusal, devices_sync, kind_of, refusals_record
 from webapp.hosts.services import (
@@ -67,7 +67,7 @@ def host_beats(spoken: Sequence[HostHeartbeat]) -> list[BeatReply]:
         allocate_pool(pool)
     epochs_record([each.beat.epoch for each in spoken if each.beat.epoch])
     site = epoch()
-    shown_epoch, is_backup = shown(site.number), site.highest_seen > site.number
+    shown_epoch, is_backup = epoch_with_proof(site.number), site.highest_seen > site.number
     attempts, unclaimed = _named_attempts(spoken), {} if is_backup else _unclaimed_attempts(hosts)
     replies = [_reply(hosts[each.host_id], each.beat, attempts, unclaimed) for each in spoken]
     return [reply.model_copy(update={"epoch": shown_epoch}) for reply in replies]

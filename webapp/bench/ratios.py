@@ -300,9 +300,9 @@ def keep(rows: Iterable[KeptRatio], path: Path = RESULTS_PATH) -> None:
     path.write_text("".join(f"{line}\n" for line in lines))
 
 
-def holds(proof: Proof, kept: KeptRatio | None) -> bool:
+def holds(proof: Proof, ratio: KeptRatio | None) -> bool:
     """Return whether a ratio is stored and its interval is above the floor."""
-    return kept is not None and kept.low > proof.floor
+    return ratio is not None and ratio.low > proof.floor
 
 
 def level_of(key: str, rows: dict[str, KeptRatio]) -> Level:

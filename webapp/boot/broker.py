@@ -56,7 +56,7 @@ def choose(data: Path, environment: dict[str, str]) -> Broker:
     """Return the broker to use, or raise a problem that says how to get one."""
     if url := environment.get("REDIS_URL"):
         check_reachable(url)
-        return Broker(url, f"Redis at {shown(url)}")
+        return Broker(url, f"Redis at {url_without_password(url)}")
     server = find_server(environment.get("PATH", os.defpath))
     if server:
         return _embedded(*server, data)
@@ -115,12 +115,12 @@ def check_reachable(url: str) -> None:
     if ping.returncode != 0:
         words = ping.stderr.strip().splitlines() or ["no answer"]
         raise console.Problem(
-            f"REDIS_URL names {shown(url)}, which does not answer: {words[-1]}",
+            f"REDIS_URL names {url_without_password(url)}, which does not answer: {words[-1]}",
             "Start that server, correct REDIS_URL, or unset it to use the embedded one.",
         )
 
 
-def shown(url: str) -> str:
+def url_without_password(url: str) -> str:
     """Return a Redis URL without its password."""
     parts = urlsplit(url)
     return url.replace(f"{parts.netloc}", parts.netloc.rpartition("@")[2]) if parts.netloc else url

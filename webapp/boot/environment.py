@@ -1,4 +1,4 @@
-"""The virtual environment: what it needs, and whether it is whole."""
+"""The virtual environment: which packages it needs, and whether all are installed."""
 
 import argparse
 import hashlib
@@ -47,7 +47,7 @@ def ensure(arguments: list[str], *, with_tests: bool) -> None:
     packages = requirements(with_tests=with_tests)
     own = users_own()
     if own is not None:
-        lacking = missing(packages)
+        lacking = missing_packages(packages)
         if lacking:
             quoted = " ".join(f'"{need}"' for need in lacking)
             raise console.Problem(
@@ -106,7 +106,7 @@ def digest(wanted: list[str]) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def missing(wanted: list[str]) -> list[str]:
+def missing_packages(wanted: list[str]) -> list[str]:
     """Return the required packages that this Python lacks."""
     return [
         need for need in wanted if not _is_installed(re.split(r"[^\w.-]", need, maxsplit=1)[0])
@@ -257,20 +257,20 @@ def _fetch(python: Path, folder: Path) -> list[PackageFile]:
 
 def record(found: Iterable[PackageFile], key: str) -> None:
     """Add the files to the list, and drop files of versions that are no longer pinned."""
-    pins = pinned(CONSTRAINTS.read_text("utf-8"))
+    pins = pinned_versions(CONSTRAINTS.read_text("utf-8"))
     current = [
         row
         for row in installer.read(installer.LIST)
         if pins.get(row.project) in (None, row.version.partition("+")[0])
     ]
     fresh = list(found)
-    installer.write(installer.LIST, installer.merged(current, fresh, key))
+    installer.write(installer.LIST, installer.merge_package_files(current, fresh, key))
     console.line(
         f"  ✓ {len(fresh)} packages for {key} recorded; read the difference before you keep it"
     )
 
 
-def pinned(text: str) -> dict[str, str]:
+def pinned_versions(text: str) -> dict[str, str]:
     """Return the version of each package that a constraints file pins."""
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     pairs = [line.split("==") for line in lines if "==" in line]
@@ -296,7 +296,7 @@ def from_report(path: Path) -> tuple[list[PackageFile], str]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise console.Problem(
             f"{path} is not a valid pip report with digests ({type(error).__name__}: {error}).",
-            "Make it with: pip install --dry-run --ignore-installed --report FILE.",
+            "Create the report with: pip install --dry-run --ignore-installed --report FILE.",
         ) from error
 
 

@@ -272,7 +272,7 @@ def install(python: Path, wanted: list[str], constraints: Path, *, log: Path) ->
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if verdict.unknown:
-        write(state, merged(read(state), verdict.unknown, here.key))
+        write(state, merge_package_files(read(state), verdict.unknown, here.key))
         console.line(
             f"      {len(verdict.unknown)} of {len(files)} packages have no recorded hash for "
             f"this platform; recorded in {state} for the next time"
@@ -338,10 +338,13 @@ def requirement(file: PackageFile) -> str:
     return f"{file.project}=={file.version} --hash=sha256:{file.sha256}\n"
 
 
-def merged(
+def merge_package_files(
     rows: Iterable[PackageFile], fresh: Iterable[PackageFile], key: str
 ) -> list[PackageFile]:
-    """Return the rows with fresh ones merged; a fresh digest replaces an older one."""
+    """Return the recorded package files together with newly fetched ones of platform ``key``.
+
+    A new SHA-256 of the same file name replaces the recorded one.
+    """
     by_name = {row.file: row for row in rows}
     for file in fresh:
         older = by_name.get(file.file, file)

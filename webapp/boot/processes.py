@@ -165,7 +165,7 @@ class ProcessGroup:
 
     def _write_record(self) -> None:
         pids = [child.process.pid for child in self.children if child.process is not None]
-        rows = [{"pid": pid, "started": started(pid)} for pid in pids]
+        rows = [{"pid": pid, "started": start_time_of(pid)} for pid in pids]
         fresh = self.record.with_suffix(".new")
         try:
             fresh.write_text(json.dumps(rows), "utf-8")
@@ -192,7 +192,7 @@ def end_leftovers(record: Path) -> int:
     num_ended = 0
     for row in reversed(rows):
         pid, birth = row["pid"], row["started"]
-        if birth is not None and started(pid) == birth:
+        if birth is not None and start_time_of(pid) == birth:
             num_ended += 1
             _signal_group(pid, signal.SIGTERM)
             _end_group(pid, _exit_poll(pid, birth), 10.0, lambda: False)
@@ -201,7 +201,7 @@ def end_leftovers(record: Path) -> int:
     return num_ended
 
 
-def started(pid: int) -> str | None:
+def start_time_of(pid: int) -> str | None:
     """Return the start time of the process with this pid, or None if it does not exist."""
     stat = Path(f"/proc/{pid}/stat")
     if Path("/proc/self/stat").exists():
@@ -232,7 +232,7 @@ def cut(log: Path, cap_bytes: int = LOG_CAP_BYTES) -> None:
 
 
 def _exit_poll(pid: int, birth: str) -> Callable[[], int | None]:
-    return lambda: None if started(pid) == birth else 0
+    return lambda: None if start_time_of(pid) == birth else 0
 
 
 def _end_group(

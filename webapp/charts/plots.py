@@ -269,7 +269,7 @@ class Series:
 
     @property
     def known(self) -> tuple[float, ...]:
-        """Return the values without gaps."""
+        """Return the measured values in base units, without the gaps (None)."""
         return tuple(value for value in self.values if value is not None)
 
 
@@ -396,8 +396,11 @@ def figure(
     return {"data": data, "layout": layout}
 
 
-def against(chart: ChartSpec, value: float, prediction: Prediction) -> str:
-    """Return a measured value relative to its prediction as a phrase."""
+def comparison_words(chart: ChartSpec, value: float, prediction: Prediction) -> str:
+    """Return a measured value with its deviation from the prediction, as a phrase.
+
+    The deviation is in per cent; the phrase ends with the side of the 80 % interval.
+    """
     predicted = f"the predicted {value_text(prediction.value, chart)}"
     deviation = deviation_words(value / prediction.value)
     side = SIDE_WORDS[prediction.side_of(value)]

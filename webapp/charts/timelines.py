@@ -14,7 +14,7 @@ from webapp.charts.plots import (
     Figure,
     Prediction,
     Series,
-    against,
+    comparison_words,
     frame,
     template,
 )
@@ -209,7 +209,7 @@ def _words(
     if forecast is None:
         return f"{start}{quantity(point.value, chart.unit)}; the plan has no value for it."
     prediction = Prediction(forecast.value, forecast.low, forecast.high)
-    return f"{start}{against(chart, point.value, prediction)}."
+    return f"{start}{comparison_words(chart, point.value, prediction)}."
 
 
 # The figure

@@ -121,7 +121,7 @@ def flop(value: float) -> Quantity:
 
 
 def tokens_rate(value: float) -> Quantity:
-    """Return tokens per second."""
+    """Return a rate in tokens per second, ready to show."""
     return Quantity(number(value), "tok/s")
 
 
@@ -142,7 +142,7 @@ def share(value: float) -> Quantity:
 
 
 def money(value: float) -> Quantity:
-    """Return US dollars."""
+    """Return an amount in US dollars, ready to show."""
     return Quantity(number(value, 2 if value < 1 else 3), "$")
 
 
@@ -159,7 +159,7 @@ def energy(value: float) -> Quantity:
 
 
 def energy_of_a_token(value: float) -> Quantity:
-    """Return joules per token."""
+    """Return an energy in joules per token, ready to show."""
     return Quantity(number(value), "J/token")
 
 

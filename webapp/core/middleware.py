@@ -159,7 +159,7 @@ def _refused(request: HttpRequest, where: str) -> HttpResponse:
 
     detail = (
         f"{where} holds a NUL character or half of a surrogate pair, which databases cannot "
-        "store. Remove it and send the request again."
+        "store. Remove the character and send the request again."
     )
     problem = Problem("unreadable_text", detail)
     if request.path_info.startswith(API):

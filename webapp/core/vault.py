@@ -85,8 +85,8 @@ def _fernet() -> MultiFernet:
         return MultiFernet([Fernet(key) for key in keys()])
     except ValueError as error:
         raise VaultError(
-            f"A key in {VARIABLE} or {key_file()} is invalid: {error}. Make one with "
-            "`python -c 'from cryptography.fernet import Fernet; print(Fernet.generate_key())'`."
+            f"A key in {VARIABLE} or {key_file()} is invalid: {error}. Create a key with `python "
+            "-c 'from cryptography.fernet import Fernet; print(Fernet.generate_key())'`."
         ) from None
 
 

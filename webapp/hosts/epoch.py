@@ -245,7 +245,7 @@ def epoch() -> Epoch:
     return Epoch.objects.get_or_create(pk=1)[0]
 
 
-def shown(number: int) -> EpochShown:
+def epoch_with_proof(number: int) -> EpochShown:
     """Return an epoch number with this site's HMAC as proof."""
     text = f"epoch:{number}".encode()
     proof = hmac.new(settings.SECRET_KEY.encode(), text, hashlib.sha256).hexdigest()
@@ -254,7 +254,7 @@ def shown(number: int) -> EpochShown:
 
 def is_authentic(said: EpochShown) -> bool:
     """Return whether the proof of an epoch is this site's HMAC."""
-    return hmac.compare_digest(shown(said.number).proof, said.proof)
+    return hmac.compare_digest(epoch_with_proof(said.number).proof, said.proof)
 
 
 def is_restored() -> bool:

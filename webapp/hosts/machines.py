@@ -315,7 +315,9 @@ def wrong_price(labels: Mapping[str, str]) -> str:
     return ""
 
 
-def priced(device: DeviceSpec, labels: Mapping[str, object], host: str, count: int) -> DeviceSpec:
+def with_price(
+    device: DeviceSpec, labels: Mapping[str, object], host: str, count: int
+) -> DeviceSpec:
     """Return a device with its share of its host's hourly price, if a label states one."""
     price = price_of(labels, HOURLY)
     if price is None:
@@ -409,7 +411,7 @@ def device_for_host(host: Host) -> DeviceSpec:
             f"The speed of {host.name} has not been measured yet; its agent measures it at the "
             "first start, in about 15 seconds.",
         )
-    return priced(device, host.labels, host.name, len(gpus) or 1)
+    return with_price(device, host.labels, host.name, len(gpus) or 1)
 
 
 def _facts(host: Host) -> HostFacts:

@@ -447,7 +447,8 @@ def device_cordon(*, device: Device, by: str, reason: str) -> None:
         raise InvalidProblem("reason", "reason is empty; give one, such as “ECC errors”.")
     if len(reason) > LONGEST_REASON:
         raise InvalidProblem(
-            "reason", f"reason has {len(reason)} characters; at most {LONGEST_REASON} are kept."
+            "reason",
+            f"reason has {len(reason)} characters; the limit is {LONGEST_REASON}. Shorten it.",
         )
     with transaction.atomic():
         free = Device.objects.filter(pk=device.pk, cordoned_at=None)

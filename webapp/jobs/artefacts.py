@@ -62,7 +62,7 @@ def folder_of(artefact: Artefact) -> Path:
     return Path(settings.ARTEFACTS_DIR) / artefact.attempt_id / artefact.name
 
 
-def confined(folder: Path, path: str) -> Path:
+def path_inside(folder: Path, path: str) -> Path:
     """Return the path of ``path`` inside ``folder``.
 
     Raises:
@@ -73,7 +73,9 @@ def confined(folder: Path, path: str) -> Path:
         raise InvalidProblem("bad_path", f"The path {path!r} leads out of the artefact's folder.")
     if "\x00" in path or "\\" in path:
         raise InvalidProblem(
-            "bad_path", f"The path {path!r} holds a character that file names cannot have."
+            "bad_path",
+            f"The path {path!r} contains a character that file names cannot have. Rename the "
+            "file.",
         )
     if len(path.encode()) > MAX_PATH_BYTES or any(len(p.encode()) > MAX_NAME_BYTES for p in parts):
         sentence = (
@@ -99,7 +101,7 @@ def find(*, host: Host, attempt_id: str, name: str, path: str) -> UploadFile:
         )
     if path not in artefact.files:
         raise NotFoundProblem("unknown_file", f"The artefact {name!r} has no file {path!r}.")
-    target = confined(folder_of(artefact), path)
+    target = path_inside(folder_of(artefact), path)
     return UploadFile(artefact, path, int(artefact.files[path]), target)
 
 
@@ -162,7 +164,7 @@ def _append(file: UploadFile, offset: int, body: Readable) -> int:
                 sink.truncate(offset)
                 raise TooLargeProblem(
                     "part_too_large",
-                    f"The limit of a request is {limit} bytes; send the file in smaller parts.",
+                    f"The part is longer than the {limit} bytes that may follow byte {offset}; send fewer.",
                 )
             sink.write(piece)
     return written
@@ -190,7 +192,7 @@ def _update_completeness(artefact: Artefact) -> None:
     folder = folder_of(artefact)
     with transaction.atomic():
         row = Artefact.objects.select_for_update().get(pk=artefact.pk)
-        if all(confined(folder, path).is_file() for path in row.files):
+        if all(path_inside(folder, path).is_file() for path in row.files):
             Artefact.objects.filter(pk=row.pk).update(is_complete=True)
             job_id = row.attempt.job_id
             transaction.on_commit(

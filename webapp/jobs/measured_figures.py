@@ -53,8 +53,11 @@ class Cost(NamedTuple):
     how: str
 
 
-def unmeasured(job: Job) -> str:
-    """Return why no energy was measured; empty if it was, or if no result exists yet."""
+def why_energy_unmeasured(job: Job) -> str:
+    """Return the reason why the job measured no energy.
+
+    It is "" if energy was measured, or if the job has no result yet.
+    """
     result = job.result or {}
     if TOTAL in result.get("measured", {}):
         return ""
@@ -203,7 +206,7 @@ class JobFigure:
 
     @property
     def unit(self) -> str:
-        """Return the base unit."""
+        """Return the base unit of the values, such as ``seconds`` or ``bytes``."""
         return self.definition.unit
 
     @property
@@ -312,7 +315,11 @@ def predictions(job: Job) -> dict[str, Prediction]:
 def utilisation_of(
     predictions: Mapping[str, Prediction], measured: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the measured MFU of a training: its share of the devices' peak."""
+    """Return the measured model FLOP utilisation (0 to 1) as ``{MFU: value}``.
+
+    It is the predicted utilisation, scaled by measured over predicted tokens per second; {} if
+    one of the three is missing.
+    """
     predictions_needed = [predictions.get(MFU), predictions.get("tokens_per_second")]
     speed = measured.get("tokens_per_second")
     if not speed or not all(each and each.value for each in predictions_needed):
@@ -584,7 +591,7 @@ class MemoryComparison:
 
     @property
     def room_bytes(self) -> float:
-        """Return the available memory: for an out-of-memory job at most its peak."""
+        """Return the available bytes: the capacity, for an out-of-memory job at most its peak."""
         return min(self.capacity_bytes, self.peak_bytes) if self.is_oom else self.capacity_bytes
 
     @property

@@ -24,7 +24,7 @@ from webapp.hosts.services import Contact, contact_of
 from webapp.jobs import scheduler as values
 from webapp.jobs.gangs import gpu_load
 from webapp.jobs.models import IN_TURN, Allocation, Attempt, Job, JobState
-from webapp.jobs.quotas import Earlier, Rules, left_seconds, length_seconds, remembered
+from webapp.jobs.quotas import Earlier, Rules, cached_earlier_seconds, left_seconds, length_seconds
 
 # The queued jobs of a pool: all of them, or candidates for the first turns.
 #
@@ -235,7 +235,7 @@ def pool_state_of(pool: Pool, jobs: Sequence[Job], rules: Rules) -> PoolState:
     shared = shared_in(pool, hosts)
     shared_holders = {pk: each.attempt for pk, each in shared.held.items()}
     holders = {**shared_holders, **abandoned_but_running(hosts.values()), **_holders(pool)}
-    earlier = remembered()
+    earlier = cached_earlier_seconds()
     remaining = {attempt.pk: left_seconds(attempt, earlier) for attempt in holders.values()}
     of_host: dict[str, list[values.Device]] = {pk: [] for pk in hosts}
     for device in devices.values():

@@ -34,8 +34,8 @@ NUM_EARLIER = 5
 Earlier = Callable[[Job], float | None]
 
 
-def remembered() -> Earlier:
-    """Return ``earlier_seconds`` with a cache per pool, kind and model."""
+def cached_earlier_seconds() -> Earlier:
+    """Return the function ``earlier_seconds`` with a cache by pool, job kind and model."""
     cached: dict[tuple[str, str, str], float | None] = {}
 
     def ask(job: Job) -> float | None:
@@ -259,12 +259,12 @@ class Rules:
         self._hours = {pk: hours_sentence(teams[pk], quota) for pk, quota in self._quotas.items()}
 
     def __call__(self, job: Job) -> str:
-        """Return why the job may not start now; empty if it may."""
+        """Return the sentence why the job may not start now, or "" if it may start."""
         of_team = self._not_shared(job) or self._hours[job.team_id]
         return of_team or self._retry_delay(job) or self._devices(job)
 
     def shares(self) -> dict[str, float]:
-        """Return each team's share."""
+        """Return the fair-share weight of each team, by team id; at least 0.01."""
         return {pk: max(quota.share, 0.01) for pk, quota in self._quotas.items()}
 
     def may_take(self, job: Job, devices: int) -> bool:

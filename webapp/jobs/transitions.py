@@ -277,7 +277,7 @@ WORDS: Mapping[Reason, Words] = {
         "Read the log for the missing piece, install it on the host and clone the job.",
     ),
     Reason.ENGINE_LOST: Words(
-        "The engine behind the endpoint ended by itself, again and again.",
+        "The engine behind the endpoint crashed repeatedly.",
         "The last lines of its log say how it ended; plan with fewer requests at once, or with "
         "another engine.",
     ),

@@ -119,7 +119,7 @@ class Words:
         self._team: Team = job.team
 
     def wait_reason(self) -> str:
-        """Return why the job waits."""
+        """Return the sentence why the job waits, with the devices that it needs."""
         wait = self._wait
         if wait.why is Why.HELD_BACK:
             demands = self._picture.snapshot.demands

@@ -287,7 +287,7 @@ class Hub:
             viewer.put(data)
 
     async def _read(self) -> None:
-        """Read for ever; without Redis, send the viewers a stale event."""
+        """Read the stream endlessly; without Redis, send the viewers a stale event."""
         client = redis.asyncio.Redis.from_url(
             self._url,
             decode_responses=True,

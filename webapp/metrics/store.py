@@ -452,7 +452,7 @@ def roll_up(source: MetricSource, *, is_ended: bool) -> int:
         return 0
     rows = []
     for name in dict.fromkeys(chunk.metric for chunk in raw):
-        points = merge([chunk for chunk in raw if chunk.metric == name])
+        points = merge_chunks([chunk for chunk in raw if chunk.metric == name])
         rows += _windows(source, name, points, start, end)
     with transaction.atomic(using=settings.METRICS_DATABASE):
         MetricChunk.objects.filter(
@@ -466,8 +466,11 @@ def roll_up(source: MetricSource, *, is_ended: bool) -> int:
     return len(rows)
 
 
-def merge(chunks: list[MetricChunk]) -> RawSeries:
-    """Return the points of a metric's raw chunks, without duplicates, by sequence number."""
+def merge_chunks(chunks: list[MetricChunk]) -> RawSeries:
+    """Return the raw points of one metric, joined from its chunks.
+
+    Points are sorted by sequence number, each number once; times are in ms since 1970.
+    """
     columns = [decode(bytes(chunk.body)) for chunk in chunks]
     seq, t_ms, value = (np.concatenate(parts) for parts in zip(*columns, strict=True))
     numbers, first = np.unique(seq.astype(np.int64), return_index=True)
@@ -645,7 +648,7 @@ def _chunks(source: MetricSource, name: str, span: Range) -> RawSeries | None:
             t1_ms__gte=span.since_ms,
         )
     )
-    return merge(chunks) if chunks else None
+    return merge_chunks(chunks) if chunks else None
 
 
 def _join(sealed: RawSeries | None, journal: RawSeries | None) -> RawSeries:

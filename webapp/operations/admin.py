@@ -264,7 +264,10 @@ class AccountAdmin(FreshAdmin[User], UserAdmin[User]):
         return form_for_admin(request, super().get_form(request, obj, change=change, **kwargs))
 
     def get_readonly_fields(self, request: HttpRequest, obj: User | None = None) -> Any:  # noqa: ANN401 (Django's signature)
-        """Return the read-only fields; includes rights unless the user is a superuser."""
+        """Return the names of the form fields that the user may read but not change.
+
+        Only superusers may change an account's rights (``RIGHTS``).
+        """
         fields = tuple(super().get_readonly_fields(request, obj))
         return fields if is_superuser(request) else (*fields, *RIGHTS)
 
@@ -371,7 +374,10 @@ class HostAdmin(FreshAdmin[Host]):
     search_fields = ["name", "slug"]
 
     def get_readonly_fields(self, _request: HttpRequest, _obj: Host | None = None) -> list[str]:
-        """Return every field that the agent reports."""
+        """Return the names of the host's columns that the form shows but does not change.
+
+        These are the columns that the agent reports: all but ``CHANGEABLE`` and the secrets.
+        """
         secret = set(SECRETS)
         names = [field.name for field in Host._meta.fields]
         return [name for name in names if name not in {*CHANGEABLE, *secret}]

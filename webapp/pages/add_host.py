@@ -63,7 +63,7 @@ class LabelsField(forms.CharField):
         return labels
 
 
-def written(labels: Mapping[str, object]) -> str:
+def labels_text(labels: Mapping[str, object]) -> str:
     """Return labels as the text that people type."""
     return " ".join(f"{key}={value}" for key, value in labels.items())
 
@@ -79,7 +79,7 @@ class AddHostForm(forms.Form):
 
     name = forms.CharField(
         max_length=80,
-        help_text="Name shown on pages, such as lab-dgx or “the box under my desk”.",
+        help_text="Name shown on pages, such as lab-dgx or workstation-2.",
     )
     pool = forms.CharField(
         max_length=40, initial="default", help_text="Hosts of one pool take the same jobs."
@@ -184,7 +184,7 @@ def host_check(request: HttpRequest, token_id: str) -> HttpResponse:
     topics = ["hosts", *([f"host:{token.host.pk}"] if token.host else [])]
     context |= live_context(request, topics)
     response = page_or_regions(request, "hosts/check.html", "hosts/_check.html", context)
-    return uncompressed(response) if context["ways"] else response
+    return uncompressed(response) if context["install_commands"] else response
 
 
 @require_POST
@@ -213,12 +213,12 @@ def _context(request: HttpRequest, token: EnrolmentToken) -> dict[str, Any]:
     text = session_secret_of(request, SECRETS, token.pk) if is_open else ""
     server = request.build_absolute_uri(reverse("home")).rstrip("/")
     choices = install_commands(server, text) if text else []
-    chosen = next((way for way in choices if way.key == request.GET.get("way")), None)
+    chosen = next((each for each in choices if each.key == request.GET.get("way")), None)
     return {
         "token": token,
         "host": token.host,
-        "ways": choices,
-        "way": chosen or next(iter(choices), None),
+        "install_commands": choices,
+        "chosen_command": chosen or next(iter(choices), None),
         "minutes_left": max(1, int(seconds_left // 60)),
         "is_expired": token.used_at is None and token.revoked_at is None and seconds_left <= 0,
         "checks": checklist(token, token.host),

@@ -31,7 +31,7 @@ def audit_list(request: HttpRequest) -> HttpResponse:
     sealed = Link.objects.filter(event_id__in=[event.pk for event in page])
     context = {
         "page": page,
-        "asked": request.GET,
+        "filters": request.GET,
         "query": query.urlencode(),
         "kinds": _kinds(request),
         "sealed": set(sealed.values_list("event_id", flat=True)),

@@ -183,7 +183,8 @@ def measurement_decide(
         raise InvalidProblem("reason", "“Reason” is empty; give a reason, such as “a backup ran”.")
     if len(reason) > LONGEST_REASON:
         raise InvalidProblem(
-            "reason", f"“Reason” has {len(reason)} characters; at most {LONGEST_REASON} are kept."
+            "reason",
+            f"“Reason” has {len(reason)} characters; the limit is {LONGEST_REASON}. Shorten it.",
         )
     is_excluded = decision == "excluded"
     with transaction.atomic():

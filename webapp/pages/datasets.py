@@ -36,7 +36,7 @@ def dataset_list(request: HttpRequest) -> HttpResponse:
 
 
 def _context(
-    request: HttpRequest, found: FileSummary | None = None, name: str = ""
+    request: HttpRequest, rejected_file: FileSummary | None = None, name: str = ""
 ) -> dict[str, object]:
     team = current_team(request)
     return {
@@ -45,8 +45,8 @@ def _context(
         "may_change": is_at_least(current_role(request), Role.PRACTITIONER),
         "upload_url": reverse("dataset-upload"),
         "limit_bytes": MAX_UPLOAD_BYTES,
-        "found": found,
-        "found_name": name,
+        "rejected_file": rejected_file,
+        "rejected_name": name,
     }
 
 
@@ -54,7 +54,7 @@ def _context(
 @require_role(Role.PRACTITIONER)
 def dataset_upload(request: HttpRequest) -> HttpResponse:
     """Store an uploaded file; show the errors of an unusable one."""
-    stored = taken(request, current_team(request))
+    stored = upload_of_request(request, current_team(request))
     if isinstance(stored, HttpResponse):
         return stored
     if stored is not None:
@@ -66,7 +66,7 @@ def dataset_upload(request: HttpRequest) -> HttpResponse:
     return redirect(PAGE)
 
 
-def taken(request: HttpRequest, team: Team) -> Dataset | HttpResponse | None:
+def upload_of_request(request: HttpRequest, team: Team) -> Dataset | HttpResponse | None:
     """Return the stored dataset, an error page, or None after adding an error message."""
     upload = request.FILES.get("file")
     if not isinstance(upload, UploadedFile):

@@ -11,7 +11,7 @@ from django.views.decorators.http import require_GET
 
 from webapp.core.clock import now
 from webapp.core.display import cell
-from webapp.jobs.artefacts import PIECE_BYTES, confined, folder_of
+from webapp.jobs.artefacts import PIECE_BYTES, folder_of, path_inside
 from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import as_json, figures_of
 from webapp.jobs.models import Artefact, Job
@@ -26,7 +26,7 @@ def job_download(request: HttpRequest, job_id: str, name: str) -> StreamingHttpR
     """Stream a complete artefact of the job's current attempt as a .tar file."""
     job = load_job(request, job_id)
     artefact = _complete_artefact(job, name)
-    members = [(path, confined(folder_of(artefact), path)) for path in sorted(artefact.files)]
+    members = [(path, path_inside(folder_of(artefact), path)) for path in sorted(artefact.files)]
     if not all(file.is_file() for _, file in members):
         raise Http404("The files of this artefact are no longer on the server.")
     root = f"{file_name(job.name)}-{file_name(artefact.name)}"

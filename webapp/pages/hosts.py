@@ -51,7 +51,7 @@ from webapp.jobs.lookup import JobCounts, counts_by_host, counts_of, devices_of,
 from webapp.jobs.models import Artefact, Attempt, Job, Measurement
 from webapp.jobs.services import job_create, job_submit
 from webapp.live.stream import live_context, page_or_regions
-from webapp.pages.add_host import LabelsForm, written
+from webapp.pages.add_host import LabelsForm, labels_text
 from webapp.pages.calibration import rows_of
 from webapp.pages.job_list import latest_at
 
@@ -172,7 +172,7 @@ def host_context(request: HttpRequest, host: Host) -> dict[str, Any]:
         "is_operator": is_operator,
         "proof": latest_proof(host),
         "refused": host.refused_messages.all()[:NUM_REFUSED] if is_operator else (),
-        "labels_form": LabelsForm(initial={"labels": written(host.labels)}),
+        "labels_form": LabelsForm(initial={"labels": labels_text(host.labels)}),
     }
     return context | live_context(request, [f"host:{host.pk}", "jobs"])
 
@@ -199,7 +199,7 @@ def event_words(event: Event) -> str:
 def _words_of_detail(event: Event) -> str:
     """Return the words that come from an event's detail, or "" if its kind is enough."""
     if event.kind == "host.labels":
-        return f"Labels: {written(event.detail['labels']) or 'none'}"
+        return f"Labels: {labels_text(event.detail['labels']) or 'none'}"
     if named := event.detail.get("environment"):
         return f"Environment {named}: {event.kind.rpartition('_')[2]} requested"
     return ""
@@ -450,7 +450,7 @@ def host_maintenance(request: HttpRequest, slug: str) -> HttpResponse:
 
 @require_POST
 def host_retire(request: HttpRequest, slug: str) -> HttpResponse:
-    """Retire a host for good."""
+    """Retire a host permanently."""
     return _take_out(request, slug, HostState.RETIRED, "is retired; enrol it again to use it")
 
 
@@ -517,10 +517,12 @@ def host_labels(request: HttpRequest, slug: str) -> HttpResponse:
     try:
         is_changed = labels_set(host=host, labels=labels, by=by, seen=seen)
     except Problem as problem:
-        messages.warning(request, f"{problem.detail} You had typed: {written(labels) or 'none'}.")
+        messages.warning(
+            request, f"{problem.detail} You had typed: {labels_text(labels) or 'none'}."
+        )
         return redirect("host-detail", slug)
     if is_changed:
-        text = written(labels) or "none"
+        text = labels_text(labels) or "none"
         messages.success(request, f"Labels of {host.name}: {text}. The prices apply from now on.")
     return redirect("host-detail", slug)
 

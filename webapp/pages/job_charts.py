@@ -119,8 +119,8 @@ def draw(
         job, [earlier.with_earlier_points(measured.get(name) or Series(name)) for name in metrics]
     )
     # Figures and predictions cover the whole job; under load, one point among several.
-    is_whole = not described.node_rank and not job.spec.get("load")
-    shown_figures = (figures or figures_of(job)) if is_whole else None
+    is_of_whole_job = not described.node_rank and not job.spec.get("load")
+    shown_figures = (figures or figures_of(job)) if is_of_whole_job else None
     return [
         _draw(
             chart, measured.get(chart.metric) or Series(chart.metric), earlier, span, shown_figures

@@ -47,7 +47,7 @@ class Row:
 @require_GET
 def job_list(request: HttpRequest) -> HttpResponse:
     """List the teams' jobs, newest first, filtered by the query string."""
-    keys = NewestFirst(filtered(request), "created_at", team_ids_of(request.user))
+    keys = NewestFirst(filtered_jobs(request), "created_at", team_ids_of(request.user))
     page = page_by_key(keys, _rows(), request.GET.get("page"), PAGE_SIZE)
     memberships = Membership.objects.filter(user__username=request.user.get_username())
     members = {row.team_id: row for row in memberships}
@@ -59,7 +59,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
         "rows": rows_of(page, members),
         "is_filtered": is_filtered,
         "is_empty": not is_filtered and not page.paginator.count,
-        "asked": request.GET,
+        "filters": request.GET,
         "without_page": query.urlencode(),
         "states": JobState.choices,
         "kinds": KIND_WORDS.items(),
@@ -70,7 +70,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
     return page_or_regions(request, "jobs/list.html", "jobs/_list.html", context)
 
 
-def filtered(request: HttpRequest) -> QuerySet[Job]:
+def filtered_jobs(request: HttpRequest) -> QuerySet[Job]:
     """Return the visible jobs that match the query string's filters."""
     filters = {name: request.GET.get(name, "").strip() for name in FILTERS}
     jobs = visible_jobs(request)

@@ -25,7 +25,13 @@ from webapp.jobs.calibration import as_read
 from webapp.jobs.endpoints import endpoint_of, key_shown_once
 from webapp.jobs.gangs import deciding_part
 from webapp.jobs.lookup import load_job
-from webapp.jobs.measured_figures import cards_of, figures_of, story_of, task_rows, unmeasured
+from webapp.jobs.measured_figures import (
+    cards_of,
+    figures_of,
+    story_of,
+    task_rows,
+    why_energy_unmeasured,
+)
 from webapp.jobs.models import FINAL_STATES, Artefact, Attempt, Job, JobState
 from webapp.jobs.permissions import allowed, job_for
 from webapp.jobs.points import operators_of, points_since, under_load
@@ -257,7 +263,7 @@ def overview_context(job: Job) -> dict[str, Any]:
         "won": won_words(job, job_figures),
         "endpoint": endpoint_of(job),
         "as_read": as_read(job),
-        "no_energy": unmeasured(job),
+        "no_energy": why_energy_unmeasured(job),
         "changes": before_after(job_figures),
         "load": under_load(job),
         "operators": operators_of(job),
@@ -371,7 +377,7 @@ def job_postmortem(request: HttpRequest, job_id: str) -> HttpResponse:
     context = job_context(request, job, TAB) | {"outcome": None}  # the tab itself shows it
     if has_postmortem(job):
         post_mortem = postmortem_of(job)
-        context["found"] = post_mortem
+        context["postmortem"] = post_mortem
         if post_mortem.memory and job.plan_id:
             context["replan_words"] = replan_words(post_mortem.memory.story)
     context["changes"] = _changes(job) if "changes" in request.GET else None

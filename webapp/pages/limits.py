@@ -141,7 +141,7 @@ QUESTIONS = (
 BY_KEY: dict[str, Question] = {question.key: question for question in QUESTIONS}
 
 
-def suited(goal: str) -> tuple[Question, ...]:
+def questions_for_goal(goal: str) -> tuple[Question, ...]:
     """Return the questions that apply to a goal."""
     return tuple(question for question in QUESTIONS if goal in question.goals)
 
@@ -494,7 +494,7 @@ def plan_panel(plan: Plan, question_key: str) -> dict[str, Any]:
     """Return the context of a plan's limits tab: applicable questions, and one answer."""
     if missing_step(plan.draft):
         return {"questions": (), "limit_problem": ""}
-    questions = suited(plan.draft["goal"]["goal"])
+    questions = questions_for_goal(plan.draft["goal"]["goal"])
     chosen = next((each for each in questions if each.key == question_key), None)
     panel: dict[str, Any] = {"questions": questions, "question": chosen}
     if chosen is None:

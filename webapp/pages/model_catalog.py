@@ -242,19 +242,19 @@ def all_rows() -> list[Row]:
     return [row_of(key, ratios) for key in TECHNIQUES]
 
 
-def row_of(key: str, kept: dict[str, KeptRatio]) -> Row:
+def row_of(key: str, stored_ratios: dict[str, KeptRatio]) -> Row:
     """Return the row of one technique: state, job, library and proofs."""
     ability, technique = ABILITIES.get(key), TECHNIQUES[key]
     return {
         "id": key,
         "title": technique.title,
-        "state": level_of(key, kept),
+        "state": level_of(key, stored_ratios),
         "headline": technique.headline,
         "job_kind": ability.job_kind if ability else "",
         "library": ability.library if ability else "",
         "version": ability.version if ability else "",
         "test": ability.test if ability else "",
-        "ratios": [_ratio(proof, ratio) for proof, ratio in evidence(key, kept)],
+        "ratios": [_ratio(proof, ratio) for proof, ratio in evidence(key, stored_ratios)],
     }
 
 

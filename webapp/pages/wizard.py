@@ -12,7 +12,7 @@ from webapp.core.display import whole
 from webapp.core.problems import Problem
 from webapp.modelhub.models import TeamModel
 from webapp.pages.compare import address_of
-from webapp.pages.datasets import taken
+from webapp.pages.datasets import upload_of_request
 from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute, stored_answer
@@ -54,7 +54,7 @@ from webapp.wizard.workload_forms import TRAINING_FORMS
 def plan_upload(request: HttpRequest, plan_id: str) -> HttpResponse:
     """Store the file, choose it in both training goals of the plan, and return to the step."""
     plan = changeable_plan(request, plan_id)
-    stored = taken(request, plan.team)
+    stored = upload_of_request(request, plan.team)
     if isinstance(stored, HttpResponse):
         return stored
     if stored is not None:

@@ -310,7 +310,9 @@ def frontier_of(answer: PlanAnswer, draft: PlanDraft) -> Frontier | None:
     points = [*dict.fromkeys(points)]
     if len({point[:2] for point in points}) < FEWEST_OF_A_CURVE:
         return None
-    drawing = drawn(points, (x_name, y_name), answer.searched.strategies, less_is_more=True)
+    drawing = draw_frontier(
+        points, (x_name, y_name), answer.searched.strategies, less_is_more=True
+    )
     looked_for = LOOKED_FOR[draft["goal"]["objective"]]
     return replace(drawing, decided=drawing.decided.format(looked_for=looked_for))
 
@@ -334,7 +336,7 @@ def front(points: Sequence[Point], *, less_is_more: bool) -> list[Point]:
     return sorted(optimal)
 
 
-def drawn(
+def draw_frontier(
     points: list[Point], names: tuple[str, str], searched: int, *, less_is_more: bool
 ) -> Frontier:
     """Return the drawing of points, the chosen one first."""
@@ -497,7 +499,7 @@ def _hourly(cluster: dict[str, Any] | None) -> list[str]:
         return []
     if device.price_usd_per_hour is None:
         return []
-    return [f"{money(device.price_usd_per_hour * spec.num_devices)} an hour in all"]
+    return [f"{money(device.price_usd_per_hour * spec.num_devices)} an hour in total"]
 
 
 # Replan a failed job with its measured memory need as a limit.

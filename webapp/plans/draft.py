@@ -2,7 +2,7 @@
 
 The forms in ``webapp/wizard/forms.py`` and ``workload_forms.py`` check each value before it is
 stored. A draft of an earlier version may lack keys: ``explanation.missing_step`` names the step,
-and ``explanation.completed`` fills it.
+and ``explanation.completed_draft`` fills it.
 """
 
 from collections.abc import Mapping

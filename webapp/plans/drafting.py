@@ -161,8 +161,8 @@ def _ref_of(known: Sequence[TeamModel], chosen: str) -> ArtefactModel | FolderMo
             return ref
     names = ", ".join(each.name for each in known) or "none"
     raise DraftProblem(
-        f"No such model of your team can draft for this one here; there is {names}. A draft "
-        "model must be on the same host and have the same tokenizer.",
+        f"The chosen draft model is not available for this model and host; available: {names}. A "
+        "draft model must be on the same host and have the same tokenizer.",
         "draft",
     )
 

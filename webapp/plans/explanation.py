@@ -425,7 +425,7 @@ def short_name(device_name: str) -> str:
 
 
 def workload_words(draft: PlanDraft) -> str:
-    """Return the workload in short."""
+    """Return the summary of the workload step, such as ``16 requests · 1,280 tokens each``."""
     goal = draft["goal"]["goal"]
     values = draft["workload"][goal]
     if goal == "serve":
@@ -506,7 +506,7 @@ def refuse_incomplete(draft: StoredDraft) -> None:
         )
 
 
-def completed(draft: StoredDraft, proposal: PlanDraft) -> dict[str, Any]:
+def completed_draft(draft: StoredDraft, proposal: PlanDraft) -> dict[str, Any]:
     """Return a draft with missing values filled from a proposal.
 
     An unknown goal counts as missing.

@@ -491,7 +491,8 @@ def with_adapters(spec: GenerateSpec, known: Sequence[NamedAdapter], chosen: str
     if not adapters:
         names = ", ".join(each.name for each in known) or "none"
         raise DraftProblem(
-            f"No adapter {chosen[:120]} was trained on this model by your team; there is {names}.",
+            f"No adapter {chosen[:120]} was trained on this model by your team; available: "
+            f"{names}.",
             "adapter",
         )
     return _validated(spec.model_dump() | {"adapters": adapters})

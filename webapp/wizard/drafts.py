@@ -24,7 +24,7 @@ from webapp.plans.draft import HardwareStep, ModelStep, PlanDraft
 from webapp.plans.explanation import (
     GOAL_WORDS,
     SLO_WORDS,
-    completed,
+    completed_draft,
     hardware_words,
     missing_step,
     model_words,
@@ -282,7 +282,7 @@ def _first_draft(team: Team, preset: str, model: TeamModel | None) -> PlanDraft:
 def proposals_fill(plan: Plan) -> Plan:
     """Fill each missing step of a plan's draft with a default, without saving it."""
     if missing_step(plan.draft):
-        plan.draft = completed(plan.draft, serve_draft(first_host(plan.team)))
+        plan.draft = completed_draft(plan.draft, serve_draft(first_host(plan.team)))
     return plan
 
 

@@ -127,8 +127,8 @@ def parse_config(text: str) -> dict[str, Any]:
         )
     if UNSTORABLE.search(json.dumps(config, ensure_ascii=False)):
         raise forms.ValidationError(
-            "config.json holds a NUL character or half of a surrogate pair. Paste the file as it "
-            "is published."
+            "config.json contains a NUL character or half of a surrogate pair. Paste the file as "
+            "it is published."
         )
     return config
 

@@ -113,7 +113,7 @@ def test_keys_from_the_environment_are_rotated_by_their_order(secret, team, monk
 
 def test_a_key_that_is_none_is_said_to_be(monkeypatch):
     monkeypatch.setenv(vault.VARIABLE, "no-key")
-    with pytest.raises(VaultError, match="Make one with"):
+    with pytest.raises(VaultError, match="Create a key with"):
         vault.seal("text")
 
 

@@ -36,7 +36,7 @@ def eventually(condition, timeout_s: float = 300.0):
 
 
 def is_alive(pid: int) -> bool:
-    return processes.started(pid) is not None
+    return processes.start_time_of(pid) is not None
 
 
 def wrote(path: Path, words: str) -> bool:

@@ -212,7 +212,7 @@ class Index:
 
     def record(self, *files: Path, key: str = HERE.key) -> None:
         rows = [PackageFile(file.name, installer.sha256_of(file)) for file in files]
-        installer.write(installer.LIST, installer.merged([], rows, key))
+        installer.write(installer.LIST, installer.merge_package_files([], rows, key))
 
     def install(self, name: str) -> None:
         python, log = self.venv / "bin" / "python", self.venv / "install.log"
@@ -345,7 +345,7 @@ def test_a_wheel_names_the_oldest_glibc_that_it_runs_on():
     not any(HERE.key in row.platforms for row in LISTED), reason="a platform without a list"
 )
 def test_the_list_covers_every_pinned_package_of_this_environment():
-    pinned = environment.pinned(environment.CONSTRAINTS.read_text())
+    pinned = environment.pinned_versions(environment.CONSTRAINTS.read_text())
     here = {
         re.sub(r"[-_.]+", "-", dist.name).lower(): dist.version.partition("+")[0]
         for dist in importlib.metadata.distributions()
@@ -357,7 +357,7 @@ def test_the_list_covers_every_pinned_package_of_this_environment():
 
 
 def test_every_row_of_the_list_is_of_a_pinned_version_and_has_a_digest():
-    pinned = environment.pinned(environment.CONSTRAINTS.read_text())
+    pinned = environment.pinned_versions(environment.CONSTRAINTS.read_text())
     for row in LISTED:
         assert len(bytes.fromhex(row.sha256)) == 32
         assert pinned.get(row.project) in {None, row.version.partition("+")[0]}, row.file

@@ -135,7 +135,7 @@ def test_a_record_that_cannot_be_read_means_no_leftovers(tmp_path):
 def test_a_zombie_counts_as_gone():
     child = subprocess.Popen([sys.executable, "-c", ""])
     try:
-        eventually(lambda: processes.started(child.pid) is None)
+        eventually(lambda: processes.start_time_of(child.pid) is None)
     finally:
         child.wait()
 

@@ -137,7 +137,7 @@ def test_the_dry_run_says_what_would_go_and_deletes_nothing(ended, capsys):
         call_command("prune", "--dry-run")
     told = capsys.readouterr().out
     assert "lines of logs" in told
-    assert "about, in all" in told
+    assert "in total (estimated)" in told
     assert (Event.objects.count(), AttemptEvent.objects.count()) == before
 
 

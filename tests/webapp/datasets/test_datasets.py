@@ -105,7 +105,7 @@ def test_a_table_is_kept_and_its_first_rows_are_shown(alice):
     page = client.post(
         "/data/upload/", {"file": upload(written.getvalue(), "t.parquet")}, follow=True
     )
-    assert "t.parquet is here: 9 records" in page.content.decode()
+    assert "t.parquet is uploaded: 9 records" in page.content.decode()
     assert Dataset.objects.get().format == "text"
 
 

@@ -21,7 +21,7 @@ from tests.webapp.conftest import (
 from webapp.agents.heartbeats import host_beat
 from webapp.audit.models import Event
 from webapp.core.problems import BusyProblem, ConflictProblem, InvalidProblem
-from webapp.hosts.epoch import epoch, epoch_advance, epoch_raise, is_restored, shown
+from webapp.hosts.epoch import epoch, epoch_advance, epoch_raise, epoch_with_proof, is_restored
 from webapp.hosts.health import health_of, open_checks
 from webapp.hosts.machines import cluster_for_host, device_for_host
 from webapp.hosts.models import EnrolmentToken, Epoch, Host
@@ -275,7 +275,7 @@ def restore(number: int = 1) -> None:
 
 
 def test_every_beat_takes_the_epoch_home_which_revoking_and_enrolling_raise(host):
-    assert beat(host).epoch == shown(epoch().number)
+    assert beat(host).epoch == epoch_with_proof(epoch().number)
     before = epoch().number
     credential_revoke(host=host, by="olga")
     enrol(host.team, name="Next")
@@ -283,7 +283,7 @@ def test_every_beat_takes_the_epoch_home_which_revoking_and_enrolling_raise(host
 
 
 def test_a_host_that_saw_more_tells_that_this_is_a_backup(host):
-    seen = shown(9)
+    seen = epoch_with_proof(9)
     restore()
     for _ in range(3):
         beat(host, seen)
@@ -297,39 +297,39 @@ def test_a_host_that_made_an_epoch_up_or_saw_no_more_is_no_sign(host):
     host.refresh_from_db()
     assert host.epoch_seen == 0
     epoch_advance()
-    beat(host, shown(epoch().number))
-    beat(host, shown(1))
+    beat(host, epoch_with_proof(epoch().number))
+    beat(host, epoch_with_proof(1))
     assert not is_restored()
 
 
 def test_a_backup_starts_nothing(draft, host):
     restore()
-    beat(host, shown(9))
+    beat(host, epoch_with_proof(9))
     job = job_submit(job=draft, by="alice")
     assert not Attempt.objects.filter(job=job).exists()
-    assert beat(host, shown(9)).wanted == ()
+    assert beat(host, epoch_with_proof(9)).wanted == ()
 
 
 def test_a_backup_gives_no_spec_says_so_and_goes_on_once_it_was_raised(job, host, alice):
     restore()
-    beat(host, shown(9))
-    assert beat(host, shown(9)).wanted == ()
+    beat(host, epoch_with_proof(9))
+    assert beat(host, epoch_with_proof(9)).wanted == ()
     with pytest.raises(BusyProblem, match="epoch raise"):
         claim(job.current_attempt)
     assert "Restored from a backup: nothing starts" in client_of(alice).get("/").content.decode()
     epoch_raise(by="root")
-    reply = beat(host, shown(9))
+    reply = beat(host, epoch_with_proof(9))
     assert [each.attempt_id for each in reply.wanted] == [job.current_attempt_id]
-    assert reply.epoch == shown(10)
+    assert reply.epoch == epoch_with_proof(10)
 
 
 def test_a_credential_that_was_revoked_after_the_backup_does_not_come_back(team):
     honest, _ = enrol(team, name="Honest")
     stolen, credential = enrol(team, name="Stolen")
     kept = Host.objects.get(pk=stolen.pk)
-    seen_before = shown(epoch().number)
+    seen_before = epoch_with_proof(epoch().number)
     credential_revoke(host=stolen, by="olga")
-    seen_after = shown(epoch().number)
+    seen_after = epoch_with_proof(epoch().number)
     restore(number=seen_before.number)
     kept.save()
     assert (
@@ -348,7 +348,7 @@ def test_sessions_and_unused_tokens_end_with_a_backup_alone(host, alice, team):
     client_of(alice)
     token_create(team=team, by=None, name="Old")
     restore()
-    beat(host, shown(9))
+    beat(host, epoch_with_proof(9))
     epoch_raise(by="root")
     assert not Session.objects.exists()
     assert not EnrolmentToken.objects.filter(used_at=None, revoked_at=None).exists()
@@ -356,7 +356,7 @@ def test_sessions_and_unused_tokens_end_with_a_backup_alone(host, alice, team):
 
 def test_the_command_says_where_the_site_stands(host, capsys):
     restore()
-    beat(host, shown(9))
+    beat(host, epoch_with_proof(9))
     call_command("epoch", "show")
     assert "1 hosts have seen 9" in capsys.readouterr().out
     call_command("epoch", "raise")

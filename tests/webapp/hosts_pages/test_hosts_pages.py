@@ -248,7 +248,7 @@ def test_a_cordon_needs_a_reason_of_a_host_of_ones_own(olga, device, enrolled):
     assert "reason is empty" in press(olga, device, "cordon", reason="  ")
     device.refresh_from_db()
     assert device.cordoned_at is None
-    with pytest.raises(InvalidProblem, match="201 characters; at most 200"):
+    with pytest.raises(InvalidProblem, match="201 characters; the limit is 200"):
         device_cordon(device=device, by="olga", reason="x" * 201)
     device_uncordon(device=device, by="olga")
     assert not Event.objects.filter(kind="device.uncordoned").exists()

@@ -286,7 +286,7 @@ def test_each_host_has_a_chart_of_its_own_points_before_the_predicted_terms(star
     assert "Memory of Box 3 against prediction" in text
     assert [f'id="figure-memory-timeline-{rank}"' in text for rank in range(3)] == [True] * 3
     assert text.count('class="layer term-activations"') == 3
-    found = client_of(alice).get(f"/jobs/{starved_gang.pk}/post-mortem/").context["found"]
+    found = client_of(alice).get(f"/jobs/{starved_gang.pk}/post-mortem/").context["postmortem"]
     tops = [max(part.figure["data"][-1]["y"]) for part in (found.memory, *found.other_memory)]
     assert tops == [15.0, 10.0, 9.0]
 

@@ -10,7 +10,14 @@ from tests.planner.asking import LLAMA_70B, SERVE, document
 from tests.webapp.conftest import client_of
 from webapp.core.display import NBSP, THIN, TIMES
 from webapp.hosts.models import Host
-from webapp.pages.limits import QUESTIONS, _failure_sentence, _reason, shown, suited, value_words
+from webapp.pages.limits import (
+    QUESTIONS,
+    _failure_sentence,
+    _reason,
+    questions_for_goal,
+    shown,
+    value_words,
+)
 from webapp.plans.models import Plan
 from webapp.wizard.drafts import GOALS, serve_draft
 
@@ -166,11 +173,13 @@ def test_it_offers_the_questions_of_its_work_unanswered_and_nothing_to_another_t
     assert client_of(charlie).get(f"/plans/{plan.pk}/limits/").status_code == 404
 
     for goal in GOALS:
-        assert suited(goal) == tuple(each for each in QUESTIONS if goal in each.goals), goal
+        assert questions_for_goal(goal) == tuple(
+            each for each in QUESTIONS if goal in each.goals
+        ), goal
 
 
 def test_it_answers_a_question_for_its_own_draft_if_it_suits_it(alice, plan):
-    for question in [each.key for each in suited("serve")]:
+    for question in [each.key for each in questions_for_goal("serve")]:
         page = tab(alice, plan, question)
         assert 'aria-label="Answer"' in page, question
         assert 'aria-current="true"' in page, question

@@ -16,7 +16,7 @@ from webapp.plans.alternatives import (
     _steps,
     columns_for,
     comparison,
-    drawn,
+    draw_frontier,
     front,
     frontier_of,
     inapplicable,
@@ -229,7 +229,7 @@ def test_a_chosen_one_below_the_front_says_what_else_decided():
             Point(2.0, 2.0, "b", loss),
             Point(3.0, 1.5, "c", loss),
         ]
-        frontier = drawn(points, ("x", "y"), 3, less_is_more=False)
+        frontier = draw_frontier(points, ("x", "y"), 3, less_is_more=False)
         assert frontier.words.endswith(f"the chosen one lies {where}"), loss
         assert frontier.decided.endswith(decided), loss
         assert bool(frontier.good_path) is (loss > 0), loss
@@ -338,7 +338,7 @@ def test_lifting_a_target_is_not_offered_as_a_way_to_meet_it():
 def test_a_change_of_hardware_says_what_all_of_it_costs_an_hour():
     answer = answer_of("meta-llama/Llama-3.1-70B", engine="vllm", pins={"weight_dtype": "bf16"})
     [eight, *_] = chips_of(answer, draft_of())
-    assert eight.effect.endswith("3.72\N{NO-BREAK SPACE}$ an hour in all")
+    assert eight.effect.endswith("3.72\N{NO-BREAK SPACE}$ an hour in total")
 
 
 def test_a_smaller_workload_is_named_as_the_form_names_it_with_what_it_is_now():

@@ -12,7 +12,7 @@ from tests.plugins.extent import combinations
 from tests.webapp.answers import fresh
 from tests.webapp.conftest import client_of
 from webapp.modelhub.models import demo_config
-from webapp.plans.explanation import DraftProblem, completed, missing_step, refuse_incomplete
+from webapp.plans.explanation import DraftProblem, completed_draft, missing_step, refuse_incomplete
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, plan_compute, plan_keep
 from webapp.wizard.drafts import GOALS, SLUGS, serve_draft
@@ -240,7 +240,7 @@ def test_a_refusal_names_the_step_that_a_draft_lacks():
 def test_what_a_draft_has_stays_when_it_is_completed():
     own = {"goal": {"goal": "generate"}, "workload": {"generate": {"batch_size": 7}}}
 
-    found = completed(own, WHOLE)
+    found = completed_draft(own, WHOLE)
 
     shown = {"objective": "balanced", "slo": "chat", "percentile": "p95"}
     assert found["goal"] == {"goal": "generate", **shown}

@@ -89,9 +89,13 @@ def _outside_redis(url: str) -> Finding:
             nobody.ping()
         except redis.RedisError:
             return Finding(
-                "Redis", is_well=True, words=f"{broker.shown(url)}, closed to strangers"
+                "Redis",
+                is_well=True,
+                words=f"{broker.url_without_password(url)}, closed to strangers",
             )
-    words = f"{broker.shown(url)} lets in whoever reaches it; close its default user: "
+    words = (
+        f"{broker.url_without_password(url)} lets in whoever reaches it; close its default user: "
+    )
     return Finding("Redis", is_well=False, words=words + CLOSE_DEFAULT)
 
 

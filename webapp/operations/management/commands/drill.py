@@ -16,7 +16,7 @@ from webapp.jobs.services import job_create, job_submit
 class Command(BaseCommand):
     """Queue drills on one host; the server must allow them (``SLIPWAY_DRILLS=1``)."""
 
-    help = "Queue drills on a host: short jobs without a model that end as asked."
+    help = "Queue drills on a host: short jobs without a model that end in a requested way."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the host and the fields of a drill."""

@@ -17,8 +17,12 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the action and the retention days of each kind of data."""
         action = parser.add_mutually_exclusive_group(required=True)
-        action.add_argument("--dry-run", action="store_true", help="only say what would go")
-        action.add_argument("--yes", action="store_true", help="delete it")
+        action.add_argument(
+            "--dry-run", action="store_true", help="only show what would be deleted"
+        )
+        action.add_argument(
+            "--yes", action="store_true", help="delete what is older than its lifetime"
+        )
         for name, days in Lifetimes()._asdict().items():
             words = f"days after which {name} are old (default: {days})"
             parser.add_argument(f"--{name}-days", type=int, default=days, help=words)
@@ -32,7 +36,9 @@ class Command(BaseCommand):
         old_heaps = heaps(lifetimes)
         for heap in old_heaps:
             self.stdout.write(line(f"{heap.num_things:,}", heap.num_bytes, heap.name))
-        self.stdout.write(line("", sum(heap.num_bytes for heap in old_heaps), "about, in all"))
+        self.stdout.write(
+            line("", sum(heap.num_bytes for heap in old_heaps), "in total (estimated)")
+        )
         if options["yes"]:
             self._remove([heap for heap in old_heaps if heap.num_things])
 

@@ -39,7 +39,10 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         self.stdout.write(f"Restored the backup of {made}.")
         if aside:
-            self.stdout.write(f"What was there is kept in {aside}; delete it when all is well.")
+            self.stdout.write(
+                f"What was there is kept in {aside}; delete it once you have checked the restored "
+                "site."
+            )
         if not manifest.has_artefacts:
             self.stdout.write("It has no artefacts: models that jobs made cannot be downloaded.")
         self.stdout.write("Start the site with `python3 manage.py up`.")
