@@ -164,7 +164,7 @@ def _append(file: UploadFile, offset: int, body: Readable) -> int:
                 sink.truncate(offset)
                 raise TooLargeProblem(
                     "part_too_large",
-                    f"The part is longer than the {limit} bytes that may follow byte {offset}; send fewer.",
+                    f"The part is longer than {limit} bytes, the limit at byte {offset}.",
                 )
             sink.write(piece)
     return written

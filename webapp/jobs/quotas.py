@@ -229,7 +229,7 @@ def limit_sentences(team: Team, owner_id: int | None) -> list[str]:
         )
     queued = Job.objects.filter(owner=owner_id, state=JobState.QUEUED, deleted_at=None)
     sentences.append(
-        f"{queued.count()} of your {quota.max_queued_per_user} places in queues taken"
+        f"you have {queued.count()} of at most {quota.max_queued_per_user} queued jobs"
     )
     return sentences
 

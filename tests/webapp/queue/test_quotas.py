@@ -34,7 +34,7 @@ def use(hours: float) -> None:
 
 
 def test_without_a_quota_only_places_in_queues_are_limited(team, alice):
-    assert limit_sentences(team, alice.pk) == ["0 of your 100 places in queues taken"]
+    assert limit_sentences(team, alice.pk) == ["you have 0 of at most 100 queued jobs"]
 
 
 def test_a_job_of_more_devices_than_ever_allowed_is_refused(submit, node_a, quota):
