@@ -165,6 +165,7 @@ LIMITS = {
     "burst": "1 to 12 rising numbers of requests from 1 to 1024",
 }
 COUNTS = {"requests": ("requests_per_repetition", 100_000), "repetitions": ("repetitions", 20)}
+LABELS = {"requests": "Requests per repetition", "repetitions": "Repetitions"}
 CURVE = "under_load"  # key of the load curve in a job's prediction
 CURVE_FIGURES = ("tokens_per_second", "ttft_seconds", "tpot_seconds")
 BETWEEN = 16  # points of the curve between the measured ones
@@ -187,7 +188,9 @@ def measuring_of(posted: Mapping[str, str], *, is_load: bool) -> Measuring:
         return Measuring(profile=bool(posted.get("profile")))
     kind = posted.get("arrivals", "closed")
     if kind not in FIELDS:
-        raise InvalidProblem("arrivals", f"“Arrivals” is {kind[:20]}; choose one of the list.")
+        raise InvalidProblem(
+            "arrivals", f"“Arrivals” is {kind[:20]}; it can be {' or '.join(FIELDS)}."
+        )
     counts = {field: _count(posted, name, most) for name, (field, most) in COUNTS.items()}
     points = _points(posted.get("points", ""), kind)
     try:
@@ -202,7 +205,7 @@ def measuring_of(posted: Mapping[str, str], *, is_load: bool) -> Measuring:
 def _count(posted: Mapping[str, str], name: str, most: int) -> int:
     text = posted.get(name, "").strip()
     if not text.isdecimal() or not 1 <= int(text) <= most:
-        raise InvalidProblem(name, f"“{name.capitalize()}” is {text[:20]}; it can be 1 to {most}.")
+        raise InvalidProblem(name, f"“{LABELS[name]}” is {text[:20]}; it can be 1 to {most}.")
     return int(text)
 
 
@@ -217,7 +220,7 @@ def _points(text: str, kind: str) -> list[float]:
 
 
 def _bad_points(text: str, kind: str) -> InvalidProblem:
-    return InvalidProblem("points", f"“Points” are {text[:60]}; give {LIMITS[kind]}.")
+    return InvalidProblem("points", f"“Load levels” is {text[:60]}; give {LIMITS[kind]}.")
 
 
 def usual_points(concurrency: int) -> str:

@@ -237,8 +237,8 @@ def train_spec(
             )
     elif not isinstance(model, DemoModel):
         raise DraftProblem(
-            "Only the demo model can be pre-trained from scratch. Choose it, or "
-            "fine-tune a model that is on the host.",
+            "Only the demo model can be pre-trained from scratch. Choose the demo model, or the "
+            "goal “Fine-tune” with a model on the host.",
             "source",
         )
     fields = {"model": model, **_train_fields(values, best)}

@@ -370,7 +370,7 @@ def test_only_other_models_of_the_same_host_and_tokens_guess(generation, small, 
 def test_a_guessing_model_that_is_not_offered_or_does_not_go_with_the_rest_is_refused(
     generation, trained, small
 ):
-    with pytest.raises(DraftProblem, match="there is small one") as caught:
+    with pytest.raises(DraftProblem, match="available: small one") as caught:
         launch_of(generation, draft=str(trained.pk))
     assert caught.value.field == "draft"
 

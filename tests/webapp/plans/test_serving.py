@@ -380,14 +380,14 @@ def test_the_form_says_who_asks_and_how_often():
 
 def test_what_cannot_be_measured_is_refused_with_the_limits():
     for changes, words in [
-        ({"points": "4, 2"}, "“Points” are 4, 2; give 1 to 12 rising numbers of clients"),
-        ({"points": "many"}, "“Points” are many"),
-        ({"points": "nan"}, "“Points” are nan"),
-        ({"points": ""}, "“Points” are ; give"),
-        ({"points": "1.5"}, "“Points” are 1.5"),
+        ({"points": "4, 2"}, "“Load levels” is 4, 2; give 1 to 12 rising numbers of clients"),
+        ({"points": "many"}, "“Load levels” is many"),
+        ({"points": "nan"}, "“Load levels” is nan"),
+        ({"points": ""}, "“Load levels” is ; give"),
+        ({"points": "1.5"}, "“Load levels” is 1.5"),
         ({"points": "0", "arrivals": "open"}, "requests a second above 0"),
         ({"arrivals": "flood"}, "“Arrivals” is flood"),
-        ({"requests": "0"}, "“Requests” is 0; it can be 1 to 100000"),
+        ({"requests": "0"}, "“Requests per repetition” is 0; it can be 1 to 100000"),
         ({"repetitions": "99"}, "“Repetitions” is 99; it can be 1 to 20"),
     ]:
         with pytest.raises(InvalidProblem, match=words):
@@ -440,7 +440,7 @@ def test_the_review_page_launches_it(plan, alice):
 def test_a_ticked_box_profiles_the_plain_measurement_and_bad_points_go_back(plan, alice):
     posted = {**POSTED, "points": "9, 3", "go": "load"}
     page = client_of(alice).post(f"/plans/{plan.pk}/launch/", posted, follow=True)
-    assert "“Points” are 9, 3" in page.content.decode()
+    assert "“Load levels” is 9, 3" in page.content.decode()
     assert not Job.objects.exists()
 
     client_of(alice).post(f"/plans/{plan.pk}/launch/", {"go": "launch", "profile": "1"})
