@@ -487,25 +487,28 @@ def unified_memory(device: DeviceSpec) -> UnifiedMemory | None:
             usable = visible - min(NVIDIA_SYSTEM_BYTES, (1 - NVIDIA_VISIBLE) * whole)
             return UnifiedMemory(visible, usable, usable)
         case "AMD":
-            usable = AMD_FIRMWARE_SHARE * whole
-            return UnifiedMemory(
-                visible_bytes=usable,
-                usable_bytes=usable,
-                assured_bytes=AMD_DEFAULT_SHARE * whole,
+            return _driver_limited_memory(
+                AMD_FIRMWARE_SHARE * whole,
+                AMD_DEFAULT_SHARE * whole,
                 otherwise="with Linux's default GTT",
                 advice="a larger ttm.pages_limit, or memory reserved in the firmware",
             )
         case "Intel":
-            usable = INTEL_SHARE * whole
-            return UnifiedMemory(
-                visible_bytes=usable,
-                usable_bytes=usable,
-                assured_bytes=INTEL_OLD_SHARE * whole,
+            return _driver_limited_memory(
+                INTEL_SHARE * whole,
+                INTEL_OLD_SHARE * whole,
                 otherwise="with drivers before 2025",
                 advice="a newer graphics driver",
             )
         case _:
             return None
+
+
+def _driver_limited_memory(
+    usable_bytes: float, assured_bytes: float, *, otherwise: str, advice: str
+) -> UnifiedMemory:
+    """Return the limits of a GPU that sees only the bytes that its driver lets it use."""
+    return UnifiedMemory(usable_bytes, usable_bytes, assured_bytes, otherwise, advice)
 
 
 # The device of a host: as its datasheet states it, and as its measured rates make it.

@@ -31,10 +31,14 @@ NUMBER = re.compile(r"\d+")
 
 
 class CapturedGraphs(Spec):
-    """CUDA graphs of a release: sizes up to ``most_tokens``, in one mode or two.
+    """The CUDA graphs that a release captures at its start, and their bytes on one device.
 
-    Sizes are 1, 2, 4 and multiples of 8, of 16 from ``coarse_from`` on. ``in_budget`` graphs count
-    in the share of memory that the engine is started with; others come on top of it.
+    A graph is captured for batches of 1, 2 and 4 tokens and each multiple of 8 up to
+    ``most_tokens``; from ``coarse_from`` tokens on, each multiple of 16. With one mode, graphs of
+    mixed batches are captured; with two ``modes`` also those of decode steps. A graph has
+    ``bytes_per_layer``, or ``collective_bytes_per_layer`` where NCCL does the all-reduces.
+    ``in_budget``: graphs are part of the memory share that the engine is started with, such as
+    vLLM's ``gpu_memory_utilization``; otherwise they come on top of it.
     """
 
     modes: int
@@ -46,7 +50,13 @@ class CapturedGraphs(Spec):
 
 
 class Engine(Spec):
-    """One engine on one device kind: shares of published peaks, seconds, counts, defaults."""
+    """The planner's figures for one engine on one kind of device.
+
+    ``*_efficiency`` are shares of the device's published peaks, ``*_s`` seconds, ``*_bytes`` bytes
+    of one device. Other fields are the engine's defaults, and how it allocates memory.
+
+    Source: ``data/engines.toml``, which cites each figure.
+    """
 
     key: str
     title: str

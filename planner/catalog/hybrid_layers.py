@@ -361,9 +361,9 @@ def lightning_attention(reader: ConfigReader, count: int) -> RecurrentLayers:
 def kimi_delta(reader: ConfigReader, count: int) -> RecurrentLayers:
     """Return Kimi delta-attention layers: a delta net with a decay per channel."""
     own = reader.inside("linear_attn_config")
-    heads = own.optional("num_heads") or reader.positive("linear_num_heads")
-    dim = own.optional("head_dim") or reader.positive("linear_head_dim")
-    kernel = own.optional("short_conv_kernel_size") or reader.positive("linear_conv_kernel_dim")
+    heads = _kimi_delta_size(reader, own, "num_heads", "linear_num_heads")
+    dim = _kimi_delta_size(reader, own, "head_dim", "linear_head_dim")
+    kernel = _kimi_delta_size(reader, own, "short_conv_kernel_size", "linear_conv_kernel_dim")
     hidden, width = reader.integer("hidden_size"), heads * dim
     low_rank = hidden * dim + dim * width
     gate = hidden * width if own.flag("use_full_rank_gate", default=False) else low_rank
@@ -376,6 +376,20 @@ def kimi_delta(reader: ConfigReader, count: int) -> RecurrentLayers:
         decay_and_gate=low_rank + gate,
         decay_biases=width,
     )
+
+
+def _kimi_delta_size(reader: ConfigReader, own: Fields, name: str, flat_name: str) -> int:
+    """Return a size of delta-attention layers, from ``linear_attn_config`` or the flat fields.
+
+    Raises:
+        BadConfigError: the size is missing or 0; the message names the field of the object that
+            the config has.
+    """
+    if size := own.optional(name):
+        return size
+    if own.config and not reader.has(flat_name):
+        return own.positive(name)
+    return reader.positive(flat_name)
 
 
 def short_convolution(reader: ConfigReader, count: int) -> RecurrentLayers:

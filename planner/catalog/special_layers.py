@@ -133,13 +133,24 @@ def minimax_m3(reader: ConfigReader) -> tuple[LayerGroup, ...]:
 
 
 def kimi_linear(reader: ConfigReader) -> tuple[LayerGroup, ...]:
-    """Return delta-attention and latent-attention layers."""
+    """Return delta-attention and latent-attention layers.
+
+    Their number is that of ``linear_attn_config.kda_layers``, or of the "linear_attention" entries
+    of ``layer_types`` if that list is empty or absent.
+
+    Raises:
+        BadConfigError: one of the lists does not fit the number of layers.
+    """
     layers = reader.integer("num_hidden_layers")
-    named = reader.listed("layer_types")
-    listed = reader.inside("linear_attn_config").items("kda_layers")
-    recurrent = len(listed) or named.count("linear_attention")
-    if recurrent > layers:
-        raise reader.refusal("linear_attn_config", len(listed), f"at most the {layers} layers")
+    layer_types = reader.listed("layer_types")
+    kda_layers = reader.inside("linear_attn_config").items("kda_layers")
+    if len(kda_layers) > layers:
+        raise BadConfigError(
+            f"linear_attn_config.kda_layers has {len(kda_layers)} entries, but the model has "
+            f"{layers} layers: list each delta-attention layer once",
+            "model.linear_attn_config.kda_layers",
+        )
+    recurrent = len(kda_layers) or layer_types.count("linear_attention")
     if not recurrent or recurrent == layers:
         uniform = kimi_delta(reader, layers) if recurrent else _kimi_latent(reader, layers)
         return (uniform,)

@@ -319,7 +319,7 @@ def page_pool(groups: tuple[LayerGroup, ...]) -> PagePool | None:
     shared = _layers_per_block(tuples)
     window = compressed[0].window
     blocks, per_token = 0.0, 0.0
-    for count, kept, size in (
+    for count, cached_tokens, size in (
         (windowed, window, WINDOW_BLOCK),
         *(
             (
@@ -331,7 +331,7 @@ def page_pool(groups: tuple[LayerGroup, ...]) -> PagePool | None:
         ),
     ):
         pools = ceil(count / shared)
-        blocks += pools * (ceil(kept / size) + 1)
+        blocks += pools * (ceil(cached_tokens / size) + 1)
         per_token += pools / size
     index = next((group for group in groups if isinstance(group, IndexLayers)), None)
     keys = POOL_BLOCK_TOKENS / index.ratio * (index.head_dim + INDEX_SCALE_BYTES) if index else 0.0

@@ -227,14 +227,14 @@ class ParameterCounts:
     experts_of_images: int = 0
 
     @property
-    def attention(self) -> int:
+    def attention_weights(self) -> int:
         """Return the linear weights of attention."""
         return self.query_output + self.key_value + self.replicated
 
     @property
     def layer_linear(self) -> int:
         """Return the linear weights of the layers, which quantisation applies to."""
-        return self.attention + self.feed_forward + self.experts
+        return self.attention_weights + self.feed_forward + self.experts
 
     @property
     def total(self) -> int:

@@ -264,10 +264,10 @@ class Line:
     origin: Origin = field(default_factory=Origin)
 
 
-def calibrated(text: str) -> str:
+def with_calibration_factor(text: str) -> str:
     """Return an equation with the calibration factor before its right-hand side.
 
-    >>> calibrated("t = S/B + l for n > 1")
+    >>> with_calibration_factor("t = S/B + l for n > 1")
     't = k · (S/B + l) for n > 1'
     """
     left, _, right = text.partition(" = ")
@@ -291,7 +291,7 @@ class Ledger:
         values: dict[str, Quantity] = dict(kwargs)  # type: ignore[arg-type]  # formulas take quantities only
         text = formula.text
         if line.factor != 1.0:
-            text = calibrated(text)
+            text = with_calibration_factor(text)
             values["calibration_factor"] = line.factor
         self.entries.append(
             Entry(

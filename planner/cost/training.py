@@ -550,19 +550,19 @@ class SavedTensors:
     inputs: bool = True
 
 
-def hidden_tensors(model: ModelSpec, kept: SavedTensors) -> int:
+def hidden_tensors(model: ModelSpec, saved: SavedTensors) -> int:
     """Return the number of residual-sized tensors that a layer saves."""
-    wide = kept.wide_norms and model.norm == "rmsnorm"
+    wide = saved.wide_norms and model.norm == "rmsnorm"
     each = WIDE_NORM_TENSORS if wide else NORM_TENSORS
-    if kept.inputs:
+    if saved.inputs:
         return model.norms_per_layer * each
     return model.norms_per_layer * each // 2 + 1
 
 
-def feed_forward_elements_per_token(model: ModelSpec, kept: SavedTensors) -> int:
+def feed_forward_elements_per_token(model: ModelSpec, saved: SavedTensors) -> int:
     """Return the saved elements per token of a feed-forward block, over its active experts."""
     tensors = GATED_FFN_TENSORS if model.gated_mlp else PLAIN_FFN_TENSORS
-    return (tensors if kept.inputs else tensors - 1) * widest_feed_forward(model)
+    return (tensors if saved.inputs else tensors - 1) * widest_feed_forward(model)
 
 
 def operand_elements_per_token(model: ModelSpec, tensor_parallel_size: Quantity) -> Quantity:

@@ -59,13 +59,13 @@ def method_notes(case: ExportCase) -> Notes:
     return ()
 
 
-def layout_notes(case: ExportCase, said: frozenset[str], title: str) -> Notes:
+def layout_notes(case: ExportCase, expressible: frozenset[str], title: str) -> Notes:
     """Return notes on the parallel sizes that a format cannot express."""
     axes = ("tensor", "pipeline", "context", "expert")
     parallel_sizes = [f"{axis} parallel {case.size(axis)}" for axis in axes if case.size(axis) > 1]
-    missing = [size for size in parallel_sizes if size.split()[0] not in said]
+    missing = [size for size in parallel_sizes if size.split()[0] not in expressible]
     notes = [f"{title} does not say {', '.join(missing)}: the script must"] if missing else []
-    if is_uneven(case) and "layers" not in said:
+    if is_uneven(case) and "layers" not in expressible:
         shown = ", ".join(str(layers) for layers in case.plan.memory.per_stage_layers or ())
         notes.append(f"the stages hold {shown} layers: {title} splits them evenly by default")
     return tuple(notes)

@@ -58,7 +58,10 @@ def _layout(case: ExportCase) -> list[str]:
 
 
 def replicas_per_node(case: ExportCase) -> int:
-    """Return the whole replicas per node of several; 0 if one replica spans nodes."""
+    """Return how many whole data-parallel replicas run on each node.
+
+    The result is 0 if one replica spans nodes, or if there is only one replica.
+    """
     replica = case.size("tensor") * case.size("pipeline")
     replicas = case.size("data") * case.attention_ranks
     return case.devices_per_node // replica if replicas > 1 else 0

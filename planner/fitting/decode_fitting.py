@@ -20,6 +20,7 @@ from planner.fitting.evidence import (
     inference_request,
     leave_one_group_out,
     number,
+    round_factor,
     speed_rows,
 )
 from planner.fitting.serving_model import PART_BY_NAME
@@ -248,22 +249,16 @@ def fitted(cases: Sequence[StreamCase], target: StreamCase) -> Columns:
 
 COVERED = 0.8
 Z_80 = 1.2816
-DIGITS = 4
 MIN_ROWS = 10
 PASSES = ("decode", "prefill")
 # GPUs left out as a whole, to represent unmeasured GPUs.
 KEPT_APART = ("l40s", "rtx-6000-ada")
 
 
-def rounded(value: float) -> float:
-    """Return a factor rounded to its significant digits."""
-    return float(f"{value:.{DIGITS}g}")
-
-
 def named(group: str, factors: Columns) -> dict[str, float]:
     """Return the factors that differ from 1, by the part that they multiply."""
     pairs = zip(PARTS, factors, strict=True)
-    return {f"{group}_{part}": rounded(float(value)) for part, value in pairs if value != 1.0}
+    return {f"{group}_{part}": round_factor(float(value)) for part, value in pairs if value != 1.0}
 
 
 def engine_factors(cases: Sequence[StreamCase]) -> dict[str, dict[str, float]]:
@@ -299,7 +294,7 @@ def common_factors(cases: Sequence[StreamCase]) -> dict[str, dict[str, float]]:
 
 def filled(
     factors: dict[str, float],
-    found: dict[str, dict[str, float]],
+    factors_by_kind: dict[str, dict[str, float]],
     cases: Sequence[StreamCase],
     place: str,
 ) -> dict[str, float]:
@@ -308,7 +303,7 @@ def filled(
     passes = {name.partition("_")[0] for name in factors}
     missing = {
         name: value
-        for name, value in found.get(kind, {}).items()
+        for name, value in factors_by_kind.get(kind, {}).items()
         if name.partition("_")[0] not in passes
     }
     return dict(sorted({**missing, **factors}.items()))
@@ -359,7 +354,7 @@ def source_of(case: StreamCase) -> str:
 def spread_of(errors: Sequence[float]) -> float:
     """Return the log spread whose 80 % interval covers four fifths of these errors."""
     log_error = float(np.quantile(np.abs(np.log1p(errors)), COVERED))
-    return rounded(log_error / Z_80)
+    return round_factor(log_error / Z_80)
 
 
 def build_stream_factors() -> dict[str, dict[str, Any]]:

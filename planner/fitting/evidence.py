@@ -98,7 +98,17 @@ COUNTS = {
 }
 HALVES = {"bf16", "fp16"}
 EIGHT_BIT = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "nvfp4"}
+DIGITS = 4  # significant digits of stored factors and spreads
 DTYPES = {"optimizer_dtype": "optimizer_dtype", "gradient_dtype": "gradient_dtype"}
+
+
+def round_factor(value: float) -> float:
+    """Return a value rounded to the significant digits of stored factors and spreads.
+
+    >>> round_factor(0.123456)
+    0.1235
+    """
+    return float(f"{value:.{DIGITS}g}")
 
 
 @cache

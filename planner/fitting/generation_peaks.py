@@ -15,9 +15,10 @@ from planner.fitting.evidence import (
     leave_one_group_out,
     model_named,
     number,
+    round_factor,
     table,
 )
-from planner.fitting.left_out import DIGITS, LeftOut, Verdict, spread_of
+from planner.fitting.left_out import LeftOut, Verdict, spread_of
 from planner.fitting.serving_factors import SEEN, UNSEEN
 from planner.specs.base import JsonObject
 from planner.specs.estimate import ErrorClass, EstimateRequest
@@ -184,7 +185,7 @@ def left_out_generation(
                     case.source,
                     part,
                     case.measured_bytes,
-                    float(f"{peak:.{DIGITS}g}"),
+                    round_factor(peak),
                 )
             )
     return predictions, verdicts
@@ -194,7 +195,7 @@ def generation_factors(rows: Sequence[LeftOut]) -> dict[str, dict[str, Any]]:
     """Return every engine's fields for generation peaks."""
     peaks = [row for row in rows if row.figure == GENERATION_PEAK]
     spreads = {
-        name: float(f"{spread_of([r for r in peaks if r.error_class == name]):.{DIGITS}g}")
+        name: round_factor(spread_of([r for r in peaks if r.error_class == name]))
         for name in (SEEN, UNSEEN)
     }
     fields_by_engine: dict[str, dict[str, Any]] = {}
@@ -203,7 +204,7 @@ def generation_factors(rows: Sequence[LeftOut]) -> dict[str, dict[str, Any]]:
         own = [case for case in cases if case.engine == engine]
         overhead = fit_overhead([case for case in own if case.by_allocator] or own)
         fields_by_engine[engine] = {
-            "generation_overhead_bytes": float(f"{overhead:.{DIGITS}g}"),
+            "generation_overhead_bytes": round_factor(overhead),
             "generation_spreads": spreads,
         }
     return fields_by_engine

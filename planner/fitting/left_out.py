@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from planner.catalog.engines import wrapped_engine
-from planner.fitting.evidence import FOLDER, leave_one_group_out
+from planner.fitting.evidence import FOLDER, leave_one_group_out, round_factor
 from planner.fitting.serving_factors import (
     SEEN,
     UNSEEN,
@@ -34,7 +34,6 @@ TABLE = "left_out.csv"
 COVERED = 0.8
 Z_80 = 1.2816
 MIN_ROWS = 10
-DIGITS = 4
 
 
 # (predicted to fit, ran).
@@ -139,7 +138,7 @@ def _row(
         case.source,
         part,
         measured,
-        float(f"{predicted:.{DIGITS}g}"),
+        round_factor(predicted),
     )
 
 
@@ -151,7 +150,7 @@ def left_out_serving() -> list[LeftOut]:
         for figure, errors in ((TPOT, tpots), (TTFT, ttfts)):
             for error, case in zip(errors, order, strict=True):
                 measured = case.tpot_s if figure == TPOT else case.ttft_s
-                predicted = float(f"{measured * (1 + error):.{DIGITS}g}")
+                predicted = round_factor(measured * (1 + error))
                 predictions.append(
                     LeftOut(
                         figure,

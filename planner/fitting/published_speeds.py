@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.catalog.engines import COMMON_SERVING, COMMON_TRAINING, wrapped_engine
 from planner.fitting.decode_fitting import build_stream_factors, stream_report
-from planner.fitting.evidence import Row, digest, latest, table, usable
+from planner.fitting.evidence import Row, digest, latest, round_factor, table, usable
 from planner.fitting.generation_peaks import generation_factors, left_out_generation, peak_cases
 from planner.fitting.generation_peaks import model_of as generating_model
 from planner.fitting.generation_peaks import source_of as generating_source
@@ -175,7 +175,6 @@ FactorsOf = Callable[[str, str], Columns]
 VERSION = "factors-2"
 MEMORY_INPUTS = ("memory", "memory_fit")
 INPUTS = (*MEMORY_INPUTS, "training", *TABLES, "inference_other")
-DIGITS = 4
 COVERED = 0.8
 MIN_ROWS = 10
 
@@ -197,7 +196,7 @@ def by_engine(cases: Sequence[Case]) -> dict[str, list[Case]]:
 def memory_factors(cases: Sequence[MemoryCase], engine: str) -> dict[str, float]:
     """Return the fields of one engine that describe its training memory."""
     fitted = fields_of(fitted_memory(cases, engine))
-    return {name: rounded(value) for name, value in fitted.items()}
+    return {name: round_factor(value) for name, value in fitted.items()}
 
 
 def spreads(rows: Sequence[LeftOut], figure: str, engine: str) -> dict[str, float]:
@@ -212,21 +211,16 @@ def spreads(rows: Sequence[LeftOut], figure: str, engine: str) -> dict[str, floa
         ]
         own = [row for row in class_rows if row.engine == engine]
         enough = error_class == SEEN and len(own) >= MIN_ROWS
-        spread_by_class[error_class] = rounded(spread_of(own if enough else class_rows))
+        spread_by_class[error_class] = round_factor(spread_of(own if enough else class_rows))
     return spread_by_class
 
 
 def tool_spread(rows: Sequence[LeftOut], engine: str) -> float:
     """Return the spread of peaks over an engine's tools, each predicted from the others."""
     unseen_peaks = [row for row in rows if (row.figure, row.error_class) == (PEAK, UNSEEN)]
-    return rounded(
+    return round_factor(
         spread_of([row for row in unseen_peaks if wrapped_engine(row.engine) == engine])
     )
-
-
-def rounded(value: float) -> float:
-    """Return a factor rounded to its significant digits."""
-    return float(f"{value:.{DIGITS}g}")
 
 
 @cache
@@ -251,7 +245,7 @@ def step_factors(cases: Sequence[StepCase], factors: FactorsOf) -> dict[str, dic
 
 def named(factors: Columns) -> dict[str, float]:
     """Return the factors by the part that they multiply."""
-    return {part: rounded(float(value)) for part, value in zip(PARTS, factors, strict=True)}
+    return {part: round_factor(float(value)) for part, value in zip(PARTS, factors, strict=True)}
 
 
 @cache

@@ -286,10 +286,10 @@ def cases() -> tuple[Case, ...]:
     return tuple(Case(row, _estimated(row)) for row in rows)
 
 
-def log_factor(found: Iterable[Case]) -> float:
+def log_factor(fitted_cases: Iterable[Case]) -> float:
     """Return the logarithm of the factor fitted to some cases."""
     by_source: dict[str, list[Case]] = defaultdict(list)
-    for case in found:
+    for case in fitted_cases:
         if case.method_group not in UNFITTED:
             by_source[case.source].append(case)
     weighted = [
@@ -311,26 +311,26 @@ def _source_median(cases_of_source: Iterable[Case]) -> float:
     return median(median(ratios) for ratios in by_model.values())
 
 
-def weighted_median(told: Sequence[tuple[float, float]]) -> float:
+def weighted_median(weighted_values: Sequence[tuple[float, float]]) -> float:
     """Return the weighted median, the mean of two values on a tie.
 
     >>> weighted_median([(1.0, 1.0), (2.0, 0.25), (9.0, 0.25)])
     1.0
     """
-    half = sum(weight for _, weight in told) / 2
+    half = sum(weight for _, weight in weighted_values) / 2
     below, medians = 0.0, []
-    for value, weight in sorted(told):
+    for value, weight in sorted(weighted_values):
         if below <= half <= below + weight:
             medians.append(value)
         below += weight
     return sum(medians) / len(medians)
 
 
-def left_out(found: Sequence[Case]) -> list[tuple[Case, float]]:
+def left_out(fitted_cases: Sequence[Case]) -> list[tuple[Case, float]]:
     """Return each case with its log error when its whole source is left out of the fit."""
     errors = []
-    for case in found:
-        others = [other for other in found if other.source != case.source]
+    for case in fitted_cases:
+        others = [other for other in fitted_cases if other.source != case.source]
         errors.append((case, log_factor(others) - case.log_ratio))
     return errors
 

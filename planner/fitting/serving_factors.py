@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.fitting.evidence import leave_one_group_out, table
+from planner.fitting.evidence import leave_one_group_out, round_factor, table
 from planner.fitting.serving_fitting import (
     ServingFit,
     Strengths,
@@ -34,7 +34,6 @@ TABLES = ("serving_dense", "serving_sparse")
 FOLDS = 5
 COVERED = 0.8
 Z_80 = 1.2816
-DIGITS = 4
 SEEN: ErrorClass = "same family"
 UNSEEN: ErrorClass = "datasheet only"
 DENSE, SPARSE = "dense", "sparse"
@@ -103,7 +102,7 @@ def held_out(
 def spread(errors: Columns) -> float:
     """Return the log spread whose 80 % interval covers four fifths of these errors."""
     log_error = float(np.quantile(np.abs(np.log1p(errors)), COVERED))
-    return float(f"{log_error / Z_80:.{DIGITS}g}")
+    return round_factor(log_error / Z_80)
 
 
 def spread_name(error_class: ErrorClass, kind: str) -> str:
@@ -128,19 +127,14 @@ def spreads(cases: tuple[ServingCase, ...]) -> dict[str, dict[str, float]]:
             of_kind = np.array([kind_of(case) == kind for case in order])
             name = spread_name(error_class, kind)
             for field, errors in (("tpot_spreads", tpots), ("ttft_spreads", ttfts)):
-                spread_fields[field][name] = rounded(spread(errors[of_kind]))
+                spread_fields[field][name] = round_factor(spread(errors[of_kind]))
     return spread_fields
-
-
-def rounded(value: float) -> float:
-    """Return a factor rounded to its significant digits."""
-    return float(f"{value:.{DIGITS}g}")
 
 
 def named(values: Columns, names: Sequence[str]) -> dict[str, float]:
     """Return factors or arrival parameters by name."""
     by_name = natural(values)
-    return {name: rounded(by_name[name]) for name in names}
+    return {name: round_factor(by_name[name]) for name in names}
 
 
 def engine_fields(fit: ServingFit, engine: str) -> dict[str, Any]:

@@ -106,7 +106,10 @@ class ServingFit:
         return bounded(self.engine_values(engine, family) + self.told[engine, place])
 
     def values(self, cases: Sequence[ServingCase]) -> Columns:
-        """Return the values of each case, by its pair and layout if fitted."""
+        """Return the parameters of each case, [cases, parameters].
+
+        They are of the case's pair of model and family, or of its layout or release, if fitted.
+        """
         rows = [self.place_values(c.engine, c.group, c.layout, c.release) for c in cases]
         return np.array(rows).reshape(len(cases), len(NAMES))
 
@@ -182,14 +185,18 @@ def where_true(flags: Iterable[bool]) -> Columns:
 
 
 def fit_serving(
-    cases: Sequence[ServingCase], strengths: Strengths, asked: Iterable[Pair] | None = None
+    cases: Sequence[ServingCase],
+    strengths: Strengths,
+    requested_pairs: Iterable[Pair] | None = None,
 ) -> ServingFit:
     """Return the common values and the additions of engines, families and pairs.
 
-    ``asked`` restricts the fit of pairs to these.
+    ``requested_pairs`` restricts the fit of pairs to these.
     """
     fit, habits = fit_engines(cases, strengths)
-    pairs_to_fit = habits if asked is None else {pair for pair in asked if pair in habits}
+    pairs_to_fit = (
+        habits if requested_pairs is None else {pair for pair in requested_pairs if pair in habits}
+    )
     pairs: dict[Pair, Columns] = {}
     layouts: dict[Pair, Columns] = {}
     releases: dict[Pair, Columns] = {}
@@ -371,7 +378,10 @@ class _Objective:
     apart: float
 
     def values(self, added: Columns) -> Columns:
-        """Return the values of every point."""
+        """Return the parameters of every point, [points, parameters], not yet clipped.
+
+        ``added`` are the additions of all levels to the base values, concatenated.
+        """
         point_values, start = self.base.copy(), 0
         for level in self.levels:
             size = level.basis.shape[1]

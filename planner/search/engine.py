@@ -278,10 +278,10 @@ def _has_promising_row(exploration: SearchState) -> bool:
 
 
 def best_with_cluster(
-    request: PlanRequest, found: SearchState
+    request: PlanRequest, exploration: SearchState
 ) -> tuple[Estimate, ClusterSpec] | None:
     """Return the best feasible estimate found, and its cluster."""
-    for estimate, part in _best_choices(request, found.table, 1):
+    for estimate, part in _best_choices(request, exploration.table, 1):
         return estimate, part.question.shown
     return None
 

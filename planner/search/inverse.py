@@ -74,7 +74,7 @@ class Probe:
             self.no[value] = min(self.no.get(value, missed), missed, key=shortfall)
 
     def merge(self, other: "Probe", cluster: ClusterSpec) -> None:
-        """Merge another probe's results, keyed by value and cluster."""
+        """Add another probe's results, which are of one cluster, under "value on cluster" keys."""
         self.yes |= {f"{value} on {cluster}": answer for value, answer in other.yes.items()}
         self.no |= {f"{value} on {cluster}": refused for value, refused in other.no.items()}
 

@@ -147,10 +147,14 @@ def order_of(
     """Return the sort key of plans: the objective, then speed, then simplicity."""
     merit = merit_of(estimate)
     penalty = PENALTIES[objective](merit)
-    return _rounded(penalty), _rounded(-merit.speed), *complexity(estimate.strategy)
+    return (
+        _round_to_compared_digits(penalty),
+        _round_to_compared_digits(-merit.speed),
+        *complexity(estimate.strategy),
+    )
 
 
-def _rounded(value: float) -> float:
+def _round_to_compared_digits(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 

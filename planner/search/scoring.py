@@ -148,14 +148,14 @@ class EstimateCache:
 
         The key holds all that the result depends on besides the subject, such as the pins.
         """
-        return next((found for key, found, _ in subject.search_results if key == under), None)
+        return next((scores for key, scores, _ in subject.search_results if key == under), None)
 
-    def keep(self, subject: Subject, under: tuple[object, ...], found: object, rows: int) -> None:
+    def keep(self, subject: Subject, under: tuple[object, ...], scores: object, rows: int) -> None:
         """Cache the scores of a subject, unless they are too many."""
         if rows > MAX_STRATEGIES:
             return
         with self._lock:
-            subject.search_results.append((under, found, rows))
+            subject.search_results.append((under, scores, rows))
             self._evict_oldest()
 
     def clear(self) -> None:

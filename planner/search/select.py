@@ -256,13 +256,19 @@ def _keys(table: Table, objective: Objective, rows: Rows) -> Numbers:
     """Return the sort keys of rows, the most important first."""
     penalties = np.asarray(PENALTIES[objective](table.merit))[rows]
     speeds = np.asarray(table.merit.speed)[rows]
-    return np.stack([rounded(penalties), rounded(-speeds), *table.complexity[:, rows]])
+    return np.stack(
+        [
+            round_to_compared_digits(penalties),
+            round_to_compared_digits(-speeds),
+            *table.complexity[:, rows],
+        ]
+    )
 
 
-def rounded(values: Numbers) -> Numbers:
+def round_to_compared_digits(values: Numbers) -> Numbers:
     """Return numbers rounded to the compared digits, as ``rank`` rounds a single one.
 
-    >>> rounded(np.array([0.1 + 0.2, 0.0]))
+    >>> round_to_compared_digits(np.array([0.1 + 0.2, 0.0]))
     array([0.3, 0. ])
     """
     size = np.abs(np.where(np.isfinite(values) & (values != 0), values, 1.0))

@@ -156,10 +156,10 @@ def read_memory_share(strategy: object) -> object:
     return {own if name == found[0] else name: value for name, value in strategy.items()}
 
 
-def spelled(choices: Iterable[str], others: Mapping[str, str]) -> Callable[[object], object]:
+def alias_parser(choices: Iterable[str], others: Mapping[str, str]) -> Callable[[object], object]:
     """Return a parser for other tools' names; unknown names pass unchanged.
 
-    >>> spelled(("bf16", "fp8"), DTYPES)("BFloat16")
+    >>> alias_parser(("bf16", "fp8"), DTYPES)("BFloat16")
     'bf16'
     """
     own = frozenset(choices)

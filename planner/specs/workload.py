@@ -21,9 +21,9 @@ from planner.specs.base import (
     JsonObject,
     Ratio,
     SparseSpec,
+    alias_parser,
     read_formats,
     read_memory_share,
-    spelled,
 )
 
 # The layout of the work on the hardware; absent fields take the engine's default.
@@ -33,14 +33,16 @@ ZeroStage = Annotated[int, Field(ge=0, le=3)]
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 Recomputation = Literal["none", "selective", "full"]
 Attention = Literal["eager", "flash", "flex"]
-NamedDtype = Annotated[Dtype, BeforeValidator(spelled(get_args(Dtype), DTYPES))]
+NamedDtype = Annotated[Dtype, BeforeValidator(alias_parser(get_args(Dtype), DTYPES))]
 NamedSchedule = Annotated[
-    PipelineSchedule, BeforeValidator(spelled(get_args(PipelineSchedule), SCHEDULES))
+    PipelineSchedule, BeforeValidator(alias_parser(get_args(PipelineSchedule), SCHEDULES))
 ]
 NamedRecomputation = Annotated[
-    Recomputation, BeforeValidator(spelled(get_args(Recomputation), RECOMPUTATION))
+    Recomputation, BeforeValidator(alias_parser(get_args(Recomputation), RECOMPUTATION))
 ]
-NamedAttention = Annotated[Attention, BeforeValidator(spelled(get_args(Attention), ATTENTION))]
+NamedAttention = Annotated[
+    Attention, BeforeValidator(alias_parser(get_args(Attention), ATTENTION))
+]
 
 AWAY_TITLES = {
     "weights_cpu": "weights in host memory",
@@ -162,7 +164,9 @@ class Strategy(SparseSpec):
 SHARE_ROUNDING = 1e-6
 TrainMethod = Literal["pretrain", "full", "lora", "qlora", "lomo", "adalomo", "qft", "alphatuning"]
 Optimizer = Literal["adamw", "adamw_8bit", "adafactor", "lion", "sgd", "lomo", "adalomo"]
-NamedOptimizer = Annotated[Optimizer, BeforeValidator(spelled(get_args(Optimizer), OPTIMIZERS))]
+NamedOptimizer = Annotated[
+    Optimizer, BeforeValidator(alias_parser(get_args(Optimizer), OPTIMIZERS))
+]
 CompressMethod = Literal[
     "int8_weight_only",
     "int8_dynamic",

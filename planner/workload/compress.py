@@ -88,10 +88,10 @@ class _MatrixTotals:
     largest: int
 
 
-def _matrix_totals(found: Iterable[tuple[int, int, int]]) -> _MatrixTotals:
+def _matrix_totals(shapes: Iterable[tuple[int, int, int]]) -> _MatrixTotals:
     squared = cubed = updates = columns = 0.0
     widest = largest = 0
-    for inputs, outputs, count in found:
+    for inputs, outputs, count in shapes:
         squared += count * inputs**2
         cubed += count * inputs**3
         updates += count * outputs * inputs**2

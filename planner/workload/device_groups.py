@@ -290,7 +290,7 @@ def _best(setting: Setting, workload: ServeWorkload | GenerateWorkload, splits: 
         -cast("float", performance.requests_per_second),
         overfilled,
     )
-    rounded = [_rounded(np.broadcast_to(np.asarray(key), shape)) for key in keys]
+    rounded = [_round_to_digits(np.broadcast_to(np.asarray(key), shape)) for key in keys]
     first = np.lexsort(rounded, axis=0)[0]
     chosen: Splits = np.take_along_axis(splits, first[None, None], axis=0)[0]
     return chosen
@@ -302,7 +302,7 @@ def _costed(setting: Setting, workload: ServeWorkload | GenerateWorkload) -> Out
     return generate(setting, workload, NullLedger())
 
 
-def _rounded(values: Floats) -> Floats:
+def _round_to_digits(values: Floats) -> Floats:
     size = np.where(values == 0, 1.0, np.abs(values))
     unit = 10.0 ** (np.floor(np.log10(size)) - DIGITS)
     result: Floats = np.rint(values / unit) * unit

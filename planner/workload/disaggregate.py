@@ -679,15 +679,18 @@ class AggregatePerformance:
         pairs = zip(self.weights, self.figures(name), strict=True)
         return sum(weight * value for weight, value in pairs)
 
-    def by_class(self, found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    def by_class(self, seconds_by_class: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Return the seconds by operator class, averaged over all requests."""
         return {
-            name: sum(w * one[name] for w, one in zip(self.weights, found, strict=True))
-            for name in found[0]
+            name: sum(w * one[name] for w, one in zip(self.weights, seconds_by_class, strict=True))
+            for name in seconds_by_class[0]
         }
 
     def mean_time(self, name: str) -> float:
-        """Return the mean of a time over all requests and record it."""
+        """Return the mean of "ttft" or "tpot" over all requests, in seconds, and record it.
+
+        Each kind of replica counts by its share of the requests.
+        """
         whole, weight = self.figures(f"{name}_seconds")[0], self.weights[0]
         for at, part in enumerate(self.parts[1:], start=1):
             before, weight = weight, weight + self.weights[at]

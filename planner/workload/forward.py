@@ -66,7 +66,7 @@ from planner.workload.setting import Setting
 # The matrix products of one pass: layers, output head and dequantisation.
 
 
-def linear(run: Operation) -> OperatorCost:
+def linear_cost(run: Operation) -> OperatorCost:
     """Estimate the cost of the matrix products of all layers, without routed experts."""
     counts, title = run.setting.counts, "Linear weights that every token visits"
     split = counts.query_output + counts.feed_forward
@@ -110,7 +110,7 @@ def read_bytes_per_weight(setting: Setting, stored: WeightFormat) -> float:
     return stored.element_bytes
 
 
-def dequantise(run: Operation) -> OperatorCost:
+def dequantisation_cost(run: Operation) -> OperatorCost:
     """Estimate the cost of dequantising weights to 16 bits before each product."""
     setting = run.setting
     if setting.weight_dtype not in setting.engine.dequantise_ops:
@@ -126,7 +126,7 @@ def dequantise(run: Operation) -> OperatorCost:
     return OperatorCost(seconds)
 
 
-def output_head(run: Operation) -> OperatorCost:
+def output_head_cost(run: Operation) -> OperatorCost:
     """Estimate the cost of the output head for the tokens whose logits are needed."""
     model = run.setting.model
     parameters = model.vocab_size * model.hidden_size / run.setting.layout.tensor
@@ -137,7 +137,7 @@ def output_head(run: Operation) -> OperatorCost:
 # The routed experts of one pass, costed on the busiest rank.
 
 
-def experts(run: Operation) -> OperatorCost:
+def expert_cost(run: Operation) -> OperatorCost:
     """Estimate the cost of routed experts; the busiest rank limits each layer."""
     setting, model, layout = run.setting, run.setting.model, run.setting.layout
     if not model.is_moe:
@@ -186,7 +186,7 @@ def experts(run: Operation) -> OperatorCost:
 FLOPS_PER_WIDTH = 4  # of a pair and head: one multiply-add for the score, one for the sum
 
 
-def attention(run: Operation) -> OperatorCost:
+def attention_cost(run: Operation) -> OperatorCost:
     """Estimate the cost of scores, weighted sums and KV-cache reads of attention."""
     setting, model, layout = run.setting, run.setting.model, run.setting.layout
     line = setting.line(run.work.group, "Attention: arithmetic", key="attention_flops")
@@ -218,8 +218,8 @@ def attention(run: Operation) -> OperatorCost:
 # Communication in one pass: all-reduces, expert all-to-alls, pipeline, context ring.
 
 
-def communication(run: Operation) -> float:
-    """Estimate the cost of tensor-parallel all-reduces, expert all-to-alls and pipeline sends."""
+def communication_seconds(run: Operation) -> float:
+    """Return the seconds of tensor-parallel all-reduces, expert all-to-alls and pipeline sends."""
     setting, layout = run.setting, run.setting.layout
     token_bytes = setting.model.hidden_size * setting.activation_element_bytes
     payload = run.work.new_tokens * token_bytes
@@ -282,8 +282,8 @@ def _expert_exchange(run: Operation, token_bytes: float) -> float:
     )
 
 
-def context_exchange(run: Operation) -> float:
-    """Estimate the cost of context parallelism: keys and values in prefill, queries in decode.
+def context_exchange_seconds(run: Operation) -> float:
+    """Return the seconds of context parallelism: keys and values in prefill, queries in decode.
 
     Source: Yang et al. 2024, arXiv:2411.01783 (a ring passes keys and values in prefill and
     queries in decode).
@@ -401,23 +401,23 @@ class PassCost:
 def homogeneous_pass(setting: Setting, ledger: Ledger, work: ForwardPass) -> PassCost:
     """Return the cost of one forward pass on identical devices, recorded by operator class."""
     run = Operation(setting, setting.rates, ledger, work)
-    products = linear(run)
-    routed = experts(run)
-    head = output_head(run)
-    scores = attention(run)
-    others = elementwise(run)
-    context_s = context_exchange(run)
+    products = linear_cost(run)
+    routed = expert_cost(run)
+    head = output_head_cost(run)
+    scores = attention_cost(run)
+    others = elementwise_cost(run)
+    context_s = context_exchange_seconds(run)
     if not work.absorbed:
         # Attention on one block of keys overlaps with the transfer of the next.
         context_s = maximum(0.0, context_s - scores.seconds)
-    links = communication(run) + context_s
-    issue, scheduling = overhead(run)
+    links = communication_seconds(run) + context_s
+    issue, scheduling = host_overhead_seconds(run)
     parts = [
-        dequantise(run),
+        dequantisation_cost(run),
         separate_dequantisation(run),
         products,
         routed,
-        moving(run),
+        expert_routing_cost(run),
         head,
         scores,
         others,
@@ -471,7 +471,7 @@ def excess_over_peaks(run: Operation, parts: Sequence[OperatorCost], seconds: fl
     return maximum(0.0, least - seconds)
 
 
-def elementwise(run: Operation) -> OperatorCost:
+def elementwise_cost(run: Operation) -> OperatorCost:
     """Estimate the cost of the memory-bound operators: norms, RoPE, activations, residuals."""
     name, part = "Norms, activations, residuals", "elementwise"
     seconds = run.ledger.term(
@@ -484,7 +484,7 @@ def elementwise(run: Operation) -> OperatorCost:
     return OperatorCost(seconds)
 
 
-def moving(run: Operation) -> OperatorCost:
+def expert_routing_cost(run: Operation) -> OperatorCost:
     """Estimate the cost of sorting tokens by expert and summing outputs, if it was fitted."""
     model, layout = run.setting.model, run.setting.layout
     passes = run.setting.routing_passes(run.work.group)
@@ -502,8 +502,8 @@ def moving(run: Operation) -> OperatorCost:
     return OperatorCost(seconds)
 
 
-def overhead(run: Operation) -> tuple[float, float]:
-    """Estimate the cost of kernel launches and the scheduling of the step."""
+def host_overhead_seconds(run: Operation) -> tuple[float, float]:
+    """Return the host seconds of a pass: kernel launches, and the scheduling of its steps."""
     engine = run.setting.engine
     unpacking = engine.dequantise_ops.get(run.setting.weight_dtype, 0.0)
     issue = run.ledger.term(
@@ -668,7 +668,7 @@ def stage_passes(
         if cost is None:
             # The product with the vocabulary, which only the last stage computes.
             alone_run = Operation(stage_setting, stage_setting.rates, NullLedger(), work)
-            head = _cost_of_part(output_head(alone_run))
+            head = _cost_of_part(output_head_cost(alone_run))
             whole = _with_second_pass(
                 stage_setting, suffixed_ledger(ledger, place.device.id), work, beside
             )
@@ -695,7 +695,7 @@ def _with_second_pass(
     if beside is None:
         return whole
     run = Operation(setting, setting.rates, ledger, beside)
-    return whole.plus(_cost_of_part(attention(run)))
+    return whole.plus(_cost_of_part(attention_cost(run)))
 
 
 def _cost_of_part(part: OperatorCost) -> PassCost:

@@ -654,15 +654,15 @@ def _requests(limit: float, peaks: Peaks) -> float:
 def _along_chords(
     limit: float,
     peaks: Peaks,
-    known: tuple[float, float],
-    found: tuple[float, Flag, float],
+    feasible_point: tuple[float, float],
+    first_try: tuple[float, Flag, float],
 ) -> float:
     """Return the requests that fit on a convex segment, from a count and its peak that do.
 
-    ``found`` are the requests to try first, where they may be tried, and those held already.
+    ``first_try`` are the requests to try first, where they may be tried, and those held already.
     """
-    start, peak = known
-    tried, fits, held = found
+    start, peak = feasible_point
+    tried, fits, held = first_try
     for _ in range(CHORDS):
         step = peaks.steps.of(tried).of(peaks.layers)
         at_tried = peaks.empty + tried * peaks.cache + step

@@ -219,7 +219,7 @@ def graph_bytes_outside_budget(setting: Setting) -> float:
 def _num_captured_sizes(most: Quantity, coarse_from: int) -> Quantity:
     """Return the number of captured sizes up to ``most`` tokens.
 
-    >>> _sizes(256, 1024), _sizes(512, 1024), _sizes(512, 256)
+    >>> tuple(_num_captured_sizes(*each) for each in ((256, 1024), (512, 1024), (512, 256)))
     (35.0, 67.0, 51.0)
     """
     fine, coarse = minimum(most, coarse_from), maximum(0.0, most - coarse_from)

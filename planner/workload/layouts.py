@@ -584,8 +584,8 @@ def layout_of(request: EstimateRequest, model: ModelSpec, engine: Engine) -> Lay
     separate = has_separate_replicas(request.strategy, request.cluster)
     shares_experts = serving_engine(engine.key).data == "share_experts"
     if shares_experts and model.is_moe and not separate:
-        layout = _with_all_data_ranks_joined(layout, request.strategy, model.num_experts)
-    layout = _with_data_ranks_joined(layout)
+        layout = _merge_all_data_ranks(layout, request.strategy, model.num_experts)
+    layout = _merge_expert_parallel_data_ranks(layout)
     check_rules(rank_rules(model, available, layout))
     check_rules(serving_rules(model, layout))
     check_rules(supported_size_rules(model, engine, layout, separate=separate))
@@ -652,7 +652,7 @@ def _with_tensor_as_all_ranks(layout: Layout, available: int) -> Layout:
     return inner if inner.devices <= available else layout
 
 
-def _with_all_data_ranks_joined(layout: Layout, strategy: Strategy, experts: int) -> Layout:
+def _merge_all_data_ranks(layout: Layout, strategy: Strategy, experts: int) -> Layout:
     """Return the layout with the data ranks of a sparse model as attention ranks, as in vLLM.
 
     There, data-parallel ranks always share the experts: whole ones with expert parallelism, else
@@ -668,7 +668,7 @@ def _with_all_data_ranks_joined(layout: Layout, strategy: Strategy, experts: int
     return replace(layout, data=1, attention_data=spread // layout.tensor, expert=spread)
 
 
-def _with_data_ranks_joined(layout: Layout) -> Layout:
+def _merge_expert_parallel_data_ranks(layout: Layout) -> Layout:
     """Return the layout with data ranks that share experts as one replica, as in vLLM.
 
     There, data parallel size 8 with expert parallel size 8 is data-parallel attention.

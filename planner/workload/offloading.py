@@ -507,15 +507,17 @@ def device_gradient_bytes(setting: Setting, ledger: Ledger, gradients: float) ->
     )
 
 
-def device_activation_bytes(setting: Setting, ledger: Ledger, kept: float, layers: float) -> float:
+def device_activation_bytes(
+    setting: Setting, ledger: Ledger, saved_bytes: float, layers: float
+) -> float:
     """Return the bytes of saved activations on the device."""
     share = setting.offload.activations_cpu
     if not share:
-        return kept
+        return saved_bytes
     return ledger.term(
         kept_on_device_bytes,
         setting.line("memory", "Activations that stay on the device", key="kept_on_device"),
-        kept_bytes=kept,
+        kept_bytes=saved_bytes,
         away_share=share,
         num_layers=layers,
     )
@@ -560,8 +562,12 @@ class TrainingOffload:
             sharers=self.sharers,
         )
 
-    def micro_batch(self, own_s: float, forward_share: float, whole: OffloadTraffic) -> float:
-        """Return the exposed seconds of offload transfers per micro-batch."""
+    def exposed_seconds(self, own_s: float, forward_share: float, whole: OffloadTraffic) -> float:
+        """Return the seconds per micro-batch of transfers that computation does not hide.
+
+        A micro-batch takes ``own_s`` without offloading, of which ``forward_share`` is the forward
+        pass. ``whole`` are the bytes that it would move if everything were offloaded.
+        """
         if not is_offloading(self.offload):
             return 0.0
         rate, share = self._rate(), self.offload.activations_cpu

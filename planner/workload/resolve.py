@@ -202,27 +202,27 @@ def refuse_unsupported(
             and the nearest value that works.
     """
     kinds = tuple(devices)
-    found = _refusal(engine, model, kinds, request, request.filled)
-    if found is None:
+    refusal = _refusal(engine, model, kinds, request, request.filled)
+    if refusal is None:
         return
-    name = found.field.rpartition(".")[2]
+    name = refusal.field.rpartition(".")[2]
     if request.training and name == "activation_dtype":
         name = "compute_dtype"  # of whose operands the products of a training step are
     fields = (name, *FOLLOWS_FROM.get(name, ()))
     stated = (field for field in fields if getattr(request.given, field, None) is not None)
     chosen = next(stated, None)
     if chosen is None or chosen not in CANDIDATES:
-        raise NotPossibleError(found.message, found.field)
+        raise NotPossibleError(refusal.message, refusal.field)
     value = str(getattr(request.given, chosen))
     nearest = None
     if value in CANDIDATES[chosen]:
         nearest = _nearest_format(engine, model, kinds, request, chosen)
     subject = f"{chosen} is {value}"
-    if chosen != name and value != found.value:
-        subject += f", so that {name} is {found.value}"
-    way_out = f"the nearest that works is {nearest}" if nearest else found.instead
+    if chosen != name and value != refusal.value:
+        subject += f", so that {name} is {refusal.value}"
+    way_out = f"the nearest that works is {nearest}" if nearest else refusal.instead
     raise NotPossibleError(
-        f"{subject}, {found.by}: {found.reason}; {way_out}", f"strategy.{chosen}"
+        f"{subject}, {refusal.by}: {refusal.reason}; {way_out}", f"strategy.{chosen}"
     )
 
 
@@ -516,9 +516,10 @@ def _refuse_other_offload(offload: OffloadSpec, *, training: bool) -> None:
         if getattr(offload, name) != default:
             where = "when training, which has no cache and reads all weights"
             where = where if training else "without training"
+            reset = "" if default is None else f"set it to {default!r}, or "
             raise NotCoveredError(
-                f"offload.{name} is {getattr(offload, name)!r}: it is not costed {where}, "
-                "or leave it out",
+                f"offload.{name} is {getattr(offload, name)!r}: it is not costed {where}; "
+                f"{reset}leave it out",
                 f"strategy.offload.{name}",
             )
 
@@ -691,7 +692,7 @@ def _warn(setting: Setting, request: EstimateRequest) -> None:
     if offload is not None and setting.offload != offload:
         add(
             f"{setting.device.name or setting.device.id} has the host's own memory: nothing moves "
-            "by offloading to it; offload to disk, or leave it out"
+            "by offloading to it; offload to disk, or leave strategy.offload out"
         )
     if setting.model.note:
         add(setting.model.note)

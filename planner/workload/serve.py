@@ -103,9 +103,13 @@ def saturation(
 
 
 def burst_rate(setting: Setting, workload: ServeWorkload, ledger: Ledger, places: float) -> float:
-    """Return the requests per second of one replica from the first prompt to the last token.
+    """Return the requests per second of one replica that serves a burst of requests.
 
-    Waves of equal size follow each other.
+    The time runs from the first prompt to the last token of the replica's share of
+    ``workload.burst_requests``. At most ``places`` requests are in memory at once: the burst is
+    served in waves of equal size, one after the other.
+
+    Source: ``planner.cost.queueing.waves_seconds``.
     """
     requests = maximum(1.0, (workload.burst_requests or 1) / setting.layout.data)
     cycle = _cycle(

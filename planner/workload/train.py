@@ -80,7 +80,7 @@ def held_memory(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Me
 def stage_seconds(setting: Setting, workload: TrainWorkload, pace: Pace) -> float:
     """Return the seconds of one micro-batch on a stage of the setting's device."""
     step = _Step(setting, workload, NullLedger(), pace)
-    return step.with_offload_time(step.micro_batch()).total_s
+    return step.with_offload_time(step.micro_batch_cost()).total_s
 
 
 def at_pace(
@@ -92,7 +92,7 @@ def at_pace(
 ) -> Outcome:
     """Return the cost of one step at the pace of its slowest stage, with the given memory."""
     step = _Step(setting, workload, ledger, pace)
-    micro = step.with_offload_time(step.micro_batch())
+    micro = step.with_offload_time(step.micro_batch_cost())
     exposed, update = step.exchange(micro), step.update()
     layout = setting.layout
     count, chunks = layout.micro_batches, step.bubble_chunks
@@ -203,8 +203,11 @@ class _Step:
         weight_passes = self.kernels.passes - ADAPTER_PASSES
         return zero_bubble_divisor(self.kernels.passes + self.kernels.recomputed, weight_passes)
 
-    def micro_batch(self) -> _MicroBatch:
-        """Estimate the cost of forward and backward of one micro-batch on one device."""
+    def micro_batch_cost(self) -> _MicroBatch:
+        """Return the seconds and FLOP of one micro-batch, forward and backward, on one device.
+
+        Offload transfers are not included: ``with_offload_time`` adds them.
+        """
         kernels = self.kernels
         products, attention = kernels.products(), kernels.attention_flops()
         memory = kernels.elementwise() + kernels.operands() + kernels.scores() + kernels.casts()
@@ -215,7 +218,7 @@ class _Step:
         return _MicroBatch(
             compute,
             memory,
-            self.links.micro_batch(attention.window_s, self.kernels.recomputed),
+            self.links.micro_batch_seconds(attention.window_s, self.kernels.recomputed),
             self._overhead(compute + memory),
             (products.model_flops + attention.model_flops) * self.evenness,
             products.window_s + attention.window_s,
@@ -235,7 +238,7 @@ class _Step:
             activations=micro_batch_bytes(setting, self.workload),
         )
         forward = 1 / (self.kernels.passes + self.kernels.recomputed)
-        added = self.tiers.micro_batch(micro.total_s, forward, whole)
+        added = self.tiers.exposed_seconds(micro.total_s, forward, whole)
         return replace(micro, communication_s=micro.communication_s + added)
 
     def _overhead(self, work_s: float) -> float:
@@ -397,7 +400,7 @@ class _LayerSplit:
     def pace(self) -> Pace:
         """Return the pace of the slowest stage, which limits the pipeline."""
         model, counts = self.setting.model, self.setting.counts
-        linear = counts.attention + counts.feed_forward + counts.experts_active
+        linear = counts.attention_weights + counts.feed_forward + counts.experts_active
         head = model.vocab_size * model.hidden_size * self.total / linear
         own = self.layers[self.slowest] + head * self._head_count(self.slowest)
         return Pace(

@@ -157,10 +157,12 @@ class Exchange:
         # The number of equal parts of the layers of which a stage has one.
         self.parts = setting.layout.pipeline if parts is None else parts
 
-    def micro_batch(self, attention_s: float, recomputed: float) -> float:
-        """Estimate the cost of a micro-batch's communication; the ring overlaps ``attention_s``.
+    def micro_batch_seconds(self, attention_s: float, recomputed: float) -> float:
+        """Return the communication seconds of a micro-batch, forward and backward, on one device.
 
-        Recomputed layers repeat the communication of their forward pass.
+        They are those of tensor, expert, context and pipeline parallelism. The context-parallel
+        ring overlaps with ``attention_s``; each of the ``recomputed`` forward passes repeats
+        the communication of the first.
         """
         setting, layout = self.setting, self.setting.layout
         payload = self.tokens * setting.model.hidden_size * setting.activation_element_bytes
@@ -410,7 +412,7 @@ class Kernels:
         self.rows = layout.micro_batch * filled_ratio(setting, workload)
         self.tokens = self.rows * workload.sequence_length / layout.context
         model, counts = setting.model, setting.counts
-        self.dense = counts.attention + counts.feed_forward
+        self.dense = counts.attention_weights + counts.feed_forward
         linear = self.dense + counts.experts_active
         self.head = model.output_width * model.hidden_size
         layers = model.num_hidden_layers

@@ -280,6 +280,50 @@ def test_a_list_has_one_entry_for_each_layer_or_none():
     assert caught.value.field == "model.layer_types"
 
 
+def test_a_list_or_size_of_kimis_linear_layers_is_refused_under_its_own_name():
+    config = json.loads(
+        Path(
+            "planner/catalog/data/configs/moonshotai--Kimi-Linear-48B-A3B-Instruct.json"
+        ).read_text()
+    )
+    own = config["linear_attn_config"]
+
+    for changed, field, message in [
+        (
+            {"linear_attn_config": own | {"kda_layers": list(range(1, 41))}},
+            "model.linear_attn_config.kda_layers",
+            "linear_attn_config.kda_layers has 40 entries, but the model has 27 layers",
+        ),
+        (
+            {"linear_attn_config": own | {"kda_layers": []}, "layer_types": ["linear_attention"]},
+            "model.layer_types",
+            "layer_types has 1 entries, but the model has 27 layers",
+        ),
+        (
+            {"linear_attn_config": own | {"head_dim": None}},
+            "model.linear_attn_config.head_dim",
+            "linear_attn_config lacks head_dim",
+        ),
+        (
+            {"linear_attn_config": None, "layer_types": ["linear_attention"] * 27},
+            "model.linear_num_heads",
+            "lacks linear_num_heads",
+        ),
+    ]:
+        with pytest.raises(BadConfigError) as caught:
+            model_from_config(config | changed)
+        assert message in caught.value.message
+        assert caught.value.field == field
+
+    # Without the list, the entries of layer_types count.
+    counted = model_from_config(
+        config
+        | {"linear_attn_config": own | {"kda_layers": []}}
+        | {"layer_types": ["linear_attention"] * 20 + ["full_attention"] * 7}
+    )
+    assert [group.count for group in counted.layers_by_attention] == [20, 7]
+
+
 CONFIGS = {path.stem: json.loads(path.read_text()) for path in SHIPPED}
 CONFIGS |= {name: published["config"] for name, published in PUBLISHED.items()}
 MISSING = object()

@@ -17,7 +17,7 @@ from planner.fitting.accuracy import HEIGHT, WIDTH, bounds, picture, share, tick
 from planner.fitting.decode_fitting import StreamCase
 from planner.fitting.decode_fitting import left_out as left_out_streams
 from planner.fitting.decode_fitting import spread_of as spread_of_errors
-from planner.fitting.evidence import table
+from planner.fitting.evidence import round_factor, table
 from planner.fitting.left_out import (
     PEAK,
     STEP,
@@ -45,7 +45,6 @@ from planner.fitting.published_speeds import (
     memory_cases,
     report,
     rightness,
-    rounded,
     spreads,
     step_cases,
     summary,
@@ -565,8 +564,8 @@ def test_coverage_counts_the_rows_inside_of_what_the_other_parts_allow():
 @settings(max_examples=60, deadline=None)
 @given(value=st.floats(1e-9, 1e12))
 def test_a_rounded_factor_is_close_and_stays_as_it_is_when_rounded_again(value):
-    assert rounded(value) == pytest.approx(value, rel=0.01)
-    assert rounded(rounded(value)) == rounded(value)
+    assert round_factor(value) == pytest.approx(value, rel=0.01)
+    assert round_factor(round_factor(value)) == round_factor(value)
 
 
 def test_written_rows_are_read_back_by_any_reader_of_tables():

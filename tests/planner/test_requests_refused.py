@@ -179,6 +179,16 @@ def test_shares_of_one_tensor_class_are_at_most_the_whole():
     assert caught.value.field == "strategy.offload.kv_disk"
 
 
+def test_offloading_without_effect_names_its_value_and_the_way_out():
+    with pytest.raises(NotCoveredError, match=r"offload\.optimizer is 'cpu'") as caught:
+        ask(workload=GENERATE, strategy={"offload": {"optimizer": "cpu"}})
+    assert caught.value.message.endswith("set it to 'none', or leave it out")
+
+    with pytest.raises(NotCoveredError, match=r"offload\.weights_active_ratio is 0\.5") as caught:
+        ask(workload=TRAIN, strategy={"offload": {"weights_active_ratio": 0.5}})
+    assert caught.value.message.endswith("; leave it out")
+
+
 def test_bits_and_packing_are_refused_where_format_or_experts_are_missing():
     for bits in (1, 5, 6, 7, 12):
         with pytest.raises(BadRequestError, match="2, 3, 4, 8 or 16") as caught:

@@ -52,7 +52,7 @@ def read(text: str, load: dict[str, Any]) -> list[float]:
     return []
 
 
-def measured(steps: list[float], load: dict[str, Any], warm_up: int) -> dict[str, float]:
+def median_figures(steps: list[float], load: dict[str, Any], warm_up: int) -> dict[str, float]:
     """Return the median step time, and its tokens per second."""
     seconds = statistics.median(steps[warm_up:] or steps)
     tokens = load["global_batch_size"] * load["sequence_length"]
@@ -70,7 +70,7 @@ def main() -> int:
         print(f"{chosen.log} prints no step time in a known format")
         return 2
     print(f"{CLAIM['title']}: {len(steps)} logged steps", flush=True)
-    return report(CLAIM, measured(steps, CLAIM["load"], chosen.warm_up))
+    return report(CLAIM, median_figures(steps, CLAIM["load"], chosen.warm_up))
 
 
 if __name__ == "__main__":

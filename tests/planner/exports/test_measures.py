@@ -16,7 +16,7 @@ from planner.exports.export import claims_of, prediction_line
 from planner.exports.probes import serving, training
 from planner.exports.probes.report import report
 from planner.exports.probes.serving import Sample, figures, words
-from planner.exports.probes.training import measured, read, step_seconds
+from planner.exports.probes.training import median_figures, read, step_seconds
 from planner.exports.registry import measure_text, verification_input
 from tests.planner.exports.making import SERVE, made, trained
 
@@ -107,7 +107,7 @@ def test_prompts_share_as_much_as_the_plan_says(server):
 def test_every_frameworks_log_tells_its_step_time_without_the_first_steps():
     for line, seconds in LOGS.items():
         assert training.read(line, LOAD) == [pytest.approx(seconds)], (line, seconds)
-    found = training.measured([90.0, 4.0, 4.0, 5.0], LOAD, 1)
+    found = training.median_figures([90.0, 4.0, 4.0, 5.0], LOAD, 1)
     assert found["step_seconds"] == 4.0
     assert found["tokens_per_second"] == 64 * 4096 / 4.0
 
@@ -253,7 +253,7 @@ def test_a_log_is_read_in_its_own_way_and_its_median_is_behind_the_warm_up():
         ([9.0, 5.0], 2, 7.0),
         ([1.0, 2.0, 30.0], 0, 2.0),
     ):
-        found = measured(steps, SHORT_LOAD, warm_up)
+        found = median_figures(steps, SHORT_LOAD, warm_up)
         assert found == {"step_seconds": median, "tokens_per_second": 32_000 / median}
 
 
