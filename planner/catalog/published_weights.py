@@ -112,7 +112,7 @@ def _vptq(quant: QuantizationConfig) -> StoredFormat:
     bits = [_vptq_bits(layer) for layer in layers if layer.get("num_centroids")]
     if not bits:
         raise BadConfigError(
-            "quantization_config of vptq names no layer with num_centroids",
+            "quantization_config of vptq has no layer with num_centroids: give it for each layer",
             f"{FIELD}.config_for_layers",
         )
     return of_bits("vptq", sum(bits) / len(bits))

@@ -77,21 +77,21 @@ def listed(
     A GPU in MIG mode is its instances. ``problems`` takes why others are left out.
     """
     problems = [] if problems is None else problems
-    found = list(_answering(library, problems))
-    if any(each.parent_uuid for each in found):
-        found = [replace(each, index=index) for index, each in enumerate(found)]
-    cuda = [each.cuda for each in found]
+    devices = list(_answering(library, problems))
+    if any(each.parent_uuid for each in devices):
+        devices = [replace(each, index=index) for index, each in enumerate(devices)]
+    cuda = [each.cuda for each in devices]
     places = cuda_selected(cuda, env)
-    if len(places) < len(found):
+    if len(places) < len(devices):
         problems.append(
-            f"{len(found) - len(places)} of {len(found)} GPUs are hidden by {CUDA}={env[CUDA]}"
+            f"{len(devices) - len(places)} of {len(devices)} GPUs are hidden by {CUDA}={env[CUDA]}"
         )
     if CUDA in env and "-" not in env[CUDA] and not is_order_known(cuda, env):
         problems.append(
             f"{CUDA}={env[CUDA]} is read in the order of nvidia-smi, while CUDA counts from the "
             "fastest GPU; set CUDA_DEVICE_ORDER=PCI_BUS_ID, or use UUIDs"
         )
-    return [found[place] for place in places]
+    return [devices[place] for place in places]
 
 
 def _answering(library: types.ModuleType, problems: list[str]) -> Iterator[NvmlDevice]:
@@ -259,9 +259,9 @@ def loads(library: types.ModuleType) -> Iterator[GpuLoad]:
     """
     for device in listed(library):
         ask = Ask(library, device)
-        is_whole = device.parent_uuid is None
-        rates = ask("nvmlDeviceGetUtilizationRates") if is_whole else None
-        power = ask("nvmlDeviceGetPowerUsage") if is_whole else None
+        is_whole_gpu = device.parent_uuid is None
+        rates = ask("nvmlDeviceGetUtilizationRates") if is_whole_gpu else None
+        power = ask("nvmlDeviceGetPowerUsage") if is_whole_gpu else None
         processes = (
             topology.query_nvml(library, device.handle, "nvmlDeviceGetComputeRunningProcesses")
             or []

@@ -170,8 +170,8 @@ class Ratio(NamedTuple):
         return cls(name, value, value, value, 1, of)
 
 
-class KeptRatio(BaseModel):
-    """A ratio with date, machine and command of its measurement."""
+class StoredRatio(BaseModel):
+    """A measured ratio as it is stored: with the date, machine and command of its measurement."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -187,7 +187,7 @@ class KeptRatio(BaseModel):
     command: str
 
     @classmethod
-    def taken_now(cls, ratio: Ratio, command: str, load: float = 0.0) -> "KeptRatio":
+    def measured_now(cls, ratio: Ratio, command: str, load: float = 0.0) -> "StoredRatio":
         """Return a just measured ratio with its context; ``load`` is the load before it."""
         return cls(
             **ratio._asdict(),
@@ -249,8 +249,8 @@ class Case(NamedTuple):
     rank: int = 16  # of the adapter
 
     @property
-    def is_whole(self) -> bool:
-        """Return whether every rank holds the whole model and its states."""
+    def is_unsharded(self) -> bool:
+        """Return whether every rank holds the whole model and its optimiser states."""
         return self.zero_stage == 0
 
     @property
@@ -333,7 +333,7 @@ class LayoutBenchRequest(BaseModel):
     )
     steps: PositiveInt = 3  # a round's time is their median
     warm_up_steps: NonNegativeInt = 1
-    patience_seconds: PositiveFloat = 2.0  # a slower step is timed once per round
+    max_round_seconds: PositiveFloat = 2.0  # of timed steps, of which one is always timed
     first_choice: str | None = None  # the layout whose regret is measured
 
     @property
@@ -562,7 +562,7 @@ def size_ratios(measured: Mapping[str, Mapping[str, float]]) -> Iterator[Ratio]:
         )
 
 
-def perplexity_ratio_of(title: str, found: Mapping[str, float]) -> Ratio:
-    """Return the perplexity ratio of a paired evaluation."""
-    value, low, high = (found[f"perplexity_ratio{end}"] for end in ("", "_low", "_high"))
+def perplexity_ratio_of(title: str, figures: Mapping[str, float]) -> Ratio:
+    """Return the perplexity ratio of a paired evaluation, with its 95 % interval."""
+    value, low, high = (figures[f"perplexity_ratio{end}"] for end in ("", "_low", "_high"))
     return Ratio(title, value, low, high, WINDOWS, PERPLEXITY)

@@ -75,18 +75,18 @@ def _machine(host_dir: HostDir) -> Iterator[Check]:
 
 def _gpus() -> Iterator[Check]:
     """Check the GPUs of every vendor, and torch's build against their driver."""
-    found = inventory.devices()
-    words = ", ".join(device_description(gpu) for gpu in found.gpus)
+    devices = inventory.devices()
+    words = ", ".join(device_description(gpu) for gpu in devices.gpus)
     yield Check("GPU", is_ok=True, words=words or "none: jobs run on the processor")
-    for gpu in found.other_gpus:
+    for gpu in devices.other_gpus:
         yield Check(
             "Other GPU", is_ok=True, words=f"{device_description(gpu)}: jobs do not use it"
         )
-    silence = None if found.gpus else inventory.driver_problem()
-    for problem in filter(None, (*found.problems, silence)):
-        yield Check("GPU driver", is_ok=bool(found.gpus), words=problem)
+    silence = None if devices.gpus else inventory.driver_problem()
+    for problem in filter(None, (*devices.problems, silence)):
+        yield Check("GPU driver", is_ok=bool(devices.gpus), words=problem)
     with inventory.gpu_library() as library:
-        if library and found.gpus:
+        if library and devices.gpus:
             runtime = preflight.runtime_check(library)
             words = " ".join(filter(None, [runtime.sentence, runtime.remedy]))
             yield Check("torch and driver", runtime.ok, words)

@@ -41,7 +41,7 @@ def host_facts(disk: Path, config: HostConfig | None = None) -> HostFacts:
     """Return the inventory of this host; free space is of the disk at ``disk``."""
     config = config or HostConfig()
     usage = psutil.disk_usage(str(disk))
-    found = devices()
+    detected = devices()
     return HostFacts(
         hostname=socket.gethostname(),
         os=os_name(OS_RELEASE),
@@ -57,18 +57,18 @@ def host_facts(disk: Path, config: HostConfig | None = None) -> HostFacts:
         user_id=os.getuid(),
         python_version=platform.python_version(),
         agent_version=AGENT_VERSION,
-        driver_version=found.driver_version,
-        driver_problem=None if found.gpus else driver_problem(),
-        cuda_version=found.cuda_version,
-        rocm_version=found.rocm_version,
+        driver_version=detected.driver_version,
+        driver_problem=None if detected.gpus else driver_problem(),
+        cuda_version=detected.cuda_version,
+        rocm_version=detected.rocm_version,
         torch_cuda_version=topology.as_text(topology.cuda_of_torch()),
         torch_rocm_version=topology.as_text(topology.rocm_of_torch()),
         packages=package_versions(),
-        gpus=found.gpus,
-        other_gpus=found.other_gpus,
-        device_problems=found.problems,
-        topology=found.topology,
-        peer_access=found.peer_access,
+        gpus=detected.gpus,
+        other_gpus=detected.other_gpus,
+        device_problems=detected.problems,
+        topology=detected.topology,
+        peer_access=detected.peer_access,
         disks=machine.disks(),
         nics=machine.nics(),
         addresses=own_addresses(config.address),
@@ -293,7 +293,7 @@ class TorchDevice(NamedTuple):
 
 def devices_here() -> list[Device]:
     """Return the devices that jobs use on this host, with their present state."""
-    found = devices()
+    detected = devices()
     with gpu_library() as library:
         if library is None:
             return []
@@ -318,7 +318,9 @@ def devices_here() -> list[Device]:
             slowed_by=loads[gpu.uuid].slowed_by,
             unread=gpu.unread,
         )
-        for gpu, links in zip(found.gpus, found.topology or [()] * len(found.gpus), strict=True)
+        for gpu, links in zip(
+            detected.gpus, detected.topology or [()] * len(detected.gpus), strict=True
+        )
         if gpu.uuid in loads  # a GPU can be lost between the queries
     ]
 

@@ -43,17 +43,17 @@ COMPILERS = ("cc", "gcc", "clang")  # Triton compiles its kernel launchers with 
 
 
 def checks(
-    pins: Pins, library: inventory.Library | None, wanted: Sequence[str]
+    pins: Pins, library: inventory.Library | None, gpu_uuids: Sequence[str]
 ) -> Iterator[PreflightCheck]:
     """Yield the GPU checks of an environment; none if it needs no GPU.
 
-    ``wanted``: uuids of the attempt's GPUs; empty: all GPUs.
+    ``gpu_uuids``: uuids of the attempt's GPUs; empty: all GPUs.
     """
     if pins.cuda is None:
         return
-    found = allocated_gpus(inventory.gpu_facts(library) if library else [], wanted)
-    gpus = [gpu for gpu in found if gpu.vendor == "nvidia"]
-    yield _gpu(pins, gpus, found)
+    allocated = allocated_gpus(inventory.gpu_facts(library) if library else [], gpu_uuids)
+    gpus = [gpu for gpu in allocated if gpu.vendor == "nvidia"]
+    yield _gpu(pins, gpus, allocated)
     if library and gpus:
         yield driver_check(cuda_of_driver(library), pins.cuda, f"The environment {pins.name}")
     yield _gpu_compiler(pins)
@@ -86,9 +86,9 @@ def division_checks(
         )
 
 
-def allocated_gpus(found: Iterable[GpuFacts], wanted: Sequence[str]) -> list[GpuFacts]:
-    """Return the GPUs whose uuid is in ``wanted``; all if it is empty."""
-    return [gpu for gpu in found if not wanted or gpu.uuid in wanted]
+def allocated_gpus(gpus: Iterable[GpuFacts], uuids: Sequence[str]) -> list[GpuFacts]:
+    """Return the GPUs whose uuid is in ``uuids``; all if it is empty."""
+    return [gpu for gpu in gpus if not uuids or gpu.uuid in uuids]
 
 
 def unusable_gpu_checks(gpus: Sequence[GpuFacts]) -> Iterator[PreflightCheck]:
@@ -163,12 +163,12 @@ def flex_attention_check(gpus: Sequence[GpuFacts]) -> PreflightCheck:
     )
 
 
-def _gpu(pins: Pins, gpus: Sequence[GpuFacts], found: Sequence[GpuFacts]) -> PreflightCheck:
+def _gpu(pins: Pins, gpus: Sequence[GpuFacts], allocated: Sequence[GpuFacts]) -> PreflightCheck:
     least = pins.compute_capability or (0, 0)
     minimum = _requirement(least)
     if not gpus:
         why = (
-            ", ".join(sorted({gpu.name for gpu in found}))
+            ", ".join(sorted({gpu.name for gpu in allocated}))
             or inventory.driver_problem()
             or "no NVIDIA driver and no NVIDIA GPU answer here"
         )
@@ -547,18 +547,18 @@ def gpus_of(needs: Needs, library: inventory.Library) -> list[Gpu]:
 
 def _foreign(gpus: Sequence[Gpu]) -> PreflightCheck:
     """Check for GPU processes of other programs; they are reported, never killed."""
-    found = [
+    processes = [
         f"{process_description(pid)} on GPU {gpu.number}"
         for gpu in gpus
         for pid in gpu.foreign_pids
     ]
-    if not found:
+    if not processes:
         return yes("foreign processes", "No other process uses its GPUs.")
     return no(
         "foreign processes",
-        f"Somebody else uses its GPUs: {'; '.join(found)[:480]}.",
+        f"Somebody else uses its GPUs: {'; '.join(processes)[:480]}.",
         "Ask their owners to end them, or cordon those GPUs.",
-        processes=float(len(found)),
+        processes=float(len(processes)),
     )
 
 

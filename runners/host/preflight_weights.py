@@ -371,11 +371,11 @@ class EngineNeeds(NamedTuple):
     is_login_node: bool  # of Slurm, where no engine is queried: jobs run on other nodes
 
 
-def checks(wanted: EngineNeeds, query: FolderQuery) -> tuple[PreflightCheck, ...]:
+def checks(needs: EngineNeeds, query: FolderQuery) -> tuple[PreflightCheck, ...]:
     """Return what is known of a folder's size."""
     period = int(time.monotonic() / KEPT_SECONDS)
     try:
-        return _checks(wanted, query, _stamp(query.folder), period)
+        return _checks(needs, query, _stamp(query.folder), period)
     except OSError:  # the folder is gone again; the job reports it
         return ()
 
@@ -387,55 +387,55 @@ def _stamp(folder: Path) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=32)
-def _checks(wanted: EngineNeeds, query: FolderQuery, *_: object) -> tuple[PreflightCheck, ...]:
+def _checks(needs: EngineNeeds, query: FolderQuery, *_: object) -> tuple[PreflightCheck, ...]:
     with os.scandir(query.folder) as entries:
         has_safetensors = any(entry.name.endswith(SUFFIX) for entry in entries)
     if has_safetensors:
-        return (_safetensors(wanted, query), *_earlier(wanted, query))
-    is_gguf = wanted.environment == LLAMACPP and not wanted.is_login_node
-    return (_gguf(wanted, query),) if is_gguf and shutil.which(FIT_TOOL) else ()
+        return (_safetensors(needs, query), *_earlier(needs, query))
+    is_gguf = needs.environment == LLAMACPP and not needs.is_login_node
+    return (_gguf(needs, query),) if is_gguf and shutil.which(FIT_TOOL) else ()
 
 
-def _safetensors(wanted: EngineNeeds, query: FolderQuery) -> PreflightCheck:
+def _safetensors(needs: EngineNeeds, query: FolderQuery) -> PreflightCheck:
     store = Store(HostDir(query.host_dir))
-    has_engine = not wanted.is_login_node and (query.folder / "config.json").is_file()
-    python = interpreter(wanted.environment, store) if has_engine else None
+    has_engine = not needs.is_login_node and (query.folder / "config.json").is_file()
+    python = interpreter(needs.environment, store) if has_engine else None
     built: Future[EngineCount] | None = None
     with ThreadPoolExecutor() as pool:
         if python is not None:
             built = pool.submit(transformers_count, query, python)
-        found = weights_of(query)
-    sentence = found.sentence
+        weights = weights_of(query)
+    sentence = weights.sentence
     if built is not None:
-        sentence += f" {compared(built.result(), found.counted_bytes)}"
-    check = yes("weights", _printed(sentence), **_figures(found, built))
-    return check.model_copy(update={"remedy": found.remedy})
+        sentence += f" {compared(built.result(), weights.counted_bytes)}"
+    check = yes("weights", _printed(sentence), **_figures(weights, built))
+    return check.model_copy(update={"remedy": weights.remedy})
 
 
-def _figures(found: StoredWeights, built: Future[EngineCount] | None) -> dict[str, float]:
+def _figures(weights: StoredWeights, built: Future[EngineCount] | None) -> dict[str, float]:
     figures = {
-        "stored_bytes": found.stored_bytes,
-        "counted_bytes": found.counted_bytes,
+        "stored_bytes": weights.stored_bytes,
+        "counted_bytes": weights.counted_bytes,
         "engine_bytes": built.result().weight_bytes if built is not None else None,
     }
     return {name: float(value) for name, value in figures.items() if value}
 
 
-def _earlier(wanted: EngineNeeds, query: FolderQuery) -> Iterator[PreflightCheck]:
+def _earlier(needs: EngineNeeds, query: FolderQuery) -> Iterator[PreflightCheck]:
     """Yield what vLLM logged at an earlier start with the folder."""
-    if wanted.environment != VLLM:
+    if needs.environment != VLLM:
         return
-    if found := last_start(query.folder, HostDir(query.host_dir).attempts):
-        yield yes("vLLM", _printed(found))
+    if message := last_start(query.folder, HostDir(query.host_dir).attempts):
+        yield yes("vLLM", _printed(message))
 
 
-def _gguf(wanted: EngineNeeds, query: FolderQuery) -> PreflightCheck:
+def _gguf(needs: EngineNeeds, query: FolderQuery) -> PreflightCheck:
     count = llama_count(query)
     sentence = count.sentence
-    if wanted.memory_bytes:
-        needed = wanted.memory_bytes / GIB
+    if needs.memory_bytes:
+        needed = needs.memory_bytes / GIB
         sentence += f" The planner predicts at least {needed:.2f} GiB for the job."
-    figures = {"engine_bytes": count.weight_bytes, "needed_bytes": wanted.memory_bytes}
+    figures = {"engine_bytes": count.weight_bytes, "needed_bytes": needs.memory_bytes}
     shown = {name: float(value) for name, value in figures.items() if value}
     return yes("llama.cpp", _printed(sentence), **shown)
 

@@ -298,15 +298,15 @@ class Reconciler:
             if verdict is Verdict.CLAIMING and claim:
                 self.claim(WantedAttempt(attempt_id=attempt_id, fence=claim.fence))
 
-    def claim(self, wanted: WantedAttempt) -> None:
+    def claim(self, attempt: WantedAttempt) -> None:
         """Claim an attempt and start it, unless it is already claimed."""
-        if not ID.fullmatch(wanted.attempt_id):
-            log.error("the server requested an attempt with the id %r", wanted.attempt_id)
+        if not ID.fullmatch(attempt.attempt_id):
+            log.error("the server requested an attempt with the id %r", attempt.attempt_id)
             return
-        folder = self._folder(wanted.attempt_id)
+        folder = self._folder(attempt.attempt_id)
         if folder.path.exists() and self.launcher.verdict_of(folder) is not Verdict.CLAIMING:
             return
-        claim = folder.make_claim(wanted.fence, self.boot_id, wanted.needs)
+        claim = folder.make_claim(attempt.fence, self.boot_id, attempt.needs)
         needs = claim.needs
         for _ in range(MAX_PORTS):
             reply = self._claim(folder, claim, needs)

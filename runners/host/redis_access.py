@@ -93,7 +93,7 @@ def decode(fields: Mapping[bytes | str, bytes | str]) -> ReceivedBatch:
     try:
         body = text["b"]
         if len(body) > MAX_ENTRY_BYTES:
-            msg = f"stream entry has {len(body)} bytes of events, of {MAX_ENTRY_BYTES} at most"
+            msg = f"stream entry has {len(body)} bytes of events; the limit is {MAX_ENTRY_BYTES}"
             raise ValueError(msg)
         given = {"attempt_id": text["a"], "fence": text["f"], "events": parse_json(body)}
         return ReceivedBatch.model_validate(given)

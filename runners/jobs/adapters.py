@@ -109,7 +109,10 @@ class Lora:
         save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt", BASE_KEY: digest})
 
     def merge(self) -> PreTrainedModel:
-        """Return the model with the adapter merged into its full-width weights."""
+        """Return the model with the adapter's low-rank product added to the base weights.
+
+        A quantised base is not merged into: its unquantised weights are loaded again first.
+        """
         if self._original is None:
             return cast("PreTrainedModel", self._tuned.merge_and_unload())
         from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict

@@ -268,7 +268,10 @@ class Domains:
         for name, ids in texts.items():
             begin = len(ids) - max(len(ids) // VALIDATION_ONE_IN, length)
             if begin <= length:
-                msg = f"the {name} text of this host has {len(ids)} tokens: too few to learn from"
+                msg = (
+                    f"the {name} text of this host has {len(ids)} tokens, and sequences of "
+                    f"{length} tokens need at least {2 * length + 1}; use a host with more text"
+                )
                 raise BadInputError(msg)
             self._train[name] = ids[:begin]
             self._validation[name] = _spread(ids[begin:], length)

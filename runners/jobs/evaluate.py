@@ -263,32 +263,32 @@ def joined(parts: list[TextScores]) -> TextScores:
     )
 
 
-def figures(found: TextScores, windows: Windows) -> dict[str, float]:
+def figures(scores: TextScores, windows: Windows) -> dict[str, float]:
     """Return the figures under the names of a job's result."""
-    own = _perplexity(found.nlls, windows)
-    measured = own.measured() | {"evaluation_tokens": float(own.tokens)}
-    measured |= _interval("next_token_accuracy", found.correct)
-    if found.original_nlls is None or found.original_correct is None:
+    own = _perplexity(scores.nlls, windows)
+    measured = own.result_metrics() | {"evaluation_tokens": float(own.tokens)}
+    measured |= _interval("next_token_accuracy", scores.correct)
+    if scores.original_nlls is None or scores.original_correct is None:
         return measured
-    original = _perplexity(found.original_nlls, windows)
+    original = _perplexity(scores.original_nlls, windows)
     ratio, low, high = perplexity_ratio(own, original)
-    measured |= original.measured("original_")
-    measured |= _interval("original_next_token_accuracy", found.original_correct)
+    measured |= original.result_metrics("original_")
+    measured |= _interval("original_next_token_accuracy", scores.original_correct)
     measured |= {
         "perplexity_ratio": ratio,
         "perplexity_ratio_low": low,
         "perplexity_ratio_high": high,
     }
-    if found.divergence is not None and found.agreement is not None:
-        measured |= _interval("kl_divergence_nats", found.divergence)
-        measured |= _interval("top_token_agreement", found.agreement)
+    if scores.divergence is not None and scores.agreement is not None:
+        measured |= _interval("kl_divergence_nats", scores.divergence)
+        measured |= _interval("top_token_agreement", scores.agreement)
     return measured
 
 
-def notes(found: TextScores, windows: Windows, measured: dict[str, float]) -> dict[str, str]:
+def notes(scores: TextScores, windows: Windows, measured: dict[str, float]) -> dict[str, str]:
     """Return texts on how the figures were measured and whether a difference is significant."""
     texts = {
-        "perplexity": _perplexity(found.nlls, windows).note(),
+        "perplexity": _perplexity(scores.nlls, windows).note(),
         "device": str(pick_device()),
         "threads": str(num_threads()),
     }

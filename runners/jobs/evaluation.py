@@ -71,7 +71,7 @@ class Speed:
         """Return the seconds per further output token of one request."""
         return statistics.median(each.mean_step_seconds for each in self.repetitions)
 
-    def measured(self, prefix: str = "") -> dict[str, float]:
+    def result_metrics(self, prefix: str = "") -> dict[str, float]:
         """Return the figures under the names of a job's result; speeds are of the whole batch."""
         load = self.workload
         figures = {
@@ -186,7 +186,7 @@ class Perplexity:
         mean, error = mean_and_error(self.segment_nlls)
         return math.exp(mean - Z_95 * error), math.exp(mean + Z_95 * error)
 
-    def measured(self, prefix: str = "") -> dict[str, float]:
+    def result_metrics(self, prefix: str = "") -> dict[str, float]:
         """Return the figures under the names of a job's result."""
         low, high = self.interval
         return {
@@ -318,7 +318,7 @@ class Assessment:
     parameter_bytes: int
     matrices_bytes: int
 
-    def measured(self, prefix: str = "") -> dict[str, float]:
+    def result_metrics(self, prefix: str = "") -> dict[str, float]:
         """Return the figures under the names of a job's result."""
         memory = {
             "peak_memory_bytes": self.peak.bytes,
@@ -327,9 +327,9 @@ class Assessment:
             "matrices_bytes": self.matrices_bytes,
             "model_and_cache_bytes": self.parameter_bytes + self.speed.kv_cache_bytes,
         }
-        quality = self.perplexity.measured(prefix) if self.perplexity else {}
+        quality = self.perplexity.result_metrics(prefix) if self.perplexity else {}
         named = {f"{prefix}{name}": float(value) for name, value in memory.items()}
-        return {**named, **quality, **self.speed.measured(prefix)}
+        return {**named, **quality, **self.speed.result_metrics(prefix)}
 
     def notes(self) -> dict[str, str]:
         """Return texts that describe how the figures were measured."""

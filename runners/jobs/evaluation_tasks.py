@@ -106,10 +106,10 @@ def _find_tasks(
 
 def _task(name: str, path: Path, config: JsonObject, roots: Sequence[Path]) -> TaskFile:
     if any(isinstance(value, _CodeTag) for value in _values(config)):
-        msg = f"task {name} has a !function: code from a folder never runs; say it as a template"
+        msg = f"task {name} has a !function: code from a folder never runs; write a template"
         raise BadInputError(msg)
     if unknown := sorted(set(map(str, config)) - FIELDS):
-        msg = f"task {name}: {', '.join(unknown)} cannot be read here; leave it out of {path}"
+        msg = f"task {name}: {', '.join(unknown)} is not supported here; remove it from {path}"
         raise BadInputError(msg)
     if config.get("output_type") not in OUTPUT_TYPES:
         msg = (
@@ -124,7 +124,11 @@ def _task(name: str, path: Path, config: JsonObject, roots: Sequence[Path]) -> T
             known = ", ".join(documents)
             raise BadInputError(f"task {name}: {key} is {split!r}; its data_files have {known}")
     if not (config.get("test_split") or config.get("validation_split")):
-        raise BadInputError(f"task {name} names no test_split of its data_files; add it to {path}")
+        known = ", ".join(documents)
+        raise BadInputError(
+            f"task {name}: test_split and validation_split are not set; set test_split in {path} "
+            f"to one of its data_files: {known}"
+        )
     harness_config = {key: value for key, value in config.items() if key not in WHERE_DATA_IS}
     return TaskFile(name, harness_config, documents)
 

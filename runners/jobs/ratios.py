@@ -22,23 +22,23 @@ from runners.jobs.runtime import BadInputError, Job, disk_full
 
 LEVEL = 0.95
 SECONDS = "processor seconds"
-Way = Callable[[], object]
+Method = Callable[[], object]
 
 
-def seconds_in_alternating_rounds(ways: Sequence[Way], rounds: int) -> list[list[float]]:
-    """Return each method's CPU seconds per round, after a warm-up round.
+def seconds_in_alternating_rounds(methods: Sequence[Method], rounds: int) -> list[list[float]]:
+    """Return the CPU seconds of each method in each round, [methods][rounds], after a warm-up.
 
     Every other round runs in reverse order, so that no method always has warm caches.
     """
-    taken: list[list[float]] = [[] for _ in ways]
-    order = list(range(len(ways)))
+    seconds: list[list[float]] = [[] for _ in methods]
+    order = list(range(len(methods)))
     for number in range(rounds + 1):
         for at in order if number % 2 else reversed(order):
             began = time.process_time()
-            ways[at]()
+            methods[at]()
             if number:
-                taken[at].append(time.process_time() - began)
-    return taken
+                seconds[at].append(time.process_time() - began)
+    return seconds
 
 
 def ratio_of(name: str, baseline: Sequence[float], technique: Sequence[float]) -> Ratio:

@@ -282,7 +282,10 @@ def check_compiler(scratch: Path, field: str) -> None:
         BadInputError: this host has no compiler.
     """
     if not prepare_compiler(scratch):
-        msg = f"{field} needs {compiler_name()}, which this host lacks; install it or leave it out"
+        msg = (
+            f"{field} needs the compiler {compiler_name()}, which this host lacks; install it, or "
+            f"leave {field} out"
+        )
         raise BadInputError(msg)
 
 

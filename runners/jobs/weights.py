@@ -326,16 +326,17 @@ class HostBuffers:
 
 @contextlib.contextmanager
 def activations_in_host(
-    buffers: HostBuffers, kept: frozenset[int], smallest_bytes: int
+    buffers: HostBuffers, device_storages: frozenset[int], smallest_bytes: int
 ) -> Iterator[None]:
     """Hold what the block's forward passes save for their backward passes in host memory.
 
-    ``kept`` are the addresses of storages that stay, such as the weights', and so do tensors
-    below ``smallest_bytes``. As ``torch.autograd.graph.save_on_cpu``, in buffers of its size.
+    ``device_storages`` are the addresses of storages that stay on the device, such as the
+    weights'; so do tensors below ``smallest_bytes``. As
+    ``torch.autograd.graph.save_on_cpu``, but in reused ``buffers``.
     """
 
     def pack(tensor: torch.Tensor) -> torch.Tensor | tuple[torch.device, torch.Tensor]:
-        is_kept = tensor.untyped_storage().data_ptr() in kept
+        is_kept = tensor.untyped_storage().data_ptr() in device_storages
         if is_kept or tensor.nbytes < smallest_bytes:
             return tensor
         host = buffers.empty_like(tensor)

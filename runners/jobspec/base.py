@@ -280,8 +280,8 @@ class MixedData(JobDocument):
         for at, part in enumerate(self.parts):
             if self.weights == "fixed" and part.reference_loss is not None:
                 msg = (
-                    f"parts.{at}.reference_loss is {part.reference_loss:g} and weights are fixed, "
-                    "which follow no loss; leave it out, or choose weights dynamic"
+                    f"parts.{at}.reference_loss is {part.reference_loss:g} and weights is fixed, "
+                    "which uses no loss; choose weights dynamic, or leave reference_loss out"
                 )
                 raise ValueError(msg)
         return self
@@ -378,7 +378,7 @@ class Message(BaseModel):
     def _has_few_fields(cls, value: object) -> object:
         """Reject an object with thousands of unknown fields with a single error."""
         if isinstance(value, dict) and len(value) > MAX_FIELDS:
-            msg = f"it has {len(value):,} fields, of {MAX_FIELDS} at most"
+            msg = f"it has {len(value):,} fields; the limit is {MAX_FIELDS}"
             raise ValueError(msg)
         return value
 
@@ -461,7 +461,7 @@ def _text(value: str) -> str:
 def _key(key: str, where: str) -> str:
     if len(key) > MAX_KEY_CHARACTERS:
         at = f" of {where[:MAX_KEY_CHARACTERS]}" if where else ""
-        msg = f"a key{at} has {len(key)} characters, of {MAX_KEY_CHARACTERS} at most"
+        msg = f"a key{at} has {len(key)} characters; the limit is {MAX_KEY_CHARACTERS}"
         raise ValueError(msg)
     return _text(key)
 

@@ -316,7 +316,9 @@ class _Arrivals(BaseModel):
         points = self.points
         if list(points) != sorted(set(points)):
             listed = ", ".join(f"{each:g}" for each in points)
-            raise ValueError(f"the points of a sweep rise, each once; these are {listed}")
+            raise ValueError(
+                f"the points of a sweep are {listed}; give each once, in increasing order"
+            )
         return self
 
 
@@ -454,7 +456,7 @@ class BenchmarkSpec(RunDocument):
     @model_validator(mode="after")
     def _profiles_no_endpoint(self) -> Self:
         if self.load is not None and self.profile:
-            msg = "profile is of the model alone; leave it out, or run it without load"
+            msg = "profile and load exclude each other; leave profile out, or leave load out"
             raise ValueError(msg)
         return self
 

@@ -94,7 +94,7 @@ class PolicyOffload(Option):
         for host, disk in (("weights_cpu", "weights_disk"), ("kv_cpu", "kv_disk")):
             together = getattr(self, host) + getattr(self, disk)
             if together > 1.0 + ROUNDING:
-                msg = f"{host} and {disk} are {together:g} together; shares of a whole end at 1"
+                msg = f"{host} and {disk} add up to {together:g}; they can add up to 1 at most"
                 raise ValueError(msg)
         return self
 
@@ -126,13 +126,16 @@ class StageChain(Option):
     A job on one host starts and restarts all of them; of several hosts each runs one server.
     """
 
+    model_config = ConfigDict(serialize_by_alias=True)
+
     method: Literal["chain"] = "chain"
     stages: int = Field(default=2, ge=1, le=1024)
     spares: int = Field(default=0, ge=0, le=64)  # standby servers, on a single host
     restarts: int = Field(default=3, ge=0, le=1000)  # total per host
-    patience_seconds: float = Field(
-        default=120.0, ge=1.0, le=7200.0
-    )  # timeout for a replacement server
+    # The longest wait for a replacement server; "patience_seconds" in the job's document.
+    replacement_timeout_seconds: float = Field(
+        default=120.0, ge=1.0, le=7200.0, alias="patience_seconds"
+    )
     silence_seconds: float = Field(
         default=120.0, ge=1.0, le=7200.0
     )  # a silent server then counts as lost
@@ -162,7 +165,8 @@ class DemoPrompts(JobDocument):
     def _shortest_is_not_longest(self) -> Self:
         if self.shortest is not None and self.shortest > self.input_tokens:
             msg = (
-                f"shortest is {self.shortest}, but input_tokens, the longest, {self.input_tokens}"
+                f"shortest is {self.shortest}, above input_tokens, the longest, which is "
+                f"{self.input_tokens}; choose at most {self.input_tokens}"
             )
             raise ValueError(msg)
         return self
@@ -236,10 +240,16 @@ class GenerateSpec(RunDocument):
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         if self.kv_cache != "plain" and (self.speculation or self.batching == "continuous"):
-            msg = f"kv_cache {self.kv_cache} runs in padded or packed batches; choose plain"
+            msg = (
+                f"kv_cache {self.kv_cache} runs neither with speculation nor with batching "
+                "continuous; choose kv_cache plain, or another batching and no speculation"
+            )
             raise ValueError(msg)
         if self.attention == "eager" and self.batching in {"packed", "continuous"}:
-            msg = f"batching {self.batching} attends with kernels of its own; attention is eager"
+            msg = (
+                f"attention is eager, and batching {self.batching} has attention kernels of its "
+                "own; choose another attention or another batching"
+            )
             raise ValueError(msg)
         is_quantised = self.weight_dtype in QUANTISED_DTYPES
         if isinstance(self.offload, PolicyOffload):
@@ -247,7 +257,8 @@ class GenerateSpec(RunDocument):
         elif self.offload and (is_quantised or self.batching == "continuous"):
             msg = (
                 f"offload {self.offload.method} runs with fp32, bf16 or fp16 weights in batches; "
-                f"weight_dtype is {self.weight_dtype} and batching {self.batching}"
+                f"weight_dtype is {self.weight_dtype} and batching {self.batching}; change them, "
+                "or leave offload out"
             )
             raise ValueError(msg)
         self._check_together(is_quantised=is_quantised)
@@ -271,7 +282,10 @@ class GenerateSpec(RunDocument):
             raise ValueError(msg)
         micro = policy.micro_batch_size or 1
         if micro > self.batch_size:
-            msg = f"micro_batch_size is {micro}; batch_size, its block, is {self.batch_size}"
+            msg = (
+                f"micro_batch_size is {micro}, above batch_size, which is {self.batch_size}; "
+                f"choose at most {self.batch_size}"
+            )
             raise ValueError(msg)
 
     def _check_together(self, *, is_quantised: bool) -> None:

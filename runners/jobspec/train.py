@@ -135,8 +135,11 @@ def check_lengths(
             f"length_schedule goes {lengths}; each length must be above the one before, and the "
             f"last one sequence_length, {longest}"
         )
-    if abs(sum(share for _, share in schedule) - 1.0) > SHARE_ROUNDING:
-        raise ValueError("length_schedule: the shares of the tokens must add up to 1")
+    total = sum(share for _, share in schedule)
+    if abs(total - 1.0) > SHARE_ROUNDING:
+        raise ValueError(
+            f"length_schedule: the shares of the tokens add up to {total:g}; they must add up to 1"
+        )
     for length in lengths:
         if tokens % length:
             raise ValueError(
@@ -273,8 +276,8 @@ def _divisions(layout: LayoutOptions) -> Iterator[str]:
     layers = layout.pipeline_layers or ()
     if layout.sequence_parallel and layout.tensor_parallel_size == 1:
         yield (
-            "sequence_parallel divides what tensor parallel leaves whole; choose a "
-            "tensor_parallel_size above 1, or leave it out"
+            "sequence_parallel needs tensor parallelism, and tensor_parallel_size is 1; choose a "
+            "tensor_parallel_size above 1, or leave sequence_parallel out"
         )
     if layout.sequence_parallel and layout.context_parallel_size > 1:
         yield "sequence_parallel and context_parallel_size both divide the sequence; choose one"
@@ -285,8 +288,8 @@ def _divisions(layout: LayoutOptions) -> Iterator[str]:
         )
     if layout.virtual_pipeline_size > 1 and layout.pipeline_parallel_size == 1:
         yield (
-            f"virtual_pipeline_size is {layout.virtual_pipeline_size} on one rank; choose a "
-            "pipeline_parallel_size above 1, or leave it out"
+            f"virtual_pipeline_size is {layout.virtual_pipeline_size}, and pipeline_parallel_size "
+            "is 1; choose a pipeline_parallel_size above 1, or leave virtual_pipeline_size out"
         )
     if layers and len(layers) != layout.num_stages:
         yield f"pipeline_layers names {len(layers)} stages, but there are {layout.num_stages}"

@@ -176,7 +176,11 @@ def _plain(address: str) -> str:
 
 
 class Engine(NamedTuple):
-    """A serving engine: its environment, module and display name."""
+    """A serving engine: how a job of it is started, and how it is shown.
+
+    ``environment`` is the Python environment that has its packages, ``module`` the one that a job
+    runs with ``python -m``, and ``words`` its name and purpose for users.
+    """
 
     environment: str
     module: str

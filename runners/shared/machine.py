@@ -104,9 +104,9 @@ def xids(log: Path = KERNEL_LOG) -> dict[str, tuple[int, ...]] | None:
     return {bus: tuple(numbers) for bus, numbers in found.items()}
 
 
-def xids_of(found: dict[str, tuple[int, ...]] | None, bus_id: str) -> tuple[int, ...] | None:
+def xids_of(xids_by_bus: dict[str, tuple[int, ...]] | None, bus_id: str) -> tuple[int, ...] | None:
     """Return the Xid errors of one GPU, or None if the log is unreadable."""
-    return None if found is None else found.get(_bus(bus_id), ())
+    return None if xids_by_bus is None else xids_by_bus.get(_bus(bus_id), ())
 
 
 def has_nvidia_on_bus(devices: Path = PCI_DEVICES) -> bool:

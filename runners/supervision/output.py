@@ -206,7 +206,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_whole(value: object) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -258,7 +258,7 @@ def _metric(body: Body) -> Body:
     step = body.get("step")
     source = body.get("source")
     source = source if source in JOB_SOURCES else "job"  # "host" is reserved for the supervisor
-    return {"source": source, "values": values, "step": step if _is_whole(step) else None}
+    return {"source": source, "values": values, "step": step if _is_count(step) else None}
 
 
 def _log(body: Body) -> Body:
@@ -276,7 +276,7 @@ def _result(body: Body) -> Body:
 
 def _artefact(body: Body) -> Body:
     files, digests = _mapping(body, "files"), _mapping(body, "sha256")
-    if not all(_is_whole(size) for size in files.values()):
+    if not all(_is_count(size) for size in files.values()):
         raise EventRefusedError("files maps each relative path to its size in bytes")
     if set(files) != set(digests):
         raise EventRefusedError("files and sha256 must name the same paths")
@@ -285,7 +285,7 @@ def _artefact(body: Body) -> Body:
         "kind": _take(
             body, "kind", ARTEFACT_KINDS.__contains__, f"one of {', '.join(ARTEFACT_KINDS)}"
         ),
-        "total_bytes": _take(body, "total_bytes", _is_whole, "a size in bytes"),
+        "total_bytes": _take(body, "total_bytes", _is_count, "a size in bytes"),
         "files": files,
         "sha256": {path: str(digest) for path, digest in digests.items()},
         "facts": _mapping(body, "facts") if "facts" in body else {},

@@ -45,7 +45,7 @@ def test_what_does_not_go_together_is_refused_with_the_way_out():
             {"data_parallel_size": 2, "zero_stage": 2, **PIPELINE},
             "zero_stage is 2 and pipeline_parallel_size 2",
         ),
-        ({"sequence_parallel": True}, "sequence_parallel divides what tensor parallel leaves"),
+        ({"sequence_parallel": True}, "sequence_parallel needs tensor parallelism"),
         (
             {"sequence_parallel": True, "context_parallel_size": 2, **TENSOR},
             "both divide the sequence",
@@ -109,7 +109,10 @@ def test_each_kind_sends_as_many_as_its_point_needs_and_reserves_places():
 
 def test_a_sweep_that_cannot_be_is_refused():
     for arrivals, message in [
-        ({"kind": "closed", "concurrency": (4, 1)}, "the points of a sweep rise.*4, 1"),
+        (
+            {"kind": "closed", "concurrency": (4, 1)},
+            "the points of a sweep are 4, 1; give each once",
+        ),
         ({"kind": "closed", "concurrency": ()}, "at least 1 item"),
         ({"kind": "closed", "concurrency": (2000,)}, "less than or equal to 1024"),
         ({"kind": "open", "request_rate_per_second": (0.0,)}, "greater than 0"),
@@ -122,7 +125,7 @@ def test_a_sweep_that_cannot_be_is_refused():
 
 def test_a_profile_is_of_a_model_and_not_of_an_endpoint():
     load = {"arrivals": {"kind": "closed", "concurrency": (1,)}}
-    with pytest.raises(ValidationError, match="profile is of the model alone"):
+    with pytest.raises(ValidationError, match="profile and load exclude each other"):
         BenchmarkSpec(model=MODEL, load=load, profile=True)
 
 

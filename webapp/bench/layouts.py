@@ -15,7 +15,7 @@ from planner.calibration import calibrate_host, measurements_of
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import EstimateRequest, HostCalibration, PlanRequest
 from planner.specs.workload import Strategy
-from runners.host.bench import CollectiveTime, KeptRatio, LayoutBenchRequest, Ratio, StepTime
+from runners.host.bench import CollectiveTime, LayoutBenchRequest, Ratio, StepTime, StoredRatio
 from runners.host.inventory import host_facts
 from runners.jobspec.train import LayoutOptions
 from runners.shared.facts import Microbench
@@ -355,7 +355,7 @@ def keep(found: Sequence[LayoutComparison], load: float) -> None:
     """Replace the stored rows and the docs page."""
     lines = []
     for each in found:
-        regret = KeptRatio.taken_now(each.regret, COMMAND, load).model_dump(mode="json")
+        regret = StoredRatio.measured_now(each.regret, COMMAND, load).model_dump(mode="json")
         lines.append(json.dumps({**each._asdict(), "regret": regret}))
     RESULTS_PATH.write_text("".join(f"{line}\n" for line in lines))
     DOCS.write_text(page(stored_results()))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runners.host.abilities import ABILITIES, Level
-from runners.host.bench import KeptRatio
+from runners.host.bench import StoredRatio
 
 RESULTS_PATH = Path(__file__).parent / "data" / "ratios.jsonl"
 _DIRECTIONS = "tests/system/jobs/generate/test_directions.py"
@@ -284,14 +284,14 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
 }
 
 
-def stored(path: Path = RESULTS_PATH) -> dict[str, KeptRatio]:
+def stored(path: Path = RESULTS_PATH) -> dict[str, StoredRatio]:
     """Return the stored ratios by name."""
     lines = path.read_text().splitlines() if path.is_file() else []
-    ratios = [KeptRatio.model_validate_json(line) for line in lines]
+    ratios = [StoredRatio.model_validate_json(line) for line in lines]
     return {each.name: each for each in ratios}
 
 
-def keep(rows: Iterable[KeptRatio], path: Path = RESULTS_PATH) -> None:
+def keep(rows: Iterable[StoredRatio], path: Path = RESULTS_PATH) -> None:
     """Store ratios in place of earlier ones of the same commands."""
     newer = list(rows)
     commands = {each.command for each in newer}
@@ -300,12 +300,12 @@ def keep(rows: Iterable[KeptRatio], path: Path = RESULTS_PATH) -> None:
     path.write_text("".join(f"{line}\n" for line in lines))
 
 
-def holds(proof: Proof, ratio: KeptRatio | None) -> bool:
+def holds(proof: Proof, ratio: StoredRatio | None) -> bool:
     """Return whether a ratio is stored and its interval is above the floor."""
     return ratio is not None and ratio.low > proof.floor
 
 
-def level_of(key: str, rows: dict[str, KeptRatio]) -> Level:
+def level_of(key: str, rows: dict[str, StoredRatio]) -> Level:
     """Return the level of a technique: planned, runs, or proven by measured ratios."""
     if key not in ABILITIES:
         return "planned"
@@ -314,6 +314,6 @@ def level_of(key: str, rows: dict[str, KeptRatio]) -> Level:
     return "proven" if is_proven else "runs"
 
 
-def evidence(key: str, rows: dict[str, KeptRatio]) -> Sequence[tuple[Proof, KeptRatio]]:
+def evidence(key: str, rows: dict[str, StoredRatio]) -> Sequence[tuple[Proof, StoredRatio]]:
     """Return a technique's proofs with their stored ratios."""
     return [(each, rows[each.ratio]) for each in PROOFS.get(key, ()) if each.ratio in rows]

@@ -23,7 +23,7 @@ from planner.specs.estimate import Estimate
 from planner.specs.model import ModelSpec
 from planner.techniques.registry import TECHNIQUES, get
 from runners.host.abilities import ABILITIES
-from runners.host.bench import KeptRatio
+from runners.host.bench import StoredRatio
 from runners.jobspec.compress import QUANTISED_DTYPES
 from webapp.accounts.models import Role
 from webapp.accounts.services import current_team, has_role, require_role
@@ -242,7 +242,7 @@ def all_rows() -> list[Row]:
     return [row_of(key, ratios) for key in TECHNIQUES]
 
 
-def row_of(key: str, stored_ratios: dict[str, KeptRatio]) -> Row:
+def row_of(key: str, stored_ratios: dict[str, StoredRatio]) -> Row:
     """Return the row of one technique: state, job, library and proofs."""
     ability, technique = ABILITIES.get(key), TECHNIQUES[key]
     return {
@@ -258,7 +258,7 @@ def row_of(key: str, stored_ratios: dict[str, KeptRatio]) -> Row:
     }
 
 
-def _ratio(proof: Proof, ratio: KeptRatio) -> Row:
+def _ratio(proof: Proof, ratio: StoredRatio) -> Row:
     return {
         **ratio.model_dump(mode="json"),
         "shows": proof.shows,

@@ -90,17 +90,17 @@ def sizes_for(device: torch.device, *, is_small: bool) -> Sizes:
 
 def last_level_cache_bytes(folder: Path = CPU_CACHES) -> int:
     """Return the bytes of all last-level CPU caches together; 0 if they are not listed."""
-    found: dict[tuple[int, str], int] = {}
+    sizes: dict[tuple[int, str], int] = {}
     for cache in folder.glob("cpu[0-9]*/cache/index[0-9]*"):
         try:
             level = int((cache / "level").read_text())
             shared = (cache / "shared_cpu_list").read_text().strip()
             kilobytes = (cache / "size").read_text().strip().removesuffix("K")
-            found[level, shared] = int(kilobytes) * 1024
+            sizes[level, shared] = int(kilobytes) * 1024
         except (OSError, ValueError):
             continue
-    last = max((level for level, _ in found), default=0)
-    return sum(size for (level, _), size in found.items() if level == last)
+    last = max((level for level, _ in sizes), default=0)
+    return sum(size for (level, _), size in sizes.items() if level == last)
 
 
 def run_seconds(

@@ -150,7 +150,7 @@ def _steps(request: LayoutBenchRequest, name: str, ranks: Ranks) -> dict[str, fl
             ranks.total([0.0])
             times.append(time.monotonic() - began)
             if len(times) == request.warm_up_steps:
-                deadline = time.monotonic() + request.patience_seconds
+                deadline = time.monotonic() + request.max_round_seconds
     return {"seconds": statistics.median(times[request.warm_up_steps :])}
 
 

@@ -48,7 +48,7 @@ def _held(case: Case, ranks: Ranks) -> dict[str, float]:
         trainer = random_token_trainer(case.training, CONFIG, Path(folder), ranks, model=model)
         trainer.model.train()
         trainer.layout.begin()
-        own = 0 if ranks.is_alone or case.is_whole else None
+        own = 0 if ranks.is_alone or case.is_unsharded else None
         weights = model_bytes(trainer.model) if own == 0 else trainer.layout.weight_bytes()
         for _ in range(STEPS_BEFORE):
             trainer.make_step()

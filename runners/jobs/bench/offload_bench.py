@@ -221,35 +221,37 @@ def _smallest(shape: DemoModel) -> int:
     return DTYPE.itemsize * (around + 2 * layer)
 
 
-def in_turns(ways: Sequence[BenchProcess], effort: Effort) -> Iterator[Ratio]:
+def in_turns(methods: Sequence[BenchProcess], effort: Effort) -> Iterator[Ratio]:
     """Yield the ratios of the methods' seconds and bytes per round, after a warm-up round.
 
     Raises:
         RuntimeError: a method failed, or the texts differ.
     """
-    taken: list[list[RunMeasurements]] = [[] for _ in ways]
-    order = list(range(len(ways)))
+    runs: list[list[RunMeasurements]] = [[] for _ in methods]
+    order = list(range(len(methods)))
     for number in range(effort.rounds + 1):
         for at in order if number % 2 else reversed(order):
-            answered = ways[at].run()
-            taken[at].append(answered)
+            answered = methods[at].run()
+            runs[at].append(answered)
             _print(
                 f"round {number}, way {at}: {answered['seconds']:.2f} s, {_figures_text(answered)}"
             )
-        texts = [each[-1]["answers"] for each in taken]
+        texts = [each[-1]["answers"] for each in runs]
         same = sum(map(str.__eq__, *texts)) / effort.num_prompts
         if same < SAME:
             msg = f"only {same:.0%} of the answers are the same; nothing is compared"
             raise RuntimeError(msg)
-    seconds = [[each["seconds"] for each in way[1:]] for way in taken]
+    seconds = [[each["seconds"] for each in method_runs[1:]] for method_runs in runs]
     yield ratio_of(NAME, seconds[0], seconds[1])._replace(of=WALL)
-    read = [[after - before for before, after in pairwise(_read(way))] for way in taken]
+    read = [
+        [after - before for before, after in pairwise(_read(method_runs))] for method_runs in runs
+    ]
     if all(map(min, read)):  # nothing is read if everything fits below the cap
         yield ratio_of(READ_NAME, read[0], read[1])._replace(of=READ)
 
 
-def _read(way: Sequence[RunMeasurements]) -> list[int]:
-    return [each["read_bytes"] for each in way]
+def _read(runs: Sequence[RunMeasurements]) -> list[int]:
+    return [each["read_bytes"] for each in runs]
 
 
 def _figures_text(answered: RunMeasurements) -> str:

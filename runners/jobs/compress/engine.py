@@ -22,8 +22,8 @@ from runners.jobs.compress.pruning import (
     Tensors,
     decoded,
     format_config,
-    kept_sizes,
     prune,
+    pruned_sizes,
     taylor_scores,
     tensors_of,
 )
@@ -33,7 +33,7 @@ from runners.jobs.compress.quantization import (
     QuantizedMatrix,
     check_shape_known,
     output_error,
-    rounded_inputs,
+    quantised_inputs,
 )
 from runners.jobs.corpus import TokenIds, load_corpus, tokenized
 from runners.jobs.evaluation import (
@@ -132,11 +132,11 @@ def norm_weights(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def channel_loss(found: Hidden, wanted: Hidden) -> torch.Tensor:
+def channel_loss(outputs: Hidden, targets: Hidden) -> torch.Tensor:
     """Return the mean absolute difference of the channels' means and variances over all tokens."""
-    found, wanted = (each.float().flatten(0, -2) for each in (found, wanted))
-    means = (found.mean(dim=0) - wanted.mean(dim=0)).abs()
-    variances = (found.var(dim=0) - wanted.var(dim=0)).abs()
+    outputs, targets = (each.float().flatten(0, -2) for each in (outputs, targets))
+    means = (outputs.mean(dim=0) - targets.mean(dim=0)).abs()
+    variances = (outputs.var(dim=0) - targets.var(dim=0)).abs()
     return (means + variances).mean()
 
 
@@ -147,10 +147,10 @@ def _step(
     batch: tuple[Hidden, Extra, Hidden],
     optimiser: torch.optim.Optimizer,
 ) -> None:
-    inputs, extra, wanted = batch
+    inputs, extra, targets = batch
     with torch.enable_grad():
         cast = {name: each.to(dtypes[name]) for name, each in values.items()}
-        loss = channel_loss(_forward(layer, cast, inputs, extra), wanted)
+        loss = channel_loss(_forward(layer, cast, inputs, extra), targets)
         gradients = torch.autograd.grad(loss, list(values.values()))
     for value, gradient in zip(values.values(), gradients, strict=True):
         value.grad = gradient
@@ -160,8 +160,8 @@ def _step(
 @torch.no_grad()
 def _loss(layer: torch.nn.Module, values: Values, passage: Passage) -> float:
     losses = [
-        channel_loss(_forward(layer, values, inputs, passage.extra), wanted)
-        for inputs, wanted in passage.batches()
+        channel_loss(_forward(layer, values, inputs, passage.extra), targets)
+        for inputs, targets in passage.batches()
     ]
     return float(torch.stack(losses).mean())
 
@@ -198,7 +198,11 @@ class _Streams:
 
 
 class Engine:
-    """One run of a method over a model folder."""
+    """The layer-by-layer compression of one model by a method such as GPTQ.
+
+    Each layer is compressed on the outputs of the compressed layers before it, and written to the
+    store when it is finished, so that a restarted run resumes after the last finished layer.
+    """
 
     def __init__(self, model: LayerwiseModel, spec: CompressSpec, store: LayerStore) -> None:
         """Initialise a run without any compressed layer."""
@@ -262,7 +266,7 @@ class Engine:
         """Return a context that quantises the layer's inputs if the spec requires it."""
         if not self.spec.rounds_inputs:
             return nullcontext()
-        return rounded_inputs(self.model.linears(index).values())
+        return quantised_inputs(self.model.linears(index).values())
 
     @torch.no_grad()
     def _compress(self, index: int, streams: _Streams) -> tuple[Tensors, dict[str, float]]:
@@ -546,7 +550,7 @@ def prune_structure(
     before, matrices = model.num_parameters(), _matrix_bytes(loaded)
     calibration = calibration.to(loaded.device)
     scores = taylor_scores(model, calibration, SEQUENCES_AT_ONCE)
-    prune(model, scores, kept_sizes(model.config, spec.sparsity))
+    prune(model, scores, pruned_sizes(model.config, spec.sparsity))
     recovered: dict[str, float] = {}
     if spec.recovery_steps:
         pruned_perplexity = evaluate(model, ids, spec.evaluation_tokens)
@@ -575,7 +579,7 @@ def check_structure(source: Path, spec: CompressSpec, _job: Job) -> None:
     """
     config = AutoConfig.from_pretrained(str(source), local_files_only=True)
     check_shape_known(config.model_type, f"{spec.method} cuts heads and channels of")
-    kept_sizes(config, spec.sparsity)
+    pruned_sizes(config, spec.sparsity)
 
 
 def held_out_of(job: Job, loaded: LoadedModel, source: Path) -> TokenIds:

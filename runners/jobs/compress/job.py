@@ -104,7 +104,7 @@ def quantize_to_ternary(
     totals = _SizeTotals()
     for at, (name, experts) in enumerate(blocks.items()):
         routed = routed_of(model, experts, calibration.to(loaded.device))
-        for matrix_name, stack in rounded(experts, routed).items():
+        for matrix_name, stack in quantise_experts(experts, routed).items():
             tensors, num_bytes = tensors_of(f"{name}.{matrix_name}", stack)
             coded |= tensors
             totals.add(stack, num_bytes)
@@ -163,7 +163,7 @@ def routed_of(
 
 
 @torch.no_grad()
-def rounded(experts: torch.nn.Module, routed: RoutedTokens) -> dict[str, Ternary]:
+def quantise_experts(experts: torch.nn.Module, routed: RoutedTokens) -> dict[str, Ternary]:
     """Quantise each expert to ternary in place; return both stacked matrices."""
     up, down = experts.get_parameter(GATE_UP), experts.get_parameter(DOWN)
     act = experts.get_submodule("act_fn")
@@ -251,11 +251,11 @@ class Outcome:
     after: Assessment
     compressed: CompressionResult
 
-    def measured(self) -> dict[str, float]:
+    def result_metrics(self) -> dict[str, float]:
         """Return the figures of the job's result."""
         return {
-            **self.original.measured(ORIGINAL_PREFIX),
-            **self.after.measured(),
+            **self.original.result_metrics(ORIGINAL_PREFIX),
+            **self.after.result_metrics(),
             **_ratio(self.after, self.original),
             **self.compressed.figures,
             "disk_bytes": float(weight_file_bytes(self.saved)),
@@ -368,7 +368,7 @@ def assess_folder(
 
 def _publish(job: Job, outcome: Outcome) -> None:
     spec = job.spec_of(CompressSpec)
-    measured = outcome.measured()
+    measured = outcome.result_metrics()
     notes = _notes(spec, outcome.after)
     settings = {"weight_dtype": spec.weight_dtype, "method": spec.method, "how": notes["method"]}
     settings |= spec.settings

@@ -171,7 +171,7 @@ class PrunedSizes:
     key_value_heads: int
 
 
-def kept_sizes(config: PretrainedConfig, share: float) -> PrunedSizes:
+def pruned_sizes(config: PretrainedConfig, share: float) -> PrunedSizes:
     """Return the sizes kept when about ``share`` of heads and channels is removed.
 
     Raises:
@@ -179,17 +179,17 @@ def kept_sizes(config: PretrainedConfig, share: float) -> PrunedSizes:
     """
     channels, heads = int(config.intermediate_size), key_value_heads(config)
     multiple = min(CHANNEL_MULTIPLE, channels)
-    kept = PrunedSizes(
+    sizes = PrunedSizes(
         max(multiple, round(channels * (1 - share) / multiple) * multiple),
         max(1, round(heads * (1 - share))),
     )
-    if kept == PrunedSizes(channels, heads):
+    if sizes == PrunedSizes(channels, heads):
         msg = (
             f"sparsity {share:g} removes nothing of {channels} channels (in steps of {multiple}) "
             f"and {heads} heads of keys; choose a larger share"
         )
         raise BadInputError(msg)
-    return kept
+    return sizes
 
 
 def taylor_scores(model: PreTrainedModel, calibration: torch.Tensor, at_once: int) -> Scores:
@@ -209,19 +209,19 @@ def taylor_scores(model: PreTrainedModel, calibration: torch.Tensor, at_once: in
 
 
 @torch.no_grad()
-def prune(model: PreTrainedModel, scores: Scores, kept: PrunedSizes) -> None:
+def prune(model: PreTrainedModel, scores: Scores, sizes: PrunedSizes) -> None:
     """Prune the model and its config to the groups of highest score, in place."""
     config = model.config
     heads, groups = int(config.num_attention_heads), key_value_heads(config)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     for prefix, layer in _layers(model):
         own = {n.removeprefix(prefix): each for n, each in scores.items() if n.startswith(prefix)}
-        _cut_channels(layer, own, kept.channels)
-        _cut_heads(layer, own, (groups, heads // groups, head_dim), kept.key_value_heads)
+        _cut_channels(layer, own, sizes.channels)
+        _cut_heads(layer, own, (groups, heads // groups, head_dim), sizes.key_value_heads)
     config.head_dim = head_dim
-    config.intermediate_size = kept.channels
-    config.num_key_value_heads = kept.key_value_heads
-    config.num_attention_heads = kept.key_value_heads * (heads // groups)
+    config.intermediate_size = sizes.channels
+    config.num_key_value_heads = sizes.key_value_heads
+    config.num_attention_heads = sizes.key_value_heads * (heads // groups)
 
 
 def _cut_channels(layer: torch.nn.Module, scores: Scores, count: int) -> None:

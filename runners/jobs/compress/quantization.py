@@ -543,7 +543,7 @@ LOWEST, HIGHEST = -128, 127
 
 
 @contextmanager
-def rounded_inputs(linears: Iterable[torch.nn.Linear]) -> Iterator[None]:
+def quantised_inputs(linears: Iterable[torch.nn.Linear]) -> Iterator[None]:
     """Quantise the inputs of the linear layers inside the block."""
     with ExitStack() as hooks:
         for linear in linears:
@@ -551,7 +551,7 @@ def rounded_inputs(linears: Iterable[torch.nn.Linear]) -> Iterator[None]:
         yield
 
 
-def rounded_by_token(inputs: torch.Tensor) -> torch.Tensor:
+def quantise_per_token(inputs: torch.Tensor) -> torch.Tensor:
     """Return inputs [..., in] quantised to 8-bit integers per token and dequantised."""
     largest = inputs.abs().amax(dim=-1, keepdim=True)
     scales = largest / ((HIGHEST - LOWEST) / 2)
@@ -560,4 +560,4 @@ def rounded_by_token(inputs: torch.Tensor) -> torch.Tensor:
 
 
 def _round_first(_module: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return rounded_by_token(inputs[0]), *inputs[1:]
+    return quantise_per_token(inputs[0]), *inputs[1:]

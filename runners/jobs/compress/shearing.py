@@ -450,24 +450,28 @@ def _resume_or_start(learner: PruningState, domains: Domains, begun: Recovery) -
 
 @torch.no_grad()
 def prune_to_indices(
-    model: PreTrainedModel, kept: Mapping[str, torch.Tensor], shape: Shape
+    model: PreTrainedModel, indices_to_keep: Mapping[str, torch.Tensor], shape: Shape
 ) -> None:
     """Prune a model and its config to the indices of ``Masks.kept``, in place."""
     config, inner = model.config, model.get_submodule("model")
     groups, heads = key_value_heads(config), int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     layers = list(inner.get_submodule("layers").children())
-    for layer, own_heads, channels in zip(layers, kept["heads"], kept["channels"], strict=True):
+    for layer, own_heads, channels in zip(
+        layers, indices_to_keep["heads"], indices_to_keep["channels"], strict=True
+    ):
         shared, own = (
             group_indices(own_heads, head_dim),
             group_indices(own_heads, heads // groups * head_dim),
         )
-        prune_layer(layer, {"q": own, "k": shared, "v": shared}, channels, kept["hidden"])
-    stay = kept["layers"].tolist()
+        prune_layer(
+            layer, {"q": own, "k": shared, "v": shared}, channels, indices_to_keep["hidden"]
+        )
+    stay = indices_to_keep["layers"].tolist()
     inner.layers = torch.nn.ModuleList([layers[at] for at in stay])
     for at, layer in enumerate(inner.layers):
         vars(layer.get_submodule("self_attn"))["layer_idx"] = at  # index in the KV cache
-    _cut_embeddings(model, kept["hidden"])
+    _cut_embeddings(model, indices_to_keep["hidden"])
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[at] for at in stay]
     config.num_hidden_layers, config.hidden_size = shape.layers, shape.hidden_size

@@ -189,7 +189,7 @@ class Figures:
         """Return the output tokens per second so far."""
         return self.output_tokens / self.wall_seconds if self.wall_seconds else 0.0
 
-    def measured(self, peak: Peak, parameter_bytes: int) -> dict[str, float]:
+    def result_metrics(self, peak: Peak, parameter_bytes: int) -> dict[str, float]:
         """Return the figures of the job's result."""
         figures = {
             "peak_memory_bytes": float(peak.bytes),
@@ -319,7 +319,7 @@ def tokenised(
     ]
     empty = next((each.name for each in prompts if not each.ids), None)
     if empty is not None:
-        raise BadInputError(f"prompt {empty} has no token; give it some text, or leave it out")
+        raise BadInputError(f"prompt {empty} has no tokens; give it some text, or remove it")
     return prompts
 
 

@@ -291,7 +291,7 @@ def serve_until_end(job: Job, place: ServerPlace) -> None:
         raise BadInputError("the job requests no chain of stages")
     if not isinstance(spec.model, FolderModel | ArtefactModel):
         msg = f"stages read their layers from a model folder; source {spec.model.source} has none"
-        raise BadInputError(f"{msg}; choose a model that has one")
+        raise BadInputError(f"{msg}; choose a model in a folder")
     folder = opened_model(spec.model, job.host_dir)
     wait_seconds = spec.parallel.start_timeout_seconds  # hosts start at different times
     deadline = time.monotonic() + wait_seconds
@@ -306,7 +306,7 @@ def serve_until_end(job: Job, place: ServerPlace) -> None:
         with contextlib.suppress(LinkClosedError), contextlib.closing(link):
             StageServer(folder, TORCH_DTYPES[spec.weight_dtype]).serve(link)
             return
-        deadline = time.monotonic() + spec.split.patience_seconds
+        deadline = time.monotonic() + spec.split.replacement_timeout_seconds
 
 
 def main(attempt_dir: str, address: str, port: str) -> None:
@@ -598,8 +598,8 @@ class ServerChain(Chain):
         """
         super().__init__()
         if not isinstance(spec.model, FolderModel | ArtefactModel):
-            msg = "stages read their layers from a model folder; source "
-            raise BadInputError(f"{msg}{spec.model.source} has none")
+            msg = f"stages read their layers from a model folder; source {spec.model.source}"
+            raise BadInputError(f"{msg} has none; choose a model in a folder")
         folder, self.device = opened_model(spec.model, job.host_dir), pick_device()
         ends = EmbeddingAndHead(folder, self.device, TORCH_DTYPES[spec.weight_dtype])
         runs = even_layer_ranges(ends.model.config.num_hidden_layers, options.stages)
@@ -626,7 +626,7 @@ class ServerChain(Chain):
         except (BadInputError, StageUnavailableError):
             self._stop_servers(0.0)
             raise
-        self._wait_seconds = options.patience_seconds
+        self._wait_seconds = options.replacement_timeout_seconds
 
     def next_tokens(self, call: PassArguments, ids: torch.Tensor) -> torch.Tensor:
         """Run tokens through the chain and return the next one of each row."""
@@ -657,7 +657,7 @@ class ServerChain(Chain):
         self._listener.close()
         self.servers.wait(seconds)
 
-    def measured(self) -> dict[str, float]:
+    def result_metrics(self) -> dict[str, float]:
         """Return the statistics of server failures and traffic."""
         return {
             "servers_lost": float(self.counts.lost),

@@ -131,7 +131,7 @@ def _placed(job: Job, spec: GenerateSpec, opened: Callable[[], Chain] | None) ->
     if opened is not None:
         chain = opened()
         loaded = LoadedModel(chain.model, chain.tokenizer, chain.device)
-        return PlacedModel(loaded, chain.where, chain.measured, chain)
+        return PlacedModel(loaded, chain.where, chain.result_metrics, chain)
     if spec.offload:
         return place_model(job, spec)
     return PlacedModel(load_model(job, spec.model, spec.weight_dtype), "")
@@ -163,7 +163,7 @@ def _publish(run: GenerationRun, num_before: int) -> None:
     if len(records) < len(run.prompts):
         return
     run.job.emitter.metric(terms_held({"kv_cache": run.figures.kv_cache_bytes}))
-    measured = run.figures.measured(peak, run.placed.weight_bytes)
+    measured = run.figures.result_metrics(peak, run.placed.weight_bytes)
     run.job.emitter.result(
         {**measured, **run.placed.figures(), "prompts": float(len(records))},
         {**notes_of(peak, num_before), **run.notes, **_context(run.spec)},

@@ -71,7 +71,9 @@ def answers_of(order: Order) -> tuple[Answers, Callable[[], dict[str, float]]]:
     )
     if order.policy is not None:
         block = ZigZag(LayerwiseModel(folder, CPU, DTYPE), folder, order.policy, scratch)
-        return (lambda prompts: block.run_batch(prompts, limits).answers), block.figures.measured
+        return (
+            lambda prompts: block.run_batch(prompts, limits).answers
+        ), block.figures.result_metrics
     model, _where = load_with_device_map(folder, DTYPE, order.memory_bytes, scratch)
     return (lambda prompts: _in_batches(model, prompts, order.batch_size, limits)), dict
 

@@ -57,7 +57,7 @@ class ExpertFigures:
     brought: int = 0
     expert_bytes: int = 0
 
-    def measured(self) -> dict[str, float]:
+    def result_metrics(self) -> dict[str, float]:
         """Return the figures of the job's result."""
         figures = {
             "expert_hit_ratio": self.hits / max(1, self.wanted),
@@ -282,7 +282,7 @@ def place_model(job: Job, spec: GenerateSpec) -> PlacedModel:
     elif isinstance(offload, ExpertCache):
         cached = CachedExperts(folder, device, dtype, offload)
         loaded = LoadedModel(cached.model, load_tokenizer(folder), device)
-        return PlacedModel(loaded, cached.where, cached.cache.figures.measured)
+        return PlacedModel(loaded, cached.where, cached.cache.figures.result_metrics)
     else:
         msg = "the job requests no offload"
         raise BadInputError(msg)
@@ -301,7 +301,7 @@ def _by_policy(
         is_narrow=spec.weight_dtype == "int4",
     )
     loaded = LoadedModel(skeleton.model, load_tokenizer(folder), skeleton.device)
-    return PlacedModel(loaded, zigzag.where, zigzag.figures.measured, zigzag=zigzag)
+    return PlacedModel(loaded, zigzag.where, zigzag.figures.result_metrics, zigzag=zigzag)
 
 
 def held_bytes(model: PreTrainedModel) -> int:
@@ -332,7 +332,9 @@ class StreamedLayers:
                 if options.layers_in_host
                 else "layers_resident"
             )
-            raise BadInputError(f"{named} is {num_kept}; the model has {count} layers; keep fewer")
+            raise BadInputError(
+                f"{named} is {num_kept}, and the model has {count} layers; choose at most {count}"
+            )
         self._files = StoredTensors(folder)
         self._host: dict[int, Tensors] = {}
         self._in_host = count if options.layers_from == "host_memory" else num_kept

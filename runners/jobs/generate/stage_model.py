@@ -369,7 +369,7 @@ class Chain(ABC):
     def finish(self, *, is_stopped: bool) -> None:
         """Stop the other processes, and tell them whether the job was stopped."""
 
-    def measured(self) -> dict[str, float]:
+    def result_metrics(self) -> dict[str, float]:
         """Return additional figures of the chain."""
         return {}
 

@@ -152,7 +152,7 @@ class PolicyFigures:
         """Return the peak bytes of all classes in a place."""
         return sum(each.most[place] for each in (self.weights, self.cache, self.activations))
 
-    def measured(self) -> dict[str, float]:
+    def result_metrics(self) -> dict[str, float]:
         """Return the figures of the job's result; shares have the planner's names."""
         shares = {
             "weights_cpu": self.weights.share("host_memory"),

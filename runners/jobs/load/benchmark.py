@@ -267,12 +267,12 @@ def work(job: Job) -> None:
     with job_telemetry(job):
         stages = Stages(job.emitter, _stage_shares(job, spec))
         assessment, profiled = run_isolated(job, partial(_assess, spec, stages))
-        measured = assessment.measured()
+        measured = assessment.result_metrics()
         notes = {**assessment.notes(), **_context(spec)}
         if assessment.perplexity and _has_original(job, spec):
             original = run_isolated(job, partial(_original_perplexity, spec, stages))
             ratio, low, high = perplexity_ratio(assessment.perplexity, original)
-            measured |= original.measured("original_")
+            measured |= original.result_metrics("original_")
             measured |= {
                 "perplexity_ratio": ratio,
                 "perplexity_ratio_low": low,

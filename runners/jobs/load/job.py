@@ -117,7 +117,7 @@ class Stream:
         self.first: float | None = None
         self.last = 0.0
         self.output_tokens = 0
-        self.is_whole = False
+        self.is_complete = False
 
     def take(self, line: str) -> None:
         """Parse one line.
@@ -127,7 +127,7 @@ class Stream:
             ValueError: the line is not an event of such a stream.
         """
         if line == STREAM_END:
-            self.is_whole = True
+            self.is_complete = True
         if not line.startswith("data: {"):
             return
         document = json.loads(line.removeprefix("data: "))
@@ -148,7 +148,7 @@ async def send_request(
     try:
         async with asyncio.timeout(target.timeout_seconds):
             await _read(client, target, prompt, stream)
-        error = "" if stream.is_whole else "the stream was cut off"
+        error = "" if stream.is_complete else "the stream was cut off"
     except TimeoutError:
         error = f"no whole answer within {target.timeout_seconds:g} s"
     except httpx.HTTPError as problem:
@@ -737,13 +737,13 @@ def _held_out_ids(job: Job, spec: BenchmarkSpec) -> TokenIds:
     if isinstance(model, FolderModel | ArtefactModel):
         tokenizer = load_tokenizer(opened_model(model, job.host_dir))
     if tokenizer is None:
-        msg = "the model has no tokenizer.json, which load on an endpoint needs; choose another"
+        msg = "the model has no tokenizer.json, which a load test needs; choose another model"
         raise MissingModelError(msg)
     ids = text_ids(job, tokenizer)
     if len(ids) <= spec.prompt_tokens:
         msg = (
             f"prompt_tokens is {spec.prompt_tokens}, but the host's own text has only "
-            f"{len(ids)} tokens; ask with shorter prompts"
+            f"{len(ids)} tokens; choose a smaller prompt_tokens"
         )
         raise BadInputError(msg)
     return ids

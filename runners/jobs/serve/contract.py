@@ -217,7 +217,10 @@ def longest_request(known: int | None, spec: ServeSpec) -> int:
     if spec.max_length is None:
         return int(known or USUAL_TOKENS)
     if known and spec.max_length > known:
-        msg = f"max_length is {spec.max_length}, but the model knows {known} positions; ask less"
+        msg = (
+            f"max_length is {spec.max_length}, but the model has {known} positions; "
+            f"choose at most {known}"
+        )
         raise BadInputError(msg)
     return spec.max_length
 

@@ -290,7 +290,7 @@ class Endpoint:
         notes = {"ended": reasons.get(ending, ending), "peak_memory_bytes": took.how}
         notes |= {"device": took.device, "threads": str(num_threads())}
         notes |= self.backend.notes(self.spec)
-        measured = self.service.figures.measured()
+        measured = self.service.figures.result_metrics()
         peak = float(took.peak_memory_bytes)
         work = Work((SERVING, DRAINING), measured["output_tokens"])
         self.job.emitter.result({**measured, "peak_memory_bytes": peak}, notes, work)

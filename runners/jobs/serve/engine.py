@@ -68,7 +68,12 @@ class AnswerSequence(Pending):
 
 
 class Engine:
-    """One model, its paged cache, the running sequences and the queue."""
+    """The serving engine: continuous batching of one model over a paged KV cache.
+
+    One thread calls ``run``, which generates until ``close``. Other threads ``submit`` and
+    ``cancel`` answers, whose chunks are delivered from the engine's thread. ``decode`` runs padded
+    decode steps from CUDA graphs; without it every step runs eagerly.
+    """
 
     def __init__(
         self,
@@ -185,7 +190,7 @@ class Engine:
             count > 1 or each.adapter != NONE for each, count in scheduled
         ):
             return None
-        rows = [_new_token_row(each, count) for each, count in scheduled]
+        rows = [_next_tokens_row(each, count) for each, count in scheduled]
         try:
             return self.decode.step(rows, [each.sampler for each, _ in scheduled])
         except CaptureError as error:
@@ -198,7 +203,7 @@ class Engine:
         self, scheduled: Sequence[tuple[AnswerSequence, int]], due: Sequence[AnswerSequence]
     ) -> list[Choice]:
         """Run an eager step; return the tokens of the sequences that are due one."""
-        rows = [_new_token_row(each, count) for each, count in scheduled]
+        rows = [_next_tokens_row(each, count) for each, count in scheduled]
         with self._adapter_context(scheduled):
             logits = forward(self.model, self.cache, rows)
         if not due:
@@ -312,7 +317,8 @@ def _is_due(reply: AnswerSequence, count: int) -> bool:
     return reply.computed + count == len(reply.tokens)
 
 
-def _new_token_row(reply: AnswerSequence, count: int) -> TokenRow:
+def _next_tokens_row(reply: AnswerSequence, count: int) -> TokenRow:
+    """Return the next ``count`` uncached tokens of a sequence, with its pages."""
     return TokenRow(
         reply.tokens[reply.computed : reply.computed + count], reply.computed, reply.pages
     )

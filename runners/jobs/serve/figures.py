@@ -159,7 +159,7 @@ class EndpointMetrics:
                 figures["busy_tokens_per_second"] = self.output_tokens / self.busy_seconds
         return figures
 
-    def measured(self) -> dict[str, float]:
+    def result_metrics(self) -> dict[str, float]:
         """Return the figures of the whole run, by result name."""
         with self._lock:
             figures = {name: float(count) for name, count in self.counters.items()}

@@ -63,12 +63,12 @@ class AccumulatedAnswer:
     finish_reason: FinishReason | None = None
     output_tokens: int = 0
 
-    def add(self, piece: StreamChunk) -> None:
+    def add(self, chunk: StreamChunk) -> None:
         """Append a chunk."""
-        self.text += piece.text
-        self.logprobs += piece.logprobs
-        self.finish_reason = piece.finish_reason
-        self.output_tokens = max(self.output_tokens, piece.output_tokens)
+        self.text += chunk.text
+        self.logprobs += chunk.logprobs
+        self.finish_reason = chunk.finish_reason
+        self.output_tokens = max(self.output_tokens, chunk.output_tokens)
 
 
 def usage(prompt_tokens: int, output_tokens: int) -> Document:
@@ -108,9 +108,9 @@ class ResponseFormat:
         """Return the chunk before the first text, if the API has one."""
         return None
 
-    def part(self, index: int, piece: StreamChunk) -> Document:
+    def part(self, index: int, chunk: StreamChunk) -> Document:
         """Return the document of a stream chunk."""
-        choice = self._choice(index, self._delta(piece.text), piece)
+        choice = self._choice(index, self._delta(chunk.text), chunk)
         return {**self._head(self.chunk), "choices": [choice]}
 
     def closing(self, used: Document) -> Document:
@@ -216,12 +216,12 @@ class ParsedRequest:
     """A parsed request: its prompts as token ids, and how it is answered."""
 
     def __init__(
-        self, body: RequestBody, prompts: Prompts, form: ResponseFormat, wanted: CommonFields
+        self, body: RequestBody, prompts: Prompts, form: ResponseFormat, fields: CommonFields
     ) -> None:
         self.body = body
         self.prompts = prompts
         self.form = form
-        self.max_tokens, self.top_logprobs, self.param, self.adapter = wanted
+        self.max_tokens, self.top_logprobs, self.param, self.adapter = fields
 
     def sampling(self, prompt: Sequence[int], choice: int, max_length: int) -> Sampling:
         """Return the sampling parameters of one choice.

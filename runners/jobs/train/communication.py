@@ -323,18 +323,18 @@ class CollectiveProfiler:
         return statistics.median(each.get(name, 0.0) for each in self._profiles)
 
 
-def communication_ratios(found: Timeline, microseconds: float) -> dict[str, float]:
+def communication_ratios(timeline: Timeline, microseconds: float) -> dict[str, float]:
     """Return the communication shares of a step: in total, by kind and by axis."""
-    kinds, axes = (_by(found.messages, key) for key in ("kind", "axis"))
-    spans = {TOTAL: found.messages}
+    kinds, axes = (_by(timeline.messages, key) for key in ("kind", "axis"))
+    spans = {TOTAL: timeline.messages}
     spans |= {f"communication_{kind}_ratio": each for kind, each in kinds.items()}
     spans |= {f"communication_{axis}_ratio": each for axis, each in axes.items() if axis}
     microseconds_by_name = {
         name: covered(each.span for each in those) for name, those in spans.items()
     }
-    microseconds_by_name[EXPOSED] = found.exposed(found.messages)
+    microseconds_by_name[EXPOSED] = timeline.exposed(timeline.messages)
     microseconds_by_name |= {
-        f"exposed_communication_{axis}_ratio": found.exposed(each)
+        f"exposed_communication_{axis}_ratio": timeline.exposed(each)
         for axis, each in axes.items()
         if axis
     }

@@ -90,7 +90,7 @@ def finish(prepared: PreparedTraining, peak: Peak) -> None:
     model = ready(model, dtype=TORCH_DTYPES[spec.published_dtype])
     perplexity = evaluate(model, trainer.held_out.ids, FINAL_EVALUATION_TOKENS)
     parameters = float(sum(each.numel() for each in model.parameters()))
-    perplexity_figures = perplexity.measured()
+    perplexity_figures = perplexity.result_metrics()
     measured = {
         **_measured(trainer, peak),
         **perplexity_figures,

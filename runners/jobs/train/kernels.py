@@ -83,14 +83,14 @@ class BlockAttention:
 
 
 def set_attention(
-    model: PreTrainedModel, asked: TrainAttention, device: torch.device
+    model: PreTrainedModel, implementation: TrainAttention, device: torch.device
 ) -> BlockAttention | None:
     """Set the model's attention; return the block counter if it is block-sparse.
 
     Raises:
         BadInputError: flex was requested on a CPU, or for layers that do not support it.
     """
-    if asked == "flex":
+    if implementation == "flex":
         if device.type != "cuda":
             raise BadInputError(
                 f"attention is flex, and torch {torch.__version__} has no backward pass of "
@@ -98,8 +98,8 @@ def set_attention(
                 "GPU"
             )
         return BlockAttention(model)
-    if asked != "auto":
-        model.set_attn_implementation("sdpa" if asked == "flash" else "eager")
+    if implementation != "auto":
+        model.set_attn_implementation("sdpa" if implementation == "flash" else "eager")
     elif device.type == "cpu":
         # For short sequences the plain product was 20-45 % faster per step than torch's flash
         # kernel for CPUs (192 wide, 4 layers, bf16, AVX-512).
@@ -130,11 +130,11 @@ def _check_model(model: PreTrainedModel) -> None:
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     reason = ""
     if not model._supports_flex_attn:  # noqa: SLF001 - there is no other reader
-        reason = f"{name} has no layers for it"
+        reason = f"{name} does not support FlexAttention in transformers"
     elif getattr(config, "attention_dropout", 0.0):
-        reason = f"{name} drops out {config.attention_dropout:g} of its scores, which it cannot"
+        reason = f"{name} has attention_dropout {config.attention_dropout:g}, which must be 0"
     elif head < LEAST_HEAD:
-        reason = f"{name} has heads of {head} elements, and it takes {LEAST_HEAD} or more"
+        reason = f"{name} has a head_dim of {head}, which must be at least {LEAST_HEAD}"
     if reason:
         raise BadInputError(f"attention is flex, and {reason}; choose flash (SDPA)")
 
@@ -168,7 +168,10 @@ class CompiledLayers:
         layers = [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
         self._layers: Sequence[Any] = layers  # torch types what is compiled as a tensor too
         if not layers:
-            msg = f"compiled: {type(model).__name__} has no layers to compile; leave it out"
+            msg = (
+                f"compiled is true, and {type(model).__name__} has no layers to compile; leave "
+                "compiled out"
+            )
             raise BadInputError(msg)
 
     def begin(self) -> None:

@@ -16,8 +16,8 @@ from runners.jobs.train.quantized import (
     IntegerMatrix,
     IntegerRows,
     integer_matrices,
-    rounded,
-    rounded_by_parts,
+    quantize_rows,
+    quantize_rows_in_parts,
     row_parts,
     trained_tensors,
 )
@@ -358,7 +358,7 @@ class Qft(FusedUpdate):
                 integers = self._integers(codes, summed, OF_A_SUM)
             waiting_bytes = sum(each.nbytes for each in self._waiting.values())
             self._note_held(integers.nbytes + waiting_bytes)
-            if matrix.is_whole():
+            if matrix.count_gradient():
                 self._update(codes, integers, group)
             else:
                 self._waiting[codes] = integers
@@ -392,15 +392,16 @@ class Qft(FusedUpdate):
                 block.mul_(decay).add_(change)
             else:
                 stored = matrix.integers.rows(part)
-                _write(stored, rounded(stored.values().mul_(decay).add_(change), chance))
+                _write(stored, quantize_rows(stored.values().mul_(decay).add_(change), chance))
             _write(
-                old_momentum, rounded(momentum_values.lerp_(gradient, 1.0 - remembered), chance)
+                old_momentum,
+                quantize_rows(momentum_values.lerp_(gradient, 1.0 - remembered), chance),
             )
 
     def _integers(self, parameter: torch.Tensor, values: torch.Tensor, use: int) -> IntegerRows:
         step = self.state[parameter].get("step", 0) if parameter in self.state else 0
         matrix = values if values.ndim > 1 else values.unsqueeze(0)
-        return rounded_by_parts(matrix.flatten(1), self._generator(parameter, step, use))
+        return quantize_rows_in_parts(matrix.flatten(1), self._generator(parameter, step, use))
 
     def _generator(self, parameter: torch.Tensor, step: int, use: int) -> torch.Generator:
         """Return the random generator of one rounding of one weight in one step."""

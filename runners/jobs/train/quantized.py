@@ -63,7 +63,7 @@ class IntegerRows(NamedTuple):
     scale: torch.Tensor
 
     def values(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return the dequantised numbers."""
+        """Return the dequantised numbers, [rows, columns], as ``dtype``."""
         return self.codes.to(dtype) * self.scale.to(dtype)
 
     def rows(self, part: slice) -> "IntegerRows":
@@ -81,10 +81,10 @@ class IntegerRows(NamedTuple):
         return self.codes.nbytes + self.scale.nbytes
 
 
-def rounded(values: torch.Tensor, generator: torch.Generator | None = None) -> IntegerRows:
-    """Round [rows, columns] to integers: to nearest, or stochastically with a generator.
+def quantize_rows(values: torch.Tensor, generator: torch.Generator | None = None) -> IntegerRows:
+    """Return a matrix [rows, columns] as 8-bit codes with one scale per row.
 
-    Stochastic rounding is unbiased.
+    Values are rounded to the nearest code; with a generator stochastically, which is unbiased.
     """
     wide = values.float()
     scale = wide.abs().amax(-1, keepdim=True).div_(HIGHEST_CODE).clamp_min_(SMALLEST_SCALE)
@@ -97,11 +97,11 @@ def rounded(values: torch.Tensor, generator: torch.Generator | None = None) -> I
     return IntegerRows(steps.clamp_(-HIGHEST_CODE, HIGHEST_CODE).to(torch.int8), scale)
 
 
-def rounded_by_parts(
+def quantize_rows_in_parts(
     values: torch.Tensor, generator: torch.Generator | None = None
 ) -> IntegerRows:
-    """Return the same as ``rounded``, for matrices too large to convert at once."""
-    parts = [rounded(values[part], generator) for part in row_parts(values)]
+    """Return the same as ``quantize_rows``, for matrices too large to convert at once."""
+    parts = [quantize_rows(values[part], generator) for part in row_parts(values)]
     return IntegerRows(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
@@ -122,7 +122,7 @@ class IntegerMatrix(torch.nn.Module):
     def __init__(self, weight: torch.Tensor) -> None:
         """Round a matrix [rows, columns] to the nearest integers."""
         super().__init__()
-        codes, scale = rounded_by_parts(weight.detach())
+        codes, scale = quantize_rows_in_parts(weight.detach())
         self.codes = torch.nn.Parameter(codes, requires_grad=False)
         self.scale = torch.nn.Parameter(scale, requires_grad=False)
         self.num_places = 1
@@ -139,8 +139,8 @@ class IntegerMatrix(torch.nn.Module):
         if self.on_gradient is not None:
             self.on_gradient(gradient)
 
-    def is_whole(self) -> bool:
-        """Count one layer's gradient; return whether it was the step's last one."""
+    def count_gradient(self) -> bool:
+        """Count the gradient of one use; return whether all ``num_places`` uses gave theirs."""
         self._num_given = (self._num_given + 1) % self.num_places
         return self._num_given == 0
 
@@ -353,7 +353,7 @@ class CodedLinear(torch.nn.Module):
         return output if self.bias is None else output + self.bias.to(output.dtype)
 
     def values(self) -> torch.Tensor:
-        """Return the dequantised weights, [outputs, inputs]."""
+        """Return the dequantised weights, [outputs, inputs], in the dtype of the scales."""
         return _times(_unpacked(self.codes, self.bits), self.scale)
 
 
@@ -373,7 +373,7 @@ class RoundedLinear(torch.nn.Linear):
         return torch.nn.functional.linear(inputs, rounded, self.bias)
 
     def values(self) -> torch.Tensor:
-        """Return the rounded weights, [outputs, inputs]."""
+        """Return the weights rounded to the nearest codes and dequantised, [outputs, inputs]."""
         codes, scale = _nearest(self.weight.detach(), self._options)
         return _times(codes, scale)
 

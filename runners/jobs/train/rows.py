@@ -89,7 +89,11 @@ class Batches(Protocol):
     """The source of a training's micro-batches."""
 
     def micro_batch(self, step: int, micro_step: int) -> Batch:
-        """Return a micro-batch; it is the same at any time and on any rank."""
+        """Return a micro-batch of token ids and labels, each of [rows, length].
+
+        ``step`` and ``micro_step`` count from 0 and are all that it depends on: it is the same on
+        every rank and after a restart.
+        """
 
     def num_tokens(self, step: int, micro_step: int) -> int:
         """Return the number of a micro-batch's positions without padding."""
@@ -109,7 +113,10 @@ class TextBatches:
         return self._spec.micro_batch_size * self._length
 
     def micro_batch(self, step: int, micro_step: int) -> Batch:
-        """Return one micro-batch of [micro_batch_size, sequence_length]."""
+        """Return one micro-batch of token ids and labels, [micro_batch_size, sequence_length].
+
+        Its windows start at random positions, drawn from the seed, the step and the micro-step.
+        """
         spec = self._spec
         generator = np.random.default_rng((spec.seed, step, micro_step))
         length = self._length
@@ -282,7 +289,7 @@ class GrowingBatches:
         self._stages = stages
 
     def micro_batch(self, step: int, micro_step: int) -> Batch:
-        """Return the micro-batch of the step's stage."""
+        """Return a micro-batch of token ids and labels in the length of the step's stage."""
         return self._stage_of(step).micro_batch(step, micro_step)
 
     def num_tokens(self, step: int, micro_step: int) -> int:
@@ -395,7 +402,10 @@ class DataBatches:
         self._block = NO_BLOCK  # the cached block may be of an era with the same first row
 
     def micro_batch(self, step: int, micro_step: int) -> Batch:
-        """Return one micro-batch of at most [micro_batch_size, sequence_length]."""
+        """Return one micro-batch of token ids and labels, [micro_batch_size, length].
+
+        ``length`` is ``sequence_length`` for packed rows, else that of the longest row, padded.
+        """
         chosen = self._row_indices(step, micro_step)
         batch = self._blank(len(chosen), self._width or self._longest(chosen))
         for at, (source, row) in enumerate(chosen):

@@ -195,15 +195,15 @@ class LabelEvaluator:
         return torch.cat(logits), torch.cat(labels)
 
 
-def macro_f1(wanted: Numbers, found: Numbers, num_classes: int) -> float:
+def macro_f1(labels: Numbers, predictions: Numbers, num_classes: int) -> float:
     """Return the unweighted mean of the classes' F1 scores.
 
     A class that occurs in neither labels nor predictions is left out.
     """
     scores = []
     for each in range(num_classes):
-        hits = int(((wanted == each) & (found == each)).sum())
-        total = int((wanted == each).sum()) + int((found == each).sum())
+        hits = int(((labels == each) & (predictions == each)).sum())
+        total = int((labels == each).sum()) + int((predictions == each).sum())
         if total:
             scores.append(2 * hits / total)
     return float(np.mean(scores)) if scores else 0.0
@@ -492,7 +492,8 @@ def _check_left(name: str, pieces: Segments, spec: TrainSpec) -> None:
         return
     msg = (
         f"{name}: nothing is left to learn: all {pieces.num_left_out} samples are longer than "
-        f"sequence_length, which is {spec.sequence_length}, or have no answer within it; raise it"
+        f"sequence_length, which is {spec.sequence_length}, or have no answer within it; raise "
+        "sequence_length"
     )
     raise BadInputError(msg if pieces.num_left_out else f"{name}: no sample has two tokens")
 

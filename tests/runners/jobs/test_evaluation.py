@@ -131,19 +131,19 @@ def random_model():
 
 
 def test_bytes_are_told_of_the_model_with_its_cache_and_of_the_peak(make_assessment):
-    measured = make_assessment().measured()
+    measured = make_assessment().result_metrics()
     assert measured["model_and_cache_bytes"] == 400
     assert (measured["peak_memory_bytes"], measured["runtime_memory_bytes"]) == (1000, 400)
-    plain, prefixed = (make_assessment().measured(prefix) for prefix in ("", "original_"))
+    plain, prefixed = (make_assessment().result_metrics(prefix) for prefix in ("", "original_"))
     assert {f"original_{name}": value for name, value in plain.items()} == prefixed
 
 
 def test_perplexity_is_told_with_its_interval_where_there_is_text(make_assessment):
     assessment = make_assessment()
-    assert not [name for name in assessment.measured() if "perplexity" in name]
+    assert not [name for name in assessment.result_metrics() if "perplexity" in name]
     assert "perplexity" not in assessment.notes()
     assessment = make_assessment(Perplexity(np.array([1.0, 2.0]), tokens=64, window=32))
-    measured = assessment.measured()
+    measured = assessment.result_metrics()
     assert measured["perplexity_low"] < measured["perplexity"] < measured["perplexity_high"]
     assert assessment.notes()["perplexity"].startswith("64 held-out tokens")
 
@@ -198,13 +198,13 @@ def test_figures_are_medians_over_repetitions_of_the_whole_batch():
     assert (speed.ttft_seconds, speed.tpot_seconds) == (2.0, 0.2)
 
     speed = Speed(FIVE_TOKENS, [Repetition(2.0, (0.5, 0.5))])
-    measured = speed.measured()
+    measured = speed.result_metrics()
     assert measured["prefill_tokens_per_second"] == 2 * 8 / 2.0
     assert measured["decode_tokens_per_second"] == 2 / 0.5
 
     speed = Speed(FIVE_TOKENS, [Repetition(2.0, ())])
-    assert "decode_tokens_per_second" not in speed.measured()
-    assert "original_ttft_seconds" in Speed(FIVE_TOKENS, [Repetition(1.0, ())]).measured(
+    assert "decode_tokens_per_second" not in speed.result_metrics()
+    assert "original_ttft_seconds" in Speed(FIVE_TOKENS, [Repetition(1.0, ())]).result_metrics(
         "original_"
     )
 

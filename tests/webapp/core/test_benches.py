@@ -17,7 +17,7 @@ from planner.catalog.models import get_model
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from runners.host import bench
 from runners.host.abilities import ABILITIES
-from runners.host.bench import CASES, CollectiveTime, KeptRatio, RankMemory, Ratio
+from runners.host.bench import CASES, CollectiveTime, RankMemory, Ratio, StoredRatio
 from runners.jobs.bench import offload_bench
 from runners.jobspec import CompressSpec, FolderModel
 from runners.jobspec.train import LayoutOptions
@@ -123,7 +123,7 @@ BOTH = [proof.ratio for proof in PROOFS["turbotransformers"]]
 
 
 def kept(name, low=1.2, command="manage.py bench generate --keep"):
-    return KeptRatio(
+    return StoredRatio(
         name=name, value=low + 0.1, low=low, high=low + 0.2, n=7, of="processor seconds",
         date=dt.date(2026, 1, 2), versions={}, machine="2 cores", command=command,
     )  # fmt: skip
@@ -156,12 +156,12 @@ def test_a_command_replaces_what_it_kept_before_and_nothing_else(tmp_path):
 
 
 def test_a_ratio_taken_now_says_with_what_and_beside_which_work():
-    found = KeptRatio.taken_now(Ratio.exact("a / b", 6.0, 3.0, "bytes"), "manage.py bench x")
+    found = StoredRatio.measured_now(Ratio.exact("a / b", 6.0, 3.0, "bytes"), "manage.py bench x")
     assert (found.value, found.low, found.high, found.n) == (2.0, 2.0, 2.0, 1)
     assert found.versions["torch"]
     assert "cores" in found.machine
     for load, said in [(0.2, False), (3.14, True)]:
-        found = KeptRatio.taken_now(Ratio.exact("a / b", 6.0, 3.0, "bytes"), "bench x", load)
+        found = StoredRatio.measured_now(Ratio.exact("a / b", 6.0, 3.0, "bytes"), "bench x", load)
         assert found.machine.endswith("shared (load 3.1 before)") is said, load
     assert Figure.of(Ratio("a / b", 2.0, 1.5, 2.5, 7, "bytes")).remark == "   1.5 to 2.5, n = 7"
 

@@ -291,7 +291,7 @@ def test_a_pinned_cache_that_no_job_keeps_or_runs_with_the_rest_is_refused(pile_
     ):
         launch_of(plan)
     values |= {"kv_cache": usual, "batching": "continuous"}
-    with pytest.raises(DraftProblem, match="kv_cache fp8 runs in padded or packed batches"):
+    with pytest.raises(DraftProblem, match="kv_cache fp8 runs neither with speculation"):
         launch_of(plan)
 
 
@@ -377,7 +377,7 @@ def test_a_guessing_model_that_is_not_offered_or_does_not_go_with_the_rest_is_re
     generation.draft["workload"]["generate"]["kv_cache"] = "int4"
     generation.save()
     with pytest.raises(
-        DraftProblem, match="is incompatible with the other options: kv_cache int4 runs in"
+        DraftProblem, match="is incompatible with the other options: kv_cache int4 runs neither"
     ):
         launch_of(generation, draft=str(small.pk))
 

@@ -150,7 +150,7 @@ def start_engine(title: str, command: Starting) -> ServerProcess:
     return start_engines([(title, command)])[0]
 
 
-def start_engines(wanted: Sequence[tuple[str, Starting]]) -> list[ServerProcess]:
+def start_engines(commands: Sequence[tuple[str, Starting]]) -> list[ServerProcess]:
     """Start several engines, by title and command; if one fails, kill all of them.
 
     All start in this thread: an engine is killed when the thread that started it ends.
@@ -161,7 +161,7 @@ def start_engines(wanted: Sequence[tuple[str, Starting]]) -> list[ServerProcess]
     """
     begun: list[_Start] = []
     try:
-        begun += [_Start(title, command) for title, command in wanted]
+        begun += [_Start(title, command) for title, command in commands]
         while waiting := [each for each in begun if not each.is_up()]:
             waiting[0].process.wait(POLL_SECONDS)
     except BaseException:

@@ -28,9 +28,9 @@ from runners.jobs.compress.quantization import (
     output_error,
     quantease,
     quantease_with_outliers,
+    quantise_per_token,
+    quantised_inputs,
     round_to_nearest,
-    rounded_by_token,
-    rounded_inputs,
     scale_for_rounding,
     smooth,
 )
@@ -251,10 +251,10 @@ def test_awq_errs_less_than_the_nearest_codes(layer):
 def test_levelled_activations_survive_8_bits_better(way, block):
     layer, linears, seen, run = block
     exact = run()
-    with rounded_inputs(linears.values()):
+    with quantised_inputs(linears.values()):
         plain = (run() - exact).square().sum()
     WAYS[way](layer, linears, seen)
-    with rounded_inputs(linears.values()):
+    with quantised_inputs(linears.values()):
         levelled = (run() - exact).square().sum()
     assert levelled < 0.8 * plain
 
@@ -270,10 +270,10 @@ def test_smoothing_by_half_makes_inputs_and_weights_equally_large(block):
 
 def test_a_token_rounds_by_its_own_largest_input():
     inputs = torch.tensor([[[1.0, -0.5, 0.0]], [[200.0, 0.3, 100.0]]])
-    rounded = rounded_by_token(inputs)
+    rounded = quantise_per_token(inputs)
     assert torch.allclose(rounded[0], inputs[0], atol=1 / 255)
     assert rounded[1, 0, 1] == 0.0
-    assert torch.equal(rounded_by_token(torch.zeros(1, 4)), torch.zeros(1, 4))
+    assert torch.equal(quantise_per_token(torch.zeros(1, 4)), torch.zeros(1, 4))
 
 
 def test_values_that_several_queries_share_are_left_and_other_layers_are_refused():

@@ -156,7 +156,7 @@ def test_bytes_lie_where_the_policy_has_them_within_a_layer(block):
         policy = block(is_narrow=is_narrow, micro_batch_size=2, activations_cpu=0.5, **SPREAD)
         policy.run_batch(PROMPTS, LIMITS)
 
-        measured = policy.figures.measured()
+        measured = policy.figures.result_metrics()
 
         layer = 1 / LAYERS
         assert {name: measured[name] for name in SPREAD} == pytest.approx(SPREAD, abs=layer), (
@@ -226,7 +226,10 @@ def test_what_no_policy_runs_with_is_refused_by_name(tmp_path):
         ({"speculation": {"method": "lookup"}}, "speculation lookup"),
         ({"compiled_step": True}, "offload policy"),
         ({"split": {"method": "tensor"}}, "offload policy"),
-        ({"batch_size": 2}, "micro_batch_size is 4; batch_size, its block, is 2"),
+        (
+            {"batch_size": 2},
+            "micro_batch_size is 4, above batch_size, which is 2; choose at most 2",
+        ),
     ):
         policy = PolicyOffload(kv_cpu=0.5, micro_batch_size=4)
         with refused(ValidationError, told, (changes, told)):

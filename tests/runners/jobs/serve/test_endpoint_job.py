@@ -128,7 +128,7 @@ def test_the_points_of_the_life_end_as_the_result_and_nobody_leaves_no_time():
         figures.first_token(seconds, 10)
         figures.later_token(0.02)
     figures.step(2.0, 30, {})
-    point, result = figures.since_last(1.0), figures.measured()
+    point, result = figures.since_last(1.0), figures.result_metrics()
     assert point["answered_requests"] == 3
     assert point["ttft_mean_seconds"] == result["ttft_seconds"] == pytest.approx(0.4)
     assert point["ttft_p95_seconds"] == result["ttft_p95_seconds"]

@@ -185,7 +185,7 @@ def test_an_engine_that_was_started_again_is_added_to_what_its_last_life_counted
     figures = EndpointMetrics()
     for _ in range(2):
         Scraper(Vllm.names, figures).add_page(PAGE, 1.0)
-    assert figures.measured()["output_tokens"] == 60.0
+    assert figures.result_metrics()["output_tokens"] == 60.0
     assert Exposition(PAGE).histogram("vllm:time_to_first_token_seconds").counts == (1, 2, 0)
 
 
@@ -207,8 +207,8 @@ def test_what_two_engines_counted_is_told_once_and_never_taken_back():
         PAGE, 1.0, TokenCounts(60, 6)
     )  # a request is on its way to the other
     assert scraper.add_page(PAGE.replace(" 30.0", " 37.0"), 1.0, TokenCounts(60, 6))
-    assert figures.measured()["prompt_tokens"] == 60.0
-    assert figures.measured()["output_tokens"] == 31.0
+    assert figures.result_metrics()["prompt_tokens"] == 60.0
+    assert figures.result_metrics()["output_tokens"] == 31.0
 
 
 # A spec in SGLang's words, held to its own options; its server's stand-in behind our door.

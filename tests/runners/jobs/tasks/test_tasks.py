@@ -66,8 +66,8 @@ def test_a_task_is_read_with_its_documents_and_without_where_they_came_from(fold
 def test_what_is_no_plain_data_is_refused_by_name(folder):
     for changes, message in (
         ({"more": "process_docs: !function utils.load\n"}, "has a !function: code from a folder"),
-        ({"more": "include: ../other.yaml\n"}, "capitals: include cannot be read here"),
-        ({"unsafe_code": True}, "unsafe_code cannot be read here"),
+        ({"more": "include: ../other.yaml\n"}, "capitals: include is not supported here"),
+        ({"unsafe_code": True}, "unsafe_code is not supported here"),
         ({"output_type": "guess"}, "output_type is 'guess'; it can be multiple_choice"),
         ({"dataset_path": "cais/mmlu"}, "nothing is fetched, so its data must be a file"),
         ({"dataset_kwargs": {"data_files": 5}}, "data must be a file"),
@@ -76,7 +76,7 @@ def test_what_is_no_plain_data_is_refused_by_name(folder):
             "data must be a file",
         ),
         ({"test_split": "best"}, "test_split is 'best'; its data_files have test"),
-        ({"test_split": None}, "names no test_split"),
+        ({"test_split": None}, "test_split and validation_split are not set; set test_split"),
         ({"rows": '{"a": 1}\n{"b":\n'}, r"capitals.jsonl, line 2: Expecting value"),
         ({"rows": "[1, 2]"}, "must hold JSON objects, one a line"),
         ({"rows": "\n"}, "must hold JSON objects"),

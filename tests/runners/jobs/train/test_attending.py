@@ -96,8 +96,11 @@ def test_the_other_ways_are_as_they_were():
 
 def test_layers_that_cannot_are_refused_with_the_way_out():
     for changes, words in (
-        ({"attention_dropout": 0.1}, "LlamaForCausalLM drops out 0.1 of its scores"),
-        ({"head_dim": 8}, "has heads of 8 elements, and it takes 16 or more"),
+        (
+            {"attention_dropout": 0.1},
+            "LlamaForCausalLM has attention_dropout 0.1, which must be 0",
+        ),
+        ({"head_dim": 8}, "has a head_dim of 8, which must be at least 16"),
     ):
         with refused(
             BadInputError, rf"attention is flex, .*{words}.*; choose flash", (changes, words)
@@ -183,7 +186,9 @@ def test_a_host_or_a_model_that_cannot_compile_is_told_by_name(tmp_path, make_jo
     with pytest.raises(BadInputError, match="LlamaForCausalLM has no layers to compile"):
         CompiledLayers(model, tmp_path)
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(BadInputError, match=r"compiled needs g\+\+, which this host lacks"):
+    with pytest.raises(
+        BadInputError, match=r"compiled needs the compiler g\+\+, which this host lacks"
+    ):
         tiny_trainer(make_job(tiny_training(compiled=True)))
 
 

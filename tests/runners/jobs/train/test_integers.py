@@ -19,8 +19,8 @@ from runners.jobs.train.quantized import (
     convert_to_integer_layers,
     integer_matrices,
     quantize_for_training,
-    rounded,
-    rounded_by_parts,
+    quantize_rows,
+    quantize_rows_in_parts,
     trained_tensors,
     with_dequantized_layers,
     with_effective_weights,
@@ -60,17 +60,17 @@ def gradients_taken(model):
 
 def test_a_code_is_within_half_a_step_in_parts_too_and_chance_is_right_on_the_average(monkeypatch):
     values = torch.randn(3, 50)
-    nearest, chance = rounded(values), torch.Generator().manual_seed(1)
-    mean = torch.stack([rounded(values, chance).values() for _ in range(600)]).mean(0)
+    nearest, chance = quantize_rows(values), torch.Generator().manual_seed(1)
+    mean = torch.stack([quantize_rows(values, chance).values() for _ in range(600)]).mean(0)
     step = nearest.scale
     assert ((nearest.values() - values).abs() <= 0.5001 * step).all()
     assert ((mean - values).abs() < 0.12 * step).all()
     assert nearest.codes.dtype == torch.int8
 
     values = torch.randn(7, 10)
-    whole = rounded(values)
+    whole = quantize_rows(values)
     monkeypatch.setattr(quantized, "ELEMENTS_AT_ONCE", 25)
-    parts = rounded_by_parts(values)
+    parts = quantize_rows_in_parts(values)
     assert torch.equal(parts.codes, whole.codes)
     assert torch.equal(parts.scale, whole.scale)
     assert parts.norm() == pytest.approx(float(whole.values().norm()))

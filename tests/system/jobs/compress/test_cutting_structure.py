@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from runners.jobs.compress.engine import recover
 from runners.jobs.compress.job import work
-from runners.jobs.compress.pruning import PrunedSizes, kept_sizes, prune, taylor_scores
+from runners.jobs.compress.pruning import PrunedSizes, prune, pruned_sizes, taylor_scores
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import CompressSpec, RandomModel
@@ -59,7 +59,7 @@ def test_half_of_the_layers_parameters_are_gone_from_disk(finished):
 
 def test_recovery_brings_the_text_nearer_again_and_leaves_no_adapter(model, ids):
     ids = ids.repeat(4, 1)
-    prune(model, taylor_scores(model, ids, 4), kept_sizes(model.config, 0.5))
+    prune(model, taylor_scores(model, ids, 4), pruned_sizes(model.config, 0.5))
     names = set(model.state_dict())
 
     before = float(model(ids, labels=ids).loss)
@@ -133,7 +133,7 @@ def test_a_share_that_removes_nothing_is_refused_with_the_way_out():
     config = LlamaConfig(intermediate_size=128, num_attention_heads=4, num_key_value_heads=2)
 
     with pytest.raises(BadInputError, match=r"sparsity 0\.05 removes nothing .* larger share"):
-        kept_sizes(config, 0.05)
+        pruned_sizes(config, 0.05)
 
 
 def test_random_weights_are_not_cut(make_job):

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from runners.jobs.compress.job import RoutedTokens, rounded, ternary, work
+from runners.jobs.compress.job import RoutedTokens, quantise_experts, ternary, work
 from runners.jobs.evaluate import work as evaluate
 from runners.jobs.loading import load_folder, load_tokenizer, stored_quantisation
 from runners.jobs.runtime import BadInputError
@@ -135,7 +135,7 @@ def test_an_expert_that_no_token_reaches_is_rounded_all_the_same():
     experts = MixtralForCausalLM(CONFIG).model.layers[0].mlp.experts
     nobody = RoutedTokens(torch.randn(8, 64), torch.zeros(8, 2, dtype=torch.long))
 
-    stacks = rounded(experts, nobody)
+    stacks = quantise_experts(experts, nobody)
 
     assert stacks["gate_up_proj"].symbols[3].any()
     assert torch.equal(stacks["down_proj"].weight(), experts.down_proj.detach())

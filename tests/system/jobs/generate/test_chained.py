@@ -90,7 +90,7 @@ def test_a_server_killed_in_the_middle_is_replaced_and_the_text_is_unbroken(host
     chain.finish(is_stopped=False)
 
     assert found == wanted
-    measured = chain.measured()
+    measured = chain.result_metrics()
     assert measured["servers_lost"] == 1
     assert measured["replayed_positions"] == len(PROMPTS) * (len(PROMPTS[0]) + 5)
 
@@ -120,4 +120,4 @@ def test_a_host_killed_in_the_middle_leaves_its_layers_to_the_other(host, traine
         other.wait()
 
     assert found == wanted
-    assert chain.measured()["servers_lost"] == 1
+    assert chain.result_metrics()["servers_lost"] == 1

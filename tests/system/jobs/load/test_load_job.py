@@ -135,5 +135,5 @@ def test_an_endpoint_that_does_not_come_up_ends_the_job_as_it_ended(
 
     told = capfd.readouterr().err
     assert ended.value.code == 3
-    assert "max_length is 68, but the model knows 64 positions" in told
+    assert "max_length is 68, but the model has 64 positions" in told
     assert "did not come up: it ended by exit code 3" in told

@@ -131,7 +131,7 @@ def test_a_model_that_reads_no_text_ends_the_job_by_name(host):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"max_length": 65}, "max_length is 65, but the model knows 64 positions"),
+        ({"max_length": 65}, "max_length is 65, but the model has 64 positions"),
         ({"kv_cache_tokens": 63}, "kv_cache_tokens is 63, less than one request of 64 tokens"),
     ],
 )

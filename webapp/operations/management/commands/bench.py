@@ -20,7 +20,7 @@ from planner import speed
 from planner.api import estimate
 from planner.specs.estimate import EstimateRequest, PlanRequest
 from runners.host import bench
-from runners.host.bench import KeptRatio, Ratio
+from runners.host.bench import Ratio, StoredRatio
 from webapp.bench import (
     compression,
     first_line,
@@ -298,7 +298,9 @@ class Command(BaseCommand):
             if options["keep"]:
                 command = f"manage.py bench {name} --keep"
                 keep(
-                    KeptRatio.taken_now(each.ratio, command, load) for each in found if each.ratio
+                    StoredRatio.measured_now(each.ratio, command, load)
+                    for each in found
+                    if each.ratio
                 )
         others = list(answers(options["peers"].resolve())) if options["peers"] else []
         figures += [Figure(*row) for answer in others for row in rows(answer)]
