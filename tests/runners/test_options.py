@@ -53,7 +53,7 @@ def test_what_does_not_go_together_is_refused_with_the_way_out():
         ({"virtual_pipeline_size": 2, **PIPELINE}, "which schedule 1f1b does not weave"),
         (
             {"virtual_pipeline_size": 2, "pipeline_schedule": "interleaved"},
-            "virtual_pipeline_size is 2 on one rank",
+            "virtual_pipeline_size is 2, and pipeline_parallel_size is 1",
         ),
         ({"pipeline_layers": (2, 1, 1), **PIPELINE}, "names 3 stages, but there are 2"),
         ({"gradient_compression": "fp16", **TENSOR}, "gradient_compression is fp16"),

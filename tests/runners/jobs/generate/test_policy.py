@@ -237,7 +237,7 @@ def test_what_no_policy_runs_with_is_refused_by_name(tmp_path):
 
     for kind in ("weights", "kv"):
         shares = {f"{kind}_cpu": 0.7, f"{kind}_disk": 0.4}
-        with refused(ValidationError, f"{kind}_cpu and {kind}_disk are 1.1 together", kind):
+        with refused(ValidationError, f"{kind}_cpu and {kind}_disk add up to 1.1", kind):
             PolicyOffload(**shares)
 
     config = {**TINY_CONFIG, "model_type": "mistral", "sliding_window": 8}

@@ -41,7 +41,7 @@ from tests.runners.jobs.tiny import TINY_CONFIG
 
 def test_techniques_are_refused_where_they_do_not_run():
     for batching in ("packed", "continuous"):
-        with refused(ValidationError, f"batching {batching} attends with kernels", batching):
+        with refused(ValidationError, f"batching {batching} has attention kernels", batching):
             GenerateSpec(model=DemoModel(), batching=batching, attention="eager")
     for changes in ({"batching": "continuous"}, {"speculation": PromptLookup()}):
         with refused(ValidationError, "kv_cache fp8 runs neither with speculation", changes):
@@ -212,7 +212,7 @@ def test_layers_from_all_three_places_write_the_same(folder):
 def test_layers_that_are_not_there_or_hold_nan_are_refused(folder, tmp_path):
     with pytest.raises(BadInputError, match="layers_in_host is 7, and the model has 6 layers"):
         streamed(folder, layers_resident=3, layers_in_host=4)
-    with pytest.raises(BadInputError, match="layers_resident is 7; the model has 6 layers"):
+    with pytest.raises(BadInputError, match="layers_resident is 7, and the model has 6 layers"):
         streamed(folder, layers_resident=7)
 
     model = fresh_model({**TINY_CONFIG, "num_hidden_layers": 2}, torch.float32)
