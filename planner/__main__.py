@@ -87,7 +87,7 @@ def _specs_in(annotation: object) -> Iterator[type[BaseModel]]:
         yield from _specs_in(part)
 
 
-def parsed(spec: type[S], text: str) -> S:
+def parse_model(spec: type[S], text: str) -> S:
     """Return a model parsed from JSON.
 
     Raises:
@@ -115,7 +115,9 @@ def run_estimate(source: TextIO, sink: TextIO) -> int:
         if not line.strip():
             continue
         try:
-            answer = estimate(parsed(EstimateRequest, line)).model_dump_json(exclude={"terms"})
+            answer = estimate(parse_model(EstimateRequest, line)).model_dump_json(
+                exclude={"terms"}
+            )
         except PlannerError as error:
             status = NOTHING
             answer = json.dumps({"id": request_id(line), "error": error.to_json()})
@@ -126,14 +128,14 @@ def run_estimate(source: TextIO, sink: TextIO) -> int:
 
 def run_plan(source: TextIO, sink: TextIO) -> int:
     """Answer one plan request; the status states whether a plan was found."""
-    answer = plan(parsed(PlanRequest, source.read()))
+    answer = plan(parse_model(PlanRequest, source.read()))
     sink.write(answer.model_dump_json(indent=2) + "\n")
     return OK if answer.plans else NOTHING
 
 
 def run_inverse(source: TextIO, sink: TextIO) -> int:
     """Answer one inverse question; the status states whether a limit was found."""
-    answer = inverse(parsed(InverseRequest, source.read()))
+    answer = inverse(parse_model(InverseRequest, source.read()))
     sink.write(answer.model_dump_json(indent=2) + "\n")
     return OK if answer.limits else NOTHING
 
@@ -158,13 +160,13 @@ def run_export(
 def _request_and_plan(document: JsonObject, rank: int) -> tuple[PlanRequest, PlannedStrategy]:
     """Return the request of a document, and its plan to export."""
     if "plans" in document and "request" in document:
-        answer = parsed(PlanAnswer, json.dumps(document))
+        answer = parse_model(PlanAnswer, json.dumps(document))
         if answer.request is not None:
             return answer.request, _plan_of_rank(answer, rank)
     chosen = document.pop("plan", None)
-    request = parsed(PlanRequest, json.dumps(document))
+    request = parse_model(PlanRequest, json.dumps(document))
     if chosen is not None:
-        return request, parsed(PlannedStrategy, json.dumps(chosen))
+        return request, parse_model(PlannedStrategy, json.dumps(chosen))
     return request, _plan_of_rank(plan(request), rank)
 
 

@@ -78,7 +78,7 @@ GROUP_NAMES = ("group_size", "q_group_size", "groupsize")
 BIT_NAMES = ("bits", "nbits", "w_bit", "wbits", "num_bits")
 
 
-def named(value: object, *names: str) -> object:
+def first_field(value: object, *names: str) -> object:
     """Return the first present field of a description, or None."""
     description = value if isinstance(value, dict) else {}
     return next((description[name] for name in names if description.get(name) is not None), None)
@@ -131,7 +131,7 @@ def bits_of(*descriptions: object, default: float = DEFAULT_BITS) -> float:
         (name, bits_field)
         for description in descriptions
         for name in BIT_NAMES
-        if (bits_field := named(description, name)) is not None
+        if (bits_field := first_field(description, name)) is not None
     )
     name, given = next(stated, ("bits", default))
     bits = number_of(given, name)
@@ -155,10 +155,10 @@ def integers(
     if dtype == "int8" or (dtype and group):
         metadata = None if zero_bits is None or not group else SCALE_BITS + zero_bits
         return StoredFormat(dtype, group, group_bits=metadata)
-    return packed(grouped_format(method, bits, group, zero_bits), bits)
+    return packed_format(grouped_format(method, bits, group, zero_bits), bits)
 
 
-def packed(name: str, bits: float) -> StoredFormat:
+def packed_format(name: str, bits: float) -> StoredFormat:
     """Return a format of given mean bits, with its nearest dtype."""
     return StoredFormat(PackedFormat(bits, PLAIN_BITS, PLAIN_BITS).nominal, None, name)
 
@@ -175,7 +175,7 @@ def of_bits(method: str, bits: float) -> StoredFormat:
             f"than 0 and at most {PLAIN_BITS:g}",
             FIELD,
         )
-    return packed(f"{method}:{bits:g}", bits)
+    return packed_format(f"{method}:{bits:g}", bits)
 
 
 __all__ = ["StatedFormat", "names_gguf", "split_format", "with_format"]

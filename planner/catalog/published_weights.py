@@ -14,9 +14,9 @@ from planner.catalog.format_names import (
     QuantizationConfig,
     StoredFormat,
     bits_of,
+    first_field,
     group_of,
     integers,
-    named,
     number_of,
     of_bits,
 )
@@ -75,7 +75,7 @@ def _bitsandbytes(quant: QuantizationConfig) -> StoredFormat:
 def _hqq(quant: QuantizationConfig) -> StoredFormat:
     """Return HQQ's storage format: n-bit integers with a 16-bit scale and zero point per group."""
     outer = quant.get("quant_config")
-    parameters = named(outer, "weight_quant_params") or outer or quant
+    parameters = first_field(outer, "weight_quant_params") or outer or quant
     return integers("hqq", bits_of(parameters, quant), group_of(parameters, quant, default=64))
 
 
@@ -138,29 +138,29 @@ def _named_dtype(method: str, *fields: str) -> Callable[[QuantizationConfig], St
     """Return a reader for methods with a dtype field: qint4, float8_e4m3fn, nvfp4."""
 
     def read(quant: QuantizationConfig) -> StoredFormat:
-        word = str(named(quant, *fields) or "").lower()
+        word = str(first_field(quant, *fields) or "").lower()
         return format_of_dtype_name(method, word, group_of(quant))
 
     return read
 
 
-def format_of_dtype_name(method: str, told: str, group: int | None) -> StoredFormat:
+def format_of_dtype_name(method: str, dtype_name: str, group: int | None) -> StoredFormat:
     """Return the storage format of a dtype name in a config, such as ``float8_e4m3fn``.
 
     Raises:
         NotCoveredError: the name is not of a known dtype.
     """
-    floats = next((dtype for name, dtype in FLOATS.items() if name in told), None)
-    if floats is None and re.search(r"fp8|f8|float8", told):
+    floats = next((dtype for name, dtype in FLOATS.items() if name in dtype_name), None)
+    if floats is None and re.search(r"fp8|f8|float8", dtype_name):
         floats = "fp8"
-    integer_match = re.search(r"u?int(\d)", told)
+    integer_match = re.search(r"u?int(\d)", dtype_name)
     if floats and floats not in {"int4", "int8"}:
         return StoredFormat(floats)
     if integer_match:
         return integers(method, float(integer_match[1]), group)
-    if told in {"fp4", "float4"}:
+    if dtype_name in {"fp4", "float4"}:
         return StoredFormat("mxfp4" if group == DEFAULT_GROUP["mxfp4"] else "nvfp4")
-    raise not_read(f"{method} {told}".strip())
+    raise not_read(f"{method} {dtype_name}".strip())
 
 
 def _torchao(quant: QuantizationConfig) -> StoredFormat:
@@ -169,7 +169,7 @@ def _torchao(quant: QuantizationConfig) -> StoredFormat:
     if isinstance(kind, dict):
         inner = kind.get("default", kind)
         group_holder = inner.get("_data") if isinstance(inner, dict) else None
-        word = str(named(inner, "_type") or "").lower()
+        word = str(first_field(inner, "_type") or "").lower()
         return format_of_dtype_name(
             "torchao", word, group_of(group_holder, default=_torchao_group(word))
         )
@@ -198,9 +198,11 @@ def _spqr(quant: QuantizationConfig) -> StoredFormat:
 
 
 def _quark(quant: QuantizationConfig) -> StoredFormat:
-    weight = named(quant.get("global_quant_config"), "weight")
+    weight = first_field(quant.get("global_quant_config"), "weight")
     first = weight[0] if isinstance(weight, list) and weight else weight
-    return format_of_dtype_name("quark", str(named(first, "dtype") or "").lower(), group_of(first))
+    return format_of_dtype_name(
+        "quark", str(first_field(first, "dtype") or "").lower(), group_of(first)
+    )
 
 
 def _exl(method: str) -> Callable[[QuantizationConfig], StoredFormat]:
@@ -415,7 +417,7 @@ def _description(reader: ConfigReader) -> QuantizationConfig:
 
 
 def _method(quant: QuantizationConfig) -> str:
-    return str(named(quant, *NAMES) or ("mlx" if named(quant, "bits") else "")).lower()
+    return str(first_field(quant, *NAMES) or ("mlx" if first_field(quant, "bits") else "")).lower()
 
 
 def _stored(reader: ConfigReader, quant: QuantizationConfig) -> StoredFormat:
@@ -452,7 +454,7 @@ def _named_parts(quant: QuantizationConfig) -> dict[WeightPart, Dtype]:
         return {}
     dtype_by_part: dict[WeightPart, Dtype] = {}
     for module, settings in listed.items():
-        algorithm = str(named(settings, "quant_algo") or "").lower()
+        algorithm = str(first_field(settings, "quant_algo") or "").lower()
         for part, samples in SAMPLES.items():
             if algorithm in FIXED and any(_matches(module, sample) for sample in samples):
                 dtype_by_part.setdefault(part, FIXED[algorithm])
@@ -514,7 +516,7 @@ def _full_precision_modules(quant: QuantizationConfig) -> list[str]:
     skipped = [f"re:{name[2:]}" for name in dynamic or {} if str(name).startswith("-:")]
     if not isinstance(extra, dict):
         return skipped
-    full_precision = [name for name, own in extra.items() if named(own, "bits") in {16, 32}]
+    full_precision = [name for name, own in extra.items() if first_field(own, "bits") in {16, 32}]
     return skipped + full_precision
 
 

@@ -19,10 +19,10 @@ from planner.fitting.evidence import (
     Row,
     latest,
     not_counted,
+    num_unscored_rows,
     serving_request,
     table,
     training_request,
-    unscored,
     usable,
 )
 from planner.fitting.generation_peaks import comparable_peaks, fit_overhead, peak_cases
@@ -606,7 +606,10 @@ def _unscored() -> str:
         for row in usable(latest(rows))
         if row["step_seconds"]
     )
-    reasons = {**unscored(rows), "a layout that cannot be: more expert ranks than ranks": refused}
+    reasons = {
+        **num_unscored_rows(rows),
+        "a layout that cannot be: more expert ranks than ranks": refused,
+    }
     lines = [f"Of {len(rows)} training rows these are not scored:\n", "| Why | n |", "|---|---|"]
     return "\n".join([*lines, *(f"| {why} | {n} |" for why, n in reasons.items())]) + "\n"
 

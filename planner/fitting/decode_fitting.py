@@ -128,7 +128,7 @@ class Sweep:
         return total
 
 
-def uncalibrated(setting: Setting) -> Setting:
+def without_stream_factors(setting: Setting) -> Setting:
     """Return the setting without single-stream factors."""
     plain: Engine = setting.engine.model_copy(update={"stream_factors": {}})
     return replace(setting, engine=plain)
@@ -136,7 +136,9 @@ def uncalibrated(setting: Setting) -> Setting:
 
 def stream_case(row: Row) -> StreamCase:
     """Return a row as its parts, from the ledger of an uncalibrated estimate."""
-    setting = uncalibrated(resolve(EstimateRequest.model_validate(inference_request(row))))
+    setting = without_stream_factors(
+        resolve(EstimateRequest.model_validate(inference_request(row)))
+    )
     workload, ledger = setting.workload, Ledger()
     if not isinstance(workload, GenerateWorkload):
         raise TypeError("only generated batches have streams")
@@ -198,12 +200,12 @@ def stream_cases() -> tuple[StreamCase, ...]:
     for row in speed_rows():
         with suppress(PlannerError):
             case = stream_case(row)
-            if not served(row):
+            if not has_serving_factors(row):
                 cases.append(case)
     return tuple(cases)
 
 
-def served(row: Row) -> bool:
+def has_serving_factors(row: Row) -> bool:
     """Return whether the row's engine has factors fitted to whole serving sweeps."""
     engine = resolve(EstimateRequest.model_validate(inference_request(row))).engine
     return bool(engine.tpot_spreads) and not engine.is_generic
@@ -232,7 +234,7 @@ def fit_family(cases: Iterable[StreamCase], group: str, prior: Columns) -> Colum
     return fit_streams(cases, prior, FAMILY_STIFFNESS[group])
 
 
-def fitted(cases: Sequence[StreamCase], target: StreamCase) -> Columns:
+def fit_target_chip(cases: Sequence[StreamCase], target: StreamCase) -> Columns:
     """Return an engine's factors on a chip: fitted to its device kind, then to its family.
 
     An engine without cases takes the factors common to all engines.
@@ -255,7 +257,7 @@ PASSES = ("decode", "prefill")
 KEPT_APART = ("l40s", "rtx-6000-ada")
 
 
-def named(group: str, factors: Columns) -> dict[str, float]:
+def factors_by_part(group: str, factors: Columns) -> dict[str, float]:
     """Return the factors that differ from 1, by the part that they multiply."""
     pairs = zip(PARTS, factors, strict=True)
     return {f"{group}_{part}": round_factor(float(value)) for part, value in pairs if value != 1.0}
@@ -269,14 +271,14 @@ def engine_factors(cases: Sequence[StreamCase]) -> dict[str, dict[str, float]]:
         for kind in sorted({case.kind for case in same}):
             of_kind = [case for case in same if case.kind == kind]
             kind_factors = fit_streams(of_kind)
-            factors_by_place.setdefault(kind, {}).update(named(group, kind_factors))
+            factors_by_place.setdefault(kind, {}).update(factors_by_part(group, kind_factors))
             for family in sorted({case.family for case in of_kind} - {kind}):
                 own = (case for case in of_kind if case.family == family)
                 factors_by_place.setdefault(family, {}).update(
-                    named(group, fit_family(own, group, kind_factors))
+                    factors_by_part(group, fit_family(own, group, kind_factors))
                 )
     return {
-        place: filled(factors, factors_by_place, cases, place)
+        place: with_kind_factors(factors, factors_by_place, cases, place)
         for place, factors in factors_by_place.items()
     }
 
@@ -288,11 +290,13 @@ def common_factors(cases: Sequence[StreamCase]) -> dict[str, dict[str, float]]:
         for group in PASSES:
             same = [case for case in cases if (case.kind, case.group) == (kind, group)]
             if same:
-                factors_by_kind.setdefault(kind, {}).update(named(group, fit_streams(same)))
+                factors_by_kind.setdefault(kind, {}).update(
+                    factors_by_part(group, fit_streams(same))
+                )
     return factors_by_kind
 
 
-def filled(
+def with_kind_factors(
     factors: dict[str, float],
     factors_by_kind: dict[str, dict[str, float]],
     cases: Sequence[StreamCase],
@@ -319,7 +323,7 @@ def left_out(
         for case in own:
             key = (case.place, case.family)
             if key not in fitted_by_key:
-                fitted_by_key[key] = fitted(rest, case)
+                fitted_by_key[key] = fit_target_chip(rest, case)
             errors.append((case, case.error(fitted_by_key[key])))
     return errors
 
@@ -333,7 +337,7 @@ def cards_of(cases: Sequence[StreamCase], place: tuple[str, str, str]) -> set[st
 def _fitted_at(place: tuple[str, str, str], family: str) -> Columns:
     cases = stream_cases()
     target = next(c for c in cases if c.place == place and c.family == family)
-    return fitted(cases, target)
+    return fit_target_chip(cases, target)
 
 
 def fitted_here(case: StreamCase) -> Columns:

@@ -317,7 +317,7 @@ def usable(rows: tuple[Row, ...]) -> Iterator[Row]:
             yield row
 
 
-def unscored(rows: tuple[Row, ...]) -> dict[str, int]:
+def num_unscored_rows(rows: tuple[Row, ...]) -> dict[str, int]:
     """Return the number of training rows without a comparison, by reason."""
     newest = {row["row_id"] for row in latest(rows)}
     usable_ids = {row["row_id"] for row in usable(rows)}

@@ -108,7 +108,7 @@ def offload_request(row: Row) -> JsonObject:
 
 
 @cache
-def reproduced() -> tuple[ReproducedRow, ...]:
+def reproduced_rows() -> tuple[ReproducedRow, ...]:
     """Return every single-host row of the source with its estimate."""
     rows = []
     for row in table("inference_other"):
@@ -153,13 +153,13 @@ def flexgen_table() -> str:
         "| Engine | Model | Batch | Published | Predicted | Error | Fits |",
         "|---|---|---|---|---|---|---|",
     ]
-    lines += [each.line() for each in reproduced()]
+    lines += [each.line() for each in reproduced_rows()]
     lines.append("\nThe planner's own policy, by linear programme, on the same host:\n")
     lines.append(
         "| Model | Block | Micro-batch | Weights host, disk | Cache host, disk | Token/s |"
     )
     lines.append("|---|---|---|---|---|---|")
-    lines += [_policy_row(model) for model in sorted({each.model for each in reproduced()})]
+    lines += [_policy_row(model) for model in sorted({each.model for each in reproduced_rows()})]
     return "\n".join(lines) + "\n"
 
 

@@ -238,12 +238,12 @@ def step_cases() -> tuple[StepCase, ...]:
 def step_factors(cases: Sequence[StepCase], factors: FactorsOf) -> dict[str, dict[str, float]]:
     """Return an engine's factors on any chip, on each chip family and on each chip."""
     chips = sorted({(case.architecture, case.device) for case in cases})
-    families = {family: named(factors(family, "")) for family, _ in chips}
-    own = {chip: named(factors(family, chip)) for family, chip in chips}
-    return {"any": named(factors("", "")), **families, **own}
+    families = {family: factors_by_part(factors(family, "")) for family, _ in chips}
+    own = {chip: factors_by_part(factors(family, chip)) for family, chip in chips}
+    return {"any": factors_by_part(factors("", "")), **families, **own}
 
 
-def named(factors: Columns) -> dict[str, float]:
+def factors_by_part(factors: Columns) -> dict[str, float]:
     """Return the factors by the part that they multiply."""
     return {part: round_factor(float(value)) for part, value in zip(PARTS, factors, strict=True)}
 
@@ -489,7 +489,7 @@ def question_of(row: Row) -> EstimateRequest:
     return EstimateRequest.model_validate(question)
 
 
-def compared(row: Row, answer: Estimate) -> PublishedSpeed:
+def compare_row(row: Row, answer: Estimate) -> PublishedSpeed:
     """Return a published row with its prediction: time per token, or rate of all requests."""
     if row["tpot_ms"]:
         name, sign, measured = "tpot_seconds", 1, float(row["tpot_ms"]) / 1e3
@@ -506,7 +506,9 @@ def compared(row: Row, answer: Estimate) -> PublishedSpeed:
 def published_speeds() -> tuple[PublishedSpeed, ...]:
     """Return every published speed with the planner's prediction of it."""
     rows = table("published_speeds")
-    return tuple(compared(row, estimate_request(question_of(row), explain=False)) for row in rows)
+    return tuple(
+        compare_row(row, estimate_request(question_of(row), explain=False)) for row in rows
+    )
 
 
 @cache
@@ -519,7 +521,7 @@ def fresh_speeds() -> tuple[tuple[PublishedSpeed, ...], tuple[Row, ...]]:
         except PlannerError:
             refused.append(row)
         else:
-            speeds.append(compared(row, answer))
+            speeds.append(compare_row(row, answer))
     return tuple(speeds), tuple(refused)
 
 

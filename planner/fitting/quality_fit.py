@@ -274,7 +274,7 @@ def _estimated(row: Row) -> Estimate:
     return estimate_request(EstimateRequest.model_validate(compress_request(row)))
 
 
-def compared(row: Row) -> bool:
+def has_supported_method(row: Row) -> bool:
     """Return whether the planner supports the row's method."""
     return row["method"] in get_args(CompressMethod)
 
@@ -282,7 +282,9 @@ def compared(row: Row) -> bool:
 @cache
 def cases() -> tuple[Case, ...]:
     """Return every published time of a supported method, without upper bounds."""
-    rows = [row for row in table(TABLE) if compared(row) and row["relation"] != AT_MOST]
+    rows = [
+        row for row in table(TABLE) if has_supported_method(row) and row["relation"] != AT_MOST
+    ]
     return tuple(Case(row, _estimated(row)) for row in rows)
 
 
@@ -418,7 +420,7 @@ def _bounds() -> list[str]:
 def _not_compared() -> list[str]:
     counts: dict[str, int] = defaultdict(int)
     for row in table(TABLE):
-        if not compared(row):
+        if not has_supported_method(row):
             reason = row["notes"].partition("not compared: ")[2]
             counts[f"{row['method'].replace('_', ' ')}: {reason}"] += 1
     return [f"- Not compared, {count} rows of {words}." for words, count in counts.items()]

@@ -99,7 +99,7 @@ def held_out(
     return np.concatenate(tpots), np.concatenate(ttfts), tuple(order)
 
 
-def spread(errors: Columns) -> float:
+def interval_spread(errors: Columns) -> float:
     """Return the log spread whose 80 % interval covers four fifths of these errors."""
     log_error = float(np.quantile(np.abs(np.log1p(errors)), COVERED))
     return round_factor(log_error / Z_80)
@@ -127,11 +127,11 @@ def spreads(cases: tuple[ServingCase, ...]) -> dict[str, dict[str, float]]:
             of_kind = np.array([kind_of(case) == kind for case in order])
             name = spread_name(error_class, kind)
             for field, errors in (("tpot_spreads", tpots), ("ttft_spreads", ttfts)):
-                spread_fields[field][name] = round_factor(spread(errors[of_kind]))
+                spread_fields[field][name] = round_factor(interval_spread(errors[of_kind]))
     return spread_fields
 
 
-def named(values: Columns, names: Sequence[str]) -> dict[str, float]:
+def factors_by_name(values: Columns, names: Sequence[str]) -> dict[str, float]:
     """Return factors or arrival parameters by name."""
     by_name = natural(values)
     return {name: round_factor(by_name[name]) for name in names}
@@ -149,14 +149,18 @@ def engine_fields(fit: ServingFit, engine: str) -> dict[str, Any]:
     for owner, layout in sorted(fit.layouts):
         if owner == engine:
             places[layout] = fit.place_values(engine, group_of_layout(layout), layout)
-    for owner, place in sorted(fit.told):
+    for owner, place in sorted(fit.releases):
         if owner == engine:
             places[place] = fit.release_values(engine, place)
     everywhere = {"any": fit.engine_values(engine)}
     factors, habits = {**everywhere, **families, **places}, {**everywhere, **places}
     fields: dict[str, Any] = {
-        "serving_factors": {name: named(values, PARTS) for name, values in factors.items()},
-        "arrival_factors": {name: named(values, HABITS) for name, values in habits.items()},
+        "serving_factors": {
+            name: factors_by_name(values, PARTS) for name, values in factors.items()
+        },
+        "arrival_factors": {
+            name: factors_by_name(values, HABITS) for name, values in habits.items()
+        },
     }
     if engine:
         fields["fitted_groups"] = groups
@@ -267,7 +271,7 @@ ENGINES = Search(group_of, of_engines, lambda case: f"{case.engine} {case.group}
 LAYOUTS = Search(fold_of, of_pairs, lambda case: case.sweep, LAYOUT_GRID)
 
 
-def missed(
+def left_out_errors(
     cases: Sequence[ServingCase], strengths: Strengths, search: Search = ENGINES
 ) -> Columns:
     """Return the mean error of each unit, such as a pair, under a fit without its part."""
@@ -293,16 +297,16 @@ def is_better(distances: Columns, best: Columns) -> bool:
     return bool(gains.mean() > gains.std(ddof=1) / np.sqrt(len(gains)))
 
 
-def chosen(
+def choose_strengths(
     cases: Sequence[ServingCase], search: Search = ENGINES, start: Strengths = START
 ) -> dict[str, float]:
     """Return the strengths of least error, by coordinate search."""
     best = {**start, **{name: candidates[0] for name, candidates in search.grid.items()}}
-    least = missed(cases, best, search)
+    least = left_out_errors(cases, best, search)
     for name, candidates in search.grid.items():
         for value in candidates[1:]:
             other = {**best, name: value}
-            distances = missed(cases, other, search)
+            distances = left_out_errors(cases, other, search)
             if is_better(distances, least):
                 best, least = other, distances
     return best
@@ -312,9 +316,9 @@ def chosen_without_each(
     cases: Sequence[ServingCase], search: Search, start: Strengths
 ) -> dict[str, dict[str, float]]:
     """Return the strengths chosen from all cases, and those chosen without each part."""
-    strengths_by_part = {"none": chosen(cases, search, start)}
+    strengths_by_part = {"none": choose_strengths(cases, search, start)}
     for part, _, rest in leave_one_group_out(cases, search.part_of):
-        strengths_by_part[part] = chosen(rest, search, start)
+        strengths_by_part[part] = choose_strengths(rest, search, start)
     return strengths_by_part
 
 

@@ -25,7 +25,7 @@ from planner.fitting.serving_model import (
     Pair,
     ServingCase,
     Sweep,
-    packed,
+    pack_values,
     sweep_of,
 )
 from planner.fitting.step_fitting import Columns
@@ -53,7 +53,7 @@ OF_DECODING = np.eye(len(NAMES))[:, DECODE]  # parts that a chip family's kernel
 # of one format and width, tuned or not.
 OWN_EXPERTS = np.eye(len(NAMES))[:, [NAMES.index(f"decode_{part}") for part in sorted(OF_EXPERTS)]]
 WITHOUT_EXPERTS = np.eye(len(NAMES)) - OWN_EXPERTS @ OWN_EXPERTS.T
-PRIOR_EXPERTS = OWN_EXPERTS @ OWN_EXPERTS.T @ packed({})
+PRIOR_EXPERTS = OWN_EXPERTS @ OWN_EXPERTS.T @ pack_values({})
 PAIR_BASIS = np.hstack([SCALES, OWN_HABITS, OWN_EXPERTS])
 PAIR_SCALE_SPREAD = 0.3
 
@@ -76,7 +76,7 @@ class ServingFit:
     families: Mapping[str, Columns] = field(default_factory=dict)
     pairs: Mapping[Pair, Columns] = field(default_factory=dict)
     layouts: Mapping[Pair, Columns] = field(default_factory=dict)
-    told: Mapping[Pair, Columns] = field(default_factory=dict)
+    releases: Mapping[Pair, Columns] = field(default_factory=dict)
 
     def engine_values(self, engine: str, family: str = "") -> Columns:
         """Return the values of an engine on a chip family, as far as either was measured.
@@ -85,7 +85,7 @@ class ServingFit:
         """
         mean_family = np.mean([*self.families.values()], axis=0) if self.families else 0.0
         of_family = self.families.get(family, mean_family)
-        return bounded(self.shared + self.engines.get(engine, 0.0) + of_family)
+        return clip_factors(self.shared + self.engines.get(engine, 0.0) + of_family)
 
     def place_values(
         self, engine: str, group: str, layout: str = "", release: str = ""
@@ -93,17 +93,17 @@ class ServingFit:
         """Return the values of an engine's group, and its layout or release if fitted."""
         pair, of_layout = self.pairs.get((engine, group), 0.0), self.layouts.get((engine, layout))
         nearest = (
-            self.told.get((engine, release_key(layout, release))),
+            self.releases.get((engine, release_key(layout, release))),
             None if of_layout is None else pair + of_layout,
-            self.told.get((engine, release_key(group, release))),
+            self.releases.get((engine, release_key(group, release))),
         )
         added = next((values for values in nearest if values is not None), pair)
-        return bounded(self.engine_values(engine, family_of(group)) + added)
+        return clip_factors(self.engine_values(engine, family_of(group)) + added)
 
     def release_values(self, engine: str, place: str) -> Columns:
         """Return the values of a pair or layout under a release of the engine."""
         family = place.split("/")[1].partition(RELEASE)[0]
-        return bounded(self.engine_values(engine, family) + self.told[engine, place])
+        return clip_factors(self.engine_values(engine, family) + self.releases[engine, place])
 
     def values(self, cases: Sequence[ServingCase]) -> Columns:
         """Return the parameters of each case, [cases, parameters].
@@ -123,7 +123,7 @@ def family_of(group: str) -> str:
     return group.rpartition("/")[2]
 
 
-def bounded(values: Columns) -> Columns:
+def clip_factors(values: Columns) -> Columns:
     """Return values with factors clipped to their lower bounds."""
     clipped = values.copy()
     clipped[..., : len(PARTS)] = np.maximum(clipped[..., : len(PARTS)], FLOOR)
@@ -205,14 +205,14 @@ def fit_serving(
         pairs[pair], layout_additions = fit_pair(own, fit, strengths)
         layouts |= {(pair[0], layout): added for layout, added in layout_additions.items()}
         releases |= {(pair[0], name): a for name, a in fit_releases(own, fit, strengths).items()}
-    return replace(fit, pairs=pairs, layouts=layouts, told=releases)
+    return replace(fit, pairs=pairs, layouts=layouts, releases=releases)
 
 
 def fit_engines(
     cases: Sequence[ServingCase], strengths: Strengths
 ) -> tuple[ServingFit, dict[Pair, Columns]]:
     """Return the values of engines and families, and the habits of pairs fitted with them."""
-    prior_values = packed({})
+    prior_values = pack_values({})
     if not cases:
         return ServingFit(prior_values), {}
     engines = sorted({case.engine for case in cases})
@@ -405,14 +405,14 @@ class _Objective:
 
     def regret(self, added: Columns) -> float:
         """Return the loss: robust errors plus squared distances from zero."""
-        wrong = self.wrong(bounded(self.values(added)))
+        wrong = self.wrong(clip_factors(self.values(added)))
         regrets = FREEDOM * np.log1p(wrong**2 / FREEDOM).sum(axis=1)
         return float(self.weights @ regrets) + float(((added / self.spreads()) ** 2).sum())
 
     def derivatives(self, added: Columns) -> tuple[Columns, Columns]:
         """Return half of the gradient and of the curvature of the loss."""
         unbounded = self.values(added)
-        values = bounded(unbounded)
+        values = clip_factors(unbounded)
         wrong = self.wrong(values)
         slopes = self.sweep.slopes(values) / self.noise[:, None]
         slopes *= (values == unbounded)[:, None, :]

@@ -19,7 +19,7 @@ from planner.fitting.evidence import Row, serving_request
 from planner.fitting.step_fitting import Columns
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import ServeWorkload
-from planner.workload.generate import prefilling
+from planner.workload.generate import prefill_cost
 from planner.workload.resolve import resolve
 from planner.workload.serve import serve
 from planner.workload.setting import Setting
@@ -148,7 +148,7 @@ def serving_case(row: Row) -> ServingCase:
 def _doubled_pass(setting: Setting, workload: ServeWorkload, lanes: float) -> Columns:
     """Return the parts of a pass over twice as many prompts."""
     ledger = Ledger()
-    prefilling(setting, ledger, 2 * lanes, workload.input_tokens)
+    prefill_cost(setting, ledger, 2 * lanes, workload.input_tokens)
     return parts_of(ledger, "prefill")
 
 
@@ -199,7 +199,7 @@ STEP = 1e-5
 LEAST_RISE = 1e-12  # seconds, for passes that take none
 
 
-def packed(natural: Mapping[str, float]) -> Columns:
+def pack_values(natural: Mapping[str, float]) -> Columns:
     """Return named factors and parameters as a row of values; absent ones take their prior."""
     by_name = {**dict.fromkeys(PARTS, 1.0), **CENTRES, **natural}
     return np.array(

@@ -370,7 +370,7 @@ def left_out_full(
     return errors
 
 
-def named(factors: Columns) -> dict[str, float]:
+def factors_by_name(factors: Columns) -> dict[str, float]:
     """Return the factors under the names that an estimate reads."""
     by_name: dict[str, float] = {}
     for part, value in zip(PARTS, factors, strict=True):
@@ -383,15 +383,15 @@ def throughput_factors() -> dict[str, dict[str, dict[str, float]]]:
     """Return each engine's full-batch factors: on any chip, and per measured chip."""
     cases = full_batches()
     factors_by_engine: dict[str, dict[str, dict[str, float]]] = {
-        COMMON_SERVING: {"any": named(fit_full(cases))}
+        COMMON_SERVING: {"any": factors_by_name(fit_full(cases))}
     }
     for engine in sorted({case.engine for case in cases}):
         own = [case for case in cases if case.engine == engine]
         engine_factors = fit_full(own)
-        factors_by_engine[engine] = {"any": named(engine_factors)}
+        factors_by_engine[engine] = {"any": factors_by_name(engine_factors)}
         for chip in sorted({case.architecture for case in own}):
             same = [case for case in own if case.architecture == chip]
-            factors_by_engine[engine][chip] = named(fit_full(same, engine_factors))
+            factors_by_engine[engine][chip] = factors_by_name(fit_full(same, engine_factors))
     return factors_by_engine
 
 

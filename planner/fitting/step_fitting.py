@@ -655,7 +655,7 @@ def fit_levels(cases: Iterable[StepCase], spreads: Mapping[str, float]) -> Level
     return Levels(dict(zip(problem.keys, effects, strict=True)))
 
 
-def pooled(cases: Iterable[StepCase]) -> Levels:
+def fit_pooled(cases: Iterable[StepCase]) -> Levels:
     """Return the common factors of engines, without runners, whose operator issue differs."""
     return fit_levels([case for case in cases if not case.runs_ahead], POOLED)
 
@@ -678,7 +678,7 @@ class StepFactors:
     @cached_property
     def pooled(self) -> Levels:
         """Return the fit for engines without runs."""
-        return pooled(self.cases)
+        return fit_pooled(self.cases)
 
     def of(self, engine: str, family: str, chip: str = "") -> Columns:
         """Return the factors of an engine on a chip."""

@@ -74,12 +74,12 @@ class _Channels(NullLedger):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[str, dict[str, Any]] = {}
+        self.inputs_by_phase: dict[str, dict[str, Any]] = {}
 
     def term(self, formula: Equation[Any], line: Line, /, *args: Any, **kwargs: Any) -> float:
         """Return the formula's value; record the channels of an overlap."""
         if formula is overlapped_seconds:
-            self.found[line.group] = kwargs
+            self.inputs_by_phase[line.group] = kwargs
         return super().term(formula, line, *args, **kwargs)
 
 
@@ -103,8 +103,8 @@ def placement_costs(
     for row, phase in enumerate(PHASES):
         channels_s[row, 0] = sum(outcome.phases[phase].values())
         for column, channel in enumerate(CHANNELS):
-            if phase in ledger.found:
-                channels_s[row, column] = ledger.found[phase][channel]
+            if phase in ledger.inputs_by_phase:
+                channels_s[row, column] = ledger.inputs_by_phase[phase][channel]
     memory = outcome.memory
     tiers = np.zeros((3, len(sizes)))
     for tier, tier_bytes in enumerate((memory.peak_bytes, memory.host_bytes, memory.disk_bytes)):

@@ -57,16 +57,17 @@ LATEST = 16
 class Subject:
     """The cached scores and estimates of one subject: a model, hardware and workload.
 
-    ``plain`` holds estimates without percentiles, ``simulated`` with percentiles, ``told`` with
-    percentiles and terms. ``costings`` holds their common intermediate results,
-    ``search_results`` the results of searches with the key, and the number of strategies, of each.
+    ``plain`` holds estimates without percentiles, ``simulated`` with percentiles,
+    ``explained_estimates`` with percentiles and terms. ``costings`` holds their common
+    intermediate results, ``search_results`` the results of searches with the key, and the number
+    of strategies, of each.
     """
 
     def __init__(self, key: tuple[object, ...] = ()) -> None:
         self.key = key
         self.plain: dict[Strategy, Estimate] = {}
         self.simulated: dict[Strategy, Estimate] = {}
-        self.told: dict[Strategy, Estimate] = {}
+        self.explained_estimates: dict[Strategy, Estimate] = {}
         self.costings: dict[Strategy, Costing] = {}
         self.search_results: list[tuple[tuple[object, ...], object, int]] = []
 
@@ -87,7 +88,7 @@ class Subject:
         """Return the exact estimate of a strategy, without terms."""
 
         def cost() -> Estimate:
-            explained = self.told.get(strategy)
+            explained = self.explained_estimates.get(strategy)
             if explained is not None:
                 return explained.model_copy(update={"terms": ()})
             return self._costing(question, strategy).estimate(explain=False, simulate=True)
@@ -97,7 +98,9 @@ class Subject:
     def explained(self, question: Question, strategy: Strategy) -> Estimate:
         """Return the exact estimate of a strategy, with every term."""
         return _cached_estimate(
-            self.told, strategy, lambda: self._costing(question, strategy).estimate()
+            self.explained_estimates,
+            strategy,
+            lambda: self._costing(question, strategy).estimate(),
         )
 
     def _costing(self, question: Question, strategy: Strategy) -> Costing:

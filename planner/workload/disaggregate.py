@@ -35,12 +35,12 @@ from planner.workload.forward import PassCost, suffixed_ledger
 from planner.workload.generate import (
     Decoding,
     batch_load,
-    decoding,
+    decode_cost,
     generate,
     held_memory,
     max_concurrency,
     memory_load,
-    prefilling,
+    prefill_cost,
 )
 from planner.workload.inference_memory import MemoryLoad, inference_memory
 from planner.workload.operators import link_for
@@ -193,7 +193,7 @@ def _pools(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> _Pools:
             )
     cached = workload.input_tokens * workload.prefix_share_ratio
     lanes = _lanes(setting, workload, split.prefill_devices // size)
-    prefill = prefilling(setting, ledger, lanes, workload.input_tokens - cached, cached)
+    prefill = prefill_cost(setting, ledger, lanes, workload.input_tokens - cached, cached)
     return _Pools(
         prefill_replicas=split.prefill_devices // size,
         decode_replicas=split.decode_devices // size,
@@ -231,7 +231,7 @@ def _transfer(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> floa
 
 def _decode(setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float) -> Decoding:
     context = workload.input_tokens + workload.output_tokens / 2
-    return decoding(setting, ledger, max(1.0, running / setting.layout.pipeline), context)
+    return decode_cost(setting, ledger, max(1.0, running / setting.layout.pipeline), context)
 
 
 def _flow(setting: Setting, workload: ServeWorkload, pools: _Pools) -> _SteadyFlow:
@@ -721,10 +721,10 @@ class AggregatePerformance:
     def performance(self, workload: ServeWorkload | GenerateWorkload) -> Performance:
         """Return the performance of all replicas combined."""
         if isinstance(workload, ServeWorkload):
-            return self.served(workload)
-        return self.generated(workload)
+            return self._serving_performance(workload)
+        return self._generation_performance(workload)
 
-    def served(self, workload: ServeWorkload) -> Performance:
+    def _serving_performance(self, workload: ServeWorkload) -> Performance:
         """Return the performance of serving; a burst ends with its slowest replica."""
         rate = self.rate()
         if workload.burst_requests is not None:
@@ -742,7 +742,7 @@ class AggregatePerformance:
             max_concurrency=sum(self.figures("max_concurrency")),
         )
 
-    def generated(self, workload: GenerateWorkload) -> Performance:
+    def _generation_performance(self, workload: GenerateWorkload) -> Performance:
         """Return the performance of a batch, which ends with its slowest replica."""
         latency = largest(self.figures("latency_seconds"))
         rate = workload.batch_size / latency

@@ -288,7 +288,7 @@ class Decoding:
     step_s: float
 
 
-def decoding(setting: Setting, ledger: Ledger, sequences: float, context: float) -> Decoding:
+def decode_cost(setting: Setting, ledger: Ledger, sequences: float, context: float) -> Decoding:
     """Return the cost of decoding: one pass per token, or draft and verify rounds."""
     guess = setting.strategy.speculative
     if guess is None:
@@ -315,7 +315,7 @@ def decoding(setting: Setting, ledger: Ledger, sequences: float, context: float)
     )
 
 
-def prefilling(
+def prefill_cost(
     setting: Setting, ledger: Ledger, sequences: float, tokens: float, cached: float = 0.0
 ) -> PassCost:
     """Return the cost of prefill, with that of the draft model."""

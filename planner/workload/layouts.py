@@ -271,25 +271,25 @@ def serving_rules(model: ModelSpec, layout: Layout) -> Iterator[Rule]:
 def supported_size_rules(
     model: ModelSpec, engine: Engine, layout: Layout, *, separate: bool
 ) -> Iterator[Rule]:
-    """Yield the rules for parallel sizes that a serving engine can be told.
+    """Yield the rules for parallel sizes that a serving engine supports.
 
     With ``separate`` replicas are servers of their own: in pools, or on unlike nodes.
     """
-    told = serving_engines().get(engine.key)
-    if told is None:
+    supported = serving_engines().get(engine.key)
+    if supported is None:
         return
     title, field = engine.title, "strategy.{}_parallel_size".format
     yield Rule(
-        either(layout.context <= 1, told.context),
+        either(layout.context <= 1, supported.context),
         field("context"),
         lambda: (
-            f"context_parallel_size is {layout.context}, which {title} cannot be told: it splits "
-            "a context inside the tensor ranks only; leave it out, or choose "
+            f"context_parallel_size is {layout.context}, which {title} does not support: it "
+            "splits a context inside the tensor ranks only; leave it out, or choose "
             f"{_engines_supporting('context')}"
         ),
     )
     yield Rule(
-        either(layout.attention_data <= 1, told.attention_data),
+        either(layout.attention_data <= 1, supported.attention_data),
         field("attention_data"),
         lambda: (
             f"attention_data_parallel_size is {layout.attention_data}, which {title} does not "
@@ -297,7 +297,7 @@ def supported_size_rules(
         ),
     )
     yield Rule(
-        either(layout.expert <= 1, told.expert != "none"),
+        either(layout.expert <= 1, supported.expert != "none"),
         field("expert"),
         lambda: (
             f"expert_parallel_size is {layout.expert}, which {title} does not have; leave it out, "
@@ -305,32 +305,32 @@ def supported_size_rules(
         ),
     )
     if model.is_moe:
-        yield from _expert_sharing_rules(told, title, layout, separate=separate)
+        yield from _expert_sharing_rules(supported, title, layout, separate=separate)
 
 
 def _engines_supporting(degree: Literal["context", "attention_data", "expert"]) -> str:
-    """Return the engines that can be told a degree."""
+    """Return the engines that support a parallel size."""
     rows = serving_engines().items()
     *others, last = (key for key, row in rows if getattr(row, degree) not in (False, "none"))
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def _expert_sharing_rules(
-    told: ServingEngine, title: str, layout: Layout, *, separate: bool
+    supported: ServingEngine, title: str, layout: Layout, *, separate: bool
 ) -> Iterator[Rule]:
     """Yield the rules for ranks that share the experts of a sparse model."""
     field, ranks = "strategy.{}_parallel_size".format, layout.tensor * layout.attention_data
-    if told.expert == "all_ranks":
+    if supported.expert == "all_ranks":
         yield Rule(
             either(layout.expert <= 1, layout.expert == ranks),
             field("expert"),
             lambda: (
-                f"expert_parallel_size is {layout.expert}: {title} can be told no degree, "
+                f"expert_parallel_size is {layout.expert}: {title} has no option for a degree: "
                 f"--enable-expert-parallel spreads the experts over all {ranks} ranks (tensor x "
                 f"data); set it to 1 or {ranks}"
             ),
         )
-    if told.attention_data_takes_all:
+    if supported.attention_data_takes_all:
         yield Rule(
             either(layout.attention_data <= 1, layout.tensor <= 1),
             field("tensor"),
@@ -340,9 +340,9 @@ def _expert_sharing_rules(
                 "ranks; set one of them to 1"
             ),
         )
-    if told.data == "separate":
+    if supported.data == "separate":
         return
-    always = told.data == "share_experts"
+    always = supported.data == "share_experts"
     joined = layout.data > 1 if always else both(layout.data > 1, layout.attention_data > 1)
     yield Rule(
         either(separate, negate(joined)),

@@ -38,12 +38,12 @@ from planner.workload.forward import PassCost, forward_pass, wait_for_slowest_st
 from planner.workload.generate import (
     MAX_SEARCHED_CONCURRENCY,
     concurrency_limit,
+    decode_cost,
     decode_work,
-    decoding,
     held_at_once,
     held_memory,
     memory_load,
-    prefilling,
+    prefill_cost,
     replica_requests,
     step_requests,
 )
@@ -340,7 +340,7 @@ def _prompt(setting: Setting, workload: ServeWorkload, ledger: Ledger, running: 
     # Each data-parallel attention rank reads one prompt at a time.
     lanes = minimum(running, setting.layout.attention_data)
     uncached = workload.input_tokens - cached
-    return _Prompt(prefilling(setting, ledger, lanes, uncached, cached), lanes)
+    return _Prompt(prefill_cost(setting, ledger, lanes, uncached, cached), lanes)
 
 
 def _steady(
@@ -354,7 +354,7 @@ def _steady(
     running, offered = load
     stages, prefill = setting.layout.pipeline, prompt.cost
     context = workload.input_tokens + workload.output_tokens / 2
-    step = decoding(setting, ledger, maximum(1.0, running / stages), context)
+    step = decode_cost(setting, ledger, maximum(1.0, running / stages), context)
     decode = wait_for_slowest_stage(
         setting, ledger, step.per_token, "decode", minimum(running, stages)
     )
@@ -433,7 +433,7 @@ def _slot(setting: Setting, workload: ServeWorkload, ledger: Ledger, prompt: _Pr
     uncached = workload.input_tokens - cached
     extra_s = alone
     if any_of(habits.company_ratio > 0):
-        two_prompts = prefilling(setting, NullLedger(), 2 * prompt.lanes, uncached, cached)
+        two_prompts = prefill_cost(setting, NullLedger(), 2 * prompt.lanes, uncached, cached)
         extra_s = maximum(0.0, two_prompts.total_s - alone)
     return ledger.term(
         prompt_slot,

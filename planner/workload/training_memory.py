@@ -156,7 +156,7 @@ class StageActivations:
         rows = layout.micro_batch * filled_ratio(setting, workload)
         self.tokens = rows * workload.sequence_length / layout.context
 
-    def found(self) -> tuple[float, float, float]:
+    def activation_bytes(self) -> tuple[float, float, float]:
         """Return saved activations, the working set of one layer, and the loss in bytes.
 
         The working set is the recomputed tensors of one layer.
@@ -768,7 +768,7 @@ class _Stage:
 
     def activations(self) -> tuple[float, float, float]:
         """Return saved activations, the working set of one layer, and the loss in bytes."""
-        return self._activations.found()
+        return self._activations.activation_bytes()
 
     @cached_property
     def _activations(self) -> StageActivations:

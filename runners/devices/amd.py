@@ -252,7 +252,7 @@ def is_amdsmi(library: object) -> bool:
     return hasattr(library, "amdsmi_get_processor_handles")
 
 
-def initialised(problems: list[str] | None = None) -> Any | None:  # noqa: ANN401 - a module, or the command
+def open_library(problems: list[str] | None = None) -> Any | None:  # noqa: ANN401 - a module, or the command
     """Return the initialised amdsmi, or the command's answers; None without either.
 
     The import runs AMD's loader, which fails with errors of any type where ROCm is missing.

@@ -67,7 +67,7 @@ class Ask:
         return None
 
 
-def listed(
+def visible_devices(
     library: types.ModuleType,
     env: Mapping[str, str] = os.environ,
     problems: list[str] | None = None,
@@ -139,7 +139,7 @@ def _instances(library: types.ModuleType, gpu: NvmlDevice) -> Iterator[NvmlDevic
 def facts(library: types.ModuleType, problems: list[str] | None = None) -> Iterator[GpuFacts]:
     """Yield the facts of every device; unsupported values are None and named in ``unread``."""
     errors = machine.xids()
-    for device in listed(library, problems=problems):
+    for device in visible_devices(library, problems=problems):
         ask = Ask(library, device)
         capability = ask("nvmlDeviceGetCudaComputeCapability", label="compute capability")
         total, _, is_shared = _memory(library, device)
@@ -257,7 +257,7 @@ def loads(library: types.ModuleType) -> Iterator[GpuLoad]:
 
     Utilisation and power of a GPU in MIG mode cannot be divided among its instances.
     """
-    for device in listed(library):
+    for device in visible_devices(library):
         ask = Ask(library, device)
         is_whole_gpu = device.parent_uuid is None
         rates = ask("nvmlDeviceGetUtilizationRates") if is_whole_gpu else None
@@ -283,7 +283,7 @@ def clocks(library: types.ModuleType) -> dict[str, float]:
     """Return the present multiprocessor clock of the devices that tell it, by UUID, in hertz."""
     found = {
         device.cuda.uuid: Ask(library, device)("nvmlDeviceGetClockInfo", _MULTIPROCESSOR)
-        for device in listed(library)
+        for device in visible_devices(library)
     }
     return {uuid: float(clock * MEGAHERTZ) for uuid, clock in found.items() if clock is not None}
 

@@ -34,13 +34,13 @@ from runners.launchers.attempts import Verdict
 from runners.shared.config import Credential, HostConfigError, HostDir
 from runners.shared.facts import Microbench, NetworkMeasurement
 from runners.shared.messages import Beat, BeatReply
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 from runners.supervision import child, procfs
 
-LIVE_BEAT_SECONDS = scaled(2.0, least=0.2)
-REFUSED_BEAT_SECONDS = scaled(30.0, least=0.5)
+LIVE_BEAT_SECONDS = scale_duration(2.0, least=0.2)
+REFUSED_BEAT_SECONDS = scale_duration(30.0, least=0.5)
 FACTS_SECONDS = 600.0  # period of the inventory report, which includes GPU error counts
-POLL_SECONDS = scaled(0.5, least=0.1)
+POLL_SECONDS = scale_duration(0.5, least=0.1)
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from runners.jobspec.base import key_id
 from runners.shared.config import Credential, HostDir
 from runners.shared.messages import Doorbell
 from runners.shared.redis_address import key_prefix
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 from runners.supervision.child import die_with
 
 # Signs and verifies doorbells, the wake-up messages in a host's queue.
@@ -146,8 +146,8 @@ def settings(credential: Credential, ca_file: Path | str | None = None) -> dict[
     is_socket = broker["broker_url"].startswith("redis+socket")
     return broker | {
         "broker_transport_options": {
-            "visibility_timeout": scaled(120, least=2),
-            "unacked_restore_interval": scaled(5, least=0.5),
+            "visibility_timeout": scale_duration(120, least=2),
+            "unacked_restore_interval": scale_duration(5, least=0.5),
             "unacked_restore_throttle": 1,
             "socket_timeout": 5,
             "socket_connect_timeout": 2,

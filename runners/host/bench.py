@@ -520,10 +520,10 @@ def ratios(folder: Path, training: TrainSpec = TRAINING) -> Iterator[Ratio]:
     stored = sum(each.stat().st_size for each in trained_files(folder))
     yield Ratio.exact("fp32 / bf16 weights", stored, measured["bf16"]["disk_bytes"], "bytes")
     yield from size_ratios(measured)
-    yield from compared(folder)
+    yield from method_perplexity_ratios(folder)
 
 
-def compared(folder: Path) -> Iterator[Ratio]:
+def method_perplexity_ratios(folder: Path) -> Iterator[Ratio]:
     """Yield the perplexity ratios between two methods, from jobs that evaluate both.
 
     Paired per window: two separate intervals against the original would hide the difference.

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 from runners.host.app import AGENT_VARIABLE, HOST_DIR_VARIABLE, QUEUE
 from runners.shared.config import HostDir
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 
-FIRST_REST_SECONDS = scaled(1.0, least=0.2)
-LONGEST_REST_SECONDS = scaled(60.0, least=2.0)
-STEADY_SECONDS = scaled(60.0)  # a worker that ran this long resets the backoff
+FIRST_REST_SECONDS = scale_duration(1.0, least=0.2)
+LONGEST_REST_SECONDS = scale_duration(60.0, least=2.0)
+STEADY_SECONDS = scale_duration(60.0)  # a worker that ran this long resets the backoff
 STOP_SECONDS = 10.0
 COMMAND = (
     # In a container root is the only user; the worker accepts only JSON, which is not executable.

@@ -150,7 +150,9 @@ def devices() -> Devices:
 def _nvidia_devices(library: Library, problems: list[str]) -> Devices:
     gpus = tuple(nvidia.facts(library, problems))
     named = {gpu.uuid for gpu in gpus}
-    handles = [each.gpu_handle for each in nvidia.listed(library) if each.cuda.uuid in named]
+    handles = [
+        each.gpu_handle for each in nvidia.visible_devices(library) if each.cuda.uuid in named
+    ]
     if len(handles) < len(gpus):  # one was lost meanwhile: its links are unknown
         handles = []
     has_instances = any(gpu.parent_uuid for gpu in gpus)
@@ -205,7 +207,7 @@ def nvml() -> Iterator[Library | None]:
 @contextlib.contextmanager
 def amd_library(problems: list[str] | None = None) -> Iterator[Any]:
     """Yield the initialised amdsmi, or None; hosts without an AMD GPU do not import it."""
-    library = amd.initialised(problems) if machine.has_amd_on_bus() else None
+    library = amd.open_library(problems) if machine.has_amd_on_bus() else None
     if library is None:
         yield None
         return

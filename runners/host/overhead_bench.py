@@ -48,7 +48,7 @@ def make_attempt(
 
 
 @contextlib.contextmanager
-def supervised(folder: AttemptFolder) -> Iterator[int]:
+def run_supervisor(folder: AttemptFolder) -> Iterator[int]:
     """Run the attempt's supervisor, yield its pid, and stop it and its job."""
     command = [sys.executable, "-S", "-E", str(SUPERVISOR), str(folder.path), "--stay"]
     process = subprocess.Popen(command)

@@ -21,7 +21,7 @@ from runners.launchers import launch
 from runners.launchers.attempts import AttemptFolder, attempt_folders
 from runners.shared.config import HostDir
 from runners.shared.messages import MAIN, MAX_SENTENCE, PreflightCheck, yes
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 from runners.supervision.output import HEAD_BYTES
 
 # What vLLM logged about its memory at an earlier start with a model folder on this host.
@@ -264,7 +264,7 @@ def _weights(answer: QueryOutput) -> StoredWeights:
 # start (https://docs.vllm.ai/en/v0.31.0/cli/).
 
 
-ENGINE_SECONDS = scaled(20.0, least=4.0)
+ENGINE_SECONDS = scale_duration(20.0, least=4.0)
 META_PACKAGES = ("torch", "transformers")
 META_MEMORY_BYTES = 4 * 2**30  # DeepSeek-V3 takes 0.5 on torch for the CPU
 FIT_MEMORY_BYTES = 8 * 2**30
@@ -320,7 +320,7 @@ def transformers_count(query: FolderQuery, python: Path) -> EngineCount:
     return EngineCount(f"{parameters} for its config.json, {sizes}.", total)
 
 
-def compared(count: EngineCount, counted_bytes: int | None) -> str:
+def compare_counts(count: EngineCount, counted_bytes: int | None) -> str:
     """Return an engine's sentence, with a warning if it differs from the planner's count."""
     if count.weight_bytes is None or not counted_bytes:
         return count.sentence
@@ -407,7 +407,7 @@ def _safetensors(needs: EngineNeeds, query: FolderQuery) -> PreflightCheck:
         weights = weights_of(query)
     sentence = weights.sentence
     if built is not None:
-        sentence += f" {compared(built.result(), weights.counted_bytes)}"
+        sentence += f" {compare_counts(built.result(), weights.counted_bytes)}"
     check = yes("weights", _printed(sentence), **_figures(weights, built))
     return check.model_copy(update={"remedy": weights.remedy})
 

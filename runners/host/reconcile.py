@@ -128,14 +128,14 @@ class _Fetch(threading.Thread):
         super().__init__(name=f"fetch-{folder.attempt_id}", daemon=True)
         self._client = client
         self._folder = folder
-        self._wanted = uploads
+        self._uploads = uploads
         self.is_done = False
         self.refusal: LaunchRefusedError | None = None
 
     def run(self) -> None:
         try:
             self._folder.data.mkdir(mode=0o700, exist_ok=True)
-            for each in self._wanted:
+            for each in self._uploads:
                 self._download(each, self._folder.data / each.file_name)
             self.is_done = True
         except LaunchRefusedError as refusal:

@@ -37,7 +37,7 @@ from runners.shared.messages import (
     UploadState,
 )
 from runners.shared.spool import Event, SpoolReader, trim
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 from runners.supervision import child
 from runners.supervision.child import LockedError
 
@@ -306,13 +306,13 @@ def _echo_seconds(client: ServerClient, up: int, down: int) -> float:
 # returns to the acknowledged sequence number when acknowledgements stall.
 
 
-STALL_SECONDS = scaled(2.0, least=0.5)
+STALL_SECONDS = scale_duration(2.0, least=0.5)
 STALLS_BEFORE_HTTP = 2
-STREAM_REST_SECONDS = scaled(30.0, least=1.0)  # how long a stalled stream is not used
+STREAM_REST_SECONDS = scale_duration(30.0, least=1.0)  # how long a stalled stream is not used
 MAX_IN_FLIGHT = 5_000
 MAX_STREAM_ENTRIES = 10_000
-SAVE_SECONDS = scaled(2.0, least=0.2)
-REFUSED_REST_SECONDS = scaled(10.0, least=0.5)
+SAVE_SECONDS = scale_duration(2.0, least=0.2)
+REFUSED_REST_SECONDS = scale_duration(10.0, least=0.5)
 
 log = logging.getLogger(__name__)
 
@@ -583,9 +583,9 @@ def _open_below(root: Path, path: PurePosixPath) -> int:
     return os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
-BUSY_SECONDS = scaled(0.25, least=0.1)
-IDLE_SECONDS = scaled(1.0, least=0.2)
-UPLOAD_SECONDS = scaled(2.0, least=0.3)
+BUSY_SECONDS = scale_duration(0.25, least=0.1)
+IDLE_SECONDS = scale_duration(1.0, least=0.2)
+UPLOAD_SECONDS = scale_duration(2.0, least=0.3)
 
 
 class RepeatingThread(threading.Thread):

@@ -18,7 +18,7 @@ from runners.host.wake import wake_agent
 from runners.shared.config import Credential, HostDir
 from runners.shared.messages import Doorbell
 from runners.shared.redis_address import pong_key
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 
 # Stores doorbell nonces until they expire, across processes and restarts.
 
@@ -50,8 +50,8 @@ class NonceStore:
 
 
 EXIT_STALLED = 70
-WATCH_SECONDS = scaled(5.0, least=0.5)
-SILENCE_SECONDS = scaled(180.0, least=6.0)  # the server pings each minute
+WATCH_SECONDS = scale_duration(5.0, least=0.5)
+SILENCE_SECONDS = scale_duration(180.0, least=6.0)  # the server pings each minute
 PONG_LIFETIME_MS = 60_000
 LOST_ACK = "Couldn't ack"
 

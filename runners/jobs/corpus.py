@@ -154,7 +154,7 @@ def demo_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrain
     return tokenizer
 
 
-def tokenized(
+def tokenize_documents(
     tokenizer: PreTrainedTokenizerFast, documents: Iterable[Document], key: str, cache_dir: Path
 ) -> TokenIds:
     """Return the documents as one stream of token ids, each ended by end-of-text.
@@ -334,7 +334,9 @@ def domains_of(
     texts = {}
     for name in (CODE, PROSE):
         own = [each for each in corpus.train if domain_of(each) == name]
-        texts[name] = tokenized(tokenizer, own, f"{corpus.digest}/train/{name}", cache_dir)
+        texts[name] = tokenize_documents(
+            tokenizer, own, f"{corpus.digest}/train/{name}", cache_dir
+        )
     return Domains(texts, length, seed)
 
 

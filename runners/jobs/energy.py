@@ -47,7 +47,7 @@ class Zone(NamedTuple):
 class Zones(NamedTuple):
     """The readable counters, or the reason why there are none."""
 
-    found: Sequence[Zone]
+    readable: Sequence[Zone]
     why_none: str = ""
 
 
@@ -147,7 +147,7 @@ class EnergyMeter:
     @property
     def has_sensor(self) -> bool:
         """Return whether there is any sensor."""
-        return self.sample is not None or bool(self.zones.found)
+        return self.sample is not None or bool(self.zones.readable)
 
     def begin(self, phase: str) -> None:
         """Attribute the energy from now on to a phase."""
@@ -173,7 +173,7 @@ class EnergyMeter:
         for name, watts in values.items():
             if name.endswith(WATTS):
                 self._integrate_power(name.removesuffix(WATTS), _Reading(now, watts))
-        for zone in self.zones.found:
+        for zone in self.zones.readable:
             if (count := zone.read()) is not None:
                 self._accumulate_energy_counter(zone, _Reading(now, count))
         return values
@@ -207,7 +207,7 @@ class EnergyMeter:
         self.read()
         accounts = self._accounts_in(None)
         if not accounts:
-            silent = "its counters have no value" if self.zones.found else self.zones.why_none
+            silent = "its counters have no value" if self.zones.readable else self.zones.why_none
             power = f"no power of a GPU through NVML, {silent}"
             why = f"not measured: this host has no power sensor: {power}"
             return {}, {TOTAL: why} | ({PER_TOKEN: why} if work else {})
@@ -244,7 +244,7 @@ class EnergyMeter:
         return accounts
 
     def _how(self, accounts: Mapping[str, Account], phases: Collection[str] | None) -> str:
-        zones = {zone.device for zone in self.zones.found}
+        zones = {zone.device for zone in self.zones.readable}
         ways = (
             (accounts.keys() - zones, "by NVML, its power as trapezoids between samples"),
             (accounts.keys() & zones, "by RAPL's counters"),
@@ -290,7 +290,8 @@ def visible_sample() -> Sample | None:
     try:
         pynvml.nvmlInit()
         handles = {
-            device.index: device.handle for device in visible(nvidia.listed(pynvml, env={}))
+            device.index: device.handle
+            for device in visible(nvidia.visible_devices(pynvml, env={}))
         }
     except pynvml.NVMLError:
         return None

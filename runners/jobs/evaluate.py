@@ -162,7 +162,7 @@ def _evaluate_text(
         peak_bytes = float(meter.read().bytes)
         job.emitter.metric({"perplexity": so_far, "peak_memory_bytes": peak_bytes}, step=at)
         stages.advance((at + 1) / len(windows.ids))
-    return joined(parts)
+    return concatenate_scores(parts)
 
 
 def _run_harness(
@@ -246,7 +246,7 @@ def evaluate_windows(
     )
 
 
-def joined(parts: list[TextScores]) -> TextScores:
+def concatenate_scores(parts: list[TextScores]) -> TextScores:
     """Return the concatenated scores of all windows."""
 
     def of(name: str) -> Nlls | None:

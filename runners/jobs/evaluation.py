@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from runners.jobs.corpus import Corpus, TokenIds, load_corpus, tokenized
+from runners.jobs.corpus import Corpus, TokenIds, load_corpus, tokenize_documents
 from runners.jobs.events import Stages
 from runners.jobs.loading import LoadedModel, quantised_matrices
 from runners.jobs.memory import Peak, PeakMeter, cache_bytes, model_bytes, tensor_bytes, terms_held
@@ -378,7 +378,9 @@ def text_ids(
 ) -> TokenIds:
     """Return the held-out text in a tokenizer's tokens."""
     corpus = corpus or load_corpus()
-    return tokenized(tokenizer, corpus.held_out, f"{corpus.digest}/held-out", job.cache_dir)
+    return tokenize_documents(
+        tokenizer, corpus.held_out, f"{corpus.digest}/held-out", job.cache_dir
+    )
 
 
 def assess(

@@ -37,7 +37,7 @@ class Query(NamedTuple):
     context_tokens: int = 0
 
     @contextmanager
-    def opened(self, name: str) -> Iterator[Path]:
+    def open_path(self, name: str) -> Iterator[Path]:
         """Yield a path of this process to one of the folder's files, opened safely.
 
         Raises:
@@ -56,7 +56,7 @@ class Query(NamedTuple):
             BadInputError: the file is too long, too deep, implausible, or not a JSON object.
             MissingModelError: the file is missing, not a regular file, or outside of the roots.
         """
-        with self.opened("config.json") as path:
+        with self.open_path("config.json") as path:
             config = read_config(path)
         check_config(config, str(self.folder))
         return config
@@ -143,7 +143,7 @@ def file_names(query: Query) -> list[str]:
 
 
 def _indexed(query: Query) -> list[str]:
-    with query.opened(INDEX) as path, path.open("rb") as file:
+    with query.open_path(INDEX) as path, path.open("rb") as file:
         data = file.read(MAX_INDEX_BYTES + 1)
     if len(data) > MAX_INDEX_BYTES:
         raise BadInputError(f"{INDEX} is longer than {MAX_INDEX_BYTES // 2**20} MiB, the limit")
@@ -172,7 +172,7 @@ def tensor_bytes(query: Query, name: str) -> int:
         raise BadInputError("safetensors is not installed on this host") from None
     try:
         with (
-            query.opened(name) as path,
+            query.open_path(name) as path,
             safe_open(path, framework="np"),  # refuses overlaps, holes and ends beyond the file
             path.open("rb") as file,
         ):
@@ -291,7 +291,7 @@ def fit() -> None:
     try:
         name = gguf_name(query.folder)
         answer(reading=name)
-        with query.opened(name) as path:
+        with query.open_path(name) as path:
             context = ["-c", str(query.context_tokens)] if query.context_tokens else []
             arguments = fitted_arguments(_run(path, context))
             answer(arguments=arguments)

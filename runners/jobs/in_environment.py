@@ -18,7 +18,7 @@ from runners.supervision.classification import ENVIRONMENT_NOT_BUILT
 TERMINATED = 143
 
 
-def prepared(store: Store, name: str) -> Path:
+def prepare_environment(store: Store, name: str) -> Path:
     """Return an environment's interpreter; build it if missing and protect it from removal.
 
     Raises:
@@ -48,7 +48,7 @@ def main() -> None:
     name, module, folder = sys.argv[1:]
     host_dir = os.environ.get(HOST_DIR_VARIABLE) or str(Path(folder).parent.parent)
     try:
-        python = prepared(Store(HostDir(Path(host_dir))), name)
+        python = prepare_environment(Store(HostDir(Path(host_dir))), name)
     except (BuildError, PinsError) as error:
         sys.stderr.write(f"{ENVIRONMENT_NOT_BUILT}: {error}\n")
         sys.exit(EXIT_BAD_INPUT)

@@ -29,7 +29,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def pinned(folder: Path, roots: Sequence[Path], owner: int | None = None) -> Path:
+def pin_folder(folder: Path, roots: Sequence[Path], owner: int | None = None) -> Path:
     """Return a private folder with links to the opened files of a model folder.
 
     The links use the reader's own handles, so that forked ranks have them too; with ``owner``,
@@ -244,7 +244,7 @@ def opened_model(
         BadInputError: a file is not a regular file, or the config is invalid.
     """
     roots = [(host_dir / "attempts").resolve(), *model_roots(host_dir)]
-    return pinned(model_folder(ref, host_dir, needed), roots, owner)
+    return pin_folder(model_folder(ref, host_dir, needed), roots, owner)
 
 
 def model_roots(host_dir: Path) -> list[Path]:

@@ -313,7 +313,7 @@ def prepare_compiler(scratch: Path) -> bool:
 
 def amd_sample() -> Sample | None:
     """Return a sampler of this process's visible GPUs, or None without amdsmi or GPU."""
-    library = amd.initialised()
+    library = amd.open_library()
     if library is None or not list(amd.loads(library)):
         return None
 

@@ -95,7 +95,7 @@ __all__ = [
 ]
 
 
-def upgraded(document: object) -> object:
+def upgrade_spec(document: object) -> object:
     """Return a stored spec in the present schema: kind ``quantize`` became ``compress``."""
     if not isinstance(document, dict) or document.get("kind") != "quantize":
         return document
@@ -119,5 +119,5 @@ _AnyJobSpec = Annotated[
     | ProveSpec,
     Field(discriminator="kind"),
 ]
-ModelSpec = Annotated[_AnyModelSpec, BeforeValidator(upgraded)]  # every kind with a model
-JobSpec = Annotated[_AnyJobSpec, BeforeValidator(upgraded)]
+ModelSpec = Annotated[_AnyModelSpec, BeforeValidator(upgrade_spec)]  # every kind with a model
+JobSpec = Annotated[_AnyJobSpec, BeforeValidator(upgrade_spec)]

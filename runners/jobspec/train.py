@@ -225,7 +225,7 @@ class LayoutOptions(BaseModel):
         """Return whether the layout is a pipeline only, with one stage per rank."""
         return self.world_size == self.pipeline_parallel_size == self.num_stages > 1
 
-    def restaged(self, count: int) -> "LayoutOptions":
+    def with_pipeline_ranks(self, count: int) -> "LayoutOptions":
         """Return the same pipeline over ``count`` ranks, with its layers divided evenly.
 
         Source: Ryabinin et al. 2023 (SWARM), arXiv:2301.11913, section 3.2.

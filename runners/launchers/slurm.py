@@ -20,16 +20,16 @@ from runners.launchers.slurm_commands import Phase, SlurmError, SlurmJob, SlurmU
 from runners.shared.facts import SlurmConfig
 from runners.shared.messages import RunRequest
 from runners.shared.reasons import Reason
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 from runners.supervision import child, supervisor
 
 TICKET = "slurm.json"
 SCRIPT = "slurm.sh"
-POLL_SECONDS = scaled(10.0, least=0.5)
-AWAY_SECONDS = scaled(30.0, least=0.5)
+POLL_SECONDS = scale_duration(10.0, least=0.5)
+AWAY_SECONDS = scale_duration(30.0, least=0.5)
 # Maximum delay until a shared folder shows a node's last writes.
-SETTLE_SECONDS = scaled(30.0, least=2.0)
-KILL_MARGIN_SECONDS = scaled(30.0, least=2.0)
+SETTLE_SECONDS = scale_duration(30.0, least=2.0)
+KILL_MARGIN_SECONDS = scale_duration(30.0, least=2.0)
 END_MARGIN_SECONDS = 30.0  # the supervisor ends a job this long before Slurm's limit
 LEAST_LIMIT_MINUTES = 2
 # Variables of the batch job that the job inherits: its share of the node.
@@ -252,7 +252,7 @@ class SlurmLauncher:
     @staticmethod
     def _ended_job(job_id: str) -> SlurmJob | None:
         try:
-            return slurm_commands.ended(job_id)
+            return slurm_commands.ended_job(job_id)
         except SlurmError:
             return None
 

@@ -152,7 +152,7 @@ def _plain(text: str) -> str:
     return "" if text.strip("()") in {"", "None", "null"} else text.strip("()")
 
 
-def ended(job_id: str) -> SlurmJob | None:
+def ended_job(job_id: str) -> SlurmJob | None:
     """Return an ended job that squeue no longer lists, from sacct or else scontrol.
 
     Raises:

@@ -36,7 +36,7 @@ from runners.jobspec.base import (
 from runners.jobspec.serve import ServedName
 from runners.shared.facts import HostFacts, Microbench
 from runners.shared.reasons import Reason
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 
 # Placement of a job's processes: devices, addresses, ports and node ranks.
 
@@ -269,7 +269,7 @@ class StopOrder(Message):
 
     attempt_id: str
     reason: Reason
-    grace_seconds: NonNegativeFloat = scaled(15.0, least=0.5)
+    grace_seconds: NonNegativeFloat = scale_duration(15.0, least=0.5)
 
 
 class BeatReply(Message):

@@ -31,6 +31,6 @@ def scale_of(text: str) -> float:
 SCALE = scale_of(os.environ.get(VARIABLE) or "1")
 
 
-def scaled(seconds: float, *, least: float = 0.0) -> float:
+def scale_duration(seconds: float, *, least: float = 0.0) -> float:
     """Return a scaled duration, never shortened below ``least``."""
     return max(seconds * SCALE, min(seconds, least))

@@ -139,7 +139,7 @@ def send_signal(pid: int, start_ticks: int, number: signal.Signals) -> bool:
         os.close(handle)
 
 
-def marked(attempt_id: str) -> list[Process]:
+def processes_of_attempt(attempt_id: str) -> list[Process]:
     """Return the live processes with an attempt's marker in their environment."""
     marker = f"{MARKER}={attempt_id}".encode()
     return [
@@ -167,7 +167,7 @@ def sweep(attempt_id: str) -> int:
     Repeats until a scan is empty: one scan misses concurrent forks.
     """
     killed = set()
-    while processes := marked(attempt_id):
+    while processes := processes_of_attempt(attempt_id):
         for process in processes:
             killed.add((process.pid, process.start_ticks))
             send_signal(process.pid, process.start_ticks, signal.SIGKILL)

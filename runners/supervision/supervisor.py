@@ -23,7 +23,7 @@ if __name__ == "__main__":  # -S hides site-packages and this package
 
 from runners.shared.reasons import Reason
 from runners.shared.spool import SpoolWriter
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 from runners.supervision import child, classification, output, procfs
 from runners.supervision.classification import Ending, classify, rank_of
 from runners.supervision.output import (
@@ -43,10 +43,10 @@ EXIT_ALREADY_SUPERVISED = 75
 EXIT_ALREADY_ENDED = 76
 
 LOCK_TIMEOUT_SECONDS = 0.3  # a check whether the lock is free holds it briefly
-TICK_SECONDS = scaled(1.0, least=0.2)
+TICK_SECONDS = scale_duration(1.0, least=0.2)
 STOPPING_TICK_SECONDS = 0.05
 DRAIN_SECONDS = 1.0
-DEFAULT_GRACE_SECONDS = scaled(15.0, least=0.5)
+DEFAULT_GRACE_SECONDS = scale_duration(15.0, least=0.5)
 READ_BYTES = 256 * 1024
 GATHER_SECONDS = 0.1  # output arrives line by line: reads are batched
 FLOOD_BYTES = (

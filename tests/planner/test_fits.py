@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from planner.catalog.engines import calibration_name, fitted_factors, get_engine
 from planner.catalog.reading import data_json
 from planner.fitting.decode_fitting import PARTS as STREAM_PARTS
-from planner.fitting.decode_fitting import StreamCase, fit_streams, fitted
+from planner.fitting.decode_fitting import StreamCase, fit_streams, fit_target_chip
 from planner.fitting.evidence import digest, model_of, number, table, training_request, usable
 from planner.fitting.published_speeds import INPUTS, by_engine, memory_factors
 from planner.fitting.step_fitting import (
@@ -289,10 +289,10 @@ def test_a_fit_finds_what_products_and_caches_of_a_stream_reach():
 
     # An engine that no stream is of takes what all have in common.
     target = stream_of(0.01, 0.01, engine="unheard of")
-    assert list(fitted(streams(), target)) == list(fit_streams(streams()))
+    assert list(fit_target_chip(streams(), target)) == list(fit_streams(streams()))
     # A family that no stream is of takes its factors of its engine.
     target = stream_of(0.01, 0.01, family="blackwell")
-    assert list(fitted(streams(), target)) == list(fit_streams(streams()))
+    assert list(fit_target_chip(streams(), target)) == list(fit_streams(streams()))
 
 
 @settings(max_examples=25, deadline=None)

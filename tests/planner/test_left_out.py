@@ -50,9 +50,23 @@ from planner.fitting.published_speeds import (
     summary,
     title_of,
 )
-from planner.fitting.serving_factors import SEEN, UNSEEN, fold_of, group_of, held_out, spread
+from planner.fitting.serving_factors import (
+    SEEN,
+    UNSEEN,
+    fold_of,
+    group_of,
+    held_out,
+    interval_spread,
+)
 from planner.fitting.serving_model import PASS_PARTS, ServingCase
-from planner.fitting.step_fitting import GIB, MEMORY_FACTORS, PARTS, MemoryCase, StepCase, pooled
+from planner.fitting.step_fitting import (
+    GIB,
+    MEMORY_FACTORS,
+    PARTS,
+    MemoryCase,
+    StepCase,
+    fit_pooled,
+)
 from planner.specs.estimate import EstimateRequest
 from planner.workload.outcome import confidence_of
 from planner.workload.resolve import resolve
@@ -266,7 +280,9 @@ def test_every_run_is_left_out_once_and_lonely_ones_are_no_unseen_model():
 
     # Engines that run ahead are no part of what all have in common.
     ahead = [run_of(str(n), "z", "m", n, 2.4, runs_ahead=True) for n in (1.0, 2.0, 3.0)]
-    both, alone = (pooled(which).factors("", "hopper") for which in ([*runs(), *ahead], runs()))
+    both, alone = (
+        fit_pooled(which).factors("", "hopper") for which in ([*runs(), *ahead], runs())
+    )
     assert list(both) == list(alone)
 
 
@@ -529,7 +545,7 @@ def test_a_spread_is_the_same_for_rows_that_are_off_the_other_way(ratios):
 def test_training_serving_and_streams_know_one_spread(ratios):
     errors = [ratio - 1 for ratio in ratios]
     expected = spread_of([off_by(ratio) for ratio in ratios])
-    assert spread(np.array(errors)) == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    assert interval_spread(np.array(errors)) == pytest.approx(expected, rel=1e-3, abs=1e-6)
     assert spread_of_errors(errors) == pytest.approx(expected, rel=1e-2, abs=1e-6)
 
 

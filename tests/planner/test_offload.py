@@ -5,7 +5,7 @@ import pytest
 
 from planner.catalog.engines import get_engine
 from planner.cost.memory import expert_hit_ratio
-from planner.fitting.offload_examples import T4_HOST, reproduced
+from planner.fitting.offload_examples import T4_HOST, reproduced_rows
 from planner.search import suggest
 from planner.search.placement import (
     SHARES,
@@ -369,19 +369,19 @@ def with_shares(request, micro, **shares):
 
 
 def test_flexgens_published_rows_come_out_near_and_every_policy_fits():
-    for row in reproduced():
+    for row in reproduced_rows():
         assert row.predicted / row.measured < 3, row
         assert row.predicted / row.measured > 1 / 3, row
-    errors = [abs(row.error) for row in reproduced() if row.engine.startswith("flexgen")]
+    errors = [abs(row.error) for row in reproduced_rows() if row.engine.startswith("flexgen")]
     assert len(errors) == 6
     assert max(errors) < 1 / 3
     assert np.mean(errors) < 0.2
-    assert all(row.estimate.fits for row in reproduced())
+    assert all(row.estimate.fits for row in reproduced_rows())
 
 
 def test_no_placement_beats_the_programme_whose_cost_is_linear():
     published = next(
-        r for r in reproduced() if (r.engine, r.model) == ("flexgen", "facebook/opt-30b")
+        r for r in reproduced_rows() if (r.engine, r.model) == ("flexgen", "facebook/opt-30b")
     )
     assert (
         tokens_per_second(best_placement(question(batch_size=144))) >= 0.99 * published.predicted

@@ -17,7 +17,7 @@ from planner.cost.kv_cache import block_bytes, page_pool, pooled_cache_bytes
 from planner.fitting.evidence import table
 from planner.fitting.published_speeds import (
     collection_of,
-    compared,
+    compare_row,
     fresh_section,
     fresh_speeds,
     published_speeds,
@@ -442,4 +442,4 @@ def test_spreads_and_rates_are_compared_by_time_and_source():
     answer = answer_of(row)
     rate = answer.performance.output_tokens_per_second
     double = {**row, "tpot_ms": "", "output_tokens_per_second": str(2 * rate)}
-    assert compared(double, answer).log_ratio == pytest.approx(math.log(2))
+    assert compare_row(double, answer).log_ratio == pytest.approx(math.log(2))

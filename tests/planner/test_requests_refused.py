@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from planner.__main__ import parsed
+from planner.__main__ import parse_model
 from planner.catalog.models import get_model
 from planner.specs.base import (
     BadRequestError,
@@ -253,11 +253,11 @@ def test_a_wrong_name_or_type_is_refused_by_its_field_with_the_nearest():
         ({"strategy": {"offload": {"weights_gpu": 1}}}, "weights_gpu", "weights_cpu"),
     ):
         with pytest.raises(BadRequestError, match=nearest) as caught:
-            parsed(EstimateRequest, json.dumps(document(**fields)))
+            parse_model(EstimateRequest, json.dumps(document(**fields)))
         assert field in caught.value.field, (fields, field, nearest)
 
     with pytest.raises(BadRequestError) as caught:
-        parsed(EstimateRequest, json.dumps(document(model=[1])))
+        parse_model(EstimateRequest, json.dumps(document(model=[1])))
     assert caught.value.field == "model"
 
     with pytest.raises(UnknownDeviceError) as caught:
@@ -268,7 +268,7 @@ def test_a_wrong_name_or_type_is_refused_by_its_field_with_the_nearest():
         ask(strategy={"quantization": "gptqx"})
 
     with pytest.raises(BadRequestError, match="nvfp4") as caught:
-        parsed(EstimateRequest, json.dumps(document(strategy={"weight_dtype": "fp6"})))
+        parse_model(EstimateRequest, json.dumps(document(strategy={"weight_dtype": "fp6"})))
     assert caught.value.field == "strategy.weight_dtype"
 
 

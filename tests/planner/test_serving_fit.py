@@ -27,16 +27,16 @@ from planner.fitting.serving_factors import (
     fold_of,
     group_of,
     held_out,
+    interval_spread,
     kind_of,
-    missed,
+    left_out_errors,
     serving_cases,
-    spread,
     spread_name,
 )
 from planner.fitting.serving_fitting import (
     NAMES,
     ServingFit,
-    bounded,
+    clip_factors,
     engine_spreads,
     family_of,
     fit_serving,
@@ -56,7 +56,7 @@ from planner.fitting.serving_model import (
     arrival_parameters_of,
     consistent_groups,
     natural,
-    packed,
+    pack_values,
     serving_case,
     sweep_of,
 )
@@ -80,7 +80,7 @@ def values_of(case):
     fields = ENGINES[case.engine]
     own = release_key(case.layout, case.release)
     place = own if own in fields["serving_factors"] else case.layout
-    return packed({**fields["serving_factors"][place], **fields["arrival_factors"][place]})
+    return pack_values({**fields["serving_factors"][place], **fields["arrival_factors"][place]})
 
 
 def answer(row):
@@ -256,7 +256,9 @@ def test_a_sweep_is_never_torn_apart():
 
 
 def test_the_spread_of_known_errors_is_their_eightieth_percentile():
-    assert spread(np.expm1(np.linspace(-1.2816, 1.2816, 2001))) == pytest.approx(0.8, abs=1e-3)
+    assert interval_spread(np.expm1(np.linspace(-1.2816, 1.2816, 2001))) == pytest.approx(
+        0.8, abs=1e-3
+    )
 
 
 def test_the_catalog_keeps_every_factor_and_habit_of_an_engine():
@@ -270,7 +272,7 @@ SOME = serving_cases()[::40]
 
 def made_with(truth, cases):
     """Return points as they would have been measured under these factors and habits."""
-    values = np.tile(packed(truth), (len(cases), 1))
+    values = np.tile(pack_values(truth), (len(cases), 1))
     tpot, ttft = sweep_of(cases).predict(values)
     return [
         replace(case, tpot_s=float(a), ttft_s=float(b))
@@ -284,15 +286,15 @@ def of_engine(engine, step):
 
 def test_packing_keeps_every_factor_and_habit_and_what_is_possible():
     told = {"decode_linear": 1.25, "burst_ratio": 0.4, "prompts_ahead": 3.0}
-    found = natural(packed(told))
+    found = natural(pack_values(told))
     assert {name: found[name] for name in told} == pytest.approx(told)
     assert found["company_ratio"] == pytest.approx(CENTRES["company_ratio"])
 
-    found = natural(packed({"decode_linear": 0.01, "prefill_8bit": 0.5}))
+    found = natural(pack_values({"decode_linear": 0.01, "prefill_8bit": 0.5}))
     assert found["decode_linear"] == pytest.approx(0.7)
     assert found["prefill_8bit"] == pytest.approx(1.0)
 
-    found = arrival_parameters_of(packed({"burst_ratio": 0.3, "steps_awaited": 4.0})[None, :])
+    found = arrival_parameters_of(pack_values({"burst_ratio": 0.3, "steps_awaited": 4.0})[None, :])
     assert isinstance(found, ArrivalParameters)
     assert found.burst_ratio == pytest.approx([0.3])
     assert found.steps_awaited == pytest.approx([4.0])
@@ -301,7 +303,9 @@ def test_packing_keeps_every_factor_and_habit_and_what_is_possible():
 def test_slopes_are_what_a_small_step_changes():
     for name in ("decode_experts", "prefill_linear", "prefill_8bit", *HABITS):
         sweep, at = sweep_of(SOME), NAMES.index(name)
-        values = np.tile(packed({"decode_experts": 1.3, "company_ratio": 0.4}), (len(SOME), 1))
+        values = np.tile(
+            pack_values({"decode_experts": 1.3, "company_ratio": 0.4}), (len(SOME), 1)
+        )
         moved = values.copy()
         moved[:, at] += 1e-4
         found = sweep.slopes(values)[:, :, at]
@@ -334,22 +338,22 @@ def test_the_habits_of_a_pair_are_found_again():
 
 def test_without_points_values_are_those_of_the_prior_or_of_the_engine():
     fit = fit_serving([], STRENGTHS)
-    assert fit.shared == pytest.approx(packed({}))
-    assert fit.engine_values("vllm") == pytest.approx(packed({}))
+    assert fit.shared == pytest.approx(pack_values({}))
+    assert fit.engine_values("vllm") == pytest.approx(pack_values({}))
     added = {("vllm", "another"): np.ones(len(NAMES))}
-    fit = ServingFit(packed({}), {"vllm": np.full(len(NAMES), 0.1)}, pairs=added)
+    fit = ServingFit(pack_values({}), {"vllm": np.full(len(NAMES), 0.1)}, pairs=added)
     case = of_engine("vllm", 50)[0]
-    assert fit.values([case])[0] == pytest.approx(bounded(packed({}) + 0.1))
+    assert fit.values([case])[0] == pytest.approx(clip_factors(pack_values({}) + 0.1))
 
 
 def test_values_add_up_over_engine_family_pair_and_layout():
     case = of_engine("vllm", 50)[0]
     steps = [np.full(len(NAMES), size) for size in (0.1, 0.2, 0.3, 0.4)]
     known = ({case.engine: steps[0]}, {family_of(case.group): steps[1]}, {case.pair: steps[2]})
-    fit = ServingFit(packed({}), *known, {(case.engine, case.layout): steps[3]})
-    assert fit.values([case])[0] == pytest.approx(bounded(packed({}) + 1.0))
+    fit = ServingFit(pack_values({}), *known, {(case.engine, case.layout): steps[3]})
+    assert fit.values([case])[0] == pytest.approx(clip_factors(pack_values({}) + 1.0))
     other = fit.values([replace(case, layout="another")])[0]
-    assert other == pytest.approx(bounded(packed({}) + 0.6))
+    assert other == pytest.approx(clip_factors(pack_values({}) + 0.6))
 
 
 def test_a_layout_that_runs_otherwise_is_found_beside_its_pair():
@@ -456,5 +460,5 @@ def test_every_strength_was_chosen_of_those_tried_and_without_what_it_is_tried_o
 def test_what_is_predicted_exactly_is_not_missed():
     # With nothing to explain, every pair is met from the others.
     made = made_with({}, serving_cases()[::30])
-    assert missed(made, START).max() < 0.02
-    assert missed(made, {**START, "layout": 1.0}, LAYOUTS).max() < 0.02
+    assert left_out_errors(made, START).max() < 0.02
+    assert left_out_errors(made, {**START, "layout": 1.0}, LAYOUTS).max() < 0.02

@@ -20,7 +20,7 @@ from planner.fitting.decode_fitting import (
     engine_factors,
     fit_family,
     fit_streams,
-    fitted,
+    fit_target_chip,
     fitted_here,
     left_out,
     spread_of,
@@ -288,7 +288,7 @@ def test_families_and_engines_without_rows_stay_near_what_all_have_in_common():
 
     cases = [c for c in stream_cases() if c.kind == "uma" and c.group == "decode"]
     target = replace(cases[0], engine="nobody's", family="nobody's")
-    assert fitted(cases, target) == pytest.approx(fit_streams(cases))
+    assert fit_target_chip(cases, target) == pytest.approx(fit_streams(cases))
     kept = data_json("factors.json")["engines"]["common_serving"]["stream_factors"]
     assert set(kept) == set(common_factors(stream_cases())) >= {"gpu", "cpu", "uma"}
 

@@ -16,6 +16,7 @@ from planner.fitting.serving_throughput import (
     REQUESTS,
     UPPER_BOUNDS,
     FullBatch,
+    factors_by_name,
     fit_full,
     fitted_for,
     full_batch,
@@ -24,7 +25,6 @@ from planner.fitting.serving_throughput import (
     left_out_full,
     measured_of,
     model_of,
-    named,
     throughput_request,
     throughput_rows,
 )
@@ -120,7 +120,7 @@ def test_what_has_no_rows_takes_its_engines_or_all_factors_and_a_left_out_model_
 
 
 def test_an_estimate_asks_for_the_written_names_and_the_fitted_parts_add_up_to_it():
-    names = named(PRIOR)
+    names = factors_by_name(PRIOR)
     assert names["mixed_linear"] == 1.0
     assert names["mixed_routing"] == names["packed_routing"] == 10.0
 

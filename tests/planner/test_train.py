@@ -18,15 +18,15 @@ from planner.cost.training import (
     step_seconds,
 )
 from planner.fitting.evidence import cluster_of, strategy_of, table, training_request, usable
-from planner.fitting.published_speeds import named, step_factors
+from planner.fitting.published_speeds import factors_by_part, step_factors
 from planner.fitting.step_fitting import (
     PARTS,
     TOGETHER,
     StepCase,
     descend,
     fit_levels,
+    fit_pooled,
     median_error,
-    pooled,
     step_case,
 )
 from planner.specs.base import NotPossibleError
@@ -188,7 +188,7 @@ def test_no_fit_beats_the_peak_or_its_floors():
 
 def test_runners_do_not_speak_for_training_engines_that_nobody_measured():
     runner = case({"matmul": 1.0}, 9.0, runs_ahead=True)
-    assert pooled([runner]).effects == {}
+    assert fit_pooled([runner]).effects == {}
     cases = [case({"matmul": 1.0}, measured) for measured in (0.8, 1.0, 2.0)]
     assert median_error(cases, np.ones(len(PARTS))) == pytest.approx(0.25)
     shared = ENGINES[COMMON_TRAINING]["training_factors"]
@@ -204,7 +204,7 @@ def test_factors_are_kept_by_chip_and_architecture():
     found = step_factors([case({"matmul": 1.0}, 1.0)], factors)
 
     assert set(found) == {"any", "ampere", "a100"}
-    assert found["any"] == named(np.ones(len(PARTS)))
+    assert found["any"] == factors_by_part(np.ones(len(PARTS)))
     assert found["a100"]["matmul"] == 3.0
 
     for chip, architecture in (

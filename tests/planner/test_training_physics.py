@@ -7,7 +7,14 @@ from planner.catalog.models import get_model
 from planner.cost.communication import pace_of
 from planner.cost.quantity import Ledger
 from planner.cost.training import exposed_seconds, operand_elements_per_token, tax_seconds
-from planner.fitting.evidence import RELEASED, latest, table, training_request, unscored, usable
+from planner.fitting.evidence import (
+    RELEASED,
+    latest,
+    num_unscored_rows,
+    table,
+    training_request,
+    usable,
+)
 from planner.specs.estimate import EstimateRequest
 from planner.workload.resolve import resolve
 from planner.workload.train import train
@@ -309,8 +316,8 @@ def test_shards_are_read_from_a_rows_words_and_every_row_is_scored_or_says_why_n
     assert asked == [8] * 5
     rows = table("training")
     scored = [row for row in usable(latest(rows)) if row["step_seconds"]]
-    assert sum(unscored(rows).values()) + len(scored) == len(rows)
-    assert list(unscored(rows).values()) == [120, 8, 12]
+    assert sum(num_unscored_rows(rows).values()) + len(scored) == len(rows)
+    assert list(num_unscored_rows(rows).values()) == [120, 8, 12]
 
 
 def test_quantised_weights_of_an_eager_runner_take_operators_of_their_own():

@@ -175,7 +175,7 @@ def test_the_server_may_be_away_while_a_job_runs_and_ends(acceptor, serve):
     with serve("import time; time.sleep(1.5); print('end')"):
         wait_for(lambda: stored.events)
         acceptor.is_away = True
-        wait_for(lambda: procfs.marked(A1) == [])
+        wait_for(lambda: procfs.processes_of_attempt(A1) == [])
         acceptor.is_away = False
         wait_for(lambda: stored.has_exited)
     assert [event.seq for event in stored.events] == list(range(1, len(stored.events) + 1))
@@ -185,7 +185,7 @@ def test_a_job_outlives_its_agent_and_the_next_agent_ships_the_rest(acceptor, se
     stored = acceptor.want(A1)
     with serve("import time; print('on', flush=True); time.sleep(2); print('end')"):
         wait_for(lambda: stored.events)
-    assert procfs.marked(A1)
+    assert procfs.processes_of_attempt(A1)
     with serve():
         wait_for(lambda: stored.has_exited)
     assert stored.exit["reason"] == "ok"
@@ -196,7 +196,7 @@ def test_a_job_that_ended_while_no_agent_ran_is_told_by_the_next(acceptor, serve
     stored = acceptor.want(A1)
     with serve("import time; time.sleep(1)"):
         wait_for(lambda: stored.events)
-    wait_for(lambda: procfs.marked(A1) == [])
+    wait_for(lambda: procfs.processes_of_attempt(A1) == [])
     with serve():
         wait_for(lambda: stored.has_exited)
     assert (stored.exit["reason"], stored.exit["by"]) == ("ok", "supervisor")
@@ -211,7 +211,7 @@ def test_a_killed_supervisor_is_told_as_lost_and_leaves_no_process(acceptor, ser
         procfs.send_signal(identity["pid"], identity["start_ticks"], 9)
         wait_for(lambda: stored.has_exited)
     assert (stored.exit["reason"], stored.exit["by"]) == ("supervisor_lost", "reaper")
-    assert procfs.marked(A1) == []
+    assert procfs.processes_of_attempt(A1) == []
 
 
 @pytest.mark.faults
@@ -321,7 +321,7 @@ def test_a_turned_down_credential_leaves_the_jobs_alone(acceptor, serve, caplog)
         wait_for(lambda: stored.events)
         acceptor.credentials.clear()
         wait_for(lambda: "enrol this host again" in caplog.text)
-        assert procfs.marked(A1)
+        assert procfs.processes_of_attempt(A1)
 
 
 # An operator mended something: the host says at once what it is now.

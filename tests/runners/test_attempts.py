@@ -104,9 +104,9 @@ def test_settling_leaves_no_daemon_of_a_lost_supervisor(attempts):
     folder = attempts.start(code=DAEMON + FOREVER)
     wait_for(lambda: is_ready(folder))
     kill_supervisor(folder)
-    wait_for(lambda: len(procfs.marked(A1)) == 1)  # the job went with its supervisor
+    wait_for(lambda: len(procfs.processes_of_attempt(A1)) == 1)  # the job went with its supervisor
     folder.settle(Reason.SUPERVISOR_LOST)
-    assert procfs.marked(A1) == []
+    assert procfs.processes_of_attempt(A1) == []
 
 
 def test_the_announced_output_outlives_the_spool(attempts):
@@ -275,4 +275,4 @@ def test_the_next_attempt_that_a_host_starts_finds_the_checkpoint(
     reconciler = reconciling(FOREVER, min_free_bytes=0)
     reconciler.claim(WantedAttempt(attempt_id=A2, fence=stored.fence))
     assert kept(AttemptFolder(host_dir.attempts / A2)) == A1
-    assert procfs.marked(A2)
+    assert procfs.processes_of_attempt(A2)

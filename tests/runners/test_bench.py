@@ -119,7 +119,7 @@ def test_two_ways_are_judged_on_the_same_windows_beside_each_other(monkeypatch, 
         return judged(1.02, 1.01, 1.03)
 
     monkeypatch.setattr(bench, "run", answer)
-    found = list(bench.compared(tmp_path))
+    found = list(bench.method_perplexity_ratios(tmp_path))
 
     assert [each.name for each in found] == list(BETTER)
     assert {(each.low, each.high) for each in found} == {(1.01, 1.03)}

@@ -319,7 +319,7 @@ def test_the_limit_binds_every_process_of_the_job(attempts):
     code = f"import subprocess, sys; sys.exit(subprocess.call({[sys.executable, '-c', 'bytearray(2**31)']!r}))"
     folder = run(attempts, code=code, memory_limit_bytes=512 * MIB)
     assert folder.exit_record().reason is Reason.OOM_HOST
-    assert procfs.marked(folder.attempt_id) == []
+    assert procfs.processes_of_attempt(folder.attempt_id) == []
 
 
 def test_a_job_below_its_limit_does_not_notice(attempts):

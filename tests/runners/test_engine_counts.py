@@ -13,7 +13,7 @@ from runners.host.preflight_weights import (
     EngineNeeds,
     FolderQuery,
     checks,
-    compared,
+    compare_counts,
     interpreter,
     llama_count,
     memory_in,
@@ -104,8 +104,8 @@ def test_environments_without_transformers_are_not_queried(folder, monkeypatch):
 
 def test_an_engine_that_differs_from_the_planner_warns_of_it():
     count = EngineCount("It builds 2 parameters.", 100)
-    assert compared(count, 104) == count.sentence == compared(count, None)
-    assert compared(count, 106).endswith("unlike the planner: the plan's memory may be off.")
+    assert compare_counts(count, 104) == count.sentence == compare_counts(count, None)
+    assert compare_counts(count, 106).endswith("unlike the planner: the plan's memory may be off.")
 
 
 # llama.cpp

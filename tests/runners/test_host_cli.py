@@ -128,7 +128,7 @@ def test_stop_all_ends_every_attempt_and_its_daemons(attempts, host_dir, capsys)
     assert main(["stop-all", "--dir", str(host_dir.path)]) == 0
     assert capsys.readouterr().out == "Stopped 2 running attempts\n"
     assert [folder.exit_record().reason for folder in folders] == ["stopped_by_operator"] * 2
-    assert procfs.marked(A1) == procfs.marked(A2) == []
+    assert procfs.processes_of_attempt(A1) == procfs.processes_of_attempt(A2) == []
 
 
 def test_stop_all_of_a_host_that_never_was_is_no_error(tmp_path, capsys):

@@ -79,7 +79,7 @@ def test_no_command_line_no_environment_and_no_other_file_holds_it_while_it_runs
     assert file.read_text() == CANARY
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
-    processes = [Path(f"/proc/{each.pid}") for each in procfs.marked(A1)]
+    processes = [Path(f"/proc/{each.pid}") for each in procfs.processes_of_attempt(A1)]
     seen = [(each / name).read_bytes() for each in processes for name in ("cmdline", "environ")]
     assert len(seen) >= 2
     assert not any(CANARY.encode() in text for text in seen)

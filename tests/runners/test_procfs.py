@@ -109,7 +109,7 @@ def test_a_signal_spares_the_process_that_got_the_pid_later_and_reaches_the_mean
 def test_a_sweep_kills_what_carries_the_marker_and_nothing_else(sleeper):
     environment = {**os.environ, procfs.MARKER: "swept"}
     with subprocess.Popen(SLEEP, env=environment) as marked:
-        wait_for(lambda: procfs.marked("swept"))
+        wait_for(lambda: procfs.processes_of_attempt("swept"))
         assert procfs.sweep("swept") == 1
         assert marked.wait() in (-signal.SIGKILL, 0)  # 0: the sweep itself reaped it
     assert sleeper.poll() is None
@@ -119,7 +119,7 @@ def test_a_marker_is_matched_whole_and_an_unmarked_process_is_foreign(sleeper):
     environment = {**os.environ, procfs.MARKER: "attempt-10"}
     with subprocess.Popen(SLEEP, env=environment) as other:
         wait_for(lambda: procfs.is_marked(other.pid))
-        assert procfs.marked("attempt-1") == []
+        assert procfs.processes_of_attempt("attempt-1") == []
         other.kill()
     assert not procfs.is_marked(sleeper.pid)
 

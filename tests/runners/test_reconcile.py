@@ -44,7 +44,7 @@ def test_wanting_the_same_attempt_again_and_again_starts_it_once(acceptor, recon
     for _ in range(4):
         reconciler.apply(reply(wanted=(want, want)))
     assert len(bodies(folder, "started")) == 1
-    assert len(procfs.marked(A1)) == 1
+    assert len(procfs.processes_of_attempt(A1)) == 1
     assert folder.request() == acceptor.attempts[A1].request
     reconciler.apply(reply(forget=(A1,)))
     assert folder.spool.is_dir()
@@ -124,7 +124,7 @@ def test_an_order_about_what_is_not_here_does_nothing(reconciler, host_dir):
 def test_the_secrets_of_the_host_reach_no_job(acceptor, reconciler, folder, host_dir, credential):
     host_dir.save_credential(credential)
     reconciler.apply(reply(wanted=(wanted(acceptor),)))
-    (job,) = procfs.marked(A1)
+    (job,) = procfs.processes_of_attempt(A1)
     process = Path(f"/proc/{job.pid}")
     seen = [(process / name).read_bytes() for name in ("environ", "cmdline")]
     seen += [path.read_bytes() for path in folder.path.rglob("*") if path.is_file()]

@@ -235,9 +235,13 @@ def test_a_scale_that_makes_no_sense_is_refused_with_the_way_out():
 
 def test_a_span_is_as_documented_or_shortened_to_its_least(monkeypatch):
     assert timing.SCALE == 1
-    assert timing.scaled(90.0, least=2.0) == 90.0
+    assert timing.scale_duration(90.0, least=2.0) == 90.0
     monkeypatch.setattr(timing, "SCALE", 0.02)
-    spans = [timing.scaled(90.0), timing.scaled(2.0, least=0.5), timing.scaled(0.25, least=0.5)]
+    spans = [
+        timing.scale_duration(90.0),
+        timing.scale_duration(2.0, least=0.5),
+        timing.scale_duration(0.25, least=0.5),
+    ]
     assert spans == [1.8, 0.5, 0.25]
 
 

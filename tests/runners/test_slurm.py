@@ -139,7 +139,7 @@ class Told:
 def told(monkeypatch) -> Told:
     made = Told()
     monkeypatch.setattr(slurm_commands, "queue", made.list)
-    monkeypatch.setattr(slurm_commands, "ended", lambda _job_id: made.ended)
+    monkeypatch.setattr(slurm_commands, "ended_job", lambda _job_id: made.ended)
     return made
 
 

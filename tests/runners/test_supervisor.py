@@ -287,17 +287,17 @@ def test_an_idle_supervisor_costs_next_to_nothing(living):
 def test_daemons_of_a_stopped_job_are_killed(attempts):
     folder = attempts.start(code=DAEMON + FOREVER)
     wait_for(lambda: is_ready(folder))
-    assert len(procfs.marked(A1)) == 2
+    assert len(procfs.processes_of_attempt(A1)) == 2
     stop(folder)
     attempts.wait(folder, seconds=5)
-    assert procfs.marked(A1) == []
+    assert procfs.processes_of_attempt(A1) == []
 
 
 @pytest.mark.faults
 def test_daemons_of_a_finished_job_are_killed_and_its_reason_kept(attempts):
     folder = attempts.run(code=DAEMON)
     assert folder.exit_record().reason is Reason.OK
-    assert procfs.marked(A1) == []
+    assert procfs.processes_of_attempt(A1) == []
 
 
 @pytest.mark.faults
@@ -317,7 +317,7 @@ def test_a_loop_that_forks_during_the_stop_is_killed_whole(attempts):
 
     attempts.wait(folder)
 
-    assert procfs.marked(A1) == []
+    assert procfs.processes_of_attempt(A1) == []
 
 
 @pytest.mark.faults

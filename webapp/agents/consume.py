@@ -16,7 +16,7 @@ from redis.typing import EncodableT, FieldT, KeyT, StreamIdT
 from runners.host.redis_access import CONSUMER_GROUP, ack_key, decode, events_key
 from runners.jobspec.base import excerpt
 from runners.shared.messages import ReceivedBatch, RunEvent, first_fault
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 from webapp.agents.ingest import (
     event_row,
     events_accept,
@@ -215,7 +215,7 @@ COUNT = 20  # entries per host and round
 BLOCK_MS = 1000
 REST_MS = 50  # while some hosts are delayed
 HOST_SECONDS = 0.25  # per round; a slower host is delayed by the time it used
-HOSTS_SECONDS = scaled(5.0, least=0.5)
+HOSTS_SECONDS = scale_duration(5.0, least=0.5)
 ROUND_SECONDS = 0.1  # minimum interval of rounds: reports gathered meanwhile share a transaction
 SHARED_BATCHES = 100  # per transaction
 SHARED_BYTES = 64 * 1024  # per host and round; larger entries are stored alone
@@ -224,7 +224,7 @@ ALONE_SECONDS = 60.0  # how long a host's batches are stored alone after a faile
 MAX_STREAM_BYTES = 512 * 1024**2  # per host; its shipper stops far below
 OTHER_KIND = "its keys in Redis hold another kind of value; they were deleted"
 TOO_LONG = f"its stream in Redis holds more than {MAX_STREAM_BYTES // 1024**2} MiB; it was deleted"
-ASIDE_SECONDS = scaled(30.0, least=1.0)  # pause after deleting a host's unreadable keys
+ASIDE_SECONDS = scale_duration(30.0, least=1.0)  # pause after deleting a host's unreadable keys
 NEW = ">"
 PENDING = "0"
 

@@ -33,7 +33,7 @@ from runners.shared.messages import (
 )
 from runners.shared.reasons import Reason
 from runners.shared.redis_address import key_prefix
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 from webapp.accounts.secrets import secrets_open
 from webapp.audit.models import Event
 from webapp.core import outages
@@ -67,9 +67,9 @@ from webapp.jobs.transitions import transition
 
 log = structlog.get_logger(__name__)
 BATCH = 100
-LONGEST_REST_SECONDS = scaled(60, least=2)
+LONGEST_REST_SECONDS = scale_duration(60, least=2)
 DEAD_AFTER = timedelta(hours=1)
-PING_SECONDS = scaled(60.0, least=2.0)
+PING_SECONDS = scale_duration(60.0, least=2.0)
 TASK_PREFIX = "runners."
 ALL_HOSTS = "host:"  # common prefix of all queues
 # No connection check before each message: it would double the cost of a ping, and a message
@@ -184,7 +184,7 @@ def _send_command(command: Command, ring_host: Ring) -> Exception | None:
         }
     )
     failure = _try_ring(ring_host, command.host, doorbell)
-    seconds = scaled(2 ** min(command.tries, 10), least=0.25)
+    seconds = scale_duration(2 ** min(command.tries, 10), least=0.25)
     delay = timedelta(seconds=min(seconds, LONGEST_REST_SECONDS))
     Command.objects.filter(pk=command.pk, state__in=["new", "sent"]).update(
         state=command.state if failure else "sent",
@@ -538,7 +538,7 @@ def _end_lost(attempt: Attempt) -> bool:
     return moved
 
 
-START_TIMEOUT = timedelta(seconds=scaled(120, least=8))
+START_TIMEOUT = timedelta(seconds=scale_duration(120, least=8))
 
 
 def allocate_all() -> list[Job]:

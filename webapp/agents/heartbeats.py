@@ -13,7 +13,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError, connectio
 from runners.jobspec.base import excerpt
 from runners.shared.messages import AttemptStatus, Beat, BeatReply, StopOrder, WantedAttempt
 from runners.shared.reasons import Reason
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 from webapp.agents.dispatch import end_unknown_attempts, needs_of
 from webapp.agents.environments import checks_with_environments, orders_of
 from webapp.audit.models import event_record
@@ -217,7 +217,7 @@ def _is_current(attempt: Attempt) -> bool:
 # the next batch. The database gets one write per window, for any number of hosts.
 
 
-WINDOW_SECONDS = scaled(1.0, least=0.1)
+WINDOW_SECONDS = scale_duration(1.0, least=0.1)
 Answer = BeatReply | Problem
 log = structlog.get_logger(__name__)
 

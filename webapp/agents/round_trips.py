@@ -9,7 +9,7 @@ import structlog
 
 from runners.shared.messages import Doorbell
 from runners.shared.redis_address import pong_key
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 from webapp.core.ids import new_ulid
 from webapp.core.outages import is_of_one_host
 from webapp.hosts.models import RUNS_JOBS, Host
@@ -17,7 +17,7 @@ from webapp.hosts.services import Contact, checks_update, contact_of, publish_ho
 
 log = structlog.get_logger(__name__)
 WAIT_SECONDS = 3.0
-REST_SECONDS = scaled(10.0, least=0.5)
+REST_SECONDS = scale_duration(10.0, least=0.5)
 LONGEST_REST_SECONDS = 600.0  # each failed ping leaves a message in the queue
 MAX_AT_ONCE = 50
 SILENT = "no answer within {seconds:.0f} s"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from runners.host.overhead_bench import make_attempt, ship, supervised
+from runners.host.overhead_bench import make_attempt, run_supervisor, ship
 from runners.shared.config import HostDir
 from webapp.bench import site
 from webapp.bench.live_path import FENCE
@@ -44,7 +44,7 @@ def supervision_rows(up: site.Site, settle: float, seconds: float) -> Iterator[R
     shipping = context.Process(
         target=ship, args=(host_dir.path, up.redis_url, host_id, (settle, seconds), spent)
     )
-    with supervised(folder) as pid:
+    with run_supervisor(folder) as pid:
         supervisor = psutil.Process(pid)
         shipping.start()
         time.sleep(settle)

@@ -23,7 +23,7 @@ from runners.shared.messages import (
     RotateRequest,
 )
 from runners.shared.redis_address import bare, is_encrypted
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 from webapp.accounts.models import Team
 from webapp.audit.models import Event, event_record
 from webapp.core.clock import now, now_ms
@@ -41,9 +41,9 @@ from webapp.live.stream import hosts_topic, publish_all
 # ---------------------------------------------------------------------------
 
 
-BEAT_SECONDS = scaled(10.0, least=0.2)
-DEGRADED_AFTER_SECONDS = scaled(30.0)
-UNREACHABLE_AFTER_SECONDS = scaled(90.0)
+BEAT_SECONDS = scale_duration(10.0, least=0.2)
+DEGRADED_AFTER_SECONDS = scale_duration(30.0)
+UNREACHABLE_AFTER_SECONDS = scale_duration(90.0)
 
 
 class Contact(StrEnum):
@@ -76,8 +76,8 @@ def contact_of(host: Host) -> Contact:
 
 
 ACTOR = "system:contact"
-PAUSE_SECONDS = scaled(60.0, least=2.0)
-LONGEST_GAP_SECONDS = scaled(15.0, least=2.0)
+PAUSE_SECONDS = scale_duration(60.0, least=2.0)
+LONGEST_GAP_SECONDS = scale_duration(15.0, least=2.0)
 KEEP_TOKENS = timedelta(days=30)
 
 

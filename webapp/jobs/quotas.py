@@ -8,7 +8,7 @@ from django.db.models import DurationField, ExpressionWrapper, F, Sum
 from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
 
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 from webapp.accounts.models import Quota, Team
 from webapp.audit.models import Event
 from webapp.core import display
@@ -239,7 +239,7 @@ def limit_sentences(team: Team, owner_id: int | None) -> list[str]:
 # ---------------------------------------------------------------------------
 
 
-PREFLIGHT_RETRY = timedelta(seconds=scaled(30, least=1))
+PREFLIGHT_RETRY = timedelta(seconds=scale_duration(30, least=1))
 
 
 class Rules:

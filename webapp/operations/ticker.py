@@ -16,7 +16,7 @@ from django.db import DataError, IntegrityError, close_old_connections, models, 
 from django.db.models import Min
 from django.db.models.functions import Cast, Length
 
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 from webapp.accounts.models import LoginTry, OpenSession
 from webapp.accounts.sign_in import WINDOW, sessions_forget_ended, tries_forget_old
 from webapp.agents.dispatch import StartDeadline, allocate_all, expire_stuck_commands
@@ -138,7 +138,7 @@ class Ticker:
         return sum(self._do(duty) for duty in due)
 
     def _do(self, duty: Duty) -> bool:
-        duty.due_at = self._clock() + scaled(duty.period_seconds, least=0.2)
+        duty.due_at = self._clock() + scale_duration(duty.period_seconds, least=0.2)
         try:
             duty.work()
         except Exception:  # a failed task must not stop the others

@@ -39,8 +39,8 @@ from runners.jobs.generate.offload_cases import (
     BenchProcessError,
     Order,
     RunMeasurements,
-    capped,
     forget,
+    start_capped_case,
 )
 from runners.jobs.loading import demo_config, fresh_model
 from runners.jobs.ratios import ratio_of
@@ -109,7 +109,10 @@ def ratios(effort: Effort = Effort()) -> Iterator[Ratio]:
         theirs = order.model_copy(update=size)
         ours = _order(effort, folders[1]).model_copy(update={"policy": policy})
         with ExitStack() as stack:
-            ways = [stack.enter_context(capped(each, effort.cap_bytes)) for each in (theirs, ours)]
+            ways = [
+                stack.enter_context(start_capped_case(each, effort.cap_bytes))
+                for each in (theirs, ours)
+            ]
             yield from in_turns(ways, effort)
 
 
@@ -205,7 +208,7 @@ def _tried(order: Order, effort: Effort, timeout_seconds: float) -> float | None
     """
     label = f"{order.num_prompts} prompts, map of {order.memory_bytes}, {order.batch_size} a batch"
     try:
-        with capped(order, effort.cap_bytes) as way:
+        with start_capped_case(order, effort.cap_bytes) as way:
             seconds = min(way.run(timeout_seconds)["seconds"] for _ in range(2))
     except BenchProcessError as error:
         _print(f"{label}: {error}")

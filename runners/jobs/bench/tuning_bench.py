@@ -196,7 +196,10 @@ class StepMemory(NamedTuple):
 def ratios(shape: DemoModel | None = None, rank: int = RANK) -> Iterator[Ratio]:
     """Yield the ratios of full fine-tuning to adapter training."""
     shape = shape or DemoModel()
-    full, adapter = held(shape, None), held(shape, LoraOptions(rank=rank, alpha=2 * rank))
+    full, adapter = (
+        memory_after_step(shape, None),
+        memory_after_step(shape, LoraOptions(rank=rank, alpha=2 * rank)),
+    )
     yield Ratio.exact(
         "full / LoRA trained parameters",
         full.trained_parameters,
@@ -286,7 +289,7 @@ def _step(
     return counted.peak
 
 
-def held(shape: DemoModel, options: LoraOptions | None) -> StepMemory:
+def memory_after_step(shape: DemoModel, options: LoraOptions | None) -> StepMemory:
     """Return the memory after one step, with or without an adapter."""
     model = fresh_model(demo_config(shape), torch.float32)
     if options is not None:

@@ -20,7 +20,7 @@ from runners.jobs.compress.pruning import (
     PREPARATIONS,
     LayerStore,
     Tensors,
-    decoded,
+    decode_tensors,
     format_config,
     prune,
     pruned_sizes,
@@ -35,7 +35,7 @@ from runners.jobs.compress.quantization import (
     output_error,
     quantised_inputs,
 )
-from runners.jobs.corpus import TokenIds, load_corpus, tokenized
+from runners.jobs.corpus import TokenIds, load_corpus, tokenize_documents
 from runners.jobs.evaluation import (
     Perplexity,
     Windows,
@@ -88,11 +88,13 @@ class Passage(NamedTuple):
 
     inputs: Hidden
     extra: Extra
-    wanted: Hidden
+    float_outputs: Hidden
 
     def batches(self) -> list[tuple[Hidden, Hidden]]:
         """Return (inputs, float outputs) in batches of sequences."""
-        parts = (torch.split(each, SEQUENCES_AT_ONCE) for each in (self.inputs, self.wanted))
+        parts = (
+            torch.split(each, SEQUENCES_AT_ONCE) for each in (self.inputs, self.float_outputs)
+        )
         return list(zip(*parts, strict=True))
 
 
@@ -112,8 +114,8 @@ def tweak_norms(
     best = _stored(values, dtypes)
     before = least = _loss(layer, best, passage)
     for _ in range(passes):
-        for inputs, wanted in passage.batches():
-            _step(layer, values, dtypes, (inputs, passage.extra, wanted), optimiser)
+        for inputs, targets in passage.batches():
+            _step(layer, values, dtypes, (inputs, passage.extra, targets), optimiser)
         candidate = _stored(values, dtypes)
         loss = _loss(layer, candidate, passage)
         if loss < least:
@@ -346,7 +348,7 @@ class Engine:
                 if key.startswith(f"{name}.")
             }
             if self.spec.is_packed:
-                codes = decoded(parts, self.spec.code_bits)
+                codes = decode_tensors(parts, self.spec.code_bits)
                 self.grids[self.model.name_of(index, name)] = codes.grid
                 dequantised = codes.weight()
             else:
@@ -459,7 +461,7 @@ def texts(job: Job, loaded: LoadedModel, spec: CompressSpec) -> tuple[Windows, t
         msg = "the model lost its tokenizer.json while the job ran; put it back"
         raise MissingModelError(msg)
     windows = windows_of(loaded.model.config, held_out, spec.evaluation_tokens)
-    ids = tokenized(tokenizer, corpus.train, f"{corpus.digest}/train", job.cache_dir)
+    ids = tokenize_documents(tokenizer, corpus.train, f"{corpus.digest}/train", job.cache_dir)
     return windows, calibration_samples(ids, windows.length, spec.calibration_tokens, spec.seed)
 
 

@@ -260,7 +260,7 @@ def _mixed(name: str, base: Type, num_layers: int, *, is_tied: bool) -> Type:
     return Type.Q6_K if is_outer or is_third else base
 
 
-def encoded(array: Array, kind: Type) -> npt.NDArray[np.generic]:
+def encode_rows(array: Array, kind: Type) -> npt.NDArray[np.generic]:
     """Encode a tensor's rows as ``kind``."""
     if kind in WRITERS:
         return quantize(array, kind)
@@ -408,9 +408,9 @@ def write_gguf(
     names, layers = names_of(config, reader), int(config.num_hidden_layers)
     is_tied = OUTPUT not in names.values()
     for name, gguf_name in names.items():
-        array = rearranged(name, _array(reader.read(name)), config)
+        array = permute_rope_rows(name, _array(reader.read(name)), config)
         stored = type_of(gguf_name, array, kind, layers, is_tied=is_tied)
-        writer.add_tensor(gguf_name, encoded(array, stored), raw_dtype=stored)
+        writer.add_tensor(gguf_name, encode_rows(array, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -430,12 +430,15 @@ def read_back(
         if gguf_name not in tensors:
             raise ReadBackError(f"{gguf_name} is not in {path.name}")
         stored = tensors[gguf_name]
-        array = rearranged(name, _array(reader.read(name)), config)
+        array = permute_rope_rows(name, _array(reader.read(name)), config)
         dequantised = quants.dequantize(stored.data, stored.tensor_type).reshape(array.shape)
         if not is_as_written(array, dequantised, stored.tensor_type):
             kind = stored.tensor_type.name
             raise ReadBackError(f"{gguf_name}, read back, differs by more than {kind} allows")
-        yield name, torch.from_numpy(rearranged(name, dequantised, config, back=True).copy())
+        yield (
+            name,
+            torch.from_numpy(permute_rope_rows(name, dequantised, config, back=True).copy()),
+        )
 
 
 def names_of(config: PretrainedConfig, reader: WeightReader) -> Mapping[str, str]:
@@ -455,7 +458,9 @@ def names_of(config: PretrainedConfig, reader: WeightReader) -> Mapping[str, str
     return names
 
 
-def rearranged(name: str, array: Array, config: PretrainedConfig, *, back: bool = False) -> Array:
+def permute_rope_rows(
+    name: str, array: Array, config: PretrainedConfig, *, back: bool = False
+) -> Array:
     """Permute the rows of q_proj and k_proj to llama.cpp's interleaved RoPE order, or ``back``."""
     if "q_proj" in name:
         heads = int(config.num_attention_heads)

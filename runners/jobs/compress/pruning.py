@@ -358,10 +358,10 @@ def encoded_tensors(codes: QuantizedMatrix, spec: CompressSpec) -> Tensors:
     """Return the tensors of the spec's compressed-tensors format."""
     if format_of(spec) == INT_QUANTIZED:
         return {"weight": codes.values.cpu(), "weight_scale": codes.scales.cpu().contiguous()}
-    return packed(codes)
+    return pack_quantized_tensors(codes)
 
 
-def packed(codes: QuantizedMatrix) -> Tensors:
+def pack_quantized_tensors(codes: QuantizedMatrix) -> Tensors:
     """Return the tensors of the compressed-tensors format ``pack-quantized``."""
     return {
         "weight_packed": pack_to_int32(codes.values.cpu(), codes.grid.bits),
@@ -370,7 +370,7 @@ def packed(codes: QuantizedMatrix) -> Tensors:
     }
 
 
-def decoded(tensors: Tensors, bits: int) -> QuantizedMatrix:
+def decode_tensors(tensors: Tensors, bits: int) -> QuantizedMatrix:
     """Return the matrix stored by ``encoded_tensors``; the scales tell the group size."""
     scales = tensors["weight_scale"]
     if "weight" in tensors:

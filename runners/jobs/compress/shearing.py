@@ -92,7 +92,7 @@ class Masks(torch.nn.Module):
             total = total + (self.linear[name] * gap + self.quadratic[name] * gap**2).sum()
         return total
 
-    def kept(self, target: Shape) -> dict[str, torch.Tensor]:
+    def indices_to_keep(self, target: Shape) -> dict[str, torch.Tensor]:
         """Return the sorted indices of the highest logits per dimension: the units to keep."""
         return {
             name: self.logits[name].detach().topk(target.size(name)).indices.sort(-1).values
@@ -101,7 +101,7 @@ class Masks(torch.nn.Module):
 
 
 @contextmanager
-def masked(model: PreTrainedModel, values: Values) -> Iterator[None]:
+def apply_masks(model: PreTrainedModel, values: Values) -> Iterator[None]:
     """Apply mask values to a model's activations inside the block."""
     handles = [
         model.get_input_embeddings().register_forward_hook(_scaled_output(values["hidden"]))
@@ -291,7 +291,7 @@ def prune_by_shearing(
     masks = train_masks(
         model, domains, shape, spec.shear, lambda at: stages.advance(at / steps), progress
     )
-    prune_to_indices(model, masks.kept(shape), shape)
+    prune_to_indices(model, masks.indices_to_keep(shape), shape)
     pruned: Losses = progress.document.get("pruned") or domains.losses(model)
     recovery = Recovery(masks, reference, pruned, progress)
     recover(model, domains, recovery, spec.shear, lambda at: stages.advance((done + at) / steps))
@@ -381,7 +381,7 @@ def train_masks(
     for step in range(first, shear.mask_steps):
         ids = domains.batch(SEQUENCES_A_STEP)
         ramp = min(1.0, (step + 1) / max(1.0, RAMP_SHARE * shear.mask_steps))
-        with torch.enable_grad(), masked(model, masks.draw()):
+        with torch.enable_grad(), apply_masks(model, masks.draw()):
             loss = model(ids, labels=ids, use_cache=False).loss + masks.penalty(target, ramp)
             loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
@@ -452,7 +452,7 @@ def _resume_or_start(learner: PruningState, domains: Domains, begun: Recovery) -
 def prune_to_indices(
     model: PreTrainedModel, indices_to_keep: Mapping[str, torch.Tensor], shape: Shape
 ) -> None:
-    """Prune a model and its config to the indices of ``Masks.kept``, in place."""
+    """Prune a model and its config to the indices of ``Masks.indices_to_keep``, in place."""
     config, inner = model.config, model.get_submodule("model")
     groups, heads = key_value_heads(config), int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)

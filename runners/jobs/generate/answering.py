@@ -283,7 +283,7 @@ def read_texts(job: Job, source: Prompts) -> list[TextPrompt]:
     return []
 
 
-def tokenised(
+def tokenise_prompts(
     job: Job,
     loaded: LoadedModel,
     source: Prompts,

@@ -23,7 +23,7 @@ from runners.jobs.generate.answering import (
     prompts_digest,
     publish_outputs,
     read_texts,
-    tokenised,
+    tokenise_prompts,
 )
 from runners.jobs.generate.batching import DraftSource, check_draft
 from runners.jobs.generate.chained import run_chain
@@ -108,7 +108,7 @@ def _prepare(
         sizes["adapters"] = adapters.bytes
     job.emitter.metric(terms_held(sizes))
     names = adapters.names if adapters else ()
-    prompts = tokenised(job, loaded, spec.prompts, texts, names)
+    prompts = tokenise_prompts(job, loaded, spec.prompts, texts, names)
     positions = getattr(loaded.model.config, "max_position_embeddings", None)
     check_lengths(prompts, spec.output_tokens, positions)
     journal = Journal(job.checkpoint_dir / JOURNAL, _digest(spec, prompts))

@@ -206,7 +206,7 @@ def forget(folder: Path) -> None:
 
 
 @contextmanager
-def capped(order: Order, cap_bytes: int) -> Iterator[BenchProcess]:
+def start_capped_case(order: Order, cap_bytes: int) -> Iterator[BenchProcess]:
     """Start a case under a memory limit; yield it when its model is loaded.
 
     Raises:

@@ -50,7 +50,7 @@ Fetch = Callable[[int, int], Expert]
 class ExpertFigures:
     """Statistics of the expert cache, including the warm-up."""
 
-    wanted: int = 0
+    requests: int = 0
     hits: int = 0
     prefetched: int = 0
     prefetch_hits: int = 0
@@ -60,7 +60,7 @@ class ExpertFigures:
     def result_metrics(self) -> dict[str, float]:
         """Return the figures of the job's result."""
         figures = {
-            "expert_hit_ratio": self.hits / max(1, self.wanted),
+            "expert_hit_ratio": self.hits / max(1, self.requests),
             "experts_brought": float(self.brought),
             "expert_bytes_brought": float(self.brought * self.expert_bytes),
         }
@@ -97,7 +97,7 @@ class DeviceExperts:
     def take(self, layer: int, expert: int) -> Expert:
         """Return an expert, from the cache if possible."""
         cached = self._cached[layer]
-        self.figures.wanted += 1
+        self.figures.requests += 1
         if expert in cached:
             self.figures.hits += 1
             cached.move_to_end(expert)

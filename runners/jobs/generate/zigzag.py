@@ -61,7 +61,7 @@ MATRIX = 2  # dimensions
 PARTS = PackedTensor._fields
 
 
-def packed(tensors: Tensors, group_size: int) -> dict[str, torch.Tensor]:
+def pack_layer(tensors: Tensors, group_size: int) -> dict[str, torch.Tensor]:
     """Return a layer's tensors with each matrix of whole groups quantised to packed parts.
 
     A part is named ``<matrix>.<part>``; other tensors are unchanged.
@@ -76,7 +76,7 @@ def packed(tensors: Tensors, group_size: int) -> dict[str, torch.Tensor]:
     return tensors_out
 
 
-def unpacked(tensors: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def unpack_layer(tensors: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Return a layer's tensors with dequantised matrices."""
     tensors_out: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
@@ -228,7 +228,7 @@ class PlacedLayers:
             self._skeleton.drop_layer(index)
 
     def _fill(self, index: int, tensors: Tensors) -> None:
-        whole = unpacked(tensors, self._skeleton.dtype) if self._is_narrow else tensors
+        whole = unpack_layer(tensors, self._skeleton.dtype) if self._is_narrow else tensors
         self._skeleton.layers[index].load_state_dict(whole, strict=False, assign=True)
 
     def _prefetched(self, index: int) -> Tensors:
@@ -267,7 +267,7 @@ class PlacedLayers:
         tensors: Mapping[str, torch.Tensor] = self._read(index)
         check_finite_tensors(tensors, self._skeleton.name_of(index, ""))
         if self._is_narrow:
-            tensors = packed(tensors, group_size)
+            tensors = pack_layer(tensors, group_size)
         self._sizes[index] = sum(map(tensor_bytes, tensors.values()))
         self._figures.weights.add(place, self._sizes[index])
         if place == "host_memory":

@@ -322,7 +322,7 @@ async def read_body(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
-async def disconnected(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass

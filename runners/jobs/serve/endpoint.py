@@ -31,7 +31,7 @@ from runners.jobs.serve.figures import EndpointMetrics
 from runners.jobs.serve.openai_server import OpenAIServer, ServiceState
 from runners.jobspec import ServeSpec
 from runners.shared.messages import EndpointBody
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 
 LOADING = "Loading the model"
 RESTARTING = "Starting the engine again"
@@ -40,7 +40,7 @@ DRAINING = "Finishing open requests"
 TICK_SECONDS = 0.1
 FIGURES_SECONDS = 1.0
 QUIET_FIGURES_SECONDS = 15.0  # while no request arrives
-DRAIN_SECONDS = scaled(8.0, least=0.3)  # within the grace period of a stop
+DRAIN_SECONDS = scale_duration(8.0, least=0.3)  # within the grace period of a stop
 LAST_WORDS_SECONDS = 2  # time for clients to receive an error
 STALL_SECONDS = 600.0  # a step that takes longer counts as a hung device
 MAX_RESTARTS = 3  # of an engine in its own process, within
@@ -94,7 +94,7 @@ def serve(job: Job, backend: Backend) -> None:
     """
     checkpoint_on_sigterm(job)
     spec = job.spec_of(ServeSpec)
-    with listening(spec) as listener:
+    with bind_socket(spec) as listener:
         endpoint = Endpoint(job, spec, listener, backend)
         ending = asyncio.run(endpoint.run())
     if isinstance(endpoint.fault, EngineProcessError):
@@ -106,7 +106,7 @@ def serve(job: Job, backend: Backend) -> None:
         end_by_sigterm(job)
 
 
-def listening(spec: ServeSpec) -> socket.socket:
+def bind_socket(spec: ServeSpec) -> socket.socket:
     """Return a bound socket; requests that arrive while the model loads get a 503 response.
 
     Raises:

@@ -19,7 +19,6 @@ from runners.jobs.serve.asgi import (
     RequestError,
     Scope,
     Send,
-    disconnected,
     parse_chat,
     parse_completion,
     read_body,
@@ -28,6 +27,7 @@ from runners.jobs.serve.asgi import (
     send_json,
     send_part,
     server_sent_event,
+    wait_for_disconnect,
 )
 from runners.jobs.serve.contract import (
     UNFINISHED,
@@ -293,7 +293,7 @@ class RequestAnswers:
             ) from None
         except EngineEndedError:
             raise RequestError(503, "The endpoint is ending.", code="draining") from None
-        disconnect = asyncio.ensure_future(disconnected(receive))
+        disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             async with aclosing(self._chunks_until(disconnect)) as chunks:
                 await (self._stream if self.order.body.stream else self._send_whole)(chunks, send)

@@ -306,7 +306,7 @@ class StagedCheckpoint:
         """Return the bytes of this rank's part."""
         return sum(each.nbytes for table in self.parts.values() for each in table.values())
 
-    def copied(self, buffers: HostBuffers) -> "StagedCheckpoint":
+    def copy_to_host(self, buffers: HostBuffers) -> "StagedCheckpoint":
         """Return a copy in host memory that no step changes, in buffers of former ones."""
         parts = {
             part: {name: _host_copy(each.detach(), buffers) for name, each in table.items()}
@@ -379,7 +379,7 @@ class CheckpointWriter:
         began = time.monotonic()
         self._await()
         self.check()
-        copied = staged.copied(self._buffers)
+        copied = staged.copy_to_host(self._buffers)
         self.copied_bytes = max(self.copied_bytes, copied.nbytes)
         self._thread = threading.Thread(
             target=self._write, args=(copied,), name="checkpoint", daemon=True

@@ -29,7 +29,7 @@ from runners.jobs.train.sources import (
     LabelEvaluator,
     LabelledBatches,
     LabelledRows,
-    opened,
+    open_source,
     read_classes,
 )
 from runners.jobs.weights import check_files, check_finite, check_loaded, first_line
@@ -92,7 +92,7 @@ def read_labelled(
     source = spec.data
     opening: AbstractContextManager[DataFile]
     if isinstance(source, FileData | UploadedData):
-        opening = opened(job, source)
+        opening = open_source(job, source)
     elif isinstance(source, HostText):
         opening = contextlib.nullcontext(passages(corpus))
     else:

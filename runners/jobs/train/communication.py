@@ -83,12 +83,14 @@ class Timeline(NamedTuple):
     computing: list[Span]
     on_device: bool  # messages are kernels next to others; otherwise threads wait for them
 
-    def exposed(self, messages: Iterable[Collective]) -> float:
+    def exposed_microseconds(self, messages: Iterable[Collective]) -> float:
         """Return the microseconds of these messages that no computation of this rank overlaps."""
         spans = [each.span for each in messages]
         if self.on_device:
-            return covered([*spans, *self.computing]) - covered(self.computing)
-        return covered(blocked_microseconds(spans, merged(self.computing)))
+            return covered_microseconds([*spans, *self.computing]) - covered_microseconds(
+                self.computing
+            )
+        return covered_microseconds(blocked_microseconds(spans, merge_spans(self.computing)))
 
 
 def kind_of(name: str) -> str | None:
@@ -100,7 +102,7 @@ def kind_of(name: str) -> str | None:
     return next((kind for kind, words in _WORDS if any(x in operation for x in words)), "other")
 
 
-def merged(spans: Iterable[Span]) -> list[Span]:
+def merge_spans(spans: Iterable[Span]) -> list[Span]:
     """Return the union of the spans as disjoint spans, in order."""
     disjoint: list[Span] = []
     for each in sorted(spans):
@@ -111,9 +113,9 @@ def merged(spans: Iterable[Span]) -> list[Span]:
     return disjoint
 
 
-def covered(spans: Iterable[Span]) -> float:
+def covered_microseconds(spans: Iterable[Span]) -> float:
     """Return the microseconds that at least one span covers."""
-    return sum(each.end - each.begin for each in merged(spans))
+    return sum(each.end - each.begin for each in merge_spans(spans))
 
 
 def blocked_microseconds(messages: Iterable[Span], computing: Sequence[Span]) -> list[Span]:
@@ -217,7 +219,7 @@ def _computing(events: Iterable[FunctionEvent], exchanges: Iterable[FunctionEven
     for each in exchanges:
         if kind_of(each.name) != "send_recv":
             within[each.thread].append(_span(each))
-    threads = {thread: merged(spans) for thread, spans in within.items()}
+    threads = {thread: merge_spans(spans) for thread, spans in within.items()}
     return [
         _span(each)
         for each in events
@@ -330,11 +332,11 @@ def communication_ratios(timeline: Timeline, microseconds: float) -> dict[str, f
     spans |= {f"communication_{kind}_ratio": each for kind, each in kinds.items()}
     spans |= {f"communication_{axis}_ratio": each for axis, each in axes.items() if axis}
     microseconds_by_name = {
-        name: covered(each.span for each in those) for name, those in spans.items()
+        name: covered_microseconds(each.span for each in those) for name, those in spans.items()
     }
-    microseconds_by_name[EXPOSED] = timeline.exposed(timeline.messages)
+    microseconds_by_name[EXPOSED] = timeline.exposed_microseconds(timeline.messages)
     microseconds_by_name |= {
-        f"exposed_communication_{axis}_ratio": timeline.exposed(each)
+        f"exposed_communication_{axis}_ratio": timeline.exposed_microseconds(each)
         for axis, each in axes.items()
         if axis
     }

@@ -431,7 +431,7 @@ def chosen_layout(
     """
     options = spec.layout
     if options is not None and spec.parallel.on_lost_rank == "shrink":
-        options = options.restaged(ranks.size)
+        options = options.with_pipeline_ranks(ranks.size)
     if options is not None:
         check_world(options, ranks)
     if options is None:

@@ -215,7 +215,7 @@ class BestWeights:
         self.last: EvaluatedStep | None = None
         self._lowest: EvaluatedStep | None = None  # of all steps, on disk or being written
 
-    def kept(self) -> EvaluatedStep | None:
+    def stored_step(self) -> EvaluatedStep | None:
         """Return the step on disk; None before the first validation."""
         return min(self._complete_folders().values(), key=lambda each: each.loss, default=None)
 
@@ -232,7 +232,7 @@ class BestWeights:
                 A writer raises it at its next call.
         """
         self.last = step
-        self._lowest = previous = self._lowest or self.kept()
+        self._lowest = previous = self._lowest or self.stored_step()
         if not math.isfinite(step.loss) or (previous and previous.loss <= step.loss):
             return
 
@@ -263,7 +263,7 @@ class BestWeights:
         """Load the weights with the lowest loss, counting the last step, into the model."""
         from safetensors.torch import load_file
 
-        lowest = self.kept()
+        lowest = self.stored_step()
         self.last = self.exported = last
         if lowest is None or (math.isfinite(last.loss) and last.loss <= lowest.loss):
             return
@@ -455,7 +455,7 @@ class Evaluator:
             self.sampler.take(model, step, is_final=True)
 
     def _restore_best(self, model: PreTrainedModel, state: TrainState) -> None:
-        if not self.spec.keep_best or self.best.kept() is None:
+        if not self.spec.keep_best or self.best.stored_step() is None:
             return
         last = self.best.last
         if last is None or last.step != state.step:

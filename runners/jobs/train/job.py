@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from runners.jobs.adapters import Lora, weights_digest
-from runners.jobs.corpus import Corpus, TokenIds, demo_tokenizer, load_corpus, tokenized
+from runners.jobs.corpus import Corpus, TokenIds, demo_tokenizer, load_corpus, tokenize_documents
 from runners.jobs.energy import Work
 from runners.jobs.evaluation import evaluate
 from runners.jobs.loading import (
@@ -249,7 +249,7 @@ def _ranks_note(trainer: Trainer) -> str:
     if layout is None:
         return f"{size}, each with its share of every step's micro-batches"
     if trainer.spec.parallel.on_lost_rank == "shrink":
-        layout = layout.restaged(size)  # the size after ranks were lost
+        layout = layout.with_pipeline_ranks(size)  # the size after ranks were lost
     sizes = layout.model_dump(exclude_defaults=True)
     return f"{size}, laid out as {', '.join(f'{name} {value}' for name, value in sizes.items())}"
 
@@ -361,8 +361,12 @@ def _data(
     """Return the training data and the host's held-out text, unused by classification."""
     if spec.objective == "classification":
         return read_labelled(job, spec, tokenizer, corpus), np.zeros(0, dtype=np.int32)
-    train_ids = tokenized(tokenizer, corpus.train, f"{corpus.digest}/train", job.cache_dir)
-    held_out = tokenized(tokenizer, corpus.held_out, f"{corpus.digest}/held-out", job.cache_dir)
+    train_ids = tokenize_documents(
+        tokenizer, corpus.train, f"{corpus.digest}/train", job.cache_dir
+    )
+    held_out = tokenize_documents(
+        tokenizer, corpus.held_out, f"{corpus.digest}/held-out", job.cache_dir
+    )
     return read_data(job, spec, tokenizer, OwnText(train_ids, held_out)), held_out
 
 

@@ -77,7 +77,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self.num_last_only = 0  # chats in which only the last answer has a loss
 
-    def rendered(self, sample: Sample, where: str) -> RenderedSample:
+    def render(self, sample: Sample, where: str) -> RenderedSample:
         """Return a sample's text; ``where`` names its file and line.
 
         Raises:
@@ -302,11 +302,10 @@ class Encoder:
         """Return the number of chats of which only the last answer has a loss."""
         return self._renderer.num_last_only
 
-    def encoded(self, batch: list[Record]) -> Iterator[tuple[bool, list[int], Learnt]]:
+    def encode(self, batch: list[Record]) -> Iterator[tuple[bool, list[int], Learnt]]:
         """Yield per record: whether it is held out, its tokens, and its loss mask."""
         rendered = [
-            self._renderer.rendered(each.sample, f"{self._name}: line {each.line}")
-            for each in batch
+            self._renderer.render(each.sample, f"{self._name}: line {each.line}") for each in batch
         ]
         is_chat = rendered[0].is_chat  # one file holds one format
         encoding = self._tokenizer(
@@ -335,7 +334,7 @@ def _write(data: DataFile, tokenizer: PreTrainedTokenizerFast, target: Path) -> 
     with ExitStack() as stack:
         train, held_out = (_Writer(target / name, stack) for name in ("train", "held_out"))
         for batch in batched_records(data.records(reader)):
-            for is_held_out, ids, learnt in encoder.encoded(batch):
+            for is_held_out, ids, learnt in encoder.encode(batch):
                 (held_out if is_held_out else train).add(ids, learnt)
         train.finish()
         held_out.finish()

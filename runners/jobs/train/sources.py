@@ -386,7 +386,7 @@ def read_data(job: Job, spec: TrainSpec, tokenizer: PreTrainedTokenizerFast, own
         if isinstance(source, HostText):
             streams.append(WeightedRows(summary.take_own(own, spec), weight))
             continue
-        with opened(job, source) as file:
+        with open_source(job, source) as file:
             digest = file.digest()
             tokenised = tokenised_file(file, digest, tokenizer, job.cache_dir)
         streams.append(WeightedRows(summary.take(file.name, digest, tokenised, spec), weight))
@@ -499,7 +499,7 @@ def _check_left(name: str, pieces: Segments, spec: TrainSpec) -> None:
 
 
 @contextmanager
-def opened(job: Job, source: FileData | UploadedData) -> Iterator[DataFile]:
+def open_source(job: Job, source: FileData | UploadedData) -> Iterator[DataFile]:
     """Open a source's file: from a model folder of the host, or uploaded for the attempt."""
     if isinstance(source, UploadedData):
         folder = job.attempt_dir / DATA_FOLDER

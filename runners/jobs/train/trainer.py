@@ -140,21 +140,21 @@ class DiskSwap:
         self._end = 0
         self.written_bytes = 0
         self._known: dict[tuple[object, ...], tuple[weakref.ref[object], TensorLocation]] = {}
-        self._kept: frozenset[int] = frozenset()
+        self._model_storages: frozenset[int] = frozenset()
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
         """Save the block's activations to the file; the backward passes run in the block, too."""
         self._end = 0
         self._known.clear()
-        self._kept = _storages(self._model)
+        self._model_storages = _storages(self._model)
         with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             yield
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | TensorLocation:
         storage = tensor.untyped_storage()
         size = tensor.numel() * tensor.element_size()
-        if size < SMALLEST_BYTES or storage.data_ptr() in self._kept:
+        if size < SMALLEST_BYTES or storage.data_ptr() in self._model_storages:
             return tensor
         view = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         key = (storage.data_ptr(), view, tensor._version)  # noqa: SLF001 - torch's own count

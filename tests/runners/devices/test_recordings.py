@@ -393,7 +393,7 @@ def test_a_job_reads_the_gpus_that_it_was_given(replayed, monkeypatch):
         with monkeypatch.context() as patch:
             if value is not None:
                 patch.setenv("CUDA_VISIBLE_DEVICES", value)
-            listed = nvidia.listed(Nvml(machine), env={})
+            listed = nvidia.visible_devices(Nvml(machine), env={})
             assert [each.index for each in energy.visible(listed)] == indices, (name, value)
 
 

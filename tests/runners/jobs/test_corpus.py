@@ -13,7 +13,7 @@ from runners.jobs.corpus import (
     cached_folder,
     demo_tokenizer,
     load_corpus,
-    tokenized,
+    tokenize_documents,
     tokenizer_digest,
 )
 from runners.jobs.events import read_events
@@ -85,13 +85,13 @@ def test_any_text_survives_a_vocabulary_of_the_asked_size(tokenizer):
 
 
 def test_the_stream_decodes_to_the_documents_and_is_read_from_the_cache(tokenizer, cache):
-    ids = tokenized(tokenizer, CORPUS.documents, "all", cache)
+    ids = tokenize_documents(tokenizer, CORPUS.documents, "all", cache)
     assert np.count_nonzero(ids == tokenizer.eos_token_id) == len(CORPUS.documents)
     assert ids[-1] == tokenizer.eos_token_id
-    ids = tokenized(tokenizer, CORPUS.documents[:1], "first", cache)
+    ids = tokenize_documents(tokenizer, CORPUS.documents[:1], "first", cache)
     assert tokenizer.decode(ids[:-1]) == CORPUS.documents[0].text
-    first = tokenized(tokenizer, CORPUS.documents, "twice", cache)
-    second = tokenized(tokenizer, (), "twice", cache)
+    first = tokenize_documents(tokenizer, CORPUS.documents, "twice", cache)
+    second = tokenize_documents(tokenizer, (), "twice", cache)
     assert np.array_equal(first, second)
 
 

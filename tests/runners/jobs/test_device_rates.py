@@ -7,7 +7,7 @@ from runners.host.bench import LayoutBenchRequest, StepTime
 from runners.jobs.bench import device_rates
 from runners.jobs.bench.device_rates import CPU_DEVICE, SMALL
 from runners.jobs.bench.layouts_bench import regret
-from runners.jobs.bench.tuning_bench import fitting_ratios, held, ratios
+from runners.jobs.bench.tuning_bench import fitting_ratios, memory_after_step, ratios
 from runners.jobs.ratios import ratio_of, seconds_in_alternating_rounds
 from runners.jobspec.base import LoraOptions
 from runners.jobspec.train import LayoutOptions
@@ -173,7 +173,7 @@ def test_an_adapter_trains_and_holds_far_less_than_the_whole_model():
 
 def test_each_trained_number_has_a_gradient_and_two_moments():
     for options in (None, LoraOptions(rank=2)):
-        found = held(TINY, options)
+        found = memory_after_step(TINY, options)
         assert found.gradients == 4 * found.trained_parameters, options
         assert found.optimizer_states == pytest.approx(2 * found.gradients, rel=0.05), options
 

@@ -25,7 +25,7 @@ from runners.jobs.loading import (
     ready,
     require_tokenizer,
 )
-from runners.jobs.model_files import check_config, model_folder, pinned, read_config
+from runners.jobs.model_files import check_config, model_folder, pin_folder, read_config
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import ArtefactModel, BenchmarkSpec, DemoModel, FolderModel, RandomModel
 from tests.runners.jobs.adapter_making import CPU, make_adapter
@@ -58,18 +58,18 @@ def marker(folder: Path) -> int:
 
 
 def test_the_files_of_a_folder_are_found_under_their_names_or_links_within_the_roots(root):
-    private = pinned(root / "llama", [root])
+    private = pin_folder(root / "llama", [root])
     assert sorted(path.name for path in private.iterdir()) == ["config.json", "model.safetensors"]
     assert (private / "model.safetensors").read_bytes() == b"weights"
     assert private.name == "llama"
     (root / "blobs").mkdir()
     (root / "llama/config.json").rename(root / "blobs/c0ffee")
     (root / "llama/config.json").symlink_to("../blobs/c0ffee")
-    assert marker(pinned(root / "llama", [root])) == 1
+    assert marker(pin_folder(root / "llama", [root])) == 1
 
 
 def test_a_file_that_is_replaced_afterwards_stays_the_one_that_was_opened(root, outside):
-    private = pinned(root / "llama", [root])
+    private = pin_folder(root / "llama", [root])
     (root / "llama/config.json").unlink()
     (root / "llama/config.json").symlink_to(outside / "config.json")
     assert marker(private) == 1
@@ -79,18 +79,18 @@ def test_a_link_that_leaves_the_roots_is_refused(root, outside):
     (root / "llama/config.json").unlink()
     (root / "llama/config.json").symlink_to(outside / "config.json")
     with pytest.raises(MissingModelError, match="outside"):
-        pinned(root / "llama", [root])
+        pin_folder(root / "llama", [root])
     (root / "llama").rename(root / "moved")
     (root / "llama").symlink_to(outside)
     with pytest.raises(MissingModelError, match="cannot be opened"):
-        pinned(root / "llama", [root])
+        pin_folder(root / "llama", [root])
 
 
 def test_a_second_name_of_a_file_is_refused(root, outside):
     (root / "llama/config.json").unlink()
     os.link(outside / "config.json", root / "llama/config.json")
     with pytest.raises(BadInputError, match="has 2 hard links"):
-        pinned(root / "llama", [root])
+        pin_folder(root / "llama", [root])
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder"])
@@ -101,7 +101,7 @@ def test_what_is_no_plain_file_is_refused_and_not_waited_for(root, kind):
     else:
         (root / "llama/config.json").mkdir()
     with pytest.raises(BadInputError, match="is not a regular file"):
-        pinned(root / "llama", [root])
+        pin_folder(root / "llama", [root])
 
 
 def test_no_swap_at_any_moment_lets_a_foreign_file_in(root, outside):
@@ -120,7 +120,7 @@ def test_no_swap_at_any_moment_lets_a_foreign_file_in(root, outside):
     deadline = time.monotonic() + 600
     while len(read) < 40 and time.monotonic() < deadline:
         with contextlib.suppress(BadInputError, OSError):
-            read.append(marker(pinned(real, [root])))
+            read.append(marker(pin_folder(real, [root])))
     ended.set()
     swapper.join()
 
@@ -142,7 +142,7 @@ def test_a_pickle_or_code_has_no_name_there(root, tmp_path):
     names = {"pytorch_model.bin", "model.pt", "weights.ckpt", "consolidated.00.pth", "evil.py"}
     for name in names:
         (root / "llama" / name).write_bytes(pickle.dumps(Canary(tmp_path / "sang")))
-    private = pinned(root / "llama", [root])
+    private = pin_folder(root / "llama", [root])
     assert not names & {path.name for path in private.iterdir()}
 
 
@@ -157,7 +157,7 @@ def test_a_pickle_that_calls_itself_safetensors_never_runs(root, tmp_path):
     (root / "llama/evil.py").write_text(f"open({str(tmp_path / 'sang')!r}, 'w')")
 
     with pytest.raises(BadInputError):
-        load_folder(pinned(root / "llama", [root]), "fp32", torch.device("cpu"))
+        load_folder(pin_folder(root / "llama", [root]), "fp32", torch.device("cpu"))
 
     assert not (tmp_path / "sang").exists()
 

@@ -82,7 +82,10 @@ def has_figure(folder: Path) -> bool:
 
 
 def command_lines() -> list[bytes]:
-    return [(procfs.PROC / str(each.pid) / "cmdline").read_bytes() for each in procfs.marked(A1)]
+    return [
+        (procfs.PROC / str(each.pid) / "cmdline").read_bytes()
+        for each in procfs.processes_of_attempt(A1)
+    ]
 
 
 @pytest.mark.faults
@@ -90,10 +93,12 @@ def command_lines() -> list[bytes]:
 def test_a_signal_ends_the_whole_tree_and_the_report_says_so(tmp_path, number, code):
     proof = start(tmp_path, "-c", COMMAND, "--stages", "identity,rates")
     wait_for(lambda: has_figure(tmp_path))
-    wait_for(lambda: len(procfs.marked(A1)) == 2 + NUM_PROCESSES)  # with command and reaper
+    wait_for(
+        lambda: len(procfs.processes_of_attempt(A1)) == 2 + NUM_PROCESSES
+    )  # with command and reaper
     proof.send_signal(number)
     assert proof.wait(ENDED_SECONDS) == code
-    assert procfs.marked(A1) == []
+    assert procfs.processes_of_attempt(A1) == []
     assert list(tmp_path.glob("scratch-*")) == []
     first, second = report_in(tmp_path).stages
     assert (first.state, len(first.figures), second.state) == ("cut", 1, "not run")
@@ -111,7 +116,7 @@ def test_a_real_stage_ends_with_the_job_that_it_launched(tmp_path):
     wait_for(lambda: any(b"runners.jobs.train" in line for line in command_lines()))
     proof.terminate()
     assert proof.wait(ENDED_SECONDS) == 143
-    assert (procfs.marked(A1), list(tmp_path.glob("scratch-*"))) == ([], [])
+    assert (procfs.processes_of_attempt(A1), list(tmp_path.glob("scratch-*"))) == ([], [])
     (stage,) = report_in(tmp_path).stages
     assert (stage.state, "SIGTERM" in stage.problem, stage.checks) == ("cut", True, ())
 
@@ -121,13 +126,13 @@ def test_a_real_stage_ends_with_the_job_that_it_launched(tmp_path):
 def test_stages_end_when_the_command_is_killed(tmp_path, victims):
     proof = start(tmp_path, "-c", COMMAND, "--stages", "identity")
     wait_for(lambda: has_figure(tmp_path))
-    reaper = next(each for each in procfs.marked(A1) if each.parent == proof.pid)
-    stage = next(each for each in procfs.marked(A1) if each.parent == reaper.pid)
+    reaper = next(each for each in procfs.processes_of_attempt(A1) if each.parent == proof.pid)
+    stage = next(each for each in procfs.processes_of_attempt(A1) if each.parent == reaper.pid)
     for pid in (reaper.pid, proof.pid)[-victims:]:
         os.kill(pid, signal.SIGKILL)
     proof.wait()
     if victims == 1:
-        wait_for(lambda: not procfs.marked(A1), ENDED_SECONDS)
+        wait_for(lambda: not procfs.processes_of_attempt(A1), ENDED_SECONDS)
         assert list(tmp_path.glob("scratch-*")) == []
     else:
         wait_for(lambda: not procfs.is_running(stage.pid, stage.start_ticks), ENDED_SECONDS)
@@ -191,7 +196,7 @@ def test_a_stopped_job_leaves_its_report_and_nothing_else(attempts):
     attempts.wait(folder, 10.0)
     ended = folder.exit_record()
     assert (ended.reason, ended.signal) == (Reason.STOPPED_BY_USER, signal.SIGTERM)
-    assert procfs.marked(A1) == []
+    assert procfs.processes_of_attempt(A1) == []
     assert not scratch.exists()
     first = report_in(folder.output / "proof").stages[0]
     assert (first.state, len(first.figures)) == ("cut", 1)

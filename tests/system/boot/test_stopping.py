@@ -114,5 +114,5 @@ def test_a_second_signal_does_not_wait_for_the_job_and_says_so(hurried):
 
 
 def test_a_job_that_was_not_waited_for_ends_all_the_same(hurried):
-    eventually(lambda: procfs.marked(hurried.attempt) == [])
+    eventually(lambda: procfs.processes_of_attempt(hurried.attempt) == [])
     eventually(lambda: hurried.up.members() == [])

@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db import connection
 
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.hosts.services import Contact, contact_of
@@ -37,7 +37,7 @@ SERVERS_REASONS = frozenset(
         "superseded", "stopped_by_user", "stopped_by_operator", "site_stopped", "lost_and_abandoned_by_user", "quota",
     }
 )  # fmt: skip
-RING_WITHIN = timedelta(seconds=scaled(120, least=10))
+RING_WITHIN = timedelta(seconds=scale_duration(120, least=10))
 
 
 def contiguous_events() -> Rows:

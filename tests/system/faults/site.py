@@ -129,7 +129,7 @@ class Site(Parts):
     def halted(self, host: str, **spec: Any) -> tuple[str, list[int]]:
         """Launch a drill that stands still after its first figures, until its pids are thawed."""
         job = self.running(host, **spec)
-        pids = [process.pid for process in procfs.marked(self.attempt(job)["id"])]
+        pids = [process.pid for process in procfs.processes_of_attempt(self.attempt(job)["id"])]
         self.freeze(*pids)
         return job, pids
 
@@ -278,7 +278,7 @@ class Site(Parts):
         while left := {
             attempt: pids
             for attempt in ended
-            if (pids := [process.pid for process in procfs.marked(attempt)])
+            if (pids := [process.pid for process in procfs.processes_of_attempt(attempt)])
         }:
             if time.monotonic() > deadline:
                 return left

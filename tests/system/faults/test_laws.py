@@ -162,7 +162,7 @@ def test_two_trees_of_one_attempt_are_noticed(tmp_path):
     )
     parent = subprocess.Popen([sys.executable, "-S", str(tmp_path / "supervisor.py")])
     trees = watch.TreeWatcher()
-    wait_for(lambda: len(procfs.marked(marker)) == 2, "both", every_s=0.02)
+    wait_for(lambda: len(procfs.processes_of_attempt(marker)) == 2, "both", every_s=0.02)
     trees.sample()
     trees.sample()
     procfs.sweep(marker)
@@ -176,7 +176,7 @@ def test_one_tree_is_no_news():
     marker = f"single-{os.getpid()}"
     process = marked_process("import time; time.sleep(30)", marker)
     trees = watch.TreeWatcher()
-    wait_for(lambda: procfs.marked(marker), "the process", every_s=0.02)
+    wait_for(lambda: procfs.processes_of_attempt(marker), "the process", every_s=0.02)
     trees.sample()
     trees.sample()
     process.kill()

@@ -48,13 +48,13 @@ def test_a_killed_job_or_supervisor_ends_the_job_and_leaves_no_process(site):
         site.running("bea", steps=ENDLESS, daemons=2),
     )
     attempt = site.attempt(lost)["id"]
-    assert len(procfs.marked(attempt)) == 3
+    assert len(procfs.processes_of_attempt(attempt)) == 3
     os.kill(site.identity(killed)["child_pid"], signal.SIGKILL)
     os.kill(site.identity(lost)["pid"], signal.SIGKILL)
 
     assert ending(site.wait(killed)) == ("error", "killed_externally", 1)
     assert ending(site.wait(lost)) == ("error", "supervisor_lost", 1)
-    assert procfs.marked(attempt) == []
+    assert procfs.processes_of_attempt(attempt) == []
 
 
 def test_a_supervisor_killed_before_it_started_the_job_is_told_as_such(site):
@@ -82,7 +82,9 @@ def kill_at_birth(site: Site, job: str) -> bool:
         for pid in (found := supervisors(pids() - old, attempt)):
             os.kill(pid, signal.SIGSTOP)
         found = supervisors(pids() - old, attempt)  # one may have forked before it froze
-        has_started = (path / child.SUPERVISOR).exists() or bool(procfs.marked(attempt))
+        has_started = (path / child.SUPERVISOR).exists() or bool(
+            procfs.processes_of_attempt(attempt)
+        )
         for pid in found:
             os.kill(pid, signal.SIGCONT if has_started else signal.SIGKILL)
         return not has_started
@@ -154,7 +156,7 @@ def test_whatever_a_job_does_it_is_gone_whole_after_its_stop_or_its_longest_dura
 
     for job in (deaf, forking):
         assert ending(site.wait(job)) == ("stopped", "stopped_by_user", 1)
-        assert procfs.marked(site.attempt(job)["id"]) == []
+        assert procfs.processes_of_attempt(site.attempt(job)["id"]) == []
     assert ending(site.wait(long)) == ("failed", "max_duration", 1)
 
 

@@ -92,7 +92,7 @@ class Told:
         os.kill(pids.get(victim) or self._rank(), signal.SIGKILL)
 
     def _rank(self) -> int:
-        marked = procfs.marked(self._folder().name)
+        marked = procfs.processes_of_attempt(self._folder().name)
         return next(each.pid for each in marked if b"\0LOCAL_RANK=1\0" in environment(each.pid))
 
 

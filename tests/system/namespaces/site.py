@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runners.jobspec import DataParallel, TrainSpec
-from runners.supervision.procfs import marked
+from runners.supervision.procfs import processes_of_attempt
 from tests.runners.jobs.tiny import TINY
 from tests.stack import (
     FINAL,
@@ -226,13 +226,17 @@ class Site(Stack):
         return rank
 
     def _ranks(self, name: str) -> list[int]:
-        found = [process.pid for folder in self._attempts(name) for process in marked(folder.name)]
+        found = [
+            process.pid
+            for folder in self._attempts(name)
+            for process in processes_of_attempt(folder.name)
+        ]
         return [pid for pid in found if b"\0LOCAL_RANK=" in _environment(pid)]
 
     def marked_processes(self) -> list[int]:
         """Return the processes that carry the marker of an attempt of these hosts."""
         folders = self.folder.glob("*/attempts/*")
-        return [process.pid for folder in folders for process in marked(folder.name)]
+        return [process.pid for folder in folders for process in processes_of_attempt(folder.name)]
 
 
 def _environment(pid: int) -> bytes:

@@ -21,11 +21,11 @@ from runners.jobs.serve.asgi import (
     RequestError,
     Send,
     TextPart,
-    disconnected,
     parse_body,
     send_bytes,
     send_part,
     server_sent_event,
+    wait_for_disconnect,
 )
 from runners.jobs.serve.contract import Limits, Pending
 from runners.jobs.serve.figures import EndpointMetrics
@@ -478,7 +478,7 @@ class ProxiedRequest:
         self._began = time.perf_counter()
         answering = asyncio.create_task(self._answer(send))
         self._engine.enter(answering, self.answers)
-        disconnect = asyncio.ensure_future(disconnected(receive))
+        disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             await asyncio.wait((answering, disconnect), return_when=asyncio.FIRST_COMPLETED)
             if not answering.done():

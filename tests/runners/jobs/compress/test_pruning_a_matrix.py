@@ -12,7 +12,7 @@ from runners.jobs.compress.shearing import (
     Masks,
     Progress,
     Recovery,
-    masked,
+    apply_masks,
     prune_to_indices,
     recover,
     shape_of,
@@ -131,13 +131,13 @@ def test_cutting_what_masks_hide_changes_nothing(ids):
         torch.manual_seed(3)
         config = LlamaConfig(**{**SMALL.to_dict(), "tie_word_embeddings": is_tied})
         model = LlamaForCausalLM(config).eval()
-        kept = Masks(FULL, seed=1).kept(PART)
+        kept = Masks(FULL, seed=1).indices_to_keep(PART)
         values = {
             name: torch.zeros_like(each) for name, each in Masks(FULL, seed=1).logits.items()
         }
         for name, places in kept.items():
             values[name].scatter_(-1, places, 1.0)
-        with torch.no_grad(), masked(model, values):
+        with torch.no_grad(), apply_masks(model, values):
             hidden = model(ids).logits
 
         prune_to_indices(model, kept, PART)
@@ -151,7 +151,7 @@ def test_masks_of_ones_change_nothing(model, ids):
     values = {name: torch.ones_like(each) for name, each in Masks(FULL, seed=1).logits.items()}
     with torch.no_grad():
         plain = model(ids).logits
-        with masked(model, values):
+        with apply_masks(model, values):
             assert torch.equal(model(ids).logits, plain)
         assert torch.equal(model(ids).logits, plain)
 
@@ -202,7 +202,7 @@ def sheared(tmp_path, *, killed_at: tuple[int, ...] = ()):
         progress = Progress(tmp_path, every_seconds=0.0)
         try:
             masks = train_masks(model, texts, PART, shear, step, progress)
-            prune_to_indices(model, masks.kept(PART), PART)
+            prune_to_indices(model, masks.indices_to_keep(PART), PART)
             found = progress.document.get("pruned") or pruned
             recover(model, texts, Recovery(masks, REFERENCE, found, progress), shear, step)
         except KilledError:

@@ -42,8 +42,8 @@ from runners.jobs.generate.zigzag import (
     PolicyFigures,
     ZigZag,
     interleaved_places,
-    packed,
-    unpacked,
+    pack_layer,
+    unpack_layer,
 )
 from runners.jobs.loading import LayerwiseModel, demo_config, fresh_model, load_folder
 from runners.jobs.runtime import BadInputError
@@ -124,12 +124,12 @@ def test_four_bit_weights_elsewhere_write_what_four_bit_weights_here_write(block
 
 def test_four_bit_weights_are_the_nearest_of_sixteen_steps_of_their_group():
     odd = {"weight": torch.ones(2, 65)}
-    assert packed(odd, 64) == odd
+    assert pack_layer(odd, 64) == odd
 
     torch.manual_seed(1)
     matrix, norm = torch.randn(8, 128), torch.randn(128)
-    parts = packed({"up.weight": matrix, "norm.weight": norm}, 64)
-    found = unpacked(parts, torch.float32)
+    parts = pack_layer({"up.weight": matrix, "norm.weight": norm}, 64)
+    found = unpack_layer(parts, torch.float32)
     groups = matrix.unflatten(-1, (-1, 64))
     steps = (groups.amax(-1) - groups.amin(-1)) / 15
     errors = (found["up.weight"] - matrix).abs().unflatten(-1, (-1, 64)).amax(-1)
@@ -436,7 +436,7 @@ def test_a_map_that_is_killed_is_given_less_and_the_soonest_batch_is_taken(
     monkeypatch, orders, way_of
 ):
     effort, tried = Effort(), Tried(way_of, 180 * MB, SECONDS)
-    monkeypatch.setattr(offload_bench, "capped", tried)
+    monkeypatch.setattr(offload_bench, "start_capped_case", tried)
     found = best_batch(effort, question(effort, dict(MACHINE)), orders[1])
     assert found["batch_size"] == 16  # 4 x 4 s beat 20 s, 2 x 9 s and 8 x 3 s
     assert found["memory_bytes"] <= 180 * MB
@@ -451,7 +451,7 @@ def test_a_map_that_keeps_its_pace_for_one_batch_only_gives_way_to_the_next(
     effort = Effort()
     order = orders[1].model_copy(update={"num_prompts": effort.num_prompts})
     tried = Tried(way_of, 180 * MB, SECONDS, worn_bytes=120 * MB)
-    monkeypatch.setattr(offload_bench, "capped", tried)
+    monkeypatch.setattr(offload_bench, "start_capped_case", tried)
 
     found = best_batch(effort, question(effort, dict(MACHINE)), order)
 
@@ -465,6 +465,8 @@ def test_a_map_that_keeps_its_pace_for_one_batch_only_gives_way_to_the_next(
 
 def test_a_cap_under_which_every_map_is_killed_is_told(monkeypatch, orders, way_of):
     effort = Effort()
-    monkeypatch.setattr(offload_bench, "capped", Tried(way_of, 0, dict.fromkeys(SECONDS, 1.0)))
+    monkeypatch.setattr(
+        offload_bench, "start_capped_case", Tried(way_of, 0, dict.fromkeys(SECONDS, 1.0))
+    )
     with pytest.raises(RuntimeError, match="map answers nothing in 720000000 bytes; raise cap"):
         best_batch(effort, question(effort, dict(MACHINE)), orders[1])

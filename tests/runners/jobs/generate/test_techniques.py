@@ -355,7 +355,7 @@ def test_the_expert_that_was_not_used_for_longest_goes():
     for expert in (0, 1, 0, 2, 0, 1):
         shelf.take(0, expert)
     assert fetched == [(0, 0), (0, 1), (0, 2), (0, 1)]
-    assert (shelf.figures.hits, shelf.figures.wanted) == (2, 6)
+    assert (shelf.figures.hits, shelf.figures.requests) == (2, 6)
 
 
 def test_a_right_guess_is_not_brought_again():

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from runners.jobs.runtime import BadInputError
-from runners.jobs.serve.endpoint import listening
+from runners.jobs.serve.endpoint import bind_socket
 from runners.jobs.serve.figures import TTFT_BOUNDS, EndpointMetrics, Histogram
 from runners.jobs.serve.openai_server import OpenAIServer, ServiceState
 from runners.jobspec import RandomModel, ServeSpec
@@ -78,7 +78,7 @@ def test_each_token_is_sent_at_once():
             told.set_result(found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
 
-        door = listening(ServeSpec(model=RANDOM))
+        door = bind_socket(ServeSpec(model=RANDOM))
         async with await asyncio.start_server(accepted, sock=door):
             _, client = await asyncio.open_connection(*door.getsockname())
             async with asyncio.timeout(60):
@@ -95,7 +95,7 @@ def test_a_port_that_somebody_has_is_refused_by_its_number():
         taken.listen()
         spec = ServeSpec(model=RANDOM, port=taken.getsockname()[1])
         with pytest.raises(BadInputError, match=f"port {spec.port}.*choose another port"):
-            listening(spec)
+            bind_socket(spec)
 
 
 # What an endpoint measures of itself, over its life and since it was asked last.

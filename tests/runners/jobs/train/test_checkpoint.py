@@ -235,9 +235,9 @@ def test_the_best_weights_are_those_of_their_step_and_a_checkpoint_waits(tmp_pat
     assert writer.is_busy
     torch.nn.init.constant_(model.weight, 9.0)
     best.take(model, EvaluatedStep(2, 3.5), writer)
-    assert best.kept() is None
+    assert best.stored_step() is None
     writer.begin(staged(5))
-    assert best.kept() == EvaluatedStep(1, 3.0)
+    assert best.stored_step() == EvaluatedStep(1, 3.0)
     writer.finish()
 
     best.restore_best(model, EvaluatedStep(6, 3.25))
@@ -278,11 +278,11 @@ def overfitting(make_job):
 
 def test_only_a_lower_loss_takes_the_place(tmp_path):
     best, model = BestWeights(tmp_path), linear(9.0)
-    assert best.kept() is None
+    assert best.stored_step() is None
     for step, loss in [(1, 3.0), (2, 2.0), (3, 2.0), (4, math.nan), (5, 2.5)]:
         best.take(linear(float(step)), EvaluatedStep(step, loss))
 
-    assert best.kept() == EvaluatedStep(2, 2.0)
+    assert best.stored_step() == EvaluatedStep(2, 2.0)
     assert [each.name for each in checkpoints(tmp_path / FOLDER)] == ["step-00000002"]
     best.restore_best(model, EvaluatedStep(6, 2.25))
     assert model.weight.unique().tolist() == [2.0]
@@ -315,7 +315,7 @@ def test_a_kill_while_the_former_ones_go_loses_nothing(tmp_path, monkeypatch, le
     again, model = BestWeights(tmp_path), linear(9.0)
 
     assert len(checkpoints(tmp_path / FOLDER)) == 2
-    assert again.kept() == EvaluatedStep(2, 2.0)
+    assert again.stored_step() == EvaluatedStep(2, 2.0)
     again.restore_best(model, EvaluatedStep(3, 5.0))
     assert model.weight.unique().tolist() == [2.0]
     again.take(linear(4.0), EvaluatedStep(4, 1.0))

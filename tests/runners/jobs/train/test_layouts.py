@@ -23,9 +23,9 @@ from runners.jobs.train.communication import (
     Span,
     Timeline,
     communication_ratios,
-    covered,
+    covered_microseconds,
     kind_of,
-    merged,
+    merge_spans,
     timeline_of,
 )
 from runners.jobs.train.layout_pipeline import (
@@ -203,8 +203,14 @@ def test_what_passes_together_counts_once():
         ([(0, 4), (2, 6), (10, 11)], 7.0),
         ([(0, 1), (0, 1), (1, 2)], 2.0),
     ):
-        assert covered(Span(*each) for each in spans) == microseconds, (spans, microseconds)
-        assert covered(merged(Span(*each) for each in reversed(spans))) == microseconds, spans
+        assert covered_microseconds(Span(*each) for each in spans) == microseconds, (
+            spans,
+            microseconds,
+        )
+        assert (
+            covered_microseconds(merge_spans(Span(*each) for each in reversed(spans)))
+            == microseconds
+        ), spans
 
 
 def test_exposed_is_what_no_computing_hides():
@@ -224,7 +230,11 @@ def test_exposed_is_what_no_computing_hides():
             found = communication_ratios(Timeline([sums], spans, on_device=on_device), 10e3)
             assert found[EXPOSED] == pytest.approx(exposed / 10e3)
             assert found["exposed_communication_data_ratio"] == found[EXPOSED]
-            assert found[TOTAL] == found["communication_data_ratio"] == covered([sums.span]) / 10e3
+            assert (
+                found[TOTAL]
+                == found["communication_data_ratio"]
+                == covered_microseconds([sums.span]) / 10e3
+            )
 
 
 def test_shares_by_axis_are_those_of_their_messages_and_unknown_ones_are_in_the_whole():
@@ -266,8 +276,8 @@ def test_on_a_gpu_kernels_hide_messages_and_copies_and_the_threads_that_start_th
     found = timeline_of(events, {"7": "tensor"}, [])
 
     assert [each.axis for each in found.messages] == ["tensor", ""]
-    assert found.exposed(found.messages) == 2 + 1
-    assert found.exposed(found.messages[:1]) == 2
+    assert found.exposed_microseconds(found.messages) == 2 + 1
+    assert found.exposed_microseconds(found.messages[:1]) == 2
 
 
 def test_an_axis_is_told_only_where_the_groups_tell_it():

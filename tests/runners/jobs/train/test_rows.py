@@ -343,7 +343,7 @@ def test_a_file_is_tokenised_once(make_tokenizer, tmp_path):
 def test_every_answer_is_learnt_unless_later_turns_rewrite_it(make_tokenizer):
     renderer = Renderer(make_tokenizer(LAST_THINKS))
     turns = [Turn("user", "a"), Turn("assistant", "b"), Turn("user", "c"), Turn("assistant", "d")]
-    found = renderer.rendered(ChatSample(tuple(turns)), "a.jsonl: line 1")
+    found = renderer.render(ChatSample(tuple(turns)), "a.jsonl: line 1")
     [(begin, end)] = found.spans
     assert found.text[begin:end] == "<think></think>d"
     assert renderer.num_last_only == 1
@@ -351,7 +351,7 @@ def test_every_answer_is_learnt_unless_later_turns_rewrite_it(make_tokenizer):
     tokenizer = make_tokenizer()
     set_default_template(tokenizer)
     turns = [Turn("user", "a"), Turn("assistant", "b"), Turn("user", "c"), Turn("assistant", "d")]
-    found = Renderer(tokenizer).rendered(ChatSample(tuple(turns)), "")
+    found = Renderer(tokenizer).render(ChatSample(tuple(turns)), "")
     said = [found.text[begin:end] for begin, end in found.spans]
     assert said == [f"{answer}<|im_end|>{tokenizer.eos_token}" for answer in "bd"]
 

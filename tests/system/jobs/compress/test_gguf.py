@@ -18,8 +18,8 @@ from transformers import (
 from runners.jobs.compress.gguf import (
     ReadBackError,
     check_writable,
+    permute_rope_rows,
     read_back,
-    rearranged,
     tokens_of,
     write_gguf,
 )
@@ -109,10 +109,10 @@ def test_queries_are_turned_and_turned_back():
     config = LlamaConfig(num_attention_heads=2, num_key_value_heads=1)
     rows = torch.arange(8).view(8, 1).float().numpy()
 
-    turned = rearranged("self_attn.q_proj.weight", rows, config)
+    turned = permute_rope_rows("self_attn.q_proj.weight", rows, config)
 
     assert turned[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
-    assert (rearranged("self_attn.q_proj.weight", turned, config, back=True) == rows).all()
+    assert (permute_rope_rows("self_attn.q_proj.weight", turned, config, back=True) == rows).all()
 
 
 def test_a_file_of_another_model_is_found_out(file, source):

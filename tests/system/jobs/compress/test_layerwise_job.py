@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from runners.jobs.compress.job import work
-from runners.jobs.corpus import load_corpus, tokenized
+from runners.jobs.corpus import load_corpus, tokenize_documents
 from runners.jobs.evaluation import evaluate
 from runners.jobs.loading import load_tokenizer
 from runners.jobs.runtime import BadInputError, file_sha256
@@ -65,7 +65,7 @@ def test_plain_transformers_reads_the_folder_with_the_perplexity_of_the_result(f
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     corpus = load_corpus()
     key = f"{corpus.digest}/held-out"
-    ids = tokenized(load_tokenizer(folder), corpus.held_out, key, host.path / "cache")
+    ids = tokenize_documents(load_tokenizer(folder), corpus.held_out, key, host.path / "cache")
 
     again = evaluate(model, ids, SHORT["evaluation_tokens"]).value
 

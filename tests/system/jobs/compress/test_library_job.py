@@ -170,8 +170,10 @@ def test_a_quantised_config_names_its_method(int8, int4):
 
 
 def _held_out(host, finished):
-    from runners.jobs.corpus import load_corpus, tokenized
+    from runners.jobs.corpus import load_corpus, tokenize_documents
 
     corpus = load_corpus()
     tokenizer = load_tokenizer(finished.folder / "output" / "model")
-    return tokenized(tokenizer, corpus.held_out, f"{corpus.digest}/held-out", host.path / "cache")
+    return tokenize_documents(
+        tokenizer, corpus.held_out, f"{corpus.digest}/held-out", host.path / "cache"
+    )

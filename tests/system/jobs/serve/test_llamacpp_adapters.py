@@ -11,7 +11,7 @@ from gguf import GGUFReader
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from runners.jobs.compress.gguf import rearranged
+from runners.jobs.compress.gguf import permute_rope_rows
 from runners.jobs.loading import load_tokenizer
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.llamacpp.writer import write_adapter
@@ -68,7 +68,9 @@ def test_ggufs_own_reader_finds_every_matrix_as_llama_cpp_turns_it(
     assert len(read) == len(stored)
     for linear, theirs in (("self_attn.q_proj", "attn_q"), ("self_attn.k_proj", "attn_k")):
         up = stored[f"{PREFIX}{linear}.lora_B.weight"].numpy()
-        assert np.array_equal(read[f"blk.0.{theirs}.weight.lora_b"], rearranged(linear, up, shape))
+        assert np.array_equal(
+            read[f"blk.0.{theirs}.weight.lora_b"], permute_rope_rows(linear, up, shape)
+        )
     down = stored[f"{PREFIX}mlp.down_proj.lora_A.weight"].numpy()
     assert np.array_equal(read["blk.0.ffn_down.weight.lora_a"], down)
 

@@ -28,7 +28,7 @@ def test_a_full_disk_keeps_the_best_that_was_whole(small_disk):
     with pytest.raises(Exception, match=r"No space left|File too large|I/O error"):
         best.take(torch.nn.Linear(400, 300), EvaluatedStep(2, 1.0))
 
-    assert best.kept() == EvaluatedStep(1, 3.0)
+    assert best.stored_step() == EvaluatedStep(1, 3.0)
     found = linear(0.0)
     best.restore_best(found, EvaluatedStep(3, 5.0))
     assert found.weight.unique().tolist() == [1.0]
@@ -62,7 +62,7 @@ def test_a_restart_still_knows_the_best(overfitting):
     first = overfitting()
     stop_at(first, 22)
     assert not first.run()
-    before = first.evaluator.best.kept()
+    before = first.evaluator.best.stored_step()
     second = overfitting()
     second.resume()
     assert second.run()

@@ -122,7 +122,7 @@ def test_a_disk_too_full_for_the_best_weights_is_told_and_the_former_stay(small_
         writer.finish()
 
     assert [each.name for each in (small_disk / FOLDER).iterdir()] == ["step-00000001"]
-    assert BestWeights(small_disk).kept() == EvaluatedStep(1, 3.0)
+    assert BestWeights(small_disk).stored_step() == EvaluatedStep(1, 3.0)
 
 
 def test_a_kill_in_the_middle_of_the_best_weights_leaves_the_former(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runners.jobs.corpus import load_corpus, tokenized
+from runners.jobs.corpus import load_corpus, tokenize_documents
 from runners.jobs.evaluation import evaluate
 from runners.jobs.loading import load_folder, load_tokenizer
 from tests.runners.jobs.tiny import tiny_training
@@ -15,7 +15,7 @@ def test_the_job_leaves_a_plain_model_that_reads_text_as_the_result_says(host):
     corpus = load_corpus()
     folder = trained.folder / "output" / "model"
     key = f"{corpus.digest}/held-out"
-    ids = tokenized(load_tokenizer(folder), corpus.held_out, key, host.path / "cache")
+    ids = tokenize_documents(load_tokenizer(folder), corpus.held_out, key, host.path / "cache")
 
     found = evaluate(load_folder(folder, "fp32", torch.device("cpu")), ids, 8192)
 

@@ -74,8 +74,8 @@ def test_a_layout_for_other_ranks_than_came_back_is_refused_by_name(tmp_path, na
 def test_a_pipeline_that_may_shrink_divides_its_layers_among_those_that_are_left():
     whole = LayoutOptions(pipeline_parallel_size=4, pipeline_layers=(1, 2, 3, 2))
 
-    assert whole.restaged(4) == whole
-    assert whole.restaged(3) == LayoutOptions(pipeline_parallel_size=3)
+    assert whole.with_pipeline_ranks(4) == whole
+    assert whole.with_pipeline_ranks(3) == LayoutOptions(pipeline_parallel_size=3)
     assert not LayoutOptions(pipeline_parallel_size=2, tensor_parallel_size=2).is_pipeline_alone
 
 

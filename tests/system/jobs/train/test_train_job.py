@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from runners.jobs.corpus import load_corpus, tokenized
+from runners.jobs.corpus import load_corpus, tokenize_documents
 from runners.jobs.evaluation import evaluate
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.runtime import BadInputError
@@ -43,7 +43,7 @@ def test_the_published_model_reads_text_as_the_result_says(host, trained):
     folder = trained.folder / "output" / "model"
     corpus = load_corpus()
     key = f"{corpus.digest}/held-out"
-    ids = tokenized(load_tokenizer(folder), corpus.held_out, key, host.path / "cache")
+    ids = tokenize_documents(load_tokenizer(folder), corpus.held_out, key, host.path / "cache")
 
     found = evaluate(load_folder(folder, "fp32", torch.device("cpu")), ids, 8192)
 

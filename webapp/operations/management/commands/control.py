@@ -10,7 +10,7 @@ from collections.abc import Callable
 import redis
 from django.core.management.base import BaseCommand
 
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 from webapp.agents.consume import StreamConsumer
 from webapp.agents.dispatch import Dispatcher, ring
 from webapp.agents.round_trips import RoundTrips
@@ -19,9 +19,9 @@ from webapp.hosts.epoch import provision
 from webapp.jobs import allocation
 from webapp.operations.ticker import Stopper, run_loop
 
-DISPATCH_SECONDS = scaled(0.25, least=0.1)
+DISPATCH_SECONDS = scale_duration(0.25, least=0.1)
 REDIS_WAIT_SECONDS = 0.5
-TRIP_SECONDS = scaled(1.0, least=0.1)
+TRIP_SECONDS = scale_duration(1.0, least=0.1)
 
 
 class Command(BaseCommand):

@@ -4,10 +4,10 @@ import threading
 
 from django.core.management.base import BaseCommand
 
-from runners.shared.timing import scaled
+from runners.shared.timing import scale_duration
 from webapp.operations.ticker import PROMPT, UPKEEP, Stopper, Ticker, all_duties, run_loop
 
-TICK_SECONDS = scaled(1.0, least=0.1)
+TICK_SECONDS = scale_duration(1.0, least=0.1)
 
 
 class Command(BaseCommand):
