@@ -194,7 +194,7 @@ class _Job:
         }
 
     def _forwards(self) -> float:
-        """Estimate the cost of the calibration passes and the tuning steps."""
+        """Return the seconds of the calibration passes and the tuning steps."""
         recipe, rates = self.recipe, self.rates
         counts = self.setting.counts
         routed = counts.layer_linear - counts.experts + counts.experts_active

@@ -67,7 +67,7 @@ from planner.workload.setting import Setting
 
 
 def linear_cost(run: Operation) -> OperatorCost:
-    """Estimate the cost of the matrix products of all layers, without routed experts."""
+    """Return the cost of the matrix products of all layers, without routed experts."""
     counts, title = run.setting.counts, "Linear weights that every token visits"
     split = counts.query_output + counts.feed_forward
     used = _dense_per_rank(run, title, "linear_used", split)
@@ -91,15 +91,15 @@ def _dense_per_rank(run: Operation, title: str, key: str, split: float) -> float
     )
 
 
-def _bytes_read(run: Operation, used: float) -> float:
+def _bytes_read(run: Operation, weights: float) -> float:
     """Return the bytes of the weights that every token uses, each part in its format."""
     setting = run.setting
     attention, dense = setting.format_of("attention"), setting.format_of("feed_forward")
     if attention == dense:
-        return used * read_bytes_per_weight(setting, dense)
+        return weights * read_bytes_per_weight(setting, dense)
     title, split = "Attention weights that the pass reads", setting.counts.query_output
     attention_weights = _dense_per_rank(run, title, "linear_read", split)
-    rest = (used - attention_weights) * read_bytes_per_weight(setting, dense)
+    rest = (weights - attention_weights) * read_bytes_per_weight(setting, dense)
     return rest + attention_weights * read_bytes_per_weight(setting, attention)
 
 
@@ -111,7 +111,7 @@ def read_bytes_per_weight(setting: Setting, stored: WeightFormat) -> float:
 
 
 def dequantisation_cost(run: Operation) -> OperatorCost:
-    """Estimate the cost of dequantising weights to 16 bits before each product."""
+    """Return the cost of dequantising weights to 16 bits before each product."""
     setting = run.setting
     if setting.weight_dtype not in setting.engine.dequantise_ops:
         return OperatorCost(0.0)
@@ -127,7 +127,7 @@ def dequantisation_cost(run: Operation) -> OperatorCost:
 
 
 def output_head_cost(run: Operation) -> OperatorCost:
-    """Estimate the cost of the output head for the tokens whose logits are needed."""
+    """Return the cost of the output head for the tokens whose logits are needed."""
     model = run.setting.model
     parameters = model.vocab_size * model.hidden_size / run.setting.layout.tensor
     moved = parameters * run.setting.head_element_bytes
@@ -138,7 +138,7 @@ def output_head_cost(run: Operation) -> OperatorCost:
 
 
 def expert_cost(run: Operation) -> OperatorCost:
-    """Estimate the cost of routed experts; the busiest rank limits each layer."""
+    """Return the cost of routed experts; the busiest rank limits each layer."""
     setting, model, layout = run.setting, run.setting.model, run.setting.layout
     if not model.is_moe:
         return OperatorCost(0.0)
@@ -187,7 +187,7 @@ FLOPS_PER_WIDTH = 4  # of a pair and head: one multiply-add for the score, one f
 
 
 def attention_cost(run: Operation) -> OperatorCost:
-    """Estimate the cost of scores, weighted sums and KV-cache reads of attention."""
+    """Return the cost of scores, weighted sums and KV-cache reads of attention."""
     setting, model, layout = run.setting, run.setting.model, run.setting.layout
     line = setting.line(run.work.group, "Attention: arithmetic", key="attention_flops")
     flops = attention_work(
@@ -260,7 +260,7 @@ def _num_all_reduces(setting: Setting) -> float:
 
 
 def _expert_exchange(run: Operation, token_bytes: float) -> float:
-    """Estimate the cost of dispatching tokens to experts and combining the outputs.
+    """Return the seconds of dispatching tokens to experts and combining the outputs.
 
     Ranks of one tensor-parallel group hold the same tokens and send nothing to each other.
     """
@@ -472,7 +472,7 @@ def excess_over_peaks(run: Operation, parts: Sequence[OperatorCost], seconds: fl
 
 
 def elementwise_cost(run: Operation) -> OperatorCost:
-    """Estimate the cost of the memory-bound operators: norms, RoPE, activations, residuals."""
+    """Return the cost of the memory-bound operators: norms, RoPE, activations, residuals."""
     name, part = "Norms, activations, residuals", "elementwise"
     seconds = run.ledger.term(
         memory_seconds,
@@ -485,7 +485,7 @@ def elementwise_cost(run: Operation) -> OperatorCost:
 
 
 def expert_routing_cost(run: Operation) -> OperatorCost:
-    """Estimate the cost of sorting tokens by expert and summing outputs, if it was fitted."""
+    """Return the cost of sorting tokens by expert and summing outputs, if it was fitted."""
     model, layout = run.setting.model, run.setting.layout
     passes = run.setting.routing_passes(run.work.group)
     if not passes or not model.is_moe:
@@ -533,7 +533,7 @@ def host_overhead_seconds(run: Operation) -> tuple[float, float]:
 
 
 def _extra_launches(run: Operation) -> float:
-    """Estimate the cost of the launches of operators beyond those of a dense layer."""
+    """Return the seconds of the launches of operators beyond those of a dense layer."""
     engine = run.setting.engine
     further = further_operators(run.setting.model)
     if not further:
@@ -610,19 +610,19 @@ class StagePass:
     head: PassCost
     hop_s: float
 
-    def of(self, held: Quantity, num_layers: int, *, is_last: bool) -> PassCost:
-        """Return the cost of the stage with ``held`` of ``num_layers`` layers."""
-        own = self.layers.scaled(cast("float", held / num_layers))
+    def of(self, stage_layers: Quantity, num_layers: int, *, is_last: bool) -> PassCost:
+        """Return the cost of the stage with ``stage_layers`` of ``num_layers`` layers."""
+        own = self.layers.scaled(cast("float", stage_layers / num_layers))
         return own.plus(self.head) if is_last else own.plus(_link_cost(self.hop_s))
 
 
 def forward_pass(
-    setting: Setting, ledger: Ledger, work: ForwardPass, beside: ForwardPass | None = None
+    setting: Setting, ledger: Ledger, work: ForwardPass, second_pass: ForwardPass | None = None
 ) -> PassCost:
     """Return the cost of one forward pass, plus the attention of a second one if given."""
     if not setting.places:
-        return _with_second_pass(setting, ledger, work, beside)
-    passes = list(stage_passes(setting, ledger, work, beside))
+        return _with_second_pass(setting, ledger, work, second_pass)
+    passes = list(stage_passes(setting, ledger, work, second_pass))
     total, last = setting.model.num_hidden_layers, len(passes) - 1
     parts = [
         stage_pass.of(layers, total, is_last=stage == last)
@@ -658,7 +658,7 @@ def _record_stages(
 
 
 def stage_passes(
-    setting: Setting, ledger: Ledger, work: ForwardPass, beside: ForwardPass | None = None
+    setting: Setting, ledger: Ledger, work: ForwardPass, second_pass: ForwardPass | None = None
 ) -> Iterator[StagePass]:
     """Yield the pass of each stage for all layers; identical stages are costed once."""
     costed: list[tuple[StagePlace, PassCost, PassCost]] = []
@@ -670,7 +670,7 @@ def stage_passes(
             alone_run = Operation(stage_setting, stage_setting.rates, NullLedger(), work)
             head = _cost_of_part(output_head_cost(alone_run))
             whole = _with_second_pass(
-                stage_setting, suffixed_ledger(ledger, place.device.id), work, beside
+                stage_setting, suffixed_ledger(ledger, place.device.id), work, second_pass
             )
             cost = whole.plus(head.scaled(-1.0)), head
             costed.append((place, *cost))
@@ -689,12 +689,12 @@ def single_stage_setting(setting: Setting, place: StagePlace) -> Setting:
 
 
 def _with_second_pass(
-    setting: Setting, ledger: Ledger, work: ForwardPass, beside: ForwardPass | None
+    setting: Setting, ledger: Ledger, work: ForwardPass, second_pass: ForwardPass | None
 ) -> PassCost:
     whole = homogeneous_pass(setting, ledger, work)
-    if beside is None:
+    if second_pass is None:
         return whole
-    run = Operation(setting, setting.rates, ledger, beside)
+    run = Operation(setting, setting.rates, ledger, second_pass)
     return whole.plus(_cost_of_part(attention_cost(run)))
 
 

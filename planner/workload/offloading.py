@@ -88,7 +88,7 @@ def attends_on_host(setting: Setting) -> bool:
     return (setting.strategy.kv_cache_dtype or "bf16") in WIDE
 
 
-def overlap_offload(run: Operation, own: PassTotals) -> PassTotals:
+def overlap_offload(run: Operation, device_pass: PassTotals) -> PassTotals:
     """Return the pass with all micro-batches, offload transfers and work on the host.
 
     Loads, stores and disk transfers overlap with computation (FlexGen's zig-zag block schedule);
@@ -97,37 +97,37 @@ def overlap_offload(run: Operation, own: PassTotals) -> PassTotals:
     """
     setting, batches = run.setting, run.work.batches
     if any_of(batches != 1):
-        own = own.times(
+        device_pass = device_pass.times(
             run.ledger.term(
                 block_seconds,
                 _line(run, "Micro-batches of a block", "block"),
                 batches=batches,
-                batch_s=own.total_s,
+                batch_s=device_pass.total_s,
             )
-            / own.total_s
+            / device_pass.total_s
         )
     offload = setting.offload
     if offload.weights_share + offload.kv_share + offload.activations_cpu <= 0:
-        return own
+        return device_pass
     tiers = tier_traffic(run)
     if setting.engine.computes_on_host:
         on_host = _read_on_host if run.work.group == "prefill" else _decode_on_host
-        return on_host(run, own, tiers)
+        return on_host(run, device_pass, tiers)
     host_s = _host_attention(run, tiers)
     load_s, store_s, disk_s = _links(run, tiers)
     total = run.ledger.term(
         overlapped_seconds,
         _line(run, "Computation during loads and stores", "overlap"),
-        work_s=own.total_s + host_s + _on_demand(run, load_s),
+        work_s=device_pass.total_s + host_s + _on_demand(run, load_s),
         load_s=load_s + host_s,
         store_s=store_s,
         disk_s=disk_s,
     )
-    exposed = maximum(0.0, total - own.total_s - host_s)
+    exposed = maximum(0.0, total - device_pass.total_s - host_s)
     return replace(
-        own,
-        communication_s=own.communication_s + exposed,
-        memory_s=own.memory_s + host_s,
+        device_pass,
+        communication_s=device_pass.communication_s + exposed,
+        memory_s=device_pass.memory_s + host_s,
     )
 
 
@@ -137,7 +137,7 @@ def _on_demand(run: Operation, load_s: float) -> float:
 
 
 def separate_dequantisation(run: Operation) -> OperatorCost:
-    """Estimate the cost of dequantising weights and cache in separate kernels."""
+    """Return the cost of dequantising weights and cache in separate kernels."""
     setting, bytes_each = run.setting, run.setting.engine.unpack_bytes_per_element
     if not bytes_each:
         return OperatorCost(0.0)
@@ -244,7 +244,7 @@ def _routed_expert_ratio(run: Operation) -> float:
 
 
 def _host_attention(run: Operation, tiers: TierTraffic) -> float:
-    """Estimate the cost of attention over the KV cache in host memory, on the host's cores."""
+    """Return the seconds of attention over the KV cache in host memory, on the host's cores."""
     if not any_of(tiers.kv_on_host > 0):
         return 0.0
     host_s = run.ledger.term(
@@ -280,7 +280,7 @@ def _device_attention_seconds(run: Operation, tiers: TierTraffic) -> float:
 
 
 def _links(run: Operation, tiers: TierTraffic) -> tuple[float, float, float]:
-    """Estimate the cost of loads to the device, stores to the host and disk transfers."""
+    """Return the seconds of loads to the device, stores to the host and disk transfers."""
     setting, offload = run.setting, run.setting.offload
     weights, cache = offload.weights_share, offload.kv_share
     disk_weights = offload.weights_disk / weights if weights else 0.0
@@ -315,7 +315,7 @@ def _links(run: Operation, tiers: TierTraffic) -> tuple[float, float, float]:
     return seconds[0], seconds[1], seconds[2]
 
 
-def _read_on_host(run: Operation, own: PassTotals, tiers: TierTraffic) -> PassTotals:
+def _read_on_host(run: Operation, device_pass: PassTotals, tiers: TierTraffic) -> PassTotals:
     """Return a prefill pass with layers or experts in host memory or on disk.
 
     Either their weights are streamed to the device for every step, or the host's cores compute
@@ -324,19 +324,19 @@ def _read_on_host(run: Operation, own: PassTotals, tiers: TierTraffic) -> PassTo
     """
     read_s, compute_s = _host_seconds(run, tiers)
     load_s, _, disk_s = _links(run, tiers)
-    streamed_s = maximum(own.total_s, run.work.steps * maximum(load_s, disk_s))
+    streamed_s = maximum(device_pass.total_s, run.work.steps * maximum(load_s, disk_s))
     device_share = 1 - _host_work_share(run)
-    computed_s = device_share * own.total_s + maximum(maximum(read_s, compute_s), disk_s)
-    extra_s = maximum(0.0, minimum(streamed_s, computed_s) - own.total_s)
+    computed_s = device_share * device_pass.total_s + maximum(maximum(read_s, compute_s), disk_s)
+    extra_s = maximum(0.0, minimum(streamed_s, computed_s) - device_pass.total_s)
     streams = streamed_s <= computed_s
     return replace(
-        own,
-        memory_s=own.memory_s + where(streams, 0.0, extra_s),
-        communication_s=own.communication_s + where(streams, extra_s, 0.0),
+        device_pass,
+        memory_s=device_pass.memory_s + where(streams, 0.0, extra_s),
+        communication_s=device_pass.communication_s + where(streams, extra_s, 0.0),
     )
 
 
-def _decode_on_host(run: Operation, own: PassTotals, tiers: TierTraffic) -> PassTotals:
+def _decode_on_host(run: Operation, device_pass: PassTotals, tiers: TierTraffic) -> PassTotals:
     """Return a decode pass whose offloaded layers or experts run on the host's cores.
 
     The host reads their weights and cache instead of the device, and is not faster than it.
@@ -347,11 +347,11 @@ def _decode_on_host(run: Operation, own: PassTotals, tiers: TierTraffic) -> Pass
     weights_s = tiers.weights / (rates.memory_bytes_per_s * rates.weight_efficiency)
     cache_s = _device_attention_seconds(run, tiers)
     host_s = maximum(maximum(read_s, compute_s), maximum(disk_s, weights_s + cache_s))
-    return replace(own, memory_s=maximum(0.0, own.memory_s - weights_s) + host_s)
+    return replace(device_pass, memory_s=maximum(0.0, device_pass.memory_s - weights_s) + host_s)
 
 
 def _host_seconds(run: Operation, tiers: TierTraffic) -> tuple[float, float]:
-    """Estimate the cost of reading and computing offloaded layers or experts on the host."""
+    """Return the seconds of reading and computing offloaded layers or experts on the host."""
     setting, work = run.setting, run.work
     read_s = run.ledger.term(
         memory_seconds,
@@ -607,7 +607,7 @@ class TrainingOffload:
         )
 
     def update(self, parameters: float, states_each: float) -> float:
-        """Estimate the cost of an optimiser update on the host, overlapped with weight loads.
+        """Return the seconds of an optimiser update on the host, overlapped with weight loads.
 
         ``parameters`` are those of one rank; ``states_each`` is the state bytes per parameter.
         """

@@ -74,7 +74,7 @@ class Operation:
     def matmul(
         self, name: str, key: str, parameters: float, tokens: float, moved_bytes: float
     ) -> OperatorCost:
-        """Estimate the cost of products of ``tokens`` tokens with weights that are read once."""
+        """Return the cost of products of ``tokens`` tokens with weights that are read once."""
         flops = self.ledger.term(
             matmul_flops,
             self.setting.line(self.work.group, f"{name}: arithmetic", key=f"{key}_flops"),
@@ -104,7 +104,7 @@ class Operation:
     def roofline(
         self, names: tuple[str, str, str], flops: float, moved_bytes: float
     ) -> OperatorCost:
-        """Estimate the cost of one operator by the roofline; ``names``: title, part, key."""
+        """Return the cost of one operator by the roofline; ``names``: title, part, key."""
         rates = self.rates
         of_cache = names[1] == "attention"
         peak = rates.peak_flops_per_s

@@ -178,7 +178,9 @@ def step_budget(setting: Setting, prompt: float) -> float:
     return maximum(2.0, where(configured > 0, configured, prompt))
 
 
-def mixed_work(setting: Setting, workload: ServeWorkload, own: float, chunk: float) -> ForwardPass:
+def mixed_work(
+    setting: Setting, workload: ServeWorkload, decoding: float, chunk: float
+) -> ForwardPass:
     """Return the work of a mixed step on one rank: decode tokens and prompt chunks.
 
     The KV cache of the decoding requests is read in a separate pass.
@@ -194,14 +196,14 @@ def mixed_work(setting: Setting, workload: ServeWorkload, own: float, chunk: flo
     context = cached + prompt * (chunks + 1) / (2 * chunks)
     return ForwardPass(
         group=MIXED,
-        sequences=own + prompts,
-        new_tokens=(own + chunk) / layout.context,
+        sequences=decoding + prompts,
+        new_tokens=(decoding + chunk) / layout.context,
         token_pairs=prompts / layout.context * pairs,
         read_layer_tokens=prompts
         * chunks
         * cached_tokens_by_layer_group(model, context, paged=False),
-        sampled_tokens=own + prompts,
-        routed_tokens=(own + chunk) * layout.attention_data,
+        sampled_tokens=decoding + prompts,
+        routed_tokens=(decoding + chunk) * layout.attention_data,
         cached_layer_tokens=prompts * cached_tokens_by_layer_group(model, prompt, paged=False),
         stored_layer_tokens=prompts * cached_tokens_by_layer_group(model, prompt, paged=False),
     )

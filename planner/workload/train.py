@@ -210,8 +210,13 @@ class _Step:
         """
         kernels = self.kernels
         products, attention = kernels.products(), kernels.attention_flops()
-        memory = kernels.elementwise() + kernels.operands() + kernels.scores() + kernels.casts()
-        memory = memory + kernels.rounding()
+        memory = (
+            kernels.elementwise_seconds()
+            + kernels.operand_seconds()
+            + kernels.score_seconds()
+            + kernels.cast_seconds()
+        )
+        memory = memory + kernels.rounding_seconds()
         compute = products.seconds + attention.seconds
         if self.setting.on_shared_processor:
             compute, memory = (each * self._busy_core_share for each in (compute, memory))
@@ -268,7 +273,7 @@ class _Step:
         return trained * (1 - routed) / self.share, trained * routed / split
 
     def exchange(self, micro: _MicroBatch) -> float:
-        """Estimate the cost of the exposed communication of gradients and shards."""
+        """Return the seconds of the exposed communication of gradients and shards."""
         setting, layout = self.setting, self.setting.layout
         dtype = setting.strategy.gradient_dtype or "bf16"
         # Whole gradients are reduced once, during the last micro-batch; shards in each.
@@ -279,14 +284,14 @@ class _Step:
         dense, experts = self._trained()
         counts, width = setting.counts, setting.weight_element_bytes
         split = layout.pipeline * layout.expert_ranks
-        return self.links.step(
+        return self.links.step_seconds(
             ShardTraffic(dense * each, (counts.total - counts.experts) / self.share * width),
             ShardTraffic(experts * each, counts.experts / split * width),
             window_s=micro.window_s * windows,
         )
 
     def update(self) -> float:
-        """Estimate the cost of the memory traffic of the optimiser update."""
+        """Return the seconds of the memory traffic of the optimiser update."""
         setting, layout = self.setting, self.setting.layout
         shards = zero_shards(layout.zero_stage, 1, layout.shard_ranks)
         dense, experts = self._trained()

@@ -188,7 +188,7 @@ class Exchange:
         )
 
     def _experts(self, payload_bytes: float, passes: float) -> float:
-        """Estimate the cost of the expert all-to-alls, forward and backward."""
+        """Return the seconds of the expert all-to-alls, forward and backward."""
         setting, layout, model = self.setting, self.setting.layout, self.setting.model
         return self.ledger.term(
             all_to_all_seconds,
@@ -201,7 +201,7 @@ class Exchange:
         )
 
     def _ring(self, attention_s: float) -> float:
-        """Estimate the cost of the context-parallel ring that does not overlap with attention."""
+        """Return the seconds of the context-parallel ring that does not overlap with attention."""
         setting, layout, model = self.setting, self.setting.layout, self.setting.model
         heads = maximum(model.num_key_value_heads / layout.tensor, 1.0)
         links = self.ledger.term(
@@ -222,7 +222,7 @@ class Exchange:
         )
 
     def _pipeline_sends(self, payload_bytes: float) -> float:
-        """Estimate the cost of pipeline sends of activations and gradients, once per chunk."""
+        """Return the seconds of pipeline sends of activations and gradients, once per chunk."""
         setting, layout = self.setting, self.setting.layout
         return self.ledger.term(
             point_to_point_seconds,
@@ -234,8 +234,12 @@ class Exchange:
             count=2 * layout.chunks,
         )
 
-    def step(self, dense: ShardTraffic, experts: ShardTraffic, window_s: float) -> float:
-        """Estimate the cost of gradient and shard communication beyond the ``window_s``."""
+    def step_seconds(self, dense: ShardTraffic, experts: ShardTraffic, window_s: float) -> float:
+        """Return the seconds of gradient and weight-shard communication per step.
+
+        Only what ``window_s`` of computation cannot hide counts. ``dense`` and ``experts`` are the
+        bytes of the two groups of ranks, which shard them differently.
+        """
         layout = self.setting.layout
         if self.setting.on_shared_processor:
             line = step_line(self.setting, "Exchange between copies", "exchange", "communication")
@@ -269,7 +273,7 @@ class Exchange:
     def _group_seconds(
         self, shards: ShardTraffic, ranks: float, span: float, stride: float
     ) -> float:
-        """Estimate the cost of the gradient reduction and weight gathering of a group of ranks."""
+        """Return the seconds of gradient reduction and weight gathering in a group of ranks."""
         layout = self.setting.layout
         link = ring_link(self.setting, self.rates, span, stride)
         links = self._gradients(shards.gradient_bytes, ranks, link)
@@ -304,7 +308,7 @@ class Exchange:
         return where(ranks > 1, hops, 0.0) * where(layout.zero_stage > 0, buckets, 1.0)
 
     def _exposed(self, links_s: float, window_s: float) -> float:
-        """Estimate the cost of exposed communication and of slowed overlapping computation."""
+        """Return the seconds of exposed communication and of slowed overlapping computation."""
         line = step_line(
             self.setting, "Exchange that work does not hide", "exchange", "communication"
         )
@@ -320,7 +324,7 @@ class Exchange:
         )
 
     def _gradients(self, gradient_bytes: float, ranks: float, link: float) -> float:
-        """Estimate the cost of reducing gradients in a shard group, then between replicas."""
+        """Return the seconds of reducing gradients in a shard group, then between replicas."""
         setting, layout = self.setting, self.setting.layout
         seconds = self.ledger.term(
             all_reduce_seconds,
@@ -444,7 +448,7 @@ class Kernels:
         return compute_dtype_of(self.setting) not in WIDE
 
     def products(self) -> Arithmetic:
-        """Estimate the cost of matrix products: layers, routed experts and output head.
+        """Return the cost of matrix products: layers, routed experts and output head.
 
         Narrow formats apply to the layers; the output head keeps 16 bits.
         """
@@ -478,7 +482,7 @@ class Kernels:
         return Arithmetic(seconds, window_s, model_flops)
 
     def attention_flops(self) -> Arithmetic:
-        """Estimate the cost of 16-bit attention; unfused kernels compute non-causal pairs too."""
+        """Return the cost of 16-bit attention; unfused kernels compute non-causal pairs too."""
         setting, model, layout = self.setting, self.setting.model, self.setting.layout
         pairs = self.rows * self._row_pairs()
         pairs = pairs * self.layer_share / layout.context
@@ -546,8 +550,8 @@ class Kernels:
             memory_efficiency=self.rates.stream_efficiency * share,
         )
 
-    def elementwise(self) -> float:
-        """Estimate the cost of norms, activations, residuals, loss, adapters, expert sorting."""
+    def elementwise_seconds(self) -> float:
+        """Return the seconds of norms, activations, residuals, loss, adapters, expert sorting."""
         setting, layout = self.setting, self.setting.layout
         passes = FULL_PASSES + self._recomputed_elementwise
         moved = elementwise_bytes(setting, self.tokens, layout.sequence_ranks)
@@ -582,7 +586,7 @@ class Kernels:
         return ADAPTER_BYTES * self.tokens * widths * layers / setting.layout.tensor
 
     def _sorting_seconds(self) -> float:
-        """Estimate the cost of copying the tokens in expert order and back."""
+        """Return the seconds of copying the tokens in expert order and back."""
         model, layout = self.setting.model, self.setting.layout
         if not model.is_moe:
             return 0.0
@@ -591,8 +595,8 @@ class Kernels:
         copied = 2 * SORTING_TRIPS * self.tokens * each * layers / layout.tensor
         return self._memory("Sorting tokens by expert", "sorting", copied)
 
-    def operands(self) -> float:
-        """Estimate the cost of the memory traffic of the operands of matrix products."""
+    def operand_seconds(self) -> float:
+        """Return the seconds of the memory traffic of the operands of matrix products."""
         setting, model = self.setting, self.setting.model
         if setting.engine.role != "training":
             return 0.0
@@ -606,8 +610,8 @@ class Kernels:
             "Operands of products", "operands", moved * element_bytes("bf16") * passes
         )
 
-    def casts(self) -> float:
-        """Estimate the cost of casting the operands of narrow products, plain and transposed."""
+    def cast_seconds(self) -> float:
+        """Return the seconds of casting the operands of narrow products, plain and transposed."""
         if not self.is_narrow or self.setting.engine.role != "training":
             return 0.0
         widths = (
@@ -617,8 +621,8 @@ class Kernels:
         moved = CAST_BYTES * self.tokens * widths * (1 + self.recomputed / 2)
         return self._memory("Casting to narrow formats", "casts", moved)
 
-    def rounding(self) -> float:
-        """Estimate the cost of rounding the operands of emulated 8-bit products.
+    def rounding_seconds(self) -> float:
+        """Return the seconds of rounding the operands of emulated 8-bit products.
 
         Inputs, weights and output gradients are each rounded in two of the three products of a
         matrix; recomputation rounds inputs and weights once more.
@@ -633,8 +637,8 @@ class Kernels:
         name = "Rounding operands to 8-bit floats"
         return self._memory(name, "rounding", moved, ROUNDING_EFFICIENCY)
 
-    def scores(self) -> float:
-        """Estimate the cost of moving scores and probabilities in unfused attention."""
+    def score_seconds(self) -> float:
+        """Return the seconds of moving scores and probabilities in unfused attention."""
         setting = self.setting
         if setting.strategy.attention != "eager" or setting.engine.role != "training":
             return 0.0

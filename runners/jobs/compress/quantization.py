@@ -225,13 +225,15 @@ def folds_of(layer: torch.nn.Module, *, between_linears: bool) -> list[Fold]:
     ]
 
 
-def fold_scales(fold: Fold, linears: Linears, seen: LayerStatistics, scales: torch.Tensor) -> None:
+def fold_scales(
+    fold: Fold, linears: Linears, statistics: LayerStatistics, scales: torch.Tensor
+) -> None:
     """Divide the fold's inputs by ``scales`` and multiply the columns that read them, in place."""
     _divide(fold.maker, scales)
     for name in fold.readers:
         weight = linears[name].weight
         weight.data = (weight.data.float() * scales).to(weight.dtype)
-        seen[name].divide(scales)
+        statistics[name].divide(scales)
 
 
 def _divide(maker: torch.nn.Module, scales: torch.Tensor) -> None:
@@ -254,25 +256,25 @@ POWERS = 20  # grid points of the exponent in [0, 1), as in the paper
 
 
 def scale_for_rounding(
-    layer: torch.nn.Module, linears: Linears, seen: LayerStatistics, grid: QuantizationGrid
+    layer: torch.nn.Module, linears: Linears, statistics: LayerStatistics, grid: QuantizationGrid
 ) -> None:
     """Fold the scales of least output error after rounding into the layer."""
     for fold in folds_of(layer, between_linears=True):
         weights = [linears[name].weight.data for name in fold.readers]
-        scales = best_scales(weights, seen[fold.readers[0]], grid)
-        fold_scales(fold, linears, seen, scales)
+        scales = best_scales(weights, statistics[fold.readers[0]], grid)
+        fold_scales(fold, linears, statistics, scales)
 
 
 def best_scales(
-    weights: list[torch.Tensor], seen: InputStatistics, grid: QuantizationGrid
+    weights: list[torch.Tensor], statistics: InputStatistics, grid: QuantizationGrid
 ) -> torch.Tensor:
     """Return the best input scales for ``weights`` with shared inputs; ones if none is better."""
-    best = torch.ones_like(seen.mean_absolute)
-    least = _scaled_error(weights, seen, grid, best)
+    best = torch.ones_like(statistics.mean_absolute)
+    least = _scaled_error(weights, statistics, grid, best)
     for step in range(1, POWERS):
-        scales = seen.mean_absolute.pow(step / POWERS).clamp(min=LEAST_SCALE)
+        scales = statistics.mean_absolute.pow(step / POWERS).clamp(min=LEAST_SCALE)
         scales = scales / (scales.max() * scales.min()).sqrt()
-        error = _scaled_error(weights, seen, grid, scales)
+        error = _scaled_error(weights, statistics, grid, scales)
         if error < least:
             best, least = scales, error
     return best
@@ -518,22 +520,26 @@ def _quadratic_error(difference: torch.Tensor, hessian: torch.Tensor) -> float:
 # equation 3 (logarithmic activation equalisation).
 
 
-def smooth(layer: torch.nn.Module, linears: Linears, seen: LayerStatistics, share: float) -> None:
+def smooth(
+    layer: torch.nn.Module, linears: Linears, statistics: LayerStatistics, share: float
+) -> None:
     """Migrate activation range into the following weights by SmoothQuant, alpha = ``share``."""
     for fold in folds_of(layer, between_linears=False):
-        inputs = seen[fold.readers[0]].largest
+        inputs = statistics[fold.readers[0]].largest
         columns = [linears[name].weight.data.float().abs().amax(dim=0) for name in fold.readers]
         weights = torch.stack(columns).amax(dim=0).clamp(min=LEAST_SCALE)
         scales = inputs.pow(share) / weights.pow(1.0 - share).clamp(min=LEAST_SCALE)
-        fold_scales(fold, linears, seen, scales.clamp(min=LEAST_SCALE))
+        fold_scales(fold, linears, statistics, scales.clamp(min=LEAST_SCALE))
 
 
-def level_by_logarithm(layer: torch.nn.Module, linears: Linears, seen: LayerStatistics) -> None:
+def level_by_logarithm(
+    layer: torch.nn.Module, linears: Linears, statistics: LayerStatistics
+) -> None:
     """Divide each input channel by max|x| / log2(2 + max|x|), FPTQ's equalisation scale."""
     for fold in folds_of(layer, between_linears=False):
-        largest = seen[fold.readers[0]].largest
+        largest = statistics[fold.readers[0]].largest
         scales = largest / torch.log2(2.0 + largest)
-        fold_scales(fold, linears, seen, scales.clamp(min=LEAST_SCALE))
+        fold_scales(fold, linears, statistics, scales.clamp(min=LEAST_SCALE))
 
 
 # Dynamic 8-bit quantisation of linear-layer inputs with one scale per token.

@@ -116,15 +116,15 @@ class EndpointMetrics:
             self.output_tokens += tokens
             self.gauges.update(gauges)
 
-    def absorb(self, taken: ScrapedMetrics) -> None:
+    def absorb(self, scraped: ScrapedMetrics) -> None:
         """Add what an engine with its own counters counted since the last scrape."""
         with self._lock:
-            if taken.ttft is not None:
-                self.ttft.absorb(*taken.ttft)
-            if taken.tpot is not None:
-                self.tpot.absorb(*taken.tpot)
-            self.prompt_tokens += taken.prompt_tokens
-            self.engine_text = taken.text
+            if scraped.ttft is not None:
+                self.ttft.absorb(*scraped.ttft)
+            if scraped.tpot is not None:
+                self.tpot.absorb(*scraped.tpot)
+            self.prompt_tokens += scraped.prompt_tokens
+            self.engine_text = scraped.text
 
     def count(self, name: str) -> None:
         """Count a request under the named outcome."""
