@@ -159,14 +159,14 @@ def test_cycles_chunks_waves_first_tokens_and_budgets_are_as_counted_by_hand():
     assert first_token_of_many(waited_s=1.0, own_steps=2.0, mixed_s=0.25) == 1.5
 
     setting = resolve(request())
-    work = mixed_work(setting, setting.workload, own=192.0, chunk=8000.0)
+    work = mixed_work(setting, setting.workload, decoding=192.0, chunk=8000.0)
     assert work.new_tokens == step_budget(setting, 1000.0) == 8192
 
 
 def test_pieces_of_a_prompt_see_what_was_read_and_full_batches_what_their_steps_allow():
     setting = resolve(request())
-    whole = mixed_work(setting, setting.workload, own=0.0, chunk=1000.0)
-    cut = mixed_work(setting, setting.workload, own=0.0, chunk=250.0)
+    whole = mixed_work(setting, setting.workload, decoding=0.0, chunk=1000.0)
+    cut = mixed_work(setting, setting.workload, decoding=0.0, chunk=250.0)
     assert 4 * cut.token_pairs.total == pytest.approx(whole.token_pairs.total)
     assert 4 * cut.read_layer_tokens.total > whole.read_layer_tokens.total
     plain, shared = rate(), rate(prefix_share_ratio=0.9)
