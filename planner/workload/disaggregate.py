@@ -33,7 +33,7 @@ from planner.specs.workload import GenerateWorkload, ServeWorkload
 from planner.workload.device_groups import ReplicaGroup, group_replicas, plain_layout, split_of
 from planner.workload.forward import PassCost, suffixed_ledger
 from planner.workload.generate import (
-    Decoding,
+    DecodeCost,
     batch_load,
     decode_cost,
     generate,
@@ -142,7 +142,7 @@ class _SteadyFlow:
 
     rate: float
     running: float
-    decode: Decoding
+    decode: DecodeCost
 
 
 def serve_disaggregated(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
@@ -229,7 +229,9 @@ def _transfer(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> floa
     return transfer_s + rates.latency_s
 
 
-def _decode(setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float) -> Decoding:
+def _decode(
+    setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float
+) -> DecodeCost:
     context = workload.input_tokens + workload.output_tokens / 2
     return decode_cost(setting, ledger, max(1.0, running / setting.layout.pipeline), context)
 

@@ -281,19 +281,19 @@ VOCABULARY_SLACK = 0.02  # padded vocabularies of one tokenizer differ by less
 
 
 @dataclass(frozen=True)
-class Decoding:
+class DecodeCost:
     """The cost of a token of each sequence and the seconds of the whole step."""
 
     per_token: PassCost
     step_s: float
 
 
-def decode_cost(setting: Setting, ledger: Ledger, sequences: float, context: float) -> Decoding:
+def decode_cost(setting: Setting, ledger: Ledger, sequences: float, context: float) -> DecodeCost:
     """Return the cost of decoding: one pass per token, or draft and verify rounds."""
     guess = setting.strategy.speculative
     if guess is None:
         plain = decode_pass(setting, ledger, sequences, context)
-        return Decoding(plain, plain.total_s)
+        return DecodeCost(plain, plain.total_s)
     verify = decode_pass(setting, ledger, sequences, context, drafted=float(guess.tokens))
     draft = decode_pass(draft_of(setting, guess), NullLedger(), sequences, context)
     round_tokens = ledger.term(
@@ -310,7 +310,7 @@ def decode_cost(setting: Setting, ledger: Ledger, sequences: float, context: flo
         verify_s=verify.total_s,
         round_tokens=round_tokens,
     )
-    return Decoding(
+    return DecodeCost(
         _combined_cost(verify, draft, float(guess.tokens), 1 / round_tokens), gap * round_tokens
     )
 

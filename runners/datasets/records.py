@@ -375,7 +375,7 @@ class FileSummary(NamedTuple):
     errors: tuple[str, ...]  # the first few
 
 
-def checked(file: BinaryIO, name: str, stated: Format | None = None) -> FileSummary:
+def check_file(file: BinaryIO, name: str, stated: Format | None = None) -> FileSummary:
     """Return a file's content summary and its first errors; every line is read.
 
     Raises:

@@ -296,7 +296,7 @@ class SampleOptions(JobDocument):
     """How samples become training rows.
 
     ``packed``: short samples share a row without attending to each other. ``padded``: one sample
-    per row. Longer samples are ``cut`` (plain text into several pieces) or left out.
+    per row. Longer samples are ``truncate`` (plain text into several pieces) or left out.
     """
 
     rows: Literal["packed", "padded"] = "packed"
@@ -363,8 +363,8 @@ def of_texts(value: object) -> object:
 
 
 # Texts for display are truncated, not rejected.
-Name = Annotated[str, BeforeValidator(lambda text: cut(text, 255))]
-Sentence = Annotated[str, BeforeValidator(lambda text: cut(text, 2000))]
+Name = Annotated[str, BeforeValidator(lambda text: truncate(text, 255))]
+Sentence = Annotated[str, BeforeValidator(lambda text: truncate(text, 2000))]
 Names = Annotated[dict[Name, Name], BeforeValidator(of_texts)]
 
 
@@ -388,7 +388,7 @@ def key_id(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:8]
 
 
-def cut(text: object, max_characters: int) -> object:
+def truncate(text: object, max_characters: int) -> object:
     """Truncate a text; return other types unchanged for pydantic to reject."""
     return text[:max_characters] if isinstance(text, str) else text
 

@@ -25,7 +25,7 @@ from runners.jobspec.base import (
     Sentence,
     TimestampMs,
     Watts,
-    cut,
+    truncate,
 )
 
 # ---------------------------------------------------------------------------
@@ -65,10 +65,10 @@ class SchedulerFacts(Message):
 
 # Limited to the lengths of the database columns; longer values are truncated, not rejected,
 # because stored facts are read by the same models.
-Version = Annotated[str, BeforeValidator(lambda text: cut(text, 40))]
-BootId = Annotated[str, BeforeValidator(lambda text: cut(text, 64))]
-DeviceUuid = Annotated[str, BeforeValidator(lambda text: cut(text, 80))]
-DeviceName = Annotated[str, BeforeValidator(lambda text: cut(text, 120))]
+Version = Annotated[str, BeforeValidator(lambda text: truncate(text, 40))]
+BootId = Annotated[str, BeforeValidator(lambda text: truncate(text, 64))]
+DeviceUuid = Annotated[str, BeforeValidator(lambda text: truncate(text, 80))]
+DeviceName = Annotated[str, BeforeValidator(lambda text: truncate(text, 120))]
 
 
 class GpuFacts(Message):

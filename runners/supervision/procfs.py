@@ -310,7 +310,7 @@ class InterferenceWatch:
             self._watched_seconds += elapsed
         self._at, self._machine, self._group_busy = now, machine, group
 
-    def found(self) -> dict[str, float]:
+    def conditions(self) -> dict[str, float]:
         """Return the measurements under the field names of ``EndConditions``."""
         measurements = {
             "clock_jump_seconds": self._jumped_seconds,

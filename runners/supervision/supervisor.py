@@ -314,7 +314,7 @@ class Supervisor:
                 "dropped_events": self.spool.dropped_events,
                 "peak_rss_bytes": peak or None,
                 "conditions": classification.read(self.folder, self._began_at)
-                | self.watch.found(),
+                | self.watch.conditions(),
             },
         )
         self.spool.append("exited", written)

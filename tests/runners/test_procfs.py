@@ -342,8 +342,8 @@ def test_what_others_take_is_what_is_busy_without_the_run_over_time(tmp_path, mo
         for seconds, busy, own in looks:
             box.passes(seconds, busy)
             watch.update(own)
-        assert watch.found()["taken_cores"] == (taken and pytest.approx(taken)), looks
-        assert watch.found()["usable_cores"] == usable
+        assert watch.conditions()["taken_cores"] == (taken and pytest.approx(taken)), looks
+        assert watch.conditions()["usable_cores"] == usable
 
 
 def test_others_of_a_limited_group_take_of_its_limit(tmp_path, monkeypatch):
@@ -360,8 +360,8 @@ def test_others_of_a_limited_group_take_of_its_limit(tmp_path, monkeypatch):
         box.passes(10.0, 2.0)
         (box.group / usage[0]).write_text(usage[1].format(us=20_000_000))
         watch.update(0.2)
-        assert watch.found()["usable_cores"] == 2.0
-        assert watch.found()["taken_cores"] == pytest.approx(1.8), limit
+        assert watch.conditions()["usable_cores"] == 2.0
+        assert watch.conditions()["taken_cores"] == pytest.approx(1.8), limit
 
 
 def test_a_clock_that_is_set_is_told_from_a_machine_that_slept(box):
@@ -372,7 +372,7 @@ def test_a_clock_that_is_set_is_told_from_a_machine_that_slept(box):
     watch.update(0.0)
     box.passes(10.0, jump=0.2)  # steered
     watch.update(0.0)
-    found = watch.found()
+    found = watch.conditions()
     assert found["clock_jump_seconds"] == pytest.approx(3600.0)
     assert found["suspended_seconds"] == pytest.approx(60.0)
 
@@ -388,14 +388,14 @@ def test_the_hottest_core_says_how_long_heat_held_the_run_down(box):
     box.passes(10.0)
     files[1].write_text("3500")
     watch.update(0.0)
-    assert watch.found()["heat_throttled_ratio"] == pytest.approx(0.3)
+    assert watch.conditions()["heat_throttled_ratio"] == pytest.approx(0.3)
 
 
 def test_where_nothing_can_be_read_nothing_is_said(tmp_path):
     now = Clocks(1.0, 1.0, 1.0)
     watch = InterferenceWatch(lambda: now, tmp_path, tmp_path, tmp_path)
     watch.update(1.0)
-    assert watch.found() == {"clock_jump_seconds": 0.0, "suspended_seconds": 0.0}
+    assert watch.conditions() == {"clock_jump_seconds": 0.0, "suspended_seconds": 0.0}
 
 
 def test_this_machine_is_read_as_the_wire_carries_it():
@@ -407,7 +407,7 @@ def test_this_machine_is_read_as_the_wire_carries_it():
     finally:
         burning.kill()
         burning.wait()
-    found = EndConditions.model_validate(watch.found())
+    found = EndConditions.model_validate(watch.conditions())
     assert found.clock_jump_seconds == 0.0
     assert 0.0 <= found.taken_cores <= found.usable_cores
 

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.core.files.uploadedfile import UploadedFile
 from django.db import transaction
 
-from runners.datasets.records import DataError, FileSummary, checked
+from runners.datasets.records import DataError, FileSummary, check_file
 from runners.jobspec.base import MAX_UPLOAD_BYTES
 from webapp.accounts.models import Team
 from webapp.audit.models import event_record
@@ -105,7 +105,7 @@ def _write_upload(folder: Path, upload: UploadedFile[Any]) -> _StoredUpload:
 def _checked(name: str, path: Path) -> FileSummary:
     try:
         with path.open("rb") as file:
-            check = checked(file, name)
+            check = check_file(file, name)
     except DataError as error:
         raise InvalidProblem("dataset_kind", f"{error}.") from None
     if check.errors:

@@ -92,7 +92,7 @@ class Link:
         self.is_closed = False
 
     @classmethod
-    def dialled(cls, address: str, port: int, key: bytes) -> Self:
+    def connect(cls, address: str, port: int, key: bytes) -> Self:
         """Connect to a listener and authenticate.
 
         Raises:
@@ -105,7 +105,7 @@ class Link:
         return cls._handshake(connection, key, is_dialler=True)
 
     @classmethod
-    def answered(cls, connection: socket.socket, key: bytes) -> Self:
+    def accept(cls, connection: socket.socket, key: bytes) -> Self:
         """Authenticate an accepted connection.
 
         Raises:
@@ -297,7 +297,7 @@ def serve_until_end(job: Job, place: ServerPlace) -> None:
     deadline = time.monotonic() + wait_seconds
     while True:
         try:
-            link = Link.dialled(*place)
+            link = Link.connect(*place)
         except LinkClosedError:
             if time.monotonic() > deadline:
                 raise
@@ -441,7 +441,7 @@ class StageListener:
 
     def _greet(self, connection: socket.socket) -> None:
         with contextlib.suppress(LinkClosedError):
-            self._waiting.put(Link.answered(connection, self._key))
+            self._waiting.put(Link.accept(connection, self._key))
 
 
 LOOPBACK = "127.0.0.1"

@@ -74,7 +74,7 @@ class PackedTensor(NamedTuple):
         parts = numbers.unflatten(-1, (-1, BYTE // bits)) << _shifts(bits, values.device)
         return cls(parts.sum(dim=-1, dtype=torch.uint8), scale.half(), low.half())
 
-    def unpacked(self, bits: int, dtype: torch.dtype) -> torch.Tensor:
+    def dequantise(self, bits: int, dtype: torch.dtype) -> torch.Tensor:
         """Return the dequantised values."""
         parts = self.numbers[..., None] >> _shifts(bits, self.numbers.device)
         numbers = (parts & (2**bits - 1)).flatten(-2).float()
@@ -110,7 +110,7 @@ class PackedLayer(DynamicLayer):
             return key_states, value_states
         pairs = zip(self.packed, newer, strict=True)
         self.packed = tuple(older.with_more(new) for older, new in pairs)
-        keys, values = (each.unpacked(self.bits, key_states.dtype) for each in self.packed)
+        keys, values = (each.dequantise(self.bits, key_states.dtype) for each in self.packed)
         return keys, values
 
     def get_seq_length(self) -> int:

@@ -85,7 +85,7 @@ def unpack_layer(tensors: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor
             tensors_out[name] = tensor
         elif part == PARTS[0]:
             parts = PackedTensor(*(tensors[f"{matrix}.{each}"] for each in PARTS))
-            tensors_out[matrix] = parts.unpacked(STORED_BITS, dtype).flatten(-2)
+            tensors_out[matrix] = parts.dequantise(STORED_BITS, dtype).flatten(-2)
     return tensors_out
 
 
@@ -473,7 +473,7 @@ class OffloadedCacheLayer(DynamicLayer):
             return parts[0], parts[1]
         half = len(PackedTensor._fields)
         keys, values = PackedTensor(*parts[:half]), PackedTensor(*parts[half:])
-        return keys.unpacked(self._bits, dtype), values.unpacked(self._bits, dtype)
+        return keys.dequantise(self._bits, dtype), values.dequantise(self._bits, dtype)
 
 
 def _host_room(like: torch.Tensor, capacity: int) -> torch.Tensor:

@@ -104,7 +104,7 @@ class ResponseFormat:
         ]
         return {**self._head(self.whole), "choices": choices, "usage": used}
 
-    def opening(self, _index: int) -> Document | None:
+    def opening_chunk(self, _index: int) -> Document | None:
         """Return the chunk before the first text, if the API has one."""
         return None
 
@@ -113,7 +113,7 @@ class ResponseFormat:
         choice = self._choice(index, self._delta(chunk.text), chunk)
         return {**self._head(self.chunk), "choices": [choice]}
 
-    def closing(self, used: Document) -> Document:
+    def usage_chunk(self, used: Document) -> Document:
         """Return the chunk with the token counts."""
         return {**self._head(self.chunk), "choices": [], "usage": used}
 
@@ -169,7 +169,7 @@ class ChatFormat(ResponseFormat):
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
 
-    def opening(self, index: int) -> Document | None:
+    def opening_chunk(self, index: int) -> Document | None:
         """Return the chunk that states the assistant's role."""
         delta = {"role": "assistant", "content": "", "refusal": None}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -338,7 +338,7 @@ class RequestAnswers:
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for index in range(len(self.requests)):
-            if opening := form.opening(index):
+            if opening := form.opening_chunk(index):
                 await self._send_chunk(send, opening)
         async for index, chunk in chunks:
             if chunk.finish_reason == "error":
@@ -348,7 +348,7 @@ class RequestAnswers:
                 return
             await self._send_chunk(send, form.part(index, chunk))
         if self.order.body.wants_usage:
-            await send_part(send, server_sent_event(form.closing(self._used())))
+            await send_part(send, server_sent_event(form.usage_chunk(self._used())))
         await send_part(send, STREAM_END, more=False)
 
     async def _send_chunk(self, send: Send, chunk: Document) -> None:

@@ -169,10 +169,10 @@ class ShardedLayout:
                 each.tensor.grad.mul_(ratio.to(each.tensor.grad.device, non_blocking=True))
         return norm
 
-    def updated(self) -> None:
+    def after_update(self) -> None:
         """Send the updated weights to the ranks that use them, and free the gradients."""
         with naming_rank_failures(self._ranks):
-            self._states.spread()
+            self._states.after_update()
 
     def figures(self) -> dict[str, float]:
         """Return time shares of the last step, where known.
@@ -225,7 +225,7 @@ class ShardedLayout:
         self, optimizer: torch.optim.Optimizer, state: TrainState
     ) -> StagedCheckpoint:
         """Return this rank's part of a checkpoint: its parts of the weights and moments."""
-        select_given, held_slices = self._registry.given, self._states.held
+        select_given, held_slices = self._registry.parts_to_send, self._states.held
         parts: dict[str, Tensors] = {WEIGHTS: select_given(self._weights())}
         for key in _moment_names(optimizer):
             parts[key] = select_given(
@@ -272,7 +272,7 @@ class ShardedLayout:
             return None
         state, moments, step = shared[0]
         self._registry.scatter(saved.weights if saved else {}, self._weights())
-        self._states.spread()
+        self._states.after_update()
         whole = saved.optimizer if saved else {}
         for each in self._states.held if moments else ():  # no moments before the first step
             optimizer.state[each.tensor]["step"] = torch.tensor(step)

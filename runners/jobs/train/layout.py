@@ -92,7 +92,7 @@ class Layout(Protocol):
     def clip(self, max_norm: float) -> torch.Tensor:
         """Clip the gradients to this norm, and return the norm before clipping, unread."""
 
-    def updated(self) -> None:
+    def after_update(self) -> None:
         """Send the updated weights to the ranks that use them."""
 
     def synchronise(self) -> None:
@@ -195,7 +195,7 @@ class Replicas:
         """Clip the gradients to this norm, and return the norm before clipping, unread."""
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
 
-    def updated(self) -> None:
+    def after_update(self) -> None:
         """Do nothing: every rank has made the same update."""
 
     def synchronise(self) -> None:

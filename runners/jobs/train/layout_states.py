@@ -200,7 +200,7 @@ class States(Protocol):
     def collect(self) -> None:
         """Set the gradients of the held tensors, summed over the ranks."""
 
-    def spread(self) -> None:
+    def after_update(self) -> None:
         """Send the updated weights to where they are used, and free the gradients."""
 
     def weight_bytes(self) -> int:
@@ -237,7 +237,7 @@ class Copies:
                     self._views[weight.box.name].grad = gradient.narrow(0, first, count)
         self.exchange_seconds += time.monotonic() - began
 
-    def spread(self) -> None:
+    def after_update(self) -> None:
         """Send the updated weights to where they are used, and free the gradients."""
         for each in self.held:
             each.tensor.grad = None
@@ -366,7 +366,7 @@ class ShardedWeights:
         for parameter, own in self._pairs:
             own.grad = plain_gradient(parameter)
 
-    def spread(self) -> None:
+    def after_update(self) -> None:
         """Free the gradients; weights are gathered when they are used."""
         for parameter, own in self._pairs:
             parameter.grad = own.grad = None

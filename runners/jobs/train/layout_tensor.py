@@ -120,7 +120,9 @@ class SliceRegistry:
             shapes_by_name[box.name] = tuple(map(max, previous, ends))
         return shapes_by_name
 
-    def given(self, parts: Mapping[TensorSlice, torch.Tensor]) -> dict[TensorSlice, torch.Tensor]:
+    def parts_to_send(
+        self, parts: Mapping[TensorSlice, torch.Tensor]
+    ) -> dict[TensorSlice, torch.Tensor]:
         """Return this rank's parts that a gather takes from it, not from another rank."""
         return {
             box: part for box, part in parts.items() if self._holders[box][0] == self._ranks.rank
@@ -516,7 +518,7 @@ class LocalReplicas(Replicas):
         self._sent_bytes = 0
         return StepLoss(total / labels, loss_sum / max(1, own_labels))
 
-    def updated(self) -> None:
+    def after_update(self) -> None:
         """Average the replicas' weights if the interval is over."""
         self._steps_since_average += 1
         if self._steps_since_average >= self._interval:

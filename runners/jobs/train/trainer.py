@@ -143,7 +143,7 @@ class DiskSwap:
         self._model_storages: frozenset[int] = frozenset()
 
     @contextlib.contextmanager
-    def swapped(self) -> Iterator[None]:
+    def swap_activations(self) -> Iterator[None]:
         """Save the block's activations to the file; the backward passes run in the block, too."""
         self._end = 0
         self._known.clear()
@@ -222,7 +222,7 @@ class ActivationSwap:
     def step(self) -> AbstractContextManager[object]:
         """Return the context of one step's forward and backward passes."""
         if self.disk is not None:
-            return self.disk.swapped()
+            return self.disk.swap_activations()
         if self._to_host:
             kept = _storages(self._model)
             return activations_in_host(self._buffers, kept, SMALLEST_BYTES)
@@ -436,7 +436,7 @@ class Trainer:
         if not self.step_seconds:
             self.report_held_bytes(optimizer_states=optimizer_bytes(self.optimizer))
         self.optimizer.zero_grad(set_to_none=not self.layout.keeps_gradients)
-        self.layout.updated()
+        self.layout.after_update()
         loss = step_loss.loss if self.ranks.is_lead else step_loss.own_loss
         skipped = {} if norm is not None else {"loss_scale_overflow": 1.0}
         figures = {**skipped, **self.layout.figures()}

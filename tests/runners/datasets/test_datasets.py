@@ -19,7 +19,7 @@ from runners.datasets.records import (
     Reader,
     TextSample,
     Turn,
-    checked,
+    check_file,
     digest_of,
 )
 
@@ -128,14 +128,14 @@ def test_equal_records_have_equal_digests():
 
 
 def test_a_check_counts_shows_the_first_three_and_stops_after_five_errors():
-    found = checked(
+    found = check_file(
         io.BytesIO(as_bytes(*[{**QUESTION, "output": str(n)} for n in range(9)])), "a.jsonl"
     )
     assert (found.format, found.num_records, found.errors) == ("instruction", 9, ())
     assert [sample[1].text for sample in found.samples] == ["0", "1", "2"]
     assert found.samples[0][0] == ("user", "Name a colour.")
     bad = b"{\n" * 9
-    found = checked(io.BytesIO(as_bytes(QUESTION) + bad + as_bytes(CHAT)), "a.jsonl")
+    found = check_file(io.BytesIO(as_bytes(QUESTION) + bad + as_bytes(CHAT)), "a.jsonl")
     assert len(found.errors) == 5
     assert [f"line {n}" in error for n, error in enumerate(found.errors, 2)] == [True] * 5
 
@@ -146,7 +146,7 @@ def test_a_set_that_leaves_nothing_to_judge_by_is_refused():
         ([QUESTION], "only one record"),
         ([QUESTION, QUESTION], "one record, again"),
     ]:
-        found = checked(io.BytesIO(as_bytes(*documents)), "a.jsonl")
+        found = check_file(io.BytesIO(as_bytes(*documents)), "a.jsonl")
         assert found.errors == (
             f"a.jsonl holds {said}; give at least two that differ: one is held out for evaluation",
         )
@@ -196,7 +196,7 @@ def test_a_table_is_read_by_its_known_columns_or_a_stated_format():
     when = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     rows = [{"text": "first", "seen": when}, {"text": "second", "seen": when}]
     assert [each.sample.text for each in read(table(rows))] == ["first", "second"]
-    found = checked(table([{"text": "a"}, {"text": "  "}, {"text": "b"}]), "a.parquet")
+    found = check_file(table([{"text": "a"}, {"text": "  "}, {"text": "b"}]), "a.parquet")
     assert (found.num_records, found.num_empty, found.errors) == (2, 1, ())
     assert found.format == "text"
     rows = [{"text": "whole", "prompt": "a", "completion": "b"}]
@@ -205,11 +205,11 @@ def test_a_table_is_read_by_its_known_columns_or_a_stated_format():
 
 
 def test_what_is_wrong_with_a_table_is_named_by_row_and_column():
-    [error] = checked(table([{"body": "a", "title": "b"}]), "a.parquet").errors[:1]
+    [error] = check_file(table([{"body": "a", "title": "b"}]), "a.parquet").errors[:1]
     assert error.startswith("a.parquet: row 1: it has the fields of no known format")
     assert "its fields are body, title" in error
     rows = [{"text": "a"}, {"text": None}, {"text": "b"}]
-    found = checked(table(rows), "a.parquet")
+    found = check_file(table(rows), "a.parquet")
     assert [each.partition(". It begins")[0] for each in found.errors] == [
         "a.parquet: row 2: “text” is not text but NoneType; its fields are text"
     ]
@@ -306,8 +306,8 @@ def test_a_server_that_checks_a_table_does_not_load_the_library(tmp_path):
     path = tmp_path / "a.parquet"
     path.write_bytes(table(ASKED).getvalue())
     code = (
-        "import sys; from runners.datasets.records import checked; "
-        f"found = checked(open({str(path)!r}, 'rb'), 'a.parquet'); "
+        "import sys; from runners.datasets.records import check_file; "
+        f"found = check_file(open({str(path)!r}, 'rb'), 'a.parquet'); "
         "print(found.num_records, 'pyarrow' in sys.modules)"
     )
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

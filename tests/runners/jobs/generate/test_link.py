@@ -109,7 +109,7 @@ def test_a_stranger_cannot_fill_the_memory_before_it_proved_the_key(sockets):
     first, second = sockets
     first.sendall(MAGIC + b"n" * NONCE_BYTES + SIZES.pack(2, 1) + b"{}" + b"x")
     with pytest.raises(LinkClosedError, match=r"2 \+ 1 bytes is too long"):
-        Link.answered(second, KEY)
+        Link.accept(second, KEY)
 
 
 def forged(link: Link, header: bytes, payload: bytes, number: int) -> None:
@@ -172,7 +172,7 @@ def test_a_port_where_nobody_listens_is_told():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(LinkClosedError, match=f"127.0.0.1 port {port}"):
-        Link.dialled("127.0.0.1", port, KEY)
+        Link.connect("127.0.0.1", port, KEY)
 
 
 # Layers of a model that run in stages make what the whole model makes.
@@ -280,7 +280,7 @@ class Threads:
         self.counts = ChainStatistics()
 
     def start(self):
-        link = Link.dialled(*self.desk.place)
+        link = Link.connect(*self.desk.place)
         self.links.append(link)
         server = StageServer(self.folder, torch.float32)
         threading.Thread(target=self._serve, args=(server, link), daemon=True).start()
