@@ -153,7 +153,7 @@ def test_a_source_that_nothing_judges_is_refused_by_name():
 
 def test_what_cannot_be_followed_is_refused_by_its_field():
     for changes, said in (
-        ({"weights": "fixed"}, "parts.1.reference_loss is 2 and weights are fixed"),
+        ({"weights": "fixed"}, "parts.1.reference_loss is 2 and weights is fixed"),
         ({"update_every_steps": 0}, "update_every_steps\n.*greater than 0"),
         ({"references": (None, -1.0)}, "reference_loss\n.*greater than or equal to 0"),
         ({"references": (None, 30.0)}, "reference_loss\n.*less than or equal to 20"),
