@@ -138,7 +138,10 @@ def state_bytes(
 
 
 def cached_tokens(sequence: Quantity, window: int | None, *, paged: bool) -> Quantity:
-    """Return the cached tokens of a sequence in one layer: its window, in whole pages."""
+    """Return the cached tokens of a sequence in one layer.
+
+    All of its tokens, or at most ``window``; rounded up to whole pages if ``paged``.
+    """
     tokens = sequence if window is None else minimum(sequence, float(window))
     return round_up(tokens, BLOCK_TOKENS) if paged else tokens
 

@@ -249,7 +249,7 @@ def request_share(*, replicas: Quantity, own_rate: Quantity, total_rate: Quantit
     symbols={"first_s": "T_1", "second_s": "T_2", "first_ratio": "w"},
     source="the mean over all requests, of which a share w is served by the first",
 )
-def mean_over_requests(
+def mean_over_replica_kinds(
     *, first_s: Quantity, second_s: Quantity, first_ratio: Quantity
 ) -> Quantity:
     """Return the mean of a time over the requests of two kinds of replica."""

@@ -103,9 +103,9 @@ class WeightFormat:
     element_bytes: float
     parts: tuple[WeightPart, ...]
 
-    def share(self, part: WeightPart) -> int:
-        """Return 1 for a part in this format, else 0."""
-        return int(part in self.parts)
+    def contains(self, part: WeightPart) -> bool:
+        """Return whether a part of the layers is stored in this format."""
+        return part in self.parts
 
 
 def formats_of(

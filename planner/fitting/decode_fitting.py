@@ -92,7 +92,10 @@ class StreamCase:
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """Many passes as columns, weighted per sweep."""
+    """Measured decode passes as arrays with one entry per pass; times in seconds.
+
+    ``weights`` are smaller for passes of a sweep with many.
+    """
 
     parts_s: Columns
     narrow: Columns
@@ -361,7 +364,7 @@ def spread_of(errors: Sequence[float]) -> float:
     return round_factor(log_error / Z_80)
 
 
-def build_stream_factors() -> dict[str, dict[str, Any]]:
+def fit_single_stream_decode_factors() -> dict[str, dict[str, Any]]:
     """Return the fields of every engine that describe its single streams."""
     cases = stream_cases()
     fields_by_engine: dict[str, dict[str, Any]] = {

@@ -192,7 +192,10 @@ def left_out_generation(
 
 
 def generation_factors(rows: Sequence[LeftOut]) -> dict[str, dict[str, Any]]:
-    """Return every engine's fields for generation peaks."""
+    """Return by engine the memory overhead in bytes and the spreads of predicted peaks.
+
+    The peaks are those of generation, with models that the fit has seen and that it has not.
+    """
     peaks = [row for row in rows if row.figure == GENERATION_PEAK]
     spreads = {
         name: round_factor(spread_of([r for r in peaks if r.error_class == name]))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from planner.catalog.engines import COMMON_SERVING, COMMON_TRAINING, wrapped_engine
-from planner.fitting.decode_fitting import build_stream_factors, stream_report
+from planner.fitting.decode_fitting import fit_single_stream_decode_factors, stream_report
 from planner.fitting.evidence import Row, digest, latest, round_factor, table, usable
 from planner.fitting.generation_peaks import generation_factors, left_out_generation, peak_cases
 from planner.fitting.generation_peaks import model_of as generating_model
@@ -286,7 +286,7 @@ def build_factors() -> JsonObject:
     engines = training_engines()
     for engine, fields in build_serving_factors(COMMON_SERVING).items():
         engines.setdefault(engine, {}).update(fields)
-    for engine, fields in build_stream_factors().items():
+    for engine, fields in fit_single_stream_decode_factors().items():
         engines.setdefault(engine, {}).update(fields)
     for engine, fields in generation_factors(predictions()[0]).items():
         engines.setdefault(engine, {}).update(fields)

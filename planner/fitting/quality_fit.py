@@ -257,7 +257,10 @@ class Case:
 
 
 def compress_request(row: Row) -> JsonObject:
-    """Return a row as a request; unstated fields take the method's default."""
+    """Return the planner's request for one published compression time, as JSON.
+
+    Bits, group size and calibration tokens that the source does not state are left out.
+    """
     stated = ("bits", "group_size", "calibration_tokens")
     work = {name: int(row[name]) for name in stated if row[name]}
     return {

@@ -283,12 +283,12 @@ def frontier_rows(table: Table) -> list[int]:
     def choose() -> list[int]:
         rows = table.feasible
         values = np.stack([column[rows] for column in criteria], axis=1)
-        return [int(row) for row in rows[skyline(values)]]
+        return [int(row) for row in rows[pareto_rows(values)]]
 
     return _choose_settled(table, choose)
 
 
-def skyline(values: Numbers) -> Rows:
+def pareto_rows(values: Numbers) -> Rows:
     """Return the indices of the non-dominated rows, in lexicographic order.
 
     The row with the smallest normalised sum cannot be dominated. It is kept, the rows that it

@@ -21,7 +21,7 @@ from planner.cost.quantity import (
     minimum,
 )
 from planner.cost.queueing import (
-    mean_over_requests,
+    mean_over_replica_kinds,
     poisson_prompts_before,
     prompts_waited_for,
     rate_of_both,
@@ -698,7 +698,7 @@ class AggregatePerformance:
             before, weight = weight, weight + self.weights[at]
             key = name if at == len(self.parts) - 1 else f"{name}_so_far"
             whole = self.ledger.term(
-                mean_over_requests,
+                mean_over_replica_kinds,
                 part.setting.line(GROUP, f"{TITLES[name]}, of all replicas", key=key),
                 first_s=whole,
                 second_s=self.figures(f"{name}_seconds")[at],

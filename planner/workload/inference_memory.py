@@ -383,14 +383,14 @@ def _vocabulary_bytes(setting: Setting) -> float:
 def _stage_linear(setting: Setting, ledger: Ledger, stored: WeightFormat, portion: float) -> float:
     """Return the linear weights in one format on one device of a stage."""
     counts, layout = setting.counts, setting.layout
-    attention, dense = stored.share("attention"), stored.share("feed_forward")
+    attention, dense = stored.contains("attention"), stored.contains("feed_forward")
     split = attention * counts.query_output + dense * counts.feed_forward
     return ledger.term(
         linear_parameters_per_rank,
         setting.line(GROUP, "Linear weights per device"),
         split=split * portion,
         key_value=attention * counts.key_value * portion,
-        experts=stored.share("experts") * counts.experts * setting.expert_padding * portion,
+        experts=stored.contains("experts") * counts.experts * setting.expert_padding * portion,
         tensor_parallel_size=layout.tensor,
         kv_share=key_value_share(setting.model, layout.tensor),
         expert_ranks=layout.expert_group,

@@ -30,7 +30,7 @@ from planner.cost.roofline import (
     pairs_by_layer_group,
 )
 from planner.cost.training import (
-    exposed_seconds,
+    exposed_communication_seconds,
     lora_widths,
     operand_elements_per_token,
     rounds_seconds,
@@ -214,7 +214,7 @@ class Exchange:
             count=RING_PASSES * model.num_hidden_layers / self.parts,
         )
         return self.ledger.term(
-            exposed_seconds,
+            exposed_communication_seconds,
             step_line(setting, "Exposed ring communication", "exchange", "communication"),
             links_s=links,
             window_s=attention_s,
@@ -313,7 +313,7 @@ class Exchange:
             self.setting, "Exchange that work does not hide", "exchange", "communication"
         )
         exposed = self.ledger.term(
-            exposed_seconds, line, links_s=links_s, window_s=window_s, tax_ratio=0.0
+            exposed_communication_seconds, line, links_s=links_s, window_s=window_s, tax_ratio=0.0
         )
         return exposed + self.ledger.term(
             tax_seconds,
@@ -495,7 +495,7 @@ class Kernels:
         rate = (self.rates.wide_peak_flops_per_s, self.rates.wide_efficiency)
         count = self.passes + again
         part = "attention_unfused" if unfused else "attention"
-        seconds = self._compute("Attention", part, flops * count * self._slowdown, rate)
+        seconds = self._compute("Attention", part, flops * count * self._attention_slowdown, rate)
         return Arithmetic(seconds, flops * count / (rate[0] * rate[1]), flops * self.passes)
 
     def _row_pairs(self) -> PerLayerGroup:
@@ -521,7 +521,7 @@ class Kernels:
         )
 
     @property
-    def _slowdown(self) -> float:
+    def _attention_slowdown(self) -> float:
         """Return the slowdown of attention relative to the engine's current kernel.
 
         Tensor cores need aligned head sizes; fused kernels pad them.

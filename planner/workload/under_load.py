@@ -321,8 +321,8 @@ def largest_load_within_objectives(
 def _largest(means_of: Means, workload: ServeWorkload, name: str, limit: float | None) -> float:
     """Return the largest load that meets the objectives; 0 if none does.
 
-    Each round costs a column of loads between the largest good and the smallest bad one. Without
-    a limit, loads are whole numbers of callers.
+    Each round evaluates a vector of loads between the largest that meets the objectives and the
+    smallest that misses them. Without a limit, loads are whole numbers of concurrent clients.
     """
 
     def count_good(loads: Floats) -> int:

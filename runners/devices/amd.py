@@ -495,7 +495,10 @@ def matrix(library: Any) -> tuple[tuple[str, ...], ...]:  # noqa: ANN401
 
 
 def peer_access(library: Any) -> tuple[tuple[bool | None, ...], ...]:  # noqa: ANN401
-    """Return for each pair of GPUs whether one reads the other's memory directly."""
+    """Return a matrix: [i][j] is whether GPU i can access GPU j's memory directly.
+
+    None on the diagonal, or where the driver does not tell; empty for fewer than two GPUs.
+    """
     return _pairs(library, _accesses, None)
 
 

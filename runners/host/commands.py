@@ -14,7 +14,7 @@ import redis
 
 from runners.host import enrolment, inventory, preflight
 from runners.host.agent import Agent, AlreadyRunningError
-from runners.host.doorbell import DoorbellChild
+from runners.host.doorbell import DoorbellWorkerSupervisor
 from runners.host.reconcile import STOP_ALL_SECONDS, stop_all, summaries
 from runners.host.redis_access import connect
 from runners.host.shipping import RefusedError, ServerClient, ServerError
@@ -288,7 +288,7 @@ def _work(options: argparse.Namespace) -> int:
     agent = Agent(host_dir, credential)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
-    doorbell = DoorbellChild(host_dir) if credential.redis_url else None
+    doorbell = DoorbellWorkerSupervisor(host_dir) if credential.redis_url else None
     agent.run(beside=doorbell)
     return 0
 

@@ -31,7 +31,7 @@ COMMAND = (
 log = logging.getLogger(__name__)
 
 
-class DoorbellChild:
+class DoorbellWorkerSupervisor:
     """Keeps one worker running, with exponential backoff between restarts."""
 
     def __init__(self, host_dir: HostDir, command: Sequence[str] = COMMAND) -> None:

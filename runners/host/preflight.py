@@ -56,7 +56,7 @@ def checks(
     yield _gpu(pins, gpus, allocated)
     if library and gpus:
         yield driver_check(cuda_of_driver(library), pins.cuda, f"The environment {pins.name}")
-    yield _gpu_compiler(pins)
+    yield _c_compiler_check(pins)
 
 
 def division_checks(
@@ -217,7 +217,7 @@ def _is_too_old(gpu: GpuFacts, least: Version) -> bool:
     return architecture.startswith((*AMD_WITHOUT_TRITON, "unknown"))
 
 
-def _gpu_compiler(pins: Pins) -> PreflightCheck:
+def _c_compiler_check(pins: Pins) -> PreflightCheck:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler:
         return yes("compiler", f"A C compiler is {compiler}.")

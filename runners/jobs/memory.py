@@ -59,7 +59,7 @@ class PeakMeter:
             peak = int(torch.cuda.max_memory_allocated(self._device))
             return Peak(peak, self._start, "CUDA allocator's peak since the model began to load")
         since = "this part began" if self._is_reset else "the process began"
-        self._highest = max(self._highest, status_bytes("VmHWM"))
+        self._highest = max(self._highest, proc_self_status_bytes("VmHWM"))
         return Peak(self._highest, self._start, f"peak resident memory since {since}")
 
     def _reset(self) -> bool:
@@ -93,7 +93,7 @@ def used_device_bytes(device: torch.device) -> int:
 
 def resident_bytes() -> int:
     """Return this process's resident memory in bytes."""
-    return status_bytes("VmRSS")
+    return proc_self_status_bytes("VmRSS")
 
 
 def free_host_bytes() -> int | None:
@@ -186,7 +186,7 @@ def _quant_state_tensors(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
         state = getattr(state, "state2", None)
 
 
-def status_bytes(field: str) -> int:
+def proc_self_status_bytes(field: str) -> int:
     """Return a field of /proc/self/status in bytes, or 0 if missing."""
     for line in (PROC / "status").read_text().splitlines():
         name, _, value = line.partition(":")

@@ -21,7 +21,7 @@ from planner.search.engine import (
 from planner.search.question import constraints_of, first_violation, questions, strategy_family_of
 from planner.search.rank import criteria, frontier, order_of
 from planner.search.scoring import ESTIMATES
-from planner.search.select import Table, frontier_rows, skyline
+from planner.search.select import Table, frontier_rows, pareto_rows
 from planner.specs.estimate import APPLICABILITY, Bound, PlanRequest
 from planner.workload import generate
 from planner.workload.under_load import estimate_request
@@ -228,7 +228,7 @@ POINTS = st.lists(st.tuples(*[st.integers(0, 4)] * 3), min_size=1, max_size=30)
 @given(points=POINTS)
 def test_the_skyline_is_what_nothing_dominates_and_no_point_twice(points):
     values = np.array(points, dtype=float)
-    kept = [tuple(values[row]) for row in skyline(values)]
+    kept = [tuple(values[row]) for row in pareto_rows(values)]
     free = {
         one
         for one in set(map(tuple, values))
@@ -241,7 +241,7 @@ def test_the_skyline_is_what_nothing_dominates_and_no_point_twice(points):
 
 
 def test_the_skyline_of_nothing_is_nothing():
-    assert len(skyline(np.zeros((0, 4)))) == 0
+    assert len(pareto_rows(np.zeros((0, 4)))) == 0
 
 
 def test_a_frontier_of_a_table_has_rows_of_the_table():

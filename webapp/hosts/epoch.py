@@ -258,7 +258,7 @@ def is_authentic(said: EpochShown) -> bool:
 
 
 def is_restored() -> bool:
-    """Return whether the database is older than an epoch that the site sent."""
+    """Return whether a backup was restored: hosts have seen a higher epoch than it stores."""
     return Epoch.objects.filter(highest_seen__gt=F("number")).exists()
 
 

@@ -322,7 +322,11 @@ def prediction_of(
             figures["exposed_communication_ratio"] = _exactly(ratio, "share")
         return figures
     if isinstance(spec, GenerateSpec):
-        placed = _placed(spec.offload, best) if isinstance(spec.offload, PolicyOffload) else {}
+        placed = (
+            _offload_predictions(spec.offload, best)
+            if isinstance(spec.offload, PolicyOffload)
+            else {}
+        )
         return _figures(best, GENERATE_METRICS, spec.batch_size) | placed
     if isinstance(spec, ServeSpec):
         return _figures(best, SERVE_METRICS, spec.max_concurrency)
@@ -340,7 +344,9 @@ def prediction_of(
     return predictions
 
 
-def _placed(policy: PolicyOffload, best: PlannedStrategy) -> dict[str, dict[str, Any]]:
+def _offload_predictions(
+    policy: PolicyOffload, best: PlannedStrategy
+) -> dict[str, dict[str, Any]]:
     """Return the planned offload fractions and the resulting bytes."""
     shares = {name: _exactly(getattr(policy, name), "share") for name in SHARES}
     memory = best.memory

@@ -310,7 +310,7 @@ def _extras(
 
 def shape_words(shape: ModelSpec) -> str:
     """Return a model's shape in one line."""
-    heads = f"{shape.num_attention_heads} heads, {shape.num_key_value_heads} for keys and values"
+    heads = f"{shape.num_attention_heads} query heads, {shape.num_key_value_heads} KV heads"
     context = f"{whole(shape.max_position_embeddings)} tokens of context"
     layers = f"{shape.num_hidden_layers} layers"
     return f"{parameters(num_parameters(shape))} parameters · {layers} · {heads} · {context}"

@@ -21,7 +21,7 @@ from runners.jobs.generate.placement import load_with_device_map
 from runners.jobs.generate.static import Answer, AnswerLimits, Ids, run_batch
 from runners.jobs.generate.zigzag import ZigZag
 from runners.jobs.loading import LayerwiseModel
-from runners.jobs.memory import PROC, status_bytes
+from runners.jobs.memory import PROC, proc_self_status_bytes
 from runners.jobs.runtime import prepare_process
 from runners.jobspec.generate import PolicyOffload
 from runners.supervision.procfs import memory_cap
@@ -88,7 +88,7 @@ def _in_batches(
 def main() -> None:
     """Load the ordered case, then answer the prompts for every further input line."""
     prepare_process()
-    _print_json({"file_bytes": status_bytes("RssFile")})
+    _print_json({"file_bytes": proc_self_status_bytes("RssFile")})
     order = Order.model_validate_json(sys.stdin.readline())
     prompts = prompts_of(order)
     answers, figures = answers_of(order)

@@ -387,9 +387,9 @@ def _percentile_intervals(repetitions: Sequence[Repetition]) -> dict[str, tuple[
     return {name: interval for name, interval in ends.items() if interval is not None}
 
 
-def percentile(values: Sequence[float], percent: int) -> float:
-    """Return a percentile of sorted values (nearest rank)."""
-    return values[max(0, math.ceil(percent * len(values) / 100) - 1)]
+def percentile(sorted_values: Sequence[float], percent: int) -> float:
+    """Return a percentile of values in ascending order (nearest rank)."""
+    return sorted_values[max(0, math.ceil(percent * len(sorted_values) / 100) - 1)]
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float] | None:

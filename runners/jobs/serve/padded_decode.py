@@ -486,7 +486,7 @@ class PaddedDecode:
         shape = self.shape_of(rows)
         if shape is None:
             return None
-        drawing = _drawing_of(samplers)
+        drawing = _sampling_mode(samplers)
         if drawing is not None:
             self._capture_draw(shape.rows, drawing)  # before a random number is taken
         self._inputs.fill(rows, shape)
@@ -676,7 +676,7 @@ class SamplingInputs:
         self.device[:count].copy_(self._host[:count], non_blocking=True)
 
 
-def _drawing_of(samplers: Sequence[Sampler]) -> Drawing | None:
+def _sampling_mode(samplers: Sequence[Sampler]) -> Drawing | None:
     """Return the operations that draw every row, or None if some need more than buffers hold."""
     requests = [each.sampling for each in samplers]
     if any(each.has_penalty for each in samplers):

@@ -44,7 +44,7 @@ from runners.jobs.train.layout_states import (
     Weight,
     check_world,
     rank_tokens,
-    route_attention,
+    register_context_parallel_attention,
     use_context_parallel_attention,
 )
 from runners.jobs.train.layout_tensor import (
@@ -124,7 +124,7 @@ class ShardedLayout:
             if self._axes.context and (
                 context_group := self._axes.new_group("context", timeout_seconds)
             ):
-                route_attention(self._options.context_method, context_group)
+                register_context_parallel_attention(self._options.context_method, context_group)
 
     def share(self, count: int) -> range:
         """Return which of a step's ``count`` micro-batches this rank computes.

@@ -451,11 +451,11 @@ def use_context_parallel_attention(
     model: PreTrainedModel, method: ContextMethod, group: dist.ProcessGroup
 ) -> None:
     """Switch the model to attention over the keys and values of all ranks of the group."""
-    route_attention(method, group)
+    register_context_parallel_attention(method, group)
     model.config._attn_implementation = NAME  # noqa: SLF001 - it has no public name
 
 
-def route_attention(method: ContextMethod, group: dist.ProcessGroup) -> None:
+def register_context_parallel_attention(method: ContextMethod, group: dist.ProcessGroup) -> None:
     """Register context-parallel attention over this group."""
     attend = ring_attention if method == "ring" else gathered_attention
 

@@ -11,7 +11,7 @@ from celery import Celery
 
 from runners.host import tasks
 from runners.host.app import QUEUE, settings, sign
-from runners.host.doorbell import DoorbellChild
+from runners.host.doorbell import DoorbellWorkerSupervisor
 from runners.host.wake import WakeListener, wake_agent
 from runners.shared.config import Credential, HostDir
 from runners.shared.messages import Doorbell
@@ -23,8 +23,8 @@ AGENT = """
 import sys, time
 from pathlib import Path
 from runners.shared.config import HostDir
-from runners.host.doorbell import DoorbellChild
-DoorbellChild(HostDir(Path(sys.argv[1]))).keep_running()
+from runners.host.doorbell import DoorbellWorkerSupervisor
+DoorbellWorkerSupervisor(HostDir(Path(sys.argv[1]))).keep_running()
 time.sleep(600)
 """  # an agent with nothing but its worker
 
@@ -151,7 +151,7 @@ def publisher(redis_server: RedisServer):
 @pytest.fixture
 def worker(host_dir: HostDir, credential: Credential, redis_server: RedisServer, listener):
     host_dir.save_credential(credential.model_copy(update={"redis_url": redis_server.url}))
-    child = DoorbellChild(host_dir)
+    child = DoorbellWorkerSupervisor(host_dir)
     child.keep_running()
     wait_for(host_dir.pings.exists, 40)
     yield child
@@ -219,7 +219,7 @@ def test_no_process_of_a_worker_outlives_its_killed_agent(
 
 
 def test_a_worker_that_will_not_stay_up_is_started_ever_more_rarely(host_dir):
-    child = DoorbellChild(host_dir, (sys.executable, "-c", "raise SystemExit(1)"))
+    child = DoorbellWorkerSupervisor(host_dir, (sys.executable, "-c", "raise SystemExit(1)"))
     rests = []
     for _ in range(3):
         child._not_before = 0.0
@@ -236,7 +236,7 @@ def test_a_worker_that_does_not_listen_is_killed_with_what_it_started(host_dir, 
     code = (
         "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
     )
-    child = DoorbellChild(host_dir, (sys.executable, "-c", code))
+    child = DoorbellWorkerSupervisor(host_dir, (sys.executable, "-c", code))
     child.keep_running()
     process = child._child
     time.sleep(0.3)

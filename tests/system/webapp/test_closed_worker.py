@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from runners.host.doorbell import DoorbellChild
+from runners.host.doorbell import DoorbellWorkerSupervisor
 from runners.host.shipping import RedisStream
 from runners.host.wake import WakeListener
 from runners.shared.config import Credential, HostDir
@@ -56,7 +56,7 @@ def host(host_dir) -> Host:
 
 @pytest.fixture
 def worker(host_dir, host):
-    child = DoorbellChild(host_dir)
+    child = DoorbellWorkerSupervisor(host_dir)
     child.keep_running()
     wait_for(host_dir.pings.exists, 60)
     yield child
@@ -70,7 +70,7 @@ def listener(host_dir):
     made.close()
 
 
-def is_heard(worker: DoorbellChild, host: Host, listener: WakeListener) -> bool:
+def is_heard(worker: DoorbellWorkerSupervisor, host: Host, listener: WakeListener) -> bool:
     worker.keep_running()
     dispatch.ring(host, RING)
     return listener.wait(2)
@@ -119,7 +119,7 @@ def _worker_of(credential: Credential) -> tuple[str, str]:
 
 
 def test_the_real_worker_answers_under_its_own_user_without_a_denial(closed_redis, host_dir, host):
-    child = DoorbellChild(host_dir)
+    child = DoorbellWorkerSupervisor(host_dir)
     child.keep_running()
     wait_for(host_dir.pings.exists, 60)
     host_beat(host=host, beat=make_beat(facts=make_facts()))
