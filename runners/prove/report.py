@@ -102,11 +102,15 @@ class Figure(Message):
 
 
 class Check(Message):
-    """One property that holds or not; ``advice`` says what to do if it does not."""
+    """One property that holds or not; ``advice`` says what to do if it does not.
+
+    A goal is one of Slipway itself: if it is not met, nothing is wrong with the host.
+    """
 
     record: Literal["check"] = "check"
     name: Name
     is_met: bool
+    is_goal: bool = False
     expected: Sentence
     found: Sentence
     advice: Sentence = ""
@@ -147,8 +151,8 @@ class Stage(Message):
 
     @property
     def failures(self) -> tuple[Check, ...]:
-        """Return the checks that are not met."""
-        return tuple(each for each in self.checks if not each.is_met)
+        """Return the checks of the host that are not met."""
+        return tuple(each for each in self.checks if not each.is_met and not each.is_goal)
 
     @property
     def missing(self) -> tuple[Missing, ...]:
@@ -551,9 +555,10 @@ def _goal(name: str, value: float, goal: float, unit: str) -> Check:
     return Check(
         name=f"goal: {name}",
         is_met=value >= goal,
+        is_goal=True,
         expected=f"at least {goal:.2f} {unit}",
         found=f"{value:.2f}",
-        advice="Slipway's own engine is below its goal on this device; send us the report.",
+        advice="Slipway's own engine is below its goal on this device; the host is not at fault.",
     )
 
 

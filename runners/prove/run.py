@@ -447,7 +447,8 @@ def as_line(record: Record) -> str:
         beside = f"  (predicted {number_text(predicted.value, record.unit)})" if predicted else ""
         return f"       {record.name}: {number_text(record.value, record.unit)}{beside}"
     if isinstance(record, Check):
-        return f"{'ok  ' if record.is_met else 'FAIL'}   {record.name}: {record.found}"
+        result = "ok  " if record.is_met else "goal" if record.is_goal else "FAIL"
+        return f"{result}   {record.name}: {record.found}"
     return f"--     {record.name}: {record.why}"
 
 

@@ -271,6 +271,10 @@ def test_the_products_own_goals_of_speed_are_checked_on_a_gpu():
         ]
         goals = list(Expectations(H100, rates).goals(figures))
         assert [each.is_met for each in goals] == [is_met] * 3, (tokens, flops, is_met)
+        stage = Stage(name="speed", state="done", records=tuple(goals))
+        report = Report(began_at_ms=0, hostname="lab", stages=(stage,))
+        assert report.verdict == "proven"  # a host is not at fault for the product's goals
+        assert ("not reached by Slipway" in render(report)) == (not is_met)
 
 
 def test_peak_memory_stands_beside_the_planners():
