@@ -1,11 +1,18 @@
 """HTTP of the endpoint: ASGI messages, bodies, event streams, errors."""
 
 import json
-from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
 from http import HTTPStatus
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 # ---------------------------------------------------------------------------
 # The OpenAI request format: fields, validation and error documents.
@@ -56,17 +63,28 @@ class RequestError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_seconds: int | None = None,
+        allow: str = "",  # the methods of an address, with status 405
     ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code
         self.retry_after_seconds = retry_after_seconds
+        self.allow = allow
 
     @property
     def is_server_error(self) -> bool:
         """Return whether the endpoint, not the client, is at fault."""
         return self.status == HTTPStatus.INTERNAL_SERVER_ERROR
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the response headers that HTTP asks for with this status."""
+        wait = self.retry_after_seconds
+        headers = [] if wait is None else [(b"retry-after", str(wait).encode())]
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            headers.append((b"www-authenticate", b"Bearer"))
+        return [*headers, (b"allow", self.allow.encode())] if self.allow else headers
 
     @property
     def document(self) -> dict[str, Any]:
@@ -85,20 +103,35 @@ _TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_err
           503: "service_unavailable_error"}  # fmt: skip
 
 
-class StreamOptions(BaseModel):
-    """What a stream contains besides text."""
+class ClientFields(BaseModel):
+    """Fields as client libraries fill them: one that is null is as if it was left out."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    EMPTY: ClassVar[frozenset[str]] = frozenset()  # fields that an empty value leaves out too
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, sent: object) -> object:
+        if not isinstance(sent, dict):
+            return sent
+        return {
+            name: value
+            for name, value in sent.items()
+            if value is not None and not (name in cls.EMPTY and value in ("", []))
+        }
+
+
+class StreamOptions(ClientFields):
+    """What a stream contains besides text."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False  # as in vLLM: token counts in each chunk
     include_obfuscation: bool = False  # padding against traffic analysis; never sent
 
 
-class RequestBody(BaseModel):
+class RequestBody(ClientFields):
     """The fields that both APIs share."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -155,31 +188,56 @@ class CompletionRequest(RequestBody):
         return [ids] if ids else [each for each in parts if not isinstance(each, int)]
 
 
-class TextPart(BaseModel):
-    """One part of a message; only text is supported."""
+# For a service around the model, or for the reader of an answer: accepted, and not forwarded.
+Ignored = Annotated[Any, Field(exclude=True)]
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+
+class TextPart(ClientFields):
+    """One part of a message; only text is supported."""
 
     type: Literal["text"]
     text: str
+    cache_control: Ignored = None  # a hint for caches of prompts
 
 
-class Message(BaseModel):
+class BaseMessage(ClientFields):
+    """What every engine takes in a message, also an endpoint's own answer as history."""
+
+    EMPTY: ClassVar[frozenset[str]] = frozenset({"tool_calls", "refusal", "annotations"})
+
+    role: str
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # vLLM's newer name of the same
+    annotations: Ignored = None  # sources of an answer, for its reader
+    cache_control: Ignored = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(
+                f"content is missing; a message of the role {self.role} needs a string or a list "
+                "of text parts"
+            )
+        return self
+
+
+class Message(BaseMessage):
     """One message of a conversation."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
 
     @property
     def plain(self) -> dict[str, str]:
-        """Return role and text, as chat templates expect them."""
+        """Return the message as chat templates expect it: with its text in one piece."""
+        parts = self.content or ""
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        more = {"name": self.name, "reasoning_content": self.reasoning_content or self.reasoning}
         role = "system" if self.role == "developer" else self.role
-        if isinstance(self.content, str):
-            return {"role": role, "content": self.content}
-        return {"role": role, "content": "".join(part.text for part in self.content)}
+        return {"role": role, "content": text} | {
+            name: value for name, value in more.items() if value is not None
+        }
 
 
 class ChatFields(RequestBody):
@@ -248,39 +306,71 @@ def parse_body(
     Raises:
         RequestError: a field is invalid; the error names it.
     """
+    document = _document(body, understood)
     try:
-        return check(_document(body, understood))
+        return check(document)
     except ValidationError as error:
-        raise _field_error(error) from None
+        raise _field_error(error, document) from None
 
 
 def _document(body: bytes, understood: Collection[str]) -> dict[str, Any]:
     try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        raise RequestError(400, "The body is not JSON.", code="invalid_json") from None
+        document = json.loads(body, parse_constant=_refuse_constant)
+        if b"\\ud" in body.lower():  # half of a surrogate pair is no text, and cannot be sent on
+            json.dumps(document, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        message = f"The body is not JSON: {str(error)[:200]}. Send one JSON object in UTF-8."
+        raise RequestError(400, message, code="invalid_json") from None
     if not isinstance(document, dict):
         raise RequestError(400, "The body is not a JSON object.", code="invalid_json")
     unsupported = {name: values for name, values in NEUTRAL.items() if name not in understood}
     for name, neutral in unsupported.items():
-        if document.get(name) is not None and document[name] not in neutral:
+        value = document.get(name)
+        if isinstance(value, dict):
+            value = {key: each for key, each in value.items() if each is not None}
+        if value is not None and value not in neutral:
             message = f"{name} is not supported by this endpoint; leave it out"
             raise RequestError(400, message, param=name, code="unsupported_parameter")
     dropped = {*unsupported, *IGNORED}
     return {name: value for name, value in document.items() if name not in dropped}
 
 
-def _field_error(error: ValidationError) -> RequestError:
-    """Return the first validation error, with the field name that the client sent."""
-    first = error.errors()[0]
-    place = [str(part) for part in first["loc"]]
-    name = place[0] if place else ""
-    where = ".".join([name, *(part for part in place[1:] if part.isdigit() or part.islower())])
-    if first["type"] == "extra_forbidden":
-        return RequestError(400, f"Unrecognized request argument: {where}", param=name)
-    reason = first["msg"][0].lower() + first["msg"][1:]
-    value = "" if first["type"] == "missing" else f" (given: {str(first['input'])[:80]!r})"
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _field_error(error: ValidationError, document: dict[str, Any]) -> RequestError:
+    """Return the error of the innermost wrong field, by the path that the client sent."""
+
+    def depth(details: Mapping[str, Any]) -> tuple[int, bool]:
+        is_other_alternative = details["type"].endswith("_type")
+        return len(_path(details, document)), not is_other_alternative
+
+    worst = max(error.errors(), key=depth)
+    path = _path(worst, document)
+    name, where = (path or [""])[0], ".".join(path)
+    if worst["type"] == "extra_forbidden":
+        message = f"Unrecognized request argument: {where}; leave it out"
+        return RequestError(400, message, param=name)
+    reason = worst["msg"].removeprefix("Value error, ")
+    reason = reason[0].lower() + reason[1:]
+    has_value = worst["type"] not in {"missing", "value_error"}
+    value = f" (given: {str(worst['input'])[:80]!r})" if has_value else ""
     return RequestError(400, f"{where}: {reason}{value}", param=name)
+
+
+def _path(details: Mapping[str, Any], document: object) -> list[str]:
+    """Return where a value is in the document, without pydantic's names of alternatives."""
+    path: list[str] = []
+    at = document
+    for part in details["loc"]:
+        is_item = isinstance(at, list) and isinstance(part, int)
+        if is_item or (isinstance(at, dict) and part in at):
+            at = at[part]  # type: ignore[index]
+        elif details["type"] != "missing" or part != details["loc"][-1]:
+            continue
+        path.append(str(part))
+    return path
 
 
 # ---------------------------------------------------------------------------
@@ -295,10 +385,40 @@ Document = dict[str, Any]
 
 MAX_BODY_BYTES = 4 * 1024**2
 JSON = b"application/json"
+EVENT_STREAM = (b"content-type", b"text/event-stream")
+# The last one asks a proxy such as nginx not to hold events back until it has many.
+STREAM_HEADERS = (EVENT_STREAM, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
 class ClientGoneError(Exception):
     """The client closed the connection before its answer was complete."""
+
+
+class Response:
+    """A response, and how much of it is sent; one to HEAD goes without its body."""
+
+    def __init__(self, send: Send, *, has_body: bool) -> None:
+        self._send = send
+        self._has_body = has_body
+        self.has_started = False
+        self.is_stream = False
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """Send an ASGI message."""
+        if message["type"] == "http.response.start":
+            self.has_started = True
+            self.is_stream = EVENT_STREAM in message["headers"]
+        elif not self._has_body:
+            message = {**message, "body": b""}
+        await self._send(message)
+
+    async def end_with(self, error: RequestError) -> None:
+        """Send an error document, or where a stream has begun, end it with an error event."""
+        if not self.has_started:
+            body = json.dumps(error.document).encode()
+            await send_bytes(self.send, error.status, body, JSON, error.headers)
+        elif self.is_stream:
+            await send_part(self.send, server_sent_event(error.document), more=False)
 
 
 async def read_body(receive: Receive) -> bytes:
@@ -338,11 +458,9 @@ async def send_part(send: Send, body: bytes, *, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def send_error(send: Send, error: RequestError) -> None:
-    """Send an error as an OpenAI error document."""
-    wait = error.retry_after_seconds
-    headers = [] if wait is None else [(b"retry-after", str(wait).encode())]
-    await send_bytes(send, error.status, json.dumps(error.document).encode(), JSON, headers)
+async def start_stream(send: Send) -> None:
+    """Begin a response of server-sent events."""
+    await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
 
 
 async def send_json(send: Send, status: int, document: Document) -> None:

@@ -147,7 +147,7 @@ class Endpoint:
         self.job = job
         self.spec = spec
         self.listener = listener
-        self.service = ServiceState(spec)
+        self.service = ServiceState(spec, job.emitter.log)
         self.fault: BaseException | None = None
         self.backend = backend
         self._engine = threading.Thread(target=self._load_and_run, name="engine", daemon=True)

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import time
+import traceback
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
@@ -17,16 +18,17 @@ from runners.jobs.serve.asgi import (
     Receive,
     RequestBody,
     RequestError,
+    Response,
     Scope,
     Send,
     parse_chat,
     parse_completion,
     read_body,
     send_bytes,
-    send_error,
     send_json,
     send_part,
     server_sent_event,
+    start_stream,
     wait_for_disconnect,
 )
 from runners.jobs.serve.contract import (
@@ -335,17 +337,13 @@ class RequestAnswers:
 
     async def _stream(self, chunks: AsyncIterator[tuple[int, StreamChunk]], send: Send) -> None:
         form = self.order.form
-        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await start_stream(send)
         for index in range(len(self.requests)):
             if opening := form.opening_chunk(index):
                 await self._send_chunk(send, opening)
         async for index, chunk in chunks:
             if chunk.finish_reason == "error":
-                error = RequestError(500, ENGINE_ENDED, code="engine_ended")
-                await send_part(send, server_sent_event(error.document))
-                await send_part(send, b"", more=False)
-                return
+                raise RequestError(500, ENGINE_ENDED, code="engine_ended")
             await self._send_chunk(send, form.part(index, chunk))
         if self.order.body.wants_usage:
             await send_part(send, server_sent_event(form.usage_chunk(self._used())))
@@ -373,11 +371,34 @@ class RequestAnswers:
 State = Literal["loading", "ready", "draining", "failed"]
 
 
+class ErrorLog:
+    """Refused and failed requests in the job's log: a line for each, so many a minute."""
+
+    LINES = 30
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._minute = 0
+        self._num_lines = 0
+
+    def add(self, line: str) -> None:
+        """Write a line, unless this minute has had its share; then count it."""
+        minute = int(time.monotonic() // 60)
+        if minute != self._minute:
+            if (num_left_out := self._num_lines - self.LINES) > 0:
+                self._write(f"{num_left_out} further errors of that minute are not listed")
+            self._minute, self._num_lines = minute, 0
+        self._num_lines += 1
+        if self._num_lines <= self.LINES:
+            self._write(line.encode("utf-8", "backslashreplace").decode())
+
+
 class ServiceState:
     """The endpoint's state as the HTTP server sees it."""
 
-    def __init__(self, spec: ServeSpec) -> None:
+    def __init__(self, spec: ServeSpec, log: Callable[[str], None]) -> None:
         self.spec = spec
+        self.errors = ErrorLog(log)
         self.figures = EndpointMetrics()
         self.state: State = "loading"
         self.loaded: ServingModel | ForwardingModel | None = None
@@ -429,6 +450,8 @@ class ServiceState:
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LOADING_SECONDS = 5  # Retry-After while the model loads
 PLAIN = b"text/plain; version=0.0.4; charset=utf-8"
+METHODS = {"GET": "GET, HEAD, OPTIONS", "POST": "POST, OPTIONS"}
+LOGGED_CHARACTERS = 300  # of an error's message
 Route = Callable[[Receive, Send], Awaitable[None]]
 Prepare = Callable[[ServingModel, bytes], Awaitable[ParsedRequest]]
 
@@ -438,44 +461,68 @@ class OpenAIServer:
 
     def __init__(self, service: ServiceState) -> None:
         self.service = service
-        self._routes: dict[tuple[str, str], Route] = {
-            ("GET", "/health"): self._health,
-            ("GET", "/metrics"): self._metrics,
-            ("GET", "/v1/models"): self._models,
-            ("POST", COMPLETIONS): partial(self._answer, COMPLETIONS, self._completion),
-            ("POST", CHAT): partial(self._answer, CHAT, self._chat),
+        self._routes: dict[str, tuple[str, Route]] = {
+            "/health": ("GET", self._health),
+            "/metrics": ("GET", self._metrics),
+            "/v1/models": ("GET", self._models),
+            COMPLETIONS: ("POST", partial(self._answer, COMPLETIONS, self._completion)),
+            CHAT: ("POST", partial(self._answer, CHAT, self._chat)),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one request; every error is answered in OpenAI's form, counted and logged."""
         if scope["type"] != "http":
             return
+        response = Response(send, has_body=scope["method"] != "HEAD")
         try:
-            route = self._route(scope["method"], scope["path"])
-            if scope["path"] != "/health":
-                self._check_key(scope["headers"])
-            await route(receive, send)
-        except RequestError as error:
-            self.service.figures.count("failed" if error.is_server_error else "refused")
-            await send_error(send, error)
+            await self._respond(scope, receive, response.send)
         except ClientGoneError:
             return
+        except RequestError as error:
+            self._record(scope, error)
+            await response.end_with(error)
+        except Exception as fault:  # noqa: BLE001 - no client is left without an answer
+            message = f"The endpoint failed ({type(fault).__name__}); see the job's log."
+            unforeseen = RequestError(500, message, code="internal_error")
+            self._record(scope, unforeseen, "".join(traceback.format_exception(fault)))
+            await response.end_with(unforeseen)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method, path = scope["method"], "/" + scope["path"].strip("/")
+        route = self._route(method, path)
+        if method != "OPTIONS" and path != "/health":
+            headers = dict(scope["headers"])
+            self._check_key(headers.get(b"authorization", b"").decode("latin-1"))
+            _check_encoding(headers.get(b"content-encoding", b"").decode("latin-1"))
+        await route(receive, send)
+
+    def _record(self, scope: Scope, error: RequestError, details: str = "") -> None:
+        self.service.figures.count("failed" if error.is_server_error else "refused")
+        said = str(error)[:LOGGED_CHARACTERS]
+        line = f"{scope['method']} {scope['path'][:100]}: {error.status} {said}"
+        line = "".join(each if each.isprintable() else " " for each in line)  # of clients' making
+        self.service.errors.add(f"{line}\n{details}".strip())
 
     def _route(self, method: str, path: str) -> Route:
-        if route := self._routes.get((method, path)):
-            return route
-        if path.startswith("/v1/models/") and method == "GET":
-            return partial(self._model, path.removeprefix("/v1/models/"))
-        if methods := [each for each, where in self._routes if where == path]:
-            raise RequestError(405, f"{path} takes {methods[0]}, not {method}.")
-        raise RequestError(404, f"There is no {path} here.", code="not_found")
+        name = path.removeprefix("/v1/models/")
+        found = ("GET", partial(self._model, name)) if name != path else self._routes.get(path)
+        if found is None:
+            message = f"There is no {path[:200]} here; there is {', '.join(self._routes)}."
+            raise RequestError(404, message, code="not_found")
+        takes, route = found
+        if method == "OPTIONS":
+            return partial(_options, METHODS[takes])
+        if method not in METHODS[takes].split(", "):
+            message = f"{path[:200]} takes {takes}, not {method[:20]}."
+            raise RequestError(405, message, code="method_not_allowed", allow=METHODS[takes])
+        return route
 
-    def _check_key(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    def _check_key(self, header: str) -> None:
         hashes = self.service.spec.key_hashes
         if not hashes:
             return
-        header = dict(headers).get(b"authorization", b"").decode("latin-1")
-        digest = key_hash(header.removeprefix("Bearer ").strip())
+        scheme, *key = header.split(None, 1) or [""]  # a scheme has no case
+        digest = key_hash((key[0] if key and scheme.lower() == "bearer" else header).strip())
         # compare with every hash: constant time
         if sum(hmac.compare_digest(digest, each) for each in hashes) == 0:
             message = "This endpoint needs its key: Authorization: Bearer KEY."
@@ -563,3 +610,21 @@ class OpenAIServer:
         return ParsedRequest(
             request, [prompt], form, CommonFields(limit, top, "messages", adapter)
         )
+
+
+async def _options(allow: str, _receive: Receive, send: Send) -> None:
+    """Answer which methods an address takes."""
+    headers = [(b"allow", allow.encode())]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send_part(send, b"", more=False)
+
+
+def _check_encoding(encoding: str) -> None:
+    """Check that a body is sent as it is.
+
+    Raises:
+        RequestError: it is compressed.
+    """
+    if encoding.strip().lower() not in {"", "identity"}:
+        message = f"Content-Encoding {encoding[:40]!r} is not read here; send the body as it is."
+        raise RequestError(415, message, code="unsupported_encoding")

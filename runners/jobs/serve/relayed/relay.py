@@ -9,22 +9,23 @@ from http import HTTPStatus
 from typing import Annotated, Any, Literal, NamedTuple
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from runners.jobs.serve.asgi import (
     JSON,
     MAX_MESSAGES,
+    BaseMessage,
     ChatFields,
+    ClientFields,
     ClientGoneError,
     CompletionRequest,
     Receive,
     RequestError,
     Send,
-    TextPart,
     parse_body,
     send_bytes,
     send_part,
-    server_sent_event,
+    start_stream,
     wait_for_disconnect,
 )
 from runners.jobs.serve.contract import Limits, Pending
@@ -180,22 +181,16 @@ class Sampling(BaseModel):
     stop_token_ids: Annotated[list[int], Field(max_length=64)] | None = None
 
 
-class RelayedMessage(BaseModel):
+class RelayedMessage(BaseMessage):
     """One message of a conversation, including tool calls and results."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
     tool_calls: Annotated[list[Object], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
 
 
-class TemplateSettings(BaseModel):
+class TemplateSettings(ClientFields):
     """Chat template arguments; other keys could replace the template itself."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enable_thinking: bool | None = None
     thinking: bool | None = None
@@ -522,19 +517,17 @@ class ProxiedRequest:
             raise RequestError(500, ENGINE_ENDED, code="engine_ended") from None
 
     async def _stream(self, answer: httpx.Response, send: Send) -> None:
-        """Forward events as they arrive; an interrupted stream ends with an OpenAI error event."""
-        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        """Forward events as they arrive.
+
+        Raises:
+            httpx.HTTPError: the stream is interrupted.
+        """
+        await start_stream(send)
         is_first = self._engine.engines.is_split  # no single engine measures the TTFT
-        try:
-            async for part in answer.aiter_bytes():
-                self._engine.signed_at = now = time.perf_counter()
-                if is_first:
-                    self._figures.first_token(now - self._began, 0)
-                    is_first = False
-                await send_part(send, part)
-        except httpx.HTTPError:
-            error = RequestError(500, ENGINE_ENDED, code="engine_ended")
-            self._figures.count("failed")
-            await send_part(send, server_sent_event(error.document))
+        async for part in answer.aiter_bytes():
+            self._engine.signed_at = now = time.perf_counter()
+            if is_first:
+                self._figures.first_token(now - self._began, 0)
+                is_first = False
+            await send_part(send, part)
         await send_part(send, b"", more=False)

@@ -39,7 +39,7 @@ def asked(service: ServiceState, method: str, path: str, **sent) -> httpx.Respon
 
 
 def test_while_it_loads_or_ends_it_says_so_and_when_to_come_again():
-    service = ServiceState(ServeSpec(model=RANDOM))
+    service = ServiceState(ServeSpec(model=RANDOM), print)
     for state in ("loading", "draining"):
         service.state = state
 
@@ -58,13 +58,13 @@ def test_an_address_that_is_not_there_is_refused_in_openais_form():
         ("GET", "/v1/embeddings", 404),
         ("GET", "/v1/models/x", 404),
     ):
-        answer = asked(ServiceState(ServeSpec(model=RANDOM)), method, path)
+        answer = asked(ServiceState(ServeSpec(model=RANDOM), print), method, path)
         assert answer.status_code == status, path
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}, path
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read_whole():
-    service = ServiceState(ServeSpec(model=RANDOM))
+    service = ServiceState(ServeSpec(model=RANDOM), print)
     answer = asked(service, "POST", "/v1/completions", content=b" " * (5 * 1024**2))
     assert answer.status_code == 413
 

@@ -2,10 +2,11 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import openai
 import pytest
 
-from tests.system.jobs.serve.serving import until
+from tests.system.jobs.serve.serving import KEY, until
 
 PROMPT = "import os\n"
 CHAT = [{"role": "user", "content": "def"}]
@@ -235,3 +236,28 @@ def test_the_metrics_page_counts_what_was_answered(endpoint, client):
     assert endpoint.figure("slipway_output_tokens_total") - before == used.completion_tokens
     assert endpoint.figure("slipway_ttft_seconds_count") > 0
     assert endpoint.figure('slipway_tpot_seconds_bucket{le="+Inf"}') > 0
+
+
+def test_the_clients_own_conversation_goes_on_with_the_answer_it_got(client):
+    messages = [*CHAT]
+    for _ in range(2):
+        answer = chat(client, messages=messages, max_completion_tokens=4)
+        messages += [answer.choices[0].message, {"role": "user", "content": "go on"}]
+    streamed = chat(client, messages=messages, max_completion_tokens=4, stream=True)
+
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.usage.prompt_tokens > chat(client).usage.prompt_tokens
+    assert streamed.response.headers["x-accel-buffering"] == "no"
+    assert [chunk.choices[0].finish_reason for chunk in streamed][-1] in ("length", "stop")
+
+
+def test_a_monitor_and_a_client_of_another_spelling_are_answered(endpoint):
+    url, lower = endpoint.address(), {"Authorization": f"bearer  {KEY}"}
+
+    head = httpx.head(f"{url}/health")
+
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == httpx.get(f"{url}/health").headers["content-length"]
+    assert httpx.get(f"{url}/v1/models/", headers=lower).json()["data"][0]["id"] == "model"
+    options = httpx.options(f"{url}/v1/chat/completions")
+    assert (options.status_code, options.headers["allow"]) == (204, "POST, OPTIONS")

@@ -38,11 +38,13 @@ def test_an_answer_comes_back_whole_and_streamed_and_an_adapters_by_its_name(end
     client = endpoint.client()
 
     whole = complete(client, "one two three")
-    chunks = list(complete(client, "one two three", stream=True))
+    stream = complete(client, "one two three", stream=True)
+    chunks = list(stream)
     adapted = complete(client, "four", model="one")
 
     assert (whole.model, whole.choices[0].text) == ("model", "one two three")
     assert "".join(each.choices[0].text for each in chunks).split() == ["one", "two", "three"]
+    assert stream.response.headers["x-accel-buffering"] == "no"
     assert adapted.model == "model:one"
     until(lambda: endpoint.figure("slipway_output_tokens_total") >= 7, "tokens are not counted")
     with pytest.raises(openai.NotFoundError):
