@@ -27,10 +27,6 @@ class EngineProcessError(Exception):
     """An engine that runs in its own process has exited by itself or does not respond."""
 
 
-class TemplateRefusedError(Exception):
-    """The model's chat template rejects these messages; the text is the template's own."""
-
-
 @dataclass(frozen=True)
 class Sampling:
     """Sampling parameters of one answer, and which logprobs it reports."""

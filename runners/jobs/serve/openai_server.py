@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+from runners.jobs.chat_template import TemplateRefusedError
 from runners.jobs.serve.asgi import (
     COMPLETION_TOKENS,
     ClientGoneError,
@@ -41,7 +42,6 @@ from runners.jobs.serve.contract import (
     Sampling,
     ServingModel,
     StreamChunk,
-    TemplateRefusedError,
     TokenLogprob,
 )
 from runners.jobs.serve.figures import EndpointMetrics

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from runners.jobs.adapters import attach_adapters
+from runners.jobs.chat_template import template_fault, template_warning
 from runners.jobs.generate.static import check_packable
 from runners.jobs.loading import (
     HOW_QUANTISED,
@@ -101,6 +102,9 @@ def load_serving_model(
     preload_library(spec.weight_dtype)
     loaded = load_model(job, spec.model, spec.weight_dtype)
     tokenizer = require_tokenizer(loaded, "an endpoint")
+    reader = RequestTokenizer(tokenizer)
+    if fault := template_fault(reader.chat_ids):
+        job.emitter.log(template_warning(fault))
     check_packable(loaded.model)
     model_positions = getattr(
         loaded.model.config.get_text_config(), "max_position_embeddings", None
@@ -125,7 +129,7 @@ def load_serving_model(
         sizes["buffers"] = decode.bytes
     job.emitter.metric(terms_held(sizes))
     engine = Engine(loaded.model, cache, limits, figures, adapters, decode)
-    return TransformersServingModel(engine, RequestTokenizer(tokenizer), vocabulary)
+    return TransformersServingModel(engine, reader, vocabulary)
 
 
 def _cache_tokens(spec: ServeSpec, longest: int) -> int:

@@ -5,10 +5,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from runners.jobs.serve.contract import UNFINISHED, Choice, TemplateRefusedError, TokenLogprob
+from runners.jobs.chat_template import rendered_chat
+from runners.jobs.serve.contract import UNFINISHED, Choice, TokenLogprob
 
 
 @dataclass
@@ -93,13 +93,8 @@ class RequestTokenizer:
         if not self.tokenizer.chat_template:
             lines = [f"{each['role']}: {each['content']}\n" for each in messages]
             return self.prompt_ids("".join([*lines, "assistant:"]))
-        try:
-            text = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
-            )
-        except TemplateError as error:
-            raise TemplateRefusedError(str(error)) from None
-        return list(self.tokenizer.encode(str(text), add_special_tokens=False))
+        text = rendered_chat(self.tokenizer, messages, add_generation_prompt=True)
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def token_text(self, token: int) -> str:
         """Return the text of a single token."""

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from runners.datasets.records import (
@@ -30,6 +29,7 @@ from runners.datasets.records import (
     num_characters,
     too_few,
 )
+from runners.jobs.chat_template import TemplateRefusedError, rendered_chat
 from runners.jobs.corpus import HELD_OUT_ONE_IN, TokenIds, cached_folder, tokenizer_digest
 from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import BadInputError, EndsAgainError
@@ -96,7 +96,7 @@ class Renderer:
             text = self._render(messages)
             answers = [at for at, turn in enumerate(sample.turns) if turn.role == "assistant"]
             spans = [self._span(messages, at, text) for at in answers]
-        except (TemplateError, TypeError) as error:
+        except TemplateRefusedError as error:
             raise BadInputError(
                 f"{where}: the model's chat template refuses this conversation: {error}"
             ) from None
@@ -120,10 +120,8 @@ class Renderer:
     def _render(
         self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = False
     ) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt
-            )
+        return rendered_chat(
+            self._tokenizer, messages, add_generation_prompt=add_generation_prompt
         )
 
 

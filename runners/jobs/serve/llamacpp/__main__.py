@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from runners.jobs.adapter_config import CONFIG_NAME, WEIGHTS_NAME
+from runners.jobs.chat_template import TemplateRefusedError
 from runners.jobs.model_files import opened_model
 from runners.jobs.runtime import (
     BadInputError,
@@ -24,7 +25,6 @@ from runners.jobs.serve.asgi import RequestError, checked_token_ids
 from runners.jobs.serve.contract import (
     GenerationRequest,
     Limits,
-    TemplateRefusedError,
     check_room,
     longest_request,
 )
@@ -77,11 +77,7 @@ class LlamaServingModel:
             lines = [f"{each['role']}: {each['content']}\n" for each in messages]
             return await self._tokens("".join([*lines, "assistant:"]), is_plain=True)
         rendered = await self._post_json("/apply-template", {"messages": list(messages)})
-        if "prompt" not in rendered:
-            raise TemplateRefusedError(
-                str(rendered.get("error", {}).get("message", rendered))[:300]
-            )
-        return await self._tokens(str(rendered["prompt"]), is_plain=False)
+        return await self._tokens(_prompt_of(rendered), is_plain=False)
 
     async def _tokens(self, text: str, *, is_plain: bool) -> list[int]:
         body = {"content": text, "add_special": is_plain, "parse_special": True}
@@ -217,6 +213,19 @@ def _model_meta(process: EngineProcess) -> Document:
     )
     meta: Document = response.json()["data"][0]["meta"]
     return meta
+
+
+def _prompt_of(rendered: Document) -> str:
+    """Return the rendered conversation in llama.cpp's answer.
+
+    Raises:
+        TemplateRefusedError: the answer is an error.
+    """
+    if "prompt" not in rendered:
+        error = rendered.get("error")
+        words = error.get("message", error) if isinstance(error, dict) else rendered
+        raise TemplateRefusedError(str(words)[:1000])
+    return str(rendered["prompt"])
 
 
 def _has_template(folder: Path) -> bool:

@@ -139,6 +139,7 @@ def _reason(event: Event) -> FinishReason:
 LISTENING = "LISTENING "  # prefix of the line with the address
 START_SECONDS = 600.0  # a large file from a slow disk
 POLL_SECONDS = 0.05
+_TEMPLATE_REFUSED = "chat template parsing error"
 _REFUSALS = (
     "error loading model", "failed to load model", "invalid magic", "unknown model",
     "failed to apply lora adapter", "failed to load lora adapter",
@@ -199,9 +200,16 @@ class EngineProcess(OwnProcess):
 
     def _raise_start_error(self) -> None:
         """Raise the error that explains the failed start."""
-        error_line = next(
-            (line for line in self.last_output_lines() if any(w in line for w in _REFUSALS)), ""
-        )
+        lines = self.last_output_lines()
+        if any(_TEMPLATE_REFUSED in line for line in lines):
+            words = [line for line in lines if line.startswith("Error: ")]
+            msg = (
+                f"llama.cpp does not start with the chat template of {self._shape.path.name}: "
+                f"{(words or lines)[-1][:300]}; mend chat_template in the model's folder, and "
+                "compress it again"
+            )
+            raise BadInputError(msg)
+        error_line = next((line for line in lines if any(w in line for w in _REFUSALS)), "")
         if error_line:
             message = error_line.partition(": ")[2] or error_line
             msg = f"llama.cpp does not open {self._shape.path.name}: {message[:300]}"

@@ -1,5 +1,6 @@
 """An endpoint's life as a job: before it is ready, its ends, kills under load, bad input."""
 
+import shutil
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ import pytest
 
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobs.serve.own_backend import work
-from runners.jobspec import ServeSpec
+from runners.jobspec import FolderModel, ServeSpec
 from tests.runners.jobs.serve.test_endpoint_job import (  # noqa: F401 -- some are fixtures
     RANDOM,
     free_port,
@@ -142,3 +143,32 @@ def test_what_the_model_cannot_hold_is_refused_with_the_limit(
 
     with pytest.raises(BadInputError, match=message):
         host.run_here(f"serve-refused-{next(iter(fields))}", spec, work)
+
+
+def test_a_template_that_cannot_render_is_told_when_it_loads_and_asked(host, base, capsys):
+    folder = host.path / "models" / "template-fails"
+    shutil.copytree(base, folder)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m['content'] + 1 }}{% endfor %}"
+    )
+    spec = ServeSpec(
+        model=FolderModel(path="template-fails"), idle_stop_seconds=1, port=free_port()
+    )
+    url, answers = f"http://127.0.0.1:{spec.port}", []
+
+    def ask() -> None:
+        ask_once(url, answers)
+        asked = {"model": "model", "messages": [{"role": "user", "content": "a"}]}
+        answers.append(httpx.post(f"{url}/v1/chat/completions", json=asked))
+
+    client = threading.Thread(target=ask)
+    client.start()
+    run = host.run_here("serve-template-fails", spec, work)
+    client.join()
+
+    logged = capsys.readouterr().out
+    assert "chat template renders no conversation: TypeError: can only concatenate" in logged
+    assert "POST /v1/chat/completions: 400 The model's chat template refuses" in logged
+    assert answers[1].status_code == 400
+    assert "TypeError: can only concatenate" in answers[1].json()["error"]["message"]
+    assert run.measured["refused"] >= 1

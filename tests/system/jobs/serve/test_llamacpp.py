@@ -1,6 +1,7 @@
 """llama.cpp behind our door: the official client, keys, figures, kills under load, bad files."""
 
 import os
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -238,3 +239,17 @@ def test_a_damaged_or_missing_file_is_refused_by_name(host, gguf, spec, tmp_path
 
     assert ended.returncode == 3
     assert words in ended.stderr
+
+
+def test_a_template_that_cannot_render_ends_the_job_in_its_own_words(host, base, spec):
+    source, folder = host.path / "templated", host.path / "models" / "templated-gguf"
+    shutil.copytree(base, source)
+    (source / "chat_template.jinja").write_text("{{ raise_exception('no chat here') }}")
+    write_model(source, folder)
+
+    templated = spec.model_copy(update={"model": FolderModel(path=str(folder))})
+    ended = host.run("serve-templated", templated)
+
+    assert ended.returncode == 3
+    assert "BAD_INPUT: llama.cpp does not start with the chat template" in ended.stderr
+    assert "no chat here; mend chat_template" in ended.stderr
