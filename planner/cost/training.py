@@ -211,9 +211,7 @@ def tax_seconds(*, links_s: Quantity, window_s: Quantity, tax_ratio: Quantity) -
     symbols={"links_s": "t_links", "window_s": "t_window", "tax_ratio": "kappa"},
     source="Isaev et al. 2023 (Calculon): what overlaps still takes a part of the processors",
 )
-def exposed_communication_seconds(
-    *, links_s: Quantity, window_s: Quantity, tax_ratio: Quantity
-) -> Quantity:
+def exposed_seconds(*, links_s: Quantity, window_s: Quantity, tax_ratio: Quantity) -> Quantity:
     """Return the exposed seconds of communication that overlaps ``window_s`` of computation."""
     hidden = minimum(links_s, window_s)
     return links_s - hidden + tax_ratio * hidden

@@ -30,7 +30,7 @@ from planner.cost.roofline import (
     pairs_by_layer_group,
 )
 from planner.cost.training import (
-    exposed_communication_seconds,
+    exposed_seconds,
     lora_widths,
     operand_elements_per_token,
     rounds_seconds,
@@ -214,7 +214,7 @@ class Exchange:
             count=RING_PASSES * model.num_hidden_layers / self.parts,
         )
         return self.ledger.term(
-            exposed_communication_seconds,
+            exposed_seconds,
             step_line(setting, "Exposed ring communication", "exchange", "communication"),
             links_s=links,
             window_s=attention_s,
@@ -313,7 +313,7 @@ class Exchange:
             self.setting, "Exchange that work does not hide", "exchange", "communication"
         )
         exposed = self.ledger.term(
-            exposed_communication_seconds, line, links_s=links_s, window_s=window_s, tax_ratio=0.0
+            exposed_seconds, line, links_s=links_s, window_s=window_s, tax_ratio=0.0
         )
         return exposed + self.ledger.term(
             tax_seconds,

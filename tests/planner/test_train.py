@@ -11,7 +11,7 @@ from planner.catalog.models import get_model
 from planner.catalog.reading import data_json
 from planner.cost.parameters import count_parameters
 from planner.cost.training import (
-    exposed_communication_seconds,
+    exposed_seconds,
     output_widths,
     pipeline_in_flight,
     scale_parameters,
@@ -221,7 +221,7 @@ def test_interleaving_exchanges_and_first_stages_cost_what_is_published():
     assert step_seconds(**plain, chunks=3) == 9
 
     for links, window, expected in ((2.0, 5.0, 0.2), (5.0, 2.0, 3.2), (0.0, 2.0, 0.0)):
-        found = exposed_communication_seconds(links_s=links, window_s=window, tax_ratio=0.1)
+        found = exposed_seconds(links_s=links, window_s=window, tax_ratio=0.1)
         assert found == pytest.approx(expected), (links, window, expected)
 
     # arXiv:2205.05198, section 4.2.3: 1 + (p-1)/(p m) times the plain schedule's.

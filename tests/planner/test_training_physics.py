@@ -7,7 +7,7 @@ from planner.catalog.models import get_model
 from planner.cost.communication import pace_of
 from planner.cost.quantity import Ledger
 from planner.cost.training import (
-    exposed_communication_seconds,
+    exposed_seconds,
     operand_elements_per_token,
     tax_seconds,
 )
@@ -117,8 +117,8 @@ def test_a_ring_is_no_faster_than_its_links_and_the_tax_is_on_what_is_hidden():
 
     for links, window, tax in ((2.0, 10.0, 0.2), (12.0, 10.0, 1.0)):
         assert tax_seconds(links_s=links, window_s=window, tax_ratio=0.1) == pytest.approx(tax)
-        whole = exposed_communication_seconds(links_s=links, window_s=window, tax_ratio=0.1)
-        bare = exposed_communication_seconds(links_s=links, window_s=window, tax_ratio=0.0)
+        whole = exposed_seconds(links_s=links, window_s=window, tax_ratio=0.1)
+        bare = exposed_seconds(links_s=links, window_s=window, tax_ratio=0.0)
         assert whole == pytest.approx(bare + tax), (links, window, tax)
 
 
