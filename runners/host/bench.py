@@ -517,7 +517,7 @@ def ratios(folder: Path, training: TrainSpec = TRAINING) -> Iterator[Ratio]:
     yield perplexity_ratio_of(
         "fp32 / bf16 perplexity", _paired_evaluation(folder, TRAINED, TRAINED, "fp32")
     )
-    stored = sum(each.stat().st_size for each in trained_files(folder))
+    stored = (folder / "attempts" / TRAINED / "output/model/model.safetensors").stat().st_size
     yield Ratio.exact("fp32 / bf16 weights", stored, measured["bf16"]["disk_bytes"], "bytes")
     yield from size_ratios(measured)
     yield from method_perplexity_ratios(folder)
@@ -544,12 +544,6 @@ def _paired_evaluation(
         evaluation_tokens=EVALUATION_TOKENS,
     )
     return run(folder, f"{attempt_id}-against-{other_id}", spec)
-
-
-def trained_files(folder: Path) -> list[Path]:
-    """Return the weight files of the trained model."""
-    model = folder / "attempts" / TRAINED / "output" / "model"
-    return sorted(model.glob("*.safetensors"))
 
 
 def size_ratios(measured: Mapping[str, Mapping[str, float]]) -> Iterator[Ratio]:

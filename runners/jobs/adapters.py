@@ -24,7 +24,7 @@ from runners.jobs.adapter_config import (
 )
 from runners.jobs.loading import stored_quantisation
 from runners.jobs.memory import tensor_bytes
-from runners.jobs.model_files import opened_model, read_config
+from runners.jobs.model_files import opened_model, read_config, weight_files
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import ArtefactModel, FolderModel, ModelRef, NamedAdapter
 from runners.jobspec.base import LoraOptions
@@ -136,11 +136,11 @@ def name_of_base(base: FolderModel | ArtefactModel) -> str:
 def weights_digest(folder: Path) -> str:
     """Return a digest that identifies a model's weights.
 
-    It reads samples spread over every safetensors file, so that large models take no longer. It
+    It reads samples spread over every file of the model, so that large models take no longer. It
     distinguishes trainings, but does not detect single changed bytes.
     """
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:

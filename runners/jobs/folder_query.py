@@ -22,7 +22,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from runners.jobs.model_files import MAX_FILES, check_config, open_file, read_config
+from runners.jobs.model_files import (
+    HEAD_BYTES,
+    INDEX,
+    LENGTH_BYTES,
+    MAX_INDEX_BYTES,
+    check_config,
+    disguise,
+    open_file,
+    read_config,
+    weight_names,
+)
 from runners.jobs.runtime import BadInputError, MissingModelError
 
 if TYPE_CHECKING:
@@ -57,7 +67,7 @@ class Query(NamedTuple):
             MissingModelError: the file is missing, not a regular file, or outside of the roots.
         """
         with self.open_path("config.json") as path:
-            config = read_config(path)
+            config = read_config(path, "config.json")
         check_config(config, str(self.folder))
         return config
 
@@ -82,14 +92,10 @@ def answer(**fields: object) -> None:
 
 # The bytes of the weights: the planner's count for the config, and those of the files.
 #
-# The files are those that the index names, without one ``model.safetensors``: other files, such as
-# a consolidated copy of all weights, are not counted. The safetensors library checks each header.
+# The files are those that jobs read (``weight_names``): others, such as a consolidated copy of all
+# weights, are not counted. The safetensors library checks each header.
 
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-MAX_INDEX_BYTES = 64 * 2**20  # 640,000 tensors; Kimi-K2's has 14 MB
-MAX_NAME_CHARACTERS = 255
-LENGTH_BYTES = 8  # of the length before a header
 WORKLOAD = {"kind": "generate", "input_tokens": 1, "output_tokens": 1, "batch_size": 1}
 CLUSTER = {"device": "h200-sxm-141gb"}  # any: it does not change the weights
 
@@ -115,13 +121,7 @@ def weights() -> None:
 
 
 def _all_bytes(query: Query) -> Iterator[int]:
-    names = file_names(query)
-    if len(names) > MAX_FILES:
-        raise BadInputError(
-            f"{INDEX} names {len(names)} files, and {MAX_FILES} are read; save the model in "
-            "larger files"
-        )
-    for name in names:
+    for name in file_names(query):
         answer(reading=name)
         yield tensor_bytes(query, name)
 
@@ -130,33 +130,16 @@ def file_names(query: Query) -> list[str]:
     """Return the names of the files that hold a folder's weights.
 
     Raises:
-        BadInputError: the index is damaged, too long, or there is neither index nor file.
+        BadInputError: the index is damaged, too long, names a file that is not there, or there
+            is neither index nor file.
     """
-    if os.path.lexists(query.folder / INDEX):
+
+    def read_index() -> bytes:
         answer(reading=INDEX)
-        return _indexed(query)
-    if os.path.lexists(query.folder / SINGLE):
-        return [SINGLE]
-    raise BadInputError(
-        f"the folder has neither {INDEX} nor {SINGLE}; save the model again with save_pretrained"
-    )
+        with query.open_path(INDEX) as path, path.open("rb") as file:
+            return file.read(MAX_INDEX_BYTES + 1)
 
-
-def _indexed(query: Query) -> list[str]:
-    with query.open_path(INDEX) as path, path.open("rb") as file:
-        data = file.read(MAX_INDEX_BYTES + 1)
-    if len(data) > MAX_INDEX_BYTES:
-        raise BadInputError(f"{INDEX} is longer than {MAX_INDEX_BYTES // 2**20} MiB, the limit")
-    try:
-        names = set(json.loads(data)["weight_map"].values())
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise BadInputError(f"{INDEX} has no weight_map; copy the file again") from None
-    for name in names:
-        is_short = isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS
-        is_plain = is_short and name.isprintable() and "/" not in name
-        if not (is_plain and name.endswith(".safetensors")):
-            raise BadInputError(f"{INDEX} names {name!r:.80}, which is not a file in the folder")
-    return sorted(names)
+    return weight_names({path.name for path in query.folder.iterdir()}, read_index, "the folder")
 
 
 def tensor_bytes(query: Query, name: str) -> int:
@@ -171,13 +154,13 @@ def tensor_bytes(query: Query, name: str) -> int:
     except ImportError:
         raise BadInputError("safetensors is not installed on this host") from None
     try:
-        with (
-            query.open_path(name) as path,
-            safe_open(path, framework="np"),  # refuses overlaps, holes and ends beyond the file
-            path.open("rb") as file,
-        ):
-            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-            return file.seek(0, 2) - LENGTH_BYTES - length
+        with query.open_path(name) as path, path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+            if head and (what := disguise(head)):
+                raise BadInputError(f"{name} {what}")
+            with safe_open(path, framework="np"):  # refuses overlaps, holes, ends beyond the file
+                length = int.from_bytes(head[:LENGTH_BYTES], "little")
+                return file.seek(0, 2) - LENGTH_BYTES - length
     except (SafetensorError, OSError) as error:
         reason = str(error).removeprefix("Error while deserializing header: ")
         raise BadInputError(

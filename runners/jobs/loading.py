@@ -1,7 +1,6 @@
 """Load a model: its empty module first, then the weights."""
 
 import importlib
-import json
 import re
 import shutil
 from collections import defaultdict
@@ -27,7 +26,7 @@ from transformers import (
     TorchAoConfig,
 )
 
-from runners.jobs.model_files import check_config, opened_model
+from runners.jobs.model_files import check_config, opened_model, read_config, some
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
 from runners.jobs.weights import (
     QUANT_METHOD,
@@ -36,6 +35,7 @@ from runners.jobs.weights import (
     check_finite_tensors,
     check_shapes,
     checked_model,
+    config_of,
     first_line,
     is_ternary,
     load_ternary,
@@ -160,10 +160,12 @@ def load_folder(
 
 def stored_quantisation(folder: Path) -> WeightDtype | None:
     """Return the quantised dtype of the folder's stored weights, or None for plain weights."""
-    config = json.loads((folder / "config.json").read_text())
-    quantisation = config.get("quantization_config")
+    quantisation = read_config(folder / "config.json").get("quantization_config")
     if quantisation is None:
         return None
+    if not isinstance(quantisation, dict):
+        msg = f"{folder}: config.json: quantization_config is {quantisation!r:.60}, not an object"
+        raise BadInputError(f"{msg}; remove the entry, or copy the file again")
     method = quantisation.get("quant_method")
     if method == QUANT_METHOD:
         return "int4"
@@ -180,12 +182,20 @@ def stored_quantisation(folder: Path) -> WeightDtype | None:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast | None:
-    """Return the folder's fast tokenizer, or None."""
+    """Return the folder's fast tokenizer, or None.
+
+    Raises:
+        BadInputError: the library cannot read it.
+    """
     if not (folder / "tokenizer.json").is_file():
         return None
-    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
-        str(folder), local_files_only=True
-    )
+    try:
+        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
+            str(folder), local_files_only=True
+        )
+    except Exception as error:  # tokenizers raises nothing narrower
+        msg = f"{folder.name}: tokenizer.json or tokenizer_config.json cannot be read"
+        raise BadInputError(f"{msg}: {first_line(error)}; copy both again") from error
     return tokenizer
 
 
@@ -325,7 +335,7 @@ def _check_quantisable(folder: Path, dtype: WeightDtype) -> None:
 
     Also rejects nf4 for rows that are not a multiple of its block: the CPU kernel fails on them.
     """
-    skeleton = shape_only(AutoConfig.from_pretrained(str(folder), local_files_only=True))
+    skeleton = shape_only(config_of(folder))
     check_shapes(folder, skeleton)
     for name, weight in quantised_matrices(skeleton).items():
         if dtype == "int4" and weight.shape[1] % NF4_BLOCK:
@@ -365,7 +375,6 @@ ROLES = {
     "gate_proj": "gate", "up_proj": "up", "down_proj": "down",
 }  # fmt: skip
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
-SHOWN = 3
 Roles = dict[str, str]  # gate, up, down -> the stored tensor's name
 
 
@@ -464,7 +473,7 @@ def fill(
     missing = [name for name, each in model.named_parameters() if each.is_meta]
     for names_, word in ((missing, "lack"), (unknown, "also hold")):
         if names_:
-            raise _mismatch(f"they {word} {', '.join(names_[:SHOWN])}")
+            raise _mismatch(f"they {word} {some(names_)}")
     for name, buffer in list(model.named_buffers()):
         owner, _, last = name.rpartition(".")
         setattr(model.get_submodule(owner), last, buffer.to(device))
@@ -501,7 +510,7 @@ class LayerwiseModel:
         Raises:
             BadInputError: the architecture is not supported, or config and weights do not match.
         """
-        self.config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        self.config = config_of(folder)
         with init_empty_weights(include_buffers=False):
             self.model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 self.config, dtype=dtype

@@ -1,12 +1,19 @@
-"""Resolves a spec's model to a complete folder of this host, and opens its files safely."""
+"""Resolves a spec's model to a complete folder of this host, and opens its files safely.
+
+The one reader of model folders: it alone says which files are the model (``weight_names``).
+"""
 
 import atexit
+import codecs
+import contextlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +23,8 @@ from runners.jobspec import ArtefactModel, FolderModel
 DATA_SUFFIXES = frozenset({".json", ".jinja", ".model", ".safetensors", ".txt"})
 MAX_FILES = 4096
 MAX_CONFIG_BYTES = 1024**2
+# Gemma 3's has 1.2 MB: one entry for each added token.
+MAX_BYTES_OF = {"tokenizer_config.json": 16 * 1024**2}
 MAX_DEPTH = 20
 MAX_ITEMS = 100_000
 MAX_SIZE = 2**31  # larger values are only meant to break a reader
@@ -29,15 +38,27 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def pin_folder(folder: Path, roots: Sequence[Path], owner: int | None = None) -> Path:
-    """Return a private folder with links to the opened files of a model folder.
+MODEL_FILES = ("config.json",)  # and the weights: see ``weight_names``
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def pin_folder(
+    folder: Path,
+    roots: Sequence[Path],
+    owner: int | None = None,
+    needed: Sequence[str] = MODEL_FILES,
+) -> Path:
+    """Return a private folder with links to the opened files of a model or adapter folder.
 
     The links use the reader's own handles, so that forked ranks have them too; with ``owner``,
-    this process's pid, a child that inherits no handles can also read them.
+    this process's pid, a child that inherits no handles can also read them. Of the safetensors
+    files it has the model's own, or those in ``needed``: every library finds the same model.
 
     Raises:
-        MissingModelError: the folder, or a file that it links to, is outside the roots.
-        BadInputError: a file is not a regular file, has a hard link, or the config is invalid.
+        MissingModelError: the folder, or a file that it links to, is outside the roots, or a
+            file of the weights is missing.
+        BadInputError: a file is not a regular file, has a hard link, is not what its name says,
+            or the config is invalid.
     """
     place = Path(tempfile.mkdtemp(prefix="slipway-model-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
@@ -45,14 +66,37 @@ def pin_folder(folder: Path, roots: Sequence[Path], owner: int | None = None) ->
     private.mkdir()
     handle = _open_below(folder, roots)
     try:
-        for name in _data_names(handle):
+        for name in _read_names(folder, handle, roots, needed):
             file = _open_file(folder, handle, name, roots)
+            if name in LIBRARY_TEXTS or (name == ADAPTER_CONFIG and owner is not None):
+                check_text(file, name, str(folder))
+            elif name.endswith(SUFFIX):
+                check_safetensors(file, name, str(folder))
             (private / name).symlink_to(f"/proc/{owner or 'self'}/fd/{file}")
     finally:
         os.close(handle)
     if (private / "config.json").exists():
         check_config(read_config(private / "config.json"), str(folder))
     return private
+
+
+def _read_names(
+    folder: Path, handle: int, roots: Sequence[Path], needed: Sequence[str]
+) -> list[str]:
+    """Return the names of the files that jobs read; the weights are the model's own only."""
+    names = _data_names(handle)
+    if tuple(needed) != MODEL_FILES:
+        return [name for name in names if not name.endswith(SUFFIX) or name in needed]
+
+    def read_index() -> bytes:
+        with os.fdopen(_open_file(folder, handle, INDEX, roots), "rb") as file:
+            return file.read(MAX_INDEX_BYTES + 1)
+
+    # With an adapter's config beside it, transformers would apply that adapter without a word.
+    others = {ADAPTER_CONFIG} | {name for name in names if name.endswith(SUFFIX)}
+    if {INDEX, SINGLE} & set(names):
+        others -= set(weight_names(set(names), read_index, str(folder)))
+    return [name for name in names if name not in others]
 
 
 def _open_below(path: Path, roots: Sequence[Path]) -> int:
@@ -73,12 +117,12 @@ def _open_below(path: Path, roots: Sequence[Path]) -> int:
     return handle
 
 
-def _data_names(handle: int) -> Iterator[str]:
+def _data_names(handle: int) -> list[str]:
     with os.scandir(handle) as entries:
         names = [entry.name for entry in entries if Path(entry.name).suffix in DATA_SUFFIXES]
     if len(names) > MAX_FILES:
         raise BadInputError(f"the model folder has {len(names)} files; the limit is {MAX_FILES}")
-    yield from sorted(names)
+    return sorted(names)
 
 
 def _open_file(folder: Path, handle: int, name: str, roots: Sequence[Path]) -> int:
@@ -122,32 +166,223 @@ def _open_target(link: Path, roots: Sequence[Path]) -> int:
         os.close(handle)
 
 
+# Which safetensors files of a folder are its model: those that the index names, without an index
+# ``model.safetensors``. Other files beside them are never read: a consolidated copy in Mistral's
+# own names, an adapter, another precision, or what an earlier download left. Without torch and
+# safetensors.
+
+
+INDEX, SINGLE, SUFFIX = "model.safetensors.index.json", "model.safetensors", ".safetensors"
+MAX_INDEX_BYTES = 64 * 2**20  # 640,000 tensors; Kimi-K2's has 14 MB
+MAX_NAME_CHARACTERS = 255
+SHOWN = 3
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files that are a folder's model.
+
+    Raises:
+        MissingModelError: there are none, or the index names one that is not there.
+        BadInputError: the index is damaged.
+    """
+
+    def read_index() -> bytes:
+        with (folder / INDEX).open("rb") as file:
+            return file.read(MAX_INDEX_BYTES + 1)
+
+    names = weight_names(_names_in(folder), read_index, str(folder))
+    return [folder / name for name in names]
+
+
+def _names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def has_weights(folder: Path) -> bool:
+    """Return whether a folder holds a model in safetensors, complete or not."""
+    return any(os.path.lexists(folder / name) for name in (INDEX, SINGLE))
+
+
+def weight_names(names: Set[str], read_index: Callable[[], bytes], where: str) -> list[str]:
+    """Return which of a folder's file ``names`` are its model, sorted.
+
+    ``read_index`` returns the index's bytes, or the first ``MAX_INDEX_BYTES`` and more.
+
+    Raises:
+        MissingModelError: there are none, or the index names one that is not there.
+        BadInputError: the index is damaged, or names what is not a file in the folder.
+    """
+    if INDEX not in names:
+        if SINGLE not in names:
+            raise MissingModelError(f"{where} {lacks([SINGLE], names)}")
+        return [SINGLE]
+    indexed = _indexed(read_index())
+    if missing := [name for name in indexed if name not in names]:
+        raise MissingModelError(
+            f"{where} lacks {some(missing)}, which {INDEX} names ({len(missing)} of "
+            f"{len(indexed)} files): the download is incomplete; fetch the missing files, or "
+            "download the model again"
+        )
+    return indexed
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first names and the number of the remaining ones."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _indexed(data: bytes) -> list[str]:
+    if len(data) > MAX_INDEX_BYTES:
+        raise BadInputError(f"{INDEX} is longer than {MAX_INDEX_BYTES // 2**20} MiB, the limit")
+    if what := disguise(data):
+        raise BadInputError(f"{INDEX} {what}")
+    try:
+        names = set(json.loads(data.removeprefix(codecs.BOM_UTF8))["weight_map"].values())
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise BadInputError(f"{INDEX} has no weight_map; copy the file again") from None
+    if len(names) > MAX_FILES:
+        raise BadInputError(
+            f"{INDEX} names {len(names)} files, and {MAX_FILES} are read; save the model in "
+            "larger files"
+        )
+    for name in names:
+        is_short = isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS
+        is_plain = is_short and name.isprintable() and "/" not in name
+        if not (is_plain and name.endswith(SUFFIX)):
+            raise BadInputError(f"{INDEX} names {name!r:.80}, which is not a file in the folder")
+    return sorted(names)
+
+
+# Files that are not what their names say, found before a library reads them: its error would name
+# neither the file nor the way out.
+
+
+HEAD_BYTES = 64
+LENGTH_BYTES = 8  # of the length before a safetensors header
+MAX_HEADER_BYTES = 100_000_000  # as in safetensors itself
+MAX_PARSED_BYTES = 4 * 2**20  # of larger JSON files both ends are looked at
+AGAIN = "download the file again"
+LFS = b"version https://git-lfs"
+DISGUISES = (
+    (LFS, f"is a Git LFS pointer; run git lfs pull, or {AGAIN}"),
+    (b"PK\x03\x04", "is torch.save's pickle, which is never read; save it with safetensors"),
+    (b"\x80", "is pickle, which is never read; save it with safetensors"),
+    (b"GGUF", "is a GGUF file; name it .gguf and serve it with llama.cpp"),
+    (b"<", f"is a web page, such as a log-in or an error; {AGAIN}, with access to the model"),
+    (b"\x1f\x8b", "is a gzip archive; unpack it"),
+)  # fmt: skip
+# What transformers and tokenizers read by these names.
+LIBRARY_TEXTS = frozenset({
+    "config.json", "generation_config.json", INDEX, "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
+    "chat_template.json", "chat_template.jinja",
+})  # fmt: skip
+
+
+def disguise(head: bytes) -> str:
+    """Return what a file is and what to do if its first bytes are of another kind, else ""."""
+    if not head:
+        return f"is empty; {AGAIN}"
+    if head[LENGTH_BYTES : LENGTH_BYTES + 1] == b"{":  # a safetensors length can look like them
+        return ""
+    start = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    return next((what for mark, what in DISGUISES if start.startswith(mark)), "")
+
+
+def check_safetensors(file: int, name: str, where: str) -> None:
+    """Reject an opened file that is not a complete safetensors file.
+
+    Raises:
+        BadInputError: it is of another kind or cut off; the message names it and the way out.
+    """
+    size = os.fstat(file).st_size
+    head = os.pread(file, HEAD_BYTES, 0)
+    if what := disguise(head):
+        raise BadInputError(f"{where}: {name} {what}")
+    length = int.from_bytes(head[:LENGTH_BYTES], "little")
+    has_header = length <= min(size - LENGTH_BYTES, MAX_HEADER_BYTES)
+    named = _named_bytes(os.pread(file, length, LENGTH_BYTES)) if has_header else None
+    expected = None if named is None else LENGTH_BYTES + length + named
+    if expected != size:
+        reason = f"{size:,} of {expected:,} bytes" if expected else "it has no header of one"
+        raise BadInputError(
+            f"{where}: {name} is not a complete safetensors file ({reason}); copy it again"
+        )
+
+
+def _named_bytes(header: bytes) -> int | None:
+    """Return the bytes of data that a safetensors header names; None if it is no such header."""
+    try:
+        entries = json.loads(header)
+        ends = [each["data_offsets"][1] for key, each in entries.items() if key != "__metadata__"]
+        return int(max(ends, default=0))
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        return None
+
+
+def check_text(file: int, name: str, where: str) -> None:
+    """Reject an opened text file that its library would not read, or would read wrongly.
+
+    Raises:
+        BadInputError: it has a byte order mark, is not UTF-8 JSON, or is of another kind.
+    """
+    size = os.fstat(file).st_size
+    head = os.pread(file, HEAD_BYTES, 0)
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise BadInputError(f"{where}: {name} is UTF-16 text; save it as UTF-8")
+    if head.startswith(codecs.BOM_UTF8):
+        raise BadInputError(
+            f"{where}: {name} begins with a byte order mark, which its readers take for content; "
+            "save it as UTF-8 without the mark"
+        )
+    is_json = name.endswith(".json")  # a template or a vocabulary may begin with any character
+    if (is_json or head.startswith(LFS)) and (what := disguise(head)):
+        raise BadInputError(f"{where}: {name} {what}")
+    if is_json and not _is_object(file, size):
+        raise BadInputError(f"{where}: {name} is not valid JSON, or cut off; {AGAIN}")
+
+
+def _is_object(file: int, size: int) -> bool:
+    if size > MAX_PARSED_BYTES:
+        ends = os.pread(file, HEAD_BYTES, 0), os.pread(file, HEAD_BYTES, size - HEAD_BYTES)
+        return ends[0].lstrip().startswith(b"{") and ends[1].rstrip().endswith(b"}")
+    try:
+        return isinstance(json.loads(os.pread(file, size, 0).decode()), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 # Config parsing with limits
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Return the object in a config.json.
+def read_config(path: Path, name: str = "") -> dict[str, Any]:
+    """Return the object in a config.json, or another config; ``name``: the file's, if not path's.
+
+    A byte order mark before it is no content.
 
     Raises:
         BadInputError: the file is too long, nested too deep, or not a JSON object.
     """
+    name = name or path.name
+    limit = MAX_BYTES_OF.get(name, MAX_CONFIG_BYTES)
     with path.open("rb") as file:
-        data = file.read(MAX_CONFIG_BYTES + 1)
-    if len(data) > MAX_CONFIG_BYTES:
-        raise BadInputError(f"config.json is longer than {MAX_CONFIG_BYTES} bytes")
-    _check_depth(data)
+        data = file.read(limit + 1).removeprefix(codecs.BOM_UTF8)
+    if len(data) > limit:
+        raise BadInputError(f"{name} is longer than {limit} bytes, the limit")
+    _check_depth(data, name)
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise BadInputError(
-            f"config.json is not valid JSON: {str(error)[:200]}; copy it again"
+            f"{name} is not valid JSON: {str(error)[:200]}; copy it again"
         ) from None
     if not isinstance(document, dict):
-        raise BadInputError("config.json is not a JSON object; copy it again")
+        raise BadInputError(f"{name} is not a JSON object; copy it again")
     return document
 
 
-def _check_depth(data: bytes) -> None:
+def _check_depth(data: bytes, name: str) -> None:
     """Reject deeply nested JSON before parsing it."""
     depth = deepest = 0
     is_text = is_escaped = False
@@ -163,7 +398,7 @@ def _check_depth(data: bytes) -> None:
         elif byte in b"]}":
             depth -= 1
     if deepest > MAX_DEPTH:
-        raise BadInputError(f"config.json is nested {deepest} deep; {MAX_DEPTH} is the limit")
+        raise BadInputError(f"{name} is nested {deepest} deep; {MAX_DEPTH} is the limit")
 
 
 def check_config(config: Mapping[str, Any], where: str) -> None:
@@ -198,7 +433,6 @@ def _numbers(value: object, name: str = "") -> Iterator[tuple[str, object]]:
 # Without torch: engines in other environments use it too.
 
 
-MODEL_FILES = ("config.json", "*.safetensors")
 MODEL_ROOTS_VARIABLE = "SLIPWAY_MODEL_ROOTS"
 
 
@@ -221,12 +455,57 @@ def model_folder(
     if not folder.is_dir():
         msg = f"no model folder {folder} on this host; check the path, or copy the model there"
         raise MissingModelError(msg)
-    if missing := [each for each in needed if not any(folder.glob(each))]:
-        pickles = ", ".join(each.name for each in folder.glob("*.bin"))
-        also = f" ({pickles} is pickle, which is never read)" if pickles else ""
-        msg = f"{folder} lacks {' and '.join(missing)}{also}; give a complete Hugging Face folder"
-        raise MissingModelError(msg)
+    missing = [each for each in needed if not os.path.lexists(folder / each)]
+    if tuple(needed) == MODEL_FILES and not has_weights(folder):
+        missing.append(SINGLE)
+    if missing:
+        inner = _inner_model(folder, missing[0])
+        raise MissingModelError(f"{folder} {lacks(missing, _names_in(folder), inner)}")
     return folder
+
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+SHARD = re.compile(r"-\d+-of-\d+\.safetensors$")
+
+
+def lacks(missing: Sequence[str], names: Set[str], inner: Path | None = None) -> str:
+    """Say what a folder lacks, what its other weights are, and the way out.
+
+    ``inner``: the folder below it that has what lacks.
+    """
+    weights = next((name for name in missing if name.endswith(SUFFIX)), "")
+    others = {name for name in names if name.endswith(SUFFIX)} - {ADAPTER_WEIGHTS, SINGLE}
+    kinds = (
+        ([each for each in names if each.endswith(PICKLES)], "is pickle, which is never read"),
+        ([each for each in names if each.endswith(".gguf")], "is GGUF, which llama.cpp serves"),
+        ({ADAPTER_WEIGHTS} & names, "is an adapter, which does not stand for its base model"),
+        ({each for each in others if SHARD.search(each)}, f"is a shard: fetch {INDEX} too"),
+        (
+            {each for each in others if not SHARD.search(each)},
+            f"is not read: name it {weights} if it holds all weights",
+        ),
+    )
+    notes = [f"{some(sorted(found))} {what}" for found, what in kinds if found and weights]
+    also = f" ({'; '.join(notes)})" if notes else ""
+    way_out = f"the model is in {inner}: give that folder" if inner else ""
+    return (
+        f"lacks {' and '.join(missing)}{also}; {way_out or 'give a complete Hugging Face folder'}"
+    )
+
+
+def _inner_model(folder: Path, missing: str) -> Path | None:
+    """Return the folder below with the missing file: a snapshot of the Hub's cache, or one."""
+    found = [
+        path
+        for pattern in ("snapshots/*", "*")
+        for path in sorted(islice(folder.glob(pattern), MAX_FILES))
+        if os.path.isfile(path / missing)  # noqa: PTH113 - Path.is_file raises where it may not look
+    ]
+    with contextlib.suppress(OSError, ValueError):  # the snapshot that the cache calls main
+        main = (folder / "refs/main").read_text()[:64].strip()
+        found.sort(key=lambda path: path.name != main)
+    return next(iter(found), None)
 
 
 def opened_model(
@@ -241,10 +520,11 @@ def opened_model(
 
     Raises:
         MissingModelError: the folder is outside the roots, absent, or incomplete.
-        BadInputError: a file is not a regular file, or the config is invalid.
+        BadInputError: a file is not a regular file or not what its name says, or the config is
+            invalid.
     """
     roots = [(host_dir / "attempts").resolve(), *model_roots(host_dir)]
-    return pin_folder(model_folder(ref, host_dir, needed), roots, owner)
+    return pin_folder(model_folder(ref, host_dir, needed), roots, owner, needed)
 
 
 def model_roots(host_dir: Path) -> list[Path]:

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from runners.jobs.memory import parts_of
+from runners.jobs.model_files import SINGLE, has_weights, read_config, some, weight_files
 from runners.jobs.runtime import BadInputError
 
 # ---------------------------------------------------------------------------
@@ -137,7 +139,6 @@ def _starts(frequencies: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint64]:
 
 
 QUANT_METHOD = "slipway-ternary"
-FILE_NAME = "model.safetensors"
 WORDS, STATES, PARTS, LEVELS, SHAPE = ".words", ".states", ".parts", ".levels", ".shape"
 NamedTensors = dict[str, torch.Tensor]
 
@@ -193,7 +194,7 @@ def save_ternary(folder: Path, model: PreTrainedModel, coded: NamedTensors) -> N
         if name not in done and name not in tied
     }
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({**plain, **coded}, folder / FILE_NAME, {"format": "pt"})
+    save_file({**plain, **coded}, folder / SINGLE, {"format": "pt"})
     config = {
         **model.config.to_dict(),
         "quantization_config": {"quant_method": QUANT_METHOD, "stacks": sorted(done)},
@@ -203,8 +204,8 @@ def save_ternary(folder: Path, model: PreTrainedModel, coded: NamedTensors) -> N
 
 def is_ternary(folder: Path) -> bool:
     """Return whether ``save_ternary`` wrote a folder."""
-    config = json.loads((folder / "config.json").read_text())
-    return bool((config.get("quantization_config") or {}).get("quant_method") == QUANT_METHOD)
+    stored = read_config(folder / "config.json").get("quantization_config")
+    return isinstance(stored, dict) and stored.get("quant_method") == QUANT_METHOD
 
 
 def load_ternary(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -213,7 +214,7 @@ def load_ternary(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     Raises:
         BadInputError: a code is damaged, or the tensors do not match the config.
     """
-    stored = load_file(folder / FILE_NAME)
+    stored = load_file(folder / SINGLE)
     stacks = [name.removesuffix(WORDS) for name in stored if name.endswith(WORDS)]
     try:
         weights = {name: _decoded(stored, name).to(dtype) for name in stacks}
@@ -222,7 +223,7 @@ def load_ternary(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         raise BadInputError(msg) from error
     endings = (WORDS, STATES, PARTS, LEVELS, SHAPE)
     weights |= {name: each for name, each in stored.items() if not name.endswith(endings)}
-    config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    config = config_of(folder)
     config.quantization_config = None
     del config.quantization_config
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -363,11 +364,10 @@ def activations_in_host(
 
 
 COMPUTED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")  # stored by old versions, ignored
-SHOWN = 3
 
 
 class WeightReader:
-    """The tensors of all safetensors files of a folder by name."""
+    """The tensors of a folder's model by name."""
 
     def __init__(self, folder: Path, model: PreTrainedModel) -> None:
         """Open the files and compare names and shapes with the model's.
@@ -376,7 +376,7 @@ class WeightReader:
             BadInputError: a file is truncated, or the tensors do not match the config.
         """
         self._files: dict[str, safe_open] = {}
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in weight_files(folder):
             opened = open_weights(path)
             self._files |= dict.fromkeys(_names(opened), opened)
         self._files = {
@@ -440,12 +440,6 @@ def open_weights(path: Path) -> safe_open:
         raise BadInputError(msg) from error
 
 
-def some(names: list[str]) -> str:
-    """Return the first names and the number of the remaining ones."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
-
-
 def _names(file: safe_open) -> list[str]:
     names: list[str] = file.keys()
     return names
@@ -471,10 +465,11 @@ def checked_model(folder: Path, options: dict[str, Any], *, is_plain: bool) -> P
         BadInputError: a file is truncated, a weight is NaN or infinite, or the weights do not
             match the config.
     """
-    is_gguf = not any(folder.glob("*.safetensors"))
+    is_gguf = not has_weights(folder)
     if is_gguf:
         options["gguf_file"] = next((each.name for each in folder.glob("*.gguf")), None)
-    check_files(folder)
+    else:
+        check_files(folder)
     try:
         loaded_model: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
@@ -497,13 +492,27 @@ def checked_model(folder: Path, options: dict[str, Any], *, is_plain: bool) -> P
     return model
 
 
+def config_of(folder: Path) -> PretrainedConfig:
+    """Return the library's config of a folder.
+
+    Raises:
+        BadInputError: its config.json is no model that the library knows.
+    """
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    except (StrictDataclassError, OSError, ValueError, KeyError, TypeError) as error:
+        msg = f"cannot load {folder.name}: its config.json describes no model that is known here"
+        raise BadInputError(f"{msg}: {first_line(error)}") from error
+    return config
+
+
 def check_files(folder: Path) -> None:
     """Reject truncated safetensors files before allocating memory.
 
     Raises:
         BadInputError: a file is truncated; the message names it.
     """
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         open_weights(path)
 
 
@@ -515,7 +524,7 @@ def check_shapes(folder: Path, skeleton: PreTrainedModel) -> None:
     """
     expected_shapes = {name: list(tensor.shape) for name, tensor in skeleton.state_dict().items()}
     mismatches: list[tuple[str, Any, Any]] = []
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         file = open_weights(path)
         for name in file.keys():  # noqa: SIM118 - it is no dictionary
             stored = list(file.get_slice(name).get_shape())
@@ -604,7 +613,7 @@ def check_finite_tensors(tensors: Tensors, prefix: str) -> None:
 
 
 class StoredTensors:
-    """The tensors of a folder's safetensors files, each read into separate memory."""
+    """The tensors of a folder's model, each read into separate memory."""
 
     def __init__(self, folder: Path, dtypes: Mapping[str, torch.dtype] = STORED_DTYPES) -> None:
         """Open the files and read the tensors' positions.
@@ -613,7 +622,7 @@ class StoredTensors:
             BadInputError: a tensor's dtype is not in ``dtypes`` (floats of 16 or 32 bits).
         """
         self._places: dict[str, _Place] = {}
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in weight_files(folder):
             self._places |= _places(path, dtypes)
 
     @property

@@ -128,14 +128,6 @@ def test_two_ways_are_judged_on_the_same_windows_beside_each_other(monkeypatch, 
     assert [each.weight_dtype for each in asked] == ["int4", "bf16", "bf16"]
 
 
-def test_only_the_weights_of_the_trained_model_are_counted(tmp_path):
-    model = tmp_path / "attempts" / bench.TRAINED / "output" / "model"
-    model.mkdir(parents=True)
-    for name in ("model.safetensors", "config.json"):
-        (model / name).write_bytes(b"1234")
-    assert [each.name for each in bench.trained_files(tmp_path)] == ["model.safetensors"]
-
-
 @pytest.mark.proven
 def test_half_as_many_bits_are_half_the_bytes(model):
     half = fresh_model(TINY_CONFIG, torch.bfloat16)

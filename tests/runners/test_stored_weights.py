@@ -10,7 +10,8 @@ from safetensors.numpy import save_file
 
 from runners.host import preflight_weights
 from runners.host.preflight_weights import EngineNeeds, FolderQuery, checks, weights_of
-from runners.jobs.folder_query import INDEX, SINGLE, Query, file_names, tensor_bytes
+from runners.jobs.folder_query import Query, file_names, tensor_bytes
+from runners.jobs.model_files import INDEX, SINGLE
 from runners.jobs.runtime import BadInputError
 from runners.shared.messages import MAX_SENTENCE
 
@@ -139,7 +140,7 @@ def test_links_out_of_the_model_folders_and_fifos_are_not_opened(tmp_path, tmp_p
 
 def test_an_index_that_names_no_files_is_refused(tmp_path):
     query = Query(tmp_path, (tmp_path,))
-    with pytest.raises(BadInputError, match=f"neither {INDEX} nor {SINGLE}"):
+    with pytest.raises(BadInputError, match=f"the folder lacks {SINGLE}"):
         file_names(query)
     for index, words in [
         ("{", "has no weight_map"),
@@ -164,7 +165,7 @@ def shown(folder) -> str:
 
 def test_what_was_not_counted_is_told_with_the_file_and_the_reason(folder):
     write_index(folder, {"a": "model-00001-of-00002.safetensors", "b": "gone.safetensors"})
-    assert "gone.safetensors cannot be opened: No such file" in shown(folder)
+    assert f"lacks gone.safetensors, which {INDEX} names (1 of 2 files)" in shown(folder)
     write_index(folder, {str(n): f"{n:05}.safetensors" for n in range(5000)})
     assert "names 5000 files, and 4096 are read" in shown(folder)
     write_index(folder, {"a": "\ud800\0\n.safetensors"})

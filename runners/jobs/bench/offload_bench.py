@@ -43,6 +43,7 @@ from runners.jobs.generate.offload_cases import (
     start_capped_case,
 )
 from runners.jobs.loading import demo_config, fresh_model
+from runners.jobs.model_files import weight_files
 from runners.jobs.ratios import ratio_of
 from runners.jobs.runtime import prepare_process
 from runners.jobspec import DemoModel
@@ -283,7 +284,7 @@ def _machine(folder: Path, runtime_bytes: int, effort: Effort) -> JsonObject:
 
 def _disk_rate(folder: Path) -> float:
     """Return the bytes per second of reading the model's file with a cold page cache."""
-    (path,) = folder.glob("*.safetensors")
+    (path,) = weight_files(folder)
     forget(folder)
     data = memoryview(bytearray(CHUNK_BYTES))
     with path.open("rb", buffering=0) as file:

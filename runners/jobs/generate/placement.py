@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from runners.jobs.generate.stage_model import Chain
 from runners.jobs.generate.zigzag import ZigZag
@@ -30,7 +30,14 @@ from runners.jobs.loading import (
 from runners.jobs.memory import free_host_bytes, tensor_bytes
 from runners.jobs.model_files import opened_model
 from runners.jobs.runtime import BadInputError, Job
-from runners.jobs.weights import StoredTensors, Tensors, check_finite_tensors, in_host
+from runners.jobs.weights import (
+    StoredTensors,
+    Tensors,
+    check_finite_tensors,
+    check_loaded,
+    config_of,
+    in_host,
+)
 from runners.jobspec import ArtefactModel, FolderModel, GenerateSpec
 from runners.jobspec.generate import ExpertCache, LayerStreaming, MappedWeights, PolicyOffload
 
@@ -158,7 +165,7 @@ class CachedExperts:
             BadInputError: the model has no experts of a supported kind, fewer than are to be
                 resident, or its weights do not match its config.
         """
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        config = config_of(folder)
         self.model: PreTrainedModel = skeleton(config, dtype, folder)
         places = _sparse_places(self.model)
         self._options, self._device, self._places = options, device, places
@@ -410,13 +417,14 @@ def load_with_device_map(
     """Load the model with accelerate's device map under a memory limit; also return a note.
 
     Raises:
-        BadInputError: accelerate cannot place it.
+        BadInputError: accelerate cannot place it, or the weights do not match the config.
     """
     room = max_memory_of_device_map(memory_bytes)
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
             dtype=dtype,
+            output_loading_info=True,
             device_map="auto",
             max_memory=room,
             offload_folder=str(scratch),
@@ -427,6 +435,8 @@ def load_with_device_map(
     except (OSError, ValueError, KeyError) as error:
         msg = f"accelerate cannot place {folder.name} in {memory_bytes} bytes: {error}"
         raise BadInputError(msg) from error
+    model: PreTrainedModel = loaded[0]
+    check_loaded(folder, loaded[1])
     torch.nn.Module.eval(model)
     places = list(getattr(model, "hf_device_map", {"": next(iter(room))}).values())
     parts = ", ".join(

@@ -29,6 +29,7 @@ from runners.jobs.generate.static import (
 )
 from runners.jobs.loading import Extra, LayerwiseModel
 from runners.jobs.memory import tensor_bytes
+from runners.jobs.model_files import SINGLE
 from runners.jobs.runtime import BadInputError
 from runners.jobs.weights import (
     BYTES_TOO,
@@ -280,7 +281,7 @@ class PlacedLayers:
             folder = scratch / f"layer-{index}"
             folder.mkdir()
             contiguous = {name: each.cpu().contiguous() for name, each in tensors.items()}
-            save_file(contiguous, str(folder / "narrow.safetensors"))
+            save_file(contiguous, str(folder / SINGLE))
             self._files[index] = StoredTensors(folder, BYTES_TOO)
 
     def _within(self, name: str) -> str:

@@ -33,6 +33,7 @@ from tests.runners.jobs.cases import refused
 from tests.runners.jobs.tiny import TINY, TINY_CONFIG
 from tests.system.jobs.harness import PROJECT
 
+WEIGHTLESS = (2).to_bytes(8, "little") + b"{}"  # a safetensors file of no tensors
 INSIDE, OUTSIDE = {"model_type": "llama", "marker": 1}, {"model_type": "llama", "marker": 2}
 
 
@@ -41,7 +42,7 @@ def root(tmp_path: Path) -> Path:
     folder = tmp_path / "models" / "llama"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(INSIDE))
-    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "model.safetensors").write_bytes(WEIGHTLESS)
     return tmp_path / "models"
 
 
@@ -60,7 +61,7 @@ def marker(folder: Path) -> int:
 def test_the_files_of_a_folder_are_found_under_their_names_or_links_within_the_roots(root):
     private = pin_folder(root / "llama", [root])
     assert sorted(path.name for path in private.iterdir()) == ["config.json", "model.safetensors"]
-    assert (private / "model.safetensors").read_bytes() == b"weights"
+    assert (private / "model.safetensors").read_bytes() == WEIGHTLESS
     assert private.name == "llama"
     (root / "blobs").mkdir()
     (root / "llama/config.json").rename(root / "blobs/c0ffee")
