@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from runners.jobs.adapters import Lora
 from runners.jobs.compress.pruning import (
@@ -64,6 +64,7 @@ from runners.jobs.runtime import BadInputError, Job, MissingModelError, weight_f
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.samples import learning_rate_ratio
 from runners.jobs.train.trainer import MAX_GRAD_NORM
+from runners.jobs.weights import config_of
 from runners.jobspec import CompressSpec
 from runners.jobspec.base import LoraOptions
 from runners.jobspec.compress import FOLDING_METHODS, WeightDtype
@@ -579,7 +580,7 @@ def check_structure(source: Path, spec: CompressSpec, _job: Job) -> None:
     Raises:
         BadInputError: the model type is not supported, or nothing would be removed.
     """
-    config = AutoConfig.from_pretrained(str(source), local_files_only=True)
+    config = config_of(source)
     check_shape_known(config.model_type, f"{spec.method} cuts heads and channels of")
     pruned_sizes(config, spec.sparsity)
 

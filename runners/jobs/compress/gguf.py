@@ -19,14 +19,14 @@ from gguf import (
     quants,
 )
 from gguf import GGMLQuantizationType as Type
-from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerFast
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from runners.jobs.compress.engine import CompressionResult, check_disk, held_out_of, load_whole
 from runners.jobs.evaluation import evaluate
 from runners.jobs.events import Stages
 from runners.jobs.loading import LoadedModel, load_tokenizer, require_tokenizer, shape_only
 from runners.jobs.runtime import BadInputError, Job, weight_file_bytes
-from runners.jobs.weights import WeightReader
+from runners.jobs.weights import WeightReader, config_of
 from runners.jobspec import CompressSpec
 from runners.jobspec.compress import GgufType
 
@@ -539,7 +539,7 @@ def check_gguf(source: Path, _spec: CompressSpec, job: Job) -> None:
         BadInputError: the model or tokenizer type is not supported, or the disk is too small.
     """
     check_disk(job.attempt_dir, weight_file_bytes(source))
-    config = AutoConfig.from_pretrained(str(source), local_files_only=True)
+    config = config_of(source)
     check_writable(config)
     loaded = LoadedModel(shape_only(config), load_tokenizer(source), torch.device("cpu"))
     tokens_of(require_tokenizer(loaded, "a GGUF file"), int(config.vocab_size))

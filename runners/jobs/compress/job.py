@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from runners.jobs.compress.engine import (
     CompressionResult,
@@ -59,7 +59,7 @@ from runners.jobs.runtime import (
     publish_model,
     weight_file_bytes,
 )
-from runners.jobs.weights import Ternary, entropy_bits, save_ternary, tensors_of
+from runners.jobs.weights import Ternary, config_of, entropy_bits, save_ternary, tensors_of
 from runners.jobspec import ArtefactModel, CompressSpec, FolderModel
 from runners.jobspec.compress import (
     COMPRESSING,
@@ -124,7 +124,7 @@ def check_sparse(source: Path, _spec: CompressSpec, job: Job) -> None:
         BadInputError: the model has no experts, or the disk is too small.
     """
     check_disk(job.attempt_dir, weight_file_bytes(source))
-    config = AutoConfig.from_pretrained(str(source), local_files_only=True)
+    config = config_of(source)
     if not expert_blocks(shape_only(config)):
         msg = (
             f"qmoe codes the experts of a sparse mixture-of-experts model, and this "

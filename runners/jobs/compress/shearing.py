@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from runners.jobs.compress.engine import CompressionResult, check_disk, held_out_of, load_whole
 from runners.jobs.compress.pruning import group_indices, keep_slices, key_value_heads
@@ -24,6 +24,7 @@ from runners.jobs.events import Stages
 from runners.jobs.loading import BASE_DTYPE, ready, require_tokenizer
 from runners.jobs.runtime import BadInputError, Job, weight_file_bytes
 from runners.jobs.train.checkpoint import checkpoints, publish_checkpoint, remove_older_checkpoints
+from runners.jobs.weights import config_of
 from runners.jobspec import CompressSpec
 from runners.jobspec.compress import Shape, Shear, window_of
 
@@ -325,7 +326,7 @@ def check_shearable(source: Path, spec: CompressSpec, job: Job) -> None:
             model, or the disk is too small.
     """
     check_disk(job.attempt_dir, WITH_CHECKPOINTS * weight_file_bytes(source))
-    config = AutoConfig.from_pretrained(str(source), local_files_only=True)
+    config = config_of(source)
     check_shape_known(config.model_type, "sheared_llama prunes")
     full = shape_of(config)
     target = spec.shear.target(full, spec.sparsity)

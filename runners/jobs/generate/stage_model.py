@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     Cache,
     DynamicCache,
@@ -42,6 +41,7 @@ from runners.jobs.memory import tensor_bytes
 from runners.jobs.model_files import opened_model
 from runners.jobs.ranks import RankFailedError, Ranks, joined_ranks, naming_rank_failures
 from runners.jobs.runtime import BadInputError, Job
+from runners.jobs.weights import check_loaded, config_of
 from runners.jobspec import ArtefactModel, DataParallel, FolderModel, GenerateSpec, KvCache
 from runners.jobspec.generate import ExpertSplit, PipelineSplit, TensorSplit
 
@@ -212,7 +212,7 @@ def divisible_config(folder: Path) -> PretrainedConfig:
     Raises:
         BadInputError: stages do not support the model.
     """
-    config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    config: PretrainedConfig = config_of(folder)
     if config.model_type not in DIVISIBLE:
         msg = f"a '{config.model_type}' model is not divided into stages; those that are: "
         raise BadInputError(msg + ", ".join(DIVISIBLE))
@@ -588,17 +588,21 @@ class TensorPart:
         """Load this rank's shards.
 
         Raises:
-            BadInputError: the ranks do not divide the model, or it has no plan.
+            BadInputError: the ranks do not divide the model, it has no plan, or the weights do
+                not match the config.
         """
         check_divides(divisible_config(folder), size, by_experts=by_experts)
-        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
             dtype=dtype,
+            output_loading_info=True,
             distributed_config=DistributedConfig(tp_size=size, ep_size=size if by_experts else 1),
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
         )
+        self.model: PreTrainedModel = loaded[0]
+        check_loaded(folder, loaded[1])
         torch.nn.Module.eval(self.model)
         self.tokenizer = load_tokenizer(folder)
         self.weight_bytes = sum(

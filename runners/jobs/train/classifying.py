@@ -32,7 +32,7 @@ from runners.jobs.train.sources import (
     open_source,
     read_classes,
 )
-from runners.jobs.weights import check_files, check_finite, check_loaded, first_line
+from runners.jobs.weights import check_files, check_finite, check_loaded, config_of, first_line
 from runners.jobspec import DemoModel, FileData, HostText, RandomModel, TrainSpec, UploadedData
 from runners.jobspec.base import ENCODERS, PACKAGES
 
@@ -151,7 +151,7 @@ def classifier(
     if isinstance(spec.model, DemoModel):
         raise BadInputError("the demo model predicts text; name an encoder's folder or its config")
     folder = opened_model(spec.model, job.host_dir)
-    config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    config = config_of(folder)
     has_these = set(getattr(config, "label2id", {}) or {}) == set(classes)
     _configure(config, classes, spec)
     check_files(folder)
