@@ -24,6 +24,7 @@ from webapp.plans.questions import DEFAULT_PERCENTILE
 
 MAX_CONFIG_BYTES = 256 * 1024
 MAX_DIGITS = 18  # of an integer; no model has a longer one
+MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"  # as a byte order mark is decoded
 UNSTORABLE = re.compile("\\\\u0000|[\ud800-\udfff]")  # databases reject both
 Choices = list[tuple[str, Any]]
 
@@ -104,7 +105,7 @@ class ConfigJson(forms.CharField):
 
 
 def parse_config(text: str) -> dict[str, Any]:
-    """Return the JSON object in ``text``.
+    """Return the JSON object in ``text``; a byte order mark before it is no content.
 
     Raises:
         ValidationError: the text is too long, invalid JSON, or not an object.
@@ -113,7 +114,10 @@ def parse_config(text: str) -> dict[str, Any]:
         raise _too_long(len(text.encode(errors="surrogatepass")))
     try:
         config = json.loads(
-            text, parse_int=_whole, parse_float=_decimal, parse_constant=_refuse_number
+            text.removeprefix(MARK),
+            parse_int=_whole,
+            parse_float=_decimal,
+            parse_constant=_refuse_number,
         )
     except (ValueError, RecursionError) as error:
         where = getattr(error, "lineno", None)

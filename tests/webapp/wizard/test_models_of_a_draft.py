@@ -219,6 +219,7 @@ def test_an_upload_is_read_by_its_length_and_weights_are_refused_as_no_text():
     with pytest.raises(forms.ValidationError, match=r"has 2,560 KiB.*at most 256 KiB"):
         upload(config_of(10 * LIMIT).encode())
     assert read_upload(None) == {}
+    assert upload(b'\xef\xbb\xbf{"a": 1}') == parse_config('\ufeff{"a": 1}') == {"a": 1}
 
     with pytest.raises(forms.ValidationError, match="not the weights"):
         upload(b"\x80\x02\xff safetensors")
