@@ -36,6 +36,7 @@ from runners.jobspec import (
 from runners.shared.reasons import Reason
 from runners.supervision.classification import Ending, classify
 from tests.plugins.extent import first
+from tests.runners.jobs.test_model_layouts import marked, shard
 
 pytestmark = pytest.mark.slow
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -82,7 +83,17 @@ def adapter_only(folder):
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
 
 
+def missing_shard(folder):
+    shard(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+
+
 BAD = {
+    "a missing shard": (
+        missing_shard,
+        r"lacks model-00002-of-00002\.safetensors, which.*download",
+    ),
+    "a mark": (marked("config.json"), r"config\.json begins with a byte order mark.*save it as"),
     "cut off": (cut_off, r"model\.safetensors is not a complete safetensors file.*copy it again"),
     "pickle": (pickled, r"pytorch_model\.bin is pickle, which is never read.*give a complete"),
     "wider by config": (configured(intermediate_size=160), r"64, 128\].*64, 160\].*of one model"),
