@@ -9,7 +9,10 @@ from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import FolderModel
 from runners.jobspec.generate import ExpertSplit, PipelineSplit, TensorSplit
-from tests.runners.jobs.generate.test_link import ranked_spec
+from tests.runners.jobs.generate.test_link import (
+    DEFAULTS,  # noqa: F401 -- the fixture ``generate`` reads it
+    ranked_spec,
+)
 from tests.runners.jobs.tiny import TINY_CONFIG
 from tests.system.jobs.gang import run_on_ranks
 from tests.system.jobs.generate.forks import run_on_forks
