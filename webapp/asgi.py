@@ -9,8 +9,11 @@ from types import FrameType
 from typing import Any
 
 from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.contrib.auth import SESSION_KEY
 from django.core.asgi import get_asgi_application
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, close_old_connections, connections
+from django.http import parse_cookie
 
 from webapp.core.logs import collect_and_trim, freeze_loaded, give_back_memory
 
@@ -18,10 +21,13 @@ give_back_memory()  # before threads get their malloc arenas
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
 django_application = get_asgi_application()
 
-from webapp.api import hosts  # noqa: E402 (Django must be set up first)
+from django.contrib.sessions.backends.db import SessionStore  # noqa: E402 (Django must be set up)
+
+from webapp.api import hosts  # noqa: E402 (as above)
 from webapp.core.middleware import PERMISSIONS_POLICY, SerializePerCredential, limited  # noqa: E402 (as above)
 from webapp.core.problems import Receive, Scope, Send  # noqa: E402 (as above)
 from webapp.core.queries import SchemaTooNewError, check_schema  # noqa: E402 (as above)
+from webapp.hosts.services import host_by_credential  # noqa: E402 (as above)
 from webapp.live import stream  # noqa: E402 (as above)
 
 COLLECT_SECONDS = 20
@@ -56,7 +62,32 @@ def with_policy(send: Send) -> Send:
 
 
 in_turns = SerializePerCredential(django_application, with_policy)  # type: ignore[arg-type]  # asgiref narrows
-application = limited(_application, with_policy)
+
+
+async def is_known(scope: Scope) -> bool:
+    """Return whether a request has the session of a person or the credential of a host."""
+    headers = scope.get("headers", ())
+    sent = [
+        b"; ".join(value for key, value in headers if key == name).decode("latin-1")
+        for name in (b"authorization", b"cookie")
+    ]
+    return await sync_to_async(_is_known)(*sent)
+
+
+def _is_known(authorization: str, cookie: str) -> bool:
+    """Look the sender up; while the database does not answer, Django says so to everybody."""
+    try:
+        kind, _, token = authorization.partition(" ")
+        if kind.lower() == "bearer" and host_by_credential(token.strip()) is not None:
+            return True
+        cookies = parse_cookie(cookie)
+        return SESSION_KEY in SessionStore(cookies.get(settings.SESSION_COOKIE_NAME))
+    except DatabaseError:
+        close_old_connections()
+        return True
+
+
+application = limited(_application, with_policy, is_known)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from hashlib import sha256
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -223,8 +223,9 @@ class ProblemMiddleware:
 # ASGI middleware that rejects request bodies over their URL's limit, before reading them.
 #
 # Django reads a whole body, into memory or a temporary file, before any view checks the caller, so
-# the limit applies before Django. It depends on the URL and on whether the request has a session
-# cookie or a credential.
+# the limit applies before Django. It depends on the URL and on who sends the request: the session
+# or credential is looked up once the body exceeds what a stranger may send, so an invented cookie
+# gives nothing.
 
 
 MEBIBYTE = 1024**2
@@ -239,32 +240,34 @@ LARGER = (
 )
 
 
+IsKnown = Callable[[Scope], Awaitable[bool]]
+
+
 def limit_of(scope: Scope) -> int:
-    """Return the maximum body size of a request in bytes."""
-    if not _has_credentials(scope):
-        return ANONYMOUS_BYTES
+    """Return the maximum body size, in bytes, of a request of somebody who is known."""
     for method, pattern, limit in LARGER:
         if scope["method"] == method and pattern.match(scope["path"]):
             return limit
     return DEFAULT_BYTES
 
 
-def limited(application: Application, policy: Callable[[Send], Send]) -> Application:
+def limited(
+    application: Application, policy: Callable[[Send], Send], is_known: IsKnown
+) -> Application:
     """Return the application with the request-body size limit; ``policy`` adds error headers."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await application(scope, receive, send)
             return
-        limit = limit_of(scope)
+        request = SizeLimitedRequest(scope, receive, send, is_known)
         length = dict(scope.get("headers", ())).get(b"content-length", b"0")
-        if length.isdigit() and int(length) > limit:
-            await _refuse(scope, policy(send), limit)
+        if length.isdigit() and await request.exceeds(int(length)):
+            await _refuse(scope, policy(send), request.limit)
             return
-        request = SizeLimitedRequest(receive, send, limit)
         await application(scope, request.receive, request.send)
         if request.is_too_large and not request.is_answered:
-            await _refuse(scope, policy(send), limit)
+            await _refuse(scope, policy(send), request.limit)
 
     return guarded
 
@@ -272,21 +275,34 @@ def limited(application: Application, policy: Callable[[Send], Send]) -> Applica
 class SizeLimitedRequest:
     """One request with a counted body; over the limit it looks like a client disconnect."""
 
-    def __init__(self, receive: Receive, send: Send, limit: int) -> None:
-        self._receive, self._send, self._limit = receive, send, limit
+    def __init__(self, scope: Scope, receive: Receive, send: Send, is_known: IsKnown) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self._is_known = is_known
         self._received = 0
+        self._is_looked_up = False
+        self.limit = ANONYMOUS_BYTES
         self.is_too_large = False
         self.is_answered = False
+
+    async def exceeds(self, num_bytes: int) -> bool:
+        """Return whether a body is too large; look up who sends it if it is more than a few."""
+        if num_bytes > self.limit and not self._is_looked_up and _has_credentials(self._scope):
+            self._is_looked_up = True
+            if await self._is_known(self._scope):
+                self.limit = limit_of(self._scope)
+        return num_bytes > self.limit
 
     async def receive(self) -> MutableMapping[str, Any]:
         """Return the next part of the body."""
         message = await self._receive()
         self._received += len(message.get("body", b""))
-        self.is_too_large = self.is_too_large or self._received > self._limit
+        self.is_too_large = self.is_too_large or await self.exceeds(self._received)
         return {"type": "http.disconnect"} if self.is_too_large else message
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Send a part of the response."""
+        """Send a part of the response; one to a body that was cut off gives way to the refusal."""
+        if self.is_too_large and not self.is_answered:
+            return
         self.is_answered = True
         await self._send(message)
 
@@ -300,11 +316,15 @@ def _has_credentials(scope: Scope) -> bool:
 
 
 async def _refuse(scope: Scope, send: Send, limit: int) -> None:
-    from webapp.core.problems import TooLargeProblem, send_problem
+    from webapp.core.problems import TooLargeProblem, UnauthorizedProblem, send_problem
 
-    who = "" if _has_credentials(scope) else " Log in first to send more."
+    who = " Log in first to send more." if limit == ANONYMOUS_BYTES else ""
     sentence = f"A request to {scope['path'][:200]} has at most {limit} bytes.{who}"
-    if scope["path"].startswith("/api/"):
+    if limit == ANONYMOUS_BYTES and any(name == b"authorization" for name, _ in scope["headers"]):
+        # A host whose secret was replaced keeps its data for 401, and would give them up for 413.
+        sentence += " This credential is unknown, replaced or revoked."
+        await send_problem(send, UnauthorizedProblem("not_authenticated", sentence), CLOSE)
+    elif scope["path"].startswith("/api/"):
         await send_problem(send, TooLargeProblem("too_large", sentence), CLOSE)
     else:
         text = (b"content-type", b"text/plain; charset=utf-8")

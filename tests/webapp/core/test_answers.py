@@ -182,8 +182,8 @@ def test_the_page_with_an_enrolment_command_is_not_compressed(olga):
 
 
 MEBIBYTE = 1024**2
-SESSION = (b"cookie", b"sessionid=anything")
-BEARER = (b"authorization", b"Bearer anything")
+COOKIE = (b"cookie", b"sessionid=invented")
+BEARER = (b"authorization", b"Bearer invented")
 
 
 def send_body(path: str, *headers, method="POST", num_parts=600, announced=None):
@@ -210,21 +210,32 @@ def send_body(path: str, *headers, method="POST", num_parts=600, announced=None)
     return sent[0]["status"], sent[1]["body"], read
 
 
-def test_no_more_is_read_than_an_address_takes():
+def test_no_more_is_read_than_an_address_takes(alice, credential):
+    """A session without a person, such as that of the log-in page, is a stranger's too."""
+    session = (b"cookie", f"a=b; sessionid={client_of(alice).session.session_key}".encode())
+    bearer = (b"authorization", f"Bearer {credential}".encode())
+    visitor = Client()
+    visitor.get("/login/")
+    strange = (b"cookie", f"sessionid={visitor.session.session_key}".encode())
     for path, headers, method, limit in [
         ("/login/", [], "POST", ANONYMOUS_BYTES),
-        ("/login/", [SESSION], "POST", DEFAULT_BYTES),
+        ("/login/", [session], "POST", DEFAULT_BYTES),
         ("/data/upload/", [], "POST", ANONYMOUS_BYTES),
-        ("/data/upload/", [SESSION], "POST", UPLOAD_BYTES),
-        ("/plans/x/upload/", [SESSION], "POST", UPLOAD_BYTES),
-        ("/jobs/x/stop/", [SESSION], "POST", DEFAULT_BYTES),
+        ("/data/upload/", [COOKIE], "POST", ANONYMOUS_BYTES),
+        ("/data/upload/", [strange], "POST", ANONYMOUS_BYTES),
+        ("/data/upload/", [session], "POST", UPLOAD_BYTES),
+        ("/plans/x/upload/", [session], "POST", UPLOAD_BYTES),
+        ("/jobs/x/stop/", [session], "POST", DEFAULT_BYTES),
         ("/api/v1/hosts/enroll", [], "POST", ANONYMOUS_BYTES),
-        ("/api/v1/attempts/a/events", [BEARER], "POST", DEFAULT_BYTES),
-        ("/api/v1/attempts/a/artefacts/m/f", [BEARER], "PUT", PART_BYTES),
+        ("/api/v1/hosts/beat", [BEARER], "POST", ANONYMOUS_BYTES),
+        ("/api/v1/attempts/a/events", [bearer], "POST", DEFAULT_BYTES),
+        ("/api/v1/attempts/a/artefacts/m/f", [bearer], "PUT", PART_BYTES),
+        ("/api/v1/attempts/a/artefacts/m/f", [BEARER], "PUT", ANONYMOUS_BYTES),
         ("/no/such/page/", [], "GET", ANONYMOUS_BYTES),
     ]:
         status, body, read = send_body(path, *headers, method=method)
-        assert (status, read) == (413, limit // MEBIBYTE + 1), path
+        refusal = 401 if BEARER in headers else 413  # a host keeps its data for the first
+        assert (status, read) == (refusal, limit // MEBIBYTE + 1), path
         assert str(limit) in body.decode(), path
     status, body, read = send_body("/api/v1/hosts/enroll", announced=599 * MEBIBYTE)
     assert (status, read) == (413, 0)
