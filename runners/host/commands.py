@@ -20,6 +20,7 @@ from runners.host.redis_access import connect
 from runners.host.shipping import RefusedError, ServerClient, ServerError
 from runners.prove import run as prove
 from runners.shared import facts
+from runners.shared.addresses import proxy_lines
 from runners.shared.config import DEFAULT_HOST_DIR, Credential, HostConfigError, HostDir
 from runners.shared.facts import GpuFacts
 from runners.shared.reasons import Reason
@@ -71,6 +72,8 @@ def _machine(host_dir: HostDir) -> Iterator[Check]:
         versions.get("torch") or "not installed: pip install 'slipway[worker,gpu]'",
     )
     yield from _gpus()
+    for line in proxy_lines(os.environ):
+        yield Check("Proxy", is_ok="it is not used" not in line, words=line)
 
 
 def _gpus() -> Iterator[Check]:
@@ -119,7 +122,10 @@ def _enrolment(host_dir: HostDir) -> Iterator[Check]:
 
 
 def _server(credential: Credential) -> Check:
-    client = ServerClient(credential.server, credential.credential)
+    try:
+        client = ServerClient(credential.server, credential.credential)
+    except ServerError as error:
+        return Check("Server", is_ok=False, words=str(error))
     try:
         client.received_bytes("doctor", "doctor", PurePosixPath("doctor"))  # does not exist
     except RefusedError as refusal:

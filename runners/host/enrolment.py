@@ -6,8 +6,8 @@ import logging
 import secrets
 import time
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -16,6 +16,7 @@ from runners.host.shipping import RefusedError, ServerClient
 from runners.launchers import slurm_commands
 from runners.launchers.launch import NoSuchAddressError, interface_of
 from runners.launchers.slurm_commands import SlurmError
+from runners.shared.addresses import AddressError, host_name, web_address
 from runners.shared.config import Credential, HostConfigError, HostDir, write_secret
 from runners.shared.facts import SlurmConfig
 from runners.shared.messages import (
@@ -99,10 +100,13 @@ def enroll(
             server rejected the token.
         UnreachableError: the server does not answer.
     """
-    if urlsplit(server).scheme not in ("http", "https"):
+    try:
+        server = web_address(server).url
+    except AddressError as error:
         raise EnrolmentError(
-            f"--server {server!r} is not a valid address; give one such as http://127.0.0.1:8000"
-        )
+            f"--server {server!r} is not a valid address: {error}; give one such as "
+            "http://127.0.0.1:8000"
+        ) from None
     host_dir.make()
     if address:
         _choose_address(host_dir, address)
@@ -111,7 +115,7 @@ def enroll(
     known = _known(host_dir)
     client = ServerClient(server, known.credential if known else None)
     request = EnrollRequest(
-        token=token,
+        token=token.strip(),
         name=name,
         host_id=known.host_id if known else None,
         facts=inventory.host_facts(host_dir.path, host_dir.config()),
@@ -120,10 +124,7 @@ def enroll(
     try:
         reply = _enroll_with_retries(client, request)
     except RefusedError as refusal:
-        raise EnrolmentError(
-            f"{refusal}\nTokens hold for a short time and for one use: "
-            "make a new one on the server's Hosts page and run this command with it again."
-        ) from None
+        raise EnrolmentError(f"{refusal}\n{_way_out(refusal, server)}") from None
     finally:
         client.close()
     credential = Credential(
@@ -141,6 +142,30 @@ def enroll(
     host_dir.save_credential(credential)
     EpochMemory(host_dir.path).forget()
     return credential
+
+
+def _way_out(refusal: RefusedError, server: str) -> str:
+    """Return what to do about a refused enrolment; only 401 and 403 are about the token."""
+    status, unused = refusal.status, "The token was not used"
+    if refusal.is_unauthorized:
+        return (
+            "Tokens hold for a short time and for one use: "
+            "make a new one on the server's Hosts page and run this command with it again."
+        )
+    if status == HTTPStatus.BAD_REQUEST and refusal.code in ("", "unknown_host"):
+        return (
+            f"{unused}: the server does not take {server} for its own address. There, start "
+            "`python3 manage.py up --host 0.0.0.0`, which answers at every address of the "
+            "machine, or add the name to SLIPWAY_ALLOWED_HOSTS; or give another address of it as "
+            "--server."
+        )
+    if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
+        return f"{unused}: give the address to which the server sends on as --server."
+    if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
+        return f"{unused}: no Slipway answers at {server}; give the address of its first page."
+    if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+        return f"{unused}: give the proxy's user and password in its variable."
+    return f"{unused}: correct the cause and run this command with it again."
 
 
 def _enroll_with_retries(client: ServerClient, request: EnrollRequest) -> EnrollReply:
@@ -168,8 +193,9 @@ def _enroll_with_retries(client: ServerClient, request: EnrollRequest) -> Enroll
 
 def _choose_address(host_dir: HostDir, address: str) -> None:
     try:
+        address = host_name(address).strip("[]")
         interface_of(address)
-    except NoSuchAddressError as error:
+    except (AddressError, NoSuchAddressError) as error:
         raise EnrolmentError(f"--address: {error}") from None
     host_dir.save_address(address)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx
 import redis
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from runners.host import redis_access
 from runners.launchers.attempts import AttemptFolder, attempt_folders
+from runners.shared import addresses
 from runners.shared.config import HostConfig, HostDir
 from runners.shared.facts import BEFORE_VENDORS, NetworkMeasurement
 from runners.shared.messages import (
@@ -56,7 +57,6 @@ UPLOAD_TIMEOUT = httpx.Timeout(60.0, connect=3.0)
 UNAUTHORIZED = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
 BUSY = frozenset({httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_MANY_REQUESTS})
 ASK_TO_WAIT = frozenset({httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE})
-LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _MAX_DETAIL_CHARACTERS = 300
 
 Reply = TypeVar("Reply", bound=BaseModel)
@@ -74,10 +74,11 @@ class RefusedError(ServerError):
     """The server rejected the call, with its Retry-After delay if it sent one."""
 
     def __init__(
-        self, status: int, message: str, retry_after_seconds: float | None = None
+        self, status: int, message: str, retry_after_seconds: float | None = None, code: str = ""
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.code = code  # of the site's problem document; "" if something else answered
         self.retry_after_seconds = retry_after_seconds
 
     @property
@@ -91,8 +92,16 @@ class RefusedError(ServerError):
         return httpx.codes.is_server_error(self.status) or self.status in BUSY
 
 
+class ConnectionSettingError(ServerError):
+    """The server's address or a proxy of the environment cannot be used."""
+
+
 class ServerClient:
-    """Calls of one host to its server; thread-safe."""
+    """Calls of one host to its server; thread-safe.
+
+    Raises:
+        ConnectionSettingError: on construction, if the address or the proxy cannot be used.
+    """
 
     def __init__(
         self,
@@ -102,13 +111,19 @@ class ServerClient:
     ) -> None:
         self.server = server.rstrip("/")
         headers = {"Authorization": f"Bearer {credential}"} if credential else {}
-        self._http = httpx.Client(
-            base_url=self.server,
-            headers=headers,
-            timeout=TIMEOUT,
-            transport=transport,
-            trust_env=urlsplit(self.server).hostname not in LOOPBACK_NAMES,
-        )
+        self.proxy = None if transport else _proxy(self.server)
+        try:
+            self._http = httpx.Client(
+                base_url=self.server,
+                headers=headers,
+                timeout=TIMEOUT,
+                transport=transport or _transport(self.server, self.proxy),
+            )
+        except httpx.InvalidURL as error:
+            raise ConnectionSettingError(
+                f"{self.server!r} is no address of a server: {error}; give one such as "
+                "https://slipway.example.org"
+            ) from None
 
     def close(self) -> None:
         """Close the connections."""
@@ -210,14 +225,26 @@ class ServerClient:
             if not reply.is_success:
                 reply.read()
         except httpx.TimeoutException:
-            raise UnreachableError(f"{self.server} did not answer in time") from None
+            message = f"{self.server} did not answer in time{self._by_proxy()}"
+            raise UnreachableError(message) from None
         except httpx.HTTPError as error:
-            raise UnreachableError(f"{self.server} cannot be reached: {error}") from None
+            message = f"{self.server} cannot be reached{self._by_proxy()}: {error}"
+            raise UnreachableError(message) from None
         if reply.is_success:
             return reply
         endpoint = f"{request.method} {request.url.path}"
-        message = f"{self.server} refused {endpoint} with {reply.status_code}: {_detail(reply)}"
-        raise RefusedError(reply.status_code, message, _retry_after_seconds(reply))
+        code = _code(reply)
+        by = "" if code else self._by_proxy()
+        message = (
+            f"{self.server} refused {endpoint} with {reply.status_code}{by}: {_detail(reply)}"
+        )
+        raise RefusedError(reply.status_code, message, _retry_after_seconds(reply), code)
+
+    def _by_proxy(self) -> str:
+        """Return which proxy is between, and how to go without it; "" without one."""
+        if self.proxy is None:
+            return ""
+        return f" (through {self.proxy}; to go without it, add the server's name to NO_PROXY)"
 
     def _parse(self, reply: httpx.Response, reply_type: type[Reply]) -> Reply:
         try:
@@ -241,13 +268,52 @@ def _retry_after_seconds(reply: httpx.Response) -> float | None:
     return float(words)
 
 
+def _proxy(server: str) -> addresses.Proxy | None:
+    try:
+        return addresses.proxy_of(server, os.environ)
+    except ValueError as error:
+        raise ConnectionSettingError(
+            f"{server!r} is no address of a server: {error}; give one such as "
+            "https://slipway.example.org"
+        ) from None
+
+
+def _transport(server: str, proxy: addresses.Proxy | None) -> httpx.HTTPTransport:
+    """Return a transport that uses this proxy alone, whatever else the environment names."""
+    is_https = server.startswith("https:")  # then the certificates of SSL_CERT_FILE count
+    try:
+        via = httpx.Proxy(proxy.url) if proxy else None
+        return httpx.HTTPTransport(proxy=via, trust_env=is_https)
+    except OSError as error:
+        raise ConnectionSettingError(
+            f"The certificates of SSL_CERT_FILE or SSL_CERT_DIR cannot be read: {error}. Correct "
+            "the variable, or unset it for the usual ones."
+        ) from None
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        raise ConnectionSettingError(
+            f"{proxy} cannot be used: {error}. Give it as http://proxy.example.org:3128, or unset "
+            "the variable."
+        ) from None
+
+
+def _code(reply: httpx.Response) -> str:
+    """Return the code of the site's refusal; "" if a proxy or another server answered."""
+    return str(_document(reply).get("code") or "")
+
+
 def _detail(reply: httpx.Response) -> str:
+    if reply.has_redirect_location:
+        return f"{reply.reason_phrase}, to {reply.headers['Location'][:_MAX_DETAIL_CHARACTERS]}"
+    detail = _document(reply).get("detail")
+    return str(detail or reply.reason_phrase)[:_MAX_DETAIL_CHARACTERS]
+
+
+def _document(reply: httpx.Response) -> dict[str, Any]:
     try:
         document = reply.json()
     except ValueError:
-        return reply.reason_phrase
-    detail = document.get("detail") if isinstance(document, dict) else None
-    return str(detail or reply.reason_phrase)[:_MAX_DETAIL_CHARACTERS]
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 # Measures round trip and bandwidth between this host and its server over HTTP.

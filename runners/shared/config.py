@@ -5,8 +5,17 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+)
 
 from runners.jobspec.base import IpAddress, Port
 from runners.shared.facts import SlurmConfig
@@ -54,12 +63,15 @@ class Credential(BaseModel):
         return with_user(self.redis_url, user, self.redis_secret)
 
 
+OwnPath = Annotated[Path, AfterValidator(Path.expanduser)]  # ``~`` is the agent's home
+
+
 class HostConfig(BaseModel):
     """The host operator's configuration; every field has a default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model_roots: tuple[Path, ...] = ()  # folders with models that jobs may read
+    model_roots: tuple[OwnPath, ...] = ()  # folders with models that jobs may read
     upload_cap_bytes: NonNegativeInt = 2 * 1024**3  # larger artefacts stay on the host
     min_free_bytes: NonNegativeInt = 2 * 1024**3  # with less, no new attempt starts
     job_memory_bytes: PositiveInt | None = None  # limit per process of a job
@@ -74,7 +86,7 @@ class HostDir:
     """Paths below the host's folder."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path.resolve()
+        self.path = path.expanduser().resolve()
         self.attempts = self.path / "attempts"
         self.models = self.path / "models"
         self.quarantine = self.path / "quarantine"
@@ -124,9 +136,19 @@ class HostDir:
         write_secret(self.path / CREDENTIAL, credential.model_dump_json(indent=2))
 
     def redis_ca(self) -> Path | None:
-        """Return the path of Redis's certificate authority, or None for a public one."""
-        if named := os.environ.get("SLIPWAY_REDIS_CA"):
-            return Path(named)
+        """Return the path of Redis's certificate authority, or None for a public one.
+
+        Raises:
+            HostConfigError: SLIPWAY_REDIS_CA names a file that this user cannot read.
+        """
+        if named := os.environ.get("SLIPWAY_REDIS_CA", "").strip():
+            named_file = Path(named).expanduser()
+            if not (named_file.is_file() and os.access(named_file, os.R_OK)):
+                raise HostConfigError(
+                    f"SLIPWAY_REDIS_CA is {named!r}, and there is no such file that this user may "
+                    "read; correct the variable, or unset it for the certificates of the enrolment"
+                )
+            return named_file
         path = self.path / REDIS_CA
         return path if path.exists() else None
 

@@ -17,7 +17,7 @@ from runners.__main__ import main
 from runners.host import commands
 from runners.host.commands import render
 from runners.host.reconcile import Reconciler
-from runners.shared.config import Credential, HostConfigError, HostDir
+from runners.shared.config import Credential, HostConfig, HostConfigError, HostDir
 from runners.supervision import child, procfs
 from tests.runners.programs import DAEMON, FOREVER, is_ready
 from tests.runners.tools import ids_of, wait_for
@@ -57,7 +57,10 @@ def test_an_authority_for_redis_that_the_operator_names_comes_first(
     host_dir, monkeypatch, tmp_path
 ):
     host_dir.save_redis_ca("CERTIFICATE")
-    monkeypatch.setenv("SLIPWAY_REDIS_CA", str(tmp_path / "own.pem"))
+    monkeypatch.setenv("SLIPWAY_REDIS_CA", f"{tmp_path / 'own.pem'} ")
+    with pytest.raises(HostConfigError, match=r"SLIPWAY_REDIS_CA is .*no such file"):
+        host_dir.redis_ca()
+    (tmp_path / "own.pem").touch()
     assert host_dir.redis_ca() == tmp_path / "own.pem"
 
 
@@ -95,6 +98,42 @@ def test_a_refused_token_says_the_way_out_and_keeps_the_old_credential(acceptor,
     assert "used or older than an hour" in words
     assert "make a new one on the server's Hosts page" in words
     assert host_dir.credential() == before
+
+
+def test_a_refusal_that_is_not_about_the_token_says_its_own_cause(
+    acceptor, host_dir, capsys, monkeypatch
+):
+    for status, reply, words in [
+        (400, {}, "does not take {url} for its own address"),
+        (400, {"code": "unknown_host", "detail": "The Host header is 'x'"}, "The Host header is"),
+        (404, {}, "no Slipway answers at {url}"),
+        (413, {"detail": "too large"}, "too large"),
+        (407, {}, "the proxy's user and password"),
+        (502, {}, "correct the cause"),
+    ]:
+        monkeypatch.setattr(acceptor, "enroll", lambda _, answer=(status, reply): answer)
+        assert enroll(acceptor, host_dir) == 1, status
+        said = capsys.readouterr().err
+        assert words.format(url=acceptor.url) in said, status
+        assert "The token was not used" in said, status
+        assert "make a new one" not in said, status
+
+
+def test_an_address_and_a_token_are_taken_as_they_are_pasted(acceptor, host_dir, capsys):
+    server = f" {acceptor.url.replace('http', 'HTTP')}/ "
+    code = main(
+        ["enroll", "--server", server, "--token", " good-token\n", "--dir", str(host_dir.path)]
+    )
+    assert (code, host_dir.credential().server) == (0, acceptor.url)
+    for server in ["http://[::1", "http://box:port", "http://box/hosts/add/", "ftp://box", "box"]:
+        assert main(["enroll", "--server", server, "--token", "t"]) == 1, server
+        assert f"--server {server!r} is not a valid address" in capsys.readouterr().err
+
+
+def test_a_folder_below_the_home_is_read_as_the_shell_would(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert HostDir(Path("~/host")).path == tmp_path / "host"
+    assert HostConfig(model_roots=("~/models",)).model_roots == (tmp_path / "models",)
 
 
 def test_an_absent_server_an_incomplete_address_and_a_missing_enrolment_are_named(
