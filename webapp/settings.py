@@ -1,6 +1,7 @@
 """Django settings; installation-specific values come from environment variables."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,17 @@ from csp.constants import NONCE, NONE, SELF
 from webapp.accounts.networks import networks
 from webapp.core.logs import configure_logs, fault_logging
 from webapp.core.site_settings import (
+    SettingError,
+    admin_path,
+    allowed_hosts,
     data_folder,
     email_settings,
+    flag,
+    named_file,
     public_hosts,
     public_site,
     secret_key,
+    time_zone,
 )
 
 django_stubs_ext.monkeypatch()
@@ -25,12 +32,12 @@ LOGGING = fault_logging()
 BASE_DIR = Path(__file__).resolve().parent.parent
 DATA_DIR = data_folder(os.environ, BASE_DIR / "var")
 SECRET_KEY = secret_key(os.environ, DATA_DIR)
-DEBUG = os.environ.get("SLIPWAY_DEBUG") == "1"
+DEBUG = flag(os.environ, "SLIPWAY_DEBUG")
 ALLOWED_HOSTS = [
     "127.0.0.1",
     "localhost",
     "[::1]",
-    *filter(None, os.environ.get("SLIPWAY_ALLOWED_HOSTS", "").split(",")),
+    *allowed_hosts(os.environ.get("SLIPWAY_ALLOWED_HOSTS", "")),
     *public_hosts(os.environ.get("SLIPWAY_PUBLIC_URL", "")),
 ]
 
@@ -60,6 +67,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "webapp.core.middleware.ReleaseMiddleware",  # outside all that set request attributes
     "webapp.core.middleware.PoliciesMiddleware",  # outer: applies to errors and files too
+    "webapp.core.middleware.AddressMiddleware",  # before the redirect to TLS, which it explains
     "django.middleware.security.SecurityMiddleware",
     "servestatic.middleware.ServeStaticMiddleware",
     "webapp.core.middleware.CompressionMiddleware",
@@ -102,8 +110,15 @@ _SQLITE_OPTIONS = {
 
 def _databases() -> dict[str, dict[str, Any]]:
     """Return the main database and, on SQLite, the metric store's own file."""
-    if url := os.environ.get("DATABASE_URL"):
-        main: dict[str, Any] = dict(dj_database_url.parse(url))
+    if url := os.environ.get("DATABASE_URL", "").strip():
+        try:
+            main: dict[str, Any] = dict(dj_database_url.parse(url))
+        except ValueError:  # its text may hold a part of the password
+            raise SettingError(
+                "DATABASE_URL cannot be read. Give it as postgresql://user:password@host:5432/name"
+                " or sqlite:////folder/file, with / ? # @ and : of a password as %2F %3F %23 %40 "
+                "and %3A."
+            ) from None
         if main["ENGINE"] == "django.db.backends.postgresql":
             pool = {"min_size": 1, "max_size": 10, "timeout": 5}
             main["OPTIONS"] = {**main.get("OPTIONS", {}), "pool": pool}
@@ -129,19 +144,21 @@ DATABASE_ROUTERS = ["webapp.metrics.models.MetricsRouter"]
 METRICS_DATABASE = "metrics" if "metrics" in DATABASES else "default"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-REDIS_URL = os.environ.get("REDIS_URL", f"unix://{DATA_DIR / 'redis.sock'}")
-REDIS_CA = os.environ.get("SLIPWAY_REDIS_CA") or None  # CA file for a Redis behind TLS
+REDIS_URL = os.environ.get("REDIS_URL", "").strip() or f"unix://{DATA_DIR / 'redis.sock'}"
+REDIS_CA = named_file(os.environ, "SLIPWAY_REDIS_CA")  # CA file for a Redis behind TLS
 # Redis URL for hosts on other machines; without it they use HTTP only.
-HOST_REDIS_URL = os.environ.get("SLIPWAY_HOST_REDIS_URL") or (
+HOST_REDIS_URL = os.environ.get("SLIPWAY_HOST_REDIS_URL", "").strip() or (
     REDIS_URL if REDIS_URL.startswith("rediss://") else None
 )
 # Drills (test jobs without a model, which occupy a host) must be enabled by the operator.
-ALLOWS_DRILLS = os.environ.get("SLIPWAY_DRILLS") == "1"
+ALLOWS_DRILLS = flag(os.environ, "SLIPWAY_DRILLS")
 ARTEFACTS_DIR = DATA_DIR / "artefacts"
 DATASETS_DIR = DATA_DIR / "datasets"
 
 LANGUAGE_CODE = "en-gb"
-TIME_ZONE = os.environ.get("TZ") or "UTC"
+TIME_ZONE, ZONE_WORDS = time_zone(os.environ)
+if ZONE_WORDS:
+    sys.stderr.write(f"{ZONE_WORDS}\n")
 USE_I18N = False
 USE_TZ = True
 
@@ -154,7 +171,7 @@ STORAGES = {
 }
 
 # Path of the administration; an unusual name avoids scans of the default one.
-ADMIN_PATH = os.environ.get("SLIPWAY_ADMIN_PATH", "admin").strip("/") + "/"
+ADMIN_PATH = admin_path(os.environ)
 ADMIN_NETWORKS = networks(os.environ.get("SLIPWAY_ADMIN_NETWORKS", ""))  # empty: from anywhere
 # Argon2 for new passwords; PBKDF2 hashes of older versions are replaced at login.
 PASSWORD_HASHERS = [
@@ -180,7 +197,9 @@ SESSION_COOKIE_SAMESITE = "Lax"
 CSRF_USE_SESSIONS = True  # for logged-in users; see webapp/accounts/sign_in.py
 SECURE_CONTENT_TYPE_NOSNIFF = True
 X_FRAME_OPTIONS = "DENY"
-EMAIL_URL, EMAIL_FROM = (os.environ.get(f"SLIPWAY_EMAIL_{part}", "") for part in ("URL", "FROM"))
+EMAIL_URL, EMAIL_FROM = (
+    os.environ.get(f"SLIPWAY_EMAIL_{part}", "").strip() for part in ("URL", "FROM")
+)
 HAS_EMAIL = bool(EMAIL_URL)
 globals().update(email_settings(EMAIL_URL, EMAIL_FROM))
 globals().update(public_site(os.environ.get("SLIPWAY_PUBLIC_URL", "")))

@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import hashlib
 import http.client
+import ipaddress
 import json
 import os
 import shutil
@@ -13,16 +14,28 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from runners.shared.addresses import (
+    ANY_ADDRESS,
+    in_url,
+    own_addresses,
+    proxy_lines,
+)
 from runners.shared.redis_address import bare
 from webapp.boot import broker, console, environment, processes
-from webapp.core.site_settings import PublicUrlError, public_site
+from webapp.core import site_settings
+from webapp.core.site_settings import (
+    PROXIES_VARIABLE,
+    SettingError,
+    is_behind_proxy,
+    trusted_proxies,
+)
 
-# Checks before the start: port, public URL, data folder, lock, host names.
+# Checks before the start: port, variables, data folder, lock, host names.
 
 
 LAST_PORT = 65_535
@@ -31,8 +44,18 @@ NEEDED_BYTES = 500_000_000  # databases, logs and the first artefacts
 
 def address(host: str, port: int) -> str:
     """Return the URL of the site for a browser on this machine."""
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- compared only
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+    reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- compared only
+    return f"http://{in_url(reachable)}:{port}"
+
+
+def addresses_for_others(host: str, port: int, own: Sequence[str]) -> list[str]:
+    """Return the URLs of the site for browsers and hosts on other machines; none on loopback."""
+    if host in ANY_ADDRESS:  # of IPv4, of IPv6, or of both
+        family = {"0.0.0.0": (4,), "::": (6,), "": (4, 6)}[host]  # noqa: S104 -- compared only
+        own = [each for each in own if ipaddress.ip_address(each).version in family]
+        return [f"http://{in_url(each)}:{port}" for each in own]
+    is_loopback = host in ("localhost", "::1") or host.startswith("127.")
+    return [] if is_loopback else [address(host, port)]
 
 
 def running_elsewhere(data: Path) -> str | None:
@@ -58,25 +81,59 @@ def check_port(host: str, port: int, *, running: str | None) -> None:
             f"--port is {port}; it can be 1 to {LAST_PORT}.",
             "Choose another port, or leave --port out for port 8000.",
         )
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise console.Problem(
-                f"Port {port} on {host} cannot be used: {error.strerror or error}.",
-                f"Try `python3 manage.py up --port {port + 1}`, or stop the program that uses the "
-                "port.",
-            ) from error
-
-
-def check_public_url(url: str) -> None:
-    """Raise a problem if the site's public URL is invalid."""
     try:
-        public_site(url)
-    except PublicUrlError as error:
-        raise console.Problem(f"{error}.", "Correct the variable and start again.") from error
+        _bind(host, port)
+    except OSError as error:
+        raise console.Problem(
+            f"Port {port} on {host} cannot be used: {error.strerror or error}.",
+            f"Try `python3 manage.py up --port {port + 1}`, or stop the program that uses the "
+            "port.",
+        ) from error
+
+
+def _bind(host: str, port: int) -> None:
+    """Bind an address for a moment.
+
+    Raises:
+        OSError: another program uses the port, or this machine has no such address.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if probe.family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        probe.bind((host, port))
+
+
+def bound_host(host: str, port: int) -> str:
+    """Return what the web process binds; "" is every address, of IPv4 and IPv6.
+
+    Without IPv6 (or IPv4) on this machine it is the other alone.
+    """
+    if host not in ANY_ADDRESS:
+        return host
+    for each, other in (("0.0.0.0", "::"), ("::", "0.0.0.0")):  # noqa: S104 -- asked for by --host
+        try:
+            _bind(each, port)
+        except OSError:
+            return other
+    return ""
+
+
+def check_variables(variables: Mapping[str, str]) -> None:
+    """Raise a problem if a variable of the site cannot be used, before anything starts."""
+    try:
+        site_settings.public_site(variables.get("SLIPWAY_PUBLIC_URL", ""))
+        site_settings.allowed_hosts(variables.get("SLIPWAY_ALLOWED_HOSTS", ""))
+        site_settings.trusted_proxies(variables)
+        site_settings.admin_path(variables)
+        site_settings.named_file(variables, "SLIPWAY_REDIS_CA")
+        for name in ("SLIPWAY_DEBUG", "SLIPWAY_DRILLS"):
+            site_settings.flag(variables, name)
+        mail = (variables.get(f"SLIPWAY_EMAIL_{part}", "") for part in ("URL", "FROM"))
+        site_settings.email_settings(*mail)
+        site_settings.data_path(variables, ROOT / "var")
+    except SettingError as error:
+        raise console.Problem(f"{error}", "Correct the variable and start again.") from error
 
 
 def make_data_folder(data: Path) -> None:
@@ -122,20 +179,32 @@ def _owner_sentence(data: Path) -> str:
 
 def allowed_hosts(host: str, variables: Mapping[str, str]) -> list[str]:
     """Return the allowed host names of the site, given the bound address."""
-    names = [variables.get("SLIPWAY_ALLOWED_HOSTS", "")]
-    if host in ("0.0.0.0", "::"):  # noqa: S104 -- compared, not bound
-        names += [socket.gethostname(), socket.getfqdn(), *_own_addresses()]
+    names = site_settings.allowed_hosts(variables.get("SLIPWAY_ALLOWED_HOSTS", ""))
+    if host in ANY_ADDRESS:
+        machine = [socket.gethostname(), socket.getfqdn(), *own_addresses()]
     else:
-        names.append(f"[{host}]" if ":" in host else host)
-    return list(dict.fromkeys(filter(None, names)))
+        machine = [host]
+    for each in machine:
+        with contextlib.suppress(SettingError):  # a machine may be named as no site can be
+            names += site_settings.allowed_hosts(each)
+    return list(dict.fromkeys(names))
 
 
-def _own_addresses() -> list[str]:
-    try:
-        entries = socket.getaddrinfo(socket.gethostname(), None, family=socket.AF_INET)
-    except OSError:
-        return []
-    return [str(entry[4][0]) for entry in entries]
+def understood(variables: Mapping[str, str]) -> list[str]:
+    """Return what the site takes from the environment, a line each, where it is set."""
+    lines = []
+    if public := site_settings.public_url(variables.get("SLIPWAY_PUBLIC_URL", "")):
+        lines.append(f"Public address: {public.url}")
+    if named := variables.get("SLIPWAY_ALLOWED_HOSTS", "").strip():
+        lines.append(
+            f"Names of SLIPWAY_ALLOWED_HOSTS: {', '.join(site_settings.allowed_hosts(named))}"
+        )
+    if proxies := trusted_proxies(variables):
+        words = f"Trusted proxies: {', '.join(proxies)}"
+        if not variables.get(PROXIES_VARIABLE, "").strip():
+            words += f" (for one on another machine set {PROXIES_VARIABLE} to its address)"
+        lines.append(words)
+    return [*lines, *(line[:1].upper() + line[1:] for line in proxy_lines(variables))]
 
 
 # The stop of ``up``: stop allocation, end this machine's jobs, report what remains.
@@ -234,8 +303,8 @@ HOST_NAME = "This machine"
 def main(arguments: list[str]) -> int:
     """Start everything, supervise it, and return 0 after an orderly stop."""
     options = _parse(arguments)
-    data = Path(os.environ.get("SLIPWAY_DATA_DIR") or ROOT / "var").resolve()
-    check_public_url(os.environ.get("SLIPWAY_PUBLIC_URL", ""))
+    check_variables(os.environ)
+    data = site_settings.data_path(os.environ, ROOT / "var")
     check_port(options.host, options.port, running=running_elsewhere(data))
     environment.ensure(["up", *arguments], with_tests=False)
     console.line("Starting Slipway")
@@ -253,7 +322,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         epilog="Honours SLIPWAY_DATA_DIR (default ./var), DATABASE_URL and REDIS_URL.",
     )
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address to bind (default %(default)s)"
+        "--host",
+        default="127.0.0.1",
+        type=lambda text: text.strip().removeprefix("[").removesuffix("]"),
+        help="address to bind (default %(default)s); 0.0.0.0 is every address of the machine",
     )
     parser.add_argument("--port", type=int, default=8000, help="port (default %(default)s)")
     return parser.parse_args(arguments)
@@ -269,13 +341,17 @@ class Site:
     def __init__(self, host: str, port: int, data: Path) -> None:
         """Set up the state; ``live`` starts the parts."""
         self.host, self.port, self.data = host, port, data
-        self.url = address(host, port)
+        self.bound = bound_host(host, port)
+        self.url = address(self.bound or host, port)
         self.environment = os.environ | {
             "SLIPWAY_DATA_DIR": str(data),
             "SLIPWAY_ALLOWED_HOSTS": ",".join(allowed_hosts(host, os.environ)),
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
         }
+        for name in ("DATABASE_URL", "REDIS_URL"):
+            if name in self.environment:
+                self.environment[name] = self.environment[name].strip()
         self.group = processes.ProcessGroup(data, self.environment)
         self.account = ""  # the new admin's user and password, until printed
         self.num_signals = 0
@@ -322,6 +398,11 @@ class Site:
         self._start_host()
         console.line()
         console.line(f"  Slipway is ready: {self.url}")
+        if others := addresses_for_others(self.bound, self.port, own_addresses()):
+            console.line(f"  Other machines reach it at {', '.join(others)}")
+        zone = site_settings.time_zone(os.environ)
+        for line in [*understood(os.environ), zone.words or f"Time zone: {zone.name}"]:
+            console.line(f"  {line}")
         self._print_account()
         console.line(f"  Ctrl-C stops everything. Data and logs are in {self.data}")
 
@@ -357,8 +438,11 @@ class Site:
 
     def _web_command(self) -> list[str]:
         command = [sys.executable, "-m", "uvicorn", "webapp.asgi:application", "--no-access-log"]
-        command += ["--host", self.host, "--port", str(self.port)]
-        command += [] if is_behind_proxy(self.environment) else ["--no-proxy-headers"]
+        command += ["--host", self.bound, "--port", str(self.port)]
+        if is_behind_proxy(os.environ):
+            command += ["--forwarded-allow-ips", ",".join(trusted_proxies(os.environ))]
+        else:
+            command += ["--no-proxy-headers"]
         return [*command, "--timeout-graceful-shutdown", "5"]
 
     def _wait_for_web(self, web: processes.Child) -> None:
@@ -448,15 +532,6 @@ class Site:
         if not self.holds_signals:
             self.holds_signals = True
             raise StopRequested
-
-
-def is_behind_proxy(variables: Mapping[str, str]) -> bool:
-    """Return whether to trust a proxy's ``X-Forwarded-For`` header.
-
-    Without a proxy, any program on this machine could send another address with every password
-    attempt. A site with a public URL has a proxy on this machine, because it has no TLS itself.
-    """
-    return bool(variables.get("SLIPWAY_PUBLIC_URL") or variables.get("FORWARDED_ALLOW_IPS"))
 
 
 def readdress(credential: Path, url: str, redis_url: str) -> None:

@@ -1,4 +1,4 @@
-"""Middleware: request ids, body limits, deadlines, security headers."""
+"""Middleware: names of the site, body limits, deadlines, security headers."""
 
 import asyncio
 import re
@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
+import structlog
 from csp.middleware import CSPMiddleware
 from django.conf import settings
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import DisallowedHost, PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
 from django.http.request import UnreadablePostError
 from django.middleware.gzip import GZipMiddleware
@@ -23,6 +24,7 @@ from django.views import defaults
 from servestatic.utils import parse_accept_encoding
 
 from runners.jobspec.base import MAX_UPLOAD_BYTES
+from webapp.core.pace import Limit, Pace
 from webapp.core.problems import (
     CLOSE,
     Application,
@@ -37,6 +39,10 @@ from webapp.core.problems import (
 # ---------------------------------------------------------------------------
 # Middleware: problems become messages, unreadable text is rejected, pages are compressed.
 # ---------------------------------------------------------------------------
+
+
+API = "/api/"  # parses its bodies itself and has no forms
+GetResponse = Callable[[HttpRequest], HttpResponse]
 
 
 # Safe redirects to URLs from requests: only to pages of this site.
@@ -100,6 +106,91 @@ def _may_compress(request: HttpRequest) -> bool:
     return "gzip" in accepted and request.headers.get("Sec-Fetch-Site") not in OTHER_SITES
 
 
+# Middleware that explains what Django answers without a word: a bare 400 to a name that is not the
+# site's, and a redirect without end behind a proxy whose headers are not trusted.
+
+
+LOGGED = Limit("One address", 1 / 60, 2)  # lines in the log; anybody can send such requests
+log = structlog.get_logger(__name__)
+
+
+class AddressMiddleware:
+    """Answers 400 with the cause to requests under another name, or from an unknown TLS proxy."""
+
+    def __init__(self, get_response: GetResponse) -> None:
+        self.get_response = get_response
+        self._lines = Pace()
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Refuse the request, or call the next handler."""
+        try:
+            request.get_host()
+        except DisallowedHost:
+            sent = (request.headers.get("Host") or request.META["SERVER_NAME"])[:200]
+            problem = Problem("unknown_host", UNKNOWN_HOST.format(host=sent))
+            return self._refused(request, problem, problem.detail)
+        if words := _proxy_fault(request):
+            line = f"{words} The request came from {request.META.get('REMOTE_ADDR')}."
+            return self._refused(request, Problem("untrusted_proxy", words), line)
+        if _has_forwarded_plainly(request):
+            self._log(request, NO_PROTO.format(peer=request.META.get("REMOTE_ADDR")))
+        return self.get_response(request)
+
+    def _refused(self, request: HttpRequest, problem: Problem, line: str) -> HttpResponse:
+        from webapp.core.problems import problem_response  # here: as in ``_refused`` below
+
+        self._log(request, line)
+        if request.path_info.startswith(API):
+            return problem_response(problem)
+        text = "text/plain; charset=utf-8"
+        return HttpResponse(problem.detail, status=problem.status, content_type=text)
+
+    def _log(self, request: HttpRequest, line: str) -> None:
+        if not self._lines.count(LOGGED, f"{request.META.get('REMOTE_ADDR')}"):
+            log.warning(line.encode("ascii", "backslashreplace").decode())
+
+
+UNKNOWN_HOST = (
+    "The Host header is {host!r}, a name under which this site does not answer. Use the site's "
+    "own address. If this is one of its names, its operator adds it to SLIPWAY_ALLOWED_HOSTS and "
+    "starts the site again; `up --host 0.0.0.0` answers at every address of the machine."
+)
+UNTRUSTED = (
+    "X-Forwarded-Proto says that this request came over TLS, but from a proxy that is not "
+    "trusted. The operator of this site sets FORWARDED_ALLOW_IPS to the proxy's address, which is "
+    "in the site's web log, and starts the site again."
+)
+ODD_PROTO = (
+    "X-Forwarded-Proto is {proto!r}; a proxy sends `https` alone. Correct the proxy's "
+    "configuration."
+)
+NO_PROTO = (
+    "A request that the proxy at {peer} forwarded without X-Forwarded-Proto is sent on to https. "
+    "If browsers are sent on without end, let the proxy send X-Forwarded-Proto: https."
+)
+
+
+def _is_sent_on_to_tls(request: HttpRequest) -> bool:
+    """Return whether Django's middleware answers the request by a redirect to https."""
+    path = request.path.lstrip("/")
+    is_exempt = any(re.search(each, path) for each in settings.SECURE_REDIRECT_EXEMPT)
+    return bool(settings.SECURE_SSL_REDIRECT) and not request.is_secure() and not is_exempt
+
+
+def _proxy_fault(request: HttpRequest) -> str:
+    """Return why a request that came over TLS does not count as secure; "" if it needs no word."""
+    proto = request.headers.get("X-Forwarded-Proto", "")
+    if not proto.strip().lower().startswith("https") or not _is_sent_on_to_tls(request):
+        return ""
+    return UNTRUSTED if proto.strip() == "https" else ODD_PROTO.format(proto=proto[:100])
+
+
+def _has_forwarded_plainly(request: HttpRequest) -> bool:
+    headers = request.headers
+    is_forwarded = "X-Forwarded-For" in headers and "X-Forwarded-Proto" not in headers
+    return is_forwarded and _is_sent_on_to_tls(request)
+
+
 # Middleware that rejects text that databases cannot store.
 #
 # PostgreSQL cannot store NUL in text, and no database can store a lone surrogate. This middleware
@@ -109,8 +200,6 @@ def _may_compress(request: HttpRequest) -> bool:
 UNKEPT = re.compile("[\x00\ud800-\udfff]")
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 LONGEST_NAME = 40
-API = "/api/"  # parses its bodies itself and has no forms
-GetResponse = Callable[[HttpRequest], HttpResponse]
 
 
 class ReadableTextMiddleware:

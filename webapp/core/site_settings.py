@@ -1,23 +1,64 @@
-"""Settings of the site, from the environment: data folder, secret key, public URL, e-mail."""
+"""Settings of the site, from the environment: folder, key, addresses, proxies, zone, e-mail.
+
+The settings and ``manage.py up`` import this module, so it imports neither Django nor any package.
+Blanks around a value and capitals of a name make no difference. Every process of the site ends
+with one sentence, which names the variable, instead of a traceback.
+"""
 
 import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-# The site's data folder and secret key, with a one-sentence error if they are unusable.
-#
-# The settings import this module, so it does not import Django. Every process of the site ends
-# with that sentence instead of a traceback.
+from runners.shared.addresses import (
+    AddressError,
+    WebAddress,
+    entries,
+    host_name,
+    networks,
+    web_address,
+)
+
+
+class SettingError(SystemExit):
+    """A variable cannot be used; ends the process with a message that names it."""
+
+
+def flag(variables: Mapping[str, str], name: str) -> bool:
+    """Return whether a variable switches something on.
+
+    Raises:
+        SettingError: it says neither yes nor no.
+    """
+    value = variables.get(name, "").strip().lower()
+    if value in ("1", "true", "yes", "on"):
+        return True
+    if value in ("", "0", "false", "no", "off"):
+        return False
+    raise SettingError(f"{name} is {value!r}: give 1 for yes, or 0 or nothing for no.")
+
+
+# The site's data folder and secret key.
 
 
 KEY_VARIABLE = "SLIPWAY_SECRET_KEY"
 
 
-class DataFolderError(SystemExit):
-    """The folder or the key is unusable; ends the process with its message."""
+class DataFolderError(SettingError):
+    """The folder or the key is unusable."""
+
+
+def data_path(variables: Mapping[str, str], default: Path) -> Path:
+    """Return the path of the site's data folder; ``~`` is the home of who runs the site."""
+    typed = variables.get("SLIPWAY_DATA_DIR", "").strip()
+    try:
+        return Path(typed or default).expanduser().resolve()
+    except (RuntimeError, ValueError) as error:
+        raise DataFolderError(
+            f"SLIPWAY_DATA_DIR is {typed!r}: {error}. Give the whole path of a folder."
+        ) from None
 
 
 def data_folder(variables: Mapping[str, str], default: Path) -> Path:
@@ -26,7 +67,7 @@ def data_folder(variables: Mapping[str, str], default: Path) -> Path:
     Raises:
         DataFolderError: the folder cannot be created.
     """
-    folder = Path(variables.get("SLIPWAY_DATA_DIR", default)).resolve()
+    folder = data_path(variables, default)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -89,10 +130,10 @@ def write_secret(path: Path, text: str, *, replaces: bool = False) -> None:
         temporary.unlink(missing_ok=True)
 
 
-# Settings of a site behind TLS, derived from its public URL.
+# The names under which the site answers, and TLS, which its public URL implies.
 #
-# A loopback installation has none of them: it has no certificate, and browsers would reject secure
-# cookies. The settings import this module, so it does not import Django.
+# A loopback installation has no TLS settings: it has no certificate, and browsers would reject
+# secure cookies.
 
 
 YEAR_SECONDS = 31_536_000
@@ -100,35 +141,88 @@ YEAR_SECONDS = 31_536_000
 PLAIN_PATHS = [r"^healthz$", r"^readyz$", r"^api/v1/(hosts|attempts)/"]
 
 
-class PublicUrlError(ValueError):
+class PublicUrlError(SettingError):
     """SLIPWAY_PUBLIC_URL is not the URL of a site."""
 
 
-def public_hosts(url: str) -> list[str]:
-    """Return the host name of a site's public URL as a list."""
-    return [name] if url and (name := urlsplit(url).hostname) else []
+def allowed_hosts(text: str) -> list[str]:
+    """Return the names of SLIPWAY_ALLOWED_HOSTS as browsers send them.
+
+    An entry may be a name, an address, ``.example.org`` for every name below it, ``*``, or the
+    URL of the site under that name.
+
+    Raises:
+        SettingError: an entry is none of these.
+    """
+    return list(dict.fromkeys(_allowed_host(entry) for entry in entries(text)))
 
 
-def public_site(url: str) -> dict[str, Any]:
+def _allowed_host(entry: str) -> str:
+    if entry == "*":
+        return entry
+    try:
+        host = _host_of_entry(entry)
+    except AddressError as error:
+        raise SettingError(
+            f"SLIPWAY_ALLOWED_HOSTS has {entry!r}: {error}. Give names and addresses separated by "
+            "commas, such as slipway.example.org,10.0.0.5."
+        ) from None
+    return f".{host}" if entry.startswith((".", "*.")) else host
+
+
+def _host_of_entry(entry: str) -> str:
+    if "://" in entry:
+        host = web_address(entry).host
+    else:
+        bare = entry.removeprefix("*").removeprefix(".")
+        # A port, as in 10.0.0.5:8000; several colons are an IPv6 address.
+        name, _, port = bare.rpartition(":")
+        has_port = port.isdecimal() and (name.endswith("]") or ":" not in name)
+        host = host_name(name if has_port and name else bare)
+    if "_" in host:
+        raise AddressError("Django refuses a name with _ as no name of RFC 1034")
+    return host
+
+
+def public_url(text: str) -> WebAddress | None:
+    """Return the site's public address; None without one.
+
+    Raises:
+        PublicUrlError: the text is not the https URL of a site's root.
+    """
+    if not text.strip():
+        return None
+    try:
+        return web_address(text, ("https",))
+    except AddressError as error:
+        raise PublicUrlError(
+            f"SLIPWAY_PUBLIC_URL is {text!r}: {error}. Give the https address of the site's first "
+            "page, such as https://slipway.example.org, or unset the variable for a site on one "
+            "machine."
+        ) from None
+
+
+def public_hosts(text: str) -> list[str]:
+    """Return the host of a site's public URL as a list."""
+    address = public_url(text)
+    return [address.host] if address else []
+
+
+def public_site(text: str) -> dict[str, Any]:
     """Return the Django settings of a public URL; {} without one.
 
     Raises:
-        PublicUrlError: the URL is not the https URL of a site's root.
+        PublicUrlError: the text is not the https URL of a site's root.
     """
-    if not url:
+    address = public_url(text)
+    if address is None:
         return {}
-    parts = urlsplit(url)
-    if parts.scheme != "https" or not parts.hostname or parts.path.strip("/"):
-        raise PublicUrlError(
-            f"SLIPWAY_PUBLIC_URL is {url!r}: give the https address of the site's first page, "
-            "such as https://slipway.example.org, or unset the variable for a site on one machine"
-        )
     return {
-        "CSRF_TRUSTED_ORIGINS": [f"https://{parts.netloc}"],
+        "CSRF_TRUSTED_ORIGINS": [address.url],
         "SESSION_COOKIE_NAME": "__Host-session",
         "SESSION_COOKIE_SECURE": True,
         "SECURE_SSL_REDIRECT": True,
-        "SECURE_SSL_HOST": parts.netloc,
+        "SECURE_SSL_HOST": address.url.removeprefix("https://"),
         "SECURE_REDIRECT_EXEMPT": PLAIN_PATHS,
         "SECURE_HSTS_SECONDS": YEAR_SECONDS,
         "SECURE_HSTS_INCLUDE_SUBDOMAINS": True,
@@ -138,9 +232,143 @@ def public_site(url: str) -> dict[str, Any]:
     }
 
 
+# The proxies whose X-Forwarded-For and X-Forwarded-Proto are believed.
+
+
+PROXIES_VARIABLE = "FORWARDED_ALLOW_IPS"
+LOOPBACK = ("127.0.0.1", "::1")
+
+
+def is_behind_proxy(variables: Mapping[str, str]) -> bool:
+    """Return whether to trust a proxy's headers.
+
+    Without a proxy, any program on this machine could send another address with every password
+    attempt. A site with a public URL has a proxy, because it has no TLS itself.
+    """
+    names = ("SLIPWAY_PUBLIC_URL", PROXIES_VARIABLE)
+    return any(variables.get(name, "").strip() for name in names)
+
+
+def trusted_proxies(variables: Mapping[str, str]) -> list[str]:
+    """Return the addresses and networks of the trusted proxies; this machine's is always one.
+
+    Raises:
+        SettingError: an entry is neither; the server would silently trust nobody by it.
+    """
+    if not is_behind_proxy(variables):
+        return []
+    text = variables.get(PROXIES_VARIABLE, "")
+    if "*" in entries(text):
+        return ["*"]
+    try:
+        given = [str(each).removesuffix(f"/{each.max_prefixlen}") for each in networks(text)]
+    except AddressError as error:
+        raise SettingError(
+            f"{PROXIES_VARIABLE} is {text!r}: {error}. Give the addresses from which your proxies "
+            "connect, separated by commas, such as 10.0.0.7,10.1.0.0/16; a name is not taken. "
+            "This machine's own proxy is trusted without it."
+        ) from None
+    return list(dict.fromkeys([*LOOPBACK, *given]))
+
+
+# The time zone of pages.
+
+
+class Zone(NamedTuple):
+    """A zone that Python knows, and what to tell the operator if it is not the one of TZ."""
+
+    name: str
+    words: str = ""
+
+
+ZONE_FOLDERS = ("/usr/share/zoneinfo/", "/usr/lib/zoneinfo/", "/usr/share/lib/zoneinfo/")
+
+
+def time_zone(variables: Mapping[str, str]) -> Zone:
+    """Return the zone of TZ, which belongs to the C library and takes more forms than a name.
+
+    ``:`` before a name and paths of zone files are read. A rule such as ``CET-1CEST,M3.5.0``
+    names no zone that pages could show, so UTC is used.
+    """
+    import zoneinfo  # here: with its sysconfig, which only the site's processes need
+
+    typed = variables.get("TZ", "").strip()
+    wanted = typed.removeprefix(":")
+    if not wanted:
+        return Zone("UTC")
+    name = _zone_of_path(wanted) if wanted.startswith("/") else wanted.replace(" ", "_")
+    if not _is_zone(name):
+        alike = {each.lower(): each for each in zoneinfo.available_timezones()}
+        name = alike.get(name.lower(), "")
+    if name:
+        return Zone(name)
+    return Zone(
+        "UTC",
+        f"TZ is {typed!r}, which is no name of a time zone: pages show UTC. Set TZ to a name such "
+        "as Europe/Berlin.",
+    )
+
+
+def _zone_of_path(path: str) -> str:
+    """Return the zone whose file a path is, by the file or the link to it; "" if none is known."""
+    for each in (path, os.path.realpath(path)):
+        for folder in ZONE_FOLDERS:
+            if each.startswith(folder):
+                return each.removeprefix(folder)
+    return ""
+
+
+def _is_zone(name: str) -> bool:
+    import zoneinfo  # as above
+
+    try:
+        zoneinfo.ZoneInfo(name)
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
+        return name == "UTC"
+    return True
+
+
+# The path of the administration.
+
+
+def admin_path(variables: Mapping[str, str]) -> str:
+    """Return the path of the administration, with a slash at its end.
+
+    Raises:
+        SettingError: it has characters that a URL does not keep as they are.
+    """
+    path = variables.get("SLIPWAY_ADMIN_PATH", "").strip().strip("/") or "admin"
+    if not all(character.isascii() and (character.isalnum() or character in "-._~/")
+               for character in path):  # fmt: skip
+        raise SettingError(
+            f"SLIPWAY_ADMIN_PATH is {path!r}: give letters, digits, - _ . ~ and / alone, such as "
+            "staff-7f3a."
+        )
+    return f"{path}/"
+
+
+# A file that a variable names.
+
+
+def named_file(variables: Mapping[str, str], name: str) -> str | None:
+    """Return the path of the file that a variable names; None if it is not set.
+
+    Raises:
+        SettingError: there is no such file, or this user may not read it.
+    """
+    typed = variables.get(name, "").strip()
+    if not typed:
+        return None
+    path = Path(typed).expanduser()
+    if not (path.is_file() and os.access(path, os.R_OK)):
+        raise SettingError(
+            f"{name} is {typed!r}: there is no such file that this user may read. Correct the "
+            "path or the file's mode, or unset the variable."
+        )
+    return str(path)
+
+
 # E-mail settings from one URL; without it the site sends no e-mail.
-#
-# The settings import this module, so it does not import Django.
 
 
 TIMEOUT_SECONDS = 20
@@ -152,7 +380,7 @@ SCHEMES = {
 }
 
 
-class EmailUrlError(ValueError):
+class EmailUrlError(SettingError):
     """SLIPWAY_EMAIL_URL is not a valid mail server URL."""
 
 
@@ -162,13 +390,17 @@ def email_settings(url: str, sender: str) -> dict[str, Any]:
     Raises:
         EmailUrlError: the URL or the sender is invalid.
     """
+    url, sender = url.strip(), sender.strip()
     if not url:
         return {}
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise EmailUrlError(f"SLIPWAY_EMAIL_URL: {error}") from error
+        raise EmailUrlError(
+            f"SLIPWAY_EMAIL_URL cannot be read: {error}. Write / ? # @ and : of a password as "
+            "%2F %3F %23 %40 and %3A."
+        ) from None
     if parts.scheme not in SCHEMES or not parts.hostname:
         raise EmailUrlError(
             f"SLIPWAY_EMAIL_URL begins with {parts.scheme!r} and names the server "

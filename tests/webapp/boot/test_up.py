@@ -14,9 +14,11 @@ import threading
 from collections import namedtuple
 from pathlib import Path
 
+import psutil
 import pytest
 from django.core.management import CommandError, call_command
 
+from runners.shared import addresses
 from webapp.boot import cli, environment, up, vendor
 from webapp.boot.console import Problem
 
@@ -41,9 +43,28 @@ def test_a_taken_port_gets_a_sentence_with_another_port_and_one_that_is_none_too
 
 def test_a_public_address_without_tls_gets_a_sentence():
     with pytest.raises(Problem) as problem:
-        up.check_public_url("http://slipway.example.org")
+        up.check_variables({"SLIPWAY_PUBLIC_URL": "http://slipway.example.org"})
     assert "SLIPWAY_PUBLIC_URL is 'http://slipway.example.org'" in problem.value.fact
-    up.check_public_url("")
+    up.check_variables({})
+
+
+def test_a_value_that_cannot_work_stops_the_start_by_its_name():
+    for name, value in [
+        ("SLIPWAY_ALLOWED_HOSTS", "slipway.lan, my_box"),
+        ("SLIPWAY_ALLOWED_HOSTS", "fd00:::1"),
+        ("SLIPWAY_PUBLIC_URL", "https://[fd00::1"),
+        ("SLIPWAY_PUBLIC_URL", "https://slipway.example.org:70000"),
+        ("FORWARDED_ALLOW_IPS", "proxy.lan"),
+        ("FORWARDED_ALLOW_IPS", "10.0.0.7/8"),
+        ("SLIPWAY_DRILLS", "maybe"),
+        ("SLIPWAY_DEBUG", "2"),
+        ("SLIPWAY_ADMIN_PATH", "staff only"),
+        ("SLIPWAY_REDIS_CA", "/no/such/ca.pem"),
+        ("SLIPWAY_EMAIL_URL", "smtp://user:pa/ss@mail:x"),
+        ("SLIPWAY_DATA_DIR", "~nobody-of-this-name/slipway"),
+    ]:
+        with pytest.raises(Problem, match=f"^{name} (is|has|cannot)"):
+            up.check_variables({name: value})
 
 
 def test_up_says_that_the_port_is_taken_without_a_traceback(taken_port, tmp_path):
@@ -104,10 +125,75 @@ def test_the_printed_address_can_be_opened_and_bound_ones_are_allowed():
     ]:
         assert up.address(host, 8000) == url, host
     assert up.allowed_hosts("10.1.2.3", {}) == ["10.1.2.3"]
+    assert up.allowed_hosts("fd00::2", {}) == ["[fd00::2]"]
     assert "slipway.example" in up.allowed_hosts(
         "127.0.0.1", {"SLIPWAY_ALLOWED_HOSTS": "slipway.example"}
     )
     assert socket.gethostname() in up.allowed_hosts("0.0.0.0", {})
+
+
+def test_every_address_of_the_interfaces_is_answered_and_told(monkeypatch):
+    """In /etc/hosts of most images the machine's name stands for loopback alone."""
+    nic = namedtuple("nic", "family address")
+    interfaces = {
+        "lo": [nic(socket.AF_INET, "127.0.0.1"), nic(socket.AF_INET6, "::1")],
+        "eth0": [
+            nic(socket.AF_INET6, "fe80::1%eth0"),
+            nic(socket.AF_INET6, "fd00::2"),
+            nic(socket.AF_INET, "192.0.2.2"),
+            nic(socket.AF_PACKET, "02:fc:00:00:00:01"),
+        ],
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
+    own = addresses.own_addresses()
+    assert own == ("192.0.2.2", "fd00::2")
+    for host in ("0.0.0.0", "::"):
+        assert {"192.0.2.2", "[fd00::2]"} <= {*up.allowed_hosts(host, {})}, host
+    for bound, told in [
+        ("", ["http://192.0.2.2:8000", "http://[fd00::2]:8000"]),
+        ("0.0.0.0", ["http://192.0.2.2:8000"]),
+        ("::", ["http://[fd00::2]:8000"]),
+        ("192.0.2.2", ["http://192.0.2.2:8000"]),
+        ("127.0.0.1", []),
+        ("::1", []),
+    ]:
+        assert up.addresses_for_others(bound, 8000, own) == told, bound
+
+
+def test_every_address_is_bound_in_both_families_that_the_machine_has(monkeypatch):
+    refused: set[str] = set()
+
+    def bind(host, _port):
+        if host in refused:
+            raise OSError(97, "Address family not supported by protocol")
+
+    monkeypatch.setattr(up, "_bind", bind)
+    for lacking, bound in [(set(), ""), ({"::"}, "0.0.0.0"), ({"0.0.0.0"}, "::")]:
+        refused.clear()
+        refused |= lacking
+        assert {up.bound_host(host, 8000) for host in ("0.0.0.0", "::")} == {bound}, lacking
+    assert up.bound_host("10.1.2.3", 8000) == "10.1.2.3"
+    assert up._parse(["--host", "[::1] "]).host == "::1"
+
+
+def test_what_up_and_doctor_understood_is_a_line_for_each_variable_that_is_set():
+    variables = {
+        "SLIPWAY_PUBLIC_URL": "https://bücher.example:443/ ",
+        "SLIPWAY_ALLOWED_HOSTS": "slipway.lan, 10.0.0.5",
+        "HTTP_PROXY": "http://user:secret@proxy.lan:3128",
+        "NO_PROXY": "[::1],10.0.0.0/99",
+    }
+    words = "\n".join(up.understood(variables))
+    for expected in (
+        "Public address: https://xn--bcher-kva.example",
+        "Names of SLIPWAY_ALLOWED_HOSTS: slipway.lan, 10.0.0.5",
+        "Trusted proxies: 127.0.0.1, ::1 (for one on another machine set FORWARDED_ALLOW_IPS",
+        "The proxy http://proxy.lan:3128 of HTTP_PROXY",
+        "NO_PROXY has '10.0.0.0/99'",
+    ):
+        assert expected in words
+    assert "secret" not in words
+    assert up.understood({}) == []
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -187,6 +273,9 @@ def test_the_header_of_a_proxy_is_believed_only_where_there_is_one(monkeypatch, 
             monkeypatch.setenv(name, value)
         command = up.Site("127.0.0.1", 9, tmp_path)._web_command()
         assert ("--no-proxy-headers" not in command) == is_believed, variables
+        given = variables.get("FORWARDED_ALLOW_IPS")
+        trusted = ",".join(filter(None, ["127.0.0.1", "::1", given]))
+        assert (trusted in command) == is_believed, variables
 
 
 def run(*arguments: str, flags: tuple[str, ...] = ()) -> subprocess.CompletedProcess:

@@ -13,6 +13,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command, get_commands
 from django.db import OperationalError, connection
+from django.test import Client
 from django.urls import reverse
 
 from runners.jobspec import DrillSpec
@@ -30,10 +31,14 @@ from webapp.core.site_settings import (
     DataFolderError,
     EmailUrlError,
     PublicUrlError,
+    allowed_hosts,
+    data_path,
     email_settings,
+    flag,
     public_hosts,
     public_site,
     secret_key,
+    time_zone,
 )
 from webapp.hosts.models import EnrolmentToken
 from webapp.hosts.services import digest
@@ -97,7 +102,8 @@ def test_the_doctor_says_one_line_a_topic():
     lines = said("doctor").splitlines()
     topics = [line.split()[1] for line in lines]
     assert topics == [
-        "Python", "torch", "Disk", "Memory", "Redis", "Database", "GPU", "Chromium",
+        "Python", "torch", "Disk", "Memory", "Redis", "Database", "GPU", "Addresses", "Time",
+        "Chromium",
     ]  # fmt: skip
     assert {line[0] for line in lines} <= {"✓", "✗"}
 
@@ -227,7 +233,7 @@ def test_every_part_ends_with_the_sentence_alone(tmp_path, words):
 
 def test_a_data_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(DataFolderError, match="cannot be made: Not a directory"):
+    with pytest.raises(DataFolderError, match="cannot be created: Not a directory"):
         site_settings.data_folder({"SLIPWAY_DATA_DIR": str(tmp_path / "file" / "data")}, tmp_path)
 
 
@@ -258,7 +264,7 @@ def test_what_is_no_address_is_refused_in_words():
         ("mail.example.org", SENDER, "SLIPWAY_EMAIL_URL begins with ''"),
         ("http://mail.example.org", SENDER, "begins with 'http'"),
         ("smtp://", SENDER, "names the server None"),
-        ("smtp://mail:port", SENDER, "SLIPWAY_EMAIL_URL: "),
+        ("smtp://mail:port", SENDER, "SLIPWAY_EMAIL_URL cannot be read"),
         ("smtp://mail", "", "SLIPWAY_EMAIL_FROM is ''"),
     ]:
         with pytest.raises(EmailUrlError, match=words):
@@ -318,6 +324,120 @@ def test_only_the_https_address_of_a_whole_site_will_do():
     url = "https://slipway.example.org:8443/"
     assert public_site(url)["CSRF_TRUSTED_ORIGINS"] == ["https://slipway.example.org:8443"]
     assert public_hosts(url) == ["slipway.example.org"]
+
+
+def test_addresses_are_taken_as_people_write_them_and_compared_as_browsers_send_them():
+    for text, origin, host in [
+        (f"{SITE} ", SITE, "slipway.example.org"),
+        (" HTTPS://Slipway.Example.org:443/\n", SITE, "slipway.example.org"),
+        ("https://bücher.example", "https://xn--bcher-kva.example", "xn--bcher-kva.example"),
+        ("https://[FD00::0:1]:8443", "https://[fd00::1]:8443", "[fd00::1]"),
+    ]:
+        site = public_site(text)
+        assert (site["CSRF_TRUSTED_ORIGINS"], public_hosts(text)) == ([origin], [host]), text
+        assert site["SECURE_SSL_HOST"] == origin.removeprefix("https://"), text
+    for text, names in [
+        ("slipway.lan, 10.0.0.5", ["slipway.lan", "10.0.0.5"]),
+        ("\tslipway.lan\n10.0.0.5 ,", ["slipway.lan", "10.0.0.5"]),
+        ("fd00::1,[FD00::2]:8000", ["[fd00::1]", "[fd00::2]"]),
+        ("https://Slipway.LAN:8000/,10.0.0.5:8000", ["slipway.lan", "10.0.0.5"]),
+        ("bücher.example.,*.lan,.example.org,*", [
+            "xn--bcher-kva.example", ".lan", ".example.org", "*",
+        ]),
+        ("", []),
+    ]:  # fmt: skip
+        assert allowed_hosts(text) == names, text
+
+
+def test_every_form_of_tz_starts_the_site_and_an_unknown_one_is_named():
+    for text, zone in [
+        ("", "UTC"),
+        ("Europe/Berlin ", "Europe/Berlin"),
+        (":Europe/Berlin", "Europe/Berlin"),
+        ("europe/berlin", "Europe/Berlin"),
+        ("America/New York", "America/New_York"),
+        ("/usr/share/zoneinfo/Europe/Berlin", "Europe/Berlin"),
+        ("EST5EDT", "EST5EDT"),
+    ]:
+        assert time_zone({"TZ": text}) == (zone, ""), text
+    for text in ["CET-1CEST,M3.5.0,M10.5.0/3", "<+03>-3", "UTC+2", "/no/file", "../x", "Europe"]:
+        name, words = time_zone({"TZ": text})
+        assert name == "UTC", text
+        assert words.startswith(f"TZ is {text!r}"), text
+
+
+def test_a_process_of_the_site_names_tz_and_runs_on(tmp_path, monkeypatch):
+    for text, words in [("CET-1CEST,M3.5.0,M10.5.0/3", "TZ is 'CET"), (":/etc/localtime", "")]:
+        monkeypatch.setenv("TZ", text)
+        done = python(tmp_path, "manage.py", "check")
+        assert (done.returncode, done.stderr.count("\n")) == (0, bool(words)), text
+        assert words in done.stderr
+
+
+def test_an_empty_or_home_relative_data_folder_is_read_as_the_shell_would(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for text, path in [("", ROOT / "var"), ("~/data ", tmp_path / "data")]:
+        assert data_path({"SLIPWAY_DATA_DIR": text}, ROOT / "var") == path, text
+
+
+def test_switches_take_the_words_for_yes_and_no():
+    for text in ["1", "true", "YES ", "on"]:
+        assert flag({"SLIPWAY_DRILLS": text}, "SLIPWAY_DRILLS"), text
+    for text in ["", "0", "false", "No", "off"]:
+        assert not flag({"SLIPWAY_DRILLS": text}, "SLIPWAY_DRILLS"), text
+
+
+def test_a_database_address_that_cannot_be_read_is_named_without_its_password(
+    tmp_path, monkeypatch
+):
+    for url in ["postgresql://user:se/cret@db/slipway", "mongo://db/slipway"]:
+        monkeypatch.setenv("DATABASE_URL", url)
+        done = python(tmp_path, "manage.py", "check")
+        assert done.returncode != 0, url
+        assert done.stderr.startswith("DATABASE_URL cannot be read"), url
+        assert "cret" not in done.stderr
+
+
+@pytest.fixture
+def ask(settings, capsys):
+    """A client of a site behind TLS, which returns the answer and the lines of the web log."""
+    for name, value in public_site(SITE).items():
+        setattr(settings, name, value)
+    settings.ALLOWED_HOSTS = ["slipway.example.org"]
+
+    def get(path: str, host: str, **headers):
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        answer = Client(SERVER_NAME=host).get(path, headers=sent)
+        return answer, capsys.readouterr().out
+
+    return get
+
+
+def test_a_name_that_is_not_the_sites_is_refused_with_the_cause_and_a_line(ask):
+    for path in ["/login/", "/healthz", "/api/v1/hosts/enroll"]:
+        answer, log = ask(path, "192.0.2.2")
+        assert answer.status_code == 400, path
+        for words in (answer.content.decode(), log):
+            assert "192.0.2.2" in words, path
+            assert "SLIPWAY_ALLOWED_HOSTS" in words, path
+        assert ("code" in answer.content.decode()) == path.startswith("/api/"), path
+
+
+def test_a_proxy_that_is_not_trusted_gets_a_sentence_instead_of_a_loop(ask):
+    host = "slipway.example.org"
+    for headers, status, answered, logged in [
+        ({"X_Forwarded_Proto": "https"}, 400, "FORWARDED_ALLOW_IPS", "came from 127.0.0.1"),
+        ({"X_Forwarded_Proto": "https, http"}, 400, "is 'https, http'", "'https, http'"),
+        ({"X_Forwarded_Proto": "http"}, 301, "", ""),
+        ({"X_Forwarded_For": "203.0.113.4"}, 301, "", "without X-Forwarded-Proto"),
+        ({}, 301, "", ""),
+    ]:
+        answer, log = ask("/login/", host, **headers)
+        assert answer.status_code == status, headers
+        assert answered in answer.content.decode(), headers
+        assert (logged in log, bool(log)) == (True, bool(logged)), headers
+    answer, log = ask("/healthz", host, X_Forwarded_Proto="https")
+    assert (answer.status_code, log) == (200, "")
 
 
 def test_cookies_are_bound_to_the_host_and_to_tls_for_a_year(settings):

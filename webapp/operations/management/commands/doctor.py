@@ -16,10 +16,12 @@ from django.core.management.base import BaseCommand
 
 from runners.host import inventory
 from runners.host.redis_access import connect
+from runners.shared.addresses import own_addresses
 from runners.shared.redis_address import bare
 from webapp.boot import broker
 from webapp.boot.console import Problem
 from webapp.boot.environment import NEEDED_BYTES, find_chromium
+from webapp.boot.up import understood
 
 # `off` alone would make Redis skip transactions when it replays its append-only file.
 CLOSE_DEFAULT = "ACL SETUSER default off resetpass ~* &* +@all"
@@ -58,8 +60,23 @@ def findings() -> Iterator[Finding]:
     yield _redis()
     yield _database()
     yield _gpus()
+    yield Finding("Addresses", is_well=True, words=_addresses())
+    zone = settings.ZONE_WORDS or settings.TIME_ZONE  # Django has replaced TZ by the zone
+    yield Finding("Time", not settings.ZONE_WORDS, zone)
+    for line in understood(os.environ):
+        yield Finding("Environment", "it is not used" not in line, line)
     browser = find_chromium()
     yield Finding("Chromium", browser is not None, browser or "none: browser tests are left out")
+
+
+def _addresses() -> str:
+    """Return the machine's addresses, and the names under which the site answers."""
+    own = ", ".join(own_addresses()) or "none but loopback"
+    names = ", ".join(settings.ALLOWED_HOSTS)
+    return (
+        f"this machine has {own}; without `up --host 0.0.0.0`, which answers at all of them, the "
+        f"site answers to {names}"
+    )
 
 
 def _disk(folder: Path) -> Finding:
@@ -69,7 +86,7 @@ def _disk(folder: Path) -> Finding:
 
 def _redis() -> Finding:
     """Return which broker `up` would use; the embedded one is for this machine only."""
-    if url := os.environ.get("REDIS_URL"):
+    if url := os.environ.get("REDIS_URL", "").strip():
         try:
             broker.check_reachable(url)
         except Problem as problem:
