@@ -21,11 +21,34 @@ EVENT_TEXT_BYTES = 16 * 1024
 LAST_BYTES = 8 * 1024
 LONGER_BYTES = 128 * 1024  # the stack frames of eight aborting ranks
 LAST_LINES = 40
-_PARTIAL_LINE_BYTES = 4 * 1024
+CUT_HERE = " [the line goes on]\n"
+CUT_BEGINNING = b"[the line began before] "
+_LINE_ENDS = (b"\n", b"\r")
+_CHARACTER_BYTES = 4  # at most, in UTF-8
+_SHORT_LINE_BYTES = 1024  # the rest of a cut line that may be left out
+_HALF = re.compile(  # a character's first bytes at the end of a text, less than it has
+    rb"(?:[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2})\Z"
+)
+_LATER_BYTES = re.compile(rb"[\x80-\xbf]{0,3}")  # of a character
+
+
+def half_character(data: bytes) -> int:
+    """Return how many bytes at the end of UTF-8 text begin a character that is not complete."""
+    half = _HALF.search(data[-_CHARACTER_BYTES + 1 :])
+    return len(half[0]) if half else 0
+
+
+def _character_at(data: bytes, begin: int) -> int:
+    """Return the first position from ``begin`` on that is not within a character."""
+    later = _LATER_BYTES.match(data, begin)
+    return later.end() if later else begin
 
 
 class CappedLog:
     """A log with a size cap: one file for the first bytes, two rotating ones for the last.
+
+    A file ends with a line, for which it may exceed its size a little; in a longer line it ends
+    between two characters.
 
     ``<name>.log`` is the head, ``<name>.tail.log`` the newest bytes and
     ``<name>.tail.old.log`` those before them. Unwritable bytes are dropped and counted.
@@ -39,21 +62,36 @@ class CappedLog:
         self._tail = folder / f"{name}.tail.log"
         self._old_tail = folder / f"{name}.tail.old.log"
         self._tail_bytes = tail_bytes
+        self._line_bytes = min(EVENT_TEXT_BYTES, head_bytes // 4)  # to end a line with
         self._room = head_bytes
+        self._is_at_line_end = True
         self._fd = self._open(self._head)
         self._is_tail = False
 
     def write(self, data: bytes) -> None:
         """Write the bytes to the current file, and rotate when it is full."""
         while data:
-            if self._room <= 0:
+            end = self._end_in_file(data)
+            if end == 0:
                 self._rotate()
-            piece, data = data[: self._room], data[self._room :]
+                continue
+            piece, data = data[:end], data[end:]
             self._room -= len(piece)
+            self._is_at_line_end = piece.endswith(b"\n")
             written = 0
             with suppress(OSError):
                 written = os.write(self._fd, piece)
             self.dropped_bytes += len(piece) - written
+
+    def _end_in_file(self, data: bytes) -> int:
+        """Return how many bytes belong into the current file; 0 if it is full."""
+        if len(data) <= self._room:
+            return len(data)
+        if self._room <= 0 and self._is_at_line_end:
+            return 0
+        most = max(self._room + self._line_bytes, 0)
+        newline = data.find(b"\n", max(self._room - 1, 0), most)
+        return newline + 1 if newline >= 0 else _character_at(data, min(most, len(data)))
 
     def close(self) -> None:
         """Close the current file; note the number of lost bytes at the end of the head file."""
@@ -73,6 +111,7 @@ class CappedLog:
             self._tail.replace(self._old_tail)
         self._fd = self._open(self._tail)
         self._room, self._is_tail = self._tail_bytes, True
+        self._is_at_line_end = True
 
     @staticmethod
     def _open(path: Path) -> int:
@@ -82,6 +121,9 @@ class CappedLog:
 
 class LogEvents:
     """Splits one stream into log events of whole lines, with a rate limit.
+
+    A line longer than an event is cut between two characters, and the event says so. A carriage
+    return ends the state of a progress bar, so an event may end there too.
 
     A token bucket holds one second's bytes. ``left_out_bytes`` counts the bytes over the limit;
     the next event is preceded by a line with their number.
@@ -97,11 +139,12 @@ class LogEvents:
 
     def feed(self, data: bytes) -> Iterator[str]:
         """Yield the texts to send now."""
-        lines, newline, rest = (self._partial + data).rpartition(b"\n")
-        if len(rest) > _PARTIAL_LINE_BYTES:
-            lines, newline, rest = lines + newline + rest, b"", b""
-        self._partial = rest
-        yield from self._allow(lines + newline)
+        data = self._partial + data
+        end = data.rfind(b"\n") + 1
+        while len(data) - end > EVENT_TEXT_BYTES:
+            end = self._cut(data, end)
+        self._partial = data[end:]
+        yield from self._allow(data[:end])
 
     def flush(self) -> Iterator[str]:
         """Yield the rest of an unfinished line."""
@@ -113,8 +156,10 @@ class LogEvents:
         refill = (now - self._filled_at) * EVENT_BYTES_PER_SECOND
         self._bucket = min(self._bucket + refill, float(EVENT_BYTES_PER_SECOND))
         self._filled_at = now
-        for start in range(0, len(data), EVENT_TEXT_BYTES):
-            piece = data[start : start + EVENT_TEXT_BYTES]
+        start = 0
+        while start < len(data):
+            end = self._cut(data, start)
+            piece, start = data[start:end], end
             if len(piece) > self._bucket:
                 self.left_out_bytes += len(piece)
                 self._unreported_bytes += len(piece)
@@ -123,22 +168,41 @@ class LogEvents:
             if self._unreported_bytes:
                 yield f"[{self._unreported_bytes} bytes of output were not sent]\n"
                 self._unreported_bytes = 0
-            yield piece.decode(errors="replace").replace("\0", "\ufffd")
+            is_cut = bool(data[end:] or self._partial) and piece[-1:] not in _LINE_ENDS
+            text = piece.decode(errors="replace").replace("\0", "\ufffd")
+            yield text + CUT_HERE if is_cut else text
+
+    @staticmethod
+    def _cut(data: bytes, start: int) -> int:
+        """Return where an event from ``start`` on ends: at a line's end, else at a character's."""
+        if len(data) - start <= EVENT_TEXT_BYTES:
+            return len(data)
+        most = start + EVENT_TEXT_BYTES
+        for end in _LINE_ENDS:
+            if (at := data.rfind(end, start, most - 1)) >= 0:  # not between CR and LF
+                return at + 1
+        return most - half_character(data[start:most])
 
 
 class LastLines:
-    """The last bytes of all output, for the exit record and the classification of the end."""
+    """The last bytes of all output, for the exit record and the classification of the end.
+
+    They begin with a line, or say that their first line is cut.
+    """
 
     def __init__(self) -> None:
         self._pieces: deque[bytes] = deque()
         self._total_bytes = 0
+        self._has_lost = False
 
     def feed(self, data: bytes) -> None:
         """Add bytes and discard the oldest ones."""
+        self._has_lost = self._has_lost or len(data) > LONGER_BYTES
         self._pieces.append(data[-LONGER_BYTES:])
         self._total_bytes += len(self._pieces[-1])
         while self._total_bytes - len(self._pieces[0]) >= LONGER_BYTES:
             self._total_bytes -= len(self._pieces.popleft())
+            self._has_lost = True
 
     @property
     def text(self) -> str:
@@ -155,7 +219,18 @@ class LastLines:
         return self.text.replace("\0", "\ufffd").splitlines()[-LAST_LINES:]
 
     def _last(self, count: int) -> str:
-        return b"".join(self._pieces)[-count:].decode(errors="replace")
+        data = b"".join(self._pieces)
+        if len(data) > count or self._has_lost:
+            last = data[-(count - len(CUT_BEGINNING)) :]
+            newline = last.find(b"\n", 0, _SHORT_LINE_BYTES)
+            is_line_end = len(last) < len(data) and data[-len(last) - 1] == ord("\n")
+            rest = last if is_line_end else last[newline + 1 :]
+            data = (
+                rest
+                if is_line_end or newline >= 0
+                else CUT_BEGINNING + last[_character_at(last, 0) :]
+            )
+        return data.decode(errors="replace")
 
 
 # Validates the events of a job's event pipe before they enter the spool.
@@ -326,7 +401,8 @@ _BODIES: dict[str, Callable[[Body], Body]] = {
 # Masks secret values in a job's output before it reaches a disk or the server.
 #
 # A value may be split over several reads: a suffix that could begin a value is buffered until more
-# output arrives. Standard library only.
+# output arrives, and so is half a character, so that no reader of a stream sees one. Standard
+# library only.
 
 
 MASK = b"[secret]"
@@ -367,11 +443,10 @@ class Masker:
         return self._pattern.sub(MASK, data) if self._pattern else data
 
     def feed(self, data: bytes) -> bytes:
-        """Return the masked data that is complete so far."""
-        if self._pattern is None:
-            return data
+        """Return the masked data that is complete so far, in whole characters."""
         text = self.mask(self._buffer + data)
         keep = max((_overlap(text, each) for each in self._spellings), default=0)
+        keep = max(keep, half_character(text))
         self._buffer = text[len(text) - keep :]
         return text[: len(text) - keep]
 

@@ -130,7 +130,7 @@ def test_a_weight_takes_its_share_of_its_block():
     formats = formats_of("fp8", 1.0, {"attention": "bf16", "feed_forward": "bf16"})
     assert [(found.dtype, found.element_bytes) for found in formats] == [("fp8", 1.0), ("bf16", 2)]
     for part in ("attention", "feed_forward", "experts"):
-        assert sum(found.share(part) for found in formats) == 1
+        assert sum(found.contains(part) for found in formats) == 1
 
 
 @given(group=st.integers(1, 4096))

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from runners.shared import messages
 from runners.supervision.output import (
+    CUT_BEGINNING,
+    CUT_HERE,
     EVENT_BYTES_PER_SECOND,
+    EVENT_TEXT_BYTES,
     LAST_BYTES,
     LAST_LINES,
     MASK,
@@ -46,20 +49,32 @@ def test_a_short_log_is_kept_as_it_was(tmp_path):
 def test_a_flood_keeps_its_head_and_its_tail_and_says_what_it_lost(tmp_path):
     log = CappedLog(tmp_path, "stdout", head_bytes=100, tail_bytes=100)
     data = b"".join(b"%07d\n" % number for number in range(1000))
-    log.write(data)
+    for at in range(0, len(data), 29):
+        log.write(data[at : at + 29])
     log.close()
-    tail = (tmp_path / "stdout.tail.old.log").read_bytes() + (
-        tmp_path / "stdout.tail.log"
-    ).read_bytes()
-    assert (tmp_path / "stdout.log").read_bytes().startswith(data[:100])
-    assert data.endswith(tail)
-    assert len(tail) >= 100
+    head, old, tail = (
+        (tmp_path / f"stdout{end}.log").read_bytes() for end in ("", ".tail.old", ".tail")
+    )
+    assert head.startswith(data[:104] + b"\n[")  # the line at byte 100 is whole
+    assert data.endswith(old + tail)
+    assert len(old) == 104
 
     log = CappedLog(tmp_path, "stderr", head_bytes=100, tail_bytes=100)
     log.write(b"x" * 1000)
     log.close()
-    assert log.dropped_bytes == 1000 - 100 - 200
-    assert b"[700 bytes were cut here" in (tmp_path / "stderr.log").read_bytes()
+    assert log.dropped_bytes == 1000 - 125 * 3 + 0
+    assert b"[625 bytes were cut here" in (tmp_path / "stderr.log").read_bytes()
+
+
+@given(st.text("aé日🚢\n", max_size=400), st.integers(1, 40))
+def test_no_file_of_a_log_is_cut_within_a_character(tmp_path_factory, text, size):
+    folder, data = tmp_path_factory.mktemp("log"), text.encode()
+    log = CappedLog(folder, "out", head_bytes=40, tail_bytes=40)
+    for at in range(0, len(data), size):
+        log.write(data[at : at + size])
+    log.close()
+    for file in folder.iterdir():
+        file.read_bytes().decode()
 
 
 def test_lines_are_sent_whole_and_an_unfinished_one_waits_but_does_not_pile_up():
@@ -71,9 +86,49 @@ def test_lines_are_sent_whole_and_an_unfinished_one_waits_but_does_not_pile_up()
     assert list(events.flush()) == ["50 %"]
     assert list(events.flush()) == []
     events = LogEvents(Clock())
-    assert "".join(events.feed(b"x" * 10_000)) == "x" * 10_000
+    assert list(events.feed(b"x" * 10_000)) == []
+    assert "".join(events.feed(b"x" * 10_000)) == "x" * EVENT_TEXT_BYTES + CUT_HERE
+    assert "".join(events.flush()) == "x" * (20_000 - EVENT_TEXT_BYTES)
     (text,) = LogEvents(Clock()).feed(b"\xff\x00ok\n")
     assert text == "\ufffd\ufffdok\n"
+
+
+BURSTS = {
+    "lines of three-byte letters": "日本語テキスト loss 0.123\n" * 1800,
+    "lines of 127": ("x" * 127 + "\n") * 470,
+    "long lines": ("é" * 7000 + "\n") * 4,
+    "a bar": "".join(f"\r{n:4} |{'█' * (n // 80)}" for n in range(1600)),
+    "a bar with line feeds": "".join(f"\r{n:4} |{'█' * 20}\r\n" for n in range(700)),
+    "one line": "日🚢" * 8000,
+}
+
+
+def test_a_burst_is_cut_at_line_ends_else_at_characters_and_says_so():
+    for name, text in BURSTS.items():
+        for size in (100, 4096, 2**18):
+            events, masker, data = LogEvents(Clock()), Masker([]), text.encode()
+            pieces = (masker.feed(data[at : at + size]) for at in range(0, len(data), size))
+            sent = [each for piece in pieces for each in events.feed(piece)]
+            sent += [each for piece in (masker.flush(),) for each in events.feed(piece)]
+            sent += events.flush()
+            assert events.left_out_bytes == 0
+            assert "\ufffd" not in "".join(sent), (name, size)
+            assert "".join(each.removesuffix(CUT_HERE) for each in sent) == text, (name, size)
+            has_cut = any(each.endswith(CUT_HERE) for each in sent)
+            assert has_cut == (name == "one line"), (name, size)
+            assert all(each[-1] in "\r\n" for each in sent[:-1]), (name, size)
+            assert not any(each.startswith("\n") for each in sent), (name, size)
+
+
+def test_two_streams_and_timers_never_meet_half_a_character():
+    masker, last = Masker([b"hf_0123456789"]), LastLines()
+    for byte in "日本 hf_0123456789 🚢".encode():
+        last.feed(masker.feed(bytes([byte])))
+        last.feed(b"|")
+    last.feed(masker.flush())
+    assert "\ufffd" not in last.text
+    assert last.text.replace("|", "") == "日本 [secret] 🚢"
+    assert b"".join([masker.feed(b"a\xe6\x97"), masker.flush()]) == b"a\xe6\x97"
 
 
 def test_a_flood_is_held_to_its_rate_which_refills_with_time():
@@ -101,6 +156,25 @@ def test_the_last_lines_are_the_last_ones_even_of_one_huge_piece():
     last = LastLines()
     last.feed(b"a" * 10**6 + b"\nend\n")
     assert last.lines()[-1] == "end"
+
+
+def test_the_last_lines_begin_with_a_line_or_say_that_it_began_before():
+    for text, first in [
+        ("日本語\n" * 20_000, "日本語"),
+        ("a" * 99 + "\n" + "日" * 40_000 + "\nend", f"{CUT_BEGINNING.decode()}日"),
+        ("é" * 5000, f"{CUT_BEGINNING.decode()}é"),
+        ("short\n", "short"),
+        (("x" * (LAST_BYTES - len(CUT_BEGINNING) - 1) + "\n") * 2, "x" * 99),
+    ]:
+        for size in (1000, 10**6):
+            last, data = LastLines(), text.encode()
+            for at in range(0, len(data), size):
+                last.feed(data[at : at + size])
+            assert len(last.text.encode()) <= LAST_BYTES
+            for found in (last.text, last.longer_text):
+                assert "\ufffd" not in found, (first, size)
+            assert last.text.startswith(first), (first, size)
+            assert text.endswith(last.text.removeprefix(CUT_BEGINNING.decode())), (first, size)
 
 
 # What a job may say: every event that passes is one that the server takes.
