@@ -320,7 +320,7 @@ class TeamAdmin(FreshAdmin[Team]):
     """Teams with their members."""
 
     list_display = ["name", "created_at"]
-    search_fields = ["name"]
+    search_fields = ["name__folded_contains"]
     inlines = [MembershipInline]
 
     def shown_values(self, obj: Team, fields: list[str]) -> object:
@@ -371,7 +371,7 @@ class HostAdmin(FreshAdmin[Host]):
 
     list_display = ["name", "team", "state", "contact", "pool", "last_seen_at", "agent_version"]
     list_filter = ["state", "pool", "team"]
-    search_fields = ["name", "slug"]
+    search_fields = ["name__folded_contains", "slug"]
 
     def get_readonly_fields(self, _request: HttpRequest, _obj: Host | None = None) -> list[str]:
         """Return the names of the host's columns that the form shows but does not change.
@@ -469,7 +469,7 @@ class TeamModelAdmin(FreshAdmin[TeamModel]):
 
     list_display = ["name", "team", "source", "weight_dtype", "host", "created_at"]
     list_filter = ["source", "team"]
-    search_fields = ["name"]
+    search_fields = ["name__folded_contains"]
 
 
 # ---------------------------------------------------------------------------
@@ -494,11 +494,11 @@ READ_ONLY: dict[type[models.Model], dict[str, Any]] = {
             "cordoned_at",
         ],
         "list_filter": ["kind", "is_present"],
-        "search_fields": ["uuid", "host__name"],
+        "search_fields": ["uuid", "host__name__folded_contains"],
     },
     Distinction: {
         "list_display": ["host", "other", "said_by", "said_at"],
-        "search_fields": ["host__name", "other__name"],
+        "search_fields": ["host__name__folded_contains", "other__name__folded_contains"],
     },
     Epoch: {"list_display": ["number", "highest_seen"]},
     RefusedMessage: {
@@ -519,7 +519,7 @@ READ_ONLY: dict[type[models.Model], dict[str, Any]] = {
             "created_at",
         ],
         "list_filter": ["state", "kind", "host", "team"],
-        "search_fields": ["id", "name", "model_name"],
+        "search_fields": ["id", "name__folded_contains", "model_name__folded_contains"],
     },
     Attempt: {
         "list_display": [
@@ -576,12 +576,12 @@ READ_ONLY: dict[type[models.Model], dict[str, Any]] = {
     Plan: {
         "list_display": ["name", "state", "team", "owner", "created_at", "computed_at"],
         "list_filter": ["state", "team"],
-        "search_fields": ["id", "name"],
+        "search_fields": ["id", "name__folded_contains"],
     },
     Dataset: {
         "list_display": ["name", "team", "format", "num_records", "size_bytes", "created_at"],
         "list_filter": ["format", "team"],
-        "search_fields": ["name", "sha256"],
+        "search_fields": ["name__folded_contains", "sha256"],
     },
     Link: {"list_display": ["position", "event_id", "digest"]},
     Cut: {"list_display": ["position", "num_events", "at", "digest"]},

@@ -15,6 +15,7 @@ from runners.shared.reasons import STOPPED, Reason
 from webapp.audit.models import Event
 from webapp.core.display import capitalised, clock, memory
 from webapp.core.problems import InvalidProblem
+from webapp.core.search import folded
 from webapp.hosts.services import Contact, contact_of, silent_seconds
 from webapp.jobs.allocation import MAX_PREFLIGHTS
 from webapp.jobs.gangs import members_of
@@ -54,12 +55,13 @@ def log_lines(attempt: Attempt | None, *, limit: int, needle: str = "") -> list[
     stored = cast(
         "Generator[AttemptEvent, None, None]", events.iterator(chunk_size=EVENTS_AT_ONCE)
     )
+    folded_needle = folded(needle)
     with closing(stored) as rows:
         newest_first = (
             line
             for event in rows
             for line in reversed(list(lines_of(event)))
-            if needle.lower() in line.text.lower()
+            if folded_needle in folded(line.text)
         )
         return list(_bounded(islice(newest_first, limit)))[::-1]
 

@@ -17,6 +17,7 @@ from planner.techniques.registry import TECHNIQUES
 from webapp.accounts.models import team_ids_of
 from webapp.core.clock import now
 from webapp.core.display import clock
+from webapp.core.search import folded
 from webapp.hosts.epoch import RESTORED, is_restored
 from webapp.hosts.models import DOCUMENTS as DOCUMENTS_OF_HOSTS
 from webapp.hosts.models import RUNS_JOBS, Host, HostState, Pool
@@ -247,21 +248,21 @@ def search(request: HttpRequest) -> HttpResponse:
 
 def _results(request: HttpRequest, query: str) -> list[tuple[str, str, list[tuple[Any, str]]]]:
     """Return groups of results: heading, URL name, and (URL argument, text) pairs."""
-    user, words = request.user, query.lower().split()
-    matching = Plan.objects.visible_to(user).filter(name__icontains=query)
+    user, words = request.user, folded(query).split()
+    matching = Plan.objects.visible_to(user).filter(name__folded_contains=query)
     plans = matching.filter(is_latest=True, deleted_at=None)
-    jobs = Job.objects.visible_to(user).filter(name__icontains=query, deleted_at=None)
-    hosts = Host.objects.visible_to(user).filter(name__icontains=query)
-    models = TeamModel.objects.visible_to(user).filter(name__icontains=query)
+    jobs = Job.objects.visible_to(user).filter(name__folded_contains=query, deleted_at=None)
+    hosts = Host.objects.visible_to(user).filter(name__folded_contains=query)
+    models = TeamModel.objects.visible_to(user).filter(name__folded_contains=query)
     catalog = [
         (entry.id, entry.id)
         for entry in list_models()
-        if all(word in entry.id.lower() for word in words)
+        if all(word in folded(entry.id) for word in words)
     ]
     techniques = [
         (each.key, each.title)
         for each in TECHNIQUES.values()
-        if all(word in f"{each.key} {each.title}".lower() for word in words)
+        if all(word in folded(f"{each.key} {each.title}") for word in words)
     ]
     return [
         ("Plans", "plan-detail", [(plan.pk, plan.name) for plan in plans[:MAX_ROWS]]),

@@ -84,7 +84,7 @@ def filtered_jobs(request: HttpRequest) -> QuerySet[Job]:
         here = Q(host_id=host) | Q(host_id=None, requested_host_id=host)
         jobs = jobs.filter(here) if host else jobs.none()
     if text := filters["q"]:
-        jobs = jobs.filter(Q(name__icontains=text) | Q(model_name__icontains=text))
+        jobs = jobs.filter(Q(name__folded_contains=text) | Q(model_name__folded_contains=text))
     return jobs
 
 

@@ -31,6 +31,7 @@ from webapp.bench.ratios import Proof, evidence, holds, level_of, stored
 from webapp.core.display import Figure, sentence
 from webapp.core.figures import REGISTRY
 from webapp.core.problems import Problem
+from webapp.core.search import folded
 from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import Host, HostState
 from webapp.modelhub.models import (
@@ -115,12 +116,12 @@ def model_list(request: HttpRequest) -> HttpResponse:
     query = request.GET.get("q", "").strip()
     team = TeamModel.objects.visible_to(request.user).select_related("host")
     if query:
-        team = team.filter(name__icontains=query)
-    words = query.lower().split()
+        team = team.filter(name__folded_contains=query)
+    words = folded(query).split()
     listed = [
         CatalogRow(entry, shape, num_parameters(shape))
         for entry in list_models()
-        if all(word in entry.id.lower() for word in words)
+        if all(word in folded(entry.id) for word in words)
         for shape in (get_model(entry.id),)
     ]
     context = {"team_models": team, "listed": listed, "filter": query}
@@ -322,11 +323,11 @@ PHASES = (
 def technique_list(request: HttpRequest) -> HttpResponse:
     """List every technique by phase."""
     query = request.GET.get("q", "").strip()
-    words = query.lower().split()
+    words = folded(query).split()
     techniques = [
         technique
         for technique in TECHNIQUES.values()
-        if all(word in f"{technique.key} {technique.title}".lower() for word in words)
+        if all(word in folded(f"{technique.key} {technique.title}") for word in words)
     ]
     ratios = stored()
     rows = [(each, level_of(each.key, ratios)) for each in techniques]

@@ -146,7 +146,7 @@ def _listed(request: HttpRequest, query: str) -> QuerySet[Plan]:
     is_untouched_copy = Q(state=PlanState.DRAFT, base__isnull=False, revision=0)
     plans = Plan.objects.visible_to(request.user).filter(is_newest | is_own, deleted_at=None)
     plans = plans.exclude(is_untouched_copy)
-    return plans.filter(name__icontains=query) if query else plans
+    return plans.filter(name__folded_contains=query) if query else plans
 
 
 def num_jobs_of(plans: Iterable[Plan]) -> dict[str, int]:

@@ -1,0 +1,64 @@
+"""Searches text as people read it: in any alphabet and any case, alike on every database.
+
+SQLite knows the cases of ASCII only; PostgreSQL folds by its locale and knows no normal forms.
+Both compare here what ``folded`` gives: ``name__folded_contains="größe"`` finds GRÖSSE.
+"""
+
+import unicodedata
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import CharField, Lookup, TextField
+
+FUNCTION = "slipway_folded"
+# PostgreSQL's lower() keeps what casefold() writes with other letters; those in use are replaced.
+REPLACED = (("ß", "ss"), ("\N{GREEK SMALL LETTER FINAL SIGMA}", "\N{GREEK SMALL LETTER SIGMA}"))
+Condition = tuple[str, tuple[Any, ...]]
+
+
+def folded(text: str) -> str:
+    """Return a text for comparison: without case, and with accents in one form."""
+    if text.isascii():
+        return text.lower()
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
+
+
+def _folded_or_null(text: str | None) -> str | None:
+    return None if text is None else folded(str(text))
+
+
+def register_function(connection: BaseDatabaseWrapper, **_signal: object) -> None:
+    """Give a new connection to SQLite the function that PostgreSQL needs none of."""
+    if connection.vendor == "sqlite":
+        connection.connection.create_function(FUNCTION, 1, _folded_or_null, deterministic=True)
+
+
+@CharField.register_lookup
+@TextField.register_lookup
+class FoldedContains(Lookup[str]):
+    """Whether a column contains a text, both folded."""
+
+    lookup_name = "folded_contains"
+    prepare_rhs = False
+
+    def get_db_prep_lookup(self, value: object, connection: Any) -> Condition:  # noqa: ANN401, ARG002 -- as Django has it
+        """Return the folded text as the parameter."""
+        return "%s", (folded(str(value)),)
+
+    def as_sql(self, compiler: Any, connection: Any) -> Condition:  # noqa: ANN401 -- as Django has it
+        """Return SQLite's condition."""
+        column, text, parameters = self._sides(compiler, connection)
+        return f"INSTR({FUNCTION}({column}), {text}) > 0", parameters
+
+    def as_postgresql(self, compiler: Any, connection: Any) -> Condition:  # noqa: ANN401 -- as Django has it
+        """Return PostgreSQL's condition."""
+        column, text, parameters = self._sides(compiler, connection)
+        column = f"LOWER(NORMALIZE(({column})::text, NFC))"
+        for letter, letters in REPLACED:
+            column = f"REPLACE({column}, '{letter}', '{letters}')"
+        return f"STRPOS(NORMALIZE({column}, NFC), {text}) > 0", parameters
+
+    def _sides(self, compiler: Any, connection: Any) -> tuple[str, str, tuple[Any, ...]]:  # noqa: ANN401 -- as Django has it
+        column, parameters = self.process_lhs(compiler, connection)
+        text, values = self.process_rhs(compiler, connection)
+        return column, text, (*parameters, *values)
