@@ -175,7 +175,7 @@ def secret_list(request: HttpRequest) -> HttpResponse:
 @require_role(Role.OPERATOR)
 def secret_save(request: HttpRequest) -> HttpResponse:
     """Store a value; no response contains it, not even after an error."""
-    name, value = request.POST.get("name", "").strip(), request.POST.get("value", "")
+    name, value = request.POST.get("name", "").strip(), pasted(request.POST.get("value", ""))
     try:
         secret_store(
             team=current_team(request),
@@ -190,9 +190,28 @@ def secret_save(request: HttpRequest) -> HttpResponse:
         messages.error(request, str(error))
     else:
         messages.success(
-            request, f"{name} is stored. Jobs can use the secret; its value is not shown again."
+            request,
+            f"{name} is stored{_lines_in(value)}. Jobs can use the secret; its value is not shown "
+            "again.",
         )
     return redirect(PAGE)
+
+
+@sensitive_variables()
+def pasted(value: str) -> str:
+    """Return a pasted value as the file that it came from holds it.
+
+    Browsers send each line's end as CR LF; a token of one line has none, however it was copied.
+    """
+    text = value.replace("\r\n", "\n").replace("\r", "\n")
+    lines = text.strip("\n")
+    return text if "\n" in lines else lines
+
+
+@sensitive_variables()
+def _lines_in(value: str) -> str:
+    number = value.count("\n") + (not value.endswith("\n"))
+    return f" with its {number} lines" if number > 1 else ""
 
 
 @require_POST

@@ -82,6 +82,23 @@ def test_a_name_or_value_that_is_none_is_refused_without_being_said(team, olga):
         assert value not in refusal.value.detail, value
 
 
+def test_a_pasted_key_keeps_its_lines_and_a_token_has_none(team, olga):
+    key = "-----BEGIN KEY-----\r\nMIIEvQIBADANBgkq\r\n\r\n-----END KEY-----\r\n"
+    for value, stored, said in [
+        (key, key.replace("\r\n", "\n"), " with its 4 lines"),
+        (key.replace("\r\n", "\r"), key.replace("\r\n", "\n"), " with its 4 lines"),
+        (f"{CANARY}\r\n", CANARY, ""),
+        (f" {CANARY} ", f" {CANARY} ", ""),
+    ]:
+        page = client_of(olga).post(
+            "/settings/secrets/save/", {"name": "DEPLOY_KEY", "value": value}, follow=True
+        )
+        assert secrets_open(team_id=team.pk, names=["DEPLOY_KEY"]) == {"DEPLOY_KEY": stored}
+        assert f"DEPLOY_KEY is stored{said}." in page.content.decode()
+    html = page.content.decode()
+    assert '<textarea class="input concealed" id="secret-value" name="value"' in html
+
+
 # Rotation
 
 
