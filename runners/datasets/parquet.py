@@ -28,6 +28,8 @@ def rows_of(
 ) -> Iterator[tuple[int, bytes]]:
     """Yield each row's number, counted from 1, and the given columns as UTF-8 JSON.
 
+    Number 0 comes first, with a list of the other columns' names.
+
     ``max_group_bytes`` limits the read columns of one row group. If the file has none of the
     columns, each row has all column names with null values, so that the caller can list them.
 
@@ -42,6 +44,8 @@ def rows_of(
         )
         names = list(table.schema_arrow.names)
         selected = [name for name in names if name in fields]
+        unread = [name for name in names if name not in fields]
+        yield 0, json.dumps(unread if selected else []).encode()
         _check_groups(table, selected, max_group_bytes)
         if not selected:
             yield from _empty_rows(table.metadata.num_rows, names)
@@ -90,8 +94,9 @@ def _line(number: int, row: dict[str, Any]) -> bytes:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the rows of the file at standard input as lines; an error line begins with ``!``.
+    """Write the rows of the file at standard input as lines.
 
+    An error line begins with ``!``, the line of the columns that are not read with ``?``.
     Arguments: the byte limits of a row group and of the address space, then the columns.
     """
     max_group_bytes, max_bytes, *fields = arguments
@@ -100,8 +105,8 @@ def main(arguments: list[str]) -> int:
     out = sys.stdout.buffer
     try:
         with os.fdopen(0, "rb") as file:
-            for _, line in rows_of(file, fields, int(max_group_bytes)):
-                out.write(line + b"\n")
+            for number, line in rows_of(file, fields, int(max_group_bytes)):
+                out.write((line if number else b"?" + line) + b"\n")
     except (ParquetError, MemoryError) as error:
         out.write(b"!" + (str(error) or "it takes too much memory").encode() + b"\n")
     except BrokenPipeError:  # the reader closed the pipe

@@ -4,11 +4,12 @@ Uploads are parsed by a C++ library of 31 MB: a file that crashes it or exhausts
 the subprocess, not the server.
 """
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from io import UnsupportedOperation
 from pathlib import Path
@@ -26,11 +27,15 @@ class UnreadableTableError(ValueError):
 
 
 def rows_in_subprocess(
-    file: BinaryIO, fields: Collection[str], max_line_bytes: int
+    file: BinaryIO,
+    fields: Collection[str],
+    max_line_bytes: int,
+    skip: Callable[[Collection[str]], None],
 ) -> Iterator[tuple[int, bytes]]:
     """Yield each row's number, counted from 1, and the given columns as UTF-8 JSON.
 
-    Rows are truncated a little above ``max_line_bytes``.
+    Rows are truncated a little above ``max_line_bytes``. ``skip`` is called with the names of the
+    other columns before the first row.
 
     Raises:
         UnreadableTableError: the file cannot be read.
@@ -51,6 +56,9 @@ def rows_in_subprocess(
                 break  # the process ended within a row
             if line.startswith(b"!"):
                 raise UnreadableTableError(line[1:].decode(errors="replace").strip())
+            if line.startswith(b"?"):
+                skip(json.loads(line[1:]))
+                continue
             number += 1
             yield number, line.removesuffix(b"\n")
         if status := process.wait():

@@ -2,11 +2,20 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, Literal, NamedTuple, get_args
 
 from runners.datasets.parquet_process import UnreadableTableError, rows_in_subprocess
+from runners.datasets.text import (
+    LongLineError,
+    TextError,
+    read_json,
+    read_lines,
+    read_text,
+    storable,
+)
 
 SUFFIXES = (".jsonl", ".parquet", ".txt")
 Format = Literal["text", "chat", "instruction", "completion", "classification"]
@@ -18,14 +27,35 @@ FIELDS: Mapping[Format, tuple[str, ...]] = {  # in the order of detection
     "classification": ("text", "label"),
     "text": ("text",),
 }
-ROLES = ("system", "user", "assistant")
+READ_FIELDS: Mapping[Format, tuple[str, ...]] = {  # what a record of the format may hold besides
+    "chat": ("system", "tools", "weight"),
+    "instruction": ("input", "system", "history", "weight"),
+    "completion": ("weight",),
+    "classification": ("weight",),
+    "text": ("weight",),
+}
+ROLES = ("system", "user", "assistant", "tool")
+READ_OF_MESSAGE = frozenset(
+    {"role", "content", "tool_calls", "weight", "train", "training", "loss"}
+)
+PASSED_ON = ("name", "tool_call_id", "reasoning_content", "thinking")  # to the chat template
+MEDIA = ("image", "images", "audio", "audios", "video", "videos")
+REFUSED: Mapping[str, str] = {  # fields that change what is learnt, and the way out
+    **dict.fromkeys(
+        MEDIA, "jobs train on text only; remove the field, or the records that need it"
+    ),
+    "functions": "write the functions as “tools”",
+    "function_call": "write the call as “tool_calls”",
+    "chosen": "no job trains on preferences; write the chosen answer as the only one",
+    "rejected": "no job trains on preferences; write the chosen answer as the only one",
+}
 MAX_LINE_BYTES = 4 * 1024**2
 MAX_RECORDS = 2_000_000
 MAX_DOCUMENT_CHARACTERS = 1024**2  # of a .txt file: a longer document is split
 MIN_DOCUMENT_CHARACTERS = 2000  # paragraphs of a .txt file are joined up to this size
 SHOWN_CHARACTERS = 80
 MAX_LABEL_CHARACTERS = 100
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+NOTHING: tuple[object, ...] = (None, "", [], {})  # values of a field that change nothing
 
 
 class DataError(ValueError):
@@ -33,10 +63,20 @@ class DataError(ValueError):
 
 
 class Turn(NamedTuple):
-    """One message of a conversation."""
+    """One message of a conversation.
+
+    ``more`` is a JSON object of its other fields for the chat template; the weight of an answer
+    decides whether it is learnt.
+    """
 
     role: str
     content: str
+    more: str = ""
+    is_learnt: bool = True
+
+    def message(self) -> dict[str, Any]:
+        """Return the message as chat templates take it."""
+        return {"role": self.role, "content": self.content, **json.loads(self.more or "{}")}
 
 
 class TextSample(NamedTuple):
@@ -53,9 +93,10 @@ class CompletionSample(NamedTuple):
 
 
 class ChatSample(NamedTuple):
-    """A conversation; only the assistant's turns are trained on."""
+    """A conversation; only the assistant's turns are trained on. ``tools`` is a JSON list."""
 
     turns: tuple[Turn, ...]
+    tools: str = ""
 
 
 class LabelledSample(NamedTuple):
@@ -92,13 +133,17 @@ def suffix_of(name: str) -> str:
 
 def digest_of(sample: Sample) -> bytes:
     """Return the SHA-256 of a sample's content."""
-    return hashlib.sha256(json.dumps(sample).encode()).digest()
+    content: object = sample
+    if isinstance(sample, ChatSample):  # of plain turns the same as ever: it decides the held-out
+        turns = [turn[:2] if turn == Turn(*turn[:2]) else turn for turn in sample.turns]
+        content = [turns, sample.tools] if sample.tools else [turns]
+    return hashlib.sha256(json.dumps(content).encode()).digest()
 
 
 def num_characters(sample: Sample) -> int:
     """Return the length of a sample in characters."""
     if isinstance(sample, ChatSample):
-        return sum(len(turn.content) for turn in sample.turns)
+        return len(sample.tools) + sum(len(each.content + each.more) for each in sample.turns)
     return sum(map(len, sample))
 
 
@@ -115,13 +160,15 @@ class Reader:
         self.suffix = suffix_of(name)
         self.format: Format | None = "text" if self.suffix == ".txt" else stated
         self.num_empty = 0
+        self.left_out: Counter[str] = Counter()  # records by the field of them that is not read
+        self._unread_columns: tuple[str, ...] = ()
         if self.suffix == ".txt" and stated not in {None, "text"}:
             raise DataError(
                 f"{name}: a .txt file is plain text; {stated} needs JSON lines or Parquet"
             )
 
     def records(self, file: BinaryIO) -> Iterator[Record]:
-        """Yield the non-empty records; ``num_empty`` counts the empty ones.
+        """Yield the records with something to learn; ``num_empty`` counts the others.
 
         Raises:
             DataError: a record is invalid, with its line and the reason.
@@ -165,15 +212,14 @@ class Reader:
     # Lines
 
     def _lines(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-        number = 0
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            self._check_length(number, line)
-            line = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-            if line.strip():
-                yield number, line
-            elif self.suffix == ".txt":
-                yield number, b""
+        try:
+            for number, line in read_lines(file, MAX_LINE_BYTES):
+                if line.strip():
+                    yield number, line
+                elif self.suffix == ".txt":
+                    yield number, b""
+        except LongLineError as error:
+            raise self._too_long(error.line) from None
 
     def _documents(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         """Yield documents of a text: groups of whole paragraphs."""
@@ -191,20 +237,27 @@ class Reader:
             yield begin, b"".join(lines)
 
     def _rows(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-        fields = sorted({"input"}.union(*FIELDS.values()))
+        fields = set().union(*FIELDS.values(), *READ_FIELDS.values())
+        rows = rows_in_subprocess(file, sorted(fields), MAX_LINE_BYTES, self._skip_columns)
         try:
-            for number, line in rows_in_subprocess(file, fields, MAX_LINE_BYTES):
-                self._check_length(number, line)
+            for number, line in rows:
+                if len(line) > MAX_LINE_BYTES:
+                    raise self._too_long(number)
                 yield number, line
         except UnreadableTableError as error:
             raise DataError(f"{self.name}: {error}") from None
 
-    def _check_length(self, number: int, line: bytes) -> None:
-        if len(line) > MAX_LINE_BYTES:
-            raise DataError(
-                f"{self.name}: {self._record_noun} {number} is longer than "
-                f"{MAX_LINE_BYTES // 1024**2} MiB; divide it into several records"
-            )
+    def _skip_columns(self, names: Collection[str]) -> None:
+        for name in names:
+            if name in REFUSED:
+                raise DataError(f"{self.name}: column “{name}”: {REFUSED[name]}")
+        self._unread_columns = tuple(names)
+
+    def _too_long(self, number: int) -> DataError:
+        return DataError(
+            f"{self.name}: {self._record_noun} {number} is longer than "
+            f"{MAX_LINE_BYTES // 1024**2} MiB; divide it into several records"
+        )
 
     @property
     def _record_noun(self) -> str:
@@ -212,11 +265,9 @@ class Reader:
 
     def _text(self, line: int, raw: bytes) -> str:
         try:
-            text = raw.decode()
-        except UnicodeDecodeError as error:
-            raise self._error(
-                line, f"byte {error.start + 1} is not valid UTF-8; save the file as UTF-8", raw
-            ) from None
+            text = read_text(raw)
+        except TextError as error:
+            raise self._error(line, str(error), raw) from None
         if "\0" in text:
             raise self._error(line, "it holds a null character; remove it", raw)
         return text
@@ -225,24 +276,31 @@ class Reader:
 
     def _parsed(self, line: int, text: str) -> Sample | None:
         try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            why = str(error).partition(": line")[0].removesuffix(" at")
-            raise self._error(line, f"it is not valid JSON ({why})", text) from None
+            document = read_json(text)
+        except TextError as error:
+            raise self._error(line, str(error), text) from None
         if not isinstance(document, dict):
             raise self._error(line, "it is not a JSON object; write one object per line", text)
         if self.format is None:
             self.format = self._format_of(line, document, text)
+        if self.suffix == ".parquet":
+            document = {name: _without_nulls(value) for name, value in document.items()}
+        left_out: set[str] = set(self._unread_columns)
         try:
-            return _READERS[self.format](document)
-        except DataError as error:
+            _refuse(document, self.format, left_out)
+            sample = _READERS[self.format](document, left_out)
+        except (DataError, TextError) as error:
             raise self._error(line, str(error), text) from None
+        if sample is not None:
+            self.left_out.update(left_out)
+        return sample
 
     def _format_of(self, line: int, document: Mapping[str, Any], text: str) -> Format:
         for each, fields in FIELDS.items():
             if all(field in document for field in fields):
                 return each
-        fields_present = ", ".join(sorted(map(str, document))[:8]) or "none"
+        names = {*map(str, document), *self._unread_columns}
+        fields_present = ", ".join(sorted(names)[:8]) or "none"
         raise self._error(line, f"{_wanted()}; its fields are {fields_present[:200]}", text)
 
     def _error(self, line: int, reason: str, raw: bytes | str) -> DataError:
@@ -267,55 +325,113 @@ def _string(document: Mapping[str, Any], name: str, *, is_needed: bool = True) -
     return storable(value, name)
 
 
-def storable(text: str, name: str) -> str:
-    """Return the text if every tokenizer accepts it.
+def _without_nulls(value: Any) -> Any:  # noqa: ANN401 (JSON)
+    """Return a table's value without null fields: each struct has those of all rows."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def _refuse(document: Mapping[str, Any], form: Format, left_out: set[str]) -> None:
+    """Refuse a record whose unread fields change what is learnt; note its other unread ones.
 
     Raises:
-        DataError: the text has a null character or a lone surrogate.
+        DataError: the record has such a field, or a weight that is not 1.
     """
-    if "\0" in text:
-        raise DataError(f"“{name}” holds a null character; remove it")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
+    read = {*FIELDS[form], *READ_FIELDS[form]}
+    for name, value in document.items():
+        if name in read or value in NOTHING:
+            continue
+        if name in REFUSED:
+            raise DataError(f"“{name}”: {REFUSED[name]}")
+        left_out.add(name)
+    if form == "completion" and isinstance(document.get("label"), bool):
         raise DataError(
-            f"“{name}” holds half of a surrogate pair at character {error.start + 1}"
-        ) from None
-    return text
+            "“label” says whether the completion is wanted, and no job trains on preferences; "
+            "leave out the records whose label is false, and the field"
+        )
+    if (weight := document.get("weight", 1)) not in (None, 1):
+        raise DataError(
+            f"“weight” of a record is {json.dumps(weight)[:40]}, and every record has weight 1; "
+            "leave out a record of weight 0, and repeat one of more"
+        )
 
 
-def _text(document: Mapping[str, Any]) -> TextSample | None:
+def _text(document: Mapping[str, Any], _left_out: set[str]) -> TextSample | None:
     text = _string(document, "text")
     return TextSample(text) if text.strip() else None
 
 
-def _completion(document: Mapping[str, Any]) -> CompletionSample | None:
+def _completion(document: Mapping[str, Any], _left_out: set[str]) -> CompletionSample | None:
     prompt, completion = _string(document, "prompt"), _string(document, "completion")
     return CompletionSample(prompt, completion) if completion.strip() else None
 
 
-def _instruction(document: Mapping[str, Any]) -> ChatSample | None:
+def _instruction(document: Mapping[str, Any], _left_out: set[str]) -> ChatSample | None:
     parts = [_string(document, "instruction"), _string(document, "input", is_needed=False)]
     answer = _string(document, "output")
+    turns = [*_system(document), *_history(document)]
     if not answer.strip():
         return None
     prompt = "\n\n".join(part for part in parts if part.strip())
-    return ChatSample((Turn("user", prompt), Turn("assistant", answer)))
+    return ChatSample((*turns, Turn("user", prompt), Turn("assistant", answer)))
 
 
-def _chat(document: Mapping[str, Any]) -> ChatSample | None:
+def _system(document: Mapping[str, Any]) -> list[Turn]:
+    text = _string(document, "system", is_needed=False)
+    return [Turn("system", text)] if text.strip() else []
+
+
+def _history(document: Mapping[str, Any]) -> Iterator[Turn]:
+    """Yield the earlier turns of an instruction: its pairs of a question and its answer."""
+    history = document.get("history") or []
+    if not isinstance(history, list):
+        raise DataError("“history” is not a list of pairs of a question and its answer")
+    for number, pair in enumerate(history, 1):
+        if not isinstance(pair, list) or [type(each) for each in pair] != [str, str]:
+            raise DataError(f"“history” {number} is not a pair of a question and its answer")
+        for role, text in zip(("user", "assistant"), pair, strict=True):
+            yield Turn(role, storable(text, f"history {number}"))
+
+
+def _chat(document: Mapping[str, Any], left_out: set[str]) -> ChatSample | None:
     messages = document.get("messages")
     if not isinstance(messages, list):
         raise DataError("“messages” is not a list of messages with “role” and “content”")
-    turns = tuple(_turn(number, each) for number, each in enumerate(messages, 1))
+    turns = [_turn(number, each, left_out) for number, each in enumerate(messages, 1)]
     if not turns:
         return None
     if not any(turn.role == "assistant" for turn in turns):
         raise DataError("no message has the role “assistant”, and only those have a loss; add one")
-    return ChatSample(turns)
+    if system := _system(document):
+        if any(turn.role == "system" for turn in turns):
+            raise DataError("“system” stands beside a message of that role; keep one of them")
+        turns = [*system, *turns]
+    if not any(turn.role == "assistant" and turn.is_learnt for turn in turns):
+        return None
+    return ChatSample(tuple(turns), _tools(document))
 
 
-def _turn(number: int, message: object) -> Turn:
+def _tools(document: Mapping[str, Any]) -> str:
+    """Return the JSON list of a record's tools; some files hold it as a text."""
+    tools = document.get("tools")
+    if tools in NOTHING:
+        return ""
+    if isinstance(tools, str):
+        tools = read_json(tools)
+    if not isinstance(tools, list) or not all(map(_tool_name, tools)):
+        raise DataError('“tools” is not a list of {"type": "function", "function": {"name": …}}')
+    return storable(json.dumps(tools, ensure_ascii=False), "tools")
+
+
+def _tool_name(tool: object) -> str:
+    """Return the name of a tool or call, or nothing for what is none."""
+    inner = tool.get("function", tool) if isinstance(tool, dict) else None
+    name = inner.get("name") if isinstance(inner, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def _turn(number: int, message: object, left_out: set[str]) -> Turn:
     if not isinstance(message, dict):
         raise DataError(f"message {number} is not an object with “role” and “content”")
     role = message.get("role")
@@ -323,10 +439,78 @@ def _turn(number: int, message: object) -> Turn:
         raise DataError(
             f"message {number} has the role {str(role)[:40]!r}; known are {', '.join(ROLES)}"
         )
-    return Turn(str(role), _string(message, "content"))
+    for name, value in message.items():
+        if name not in READ_OF_MESSAGE and name not in PASSED_ON and value not in NOTHING:
+            if name in REFUSED:
+                raise DataError(f"message {number}: “{name}”: {REFUSED[name]}")
+            left_out.add(f"messages.{name}")
+    more = {name: message[name] for name in PASSED_ON if message.get(name) not in NOTHING}
+    for name, value in more.items():
+        if not isinstance(value, str):
+            raise DataError(f"message {number}: “{name}” is not text but {type(value).__name__}")
+    if calls := _tool_calls(number, str(role), message):
+        more["tool_calls"] = calls
+    content = _content(number, message, is_needed=not calls)
+    is_learnt = _is_learnt(number, message)
+    if role == "assistant" and not content.strip() and not calls:
+        is_learnt = False  # nobody wants to teach silence
+    text = storable(json.dumps(more, ensure_ascii=False), f"message {number}") if more else ""
+    return Turn(str(role), content, text, is_learnt or role != "assistant")
 
 
-def _labelled(document: Mapping[str, Any]) -> LabelledSample | None:
+def _content(number: int, message: dict[str, Any], *, is_needed: bool) -> str:
+    """Return a message's text; the texts of a list of parts are joined."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return _string(message, "content", is_needed=is_needed)
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if kind != "text" or not isinstance(part, dict) or not isinstance(part.get("text"), str):
+            raise DataError(
+                f"message {number} has a part of the type {str(kind)[:40]!r}; {REFUSED['image']}"
+            )
+        texts.append(storable(part["text"], "content"))
+    return "".join(texts)
+
+
+def _tool_calls(number: int, role: str, message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a message's tool calls, their arguments as the objects that templates take."""
+    calls = message.get("tool_calls")
+    if calls in NOTHING:
+        return []
+    if role != "assistant" or not isinstance(calls, list) or not all(map(_tool_name, calls)):
+        raise DataError(
+            f"message {number}: “tool_calls” is not a list in an assistant message of "
+            '{"type": "function", "function": {"name": …, "arguments": …}}'
+        )
+    return [_tool_call(number, call) for call in calls]
+
+
+def _tool_call(number: int, call: dict[str, Any]) -> dict[str, Any]:
+    inner = dict(call.get("function", call))
+    arguments = inner.get("arguments")
+    if isinstance(arguments, str):
+        arguments = read_json(arguments) if arguments.strip() else {}
+    if not isinstance(arguments, dict | None):
+        raise DataError(f"message {number}: “arguments” of a tool call is not a JSON object")
+    return {"type": "function", **call, "function": {**inner, "arguments": arguments or {}}}
+
+
+def _is_learnt(number: int, message: dict[str, Any]) -> bool:
+    """Return whether a message's weight, or the mark of other trainers, says that it is learnt."""
+    is_learnt = True
+    for name in ("weight", "train", "training", "loss"):
+        value = message.get(name)
+        if value not in (None, 0, 1):
+            raise DataError(
+                f"message {number}: “{name}” is {json.dumps(value)[:40]}; it can be 0 or 1"
+            )
+        is_learnt = is_learnt and value != 0
+    return is_learnt
+
+
+def _labelled(document: Mapping[str, Any], _left_out: set[str]) -> LabelledSample | None:
     text, label = _string(document, "text"), document.get("label")
     if isinstance(label, int) and not isinstance(label, bool):
         label = str(label)
@@ -355,6 +539,7 @@ _READERS = {
 
 FIRST_SAMPLES = 3
 MAX_ERRORS = 5
+MAX_NAMED = 12  # fields that are left out
 EXCERPT_CHARACTERS = 300
 
 
@@ -373,6 +558,17 @@ class FileSummary(NamedTuple):
     num_empty: int
     samples: tuple[tuple[Part, ...], ...]  # the first few
     errors: tuple[str, ...]  # the first few
+    left_out: Mapping[str, int]  # records by the field of them that is not read
+
+
+def left_out_words(left_out: Mapping[str, int]) -> str:
+    """Return the sentence about fields that are not read, or nothing if there is none."""
+    most = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
+    named = [f"“{name[:40]}” ({count:,})" for name, count in most[:MAX_NAMED]]
+    others = [f"{len(most) - MAX_NAMED} more"] if len(most) > MAX_NAMED else []
+    return f"fields that are left out, with their records: {', '.join(named + others)}" * bool(
+        most
+    )
 
 
 def check_file(file: BinaryIO, name: str, stated: Format | None = None) -> FileSummary:
@@ -401,7 +597,14 @@ def check_file(file: BinaryIO, name: str, stated: Format | None = None) -> FileS
         errors.append(str(error))
     if not errors and not is_varied:
         errors.append(too_few(name, count))
-    return FileSummary(reader.format, count, reader.num_empty, tuple(samples), tuple(errors))
+    return FileSummary(
+        reader.format,
+        count,
+        reader.num_empty,
+        tuple(samples),
+        tuple(errors),
+        dict(reader.left_out),
+    )
 
 
 def too_few(name: str, count: int) -> str:
@@ -429,7 +632,8 @@ def _samples(reader: Reader, file: BinaryIO, errors: list[str]) -> Iterator[Samp
 def excerpt(sample: Sample) -> tuple[Part, ...]:
     """Return a sample's parts, each truncated for display."""
     if isinstance(sample, ChatSample):
-        parts = [Part(turn.role, turn.content) for turn in sample.turns]
+        tools = [Part("tools", sample.tools)] if sample.tools else []
+        parts = [*tools, *(_part_of(turn) for turn in sample.turns)]
     elif isinstance(sample, CompletionSample):
         parts = [Part("prompt", sample.prompt), Part("completion", sample.completion)]
     elif isinstance(sample, LabelledSample):
@@ -437,3 +641,8 @@ def excerpt(sample: Sample) -> tuple[Part, ...]:
     else:
         parts = [Part("text", sample.text)]
     return tuple(Part(each.who, each.text[:EXCERPT_CHARACTERS]) for each in parts[:8])
+
+
+def _part_of(turn: Turn) -> Part:
+    who = turn.role if turn.is_learnt else f"{turn.role}, not learnt"
+    return Part(who, " ".join(filter(None, (turn.content, turn.more))))

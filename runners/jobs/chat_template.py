@@ -30,16 +30,20 @@ def rendered_chat(
     tokenizer: "PreTrainedTokenizerFast",
     messages: Messages,
     *,
+    tools: Sequence[dict[str, Any]] | None = None,
     add_generation_prompt: bool,
 ) -> str:
-    """Return a conversation as the tokenizer's chat template writes it.
+    """Return a conversation, with the tools on offer, as the tokenizer's chat template writes it.
 
     Raises:
         TemplateRefusedError: the template fails, or there is none by the name ``default``.
     """
     try:
         text = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+            list(messages),
+            tools=None if tools is None else list(tools),
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
         )
     except Exception as error:  # noqa: BLE001 - a template is code of the model's makers
         raise TemplateRefusedError(f"{type(error).__name__}: {error}"[:1000]) from None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -22,6 +23,7 @@ from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from runners.datasets.text import TextError, read_json, read_lines, read_text
 from runners.jobs.corpus import Corpus, Document, cached_folder
 from runners.jobs.evaluation import Z_95
 from runners.jobs.model_files import open_file
@@ -171,16 +173,18 @@ def _documents(name: str, path: Path, roots: Sequence[Path]) -> list[JsonObject]
     if not path.is_file():
         msg = f"task {name}: its data file {path} is not on this host; copy it there"
         raise MissingModelError(msg)
-    text = _read(path, roots, MAX_DATA_BYTES)
-    is_list = text.lstrip().startswith("[")
+    data = _read_bytes(path, roots, MAX_DATA_BYTES)
+    is_list = _text_of(path, data).lstrip().startswith("[")
+    lines = [(1, data)] if is_list else read_lines(BytesIO(data), MAX_DATA_BYTES)
     objects: list[JsonObject] = []
-    for number, line in enumerate([text] if is_list else text.splitlines(), start=1):
+    for number, line in lines:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise BadInputError(f"task {name}: {path}, line {number}: {error}") from None
+            value = read_json(read_text(line).rstrip("\r\n"))
+        except TextError as error:
+            msg = f"task {name}: {path}, line {number - 1 + max(error.line, 1)}: {error}"
+            raise BadInputError(f"{msg}; write one JSON object a line") from None
         objects += value if is_list else [value]
     if not objects or not all(isinstance(each, dict) for each in objects):
         raise BadInputError(f"task {name}: {path} must hold JSON objects, one a line")
@@ -188,17 +192,23 @@ def _documents(name: str, path: Path, roots: Sequence[Path]) -> list[JsonObject]
 
 
 def _read(path: Path, roots: Sequence[Path], limit: int) -> str:
+    return _text_of(path, _read_bytes(path, roots, limit))
+
+
+def _read_bytes(path: Path, roots: Sequence[Path], limit: int) -> bytes:
     handle = open_file(path, roots)
     with os.fdopen(handle, "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise BadInputError(f"{path} is longer than {limit} bytes; give fewer documents")
+    return data
+
+
+def _text_of(path: Path, data: bytes) -> str:
     try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise BadInputError(
-            f"{path} is not valid UTF-8: {error.reason}; save the file as UTF-8"
-        ) from None
+        return read_text(data)
+    except TextError as error:
+        raise BadInputError(f"{path}: {error}") from None
 
 
 # Builds two task files from the host's held-out text.

@@ -3,6 +3,7 @@
 from django.conf import settings
 from django.db import models
 
+from runners.datasets.records import left_out_words
 from webapp.accounts.models import TeamOwned
 
 
@@ -15,6 +16,8 @@ class Dataset(TeamOwned):
     num_records = models.PositiveIntegerField()
     format = models.CharField(max_length=16)  # runners.datasets.records.Format
     samples = models.JSONField(default=list)  # the first few, each a list of [role, text]
+    left_out = models.JSONField(default=dict, blank=True)  # records by a field that is not read
+    num_empty = models.PositiveIntegerField(default=0)  # records without an answer to learn
     uploaded_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )
@@ -25,6 +28,14 @@ class Dataset(TeamOwned):
         constraints = [
             models.UniqueConstraint(fields=["team", "name", "sha256"], name="one_dataset")
         ]
+
+    @property
+    def left_out_sentence(self) -> str:
+        """Return what jobs that read the file do not learn from, or nothing."""
+        noun = "record" if self.num_empty == 1 else "records"
+        empty = [f"{self.num_empty:,} {noun} without an answer to learn"] * bool(self.num_empty)
+        parts = [*empty, *filter(None, [left_out_words(self.left_out)])]
+        return f"Left out in training: {'; '.join(parts)}." if parts else ""
 
     def __str__(self) -> str:
         return self.name

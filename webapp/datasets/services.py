@@ -25,6 +25,7 @@ from webapp.datasets.models import Dataset
 
 MAX_TEAM_BYTES = 2 * 1024**3
 MAX_TEAM_FILES = 200
+MAX_NAME, MAX_ENDING = 200, 20  # characters, as the column holds them
 MEBIBYTE = 1024**2
 PIECE_BYTES = 1024 * 1024
 
@@ -48,6 +49,15 @@ def path_of(dataset: Dataset) -> Path:
     return Path(settings.DATASETS_DIR) / dataset.pk
 
 
+def stored_name(name: str) -> str:
+    """Return the file name of an upload in at most ``MAX_NAME`` characters, with its ending."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    ending = path.suffix[-MAX_ENDING:]
+    return (
+        path.name if len(path.name) <= MAX_NAME else path.stem[: MAX_NAME - len(ending)] + ending
+    )
+
+
 def dataset_store(*, team: Team, by: User, upload: UploadedFile[Any]) -> Dataset:
     """Store an uploaded file; the same file under the same name is stored once.
 
@@ -57,7 +67,7 @@ def dataset_store(*, team: Team, by: User, upload: UploadedFile[Any]) -> Dataset
         TooLargeProblem: the file, or the team's files together, exceed a limit.
         BusyProblem: the disk is nearly full.
     """
-    name = PurePosixPath(str(upload.name or "").replace("\\", "/")).name[:200]
+    name = stored_name(str(upload.name or ""))
     _check_size(team, name, upload.size or 0)
     folder = Path(settings.DATASETS_DIR)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -125,6 +135,8 @@ def _store(team: Team, by: User, name: str, written: _StoredUpload, check: FileS
         size_bytes=written.size_bytes,
         num_records=check.num_records,
         format=check.format or "",
+        num_empty=check.num_empty,
+        left_out=dict(check.left_out),
         samples=[[list(part) for part in sample] for sample in check.samples],
         uploaded_by=by,
     )

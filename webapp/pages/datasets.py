@@ -61,7 +61,7 @@ def dataset_upload(request: HttpRequest) -> HttpResponse:
         messages.success(
             request,
             f"{stored.name} is uploaded: {stored.num_records:,} records. Plans can now choose "
-            "this file.",
+            f"this file. {stored.left_out_sentence}".rstrip(),
         )
     return redirect(PAGE)
 

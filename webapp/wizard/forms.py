@@ -14,6 +14,7 @@ from django.core.validators import BaseValidator
 from planner.catalog.devices import list_devices
 from planner.catalog.models import checkpoint_name, list_models, model_from_config
 from planner.specs.base import PlannerError
+from runners.datasets.text import TextError, read_json, read_text
 from webapp.core.display import gib, listed, sentence
 from webapp.hosts.models import Host, Pool
 from webapp.modelhub.models import TeamModel
@@ -24,7 +25,6 @@ from webapp.plans.questions import DEFAULT_PERCENTILE
 
 MAX_CONFIG_BYTES = 256 * 1024
 MAX_DIGITS = 18  # of an integer; no model has a longer one
-MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"  # as a byte order mark is decoded
 UNSTORABLE = re.compile("\\\\u0000|[\ud800-\udfff]")  # databases reject both
 Choices = list[tuple[str, Any]]
 
@@ -113,15 +113,11 @@ def parse_config(text: str) -> dict[str, Any]:
     if len(text.encode(errors="surrogatepass")) > MAX_CONFIG_BYTES:
         raise _too_long(len(text.encode(errors="surrogatepass")))
     try:
-        config = json.loads(
-            text.removeprefix(MARK),
-            parse_int=_whole,
-            parse_float=_decimal,
-            parse_constant=_refuse_number,
+        config = read_json(
+            text, parse_int=_whole, parse_float=_decimal, parse_constant=_refuse_number
         )
-    except (ValueError, RecursionError) as error:
-        where = getattr(error, "lineno", None)
-        place = f" at line {where}, column {getattr(error, 'colno', 0)}" if where else ""
+    except TextError as error:
+        place = f" at line {error.line}, column {error.column}" if error.line else ""
         raise forms.ValidationError(
             f"config.json is not valid JSON{place}. Paste the whole file, from {{ to }}."
         ) from error
@@ -168,10 +164,10 @@ def read_upload(upload: UploadedFile[Any] | None) -> dict[str, Any]:
     if upload.size and upload.size > MAX_CONFIG_BYTES:
         raise _too_long(upload.size)
     try:
-        text = upload.read(MAX_CONFIG_BYTES + 1).decode()
-    except UnicodeDecodeError as error:
+        text = read_text(upload.read(MAX_CONFIG_BYTES + 1))
+    except TextError as error:
         raise forms.ValidationError(
-            "This file is not text. Upload config.json, not the weights."
+            f"This file is not text: {error}. Upload config.json, not the weights."
         ) from error
     return parse_config(text)
 

@@ -16,6 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from runners.datasets.text import (
+    LongLineError,
+    TextError,
+    read_json,
+    read_lines,
+    read_text,
+    storable,
+)
 from runners.jobs.adapters import MixedAdapters
 from runners.jobs.evaluation import held_out_ids
 from runners.jobs.events import Stages
@@ -249,6 +257,11 @@ def notes_of(peak: Peak, num_before: int) -> dict[str, str]:
 MAX_PROMPTS = 100_000
 MAX_LINE_BYTES = 1024**2
 UNSAID = ""
+UNSUPPORTED_FIELDS = (  # of a line; any other field is the reader's own note
+    "system", "messages", "history", "tools", "images", "image", "audio", "max_tokens",
+    "max_completion_tokens", "temperature", "top_p", "stop", "seed",
+)  # fmt: skip
+NOTHING: tuple[object, ...] = (None, "", [], {})
 
 
 @dataclass(frozen=True)
@@ -382,43 +395,53 @@ def _lines(handle: int, name: str) -> Iterator[tuple[int, bytes]]:
     """Yield the number and bytes of each non-blank line, within limits."""
     count = 0
     with os.fdopen(os.dup(handle), "rb") as file:
-        number = 0
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if len(line) > MAX_LINE_BYTES:
-                msg = (
-                    f"prompts file {name}: line {number} is longer than {MAX_LINE_BYTES} bytes; "
-                    "split it"
-                )
-                raise BadInputError(msg)
-            if not line.strip():
-                continue
-            count += 1
-            if count > MAX_PROMPTS:
-                msg = f"prompts file {name} holds more than {MAX_PROMPTS} prompts; split it"
-                raise BadInputError(msg)
-            yield number, line
+        try:
+            for number, line in read_lines(file, MAX_LINE_BYTES):
+                if not line.strip():
+                    continue
+                count += 1
+                if count > MAX_PROMPTS:
+                    msg = f"prompts file {name} holds more than {MAX_PROMPTS} prompts; split it"
+                    raise BadInputError(msg)
+                yield number, line
+        except LongLineError as error:
+            msg = (
+                f"prompts file {name}: line {error.line} is longer than {MAX_LINE_BYTES} bytes; "
+                "split it"
+            )
+            raise BadInputError(msg) from None
 
 
 def _read_line(name: str, number: int, line: bytes, suffix: str) -> TextPrompt:
     where = f"prompts file {name}: line {number}"
     try:
-        text = line.decode().strip("\r\n")
-    except UnicodeDecodeError:
-        raise BadInputError(f"{where} is not valid UTF-8; save the file as UTF-8") from None
-    if suffix != ".jsonl":
-        return TextPrompt(str(number), text)
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        raise BadInputError(f'{where} is not valid JSON; write {{"prompt": "..."}}') from None
+        text = read_text(line).strip("\r\n")
+        if suffix != ".jsonl":
+            return TextPrompt(str(number), storable(text, "prompt"))
+        document = read_json(text)
+    except TextError as error:
+        way_out = ' Write {"prompt": "..."}, one object a line.' if suffix == ".jsonl" else ""
+        raise BadInputError(f"{where}: {error}.{way_out}") from None
     prompt = document.get("prompt") if isinstance(document, dict) else None
     if not isinstance(prompt, str) or not prompt:
         raise BadInputError(f'{where} has no text in "prompt"; write {{"prompt": "..."}}')
     adapter = document.get("adapter", UNSAID)
     if not (adapter is None or isinstance(adapter, str)):
         raise BadInputError(f'{where} has no name in "adapter"; write {{"adapter": "NAME"}}')
-    return TextPrompt(str(document.get("id", number))[:200], prompt, adapter and adapter[:200])
+    for field_name in UNSUPPORTED_FIELDS:
+        if document.get(field_name) not in NOTHING:
+            raise BadInputError(
+                f"{where}: “{field_name}” would change the answer and is not supported in a "
+                "prompts file; write all of it into “prompt”, or set it in the plan"
+            )
+    try:
+        prompt, name_of_it = (
+            storable(prompt, "prompt"),
+            storable(str(document.get("id", number)), "id"),
+        )
+    except TextError as error:
+        raise BadInputError(f"{where}: {error}") from None
+    return TextPrompt(name_of_it[:200], prompt, adapter and adapter[:200])
 
 
 # Prompts from the host's own text

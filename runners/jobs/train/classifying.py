@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from runners.datasets.records import left_out_words
 from runners.jobs.corpus import Corpus
 from runners.jobs.loading import library_fields, ready
 from runners.jobs.model_files import check_config, opened_model
@@ -113,8 +114,11 @@ def read_labelled(
         "accuracy": "on samples that were kept from training by their content; f1 is the mean "
         "over the classes",
     }
+    remarks = [left_out_words(classes.left_out)] if classes.left_out else []
     if classes.num_empty:
-        notes["data_remarks"] = f"{classes.num_empty} empty records are left out"
+        remarks.append(f"{classes.num_empty} empty records are left out")
+    if remarks:
+        notes["data_remarks"] = "; ".join(remarks)
     return Data(batches, evaluator, digest, measured, notes, classes.names)
 
 

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from runners.datasets.records import (
+    PASSED_ON,
     ChatSample,
     CompletionSample,
     DataError,
@@ -75,7 +76,9 @@ class Renderer:
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         """Use the tokenizer's template; set the default one if it has none."""
         self._tokenizer = tokenizer
+        self._tools: list[Any] | None = None  # of the conversation
         self.num_last_only = 0  # chats in which only the last answer has a loss
+        self.left_out: Counter[str] = Counter()  # chats by the field that the template leaves out
 
     def render(self, sample: Sample, where: str) -> RenderedSample:
         """Return a sample's text; ``where`` names its file and line.
@@ -91,15 +94,18 @@ class Renderer:
         return RenderedSample(sample.text, ((0, len(sample.text)),))
 
     def _chat(self, sample: ChatSample, where: str) -> RenderedSample:
-        messages = [turn._asdict() for turn in sample.turns]
+        messages = [turn.message() for turn in sample.turns]
+        self._tools = json.loads(sample.tools) if sample.tools else None
         try:
             text = self._render(messages)
-            answers = [at for at, turn in enumerate(sample.turns) if turn.role == "assistant"]
+            learnt = (at for at, turn in enumerate(sample.turns) if turn.is_learnt)
+            answers = [at for at in learnt if messages[at]["role"] == "assistant"]
             spans = [self._span(messages, at, text) for at in answers]
         except TemplateRefusedError as error:
             raise BadInputError(
                 f"{where}: the model's chat template refuses this conversation: {error}"
             ) from None
+        self._check_rendered(messages, text, where)
         known_spans = tuple(span for span in spans if span is not None)
         if not known_spans:
             raise BadInputError(
@@ -108,6 +114,24 @@ class Renderer:
             )
         self.num_last_only += len(known_spans) < len(spans)
         return RenderedSample(text, known_spans, is_chat=True)
+
+    def _check_rendered(self, messages: list[dict[str, Any]], text: str, where: str) -> None:
+        """Refuse tools and calls that are not in a rendered text; count its other losses."""
+        calls = [("tool_calls", each) for turn in messages for each in turn.get("tool_calls", ())]
+        for name, each in [*calls, *(("tools", tool) for tool in self._tools or ())]:
+            if each.get("function", each)["name"] not in text:
+                raise BadInputError(
+                    f"{where}: the model's chat template writes no “{name}”, so they would not "
+                    "be learnt; give a model whose template does, or leave these records out"
+                )
+        lost = {
+            f"messages.{name}" if name in PASSED_ON else f"{turn['role']} messages"
+            for turn in messages
+            for name in ("content", "reasoning_content", "thinking", "name")
+            if turn["role"] != "assistant" or name != "content"
+            if turn.get(name, "").strip() not in text
+        }
+        self.left_out.update(lost)
 
     def _span(self, messages: list[dict[str, Any]], at: int, whole: str) -> Span | None:
         """Return an answer's span; None if later turns change how it is rendered."""
@@ -121,7 +145,10 @@ class Renderer:
         self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = False
     ) -> str:
         return rendered_chat(
-            self._tokenizer, messages, add_generation_prompt=add_generation_prompt
+            self._tokenizer,
+            messages,
+            tools=self._tools,
+            add_generation_prompt=add_generation_prompt,
         )
 
 
@@ -136,7 +163,7 @@ def set_default_template(tokenizer: PreTrainedTokenizerFast) -> bool:
 # transformers ships types, but leaves some of its functions untyped.
 
 
-LAYOUT_VERSION = 1  # raise when the meaning of the cached files changes
+LAYOUT_VERSION = 2  # raise when the meaning of the cached files changes
 BATCH_CHARACTERS = 2**20
 BATCH_RECORDS = 256
 READ_BYTES = 2**20
@@ -300,6 +327,11 @@ class Encoder:
         """Return the number of chats of which only the last answer has a loss."""
         return self._renderer.num_last_only
 
+    @property
+    def left_out(self) -> Counter[str]:
+        """Return the chats by the field that the chat template leaves out."""
+        return self._renderer.left_out
+
     def encode(self, batch: list[Record]) -> Iterator[tuple[bool, list[int], Learnt]]:
         """Yield per record: whether it is held out, its tokens, and its loss mask."""
         rendered = [
@@ -340,6 +372,8 @@ def _write(data: DataFile, tokenizer: PreTrainedTokenizerFast, target: Path) -> 
         "format": reader.format,
         "num_empty": reader.num_empty,
         "num_last_only": encoder.num_last_only,
+        "left_out": reader.left_out,
+        "not_rendered": encoder.left_out,
         **encoder.counts,
     }
     (target / "facts.json").write_text(json.dumps(facts))

@@ -5,18 +5,25 @@
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from runners.datasets.records import DataError, LabelledSample, Reader, Record, digest_of
+from runners.datasets.records import (
+    DataError,
+    LabelledSample,
+    Reader,
+    Record,
+    digest_of,
+    left_out_words,
+)
 from runners.jobs.corpus import VALIDATION_SEQUENCES, TokenIds, updated_weights
 from runners.jobs.model_files import model_roots, open_file
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
@@ -81,6 +88,7 @@ class Classes(NamedTuple):
     train: Samples
     held_out: Samples
     num_empty: int
+    left_out: Mapping[str, int]  # records by the field of them that is not read
     num_cut: int
 
 
@@ -238,7 +246,9 @@ def _read(data: DataFile, tokenizer: PreTrainedTokenizerFast, longest: int) -> C
             part = parts[split.is_held_out(digest_of(sample))]
             part.add(ids, number[sample.label], longest)
     num_cut = sum(part.num_cut for part in parts.values())
-    return Classes(names, parts[False].made(), parts[True].made(), reader.num_empty, num_cut)
+    return Classes(
+        names, parts[False].made(), parts[True].made(), reader.num_empty, reader.left_out, num_cut
+    )
 
 
 def _counted(records: Iterator[Record], counts: Counter[str]) -> Iterator[bytes]:
@@ -456,7 +466,7 @@ class _SourceSummary:
         few = pieces._replace(begins=pieces.begins[at], lengths=pieces.lengths[at])
         self.by_source.append((name, HeldOutRows([rows_of(documents, few, 0, ONE_A_ROW)])))
 
-    def _remark(self, name: str, facts: dict[str, object]) -> None:
+    def _remark(self, name: str, facts: dict[str, Any]) -> None:
         if facts["is_template_ours"]:
             self.remarks.append(
                 f"{name}: the tokenizer has no chat template, so conversations are written in "
@@ -468,7 +478,16 @@ class _SourceSummary:
                 "as the chat template writes the others differently once more turns follow"
             )
         if facts["num_empty"]:
-            self.remarks.append(f"{name}: {facts['num_empty']} empty records are left out")
+            self.remarks.append(
+                f"{name}: {facts['num_empty']} records without an answer to learn are left out"
+            )
+        if facts["left_out"]:
+            self.remarks.append(f"{name}: {left_out_words(facts['left_out'])}")
+        if facts["not_rendered"]:
+            self.remarks.append(
+                f"{name}: not written by the model's chat template, "
+                f"{left_out_words(facts['not_rendered'])}"
+            )
 
     def notes(self, spec: TrainSpec) -> dict[str, str]:
         long = "cut" if spec.samples.too_long == "cut" else "left out"

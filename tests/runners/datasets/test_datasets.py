@@ -1,6 +1,7 @@
 """Training files as lines and as tables: what is read, and a sentence for what is wrong."""
 
 import datetime as dt
+import hashlib
 import io
 import json
 import subprocess
@@ -21,6 +22,7 @@ from runners.datasets.records import (
     Turn,
     check_file,
     digest_of,
+    left_out_words,
 )
 
 # Training files by hand: what each format reads, and a sentence for each thing that is wrong.
@@ -102,7 +104,7 @@ def test_what_is_wrong_with_a_first_record():
         ({"body": "x", "title": "y"}, "no known format.*its fields are body, title"),
         ({"messages": "hi"}, "“messages” is not a list"),
         ({"messages": [1]}, "message 1 is not an object"),
-        ({"messages": [{"role": "tool", "content": "1"}]}, "role 'tool'; known are system, user"),
+        ({"messages": [{"role": "bot", "content": "1"}]}, "role 'bot'; known are system, user"),
         ({"messages": [{"role": "user", "content": "1"}]}, "no message has the role “assistant”"),
         ({"messages": [{"role": "assistant", "content": None}]}, "“content” is not text but None"),
     ]:
@@ -125,6 +127,8 @@ def test_equal_records_have_equal_digests():
     found = read_lines(as_bytes(QUESTION, QUESTION | {"id": 7}, QUESTION | {"output": "Red."}))
     digests = [digest_of(each) for each in found]
     assert digests[0] == digests[1] != digests[2]
+    plain = [[["user", "Name a colour."], ["assistant", "Green."]]]  # as older versions had it
+    assert digests[0] == hashlib.sha256(json.dumps(plain).encode()).digest()
 
 
 def test_a_check_counts_shows_the_first_three_and_stops_after_five_errors():
@@ -150,6 +154,136 @@ def test_a_set_that_leaves_nothing_to_judge_by_is_refused():
         assert found.errors == (
             f"a.jsonl holds {said}; give at least two that differ: one is held out for evaluation",
         )
+
+
+# Fields beside those of the format: honoured, refused by name, or counted.
+
+
+def chat(*messages, **fields):
+    return {"messages": [{"role": "user", "content": "q"}, *messages], **fields}
+
+
+def answer(content="a", **fields):
+    return {"role": "assistant", "content": content, **fields}
+
+
+CALL = {"type": "function", "function": {"name": "weather", "arguments": '{"in": "Rome"}'}}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def test_system_history_weight_and_tool_calls_are_honoured():
+    for document, turns in [
+        (
+            {**QUESTION, "system": "In French.", "history": [["Who?", "A bot"]]},
+            [
+                ("system", "In French."),
+                ("user", "Who?"),
+                ("assistant", "A bot"),
+                ("user", "Name a colour."),
+                ("assistant", "Green."),
+            ],
+        ),
+        (
+            chat(answer(), system="Short."),
+            [("system", "Short."), ("user", "q"), ("assistant", "a")],
+        ),
+        (chat(answer([{"type": "text", "text": "a"}])), [("user", "q"), ("assistant", "a")]),
+        (
+            chat(answer("WRONG", weight=0), answer()),
+            [("user", "q"), Turn("assistant", "WRONG", "", False), ("assistant", "a")],
+        ),
+        (
+            chat(answer("WRONG", train=False), answer("a", weight=1.0)),
+            [("user", "q"), Turn("assistant", "WRONG", "", False), ("assistant", "a")],
+        ),
+        (
+            chat(answer(""), answer()),
+            [("user", "q"), Turn("assistant", "", "", False), ("assistant", "a")],
+        ),
+        (chat(answer(refusal=None, tool_calls=[], name="")), [("user", "q"), ("assistant", "a")]),
+    ]:
+        [sample] = read_lines(as_bytes(document))
+        assert sample == ChatSample(tuple(Turn(*turn) for turn in turns)), document
+
+    for content in ("", None):
+        document = chat(
+            answer(content, tool_calls=[CALL]),
+            {"role": "tool", "content": "sun", "tool_call_id": "1"},
+            tools=[TOOL],
+        )
+        [sample] = read_lines(as_bytes(document))
+        assert json.loads(sample.tools) == [TOOL]
+        [call] = sample.turns[1].message()["tool_calls"]
+        assert call["function"] == {"name": "weather", "arguments": {"in": "Rome"}}
+        assert sample.turns[2].message()["tool_call_id"] == "1"
+        assert [sample] == read_lines(as_bytes({**document, "tools": json.dumps([TOOL])}))
+
+
+def test_a_record_without_an_answer_to_learn_is_counted():
+    reader = Reader("a.jsonl")
+    lines = as_bytes(chat(answer("")), chat(answer(weight=0)), chat(answer()))
+    assert len(list(reader.records(io.BytesIO(lines)))) == 1
+    assert reader.num_empty == 2
+
+
+def test_a_field_that_changes_what_is_learnt_is_refused_by_its_name():
+    part = {"type": "image_url", "image_url": {"url": "data:,"}}
+    for document, said in [
+        (chat(answer(), images=["a.png"]), "“images”: jobs train on text only"),
+        (chat(answer([part])), "message 2 has a part of the type 'image_url'"),
+        (chat(answer(audio={"id": "1"})), "message 2: “audio”: jobs train on text only"),
+        (chat(answer(function_call={"name": "f"})), "“function_call”: write the call as “tool_calls”"),
+        (chat(answer(), functions=[{"name": "f"}]), "“functions”: write the functions as “tools”"),
+        (chat(answer(weight=0.5)), "message 2: “weight” is 0.5; it can be 0 or 1"),
+        (chat(answer(loss="no")), "message 2: “loss” is \"no\"; it can be 0 or 1"),
+        (chat(answer(tool_calls=[{"id": "1"}])), "message 2: “tool_calls” is not a list"),
+        (chat(answer(tool_calls=[{**CALL, "function": {"name": "f", "arguments": "1"}}])), "“arguments” of a tool call is not a JSON object"),
+        (chat(answer(), tools=[{"type": "function"}]), "“tools” is not a list"),
+        (chat({"role": "system", "content": "a"}, answer(), system="b"), "“system” stands beside"),
+        ({**QUESTION, "history": [["a"]]}, "“history” 1 is not a pair"),
+        ({**QUESTION, "system": ["a"]}, "“system” is not text but list"),
+        ({**QUESTION, "weight": 0}, "“weight” of a record is 0"),
+        ({**QUESTION, "rejected": "Red."}, "“rejected”: no job trains on preferences"),
+        ({"prompt": "a", "completion": "b", "label": False}, "leave out the records whose label"),
+        ({"text": "a", "image": {"path": "a.png"}}, "“image”: jobs train on text only"),
+    ]:  # fmt: skip
+        with pytest.raises(DataError) as refusal:
+            read_lines(as_bytes(document))
+        assert str(refusal.value).startswith("a.jsonl: line 1: "), document
+        assert said in str(refusal.value), document
+
+    rows = [{"text": "a", "images": ["a.png"]}, {"text": "b", "images": []}]
+    [error] = check_file(table(rows), "a.parquet").errors
+    assert error.startswith(
+        "a.parquet: column “images”: jobs train on text only; remove the field"
+    )
+
+
+def test_any_other_field_is_counted_by_its_name_in_lines_and_in_tables():
+    for rows, left_out in [
+        ([{**QUESTION, "id": 1, "stars": 0}, {**QUESTION, "output": "Red.", "id": 2}], {"id": 2, "stars": 1}),
+        ([chat(answer(emotion="glad")), chat(answer("b"), source="x")], {"messages.emotion": 1, "source": 1}),
+        ([{"text": "a"}, {"text": "b"}], {}),
+        ([{"text": "a", "meta": None}, {"text": "b", "meta": {}}], {}),
+    ]:  # fmt: skip
+        found = check_file(io.BytesIO(as_bytes(*rows)), "a.jsonl")
+        assert (found.errors, found.left_out) == ((), left_out), rows
+    assert check_file(table(ASKED), "a.parquet").left_out == {"stars": 600}
+    assert left_out_words({"id": 2, "stars": 1200}) == (
+        "fields that are left out, with their records: “stars” (1,200), “id” (2)"
+    )
+
+
+def test_a_preview_shows_tools_calls_and_answers_that_are_not_learnt():
+    first = chat(answer(None, tool_calls=[CALL]), answer("WRONG", weight=0), tools=[TOOL])
+    found = check_file(io.BytesIO(as_bytes(first, chat(answer()))), "a.jsonl")
+    assert [part.who for part in found.samples[0]] == [
+        "tools",
+        "user",
+        "assistant",
+        "assistant, not learnt",
+    ]
+    assert '"name": "weather"' in found.samples[0][2].text
 
 
 # Tables of Parquet: the same records as lines of JSON, and a sentence for what is wrong.
@@ -180,8 +314,10 @@ def as_lines(rows):
 
 def test_a_table_holds_the_records_that_lines_of_json_would():
     """However its rows are grouped and compressed."""
+    calls = [chat(answer(f"{n}"), answer("", tool_calls=[{**CALL, "id": str(n)}])) for n in (1, 2)]
     for rows, options in [
         (CHATS, {}),
+        (calls, {}),
         (ASKED, {}),
         ([{"text": "één"}, {"text": "twee"}], {}),
         (ASKED, {"row_group_size": 7, "compression": "zstd"}),

@@ -109,6 +109,29 @@ def test_a_table_is_kept_and_its_first_rows_are_shown(alice):
     assert Dataset.objects.get().format == "text"
 
 
+def test_a_preview_says_what_jobs_do_not_learn_from(alice):
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": ""}]
+    empty = {"messages": turns, "id": 0}
+    whole = [{"messages": [*turns, {**turns[1], "content": f"{n}"}], "id": n} for n in range(3)]
+    page = client_of(alice).post(
+        "/data/upload/", {"file": upload(lines([*whole, empty]))}, follow=True
+    )
+    said = "Left out in training: 1 record without an answer to learn; fields that are left out, "
+    assert page.content.decode().count(f"{said}with their records: “id” (3).") == 2
+
+
+def test_a_long_name_of_a_file_keeps_its_ending(team, alice):
+    for name, stored in [
+        ("n" * 250 + ".jsonl", "n" * 194 + ".jsonl"),
+        ("é" * 250 + ".parquet", "é" * 192 + ".parquet"),
+        ("a/b\\c.jsonl", "c.jsonl"),
+        ("n" * 250, "n" * 200),
+        ("." + "n" * 250, "." + "n" * 199),
+    ]:
+        assert services.stored_name(name) == stored, name
+    assert dataset_store(team=team, by=alice, upload=upload(name="n" * 250 + ".jsonl")).name
+
+
 def test_what_is_too_large_is_refused_with_the_limit(alice, monkeypatch, dataset):
     client = client_of(alice)
     monkeypatch.setattr(services, "MAX_TEAM_FILES", 1)

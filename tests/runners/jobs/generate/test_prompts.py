@@ -82,12 +82,12 @@ def test_lines_beyond_the_limits_are_refused_with_them(read, monkeypatch):
 
 def test_a_line_that_is_no_prompt_is_refused_by_its_number(read):
     for line, words in (
-        (b"{", "line 1 is not valid JSON"),
-        (b"[" * 5000, "line 1 is not valid JSON"),
+        (b"{", "line 1: it is not valid JSON"),
+        (b"[" * 100_000, "line 1: it is not valid JSON"),
         (b'"text"', 'line 1 has no text in "prompt"'),
         (b'{"prompt": 7}', 'line 1 has no text in "prompt"'),
         (b'{"prompt": ""}', 'line 1 has no text in "prompt"'),
-        (b"\xff\xfe", "line 1 is not valid UTF-8"),
+        (b"\xff\xfe", "line 1: it is UTF-16 and not valid UTF-8"),
     ):
         with refused(BadInputError, words, (line, words)):
             read(line + b"\n", "pile.jsonl")

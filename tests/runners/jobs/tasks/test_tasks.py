@@ -77,7 +77,10 @@ def test_what_is_no_plain_data_is_refused_by_name(folder):
         ),
         ({"test_split": "best"}, "test_split is 'best'; its data_files have test"),
         ({"test_split": None}, "test_split and validation_split are not set; set test_split"),
-        ({"rows": '{"a": 1}\n{"b":\n'}, r"capitals.jsonl, line 2: Expecting value"),
+        (
+            {"rows": '{"a": 1}\n{"b":\n'},
+            r"capitals.jsonl, line 2: it is not valid JSON .Expecting value.; write",
+        ),
         ({"rows": "[1, 2]"}, "must hold JSON objects, one a line"),
         ({"rows": "\n"}, "must hold JSON objects"),
         ({"more": "metadata: [\n"}, "is not valid YAML"),

@@ -356,6 +356,66 @@ def test_every_answer_is_learnt_unless_later_turns_rewrite_it(make_tokenizer):
     assert said == [f"{answer}<|im_end|>{tokenizer.eos_token}" for answer in "bd"]
 
 
+TOOLS = (
+    "{% for t in tools or [] %}[tool {{ t['function']['name'] }}]{% endfor %}"
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}"
+    "{% for c in m['tool_calls'] or [] %}<call {{ c['function']['name'] }} "
+    "{{ c['function']['arguments'] | tojson }}>{% endfor %}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+DROPS_SYSTEM = PLAIN.replace(
+    "[{{ m['role'] }}]{{", "[{{ m['role'] }}]{{ '' if m['role'] == 'system' else"
+)
+
+
+def test_answers_of_weight_0_are_read_but_not_learnt(make_tokenizer, tmp_path):
+    tokenizer = make_tokenizer(PLAIN)
+    asked = [
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "WRONG", "weight": 0}, {"role": "user", "content": f"{n}"}, {"role": "assistant", "content": "right"}]}
+        for n in range(2)
+    ]  # fmt: skip
+    found = tokenised(tokenizer, lines(asked), tmp_path)
+    for text, learnt in samples(tokenizer, found.train):
+        assert "WRONG" in text
+        assert learnt == f"right{tokenizer.eos_token}"
+    assert found.facts["left_out"] == found.facts["not_rendered"] == {}
+
+
+def test_tool_calls_are_learnt_where_the_template_writes_them_and_refused_elsewhere(
+    make_tokenizer, tmp_path
+):
+    tokenizer = make_tokenizer(TOOLS)
+    call = {"type": "function", "function": {"name": "sky", "arguments": '{"in": "Rome"}'}}
+    tool = {"type": "function", "function": {"name": "sky", "parameters": {}}}
+    asked = [
+        {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "", "tool_calls": [call]}], "tools": [tool]}
+        for n in range(2)
+    ]  # fmt: skip
+    found = tokenised(tokenizer, lines(asked), tmp_path)
+    [(text, learnt)] = samples(tokenizer, found.train)
+    assert text.startswith("[tool sky][user]")
+    assert learnt == f'<call sky {{"in": "Rome"}}>{tokenizer.eos_token}'
+    for template, field in ((PLAIN, "tool_calls"), (None, "tool_calls")):
+        with pytest.raises(BadInputError, match=rf"line 1: .*template writes no “{field}”"):
+            tokenised(make_tokenizer(template), lines(asked), tmp_path)
+    without_calls = [{**each, "messages": QUESTION_AND_ANSWER} for each in asked]
+    with pytest.raises(BadInputError, match="template writes no “tools”"):
+        tokenised(make_tokenizer(PLAIN), lines([*without_calls, *QUESTIONS_AS_CHATS]), tmp_path)
+
+
+QUESTION_AND_ANSWER = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+QUESTIONS_AS_CHATS = [{"messages": [*QUESTION_AND_ANSWER, *QUESTION_AND_ANSWER]}]
+
+
+def test_fields_and_turns_that_are_left_out_are_counted(make_tokenizer, tmp_path):
+    asked = [{**each, "system": "In French.", "id": n} for n, each in enumerate(QUESTIONS)]
+    found = tokenised(make_tokenizer(DROPS_SYSTEM), lines(asked), tmp_path)
+    assert found.facts["left_out"] == {"id": 40}
+    assert found.facts["not_rendered"] == {"system messages": 40}
+    found = tokenised(make_tokenizer(PLAIN), lines(asked), tmp_path)
+    assert found.facts["not_rendered"] == {}
+
+
 def test_a_broken_line_or_a_refusing_template_is_named(make_tokenizer, tmp_path):
     with pytest.raises(BadInputError, match=r"a\.jsonl: line 41: it is not valid JSON"):
         tokenised(make_tokenizer(), lines(QUESTIONS) + b"{oops\n", tmp_path)
