@@ -40,7 +40,7 @@ READ_OF_MESSAGE = frozenset(
 )
 PASSED_ON = ("name", "tool_call_id", "reasoning_content", "thinking")  # to the chat template
 MEDIA = ("image", "images", "audio", "audios", "video", "videos")
-REFUSED: Mapping[str, str] = {  # fields that change what is learnt, and the way out
+REFUSED: dict[str, str] = {  # fields that change what is learnt, and the way out
     **dict.fromkeys(
         MEDIA, "jobs train on text only; remove the field, or the records that need it"
     ),
@@ -55,6 +55,7 @@ MAX_DOCUMENT_CHARACTERS = 1024**2  # of a .txt file: a longer document is split
 MIN_DOCUMENT_CHARACTERS = 2000  # paragraphs of a .txt file are joined up to this size
 SHOWN_CHARACTERS = 80
 MAX_LABEL_CHARACTERS = 100
+OTHER_CHAT = "write the turns as “messages”, each with its “role” and “content”"
 NOTHING: tuple[object, ...] = (None, "", [], {})  # values of a field that change nothing
 
 
@@ -299,6 +300,9 @@ class Reader:
         for each, fields in FIELDS.items():
             if all(field in document for field in fields):
                 return each
+        for name, way_out in (REFUSED | {"conversations": OTHER_CHAT}).items():
+            if document.get(name) not in NOTHING:
+                raise self._error(line, f"“{name}”: {way_out}", text)
         names = {*map(str, document), *self._unread_columns}
         fields_present = ", ".join(sorted(names)[:8]) or "none"
         raise self._error(line, f"{_wanted()}; its fields are {fields_present[:200]}", text)

@@ -102,6 +102,11 @@ def test_what_is_wrong_with_a_line_is_said_with_its_number_and_beginning():
 def test_what_is_wrong_with_a_first_record():
     for document, said in [
         ({"body": "x", "title": "y"}, "no known format.*its fields are body, title"),
+        (
+            {"prompt": "q", "chosen": "a", "rejected": "b"},
+            "“chosen”: no job trains on preferences",
+        ),
+        ({"conversations": [{"from": "human", "value": "q"}]}, "“conversations”: write the turns"),
         ({"messages": "hi"}, "“messages” is not a list"),
         ({"messages": [1]}, "message 1 is not an object"),
         ({"messages": [{"role": "bot", "content": "1"}]}, "role 'bot'; known are system, user"),
