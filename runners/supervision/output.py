@@ -215,8 +215,10 @@ class LastLines:
         return self._last(LONGER_BYTES)
 
     def lines(self) -> list[str]:
-        """Return the last lines, oldest first."""
-        return self.text.replace("\0", "\ufffd").splitlines()[-LAST_LINES:]
+        """Return the last lines, oldest first; of a progress bar only its last state."""
+        text = self.text.replace("\0", "\ufffd").removesuffix("\n")
+        lines = text.split("\n") if text else []
+        return [line.rstrip("\r").rpartition("\r")[2] for line in lines[-LAST_LINES:]]
 
     def _last(self, count: int) -> str:
         data = b"".join(self._pieces)

@@ -112,10 +112,12 @@
   );
 
   const LINE_CHARACTERS = 2000; /* as of the lines that the server rendered */
-  const shortened = (line) => (
-    line.length <= LINE_CHARACTERS ? line
-      : `${line.slice(0, LINE_CHARACTERS)} … (a line of ${line.length.toLocaleString("en-US")} characters)`
-  );
+  const shortened = (line) => {
+    const characters = [...line]; /* a character may be two units of a string */
+    return characters.length <= LINE_CHARACTERS ? line
+      : `${characters.slice(0, LINE_CHARACTERS).join("")} … (a line of ${characters.length.toLocaleString("en-US")} characters)`;
+  };
+  const lastState = (line) => line.replace(/\r+$/, "").replace(/^.*\r/s, ""); /* of a progress bar */
 
   const write = (lines) => {
     if (!log) return;
@@ -128,7 +130,7 @@
         const time = document.createElement("span");
         time.className = "t";
         time.textContent = `${new Date(t).toLocaleTimeString("en-GB", { timeZone: log.dataset.zone || undefined })}  `;
-        row.append(time, shortened(line.slice(line.lastIndexOf("\r") + 1)));
+        row.append(time, shortened(lastState(line)));
         row.className = `line ${stream}`;
         log.append(row);
       }

@@ -158,6 +158,14 @@ def test_the_last_lines_are_the_last_ones_even_of_one_huge_piece():
     assert last.lines()[-1] == "end"
 
 
+def test_the_last_lines_are_those_of_the_page_and_a_bar_is_one_of_them():
+    last = LastLines()
+    assert last.lines() == []
+    bar = "".join(f"\r{n} % |███" for n in range(99))
+    last.feed(f"why\u2028it ended\x0chere\r\n{bar}\nend\n".encode())
+    assert last.lines() == ["why\u2028it ended\x0chere", "98 % |███", "end"]
+
+
 def test_the_last_lines_begin_with_a_line_or_say_that_it_began_before():
     for text, first in [
         ("日本語\n" * 20_000, "日本語"),
