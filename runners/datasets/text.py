@@ -92,6 +92,11 @@ def read_lines(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes]]:
         yield number + 1, rest
 
 
+def unix_lines(text: str) -> str:
+    """Return a text with line feeds as the ends of its lines; browsers send CR LF."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def storable(text: str, name: str) -> str:
     """Return the text if every tokenizer and database accepts it.
 

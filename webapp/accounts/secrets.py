@@ -13,6 +13,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.debug import sensitive_post_parameters, sensitive_variables
 from django.views.decorators.http import require_GET, require_POST
 
+from runners.datasets.text import unix_lines
 from webapp.accounts.models import Role, Secret, Team
 from webapp.accounts.services import (
     check_role,
@@ -203,7 +204,7 @@ def pasted(value: str) -> str:
 
     Browsers send each line's end as CR LF; a token of one line has none, however it was copied.
     """
-    text = value.replace("\r\n", "\n").replace("\r", "\n")
+    text = unix_lines(value)
     lines = text.strip("\n")
     return text if "\n" in lines else lines
 

@@ -21,6 +21,7 @@ from django.http import (
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
+from runners.datasets.text import unix_lines
 from webapp.accounts.models import Role
 from webapp.accounts.services import is_at_least, membership_of
 from webapp.core.problems import ConflictProblem
@@ -49,6 +50,10 @@ class PlaygroundForm(forms.Form):
     )
     temperature = forms.FloatField(min_value=0.0, max_value=2.0, initial=0.7)
     max_tokens = forms.IntegerField(label="Max tokens", min_value=1, max_value=100_000, initial=64)
+
+    def clean_prompt(self) -> str:
+        """Return the prompt as it was written: its lines' ends are those of the browser."""
+        return unix_lines(str(self.cleaned_data["prompt"]))
 
     def __init__(self, job: Job, data: QueryDict | None = None) -> None:
         super().__init__(data)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 from django import forms
 
 from runners.datasets.records import DataError, suffix_of
+from runners.datasets.text import unix_lines
 from runners.jobspec.base import LONGEST_PROMPT, MOST_PROMPTS
 from webapp.core.display import sentence
 from webapp.datasets.models import Dataset
@@ -496,7 +497,7 @@ class PretrainForm(DataForm):
 
     def clean_sample_prompts(self) -> str:
         """Reject too many or too long sample prompts."""
-        text = str(self.cleaned_data.get("sample_prompts") or "").replace("\r\n", "\n")
+        text = unix_lines(str(self.cleaned_data.get("sample_prompts") or ""))
         lines = [each for each in text.split("\n") if each.strip()]
         if len(lines) > MOST_PROMPTS:
             raise forms.ValidationError(

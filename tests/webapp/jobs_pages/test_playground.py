@@ -1,8 +1,10 @@
 """A serving job's pages: its address, and a playground that asks this machine's endpoint alone."""
 
 import json
+from urllib.parse import urlencode
 
 import pytest
+from django.http import QueryDict
 
 from tests.webapp.conftest import STARTED, batch_of, client_of
 from tests.webapp.jobs.undone import undone
@@ -10,7 +12,7 @@ from webapp.agents.ingest import events_accept
 from webapp.core.problems import ConflictProblem
 from webapp.jobs.endpoints import Endpoint, endpoint_of, hashes_of, new_key
 from webapp.jobs.models import Job
-from webapp.pages.playground import NOT_NOW, call_of, whole_answer
+from webapp.pages.playground import NOT_NOW, PlaygroundForm, call_of, whole_answer
 
 pytestmark = [pytest.mark.django_db(databases="__all__"), pytest.mark.filterwarnings("ignore")]
 
@@ -48,6 +50,12 @@ def test_the_job_page_shows_the_address_and_how_to_ask(told, alice):
     assert "http://127.0.0.1:8000/v1" in page
     assert "ssh -L 8000:127.0.0.1:8000" in page
     assert "$OPENAI_API_KEY" in page
+
+
+def test_a_prompt_of_several_lines_reaches_the_endpoint_as_it_was_written(told):
+    form = PlaygroundForm(told(), QueryDict(urlencode({**VALUES, "prompt": "def f():\r\n\r\n  "})))
+    assert form.is_valid(), form.errors
+    assert form.cleaned_data["prompt"] == "def f():\n\n  "
 
 
 def test_the_playground_asks_the_adapter_that_was_chosen(told, alice):
