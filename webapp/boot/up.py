@@ -396,15 +396,17 @@ class Site:
         self._start(processes.Child("control", [python, "manage.py", "control"]))
         self._start(processes.Child("ticker", [python, "manage.py", "ticker"]))
         self._start_host()
-        console.line()
-        console.line(f"  Slipway is ready: {self.url}")
-        if others := addresses_for_others(self.bound, self.port, own_addresses()):
-            console.line(f"  Other machines reach it at {', '.join(others)}")
+        others = addresses_for_others(self.bound, self.port, own_addresses())
         zone = site_settings.time_zone(os.environ)
-        for line in [*understood(os.environ), zone.words or f"Time zone: {zone.name}"]:
-            console.line(f"  {line}")
-        self._print_account()
-        console.line(f"  Ctrl-C stops everything. Data and logs are in {self.data}")
+        lines = [
+            f"Slipway is ready: {self.url}",
+            *([f"Other machines reach it at {', '.join(others)}"] if others else ()),
+            *self._account_lines(),
+            *understood(os.environ),
+            zone.words or f"Time zone: {zone.name}",
+            f"Ctrl-C stops everything. Data and logs are in {self.data}",
+        ]
+        console.line("\n" + "\n".join(f"  {line}" for line in lines))  # read as a whole
 
     def stop(self, *, ends_jobs: bool) -> None:
         """Stop every part, the broker last; a second Ctrl-C skips the waiting.
@@ -412,18 +414,18 @@ class Site:
         This machine's jobs are ended on a requested stop, not after a failed start.
         """
         self.holds_signals = True
-        self._print_account()
+        for line in self._account_lines():  # the start failed after its creation
+            console.line(f"  {line}")
         if not self.group.children:
             return
         console.line("\n  Stopping (Ctrl-C again to hurry)")
         host, hurries = self.data / "host", lambda: self.num_signals > 1
         Stopping(self.group, host, self.environment, hurries).stop(ends_jobs=ends_jobs)
 
-    def _print_account(self) -> None:
-        """Print the new account once, also if the start fails after its creation."""
-        if self.account:
-            console.line(f"  Sign in with {self.account} (the password is shown only now)")
-        self.account = ""
+    def _account_lines(self) -> list[str]:
+        """Return how to sign in with the new account, once."""
+        account, self.account = self.account, ""
+        return [f"Sign in with {account} (the password is shown only now)"] if account else []
 
     def _start_broker(self) -> None:
         with console.step("Starting Redis"):
