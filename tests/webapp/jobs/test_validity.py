@@ -172,7 +172,7 @@ def test_the_page_says_what_a_run_changed(ran, alice):
     job = ran(1.3)
     (move,) = [one for one in calibration_effect_of(job).moves if "the training step" in one.name]
     assert move.num_runs == 3
-    assert f"{move.before} → {move.after}</span>, 3 runs" in page(alice, job)
+    assert f"{move.before} → {move.after}</span>, based on 3 runs" in page(alice, job)
 
 
 def test_a_poisoned_run_is_caught_and_said(ran, host, alice):
