@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from planner.catalog.devices import get_device, get_instance
 from planner.catalog.engines import (
+    DEFAULT_ENGINE,
     UNITS_FROM,
     Engine,
     Refusal,
@@ -30,7 +31,13 @@ from planner.specs.base import (
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from planner.specs.model import ModelSpec
-from planner.specs.workload import CompressWorkload, OffloadSpec, Strategy, TrainWorkload
+from planner.specs.workload import (
+    CompressWorkload,
+    OffloadSpec,
+    Strategy,
+    TrainWorkload,
+    Workload,
+)
 from planner.workload.layouts import (
     Layout,
     attention_rules,
@@ -42,6 +49,7 @@ from planner.workload.layouts import (
     weight_blocks,
 )
 from planner.workload.setting import Setting, compute_dtype_of, emulates_narrow_products
+from planner.workload.training_memory import optimizer_of
 
 # ---------------------------------------------------------------------------
 # Formats of a strategy: named, default, and those that an engine does not run.
@@ -316,6 +324,7 @@ SOLVER_ROUNDING = 1e-9
 
 INFERENCE_OFFLOAD = {"kv_cpu": 0.0, "kv_disk": 0.0, "weights_active_ratio": None}
 TRAINING_OFFLOAD = {"optimizer": "none"}
+HOST_OFFLOAD = ("weights_cpu", "kv_cpu", "optimizer", "activations_cpu")
 
 
 def resolve_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
@@ -410,6 +419,8 @@ def resolve(request: EstimateRequest) -> Setting:
     layout = layout_of(request, model, engine)
     strategy = _filled_strategy(request, model, engine, layout)
     devices = (device, *(resolve_device(group.device) for group in cluster.other_nodes))
+    if strategy.offload is not None:
+        _refuse_offload(strategy.offload, request.workload, engine, devices)
 
     def fill(changed: Strategy) -> Strategy:
         published = with_published_format(
@@ -522,6 +533,38 @@ def _refuse_other_offload(offload: OffloadSpec, *, training: bool) -> None:
                 f"{reset}leave it out",
                 f"strategy.offload.{name}",
             )
+
+
+def _refuse_offload(
+    offload: OffloadSpec, workload: Workload, engine: Engine, devices: Iterable[DeviceSpec]
+) -> None:
+    """Reject offload to a place, or of states, that the devices or the trainer do not have.
+
+    Raises:
+        NotPossibleError: names the field, its value and what works.
+    """
+    to_host = {
+        name: getattr(offload, name)
+        for name in HOST_OFFLOAD
+        if getattr(offload, name) not in (0.0, "none", "nvme")
+    }
+    processor = next((device for device in devices if device.kind == "cpu"), None)
+    if to_host and processor is not None:
+        name, value = next(iter(to_host.items()))
+        raise NotPossibleError(
+            f"offload.{name} is {value!r}: {processor.name} is a CPU, which computes from the "
+            "host's memory already; offload to disk, or leave it out",
+            f"strategy.offload.{name}",
+        )
+    if engine.key != DEFAULT_ENGINE or not isinstance(workload, TrainWorkload):
+        return
+    if offload.optimizer != "none" and optimizer_of(workload) != "adamw":
+        raise NotPossibleError(
+            f"offload.optimizer is {offload.optimizer!r}: Slipway's trainer moves the two moments "
+            f"of adamw, and the optimizer is {optimizer_of(workload)}; choose adamw, or leave it "
+            "out",
+            "strategy.offload.optimizer",
+        )
 
 
 def _refuse_serving_only(request: EstimateRequest) -> None:

@@ -346,6 +346,26 @@ def test_an_offload_is_refused_where_there_is_nothing_that_it_moves():
         with pytest.raises(NotCoveredError, match=r"offload\.optimizer is 'cpu'"):
             ask(workload=workload, strategy={"offload": {"optimizer": "cpu"}})
 
+    # A CPU computes from the host's memory, and Slipway's trainer moves the moments of AdamW.
+    on_cpu = {"cluster": {"device": "cpu-xeon-8480-2s"}, "engine": "torch"}
+    refused = [
+        (TRAIN, {"optimizer": "cpu"}, r"offload\.optimizer is 'cpu': .* is a CPU"),
+        (TRAIN, {"activations_cpu": 1.0}, r"offload\.activations_cpu is 1.0: .* is a CPU"),
+        (GENERATE, {"weights_cpu": 0.5}, r"offload\.weights_cpu is 0.5: .* is a CPU"),
+    ]
+    for workload, offload, words in refused:
+        for way in (ask, search):
+            chosen = {("strategy" if way is ask else "pins"): {"offload": offload}}
+            with pytest.raises(NotPossibleError, match=words):
+                way(workload=workload, **on_cpu, **chosen)
+    assert ask(workload=TRAIN, **on_cpu, strategy={"offload": {"optimizer": "nvme"}}).memory
+    with pytest.raises(NotPossibleError, match="moves the two moments of adamw"):
+        ask(
+            workload={**TRAIN, "optimizer": "lion"},
+            engine="torch",
+            strategy={"offload": {"optimizer": "cpu"}},
+        )
+
     nothing = {"offload": {"weights_cpu": 0.0, "optimizer": "none"}}
     assert ask(workload=TRAIN, devices=8, strategy=nothing).strategy.offload is not None
     assert ask(workload=GENERATE, strategy=nothing).fits

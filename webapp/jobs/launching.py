@@ -14,6 +14,7 @@ from planner.catalog.models import get_entry
 from planner.catalog.reading import data_text
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec as ModelShape
+from planner.specs.workload import AWAY_TITLES
 from runners.jobspec import (
     BenchmarkSpec,
     DemoModel,
@@ -188,7 +189,9 @@ def launch_description(spec: ModelSpec) -> str:
     return text + (RANDOM_WEIGHTS if isinstance(spec.model, RandomModel) else "")
 
 
-STATES_AWAY = frozenset({"optimiser states on cpu", "optimiser states on nvme"})  # in training
+TRAINING_PLACES = frozenset(
+    {"optimiser states on cpu", "optimiser states on nvme", AWAY_TITLES["activations_cpu"]}
+)
 RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4")
 NOTHING_BESIDES = Measuring()
 TRAINING_SHARE = 3  # limit relative to the time budget: setup and saving need time too
@@ -364,7 +367,7 @@ def _spec(
 ) -> ModelSpec:
     goal = draft["goal"]["goal"]
     if goal != "generate":
-        _refuse_offloaded(best, allowed=STATES_AWAY if goal in TRAININGS else frozenset())
+        _refuse_offloaded(best, allowed=TRAINING_PLACES if goal in TRAININGS else frozenset())
     if goal == "compress":
         compression = compress_spec(draft, model)
         needs_weights(model, "Compressing")

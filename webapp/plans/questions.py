@@ -1,6 +1,7 @@
 """A draft as a question to the planner, and its targets."""
 
 import math
+from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -225,6 +226,7 @@ CATALOG_ENGINES = {"serve": "vllm", "generate": "vllm"}
 OTHER_ENGINE = "llama_cpp"
 ALTERNATIVES = 6
 GIB = 2**30
+PLANNER_PLACES = {"cpu": "cpu", "disk": "nvme"}  # of the optimiser's states, wizard -> planner
 SOURCE_DTYPE = "bf16"  # dtype in which a compression job loads the original
 
 
@@ -440,11 +442,23 @@ def _pins(draft: PlanDraft, *, is_pool: bool) -> Strategy:
         pins = {"checkpoint_writing": values["checkpoint_writing"], **pins}
     if values.get("products") == "fp8":
         pins = {"compute_dtype": "fp8", **pins}
+    if offload := _training_offload(values):
+        pins = {"offload": offload, **pins}
     if is_pool and goal in TRAININGS:
         pins = {**WHOLE_COPIES.model_dump(exclude_none=True), **pins}
     if goal == "compress":
         pins = {"weight_dtype": SOURCE_DTYPE, **pins}
     return Strategy(**pins)
+
+
+def _training_offload(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the planner's fields of a training's offload; it costs no activations on disk."""
+    fields: dict[str, Any] = {}
+    if (place := values.get("optimizer_offload", "none")) in PLANNER_PLACES:
+        fields["optimizer"] = PLANNER_PLACES[place]
+    if values.get("activation_offload") == "cpu":
+        fields["activations_cpu"] = 1.0
+    return fields
 
 
 def _calibration(host: Host | None, plan: Plan) -> HostCalibration | None:

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec
-from planner.specs.workload import Strategy
+from planner.specs.workload import OffloadSpec, Strategy
 from runners.jobspec import (
     DataParallel,
     DemoModel,
@@ -202,6 +202,7 @@ OPTIMIZER_METHODS = (
     "adalomo",
     "qft",
 )  # the planner has these as methods, the trainer as more
+OFFLOADED = ("activation_offload", "optimizer_offload")
 STATE_PLACES = {"none": "none", "cpu": "cpu", "nvme": "disk"}  # the planner's -> the trainer's
 EARLY_STOPS = {"2": 2, "3": 3}  # the wizard's values -> validations without improvement
 GROWTH_DIVISORS = (8, 4, 2, 1)  # four stages, as from 128 to 1024 tokens in the paper
@@ -313,8 +314,9 @@ def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, An
     million = values.get("million_tokens")
     steps = round(million * 1e6 / (batch * values["sequence_length"])) if million else None
     compute = best.strategy.compute_dtype
-    requested = str(values.get("optimizer_offload") or "none")
-    planned = best.strategy.offload.optimizer if best.strategy.offload else "none"
+    planned = best.strategy.offload or OffloadSpec()
+    # An answer of an earlier release, or one with activations on disk, is without the offload.
+    places = {name: str(values.get(name) or "none") for name in OFFLOADED}
     return {
         "sequence_length": values["sequence_length"],
         "micro_batch_size": micro,
@@ -323,8 +325,9 @@ def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, An
         "time_budget_seconds": budget * 60 if budget else None,
         "compute_dtype": compute if compute in COMPUTE_DTYPES else "bf16",
         "activation_recomputation": best.strategy.activation_recomputation or "none",
-        "activation_offload": values.get("activation_offload") or "none",
-        "optimizer_offload": requested if requested != "none" else STATE_PLACES[planned],
+        "activation_offload": "cpu" if planned.activations_cpu > 0 else "none",
+        "optimizer_offload": STATE_PLACES[planned.optimizer],
+        **{name: place for name, place in places.items() if place != "none"},
         **_optimizer_fields(values["optimizer"]),
         "length_schedule": stages_of(values),
         "quantized": _quantized_training(values),

@@ -1,6 +1,6 @@
 """A plan's verdict: one sentence, figures, memory bars, checkpoint, prices, warnings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from webapp.plans.explanation import (
 )
 from webapp.plans.questions import Target, chance_below, odds_words, targets_of
 from webapp.plans.serving import engine_words
+from webapp.plans.sharing import TRAININGS
 
 # What an engine starts for a plan: the checkpoint as it is stored, or another one.
 
@@ -206,11 +207,27 @@ def verdict_of(
         figures=figures,
         bound_by=BOUND_WORDS.get(best.bound_by, best.bound_by),
         searched=searched,
-        warnings=tuple(
-            each for each in best.warnings if not any(each == c.words for c in concerns)
+        warnings=(
+            *(each for each in best.warnings if not any(each == c.words for c in concerns)),
+            *_uncosted(draft),
         ),
         brief=tuple(f"{figure.label} {figure.shown}" for figure in figures[:1]),
     )
+
+
+def _uncosted(draft: PlanDraft) -> Iterator[str]:
+    """Yield what the job will do and the figures leave out."""
+    goal = draft["goal"]["goal"]
+    values = draft["workload"][goal] if goal in TRAININGS else {}
+    if values.get("activation_offload") == "disk":
+        yield (
+            "activations on the host's disk are not costed: the memory shown is without the "
+            "offload, and a step takes longer than shown"
+        )
+    if values.get("rounding") in {"4", "8"}:
+        yield "rounding in training is not costed: a step takes longer than shown"
+    if values.get("training_step") == "compiled":
+        yield "the figures are of a step that is not compiled: a compiled one may be faster"
 
 
 def _detail(best: PlannedStrategy, draft: PlanDraft) -> str:

@@ -24,6 +24,7 @@ from webapp.jobs.launching import launch_note, launch_of
 from webapp.plans.explanation import DraftProblem
 from webapp.plans.planning import plan_compute
 from webapp.plans.training import STATE_PLACES, layout_of, train_spec
+from webapp.plans.verdict import verdict_of
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -56,6 +57,37 @@ def test_what_waits_elsewhere_and_is_computed_again_reaches_the_host(plan_of):
 
     assert asked.items() <= spec.model_dump().items()
     assert spec.activation_recomputation == "full"
+
+
+def test_offload_is_in_the_plans_figures_or_said_not_to_be(plan_of, host):
+    """Host memory and the optimiser's disk are costed; a CPU is refused, the rest is said."""
+    made = plan_of("finetune", "team", optimizer="adamw")
+
+    def planned(**values):
+        made.draft["workload"]["finetune"] |= values
+        answer = plan_compute(made)
+        return answer.plans[0], verdict_of(answer, made.draft).warnings
+
+    for name in ["optimizer_offload", "activation_offload"]:
+        with pytest.raises(DraftProblem, match="is a CPU, which computes from the host's memory"):
+            planned(**{name: "cpu"})
+        made.draft["workload"]["finetune"][name] = "none"
+
+    with_gpus(host, 1)
+    plain, silent = planned()
+    assert not [each for each in silent if "not costed" in each]
+    both, _ = planned(optimizer_offload="cpu", activation_offload="cpu")
+    assert both.memory.per_device_peak_bytes < plain.memory.per_device_peak_bytes
+    assert both.memory.host_bytes > plain.memory.host_bytes
+    spec = launch_of(made).spec
+    assert (spec.optimizer_offload, spec.activation_offload) == ("cpu", "cpu")
+
+    disk, warnings = planned(
+        optimizer_offload="disk", activation_offload="disk", rounding="8", training_step="plain"
+    )
+    assert disk.memory.disk_bytes > 0
+    assert [each for each in warnings if "activations on the host's disk are not costed" in each]
+    assert [each for each in warnings if "rounding in training is not costed" in each]
 
 
 def test_integers_and_moments_on_disk_reach_the_host(plan_of):
