@@ -35,7 +35,7 @@ from planner.workload.resolve import resolve
 from planner.workload.setting import Setting
 from planner.workload.train import held_memory
 from planner.workload.training_exchange import FULL_SHARDING, SHARDED_GRADIENTS
-from planner.workload.training_memory import ADAPTER_METHODS, optimizer_of
+from planner.workload.training_memory import ADAPTER_METHODS, OWN_STATES, optimizer_of
 
 # Which training layouts run: in Slipway's trainer, or in a tool to which plans are exported.
 #
@@ -100,6 +100,14 @@ class TrainingSupport:
     @property
     def _has_trainer(self) -> bool:
         return self.engine.key == DEFAULT_ENGINE
+
+    @property
+    def has_fused_update(self) -> bool:
+        """Return whether Slipway's trainer updates each weight as its gradient comes.
+
+        No gradient is kept for another micro-batch or rank: a step is one batch on one device.
+        """
+        return self._has_trainer and self.workload.method in OWN_STATES
 
     @property
     def _on_gpu(self) -> bool:
@@ -389,7 +397,9 @@ class TrainingSpace:
             "virtual_pipeline_size": chunks,
             "zero_stage": zero_stages,
             "sequence_parallel": [0, 1] if len(self._tensor_sizes) > 1 else [0],
-            "micro_batch_size": divisors(self.workload.global_batch_size, MAX_MICRO_BATCH),
+            "micro_batch_size": [self.workload.global_batch_size]
+            if self._support.has_fused_update
+            else divisors(self.workload.global_batch_size, MAX_MICRO_BATCH),
         }
         pinned = self.question.pinned
         return axes(
@@ -403,9 +413,8 @@ class TrainingSpace:
         """Return the layout of a grid; data parallelism uses the remaining devices."""
         tensor, context = sizes["tensor_parallel_size"], sizes["context_parallel_size"]
         devices = self.question.cluster.num_devices
-        data = self.question.pinned.get("data_parallel_size") or devices / (
-            tensor * context * stages
-        )
+        replicas = 1.0 if self._support.has_fused_update else devices / (tensor * context * stages)
+        data = self.question.pinned.get("data_parallel_size") or replicas
         stage, shard = sizes["zero_stage"], self.question.pinned.get("zero_shard_size") or 0
         per_group = np.floor(self.question.cluster.devices_per_node / tensor)
         shard = np.where(stage == HYBRID, per_group, shard)

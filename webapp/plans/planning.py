@@ -25,7 +25,7 @@ from webapp.core.clock import now
 from webapp.core.display import sentence
 from webapp.plans.explanation import DraftProblem, refuse_incomplete
 from webapp.plans.models import Plan
-from webapp.plans.questions import question_of
+from webapp.plans.questions import question_of, recomputations_of
 from webapp.plans.saving import ANSWERED, answer_write, draft_begun_from, draft_write, version_save
 
 # Locks of searches that run; a lock is dropped with its last user.
@@ -57,14 +57,26 @@ def _set_answer(plan: Plan, *, brief: bool = False) -> PlanAnswer:
     plan.request, plan.answer, plan.computed_at = {}, {}, None
     plan.is_brief = brief
     try:
-        question = question_of(plan)
-        answer = api.best_plan(question.request) if brief else _search(question.request)
+        request = question_of(plan).request
+        search = api.best_plan if brief else _search
+        answer = search(request)
+        for each in recomputations_of(plan.draft) if _recomputes_in_part(answer) else ():
+            pins = request.pins.model_copy(update={"activation_recomputation": each})
+            pinned = request.model_copy(update={"pins": pins})
+            if (found := search(pinned)).plans:
+                request, answer = pinned, found
+                break
     except PlannerError as error:
         raise DraftProblem(sentence(error.message), error.field or "", is_refused=True) from error
-    plan.request = question.request.model_dump(mode="json")
+    plan.request = request.model_dump(mode="json")
     plan.answer = answer.model_dump(mode="json")
     plan.computed_at = now()
     return answer
+
+
+def _recomputes_in_part(answer: PlanAnswer) -> bool:
+    """Return whether the best plan recomputes the activations of attention only."""
+    return bool(answer.plans) and answer.plans[0].strategy.activation_recomputation == "selective"
 
 
 def plan_again(plan: Plan, by: User) -> Plan:

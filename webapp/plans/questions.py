@@ -226,6 +226,7 @@ CATALOG_ENGINES = {"serve": "vllm", "generate": "vllm"}
 OTHER_ENGINE = "llama_cpp"
 ALTERNATIVES = 6
 GIB = 2**30
+UNDIVIDED = {f"{axis}_parallel_size": 1 for axis in ("tensor", "pipeline", "context", "expert")}
 PLANNER_PLACES = {"cpu": "cpu", "disk": "nvme"}  # of the optimiser's states, wizard -> planner
 SOURCE_DTYPE = "bf16"  # dtype in which a compression job loads the original
 
@@ -444,11 +445,36 @@ def _pins(draft: PlanDraft, *, is_pool: bool) -> Strategy:
         pins = {"compute_dtype": "fp8", **pins}
     if offload := _training_offload(values):
         pins = {"offload": offload, **pins}
+    pins = {**_layout_of_options(values), **pins}
     if is_pool and goal in TRAININGS:
         pins = {**WHOLE_COPIES.model_dump(exclude_none=True), **pins}
     if goal == "compress":
         pins = {"weight_dtype": SOURCE_DTYPE, **pins}
     return Strategy(**pins)
+
+
+def _layout_of_options(values: Mapping[str, Any]) -> dict[str, int]:
+    """Return the parallel sizes that a training's options leave (``runners/jobspec/train.py``)."""
+    if (
+        values.get("rounding") in {"4", "8"}
+        or values.get("training_step") == "compiled"
+        or values.get("activation_offload") == "disk"
+    ):
+        return {**UNDIVIDED, "zero_stage": 0}
+    return UNDIVIDED if values.get("products") == "fp8" else {}
+
+
+def recomputations_of(draft: PlanDraft) -> tuple[str, ...]:
+    """Return what a training may recompute if its options leave a choice out, else nothing.
+
+    Compiled layers and FlexAttention do not go with selective recomputation, and a pin names one
+    value only: the planner is asked for each, the faster one first.
+    """
+    goal = draft["goal"]["goal"]
+    values = draft["workload"][goal] if goal in TRAININGS else {}
+    is_open = not draft["pins"].get("activation_recomputation")
+    is_narrow = values.get("training_step") == "compiled" or values.get("attention") == "flex"
+    return ("none", "full") if is_open and is_narrow else ()
 
 
 def _training_offload(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from webapp.datasets.services import dataset_store
 from webapp.hosts.models import Host
 from webapp.jobs.calibration import is_as_planned
 from webapp.jobs.launching import launch_note, launch_of
+from webapp.modelhub.models import demo_config
 from webapp.plans.explanation import DraftProblem
 from webapp.plans.planning import plan_compute
 from webapp.plans.training import STATE_PLACES, layout_of, train_spec
@@ -57,6 +58,40 @@ def test_what_waits_elsewhere_and_is_computed_again_reaches_the_host(plan_of):
 
     assert asked.items() <= spec.model_dump().items()
     assert spec.activation_recomputation == "full"
+
+
+def test_what_is_ranked_first_on_several_gpus_can_be_launched(plan_of, host):
+    """Options that need whole copies, undivided layers or one device leave others out."""
+    with_gpus(host, 4)
+    shape = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
+    cases = [
+        ({}, {"zero_stage"}, 4),
+        ({"rounding": "8"}, set(), 4),
+        ({"activation_offload": "disk"}, set(), 4),
+        ({"training_step": "compiled"}, set(), 4),  # without it, recomputed selectively
+        ({"products": "fp8"}, {"zero_stage"}, 4),
+        ({"method": "lomo"}, set(), 1),
+        ({"method": "qft", "global_batch_size": 4}, set(), 1),
+    ]
+    for values, sharded, devices in cases:
+        made = plan_of("finetune", "folder")
+        made.draft["model"]["folder_config"] = {**demo_config(), **shape, **heads}
+        made.draft["workload"]["finetune"] |= {"global_batch_size": 16, "sequence_length": 2048}
+        made.draft["workload"]["finetune"] |= values
+        best = plan_compute(made).plans[0].strategy
+
+        launch = launch_of(made)
+
+        assert launch.spread.devices_per_host == devices, values
+        assert launch.spec.activation_recomputation == best.activation_recomputation, values
+        if not sharded:
+            sizes = [best.tensor_parallel_size, best.context_parallel_size or 1, best.zero_stage]
+            assert sizes == [1, 1, 0], values
+        if launch.spec.compiled or best.data_parallel_size == 1:
+            assert best.activation_recomputation != "selective", values
+        if best.data_parallel_size == 1:
+            assert launch.spec.gradient_accumulation_steps == 1, values
 
 
 def test_offload_is_in_the_plans_figures_or_said_not_to_be(plan_of, host):
