@@ -37,6 +37,7 @@ from webapp.core.pace import BEAT, HOST, PERSON, STRANGER, calls
 from webapp.core.problems import (
     BYTES_TYPE,
     REFUSALS,
+    CLOSE,
     BusyProblem,
     InvalidProblem,
     NotFoundProblem,
@@ -269,7 +270,8 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
         credential = _credential(scope)
         calls.keep(BEAT, digest(credential))
         keep_heartbeat(digest(credential))
-        beat = Beat.model_validate(read_json(await _body(receive)))
+        beat = Beat.model_validate(read_json(body))
+        body = await _body(receive)  # first: the server goes on reading what is answered before
         answer = await _batcher().take(credential, beat)
     except (ValueError, Problem) as error:
         answer, refused = _refusal(credential, error)
@@ -281,7 +283,8 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     if refused:  # not within `except`: an await there would keep the error alive in this frame
         await sync_to_async(heartbeat_refused)(credential, refused)
     if isinstance(answer, Problem):
-        await send_problem(send, answer)
+        is_unread = isinstance(answer, TooLargeProblem)
+        await send_problem(send, answer, CLOSE if is_unread else ())
     else:
         await send_answer(send, 200, JSON_HEADERS, answer.model_dump_json().encode())
 

@@ -7,6 +7,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
@@ -27,10 +28,13 @@ from runners.host.redis_access import client_options
 from webapp.accounts.models import Team, TeamOwned
 from webapp.core.outages import Breaker, connection
 from webapp.core.problems import (
+    CLOSE,
     BusyProblem,
+    Problem,
     Receive,
     Scope,
     Send,
+    TooLargeProblem,
     UnauthorizedProblem,
     send_problem,
 )
@@ -392,6 +396,10 @@ def close_all() -> None:
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer one request to ``/live/``."""
+    if problem := _fault_of(scope):
+        allow = (b"allow", b"GET")
+        await send_problem(send, problem, [allow, *CLOSE])  # the server would read on without end
+        return
     query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
     try:
         user_id, topics = read_ticket(query.get("ticket", [""])[0])
@@ -410,6 +418,18 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
         await _serve(viewer, receive, send)
     finally:
         hub.leave(viewer)
+
+
+def _fault_of(scope: Scope) -> Problem | None:
+    """Return what is wrong with a request of another form than an event source's."""
+    if scope["method"] != "GET":
+        problem = Problem("method_not_allowed", f"{PREFIX} takes GET alone.")
+        problem.status = HTTPStatus.METHOD_NOT_ALLOWED
+        return problem
+    headers = dict(scope.get("headers", ()))
+    if b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0":
+        return TooLargeProblem("too_large", f"A request to {PREFIX} has no body.")
+    return None
 
 
 def check_room(hub: Hub, user_id: int) -> None:

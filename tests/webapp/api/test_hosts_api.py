@@ -322,6 +322,7 @@ class Answer(NamedTuple):
 
 
 def knock(body: bytes, *headers: tuple[bytes, bytes], parts: int = 1) -> Answer:
+    unread: int  # parts of the request
     """Return what the server answers to a beat whose body comes in some parts."""
     size = -(-len(body) // parts) or 1
     pieces = [body[start : start + size] for start in range(0, len(body), size)] or [b""]
@@ -338,7 +339,7 @@ def knock(body: bytes, *headers: tuple[bytes, bytes], parts: int = 1) -> Answer:
 
     async_to_sync(asgi.application)(scope, receive, send)
     start, end = sent
-    return Answer(start["status"], dict(start["headers"]), json.loads(end["body"]))
+    return Answer(start["status"], dict(start["headers"]), json.loads(end["body"]), len(pieces))
 
 
 def bearer(credential: str) -> tuple[bytes, bytes]:
@@ -379,16 +380,18 @@ def test_anything_but_a_bearer_token_shows_nobody():
         (b"authorization", b"Bearer "),
         (b"cookie", b"sessionid=1"),
     ]:
-        answer = knock(said(), header)
+        answer = knock(said(), header, parts=3)
         assert (answer.status, answer.body["code"]) == (401, "not_authenticated"), header
 
 
 def test_a_body_without_end_a_wrong_field_and_a_guess_are_refused(credential):
+        assert answer.unread == 0, header
     answer = knock(b" " * (hosts.MAX_BODY_BYTES + 1), bearer(credential), parts=3)
     assert (answer.status, answer.body["code"]) == (413, "too_large")
     assert str(hosts.MAX_BODY_BYTES) in answer.body["detail"]
     answer = knock(said().replace(b'"boot_id":"boot-1"', b'"boot_id":7'), bearer(credential))
     assert (answer.status, answer.body["errors"][0]["field"]) == (422, "boot_id")
+    assert answer.headers[b"connection"] == b"close"
     answer = knock(said(), bearer(credential + "x"))
     assert (answer.status, answer.body["code"]) == (401, "unknown_credential")
 

@@ -26,9 +26,10 @@ async def publish_until_taken(topic: str, event: str, data: dict) -> None:
 class Browser:
     """One connection: reads what the branch sends, and may hang up."""
 
-    def __init__(self, query: str, headers: tuple = ()) -> None:
+    def __init__(self, query: str, headers: tuple = (), method: str = "GET") -> None:
         self.scope = {
             "type": "http",
+            "method": method,
             "path": "/live/",
             "query_string": query.encode(),
             "headers": list(headers),
@@ -88,6 +89,22 @@ async def test_without_a_good_ticket_nothing_is_told():
         assert (browser.status, browser.is_over) == (401, True), query
         assert b"Load the page again" in body, query
         await browser.hang_up()
+
+
+async def test_a_request_with_a_body_is_refused_and_its_connection_closed():
+    """The server goes on reading the body of a request that is answered, without end."""
+    good = f"ticket={ticket('job:1')}"
+    for method, headers, status in [
+        ("GET", ((b"transfer-encoding", b"chunked"),), 413),
+        ("GET", ((b"content-length", b"5"),), 413),
+        ("POST", (), 405),
+        ("HEAD", (), 405),
+    ]:
+        browser = Browser(good, headers, method)
+        await browser.task
+        assert (browser.status, browser.is_over) == (status, True), (method, headers)
+        assert browser.headers[b"connection"] == b"close", (method, headers)
+        assert browser.headers[b"allow"] == b"GET", (method, headers)
 
 
 async def test_a_ticket_older_than_an_hour_is_refused(monkeypatch):
