@@ -6,6 +6,7 @@ sentence what is missing instead of failing on syntax.
 """
 
 import sys
+from pathlib import Path
 
 
 def main() -> None:
@@ -17,6 +18,9 @@ def main() -> None:
             f"{found[0]}.{found[1]}. Way out: install a newer Python and start it by name, "
             "for example `python3.12 manage.py up`."
         )
+    root = str(Path(__file__).resolve().parent)
+    if root not in sys.path:  # PYTHONSAFEPATH leaves it out
+        sys.path.insert(0, root)
     from webapp.boot import cli  # only a new enough Python can read it
 
     sys.exit(cli.main(sys.argv[1:]))

@@ -7,10 +7,13 @@ the other commands are imported.
 import os
 import sys
 
+from runners.shared.environment import escape_unknown_characters
+
 
 def run() -> int:
     """Run the command in argv with a umask that denies access to other users."""
     os.umask(0o077)
+    escape_unknown_characters()
     return main(sys.argv[1:])
 
 

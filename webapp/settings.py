@@ -9,18 +9,21 @@ import dj_database_url
 import django_stubs_ext
 from csp.constants import NONCE, NONE, SELF
 
-from webapp.accounts.networks import networks
+from runners.shared.redis_address import socket_url
 from webapp.core.logs import configure_logs, fault_logging
 from webapp.core.site_settings import (
-    SettingError,
+    admin_networks,
     admin_path,
     allowed_hosts,
+    certificates,
+    check,
     data_folder,
-    email_settings,
+    database_url,
+    email_of,
     flag,
-    named_file,
     public_hosts,
     public_site,
+    redis_url,
     secret_key,
     time_zone,
 )
@@ -30,6 +33,7 @@ configure_logs()
 LOGGING = fault_logging()
 
 BASE_DIR = Path(__file__).resolve().parent.parent
+check(os.environ)
 DATA_DIR = data_folder(os.environ, BASE_DIR / "var")
 SECRET_KEY = secret_key(os.environ, DATA_DIR)
 DEBUG = flag(os.environ, "SLIPWAY_DEBUG")
@@ -110,15 +114,8 @@ _SQLITE_OPTIONS = {
 
 def _databases() -> dict[str, dict[str, Any]]:
     """Return the main database and, on SQLite, the metric store's own file."""
-    if url := os.environ.get("DATABASE_URL", "").strip():
-        try:
-            main: dict[str, Any] = dict(dj_database_url.parse(url))
-        except ValueError:  # its text may hold a part of the password
-            raise SettingError(
-                "DATABASE_URL cannot be read. Give it as postgresql://user:password@host:5432/name"
-                " or sqlite:////folder/file, with / ? # @ and : of a password as %2F %3F %23 %40 "
-                "and %3A."
-            ) from None
+    if url := database_url(os.environ):
+        main: dict[str, Any] = dict(dj_database_url.parse(url))
         if main["ENGINE"] == "django.db.backends.postgresql":
             pool = {"min_size": 1, "max_size": 10, "timeout": 5}
             main["OPTIONS"] = {**main.get("OPTIONS", {}), "pool": pool}
@@ -144,10 +141,10 @@ DATABASE_ROUTERS = ["webapp.metrics.models.MetricsRouter"]
 METRICS_DATABASE = "metrics" if "metrics" in DATABASES else "default"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-REDIS_URL = os.environ.get("REDIS_URL", "").strip() or f"unix://{DATA_DIR / 'redis.sock'}"
-REDIS_CA = named_file(os.environ, "SLIPWAY_REDIS_CA")  # CA file for a Redis behind TLS
+REDIS_URL = redis_url(os.environ, "REDIS_URL") or socket_url(str(DATA_DIR / "redis.sock"))
+REDIS_CA = certificates(os.environ, "SLIPWAY_REDIS_CA")  # CA file for a Redis behind TLS
 # Redis URL for hosts on other machines; without it they use HTTP only.
-HOST_REDIS_URL = os.environ.get("SLIPWAY_HOST_REDIS_URL", "").strip() or (
+HOST_REDIS_URL = redis_url(os.environ, "SLIPWAY_HOST_REDIS_URL") or (
     REDIS_URL if REDIS_URL.startswith("rediss://") else None
 )
 # Drills (test jobs without a model, which occupy a host) must be enabled by the operator.
@@ -172,7 +169,7 @@ STORAGES = {
 
 # Path of the administration; an unusual name avoids scans of the default one.
 ADMIN_PATH = admin_path(os.environ)
-ADMIN_NETWORKS = networks(os.environ.get("SLIPWAY_ADMIN_NETWORKS", ""))  # empty: from anywhere
+ADMIN_NETWORKS = admin_networks(os.environ)  # empty: from anywhere
 # Argon2 for new passwords; PBKDF2 hashes of older versions are replaced at login.
 PASSWORD_HASHERS = [
     "webapp.accounts.sign_in.SmallArgon2PasswordHasher",
@@ -197,11 +194,9 @@ SESSION_COOKIE_SAMESITE = "Lax"
 CSRF_USE_SESSIONS = True  # for logged-in users; see webapp/accounts/sign_in.py
 SECURE_CONTENT_TYPE_NOSNIFF = True
 X_FRAME_OPTIONS = "DENY"
-EMAIL_URL, EMAIL_FROM = (
-    os.environ.get(f"SLIPWAY_EMAIL_{part}", "").strip() for part in ("URL", "FROM")
-)
-HAS_EMAIL = bool(EMAIL_URL)
-globals().update(email_settings(EMAIL_URL, EMAIL_FROM))
+_EMAIL = email_of(os.environ)
+HAS_EMAIL = bool(_EMAIL)
+globals().update(_EMAIL)
 globals().update(public_site(os.environ.get("SLIPWAY_PUBLIC_URL", "")))
 # The second style source is the hash of the empty string: Plotly inserts empty <style> elements
 # and fills them through CSSOM.

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -20,8 +20,8 @@ from runners.host.redis_access import connect
 from runners.host.shipping import RefusedError, ServerClient, ServerError
 from runners.prove import run as prove
 from runners.shared import facts
-from runners.shared.addresses import proxy_lines
 from runners.shared.config import DEFAULT_HOST_DIR, Credential, HostConfigError, HostDir
+from runners.shared.environment import NOT_USED, environment_lines, service_lines
 from runners.shared.facts import GpuFacts
 from runners.shared.reasons import Reason
 from runners.shared.redis_address import UnsafeAddressError
@@ -72,8 +72,8 @@ def _machine(host_dir: HostDir) -> Iterator[Check]:
         versions.get("torch") or "not installed: pip install 'slipway[worker,gpu]'",
     )
     yield from _gpus()
-    for line in proxy_lines(os.environ):
-        yield Check("Proxy", is_ok="it is not used" not in line, words=line)
+    for line in environment_lines(os.environ):
+        yield Check("Environment", is_ok=NOT_USED not in line, words=line)
 
 
 def _gpus() -> Iterator[Check]:
@@ -173,7 +173,7 @@ Wants=network-online.target
 StartLimitIntervalSec=0
 
 [Service]
-{user}ExecStart={python} -m runners work --dir {folder}
+{user}{environment}ExecStart={python} -m runners work --dir {folder}
 Restart=always
 RestartSec=1
 TimeoutStopSec=20
@@ -195,10 +195,21 @@ WantedBy={target}
 """
 
 
-def render(folder: Path, *, python: str = sys.executable, user: str | None = None) -> str:
-    """Return a unit for the calling user's manager, or for the system's manager and ``user``."""
+def render(
+    folder: Path,
+    *,
+    python: str = sys.executable,
+    user: str | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> str:
+    """Return a unit for the calling user's manager, or for the system's manager and ``user``.
+
+    The certificates and proxies of ``variables`` are part of it: a service does not inherit those
+    of the shell in which the host was enrolled.
+    """
     return TEMPLATE.format(
         user=f"User={user}\n" if user else "",
+        environment="".join(service_lines(variables or {})),
         python=_quoted(python),
         folder=_quoted(str(folder)),
         target="multi-user.target" if user else "default.target",
@@ -300,7 +311,8 @@ def _work(options: argparse.Namespace) -> int:
 
 
 def _unit(options: argparse.Namespace) -> int:
-    print(render(options.dir.resolve(), user=options.system), end="")
+    unit = render(HostDir(options.dir).path, user=options.system, variables=os.environ)
+    print(unit, end="")
     return 0
 
 

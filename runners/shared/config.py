@@ -21,7 +21,7 @@ from runners.jobspec.base import IpAddress, Port
 from runners.shared.facts import SlurmConfig
 from runners.shared.redis_address import shipper_user, with_user, worker_user
 
-DEFAULT_HOST_DIR = Path.home() / ".slipway" / "host"
+DEFAULT_HOST_DIR = Path("~/.slipway/host")  # HostDir expands it
 CREDENTIAL = "credential.json"
 CONFIG = "config.json"
 REDIS_CA = "redis-ca.pem"
@@ -86,7 +86,13 @@ class HostDir:
     """Paths below the host's folder."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path.expanduser().resolve()
+        try:
+            self.path = path.expanduser().resolve()
+        except RuntimeError:
+            raise HostConfigError(
+                f"{path} is not known: HOME is not set, and user {os.getuid()} has no home folder "
+                "in the system's list. Set HOME, or name the host's folder with --dir"
+            ) from None
         self.attempts = self.path / "attempts"
         self.models = self.path / "models"
         self.quarantine = self.path / "quarantine"
@@ -97,9 +103,19 @@ class HostDir:
         self.pings = self.path / "last_ping"
 
     def make(self) -> None:
-        """Create the folders, inaccessible to other users."""
+        """Create the folders, inaccessible to other users.
+
+        Raises:
+            HostConfigError: the folder cannot be created or written.
+        """
         for folder in (self.path, self.attempts, self.models):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise HostConfigError(
+                    f"{folder} cannot be created: {error.strerror}. Correct its owner, or name "
+                    "another folder with --dir"
+                ) from None
         if self.is_open():  # it existed before
             with contextlib.suppress(
                 PermissionError

@@ -4,13 +4,21 @@ Each host has two users, one for its doorbell worker and one for its shipper. Bo
 only keys below ``host:<id>:``; the server writes their ACL rules.
 """
 
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+SCHEMES = ("redis", "rediss", "unix")
 TLS_SCHEMES = ("rediss",)
 UNVERIFIED = {"ssl_cert_reqs": {"none", "optional"}, "ssl_check_hostname": {"false", "0", "no"}}
 
 
-class UnsafeAddressError(ValueError):
+ESCAPES = "/ ? # @ and : of a password are written as %2F %3F %23 %40 and %3A"
+
+
+class RedisAddressError(ValueError):
+    """A text is not a Redis URL; the message says why, without a part of the password."""
+
+
+class UnsafeAddressError(RedisAddressError):
     """A Redis URL disables the verification of the server's certificate."""
 
 
@@ -60,6 +68,37 @@ def celery_url(url: str) -> str:
 def is_encrypted(url: str) -> bool:
     """Return whether a URL uses TLS."""
     return urlsplit(url).scheme in TLS_SCHEMES
+
+
+def checked(url: str) -> str:
+    """Return a Redis URL without blanks around it, if every library reads it alike.
+
+    Raises:
+        RedisAddressError: it is none, or a library would silently take it for another.
+        UnsafeAddressError: it disables the verification of the certificate.
+    """
+    url = url.strip()
+    scheme = url.partition("://")[0]
+    if "://" not in url or scheme not in SCHEMES:
+        raise RedisAddressError("it does not begin with redis://, rediss:// or unix://")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise RedisAddressError(f"its host or port cannot be read; {ESCAPES}") from None
+    if "#" in url or (scheme != "unix" and "@" in parts.path + parts.query):
+        raise RedisAddressError(f"it has # or a second @; {ESCAPES}")
+    if port == 0 or (scheme == "unix" and not parts.path.strip("/")):
+        raise RedisAddressError("it names no port or no socket")
+    if scheme != "unix" and not parts.path.strip("/").isdecimal() and parts.path.strip("/"):
+        raise RedisAddressError("behind the host stands a database's number, such as /0")
+    check_verified(url)
+    return url
+
+
+def socket_url(path: str) -> str:
+    """Return the URL of a Unix socket, whatever characters its path has."""
+    return f"unix://{quote(path)}"
 
 
 def check_verified(url: str) -> None:

@@ -320,7 +320,21 @@ def test_a_folder_with_spaces_and_percent_signs_means_itself():
 def test_the_command_prints_the_unit_of_its_folder(host_dir, capsys):
     assert main(["unit", "--dir", str(host_dir.path), "--system", "slipway"]) == 0
     printed = capsys.readouterr().out
-    assert printed == render(host_dir.path, user="slipway")
+    assert printed == render(host_dir.path, user="slipway", variables=os.environ)
+
+
+def test_a_service_keeps_the_certificates_and_proxies_of_the_shell_but_no_password():
+    variables = {
+        "SSL_CERT_FILE": "/etc/our own/100%.pem ", "no_proxy": ".lan", "HTTP_PROXY": "",
+        "HTTPS_PROXY": "http://me:secret@proxy:3128", "PATH": "/bin",
+    }  # fmt: skip
+    unit = render(Path("/h"), variables=variables)
+    lines = [line for line in unit.splitlines() if line.startswith("Environment=")]
+    assert lines == [
+        'Environment="SSL_CERT_FILE=/etc/our own/100%%.pem"', 'Environment="no_proxy=.lan"'
+    ]  # fmt: skip
+    assert "secret" not in unit
+    assert "# HTTPS_PROXY holds a password" in unit
 
 
 def test_systemd_finds_nothing_to_say_about_it(tmp_path):

@@ -22,8 +22,9 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from runners.shared.redis_address import with_user
+from runners.shared.redis_address import socket_url, with_user
 from webapp.boot import console
+from webapp.core import site_settings
 
 USER = "slipway"  # the site's user of the embedded server
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +55,7 @@ class Broker:
 
 def choose(data: Path, environment: dict[str, str]) -> Broker:
     """Return the broker to use, or raise a problem that says how to get one."""
-    if url := environment.get("REDIS_URL"):
+    if url := site_settings.redis_url(environment, "REDIS_URL"):
         check_reachable(url)
         return Broker(url, f"Redis at {url_without_password(url)}")
     server = find_server(environment.get("PATH", os.defpath))
@@ -131,8 +132,10 @@ def socket_path(data: Path) -> Path:
     path = data / "redis.sock"
     if len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
         return path
-    name = hashlib.sha256(os.fsencode(data)).hexdigest()[:12]
-    folder = Path(tempfile.gettempdir()) / f"slipway-{os.getuid()}-{name}"
+    name = f"slipway-{os.getuid()}-{hashlib.sha256(os.fsencode(data)).hexdigest()[:12]}"
+    folder = Path(tempfile.gettempdir()) / name
+    if len(os.fsencode(folder / path.name)) > LONGEST_SOCKET_PATH:  # TMPDIR may be long too
+        folder = Path("/tmp") / name  # noqa: S108 -- the folder is made for its owner alone
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise console.Problem(
@@ -195,7 +198,7 @@ def _embedded(program: str, version: tuple[int, ...], data: Path) -> Broker:
     }
     command = [program, *(word for key, value in options.items() for word in (f"--{key}", value))]
     number = ".".join(map(str, version))
-    url = with_user(f"unix://{path}", USER, secret)
+    url = with_user(socket_url(str(path)), USER, secret)
     return Broker(url, f"{Path(program).name} {number}", command, path, prepare)
 
 

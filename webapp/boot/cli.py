@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from runners.shared.environment import escape_unknown_characters
 from webapp.boot import console, environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +25,7 @@ WITHOUT_SCHEMA = {
 def main(arguments: list[str]) -> int:
     """Run one command and return its exit status; print a problem as one sentence."""
     os.chdir(ROOT)
+    escape_unknown_characters()
     try:
         if arguments and arguments[0] in BOOT_COMMANDS:
             module = importlib.import_module(BOOT_COMMANDS[arguments[0]])

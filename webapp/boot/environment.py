@@ -315,7 +315,7 @@ CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrom
 
 def find_chromium() -> str | None:
     """Return the path of a Chromium: the one set in SLIPWAY_CHROMIUM, or one on PATH."""
-    named = os.environ.get("SLIPWAY_CHROMIUM")
+    named = os.environ.get("SLIPWAY_CHROMIUM", "").strip()
     if named:
         return shutil.which(named)
     return next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)

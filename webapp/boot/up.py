@@ -23,9 +23,9 @@ from runners.shared.addresses import (
     ANY_ADDRESS,
     in_url,
     own_addresses,
-    proxy_lines,
 )
 from runners.shared.redis_address import bare
+from runners.shared.environment import environment_lines
 from webapp.boot import broker, console, environment, processes
 from webapp.core import site_settings
 from webapp.core.site_settings import (
@@ -122,16 +122,7 @@ def bound_host(host: str, port: int) -> str:
 def check_variables(variables: Mapping[str, str]) -> None:
     """Raise a problem if a variable of the site cannot be used, before anything starts."""
     try:
-        site_settings.public_site(variables.get("SLIPWAY_PUBLIC_URL", ""))
-        site_settings.allowed_hosts(variables.get("SLIPWAY_ALLOWED_HOSTS", ""))
-        site_settings.trusted_proxies(variables)
-        site_settings.admin_path(variables)
-        site_settings.named_file(variables, "SLIPWAY_REDIS_CA")
-        for name in ("SLIPWAY_DEBUG", "SLIPWAY_DRILLS"):
-            site_settings.flag(variables, name)
-        mail = (variables.get(f"SLIPWAY_EMAIL_{part}", "") for part in ("URL", "FROM"))
-        site_settings.email_settings(*mail)
-        site_settings.data_path(variables, ROOT / "var")
+        site_settings.check(variables)
     except SettingError as error:
         raise console.Problem(f"{error}", "Correct the variable and start again.") from error
 
@@ -204,7 +195,7 @@ def understood(variables: Mapping[str, str]) -> list[str]:
         if not variables.get(PROXIES_VARIABLE, "").strip():
             words += f" (for one on another machine set {PROXIES_VARIABLE} to its address)"
         lines.append(words)
-    return [*lines, *(line[:1].upper() + line[1:] for line in proxy_lines(variables))]
+    return [*lines, *(line[:1].upper() + line[1:] for line in environment_lines(variables))]
 
 
 # The stop of ``up``: stop allocation, end this machine's jobs, report what remains.
@@ -307,6 +298,7 @@ def main(arguments: list[str]) -> int:
     data = site_settings.data_path(os.environ, ROOT / "var")
     check_port(options.host, options.port, running=running_elsewhere(data))
     environment.ensure(["up", *arguments], with_tests=False)
+    os.umask(0o077)  # whatever the shell's is: the site's files are for its user alone
     console.line("Starting Slipway")
     make_data_folder(data)
     with (data / "up.lock").open("a+") as lock:

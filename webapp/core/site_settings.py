@@ -5,21 +5,27 @@ Blanks around a value and capitals of a name make no difference. Every process o
 with one sentence, which names the variable, instead of a traceback.
 """
 
+import base64
 import os
 import secrets
-from collections.abc import Mapping
+import ssl
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from runners.shared.addresses import (
     AddressError,
+    Network,
     WebAddress,
     entries,
     host_name,
     networks,
     web_address,
 )
+from runners.shared.redis_address import RedisAddressError, UnsafeAddressError, checked
+from runners.shared.timing import VARIABLE as SCALE_VARIABLE
+from runners.shared.timing import scale_of
 
 
 class SettingError(SystemExit):
@@ -86,7 +92,7 @@ def secret_key(variables: Mapping[str, str], folder: Path) -> str:
     Raises:
         DataFolderError: the file cannot be read or created, or it is empty.
     """
-    if given := variables.get(KEY_VARIABLE):
+    if (given := variables.get(KEY_VARIABLE, "")).strip():
         return given
     path = folder / "secret_key"
     try:
@@ -347,7 +353,161 @@ def admin_path(variables: Mapping[str, str]) -> str:
     return f"{path}/"
 
 
-# A file that a variable names.
+def admin_networks(variables: Mapping[str, str]) -> tuple[Network, ...]:
+    """Return the networks from which the administration is reachable; none: from everywhere.
+
+    Raises:
+        SettingError: an entry is neither an address nor a network.
+    """
+    text = variables.get("SLIPWAY_ADMIN_NETWORKS", "")
+    try:
+        return networks(text)
+    except AddressError as error:
+        raise SettingError(
+            f"SLIPWAY_ADMIN_NETWORKS is {text!r}: {error}. Give addresses and networks separated "
+            "by commas, such as 10.0.0.0/8,192.0.2.7, or unset the variable."
+        ) from None
+
+
+# Databases and brokers. A message never has the address itself: it may hold a password.
+
+
+DATABASE_SCHEMES = ("postgresql", "postgres", "sqlite")
+
+
+def database_url(variables: Mapping[str, str]) -> str:
+    """Return the URL of the database; "" for SQLite files in the data folder.
+
+    Raises:
+        SettingError: it cannot be read, or names a database that Slipway does not support.
+    """
+    url = variables.get("DATABASE_URL", "").strip()
+    if not url:
+        return ""
+    if not _is_database(url):
+        raise SettingError(
+            "DATABASE_URL cannot be read. Give it as postgresql://user:password@host:5432/name or "
+            "sqlite:////folder/file, with / ? # @ and : of a password as %2F %3F %23 %40 and %3A."
+        )
+    return url
+
+
+def _is_database(url: str) -> bool:
+    scheme, separator, _ = url.partition("://")
+    try:
+        parts = urlsplit(url)
+        is_known = bool(separator) and scheme in DATABASE_SCHEMES and parts.port != 0
+    except ValueError:
+        return False
+    if scheme == "sqlite":  # memory is of one process alone
+        return is_known and bool(parts.path.strip("/")) and ":memory:" not in url
+    # What a password holds unescaped ends the host or the path.
+    return is_known and not parts.fragment and "@" not in parts.path + parts.query
+
+
+def redis_url(variables: Mapping[str, str], name: str) -> str:
+    """Return the URL of a Redis; "" if the variable is not set.
+
+    Raises:
+        SettingError: it is no URL of a Redis, or one that hosts on other machines cannot use.
+    """
+    typed = variables.get(name, "").strip()
+    if not typed:
+        return ""
+    try:
+        url = checked(typed)
+    except UnsafeAddressError as error:
+        raise SettingError(f"{name} is not safe: {error}.") from None
+    except RedisAddressError as error:
+        raise SettingError(
+            f"{name} cannot be read: {error}. Give it as redis://user:password@host:6379/0, or "
+            "rediss:// for TLS."
+        ) from None
+    if name == "SLIPWAY_HOST_REDIS_URL" and url.startswith("unix"):
+        raise SettingError(
+            f"{name} is a socket of this machine, which no other reaches. Give rediss://host:6380/0."
+        )
+    return url
+
+
+# Keys of job secrets, and the length of the demo.
+
+
+SECRETS_VARIABLE = "SLIPWAY_SECRETS_KEYS"
+FERNET_BYTES = 32
+DEMO_SECONDS, LONGEST_DEMO_SECONDS = 120.0, 86_400.0
+
+
+def secrets_keys(variables: Mapping[str, str]) -> list[str]:
+    """Return the keys of job secrets, newest first; [] for those of the data folder.
+
+    Raises:
+        SettingError: one is no Fernet key; the message says which, and shows none.
+    """
+    found = entries(variables.get(SECRETS_VARIABLE, ""))
+    for number, key in enumerate(found, 1):
+        try:
+            is_key = len(base64.urlsafe_b64decode(key)) == FERNET_BYTES
+        except ValueError:
+            is_key = False
+        if not is_key:
+            raise SettingError(
+                f"{SECRETS_VARIABLE} has an invalid key, number {number} of {len(found)}. Create "
+                "one with `python -c 'from cryptography.fernet import Fernet; "
+                "print(Fernet.generate_key().decode())'`."
+            )
+    return found
+
+
+def demo_seconds(variables: Mapping[str, str]) -> float:
+    """Return how long the demo trains, in seconds.
+
+    Raises:
+        SettingError: it is no number from 1 to a day.
+    """
+    text = variables.get("SLIPWAY_DEMO_SECONDS", "").strip()
+    try:
+        seconds = float(text) if text else DEMO_SECONDS
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= LONGEST_DEMO_SECONDS:
+        raise SettingError(
+            f"SLIPWAY_DEMO_SECONDS is {text!r}: give seconds from 1 to {LONGEST_DEMO_SECONDS:.0f}."
+        )
+    return seconds
+
+
+def speed_of_time(variables: Mapping[str, str]) -> float:
+    """Return the factor of all periods and timeouts, which fault tests shorten.
+
+    Raises:
+        SettingError: it is no number above 0 and at most 1.
+    """
+    try:
+        return scale_of(variables.get(SCALE_VARIABLE, "").strip() or "1")
+    except ValueError as error:
+        raise SettingError(f"{error}") from None
+
+
+# Files that a variable names.
+
+
+def certificates(variables: Mapping[str, str], name: str) -> str | None:
+    """Return the path of the certificates that a variable names; None if it is not set.
+
+    Raises:
+        SettingError: there is no such file, this user may not read it, or it holds none.
+    """
+    path = named_file(variables, name)
+    try:
+        if path:
+            ssl.create_default_context(cafile=path)
+    except (ssl.SSLError, ValueError):
+        raise SettingError(
+            f"{name} is {path!r}: the file holds no certificate in PEM form. Give the certificate "
+            "of the authority, which begins with -----BEGIN CERTIFICATE-----."
+        ) from None
+    return path
 
 
 def named_file(variables: Mapping[str, str], name: str) -> str | None:
@@ -384,6 +544,17 @@ class EmailUrlError(SettingError):
     """SLIPWAY_EMAIL_URL is not a valid mail server URL."""
 
 
+def email_of(variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return the Django settings of the mail server that the environment names; {} without one.
+
+    Raises:
+        EmailUrlError: the URL or the sender is invalid.
+    """
+    return email_settings(
+        *(variables.get(f"SLIPWAY_EMAIL_{part}", "") for part in ("URL", "FROM"))
+    )
+
+
 def email_settings(url: str, sender: str) -> dict[str, Any]:
     """Return the Django settings of a mail server; {} without one.
 
@@ -396,11 +567,14 @@ def email_settings(url: str, sender: str) -> dict[str, Any]:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
+        is_whole = "@" not in parts.path + parts.query + parts.fragment
+    except ValueError:  # its text may hold a part of the password
+        is_whole = False
+    if not is_whole:
         raise EmailUrlError(
-            f"SLIPWAY_EMAIL_URL cannot be read: {error}. Write / ? # @ and : of a password as "
-            "%2F %3F %23 %40 and %3A."
-        ) from None
+            "SLIPWAY_EMAIL_URL cannot be read: its server or port is none. Write / ? # @ and : of "
+            "a password as %2F %3F %23 %40 and %3A."
+        )
     if parts.scheme not in SCHEMES or not parts.hostname:
         raise EmailUrlError(
             f"SLIPWAY_EMAIL_URL begins with {parts.scheme!r} and names the server "
@@ -423,3 +597,41 @@ def email_settings(url: str, sender: str) -> dict[str, Any]:
         "EMAIL_TIMEOUT": TIMEOUT_SECONDS,
         "DEFAULT_FROM_EMAIL": sender,
     }
+
+
+# Every variable of the site, and what reads it: `manage.py up` calls all before anything starts.
+
+
+READERS: Mapping[str, Callable[[Mapping[str, str]], object]] = {
+    "SLIPWAY_DATA_DIR": lambda variables: data_path(variables, Path("var")),
+    "SLIPWAY_PUBLIC_URL": lambda variables: public_site(variables.get("SLIPWAY_PUBLIC_URL", "")),
+    "SLIPWAY_ALLOWED_HOSTS": (
+        lambda variables: allowed_hosts(variables.get("SLIPWAY_ALLOWED_HOSTS", ""))
+    ),
+    PROXIES_VARIABLE: trusted_proxies,
+    "SLIPWAY_ADMIN_PATH": admin_path,
+    "SLIPWAY_ADMIN_NETWORKS": admin_networks,
+    KEY_VARIABLE: lambda variables: variables.get(KEY_VARIABLE),
+    SECRETS_VARIABLE: secrets_keys,
+    "DATABASE_URL": database_url,
+    "REDIS_URL": lambda variables: redis_url(variables, "REDIS_URL"),
+    "SLIPWAY_HOST_REDIS_URL": lambda variables: redis_url(variables, "SLIPWAY_HOST_REDIS_URL"),
+    "SLIPWAY_REDIS_CA": lambda variables: certificates(variables, "SLIPWAY_REDIS_CA"),
+    "SLIPWAY_EMAIL_URL": email_of,
+    "SLIPWAY_EMAIL_FROM": email_of,
+    "SLIPWAY_DRILLS": lambda variables: flag(variables, "SLIPWAY_DRILLS"),
+    "SLIPWAY_DEBUG": lambda variables: flag(variables, "SLIPWAY_DEBUG"),
+    "SLIPWAY_DEMO_SECONDS": demo_seconds,
+    SCALE_VARIABLE: speed_of_time,
+    "TZ": time_zone,
+}
+
+
+def check(variables: Mapping[str, str]) -> None:
+    """Read every variable.
+
+    Raises:
+        SettingError: one cannot be used; the message names it.
+    """
+    for read in READERS.values():
+        read(variables)

@@ -10,9 +10,14 @@ from pathlib import Path
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from django.conf import settings
 
-from webapp.core.site_settings import write_secret
+from webapp.core.site_settings import (
+    SECRETS_VARIABLE,
+    SettingError,
+    secrets_keys,
+    write_secret,
+)
 
-VARIABLE = "SLIPWAY_SECRETS_KEYS"
+VARIABLE = SECRETS_VARIABLE
 FILE_NAME = "secrets.keys"
 
 
@@ -29,10 +34,13 @@ def keys() -> list[str]:
     """Return the keys, newest first; a first key is created if there is none.
 
     Raises:
-        VaultError: this user cannot read the key file.
+        VaultError: this user cannot read the key file, or a key of the environment is invalid.
     """
-    if given := os.environ.get(VARIABLE):
-        return [key.strip() for key in given.split(",") if key.strip()]
+    try:
+        if given := secrets_keys(os.environ):
+            return given
+    except SettingError as error:
+        raise VaultError(f"{error}") from None
     path = key_file()
     try:
         if not path.exists():
@@ -69,7 +77,7 @@ def _replace_keys(lines: list[str]) -> None:
 
 def has_own_file() -> bool:
     """Return whether the keys are in the data folder, not in the environment."""
-    return not os.environ.get(VARIABLE)
+    return not os.environ.get(VARIABLE, "").strip()
 
 
 def _refuse_environment() -> None:

@@ -16,6 +16,7 @@ from planner.cost.parameters import count_parameters
 from planner.specs.base import PlannerError
 from planner.specs.model import ModelSpec
 from webapp.accounts.models import Team
+from webapp.core.site_settings import demo_seconds
 from webapp.datasets.models import Dataset
 from webapp.hosts.models import RUNS_JOBS, Host, HostState, Pool
 from webapp.jobs.models import Job, JobState
@@ -171,7 +172,7 @@ def demo_draft(host: Host | None) -> PlanDraft:
 
 def demo_minutes() -> float:
     """Return the demo's training time in minutes: SLIPWAY_DEMO_SECONDS, or two minutes."""
-    return round(float(os.environ.get("SLIPWAY_DEMO_SECONDS", "120")) / 60, 2)
+    return round(demo_seconds(os.environ) / 60, 2)
 
 
 def serve_draft(host: Host | None) -> PlanDraft:

@@ -14,7 +14,7 @@ from runners.shared import messages
 from tests.webapp.accounts.test_matrix import HOST, RULES, addresses
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import ROLE_ORDER, Membership, Role
-from webapp.accounts.networks import NetworksError, lies_in, networks
+from webapp.accounts.networks import lies_in
 from webapp.accounts.services import (
     SESSION_KEY,
     admin_ensure,
@@ -29,6 +29,7 @@ from webapp.accounts.services import (
 )
 from webapp.audit.models import Event
 from webapp.core.ids import new_ulid
+from webapp.core.site_settings import SettingError, admin_networks
 from webapp.hosts.models import EnrolmentToken
 from webapp.jobs.models import Job
 from webapp.modelhub.models import TeamModel
@@ -213,7 +214,7 @@ def test_what_a_host_sends_has_no_field_for_whose_it_is():
 # The administration opens from the networks that the site names, and from no other.
 
 
-OFFICE = networks("192.0.2.0/24, 2001:db8::/32")
+OFFICE = admin_networks({"SLIPWAY_ADMIN_NETWORKS": "192.0.2.0/24, 2001:db8::/32"})
 
 
 def test_only_an_address_of_the_list_comes_in():
@@ -221,10 +222,10 @@ def test_only_an_address_of_the_list_comes_in():
         assert lies_in(address, OFFICE), address
     for address in ["192.0.3.7", "::1", "", "unknown", "192.0.2.7, 10.0.0.1"]:
         assert not lies_in(address, OFFICE), address
-    assert lies_in("203.0.113.9", networks(""))
+    assert lies_in("203.0.113.9", admin_networks({}))
     for text in ["office", "10.0.0.1/8", "10.0.0.0/99", "10.0.0.0/8;192.0.2.1"]:
-        with pytest.raises(NetworksError, match=r"such as 10\.0\.0\.0/8,192\.0\.2\.7"):
-            networks(text)
+        with pytest.raises(SettingError, match=r"such as 10\.0\.0\.0/8,192\.0\.2\.7"):
+            admin_networks({"SLIPWAY_ADMIN_NETWORKS": text})
 
 
 def test_from_elsewhere_no_address_of_the_administration_is_there(settings):

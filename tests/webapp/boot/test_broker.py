@@ -3,6 +3,7 @@ import shutil
 import signal
 import socket
 import stat
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -142,12 +143,15 @@ def test_a_kill_loses_nothing_that_was_acknowledged(program, data, group):
     assert ask(chosen.socket, "XLEN s") == b":100\r\n"
 
 
-def test_a_long_data_path_gets_a_short_socket_of_its_own(tmp_path):
+def test_a_long_data_path_gets_a_short_socket_of_its_own(tmp_path, monkeypatch):
     data = tmp_path / ("x" * 120)
-    path = broker.socket_path(data)
-    assert len(os.fsencode(path)) <= broker.LONGEST_SOCKET_PATH
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    path.parent.rmdir()
+    (tmp_path / ("t" * 90)).mkdir()
+    for temporary in (tempfile.gettempdir(), str(tmp_path / ("t" * 90))):
+        monkeypatch.setattr(tempfile, "tempdir", temporary)
+        path = broker.socket_path(data)
+        assert len(os.fsencode(path)) <= broker.LONGEST_SOCKET_PATH, temporary
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700, temporary
+        path.parent.rmdir()
 
 
 def test_nobody_answers_on_a_socket_without_a_server(tmp_path):

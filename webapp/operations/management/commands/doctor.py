@@ -17,11 +17,13 @@ from django.core.management.base import BaseCommand
 from runners.host import inventory
 from runners.host.redis_access import connect
 from runners.shared.addresses import own_addresses
+from runners.shared.environment import NOT_USED
 from runners.shared.redis_address import bare
 from webapp.boot import broker
 from webapp.boot.console import Problem
 from webapp.boot.environment import NEEDED_BYTES, find_chromium
 from webapp.boot.up import understood
+from webapp.core.site_settings import redis_url
 
 # `off` alone would make Redis skip transactions when it replays its append-only file.
 CLOSE_DEFAULT = "ACL SETUSER default off resetpass ~* &* +@all"
@@ -64,7 +66,7 @@ def findings() -> Iterator[Finding]:
     zone = settings.ZONE_WORDS or settings.TIME_ZONE  # Django has replaced TZ by the zone
     yield Finding("Time", not settings.ZONE_WORDS, zone)
     for line in understood(os.environ):
-        yield Finding("Environment", "it is not used" not in line, line)
+        yield Finding("Environment", NOT_USED not in line, line)
     browser = find_chromium()
     yield Finding("Chromium", browser is not None, browser or "none: browser tests are left out")
 
@@ -86,7 +88,7 @@ def _disk(folder: Path) -> Finding:
 
 def _redis() -> Finding:
     """Return which broker `up` would use; the embedded one is for this machine only."""
-    if url := os.environ.get("REDIS_URL", "").strip():
+    if url := redis_url(os.environ, "REDIS_URL"):
         try:
             broker.check_reachable(url)
         except Problem as problem:

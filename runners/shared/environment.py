@@ -1,0 +1,72 @@
+"""What a process takes from its environment besides Slipway's own variables, and says of it.
+
+``manage.py up`` imports this module before the packages are installed.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from runners.shared.addresses import proxy_lines
+
+CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
+NOT_USED = "it is not used"
+
+
+def environment_lines(variables: Mapping[str, str]) -> list[str]:
+    """Return a line for each variable of other programs that is set and counts here.
+
+    A line about a value that cannot work has the words ``it is not used``.
+    """
+    return [*proxy_lines(variables), *_certificate_lines(variables), *_folder_lines(variables)]
+
+
+def _certificate_lines(variables: Mapping[str, str]) -> Iterator[str]:
+    for name, exists in zip(CERTIFICATES, (Path.is_file, Path.is_dir), strict=True):
+        if not (value := variables.get(name, "")):
+            continue
+        if exists(Path(value)) and os.access(value, os.R_OK):
+            yield f"the authorities of {name}, {value}, count for https addresses"
+        else:
+            yield (
+                f"{name} is {value!r}, which is not there or not for this user: {NOT_USED}, and "
+                "https addresses cannot be verified. Correct or unset it"
+            )
+
+
+def _folder_lines(variables: Mapping[str, str]) -> Iterator[str]:
+    value = variables.get("TMPDIR", "")
+    if value and not (Path(value).is_dir() and os.access(value, os.W_OK | os.X_OK)):
+        yield (
+            f"TMPDIR is {value!r}, which is not a folder that this user can write: {NOT_USED}, "
+            "and temporary files go elsewhere. Correct or unset it"
+        )
+
+
+def service_lines(variables: Mapping[str, str]) -> Iterator[str]:
+    """Yield lines of a systemd unit that pass certificates and proxies on to a service.
+
+    A unit can be read by every user, so a proxy with a password is only named.
+    """
+    files = (*CERTIFICATES, "SLIPWAY_REDIS_CA")
+    for name in (*files, *PROXIES, *map(str.lower, PROXIES)):
+        value = variables.get(name, "").strip()
+        if not value:
+            continue
+        if name in files:
+            value = str(Path(value).expanduser().absolute())
+        elif "@" in value:
+            yield f"# {name} holds a password, which others could read here: EnvironmentFile=…\n"
+            continue
+        plain = value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+        yield f'Environment="{name}={plain}"\n'
+
+
+def escape_unknown_characters() -> None:
+    """Let stdout and stderr escape what the terminal's encoding lacks, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            cast("Any", stream).reconfigure(errors="backslashreplace")
