@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import psutil
 
 from runners.devices import amd, nvidia, other, topology
-from runners.launchers.launch import own_addresses
 from runners.launchers.slurm_commands import scheduler_facts
 from runners.shared import machine
+from runners.shared.addresses import own_addresses
 from runners.shared.config import HostConfig
 from runners.shared.facts import GpuFacts, HostFacts
 from runners.shared.machine import machine_id

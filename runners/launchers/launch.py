@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,6 +34,7 @@ from runners.jobspec.compress import TASKS_ENVIRONMENT
 from runners.jobspec.generate import StageChain
 from runners.jobspec.serve import EngineName
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
+from runners.shared.addresses import own_addresses
 from runners.shared.messages import MAIN, Gang, RunDevice, RunRequest
 from runners.shared.reasons import Reason
 from runners.supervision import child, procfs, supervisor
@@ -137,37 +137,13 @@ def interface_of(address: str) -> str:
         NoSuchAddressError: no interface has this address.
     """
     for interface, addresses in psutil.net_if_addrs().items():
-        if any(_plain(each.address) == address for each in addresses):
+        if any(each.address.partition("%")[0] == address for each in addresses):
             return interface
     known = ", ".join(own_addresses()) or "none"
     raise NoSuchAddressError(
         f"{address} is not an address of this host (it has {known}); choose another on the "
         "host's page, or enrol it again with --address"
     )
-
-
-def own_addresses(chosen: str | None = None) -> tuple[str, ...]:
-    """Return this host's addresses for other hosts, the chosen one first.
-
-    IPv4 comes before IPv6; loopback and link-local addresses are left out.
-    """
-    stats = psutil.net_if_stats()
-    reachable = [
-        _plain(each.address)
-        for interface, addresses in psutil.net_if_addrs().items()
-        if interface in stats and stats[interface].isup
-        for each in addresses
-        if each.family in {socket.AF_INET, socket.AF_INET6}
-        and not each.address.startswith(("127.", "169.254.", "fe80:"))
-        and each.address != "::1"
-    ]
-    by_kind = sorted(dict.fromkeys(reachable), key=lambda address: ":" in address)
-    first = (chosen,) if chosen else ()
-    return (*first, *(address for address in by_kind if address != chosen))
-
-
-def _plain(address: str) -> str:
-    return address.partition("%")[0]
 
 
 # ---------------------------------------------------------------------------

@@ -5,6 +5,7 @@ this module before the packages are installed: psutil and httpx are imported whe
 """
 
 import fnmatch
+import importlib
 import importlib.util
 import ipaddress
 import re
@@ -95,10 +96,9 @@ def _in_ascii(name: str) -> str:
             return composed.encode("idna").decode()
         except UnicodeError as error:
             raise AddressError(f"{words}: {error}") from None
-    import httpx
-
+    httpx = importlib.import_module("httpx")
     try:
-        return httpx.URL(f"https://{composed}").raw_host.decode()
+        return str(httpx.URL(f"https://{composed}").raw_host.decode())
     except httpx.InvalidURL as error:
         raise AddressError(f"{words}: {error}") from None
 
@@ -134,29 +134,51 @@ def entries(text: str) -> list[str]:
 # ---------------------------------------------------------------------------
 
 
-def own_addresses() -> tuple[str, ...]:
-    """Return the addresses of the interfaces, IPv4 first, without loopback and link-local ones."""
-    reachable = [ip for ip in _on_interfaces() if not (ip.is_loopback or ip.is_link_local)]
-    return tuple(str(ip) for ip in sorted(dict.fromkeys(reachable), key=lambda ip: ip.version))
+def own_addresses(chosen: str | None = None) -> tuple[str, ...]:
+    """Return this machine's addresses for other machines, the chosen one first.
 
-
-def _on_interfaces() -> Iterator[IpAddress]:
+    IPv4 comes before IPv6. Interfaces that are down, loopback and link-local addresses are left
+    out.
+    """
     import psutil
 
-    for addresses in psutil.net_if_addrs().values():
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    found = [
+        ip
+        for interface, ip in _on_interfaces()
+        if interface in up and not (ip.is_loopback or ip.is_link_local)
+    ]
+    by_version = [str(ip) for ip in sorted(dict.fromkeys(found), key=lambda ip: ip.version)]
+    return tuple(dict.fromkeys([*([chosen] if chosen else ()), *by_version]))
+
+
+def _on_interfaces() -> Iterator[tuple[str, IpAddress]]:
+    """Yield each address of each interface, whether the interface is up or down."""
+    import psutil
+
+    for interface, addresses in psutil.net_if_addrs().items():
         for each in addresses:
             if each.family in (socket.AF_INET, socket.AF_INET6):
-                yield ipaddress.ip_address(each.address.partition("%")[0])
+                yield interface, ipaddress.ip_address(each.address.partition("%")[0])
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address stands for the machine on which it is used, by its form."""
+    name = host.strip("[]").lower().removesuffix(".")
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost" or name.endswith(".localhost")
 
 
 def is_this_machine(host: str) -> bool:
     """Return whether a URL's host is this machine: loopback, an interface, or their name."""
-    name = host.strip("[]").lower().removesuffix(".").partition("%")[0]
-    if name == "localhost" or name.endswith(".localhost"):
+    if is_loopback(host):
         return True
-    found = _addresses_of(name)
+    found = _addresses_of(host.strip("[]").lower().removesuffix(".").partition("%")[0])
     return bool(found) and (
-        all(ip.is_loopback or ip.is_unspecified for ip in found) or found <= {*_on_interfaces()}
+        all(ip.is_loopback or ip.is_unspecified for ip in found)
+        or found <= {ip for _, ip in _on_interfaces()}
     )
 
 

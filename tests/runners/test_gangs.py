@@ -23,6 +23,7 @@ from runners.launchers.launch import (
     interface_of,
     torchrun_argv,
 )
+from runners.shared.addresses import own_addresses
 from runners.shared.config import HostConfig, HostConfigError
 from runners.shared.messages import ClaimReply, Gang, Needs, RunRequest, WantedAttempt
 from runners.shared.reasons import Reason
@@ -128,8 +129,8 @@ def test_what_only_this_machine_can_reach_is_not_offered(monkeypatch):
     found = {"eth0": here, "eth1": [card("10.1.1.1")]}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
 
-    assert launch.own_addresses() == ("10.9.8.7", "fd00::7")
-    assert launch.own_addresses("fd00::7") == ("fd00::7", "10.9.8.7")
+    assert own_addresses() == ("10.9.8.7", "fd00::7")
+    assert own_addresses("fd00::7") == ("fd00::7", "10.9.8.7")
 
 
 def test_a_host_says_its_addresses_and_the_ports_that_may_be_reserved(host_dir):

@@ -14,6 +14,7 @@ from ninja.security import HttpBearer, SessionAuth
 from pydantic import ValidationError
 
 from runners.jobspec.base import read_json
+from runners.shared.addresses import is_this_machine
 from runners.shared.messages import (
     Beat,
     BeatReply,
@@ -36,8 +37,8 @@ from webapp.core.outages import MIN_FREE_BYTES, check_room, outage_of
 from webapp.core.pace import BEAT, HOST, PERSON, STRANGER, calls
 from webapp.core.problems import (
     BYTES_TYPE,
-    REFUSALS,
     CLOSE,
+    REFUSALS,
     BusyProblem,
     InvalidProblem,
     NotFoundProblem,
@@ -235,10 +236,13 @@ def echo(request: HttpRequest, num_bytes: int = 0) -> HttpResponse:
 
 
 def is_same_machine(request: HttpRequest, boot_id: str) -> bool:
-    """Return whether the caller runs on this machine, and can reach Redis on its loopback."""
-    if request.META.get("REMOTE_ADDR") not in {"127.0.0.1", "::1"} or not BOOT_ID.exists():
+    """Return whether the caller runs on this machine, and can reach Redis on its socket.
+
+    A container has this machine's boot id too, but an address of its own.
+    """
+    if not BOOT_ID.exists() or BOOT_ID.read_text().strip() != boot_id.strip():
         return False
-    return BOOT_ID.read_text().strip() == boot_id.strip()
+    return is_this_machine(address_of(request))
 
 
 # ---------------------------------------------------------------------------
@@ -267,11 +271,11 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     credential = refused = ""
     answer: Answer
     try:
+        body = await _body(receive)  # first: the server goes on reading what is answered before
         credential = _credential(scope)
         calls.keep(BEAT, digest(credential))
         keep_heartbeat(digest(credential))
         beat = Beat.model_validate(read_json(body))
-        body = await _body(receive)  # first: the server goes on reading what is answered before
         answer = await _batcher().take(credential, beat)
     except (ValueError, Problem) as error:
         answer, refused = _refusal(credential, error)

@@ -22,10 +22,11 @@ from typing import IO
 from runners.shared.addresses import (
     ANY_ADDRESS,
     in_url,
+    is_loopback,
     own_addresses,
 )
-from runners.shared.redis_address import bare
 from runners.shared.environment import environment_lines
+from runners.shared.redis_address import bare
 from webapp.boot import broker, console, environment, processes
 from webapp.core import site_settings
 from webapp.core.site_settings import (
@@ -54,8 +55,7 @@ def addresses_for_others(host: str, port: int, own: Sequence[str]) -> list[str]:
         family = {"0.0.0.0": (4,), "::": (6,), "": (4, 6)}[host]  # noqa: S104 -- compared only
         own = [each for each in own if ipaddress.ip_address(each).version in family]
         return [f"http://{in_url(each)}:{port}" for each in own]
-    is_loopback = host in ("localhost", "::1") or host.startswith("127.")
-    return [] if is_loopback else [address(host, port)]
+    return [] if is_loopback(host) else [address(host, port)]
 
 
 def running_elsewhere(data: Path) -> str | None:

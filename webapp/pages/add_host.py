@@ -4,16 +4,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from django import forms
+from django.conf import settings
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from planner.catalog.devices import list_devices
+from runners.shared.addresses import in_url, is_loopback, own_addresses
 from webapp.accounts.models import Role
 from webapp.accounts.services import current_team, require_role
 from webapp.accounts.sign_in import session_secret_keep, session_secret_of
@@ -150,6 +152,21 @@ def install_commands(server: str, token: str) -> list[InstallCommand]:
     ]
 
 
+def server_for_hosts(request: HttpRequest) -> tuple[str, bool]:
+    """Return the site's address for a host, and whether only this machine can reach it.
+
+    A browser on this machine, or at the end of an SSH tunnel, asks for a loopback name. If the
+    site also answers at an address of the machine, as by ``up --host 0.0.0.0``, hosts get that.
+    """
+    server = request.build_absolute_uri("/").rstrip("/")
+    if not is_loopback(urlsplit(server).hostname or ""):
+        return server, False
+    for own in map(in_url, own_addresses()):
+        if own in settings.ALLOWED_HOSTS:
+            return f"{request.scheme}://{own}:{request.META['SERVER_PORT']}", False
+    return server, True
+
+
 SECRETS = "enrolment-secrets"  # session key: token id -> encrypted token text
 
 
@@ -211,13 +228,14 @@ def _context(request: HttpRequest, token: EnrolmentToken) -> dict[str, Any]:
     seconds_left = (token.expires_at - now()).total_seconds()
     is_open = token.used_at is None and token.revoked_at is None and seconds_left > 0
     text = session_secret_of(request, SECRETS, token.pk) if is_open else ""
-    server = request.build_absolute_uri(reverse("home")).rstrip("/")
+    server, is_local = server_for_hosts(request)
     choices = install_commands(server, text) if text else []
     chosen = next((each for each in choices if each.key == request.GET.get("way")), None)
     return {
         "token": token,
         "host": token.host,
         "install_commands": choices,
+        "local_server": server if is_local else "",
         "chosen_command": chosen or next(iter(choices), None),
         "minutes_left": max(1, int(seconds_left // 60)),
         "is_expired": token.used_at is None and token.revoked_at is None and seconds_left <= 0,

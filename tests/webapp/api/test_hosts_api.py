@@ -8,6 +8,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import DatabaseError
 
+from runners.shared.addresses import own_addresses
 from runners.shared.messages import (
     BeatReply,
     ClaimReply,
@@ -103,8 +104,10 @@ def boot_file(monkeypatch, tmp_path):
 
 
 def test_only_this_machine_is_told_of_its_redis(team, client, boot_file):
+    own = own_addresses()  # as `up --host ADDRESS` enrols this machine
     for address, boot_id, is_told in (
-        ("127.0.0.1", "same", True), ("127.0.0.1", "other", False), ("10.0.0.7", "same", False),
+        ("127.0.0.1", "same", True), ("127.0.0.1", "other", False), ("203.0.113.7", "same", False),
+        *((each, "same", True) for each in own), *((each, "other", False) for each in own),
     ):  # fmt: skip
         body = enroll_request(team, boot_id=boot_id).model_dump_json()
         answer = client.post(
@@ -319,10 +322,10 @@ class Answer(NamedTuple):
     status: int
     headers: dict[bytes, bytes]
     body: dict[str, Any]
+    unread: int  # parts of the request
 
 
 def knock(body: bytes, *headers: tuple[bytes, bytes], parts: int = 1) -> Answer:
-    unread: int  # parts of the request
     """Return what the server answers to a beat whose body comes in some parts."""
     size = -(-len(body) // parts) or 1
     pieces = [body[start : start + size] for start in range(0, len(body), size)] or [b""]
@@ -382,16 +385,16 @@ def test_anything_but_a_bearer_token_shows_nobody():
     ]:
         answer = knock(said(), header, parts=3)
         assert (answer.status, answer.body["code"]) == (401, "not_authenticated"), header
+        assert answer.unread == 0, header
 
 
 def test_a_body_without_end_a_wrong_field_and_a_guess_are_refused(credential):
-        assert answer.unread == 0, header
     answer = knock(b" " * (hosts.MAX_BODY_BYTES + 1), bearer(credential), parts=3)
     assert (answer.status, answer.body["code"]) == (413, "too_large")
+    assert answer.headers[b"connection"] == b"close"
     assert str(hosts.MAX_BODY_BYTES) in answer.body["detail"]
     answer = knock(said().replace(b'"boot_id":"boot-1"', b'"boot_id":7'), bearer(credential))
     assert (answer.status, answer.body["errors"][0]["field"]) == (422, "boot_id")
-    assert answer.headers[b"connection"] == b"close"
     answer = knock(said(), bearer(credential + "x"))
     assert (answer.status, answer.body["code"]) == (401, "unknown_credential")
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -119,6 +120,8 @@ def test_every_address_of_the_interfaces_is_answered_and_told(monkeypatch):
         ],
     }
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
+    state = SimpleNamespace(isup=True)
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: dict.fromkeys(interfaces, state))
     own = addresses.own_addresses()
     assert own == ("192.0.2.2", "fd00::2")
     for host in ("0.0.0.0", "::"):

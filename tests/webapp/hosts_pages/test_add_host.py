@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from django.urls import reverse
 
+from runners.shared.addresses import own_addresses
 from runners.shared.messages import EnrollRequest
 from tests.webapp.conftest import client_of, make_beat, make_facts, make_job, make_microbench
 from tests.webapp.jobs.gangs import make_gang, make_hosts, members
@@ -67,6 +68,20 @@ def test_the_check_page_shows_the_command_of_a_token_whose_digest_alone_is_store
     response = as_olga.get(added[0], headers={"HX-Request": "true"})
     assert b"<html" not in response.content
     assert b'data-region="checks"' in response.content
+
+
+def test_the_command_names_an_address_that_another_machine_can_reach(as_olga, added, settings):
+    """A browser at the end of `ssh -L 9000:127.0.0.1:8000` asks for a loopback name."""
+    own = own_addresses()[0]
+    for allowed, asked, server, is_local in [
+        ([], "127.0.0.1:8000", "http://127.0.0.1:8000", True),
+        ([own], "localhost:9000", f"http://{own}:8000", False),
+        (["slipway.lan"], "slipway.lan:8000", "http://slipway.lan:8000", False),
+    ]:
+        settings.ALLOWED_HOSTS = ["127.0.0.1", "localhost", *allowed]
+        page = as_olga.get(added[0], SERVER_PORT="8000", headers={"Host": asked}).content.decode()
+        assert f"enroll --server {server} --token" in page, asked
+        assert ("Only this machine reaches" in page) == is_local, asked
 
 
 def test_the_token_is_shown_only_in_the_session_that_made_it(added, team):
