@@ -24,7 +24,6 @@ from urllib.parse import urlsplit
 
 from runners.shared.redis_address import socket_url, with_user
 from webapp.boot import console
-from webapp.core import site_settings
 
 USER = "slipway"  # the site's user of the embedded server
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +54,7 @@ class Broker:
 
 def choose(data: Path, environment: dict[str, str]) -> Broker:
     """Return the broker to use, or raise a problem that says how to get one."""
-    if url := site_settings.redis_url(environment, "REDIS_URL"):
+    if url := environment.get("REDIS_URL", "").strip():
         check_reachable(url)
         return Broker(url, f"Redis at {url_without_password(url)}")
     server = find_server(environment.get("PATH", os.defpath))

@@ -453,7 +453,7 @@ def secrets_keys(variables: Mapping[str, str]) -> list[str]:
         if not is_key:
             raise SettingError(
                 f"{SECRETS_VARIABLE} has an invalid key, number {number} of {len(found)}. Create "
-                "one with `python -c 'from cryptography.fernet import Fernet; "
+                "a key with `python -c 'from cryptography.fernet import Fernet; "
                 "print(Fernet.generate_key().decode())'`."
             )
     return found
