@@ -9,7 +9,7 @@ import dj_database_url
 import django_stubs_ext
 from csp.constants import NONCE, NONE, SELF
 
-from runners.shared.redis_address import socket_url
+from webapp.boot.broker import own_url
 from webapp.core.logs import configure_logs, fault_logging
 from webapp.core.site_settings import (
     admin_networks,
@@ -141,7 +141,7 @@ DATABASE_ROUTERS = ["webapp.metrics.models.MetricsRouter"]
 METRICS_DATABASE = "metrics" if "metrics" in DATABASES else "default"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-REDIS_URL = redis_url(os.environ, "REDIS_URL") or socket_url(str(DATA_DIR / "redis.sock"))
+REDIS_URL = redis_url(os.environ, "REDIS_URL") or own_url(DATA_DIR)
 REDIS_CA = certificates(os.environ, "SLIPWAY_REDIS_CA")  # CA file for a Redis behind TLS
 # Redis URL for hosts on other machines; without it they use HTTP only.
 HOST_REDIS_URL = redis_url(os.environ, "SLIPWAY_HOST_REDIS_URL") or (

@@ -29,6 +29,7 @@ USER = "slipway"  # the site's user of the embedded server
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST = (6, 2)  # minimum version, for XAUTOCLAIM
 SERVER_NAMES = ("valkey-server", "redis-server")
+SOCKET = "redis.sock"
 LONGEST_SOCKET_PATH = 100  # sun_path holds 104 bytes on macOS, 108 on Linux
 WAIT_S = 30.0  # loading a large append-only file takes time; an empty one 0.04 s
 
@@ -127,21 +128,40 @@ def url_without_password(url: str) -> str:
 
 
 def socket_path(data: Path) -> Path:
-    """Return the embedded server's socket: in the data folder unless the path is too long."""
-    path = data / "redis.sock"
-    if len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
+    """Return the embedded server's socket: in the data folder unless the path is too long.
+
+    Raises:
+        Problem: the other folder belongs to another user.
+    """
+    path = _place(data)
+    if path.parent == data:
         return path
-    name = f"slipway-{os.getuid()}-{hashlib.sha256(os.fsencode(data)).hexdigest()[:12]}"
-    folder = Path(tempfile.gettempdir()) / name
-    if len(os.fsencode(folder / path.name)) > LONGEST_SOCKET_PATH:  # TMPDIR may be long too
-        folder = Path("/tmp") / name  # noqa: S108 -- the folder is made for its owner alone
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    if path.parent.stat().st_uid != os.getuid():
         raise console.Problem(
-            f"{folder} belongs to someone else, and {path} is too long for a socket.",
+            f"{path.parent} belongs to someone else, and {data} is too long for a socket.",
             "Set SLIPWAY_DATA_DIR to a shorter path.",
         )
-    return folder / "redis.sock"
+    return path
+
+
+def _place(data: Path) -> Path:
+    name = f"slipway-{os.getuid()}-{hashlib.sha256(os.fsencode(data)).hexdigest()[:12]}"
+    # TMPDIR may be long too; the folder is made for its owner alone.
+    for folder in (data, Path(tempfile.gettempdir()) / name):
+        if len(os.fsencode(folder / SOCKET)) <= LONGEST_SOCKET_PATH:
+            return folder / SOCKET
+    return Path("/tmp") / name / SOCKET  # noqa: S108 -- as above
+
+
+def own_url(data: Path) -> str:
+    """Return the URL of a data folder's embedded server, for a command in another shell."""
+    path = _place(data)
+    try:
+        secret = path.with_suffix(".secret").read_text("ascii").strip()
+    except OSError:  # it was never started
+        return socket_url(str(path))
+    return with_user(socket_url(str(path)), USER, secret)
 
 
 def answers(path: Path) -> bool:

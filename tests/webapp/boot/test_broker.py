@@ -118,7 +118,7 @@ def test_the_sites_password_and_the_users_of_hosts_stay(data):
     secret = data / "redis.secret"
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     assert stat.S_IMODE((data / "redis" / "users.acl").stat().st_mode) == 0o600
-    assert broker.choose(data, {"PATH": "/nowhere"}).url == first.url
+    assert broker.choose(data, {"PATH": "/nowhere"}).url == first.url == broker.own_url(data)
     assert secret.read_text() not in first.words
     broker.choose(data, {"PATH": "/nowhere"})
     users = data / "redis" / "users.acl"
