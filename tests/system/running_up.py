@@ -26,13 +26,13 @@ def command_of(process: psutil.Process) -> str:
 class RunningUp:
     """One real `manage.py up` and what it printed."""
 
-    def __init__(self, data: Path, port: int, **environment: str) -> None:
+    def __init__(self, data: Path, port: int, *options: str, **environment: str) -> None:
         self.data, self.port = data, port
         self.url = f"http://127.0.0.1:{port}"
         self.log = data.with_name(f"up-{port}.log")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "manage.py", "up", "--port", str(port)],
+                [sys.executable, "manage.py", "up", "--port", str(port), *options],
                 cwd=up.ROOT,
                 env=os.environ | {"SLIPWAY_DATA_DIR": str(data)} | environment,
                 stdout=log,

@@ -81,6 +81,10 @@ class Lab:
         """Return a machine's address."""
         return SERVER_ADDRESS if name == SERVER else f"10.77.0.{11 + self.hosts.index(name)}"
 
+    def address6(self, name: str) -> str:
+        """Return a machine's IPv6 address."""
+        return f"fd77::{self.address(name).rpartition('.')[2]}"
+
     def _plug(self, name: str) -> None:
         _ip("netns", "add", self.space(name))
         self._in("switch", "link", "add", f"p-{name}", "type", "veth", "peer", "name", "eth0",
@@ -88,6 +92,7 @@ class Lab:
         self._in("switch", "link", "set", f"p-{name}", "master", "br0", "up")
         self._in(name, "link", "set", "lo", "up")
         self._in(name, "address", "add", f"{self.address(name)}/24", "dev", "eth0")
+        self._in(name, "address", "add", f"{self.address6(name)}/64", "dev", "eth0", "nodad")
         self._in(name, "link", "set", "eth0", "up")
 
     def _in(self, name: str, *arguments: str) -> None:
