@@ -37,7 +37,6 @@ from webapp.core.outages import MIN_FREE_BYTES, check_room, outage_of
 from webapp.core.pace import BEAT, HOST, PERSON, STRANGER, calls
 from webapp.core.problems import (
     BYTES_TYPE,
-    CLOSE,
     REFUSALS,
     BusyProblem,
     InvalidProblem,
@@ -50,6 +49,7 @@ from webapp.core.problems import (
     UnauthorizedProblem,
     bytes_in,
     bytes_out,
+    closing,
     faults_of,
     invalid,
     not_authenticated,
@@ -288,7 +288,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
         await sync_to_async(heartbeat_refused)(credential, refused)
     if isinstance(answer, Problem):
         is_unread = isinstance(answer, TooLargeProblem)
-        await send_problem(send, answer, CLOSE if is_unread else ())
+        await send_problem(closing(receive, send) if is_unread else send, answer)
     else:
         await send_answer(send, 200, JSON_HEADERS, answer.model_dump_json().encode())
 

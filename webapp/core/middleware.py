@@ -26,13 +26,13 @@ from servestatic.utils import parse_accept_encoding
 from runners.jobspec.base import MAX_UPLOAD_BYTES
 from webapp.core.pace import Limit, Pace
 from webapp.core.problems import (
-    CLOSE,
     Application,
     BusyProblem,
     Problem,
     Receive,
     Scope,
     Send,
+    closing,
     send_answer,
 )
 
@@ -352,11 +352,11 @@ def limited(
         request = SizeLimitedRequest(scope, receive, send, is_known)
         length = dict(scope.get("headers", ())).get(b"content-length", b"0")
         if length.isdigit() and await request.exceeds(int(length)):
-            await _refuse(scope, policy(send), request.limit)
+            await _refuse(scope, closing(receive, policy(send)), request.limit)
             return
         await application(scope, request.receive, request.send)
         if request.is_too_large and not request.is_answered:
-            await _refuse(scope, policy(send), request.limit)
+            await _refuse(scope, closing(receive, policy(send)), request.limit)
 
     return guarded
 
@@ -412,12 +412,12 @@ async def _refuse(scope: Scope, send: Send, limit: int) -> None:
     if limit == ANONYMOUS_BYTES and any(name == b"authorization" for name, _ in scope["headers"]):
         # A host whose secret was replaced keeps its data for 401, and would give them up for 413.
         sentence += " This credential is unknown, replaced or revoked."
-        await send_problem(send, UnauthorizedProblem("not_authenticated", sentence), CLOSE)
+        await send_problem(send, UnauthorizedProblem("not_authenticated", sentence))
     elif scope["path"].startswith("/api/"):
-        await send_problem(send, TooLargeProblem("too_large", sentence), CLOSE)
+        await send_problem(send, TooLargeProblem("too_large", sentence))
     else:
         text = (b"content-type", b"text/plain; charset=utf-8")
-        await send_answer(send, 413, [text, *CLOSE], sentence.encode())
+        await send_answer(send, 413, [text], sentence.encode())
 
 
 # ASGI middleware that serialises the requests of one credential.
@@ -467,7 +467,7 @@ class SerializePerCredential:
             problem = BusyProblem(
                 "too_many_at_once", sentence, retry_after_seconds=RETRY_AFTER_SECONDS
             )
-            await send_problem(self._policy(send), problem, CLOSE)
+            await send_problem(closing(receive, self._policy(send)), problem)
             return
         turn = _Turn(turns, receive, send)
         try:

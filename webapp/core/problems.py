@@ -1,6 +1,8 @@
 """Problems as problem+json and as pages: status, field, limit and way out."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
 from typing import Any, cast
 
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
@@ -98,7 +100,31 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
 
-CLOSE: Headers = ((b"connection", b"close"),)  # for a response before the request was read
+LINGER_SECONDS = 5.0
+
+
+def closing(receive: Receive, send: Send) -> Send:
+    """Return a ``send`` for a response before the request was read, which ends the connection.
+
+    The server would read the body on without end. If it closed while a client or proxy still
+    sends, their system would drop the response: nginx and Caddy would answer 502 in its place. So
+    the response is whole at once, and the connection closes when they stopped, or after seconds.
+    """
+
+    async def guarded(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            await send({**message, "headers": [*message["headers"], (b"connection", b"close")]})
+            return
+        await send({**message, "more_body": True})
+        if message.get("more_body", False):
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while (await receive()).get("more_body", False):
+                    pass
+        await send({"type": "http.response.body", "body": b""})
+
+    return guarded
 
 
 async def send_answer(send: Send, status: int, headers: Headers, body: bytes) -> None:

@@ -28,7 +28,6 @@ from runners.host.redis_access import client_options
 from webapp.accounts.models import Team, TeamOwned
 from webapp.core.outages import Breaker, connection
 from webapp.core.problems import (
-    CLOSE,
     BusyProblem,
     Problem,
     Receive,
@@ -36,6 +35,7 @@ from webapp.core.problems import (
     Send,
     TooLargeProblem,
     UnauthorizedProblem,
+    closing,
     send_problem,
 )
 
@@ -397,8 +397,7 @@ def close_all() -> None:
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer one request to ``/live/``."""
     if problem := _fault_of(scope):
-        allow = (b"allow", b"GET")
-        await send_problem(send, problem, [allow, *CLOSE])  # the server would read on without end
+        await send_problem(closing(receive, send), problem, [(b"allow", b"GET")])
         return
     query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
     try:

@@ -334,6 +334,8 @@ def knock(body: bytes, *headers: tuple[bytes, bytes], parts: int = 1) -> Answer:
     scope = {"type": "http", "method": "POST", "path": path, "headers": list(headers)}
 
     async def receive() -> dict:
+        if not pieces:
+            return {"type": "http.disconnect"}
         piece = pieces.pop(0)
         return {"type": "http.request", "body": piece, "more_body": bool(pieces)}
 
@@ -341,8 +343,8 @@ def knock(body: bytes, *headers: tuple[bytes, bytes], parts: int = 1) -> Answer:
         sent.append(message)
 
     async_to_sync(asgi.application)(scope, receive, send)
-    start, end = sent
-    return Answer(start["status"], dict(start["headers"]), json.loads(end["body"]), len(pieces))
+    start, body = sent[0], b"".join(each["body"] for each in sent[1:])
+    return Answer(start["status"], dict(start["headers"]), json.loads(body), len(pieces))
 
 
 def bearer(credential: str) -> tuple[bytes, bytes]:

@@ -188,7 +188,7 @@ BEARER = (b"authorization", b"Bearer invented")
 
 def send_body(path: str, *headers, method="POST", num_parts=600, announced=None):
     """Send parts of a mebibyte each; return the answer and how many parts were read."""
-    sent, read = [], 0
+    sent, read, read_before = [], 0, []
     length = [(b"content-length", str(announced).encode())] if announced else []
     scope = {
         "type": "http", "method": method, "path": path, "raw_path": path.encode(),
@@ -204,10 +204,14 @@ def send_body(path: str, *headers, method="POST", num_parts=600, announced=None)
 
     async def send(message):
         sent.append(message)
+        read_before.append(read)
 
     async_to_sync(asgi.application)(scope, receive, send)
-    assert dict(sent[0]["headers"])[b"x-content-type-options"] == b"nosniff"
-    return sent[0]["status"], sent[1]["body"], read
+    headers = dict(sent[0]["headers"])
+    assert (headers[b"x-content-type-options"], headers[b"connection"]) == (b"nosniff", b"close")
+    assert read == num_parts  # closed before, a proxy would lose the answer and send 502
+    assert [each.get("more_body") for each in sent[1:]] == [True, None]
+    return sent[0]["status"], sent[1]["body"], read_before[1]
 
 
 def test_no_more_is_read_than_an_address_takes(alice, credential):

@@ -8,6 +8,7 @@ from django.core.signing import BadSignature, TimestampSigner
 
 from tests.stack import SLOW_S, wait_for
 from webapp import asgi
+from webapp.core import problems
 from webapp.live import stream
 from webapp.live.stream import BYE, SALT, publish, read_ticket
 
@@ -91,8 +92,9 @@ async def test_without_a_good_ticket_nothing_is_told():
         await browser.hang_up()
 
 
-async def test_a_request_with_a_body_is_refused_and_its_connection_closed():
+async def test_a_request_with_a_body_is_refused_and_its_connection_closed(monkeypatch):
     """The server goes on reading the body of a request that is answered, without end."""
+    monkeypatch.setattr(problems, "LINGER_SECONDS", 0.01)
     good = f"ticket={ticket('job:1')}"
     for method, headers, status in [
         ("GET", ((b"transfer-encoding", b"chunked"),), 413),
