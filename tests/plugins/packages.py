@@ -13,6 +13,8 @@ PACKAGES = {
     "slurm-wlm": ("Slurm", "system/slurm", lambda: shutil.which("slurmctld")),
     "munge": ("Slurm", "system/slurm", lambda: shutil.which("munged")),
     "iproute2": ("hosts in network namespaces", "system/namespaces", lambda: shutil.which("ip")),
+    "nginx": ("nginx before a site", "[nginx", lambda: shutil.which("nginx")),
+    "caddy": ("Caddy before a site", "[caddy", lambda: shutil.which("caddy")),
     "postgresql": (
         "PostgreSQL", "postgres", lambda: any(Path("/usr/lib/postgresql").glob("*/bin/initdb")),
     ),
