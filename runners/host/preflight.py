@@ -267,7 +267,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
 DTYPE_PACKAGES = {"int8": "torchao", "fp8": "torchao", "int4": "bitsandbytes"}
 KIND_PACKAGES = {
     "compress": ("accelerate", "compressed-tensors", "gguf"),
-    "serve": ("uvicorn", "Jinja2"),
+    "serve": ("starlette", "uvicorn", "Jinja2"),
 }
 _SAME_VERSION = "Install the server's version on the host and start its agent again."
 INSTALL = "Install what is missing on the host: pip install 'slipway[worker,gpu]'."

@@ -1,12 +1,11 @@
 """The interface between the HTTP server and the engines, with limits on lengths; without torch."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from runners.jobs.runtime import BadInputError
-from runners.jobs.serve.asgi import Receive, Send
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import NO_ADAPTER
 
@@ -116,6 +115,14 @@ class GenerationEngine(Protocol):
     def is_idle(self) -> bool:
         """Return whether no request is running or queued."""
 
+    def admit(self, answers: int) -> None:
+        """Check that the engine or its queue has room for a request, before its body is read.
+
+        Raises:
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
+        """
+
     def cancel(self, sequences: Sequence[Pending]) -> None:
         """Cancel answers whose client has disconnected."""
 
@@ -166,19 +173,36 @@ class ServingModel(Protocol):
         """
 
 
-class ForwardedRequest(Protocol):
-    """A request that is forwarded to the engine unchanged."""
+class Answer(Protocol):
+    """One request while it is answered, by any engine.
+
+    Closing the events, or cancelling ``whole``, cancels the request.
+    """
 
     @property
     def model(self) -> str:
         """Return the model name in the request."""
 
-    async def run(self, receive: Receive, send: Send) -> None:
-        """Forward the request and stream the engine's response back.
+    @property
+    def is_streamed(self) -> bool:
+        """Return whether the client wants events."""
+
+    async def whole(self) -> bytes:
+        """Return the JSON document of the whole answer.
 
         Raises:
-            RequestError: the queue is full, or the engine rejects the request or is down.
-            ClientGoneError: the client has disconnected.
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
+            RequestError: the engine rejects the request, or ended while it answered.
+        """
+
+    def events(self) -> AsyncGenerator[bytes]:
+        """Yield the answer's server-sent events, each with the blank line that ends it.
+
+        Raises:
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
+            RequestError: the engine rejects the request, or ended while it answered.
         """
 
 
@@ -190,8 +214,8 @@ class ForwardingModel(Protocol):
     def engine(self) -> GenerationEngine:
         """Return the engine."""
 
-    def forwarded_request(self, path: str, body: bytes) -> ForwardedRequest:
-        """Return the parsed request.
+    def forwarded_request(self, path: str, body: bytes) -> Answer:
+        """Return the parsed request, not yet sent to the engine.
 
         Raises:
             RequestError: a field is invalid; the error names it.

@@ -108,6 +108,19 @@ class Engine:
         """Return whether no request is running or queued."""
         return not self.running and not self._waiting
 
+    def admit(self, answers: int) -> None:
+        """Check that there is room for a request.
+
+        Raises:
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
+        """
+        if self._is_closed:
+            raise EngineEndedError
+        room = self.limits.max_concurrency - len(self.running) + self.limits.queue_limit
+        if len(self._waiting) + answers > room:
+            raise QueueFullError
+
     def submit(self, sequences: Sequence[AnswerSequence]) -> None:
         """Queue the answers of one request.
 
@@ -116,11 +129,7 @@ class Engine:
             EngineEndedError: the engine has failed or was stopped.
         """
         with self._changed:
-            if self._is_closed:
-                raise EngineEndedError
-            room = self.limits.max_concurrency - len(self.running) + self.limits.queue_limit
-            if len(self._waiting) + len(sequences) > room:
-                raise QueueFullError
+            self.admit(len(sequences))
             self._waiting.extend(sequences)
             self._changed.notify_all()
 

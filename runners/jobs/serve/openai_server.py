@@ -1,369 +1,49 @@
-"""OpenAI's routes, and one conversation with a client."""
+"""The Starlette application of an endpoint: state, routes, API keys and errors."""
 
-import asyncio
 import hmac
+import json
 import time
 import traceback
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from runners.jobs.chat_template import TemplateRefusedError
-from runners.jobs.serve.asgi import (
-    COMPLETION_TOKENS,
-    ClientGoneError,
-    Document,
-    Receive,
-    RequestBody,
-    RequestError,
-    Response,
-    Scope,
-    Send,
-    parse_chat,
-    parse_completion,
-    read_body,
-    send_bytes,
-    send_json,
-    send_part,
-    server_sent_event,
-    start_stream,
-    wait_for_disconnect,
+from runners.jobs.serve.answers import (
+    ChatFormat,
+    CommonFields,
+    CompletionFormat,
+    ParsedRequest,
+    RequestAnswers,
 )
 from runners.jobs.serve.contract import (
-    UNFINISHED,
+    Answer,
     EngineEndedError,
-    FinishReason,
     ForwardingModel,
-    GenerationRequest,
     QueueFullError,
-    Sampling,
     ServingModel,
-    StreamChunk,
-    TokenLogprob,
 )
+from runners.jobs.serve.event_stream import EventStream, server_sent_event, unless_disconnected
 from runners.jobs.serve.figures import EndpointMetrics
+from runners.jobs.serve.openai_requests import (
+    COMPLETION_TOKENS,
+    Document,
+    RequestError,
+    parse_chat,
+    parse_completion,
+    retry_after,
+)
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import NO_ADAPTER, key_hash
-
-# ---------------------------------------------------------------------------
-# One HTTP request to an endpoint, from the parsed body to the end of its OpenAI response.
-# ---------------------------------------------------------------------------
-
-
-# OpenAI response documents: whole answers, stream chunks and logprobs of both APIs.
-
-
-@dataclass
-class AccumulatedAnswer:
-    """The text, logprobs and token count of one answer so far."""
-
-    text: str = ""
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    output_tokens: int = 0
-
-    def add(self, chunk: StreamChunk) -> None:
-        """Append a chunk."""
-        self.text += chunk.text
-        self.logprobs += chunk.logprobs
-        self.finish_reason = chunk.finish_reason
-        self.output_tokens = max(self.output_tokens, chunk.output_tokens)
-
-
-def usage(prompt_tokens: int, output_tokens: int) -> Document:
-    """Return the token counts of a request."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": output_tokens,
-        "total_tokens": prompt_tokens + output_tokens,
-    }
-
-
-class ResponseFormat:
-    """The response format of one API: documents, chunks and logprobs."""
-
-    prefix = ""
-    whole = ""
-    chunk = ""
-
-    def __init__(
-        self, model: str, token_text: Callable[[int], str], *, has_logprobs: bool
-    ) -> None:
-        self.model = model
-        self.token_text = token_text
-        self.has_logprobs = has_logprobs
-        self._id = f"{self.prefix}-{uuid.uuid4().hex}"
-        self._created = int(time.time())
-
-    def document(self, written: Sequence[AccumulatedAnswer], used: Document) -> Document:
-        """Return the document of complete answers."""
-        choices = [
-            self._choice(index, self._message(each.text), each)
-            for index, each in enumerate(written)
-        ]
-        return {**self._head(self.whole), "choices": choices, "usage": used}
-
-    def opening_chunk(self, _index: int) -> Document | None:
-        """Return the chunk before the first text, if the API has one."""
-        return None
-
-    def part(self, index: int, chunk: StreamChunk) -> Document:
-        """Return the document of a stream chunk."""
-        choice = self._choice(index, self._delta(chunk.text), chunk)
-        return {**self._head(self.chunk), "choices": [choice]}
-
-    def usage_chunk(self, used: Document) -> Document:
-        """Return the chunk with the token counts."""
-        return {**self._head(self.chunk), "choices": [], "usage": used}
-
-    def _head(self, kind: str) -> Document:
-        return {"id": self._id, "object": kind, "created": self._created, "model": self.model}
-
-    def _choice(
-        self, index: int, text: Document, written: AccumulatedAnswer | StreamChunk
-    ) -> Document:
-        logprobs = self._logprobs(written.logprobs) if self.has_logprobs else None
-        ending = {"logprobs": logprobs, "finish_reason": written.finish_reason}
-        return {"index": index, **text, **ending}
-
-    def _message(self, text: str) -> Document:
-        """Return a whole text as this API has it."""
-        raise NotImplementedError
-
-    def _delta(self, text: str) -> Document:
-        """Return a text's next part as this API has it."""
-        raise NotImplementedError
-
-    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Document:
-        raise NotImplementedError
-
-
-class CompletionFormat(ResponseFormat):
-    """``/v1/completions``: plain text after a prompt."""
-
-    prefix = "cmpl"
-    whole = chunk = "text_completion"
-
-    def _message(self, text: str) -> Document:
-        return {"text": text}
-
-    _delta = _message
-
-    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Document:
-        return {
-            "tokens": [self.token_text(each.choice.token) for each in logprobs],
-            "token_logprobs": [each.choice.logprob for each in logprobs],
-            "top_logprobs": [
-                {self.token_text(token): logprob for token, logprob in each.choice.top}
-                for each in logprobs
-            ],
-            "text_offset": [each.at for each in logprobs],
-        }
-
-
-class ChatFormat(ResponseFormat):
-    """``/v1/chat/completions``."""
-
-    prefix = "chatcmpl"
-    whole = "chat.completion"
-    chunk = "chat.completion.chunk"
-
-    def opening_chunk(self, index: int) -> Document | None:
-        """Return the chunk that states the assistant's role."""
-        delta = {"role": "assistant", "content": "", "refusal": None}
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return {**self._head(self.chunk), "choices": [choice]}
-
-    def _message(self, text: str) -> Document:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
-
-    def _delta(self, text: str) -> Document:
-        return {"delta": {"content": text} if text else {}}
-
-    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Document:
-        content = [
-            {
-                **self._token_document(each.choice.token, each.choice.logprob),
-                "top_logprobs": [self._token_document(*pair) for pair in each.choice.top],
-            }
-            for each in logprobs
-        ]
-        return {"content": content, "refusal": None}
-
-    def _token_document(self, token: int, logprob: float | None) -> Document:
-        text = self.token_text(token)
-        utf8_bytes = None if UNFINISHED in text else list(text.encode())
-        return {"token": text, "logprob": logprob, "bytes": utf8_bytes}
-
-
-RETRY_SECONDS = 1
-STREAM_END = b"data: [DONE]\n\n"
-ENGINE_ENDED = "The engine ended while it answered. See the job's page for the reason."
-Prompts = Sequence[Sequence[int]]
-
-
-class CommonFields(NamedTuple):
-    """The fields that both APIs have under different names."""
-
-    max_tokens: int | None
-    top_logprobs: int | None
-    param: str  # name of the request field with the prompts
-    adapter: int = NO_ADAPTER
-
-
-class ParsedRequest:
-    """A parsed request: its prompts as token ids, and how it is answered."""
-
-    def __init__(
-        self, body: RequestBody, prompts: Prompts, form: ResponseFormat, fields: CommonFields
-    ) -> None:
-        self.body = body
-        self.prompts = prompts
-        self.form = form
-        self.max_tokens, self.top_logprobs, self.param, self.adapter = fields
-
-    def sampling(self, prompt: Sequence[int], choice: int, max_length: int) -> Sampling:
-        """Return the sampling parameters of one choice.
-
-        Raises:
-            RequestError: prompt and answer exceed the context length.
-        """
-        room = max_length - len(prompt)
-        max_tokens = self.max_tokens if self.max_tokens is not None else max(1, room)
-        if not prompt:
-            raise RequestError(400, f"{self.param} holds no token", param=self.param)
-        if max_tokens > room:
-            message = (
-                f"This model's maximum context length is {max_length} tokens. However, you "
-                f"requested {len(prompt) + max_tokens} tokens ({len(prompt)} in the {self.param}, "
-                f"{max_tokens} in the completion). Please reduce the length of either."
-            )
-            raise RequestError(400, message, param=self.param, code="context_length_exceeded")
-        body = self.body
-        return Sampling(
-            max_tokens,
-            1.0 if body.temperature is None else body.temperature,
-            1.0 if body.top_p is None else body.top_p,
-            None if body.seed is None else body.seed + choice,
-            body.stops,
-            self.top_logprobs,
-            body.ignore_eos,
-            max(0, body.top_k or 0),
-            body.min_p or 0.0,
-            body.repetition_penalty or 1.0,
-            body.presence_penalty or 0.0,
-            body.frequency_penalty or 0.0,
-        )
-
-
-class RequestAnswers:
-    """The answers of one request, until they are complete or the client disconnects."""
-
-    def __init__(self, ready: ServingModel, order: ParsedRequest) -> None:
-        self.ready = ready
-        self.order = order
-        self.pieces: asyncio.Queue[tuple[int, StreamChunk]] = asyncio.Queue()
-        self.requests = self._generation_requests()
-        self.written = [AccumulatedAnswer() for _ in self.requests]
-
-    def _generation_requests(self) -> list[GenerationRequest]:
-        loop = asyncio.get_running_loop()
-        order, longest = self.order, self.ready.engine.limits.max_length
-        requests: list[GenerationRequest] = []
-        for prompt in order.prompts:
-            for choice in range(order.body.num_choices):
-                deliver = partial(self._deliver, loop, len(requests))
-                sampling = order.sampling(prompt, choice, longest)
-                requests.append(GenerationRequest(prompt, sampling, deliver, order.adapter))
-        return requests
-
-    def _deliver(self, loop: asyncio.AbstractEventLoop, index: int, chunk: StreamChunk) -> None:
-        with suppress(RuntimeError):  # the event loop has closed meanwhile
-            loop.call_soon_threadsafe(self.pieces.put_nowait, (index, chunk))
-
-    async def run(self, receive: Receive, send: Send) -> None:
-        """Generate and send the answers; cancel unfinished ones when the client disconnects."""
-        try:
-            replies = self.ready.submit(self.requests)
-        except QueueFullError:
-            message = "Too many requests wait already; try again shortly."
-            raise RequestError(
-                429, message, code="queue_full", retry_after_seconds=RETRY_SECONDS
-            ) from None
-        except EngineEndedError:
-            raise RequestError(503, "The endpoint is ending.", code="draining") from None
-        disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
-        try:
-            async with aclosing(self._chunks_until(disconnect)) as chunks:
-                await (self._stream if self.order.body.stream else self._send_whole)(chunks, send)
-        finally:
-            disconnect.cancel()
-            self.ready.engine.cancel(
-                [
-                    reply
-                    for reply, written in zip(replies, self.written, strict=True)
-                    if written.finish_reason is None
-                ]
-            )
-
-    async def _chunks_until(
-        self, disconnect: asyncio.Future[None]
-    ) -> AsyncGenerator[tuple[int, StreamChunk]]:
-        """Yield chunks until every answer is complete.
-
-        Raises:
-            ClientGoneError: the client has disconnected.
-        """
-        while any(each.finish_reason is None for each in self.written):
-            next_chunk = asyncio.ensure_future(self.pieces.get())
-            await asyncio.wait((next_chunk, disconnect), return_when=asyncio.FIRST_COMPLETED)
-            if not next_chunk.done():
-                next_chunk.cancel()
-                raise ClientGoneError
-            index, chunk = next_chunk.result()
-            self.written[index].add(chunk)
-            yield index, chunk
-
-    async def _send_whole(
-        self, chunks: AsyncIterator[tuple[int, StreamChunk]], send: Send
-    ) -> None:
-        async for _, chunk in chunks:
-            if chunk.finish_reason == "error":
-                raise RequestError(500, ENGINE_ENDED, code="engine_ended")
-        await send_json(send, 200, self.order.form.document(self.written, self._used()))
-
-    async def _stream(self, chunks: AsyncIterator[tuple[int, StreamChunk]], send: Send) -> None:
-        form = self.order.form
-        await start_stream(send)
-        for index in range(len(self.requests)):
-            if opening := form.opening_chunk(index):
-                await self._send_chunk(send, opening)
-        async for index, chunk in chunks:
-            if chunk.finish_reason == "error":
-                raise RequestError(500, ENGINE_ENDED, code="engine_ended")
-            await self._send_chunk(send, form.part(index, chunk))
-        if self.order.body.wants_usage:
-            await send_part(send, server_sent_event(form.usage_chunk(self._used())))
-        await send_part(send, STREAM_END, more=False)
-
-    async def _send_chunk(self, send: Send, chunk: Document) -> None:
-        body = self.order.body
-        if body.wants_usage:
-            chunk = {**chunk, "usage": self._used() if body.wants_continuous_usage else None}
-        await send_part(send, server_sent_event(chunk))
-
-    def _used(self) -> Document:
-        written = sum(each.output_tokens for each in self.written)
-        return usage(sum(map(len, self.order.prompts)), written)
-
-
-# ---------------------------------------------------------------------------
-# The ASGI application of an endpoint: state, routes, API keys and request handling.
-# ---------------------------------------------------------------------------
-
 
 # The state of an endpoint: loading, ready, draining or failed; and the model it serves.
 
@@ -448,74 +128,100 @@ class ServiceState:
 
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-LOADING_SECONDS = 5  # Retry-After while the model loads
-PLAIN = b"text/plain; version=0.0.4; charset=utf-8"
-METHODS = {"GET": "GET, HEAD, OPTIONS", "POST": "POST, OPTIONS"}
+MAX_BODY_BYTES = 4 * 1024**2
+LOADING_SECONDS, FULL_SECONDS = 5, 1  # Retry-After while the model loads, and with a full queue
+JSON, PLAIN = "application/json", "text/plain; version=0.0.4; charset=utf-8"
 LOGGED_CHARACTERS = 300  # of an error's message
-Route = Callable[[Receive, Send], Awaitable[None]]
-Prepare = Callable[[ServingModel, bytes], Awaitable[ParsedRequest]]
+METHOD_NOT_ALLOWED = 405
+CLIENT_GONE = 499  # nginx's number; nobody reads it
+Handler = Callable[[Request], Awaitable[Response]]
 
 
-class OpenAIServer:
-    """The ASGI application of one endpoint."""
+class OpenAIServer(Starlette):
+    """The application of one endpoint."""
 
     def __init__(self, service: ServiceState) -> None:
         self.service = service
-        self._routes: dict[str, tuple[str, Route]] = {
-            "/health": ("GET", self._health),
-            "/metrics": ("GET", self._metrics),
-            "/v1/models": ("GET", self._models),
-            COMPLETIONS: ("POST", partial(self._answer, COMPLETIONS, self._completion)),
-            CHAT: ("POST", partial(self._answer, CHAT, self._chat)),
-        }
+        refused = dict.fromkeys(
+            (HTTPException, RequestError, QueueFullError, EngineEndedError), self._refuse
+        )
+        super().__init__(
+            routes=[
+                Route("/health", self._health, methods=["GET"]),
+                Route("/metrics", self._guarded(self._metrics), methods=["GET"]),
+                Route("/v1/models", self._guarded(self._models), methods=["GET"]),
+                Route("/v1/models/{name:path}", self._guarded(self._model), methods=["GET"]),
+                Route(COMPLETIONS, self._guarded(self._answer), methods=["POST"]),
+                Route(CHAT, self._guarded(self._answer), methods=["POST"]),
+            ],
+            exception_handlers={**refused, ClientDisconnect: _nobody_reads},
+            # Around Starlette's own, which would answer an unforeseen error and raise it again.
+            middleware=[Middleware(ExceptionMiddleware, handlers={Exception: self._refuse})],
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; every error is answered in OpenAI's form, counted and logged."""
-        if scope["type"] != "http":
-            return
-        response = Response(send, has_body=scope["method"] != "HEAD")
-        try:
-            await self._respond(scope, receive, response.send)
-        except ClientGoneError:
-            return
-        except RequestError as error:
-            self._record(scope, error)
-            await response.end_with(error)
-        except Exception as fault:  # noqa: BLE001 - no client is left without an answer
-            message = f"The endpoint failed ({type(fault).__name__}); see the job's log."
-            unforeseen = RequestError(500, message, code="internal_error")
-            self._record(scope, unforeseen, "".join(traceback.format_exception(fault)))
-            await response.end_with(unforeseen)
+        """Answer one request; a slash at the end of its address changes nothing."""
+        if scope["type"] == "http":
+            scope["path"] = "/" + scope["path"].strip("/")
+        await super().__call__(scope, receive, send)
 
-    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method, path = scope["method"], "/" + scope["path"].strip("/")
-        route = self._route(method, path)
-        if method != "OPTIONS" and path != "/health":
-            headers = dict(scope["headers"])
-            self._check_key(headers.get(b"authorization", b"").decode("latin-1"))
-            _check_encoding(headers.get(b"content-encoding", b"").decode("latin-1"))
-        await route(receive, send)
+    # Errors: every one is answered in OpenAI's form, counted and logged
 
-    def _record(self, scope: Scope, error: RequestError, details: str = "") -> None:
+    async def _refuse(self, request: Request, fault: Exception) -> Response:
+        if isinstance(fault, HTTPException) and fault.status_code == METHOD_NOT_ALLOWED:
+            methods = sorted((fault.headers or {})["Allow"].split(", "))
+            fault.headers = {"Allow": ", ".join([*methods, "OPTIONS"])}
+            if request.method == "OPTIONS":
+                return Response(status_code=204, headers=fault.headers)
+        error = self._recorded(request.scope, fault)
+        return _json(error.document, error.status, error.headers)
+
+    def _error_event(self, scope: Scope, fault: Exception) -> bytes:
+        return server_sent_event(self._recorded(scope, fault).document)
+
+    def _recorded(self, scope: Scope, fault: Exception) -> RequestError:
+        """Return an error as clients see it, counted and logged."""
+        error, details = self._request_error(scope, fault), ""
+        if error.code == "internal_error":
+            details = "".join(traceback.format_exception(fault))
         self.service.figures.count("failed" if error.is_server_error else "refused")
-        said = str(error)[:LOGGED_CHARACTERS]
-        line = f"{scope['method']} {scope['path'][:100]}: {error.status} {said}"
+        message = str(error)[:LOGGED_CHARACTERS]
+        line = f"{scope['method']} {scope['path'][:100]}: {error.status} {message}"
         line = "".join(each if each.isprintable() else " " for each in line)  # of clients' making
         self.service.errors.add(f"{line}\n{details}".strip())
+        return error
 
-    def _route(self, method: str, path: str) -> Route:
-        name = path.removeprefix("/v1/models/")
-        found = ("GET", partial(self._model, name)) if name != path else self._routes.get(path)
-        if found is None:
-            message = f"There is no {path[:200]} here; there is {', '.join(self._routes)}."
-            raise RequestError(404, message, code="not_found")
-        takes, route = found
-        if method == "OPTIONS":
-            return partial(_options, METHODS[takes])
-        if method not in METHODS[takes].split(", "):
-            message = f"{path[:200]} takes {takes}, not {method[:20]}."
-            raise RequestError(405, message, code="method_not_allowed", allow=METHODS[takes])
-        return route
+    def _request_error(self, scope: Scope, fault: Exception) -> RequestError:
+        match fault:
+            case RequestError():
+                return fault
+            case QueueFullError():
+                message, again = "Too many requests wait already; try again shortly.", FULL_SECONDS
+                return RequestError(429, message, code="queue_full", headers=retry_after(again))
+            case EngineEndedError():
+                return RequestError(503, "The endpoint is ending.", code="draining")
+            case HTTPException(headers={"Allow": allow}):
+                message = f"{scope['path'][:200]} takes {allow}, not {scope['method'][:20]}."
+                code = "method_not_allowed"
+                return RequestError(405, message, code=code, headers=fault.headers)
+            case HTTPException():
+                paths = ", ".join(each.path for each in self.routes if isinstance(each, Route))
+                message = f"There is no {scope['path'][:200]} here; there is {paths}."
+                return RequestError(fault.status_code, message, code="not_found")
+            case _:
+                message = f"The endpoint failed ({type(fault).__name__}); see the job's log."
+                return RequestError(500, message, code="internal_error")
+
+    # Checks before a request is read
+
+    def _guarded(self, handler: Handler) -> Handler:
+        """Return a handler that checks the key first."""
+
+        async def checked(request: Request) -> Response:
+            self._check_key(request.headers.get("authorization", ""))
+            return await handler(request)
+
+        return checked
 
     def _check_key(self, header: str) -> None:
         hashes = self.service.spec.key_hashes
@@ -526,25 +232,23 @@ class OpenAIServer:
         # compare with every hash: constant time
         if sum(hmac.compare_digest(digest, each) for each in hashes) == 0:
             message = "This endpoint needs its key: Authorization: Bearer KEY."
-            raise RequestError(401, message, code="invalid_api_key")
+            challenge = {"WWW-Authenticate": "Bearer"}
+            raise RequestError(401, message, code="invalid_api_key", headers=challenge)
 
-    # Handlers
+    def _accepting(self) -> ServingModel | ForwardingModel:
+        """Return the model if it is there and has room for a request.
 
-    async def _health(self, _receive: Receive, send: Send) -> None:
-        state = self.service.state
-        await send_json(send, 200 if state == "ready" else 503, {"status": state})
-
-    async def _metrics(self, _receive: Receive, send: Send) -> None:
-        text = self.service.figures.prometheus().encode()
-        await send_bytes(send, 200, text, PLAIN)
-
-    async def _models(self, _receive: Receive, send: Send) -> None:
-        cards = [self.service.model_card(each) for each in self.service.names]
-        await send_json(send, 200, {"object": "list", "data": cards})
-
-    async def _model(self, name: str, _receive: Receive, send: Send) -> None:
-        self._adapter_of(name)
-        await send_json(send, 200, self.service.model_card(name))
+        Raises:
+            RequestError: the endpoint is loading or ending.
+            QueueFullError: the queue is full.
+        """
+        ready = self.service.ready
+        if ready is None:
+            message = f"The endpoint is {self.service.state}; try again in a few seconds."
+            headers = retry_after(LOADING_SECONDS)
+            raise RequestError(503, message, code=self.service.state, headers=headers)
+        ready.engine.admit(1)
+        return ready
 
     def _adapter_of(self, name: str) -> int:
         """Return the index of the adapter with this name, or ``NO_ADAPTER`` for the base model.
@@ -561,28 +265,45 @@ class OpenAIServer:
             raise RequestError(404, message, param="model", code="model_not_found")
         return adapters.index(name)
 
-    async def _answer(
-        self,
-        path: str,
-        prepare: Prepare,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        body = await read_body(receive)
-        ready = self.service.ready
-        if ready is None:
-            message = f"The endpoint is {self.service.state}; try again in a few seconds."
-            wait = LOADING_SECONDS
-            raise RequestError(503, message, code=self.service.state, retry_after_seconds=wait)
-        if isinstance(ready, ForwardingModel):
-            handing = ready.forwarded_request(path, body)
-            self._adapter_of(handing.model)
-            self.service.touch()
-            await handing.run(receive, send)
-            return
-        order = await prepare(ready, body)
+    # Handlers
+
+    async def _health(self, _request: Request) -> Response:
+        state = self.service.state
+        return _json({"status": state}, 200 if state == "ready" else 503)
+
+    async def _metrics(self, _request: Request) -> Response:
+        return Response(self.service.figures.prometheus(), media_type=PLAIN)
+
+    async def _models(self, _request: Request) -> Response:
+        cards = [self.service.model_card(each) for each in self.service.names]
+        return _json({"object": "list", "data": cards})
+
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        self._adapter_of(name)
+        return _json(self.service.model_card(name))
+
+    async def _answer(self, request: Request) -> Response:
+        check_stated_body(request)
+        ready = self._accepting()
+        body = await read_body(request)
+        answer = await self._parsed(ready, request.scope["path"], body)
         self.service.touch()
-        await RequestAnswers(ready, order).run(receive, send)
+        if not answer.is_streamed:
+            return Response(await unless_disconnected(request, answer.whole()), media_type=JSON)
+        error_event = partial(self._error_event, request.scope)
+        return await EventStream.begun(request, answer.events(), error_event)
+
+    async def _parsed(
+        self, ready: ServingModel | ForwardingModel, path: str, body: bytes
+    ) -> Answer:
+        """Return a request that is parsed and not yet sent to the engine."""
+        if isinstance(ready, ForwardingModel):
+            forwarded = ready.forwarded_request(path, body)
+            self._adapter_of(forwarded.model)
+            return forwarded
+        prepare = self._chat if path == CHAT else self._completion
+        return RequestAnswers(ready, await prepare(ready, body))
 
     async def _completion(self, ready: ServingModel, body: bytes) -> ParsedRequest:
         request = parse_completion(body)
@@ -612,19 +333,46 @@ class OpenAIServer:
         )
 
 
-async def _options(allow: str, _receive: Receive, send: Send) -> None:
-    """Answer which methods an address takes."""
-    headers = [(b"allow", allow.encode())]
-    await send({"type": "http.response.start", "status": 204, "headers": headers})
-    await send_part(send, b"", more=False)
-
-
-def _check_encoding(encoding: str) -> None:
-    """Check that a body is sent as it is.
+def check_stated_body(request: Request) -> None:
+    """Check what the headers say about a body, before it is read.
 
     Raises:
-        RequestError: it is compressed.
+        RequestError: the body is too large, or compressed.
     """
-    if encoding.strip().lower() not in {"", "identity"}:
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in {"", "identity"}:
         message = f"Content-Encoding {encoding[:40]!r} is not read here; send the body as it is."
         raise RequestError(415, message, code="unsupported_encoding")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > MAX_BODY_BYTES:
+        raise _too_large()
+
+
+async def read_body(request: Request) -> bytes:
+    """Return the whole request body.
+
+    Raises:
+        RequestError: the body is too large.
+        ClientDisconnect: the client disconnected while it sent the body.
+    """
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise _too_large()
+    return bytes(body)
+
+
+def _too_large() -> RequestError:
+    message = f"The body is larger than {MAX_BODY_BYTES} bytes."
+    return RequestError(413, message, code="body_too_large")
+
+
+def _json(
+    document: Document, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    return Response(json.dumps(document), status, headers, JSON)
+
+
+async def _nobody_reads(_request: Request, _fault: Exception) -> Response:
+    return Response(status_code=CLIENT_GONE)

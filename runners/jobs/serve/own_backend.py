@@ -18,7 +18,6 @@ from runners.jobs.loading import (
 )
 from runners.jobs.memory import PeakMeter, model_bytes, terms_held
 from runners.jobs.runtime import Job, job_telemetry, prepare_compiler
-from runners.jobs.serve.asgi import checked_token_ids
 from runners.jobs.serve.contract import (
     USUAL_TOKENS,
     GenerationRequest,
@@ -30,6 +29,7 @@ from runners.jobs.serve.contract import (
 from runners.jobs.serve.endpoint import PeakUsage, serve
 from runners.jobs.serve.engine import AnswerSequence, Engine
 from runners.jobs.serve.figures import EndpointMetrics
+from runners.jobs.serve.openai_requests import checked_token_ids
 from runners.jobs.serve.padded_decode import prepared_decode
 from runners.jobs.serve.paging import CHECK_TOKENS, PagedCache, check_paging, pages_for
 from runners.jobs.serve.text import RequestTokenizer

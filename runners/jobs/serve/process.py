@@ -11,7 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Protocol
 
-from runners.jobs.serve.contract import EngineProcessError, Limits
+from runners.jobs.serve.contract import (
+    EngineEndedError,
+    EngineProcessError,
+    Limits,
+    QueueFullError,
+)
 from runners.supervision.child import start_text_process
 
 LAST_LINES = 20
@@ -160,9 +165,26 @@ class ProcessEngine:
         self._life = process
 
     @property
+    def num_open(self) -> int:
+        """Return the number of answers that are running or queued."""
+        raise NotImplementedError
+
+    @property
     def is_idle(self) -> bool:
         """Return whether no request is running or queued."""
-        raise NotImplementedError
+        return not self.num_open
+
+    def admit(self, answers: int) -> None:
+        """Check that the engine or its queue has room for a request.
+
+        Raises:
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
+        """
+        if self.is_closed:
+            raise EngineEndedError
+        if self.num_open + answers > self.limits.max_concurrency + self.limits.queue_limit:
+            raise QueueFullError
 
     def wait_until_idle(self, timeout_seconds: float) -> bool:
         """Wait until no request is running or queued; return whether that happened in time."""

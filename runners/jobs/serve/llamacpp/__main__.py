@@ -21,7 +21,6 @@ from runners.jobs.runtime import (
     no_gpus,
     run_job,
 )
-from runners.jobs.serve.asgi import RequestError, checked_token_ids
 from runners.jobs.serve.contract import (
     GenerationRequest,
     Limits,
@@ -37,6 +36,7 @@ from runners.jobs.serve.llamacpp.writer import (
     LlamaEngine,
     write_adapter,
 )
+from runners.jobs.serve.openai_requests import RequestError, checked_token_ids, retry_after
 from runners.jobspec import ArtefactModel, FolderModel, ModelRef, ServeSpec
 
 TOKENS_SECONDS = 60.0  # tokenisation that takes longer counts as a hung engine
@@ -88,7 +88,7 @@ class LlamaServingModel:
             answer: Document = (await self._post(path, body)).json()
         except (httpx.HTTPError, ValueError):
             message = "The engine is not there at the moment; try again in a few seconds."
-            raise RequestError(503, message, code="loading", retry_after_seconds=5) from None
+            raise RequestError(503, message, code="loading", headers=retry_after(5)) from None
         return answer
 
     async def _post(self, path: str, body: Document) -> httpx.Response:

@@ -21,16 +21,15 @@ from runners.jobs.model_files import read_config
 from runners.jobs.runtime import BadInputError, num_threads
 from runners.jobs.serve.contract import (
     Choice,
-    EngineEndedError,
     EngineProcessError,
     FinishReason,
     GenerationRequest,
     Limits,
     Pending,
-    QueueFullError,
     StreamChunk,
     TokenLogprob,
 )
+from runners.jobs.serve.event_stream import read_events
 from runners.jobs.serve.figures import EndpointMetrics
 from runners.jobs.serve.process import OwnProcess, ProcessEngine
 from runners.jobspec.serve import NO_ADAPTER
@@ -225,7 +224,7 @@ class EngineProcess(OwnProcess):
 CONNECT_SECONDS = 10.0
 # One connection per request: kept-alive connections have been dropped between requests.
 CONNECTIONS = httpx.Limits(max_keepalive_connections=0)
-DATA = "data: "
+DATA = b"data: "
 
 
 class LlamaEngine(ProcessEngine):
@@ -249,9 +248,9 @@ class LlamaEngine(ProcessEngine):
         )
 
     @property
-    def is_idle(self) -> bool:
-        """Return whether no request is running or queued."""
-        return not self._tasks
+    def num_open(self) -> int:
+        """Return the number of answers that are running or queued."""
+        return len(self._tasks)
 
     @property
     def step_began_at(self) -> float | None:
@@ -265,11 +264,7 @@ class LlamaEngine(ProcessEngine):
             QueueFullError: the queue is full.
             EngineEndedError: the engine has failed or was stopped.
         """
-        if self.is_closed:
-            raise EngineEndedError
-        most = self.limits.max_concurrency + self.limits.queue_limit
-        if len(self._tasks) + len(requests) > most:
-            raise QueueFullError
+        self.admit(len(requests))
         answers = [Answer(request, texts=self.texts) for request in requests]
         for answer in answers:
             self._tasks[answer] = asyncio.ensure_future(self._write(answer))
@@ -313,9 +308,9 @@ class LlamaEngine(ProcessEngine):
         body = completion_body(request, has_adapters=self.process.has_adapters)
         async with self.client.stream("POST", "/completion", json=body) as response:
             response.raise_for_status()
-            async for line in response.aiter_lines():
-                if line.startswith(DATA):
-                    yield json.loads(line.removeprefix(DATA))
+            async for event in read_events(response.aiter_bytes()):
+                if event.startswith(DATA):
+                    yield json.loads(event.removeprefix(DATA))
 
     def _take(self, answer: Answer, event: Event) -> None:
         is_first = not answer.num_written

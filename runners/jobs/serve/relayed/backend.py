@@ -16,6 +16,7 @@ from runners.jobs.runtime import BadInputError, Job, job_telemetry
 from runners.jobs.serve.contract import USUAL_TOKENS, EngineProcessError, Limits, longest_request
 from runners.jobs.serve.endpoint import PeakUsage, serve
 from runners.jobs.serve.figures import EndpointMetrics
+from runners.jobs.serve.openai_requests import Document
 from runners.jobs.serve.relayed.process import (
     MODELS,
     Command,
@@ -29,7 +30,6 @@ from runners.jobs.serve.relayed.process import (
 )
 from runners.jobs.serve.relayed.relay import (
     PARAMS,
-    Document,
     Engines,
     RelayEngine,
     RelayServingModel,

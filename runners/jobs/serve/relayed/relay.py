@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, NamedTuple
@@ -11,26 +11,20 @@ from typing import Annotated, Any, Literal, NamedTuple
 import httpx
 from pydantic import BaseModel, Field
 
-from runners.jobs.serve.asgi import (
-    JSON,
+from runners.jobs.serve.contract import Limits, Pending
+from runners.jobs.serve.event_stream import read_events
+from runners.jobs.serve.figures import EndpointMetrics
+from runners.jobs.serve.openai_requests import (
+    ENGINE_ENDED,
     MAX_MESSAGES,
     BaseMessage,
     ChatFields,
     ClientFields,
-    ClientGoneError,
     CompletionRequest,
-    Receive,
+    Document,
     RequestError,
-    Send,
     parse_body,
-    send_bytes,
-    send_part,
-    start_stream,
-    wait_for_disconnect,
 )
-from runners.jobs.serve.contract import Limits, Pending
-from runners.jobs.serve.figures import EndpointMetrics
-from runners.jobs.serve.openai_server import ENGINE_ENDED, RETRY_SECONDS
 from runners.jobs.serve.process import ProcessEngine
 from runners.jobs.serve.relayed.process import (
     METRICS,
@@ -240,7 +234,6 @@ def num_answers(request: RelayedRequest) -> int:
 # lease after which a cache that was not fetched is freed.
 
 
-Document = dict[str, Any]
 PARAMS = "kv_transfer_params"
 KEPT_FOR_ANOTHER: Document = {
     "do_remote_decode": True,
@@ -300,7 +293,7 @@ def _limit(request: RelayedRequest) -> int | None:
 def prefill_body(document: Document) -> Document:
     """Return the body for the prefill engine: the same prompt, and one token."""
     own = {name: value for name, value in document.items() if name not in OF_THE_ANSWER}
-    if own.get("tool_choice") not in {None, "none", "auto"}:  # one token is no complete call
+    if own.get("tool_choice") not in (None, "none", "auto"):  # one token is no complete call
         own["tool_choice"] = "none"
     return own | {"max_tokens": 1, "stream": False, PARAMS: KEPT_FOR_ANOTHER}
 
@@ -360,47 +353,43 @@ class RelayEngine(ProcessEngine):
     ) -> None:
         super().__init__(engines, limits)
         self.engines = engines
-        self.open: dict[asyncio.Task[None], int] = {}  # number of answers per open request
+        self.open: dict[ProxiedRequest, int] = {}  # number of answers per open request
         self.signed_at = 0.0  # time of the last token, or of the first open request
         self._scraper = scraper
         self._is_ending = is_ending
 
     @property
-    def is_idle(self) -> bool:
-        """Return whether no request is open."""
-        return not self.open
+    def num_open(self) -> int:
+        """Return the number of answers that are running or queued."""
+        return sum(self.open.values())
 
     @property
     def step_began_at(self) -> float | None:
         """Return since when open requests have had no new token."""
         return self.signed_at if self.open else None
 
-    def admit(self, answers: int) -> None:
-        """Check that the engine or its queue has room for a request.
+    @contextmanager
+    def serving(self, request: "ProxiedRequest") -> Iterator[None]:
+        """Hold a place for a request and count how it ends.
 
         Raises:
-            RequestError: the queue is full, or the endpoint is ending.
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
         """
-        if self.is_closed:
-            raise RequestError(503, "The endpoint is ending.", code="draining")
-        if (
-            sum(self.open.values()) + answers
-            > self.limits.max_concurrency + self.limits.queue_limit
-        ):
-            message, wait = "Too many requests wait already; try again shortly.", RETRY_SECONDS
-            raise RequestError(429, message, code="queue_full", retry_after_seconds=wait)
-
-    def enter(self, task: asyncio.Task[None], answers: int) -> None:
-        """Register an open request."""
+        self.admit(request.answers)
         if not self.open:
             self.signed_at = time.perf_counter()
-        self.open[task] = answers
-
-    def leave(self, task: asyncio.Task[None]) -> None:
-        """Remove a request that has ended."""
-        with self.changed:
-            self.open.pop(task, None)
-            self.changed.notify_all()
+        self.open[request] = request.answers
+        try:
+            yield
+            request.count("requests")
+        except (asyncio.CancelledError, GeneratorExit):
+            request.count("cancelled")
+            raise
+        finally:
+            with self.changed:
+                del self.open[request]
+                self.changed.notify_all()
 
     def cancel(self, sequences: Sequence[Pending]) -> None:
         """Do nothing: the engine cancels a request when its connection closes."""
@@ -452,7 +441,6 @@ class ProxiedRequest:
         self.request = request
         self.answers = num_answers(request)
         self._path = path
-        self._began = 0.0
         self._engine = ready.engine
         self._figures = ready.figures
         self._engine_name = ready.served_name
@@ -462,72 +450,62 @@ class ProxiedRequest:
         """Return the model name in the request."""
         return self.request.model
 
-    async def run(self, receive: Receive, send: Send) -> None:
-        """Forward the request and stream the engine's response back.
+    @property
+    def is_streamed(self) -> bool:
+        """Return whether the client wants events."""
+        return bool(self.request.stream)
 
-        Raises:
-            RequestError: the queue is full, or the engine rejects the request or is down.
-            ClientGoneError: the client disconnected; the engine cancels with the connection.
-        """
-        self._engine.admit(self.answers)
-        self._began = time.perf_counter()
-        answering = asyncio.create_task(self._answer(send))
-        self._engine.enter(answering, self.answers)
-        disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
-        try:
-            await asyncio.wait((answering, disconnect), return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done():
-                self._count("cancelled")
-                raise ClientGoneError
-            answering.result()
-            self._count("requests")
-        finally:
-            disconnect.cancel()
-            answering.cancel()
-            await asyncio.wait((answering,))
-            self._engine.leave(answering)
-
-    def _count(self, name: str) -> None:
+    def count(self, name: str) -> None:
+        """Count its answers under the named outcome."""
         for _ in range(self.answers):
             self._figures.count(name)
 
-    async def _answer(self, send: Send) -> None:
+    async def whole(self) -> bytes:
+        """Return the engine's document; see ``Answer.whole``."""
+        async with self._forwarded() as answer:
+            return await answer.aread()
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """Yield the engine's events as they arrive; see ``Answer.events``."""
+        began = time.perf_counter()
+        is_first = self._engine.engines.is_split  # no single engine measures the TTFT
+        async with self._forwarded() as answer:
+            async for event in read_events(answer.aiter_bytes()):
+                self._engine.signed_at = now = time.perf_counter()
+                if is_first:
+                    self._figures.first_token(now - began, 0)
+                    is_first = False
+                yield event + b"\n\n"
+
+    @asynccontextmanager
+    async def _forwarded(self) -> AsyncIterator[httpx.Response]:
+        """Send the request to the engine; the connection ends with the block, and so the request.
+
+        Raises:
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
+            RequestError: the engine rejects the request or is down.
+        """
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
         document = self.request.model_dump(mode="json", exclude_unset=True)
         document["model"] = self._engine_name(self.model)
         engines, path = self._engine.engines, self._path
-        try:
-            async with (
-                httpx.AsyncClient(timeout=timeout, limits=CONNECTIONS, trust_env=False) as client,
-                decode_target(engines, client, path, self.request, document) as course,
-                client.stream(
-                    "POST",
-                    f"{course.engine.address}{path}",
-                    json=course.document,
-                    headers=course.engine.headers,
-                ) as answer,
-            ):
-                if not answer.is_success:
-                    raise refusal(answer.status_code, await answer.aread())
-                if self.request.stream:
-                    await self._stream(answer, send)
-                else:
-                    await send_bytes(send, answer.status_code, await answer.aread(), JSON)
-        except httpx.HTTPError:
-            raise RequestError(500, ENGINE_ENDED, code="engine_ended") from None
-
-    async def _stream(self, answer: httpx.Response, send: Send) -> None:
-        """Forward events as they arrive.
-
-        Raises:
-            httpx.HTTPError: the stream is interrupted.
-        """
-        await start_stream(send)
-        is_first = self._engine.engines.is_split  # no single engine measures the TTFT
-        async for part in answer.aiter_bytes():
-            self._engine.signed_at = now = time.perf_counter()
-            if is_first:
-                self._figures.first_token(now - self._began, 0)
-                is_first = False
-            await send_part(send, part)
-        await send_part(send, b"", more=False)
+        with self._engine.serving(self):
+            try:
+                async with (
+                    httpx.AsyncClient(
+                        timeout=timeout, limits=CONNECTIONS, trust_env=False
+                    ) as client,
+                    decode_target(engines, client, path, self.request, document) as course,
+                    client.stream(
+                        "POST",
+                        f"{course.engine.address}{path}",
+                        json=course.document,
+                        headers=course.engine.headers,
+                    ) as answer,
+                ):
+                    if not answer.is_success:
+                        raise refusal(answer.status_code, await answer.aread())
+                    yield answer
+            except httpx.HTTPError:
+                raise RequestError(500, ENGINE_ENDED, code="engine_ended") from None

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from runners.jobs.serve.asgi import RequestError, parse_chat, parse_completion
 from runners.jobs.serve.contract import Limits, Pending, StreamChunk
+from runners.jobs.serve.openai_requests import RequestError, parse_chat, parse_completion
 from runners.jobs.serve.openai_server import ErrorLog, OpenAIServer, ServiceState
 from runners.jobs.serve.relayed.relay import parse_request
 from runners.jobspec import ServeSpec
@@ -25,7 +25,10 @@ class Echo:
 
     def __init__(self, *chunks: StreamChunk) -> None:
         self.engine = SimpleNamespace(
-            limits=Limits(4, 4, 64, frozenset()), cancel=lambda _requests: None, is_idle=True
+            limits=Limits(4, 4, 64, frozenset()),
+            admit=lambda _answers: None,
+            cancel=lambda _requests: None,
+            is_idle=True,
         )
         self.chunks = chunks or (StreamChunk("hi", (), "stop", 1),)
         self.asked: list = []

@@ -1,7 +1,7 @@
-"""HTTP of the endpoint: ASGI messages, bodies, event streams, errors."""
+"""OpenAI's request format: fields, validation and error documents."""
 
 import json
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -14,16 +14,14 @@ from pydantic import (
     model_validator,
 )
 
-# ---------------------------------------------------------------------------
-# The OpenAI request format: fields, validation and error documents.
-# ---------------------------------------------------------------------------
-
+Document = dict[str, Any]
 
 MAX_CHOICES = 16
 MAX_STOPS = 4
 MAX_MESSAGES = 2000
 MAX_TOP_LOGPROBS = 20
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+ENGINE_ENDED = "The engine ended while it answered. See the job's page for the reason."
 # Values of unsupported fields that are accepted because they have no effect.
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "logit_bias": ({},),
@@ -62,15 +60,13 @@ class RequestError(Exception):
         *,
         param: str | None = None,
         code: str | None = None,
-        retry_after_seconds: int | None = None,
-        allow: str = "",  # the methods of an address, with status 405
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code
-        self.retry_after_seconds = retry_after_seconds
-        self.allow = allow
+        self.headers = headers
 
     @property
     def is_server_error(self) -> bool:
@@ -78,16 +74,7 @@ class RequestError(Exception):
         return self.status == HTTPStatus.INTERNAL_SERVER_ERROR
 
     @property
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the response headers that HTTP asks for with this status."""
-        wait = self.retry_after_seconds
-        headers = [] if wait is None else [(b"retry-after", str(wait).encode())]
-        if self.status == HTTPStatus.UNAUTHORIZED:
-            headers.append((b"www-authenticate", b"Bearer"))
-        return [*headers, (b"allow", self.allow.encode())] if self.allow else headers
-
-    @property
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Document:
         """Return the response body."""
         return {
             "error": {
@@ -101,6 +88,11 @@ class RequestError(Exception):
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error",
           503: "service_unavailable_error"}  # fmt: skip
+
+
+def retry_after(seconds: int) -> dict[str, str]:
+    """Return the headers that ask a client to come again."""
+    return {"Retry-After": str(seconds)}
 
 
 class ClientFields(BaseModel):
@@ -371,111 +363,3 @@ def _path(details: Mapping[str, Any], document: object) -> list[str]:
             continue
         path.append(str(part))
     return path
-
-
-# ---------------------------------------------------------------------------
-# Minimal HTTP over ASGI: read bodies; send JSON, errors and server-sent events.
-# ---------------------------------------------------------------------------
-
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Document = dict[str, Any]
-
-MAX_BODY_BYTES = 4 * 1024**2
-JSON = b"application/json"
-EVENT_STREAM = (b"content-type", b"text/event-stream")
-# The last one asks a proxy such as nginx not to hold events back until it has many.
-STREAM_HEADERS = (EVENT_STREAM, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
-
-
-class ClientGoneError(Exception):
-    """The client closed the connection before its answer was complete."""
-
-
-class Response:
-    """A response, and how much of it is sent; one to HEAD goes without its body."""
-
-    def __init__(self, send: Send, *, has_body: bool) -> None:
-        self._send = send
-        self._has_body = has_body
-        self.has_started = False
-        self.is_stream = False
-
-    async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Send an ASGI message."""
-        if message["type"] == "http.response.start":
-            self.has_started = True
-            self.is_stream = EVENT_STREAM in message["headers"]
-        elif not self._has_body:
-            message = {**message, "body": b""}
-        await self._send(message)
-
-    async def end_with(self, error: RequestError) -> None:
-        """Send an error document, or where a stream has begun, end it with an error event."""
-        if not self.has_started:
-            body = json.dumps(error.document).encode()
-            await send_bytes(self.send, error.status, body, JSON, error.headers)
-        elif self.is_stream:
-            await send_part(self.send, server_sent_event(error.document), more=False)
-
-
-async def read_body(receive: Receive) -> bytes:
-    """Return the whole request body.
-
-    Raises:
-        RequestError: the body is too large.
-        ClientGoneError: the client disconnected while it sent the body.
-    """
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > MAX_BODY_BYTES:
-            limit = f"The body is larger than {MAX_BODY_BYTES} bytes."
-            raise RequestError(413, limit, code="body_too_large")
-        if not message.get("more_body"):
-            return b"".join(parts)
-
-
-async def wait_for_disconnect(receive: Receive) -> None:
-    """Wait until the client disconnects."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def server_sent_event(document: Document) -> bytes:
-    """Return a document as one server-sent event."""
-    return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
-
-
-async def send_part(send: Send, body: bytes, *, more: bool = True) -> None:
-    """Send a part of a response body."""
-    await send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-async def start_stream(send: Send) -> None:
-    """Begin a response of server-sent events."""
-    await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
-
-
-async def send_json(send: Send, status: int, document: Document) -> None:
-    """Send a JSON response."""
-    await send_bytes(send, status, json.dumps(document).encode(), JSON)
-
-
-async def send_bytes(
-    send: Send,
-    status: int,
-    body: bytes,
-    kind: bytes,
-    more: Sequence[tuple[bytes, bytes]] = (),
-) -> None:
-    """Send a complete response."""
-    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *more]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send_part(send, body, more=False)

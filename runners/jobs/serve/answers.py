@@ -1,0 +1,316 @@
+"""One request to Slipway's own engine or llama.cpp: its chunks, and its OpenAI response."""
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from runners.jobs.serve.contract import (
+    UNFINISHED,
+    FinishReason,
+    GenerationRequest,
+    Sampling,
+    ServingModel,
+    StreamChunk,
+    TokenLogprob,
+)
+from runners.jobs.serve.event_stream import server_sent_event
+from runners.jobs.serve.openai_requests import ENGINE_ENDED, Document, RequestBody, RequestError
+from runners.jobspec.serve import NO_ADAPTER
+
+# OpenAI response documents: whole answers, stream chunks and logprobs of both APIs.
+
+
+@dataclass
+class AccumulatedAnswer:
+    """The text, logprobs and token count of one answer so far."""
+
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    output_tokens: int = 0
+
+    def add(self, chunk: StreamChunk) -> None:
+        """Append a chunk."""
+        self.text += chunk.text
+        self.logprobs += chunk.logprobs
+        self.finish_reason = chunk.finish_reason
+        self.output_tokens = max(self.output_tokens, chunk.output_tokens)
+
+
+def usage(prompt_tokens: int, output_tokens: int) -> Document:
+    """Return the token counts of a request."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": prompt_tokens + output_tokens,
+    }
+
+
+class ResponseFormat:
+    """The response format of one API: documents, chunks and logprobs."""
+
+    prefix = ""
+    whole = ""
+    chunk = ""
+
+    def __init__(
+        self, model: str, token_text: Callable[[int], str], *, has_logprobs: bool
+    ) -> None:
+        self.model = model
+        self.token_text = token_text
+        self.has_logprobs = has_logprobs
+        self._id = f"{self.prefix}-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+
+    def document(self, written: Sequence[AccumulatedAnswer], used: Document) -> Document:
+        """Return the document of complete answers."""
+        choices = [
+            self._choice(index, self._message(each.text), each)
+            for index, each in enumerate(written)
+        ]
+        return {**self._head(self.whole), "choices": choices, "usage": used}
+
+    def opening_chunk(self, _index: int) -> Document | None:
+        """Return the chunk before the first text, if the API has one."""
+        return None
+
+    def part(self, index: int, chunk: StreamChunk) -> Document:
+        """Return the document of a stream chunk."""
+        choice = self._choice(index, self._delta(chunk.text), chunk)
+        return {**self._head(self.chunk), "choices": [choice]}
+
+    def usage_chunk(self, used: Document) -> Document:
+        """Return the chunk with the token counts."""
+        return {**self._head(self.chunk), "choices": [], "usage": used}
+
+    def _head(self, kind: str) -> Document:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self.model}
+
+    def _choice(
+        self, index: int, text: Document, written: AccumulatedAnswer | StreamChunk
+    ) -> Document:
+        logprobs = self._logprobs(written.logprobs) if self.has_logprobs else None
+        ending = {"logprobs": logprobs, "finish_reason": written.finish_reason}
+        return {"index": index, **text, **ending}
+
+    def _message(self, text: str) -> Document:
+        """Return a whole text as this API has it."""
+        raise NotImplementedError
+
+    def _delta(self, text: str) -> Document:
+        """Return a text's next part as this API has it."""
+        raise NotImplementedError
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Document:
+        raise NotImplementedError
+
+
+class CompletionFormat(ResponseFormat):
+    """``/v1/completions``: plain text after a prompt."""
+
+    prefix = "cmpl"
+    whole = chunk = "text_completion"
+
+    def _message(self, text: str) -> Document:
+        return {"text": text}
+
+    _delta = _message
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Document:
+        return {
+            "tokens": [self.token_text(each.choice.token) for each in logprobs],
+            "token_logprobs": [each.choice.logprob for each in logprobs],
+            "top_logprobs": [
+                {self.token_text(token): logprob for token, logprob in each.choice.top}
+                for each in logprobs
+            ],
+            "text_offset": [each.at for each in logprobs],
+        }
+
+
+class ChatFormat(ResponseFormat):
+    """``/v1/chat/completions``."""
+
+    prefix = "chatcmpl"
+    whole = "chat.completion"
+    chunk = "chat.completion.chunk"
+
+    def opening_chunk(self, index: int) -> Document | None:
+        """Return the chunk that states the assistant's role."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {**self._head(self.chunk), "choices": [choice]}
+
+    def _message(self, text: str) -> Document:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def _delta(self, text: str) -> Document:
+        return {"delta": {"content": text} if text else {}}
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Document:
+        content = [
+            {
+                **self._token_document(each.choice.token, each.choice.logprob),
+                "top_logprobs": [self._token_document(*pair) for pair in each.choice.top],
+            }
+            for each in logprobs
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token_document(self, token: int, logprob: float | None) -> Document:
+        text = self.token_text(token)
+        utf8_bytes = None if UNFINISHED in text else list(text.encode())
+        return {"token": text, "logprob": logprob, "bytes": utf8_bytes}
+
+
+STREAM_END = b"data: [DONE]\n\n"
+Prompts = Sequence[Sequence[int]]
+
+
+class CommonFields(NamedTuple):
+    """The fields that both APIs have under different names."""
+
+    max_tokens: int | None
+    top_logprobs: int | None
+    param: str  # name of the request field with the prompts
+    adapter: int = NO_ADAPTER
+
+
+class ParsedRequest:
+    """A parsed request: its prompts as token ids, and how it is answered."""
+
+    def __init__(
+        self, body: RequestBody, prompts: Prompts, form: ResponseFormat, fields: CommonFields
+    ) -> None:
+        self.body = body
+        self.prompts = prompts
+        self.form = form
+        self.max_tokens, self.top_logprobs, self.param, self.adapter = fields
+
+    def sampling(self, prompt: Sequence[int], choice: int, max_length: int) -> Sampling:
+        """Return the sampling parameters of one choice.
+
+        Raises:
+            RequestError: prompt and answer exceed the context length.
+        """
+        room = max_length - len(prompt)
+        max_tokens = self.max_tokens if self.max_tokens is not None else max(1, room)
+        if not prompt:
+            raise RequestError(400, f"{self.param} holds no token", param=self.param)
+        if max_tokens > room:
+            message = (
+                f"This model's maximum context length is {max_length} tokens. However, you "
+                f"requested {len(prompt) + max_tokens} tokens ({len(prompt)} in the {self.param}, "
+                f"{max_tokens} in the completion). Please reduce the length of either."
+            )
+            raise RequestError(400, message, param=self.param, code="context_length_exceeded")
+        body = self.body
+        return Sampling(
+            max_tokens,
+            1.0 if body.temperature is None else body.temperature,
+            1.0 if body.top_p is None else body.top_p,
+            None if body.seed is None else body.seed + choice,
+            body.stops,
+            self.top_logprobs,
+            body.ignore_eos,
+            max(0, body.top_k or 0),
+            body.min_p or 0.0,
+            body.repetition_penalty or 1.0,
+            body.presence_penalty or 0.0,
+            body.frequency_penalty or 0.0,
+        )
+
+
+class RequestAnswers:
+    """The answers of one request, until they are complete or the client disconnects."""
+
+    def __init__(self, ready: ServingModel, order: ParsedRequest) -> None:
+        self.ready = ready
+        self.order = order
+        self.pieces: asyncio.Queue[tuple[int, StreamChunk]] = asyncio.Queue()
+        self.requests = self._generation_requests()
+        self.written = [AccumulatedAnswer() for _ in self.requests]
+
+    @property
+    def model(self) -> str:
+        """Return the model name in the request."""
+        return self.order.body.model
+
+    @property
+    def is_streamed(self) -> bool:
+        """Return whether the client wants events."""
+        return bool(self.order.body.stream)
+
+    def _generation_requests(self) -> list[GenerationRequest]:
+        loop = asyncio.get_running_loop()
+        order, longest = self.order, self.ready.engine.limits.max_length
+        requests: list[GenerationRequest] = []
+        for prompt in order.prompts:
+            for choice in range(order.body.num_choices):
+                deliver = partial(self._deliver, loop, len(requests))
+                sampling = order.sampling(prompt, choice, longest)
+                requests.append(GenerationRequest(prompt, sampling, deliver, order.adapter))
+        return requests
+
+    def _deliver(self, loop: asyncio.AbstractEventLoop, index: int, chunk: StreamChunk) -> None:
+        with suppress(RuntimeError):  # the event loop has closed meanwhile
+            loop.call_soon_threadsafe(self.pieces.put_nowait, (index, chunk))
+
+    async def whole(self) -> bytes:
+        """Return the document of the complete answers; see ``Answer.whole``."""
+        with self._submitted():
+            async for _ in self._chunks():
+                pass
+        return json.dumps(self.order.form.document(self.written, self._used())).encode()
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """Yield the answers' events, then the token counts if wanted; see ``Answer.events``."""
+        form = self.order.form
+        with self._submitted():
+            for index in range(len(self.requests)):
+                if opening := form.opening_chunk(index):
+                    yield self._event(opening)
+            async for index, chunk in self._chunks():
+                yield self._event(form.part(index, chunk))
+        if self.order.body.wants_usage:
+            yield server_sent_event(form.usage_chunk(self._used()))
+        yield STREAM_END
+
+    @contextmanager
+    def _submitted(self) -> Iterator[None]:
+        """Queue the answers; cancel those that are not complete at the end of the block."""
+        replies = self.ready.submit(self.requests)
+        try:
+            yield
+        finally:
+            self.ready.engine.cancel(
+                [
+                    reply
+                    for reply, written in zip(replies, self.written, strict=True)
+                    if written.finish_reason is None
+                ]
+            )
+
+    async def _chunks(self) -> AsyncIterator[tuple[int, StreamChunk]]:
+        while any(each.finish_reason is None for each in self.written):
+            index, chunk = await self.pieces.get()
+            self.written[index].add(chunk)
+            if chunk.finish_reason == "error":
+                raise RequestError(500, ENGINE_ENDED, code="engine_ended")
+            yield index, chunk
+
+    def _event(self, chunk: Document) -> bytes:
+        body = self.order.body
+        if body.wants_usage:
+            chunk = {**chunk, "usage": self._used() if body.wants_continuous_usage else None}
+        return server_sent_event(chunk)
+
+    def _used(self) -> Document:
+        written = sum(each.output_tokens for each in self.written)
+        return usage(sum(map(len, self.order.prompts)), written)
