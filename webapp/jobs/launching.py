@@ -28,6 +28,7 @@ from runners.jobspec import (
     ServeSpec,
     TrainSpec,
 )
+from runners.jobspec.request_options import refusal_lines
 from runners.jobspec.serve import ON_GPUS, EngineName
 from runners.launchers.launch import ENGINES
 from webapp.core.problems import InvalidProblem, Problem
@@ -503,6 +504,7 @@ def _only_endpoint_note(plan: Plan) -> dict[str, Any]:
         "can_serve": "yes",
         "host": launch.place,
         "engines": [(engine, ENGINES[engine].words) for engine in launches],
+        "refusals": refusal_lines(launches),
         "can_reuse": "yes",
         "drafts": drafts_for(launch.host, launch.spec.model, draft_shape(plan)),
     }
@@ -523,7 +525,8 @@ def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, Any]:
     if any(name in ON_GPUS for name, _words in engines):
         drafts = drafts_for(launch.host, launch.spec.model, draft_shape(plan))
         points |= {"drafts": drafts, "can_reuse": "yes"}
-    serving = {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes", "engines": engines}
+    serving: dict[str, Any] = {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes"}
+    serving |= {"engines": engines, "refusals": refusal_lines(name for name, _words in engines)}
     return points | adapters | serving
 
 

@@ -20,7 +20,13 @@ from runners.jobs.serve.contract import (
     TokenLogprob,
 )
 from runners.jobs.serve.event_stream import server_sent_event
-from runners.jobs.serve.openai_requests import ENGINE_ENDED, Document, RequestBody, RequestError
+from runners.jobs.serve.openai_requests import (
+    ENGINE_ENDED,
+    Document,
+    RequestBody,
+    RequestError,
+    checked_token_ids,
+)
 from runners.jobspec.serve import NO_ADAPTER
 
 # OpenAI response documents: whole answers, stream chunks and logprobs of both APIs.
@@ -224,6 +230,7 @@ class ParsedRequest:
             body.repetition_penalty or 1.0,
             body.presence_penalty or 0.0,
             body.frequency_penalty or 0.0,
+            tuple((body.logit_bias or {}).items()),
         )
 
 
@@ -251,6 +258,7 @@ class RequestAnswers:
         loop = asyncio.get_running_loop()
         order, longest = self.order, self.ready.engine.limits.max_length
         requests: list[GenerationRequest] = []
+        checked_token_ids(order.body.logit_bias or (), self.ready.vocabulary, "logit_bias")
         for prompt in order.prompts:
             for choice in range(order.body.num_choices):
                 deliver = partial(self._deliver, loop, len(requests))

@@ -42,6 +42,7 @@ class Sampling:
     repetition_penalty: float = 1.0  # divides the logits of the prompt's and answer's tokens
     presence_penalty: float = 0.0  # less for each token that the answer has
     frequency_penalty: float = 0.0  # less for each time that the answer has it
+    logit_bias: tuple[tuple[int, float], ...] = ()  # added to a token's logit
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,10 @@ class ServingModel(Protocol):
     @property
     def engine(self) -> GenerationEngine:
         """Return the engine."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Return the number of token ids."""
 
     async def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         """Return a prompt's token ids; ids sent by the client are validated.

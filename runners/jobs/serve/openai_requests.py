@@ -1,7 +1,7 @@
 """OpenAI's request format: fields, validation and error documents."""
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -14,6 +14,9 @@ from pydantic import (
     model_validator,
 )
 
+from runners.jobspec.request_options import refusal_text, refused_options
+from runners.jobspec.serve import EngineName
+
 Document = dict[str, Any]
 
 MAX_CHOICES = 16
@@ -22,20 +25,6 @@ MAX_MESSAGES = 2000
 MAX_TOP_LOGPROBS = 20
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 ENGINE_ENDED = "The engine ended while it answered. See the job's page for the reason."
-# Values of unsupported fields that are accepted because they have no effect.
-NEUTRAL: dict[str, tuple[object, ...]] = {
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "modalities": (["text"],),
-    "echo": (False,),
-    "suffix": ("",),
-    "best_of": (1,),
-}
 # Fields about the caller or for a service around the model: accepted and ignored.
 IGNORED = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -43,6 +32,7 @@ IGNORED = (
 )  # fmt: skip
 
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -135,6 +125,7 @@ class RequestBody(ClientFields):
     repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+    logit_bias: dict[Annotated[int, Field(ge=0)], Bias] | None = None  # by token id
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     ignore_eos: bool = False  # as in vLLM: generate max_tokens tokens
@@ -255,57 +246,73 @@ class ChatRequest(ChatFields):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
-def checked_token_ids(prompt: Sequence[int], vocabulary: int) -> list[int]:
-    """Return a prompt of token ids, checked against the vocabulary size.
+def checked_token_ids(ids: Iterable[int], vocabulary: int, param: str = "prompt") -> list[int]:
+    """Return token ids of a field, checked against the vocabulary size.
 
     Raises:
         RequestError: a token id is outside the vocabulary.
     """
-    if max(prompt, default=0) >= vocabulary:
-        message = f"prompt holds token {max(prompt)}; the model has {vocabulary}"
-        raise RequestError(400, message, param="prompt")
-    return list(prompt)
+    found = list(ids)
+    if max(found, default=0) >= vocabulary:
+        message = f"{param} holds token {max(found)}; the model has {vocabulary}"
+        raise RequestError(400, message, param=param)
+    return found
 
 
 OneAsked = TypeVar("OneAsked", bound=RequestBody)
+OneParsed = TypeVar("OneParsed", bound=ClientFields)
 
 
-def parse_completion(body: bytes) -> CompletionRequest:
+def parse_completion(body: bytes, engine: EngineName) -> CompletionRequest:
+    """Return the parsed request.
+
+    Raises:
+        RequestError: a field is invalid, or not supported by the engine; the error names it.
+    """
+    return parse_body(CompletionRequest.model_validate, body, engine)
+
+
+def parse_chat(body: bytes, engine: EngineName) -> ChatRequest:
+    """Return the parsed request.
+
+    Raises:
+        RequestError: a field is invalid, or not supported by the engine; the error names it.
+    """
+    return parse_body(ChatRequest.checked, body, engine)
+
+
+def parse_body(check: Callable[[Document], OneAsked], body: bytes, engine: EngineName) -> OneAsked:
+    """Return the parsed request; fields that ask nothing of the engine are left out.
+
+    Raises:
+        RequestError: a field is invalid, or not supported by the engine; the error names it.
+    """
+    document, refused = read_document(body), refused_options(engine)
+    for name, option in refused.items():
+        if not is_neutral(document.get(name), option.neutral):
+            raise unsupported(name, refusal_text(name, engine))
+    dropped = {*refused, *IGNORED}
+    return checked(check, {name: each for name, each in document.items() if name not in dropped})
+
+
+def checked(check: Callable[[Document], OneParsed], document: Document) -> OneParsed:
     """Return the parsed request.
 
     Raises:
         RequestError: a field is invalid; the error names it.
     """
-    return parse_body(CompletionRequest.model_validate, body)
-
-
-def parse_chat(body: bytes) -> ChatRequest:
-    """Return the parsed request.
-
-    Raises:
-        RequestError: a field is invalid; the error names it.
-    """
-    return parse_body(ChatRequest.checked, body)
-
-
-def parse_body(
-    check: Callable[[dict[str, Any]], OneAsked],
-    body: bytes,
-    understood: Collection[str] = (),
-) -> OneAsked:
-    """Return the parsed request; ``understood``: fields exempt from the ``NEUTRAL`` check.
-
-    Raises:
-        RequestError: a field is invalid; the error names it.
-    """
-    document = _document(body, understood)
     try:
         return check(document)
     except ValidationError as error:
         raise _field_error(error, document) from None
 
 
-def _document(body: bytes, understood: Collection[str]) -> dict[str, Any]:
+def read_document(body: bytes) -> Document:
+    """Return the JSON object of a body.
+
+    Raises:
+        RequestError: it is none.
+    """
     try:
         document = json.loads(body, parse_constant=_refuse_constant)
         if b"\\ud" in body.lower():  # half of a surrogate pair is no text, and cannot be sent on
@@ -315,16 +322,19 @@ def _document(body: bytes, understood: Collection[str]) -> dict[str, Any]:
         raise RequestError(400, message, code="invalid_json") from None
     if not isinstance(document, dict):
         raise RequestError(400, "The body is not a JSON object.", code="invalid_json")
-    unsupported = {name: values for name, values in NEUTRAL.items() if name not in understood}
-    for name, neutral in unsupported.items():
-        value = document.get(name)
-        if isinstance(value, dict):
-            value = {key: each for key, each in value.items() if each is not None}
-        if value is not None and value not in neutral:
-            message = f"{name} is not supported by this endpoint; leave it out"
-            raise RequestError(400, message, param=name, code="unsupported_parameter")
-    dropped = {*unsupported, *IGNORED}
-    return {name: value for name, value in document.items() if name not in dropped}
+    return document
+
+
+def is_neutral(value: object, neutral: Sequence[object]) -> bool:
+    """Return whether a field's value asks for nothing: null, or one of the neutral values."""
+    if isinstance(value, dict):
+        value = {key: each for key, each in value.items() if each is not None}
+    return value is None or value in neutral
+
+
+def unsupported(name: str, message: str) -> RequestError:
+    """Return the error of a field that is understood and not supported."""
+    return RequestError(400, message, param=name, code="unsupported_parameter")
 
 
 def _refuse_constant(name: str) -> None:

@@ -151,8 +151,10 @@ class OpenAIServer(Starlette):
                 Route("/metrics", self._guarded(self._metrics), methods=["GET"]),
                 Route("/v1/models", self._guarded(self._models), methods=["GET"]),
                 Route("/v1/models/{name:path}", self._guarded(self._model), methods=["GET"]),
-                Route(COMPLETIONS, self._guarded(self._answer), methods=["POST"]),
-                Route(CHAT, self._guarded(self._answer), methods=["POST"]),
+                *(
+                    Route(path, self._guarded(self._answer), methods=["POST"])
+                    for path in (COMPLETIONS, CHAT)
+                ),
             ],
             exception_handlers={**refused, ClientDisconnect: _nobody_reads},
             # Around Starlette's own, which would answer an unforeseen error and raise it again.
@@ -306,7 +308,7 @@ class OpenAIServer(Starlette):
         return RequestAnswers(ready, await prepare(ready, body))
 
     async def _completion(self, ready: ServingModel, body: bytes) -> ParsedRequest:
-        request = parse_completion(body)
+        request = parse_completion(body, self.service.spec.engine)
         adapter = self._adapter_of(request.model)
         prompts = [await ready.prompt_ids(each) for each in request.prompts]
         form = CompletionFormat(
@@ -318,7 +320,7 @@ class OpenAIServer(Starlette):
         )
 
     async def _chat(self, ready: ServingModel, body: bytes) -> ParsedRequest:
-        request = parse_chat(body)
+        request = parse_chat(body, self.service.spec.engine)
         adapter = self._adapter_of(request.model)
         try:
             prompt = await ready.chat_ids([each.plain for each in request.messages])

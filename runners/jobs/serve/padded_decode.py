@@ -47,6 +47,7 @@ class Sampler:
             sampling.repetition_penalty != 1.0
             or sampling.presence_penalty != 0.0
             or sampling.frequency_penalty != 0.0
+            or bool(sampling.logit_bias)
         )
         self._generator = np.random.default_rng(
             None if sampling.seed is None else sampling.seed % 2**63
@@ -81,7 +82,7 @@ class SamplingFilters(NamedTuple):
 def choose(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[Choice]:
     """Choose a token for each row of logits [rows, vocabulary]; one copy to the host."""
     requests = [each.sampling for each in samplers]
-    penalised = _penalised(logits, samplers)
+    penalised = _penalised(_biased(logits, requests), samplers)
     ids = penalised.argmax(dim=-1)
     if any(each.temperature for each in requests):
         draws = torch.tensor([each.draw() for each in samplers], dtype=torch.float64)
@@ -101,6 +102,17 @@ def _column(
 ) -> torch.Tensor:
     """Return one value per row, [rows, 1]."""
     return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)[:, None]
+
+
+def _biased(logits: torch.Tensor, requests: Sequence[Sampling]) -> torch.Tensor:
+    """Return the logits plus the biases of the few tokens that have one."""
+    entries = [(row, *each) for row, own in enumerate(requests) for each in own.logit_bias]
+    if not entries:
+        return logits
+    rows, tokens, biases = (
+        torch.tensor(each).to(logits.device) for each in zip(*entries, strict=True)
+    )
+    return logits.index_put((rows, tokens), biases.to(logits.dtype), accumulate=True)
 
 
 def _penalised(logits: torch.Tensor, samplers: Sequence[Sampler]) -> torch.Tensor:

@@ -54,7 +54,7 @@ class LlamaServingModel:
 
     def __init__(self, engine: LlamaEngine, vocabulary: int, *, has_template: bool) -> None:
         self.engine = engine
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._has_template = has_template
 
     async def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
@@ -65,7 +65,7 @@ class LlamaServingModel:
         """
         if isinstance(prompt, str):
             return await self._tokens(prompt, is_plain=True)
-        return checked_token_ids(prompt, self._vocabulary)
+        return checked_token_ids(prompt, self.vocabulary)
 
     async def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Return the tokens of a conversation, by the chat template or as plain lines.

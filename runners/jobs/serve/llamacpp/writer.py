@@ -66,6 +66,7 @@ def completion_body(request: GenerationRequest, *, has_adapters: bool) -> dict[s
         "repeat_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
+        "logit_bias": [list(each) for each in sampling.logit_bias],
         "n_probs": 0 if sampling.top_logprobs is None else max(1, sampling.top_logprobs),
     }
     if has_adapters:

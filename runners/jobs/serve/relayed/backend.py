@@ -216,7 +216,7 @@ class RelayBackend:
         scraper = Scraper(names, figures, (engines.page() or "") if engines.is_split else "")
         writer = RelayEngine(engines, limits, scraper, job.stop_requested.is_set)
         return RelayServingModel(
-            writer, figures, lambda name: engine_adapter.served_name(spec, name)
+            writer, figures, spec.engine, lambda name: engine_adapter.served_name(spec, name)
         )
 
     def _started(self, spec: ServeSpec, placed: ModelPaths) -> Engines:

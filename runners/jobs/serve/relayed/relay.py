@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import httpx
 from pydantic import BaseModel, Field
@@ -24,6 +24,7 @@ from runners.jobs.serve.openai_requests import (
     Document,
     RequestError,
     parse_body,
+    unsupported,
 )
 from runners.jobs.serve.process import ProcessEngine
 from runners.jobs.serve.relayed.process import (
@@ -34,6 +35,7 @@ from runners.jobs.serve.relayed.process import (
     TokenCounts,
     merged_metrics,
 )
+from runners.jobspec.serve import EngineName
 
 # The engines of one endpoint life: a single one, or several for prefill and for decode.
 
@@ -157,8 +159,8 @@ def refusal(status: int, body: bytes) -> RequestError:
 
 # Request fields for engines with their own OpenAI API.
 #
-# They accept more than Slipway's own engine: tools, JSON formats, ``logit_bias``. Fields that are
-# not listed are rejected by name: some are only for a service in front of the engine, such as
+# They accept more than Slipway's own engine, such as tools and JSON formats. Fields that are not
+# listed are rejected by name: some are only for a service in front of the engine, such as
 # vLLM's ``kv_transfer_params``, which names hosts to fetch from.
 
 
@@ -169,7 +171,6 @@ MAX_TOOLS = 128
 class Sampling(BaseModel):
     """Sampling fields in addition to those of every endpoint."""
 
-    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = None
     response_format: Object | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=64)] | None = None
@@ -203,19 +204,31 @@ class RelayedChat(ChatFields, Sampling):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateSettings | None = None
 
+    @classmethod
+    def checked(cls, document: Document) -> Self:
+        """Return the validated request; a call that the model may choose needs a parser."""
+        request = super().checked(document)
+        if request.tools and request.tool_choice in (None, "auto"):
+            raise unsupported(
+                "tool_choice",
+                "tool_choice auto needs a parser of the model's calls, which this endpoint does "
+                "not have; set tool_choice to required, to a named function, or to none",
+            )
+        return request
+
 
 RelayedRequest = RelayedCompletion | RelayedChat
 
 
-def parse_request(path: str, body: bytes) -> RelayedRequest:
+def parse_request(path: str, body: bytes, engine: EngineName) -> RelayedRequest:
     """Return the parsed request.
 
     Raises:
-        RequestError: a field is invalid; the error names it.
+        RequestError: a field is invalid, or not supported by the engine; the error names it.
     """
     if path.endswith("/chat/completions"):
-        return parse_body(RelayedChat.checked, body, RelayedChat.model_fields)
-    return parse_body(RelayedCompletion.model_validate, body, RelayedCompletion.model_fields)
+        return parse_body(RelayedChat.checked, body, engine)
+    return parse_body(RelayedCompletion.model_validate, body, engine)
 
 
 def num_answers(request: RelayedRequest) -> int:
@@ -419,11 +432,16 @@ class RelayServingModel:
     """A loaded model whose engine has its own OpenAI API."""
 
     def __init__(
-        self, engine: RelayEngine, figures: EndpointMetrics, called: Callable[[str], str]
+        self,
+        engine: RelayEngine,
+        figures: EndpointMetrics,
+        engine_name: EngineName,
+        called: Callable[[str], str],
     ) -> None:
         self.engine = engine
         self.figures = figures
         self.served_name = called  # maps the name in a request to the engine's name
+        self._engine_name = engine_name
 
     def forwarded_request(self, path: str, body: bytes) -> "ProxiedRequest":
         """Return the parsed request.
@@ -431,7 +449,7 @@ class RelayServingModel:
         Raises:
             RequestError: a field is invalid; the error names it.
         """
-        return ProxiedRequest(self, path, parse_request(path, body))
+        return ProxiedRequest(self, path, parse_request(path, body, self._engine_name))
 
 
 class ProxiedRequest:

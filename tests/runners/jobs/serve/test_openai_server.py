@@ -16,12 +16,15 @@ from runners.jobspec.serve import key_hash
 from tests.runners.jobs.serve.test_endpoint_job import RANDOM
 
 CHAT, MODELS = "/v1/chat/completions", "/v1/models"
+OWN = "slipway"
 ASKED = {"model": "model", "messages": [{"role": "user", "content": "hi"}]}
 NULLS = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "tool_calls"))
 
 
 class Echo:
     """A model whose every answer is ``hi``, or the chunks that a test gives it."""
+
+    vocabulary = 100
 
     def __init__(self, *chunks: StreamChunk) -> None:
         self.engine = SimpleNamespace(
@@ -81,12 +84,14 @@ def user(content) -> dict:
 
 def own(body: bytes) -> list[dict[str, str]]:
     """Return the messages as our own engine's chat template sees them."""
-    return [each.plain for each in parse_chat(body).messages]
+    return [each.plain for each in parse_chat(body, OWN).messages]
 
 
 def relayed(body: bytes) -> list[dict]:
     """Return the messages as an engine with its own API is sent them."""
-    return parse_request(CHAT, body).model_dump(mode="json", exclude_unset=True)["messages"]
+    return parse_request(CHAT, body, "vllm").model_dump(mode="json", exclude_unset=True)[
+        "messages"
+    ]
 
 
 def test_an_answer_comes_back_as_history_and_null_changes_nothing():
@@ -130,14 +135,16 @@ def test_a_null_field_of_a_request_is_as_if_it_was_left_out():
         {"response_format": {"type": "text", "json_schema": None}},
     ):
         body = json.dumps({"model": "model", "prompt": "a", **fields}).encode()
-        plain = parse_completion(b'{"model": "model", "prompt": "a"}')
-        found = parse_completion(body)
+        plain = parse_completion(b'{"model": "model", "prompt": "a"}', OWN)
+        found = parse_completion(body, OWN)
         assert found.model_copy(update={"stream_options": None}) == plain, fields
         assert not found.wants_usage, fields
-        assert parse_chat(chat(user("a"), **fields)), fields
+        assert parse_chat(chat(user("a"), **fields), OWN), fields
 
     schema = {"type": "json_schema", "json_schema": {"schema": {"default": None}}, "strict": None}
-    request = parse_request(CHAT, chat(user("a"), response_format=schema, tool_choice=None))
+    request = parse_request(
+        CHAT, chat(user("a"), response_format=schema, tool_choice=None), "vllm"
+    )
     document = request.model_dump(mode="json", exclude_unset=True)
     assert document["response_format"] == schema  # of the engine's making: not touched
     assert "tool_choice" not in document
@@ -160,14 +167,14 @@ def test_what_is_refused_is_named_by_the_field_that_was_sent():
         ([], "messages: list should have at least 1 item"),
     ):  # fmt: skip
         with pytest.raises(RequestError) as caught:
-            parse_chat(chat(*messages))
+            parse_chat(chat(*messages), OWN)
         assert named in str(caught.value), named
         assert caught.value.param == "messages"
 
     with pytest.raises(RequestError, match="prompt: list should have at least 1 item"):
-        parse_completion(b'{"model": "model", "prompt": []}')
+        parse_completion(b'{"model": "model", "prompt": []}', OWN)
     with pytest.raises(RequestError, match="model: field required"):
-        parse_completion(b'{"model": null, "prompt": "a"}')
+        parse_completion(b'{"model": null, "prompt": "a"}', OWN)
 
 
 def test_a_body_that_is_no_json_is_refused_with_the_place():

@@ -369,6 +369,8 @@ NUM_DRAWS, BATCH = 4000, 200
 def expected(wish: Sampling, counts: dict[int, int]) -> torch.Tensor:
     """Return the probabilities by the definition, one token after the other."""
     logits = LOGITS.double().clone()
+    for token, bias in wish.logit_bias:
+        logits[token] += bias
     for token, count in counts.items():
         factor = wish.repetition_penalty
         logits[token] = logits[token] / factor if logits[token] > 0 else logits[token] * factor
@@ -396,6 +398,8 @@ def test_draws_follow_the_distribution(monkeypatch):
         {"top_k": 5, "top_p": 0.8, "min_p": 0.05, "temperature": 1.3},
         {"repetition_penalty": 1.5, "top_p": 0.95},
         {"presence_penalty": 1.0, "frequency_penalty": 0.5},
+        {"logit_bias": ((3, 1.5), (0, -100.0))},
+        {"logit_bias": ((7, 4.0), (2, -1.0)), "repetition_penalty": 1.5},
     ):
         for candidates in (2, 1024):
             monkeypatch.setattr(padded_decode, "CANDIDATES", candidates)

@@ -158,7 +158,8 @@ def test_logprobs_come_with_a_stream(client):
         ({"prompt": [100_000]}, "prompt"),
         ({"extra_body": {"best_off": 2}}, "best_off"),
         ({"presence_penalty": 3}, "presence_penalty"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"100000": 1}}, "logit_bias"),
         ({"extra_body": {"top_k": -2}}, "top_k"),
     ],
 )
@@ -261,3 +262,14 @@ def test_a_monitor_and_a_client_of_another_spelling_are_answered(endpoint):
     assert httpx.get(f"{url}/v1/models/", headers=lower).json()["data"][0]["id"] == "model"
     options = httpx.options(f"{url}/v1/chat/completions")
     assert (options.status_code, options.headers["allow"]) == (204, "POST, OPTIONS")
+
+
+def test_a_bias_decides_which_token_is_written(client):
+    def written(token):
+        choice = complete(client, max_tokens=3, logprobs=0, logit_bias={token: 100}).choices[0]
+        return choice.logprobs.tokens
+
+    first, second = written("70"), written("71")
+
+    assert (len(first), len(set(first)), len(set(second))) == (3, 1, 1)
+    assert first != second

@@ -91,7 +91,7 @@ def test_each_token_comes_when_it_is_written_and_not_at_the_end(endpoint):
     assert parts[-1].endswith(b"data: [DONE]\n\n")
 
 
-def test_fields_that_our_own_engine_refuses_reach_this_one(client):
+def test_a_bias_reaches_the_engine(client):
     plain = complete(client, max_tokens=4)
 
     biased = complete(client, max_tokens=4, logit_bias={"40": 100.0})

@@ -335,7 +335,7 @@ def test_who_reads_is_asked_for_the_same_prompt_and_nothing_of_the_answer():
     assert not {"stream_options", "min_tokens", "max_completion_tokens"} & set(found)
     one, many = chat | {"max_completion_tokens": 1}, chat | {"n": 2}
     asked = [
-        is_prefilled_elsewhere(parse_request(path, json.dumps(each).encode()))
+        is_prefilled_elsewhere(parse_request(path, json.dumps(each).encode(), "vllm"))
         for each in (chat, one, many)
     ]
     assert asked == [True, False, False]
