@@ -25,6 +25,12 @@ from runners.jobs.serve.answers import (
     ParsedRequest,
     RequestAnswers,
 )
+from runners.jobs.serve.chat_translations import (
+    TRANSLATED,
+    TranslatedAnswer,
+    TranslatedRequest,
+    parse_translated,
+)
 from runners.jobs.serve.contract import (
     Answer,
     EngineEndedError,
@@ -153,7 +159,7 @@ class OpenAIServer(Starlette):
                 Route("/v1/models/{name:path}", self._guarded(self._model), methods=["GET"]),
                 *(
                     Route(path, self._guarded(self._answer), methods=["POST"])
-                    for path in (COMPLETIONS, CHAT)
+                    for path in (COMPLETIONS, CHAT, *TRANSLATED)
                 ),
             ],
             exception_handlers={**refused, ClientDisconnect: _nobody_reads},
@@ -175,11 +181,13 @@ class OpenAIServer(Starlette):
             fault.headers = {"Allow": ", ".join([*methods, "OPTIONS"])}
             if request.method == "OPTIONS":
                 return Response(status_code=204, headers=fault.headers)
-        error = self._recorded(request.scope, fault)
-        return _json(error.document, error.status, error.headers)
+        error, translated = self._recorded(request.scope, fault), _translated(request.scope)
+        document = translated.error_document(error) if translated else error.document
+        return _json(document, error.status, error.headers)
 
     def _error_event(self, scope: Scope, fault: Exception) -> bytes:
-        return server_sent_event(self._recorded(scope, fault).document)
+        error, translated = self._recorded(scope, fault), _translated(scope)
+        return translated.error_event(error) if translated else server_sent_event(error.document)
 
     def _recorded(self, scope: Scope, fault: Exception) -> RequestError:
         """Return an error as clients see it, counted and logged."""
@@ -220,7 +228,8 @@ class OpenAIServer(Starlette):
         """Return a handler that checks the key first."""
 
         async def checked(request: Request) -> Response:
-            self._check_key(request.headers.get("authorization", ""))
+            headers = request.headers  # x-api-key is how Anthropic's clients send it
+            self._check_key(headers.get("authorization") or headers.get("x-api-key", ""))
             return await handler(request)
 
         return checked
@@ -300,6 +309,9 @@ class OpenAIServer(Starlette):
         self, ready: ServingModel | ForwardingModel, path: str, body: bytes
     ) -> Answer:
         """Return a request that is parsed and not yet sent to the engine."""
+        if path in TRANSLATED:
+            asked = parse_translated(path, body)
+            return TranslatedAnswer(asked, await self._parsed(ready, CHAT, asked.chat_body))
         if isinstance(ready, ForwardingModel):
             forwarded = ready.forwarded_request(path, body)
             self._adapter_of(forwarded.model)
@@ -368,6 +380,11 @@ async def read_body(request: Request) -> bytes:
 def _too_large() -> RequestError:
     message = f"The body is larger than {MAX_BODY_BYTES} bytes."
     return RequestError(413, message, code="body_too_large")
+
+
+def _translated(scope: Scope) -> type[TranslatedRequest] | None:
+    """Return the API of an address, if it has errors of its own form."""
+    return TRANSLATED.get(scope["path"])
 
 
 def _json(

@@ -273,3 +273,19 @@ def test_a_bias_decides_which_token_is_written(client):
 
     assert (len(first), len(set(first)), len(set(second))) == (3, 1, 1)
     assert first != second
+
+
+def test_the_responses_api_is_answered_and_its_answer_sent_back(client):
+    first = client.responses.create(model="model", input="def", max_output_tokens=6)
+    again = [{"role": "user", "content": "def"}, *first.output, {"role": "user", "content": "go"}]
+    second = client.responses.create(model="model", input=again, max_output_tokens=6)
+    events = list(
+        client.responses.create(model="model", input="def", max_output_tokens=6, stream=True)
+    )
+    deltas = [each.delta for each in events if each.type == "response.output_text.delta"]
+
+    assert second.usage.input_tokens > first.usage.input_tokens > 0
+    assert "".join(deltas) == events[-1].response.output_text
+    assert events[-1].type in ("response.completed", "response.incomplete")
+    with pytest.raises(openai.BadRequestError, match="previous_response_id is not supported"):
+        client.responses.create(model="model", input="go", previous_response_id=first.id)

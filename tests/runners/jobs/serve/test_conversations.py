@@ -1,0 +1,223 @@
+"""Conversations as the real packages send them: each answer is what the package's types need.
+
+``conversations.json`` holds the requests, recorded from the packages that it names.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from openai.types import Completion, Model, responses
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from runners.jobs.serve.contract import Choice, Pending, StreamChunk, TokenLogprob
+from runners.jobs.serve.openai_requests import RequestError
+from runners.jobs.serve.relayed.relay import parse_request
+from tests.runners.jobs.serve.test_openai_server import CHAT, Door, Echo
+
+RECORDED = json.loads(Path(__file__).with_name("conversations.json").read_text())
+NEEDED = RECORDED["anthropic_required"]
+KEY = "sk-of-the-tests"
+
+
+class Speaking(Echo):
+    """A model that answers ``Hello there`` in two chunks, with logprobs if they are wanted."""
+
+    async def prompt_ids(self, prompt):
+        return [1] * len(prompt)
+
+    def token_text(self, token):
+        return ("Hello", " there")[token]
+
+    def submit(self, requests):
+        for each in requests:
+            wanted = each.sampling.top_logprobs
+            top = tuple((token, -1.0 - token) for token in range(2))[: wanted or 0]
+            for at, reason in enumerate((None, "stop")):
+                logprob = TokenLogprob(Choice(at, -1.0, top), 5 * at)
+                logprobs = [] if wanted is None else [logprob]
+                each.deliver(StreamChunk(self.token_text(at), logprobs, reason, at + 1))
+        return [Pending() for _ in requests]
+
+
+def replay(name: str) -> list:
+    """Return a conversation's requests with the answers of an endpoint of Slipway's own engine."""
+    (found,) = [each for each in RECORDED["conversations"] if each["name"] == name]
+    door = Door(Speaking(), KEY)
+    answers = []
+    for each in found["requests"]:
+        headers = {
+            name: value for name, value in each["headers"].items() if name != "accept-encoding"
+        }
+        content = None if each["body"] is None else json.dumps(each["body"]).encode()
+        answer = door.ask(each["method"], each["path"], headers=headers, content=content)
+        answers.append((each["body"], answer))
+    return answers
+
+
+def events(answer) -> list[tuple[str, dict]]:
+    """Return the names and documents of a stream's events."""
+    assert answer.headers["content-type"] == "text/event-stream"
+    found = []
+    for event in answer.text.removesuffix("\n\n").split("\n\n"):
+        *name, data = event.split("\n")
+        if data != "data: [DONE]":
+            name = name[0].removeprefix("event: ") if name else ""
+            found.append((name, json.loads(data.removeprefix("data: "))))
+    return found
+
+
+def test_every_conversation_was_recorded_from_a_named_package():
+    names = [each["name"] for each in RECORDED["conversations"]]
+    assert len(names) == len(set(names)) >= 10
+    assert {each["package"].split()[0] for each in RECORDED["conversations"]} == {
+        "openai", "anthropic",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["chat", "several turns", "logprobs"])
+def test_whole_chats_are_what_openais_types_need(name):
+    for body, answer in replay(name):
+        assert answer.status_code == 200, answer.text
+        found = ChatCompletion.model_validate(answer.json())
+        choice = found.choices[0]
+        assert (choice.message.content, choice.finish_reason) == ("Hello there", "stop")
+        assert found.usage.completion_tokens == 2
+        if body.get("logprobs"):
+            assert [each.token for each in choice.logprobs.content] == ["Hello", " there"]
+            assert len(choice.logprobs.content[0].top_logprobs) == body["top_logprobs"]
+
+
+def test_a_streamed_chat_is_what_openais_types_need():
+    ((_, answer),) = replay("chat streamed with usage")
+    chunks = [ChatCompletionChunk.model_validate(data) for _, data in events(answer)]
+    assert "".join(each.choices[0].delta.content or "" for each in chunks[:-1]) == "Hello there"
+    assert chunks[-1].usage.completion_tokens == 2
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+def test_completions_and_models_are_what_openais_types_need():
+    (_, whole), (_, streamed) = replay("completions")
+    found = Completion.model_validate(whole.json())
+    assert [each.text for each in found.choices] == ["Hello there"] * 2
+    assert found.choices[0].logprobs.text_offset == [0, 5]
+    texts = ["", ""]
+    for _, chunk in events(streamed):
+        (choice,) = chunk["choices"]  # the type has no null, which OpenAI's own chunks have
+        ended = choice | {"finish_reason": choice["finish_reason"] or "stop"}
+        Completion.model_validate(chunk | {"choices": [ended]})
+        texts[choice["index"]] += choice["text"]
+    assert texts == ["Hello there"] * 2
+
+    (_, listed), (_, retrieved) = replay("models")
+    assert [Model.model_validate(each).id for each in listed.json()["data"]] == ["model"]
+    assert Model.model_validate(retrieved.json()).owned_by == "slipway"
+
+
+def test_tools_and_schemas_are_refused_by_name_or_reach_the_engine_as_they_were_sent():
+    for name, field, engines in (
+        ("tools", "tools", "vLLM"),
+        ("JSON schema", "response_format", "vLLM or SGLang"),
+    ):
+        for body, answer in replay(name):
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, field)
+            assert error["message"].endswith(f"serve the model with {engines}")
+            sent = json.dumps(body).encode()
+            if "tools" in body and "tool_choice" not in body:  # the client's default, auto
+                with pytest.raises(RequestError, match="set tool_choice to required"):
+                    parse_request(CHAT, sent, "vllm")
+                continue
+            request = parse_request(CHAT, sent, "vllm")
+            forwarded = request.model_dump(mode="json", exclude_unset=True)
+            assert forwarded[field] == body[field]
+            assert forwarded["messages"] == body["messages"]
+
+
+def test_responses_are_what_openais_types_need():
+    (_, first), (body, second), (_, streamed) = replay("responses")
+    assert body["input"][1]["content"][0]["text"] == "Hello there"  # the answer, sent back
+    for answer in (first, second):
+        assert answer.status_code == 200, answer.text
+        found = responses.Response.model_validate(answer.json())
+        assert (found.output_text, found.status) == ("Hello there", "completed")
+        assert found.usage.total_tokens == found.usage.input_tokens + 2
+
+    names = [name for name, _ in events(streamed)]
+    assert names[:2] == ["response.created", "response.in_progress"]
+    assert names[-1] == "response.completed"
+    for at, (name, data) in enumerate(events(streamed)):
+        kind = "".join(part.title() for part in name.split(".", 1)[1].replace("_", ".").split("."))
+        kind = kind.removeprefix("Output") if kind.startswith("OutputText") else kind
+        event = getattr(responses, f"Response{kind}Event").model_validate(data)
+        assert (event.sequence_number, event.type) == (at, name)
+    assert event.response.output_text == "Hello there"
+
+
+def needed(kind: str, document: dict) -> None:
+    """Check that a document has the fields that anthropic's type requires."""
+    assert set(NEEDED[kind]) <= set(document), (kind, document)
+
+
+def test_messages_are_what_anthropics_types_need():
+    answers = replay("messages")
+    for _, answer in answers:
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        needed("Message", found)
+        needed("Usage", found["usage"])
+        (block,) = found["content"]
+        needed("TextBlock", block)
+        assert (block["text"], found["stop_reason"]) == ("Hello there", "end_turn")
+        assert found["usage"]["output_tokens"] == 2
+    assert answers[1][0]["messages"][1]["content"][0]["text"] == "Hello there"  # sent back
+
+
+def test_streamed_messages_are_what_anthropics_types_need():
+    for _, answer in replay("messages streamed"):
+        found = events(answer)
+        for name, data in found:
+            kind = "".join(part.title() for part in name.split("_"))
+            needed(f"Raw{kind}Event", data)
+            assert data["type"] == name
+        assert [name for name, _ in found] == [
+            "message_start", "content_block_start", "content_block_delta", "content_block_delta",
+            "content_block_stop", "message_delta", "message_stop",
+        ]  # fmt: skip
+        needed("Message", found[0][1]["message"])
+        needed("MessageDeltaUsage", found[-2][1]["usage"])
+        text = "".join(
+            data["delta"]["text"] for name, data in found if name == "content_block_delta"
+        )
+        assert text == "Hello there"
+
+
+def test_what_carries_more_than_text_is_refused_in_the_form_of_its_api():
+    door = Door(Speaking())
+    turn = {"role": "user", "content": "a"}
+    message = {"model": "model", "max_tokens": 4, "messages": [turn]}
+    response = {"model": "model", "input": "a"}
+    image = [{"type": "image", "source": {"type": "url", "url": "https://example.org"}}]
+    for path, sent, field in (
+        ("/v1/messages", message | {"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
+        ("/v1/messages", message | {"messages": [turn | {"content": image}]}, "messages.0.content"),
+        ("/v1/messages", {"model": "model", "messages": [turn]}, "max_tokens"),
+        ("/v1/messages", message | {"max_tokens": 1000}, "max"),
+        ("/v1/responses", response | {"tools": [{"type": "web_search"}]}, "tools"),
+        ("/v1/responses", response | {"previous_response_id": "resp_1"}, "previous_response_id"),
+        ("/v1/responses", response | {"text": {"format": {"type": "json_object"}}}, "text"),
+    ):  # fmt: skip
+        answer = door.ask("POST", path, json=sent)
+        error = answer.json()["error"]
+        assert answer.status_code == 400, (path, sent)
+        assert field in error["message"]
+        assert error["type"] == "invalid_request_error"
+        assert (answer.json().get("type") == "error") == (path == "/v1/messages")
+
+    wrong = Door(Speaking(), KEY).ask("POST", "/v1/messages", json=message)
+    assert (wrong.status_code, wrong.json()["error"]["type"]) == (401, "authentication_error")
+    ended = Door(Echo(StreamChunk("h"), StreamChunk(finish_reason="error")))
+    for path, sent in (("/v1/messages", message), ("/v1/responses", response)):
+        name, data = events(ended.ask("POST", path, json=sent | {"stream": True}))[-1]
+        assert (name, data["type"]) == ("error", "error")
+        assert "engine ended" in data["error"]["message"]
