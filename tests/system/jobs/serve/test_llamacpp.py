@@ -1,5 +1,6 @@
 """llama.cpp behind our door: the official client, keys, figures, kills under load, bad files."""
 
+import json
 import os
 import shutil
 import signal
@@ -117,6 +118,32 @@ def test_logprobs_tell_each_token_with_its_alternatives(client):
     assert len(logprobs.tokens) == len(logprobs.top_logprobs) <= found.usage.completion_tokens
     assert all(1 <= len(top) <= 3 for top in logprobs.top_logprobs)
     assert logprobs.token_logprobs[0] == pytest.approx(max(logprobs.top_logprobs[0].values()))
+
+
+def test_a_bias_decides_which_token_is_written(client):
+    written = [
+        complete(client, max_tokens=3, logprobs=0, logit_bias={token: 100}).choices[0].text
+        for token in ("70", "71")
+    ]
+
+    assert written[0] != written[1]
+    assert all(text == text[:1] * 3 for text in written)
+
+
+def test_a_message_is_answered_whole_and_streamed_with_the_same_text(llama):
+    asked = {"model": "model", "max_tokens": 8, "temperature": 0, "stream": False}
+    asked |= {"messages": [{"role": "user", "content": "def"}]}
+    url, headers = f"{llama.address()}/v1/messages", {"x-api-key": KEY}
+
+    whole = httpx.post(url, json=asked, headers=headers, timeout=300).json()
+    stream = httpx.post(url, json=asked | {"stream": True}, headers=headers, timeout=300).text
+    events = [json.loads(each.split("data: ")[1]) for each in stream.split("\n\n")[:-1]]
+
+    assert whole["content"][0]["text"] == "".join(
+        each["delta"]["text"] for each in events if each["type"] == "content_block_delta"
+    )
+    assert whole["usage"] == events[-2]["usage"]
+    assert whole["stop_reason"] == events[-2]["delta"]["stop_reason"]
 
 
 def test_a_key_is_needed_at_the_door_and_at_the_engine_behind_it(llama):
