@@ -7,10 +7,15 @@ feed or U+0085 within a line.
 
 import codecs
 import json
+import math
+import re
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 MARK = "\ufeff"
+MAX_DEPTH = 100  # of lists and objects; what walks a value calls itself for each
+MAX_CONFIG_DEPTH = 20  # of a model's config.json and its other small files
+SHOWN_DIGITS = 18
 _OTHER_MARKS = {  # longer ones first: that of UTF-32 begins with that of UTF-16
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -26,6 +31,12 @@ class TextError(ValueError):
         super().__init__(message)
         self.line = line
         self.column = column
+
+    def of_file(self, name: str) -> str:
+        """Return the message with a file's name as its subject."""
+        message = str(self)
+        rest = message.removeprefix("it ")
+        return f"{name} {rest}" if rest != message else f"{name}: {message}"
 
 
 class LongLineError(ValueError):
@@ -53,21 +64,155 @@ def read_text(data: bytes) -> str:
         ) from None
 
 
-def read_json(text: str, **hooks: Any) -> Any:  # noqa: ANN401 (JSON)
-    """Return the value of a JSON text; ``hooks`` are those of ``json.loads``.
+# JSON. What its standard leaves open, or Python takes beyond it, is decided here for every reader:
+# a key that stands twice in an object, NaN and infinity, numbers of thousands of digits, depth,
+# and text that neither tokenizers nor databases take.
+
+
+_KEY_OR_BRACKET = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*")\s*:|"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]')
+_UNSTORABLE_ESCAPE = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
+
+
+class _RepeatedKeyError(Exception):
+    """An object has a key twice."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _RepeatedKeyError
+    return found
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse_number(text)
+
+
+def _refuse_number(text: str) -> NoReturn:
+    raise TextError(
+        f"it holds the number {text[:SHOWN_DIGITS]}, which is not finite; write a finite number, "
+        "or null"
+    )
+
+
+_STRICT: dict[str, Any] = {
+    "object_pairs_hook": _object,
+    "parse_float": _finite,
+    "parse_constant": _refuse_number,
+}
+_DECODER = json.JSONDecoder(**_STRICT)
+_LENIENT_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def read_json(
+    text: str,
+    *,
+    max_depth: int = MAX_DEPTH,
+    max_digits: int | None = None,
+    may_be_infinite: bool = False,
+) -> Any:  # noqa: ANN401 (JSON)
+    """Return the value of a JSON text.
+
+    ``max_digits`` limits whole numbers. ``may_be_infinite``: infinity and NaN are numbers, as in
+    the published configs of Mamba 2 (``"time_step_limit": [0.0, Infinity]``).
 
     Raises:
-        TextError: the text is not valid JSON.
+        TextError: the text is not valid JSON, has a key twice in one object, is nested deeper
+            than ``max_depth``, or holds a number or a text that is not taken.
     """
+    text = text.removeprefix(MARK)
+    if text.count("[") + text.count("{") > max_depth:
+        _check_depth(text, max_depth)
     try:
-        return json.loads(text.removeprefix(MARK), **hooks)
+        value = _decoder(max_digits, may_be_infinite=may_be_infinite).decode(text)
     except json.JSONDecodeError as error:
         reason = error.msg.removesuffix(" at")
         raise TextError(f"it is not valid JSON ({reason})", error.lineno, error.colno) from None
-    except RecursionError:
-        raise TextError("it is not valid JSON (it is nested too deep)") from None
+    except _RepeatedKeyError:
+        raise _repeated_key(text) from None
+    except TextError:
+        raise
     except ValueError as error:  # a number of thousands of digits
         raise TextError(f"it is not valid JSON ({error})") from None
+    if _UNSTORABLE_ESCAPE.search(text) or not _is_unicode(text):
+        _check_storable(value)
+    return value
+
+
+def _decoder(max_digits: int | None, *, may_be_infinite: bool) -> json.JSONDecoder:
+    if max_digits is None:
+        return _LENIENT_DECODER if may_be_infinite else _DECODER
+
+    def whole(digits: str) -> int:
+        if len(digits) > max_digits:
+            raise TextError(
+                f"it holds the number {digits[:SHOWN_DIGITS]}, which has {len(digits)} digits; "
+                f"{max_digits} is the limit"
+            )
+        return int(digits)
+
+    hooks = {"object_pairs_hook": _object} if may_be_infinite else _STRICT
+    return json.JSONDecoder(**hooks, parse_int=whole)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, as an escape in a request's own JSON
+        return False
+    return True
+
+
+def _check_depth(text: str, max_depth: int) -> None:
+    depth = deepest = 0
+    for match in _KEY_OR_BRACKET.finditer(text):
+        if match[0] in ("[", "{"):
+            depth += 1
+            deepest = max(deepest, depth)
+        elif match[0] in ("]", "}"):
+            depth -= 1
+    if deepest > max_depth:
+        raise TextError(f"it is nested {deepest} deep; {max_depth} is the limit")
+
+
+def _repeated_key(text: str) -> TextError:
+    """Return the error of the first key that stands twice in its object, with its place."""
+    open_keys: list[set[str]] = []
+    for match in _KEY_OR_BRACKET.finditer(text):
+        if match[0] in ("[", "{"):
+            open_keys.append(set())
+        elif match[0] in ("]", "}"):
+            open_keys.pop()
+        elif match[1]:
+            key = json.loads(match[1])
+            if key in open_keys[-1]:
+                line = text.count("\n", 0, match.start()) + 1
+                column = match.start() - text.rfind("\n", 0, match.start())
+                where = f" on line {line}" if line > 1 else ""
+                shown = key[:80].encode("utf-8", "replace").decode()
+                return TextError(
+                    f"it has the key “{shown}” twice in one object, again{where}; keep one",
+                    line,
+                    column,
+                )
+            open_keys[-1].add(key)
+    raise AssertionError("the decoder found a repeated key")
+
+
+def _check_storable(value: Any) -> None:  # noqa: ANN401 (JSON)
+    """Refuse text of a JSON value that no tokenizer or database takes, by the name of its key."""
+    pending = [("", value)]
+    while pending:
+        name, each = pending.pop()
+        if isinstance(each, str):
+            storable(each, name or "it")
+        elif isinstance(each, dict):
+            for key in each:
+                storable(key, "a key")
+            pending += reversed(each.items())
+        elif isinstance(each, list):
+            pending += [(name, inner) for inner in reversed(each)]
 
 
 def read_lines(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes]]:

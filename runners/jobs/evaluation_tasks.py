@@ -46,6 +46,7 @@ FIELDS = frozenset({
     "metric_list", "output_type", "generation_kwargs", "repeats", "filter_list", "gen_prefix",
     "metadata",
 })  # fmt: skip
+MERGE_TAG = "tag:yaml.org,2002:merge"
 WHERE_DATA_IS = frozenset({"dataset_path", "dataset_kwargs"})
 JsonObject = dict[str, Any]
 
@@ -64,7 +65,18 @@ class _CodeTag:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that replaces every custom tag with a ``_CodeTag``."""
+    """YAML loader that replaces every custom tag with a ``_CodeTag``, and takes no key twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - yaml's own signature
+        """Return a mapping; a key that stands twice is refused with its line."""
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != MERGE_TAG:
+                if (key.tag, key.value) in seen:
+                    what = f"the key “{key.value[:80]}” stands twice; keep one"
+                    raise yaml.constructor.ConstructorError(None, None, what, key.start_mark)
+                seen.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_multi_constructor("!", lambda _loader, _suffix, _node: _CodeTag())
@@ -77,7 +89,13 @@ def read_tasks(folder: Path, names: Sequence[str], roots: Sequence[Path]) -> lis
         BadInputError: a task does not exist, or has unsupported content.
         MissingModelError: a data file is missing, or outside of ``roots``.
     """
-    known = dict(_find_tasks(folder, roots))
+    known: dict[str, tuple[Path, JsonObject]] = {}
+    for name, found in _find_tasks(folder, roots):
+        if name in known:
+            raise BadInputError(
+                f"task {name} is in {known[name][0]} and in {found[0]}; rename one of them"
+            )
+        known[name] = found
     if not known:
         msg = f"{folder} has no task: give a folder of YAML files that each say 'task: NAME'"
         raise BadInputError(msg)

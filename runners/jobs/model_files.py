@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import ArtefactModel, FolderModel
 
@@ -25,7 +26,6 @@ MAX_FILES = 4096
 MAX_CONFIG_BYTES = 1024**2
 # Gemma 3's has 1.2 MB: one entry for each added token.
 MAX_BYTES_OF = {"tokenizer_config.json": 16 * 1024**2}
-MAX_DEPTH = 20
 MAX_ITEMS = 100_000
 MAX_SIZE = 2**31  # larger values are only meant to break a reader
 # Fields that are loop counts: a reader creates one object for each.
@@ -237,9 +237,10 @@ def _indexed(data: bytes) -> list[str]:
         raise BadInputError(f"{INDEX} is longer than {MAX_INDEX_BYTES // 2**20} MiB, the limit")
     if what := disguise(data):
         raise BadInputError(f"{INDEX} {what}")
+    document = _json_of(data, INDEX)
     try:
-        names = set(json.loads(data.removeprefix(codecs.BOM_UTF8))["weight_map"].values())
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        names = set(document["weight_map"].values())
+    except (LookupError, TypeError, AttributeError):
         raise BadInputError(f"{INDEX} has no weight_map; copy the file again") from None
     if len(names) > MAX_FILES:
         raise BadInputError(
@@ -278,6 +279,8 @@ LIBRARY_TEXTS = frozenset({
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
     "chat_template.json", "chat_template.jinja",
 })  # fmt: skip
+# Lists of any text, which tokenizers parse themselves; a token may be half a character.
+VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json"})
 
 
 def disguise(head: bytes) -> str:
@@ -314,10 +317,10 @@ def check_safetensors(file: int, name: str, where: str) -> None:
 def _named_bytes(header: bytes) -> int | None:
     """Return the bytes of data that a safetensors header names; None if it is no such header."""
     try:
-        entries = json.loads(header)
+        entries = read_json(header.decode())  # that has no tensor twice
         ends = [each["data_offsets"][1] for key, each in entries.items() if key != "__metadata__"]
         return int(max(ends, default=0))
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         return None
 
 
@@ -339,8 +342,16 @@ def check_text(file: int, name: str, where: str) -> None:
     is_json = name.endswith(".json")  # a template or a vocabulary may begin with any character
     if (is_json or head.startswith(LFS)) and (what := disguise(head)):
         raise BadInputError(f"{where}: {name} {what}")
-    if is_json and not _is_object(file, size):
-        raise BadInputError(f"{where}: {name} is not valid JSON, or cut off; {AGAIN}")
+    if not is_json:
+        return
+    if name in VOCABULARIES or size > MAX_PARSED_BYTES:
+        if not _is_object(file, size):
+            raise BadInputError(f"{where}: {name} is not valid JSON, or cut off; {AGAIN}")
+        return
+    try:
+        _json_of(os.pread(file, size, 0), name)
+    except BadInputError as error:
+        raise BadInputError(f"{where}: {error}") from None
 
 
 def _is_object(file: int, size: int) -> bool:
@@ -367,38 +378,26 @@ def read_config(path: Path, name: str = "") -> dict[str, Any]:
     name = name or path.name
     limit = MAX_BYTES_OF.get(name, MAX_CONFIG_BYTES)
     with path.open("rb") as file:
-        data = file.read(limit + 1).removeprefix(codecs.BOM_UTF8)
+        data = file.read(limit + 1)
     if len(data) > limit:
         raise BadInputError(f"{name} is longer than {limit} bytes, the limit")
-    _check_depth(data, name)
+    return _json_of(data, name)
+
+
+def _json_of(data: bytes, name: str) -> dict[str, Any]:
+    """Return the object in a JSON file of a model folder.
+
+    Raises:
+        BadInputError: it is not a JSON object, or one that is not taken; the message names it.
+    """
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise BadInputError(
-            f"{name} is not valid JSON: {str(error)[:200]}; copy it again"
-        ) from None
+        document = read_json(read_text(data), max_depth=MAX_CONFIG_DEPTH, may_be_infinite=True)
+    except TextError as error:
+        way_out = "" if ";" in str(error) else "; copy it again"
+        raise BadInputError(f"{error.of_file(name)}{way_out}") from None
     if not isinstance(document, dict):
         raise BadInputError(f"{name} is not a JSON object; copy it again")
     return document
-
-
-def _check_depth(data: bytes, name: str) -> None:
-    """Reject deeply nested JSON before parsing it."""
-    depth = deepest = 0
-    is_text = is_escaped = False
-    for byte in data:
-        if is_text:
-            is_text = is_escaped or byte != ord('"')
-            is_escaped = byte == ord("\\") and not is_escaped
-        elif byte == ord('"'):
-            is_text = True
-        elif byte in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif byte in b"]}":
-            depth -= 1
-    if deepest > MAX_DEPTH:
-        raise BadInputError(f"{name} is nested {deepest} deep; {MAX_DEPTH} is the limit")
 
 
 def check_config(config: Mapping[str, Any], where: str) -> None:

@@ -1,11 +1,9 @@
 """Forms of the goal, model and hardware steps, and the form fields of all steps."""
 
 import json
-import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple
 
 from django import forms
 from django.core.files.uploadedfile import UploadedFile
@@ -14,7 +12,7 @@ from django.core.validators import BaseValidator
 from planner.catalog.devices import list_devices
 from planner.catalog.models import checkpoint_name, list_models, model_from_config
 from planner.specs.base import PlannerError
-from runners.datasets.text import TextError, read_json, read_text
+from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
 from webapp.core.display import gib, listed, sentence
 from webapp.hosts.models import Host, Pool
 from webapp.modelhub.models import TeamModel
@@ -25,7 +23,6 @@ from webapp.plans.questions import DEFAULT_PERCENTILE
 
 MAX_CONFIG_BYTES = 256 * 1024
 MAX_DIGITS = 18  # of an integer; no model has a longer one
-UNSTORABLE = re.compile("\\\\u0000|[\ud800-\udfff]")  # databases reject both
 Choices = list[tuple[str, Any]]
 
 
@@ -113,22 +110,14 @@ def parse_config(text: str) -> dict[str, Any]:
     if len(text.encode(errors="surrogatepass")) > MAX_CONFIG_BYTES:
         raise _too_long(len(text.encode(errors="surrogatepass")))
     try:
-        config = read_json(
-            text, parse_int=_whole, parse_float=_decimal, parse_constant=_refuse_number
-        )
+        config = read_json(text, max_depth=MAX_CONFIG_DEPTH, max_digits=MAX_DIGITS)
     except TextError as error:
         place = f" at line {error.line}, column {error.column}" if error.line else ""
-        raise forms.ValidationError(
-            f"config.json is not valid JSON{place}. Paste the whole file, from {{ to }}."
-        ) from error
+        way_out = " Paste the whole file, from { to }." if "not valid JSON" in str(error) else ""
+        raise forms.ValidationError(f"{error.of_file('config.json')}{place}.{way_out}") from error
     if not isinstance(config, dict):
         raise forms.ValidationError(
             "config.json is not a JSON object. Paste the whole file, from { to }."
-        )
-    if UNSTORABLE.search(json.dumps(config, ensure_ascii=False)):
-        raise forms.ValidationError(
-            "config.json contains a NUL character or half of a surrogate pair. Paste the file as "
-            "it is published."
         )
     return config
 
@@ -138,22 +127,6 @@ def _too_long(size_bytes: int) -> forms.ValidationError:
     return forms.ValidationError(
         f"The file has {-(-size_bytes // 1024):,} KiB; a config.json has at most "
         f"{MAX_CONFIG_BYTES // 1024} KiB. Paste config.json, not the weights' index."
-    )
-
-
-def _whole(text: str) -> int:
-    return int(text) if len(text) <= MAX_DIGITS else _refuse_number(text)
-
-
-def _decimal(text: str) -> float:
-    value = float(text)
-    return value if math.isfinite(value) else _refuse_number(text)
-
-
-def _refuse_number(text: str) -> NoReturn:
-    raise forms.ValidationError(
-        f"config.json holds the number {text[:MAX_DIGITS]}, which is not finite or has too many "
-        "digits. Paste the file as it is published."
     )
 
 

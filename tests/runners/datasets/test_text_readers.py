@@ -3,6 +3,7 @@
 import inspect
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,15 @@ from hypothesis import strategies as st
 
 from runners.datasets import records
 from runners.datasets.records import DataError, Reader
-from runners.datasets.text import MARK, LongLineError, TextError, read_json, read_lines, read_text
+from runners.datasets.text import (
+    MARK,
+    MAX_DEPTH,
+    LongLineError,
+    TextError,
+    read_json,
+    read_lines,
+    read_text,
+)
 from runners.jobs import evaluation_tasks
 from runners.jobs.evaluation_tasks import read_tasks
 from runners.jobs.generate import answering
@@ -146,10 +155,50 @@ def test_lines_are_all_of_a_file_and_end_where_lines_end(text, most):
 
 
 def test_json_is_whatever_its_standard_takes():
-    for text in ("[1]", " null ", '"\\ud83d\\udea2"', "-0.0", '{"a": 1, "a": 2}', '"\u2028"'):
+    for text in (
+        "[1]",
+        " null ",
+        '"\\ud83d\\udea2"',
+        "-0.0",
+        '{"a": {"a": 2}}',
+        '"\u2028"',
+        "9" * 4000,
+    ):
         assert read_json(MARK + text) == json.loads(text), text
-    for text in ("", "[" * 100_000, "9" * 5000, "{'a': 1}", "[1,]"):
+    assert read_json("[" * MAX_DEPTH + "]" * MAX_DEPTH + " ") == json.loads("[" * 100 + "]" * 100)
+    assert read_json('["' + "[" * 200 + '"]') == ["[" * 200]
+    for text in ("", "9" * 5000, "{'a': 1}", "[1,]"):
         with pytest.raises(TextError, match="it is not valid JSON"):
             read_json(text)
     with pytest.raises(TextError, match="UTF-16"):
         read_text("a".encode("utf-16"))
+
+
+def test_what_json_leaves_open_is_decided_once_for_every_reader(tmp_path):
+    """Keys that stand twice, depth, numbers without a value, text that nothing can store."""
+    for value, said in (
+        ('1, "twice": 2, "twice": 3', "it has the key “twice” twice in one object"),
+        ('{"b": 1, "\\u0062": 2}', "it has the key “b” twice in one object"),
+        ("NaN", "it holds the number NaN, which is not finite"),
+        ("-Infinity", "it holds the number -Infinity, which is not finite"),
+        ("1e999", "it holds the number 1e999, which is not finite"),
+        ("[" * 100_000 + "]" * 100_000, "it is nested 100001 deep; "),
+        ('"\\ud800"', "“odd” holds half of a surrogate pair"),
+        ('["\\u0000"]', "“odd” holds a null character"),
+        ('{"\\ud800": 1}', "“a key” holds half of a surrogate pair"),
+    ):
+        for name, (read, file) in READERS.items():
+            if not isinstance(file, list) and "config" not in name:
+                continue
+            text = content_of(file).rstrip("\n")
+            data = (text[:-1] + f', "odd": {value}}}').encode()
+            with refused(REFUSALS, re.escape(said).replace("it\\ ", "(it|config.json) ", 1), name):
+                read(data, tmp_path)
+
+
+def test_a_key_that_stands_twice_is_named_with_its_line():
+    with pytest.raises(TextError, match="the key “b” twice in one object, again on line 4;") as no:
+        read_json('{"a": {"b": "{"},\n "c": [{"b": 1}],\n "b": 2,\n "b": 3}')
+    assert (no.value.line, no.value.column) == (4, 2)
+    with pytest.raises(TextError, match="the key “\\?” twice"):
+        read_json('{"\\ud800": 1, "\\ud800": 2}')

@@ -168,6 +168,10 @@ def marked(name: str) -> Change:
     return change
 
 
+def twice(name: str) -> Change:
+    return written(name, '{"weight_map": {},\n "weight_map": {}}')
+
+
 def cut(name: str) -> Change:
     def change(folder: Path) -> None:
         data = (folder / name).read_bytes()
@@ -218,12 +222,16 @@ REFUSED: list[tuple[Change, type[BadInputError], str]] = [
     (written(SECOND, '{"error": "Invalid username or password."}'), BAD, "is not a complete safet"),
     (written(SECOND, b""), BAD, rf"{SECOND} is empty; download the file again"),
     (written(INDEX, POINTER), BAD, rf"{INDEX} is a Git LFS pointer"),
-    (cut(INDEX), BAD, rf"{INDEX} has no weight_map; copy the file again"),
+    (cut(INDEX), BAD, rf"{INDEX} is not valid JSON \(.*copy it again"),
+    (written(INDEX, '{"weight_map": []}'), BAD, rf"{INDEX} has no weight_map; copy the file again"),
+    (twice(INDEX), BAD, rf"{INDEX} has the key “weight_map” twice in one object, again on line 2"),
+    (twice("config.json"), BAD, r"config\.json has the key “weight_map” twice in one object"),
+    (twice("generation_config.json"), BAD, r"generation_config\.json has the key “weight_map” twice"),
     (written("tokenizer.json", POINTER), BAD, r"tokenizer\.json is a Git LFS pointer"),
     (written("tokenizer.json", '{"version": "1.0", '), BAD, r"tokenizer\.json is not valid JSON"),
     (written("tokenizer.json", "{" + " " * 2**23), BAD, r"tokenizer\.json is not valid JSON"),
     (written("tokenizer.json", "{}".encode("utf-16")), BAD, r"tokenizer\.json is UTF-16 text"),
-    (written("generation_config.json", "[]"), BAD, r"generation_config\.json is not valid JSON"),
+    (written("generation_config.json", "[]"), BAD, r"generation_config\.json is not a JSON object"),
     *(
         (marked(name), BAD, rf"{name} begins with a byte order mark.*without the mark")
         for name in (
@@ -273,6 +281,8 @@ def test_configs_are_refused_by_their_own_name_and_a_mark_is_no_content(tmp_path
             read_config(tmp_path / name)
     (tmp_path / "config.json").write_text(MARK + '{"a": 1}')
     assert read_config(tmp_path / "config.json") == {"a": 1}
+    (tmp_path / "config.json").write_text('{"time_step_limit": [0.0, Infinity]}')  # of Mamba 2
+    assert read_config(tmp_path / "config.json") == {"time_step_limit": [0.0, float("inf")]}
     # Gemma 3's is longer than a config.json may be.
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"a": "x" * 1_200_000}))
     assert len(read_config(tmp_path / "tokenizer_config.json")["a"]) == 1_200_000

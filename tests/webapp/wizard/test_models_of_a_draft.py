@@ -190,7 +190,11 @@ def test_whatever_is_no_object_or_breaks_off_is_refused_as_such():
         assert (
             refusal(text) == "config.json is not a JSON object. Paste the whole file, from { to }."
         ), text
-    assert "config.json is not valid JSON" in refusal('{"a":' + "[" * 100_000)
+    assert refusal('{"a":' + "[" * 100_000).startswith("config.json is nested 100001 deep; 20 is")
+    twice = refusal('{"a": {"b": 1,\n "b": 2}}')
+    assert twice.startswith(
+        "config.json has the key “b” twice in one object, again on line 2; keep"
+    )
 
     for text, place in [
         ('{"a": 1,\n "b" 2}', "at line 2, column 6"),
@@ -202,11 +206,13 @@ def test_whatever_is_no_object_or_breaks_off_is_refused_as_such():
 
 
 def test_a_pair_is_one_character_and_another_that_no_database_stores_is_refused():
-    for text in ["\\u0000", "\\ud800", "\\udfff"]:
-        assert "a NUL character or half of a surrogate pair" in refusal(f'{{"a": ["{text}"]}}'), (
-            text
-        )
-        assert "a NUL character or half of a surrogate pair" in refusal(f'{{"{text}": 1}}'), text
+    for text, said in [
+        ("\\u0000", "holds a null character"),
+        ("\\ud800", "holds half of a surrogate pair"),
+        ("\ud800", "holds half of a surrogate pair"),
+    ]:
+        assert f"config.json: “a” {said}" in refusal(f'{{"a": ["{text}"]}}'), said
+        assert f"config.json: “a key” {said}" in refusal(f'{{"{text}": 1}}'), said
     assert parse_config('{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
 
 

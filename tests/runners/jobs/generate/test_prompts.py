@@ -83,7 +83,8 @@ def test_lines_beyond_the_limits_are_refused_with_them(read, monkeypatch):
 def test_a_line_that_is_no_prompt_is_refused_by_its_number(read):
     for line, words in (
         (b"{", "line 1: it is not valid JSON"),
-        (b"[" * 100_000, "line 1: it is not valid JSON"),
+        (b"[" * 100_000, "line 1: it is nested 100000 deep; 100 is the limit"),
+        (b'{"prompt": "a", "prompt": "b"}', "line 1: it has the key “prompt” twice"),
         (b'"text"', 'line 1 has no text in "prompt"'),
         (b'{"prompt": 7}', 'line 1 has no text in "prompt"'),
         (b'{"prompt": ""}', 'line 1 has no text in "prompt"'),

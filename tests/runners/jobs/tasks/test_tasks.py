@@ -83,6 +83,9 @@ def test_what_is_no_plain_data_is_refused_by_name(folder):
         ),
         ({"rows": "[1, 2]"}, "must hold JSON objects, one a line"),
         ({"rows": "\n"}, "must hold JSON objects"),
+        ({"rows": '{"a": 1, "a": 2}'}, "line 1: it has the key “a” twice in one object"),
+        ({"rows": '{"a": NaN}'}, "line 1: it holds the number NaN, which is not finite"),
+        ({"more": "test_split: other\n"}, "the key “test_split” stands twice; keep one"),
         ({"more": "metadata: [\n"}, "is not valid YAML"),
         ({"more": "metadata: " + "[" * 2000 + "\n"}, "is not valid YAML"),
     ):
@@ -111,6 +114,12 @@ def test_an_empty_folder_or_an_unknown_task_is_told_what_there_is(folder):
     with pytest.raises(BadInputError, match="give a folder of YAML files that each say 'task"):
         read(folder)
     write(folder)
+    (folder / "copy.yaml").write_text((folder / "capitals.yaml").read_text())
+    with pytest.raises(
+        BadInputError, match=r"capitals is in .*capitals\.yaml and in .*copy\.yaml"
+    ):
+        read(folder)
+    (folder / "copy.yaml").unlink()
     with pytest.raises(BadInputError, match=r"no task capitols in .*; near it are capitals"):
         read(folder, "capitols")
 
