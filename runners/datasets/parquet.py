@@ -43,6 +43,7 @@ def rows_of(
             thrift_container_size_limit=MAX_NAMES_BYTES,
         )
         names = list(table.schema_arrow.names)
+        _check_names(names)
         selected = [name for name in names if name in fields]
         unread = [name for name in names if name not in fields]
         yield 0, json.dumps(unread if selected else []).encode()
@@ -55,9 +56,17 @@ def rows_of(
             for row in batch.to_pylist():
                 number += 1
                 yield number, _line(number, row)
-    except (pa.ArrowException, OSError) as error:
+    except ParquetError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:  # a struct with a field twice
         first = str(error).partition("\n")[0].rstrip(".")
         raise ParquetError(f"it cannot be read as Parquet ({first[:200]})") from None
+
+
+def _check_names(names: list[str]) -> None:
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise ParquetError(f"it has the column “{repeated[:80]}” twice; keep one")
 
 
 def _check_groups(table: pq.ParquetFile, selected: Collection[str], most: int) -> None:

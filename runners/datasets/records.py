@@ -2,11 +2,26 @@
 
 import hashlib
 import json
+import re
+import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import PurePosixPath
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from itertools import islice
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal, NamedTuple, get_args
 
+from runners.datasets.conversations import (
+    NOTHING,
+    REFUSED,
+    ChatSample,
+    DataError,
+    Turn,
+    read_conversation,
+    string_of,
+    system_turns,
+    with_messages,
+)
 from runners.datasets.parquet_process import UnreadableTableError, rows_in_subprocess
 from runners.datasets.text import (
     LongLineError,
@@ -18,10 +33,11 @@ from runners.datasets.text import (
 )
 
 SUFFIXES = (".jsonl", ".parquet", ".txt")
-Format = Literal["text", "chat", "instruction", "completion", "classification"]
+Format = Literal["text", "chat", "sharegpt", "instruction", "completion", "classification"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 FIELDS: Mapping[Format, tuple[str, ...]] = {  # in the order of detection
     "chat": ("messages",),
+    "sharegpt": ("conversations",),
     "instruction": ("instruction", "output"),
     "completion": ("prompt", "completion"),
     "classification": ("text", "label"),
@@ -29,26 +45,22 @@ FIELDS: Mapping[Format, tuple[str, ...]] = {  # in the order of detection
 }
 READ_FIELDS: Mapping[Format, tuple[str, ...]] = {  # what a record of the format may hold besides
     "chat": ("system", "tools", "weight"),
+    "sharegpt": ("system", "tools", "weight"),
     "instruction": ("input", "system", "history", "weight"),
     "completion": ("weight",),
     "classification": ("weight",),
     "text": ("weight",),
 }
-ROLES = ("system", "user", "assistant", "tool")
-READ_OF_MESSAGE = frozenset(
-    {"role", "content", "tool_calls", "weight", "train", "training", "loss"}
-)
-PASSED_ON = ("name", "tool_call_id", "reasoning_content", "thinking")  # to the chat template
-MEDIA = ("image", "images", "audio", "audios", "video", "videos")
-REFUSED: dict[str, str] = {  # fields that change what is learnt, and the way out
-    **dict.fromkeys(
-        MEDIA, "jobs train on text only; remove the field, or the records that need it"
-    ),
-    "functions": "write the functions as “tools”",
-    "function_call": "write the call as “tool_calls”",
-    "chosen": "no job trains on preferences; write the chosen answer as the only one",
-    "rejected": "no job trains on preferences; write the chosen answer as the only one",
+OTHER_SUFFIXES = {  # of public data sets, and the way out
+    ".json": "write the list in it as JSON lines: jq -c '.[]' FILE.json > FILE.jsonl",
+    ".csv": "save it as Parquet",
+    ".tsv": "save it as Parquet",
+    ".arrow": "save it as Parquet",
+    ".md": "a data set of the Hub is in the files below data/",
+    **dict.fromkeys((".gz", ".zst", ".xz", ".zip"), "unpack it first"),
 }
+PART_NAME = re.compile(r"-(\d{5})-of-(\d{5})\.\w+$")  # as the Hub divides data sets
+MAX_FOLDER_FILES, SHOWN_FILES = 4096, 3
 MAX_LINE_BYTES = 4 * 1024**2
 MAX_RECORDS = 2_000_000
 MAX_DOCUMENT_CHARACTERS = 1024**2  # of a .txt file: a longer document is split
@@ -56,28 +68,7 @@ MIN_DOCUMENT_CHARACTERS = 2000  # paragraphs of a .txt file are joined up to thi
 SHOWN_CHARACTERS = 80
 MAX_LABEL_CHARACTERS = 100
 OTHER_CHAT = "write the turns as “messages”, each with its “role” and “content”"
-NOTHING: tuple[object, ...] = (None, "", [], {})  # values of a field that change nothing
-
-
-class DataError(ValueError):
-    """A file or record is invalid; the text gives the reason."""
-
-
-class Turn(NamedTuple):
-    """One message of a conversation.
-
-    ``more`` is a JSON object of its other fields for the chat template; the weight of an answer
-    decides whether it is learnt.
-    """
-
-    role: str
-    content: str
-    more: str = ""
-    is_learnt: bool = True
-
-    def message(self) -> dict[str, Any]:
-        """Return the message as chat templates take it."""
-        return {"role": self.role, "content": self.content, **json.loads(self.more or "{}")}
+ONE_OBJECT = "write one object per line: jq -c '.[]' FILE.json > FILE.jsonl"
 
 
 class TextSample(NamedTuple):
@@ -91,13 +82,6 @@ class CompletionSample(NamedTuple):
 
     prompt: str
     completion: str
-
-
-class ChatSample(NamedTuple):
-    """A conversation; only the assistant's turns are trained on. ``tools`` is a JSON list."""
-
-    turns: tuple[Turn, ...]
-    tools: str = ""
 
 
 class LabelledSample(NamedTuple):
@@ -125,11 +109,36 @@ def suffix_of(name: str) -> str:
     """
     suffix = PurePosixPath(name).suffix.lower()
     if suffix not in SUFFIXES:
+        way_out = f"; {OTHER_SUFFIXES[suffix]}" if suffix in OTHER_SUFFIXES else ""
         raise DataError(
             f"{name}: files of training data end in {', '.join(SUFFIXES[:-1])} or "
-            f"{SUFFIXES[-1]}, not {suffix or 'in nothing'!r}"
+            f"{SUFFIXES[-1]}, not {suffix or 'in nothing'!r}{way_out}"
         )
     return suffix
+
+
+def part_words(name: str) -> str:
+    """Return the sentence about a file that is one of a data set's parts, or nothing."""
+    match = PART_NAME.search(name)
+    if match is None or int(match[2]) == 1:
+        return ""
+    return (
+        f"{name} is part {int(match[1]) + 1} of {int(match[2])} of its data set; the others are "
+        "read only as sources of their own"
+    )
+
+
+def files_in(folder: Path) -> str:
+    """Return the sentence about the files of training data in a folder, such as the Hub's."""
+    paths = sorted(each for each in islice(folder.rglob("*"), MAX_FOLDER_FILES) if each.is_file())
+    names = [
+        each.relative_to(folder).as_posix() for each in paths if each.suffix.lower() in SUFFIXES
+    ]
+    if not names:
+        return f"it holds no {', '.join(SUFFIXES)} file; give a path to one"
+    more = f" and {len(names) - SHOWN_FILES} more" if len(names) > SHOWN_FILES else ""
+    listed = ", ".join(names[:SHOWN_FILES]) + more
+    return f"give one of its files, or several as sources by weight: {listed}"
 
 
 def digest_of(sample: Sample) -> bytes:
@@ -279,15 +288,20 @@ class Reader:
         try:
             document = read_json(text)
         except TextError as error:
-            raise self._error(line, str(error), text) from None
+            is_begun = text.strip() == "{" or text.startswith("[")  # a document of several lines
+            reason = f"it is no JSON object of one line; {ONE_OBJECT}" if is_begun else str(error)
+            raise self._error(line, reason, text) from None
         if not isinstance(document, dict):
-            raise self._error(line, "it is not a JSON object; write one object per line", text)
+            raise self._error(line, f"it is not a JSON object; {ONE_OBJECT}", text)
         if self.format is None:
             self.format = self._format_of(line, document, text)
         if self.suffix == ".parquet":
             document = {name: _without_nulls(value) for name, value in document.items()}
         left_out: set[str] = set(self._unread_columns)
         try:
+            _refuse_preference(document)
+            if self.format == "chat":
+                document = with_messages(document)
             _refuse(document, self.format, left_out)
             sample = _READERS[self.format](document, left_out)
         except (DataError, TextError) as error:
@@ -299,9 +313,11 @@ class Reader:
     def _format_of(self, line: int, document: Mapping[str, Any], text: str) -> Format:
         for each, fields in FIELDS.items():
             if all(field in document for field in fields):
-                return each
-        for name, way_out in (REFUSED | {"conversations": OTHER_CHAT}).items():
-            if document.get(name) not in NOTHING:
+                is_chat = each == "completion" and isinstance(document["completion"], list)
+                return "chat" if is_chat else each
+        for name, way_out in (REFUSED | {"conversation": OTHER_CHAT}).items():
+            is_column = self.suffix == ".parquet" and name in document  # its values are not read
+            if is_column or document.get(name) not in NOTHING:
                 raise self._error(line, f"“{name}”: {way_out}", text)
         names = {*map(str, document), *self._unread_columns}
         fields_present = ", ".join(sorted(names)[:8]) or "none"
@@ -315,18 +331,7 @@ class Reader:
 
 def _wanted() -> str:
     listed = "; ".join(f"{each}: {', '.join(fields)}" for each, fields in FIELDS.items())
-    return f"it has the fields of no known format ({listed})"
-
-
-def _string(document: Mapping[str, Any], name: str, *, is_needed: bool = True) -> str:
-    value = document.get(name, None if is_needed else "")
-    if value is None and not is_needed:
-        return ""
-    if not isinstance(value, str):
-        problem = "missing" if name not in document else f"not text but {type(value).__name__}"
-        listed = ", ".join(sorted(map(str, document))[:8]) or "none"
-        raise DataError(f"“{name}” is {problem}; its fields are {listed[:200]}")
-    return storable(value, name)
+    return f"it has the fields of no known format; rename them to those of one ({listed})"
 
 
 def _without_nulls(value: Any) -> Any:  # noqa: ANN401 (JSON)
@@ -349,11 +354,6 @@ def _refuse(document: Mapping[str, Any], form: Format, left_out: set[str]) -> No
         if name in REFUSED:
             raise DataError(f"“{name}”: {REFUSED[name]}")
         left_out.add(name)
-    if form == "completion" and isinstance(document.get("label"), bool):
-        raise DataError(
-            "“label” says whether the completion is wanted, and no job trains on preferences; "
-            "leave out the records whose label is false, and the field"
-        )
     if (weight := document.get("weight", 1)) not in (None, 1):
         raise DataError(
             f"“weight” of a record is {json.dumps(weight)[:40]}, and every record has weight 1; "
@@ -361,29 +361,33 @@ def _refuse(document: Mapping[str, Any], form: Format, left_out: set[str]) -> No
         )
 
 
+def _refuse_preference(document: Mapping[str, Any]) -> None:
+    """Refuse a record of KTO, whose label is true or false."""
+    if "completion" in document and isinstance(document.get("label"), bool):
+        raise DataError(
+            "“label” says whether the completion is wanted, and no job trains on preferences; "
+            "leave out the records whose label is false, and the field"
+        )
+
+
 def _text(document: Mapping[str, Any], _left_out: set[str]) -> TextSample | None:
-    text = _string(document, "text")
+    text = string_of(document, "text")
     return TextSample(text) if text.strip() else None
 
 
 def _completion(document: Mapping[str, Any], _left_out: set[str]) -> CompletionSample | None:
-    prompt, completion = _string(document, "prompt"), _string(document, "completion")
+    prompt, completion = string_of(document, "prompt"), string_of(document, "completion")
     return CompletionSample(prompt, completion) if completion.strip() else None
 
 
 def _instruction(document: Mapping[str, Any], _left_out: set[str]) -> ChatSample | None:
-    parts = [_string(document, "instruction"), _string(document, "input", is_needed=False)]
-    answer = _string(document, "output")
-    turns = [*_system(document), *_history(document)]
+    parts = [string_of(document, "instruction"), string_of(document, "input", is_needed=False)]
+    answer = string_of(document, "output")
+    turns = [*system_turns(document), *_history(document)]
     if not answer.strip():
         return None
     prompt = "\n\n".join(part for part in parts if part.strip())
     return ChatSample((*turns, Turn("user", prompt), Turn("assistant", answer)))
-
-
-def _system(document: Mapping[str, Any]) -> list[Turn]:
-    text = _string(document, "system", is_needed=False)
-    return [Turn("system", text)] if text.strip() else []
 
 
 def _history(document: Mapping[str, Any]) -> Iterator[Turn]:
@@ -398,124 +402,8 @@ def _history(document: Mapping[str, Any]) -> Iterator[Turn]:
             yield Turn(role, storable(text, f"history {number}"))
 
 
-def _chat(document: Mapping[str, Any], left_out: set[str]) -> ChatSample | None:
-    messages = document.get("messages")
-    if not isinstance(messages, list):
-        raise DataError("“messages” is not a list of messages with “role” and “content”")
-    turns = [_turn(number, each, left_out) for number, each in enumerate(messages, 1)]
-    if not turns:
-        return None
-    if not any(turn.role == "assistant" for turn in turns):
-        raise DataError("no message has the role “assistant”, and only those have a loss; add one")
-    if system := _system(document):
-        if any(turn.role == "system" for turn in turns):
-            raise DataError("“system” stands beside a message of that role; keep one of them")
-        turns = [*system, *turns]
-    if not any(turn.role == "assistant" and turn.is_learnt for turn in turns):
-        return None
-    return ChatSample(tuple(turns), _tools(document))
-
-
-def _tools(document: Mapping[str, Any]) -> str:
-    """Return the JSON list of a record's tools; some files hold it as a text."""
-    tools = document.get("tools")
-    if tools in NOTHING:
-        return ""
-    if isinstance(tools, str):
-        tools = read_json(tools)
-    if not isinstance(tools, list) or not all(map(_tool_name, tools)):
-        raise DataError('“tools” is not a list of {"type": "function", "function": {"name": …}}')
-    return storable(json.dumps(tools, ensure_ascii=False), "tools")
-
-
-def _tool_name(tool: object) -> str:
-    """Return the name of a tool or call, or nothing for what is none."""
-    inner = tool.get("function", tool) if isinstance(tool, dict) else None
-    name = inner.get("name") if isinstance(inner, dict) else None
-    return name if isinstance(name, str) else ""
-
-
-def _turn(number: int, message: object, left_out: set[str]) -> Turn:
-    if not isinstance(message, dict):
-        raise DataError(f"message {number} is not an object with “role” and “content”")
-    role = message.get("role")
-    if role not in ROLES:
-        raise DataError(
-            f"message {number} has the role {str(role)[:40]!r}; known are {', '.join(ROLES)}"
-        )
-    for name, value in message.items():
-        if name not in READ_OF_MESSAGE and name not in PASSED_ON and value not in NOTHING:
-            if name in REFUSED:
-                raise DataError(f"message {number}: “{name}”: {REFUSED[name]}")
-            left_out.add(f"messages.{name}")
-    more = {name: message[name] for name in PASSED_ON if message.get(name) not in NOTHING}
-    for name, value in more.items():
-        if not isinstance(value, str):
-            raise DataError(f"message {number}: “{name}” is not text but {type(value).__name__}")
-    if calls := _tool_calls(number, str(role), message):
-        more["tool_calls"] = calls
-    content = _content(number, message, is_needed=not calls)
-    is_learnt = _is_learnt(number, message)
-    if role == "assistant" and not content.strip() and not calls:
-        is_learnt = False  # nobody wants to teach silence
-    text = storable(json.dumps(more, ensure_ascii=False), f"message {number}") if more else ""
-    return Turn(str(role), content, text, is_learnt or role != "assistant")
-
-
-def _content(number: int, message: dict[str, Any], *, is_needed: bool) -> str:
-    """Return a message's text; the texts of a list of parts are joined."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return _string(message, "content", is_needed=is_needed)
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        if kind != "text" or not isinstance(part, dict) or not isinstance(part.get("text"), str):
-            raise DataError(
-                f"message {number} has a part of the type {str(kind)[:40]!r}; {REFUSED['image']}"
-            )
-        texts.append(storable(part["text"], "content"))
-    return "".join(texts)
-
-
-def _tool_calls(number: int, role: str, message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a message's tool calls, their arguments as the objects that templates take."""
-    calls = message.get("tool_calls")
-    if calls in NOTHING:
-        return []
-    if role != "assistant" or not isinstance(calls, list) or not all(map(_tool_name, calls)):
-        raise DataError(
-            f"message {number}: “tool_calls” is not a list in an assistant message of "
-            '{"type": "function", "function": {"name": …, "arguments": …}}'
-        )
-    return [_tool_call(number, call) for call in calls]
-
-
-def _tool_call(number: int, call: dict[str, Any]) -> dict[str, Any]:
-    inner = dict(call.get("function", call))
-    arguments = inner.get("arguments")
-    if isinstance(arguments, str):
-        arguments = read_json(arguments) if arguments.strip() else {}
-    if not isinstance(arguments, dict | None):
-        raise DataError(f"message {number}: “arguments” of a tool call is not a JSON object")
-    return {"type": "function", **call, "function": {**inner, "arguments": arguments or {}}}
-
-
-def _is_learnt(number: int, message: dict[str, Any]) -> bool:
-    """Return whether a message's weight, or the mark of other trainers, says that it is learnt."""
-    is_learnt = True
-    for name in ("weight", "train", "training", "loss"):
-        value = message.get(name)
-        if value not in (None, 0, 1):
-            raise DataError(
-                f"message {number}: “{name}” is {json.dumps(value)[:40]}; it can be 0 or 1"
-            )
-        is_learnt = is_learnt and value != 0
-    return is_learnt
-
-
 def _labelled(document: Mapping[str, Any], _left_out: set[str]) -> LabelledSample | None:
-    text, label = _string(document, "text"), document.get("label")
+    text, label = string_of(document, "text"), document.get("label")
     if isinstance(label, int) and not isinstance(label, bool):
         label = str(label)
     if not isinstance(label, str) or not label.strip():
@@ -526,15 +414,17 @@ def _labelled(document: Mapping[str, Any], _left_out: set[str]) -> LabelledSampl
             f"“label” has {len(label)} characters, and the most is {MAX_LABEL_CHARACTERS}; name "
             "the class in fewer"
         )
-    return LabelledSample(text, storable(label.strip(), "label")) if text.strip() else None
+    label = unicodedata.normalize("NFC", storable(label.strip(), "label"))  # else two classes
+    return LabelledSample(text, label) if text.strip() else None
 
 
-_READERS = {
+_READERS: Mapping[Format, Callable[[Mapping[str, Any], set[str]], Sample | None]] = {
     "text": _text,
     "classification": _labelled,
     "completion": _completion,
     "instruction": _instruction,
-    "chat": _chat,
+    "chat": read_conversation,
+    "sharegpt": partial(read_conversation, field="conversations"),
 }
 
 

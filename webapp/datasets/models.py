@@ -3,7 +3,7 @@
 from django.conf import settings
 from django.db import models
 
-from runners.datasets.records import left_out_words
+from runners.datasets.records import left_out_words, part_words
 from webapp.accounts.models import TeamOwned
 
 
@@ -35,7 +35,9 @@ class Dataset(TeamOwned):
         noun = "record" if self.num_empty == 1 else "records"
         empty = [f"{self.num_empty:,} {noun} without an answer to learn"] * bool(self.num_empty)
         parts = [*empty, *filter(None, [left_out_words(self.left_out)])]
-        return f"Left out in training: {'; '.join(parts)}." if parts else ""
+        left_out = [f"Left out in training: {'; '.join(parts)}."] * bool(parts)
+        part = [f"{words}."] if (words := part_words(self.name)) else []
+        return " ".join([*left_out, *part])
 
     def __str__(self) -> str:
         return self.name

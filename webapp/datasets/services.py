@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -11,7 +12,8 @@ from django.contrib.auth.models import User
 from django.core.files.uploadedfile import UploadedFile
 from django.db import transaction
 
-from runners.datasets.records import DataError, FileSummary, check_file
+from runners.datasets.conversations import DataError
+from runners.datasets.records import FileSummary, check_file
 from runners.jobspec.base import MAX_UPLOAD_BYTES
 from webapp.accounts.models import Team
 from webapp.audit.models import event_record
@@ -50,8 +52,11 @@ def path_of(dataset: Dataset) -> Path:
 
 
 def stored_name(name: str) -> str:
-    """Return the file name of an upload in at most ``MAX_NAME`` characters, with its ending."""
-    path = PurePosixPath(name.replace("\\", "/"))
+    """Return the file name of an upload in at most ``MAX_NAME`` characters, with its ending.
+
+    Accents are composed: macOS sends them apart, and the same name would be another.
+    """
+    path = PurePosixPath(unicodedata.normalize("NFC", name).replace("\\", "/"))
     ending = path.suffix[-MAX_ENDING:]
     return (
         path.name if len(path.name) <= MAX_NAME else path.stem[: MAX_NAME - len(ending)] + ending

@@ -68,6 +68,10 @@ def dataset_upload(request: HttpRequest) -> HttpResponse:
 
 def upload_of_request(request: HttpRequest, team: Team) -> Dataset | HttpResponse | None:
     """Return the stored dataset, an error page, or None after adding an error message."""
+    sent = request.FILES.getlist("file")
+    if len(sent) > 1:
+        messages.error(request, f"{len(sent)} files were sent. Upload them one at a time.")
+        return None
     upload = request.FILES.get("file")
     if not isinstance(upload, UploadedFile):
         messages.error(request, "No file was chosen. Choose a file, or drop one on the field.")

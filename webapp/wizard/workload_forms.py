@@ -5,7 +5,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from django import forms
 
-from runners.datasets.records import DataError, suffix_of
+from runners.datasets.conversations import DataError
+from runners.datasets.records import suffix_of
 from runners.datasets.text import unix_lines
 from runners.jobspec.base import LONGEST_PROMPT, MOST_PROMPTS
 from webapp.core.display import sentence
@@ -160,6 +161,7 @@ READ_AS = [
     ("", "By its first record"),
     ("text", "Text"),
     ("chat", "Chats: “messages”"),
+    ("sharegpt", "Chats of ShareGPT: “conversations”"),
     ("instruction", "Instructions: “instruction”, “output”"),
     ("classification", "Classes: “text”, “label”"),
     ("completion", "Prompts: “prompt”, “completion”"),

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from runners.datasets.records import left_out_words
+from runners.datasets.records import left_out_words, part_words
 from runners.jobs.corpus import Corpus
 from runners.jobs.loading import library_fields, ready
 from runners.jobs.model_files import check_config, opened_model
@@ -117,6 +117,8 @@ def read_labelled(
     remarks = [left_out_words(classes.left_out)] if classes.left_out else []
     if classes.num_empty:
         remarks.append(f"{classes.num_empty} empty records are left out")
+    if part := part_words(file.name):
+        remarks.append(part)
     if remarks:
         notes["data_remarks"] = "; ".join(remarks)
     return Data(batches, evaluator, digest, measured, notes, classes.names)

@@ -17,11 +17,9 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from runners.datasets.conversations import PASSED_ON, ChatSample, DataError
 from runners.datasets.records import (
-    PASSED_ON,
-    ChatSample,
     CompletionSample,
-    DataError,
     Format,
     Reader,
     Record,
@@ -163,7 +161,7 @@ def set_default_template(tokenizer: PreTrainedTokenizerFast) -> bool:
 # transformers ships types, but leaves some of its functions untyped.
 
 
-LAYOUT_VERSION = 2  # raise when the meaning of the cached files changes
+LAYOUT_VERSION = 3  # raise when the meaning of the cached files changes
 BATCH_CHARACTERS = 2**20
 BATCH_RECORDS = 256
 READ_BYTES = 2**20

@@ -16,13 +16,15 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from runners.datasets.conversations import DataError
 from runners.datasets.records import (
-    DataError,
     LabelledSample,
     Reader,
     Record,
     digest_of,
+    files_in,
     left_out_words,
+    part_words,
 )
 from runners.jobs.corpus import VALIDATION_SEQUENCES, TokenIds, updated_weights
 from runners.jobs.model_files import model_roots, open_file
@@ -467,6 +469,8 @@ class _SourceSummary:
         self.by_source.append((name, HeldOutRows([rows_of(documents, few, 0, ONE_A_ROW)])))
 
     def _remark(self, name: str, facts: dict[str, Any]) -> None:
+        if part := part_words(name):
+            self.remarks.append(part)
         if facts["is_template_ours"]:
             self.remarks.append(
                 f"{name}: the tokenizer has no chat template, so conversations are written in "
@@ -526,6 +530,8 @@ def open_source(job: Job, source: FileData | UploadedData) -> Iterator[DataFile]
     else:
         roots = list(model_roots(job.host_dir))
         path, name = (roots[0] / source.path).resolve(), Path(source.path).name
+        if path.is_dir() and any(path.is_relative_to(root) for root in roots):
+            raise MissingModelError(f"training data {name} is a folder; {files_in(path)}")
     try:
         handle = open_file(path, roots)
     except MissingModelError as error:

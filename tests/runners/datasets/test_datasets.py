@@ -12,14 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from runners.datasets import parquet_process
+from runners.datasets.conversations import ChatSample, DataError, Turn
 from runners.datasets.records import (
     MAX_LINE_BYTES,
-    ChatSample,
     CompletionSample,
-    DataError,
     Reader,
     TextSample,
-    Turn,
     check_file,
     digest_of,
     left_out_words,
@@ -88,7 +86,8 @@ def test_what_is_wrong_with_a_line_is_said_with_its_number_and_beginning():
         (rb'{"text": "a\u0000b"}', "line 2: “text” holds a null character"),
         (rb'{"text": "a\ud800b"}', "line 2: “text” holds half of a surrogate pair at character 2"),
         (b"[1]", "line 2: it is not a JSON object"),
-        (b"[" * 100_000, "line 2: it is nested 100000 deep; 100 is the limit"),
+        (b"[" * 100_000, "line 2: it is no JSON object of one line; write one object per line"),
+        (b"{", "line 2: it is no JSON object of one line; write one object per line: jq -c"),
         (b'{"text": "a", "text": "b"}', "line 2: it has the key “text” twice in one object"),
         (b'{"body": "x"}', "line 2: “text” is missing; its fields are body"),
         (b'{"text": 7}', "line 2: “text” is not text but int"),
@@ -107,7 +106,7 @@ def test_what_is_wrong_with_a_first_record():
             {"prompt": "q", "chosen": "a", "rejected": "b"},
             "“chosen”: no job trains on preferences",
         ),
-        ({"conversations": [{"from": "human", "value": "q"}]}, "“conversations”: write the turns"),
+        ({"conversation": [{"from": "human", "value": "q"}]}, "“conversation”: write the turns"),
         ({"messages": "hi"}, "“messages” is not a list"),
         ({"messages": [1]}, "message 1 is not an object"),
         ({"messages": [{"role": "bot", "content": "1"}]}, "role 'bot'; known are system, user"),

@@ -12,8 +12,9 @@ from django.forms import ValidationError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.datasets import records
-from runners.datasets.records import DataError, Reader
+from runners.datasets import conversations, records
+from runners.datasets.conversations import DataError
+from runners.datasets.records import Reader
 from runners.datasets.text import (
     MARK,
     MAX_DEPTH,
@@ -130,7 +131,7 @@ def test_what_no_tokenizer_takes_and_what_is_no_json_is_refused_with_its_place(t
 
 def test_no_reader_decodes_or_parses_beside_the_one():
     own = ('json.loads(self.more or "{}")', 'raw.decode("utf-8", "replace")')
-    for module in (records, evaluation_tasks, forms):
+    for module in (conversations, records, evaluation_tasks, forms):
         text = Path(module.__file__).read_text()
         for each in own:
             text = text.replace(each, "")

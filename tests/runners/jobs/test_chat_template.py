@@ -2,7 +2,7 @@
 
 import pytest
 
-from runners.datasets.records import ChatSample, Turn
+from runners.datasets.conversations import ChatSample, Turn
 from runners.jobs.chat_template import TemplateRefusedError, template_fault
 from runners.jobs.corpus import Corpus, Document, demo_tokenizer
 from runners.jobs.runtime import BadInputError

@@ -120,6 +120,17 @@ def test_a_preview_says_what_jobs_do_not_learn_from(alice):
     assert page.content.decode().count(f"{said}with their records: “id” (3).") == 2
 
 
+def test_one_part_of_a_data_set_and_several_files_at_once_are_told(alice):
+    client = client_of(alice)
+    part = upload(name="train-00000-of-00003.jsonl")
+    page = client.post("/data/upload/", {"file": part}, follow=True).content.decode()
+    assert page.count("train-00000-of-00003.jsonl is part 1 of 3 of its data set; the others") == 2
+    two = {"file": [upload(name="a.jsonl"), upload(name="b.jsonl")]}
+    page = client.post("/data/upload/", two, follow=True).content.decode()
+    assert "2 files were sent. Upload them one at a time." in page
+    assert Dataset.objects.count() == 1
+
+
 def test_a_long_name_of_a_file_keeps_its_ending(team, alice):
     for name, stored in [
         ("n" * 250 + ".jsonl", "n" * 194 + ".jsonl"),
@@ -127,6 +138,7 @@ def test_a_long_name_of_a_file_keeps_its_ending(team, alice):
         ("a/b\\c.jsonl", "c.jsonl"),
         ("n" * 250, "n" * 200),
         ("." + "n" * 250, "." + "n" * 199),
+        ("cafe\u0301.jsonl", "caf\u00e9.jsonl"),  # as macOS sends it
     ]:
         assert services.stored_name(name) == stored, name
     assert dataset_store(team=team, by=alice, upload=upload(name="n" * 250 + ".jsonl")).name

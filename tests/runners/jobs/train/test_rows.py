@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from runners.datasets.records import ChatSample, Turn
+from runners.datasets.conversations import ChatSample, Turn
 from runners.jobs.corpus import Corpus, Document, demo_tokenizer
 from runners.jobs.loading import fresh_model
 from runners.jobs.runtime import BadInputError
