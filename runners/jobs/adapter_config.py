@@ -29,7 +29,18 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "modules_to_save": (None, []),
     "target_parameters": (None, []),
     "trainable_token_indices": (None,),
+    "rank_pattern": (None, {}),
 }
+# Options of training only, and those that say which layers there are: the tensors say it too.
+WITHOUT_EFFECT = frozenset({
+    "peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path",
+    "revision", "inference_mode", "r", "lora_alpha", "lora_dropout", "use_rslora",
+    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "megatron_core",
+    "init_lora_weights", "qalora_group_size", "runtime_config", "eva_config",
+})  # fmt: skip
+# Initialisations that change the base's weights too: the matrices alone are not the adapter.
+CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
+UNSET: tuple[object, ...] = (None, False, "", [], {})
 
 
 def scale_of(name: str, config: Mapping[str, Any]) -> float:
@@ -43,13 +54,21 @@ def scale_of(name: str, config: Mapping[str, Any]) -> float:
     for field, neutral in NEUTRAL.items():
         if config.get(field) not in neutral:
             refuse(name, f"has {field} {str(config[field])[:40]!r}, which is not applied here")
+    for field, value in config.items():
+        if field not in NEUTRAL and field not in WITHOUT_EFFECT and value not in UNSET:
+            shown = f"{field[:40]} {str(value)[:40]!r}"
+            refuse(name, f"has {shown}, an option that is not known here; merge it with peft")
+    if str(config.get("init_lora_weights")).startswith(CHANGED_BASES):
+        refuse(
+            name,
+            f"began as {str(config['init_lora_weights'])[:40]!r}, which changed its base; convert "
+            "it with peft's path_initial_model_for_weight_conversion",
+        )
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or not 1 <= rank <= MAX_RANK:
         refuse(name, f"has r {str(rank)[:40]!r}; 1 to {MAX_RANK} is possible")
     if not isinstance(alpha, int | float) or not math.isfinite(alpha):
         refuse(name, f"has lora_alpha {str(alpha)[:40]!r}, which is not a finite number")
-    if config.get("rank_pattern") not in (None, {}):
-        refuse(name, "has a rank_pattern, which is not applied here")
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
+from runners.datasets.conversations import NOTHING
+from runners.datasets.records import left_out_words
 from runners.datasets.text import (
     LongLineError,
     TextError,
@@ -257,11 +261,23 @@ def notes_of(peak: Peak, num_before: int) -> dict[str, str]:
 MAX_PROMPTS = 100_000
 MAX_LINE_BYTES = 1024**2
 UNSAID = ""
-UNSUPPORTED_FIELDS = (  # of a line; any other field is the reader's own note
-    "system", "messages", "history", "tools", "images", "image", "audio", "max_tokens",
-    "max_completion_tokens", "temperature", "top_p", "stop", "seed",
+# Values in a model's generation_config.json that would change an answer, and those that do not.
+SAMPLING_SETTINGS = (
+    "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty",
+    "no_repeat_ngram_size", "bad_words_ids", "min_length", "min_new_tokens", "num_beams",
+    "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens",
+    "sequence_bias", "guidance_scale", "stop_strings",
 )  # fmt: skip
-NOTHING: tuple[object, ...] = (None, "", [], {})
+NEUTRAL: tuple[object, ...] = (None, False, 0, 1, [], {})
+READ_FIELDS = frozenset({"prompt", "id", "adapter"})
+UNSUPPORTED_FIELDS = frozenset({  # of a line; any other field is counted and left out
+    "system", "messages", "history", "tools", "tool_choice", "response_format", "images", "image",
+    "audio", "video", "max_tokens", "max_completion_tokens", "max_new_tokens", "output_tokens",
+    "min_tokens", "temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "seed",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "model",
+    "chat_template", "suffix",
+})  # fmt: skip
+MAX_ID_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
@@ -280,6 +296,7 @@ class TextPrompt(NamedTuple):
     name: str
     text: str
     adapter: str | None = UNSAID
+    unread: tuple[str, ...] = ()  # names of the line's other fields
 
 
 def read_texts(job: Job, source: Prompts) -> list[TextPrompt]:
@@ -294,6 +311,25 @@ def read_texts(job: Job, source: Prompts) -> list[TextPrompt]:
     if isinstance(source, FilePrompts):
         return _file_texts(source.path, model_roots(job.host_dir))
     return []
+
+
+def remarks_of(texts: Sequence[TextPrompt], model: PreTrainedModel) -> dict[str, str]:
+    """Return notes on what of a prompts file and of the model's own settings is not applied."""
+    notes = {}
+    if unread := Counter(name for each in texts for name in each.unread):
+        notes["prompts_file"] = left_out_words(unread)
+    config = getattr(model, "generation_config", None)
+    values = {name: getattr(config, name, None) for name in SAMPLING_SETTINGS}
+    settings = [
+        f"{name} {value}"
+        for name, value in values.items()
+        if value is True or value not in NEUTRAL  # True is 1
+    ]
+    if settings:
+        notes["generation_config"] = (
+            f"not applied, as answers are greedy: {', '.join(settings)[:400]}"
+        )
+    return notes
 
 
 def tokenise_prompts(
@@ -428,20 +464,20 @@ def _read_line(name: str, number: int, line: bytes, suffix: str) -> TextPrompt:
     adapter = document.get("adapter", UNSAID)
     if not (adapter is None or isinstance(adapter, str)):
         raise BadInputError(f'{where} has no name in "adapter"; write {{"adapter": "NAME"}}')
-    for field_name in UNSUPPORTED_FIELDS:
-        if document.get(field_name) not in NOTHING:
-            raise BadInputError(
-                f"{where}: “{field_name}” would change the answer and is not supported in a "
-                "prompts file; write all of it into “prompt”, or set it in the plan"
-            )
-    try:
-        prompt, name_of_it = (
-            storable(prompt, "prompt"),
-            storable(str(document.get("id", number)), "id"),
+    others = {name for name, value in document.items() if value not in NOTHING} - READ_FIELDS
+    if unsupported := sorted(others & UNSUPPORTED_FIELDS):
+        raise BadInputError(
+            f"{where}: “{unsupported[0]}” would change the answer and is not supported in a "
+            "prompts file; write all of it into “prompt”, or set it in the plan"
         )
-    except TextError as error:
-        raise BadInputError(f"{where}: {error}") from None
-    return TextPrompt(name_of_it[:200], prompt, adapter and adapter[:200])
+    label = document.get("id")
+    if not isinstance(label, str | int | float | None) or len(str(label)) > MAX_ID_CHARACTERS:
+        raise BadInputError(
+            f"{where}: “id” is no text or number of at most {MAX_ID_CHARACTERS} characters; "
+            "shorten it, or leave it out"
+        )
+    label = str(number if label in NOTHING else label)
+    return TextPrompt(label, prompt, adapter, tuple(sorted(others)))
 
 
 # Prompts from the host's own text

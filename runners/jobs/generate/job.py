@@ -23,6 +23,7 @@ from runners.jobs.generate.answering import (
     prompts_digest,
     publish_outputs,
     read_texts,
+    remarks_of,
     tokenise_prompts,
 )
 from runners.jobs.generate.batching import DraftSource, check_draft
@@ -118,7 +119,7 @@ def _prepare(
     run = GenerationRun(
         job, spec, placed, prompts, journal, limits, meter, stages, draft_source, adapters
     )
-    run.notes["attention"] = attention
+    run.notes |= {"attention": attention, **remarks_of(texts, loaded.model)}
     if names:
         run.notes["adapters"] = f"{', '.join(names)}: one batch holds prompts of all of them"
     if placed.where:

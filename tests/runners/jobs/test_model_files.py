@@ -360,7 +360,10 @@ def test_what_is_not_applied_is_refused_by_its_field(adapter, model):
         ("r", 0, "has r '0'; 1 to 1024"),
         ("r", "4", "has r '4'; 1 to 1024"),
         ("lora_alpha", None, "has lora_alpha 'None', which is not a finite number"),
-        ("rank_pattern", {"q_proj": 2}, "has a rank_pattern"),
+        ("rank_pattern", {"q_proj": 2}, "has rank_pattern .*, which is not applied here"),
+        ("of_a_later_peft", 0.5, "has of_a_later_peft '0.5', an option that is not known here"),
+        ("kasa_config", {"a": 1}, "has kasa_config .*, an option that is not known here"),
+        ("init_lora_weights", "pissa_niter_16", "began as 'pissa_niter_16', which changed its"),
     ):
         (adapter / CONFIG).write_text(json.dumps(json.loads(applied) | {field: value}))
 

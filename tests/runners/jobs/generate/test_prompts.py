@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from transformers import GenerationConfig
 
 from runners.jobs.generate import answering
 from runners.jobs.generate.answering import (
@@ -18,6 +20,7 @@ from runners.jobs.generate.answering import (
     earlier_journals,
     read_records,
     read_texts,
+    remarks_of,
 )
 from runners.jobs.generate.batching import (
     POLICIES,
@@ -26,10 +29,11 @@ from runners.jobs.generate.batching import (
     sorted_batches,
     turbo_batches,
 )
+from runners.jobs.loading import fresh_model
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import DemoPrompts, FilePrompts, GenerateSpec, InlinePrompts
 from tests.runners.jobs.cases import refused
-from tests.runners.jobs.tiny import TINY
+from tests.runners.jobs.tiny import TINY, TINY_CONFIG
 
 
 @pytest.fixture
@@ -85,6 +89,9 @@ def test_a_line_that_is_no_prompt_is_refused_by_its_number(read):
         (b"{", "line 1: it is not valid JSON"),
         (b"[" * 100_000, "line 1: it is nested 100000 deep; 100 is the limit"),
         (b'{"prompt": "a", "prompt": "b"}', "line 1: it has the key “prompt” twice"),
+        (b'{"prompt": "a", "repetition_penalty": 2}', "“repetition_penalty” would change the"),
+        (b'{"prompt": "a", "id": ["b"]}', "line 1: “id” is no text or number of at most 200"),
+        (b'{"prompt": "a", "id": "%s"}' % (b"b" * 201), "“id” is no text or number of at most"),
         (b'"text"', 'line 1 has no text in "prompt"'),
         (b'{"prompt": 7}', 'line 1 has no text in "prompt"'),
         (b'{"prompt": ""}', 'line 1 has no text in "prompt"'),
@@ -92,6 +99,22 @@ def test_a_line_that_is_no_prompt_is_refused_by_its_number(read):
     ):
         with refused(BadInputError, words, (line, words)):
             read(line + b"\n", "pile.jsonl")
+
+
+def test_what_of_a_prompts_file_and_of_a_models_settings_is_not_applied_is_noted(read):
+    lines = [{"prompt": "a", "topic": "x", "id": None}, {"prompt": "b", "topic": "", "id": 7}]
+    found = read("\n".join(map(json.dumps, lines)).encode(), "pile.jsonl")
+    assert [each.name for each in found] == ["1", "7"]
+    model = fresh_model(TINY_CONFIG, torch.float32)
+    fields = "fields that are left out, with their records: “topic” (1)"
+    assert remarks_of(found, model) == {"prompts_file": fields}
+    model.generation_config = GenerationConfig(
+        do_sample=True, temperature=0.6, repetition_penalty=1.05, eos_token_id=2, top_p=1.0
+    )
+    assert remarks_of(found[1:], model) == {
+        "generation_config": "not applied, as answers are greedy: do_sample True, "
+        "temperature 0.6, repetition_penalty 1.05"
+    }
 
 
 def test_a_prompt_beyond_the_models_positions_is_refused_with_the_numbers():
