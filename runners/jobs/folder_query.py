@@ -16,8 +16,9 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
@@ -28,12 +29,14 @@ from runners.jobs.model_files import (
     LENGTH_BYTES,
     MAX_INDEX_BYTES,
     check_config,
+    check_gguf,
     disguise,
+    gguf_files,
     open_file,
     read_config,
     weight_names,
 )
-from runners.jobs.runtime import BadInputError, MissingModelError
+from runners.jobs.runtime import BadInputError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -272,9 +275,16 @@ def fit() -> None:
     """Answer a query with the fitted arguments and each device's memory, or why there is none."""
     query = start()
     try:
-        name = gguf_name(query.folder)
-        answer(reading=name)
-        with query.open_path(name) as path:
+        names = [path.name for path in gguf_files(query.folder)]
+        answer(reading=names[0])
+        with ExitStack() as stack:
+            # llama.cpp finds the parts of a model by their names beside the first one.
+            links = Path(stack.enter_context(TemporaryDirectory()))
+            for name in names:
+                opened = stack.enter_context(query.open_path(name))
+                check_gguf(opened, name)
+                (links / name).symlink_to(opened)
+            path = links / names[0]
             context = ["-c", str(query.context_tokens)] if query.context_tokens else []
             arguments = fitted_arguments(_run(path, context))
             answer(arguments=arguments)
@@ -282,18 +292,6 @@ def fit() -> None:
             answer(devices=[list(each) for each in device_memory(printed)])
     except BadInputError as error:
         answer(problem=str(error)[:240])
-
-
-def gguf_name(folder: Path) -> str:
-    """Return the name of a folder's GGUF file.
-
-    Raises:
-        MissingModelError: the folder has none, or several.
-    """
-    names = sorted(path.name for path in folder.glob("*.gguf"))
-    if len(names) != 1:
-        raise MissingModelError(f"the folder has {len(names)} .gguf files; keep one in it")
-    return names[0]
 
 
 def fitted_arguments(output: str) -> list[str]:
@@ -323,7 +321,7 @@ def device_memory(output: str) -> list[DeviceMemory]:
 
 
 def _run(path: Path, arguments: list[str]) -> str:
-    """Return the tool's standard output.
+    """Return the tool's standard output about a file, a link to a descriptor of this process.
 
     Raises:
         BadInputError: the tool failed (with its last error line) or took too long.
@@ -337,7 +335,7 @@ def _run(path: Path, arguments: list[str]) -> str:
             errors="replace",
             timeout=TOOL_SECONDS,
             check=False,
-            pass_fds=(int(path.name),),  # a path below /proc/self/fd
+            pass_fds=[int(each.readlink().name) for each in path.parent.iterdir()],
         )
     except subprocess.TimeoutExpired:
         raise BadInputError(f"{TOOL} took longer than {TOOL_SECONDS:g} s") from None

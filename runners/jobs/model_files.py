@@ -364,6 +364,85 @@ def _is_object(file: int, size: int) -> bool:
         return False
 
 
+# Which GGUF files of a folder are its model: the only one, or all parts of the only split one.
+# llama.cpp opens the first part by its name and finds the others beside it. Source:
+# https://github.com/ggml-org/llama.cpp, tools/gguf-split (``%s-%05d-of-%05d.gguf``).
+
+
+GGUF = ".gguf"
+GGUF_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
+PROJECTOR, IMPORTANCE = "mmproj", "imatrix"  # in names of what lies beside models
+
+
+def gguf_files(folder: Path) -> list[Path]:
+    """Return the GGUF files that are a folder's model: one, or the parts of one in their order.
+
+    Raises:
+        MissingModelError: there is none, or a part is not there.
+        BadInputError: there are several models.
+    """
+    names = _names_in(folder) if folder.is_dir() else set()
+    return [folder / name for name in gguf_names(names, str(folder), _inner_gguf(folder))]
+
+
+def check_gguf(path: Path, name: str) -> None:
+    """Reject a file that is not GGUF.
+
+    Raises:
+        BadInputError: it is of another kind, such as a Git LFS pointer.
+    """
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    if not head.startswith(b"GGUF"):
+        raise BadInputError(f"{name} {disguise(head) or f'is no GGUF file; {AGAIN}'}")
+
+
+def gguf_names(names: Set[str], where: str, inner: Path | None = None) -> list[str]:
+    """Return which of a folder's file ``names`` are its GGUF model; ``inner``: a folder below.
+
+    Raises:
+        MissingModelError: there is none, or a part is not there.
+        BadInputError: there are several models.
+    """
+    models: dict[str, list[str]] = {}
+    for name in sorted(names):
+        is_beside = PROJECTOR in name.lower() or name.lower().startswith(IMPORTANCE)
+        if name.endswith(GGUF) and not is_beside:
+            part = GGUF_PART.fullmatch(name)
+            models.setdefault(
+                f"{part['stem']}-*-of-{part['count']}.gguf" if part else name, []
+            ).append(name)
+    if not models:
+        way_out = (
+            f"the model is in {inner}: give that folder"
+            if inner
+            else "compress the model with the method gguf first"
+        )
+        raise MissingModelError(f"{where} holds no .gguf file; {way_out}")
+    if len(models) > 1:
+        raise BadInputError(
+            f"{where} holds {len(models)} .gguf models ({some(list(models))}); keep one in it, or "
+            "give a folder with one"
+        )
+    (found,) = models.values()
+    part = GGUF_PART.fullmatch(found[0])
+    if part is None:
+        return found
+    count = int(part["count"])
+    parts = [f"{part['stem']}-{at:05}-of-{count:05}.gguf" for at in range(1, count + 1)]
+    if missing := [name for name in parts if name not in names]:
+        raise MissingModelError(
+            f"{where} lacks {some(missing)}, of a model in {count} parts: the download is "
+            "incomplete; fetch the missing files"
+        )
+    return parts
+
+
+def _inner_gguf(folder: Path) -> Path | None:
+    """Return a folder below with GGUF files, as repositories of several quantisations have."""
+    return next((path.parent for path in sorted(islice(folder.glob("*/*.gguf"), MAX_FILES))), None)
+
+
 # Config parsing with limits
 
 

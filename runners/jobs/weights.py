@@ -22,7 +22,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from runners.jobs.memory import parts_of
-from runners.jobs.model_files import SINGLE, has_weights, read_config, some, weight_files
+from runners.jobs.model_files import (
+    SINGLE,
+    gguf_files,
+    has_weights,
+    read_config,
+    some,
+    weight_files,
+)
 from runners.jobs.runtime import BadInputError
 
 # ---------------------------------------------------------------------------
@@ -465,11 +472,10 @@ def checked_model(folder: Path, options: dict[str, Any], *, is_plain: bool) -> P
         BadInputError: a file is truncated, a weight is NaN or infinite, or the weights do not
             match the config.
     """
-    is_gguf = not has_weights(folder)
-    if is_gguf:
-        options["gguf_file"] = next((each.name for each in folder.glob("*.gguf")), None)
-    else:
+    gguf_name = _gguf_name(folder)
+    if gguf_name is None:
         check_files(folder)
+    config_of(folder)
     try:
         loaded_model: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
@@ -478,6 +484,7 @@ def checked_model(folder: Path, options: dict[str, Any], *, is_plain: bool) -> P
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported by name below
+            gguf_file=gguf_name,
             **options,
         )
     except torch.OutOfMemoryError:
@@ -486,10 +493,27 @@ def checked_model(folder: Path, options: dict[str, Any], *, is_plain: bool) -> P
         msg = f"cannot load {folder} as a causal language model: {first_line(error)}"
         raise BadInputError(msg) from error
     model: PreTrainedModel = loaded_model[0]
-    if is_plain and not is_gguf:
+    if is_plain and gguf_name is None:
         check_loaded(folder, loaded_model[1])
     check_finite(model)
     return model
+
+
+def _gguf_name(folder: Path) -> str | None:
+    """Return the GGUF file of a folder that a compression wrote, None for safetensors.
+
+    Raises:
+        BadInputError: there are several, or one in parts, of which the library reads the first.
+    """
+    if has_weights(folder) or not any(folder.glob("*.gguf")):
+        return None
+    name, *others = (path.name for path in gguf_files(folder))
+    if others:
+        raise BadInputError(
+            f"{folder.name} holds a model in {1 + len(others)} parts, which llama.cpp serves; to "
+            "load it, merge them with llama-gguf-split --merge"
+        )
+    return name
 
 
 def config_of(folder: Path) -> PretrainedConfig:

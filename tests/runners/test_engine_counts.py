@@ -131,6 +131,7 @@ def llama_here(folder, monkeypatch, *, fitted: str = FITTED, code: int = 0) -> N
     tool.write_text(f"""#!/bin/sh
 [ "$(head -c 4 "$2")" = GGUF ] || exit 9
 echo "$@" >> {shlex.quote(str(folder))}/calls
+ls "$(dirname "$2")" > {shlex.quote(str(folder))}/seen
 case "$*" in
 *--fit-print*) printf %s {shlex.quote(ESTIMATED)} ;;
 *) printf %s {shlex.quote(fitted)}; echo "error: unknown model architecture" >&2; exit {code} ;;
@@ -156,13 +157,29 @@ def test_preflight_shows_what_llama_cpp_chooses_and_takes(folder, monkeypatch):
     assert " --fit off --fit-print on -c 4096 -ngl 48 -ot " in second
 
 
+def test_all_parts_of_a_split_model_lie_beside_the_first_for_llama_cpp(folder, monkeypatch):
+    llama_here(folder, monkeypatch)
+    parts = [f"model-0000{at}-of-00002.gguf" for at in (1, 2)]
+    for name in parts:
+        (folder / name).write_bytes(b"GGUF")
+    (folder / "model.gguf").unlink()
+    assert "host 1.25 + 0.00 + 0.15" in llama_count(query_of(folder)).sentence
+    assert (folder / "seen").read_text().split() == parts
+    assert (folder / "calls").read_text().split()[1].endswith(f"/{parts[0]}")
+    (folder / parts[1]).unlink()
+    assert f"lacks {parts[1]}, of a model in 2 parts" in llama_count(query_of(folder)).sentence
+
+
 def test_what_llama_cpp_does_not_count_is_told(folder, monkeypatch):
     llama_here(folder, monkeypatch, code=1)
     assert "llama-fit-params failed: error: unknown model architecture; run it on the file" in (
         llama_count(query_of(folder)).sentence
     )
     (folder / "second.gguf").write_bytes(b"GGUF")
-    assert "has 2 .gguf files; keep one" in llama_count(query_of(folder)).sentence
+    assert (
+        "holds 2 .gguf models (model.gguf, second.gguf); keep one"
+        in llama_count(query_of(folder)).sentence
+    )
 
 
 def test_without_the_tool_or_on_a_login_node_llama_cpp_is_not_queried(folder, monkeypatch):

@@ -3,7 +3,6 @@
 ``python -m runners.jobs.serve.llamacpp ATTEMPT_DIR`` starts it.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import httpx
 
 from runners.jobs.adapter_config import CONFIG_NAME, WEIGHTS_NAME
 from runners.jobs.chat_template import TemplateRefusedError
-from runners.jobs.model_files import opened_model
+from runners.jobs.model_files import check_gguf, gguf_files, opened_model, read_config
 from runners.jobs.runtime import (
     BadInputError,
     Job,
@@ -121,14 +120,14 @@ class LlamaBackend:
             BadInputError: the model or settings cannot be served, or an adapter does not fit.
             MissingModelError: the file does not exist.
         """
-        path = gguf_of(job, spec.model)
+        path, *others = gguf_of(job, spec.model)
         longest = _longest(path.parent, spec)
         slots = _slots(spec, longest)
         adapters = adapters_of(job, spec, path.parent)
         process = EngineProcess(EngineSettings(path, slots, longest, adapters))
         process.start()
         self._lives.append(process)
-        sizes = {"held_weights_bytes": float(path.stat().st_size)}
+        sizes = {"held_weights_bytes": float(sum(each.stat().st_size for each in (path, *others)))}
         if adapters:
             sizes["held_adapters_bytes"] = float(sum(each.stat().st_size for each in adapters))
         job.emitter.metric(sizes)
@@ -150,12 +149,13 @@ class LlamaBackend:
         return {"engine": spec.engine}
 
 
-def gguf_of(job: Job, model: ModelRef) -> Path:
-    """Return the one GGUF file of a model folder.
+def gguf_of(job: Job, model: ModelRef) -> list[Path]:
+    """Return the GGUF file of a model folder, or all parts of it; llama.cpp opens the first.
 
     Raises:
-        BadInputError: the model is no folder, or has several GGUF files.
-        MissingModelError: the folder is missing or has no GGUF file.
+        BadInputError: the model is no folder, has several GGUF models, or a file is of another
+            kind.
+        MissingModelError: the folder is missing, or has no GGUF file or not all of its parts.
     """
     if isinstance(model, ArtefactModel):
         folder = job.host_dir / "attempts" / model.attempt_id / "output" / model.name
@@ -164,17 +164,13 @@ def gguf_of(job: Job, model: ModelRef) -> Path:
     else:
         msg = f"llama.cpp serves a GGUF file, and a {model.source} model has none; compress first"
         raise BadInputError(msg)
-    files = sorted(folder.glob("*.gguf")) if folder.is_dir() else []
-    if not files:
-        msg = f"{folder} holds no .gguf file; compress the model with the method gguf first"
-        raise MissingModelError(msg)
-    if len(files) > 1:
-        msg = f"{folder} holds {len(files)} .gguf files; keep one in it"
-        raise BadInputError(msg)
-    if not files[0].resolve().is_relative_to(folder.resolve()):
-        msg = f"{files[0]} leads out of its folder; put the file itself there"
-        raise MissingModelError(msg)
-    return files[0]
+    files = gguf_files(folder)
+    for path in files:
+        if not path.resolve().is_relative_to(folder.resolve()):
+            msg = f"{path} leads out of its folder; put the file itself there"
+            raise MissingModelError(msg)
+        check_gguf(path, path.name)
+    return files
 
 
 def adapters_of(job: Job, spec: ServeSpec, folder: Path) -> tuple[Path, ...]:
@@ -236,11 +232,8 @@ def _has_template(folder: Path) -> bool:
 
 
 def _document(path: Path) -> Document:
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
+    """Return a config beside the GGUF file, or nothing without one."""
+    return read_config(path) if path.is_file() else {}
 
 
 if __name__ == "__main__":
