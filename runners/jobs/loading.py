@@ -181,6 +181,17 @@ def stored_quantisation(folder: Path) -> WeightDtype | None:
     raise BadInputError(f"{msg}; use the unquantised model")
 
 
+def require_plain(folder: Path) -> None:
+    """Reject a folder whose stored weights are quantised.
+
+    Raises:
+        BadInputError: they are; the message names how.
+    """
+    if (stored := stored_quantisation(folder)) is not None:
+        msg = f"{folder.name} holds {stored} weights, and this reads unquantised ones"
+        raise BadInputError(f"{msg}; use the unquantised model")
+
+
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast | None:
     """Return the folder's fast tokenizer, or None.
 
@@ -392,8 +403,9 @@ class ModelTensors:
         """Open the files.
 
         Raises:
-            BadInputError: a tensor's dtype is not a float of 16 or 32 bits.
+            BadInputError: the weights are quantised, or not floats of 16 or 32 bits.
         """
+        require_plain(folder)
         self._files = StoredTensors(folder)
         self._device, self._dtype = device, dtype
         self._plain: dict[str, str] = {}
@@ -510,6 +522,7 @@ class LayerwiseModel:
         Raises:
             BadInputError: the architecture is not supported, or config and weights do not match.
         """
+        require_plain(folder)
         self.config = config_of(folder)
         with init_empty_weights(include_buffers=False):
             self.model: PreTrainedModel = AutoModelForCausalLM.from_config(

@@ -75,9 +75,20 @@ def pin_folder(
             (private / name).symlink_to(f"/proc/{owner or 'self'}/fd/{file}")
     finally:
         os.close(handle)
+    _complete_index(private / INDEX)
     if (private / "config.json").exists():
         check_config(read_config(private / "config.json"), str(folder))
     return private
+
+
+def _complete_index(path: Path) -> None:
+    """Give a private folder's index the “metadata” that transformers demands and nobody else."""
+    if not path.exists():
+        return
+    document = _json_of(path.read_bytes(), INDEX)
+    if not isinstance(document.get("metadata"), dict):
+        path.unlink()
+        path.write_text(json.dumps(document | {"metadata": {}}))
 
 
 def _read_names(
@@ -544,6 +555,7 @@ def model_folder(
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+PIPELINE, CONSOLIDATED = "model_index.json", "consolidated"
 SHARD = re.compile(r"-\d+-of-\d+\.safetensors$")
 
 
@@ -552,12 +564,17 @@ def lacks(missing: Sequence[str], names: Set[str], inner: Path | None = None) ->
 
     ``inner``: the folder below it that has what lacks.
     """
+    if PIPELINE in names:
+        return f"is a pipeline of diffusers ({PIPELINE}); give the folder of a language model"
     weights = next((name for name in missing if name.endswith(SUFFIX)), "")
     others = {name for name in names if name.endswith(SUFFIX)} - {ADAPTER_WEIGHTS, SINGLE}
+    consolidated = {name for name in others if name.startswith(CONSOLIDATED)}
+    others -= consolidated
     kinds = (
         ([each for each in names if each.endswith(PICKLES)], "is pickle, which is never read"),
         ([each for each in names if each.endswith(".gguf")], "is GGUF, which llama.cpp serves"),
         ({ADAPTER_WEIGHTS} & names, "is an adapter, which does not stand for its base model"),
+        (consolidated, "has Mistral's own names: give its config.json and model*.safetensors"),
         ({each for each in others if SHARD.search(each)}, f"is a shard: fetch {INDEX} too"),
         (
             {each for each in others if not SHARD.search(each)},

@@ -389,7 +389,7 @@ class WeightReader:
         self._files = {
             name: file for name, file in self._files.items() if not name.endswith(COMPUTED)
         }
-        self._compare(model)
+        self._compare(folder, model)
 
     @property
     def names(self) -> list[str]:
@@ -408,22 +408,26 @@ class WeightReader:
             raise BadInputError(msg)
         return tensor
 
-    def _compare(self, model: PreTrainedModel) -> None:
+    def _compare(self, folder: Path, model: PreTrainedModel) -> None:
         expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
         tied = set(getattr(model, "all_tied_weights_keys", None) or {})
         missing = sorted(set(expected) - set(self._files) - tied)
         unknown = sorted(set(self._files) - set(expected))
+        if any(".experts." in name for name in unknown):
+            raise BadInputError(
+                f"a '{model.config.model_type}' model stores its experts one by one, and reading "
+                "layer by layer does not take them; choose another method or placement"
+            )
         if missing or unknown:
             problems = [
                 f"{word} {some(names)}"
                 for word, names in (("lack", missing), ("also hold", unknown))
                 if names
             ]
-            msg = (
-                f"the weights do not match config.json: they {' and '.join(problems)}; give the "
-                "config and the weights of one model"
+            raise BadInputError(
+                f"the weights do not match config.json: they {' and '.join(problems)}; "
+                f"{why_unlike(folder)}"
             )
-            raise BadInputError(msg)
         for name, file in self._files.items():
             shape = list(file.get_slice(name).get_shape())
             if shape != expected[name]:
@@ -471,6 +475,7 @@ def checked_model(folder: Path, options: dict[str, Any], *, is_plain: bool) -> P
     Raises:
         BadInputError: a file is truncated, a weight is NaN or infinite, or the weights do not
             match the config.
+        MissingModelError: there are no safetensors files of the model, or not all of them.
     """
     gguf_name = _gguf_name(folder)
     if gguf_name is None:
@@ -489,7 +494,7 @@ def checked_model(folder: Path, options: dict[str, Any], *, is_plain: bool) -> P
         )
     except torch.OutOfMemoryError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         msg = f"cannot load {folder} as a causal language model: {first_line(error)}"
         raise BadInputError(msg) from error
     model: PreTrainedModel = loaded_model[0]
@@ -523,10 +528,15 @@ def config_of(folder: Path) -> PretrainedConfig:
         BadInputError: its config.json is no model that the library knows.
     """
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except (StrictDataclassError, OSError, ValueError, KeyError, TypeError) as error:
         msg = f"cannot load {folder.name}: its config.json describes no model that is known here"
-        raise BadInputError(f"{msg}: {first_line(error)}") from error
+        reason = first_line(error)
+        if read_config(folder / "config.json").get("auto_map"):  # transformers says to trust it
+            reason = "the code that its auto_map names never runs; give a model of another type"
+        raise BadInputError(f"{msg}: {reason}") from error
     return config
 
 
@@ -574,11 +584,25 @@ def check_loaded(folder: Path, info: Mapping[str, Any]) -> None:
         *([f"hold {some(shapes)}"] if shapes else []),
     ]
     if problems:
-        msg = (
+        raise BadInputError(
             f"the weights in {folder.name} do not match its config.json: they "
-            f"{' and '.join(problems)}; give the config and the weights of one model"
+            f"{' and '.join(problems)}; {why_unlike(folder)}"
         )
-        raise BadInputError(msg)
+
+
+def why_unlike(folder: Path) -> str:
+    """Return why a folder's weights may not match its config, and the way out."""
+    path = folder / "config.json"
+    config = read_config(path) if path.is_file() else {}
+    quantisation = config.get("quantization_config")
+    if isinstance(quantisation, dict):
+        method = str(quantisation.get("quant_method"))[:40]
+        return f"they are quantised by {method!r}: give the unquantised model"
+    named = config.get("architectures")
+    name = str(named[0])[:80] if isinstance(named, list) and named else ""
+    if name.endswith("Model") and not name.endswith("LMHeadModel"):
+        return f"config.json names {name}, which writes no text: give a model with an output layer"
+    return "give the config and the weights of one model"
 
 
 def check_finite(model: PreTrainedModel) -> None:
@@ -710,8 +734,9 @@ def _places(path: Path, dtypes: Mapping[str, torch.dtype]) -> dict[str, _Place]:
             continue
         if entry["dtype"] not in dtypes:
             known = ", ".join(dtypes)
+            why = why_unlike(path.parent)
             msg = f"{name} is stored as {entry['dtype']}; layers can be streamed from {known}"
-            raise BadInputError(msg)
+            raise BadInputError(f"{msg}; {why}" if "quantised" in why else msg)
         begin, end = entry["data_offsets"]
         dtype, shape = dtypes[entry["dtype"]], tuple(entry["shape"])
         places[name] = _Place(file, start + begin, end - begin, dtype, shape)

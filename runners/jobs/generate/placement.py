@@ -25,6 +25,7 @@ from runners.jobs.loading import (
     fill,
     load_tokenizer,
     pick_device,
+    require_plain,
     skeleton,
 )
 from runners.jobs.memory import free_host_bytes, tensor_bytes
@@ -420,6 +421,8 @@ def load_with_device_map(
         BadInputError: accelerate cannot place it, or the weights do not match the config.
     """
     room = max_memory_of_device_map(memory_bytes)
+    require_plain(folder)
+    config_of(folder)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
@@ -432,7 +435,7 @@ def load_with_device_map(
             local_files_only=True,
             trust_remote_code=False,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         msg = f"accelerate cannot place {folder.name} in {memory_bytes} bytes: {error}"
         raise BadInputError(msg) from error
     model: PreTrainedModel = loaded[0]
