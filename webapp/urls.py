@@ -98,6 +98,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(JOB, jobs.job_detail, name="job-detail"),
     path(f"{JOB}metrics/", jobs.job_metrics, name="job-metrics"),
     path(f"{JOB}logs/", jobs.job_logs, name="job-logs"),
+    path(f"{JOB}logs/download/", downloads.job_log, name="job-log"),
     path(f"{JOB}events/", jobs.job_events, name="job-events"),
     path(f"{JOB}config/", jobs.job_config, name="job-config"),
     path(f"{JOB}artefacts/", jobs.job_artefacts, name="job-artefacts"),

@@ -210,7 +210,7 @@ def redirect_output(path: Path) -> None:
 
 EXIT_RECORD = "exit.json"
 EXIT_SLOT = "exit.slot"
-SLOT_BYTES = 8 * 1024
+SLOT_BYTES = 16 * 1024  # a last line of 2,000 characters fits in any alphabet
 LOCK = "lock"
 STOP = "stop.json"
 LAUNCH = "launch.json"
@@ -316,13 +316,17 @@ def reserve_exit_slot(folder: Path) -> None:
             os.close(handle)
 
 
+def _encoded(record: Record) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode(errors="replace")
+
+
 def write_exit_record(folder: Path, record: Record) -> Record:
     """Write ``exit.json`` into its reserved space and return its content.
 
     The oldest of the last lines are dropped until the record fits.
     """
     record = dict(record)
-    while len(data := json.dumps(record).encode()) > SLOT_BYTES and record["last_lines"]:
+    while len(data := _encoded(record)) > SLOT_BYTES and record["last_lines"]:
         record["last_lines"] = record["last_lines"][1:]
     slot = folder / EXIT_SLOT
     handle = os.open(slot, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)

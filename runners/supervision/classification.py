@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from runners.shared.log_text import lines_of
 from runners.shared.reasons import Reason
 from runners.supervision.procfs import PROC, memory_headroom
 
@@ -267,6 +268,6 @@ def _records(log: Path) -> Iterator[str]:
                 return
             if not data:
                 return
-            yield from data.decode(errors="replace").splitlines()
+            yield from lines_of(data)
     finally:
         os.close(handle)

@@ -14,34 +14,27 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from runners.shared.log_text import (
+    character_at,
+    half_character,
+    half_sequence,
+    joined,
+    lines_of,
+    plain,
+    shortened,
+)
+
 HEAD_BYTES = 4 * 1024**2
 TAIL_BYTES = 4 * 1024**2
 EVENT_BYTES_PER_SECOND = 64 * 1024
 EVENT_TEXT_BYTES = 16 * 1024
+UNFINISHED_BYTES = 4 * 1024  # of a line that is sent before it ends, and again when it grows
 LAST_BYTES = 8 * 1024
 LONGER_BYTES = 128 * 1024  # the stack frames of eight aborting ranks
 LAST_LINES = 40
 CUT_HERE = " [the line goes on]\n"
 CUT_BEGINNING = b"[the line began before] "
-_LINE_ENDS = (b"\n", b"\r")
-_CHARACTER_BYTES = 4  # at most, in UTF-8
 _SHORT_LINE_BYTES = 1024  # the rest of a cut line that may be left out
-_HALF = re.compile(  # a character's first bytes at the end of a text, less than it has
-    rb"(?:[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2})\Z"
-)
-_LATER_BYTES = re.compile(rb"[\x80-\xbf]{0,3}")  # of a character
-
-
-def half_character(data: bytes) -> int:
-    """Return how many bytes at the end of UTF-8 text begin a character that is not complete."""
-    half = _HALF.search(data[-_CHARACTER_BYTES + 1 :])
-    return len(half[0]) if half else 0
-
-
-def _character_at(data: bytes, begin: int) -> int:
-    """Return the first position from ``begin`` on that is not within a character."""
-    later = _LATER_BYTES.match(data, begin)
-    return later.end() if later else begin
 
 
 class CappedLog:
@@ -91,7 +84,7 @@ class CappedLog:
             return 0
         most = max(self._room + self._line_bytes, 0)
         newline = data.find(b"\n", max(self._room - 1, 0), most)
-        return newline + 1 if newline >= 0 else _character_at(data, min(most, len(data)))
+        return newline + 1 if newline >= 0 else character_at(data, min(most, len(data)))
 
     def close(self) -> None:
         """Close the current file; note the number of lost bytes at the end of the head file."""
@@ -122,8 +115,10 @@ class CappedLog:
 class LogEvents:
     """Splits one stream into log events of whole lines, with a rate limit.
 
-    A line longer than an event is cut between two characters, and the event says so. A carriage
-    return ends the state of a progress bar, so an event may end there too.
+    A line longer than an event is cut between two characters, and the event says so. Of a
+    progress bar only the states are sent that it shows when it is asked. A line that has not ended
+    is sent as it is; when it grows or ends it is sent again behind a carriage return, which
+    replaces it (``log_text.plain``).
 
     A token bucket holds one second's bytes. ``left_out_bytes`` counts the bytes over the limit;
     the next event is preceded by a line with their number.
@@ -132,26 +127,39 @@ class LogEvents:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.left_out_bytes = 0
         self._unreported_bytes = 0
-        self._partial = b""
+        self._partial = b""  # the line that has not ended, in its last state
+        self._sent = b""  # what was sent of it
+        self._is_open = False  # the last text that was sent has not ended its line
         self._clock = clock
         self._filled_at = clock()
         self._bucket = float(EVENT_BYTES_PER_SECOND)
 
     def feed(self, data: bytes) -> Iterator[str]:
         """Yield the texts to send now."""
-        data = self._partial + data
-        end = data.rfind(b"\n") + 1
-        while len(data) - end > EVENT_TEXT_BYTES:
-            end = self._cut(data, end)
-        self._partial = data[end:]
-        yield from self._allow(data[:end])
+        lines, rest = joined(self._partial, data)
+        while len(rest) > EVENT_TEXT_BYTES:
+            at = self._cut(rest, 0)
+            lines, rest = lines + rest[:at], rest[at:]
+        self._partial = rest
+        if lines:
+            self._sent = b""
+            yield from self._allow(lines)
 
-    def flush(self) -> Iterator[str]:
-        """Yield the rest of an unfinished line."""
-        rest, self._partial = self._partial, b""
-        yield from self._allow(rest)
+    def flush(self, *, is_end: bool = False) -> Iterator[str]:
+        """Yield the line that has not ended, if it was not sent; at the end, yield it as last."""
+        line = self._partial
+        if not is_end:
+            line = line[: len(line) - half_sequence(line)]
+        if line == self._sent and not (is_end and self._is_open):
+            return
+        self._sent = line
+        if len(line) > UNFINISHED_BYTES and not is_end:
+            self._partial, self._sent = self._partial[len(line) :], b""
+            yield from self._allow(line)
+        else:
+            yield from self._allow(line, is_unfinished=True)
 
-    def _allow(self, data: bytes) -> Iterator[str]:
+    def _allow(self, data: bytes, *, is_unfinished: bool = False) -> Iterator[str]:
         now = self._clock()
         refill = (now - self._filled_at) * EVENT_BYTES_PER_SECOND
         self._bucket = min(self._bucket + refill, float(EVENT_BYTES_PER_SECOND))
@@ -160,7 +168,9 @@ class LogEvents:
         while start < len(data):
             end = self._cut(data, start)
             piece, start = data[start:end], end
+            is_replacing, self._is_open = self._is_open, is_unfinished and end == len(data)
             if len(piece) > self._bucket:
+                self._is_open = False
                 self.left_out_bytes += len(piece)
                 self._unreported_bytes += len(piece)
                 continue
@@ -168,9 +178,10 @@ class LogEvents:
             if self._unreported_bytes:
                 yield f"[{self._unreported_bytes} bytes of output were not sent]\n"
                 self._unreported_bytes = 0
-            is_cut = bool(data[end:] or self._partial) and piece[-1:] not in _LINE_ENDS
-            text = piece.decode(errors="replace").replace("\0", "\ufffd")
-            yield text + CUT_HERE if is_cut else text
+            text = plain(piece.decode(errors="replace")).removeprefix("\r")
+            ending = "" if self._is_open or piece.endswith(b"\n") else CUT_HERE
+            if is_replacing or text or ending:
+                yield ("\r" if is_replacing else "") + text + ending
 
     @staticmethod
     def _cut(data: bytes, start: int) -> int:
@@ -178,27 +189,35 @@ class LogEvents:
         if len(data) - start <= EVENT_TEXT_BYTES:
             return len(data)
         most = start + EVENT_TEXT_BYTES
-        for end in _LINE_ENDS:
-            if (at := data.rfind(end, start, most - 1)) >= 0:  # not between CR and LF
-                return at + 1
-        return most - half_character(data[start:most])
+        if (at := data.rfind(b"\n", start, most)) >= 0:
+            return at + 1
+        return most - max(half_character(data[start:most]), half_sequence(data[start:most]))
 
 
 class LastLines:
     """The last bytes of all output, for the exit record and the classification of the end.
 
-    They begin with a line, or say that their first line is cut.
+    They begin with a line, or say that their first line is cut. Lines of two streams that come in
+    pieces are not mixed; those that have not ended are the last ones.
     """
 
     def __init__(self) -> None:
         self._pieces: deque[bytes] = deque()
         self._total_bytes = 0
         self._has_lost = False
+        self._partials = dict.fromkeys(("stdout", "stderr"), b"")
 
-    def feed(self, data: bytes) -> None:
-        """Add bytes and discard the oldest ones."""
-        self._has_lost = self._has_lost or len(data) > LONGER_BYTES
-        self._pieces.append(data[-LONGER_BYTES:])
+    def feed(self, data: bytes, stream: str = "stdout") -> None:
+        """Add bytes of a stream and discard the oldest ones."""
+        lines, rest = joined(self._partials[stream], data)
+        if len(rest) > LONGER_BYTES:
+            begin = len(rest) - LONGER_BYTES + len(CUT_BEGINNING)
+            rest = CUT_BEGINNING + rest[character_at(rest, begin) :]
+        self._partials[stream] = rest
+        if not lines:
+            return
+        self._has_lost = self._has_lost or len(lines) > LONGER_BYTES
+        self._pieces.append(lines[-LONGER_BYTES:])
         self._total_bytes += len(self._pieces[-1])
         while self._total_bytes - len(self._pieces[0]) >= LONGER_BYTES:
             self._total_bytes -= len(self._pieces.popleft())
@@ -215,13 +234,12 @@ class LastLines:
         return self._last(LONGER_BYTES)
 
     def lines(self) -> list[str]:
-        """Return the last lines, oldest first; of a progress bar only its last state."""
-        text = self.text.replace("\0", "\ufffd").removesuffix("\n")
-        lines = text.split("\n") if text else []
-        return [line.rstrip("\r").rpartition("\r")[2] for line in lines[-LAST_LINES:]]
+        """Return the last lines as a page shows them, oldest first."""
+        return [shortened(line) for line in lines_of(self.text)[-LAST_LINES:]]
 
     def _last(self, count: int) -> str:
-        data = b"".join(self._pieces)
+        whole = b"".join(self._pieces)
+        data = whole + b"\n".join(filter(None, self._partials.values()))
         if len(data) > count or self._has_lost:
             last = data[-(count - len(CUT_BEGINNING)) :]
             newline = last.find(b"\n", 0, _SHORT_LINE_BYTES)
@@ -230,9 +248,9 @@ class LastLines:
             data = (
                 rest
                 if is_line_end or newline >= 0
-                else CUT_BEGINNING + last[_character_at(last, 0) :]
+                else CUT_BEGINNING + last[character_at(last, 0) :]
             )
-        return data.decode(errors="replace")
+        return plain(data.decode(errors="replace")).removeprefix("\r")
 
 
 # Validates the events of a job's event pipe before they enter the spool.
@@ -340,7 +358,10 @@ def _metric(body: Body) -> Body:
 
 def _log(body: Body) -> Body:
     stream = "stderr" if body.get("stream") == "stderr" else "stdout"
-    return {"stream": stream, "text": _text(body, "text")}
+    text = plain(_text(body, "text"))
+    if len(text) > EVENT_TEXT_BYTES:
+        text = text[:EVENT_TEXT_BYTES] + CUT_HERE
+    return {"stream": stream, "text": text}
 
 
 def _result(body: Body) -> Body:

@@ -227,7 +227,7 @@ class Supervisor:
 
     def _take_output(self, stream: str, data: bytes) -> None:
         self._logs[stream].write(data)
-        self.last_lines.feed(data)
+        self.last_lines.feed(data, stream)
         self._send_logs(stream, self._log_events[stream].feed(data))
 
     def _take_events(self, data: bytes) -> None:
@@ -244,7 +244,11 @@ class Supervisor:
 
     def _send_logs(self, stream: str, texts: Iterator[str]) -> None:
         for text in texts:
-            self.spool.append("log", {"stream": stream, "text": text})
+            self.spool.append("log", {"stream": stream, "text": self._masked(text)})
+
+    def _masked(self, text: str) -> str:
+        """Mask values again: without the control sequences within it, a value is whole."""
+        return self._maskers["events"].mask(text.encode()).decode(errors="replace")
 
     def _log(self, text: str) -> None:
         self.spool.append("log", {"stream": "supervisor", "text": f"{text}\n"})
@@ -279,7 +283,7 @@ class Supervisor:
             pass
         for name, events in self._log_events.items():
             self._take_output(name, self._maskers[name].flush())
-            self._send_logs(name, events.flush())
+            self._send_logs(name, events.flush(is_end=True))
 
     def _ending(self, status: int) -> Ending:
         code = os.waitstatus_to_exitcode(status)
@@ -309,7 +313,7 @@ class Supervisor:
                 "by": "supervisor",
                 "started_at_ms": self.started_at_ms,
                 "ended_at_ms": _now_ms(),
-                "last_lines": self.last_lines.lines(),
+                "last_lines": [self._masked(line) for line in self.last_lines.lines()],
                 "dropped_log_bytes": left_out,
                 "dropped_events": self.spool.dropped_events,
                 "peak_rss_bytes": peak or None,

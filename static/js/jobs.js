@@ -117,23 +117,27 @@
     return characters.length <= LINE_CHARACTERS ? line
       : `${characters.slice(0, LINE_CHARACTERS).join("")} … (a line of ${characters.length.toLocaleString("en-US")} characters)`;
   };
-  const lastState = (line) => line.replace(/\r+$/, "").replace(/^.*\r/s, ""); /* of a progress bar */
 
+  /* A text that begins with a carriage return replaces the line that its stream left open. */
+  const openRows = new Map([...(log?.querySelectorAll("[data-open]") ?? [])].map((row) => [row.dataset.open, row]));
   const write = (lines) => {
     if (!log) return;
     const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
     for (const { seq, t_ms: t, stream, text } of lines) {
       if (seq <= lastSeq) continue;
       lastSeq = seq;
-      for (const line of text.replace(/\n$/, "").split("\n")) {
+      const output = text.replace(/^\r/, "");
+      if (output !== text) { openRows.get(stream)?.remove(); openRows.delete(stream); }
+      for (const line of output ? output.replace(/\n$/, "").split("\n") : []) {
         const row = document.createElement("div");
         const time = document.createElement("span");
         time.className = "t";
         time.textContent = `${new Date(t).toLocaleTimeString("en-GB", { timeZone: log.dataset.zone || undefined })}  `;
-        row.append(time, shortened(lastState(line)));
+        row.append(time, shortened(line));
         row.className = `line ${stream}`;
         log.append(row);
       }
+      if (output && !output.endsWith("\n") && stream !== "supervisor") openRows.set(stream, log.lastElementChild);
     }
     while (log.childElementCount > 2000) log.firstElementChild.remove();
     if (log.querySelector(".line")) document.querySelector("[data-log-empty]")?.remove();

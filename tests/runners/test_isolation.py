@@ -305,3 +305,14 @@ def test_another_user_reads_lists_and_signals_nothing_of_ours(tries, our_user):
     assert set(of_ourselves.values()) == {"may"}
     assert "may" not in of_others.values()
     assert len(of_others) == 10
+
+
+def test_a_value_that_colours_split_is_masked(attempts):
+    """As rich prints a token: its numbers in another colour than its letters."""
+    folder = attempts.make(code=f"print('{CANARY[:5]}\\x1b[1;36m{CANARY[5:]}\\x1b[0m end')")
+    (folder.path / child.SECRETS).mkdir()
+    (folder.path / child.SECRETS / "HF_TOKEN").write_text(CANARY)
+    assert launch.start_supervisor(folder.path) == 0
+    attempts.wait(folder)
+    assert folder.exit_record().last_lines == ("[secret] end",)
+    assert {body["text"] for body in bodies(folder, "log")[1:]} == {"[secret] end\n"}

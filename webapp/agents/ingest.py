@@ -11,6 +11,7 @@ from django.db.models import F
 from pydantic import ValidationError
 
 from runners.jobspec.base import excerpt
+from runners.shared.log_text import plain
 from runners.shared.messages import (
     ArtefactBody,
     EndpointBody,
@@ -432,10 +433,16 @@ def is_row(event: RunEvent) -> bool:
 
 
 def storable(event: RunEvent) -> RunEvent:
-    """Return the event without values that databases reject; metric points are unchanged."""
+    """Return the event as it is stored: its log as plain text, no value that databases reject.
+
+    Metric points are unchanged.
+    """
     if event.kind == "metric":
         return event
-    return event.model_copy(update={"body": _finite(event.body)})
+    body = _finite(event.body)
+    if event.kind == "log" and isinstance(body, dict) and isinstance(body.get("text"), str):
+        body = {**body, "text": plain(body["text"])}
+    return event.model_copy(update={"body": body})
 
 
 def _finite(value: object) -> object:

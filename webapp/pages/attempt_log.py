@@ -3,14 +3,17 @@
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, cast
 
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
 
+from runners.shared.log_text import lines_of as lines_of_text
+from runners.shared.log_text import plain, shortened
 from runners.shared.reasons import STOPPED, Reason
 from webapp.audit.models import Event
 from webapp.core.display import capitalised, clock, memory
@@ -23,7 +26,6 @@ from webapp.jobs.models import Attempt, AttemptEvent, Job, JobState
 
 SUPERVISOR = "supervisor"
 MOST_CHARACTERS = 256 * 1024  # of all lines read at once
-LINE_CHARACTERS = 2000  # per line; longer lines are shortened
 EVENTS_AT_ONCE = 100  # rows per database read: one may hold 64 KiB
 LEVELS = (("error", "bad"), ("traceback", "bad"), ("critical", "bad"), ("warn", "warn"))
 
@@ -36,6 +38,7 @@ class Line:
     at: datetime
     stream: str
     text: str
+    is_open: bool = False  # it has not ended: a later event of its stream may replace it
 
     @property
     def level(self) -> str:
@@ -59,11 +62,42 @@ def log_lines(attempt: Attempt | None, *, limit: int, needle: str = "") -> list[
     with closing(stored) as rows:
         newest_first = (
             line
-            for event in rows
-            for line in reversed(list(lines_of(event)))
+            for event, is_replaced in with_replaced(rows)
+            for line in reversed(list(lines_of(event, is_replaced=is_replaced)))
             if folded_needle in folded(line.text)
         )
-        return list(_bounded(islice(newest_first, limit)))[::-1]
+        shown = (replace(line, text=shortened(line.text)) for line in newest_first)
+        return list(_bounded(islice(shown, limit)))[::-1]
+
+
+def with_replaced(newest_first: Iterable[AttemptEvent]) -> Iterator[tuple[AttemptEvent, bool]]:
+    """Yield events, and whether a later one replaces the line that the event leaves open."""
+    replacing: set[str] = set()  # streams whose next older open line was sent again
+    for event in newest_first:
+        stream, text = _output(event)
+        is_replaced = stream in replacing and not text.endswith("\n") and bool(text)
+        if is_replaced:
+            replacing.remove(stream)
+        if text.startswith("\r"):
+            replacing.add(stream)
+        yield event, is_replaced
+
+
+def log_of(attempt: Attempt | None) -> Iterator[Line]:
+    """Yield every line of an attempt in its order, in full."""
+    stored = AttemptEvent.objects.filter(attempt=attempt, kind__in=LOG_KINDS)
+    newest_first = _in_pages(stored.order_by("-seq"), "seq__lt")
+    replaced = {event.seq for event, is_replaced in with_replaced(newest_first) if is_replaced}
+    for event in _in_pages(stored.order_by("seq"), "seq__gt"):
+        yield from lines_of(event, is_replaced=event.seq in replaced)
+
+
+def _in_pages(events: QuerySet[AttemptEvent], following: str) -> Iterator[AttemptEvent]:
+    """Yield events by queries of their own: who reads them may pause for long."""
+    page = list(events[:EVENTS_AT_ONCE])
+    while page:
+        yield from page
+        page = list(events.filter(**{following: page[-1].seq})[:EVENTS_AT_ONCE])
 
 
 def is_full(lines: Sequence[Line], limit: int) -> bool:
@@ -81,22 +115,26 @@ def _bounded(lines: Iterable[Line]) -> Iterator[Line]:
             return
 
 
-def lines_of(event: AttemptEvent) -> Iterable[Line]:
-    """Return the lines of one event; of progress-bar updates only the last state."""
+def lines_of(event: AttemptEvent, *, is_replaced: bool = False) -> Iterable[Line]:
+    """Return the lines of one event; without its open one if a later event replaces that."""
     at = datetime.fromtimestamp(event.t_ms / 1000, tz=UTC)
     if event.kind in _NOTES:
         yield Line(event.seq, at, SUPERVISOR, _note(event))
         return
-    stream = str(event.body.get("stream", "stdout"))
-    text = str(event.body.get("text", ""))
-    for line in text.removesuffix("\n").split("\n") if text else ():
-        yield Line(event.seq, at, stream, _shortened(line.rstrip("\r").rpartition("\r")[2]))
+    stream, text = _output(event)
+    *ended, last = lines_of_text(text) or [""]
+    for line in ended:
+        yield Line(event.seq, at, stream, line)
+    if text.removeprefix("\r") and not is_replaced:
+        yield Line(event.seq, at, stream, last, is_open=not text.endswith("\n"))
 
 
-def _shortened(line: str) -> str:
-    if len(line) <= LINE_CHARACTERS:
-        return line
-    return f"{line[:LINE_CHARACTERS]} … (a line of {len(line):,} characters)"
+def _output(event: AttemptEvent) -> tuple[str, str]:
+    """Return the stream and the plain text of a log event; no text of another event."""
+    if event.kind != "log":
+        return SUPERVISOR, ""
+    text = plain(str(event.body.get("text", "")))  # stored by an older version: as it came
+    return str(event.body.get("stream", "stdout")), text
 
 
 def _note(event: AttemptEvent) -> str:

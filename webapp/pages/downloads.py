@@ -1,8 +1,9 @@
-"""Downloads of a job: an artefact as a streamed .tar, its figures as CSV or JSON."""
+"""Downloads of a job: an artefact as a streamed .tar, its log as text, its figures."""
 
 import csv
 import tarfile
 from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from asgiref.sync import sync_to_async
@@ -16,8 +17,10 @@ from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import as_json, figures_of
 from webapp.jobs.models import Artefact, Job
 from webapp.jobs.targets import target_json, targets_of
+from webapp.pages.attempt_log import Line, log_of, shown_part
 
 END_BLOCKS = 2
+LINES_AT_ONCE = 200
 MODE = 0o644
 
 
@@ -81,14 +84,42 @@ def tar_chunks(root: str, members: list[tuple[str, Path]], mtime: int) -> Iterat
     yield b"\0" * END_BLOCKS * tarfile.BLOCKSIZE
 
 
-async def in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the chunks, reading the disk in threads so that the event loop is not blocked."""
+async def in_threads(
+    pieces: Iterator[bytes], *, is_one_thread: bool = False
+) -> AsyncIterator[bytes]:
+    """Yield the chunks, reading them in threads so that the event loop is not blocked.
+
+    With ``is_one_thread`` it is the request's own thread, which has the database's connection.
+    """
 
     def read() -> bytes | None:
         return next(pieces, None)
 
-    while (piece := await sync_to_async(read, thread_sensitive=False)()) is not None:
+    while (piece := await sync_to_async(read, thread_sensitive=is_one_thread)()) is not None:
         yield piece
+
+
+# The log as a text file: every line in full, with its time (UTC) and its stream.
+
+
+@require_GET
+def job_log(request: HttpRequest, job_id: str) -> StreamingHttpResponse:
+    """Stream the log of the job's current attempt on the host of ``?host=`` as text."""
+    job = load_job(request, job_id)
+    shown = shown_part(request, job)
+    chunks = in_threads(_log_chunks(log_of(shown)), is_one_thread=True)
+    response = StreamingHttpResponse(chunks, content_type="text/plain; charset=utf-8")
+    rank = f"-host-{shown.node_rank}" if shown and shown.node_rank else ""
+    name = f"{file_name(job.name)}{rank}.log"
+    response["Content-Disposition"] = f'attachment; filename="{name}"'
+    return response
+
+
+def _log_chunks(lines: Iterator[Line]) -> Iterator[bytes]:
+    while some := list(islice(lines, LINES_AT_ONCE)):
+        yield "".join(
+            f"{line.at:%Y-%m-%dT%H:%M:%S}Z {line.stream}: {line.text}\n" for line in some
+        ).encode(errors="replace")
 
 
 # Export a job's figures as files: the same values as its page and the API, not rounded.

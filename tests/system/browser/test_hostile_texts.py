@@ -28,6 +28,7 @@ VIEWERS = {MEMBER: "vera", PRACTITIONER: "alice", OPERATOR: "olga", ADMIN: "adam
 PAGES = [route for route, rule in RULES.items() if rule.method == "get" and rule.needs != HOST]
 DOWNLOADS = {
     "jobs/<slug:job_id>/artefacts/<str:name>/download/",
+    "jobs/<slug:job_id>/logs/download/",
     "jobs/<slug:job_id>/figures.<slug:form>",
     "audit/export/",
     "plans/<str:plan_id>/exports/<slug:key>/",

@@ -96,6 +96,7 @@ RULES = {
     f"{JOB}/playground/answer/": ACT,
     f"{JOB}/metrics/": OBJECT,
     f"{JOB}/logs/": OBJECT,
+    f"{JOB}/logs/download/": OBJECT,
     f"{JOB}/events/": OBJECT,
     f"{JOB}/config/": OBJECT,
     f"{JOB}/artefacts/": OBJECT,

@@ -54,6 +54,30 @@ async def test_the_tar_holds_every_file_with_its_bytes_and_is_named_after_the_jo
 
 @aio
 @database
+async def test_the_log_is_a_text_file_of_every_line_with_its_time_and_stream(
+    alice, charlie, finished
+):
+    client = AsyncClient()
+    await client.aforce_login(alice)
+    response = await client.get(f"/jobs/{finished.pk}/logs/download/")
+    text = b"".join([piece async for piece in response.streaming_content]).decode()
+    assert text.startswith(
+        "2023-11-14T22:13:20Z supervisor: process 7 started\n"
+        "2023-11-14T22:13:21Z supervisor: Training\n"
+        "2023-11-14T22:13:23Z stdout: step 1 loss 8.1\n"
+        "2023-11-14T22:13:23Z stdout: step 2 loss 7.9\n"
+        "2023-11-14T22:13:24Z stderr: Warning: <slow> disk\n"
+    )
+    assert text.endswith("supervisor: ended with exit code 0\n")
+    assert response["Content-Type"] == "text/plain; charset=utf-8"
+    disposition = 'attachment; filename="Train-the-demo-model.log"'
+    assert response["Content-Disposition"] == disposition
+    await client.aforce_login(charlie)
+    assert (await client.get(f"/jobs/{finished.pk}/logs/download/")).status_code == 404
+
+
+@aio
+@database
 async def test_another_teams_an_unknown_and_an_incomplete_artefact_are_not_found(
     alice, charlie, finished, artefact
 ):

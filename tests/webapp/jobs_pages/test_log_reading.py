@@ -3,12 +3,13 @@
 import pytest
 from django.urls import reverse
 
+from runners.shared.log_text import LINE_CHARACTERS
 from runners.shared.messages import MetricPoint
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, client_of
 from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, silence, start, tell
 from webapp.agents.ingest import announce
 from webapp.jobs.models import AttemptEvent, Job
-from webapp.pages.attempt_log import LINE_CHARACTERS, MOST_CHARACTERS, Line, lines_of, log_lines
+from webapp.pages.attempt_log import MOST_CHARACTERS, Line, lines_of, log_lines
 from webapp.pages.job_charts import draw
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -35,9 +36,9 @@ def test_text_becomes_the_lines_that_a_terminal_would_leave():
         (" 10 %\r 20 %\r 30 %\n", [" 30 %"]),
         (" 10 %\r 20 %\r", [" 20 %"]),
         ("step 1\n 10 %\r 90 %\nstep 2\n", ["step 1", " 90 %", "step 2"]),
-        ("form\x0cfeed\n", ["form\x0cfeed"]),
-        ("a\u2028b\n", ["a\u2028b"]),
-        ("unit\x1cseparator\x85\n", ["unit\x1cseparator\x85"]),
+        ("form\x0cfeed\n", ["form^Lfeed"]),
+        ("a\u2028b\n", ["a<U+2028>b"]),
+        ("unit\x1cseparator\x85\n", ["unit^\\separator<U+0085>"]),
     ]:
         assert texts(text=text) == lines, (text, lines)
 
@@ -71,14 +72,15 @@ def test_what_the_supervisor_saw_is_a_line_of_its_own():
         assert (line.stream, line.text) == ("supervisor", words), (kind, body, words)
 
 
-def test_a_line_knows_when_it_came_and_of_an_endless_one_the_beginning_is_shown():
+def test_a_line_knows_when_it_came_and_of_an_endless_one_the_beginning_is_shown(attempt, report):
     (line,) = lines_of(event(text="x\n"))
     assert line.at.isoformat() == "2023-11-14T22:13:20+00:00"
 
-    whole, cut = "x" * LINE_CHARACTERS, "y" * 5000
-    assert texts(text=f"{whole}\n{cut}\n") == [
-        whole, f"{cut[:LINE_CHARACTERS]} … (a line of 5,000 characters)",
-    ]  # fmt: skip
+    whole, cut = "x" * LINE_CHARACTERS, "y" * 4999 + "z"
+    report(("log", {"stream": "stdout", "text": f"{whole}\n{cut}\n"}))
+    shown = f"{cut[:LINE_CHARACTERS]} … (a line of 5,000 characters)"
+    assert [line.text for line in log_lines(attempt, limit=9)] == [whole, shown]
+    assert [line.text for line in log_lines(attempt, limit=9, needle="yz")] == [shown]
 
 
 @pytest.fixture
