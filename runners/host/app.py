@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from runners.host.redis_access import celery_options
 from runners.jobspec.base import key_id
 from runners.shared.config import Credential, HostDir
-from runners.shared.messages import Doorbell
+from runners.shared.messages import Doorbell, first_fault
 from runners.shared.redis_address import key_prefix
 from runners.shared.timing import scale_duration
 from runners.supervision.child import die_with
@@ -105,7 +105,7 @@ def verify(
     try:
         envelope = _Envelope.model_validate_json(signed.body)
     except ValidationError as error:
-        raise SignatureRefusedError("malformed", str(error)) from None
+        raise SignatureRefusedError("malformed", f"the body: {first_fault(error)}") from None
     _check_aim(envelope, host_id, now)
     if not is_new_nonce(envelope.nonce, envelope.exp + SKEW_SECONDS):
         raise SignatureRefusedError("replayed", f"nonce {envelope.nonce} was used before")

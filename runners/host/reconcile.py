@@ -150,7 +150,9 @@ class _Fetch(threading.Thread):
             return  # the server is unreachable: retried at the next heartbeat
         except OSError as error:
             self.refusal = LaunchRefusedError(
-                Reason.DISK_FULL, f"the training data cannot be kept: {error.strerror}"
+                Reason.DISK_FULL,
+                f"the training data cannot be kept in {self._folder.data}: {error.strerror}; free "
+                "some space, or correct the folder's owner",
             )
 
     def _download(self, upload: UploadedData, target: Path) -> None:
@@ -241,8 +243,6 @@ class Reconciler:
             end = self.launcher.unrecorded_end(folder, verdict)
             if end is None and (verdict is not Verdict.FINISHED or folder.is_settled):
                 continue
-            if end:
-                log.warning("attempt %s: %s %s", attempt_id, end.reason, end.explanation)
             try:
                 folder.settle(*(end or (Reason.INTERNAL,)))
                 verdicts[attempt_id] = Verdict.FINISHED

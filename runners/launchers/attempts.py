@@ -1,6 +1,7 @@
 """Attempt folders: layout, encoded state, secrets, and how attempts are ended."""
 
 import contextlib
+import logging
 import os
 import re
 import secrets
@@ -18,6 +19,7 @@ from runners.shared.reasons import Reason
 from runners.shared.spool import Event, SpoolReader, SpoolWriter
 from runners.supervision import child, procfs
 
+log = logging.getLogger(__name__)
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -209,6 +211,8 @@ class AttemptFolder:
             exited_body = last["body"] if last and last["kind"] == "exited" else None
             exit_record = self.exit_record()
             if exit_record is None:
+                if exited_body is None:
+                    log.warning("attempt %s ends: %s %s", self.attempt_id, reason, explanation)
                 record_body = exited_body or self._reaper_record(reason, explanation)
                 exit_record = ExitRecord.model_validate(
                     child.write_exit_record(self.path, record_body)

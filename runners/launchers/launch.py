@@ -549,7 +549,8 @@ class LocalLauncher:
         """
         if start_supervisor(folder.path) == supervisor.EXIT_INTERNAL:
             raise LaunchRefusedError(
-                Reason.INTERNAL, "the supervisor failed; see its supervisor.log"
+                Reason.INTERNAL,
+                f"the supervisor failed at once; see {folder.path / 'supervisor.log'}",
             )
 
     def stop(self, folder: AttemptFolder) -> None:

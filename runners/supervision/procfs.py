@@ -508,7 +508,9 @@ class Cap:
         try:
             (self._group / self._limit_name).write_text(str(limit_bytes))
         except OSError as error:
-            raise NoMemoryCapError(str(error)) from error
+            raise NoMemoryCapError(
+                f"{self._group / self._limit_name} takes no {limit_bytes} bytes: {error.strerror}"
+            ) from error
 
     def take_in(self, pid: int) -> None:
         """Add a process; only its later allocations count."""
@@ -528,13 +530,15 @@ def memory_cap(
     """
     parent_group = own_group(proc, cgroups)
     if parent_group is None:
-        raise NoMemoryCapError("no memory controller is there")
+        raise NoMemoryCapError(f"no memory controller is there for this process below {cgroups}")
     parent, limit_name = parent_group
     group = parent / name
     try:
         group.mkdir()
     except OSError as error:
-        raise NoMemoryCapError(str(error)) from error
+        raise NoMemoryCapError(
+            f"no cgroup can be made at {group}: {error.strerror}; delegate {parent} to this user"
+        ) from error
     try:
         cap = Cap(group, limit_name)
         cap.limit(limit_bytes)

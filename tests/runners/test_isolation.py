@@ -103,11 +103,14 @@ def test_a_host_that_restarts_meanwhile_leaves_none_behind(running, attempts, re
     assert holding(running.path) == []
 
 
-def test_a_job_whose_secret_is_gone_does_not_start(acceptor, reconciler, host_dir):
+def test_a_job_whose_secret_is_gone_does_not_start_and_the_log_says_why(
+    acceptor, reconciler, host_dir, caplog
+):
     reconciler.claim(give(acceptor))
     ended = AttemptFolder(host_dir.attempts / A1).exit_record()
     assert ended.reason is Reason.PREFLIGHT_FAILED
     assert "HF_TOKEN" in ended.last_lines[0]
+    assert f"attempt {A1} ends: preflight_failed the team has no secret HF_TOKEN" in caplog.text
 
 
 def test_only_the_wire_of_a_claim_says_the_value():

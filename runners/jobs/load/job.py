@@ -177,7 +177,8 @@ async def _read(
     url = f"{target.url}/completions"
     async with client.stream("POST", url, json=body, headers=headers) as response:
         if response.status_code != HTTPStatus.OK:
-            raise EndpointError(f"{response.status_code} {_refusal_text(await response.aread())}")
+            words = _refusal_text(await response.aread())
+            raise EndpointError(f"{url} answers {response.status_code}: {words}")
         async for line in response.aiter_lines():
             stream.take(line)
 
