@@ -12,7 +12,7 @@ from django.contrib.messages.middleware import MessageMiddleware
 from django.contrib.sessions.middleware import SessionMiddleware
 from django.http import HttpResponse, StreamingHttpResponse
 from django.test import Client, RequestFactory
-from django.urls import reverse
+from django.urls import get_resolver, reverse
 
 from tests.webapp.accounts.test_matrix import RULES, addresses
 from tests.webapp.accounts.test_roles import filled
@@ -40,6 +40,7 @@ from webapp.operations.admin import FreshAdmin, ReadOnlyAdmin
 
 
 pytestmark = pytest.mark.django_db(databases="__all__")
+ADMINISTRATION = [f"admin/{route}" for route in addresses(admin.site.get_urls())]
 METHODS = ("get", "post", "put", "delete", "options")
 
 
@@ -244,6 +245,22 @@ def test_no_more_is_read_than_an_address_takes(alice, credential):
     status, body, read = send_body("/api/v1/hosts/enroll", announced=599 * MEBIBYTE)
     assert (status, read) == (413, 0)
     assert json.loads(body)["code"] == "too_large"
+
+
+def test_no_address_reads_on_what_nobody_may_send_it(alice):
+    """Every address of the site and its administration, read ones too, by length and in pieces."""
+    session = (b"cookie", f"sessionid={client_of(alice).session.session_key}".encode())
+    routes = {*addresses(get_resolver().url_patterns), *ADMINISTRATION, "live/", "api/v1/docs"}
+    assert len(routes) > 150
+    for route in sorted(routes):
+        path = f"/{re.sub('<[^>]*>', '1', route)}"
+        method = "PUT" if "/artefacts/" in path and path.startswith("/api/") else "POST"
+        for headers, announced in [([], ANONYMOUS_BYTES + 1), ([session], UPLOAD_BYTES + 1)]:
+            status, _, read = send_body(path, *headers, method=method, announced=announced)
+            assert (status, read) == (413, 0), (path, headers)
+        status, _, read = send_body(path, method=method)
+        assert status in {401, 413} if read else status >= 400, path
+        assert read <= ANONYMOUS_BYTES // MEBIBYTE + 1, path
 
 
 # What a person sees of a refusal that a page did not expect.
