@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from runners.shared.log_text import QUOTED_CHARACTERS, last_line, plain, shortened
+
 # ---------------------------------------------------------------------------
 # The GPU interconnect topology of a host: NVLink, or the PCIe path.
 # ---------------------------------------------------------------------------
@@ -348,7 +350,6 @@ def as_text(version: tuple[int, int] | None) -> str | None:
 
 
 TIMEOUT_SECONDS = 20.0  # xpu-smi starts its daemon first
-_MAX_REASON = 200
 
 
 class CommandUnavailableError(Exception):
@@ -377,8 +378,8 @@ def read_text(command: Sequence[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CommandUnavailableError(f"{command[0]} did not answer: {error}") from None
     if done.returncode:
-        output = (done.stderr.strip() or done.stdout.strip())[-_MAX_REASON:]
-        raise CommandUnavailableError(f"{' '.join(command)} failed: {output or done.returncode}")
+        output = last_line(done.stderr.strip() or done.stdout, f"code {done.returncode}")
+        raise CommandUnavailableError(f"{' '.join(command)} failed: {output}")
     return done.stdout
 
 
@@ -393,8 +394,7 @@ def read_json(command: Sequence[str]) -> Any:  # noqa: ANN401 - JSON
     try:
         return json.loads(printed[min(starts, default=0) :])
     except ValueError:
-        start = (each if each.isprintable() else " " for each in printed[:_MAX_REASON])
-        begin = " ".join("".join(start).split())
+        begin = shortened(" ".join(plain(printed).split()), QUOTED_CHARACTERS)
         raise CommandUnavailableError(
             f"{' '.join(command)} did not print valid JSON: {begin or 'nothing'}"
         ) from None

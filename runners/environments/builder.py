@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runners.shared.config import HostDir
+from runners.shared.log_text import last_line, lines_of, plain
 from runners.shared.messages import MAIN, EnvironmentOrder, EnvironmentState
 from runners.supervision import child
 from runners.supervision.child import start_text_process
@@ -444,7 +445,11 @@ def _build(store: Store, pins: Pins, place: Path, on_step: OnStep) -> None:
         child.write_json(place / BUILT, {**built, "built_at_ms": time.time_ns() // 1_000_000})
         place.rename(store.folder(pins))
     except OSError as error:
-        raise BuildError(f"{pins.name}: {error.strerror or error}") from error
+        where = error.filename or place
+        raise BuildError(
+            f"{where} cannot be written: {error.strerror or error}; free some space, or correct "
+            "the folder's owner"
+        ) from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -501,13 +506,13 @@ def _check_packages(pins: Pins, python: Path) -> None:
     named = {line.partition("==")[0].lower().replace("_", "-") for line in pins.packages}
     env = _environment()
     command = pip_command(python, "check")
-    result = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-    lines = result.stdout.splitlines()
+    result = subprocess.run(command, capture_output=True, env=env, check=False)
+    lines = lines_of(result.stdout)
     own_lines = [line for line in lines if line.split(" ")[0].lower().replace("_", "-") in named]
     if conflicts := [line for line in own_lines if not _is_ignored_dependency(line, pins)]:
         raise BuildError(f"its packages have conflicting requirements: {_cause(conflicts)}")
     if result.returncode and not lines:  # problems of the agent's own packages are ignored
-        raise BuildError(f"pip could not check its packages: {_cause([result.stderr.strip()])}")
+        raise BuildError(f"pip could not check its packages: {_cause(lines_of(result.stderr))}")
 
 
 def _is_ignored_dependency(line: str, pins: Pins) -> bool:
@@ -537,8 +542,9 @@ def _run(command: Sequence[str], what: str) -> Iterator[str]:
         last: list[str] = []
         try:
             for line in process.stdout or ():
-                last = [*last, line.strip()][-LAST_LINES:]
-                yield line.strip()
+                words = plain(line).strip()
+                last = [*last, words][-LAST_LINES:]
+                yield words
         except BaseException:
             process.kill()
             raise
@@ -553,9 +559,9 @@ def _environment() -> dict[str, str]:
 def _cause(lines: Sequence[str]) -> str:
     """Return pip's failure in one sentence, with its last output line."""
     text = " ".join(lines)
-    last_line = next((line for line in reversed(lines) if line), "no word")[:300]
+    last = last_line("\n".join(lines), "no word")
     explanation = next((words for pattern, words in _CAUSES if re.search(pattern, text)), None)
-    return f"{explanation} ({last_line})" if explanation else last_line
+    return f"{explanation} ({last})" if explanation else last
 
 
 def size_of(folder: Path) -> int:

@@ -35,6 +35,7 @@ from runners.jobspec.compress import WeightDtype
 from runners.jobspec.train import LayoutOptions
 from runners.launchers import launch
 from runners.shared.facts import Microbench, SlurmConfig
+from runners.shared.log_text import last_line
 from runners.shared.messages import RunRequest
 
 # ---------------------------------------------------------------------------
@@ -122,12 +123,11 @@ class MicrobenchRunner:
         return self._read(output, errors, child.returncode)
 
     def _read(self, output: bytes, errors: bytes, returncode: int) -> Microbench | None:
-        lines = output.decode(errors="replace").strip().splitlines()
+        document = output.strip().rpartition(b"\n")[2]  # a library may print before it
         try:
-            result = Microbench.model_validate_json(lines[-1] if lines else "")
+            result = Microbench.model_validate_json(document)
         except ValidationError:
-            words = errors.decode(errors="replace").strip().splitlines()
-            self._fail(words[-1] if words else f"exit code {returncode}, no result")
+            self._fail(last_line(errors, f"exit code {returncode}, no result"))
             return None
         self.problem = None
         return result
@@ -466,11 +466,10 @@ def run(folder: Path, attempt_id: str, spec: JobSpec) -> dict[str, float]:
             | {"SLIPWAY_HOST_DIR": str(folder), "SLIPWAY_EVENT_FD": str(sink.fileno())},
             pass_fds=[sink.fileno()],
             stderr=subprocess.PIPE,
-            text=True,
             check=False,
         )
     if ended.returncode:
-        last = ended.stderr.strip().rpartition("\n")[2] or f"exit code {ended.returncode}"
+        last = last_line(ended.stderr, f"exit code {ended.returncode}")
         raise BenchFailedError(f"{attempt_id}: {last}")
     results = [json.loads(line) for line in events.read_text().splitlines()]
     measured: dict[str, float] = [

@@ -20,6 +20,7 @@ from runners.jobspec import FolderModel, ServeSpec
 from runners.launchers import launch
 from runners.launchers.attempts import AttemptFolder, attempt_folders
 from runners.shared.config import HostDir
+from runners.shared.log_text import last_line
 from runners.shared.messages import MAIN, MAX_SENTENCE, PreflightCheck, yes
 from runners.shared.timing import scale_duration
 from runners.supervision.output import HEAD_BYTES
@@ -157,7 +158,7 @@ def run_query(
             _fields(expired.stdout), f"it took longer than {seconds:g} s, the limit"
         )
     except OSError as error:
-        return QueryOutput({}, f"its reader does not start: {error.strerror}")
+        return QueryOutput({}, f"its reader {argv[0]} does not start: {error.strerror}")
     return QueryOutput(_fields(ended.stdout), _failure(ended, memory_bytes))
 
 
@@ -180,7 +181,8 @@ def _failure(ended: subprocess.CompletedProcess[str], memory_bytes: int) -> str:
         return f"it needs more than {memory_bytes // MIB} MiB of memory, the limit"
     if ended.returncode < 0:
         return f"its reader was ended by {signal.Signals(-ended.returncode).name}"
-    return f"its reader failed: {(ended.stderr.strip().splitlines() or ['?'])[-1][:150]}"
+    words = last_line(ended.stderr, f"code {ended.returncode}, no message")
+    return f"its reader failed: {words}"
 
 
 # The weights of a model folder: the bytes in its files, and the planner's count for its config.

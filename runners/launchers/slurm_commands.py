@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runners.shared.facts import PartitionFacts, SchedulerFacts, SlurmConfig
+from runners.shared.log_text import last_line, lines_of, shortened
 
 TIMEOUT_SECONDS = 20.0
+MESSAGE_CHARACTERS = 500
 NUM_FIELDS = 5  # of squeue's and sacct's output
 PASSED = ("HOME", "LOGNAME", "PATH", "SLURM_CONF", "USER")
 # Messages of an unreachable controller: the command is retried later.
@@ -101,8 +103,13 @@ def run(program: str, *arguments: str, cwd: Path | None = None) -> str:
     if done.returncode:
         message = (done.stderr or done.stdout).strip() or f"{program} ended with {done.returncode}"
         is_away = any(words in message.lower() for words in UNREACHABLE_MESSAGES)
-        raise (SlurmUnreachableError if is_away else SlurmError)(message[:500])
+        raise (SlurmUnreachableError if is_away else SlurmError)(_quoted(message))
     return done.stdout
+
+
+def _quoted(message: str) -> str:
+    """Return what a command said in one line: Slurm's refusals have several."""
+    return shortened(" ".join(filter(None, map(str.strip, lines_of(message)))), MESSAGE_CHARACTERS)
 
 
 def submit(options: Sequence[str], script: Path) -> str:
@@ -120,10 +127,10 @@ def read_job_id(text: str) -> str:
     Raises:
         SlurmError: the output has no job id.
     """
-    lines = text.strip().splitlines()
-    job_id = lines[-1].partition(";")[0].strip() if lines else ""
+    said = last_line(text)
+    job_id = said.partition(";")[0].strip()
     if not job_id.isdigit():
-        raise SlurmError(f"sbatch printed no job id: {text[:200]!r}")
+        raise SlurmError(f"sbatch printed no job id: {said!r}")
     return job_id
 
 

@@ -40,6 +40,7 @@ from runners.prove.report import (
     render,
 )
 from runners.shared.config import DEFAULT_HOST_DIR, Credential, HostConfigError, HostDir
+from runners.shared.log_text import last_line
 from runners.supervision.child import LockedError, is_locked, locked
 
 # ---------------------------------------------------------------------------
@@ -50,8 +51,7 @@ from runners.supervision.child import LockedError, is_locked, locked
 # One stage's process, seen from the validation: its records as they come, and how it ended.
 
 
-MAX_ERROR = 600
-MAX_BAD_LINE = 200
+MAX_LINE_BYTES = 1024**2  # no record is as long
 READ_BYTES = 2**16
 TICK_SECONDS = 0.5
 KILL_SECONDS = 5.0  # later, what a driver still holds is left to the reaper
@@ -101,7 +101,7 @@ class StageProcess:
             try:
                 record = RECORD.validate_json(line)
             except ValidationError:
-                self._bad_line = line.decode(errors="replace")[:MAX_BAD_LINE]
+                self._bad_line = last_line(line)
                 continue
             self._last = record.name
             yield record
@@ -120,6 +120,9 @@ class StageProcess:
                     break
                 *lines, rest = (rest + data).split(b"\n")
                 yield from lines
+                if len(rest) > MAX_LINE_BYTES:
+                    yield rest
+                    rest = b""
             elif self._reaper.poll() is not None:  # killed: a process of the tree has the pipe
                 break
             if self._killed_at is None and time.monotonic() >= self._deadline:
@@ -154,8 +157,7 @@ class StageProcess:
         """Return the stage's state and, if it was cut or failed, why."""
         code = self._wait()
         self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        words = lines[-1][:MAX_ERROR] if lines else ""
+        words = last_line(self._errors.read())
         last = f"; the last that it said is: {self._last}" if self._last else ""
         if code is None:
             words = f"Not all of its processes have ended. {words}"

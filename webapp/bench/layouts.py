@@ -320,6 +320,7 @@ def _output_of(module: str, stdin: str) -> list[str]:
         input=stdin,
         stdout=subprocess.PIPE,
         text=True,
+        errors="replace",
         check=True,
     )
     return ended.stdout.splitlines()

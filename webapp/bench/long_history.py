@@ -273,6 +273,7 @@ def _measured(data: Path, num_jobs: int) -> dict[str, float]:
         check=True,
         stdout=subprocess.PIPE,
         text=True,
+        errors="replace",
     )
     seconds: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return seconds

@@ -70,6 +70,7 @@ def measure_memory(*names: str) -> Iterator[RankMemory]:
         env=site.without_gpus(),
         stdout=subprocess.PIPE,
         text=True,
+        errors="replace",
         check=True,
     )
     yield from map(RankMemory.model_validate_json, ended.stdout.splitlines())

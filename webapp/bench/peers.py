@@ -11,10 +11,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from runners.shared.log_text import last_line
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("peer_answer.py")
 INSTALL_LIMIT_S, ANSWER_LIMIT_S = 1200.0, 300.0
-REASON_LENGTH = 200
 # The question: a batch of Llama 3.1 70B on eight H100 with tensor parallelism; ``shape`` and
 # ``system`` are for planners that know neither the model nor the GPU.
 QUESTION: dict[str, Any] = {
@@ -113,15 +114,15 @@ def _run_process(command: list[str], run: Run, limit_s: float, stdin: str = "") 
             cwd=ROOT,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=limit_s,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return "", f"{error}"[:REASON_LENGTH]
+        return "", last_line(f"{error}")
     if done.returncode == 0:
         return done.stdout, ""
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    return "", (lines or [f"exit status {done.returncode}"])[-1][:REASON_LENGTH]
+    return "", last_line(done.stderr, f"exit status {done.returncode}")
 
 
 def rows(found: Answer) -> Iterator[tuple[str, float, str]]:

@@ -16,6 +16,7 @@ import httpx
 import psutil
 from django.core.management.base import CommandError
 
+from runners.shared.log_text import last_line
 from webapp.boot import broker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +46,7 @@ class Site:
             check=True,
             capture_output=True,
             text=True,
+            errors="replace",
         )
         return done.stdout
 
@@ -105,7 +107,7 @@ def _wait(is_reached: Callable[[], bool], log: Path, up: subprocess.Popen[bytes]
     deadline = time.monotonic() + START_LIMIT_S
     while not is_reached():
         if up.poll() is not None or time.monotonic() > deadline:
-            raise CommandError(f"`up` did not become ready: {log.read_text('utf-8')[-500:]}")
+            raise CommandError(f"`up` did not become ready: {last_line(log.read_bytes())}")
         time.sleep(0.02)
 
 

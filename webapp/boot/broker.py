@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from runners.shared.log_text import last_line
 from runners.shared.redis_address import socket_url, with_user
 from webapp.boot import console
 
@@ -91,7 +92,12 @@ def version_of(program: str) -> tuple[int, ...]:
     """Return the version of a server binary; (0,) if it does not run."""
     try:
         output = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, check=False, timeout=10
+            [program, "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=10,
         )
     except (OSError, subprocess.TimeoutExpired):
         return (0,)
@@ -110,13 +116,12 @@ def check_reachable(url: str) -> None:
         [sys.executable, "-c", code],
         env=os.environ | {"REDIS_URL": url, "PYTHONPATH": str(ROOT)},
         capture_output=True,
-        text=True,
         check=False,
     )
     if ping.returncode != 0:
-        words = ping.stderr.strip().splitlines() or ["no answer"]
+        words = last_line(ping.stderr, "no answer")
         raise console.Problem(
-            f"REDIS_URL names {url_without_password(url)}, which does not answer: {words[-1]}",
+            f"REDIS_URL names {url_without_password(url)}, which does not answer: {words}",
             "Start that server, correct REDIS_URL, or unset it to use the embedded one.",
         )
 

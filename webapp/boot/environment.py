@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote
 
+from runners.shared.log_text import last_line
 from webapp.boot import console, installer
 from webapp.boot.installer import PackageFile, install
 
@@ -173,11 +174,11 @@ def _create() -> None:
             f"On Debian and Ubuntu: sudo apt install python{version}-venv.",
         )
     command = [sys.executable, "-m", "venv", "--clear", str(VENV)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode != 0:
-        words = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        words = last_line(done.stderr or done.stdout, "no message")
         raise console.Problem(
-            f"Python could not make {VENV}: {words[-1]}", "Check its owner and mode."
+            f"Python could not make {VENV}: {words}", "Check its owner and mode."
         )
 
 

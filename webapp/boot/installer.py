@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from runners.shared.log_text import QUOTED_CHARACTERS, lines_of, shortened
 from webapp.boot import console
 
 # Run pip with progress output, and turn its failures into one sentence.
@@ -106,6 +107,7 @@ def _run(python: Path, arguments: list[str], log: Path, progress: "_Progress") -
             stdin=subprocess.DEVNULL,
             env=environment,
             text=True,
+            errors="replace",  # a reader that ends would leave pip waiting
         ) as process,
     ):
         reader = threading.Thread(
@@ -120,7 +122,7 @@ def _run(python: Path, arguments: list[str], log: Path, progress: "_Progress") -
             raise
         reader.join()
     if process.returncode != 0:
-        raise explain(log.read_text("utf-8"), log)
+        raise explain(log.read_text("utf-8", errors="replace"), log)
 
 
 def explain(output: str, log: Path) -> console.Problem:
@@ -128,8 +130,8 @@ def explain(output: str, log: Path) -> console.Problem:
     for cause in CAUSES:
         if re.search(cause.pattern, output):
             return console.Problem(cause.fact, f"{cause.way_out} (pip's own words: {log})")
-    errors = [line for line in output.splitlines() if line.startswith("ERROR")]
-    detail = errors[0] if errors else "pip failed."
+    errors = [line for line in lines_of(output) if line.startswith("ERROR")]
+    detail = shortened(errors[0], QUOTED_CHARACTERS) if errors else "pip failed."
     return console.Problem(f"The packages could not be installed. {detail}", f"Read {log}.")
 
 
@@ -374,7 +376,7 @@ def write(path: Path, rows: Iterable[PackageFile]) -> None:
 
 def platform_of(python: Path) -> Platform:
     """Return the platform that a Python reports."""
-    done = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, check=True)
+    done = subprocess.run([python, "-c", PROBE], capture_output=True, check=True)
     implementation, version, system, machine, (libc, libc_version) = json.loads(done.stdout)
     glibc = libc_version if libc == "glibc" else ""
     return Platform(

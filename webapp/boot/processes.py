@@ -17,10 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from runners.shared.log_text import character_at, last_line, lines_of
+
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 STEADY_AFTER_S = 30.0  # the restart pause is reset for a child that ran this long
 LOG_CAP_BYTES = 5_000_000
+LINE_BYTES = 64 * 1024  # of a cut line, that may be left out
 POLL_S = 0.05
 
 
@@ -110,7 +113,7 @@ class ProcessGroup:
     def tail(self, child: Child, num_lines: int = 12) -> str:
         """Return the last lines of a child's log, or "" if it has none."""
         try:
-            lines = self.log_of(child).read_text("utf-8", errors="replace").splitlines()
+            lines = lines_of(self.log_of(child).read_bytes())
         except OSError:
             return ""
         return "\n".join(lines[-num_lines:])
@@ -211,24 +214,27 @@ def start_time_of(pid: int) -> str | None:
             return None
         return None if fields[0] in "ZX" else fields[19]  # state, start time in clock ticks
     shown = subprocess.run(
-        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, check=False
     )
-    return shown.stdout.strip() or None
+    return last_line(shown.stdout) or None
 
 
 def cut(log: Path, cap_bytes: int = LOG_CAP_BYTES) -> None:
-    """Truncate a log over its cap; the newest half cap is moved to ``<name>.1``.
+    """Truncate a log over its cap; its newest lines, half a cap, are moved to ``<name>.1``.
 
-    On a full disk that part is lost; otherwise a growing log would keep the disk full.
+    The first line there says how much was cut. On a full disk that part is lost; otherwise a
+    growing log would keep the disk full.
     """
     with suppress(OSError):
         if log.stat().st_size <= cap_bytes or not log.is_file():
             return
         with log.open("rb+") as file:
-            file.seek(-cap_bytes // 2, os.SEEK_END)
+            begin = file.seek(-cap_bytes // 2 - 1, os.SEEK_END)  # perhaps a line ends there
             younger = file.read()
             file.truncate(0)  # the child appends, so its next line starts the file
-            log.with_name(f"{log.name}.1").write_bytes(younger)
+            at = younger.find(b"\n", 0, LINE_BYTES) + 1 or character_at(younger, 0)
+            note = f"[{begin + at:,} bytes were cut here]\n".encode()
+            log.with_name(f"{log.name}.1").write_bytes(note + younger[at:])
 
 
 def _exit_poll(pid: int, birth: str) -> Callable[[], int | None]:

@@ -26,6 +26,7 @@ from runners.shared.addresses import (
     own_addresses,
 )
 from runners.shared.environment import environment_lines
+from runners.shared.log_text import last_line, lines_of
 from runners.shared.redis_address import bare
 from webapp.boot import broker, console, environment, processes
 from webapp.core import site_settings
@@ -248,18 +249,18 @@ class Stopping:
         self._untold = ended.returncode != 0
         options = ["--since", str(since), "--wait", str(REPORT_SECONDS)]
         report = self._run("manage.py", "remaining", *options)
-        lines = report.stdout.splitlines()
+        lines = lines_of(report.stdout)
         if report.returncode != 0:
-            words = (report.stderr.strip().splitlines() or [IMPATIENT])[-1]
+            words = last_line(report.stderr, IMPATIENT)
             lines = [f"Jobs on other hosts and waiting jobs could not be listed: {words}"]
-        return [*ended.stderr.splitlines(), *lines]
+        return [*lines_of(ended.stderr), *lines]
 
     def _running(self) -> list[str]:
         """Return the ids of attempts that are still running on this machine."""
         if not self._host.exists():
             return []
         done = self._run("-m", "runners", "status", "--dir", str(self._host), is_patient=True)
-        rows = [line.split() for line in done.stdout.splitlines()]
+        rows = [line.split() for line in lines_of(done.stdout)]
         return [row[0] for row in rows if row[1:2] == ["running"]]
 
     def _run(
@@ -273,6 +274,7 @@ class Stopping:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            errors="replace",
             start_new_session=True,
         )
         while True:
@@ -379,7 +381,7 @@ class Site:
         if stamp.exists() and stamp.read_text("utf-8") == state:
             self._start(web)  # no migration is due, so both may load in parallel
         with console.step("Bringing the database up to date"):
-            self.account = ", ".join(self._manage("prepare").strip().splitlines())
+            self.account = ", ".join(lines_of(self._manage("prepare").strip()))
             stamp.write_text(state, "utf-8")
         if web.process is None:
             self._start(web)
@@ -487,11 +489,11 @@ class Site:
         """Run a Python program; return its output, or raise a problem with its last line."""
         done = self._run(*arguments)
         if done.returncode != 0:
-            words = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+            words = last_line(done.stderr or done.stdout, "no message")
             log = self.group.logs / "set-up.log"
             log.write_text(done.stdout + done.stderr, "utf-8")
             name = " ".join(arguments[:2]) if arguments[0] != "-m" else " ".join(arguments[1:3])
-            raise console.Problem(f"`{name}` failed: {words[-1]}", f"All its words: {log}")
+            raise console.Problem(f"`{name}` failed: {words}", f"All its words: {log}")
         return done.stdout
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -502,6 +504,7 @@ class Site:
             capture_output=True,
             stdin=subprocess.DEVNULL,
             text=True,
+            errors="replace",
             check=False,
             start_new_session=True,
         )

@@ -13,6 +13,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from runners.shared.log_text import last_line
 from webapp.boot.console import Problem
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,13 +83,13 @@ def _pack(package: str, folder: Path) -> Path:
     """Download one npm package into ``folder`` and return its archive."""
     command = ["npm", "pack", "--silent", package]
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, cwd=folder, capture_output=True, check=True)
     except FileNotFoundError as error:
         raise Problem("`npm` is not installed.", "Only `vendor` needs it: install npm.") from error
     except subprocess.CalledProcessError as error:
-        detail = (error.stderr or "no message").strip().splitlines()[-1]
+        detail = last_line(error.stderr, "no message")
         raise Problem(f"npm cannot fetch {package}: {detail}", "Check the network.") from error
-    return folder / done.stdout.strip().splitlines()[-1]
+    return folder / last_line(done.stdout)
 
 
 def _member(archive: Path, member: str) -> bytes:

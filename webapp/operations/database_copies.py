@@ -22,6 +22,7 @@ from django.db.backends.postgresql.client import DatabaseClient
 from psycopg import sql
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
+from runners.shared.log_text import QUOTED_CHARACTERS, lines_of, shortened
 from webapp.core.queries import applied_migrations
 
 # ---------------------------------------------------------------------------
@@ -342,11 +343,12 @@ def _run(
         check=False,
     )
     if done.returncode:
-        raise BackupError(f"{name} failed: {_last_lines(done.stderr.decode(errors='replace'))}")
+        raise BackupError(f"{name} failed: {_last_lines(done.stderr)}")
 
 
-def _last_lines(text: str) -> str:
-    return " ".join(text.strip().splitlines()[-LAST_LINES:]) or "no message"
+def _last_lines(output: str | bytes) -> str:
+    lines = [line.strip() for line in lines_of(output) if line.strip()][-LAST_LINES:]
+    return " ".join(shortened(line, QUOTED_CHARACTERS) for line in lines) or "no message"
 
 
 # Online copies and integrity checks of SQLite databases, and detection of open ones.

@@ -388,6 +388,7 @@ class Servers:
             stdin=subprocess.PIPE,
             env=env,
             text=True,
+            errors="replace",
         )
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -582,7 +583,7 @@ class RemoteStage:
         self._counts.sent_bytes += sum(map(tensor_bytes, (tensors or {}).values()))
         reply = link.receive()
         if refused := reply.order.get("refused"):
-            raise BadInputError(str(refused))
+            raise BadInputError(f"stage {self._number} of the chain refuses: {refused}")
         return reply.tensors
 
 

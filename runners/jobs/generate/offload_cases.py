@@ -218,7 +218,7 @@ def start_capped_case(order: Order, cap_bytes: int) -> Iterator[BenchProcess]:
     module = [sys.executable, "-m", "runners.jobs.generate.offload_cases"]
     with memory_cap(f"slipway-bench-{os.getpid()}-{name}", cap_bytes) as cap:
         process = subprocess.Popen(
-            module, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            module, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, errors="replace"
         )
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("the pipes of a benchmark case were not opened")

@@ -29,6 +29,7 @@ from runners.jobspec import (
     TrainSpec,
 )
 from runners.prove.report import PlannerQuery
+from runners.shared.log_text import last_line
 
 # ---------------------------------------------------------------------------
 # Other engines where they are installed: vLLM, SGLang and llama.cpp on the same shape.
@@ -37,7 +38,6 @@ from runners.prove.report import PlannerQuery
 
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 128
 START_SECONDS = 150.0  # of vLLM: compilation, profiling and capture of graphs
-MAX_ERROR = 600
 
 
 def vllm_speeds(
@@ -128,13 +128,18 @@ def run_program(argv: Sequence[str], seconds: float) -> str:
     """
     try:
         ended = subprocess.run(
-            argv, capture_output=True, text=True, check=False, timeout=max(1.0, seconds)
+            argv,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=max(1.0, seconds),
         )
     except subprocess.TimeoutExpired as error:
         msg = f"{argv[0]} did not end within {seconds:.0f} s"
         raise RuntimeError(msg) from error
     if ended.returncode:
-        words = (ended.stderr.strip() or ended.stdout.strip())[-MAX_ERROR:]
+        words = last_line(ended.stderr.strip() or ended.stdout, "no message")
         msg = f"{argv[0]} ended with code {ended.returncode}: {words}"
         raise RuntimeError(msg)
     return ended.stdout

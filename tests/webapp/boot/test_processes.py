@@ -140,12 +140,19 @@ def test_a_zombie_counts_as_gone():
         child.wait()
 
 
-def test_a_long_log_is_cut_and_its_younger_half_kept(tmp_path):
+def test_of_a_long_log_the_younger_half_is_kept_from_a_line_or_a_character_on(tmp_path):
     log = tmp_path / "web.log"
-    log.write_bytes(b"a" * 600 + b"b" * 500)
-    processes.cut(log, cap_bytes=1000)
-    assert log.read_bytes() == b""
-    assert (tmp_path / "web.log.1").read_bytes() == b"b" * 500
+    for written, kept in [
+        ("a" * 600 + "b" * 501, "[600 bytes were cut here]\n" + "b" * 501),
+        ("é\n" * 200 + "日本語\n" * 60, "[700 bytes were cut here]\n" + "日本語\n" * 50),
+        ("é\n" * 200 + "日本語\n" * 61, "[710 bytes were cut here]\n" + "日本語\n" * 50),
+        ("é" * 350 + "\n" + "日" * 166, "[701 bytes were cut here]\n" + "日" * 166),
+        ("日" * 400 + "x", "[702 bytes were cut here]\n" + "日" * 166 + "x"),
+    ]:
+        log.write_text(written, "utf-8")
+        processes.cut(log, cap_bytes=1000)
+        assert log.read_bytes() == b""
+        assert (tmp_path / "web.log.1").read_text("utf-8") == kept
 
 
 def test_a_child_goes_on_writing_to_a_log_that_was_cut(group, monkeypatch):

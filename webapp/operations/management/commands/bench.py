@@ -192,7 +192,9 @@ def offload() -> Iterator[Figure]:
 def _module_figures(name: str) -> Iterator[Figure]:
     """Yield the rows that a benchmark module prints, in a separate process with torch."""
     module = [sys.executable, "-m", name]
-    process = subprocess.run(module, cwd=site.ROOT, check=False, stdout=subprocess.PIPE, text=True)
+    process = subprocess.run(
+        module, cwd=site.ROOT, check=False, stdout=subprocess.PIPE, text=True, errors="replace"
+    )
     if process.returncode:
         raise CommandError(f"python -m {name} ended with {process.returncode}: see above")
     yield from (Figure.of(Ratio(*json.loads(line))) for line in process.stdout.splitlines())
