@@ -146,6 +146,7 @@ PROTOCOL_VERSION = 1
 MAX_BATCH_EVENTS = 500
 MAX_POINT_VALUES = 256  # of one metric point
 MAX_GPUS = 256  # of one host
+MAX_NAME_CHARACTERS = 80  # of a host; the column's width
 MAX_ATTEMPTS = 2000  # folders on one host's disk
 SHA256 = "^[0-9a-f]{64}$"
 FOLDER_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}$"  # part of a URL and of a file path
@@ -160,7 +161,7 @@ class EnrollRequest(Message):
     token: str = Field(max_length=255)
     protocol_version: NonNegativeInt = Field(default=PROTOCOL_VERSION, le=1000)
     # The host's display name; None: its hostname.
-    name: str | None = Field(default=None, max_length=255)
+    name: str | None = Field(default=None, max_length=MAX_NAME_CHARACTERS)
     host_id: Identifier | None = (
         None  # of a host that enrols again: its credential is then rotated
     )

@@ -324,7 +324,9 @@ def _torch(facts: dict[str, Any]) -> Check:
 
 
 def _major(version: str) -> int:
-    return int(version.partition(".")[0])
+    """Return the first number of a version; 0 if it begins with none."""
+    first = version.partition(".")[0]
+    return int(first) if first.isdecimal() else 0
 
 
 def _install(version: str, runs: str | None) -> str:

@@ -24,6 +24,7 @@ from planner.specs.cluster import ClusterSpec, DeviceSpec
 from runners.jobspec.base import Identifier, TimestampMs
 from runners.prove.report import ValidationRates
 from runners.shared.facts import DeviceMeasurement, GpuFacts, HostFacts, Microbench
+from runners.shared.messages import first_fault
 from webapp.accounts.models import Team
 from webapp.audit.models import event_record
 from webapp.core import display
@@ -372,16 +373,32 @@ def cluster_for_host(host: Host) -> ClusterSpec:
     """Return a host as a cluster of one node.
 
     Raises:
-        ConflictProblem: the host has not reported or has not been measured yet.
+        ConflictProblem: the host has not reported or been measured yet, or reported nonsense.
     """
     if host.kind == "virtual":
         return planned_cluster(host)
+    try:
+        return _reported_cluster(host)
+    except ValidationError as error:
+        raise _unusable(host, error) from error
+
+
+def _unusable(host: Host, error: ValidationError) -> ConflictProblem:
+    """Return the problem of a host whose figures no machine can have, or another version wrote."""
+    return ConflictProblem(
+        "host_unknown",
+        f"{host.name} reported figures that plans cannot use ({first_fault(error)}). Correct "
+        "them on the host, start its agent again, then choose Check again on the host's page.",
+    )
+
+
+def _reported_cluster(host: Host) -> ClusterSpec:
     facts = _facts(host)
     rates = stored_rates(host)
     gpus = _same_gpus(facts)
     is_divided = bool(gpus and gpus[0].parent_uuid)  # a process gets one MIG instance
     return ClusterSpec(
-        device=device_for_host(host),
+        device=_reported_device(host),
         devices_per_node=1 if is_divided else len(gpus) or 1,
         host_memory_bytes=facts.memory_bytes,
         disk_bandwidth_bytes_per_second=rates.disk_write_bytes_per_second if rates else None,
@@ -393,10 +410,17 @@ def device_for_host(host: Host) -> DeviceSpec:
     """Return the device that jobs on this host use: its GPU if it has one, else its CPU.
 
     Raises:
-        ConflictProblem: the host has not reported or has not been measured yet.
+        ConflictProblem: the host has not reported or been measured yet, or reported nonsense.
     """
     if host.kind == "virtual":
         return get_device(host.planned["device"])
+    try:
+        return _reported_device(host)
+    except ValidationError as error:
+        raise _unusable(host, error) from error
+
+
+def _reported_device(host: Host) -> DeviceSpec:
     facts = _facts(host)
     gpus = _same_gpus(facts)
     described = host_device(

@@ -16,6 +16,7 @@ from django.db import transaction
 from django.utils.text import slugify
 
 from runners.shared.messages import (
+    MAX_NAME_CHARACTERS,
     PROTOCOL_VERSION,
     EnrollReply,
     EnrollRequest,
@@ -288,7 +289,7 @@ def _host_of(token: EnrolmentToken, request: EnrollRequest) -> Host:
         host = Host.objects.filter(pk=request.host_id, team=token.team).first()
         if host is not None:
             return host
-    name = request.name or token.name or request.facts.hostname
+    name = request.name or token.name or request.facts.hostname[:MAX_NAME_CHARACTERS]
     return Host(
         team=token.team,
         name=name,
