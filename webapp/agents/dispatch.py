@@ -2,13 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from celery import Celery
+from django import db
 from django.conf import settings
 from django.db import transaction
 from django.db.models import F, Q
@@ -42,7 +43,12 @@ from webapp.core.problems import BusyProblem, ConflictProblem
 from webapp.core.vault import VaultError
 from webapp.hosts.epoch import RESTORED, is_restored
 from webapp.hosts.models import DOCUMENTS, RUNS_JOBS, Host, Pool
-from webapp.hosts.services import LONGEST_GAP_SECONDS, Contact, command_key, contact_of
+from webapp.hosts.services import (
+    LONGEST_GAP_SECONDS,
+    Contact,
+    command_key,
+    contact_of,
+)
 from webapp.jobs.allocation import allocate_pool, send_back
 from webapp.jobs.gangs import (
     all_claimed,
@@ -488,6 +494,23 @@ def attempt_secrets(run: RunRequest) -> dict[str, SecretStr]:
 
 
 GRACE_BEATS = 2
+Row = TypeVar("Row", bound=db.models.Model)
+Outcome = TypeVar("Outcome")
+
+
+def by_itself(act: Callable[[Row], Outcome], row: Row) -> Outcome | None:
+    """Return the result of an action on a row, or None if it fails, so that the others go on.
+
+    Raises:
+        OperationalError, InterfaceError: the database is unavailable; no row is at fault.
+    """
+    try:
+        return act(row)
+    except (db.OperationalError, db.InterfaceError):
+        raise
+    except Exception:
+        log.exception("failed by itself", what=act.__name__.strip("_"), row=row.pk)
+        return None
 
 
 def end_unknown_attempts(seen: Mapping[str, Collection[str]]) -> list[Attempt]:
@@ -511,7 +534,8 @@ def end_unknown_attempts(seen: Mapping[str, Collection[str]]) -> list[Attempt]:
     if missed:
         rows = Attempt.objects.filter(pk__in=[attempt.pk for attempt in missed])
         rows.update(missed_beats=F("missed_beats") + 1)
-    return [each for each in missed if each.missed_beats >= GRACE_BEATS and _end_lost(each)]
+    lost = [each for each in missed if each.missed_beats >= GRACE_BEATS]
+    return [each for each in lost if by_itself(_end_lost, each)]
 
 
 def _end_lost(attempt: Attempt) -> bool:
@@ -544,7 +568,12 @@ START_TIMEOUT = timedelta(seconds=scale_duration(120, least=8))
 def allocate_all() -> list[Job]:
     """Allocate in every pool with queued jobs; return the jobs that received devices."""
     waiting = Pool.objects.filter(jobs__state=JobState.QUEUED, jobs__deleted_at=None).distinct()
-    return [job for pool in waiting for job in allocate_pool(pool)]
+    return allocate_each(waiting)
+
+
+def allocate_each(pools: Iterable[Pool]) -> list[Job]:
+    """Allocate in pools, each by itself; return the jobs that received devices."""
+    return [job for pool in pools for job in by_itself(allocate_pool, pool) or ()]
 
 
 class StartDeadline:
@@ -582,12 +611,16 @@ def end_unclaimed(hosts: Collection[str] | None = None) -> list[Job]:
     """
     waiting = Job.objects.filter(state=JobState.PREFLIGHT).select_related("current_attempt")
     unclaimed = [job for job in waiting if hosts is None or _has_part(job, hosts)]
-    return [job for job in unclaimed if _is_overdue(job) and _end(job)]
+    return [job for job in unclaimed if by_itself(_end_if_overdue, job)]
 
 
 def _has_part(job: Job, hosts: Collection[str]) -> bool:
     leader = job.current_attempt
     return leader is not None and any(each.host_id in hosts for each in members_of(leader))
+
+
+def _end_if_overdue(job: Job) -> bool:
+    return _is_overdue(job) and _end(job)
 
 
 def _is_overdue(job: Job) -> bool:

@@ -14,7 +14,7 @@ from runners.jobspec.base import excerpt
 from runners.shared.messages import AttemptStatus, Beat, BeatReply, StopOrder, WantedAttempt
 from runners.shared.reasons import Reason
 from runners.shared.timing import scale_duration
-from webapp.agents.dispatch import end_unknown_attempts, needs_of
+from webapp.agents.dispatch import allocate_each, by_itself, end_unknown_attempts, needs_of
 from webapp.agents.environments import checks_with_environments, orders_of
 from webapp.audit.models import event_record
 from webapp.core.clock import now, now_ms
@@ -31,7 +31,6 @@ from webapp.hosts.services import (
     publish_host_checks,
     publish_host_states,
 )
-from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.models import LIVE_STATES, Attempt, Job, JobState
 
 READ = (
@@ -63,8 +62,7 @@ def host_beats(spoken: Sequence[HostHeartbeat]) -> list[BeatReply]:
     end_unknown_attempts({each.host_id: _reported_attempts(each.beat) for each in spoken})
     pools = {host.pool_id for host in hosts.values()}
     queued = Job.objects.filter(pool__in=pools, state=JobState.QUEUED, deleted_at=None)
-    for pool in Pool.objects.filter(pk__in=queued.order_by().values("pool")):
-        allocate_pool(pool)
+    allocate_each(Pool.objects.filter(pk__in=queued.order_by().values("pool")))
     epochs_record([each.beat.epoch for each in spoken if each.beat.epoch])
     site = epoch()
     shown_epoch, is_backup = epoch_with_proof(site.number), site.highest_seen > site.number
@@ -174,12 +172,13 @@ def _unclaimed_attempts(hosts: Collection[str]) -> dict[str, list[WantedAttempt]
     ).select_related("job")
     by_host: dict[str, list[WantedAttempt]] = defaultdict(list)
     for attempt in unclaimed:
-        if _is_current(attempt):
-            wanted = WantedAttempt(
-                attempt_id=attempt.pk, fence=attempt.fence, needs=needs_of(attempt)
-            )
+        if _is_current(attempt) and (wanted := by_itself(_wanted, attempt)):
             by_host[attempt.host_id].append(wanted)
     return by_host
+
+
+def _wanted(attempt: Attempt) -> WantedAttempt:
+    return WantedAttempt(attempt_id=attempt.pk, fence=attempt.fence, needs=needs_of(attempt))
 
 
 def _stop_orders(
@@ -247,7 +246,27 @@ def answers_to(received: Sequence[ReceivedHeartbeat]) -> list[Answer]:
     ]
 
 
+ALONE_SECONDS = 60.0  # how long a host's heartbeats are stored alone after a failed one
+_alone_until: dict[str, float] = {}  # by host id, monotonic
+
+
 def _store_batch(heartbeats: Sequence[HostHeartbeat]) -> Sequence[Answer]:
+    """Store heartbeats together, and alone those of hosts of which one failed lately.
+
+    A host whose every heartbeat fails would otherwise have all others stored twice, and one by
+    one, in every window.
+    """
+    instant = time.monotonic()
+    is_alone = [_alone_until.get(each.host_id, instant) > instant for each in heartbeats]
+    others = [each for each, alone in zip(heartbeats, is_alone, strict=True) if not alone]
+    replies = iter(_store_together(others) if others else ())
+    return [
+        _store_one(each) if alone else next(replies)
+        for each, alone in zip(heartbeats, is_alone, strict=True)
+    ]
+
+
+def _store_together(heartbeats: Sequence[HostHeartbeat]) -> Sequence[Answer]:
     """Store heartbeats in one transaction; if that fails, each in its own.
 
     A heartbeat that the server cannot store affects only the host that sent it.
@@ -268,6 +287,7 @@ def _store_one(heartbeat: HostHeartbeat) -> Answer:
         raise
     except Exception as error:
         log.exception("heartbeat failed", host=heartbeat.host_id)
+        _alone_until[heartbeat.host_id] = time.monotonic() + ALONE_SECONDS
         reason = f"{type(error).__name__} in the server"
         sample = excerpt(heartbeat.beat.model_dump(mode="json"))
         refusals_record(heartbeat.host_id, [Refusal("heartbeat", reason, sample)])

@@ -10,8 +10,12 @@ import pytest
 import redis
 
 from runners.shared.redis_address import bare, shipper_user, with_user, worker_user
+from tests.webapp.conftest import claim, enrol, make_beat, make_job, make_microbench
+from webapp.agents.heartbeats import host_beat
 from webapp.boot import broker
 from webapp.core import outages as web_broker
+from webapp.jobs.models import Attempt
+from webapp.jobs.services import job_submit
 
 
 def programs() -> list:
@@ -71,3 +75,12 @@ def closed_redis(request, tmp_path_factory, settings) -> Iterator[ClosedRedis]:
         client.close()
     web_broker.client(server.chosen.url).close()
     server.end()
+
+
+def another_attempt(team, owner, name: str) -> Attempt:
+    """Return a claimed attempt on a new host."""
+    host, _ = enrol(team, name=name)
+    host_beat(host=host, beat=make_beat(microbench=make_microbench()))
+    job = job_submit(job=make_job(team, owner, host), by="alice")
+    claim(job.current_attempt)
+    return Attempt.objects.get(pk=job.current_attempt_id)
