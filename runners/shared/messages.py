@@ -4,12 +4,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AllowInfNan,
+    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PlainValidator,
     PositiveInt,
     SecretStr,
+    Strict,
     StringConstraints,
     ValidationError,
     field_serializer,
@@ -32,6 +34,7 @@ from runners.jobspec.base import (
     Watts,
     excerpt,
     plain,
+    truncate,
 )
 from runners.jobspec.serve import ServedName
 from runners.shared.facts import HostFacts, Microbench
@@ -148,7 +151,11 @@ MAX_POINT_VALUES = 256  # of one metric point
 MAX_GPUS = 256  # of one host
 MAX_NAME_CHARACTERS = 80  # of a host; the column's width
 MAX_ATTEMPTS = 2000  # folders on one host's disk
+MAX_FIGURES = 2000  # of one result
+MAX_FILES = 20_000  # of one artefact
+MAX_LAST_CHARACTERS = 64 * 1024  # of an attempt's last lines; supervisors send 8 KiB
 SHA256 = "^[0-9a-f]{64}$"
+Digest = Annotated[str, StringConstraints(pattern=SHA256)]
 FOLDER_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}$"  # part of a URL and of a file path
 
 
@@ -391,9 +398,10 @@ class MetricPoint(Message):
     """
 
     source: str = Field(min_length=1, max_length=40)
-    values: dict[MetricName, Annotated[float, AllowInfNan(True)]] = Field(  # noqa: FBT003
-        max_length=MAX_POINT_VALUES
-    )
+    values: dict[
+        MetricName,
+        Annotated[float, AllowInfNan(True), Strict()],  # noqa: FBT003 -- no text: it is published
+    ] = Field(max_length=MAX_POINT_VALUES)
     step: int | None = None
 
 
@@ -411,8 +419,8 @@ class ResultBody(Message):
     how they were measured; ``operator_class`` is the class that a figure calibrates.
     """
 
-    measured: dict[Name, Figure]
-    notes: dict[str, str] = Field(default_factory=dict)
+    measured: dict[Name, Figure] = Field(max_length=MAX_FIGURES)
+    notes: dict[Name, Sentence] = Field(default_factory=dict, max_length=MAX_FIGURES)
 
 
 ArtefactKind = Literal["model", "adapter", "report"]
@@ -424,8 +432,8 @@ class ArtefactBody(Message):
     name: str = Field(pattern=FOLDER_NAME)
     kind: ArtefactKind
     total_bytes: NonNegativeInt
-    files: dict[str, int]  # relative path -> bytes
-    sha256: dict[str, str]  # relative path -> hex digest
+    files: dict[str, NonNegativeInt] = Field(max_length=MAX_FILES)  # relative path -> bytes
+    sha256: dict[str, Digest] = Field(max_length=MAX_FILES)  # relative path
     facts: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -438,6 +446,23 @@ class EndpointBody(Message):
     has_keys: bool
 
 
+def last_lines_of(lines: object) -> object:
+    """Return the last lines within ``MAX_LAST_CHARACTERS``; other types unchanged to be rejected.
+
+    They are cut, not rejected: without its exit record a job would never end.
+    """
+    if not isinstance(lines, list | tuple):
+        return lines
+    room, kept = MAX_LAST_CHARACTERS, []
+    for line in reversed(lines):
+        shortened = truncate(line, room)
+        room -= len(shortened) if isinstance(shortened, str) else 0
+        kept.append(shortened)
+        if room <= 0:
+            break
+    return kept[::-1]
+
+
 class EndConditions(Message):
     """The host's condition at the attempt's end, as far as readable."""
 
@@ -447,7 +472,8 @@ class EndConditions(Message):
     disk_free_bytes: NonNegativeInt | None = None
     load: Amount | None = None  # one-minute load average
     temperature_celsius: Celsius | None = None  # the hottest sensor of the machine
-    xids: tuple[str, ...] = ()  # the GPU driver's Xid errors during the attempt
+    # The GPU driver's Xid errors during the attempt.
+    xids: Annotated[tuple[Name, ...], BeforeValidator(last_lines_of)] = ()
     # Disturbances; None where not measurable, as on hosts of an older release.
     usable_cores: Amount | None = None  # available to the attempt by its limits
     taken_cores: Amount | None = None  # of those, mean use by other programs
@@ -466,7 +492,9 @@ class ExitRecord(Message):
     by: Literal["supervisor", "reaper"]
     started_at_ms: TimestampMs | None
     ended_at_ms: TimestampMs
-    last_lines: tuple[str, ...] = Field(default=(), max_length=1000, fail_fast=True)
+    last_lines: Annotated[tuple[str, ...], BeforeValidator(last_lines_of)] = Field(
+        default=(), max_length=1000, fail_fast=True
+    )
     dropped_log_bytes: NonNegativeInt = 0
     dropped_events: NonNegativeInt = 0
     peak_rss_bytes: NonNegativeInt | None = None

@@ -18,6 +18,8 @@ from runners.jobspec.base import excerpt
 from runners.shared.messages import ReceivedBatch, RunEvent, first_fault
 from runners.shared.timing import scale_duration
 from webapp.agents.ingest import (
+    FAULTS_OF_A_MESSAGE,
+    Message,
     event_row,
     events_accept,
     is_row,
@@ -120,12 +122,17 @@ def events_accept_together(batches: Sequence[HostBatch]) -> list[int | None]:
             stored.append(report.take(each.batch) if report and may_take else None)
         reporting = [report for report in reports.values() if report.has_reported]
         _store(reporting)
-    publish_all(
-        message
-        for report in reporting
-        for message in messages_of(report.attempt, report.team_id, report.understood)
-    )
+    publish_all(message for report in reporting for message in _messages(report))
     return stored
+
+
+def _messages(report: _Report) -> list[Message]:
+    """Return the live messages of a report; none if they cannot be built, as others' must go."""
+    try:
+        return list(messages_of(report.attempt, report.team_id, report.understood))
+    except FAULTS_OF_A_MESSAGE:
+        log.exception("live messages not built", attempt=report.attempt.pk)
+        return []
 
 
 def _is_own(report: _Report, batch: HostBatch) -> bool:
@@ -504,6 +511,8 @@ class StreamConsumer:
         """
         try:
             batch = decode(fields or {})
+        except ValidationError as error:
+            self._refuse(host, first_fault(error), fields)
         except ValueError as error:
             self._refuse(host, str(error), fields)
         else:

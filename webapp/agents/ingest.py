@@ -59,6 +59,9 @@ from webapp.metrics import store
 
 
 LIST_SECONDS = 1.0
+# Of one message: Redis and every web process keep the messages of the last minutes in memory.
+MAX_LIVE_CHARACTERS = 64 * 1024
+RESYNC = "resync"  # the page reads the store instead
 Message = tuple[str, str, Mapping[str, Any]]  # topic, event, data
 
 
@@ -88,7 +91,29 @@ def announce(attempt: Attempt, events: list[RunEvent]) -> None:
 
 
 def messages_of(attempt: Attempt, team_id: str, events: list[RunEvent]) -> Iterator[Message]:
-    """Yield the messages of a batch: points and log lines together, the latest progress."""
+    """Yield the messages of a batch: points and log lines together, the latest progress.
+
+    A message that is too long for the live stream tells its pages to read the store.
+    """
+    for topic, event, data in _whole_messages_of(attempt, team_id, events):
+        is_short = _num_characters(data) <= MAX_LIVE_CHARACTERS
+        yield (topic, event, data) if is_short else (topic, RESYNC, {})
+
+
+def _num_characters(value: object) -> int:
+    """Return about how long a value is as JSON."""
+    if isinstance(value, str):
+        return len(value) + 3
+    if isinstance(value, Mapping):
+        return 2 + sum(len(name) + 4 + _num_characters(each) for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return 2 + sum(map(_num_characters, value))
+    return 8
+
+
+def _whole_messages_of(
+    attempt: Attempt, team_id: str, events: list[RunEvent]
+) -> Iterator[Message]:
     topic = f"job:{attempt.job_id}"
     common = {"job": attempt.job_id, "attempt": attempt.pk, "host": attempt.node_rank}
     by_kind: dict[str, list[RunEvent]] = {}
@@ -195,8 +220,18 @@ def _result(attempt: Attempt, body: dict[str, Any]) -> None:
     _update_job(attempt, result=result.model_dump(mode="json"))
 
 
+MAX_ARTEFACTS = 200  # of one attempt; pages list them all
+
+
+class TooManyError(ValueError):
+    """An attempt has announced as many things as it may; the text names them."""
+
+
 def _artefact(attempt: Attempt, body: dict[str, Any]) -> None:
     artefact = ArtefactBody.model_validate(body)
+    others = Artefact.objects.filter(attempt=attempt).exclude(name=artefact.name)
+    if others.count() >= MAX_ARTEFACTS:
+        raise TooManyError(f"name: the attempt has {MAX_ARTEFACTS} artefacts, the limit")
     Artefact.objects.update_or_create(
         attempt=attempt,
         name=artefact.name,
@@ -339,7 +374,7 @@ def _accept(host: Host, batch: EventBatch | ReceivedBatch, num_bytes: int) -> Ev
             refused_gaps=F("refused_gaps") + sifted.gaps,
         )
         refusals_record(host.pk, refused)
-        transaction.on_commit(lambda: announce(attempt, valid))
+        transaction.on_commit(lambda: announce(attempt, valid), robust=True)
     if refused:  # one line per batch: a host must not flood the log
         first = refused[0].reason
         log.warning("events refused", attempt=attempt.pk, num_events=len(refused), first=first)
@@ -401,7 +436,9 @@ def _apply(attempt: Attempt, event: RunEvent) -> Refusal | None:
 
 
 def _error_text(error: Exception) -> str:
-    return first_fault(error) if isinstance(error, ValidationError) else type(error).__name__
+    if isinstance(error, ValidationError):
+        return first_fault(error)
+    return str(error) if isinstance(error, TooManyError) else type(error).__name__
 
 
 def metric_points(

@@ -140,6 +140,8 @@ def facts_for(
 
 
 MAX_ROWS_PER_HOST = 100  # distinct reasons; the oldest are deleted first
+MAX_REASONS_AT_ONCE = 10  # each costs three queries; the rarer ones of a batch share one row
+OTHER_REASONS = "other reasons, too many for a row each"
 MAX_REASON_CHARACTERS = 300
 MAX_EXCERPT_CHARACTERS = 500
 RefusedKind = Literal["heartbeat", "event", "stream"]
@@ -155,7 +157,10 @@ class Refusal(NamedTuple):
 
 
 def refusals_record(host_id: str, refusals: Iterable[Refusal]) -> None:
-    """Count a host's refusals by kind and reason; store an excerpt of the last of each."""
+    """Count a host's refusals by kind and reason; store an excerpt of the last of each.
+
+    A reason may contain a name that the host chose, so their number is limited too.
+    """
     truncated = [
         each._replace(
             reason=each.reason[:MAX_REASON_CHARACTERS],
@@ -164,8 +169,12 @@ def refusals_record(host_id: str, refusals: Iterable[Refusal]) -> None:
         )
         for each in refusals
     ]
-    for _, group in groupby(sorted(truncated, key=_key), key=_key):
-        _count_refused(host_id, list(group))
+    by_reason = [list(group) for _, group in groupby(sorted(truncated, key=_key), key=_key)]
+    by_reason.sort(key=len, reverse=True)
+    for group in by_reason[:MAX_REASONS_AT_ONCE]:
+        _count_refused(host_id, group)
+    if rest := [each for group in by_reason[MAX_REASONS_AT_ONCE:] for each in group]:
+        _count_refused(host_id, [each._replace(reason=OTHER_REASONS) for each in rest])
 
 
 def _key(refusal: Refusal) -> tuple[str, str]:

@@ -2,9 +2,11 @@
 
 import json
 import struct
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from itertools import accumulate, groupby, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +14,7 @@ import structlog
 import zstandard
 from django.conf import settings
 from django.db import connections, transaction
+from django.db.models import QuerySet
 from numpy.typing import NDArray
 
 from webapp.core.clock import now, now_ms
@@ -154,6 +157,8 @@ SEAL_POINTS = 600
 SEAL_AFTER_MS = 600_000
 MAX_SOURCES = 64  # per attempt
 MAX_METRICS = 500  # names per source; each becomes a row of chunks
+SEALED_VALUES = 1_000_000  # in one transaction; about 200 MB while they are sorted
+SEAL_SECONDS = 5.0  # of one source
 
 
 class Point(NamedTuple):
@@ -313,14 +318,25 @@ def _columns(triples: list[tuple[int, int, float]]) -> RawSeries:
 def seal(attempt_id: str, source: str, *, through_seq: int) -> int:
     """Move a source's journal up to ``through_seq`` into chunks; return the points moved.
 
-    ``through_seq`` is the number acknowledged by the main database; later rows are not final.
+    ``through_seq`` is the number acknowledged by the main database; later rows are not final. At
+    most ``SEALED_VALUES`` values are in memory at once; what is left after ``SEAL_SECONDS`` stays
+    journalled until the next call.
     """
+    ends_at, sealed = time.monotonic() + SEAL_SECONDS, 0
+    while num_points := _seal_oldest(attempt_id, source, through_seq):
+        sealed += num_points
+        if time.monotonic() > ends_at:
+            break
+    return sealed
+
+
+def _seal_oldest(attempt_id: str, source: str, through_seq: int) -> int:
     with transaction.atomic(using=settings.METRICS_DATABASE):
         lock = MetricSource.objects.select_for_update().get(attempt_id=attempt_id, source=source)
         journal = MetricBatch.objects.filter(
             attempt_id=attempt_id, source=source, seq__lte=through_seq
         ).order_by("seq")
-        batches = list(journal)
+        batches = _oldest(journal, max_points=SEALED_VALUES // max(1, len(lock.metrics)))
         if not batches:
             return 0
         points = [point for batch in batches for point in unpack(batch)]
@@ -333,6 +349,13 @@ def seal(attempt_id: str, source: str, *, through_seq: int) -> int:
         lock.rolled_through_ms = min(lock.rolled_through_ms, oldest)
         lock.save(update_fields=["sealed_through_seq", "rolled_through_ms"])
     return len(points)
+
+
+def _oldest(journal: QuerySet[MetricBatch], *, max_points: int) -> list[MetricBatch]:
+    """Return the oldest batches of a journal with so many points, but at least one batch."""
+    totals = accumulate(journal.values_list("n", flat=True))
+    num_batches = sum(1 for _ in takewhile(lambda total: total <= max_points, totals))
+    return list(journal[: max(1, num_batches)])
 
 
 def _chunk(attempt_id: str, source: str, metric: str, series: RawSeries) -> MetricChunk:
@@ -451,8 +474,8 @@ def roll_up(source: MetricSource, *, is_ended: bool) -> int:
     if end <= source.rolled_through_ms or end <= start:
         return 0
     rows = []
-    for name in dict.fromkeys(chunk.metric for chunk in raw):
-        points = merge_chunks([chunk for chunk in raw if chunk.metric == name])
+    for name, chunks_of_name in groupby(raw, key=lambda chunk: chunk.metric):
+        points = merge_chunks(list(chunks_of_name))
         rows += _windows(source, name, points, start, end)
     with transaction.atomic(using=settings.METRICS_DATABASE):
         MetricChunk.objects.filter(
@@ -480,13 +503,21 @@ def merge_chunks(chunks: list[MetricChunk]) -> RawSeries:
 def _windows(
     source: MetricSource, metric: str, series: RawSeries, start: int, end: int
 ) -> list[MetricChunk]:
+    """Return the roll-ups of the windows that hold points.
+
+    Empty windows cost nothing: a host whose clock jumps by decades leaves 100,000 of them.
+    """
+    inside = np.flatnonzero((series.t_ms >= start) & (series.t_ms < end))
+    if not len(inside):
+        return []
+    order = inside[np.argsort(series.t_ms[inside], kind="stable")]
+    windows, first = np.unique(series.t_ms[order] // WINDOW_MS, return_index=True)
     rows = []
-    for window in range(start, end, WINDOW_MS):
-        inside = (series.t_ms >= window) & (series.t_ms < min(window + WINDOW_MS, end))
-        if not inside.any():
-            continue
-        part = RawSeries(series.seq[inside], series.t_ms[inside], series.value[inside])
-        rows += [_row(source, metric, window, step, bucket(part, step)) for step in STEPS_MS]
+    for window, at in zip(windows.tolist(), np.split(order, first[1:]), strict=True):
+        part = RawSeries(series.seq[at], series.t_ms[at], series.value[at])
+        rows += [
+            _row(source, metric, window * WINDOW_MS, step, bucket(part, step)) for step in STEPS_MS
+        ]
     return rows
 
 

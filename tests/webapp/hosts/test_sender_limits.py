@@ -1,0 +1,173 @@
+"""What one host sends takes neither the memory nor the time nor the live pages of others."""
+
+import json
+
+import pytest
+
+from runners.shared.messages import MAX_LAST_CHARACTERS, ReceivedBatch
+from tests.webapp.conftest import (
+    EXIT_OK,
+    batch_of,
+)
+from tests.webapp.hosts.conftest import another_attempt
+from webapp.agents import consume, ingest
+from webapp.agents.consume import HostBatch, events_accept_together
+from webapp.agents.ingest import RESYNC, events_accept, messages_of
+from webapp.core.clock import now
+from webapp.hosts import pools
+from webapp.hosts.models import RefusedMessage
+from webapp.jobs.models import Artefact, Attempt, Job
+from webapp.metrics import store
+from webapp.operations.ticker import seal_due
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+
+
+def received(attempt: Attempt, *events: tuple[str, dict]) -> ReceivedBatch:
+    return ReceivedBatch.model_validate(batch_of(attempt, *events).model_dump(mode="json"))
+
+
+@pytest.fixture
+def told(monkeypatch) -> list:
+    """The live messages of rounds that many hosts share."""
+    found: list = []
+    monkeypatch.setattr(consume, "publish_all", found.extend)
+    return found
+
+
+# Live messages: they are built after the events of many hosts are stored.
+
+
+POINT = ("metric", {"source": "job", "values": {"loss": 2.0}})
+
+
+def test_a_number_that_is_a_text_is_refused_by_its_name_and_costs_no_other_host(
+    attempt, team, alice, told
+):
+    good = another_attempt(team, alice, "Good")
+    text = ("metric", {"source": "job", "values": {"loss": "2.5"}})
+    batches = [received(attempt, text), received(good, POINT)]
+    hosts = (attempt.host_id, good.host_id)
+    stored = events_accept_together(
+        [HostBatch(*each) for each in zip(hosts, batches, strict=True)]
+    )
+    assert stored == [1, 1]
+    assert [topic for topic, _, _ in told] == [f"job:{good.job_id}"]
+    assert "values.loss" in RefusedMessage.objects.get().reason
+
+
+def test_messages_that_cannot_be_built_hold_back_no_others(
+    attempt, team, alice, told, monkeypatch
+):
+    good = another_attempt(team, alice, "Good")
+
+    def fails_for_one(reported, team_id, events):
+        if reported.pk == attempt.pk:
+            raise TypeError
+        return messages_of(reported, team_id, events)
+
+    monkeypatch.setattr(consume, "messages_of", fails_for_one)
+    events_accept_together(
+        [HostBatch(each.host_id, received(each, POINT)) for each in (attempt, good)]
+    )
+    assert [topic for topic, _, _ in told] == [f"job:{good.job_id}"]
+
+
+def test_what_is_too_long_for_the_live_stream_has_its_pages_read_the_store(attempt):
+    long = "x" * 1000
+    for kind, bodies, event in (
+        ("log", [{"stream": "stdout", "text": long}] * 200, RESYNC),
+        ("log", [{"stream": "stdout", "text": long}] * 20, "job.log"),
+        ("metric", [{"source": "job", "values": {f"m{n}": 1.0 for n in range(250)}}] * 40, RESYNC),
+        ("progress", [{"done": 1, "total": 2, "unit": long * 100}], RESYNC),
+        ("result", [{"measured": {}, "notes": {str(n): long for n in range(100)}}], RESYNC),
+    ):
+        events = batch_of(attempt, *[(kind, body) for body in bodies]).events
+        found = list(messages_of(attempt, "team", list(events)))
+        assert found, kind
+        assert {message[1] for message in found} == {event}, kind
+        assert all(len(json.dumps(message)) < 100_000 for message in found), kind
+
+
+# The metric store: what one host sends takes neither the time nor the memory of the upkeep.
+
+
+def test_points_of_decades_apart_cost_no_window_between_them(attempt, monkeypatch):
+    monkeypatch.setattr(store, "WINDOW_MS", 1000)  # between the two lie four thousand million
+    for seq, t_ms in ((1, 0), (2, 4_102_444_800_000)):
+        event = batch_of(attempt, POINT, first=seq).events[0].model_copy(update={"t_ms": t_ms})
+        batch = batch_of(attempt, first=seq).model_copy(update={"events": (event,)})
+        events_accept(host=attempt.host, batch=batch)
+    Attempt.objects.filter(pk=attempt.pk).update(ended_at=now())
+    assert seal_due() == 2
+    chunks = store.MetricChunk.objects.exclude(step_ms=0)
+    assert chunks.filter(step_ms=15_000).count() == 2
+    (series,) = store.read_series(attempt.pk, ["loss"])
+    assert [float(each) for each in series.value if each > 0] == [2.0, 2.0]
+
+
+def test_a_long_journal_is_sealed_in_parts_that_fit_into_memory(attempt, monkeypatch):
+    monkeypatch.setattr(store, "SEALED_VALUES", 3)
+    sizes: list[int] = []
+
+    def counted(points):
+        sizes.append(len(points))
+        return gathered(points)
+
+    gathered = store.gather
+    for seq in range(1, 8):
+        events_accept(host=attempt.host, batch=batch_of(attempt, POINT, first=seq))
+    monkeypatch.setattr(store, "gather", counted)
+    assert store.seal(attempt.pk, "job", through_seq=6) == 6
+    assert sizes == [3, 3]
+    assert store.MetricBatch.objects.count() == 1
+
+
+# Refusals: each reason may hold a name that the host made up.
+
+
+def test_a_batch_of_different_faults_takes_a_few_rows(attempt, django_assert_max_num_queries):
+    faults = [("metric", {"source": "job", "values": {f"m{n}": "x"}}) for n in range(300)]
+    with django_assert_max_num_queries(80):
+        events_accept(host=attempt.host, batch=batch_of(attempt, *faults))
+    rows = dict(RefusedMessage.objects.values_list("reason", "count"))
+    assert sum(rows.values()) == 300
+    assert len(rows) == pools.MAX_REASONS_AT_ONCE + 1
+    assert rows[pools.OTHER_REASONS] == 290
+
+
+def test_an_attempt_announces_so_many_artefacts_and_the_next_is_refused_by_name(
+    attempt, monkeypatch
+):
+    monkeypatch.setattr(ingest, "MAX_ARTEFACTS", 2)
+    body = {"kind": "report", "total_bytes": 0, "files": {}, "sha256": {}}
+    names = ("a", "b", "c", "a")
+    batch = batch_of(attempt, *[("artefact", {"name": name, **body}) for name in names])
+    events_accept(host=attempt.host, batch=batch)
+    assert set(Artefact.objects.values_list("name", flat=True)) == {"a", "b"}
+    assert "2 artefacts, the limit" in RefusedMessage.objects.get().reason
+
+
+def test_a_long_end_still_ends_its_job_and_keeps_its_last_lines(attempt):
+    lines = [f"{number:06d}" + "x" * 2000 for number in range(900)]
+    record = EXIT_OK | {"last_lines": lines, "conditions": {"xids": lines}}
+    events_accept(host=attempt.host, batch=batch_of(attempt, ("exited", record)))
+    attempt.refresh_from_db()
+    kept = attempt.exit_record["last_lines"]
+    assert kept[-1] == lines[-1]
+    assert sum(map(len, kept)) <= MAX_LAST_CHARACTERS
+    assert len(json.dumps(attempt.exit_record)) < 3 * MAX_LAST_CHARACTERS
+    assert Job.objects.get(pk=attempt.job_id).state == "succeeded"
+
+
+def test_figures_and_files_of_an_attempt_are_limited_by_name(attempt):
+    files = {f"f{number}": 1 for number in range(20_001)}
+    artefact = {"name": "a", "kind": "model", "total_bytes": 1, "sha256": {}}
+    faults = {
+        "result": {"measured": {f"m{number}": 1.0 for number in range(2001)}},
+        "artefact": artefact | {"files": files},
+    }
+    batch = received(attempt, *faults.items(), ("artefact", artefact | {"files": {"a": -1}}))
+    events_accept(host=attempt.host, batch=batch)
+    reasons = sorted(RefusedMessage.objects.values_list("reason", flat=True))
+    assert [reason.split(": ")[1] for reason in reasons] == ["files.a", "files", "measured"]
