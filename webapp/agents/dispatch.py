@@ -45,6 +45,7 @@ from webapp.hosts.epoch import RESTORED, is_restored
 from webapp.hosts.models import DOCUMENTS, RUNS_JOBS, Host, Pool
 from webapp.hosts.services import (
     LONGEST_GAP_SECONDS,
+    ClockWatch,
     Contact,
     command_key,
     contact_of,
@@ -580,18 +581,19 @@ class StartDeadline:
     """End jobs that hosts in contact left unclaimed; a silent host ends none.
 
     Counts only hosts in contact for the whole timeout: after a gap of the host or of this
-    server, the timeout starts again.
+    server, or a jump of its clock, the timeout starts again.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._watch = ClockWatch(clock)
         self._looked_at = clock()
         self._heard_since: dict[str, float] = {}
 
     def step(self) -> list[Job]:
         """End overdue jobs and return them."""
         instant = self._clock()
-        if instant - self._looked_at > LONGEST_GAP_SECONDS:
+        if self._watch.jump_seconds() or instant - self._looked_at > LONGEST_GAP_SECONDS:
             self._heard_since.clear()
         self._looked_at = instant
         hosts = Host.objects.filter(kind__in=RUNS_JOBS).only("last_seen_at")

@@ -82,22 +82,44 @@ LONGEST_GAP_SECONDS = scale_duration(15.0, least=2.0)
 KEEP_TOKENS = timedelta(days=30)
 
 
+class ClockWatch:
+    """Notices that the server's clock was set, by comparing it with one that nobody sets."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._difference = now().timestamp() - clock()
+
+    def jump_seconds(self) -> float:
+        """Return by how much the clock was set since the last call; 0.0 if by little.
+
+        A jump of less than half a minute makes no host that reports look silent.
+        """
+        difference = now().timestamp() - self._clock()
+        jump, self._difference = difference - self._difference, difference
+        return jump if abs(jump) > DEGRADED_AFTER_SECONDS else 0.0
+
+
 class ContactSweep:
     """Announces changes of contact; pauses after a start and after a suspended server.
 
-    A suspended server received no heartbeats, which says nothing about the hosts.
+    A suspended server received no heartbeats, which says nothing about the hosts; nor does a
+    clock that was set.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._watch = ClockWatch(clock)
         self._last_at = clock()
         self._paused_until = clock() + PAUSE_SECONDS
 
     def step(self) -> list[Host]:
         """Return the hosts whose contact changed."""
         instant = self._clock()
-        if instant - self._last_at > LONGEST_GAP_SECONDS:
+        jump = self._watch.jump_seconds()
+        if jump or instant - self._last_at > LONGEST_GAP_SECONDS:
             self._paused_until = instant + PAUSE_SECONDS
+        if jump < 0:
+            _bring_back()
         self._last_at = instant
         is_paused = instant < self._paused_until
         enrolled = Host.objects.filter(kind__in=RUNS_JOBS).exclude(state=HostState.RETIRED)
@@ -110,6 +132,12 @@ class ContactSweep:
                 if contact != host.contact and (not is_paused or contact is Contact.LIVE)
             ]
         )
+
+
+def _bring_back() -> int:
+    """Date heartbeats of the future now: a clock set back would have silent hosts look live."""
+    instant = now()
+    return Host.objects.filter(last_seen_at__gt=instant).update(last_seen_at=instant)
 
 
 def _announce(changes: Sequence[tuple[Host, Contact]]) -> list[Host]:
