@@ -363,6 +363,7 @@ def user_of_link(uid: str, token: str) -> User | None:
 
 
 WINDOW = timedelta(minutes=15)
+CLOCK_TOLERANCE = timedelta(seconds=5)  # between web processes
 PER_ACCOUNT_AND_ADDRESS, PER_ADDRESS, PER_SITE = 10, 100, 1000
 
 
@@ -394,9 +395,14 @@ def try_begin(*, name: str, address: str) -> LoginTry:
 
 
 def _wait_seconds(most: int, **which: str) -> int:
-    """Return the seconds until another attempt is allowed, including the one just counted."""
+    """Return the seconds until another attempt is allowed, including the one just counted.
+
+    Attempts dated in the future, because the clock was set back since, do not count: they would
+    lock people out until the clock has caught up.
+    """
     instant = now()
-    recent = LoginTry.objects.filter(at__gt=instant - WINDOW, **which).order_by("-at", "-pk")
+    within = (instant - WINDOW, instant + CLOCK_TOLERANCE)
+    recent = LoginTry.objects.filter(at__range=within, **which).order_by("-at", "-pk")
     too_old = recent.values_list("at", flat=True)[most : most + 1]
     return max((1 + int((at + WINDOW - instant).total_seconds()) for at in too_old), default=0)
 

@@ -154,6 +154,12 @@ def test_of_twenty_tries_the_later_ten_are_refused_until_the_wait_is_over(accoun
         assert guess(password=PASSWORD).status_code == 302
 
 
+def test_a_clock_that_was_set_back_locks_nobody_out_until_it_has_caught_up(account):
+    with time_machine.travel(now() + timedelta(hours=1)):
+        assert guess_all(11)[-1] == 429
+    assert guess(password=PASSWORD).status_code == 302
+
+
 def test_the_right_password_forgives_the_wrong_ones_before_it(account):
     guess_all(9)
     guess(password=PASSWORD)
