@@ -80,7 +80,11 @@ class RoundTrips:
         return pings
 
     def _take_one(self, waiting: dict[str, tuple[Host, str, float]], left: float) -> int:
-        """Take one answer and return 1 if it was expected; ignore answers to earlier pings."""
+        """Take one answer and return 1 if it was expected; ignore answers to earlier pings.
+
+        Redis takes from the first list that has one: a host of which an answer was ignored comes
+        last, so that one that answers without end holds back no other.
+        """
         try:
             answer: Any = self._redis.blpop(list(waiting), timeout=min(left, 1.0))
         except redis.ResponseError as error:
@@ -93,6 +97,7 @@ class RoundTrips:
         key, ping_id = (_text(part) for part in answer)
         host, expected, sent_at = waiting[key]
         if ping_id != expected:
+            waiting[key] = waiting.pop(key)
             return 0
         del waiting[key]
         _store_result(host, {"seconds": self._clock() - sent_at})

@@ -4,7 +4,9 @@ import contextlib
 import hashlib
 import hmac
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import redis
@@ -20,6 +22,7 @@ from webapp.audit.models import Event
 from webapp.core import outages
 from webapp.core.clock import now
 from webapp.hosts.models import DOCUMENTS, RUNS_JOBS, EnrolmentToken, Epoch, Host
+from webapp.hosts.pools import Refusal, refusals_record
 
 # ---------------------------------------------------------------------------
 # Redis ACL users: two per host, limited to its own keys, and two for the control worker.
@@ -36,6 +39,14 @@ SETINFO_SINCE = (7, 2)  # older servers reject a rule that names "client|setinfo
 NO_RIGHT = (
     "The user in REDIS_URL may not create users ({cause}), so hosts work over HTTPS alone. Give "
     "it +acl and +client|kill, or leave REDIS_URL out for Slipway's own Redis."
+)
+BUSY = "BUSY"  # error of a Redis that runs a script for longer than five seconds
+SCANNED = 1000  # keys in one round trip
+MAX_KEYS = 10_000  # of one host; an agent and its worker have about ten
+MAX_KEYS_BYTES = 768 * 1024**2  # of one host; its stream alone may have 512 MiB
+TOO_MUCH = (
+    f"its keys in Redis are more than {MAX_KEYS:,} or hold more than "
+    f"{MAX_KEYS_BYTES // 1024**2} MiB; they were deleted"
 )
 # Each set was determined by running the client until ACL LOG showed no denial.
 SPEAK = ("-@all", "+ping", "+hello")
@@ -144,12 +155,60 @@ def sync(*, rewrite: bool = False) -> int:
 
 
 def keep() -> int:
-    """Run ``sync``; log an unavailable or refusing Redis at debug level only."""
+    """Run ``sync``, and end what hosts do to Redis at the cost of others.
+
+    An unavailable or refusing Redis is logged at debug level only.
+    """
     try:
+        with contextlib.suppress(redis.exceptions.NoPermissionError):  # of a Redis of the operator's own
+            delete_excess()
         return sync()
     except (redis.RedisError, OSError) as error:
         log.debug("redis users are not kept", cause=str(error))
+        if str(error).startswith(BUSY):
+            _kill_script()
         return 0
+
+
+def _kill_script() -> None:
+    """End a script that runs for seconds: workers of hosts may run scripts, for Celery's locks."""
+    with contextlib.suppress(redis.RedisError, OSError):
+        _execute(outages.connection(), "SCRIPT", "KILL")
+        log.warning("a script that held up Redis was ended")
+
+
+def delete_excess() -> list[str]:
+    """Delete all keys of hosts that fill Redis, which has no quotas; return the hosts' ids.
+
+    No data is lost: a host sends again what was not acknowledged, meanwhile by HTTP.
+
+    Raises:
+        RedisError: Redis is unavailable or rejects the command.
+    """
+    admin = outages.connection()
+    keys: dict[str, list[bytes]] = defaultdict(list)
+    num_bytes: Counter[str] = Counter()
+    found = admin.scan_iter(match=f"{key_prefix('*')}*", count=SCANNED)
+    while some := list(islice(found, SCANNED)):
+        with admin.pipeline(transaction=False) as pipe:
+            for key in some:
+                pipe.memory_usage(key)
+            for key, size in zip(some, pipe.execute(), strict=True):
+                host_id = _text(key).split(":")[1]
+                keys[host_id].append(key)
+                num_bytes[host_id] += size or 0
+    excessive = [
+        host_id
+        for host_id, total in num_bytes.items()
+        if total > MAX_KEYS_BYTES or len(keys[host_id]) > MAX_KEYS
+    ]
+    for host_id in excessive:
+        for begin in range(0, len(keys[host_id]), SCANNED):
+            admin.unlink(*keys[host_id][begin : begin + SCANNED])
+        log.warning("a host's keys in Redis were deleted", host=host_id, num=len(keys[host_id]))
+    for host_id in Host.objects.filter(pk__in=excessive).values_list("pk", flat=True):
+        refusals_record(host_id, [Refusal("stream", TOO_MUCH)])
+    return excessive
 
 
 def provision() -> bool:

@@ -1,21 +1,25 @@
 """What one host sends takes neither the memory nor the time nor the live pages of others."""
 
 import json
+import threading
+import time
 
 import pytest
+import redis
 
 from runners.shared.messages import MAX_LAST_CHARACTERS, ReceivedBatch
-from tests.webapp.conftest import (
-    EXIT_OK,
-    batch_of,
-)
+from runners.shared.redis_address import key_prefix, pong_key
+from tests.webapp.conftest import EXIT_OK, batch_of, enrol, make_beat, make_facts
 from tests.webapp.hosts.conftest import another_attempt
 from webapp.agents import consume, ingest
 from webapp.agents.consume import HostBatch, events_accept_together
+from webapp.agents.heartbeats import host_beat
 from webapp.agents.ingest import RESYNC, events_accept, messages_of
+from webapp.agents.round_trips import RoundTrips
 from webapp.core.clock import now
-from webapp.hosts import pools
-from webapp.hosts.models import RefusedMessage
+from webapp.hosts import epoch, pools
+from webapp.hosts.models import Host, RefusedMessage
+from webapp.hosts.services import checks_update
 from webapp.jobs.models import Artefact, Attempt, Job
 from webapp.metrics import store
 from webapp.operations.ticker import seal_due
@@ -171,3 +175,65 @@ def test_figures_and_files_of_an_attempt_are_limited_by_name(attempt):
     events_accept(host=attempt.host, batch=batch)
     reasons = sorted(RefusedMessage.objects.values_list("reason", flat=True))
     assert [reason.split(": ")[1] for reason in reasons] == ["files.a", "files", "measured"]
+
+
+# Redis: it has no quotas, and a host may write any key below its own prefix.
+
+
+def test_a_host_that_fills_redis_loses_its_keys_and_no_other_does(
+    redis_client, attempt, team, monkeypatch
+):
+    bad, worse, good = attempt.host, enrol(team, name="Worse")[0], enrol(team, name="Good")[0]
+    monkeypatch.setattr(epoch, "MAX_KEYS_BYTES", 100_000)
+    monkeypatch.setattr(epoch, "MAX_KEYS", 20)
+    for number in range(5):
+        redis_client.set(f"{key_prefix(bad.pk)}{number}", "x" * 30_000)
+    for number in range(21):
+        redis_client.set(f"{key_prefix(worse.pk)}{number}", "x")
+    redis_client.set(f"{key_prefix(good.pk)}jobs", "x" * 30_000)
+    redis_client.set("live", "x" * 200_000)
+    assert set(epoch.delete_excess()) == {bad.pk, worse.pk}
+    assert sorted(redis_client.scan_iter()) == [f"{key_prefix(good.pk)}jobs".encode(), b"live"]
+    told = RefusedMessage.objects.filter(kind="stream").values_list("host", flat=True)
+    assert set(told) == {bad.pk, worse.pk}
+
+
+def test_a_host_that_answers_pings_without_end_holds_back_no_other_hosts_answer(
+    redis_client, team
+):
+    hosts = [enrol(team, name=name)[0] for name in ("Bad", "Good")]
+    for host in hosts:
+        host_beat(host=host, beat=make_beat(facts=make_facts()))
+        checks_update(host.pk, has_redis=True)
+    first, second = sorted(hosts, key=lambda host: host.pk)
+
+    def ring(host, doorbell):
+        if host.pk == first.pk:  # the one of which Redis is asked first
+            redis_client.lpush(pong_key(host.pk), *["another"] * 1000)
+        else:
+            redis_client.lpush(pong_key(host.pk), doorbell.command_id)
+
+    clock = iter(range(10**6))  # each look takes a tenth of a second
+    trips = RoundTrips(redis_client, ring, clock=lambda: next(clock) / 10)
+    assert trips.step() == 1
+    assert "seconds" in Host.objects.get(pk=second.pk).checks["queue"]
+
+
+def test_a_script_without_end_is_ended(redis_server, redis_client):
+    redis_client.config_set("lua-time-limit", 50)  # milliseconds until others are told
+    endless = redis.Redis.from_url(redis_server.url)
+    runs = threading.Thread(target=_is_killed, args=(endless,))
+    runs.start()
+    time.sleep(0.2)
+    with pytest.raises(redis.ResponseError, match="BUSY"):
+        redis_client.get("x")
+    epoch.keep()
+    runs.join(timeout=5)
+    assert not runs.is_alive()
+    assert redis_client.get("x") is None
+
+
+def _is_killed(client: redis.Redis) -> None:
+    with pytest.raises(redis.ResponseError, match="killed"):
+        client.eval("while true do end", 0)
+    client.close()
