@@ -191,6 +191,7 @@ LOGOUT_REDIRECT_URL = "login"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_AGE = 12 * 3600  # after the last request
 SESSION_COOKIE_SAMESITE = "Lax"
+MESSAGE_STORAGE = "webapp.accounts.sign_in.MessageStorage"  # a cookie of this host alone
 CSRF_USE_SESSIONS = True  # for logged-in users; see webapp/accounts/sign_in.py
 SECURE_CONTENT_TYPE_NOSNIFF = True
 X_FRAME_OPTIONS = "DENY"

@@ -110,7 +110,7 @@ def admin_ensure() -> str | None:
     with transaction.atomic():
         if User.objects.filter(is_superuser=True).exists():
             return None
-        password = secrets.token_urlsafe(12)
+        password = secrets.token_urlsafe(16)  # 128 bits
         user = User.objects.create_superuser(ADMIN_NAME, password=password)
         member_add(team=team_create(name=HOME_TEAM), user=user, role=Role.ADMIN)
     return password

@@ -27,6 +27,9 @@ from django.contrib.auth.hashers import (
 from django.contrib.auth.models import User
 from django.contrib.auth.tokens import default_token_generator
 from django.contrib.auth.views import LoginView
+from django.contrib.messages.storage.cookie import CookieStorage
+from django.contrib.messages.storage.fallback import FallbackStorage
+from django.contrib.messages.storage.session import SessionStorage
 from django.contrib.sessions.models import Session
 from django.db import DatabaseError, transaction
 from django.db.models import QuerySet
@@ -36,7 +39,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.cache import patch_vary_headers
 from django.utils.decorators import method_decorator
-from django.utils.encoding import force_bytes
+from django.utils.encoding import escape_uri_path, force_bytes
 from django.utils.http import urlsafe_base64_decode, urlsafe_base64_encode
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
@@ -48,6 +51,7 @@ from webapp.audit.models import Event
 from webapp.core import vault
 from webapp.core.clock import now
 from webapp.core.middleware import redirect_to_own
+from webapp.core.pace import Limit, Pace
 from webapp.core.problems import BusyProblem
 
 # ---------------------------------------------------------------------------
@@ -71,6 +75,12 @@ def sessions_end(chosen: QuerySet[OpenSession]) -> int:
         Session.objects.filter(session_key__in=keys).delete()
         OpenSession.objects.filter(session_key__in=keys).delete()
     return len(keys)
+
+
+def closed_account_leave(instance: User, **_others: Any) -> None:
+    """End every session of an account that was closed, so that none returns with the account."""
+    if not instance.is_active:
+        sessions_end(OpenSession.objects.filter(user=instance))
 
 
 def session_touch(session_key: str) -> bool:
@@ -141,7 +151,7 @@ def address_of(request: HttpRequest) -> str:
     return str(request.META.get("REMOTE_ADDR", ""))[:64]
 
 
-# Session expiry: a session ends half a day after its last request.
+# Session expiry: a session ends half a day after its last request, and a month after its login.
 #
 # If the database rejects the update, the page is still served. The update is retried after a
 # minute, because each try may wait for a lock timeout.
@@ -149,28 +159,60 @@ def address_of(request: HttpRequest) -> str:
 
 SEEN_AT = "seen_at"
 REST_SECONDS = 60.0
+LONGEST_SESSION = timedelta(days=30)  # NIST SP 800-63B-4 at AAL1
+FORGET = '"cache", "storage"'  # what a browser deletes when its session is over
+REFUSALS = Limit("A line about a refused request", 1 / 10, 20)
 log = structlog.get_logger(__name__)
 
 
 class SessionInUse:
-    """Extends the session in use, with one write per ten minutes."""
+    """Extends the session in use, with one write per ten minutes, up to ``LONGEST_SESSION``.
+
+    No response to a logged-in user is cached. The response to a session that is over has the
+    browser delete what it keeps of the site. A refused request leaves a line in the log.
+    """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
         self._rests_until = 0.0
+        self._lines = Pace()
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         """Call the next handler, then record that the session is in use."""
         response = self.get_response(request)
         session = request.session
+        if _is_refused(request, response):
+            self._log_refusal(request, response.status_code)
         if not session.accessed or session.session_key is None:
+            if session.accessed and settings.SESSION_COOKIE_NAME in request.COOKIES:
+                response["Clear-Site-Data"] = FORGET
             return response
         began = session.get(AUTHENTICATED_AT)
+        if not began:
+            return response
+        response.headers.setdefault("Cache-Control", "no-store")
         instant = now().timestamp()
-        is_due = began and instant - session.get(SEEN_AT, began) >= SEEN_EVERY.total_seconds()
+        is_due = instant - session.get(SEEN_AT, began) >= SEEN_EVERY.total_seconds()
         if is_due and instant >= self._rests_until and self._note(session.session_key):
             session[SEEN_AT] = instant
+            seconds_left = int(began + LONGEST_SESSION.total_seconds() - instant)
+            session.set_expiry(min(settings.SESSION_COOKIE_AGE, max(seconds_left, 1)))
         return response
+
+    def _log_refusal(self, request: HttpRequest, status: int) -> None:
+        """Log who was refused where, in ASCII, so that no name or path breaks a line."""
+        actor = request.user.get_username().encode("ascii", "backslashreplace").decode()
+        address = address_of(request)
+        if not self._lines.count(REFUSALS, f"{actor} {address}"):
+            log.warning(
+                "request refused",
+                at=now().isoformat(),
+                actor=actor or "visitor",
+                address=address,
+                method=request.method,
+                path=escape_uri_path(request.path[:200]),
+                status=status,
+            )
 
     def _note(self, session_key: str) -> bool:
         """Record that a session is in use; return whether it was stored."""
@@ -181,6 +223,17 @@ class SessionInUse:
             log.warning("a session in use was not noted", exc_info=True)
             return False
         return True
+
+
+def _is_refused(request: HttpRequest, response: HttpResponse) -> bool:
+    """Return whether a role, a token or the ownership of an object was missing.
+
+    Another team's object is answered like one that does not exist.
+    """
+    if response.status_code != HTTP_NOT_FOUND:
+        return response.status_code == HTTP_FORBIDDEN
+    match = request.resolver_match
+    return match is not None and bool(match.kwargs) and request.user.is_authenticated
 
 
 # The page of a user's open sessions, with log-out of other browsers.
@@ -199,10 +252,18 @@ def session_list(request: HttpRequest) -> HttpResponse:
     return response
 
 
+@sensitive_post_parameters("password")
 @require_POST
 def session_end(request: HttpRequest) -> HttpResponse:
-    """Log out one of the user's browsers, or all but this one."""
-    rows = sessions_of(signed_in(request))
+    """Log out one of the user's browsers, or all but this one, after the password."""
+    user = signed_in(request)
+    tried = try_begin(name=user.get_username(), address=address_of(request))
+    if not user.check_password(request.POST.get("password", "")):
+        refusal_write(request, user.get_username(), way="sessions")
+        messages.warning(request, "The password is incorrect. No browser was logged out.")
+        return redirect("sessions")
+    tries_forgive(tried)
+    rows = sessions_of(user)
     chosen = request.POST.get("session", "")
     if chosen == EVERY_OTHER:
         rows = rows.exclude(session_key=request.session.session_key)
@@ -249,7 +310,27 @@ class CsrfMiddleware(CsrfViewMiddleware):
 
 
 def _cookie() -> str:
-    return f"__Host-{COOKIE}" if settings.SESSION_COOKIE_SECURE else COOKIE
+    return host_cookie(COOKIE)
+
+
+def host_cookie(name: str) -> str:
+    """Return the name of a cookie: behind TLS one that browsers bind to this host."""
+    return f"__Host-{name}" if settings.SESSION_COOKIE_SECURE else name
+
+
+class MessageCookie(CookieStorage):
+    """Messages for the next page, in a signed cookie that is bound to this host behind TLS."""
+
+    @property
+    def cookie_name(self) -> str:  # type: ignore[override]  # Django's is a constant
+        """The name of the cookie."""
+        return host_cookie("messages")
+
+
+class MessageStorage(FallbackStorage):
+    """Django's storage of messages, with the cookie of this host."""
+
+    storage_classes = (MessageCookie, SessionStorage)
 
 
 def _is_logged_in(request: HttpRequest) -> bool:
@@ -324,6 +405,19 @@ def event_write(*, kind: str, user: User, actor: str, **detail: object) -> None:
         subject=str(user.pk),
         actor=actor[:80],
         detail={"account": user.get_username()[:80], **detail},
+    )
+
+
+def refusal_write(request: HttpRequest, name: str, *, way: str) -> None:
+    """Record a wrong password; a name that no account has may be a password and is left out."""
+    user = User.objects.filter(username=name).first()
+    Event.objects.create(
+        at=now(),
+        team_id="",
+        kind="account.refused",
+        subject=str(user.pk) if user else "",
+        actor=name[:80] if user else "unknown",
+        detail={"way": way, "address": address_of(request)},
     )
 
 
@@ -417,8 +511,15 @@ def tries_forget_old() -> int:
     return LoginTry.objects.filter(at__lte=now() - WINDOW).delete()[0]
 
 
+LIMITED = Limit("An event of too many passwords", 1 / 60, 1)
+limited_addresses = Pace()
+
+
 class GuardedLogin(LoginView):
-    """The login page; after too many attempts it shows how long to wait."""
+    """The login page; after too many attempts it shows how long to wait.
+
+    Logins, wrong passwords and, once a minute and address, exceeded limits are in the audit.
+    """
 
     tried: LoginTry
 
@@ -452,15 +553,28 @@ class GuardedLogin(LoginView):
 
     def form_invalid(self, form: AuthenticationForm) -> HttpResponse:
         """Reject the login, with the same response time for every kind of name."""
-        refusal_even_out(self.request.POST.get("username", ""), form.data.get("password", ""))
+        name = self.request.POST.get("username", "")
+        refusal_even_out(name, form.data.get("password", ""))
+        refusal_write(self.request, name, way="login")
         return super().form_invalid(form)
 
     def form_valid(self, form: AuthenticationForm) -> HttpResponse:
         """Log the user in."""
         tries_forgive(self.tried)
-        return super().form_valid(form)
+        response = super().form_valid(form)
+        user, address = form.get_user(), address_of(self.request)
+        event_write(
+            kind="account.login",
+            user=user,
+            actor=user.get_username(),
+            way="password",
+            address=address,
+        )
+        return response
 
     def _wait(self, problem: BusyProblem) -> HttpResponse:
+        if not limited_addresses.count(LIMITED, address_of(self.request)):
+            refusal_write(self.request, self.request.POST.get("username", ""), way="limit")
         form = self.get_form_class()(self.request)
         context = self.get_context_data(form=form, wait=problem.detail)
         response = self.render_to_response(context, status=problem.status)
@@ -525,6 +639,7 @@ class ForgottenForm(PasswordResetForm):
         ).start()
 
 
+HTTP_FORBIDDEN, HTTP_NOT_FOUND = 403, 404
 HTTP_UNPROCESSABLE = 422
 HTTP_GONE = 410
 WRITES = ["GET", "POST"]
@@ -545,7 +660,9 @@ def password_change(request: HttpRequest) -> HttpResponse:
     except BusyProblem as problem:
         return _wait(request, page, problem, form=OwnPasswordForm(user=user))
     is_valid = form.is_valid()
-    if "old_password" not in form.errors:
+    if "old_password" in form.errors:
+        refusal_write(request, user.get_username(), way="password")
+    else:
         tries_forgive(tried)
     if not is_valid:
         return render(request, page, {"form": form}, status=HTTP_UNPROCESSABLE)
@@ -633,7 +750,8 @@ def theme_choose(request: HttpRequest) -> HttpResponse:
     theme = request.POST.get("theme", "")
     response = _back(request)
     if theme in THEMES:
-        response.set_cookie("theme", theme, max_age=YEAR_SECONDS, samesite="Lax")
+        is_secure = bool(settings.SESSION_COOKIE_SECURE)
+        response.set_cookie("theme", theme, max_age=YEAR_SECONDS, secure=is_secure, samesite="Lax")
     return response
 
 

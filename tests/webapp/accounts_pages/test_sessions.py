@@ -12,23 +12,35 @@ from django.test import Client
 
 from tests.webapp.conftest import client_of
 from webapp.accounts import sign_in
-from webapp.accounts.models import LoginTry, OpenSession, browser_words
+from webapp.accounts.models import LoginTry, Membership, OpenSession, Role, browser_words
 from webapp.accounts.sign_in import sessions_forget_ended
+from webapp.audit.models import Event
 from webapp.core.clock import now
+from webapp.core.pace import Pace
 from webapp.core.problems import BusyProblem
+from webapp.plans.models import Plan
 
 # Where a person is logged in: seen, ended, and over after half a day.
 
 
 pytestmark = pytest.mark.django_db(databases="__all__")
+PASSWORD, WRONG = "correct horse battery", "wrong"
 
 
 def is_in(client: Client) -> bool:
     return client.get("/settings/sessions/").status_code == 200
 
 
-def end(client: Client, which: str) -> None:
-    client.post("/settings/sessions/end/", {"session": which})
+def end(client: Client, which: str, password: str = PASSWORD) -> None:
+    client.post("/settings/sessions/end/", {"session": which, "password": password})
+
+
+@pytest.fixture
+def dora(team) -> User:
+    """A person of alice's team who has a password."""
+    user = User.objects.create_user("dora", password=PASSWORD)
+    Membership.objects.create(user=user, team=team, role=Role.PRACTITIONER)
+    return user
 
 
 def test_the_page_lists_every_browser_of_the_person_and_nobody_elses(alice, bob):
@@ -38,22 +50,34 @@ def test_the_page_lists_every_browser_of_the_person_and_nobody_elses(alice, bob)
     assert [row.user for row in listed] == [alice, alice]
 
 
-def test_a_session_or_every_other_one_is_out_at_its_next_request(alice):
-    here, there = client_of(alice), client_of(alice)
+def test_a_session_or_every_other_one_is_out_at_its_next_request(dora):
+    here, there = client_of(dora), client_of(dora)
     row = OpenSession.objects.get(session_key=there.session.session_key)
+    end(here, row.pk, WRONG)
+    assert (is_in(here), is_in(there)) == (True, True)
     end(here, row.pk)
     assert (is_in(here), is_in(there)) == (True, False)
-    here, others = client_of(alice), [client_of(alice) for _ in range(3)]
+    here, others = client_of(dora), [client_of(dora) for _ in range(3)]
     end(here, "others")
     assert is_in(here)
     assert not any(is_in(other) for other in others)
 
 
-def test_nobody_ends_the_session_of_somebody_else(alice, bob):
+def test_nobody_ends_the_session_of_somebody_else(dora, bob):
     theirs = client_of(bob)
     row = OpenSession.objects.get(user=bob)
-    end(client_of(alice), row.pk)
+    end(client_of(dora), row.pk)
     assert is_in(theirs)
+
+
+def test_who_found_a_browser_open_guesses_no_password_on_the_page_of_sessions(dora):
+    here, there = client_of(dora), client_of(dora)
+    row = OpenSession.objects.get(session_key=there.session.session_key)
+    for _ in range(10):
+        end(here, row.pk, WRONG)
+    end(here, row.pk)
+    assert is_in(there)
+    assert Event.objects.filter(kind="account.refused", actor="dora").count() == 10
 
 
 def test_the_key_of_a_session_is_on_no_page(alice):
@@ -73,6 +97,39 @@ def test_a_session_is_over_after_twelve_hours_without_use(alice):
             assert is_in(client)
 
 
+def test_a_session_in_use_is_over_after_a_month(alice, monkeypatch):
+    assert timedelta(days=30) == sign_in.LONGEST_SESSION
+    monkeypatch.setattr(sign_in, "LONGEST_SESSION", timedelta(hours=20))
+    client, began = client_of(alice), now()
+    for hours, expected in ((8, True), (16, True), (19, True), (20.1, False)):
+        with time_machine.travel(began + timedelta(hours=hours)):
+            assert is_in(client) is expected, hours
+
+
+def test_pages_are_not_cached_and_the_end_of_a_session_clears_the_browser(alice):
+    client = client_of(alice)
+    for path in ("/", "/jobs/", "/plans/", "/docs/", "/settings/password/", "/nowhere/"):
+        answer = client.get(path)
+        assert "no-store" in answer["Cache-Control"], path
+        assert "Clear-Site-Data" not in answer, path
+    assert client.post("/logout/")["Clear-Site-Data"] == '"cache", "storage"'
+    ended = client_of(alice)
+    Session.objects.all().delete()
+    assert ended.get("/jobs/")["Clear-Site-Data"] == '"cache", "storage"'
+    assert "Clear-Site-Data" not in Client().get("/login/")
+
+
+def test_a_message_is_kept_in_a_cookie_of_this_host_behind_tls(alice, settings):
+    for is_secure, name in ((False, "messages"), (True, "__Host-messages")):
+        client = client_of(alice)
+        settings.SESSION_COOKIE_SECURE = is_secure
+        sent = client.post("/settings/sessions/end/", {"session": "others"}).cookies[name]
+        assert bool(sent["secure"]) is is_secure
+        assert (sent["httponly"], sent["samesite"], sent["path"]) == (True, "Lax", "/")
+        assert "No browser was logged out" in client.get("/settings/sessions/").content.decode()
+        settings.SESSION_COOKIE_SECURE = False
+
+
 def test_a_new_password_ends_every_browser(alice):
     browsers = [client_of(alice) for _ in range(2)]
     User.objects.get(pk=alice.pk).set_password("battery staple")
@@ -80,6 +137,15 @@ def test_a_new_password_ends_every_browser(alice):
     user.set_password("battery staple")
     user.save()
     assert not any(is_in(browser) for browser in browsers)
+
+
+def test_a_session_of_a_closed_account_does_not_return_with_it(alice):
+    client = client_of(alice)
+    for is_active in (False, True):
+        alice.is_active = is_active
+        alice.save()
+        assert not is_in(client), is_active
+    assert not OpenSession.objects.exists()
 
 
 def test_what_is_over_is_forgotten(alice):
@@ -120,9 +186,6 @@ def test_a_log_in_without_the_visitors_token_is_refused():
 
 
 # How often a password may be tried, and what whoever tried too often is told.
-
-
-PASSWORD, WRONG = "correct horse battery", "wrong"
 
 
 @pytest.fixture
@@ -207,6 +270,38 @@ def test_the_name_that_was_tried_is_not_stored(account):
     assert "mistake" not in repr(LoginTry.objects.values())
 
 
+def test_every_login_and_refusal_is_in_the_audit_but_no_name_of_nobody(account, monkeypatch):
+    monkeypatch.setattr(sign_in, "limited_addresses", Pace())
+    guess(name="my-password-by-mistake")
+    guess()
+    guess(password=PASSWORD)
+    guess_all(12, name="eve")
+    rows = Event.objects.filter(kind__startswith="account.").order_by("pk")
+    found = [(row.kind, row.actor, row.detail["way"], row.detail["address"]) for row in rows]
+    assert found[:3] == [
+        ("account.refused", "unknown", "login", "127.0.0.1"),
+        ("account.refused", "dora", "login", "127.0.0.1"),
+        ("account.login", "dora", "password", "127.0.0.1"),
+    ]
+    assert [way for _, _, way, _ in found[3:]] == ["login"] * 10 + ["limit"]
+    assert "mistake" not in repr(rows.values())
+
+
+def test_what_is_refused_leaves_a_line_with_who_where_and_when(alice, vera, charlie, capsys):
+    theirs = Plan.objects.create(
+        team=alice.memberships.get().team, owner=alice, name="theirs", draft={}
+    )
+    for client, path, status in (
+        (client_of(vera), "/plans/new/", 403),
+        (client_of(charlie), f"/plans/{theirs.pk}/", 404),
+        (client_of(charlie), "/plans/a%0Aforged/", 404),
+    ):
+        assert client.get(path).status_code == status
+        line = next(each for each in capsys.readouterr().out.splitlines() if "refused" in each)
+        for part in ("127.0.0.1", path, str(status), "+00:00", "GET"):
+            assert part in line, (part, line)
+
+
 # A browser is named as its user knows it.
 
 
@@ -261,7 +356,10 @@ def test_a_wrong_password_gives_nothing_away_and_the_right_one_opens_home(client
 
 def test_logging_out_closes_the_pages(alice):
     client = client_of(alice)
+    key = client.cookies["sessionid"].value
     client.post("/logout/")
+    assert client.get("/plans/").status_code == 302
+    client.cookies["sessionid"] = key
     assert client.get("/plans/").status_code == 302
 
 
