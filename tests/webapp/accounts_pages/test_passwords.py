@@ -95,6 +95,34 @@ def test_a_link_and_the_administration_refuse_a_weak_one_too(client, dora, root)
     assert not User.objects.filter(username="eve").exists()
 
 
+def test_a_password_counts_as_it_was_typed_however_long_and_old_it_is(client, dora):
+    for password in ("x" * 4 + " and some words " * 8, "ALL IN CAPITALS", "пароль из многих слов"):
+        change(client_of(dora), old=OLD, new=password)
+        dora.refresh_from_db()
+        assert dora.check_password(password), password
+        for other in (password.strip(), password.swapcase(), password[:64]):
+            assert other == password or not dora.check_password(other), (password, other)
+        dora.set_password(OLD)
+        dora.save()
+    with time_machine.travel(now() + timedelta(days=800)):
+        sent = {"username": "dora", "password": OLD}
+        assert client.post("/login/", sent)["Location"] == "/"
+
+
+def test_every_field_of_a_password_hides_it_and_lets_a_manager_fill_it(client, dora, root):
+    for visitor, path, number in (
+        (client, "/login/", 1),
+        (client, link_path(dora), 2),
+        (client_of(root), "/settings/password/", 3),
+    ):
+        page = visitor.get(path).content.decode()
+        fields = re.findall(r'<input[^>]*name="\w*password[^>]*>', page)
+        assert len(fields) == number, path
+        for field in fields:
+            assert 'type="password"' in field, field
+            assert re.search(r'autocomplete="(current|new)-password"', field), field
+
+
 # One's own
 
 
