@@ -160,7 +160,9 @@ def keep() -> int:
     An unavailable or refusing Redis is logged at debug level only.
     """
     try:
-        with contextlib.suppress(redis.exceptions.NoPermissionError):  # of a Redis of the operator's own
+        with contextlib.suppress(
+            redis.exceptions.NoPermissionError
+        ):  # of a Redis of the operator's own
             delete_excess()
         return sync()
     except (redis.RedisError, OSError) as error:
