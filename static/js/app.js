@@ -112,3 +112,6 @@ hideUnasked();
 document.addEventListener("change", (event) => {
   if (event.target.matches("#step [name='method']")) hideUnasked();
 });
+
+/* The last lines of a log are at its end; of a job that runs, live lines follow. */
+for (const log of document.querySelectorAll(".log.follow")) log.scrollTop = log.scrollHeight;

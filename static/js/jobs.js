@@ -185,5 +185,4 @@
   });
   document.addEventListener("live:resync", catchUp);
   document.addEventListener("live:poll", catchUp);
-  if (log) log.scrollTop = log.scrollHeight;
 })();
