@@ -118,7 +118,11 @@ def read_conversation(
     """
     messages = document.get(field)
     if not isinstance(messages, list):
-        raise DataError(f"“{field}” is not a list of messages with “role” and “content”")
+        listed = ", ".join(sorted(map(str, document))[:8])[:200]
+        raise DataError(
+            f"“{field}” is not a list of messages with “role” and “content”; its fields are "
+            f"{listed}"
+        )
     unread: set[str] = set()
     turns = [_turn(number, each, unread) for number, each in enumerate(messages, 1)]
     left_out.update(f"{field}.{name}" for name in unread)

@@ -434,7 +434,7 @@ _READERS: Mapping[Format, Callable[[Mapping[str, Any], set[str]], Sample | None]
 FIRST_SAMPLES = 3
 MAX_ERRORS = 5
 MAX_NAMED = 12  # fields that are left out
-EXCERPT_CHARACTERS = 300
+EXCERPT_CHARACTERS, MAX_PARTS = 300, 8
 
 
 class Part(NamedTuple):
@@ -534,7 +534,15 @@ def excerpt(sample: Sample) -> tuple[Part, ...]:
         parts = [Part("text", sample.text), Part("label", sample.label)]
     else:
         parts = [Part("text", sample.text)]
-    return tuple(Part(each.who, each.text[:EXCERPT_CHARACTERS]) for each in parts[:8])
+    if len(parts) > MAX_PARTS:
+        others = len(parts) - MAX_PARTS + 1
+        parts = [*parts[: MAX_PARTS - 1], Part("more", f"{others} more messages")]
+    return tuple(Part(each.who, _beginning(each.text)) for each in parts)
+
+
+def _beginning(text: str) -> str:
+    """Return the beginning of a text; an ellipsis says that it goes on."""
+    return text if len(text) <= EXCERPT_CHARACTERS else f"{text[:EXCERPT_CHARACTERS]}…"
 
 
 def _part_of(turn: Turn) -> Part:

@@ -107,7 +107,7 @@ def test_what_is_wrong_with_a_first_record():
             "“chosen”: no job trains on preferences",
         ),
         ({"conversation": [{"from": "human", "value": "q"}]}, "“conversation”: write the turns"),
-        ({"messages": "hi"}, "“messages” is not a list"),
+        ({"messages": "hi"}, "“messages” is not a list of .*; its fields are messages"),
         ({"messages": [1]}, "message 1 is not an object"),
         ({"messages": [{"role": "bot", "content": "1"}]}, "role 'bot'; known are system, user"),
         ({"messages": [{"role": "user", "content": "1"}]}, "no message has the role “assistant”"),
@@ -289,6 +289,14 @@ def test_a_preview_shows_tools_calls_and_answers_that_are_not_learnt():
         "assistant, not learnt",
     ]
     assert '"name": "weather"' in found.samples[0][2].text
+
+
+def test_a_preview_says_where_it_ends():
+    long = chat(answer("x" * 301), *[answer(str(n)) for n in range(9)])
+    [sample, _] = check_file(io.BytesIO(as_bytes(long, CHAT)), "a.jsonl").samples
+    assert [len(part.text) for part in sample[:3]] == [1, 301, 1]
+    assert sample[1].text.endswith("x…")
+    assert (len(sample), sample[-1]) == (8, ("more", "4 more messages"))
 
 
 # Tables of Parquet: the same records as lines of JSON, and a sentence for what is wrong.

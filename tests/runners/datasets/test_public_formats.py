@@ -391,4 +391,4 @@ def test_no_field_of_any_format_is_dropped_without_a_word(key, value):
             else:
                 more = "".join(turn.more for turn in getattr(sample, "turns", ()))
                 said = "\n".join([*reader.left_out, getattr(sample, "tools", ""), more])
-            assert key in said or json.dumps(key)[1:-1] in said, (name, place)
+            assert key in said or json.dumps(key, ensure_ascii=False)[1:-1] in said, (name, place)
