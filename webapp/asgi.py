@@ -87,7 +87,30 @@ def _is_known(authorization: str, cookie: str) -> bool:
         return True
 
 
-application = limited(_application, with_policy, is_known)
+_limited = limited(_application, with_policy, is_known)
+
+
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request; every response has the headers that Django gives to its pages."""
+    await _limited(scope, receive, with_defaults(send) if scope["type"] == "http" else send)
+
+
+def with_defaults(send: Send) -> Send:
+    """Return a ``send`` that adds nosniff and, behind TLS, HSTS to responses without them."""
+    defaults = [(b"x-content-type-options", b"nosniff")]
+    if settings.SECURE_HSTS_SECONDS:
+        subdomains = "; includeSubDomains" if settings.SECURE_HSTS_INCLUDE_SUBDOMAINS else ""
+        value = f"max-age={settings.SECURE_HSTS_SECONDS}{subdomains}"
+        defaults.append((b"strict-transport-security", value.encode()))
+
+    async def guarded(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message["headers"]}
+            added = [header for header in defaults if header[0] not in names]
+            message["headers"] = [*message["headers"], *added]
+        await send(message)
+
+    return guarded
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -1,9 +1,11 @@
 """What every answer of the site has: headers, methods, where it lets a browser go."""
 
+import asyncio
 import re
 
 import httptools
 import pytest
+from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.core import signing
 from django.core.signing import BadSignature
@@ -14,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from tests.webapp.accounts.test_matrix import RULES
 from tests.webapp.accounts.test_roles import filled
 from tests.webapp.conftest import client_of
+from webapp.asgi import application
 from webapp.core.site_settings import public_site
 from webapp.live.stream import SALT, read_ticket
 
@@ -45,6 +48,36 @@ def test_every_answer_of_a_page_has_the_headers_of_a_site_behind_tls(olga, behin
         is_page = answer.status_code == 200 and kind.startswith("text/html")
         if is_page and "<main" in answer.content.decode() and route not in BARE:
             assert 'action="/logout/"' in answer.content.decode(), route
+
+
+def test_answers_without_django_and_to_a_wrong_name_have_them_too(behind_tls):
+    for path, method, host in (
+        ("/live/", "GET", b"testserver"),
+        ("/api/v1/hosts/beat", "POST", b"testserver"),
+        ("/login/", "GET", b"elsewhere.example"),
+        ("/login/", "GET", b"testserver"),
+    ):
+        sent = []
+        scope = {
+            "type": "http", "method": method, "path": path, "raw_path": path.encode(),
+            "query_string": b"", "root_path": "", "scheme": "https", "http_version": "1.1",
+            "headers": [(b"host", host)], "client": ("127.0.0.1", 1), "server": ("x", 80),
+        }  # fmt: skip
+
+        bodies = [b""]
+
+        async def receive(bodies=bodies):
+            if not bodies:
+                await asyncio.sleep(60)  # the client stays, and is no longer waited for
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+
+        async def send(message, sent=sent):
+            sent.append(message)
+
+        async_to_sync(application)(scope, receive, send)
+        names = [name.lower() for name, _ in sent[0]["headers"]]
+        for name in (b"x-content-type-options", b"strict-transport-security"):
+            assert names.count(name) == 1, (path, host, name)
 
 
 def test_cookies_are_of_this_host_and_out_of_reach_of_scripts_and_other_sites(behind_tls):
