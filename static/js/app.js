@@ -6,7 +6,8 @@ function chooseTheme(theme) {
   const root = document.documentElement;
   if (theme === "system") delete root.dataset.theme;
   else root.dataset.theme = theme;
-  document.cookie = `theme=${theme}; path=/; max-age=31536000; samesite=lax`;
+  const [prefix, secure] = location.protocol === "https:" ? ["__Host-", "; secure"] : ["", ""];
+  document.cookie = `${prefix}theme=${theme}; path=/; max-age=31536000; samesite=lax${secure}`;
   for (const button of document.querySelectorAll("[data-theme-switch] button")) {
     button.setAttribute("aria-pressed", String(button.value === theme));
   }

@@ -751,7 +751,13 @@ def theme_choose(request: HttpRequest) -> HttpResponse:
     response = _back(request)
     if theme in THEMES:
         is_secure = bool(settings.SESSION_COOKIE_SECURE)
-        response.set_cookie("theme", theme, max_age=YEAR_SECONDS, secure=is_secure, samesite="Lax")
+        response.set_cookie(
+            host_cookie("theme"),
+            theme,
+            max_age=YEAR_SECONDS,
+            secure=is_secure,
+            samesite="Lax",
+        )
     return response
 
 

@@ -114,6 +114,14 @@ def test_a_theme_is_kept_for_a_year_by_whoever_is_not_logged_in(client, db):
     assert client.cookies["theme"].value == "dark"
 
 
+def test_behind_tls_a_theme_is_in_a_cookie_of_this_host(client, db, settings):
+    settings.SESSION_COOKIE_SECURE = True
+    client.cookies["theme"] = "light"  # of a time without TLS, or of another host
+    cookie = client.post("/theme/", {"theme": "dark"}).cookies["__Host-theme"]
+    assert (cookie.value, cookie["secure"], cookie["path"]) == ("dark", True, "/")
+    assert 'data-theme="dark"' in client.get("/login/").content.decode()
+
+
 # Roles
 
 

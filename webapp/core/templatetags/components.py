@@ -58,7 +58,8 @@ def _is_current(path: str, url: str) -> bool:
 def theme(context: dict[str, Any]) -> str:
     """Return ``light``, ``dark`` or ``system`` from the cookie, before the first paint."""
     request: HttpRequest | None = context.get("request")
-    chosen = request.COOKIES.get("theme", "") if request else ""
+    cookies = request.COOKIES if request else {}
+    chosen = cookies.get("__Host-theme") or cookies.get("theme", "")  # the first one behind TLS
     return chosen if chosen in THEMES else "system"
 
 
