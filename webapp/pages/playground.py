@@ -32,6 +32,7 @@ from webapp.pages.jobs import job_context
 
 TIMEOUT = httpx.Timeout(120.0, connect=5.0)
 STREAM = "text/event-stream"
+PLAIN = "text/plain; charset=utf-8"
 NOT_NOW = "The endpoint does not answer at the moment. See the job's state and its log."
 
 
@@ -92,11 +93,11 @@ def playground_answer(request: HttpRequest, job_id: str) -> HttpResponseBase:
     is_stream = request.headers.get("Accept") == STREAM
     if not form.is_valid() or endpoint is None or not endpoint.is_local:
         if is_stream:
-            return HttpResponse(_refusal(form), status=422, content_type="text/plain")
+            return HttpResponse(_refusal(form), status=422, content_type=PLAIN)
         return _page(request, job, form, status=422)
     call = call_of(job, endpoint, form.cleaned_data, stream=is_stream)
     if is_stream:
-        return StreamingHttpResponse(stream_text(call), content_type="text/plain; charset=utf-8")
+        return StreamingHttpResponse(stream_text(call), content_type=PLAIN)
     return _page(request, job, form, answer=whole_answer(call))
 
 

@@ -119,6 +119,7 @@ def test_a_wrong_field_is_named_and_nothing_is_asked(told, alice):
             )
 
             assert answer.status_code == 422
+            assert answer["Content-Type"] == "text/plain; charset=utf-8"
             assert answer.content.decode().startswith(next(iter(changes)))
 
 
