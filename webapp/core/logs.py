@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 import logging
+import time
 from typing import Any
 
 import structlog
@@ -34,9 +35,19 @@ class PatientLogger(structlog.PrintLogger):
 
 def configure_logs() -> None:
     """Configure structlog's defaults with plain tracebacks."""
-    *before, _ = structlog.get_config()["processors"]
+    *before, _, _ = structlog.get_config()["processors"]  # without local time and the renderer
+    stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
     renderer = ConsoleRenderer(exception_formatter=plain_traceback)
-    structlog.configure(processors=[*before, renderer], logger_factory=lambda *_: PatientLogger())
+    structlog.configure(
+        processors=[*before, stamp, renderer], logger_factory=lambda *_: PatientLogger()
+    )
+
+
+class UtcFormatter(logging.Formatter):
+    """Begins a line with its time in UTC."""
+
+    converter = time.gmtime  # type: ignore[assignment]  # typeshed wants a None, too
+    default_time_format, default_msec_format = "%Y-%m-%dT%H:%M:%S", "%s.%03dZ"
 
 
 class ShortOutage(logging.Filter):
@@ -55,7 +66,7 @@ class ShortOutage(logging.Filter):
 def fault_logging() -> dict[str, Any]:
     """Return Django's logging settings, extended by tracebacks of server errors without DEBUG.
 
-    Without them, the cause of a 500 response is not logged.
+    Without them, the cause of a 500 response is not logged. The web server's lines get a time.
     """
     return {
         "version": 1,
@@ -64,14 +75,22 @@ def fault_logging() -> dict[str, Any]:
             "outside_debugging": {"()": "django.utils.log.RequireDebugFalse"},
             "short_outage": {"()": ShortOutage},
         },
+        "formatters": {
+            "utc": {"()": UtcFormatter, "format": "%(asctime)s [%(levelname)s] %(message)s"}
+        },
         "handlers": {
             "faults": {
                 "class": "logging.StreamHandler",
                 "level": "ERROR",
+                "formatter": "utc",
                 "filters": ["outside_debugging", "short_outage"],
-            }
+            },
+            "server": {"class": "logging.StreamHandler", "formatter": "utc"},
         },
-        "loggers": {"django.request": {"handlers": ["faults"]}},
+        "loggers": {
+            "django.request": {"handlers": ["faults"]},
+            "uvicorn": {"handlers": ["server"], "propagate": False},
+        },
     }
 
 

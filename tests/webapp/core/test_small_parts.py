@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -296,6 +297,9 @@ def fail(credential: str) -> None:
     raise ValueError(f"refused a credential of {len(credential)} letters")
 
 
+IN_UTC = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z")
+
+
 def test_a_traceback_names_the_failure_and_no_variables(capsys):
     try:
         fail("canary-credential")
@@ -303,6 +307,7 @@ def test_a_traceback_names_the_failure_and_no_variables(capsys):
         structlog.get_logger("test").warning("round failed", exc_info=True)
     told = capsys.readouterr().out
     assert "ValueError: refused a credential of 17 letters" in told
+    assert IN_UTC.match(told.removeprefix("\x1b[2m"))
     assert "canary-credential" not in told.replace('fail("canary-credential")', "")
 
 
@@ -361,3 +366,4 @@ def test_a_page_that_fails_leaves_its_traceback_and_an_outage_one_line(
     assert ("Internal Server Error: /" if is_traced else "Service Unavailable: /") in told
     assert ("Traceback" in told, "ZeroDivisionError: no such speed" in told) == (is_traced,) * 2
     assert is_traced or len(told.splitlines()) == 1
+    assert IN_UTC.match(told)
