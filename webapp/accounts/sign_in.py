@@ -590,7 +590,9 @@ class GuardedLogin(LoginView):
 # Password forms: Django's with shorter hints, and reset e-mails sent in the background.
 
 
-RULES = "At least 12 characters, not digits alone, not a common password, not like your name."
+RULES = (
+    "At least 12 characters, not a common password, not like your name, not of words of this site."
+)
 if TYPE_CHECKING:
     _SetPasswordForm = SetPasswordForm[User]
 else:

@@ -14,7 +14,7 @@ from django.core import mail
 from django.test import Client
 
 from tests.webapp.conftest import client_of
-from webapp.accounts.models import OpenSession
+from webapp.accounts.models import Membership, OpenSession, Team
 from webapp.accounts.sign_in import link_path
 from webapp.audit.models import Event
 from webapp.core.clock import now
@@ -72,10 +72,13 @@ def test_a_password_is_kept_by_argon2_and_an_older_hash_replaced_at_log_in(setti
 
 
 def test_a_weak_password_is_refused_by_what_is_wrong_with_it(client):
-    client.force_login(User.objects.create_user("basketball1", password=OLD))
+    user = User.objects.create_user("basketball1", password=OLD)
+    Membership.objects.create(user=user, team=Team.objects.create(name="The Rockets"))
+    client.force_login(user)
     for password, words in (
         ("short-one", "at least 12 characters"),
-        ("123456789012345", "entirely numeric"),
+        ("SlipwayAdmin26!", "little more than “slipway”"),
+        ("rockets-2026", "little more than “rockets”"),
         ("basketball12", "too similar to the username"),
         ("qwerty123456", "too common"),
     ):
@@ -96,7 +99,13 @@ def test_a_link_and_the_administration_refuse_a_weak_one_too(client, dora, root)
 
 
 def test_a_password_counts_as_it_was_typed_however_long_and_old_it_is(client, dora):
-    for password in ("x" * 4 + " and some words " * 8, "ALL IN CAPITALS", "пароль из многих слов"):
+    for password in (
+        "x" * 4 + " and some words " * 8,
+        "ALL IN CAPITALS",
+        "731846205917",
+        "slipway beside a word",
+        "пароль из многих слов",
+    ):
         change(client_of(dora), old=OLD, new=password)
         dora.refresh_from_db()
         assert dora.check_password(password), password
