@@ -564,17 +564,17 @@ def email_settings(url: str, sender: str) -> dict[str, Any]:
     url, sender = url.strip(), sender.strip()
     if not url:
         return {}
+    unreadable = EmailUrlError(
+        "SLIPWAY_EMAIL_URL cannot be read: its server or port is none. Write / ? # @ and : of "
+        "a password as %2F %3F %23 %40 and %3A."
+    )
     try:
         parts = urlsplit(url)
         port = parts.port
-        is_whole = "@" not in parts.path + parts.query + parts.fragment
     except ValueError:  # its text may hold a part of the password
-        is_whole = False
-    if not is_whole:
-        raise EmailUrlError(
-            "SLIPWAY_EMAIL_URL cannot be read: its server or port is none. Write / ? # @ and : of "
-            "a password as %2F %3F %23 %40 and %3A."
-        )
+        raise unreadable from None
+    if "@" in parts.path + parts.query + parts.fragment:
+        raise unreadable
     if parts.scheme not in SCHEMES or not parts.hostname:
         raise EmailUrlError(
             f"SLIPWAY_EMAIL_URL begins with {parts.scheme!r} and names the server "

@@ -22,6 +22,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
 from runners.datasets.text import unix_lines
+from runners.shared.event_streams import read_events
 from webapp.accounts.models import Role
 from webapp.accounts.services import is_at_least, membership_of
 from webapp.core.problems import ConflictProblem
@@ -162,9 +163,9 @@ async def stream_text(call: Call) -> AsyncIterator[str]:
             if answer.status_code != httpx.codes.OK:
                 yield _text_of(await answer.aread())
                 return
-            async for line in answer.aiter_lines():
-                if line.startswith("data: {"):
-                    yield _text_of(line.removeprefix("data: ").encode())
+            async for event in read_events(answer.aiter_bytes()):
+                if event.startswith(b"data: {"):
+                    yield _text_of(event.removeprefix(b"data: "))
     except httpx.HTTPError:
         yield f"\n{NOT_NOW}"
 

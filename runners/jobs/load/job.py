@@ -50,6 +50,7 @@ from runners.jobspec.compress import (
     OpenLoop,
 )
 from runners.jobspec.serve import key_hash
+from runners.shared.event_streams import read_events
 from runners.shared.messages import EndpointBody, MetricPoint
 
 # ---------------------------------------------------------------------------
@@ -60,7 +61,7 @@ from runners.shared.messages import EndpointBody, MetricPoint
 # ---------------------------------------------------------------------------
 
 
-STREAM_END = "data: [DONE]"
+STREAM_END, JSON_EVENT = b"data: [DONE]", b"data: {"
 NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None)
 ERROR_LENGTH = 160
 LONGEST_SECONDS = 3600.0  # of silence; each request has its own limit
@@ -119,18 +120,18 @@ class Stream:
         self.output_tokens = 0
         self.is_complete = False
 
-    def take(self, line: str) -> None:
-        """Parse one line.
+    def take(self, event: bytes) -> None:
+        """Parse one event.
 
         Raises:
             EndpointError: the endpoint reports an error.
-            ValueError: the line is not an event of such a stream.
+            ValueError: it is not an event of such a stream.
         """
-        if line == STREAM_END:
+        if event == STREAM_END:
             self.is_complete = True
-        if not line.startswith("data: {"):
+        if not event.startswith(JSON_EVENT):
             return
-        document = json.loads(line.removeprefix("data: "))
+        document = json.loads(event.removeprefix(b"data: "))
         if error := document.get("error"):
             raise EndpointError(_error_text(error))
         if document.get("choices"):
@@ -179,8 +180,8 @@ async def _read(
         if response.status_code != HTTPStatus.OK:
             words = _refusal_text(await response.aread())
             raise EndpointError(f"{url} answers {response.status_code}: {words}")
-        async for line in response.aiter_lines():
-            stream.take(line)
+        async for event in read_events(response.aiter_bytes()):
+            stream.take(event)
 
 
 def new_client() -> httpx.AsyncClient:

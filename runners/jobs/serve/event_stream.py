@@ -1,9 +1,8 @@
-"""Server-sent events: the endpoint's one writer, and the reader of what engines send."""
+"""Server-sent events: the endpoint's one writer."""
 
 import asyncio
 import json
-import re
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Self, TypeVar
 
 from anyio import CancelScope
@@ -20,25 +19,12 @@ STREAM_HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # asks a proxy such as nginx not to hold events back
 }
-_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
 
 def server_sent_event(document: Mapping[str, Any], name: str = "") -> bytes:
     """Return a document as one server-sent event."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
-
-
-async def read_events(parts: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
-    """Yield each complete event of an engine's stream, without the blank line that ends it.
-
-    Lines end at CR and LF alone: a JSON text may hold U+2028 and others that Python splits at.
-    """
-    rest = b""
-    async for part in parts:
-        *events, rest = _EVENT_END.split(rest + part)
-        for each in events:
-            yield each
 
 
 async def with_heartbeats(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:

@@ -1,9 +1,12 @@
 """A serving job's pages: its address, and a playground that asks this machine's endpoint alone."""
 
 import json
+from functools import partial
 from urllib.parse import urlencode
 
+import httpx
 import pytest
+from asgiref.sync import async_to_sync
 from django.http import QueryDict
 
 from tests.webapp.conftest import STARTED, batch_of, client_of
@@ -12,7 +15,7 @@ from webapp.agents.ingest import events_accept
 from webapp.core.problems import ConflictProblem
 from webapp.jobs.endpoints import Endpoint, endpoint_of, hashes_of, new_key
 from webapp.jobs.models import Job
-from webapp.pages.playground import NOT_NOW, PlaygroundForm, call_of, whole_answer
+from webapp.pages.playground import NOT_NOW, PlaygroundForm, call_of, stream_text, whole_answer
 
 pytestmark = [pytest.mark.django_db(databases="__all__"), pytest.mark.filterwarnings("ignore")]
 
@@ -126,6 +129,20 @@ def test_a_wrong_field_is_named_and_nothing_is_asked(told, alice):
 def test_an_endpoint_that_is_gone_is_said_in_words(told):
     gone = Endpoint("127.0.0.1", 1, "tiny", has_keys=False, is_local=True)
     assert whole_answer(call_of(told(), gone, VALUES, stream=False)) == NOT_NOW
+
+
+def test_a_streamed_text_may_hold_what_python_takes_for_the_end_of_a_line(told, monkeypatch):
+    document = {"choices": [{"delta": {"content": "a\u2028b\u0085c"}}]}
+    events = f": waiting\n\ndata: {json.dumps(document, ensure_ascii=False)}\n\ndata: [DONE]\n\n"
+    answer = httpx.MockTransport(lambda _request: httpx.Response(200, content=events.encode()))
+    monkeypatch.setattr(httpx, "AsyncClient", partial(httpx.AsyncClient, transport=answer))
+    endpoint = Endpoint("127.0.0.1", 1, "tiny", has_keys=False, is_local=True)
+    call = call_of(told(), endpoint, VALUES, stream=True)
+
+    async def read() -> str:
+        return "".join([each async for each in stream_text(call)])
+
+    assert async_to_sync(read)() == "a\u2028b\u0085c"
 
 
 def test_a_job_of_another_kind_has_no_playground(job, alice):

@@ -29,10 +29,10 @@ from runners.jobs.serve.contract import (
     StreamChunk,
     TokenLogprob,
 )
-from runners.jobs.serve.event_stream import read_events
 from runners.jobs.serve.figures import EndpointMetrics
 from runners.jobs.serve.process import OwnProcess, ProcessEngine
 from runners.jobspec.serve import NO_ADAPTER
+from runners.shared.event_streams import read_events
 
 # ---------------------------------------------------------------------------
 # The llama.cpp engine: its process, one running answer per slot, converted to stream chunks.

@@ -12,7 +12,6 @@ import httpx
 from pydantic import BaseModel, Field
 
 from runners.jobs.serve.contract import Limits, Pending
-from runners.jobs.serve.event_stream import read_events
 from runners.jobs.serve.figures import EndpointMetrics
 from runners.jobs.serve.openai_requests import (
     ENGINE_ENDED,
@@ -36,6 +35,7 @@ from runners.jobs.serve.relayed.process import (
     merged_metrics,
 )
 from runners.jobspec.serve import EngineName
+from runners.shared.event_streams import read_events
 
 # The engines of one endpoint life: a single one, or several for prefill and for decode.
 

@@ -91,6 +91,8 @@ def test_an_answer_has_its_instants_in_order_and_its_tokens_from_the_usage():
     assert found.tpot_seconds == found.last - found.first
     one = USAGE.replace(b'tokens":2', b'tokens":1')
     assert seen(HEAD + TOKEN + one + END).tpot_seconds is None
+    odd = TOKEN.replace(b"a", "\u2028".encode())  # which ends a line for Python, not for JSON
+    assert not seen(HEAD + b": waiting\n\n" + odd + USAGE + END).error
 
 
 def test_what_is_no_whole_answer_is_an_error_in_words():

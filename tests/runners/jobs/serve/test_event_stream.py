@@ -16,9 +16,10 @@ from runners.jobs.serve.contract import (
     QueueFullError,
     StreamChunk,
 )
-from runners.jobs.serve.event_stream import HEARTBEAT, read_events
+from runners.jobs.serve.event_stream import HEARTBEAT
 from runners.jobs.serve.openai_requests import RequestError
 from runners.jobs.serve.openai_server import MAX_BODY_BYTES, OpenAIServer
+from runners.shared.event_streams import read_events
 from tests.runners.jobs.serve.test_openai_server import ASKED, CHAT, Door, Echo
 
 ANSWER = StreamChunk("hi", (), "stop", 1)
@@ -174,6 +175,17 @@ def test_an_engines_events_are_read_whole_whatever_the_parts_and_line_ends():
         for at in range(len(whole)):
             assert asyncio.run(read(whole[:at], whole[at:])) == [text, b"data: [DONE]"], (end, at)
     assert asyncio.run(read(text + b"\n\n", b"data: {")) == [text]  # torn: no event
+
+
+def test_no_other_reader_of_events_cuts_lines_by_itself():
+    root = Path(serve.__file__).parents[3]
+    found = [
+        path.name
+        for folder in ("runners", "webapp")
+        for path in (root / folder).rglob("*.py")
+        if "iter_lines(" in path.read_text()
+    ]
+    assert found == []
 
 
 def test_every_route_refuses_in_openais_form_and_counts_it():
