@@ -51,7 +51,7 @@ FREE_KEYS = {
     *("filesystem", "cause", "remedy", "title", "name", "line"),
 }
 LEFT = {
-    *("jobs.Event", "audit.Link"),  # the database refuses to change these
+    *("audit.Event", "audit.Link"),  # the database refuses to change these
     *("metrics.MetricBatch", "metrics.MetricSource", "metrics.MetricChunk"),  # points
     "jobs.Artefact",  # a name that is no folder's is refused where it is announced
 }
