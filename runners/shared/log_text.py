@@ -19,7 +19,7 @@ LINE_CHARACTERS = 2000  # of one line on a page and in an exit record
 QUOTED_CHARACTERS = 300  # of a program's line within a sentence
 _CHARACTER_BYTES = 4  # at most, in UTF-8
 _SEQUENCE_BYTES = 4096  # of a link, a title or the like; a longer one is shown
-_STRING = rf"[^\x00-\x1f\x7f\x9c]{{0,{_SEQUENCE_BYTES}}}"
+_STRING = rf"[^\x00-\x1f\x7f-\x9f]{{0,{_SEQUENCE_BYTES}}}"
 _SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # colour, cursor, modes
     # links, titles, the clipboard

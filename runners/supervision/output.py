@@ -29,6 +29,7 @@ TAIL_BYTES = 4 * 1024**2
 EVENT_BYTES_PER_SECOND = 64 * 1024
 EVENT_TEXT_BYTES = 16 * 1024
 UNFINISHED_BYTES = 4 * 1024  # of a line that is sent before it ends, and again when it grows
+SLOWEST_TICKS = 10  # between two states of a line that does not end for minutes
 LAST_BYTES = 8 * 1024
 LONGER_BYTES = 128 * 1024  # the stack frames of eight aborting ranks
 LAST_LINES = 40
@@ -117,8 +118,8 @@ class LogEvents:
 
     A line longer than an event is cut between two characters, and the event says so. Of a
     progress bar only the states are sent that it shows when it is asked. A line that has not ended
-    is sent as it is; when it grows or ends it is sent again behind a carriage return, which
-    replaces it (``log_text.plain``).
+    is sent as it is, every second at first and every ten later; when it grows or ends it is sent
+    again behind a carriage return, which replaces it (``log_text.plain``).
 
     A token bucket holds one second's bytes. ``left_out_bytes`` counts the bytes over the limit;
     the next event is preceded by a line with their number.
@@ -129,6 +130,8 @@ class LogEvents:
         self._unreported_bytes = 0
         self._partial = b""  # the line that has not ended, in its last state
         self._sent = b""  # what was sent of it
+        self._num_sent = 0  # how often
+        self._ticks = 0  # since then
         self._is_open = False  # the last text that was sent has not ended its line
         self._clock = clock
         self._filled_at = clock()
@@ -142,19 +145,27 @@ class LogEvents:
             lines, rest = lines + rest[:at], rest[at:]
         self._partial = rest
         if lines:
-            self._sent = b""
+            self._sent, self._num_sent = b"", 0
             yield from self._allow(lines)
 
     def flush(self, *, is_end: bool = False) -> Iterator[str]:
-        """Yield the line that has not ended, if it was not sent; at the end, yield it as last."""
+        """Yield what is due at a tick: the line that has not ended, if it was not sent.
+
+        At the end, yield it as the last one. Before it, say what was left out.
+        """
+        if self._unreported_bytes:
+            yield self._report()
+        self._ticks += 1
+        if self._ticks < min(SLOWEST_TICKS, 1 + self._num_sent // 10) and not is_end:
+            return
         line = self._partial
         if not is_end:
             line = line[: len(line) - half_sequence(line)]
         if line == self._sent and not (is_end and self._is_open):
             return
-        self._sent = line
+        self._sent, self._num_sent, self._ticks = line, self._num_sent + 1, 0
         if len(line) > UNFINISHED_BYTES and not is_end:
-            self._partial, self._sent = self._partial[len(line) :], b""
+            self._partial, self._sent, self._num_sent = self._partial[len(line) :], b"", 0
             yield from self._allow(line)
         else:
             yield from self._allow(line, is_unfinished=True)
@@ -176,12 +187,15 @@ class LogEvents:
                 continue
             self._bucket -= len(piece)
             if self._unreported_bytes:
-                yield f"[{self._unreported_bytes} bytes of output were not sent]\n"
-                self._unreported_bytes = 0
+                yield self._report()
             text = plain(piece.decode(errors="replace")).removeprefix("\r")
             ending = "" if self._is_open or piece.endswith(b"\n") else CUT_HERE
             if is_replacing or text or ending:
                 yield ("\r" if is_replacing else "") + text + ending
+
+    def _report(self) -> str:
+        num_bytes, self._unreported_bytes = self._unreported_bytes, 0
+        return f"[{num_bytes} bytes of output were not sent]\n"
 
     @staticmethod
     def _cut(data: bytes, start: int) -> int:

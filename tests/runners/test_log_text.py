@@ -1,5 +1,7 @@
 """Logs of real and of hostile programs: the same lines in events and exit record, however read."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,6 +88,30 @@ def test_a_bar_of_many_states_is_a_few_texts_and_a_line_of_megabytes_says_that_i
     assert all(text.endswith(CUT_HERE) for text in texts[1:])
     assert max(map(len, texts)) <= EVENT_TEXT_BYTES + len(CUT_HERE)
     assert events.left_out_bytes > 19 * 10**6
+
+
+def test_a_bar_of_a_day_is_sent_every_ten_seconds_and_what_a_flood_lost_is_said_at_the_next_tick():
+    events = LogEvents(lambda: 0.0)
+    sent = []
+    for second in range(3600):
+        assert list(events.feed(b"\r%d s" % second)) == []
+        sent += events.flush()
+    assert len(sent) < 500
+    assert sent[:3] == ["0 s", "\r1 s", "\r2 s"]
+    assert list(events.flush(is_end=True)) == ["\r3599 s"]
+    events = LogEvents(lambda: 0.0)
+    sent = [text for _ in range(9) for text in events.feed(b"x" * 16_000 + b"\n")]
+    (said,) = events.flush()
+    assert said == f"[{events.left_out_bytes} bytes of output were not sent]\n"
+    assert list(events.flush(is_end=True)) == []
+
+
+def test_what_never_ends_a_sequence_takes_no_longer_than_other_text():
+    for text in ("\x9d" * 200_000, "\x1b]" * 100_000, "\x1b[" + "0" * 200_000, "\x1b[A" * 60_000):
+        began = time.process_time()
+        plain(text)
+        LastLines().feed(text.encode())
+        assert time.process_time() - began < 2, text[:3]
 
 
 def test_lines_of_two_streams_are_not_mixed():
