@@ -8,6 +8,7 @@ import pytest
 
 from runners.host.reconcile import take_over_checkpoint
 from runners.launchers.attempts import AttemptFolder, Verdict, attempt_folders
+from runners.shared.log_text import shortened
 from runners.shared.messages import WantedAttempt
 from runners.shared.reasons import Reason
 from runners.shared.spool import SpoolWriter
@@ -208,6 +209,8 @@ def test_the_exit_record_uses_the_space_kept_for_it_and_loses_its_oldest_lines(t
     assert written["last_lines"][-1] == lines[-1]
     assert 0 < len(written["last_lines"]) < 100
     assert (tmp_path / "exit.json").stat().st_size <= child.SLOT_BYTES
+    longest = shortened("🚢" * 9999)
+    assert child.write_exit_record(tmp_path, END | {"last_lines": [longest]})["last_lines"]
 
 
 # What a later attempt of a job takes over from an earlier one, and what it leaves alone.

@@ -11,7 +11,7 @@ from django.db.models import F
 from pydantic import ValidationError
 
 from runners.jobspec.base import excerpt
-from runners.shared.log_text import plain
+from runners.shared.log_text import lines_of, plain
 from runners.shared.messages import (
     ArtefactBody,
     EndpointBody,
@@ -470,16 +470,28 @@ def is_row(event: RunEvent) -> bool:
 
 
 def storable(event: RunEvent) -> RunEvent:
-    """Return the event as it is stored: its log as plain text, no value that databases reject.
+    """Return the event as it is stored: its words as plain text, no value that databases reject.
 
     Metric points are unchanged.
     """
     if event.kind == "metric":
         return event
     body = _finite(event.body)
-    if event.kind == "log" and isinstance(body, dict) and isinstance(body.get("text"), str):
-        body = {**body, "text": plain(body["text"])}
+    if isinstance(body, dict):  # as a host's supervisor writes it; another host may not
+        body |= _plain_words(event.kind, body)
     return event.model_copy(update={"body": body})
+
+
+def _plain_words(kind: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return those fields of an event that a program wrote, as plain text."""
+    if kind == "log" and isinstance(body.get("text"), str):
+        return {"text": plain(body["text"])}
+    if kind == "phase" and isinstance(body.get("name"), str):
+        return {"name": " ".join(lines_of(body["name"]))}
+    if kind == "exited" and isinstance(lines := body.get("last_lines"), list):
+        words = (each if not isinstance(each, str) else " ".join(lines_of(each)) for each in lines)
+        return {"last_lines": list(words)}
+    return {}
 
 
 def _finite(value: object) -> object:

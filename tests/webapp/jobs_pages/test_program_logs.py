@@ -9,6 +9,7 @@ from django.utils.html import escape
 from runners.shared.log_text import lines_of as text_lines
 from runners.supervision.output import LogEvents
 from tests.runners.program_logs import HOSTILE, PROGRAMS
+from tests.webapp.conftest import EXIT_OK
 from webapp.jobs.models import AttemptEvent
 from webapp.pages.attempt_log import lines_of, log_lines, log_of, with_replaced
 
@@ -63,6 +64,15 @@ def test_the_page_the_download_the_api_and_the_search_show_the_lines_of_every_pr
     for needle in ("failed (exitcode", "KeyError: '🚢'", "<U+202E>", "you are root", "<script>"):
         found = [line.text for line in log_lines(attempt, limit=999, needle=needle)]
         assert found == [line for line in wrote if needle in line], needle
+
+
+def test_what_a_host_says_beside_the_log_is_plain_too(attempt, report):
+    last = {**EXIT_OK, "exit_code": 1, "reason": "exit_nonzero"}
+    last["last_lines"] = ["\x1b[31mred\x1b[0m", "user\u202enimda", "two\nlines", ""]
+    report(("phase", {"name": "Trai\u202ening\n\x1b]0;title\x07now"}), ("exited", last))
+    attempt.refresh_from_db()
+    assert attempt.exit_record["last_lines"] == ["red", "user<U+202E>nimda", "two lines", ""]
+    assert log_lines(attempt, limit=9)[0].text == "Trai<U+202E>ning now"
 
 
 def test_an_unfinished_line_is_shown_once_and_an_open_one_stays(attempt, report):
