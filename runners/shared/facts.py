@@ -1,6 +1,7 @@
 """What a host says of itself, and the options of its scheduler."""
 
 import argparse
+import ipaddress
 import re
 from typing import Annotated, Any, Literal
 
@@ -129,6 +130,26 @@ class NicFacts(Message):
     bytes_per_second: Rate | None = None
 
 
+MAX_ADDRESS_CHARACTERS = 45  # the width of the column of a gang's addresses
+
+
+def numeric_addresses(values: object) -> object:
+    """Return the numeric addresses of a list; other types unchanged for pydantic to reject.
+
+    The others are left out, not rejected: the jobs of other hosts would be told to meet there.
+    """
+    if not isinstance(values, list | tuple):
+        return values
+    return [each for each in values if not isinstance(each, str) or _is_numeric_address(each)]
+
+
+def _is_numeric_address(text: str) -> bool:
+    try:
+        return len(text) <= MAX_ADDRESS_CHARACTERS and bool(ipaddress.ip_address(text))
+    except ValueError:
+        return False
+
+
 class HostFacts(Message):
     """The inventory of a host, read at enrolment and at each agent start."""
 
@@ -158,7 +179,9 @@ class HostFacts(Message):
     disks: tuple[DiskFacts, ...] = Field(default=(), max_length=1000, fail_fast=True)
     nics: tuple[NicFacts, ...] = Field(default=(), max_length=1000, fail_fast=True)
     # For other hosts to reach it, the operator's choice first.
-    addresses: tuple[Name, ...] = Field(default=(), max_length=1000, fail_fast=True)
+    addresses: Annotated[tuple[Name, ...], BeforeValidator(numeric_addresses)] = Field(
+        default=(), max_length=1000, fail_fast=True
+    )
     first_gang_port: Port = 29400  # ports for gangs
     last_gang_port: Port = 29499
     job_memory_bytes: PositiveInt | None = None  # memory limit of a job on this host

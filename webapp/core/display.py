@@ -365,12 +365,18 @@ class Figure:
         return bool(self.low and self.high and self.value > 0 and self.low > 0)
 
     def _at(self, value: float) -> float:
-        """Return the position of ``value`` on the axis, in per cent."""
+        """Return the position of ``value`` on the logarithmic axis, in per cent; 0 below zero."""
+        if value <= 0:
+            return 0.0
         marks = [self.value, self.low or self.value, self.high or self.value]
         marks += [self.measured] if self.measured and self.is_comparable else []
-        reach = max(abs(math.log(mark / self.value)) for mark in marks) * 1.15
+        reach = max(abs(self._distance(mark)) for mark in marks if mark > 0) * 1.15
         span = max(reach, math.log(WHISKER_SPAN))
-        return round(50 + 50 * math.log(value / self.value) / span, 1)
+        return round(50 + 50 * self._distance(value) / span, 1)
+
+    def _distance(self, mark: float) -> float:
+        """Return the logarithm of a mark relative to the value; their ratio may underflow."""
+        return math.log(mark) - math.log(self.value)
 
     @property
     def band(self) -> Span:

@@ -4,13 +4,22 @@ import pytest
 
 from runners.jobspec.base import plain
 from runners.shared.messages import Beat, EnrollRequest
-from tests.webapp.conftest import make_beat, make_facts, make_microbench
+from tests.webapp.conftest import (
+    EXIT_OK,
+    STARTED,
+    batch_of,
+    make_beat,
+    make_facts,
+    make_microbench,
+)
 from webapp.agents.heartbeats import host_beat
+from webapp.agents.ingest import events_accept
 from webapp.core.problems import ConflictProblem
 from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.services import host_enroll, token_create
+from webapp.jobs.models import Job, Measurement
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 GPU = {"index": 0, "uuid": "GPU-1", "name": "A GPU", "memory_bytes": 1024**3}
@@ -59,3 +68,25 @@ def test_a_name_longer_than_its_column_is_refused_and_a_long_hostname_cut(team):
         request.model_validate(named)
     reply = host_enroll(request.model_validate(body | {"token": text}))
     assert reply.name == "h" * 80
+
+
+def test_no_job_is_told_to_meet_at_what_is_no_address(host):
+    strange = ("", "box", "10.0.0.1/8", "x" * 200, "fe80::1%" + "x" * 60)
+    facts = make_facts(addresses=[*strange, "10.0.0.1", "fd00::1"])
+    host_beat(host=host, beat=make_beat(facts=facts))
+    assert host.facts["addresses"] == ["10.0.0.1", "fd00::1"]
+
+
+def test_a_result_of_any_figure_leaves_the_pages_of_its_job_and_its_team(attempt, alice, client):
+    predicted = {"value": 10.0, "low": 5.0, "high": 20.0, "unit": "seconds"}
+    names = ("step_seconds", "tokens_per_second", "peak_memory_bytes", "final_loss")
+    Job.objects.filter(pk=attempt.job_id).update(prediction=dict.fromkeys(names, predicted))
+    ends = [("result", {"measured": dict.fromkeys(names, -10.0)}), ("exited", EXIT_OK)]
+    events_accept(host=attempt.host, batch=batch_of(attempt, ("started", STARTED), *ends))
+    client.force_login(alice)
+    for value in (-10.0, 5e-324, 1e100):
+        result = {"measured": dict.fromkeys(names, value), "notes": {}}
+        Job.objects.filter(pk=attempt.job_id).update(result=result)
+        Measurement.objects.update(measured=value, ratio=value / 10)
+        for page in (f"/jobs/{attempt.job_id}/", "/jobs/", "/"):
+            assert client.get(page).status_code == 200, (page, value)

@@ -93,7 +93,7 @@ def ratio(value: float | None) -> SafeString:
     """Render measured ÷ predicted as a dot on a scale from one half to twice."""
     if not value:
         return fragment("components/ratio.html", shown=None, at=0.0)
-    at = min(100.0, max(0.0, 100 * value / (value + 1) * 1.5 - 25))
+    at = min(100.0, max(0.0, 100 * value / (value + 1) * 1.5 - 25)) if value > 0 else 0.0
     return fragment("components/ratio.html", shown=number(value), at=round(at, 1))
 
 
