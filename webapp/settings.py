@@ -25,8 +25,8 @@ from webapp.core.site_settings import (
     public_site,
     redis_url,
     secret_key,
-    time_zone,
 )
+from webapp.core.time_zones import time_zone
 
 django_stubs_ext.monkeypatch()
 configure_logs()

@@ -29,7 +29,7 @@ from runners.shared.environment import environment_lines
 from runners.shared.log_text import last_line, lines_of
 from runners.shared.redis_address import bare
 from webapp.boot import broker, console, environment, processes
-from webapp.core import site_settings
+from webapp.core import site_settings, time_zones
 from webapp.core.site_settings import (
     PROXIES_VARIABLE,
     SettingError,
@@ -391,7 +391,7 @@ class Site:
         self._start(processes.Child("ticker", [python, "manage.py", "ticker"]))
         self._start_host()
         others = addresses_for_others(self.bound, self.port, own_addresses())
-        zone = site_settings.time_zone(os.environ)
+        zone = time_zones.time_zone(os.environ)
         lines = [
             f"Slipway is ready: {self.url}",
             *([f"Other machines reach it at {', '.join(others)}"] if others else ()),

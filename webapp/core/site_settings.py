@@ -1,4 +1,4 @@
-"""Settings of the site, from the environment: folder, key, addresses, proxies, zone, e-mail.
+"""Settings of the site, from the environment: folder, keys, addresses, databases, e-mail.
 
 The settings and ``manage.py up`` import this module, so it imports neither Django nor any package.
 Blanks around a value and capitals of a name make no difference. Every process of the site ends
@@ -11,7 +11,7 @@ import secrets
 import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from runners.shared.addresses import (
@@ -26,6 +26,7 @@ from runners.shared.addresses import (
 from runners.shared.redis_address import RedisAddressError, UnsafeAddressError, checked
 from runners.shared.timing import VARIABLE as SCALE_VARIABLE
 from runners.shared.timing import scale_of
+from webapp.core.time_zones import time_zone
 
 
 class SettingError(SystemExit):
@@ -277,63 +278,6 @@ def trusted_proxies(variables: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys([*LOOPBACK, *given]))
 
 
-# The time zone of pages.
-
-
-class Zone(NamedTuple):
-    """A zone that Python knows, and what to tell the operator if it is not the one of TZ."""
-
-    name: str
-    words: str = ""
-
-
-ZONE_FOLDERS = ("/usr/share/zoneinfo/", "/usr/lib/zoneinfo/", "/usr/share/lib/zoneinfo/")
-
-
-def time_zone(variables: Mapping[str, str]) -> Zone:
-    """Return the zone of TZ, which belongs to the C library and takes more forms than a name.
-
-    ``:`` before a name and paths of zone files are read. A rule such as ``CET-1CEST,M3.5.0``
-    names no zone that pages could show, so UTC is used.
-    """
-    import zoneinfo  # here: with its sysconfig, which only the site's processes need
-
-    typed = variables.get("TZ", "").strip()
-    wanted = typed.removeprefix(":")
-    if not wanted:
-        return Zone("UTC")
-    name = _zone_of_path(wanted) if wanted.startswith("/") else wanted.replace(" ", "_")
-    if not _is_zone(name):
-        alike = {each.lower(): each for each in zoneinfo.available_timezones()}
-        name = alike.get(name.lower(), "")
-    if name:
-        return Zone(name)
-    return Zone(
-        "UTC",
-        f"TZ is {typed!r}, which is no name of a time zone: pages show UTC. Set TZ to a name such "
-        "as Europe/Berlin.",
-    )
-
-
-def _zone_of_path(path: str) -> str:
-    """Return the zone whose file a path is, by the file or the link to it; "" if none is known."""
-    for each in (path, os.path.realpath(path)):
-        for folder in ZONE_FOLDERS:
-            if each.startswith(folder):
-                return each.removeprefix(folder)
-    return ""
-
-
-def _is_zone(name: str) -> bool:
-    import zoneinfo  # as above
-
-    try:
-        zoneinfo.ZoneInfo(name)
-    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
-        return name == "UTC"
-    return True
-
-
 # The path of the administration.
 
 
@@ -540,6 +484,12 @@ SCHEMES = {
 }
 
 
+EMAIL_UNREADABLE = (
+    "SLIPWAY_EMAIL_URL cannot be read: its server or port is none. Write / ? # @ and : of a "
+    "password as %2F %3F %23 %40 and %3A."
+)
+
+
 class EmailUrlError(SettingError):
     """SLIPWAY_EMAIL_URL is not a valid mail server URL."""
 
@@ -564,17 +514,13 @@ def email_settings(url: str, sender: str) -> dict[str, Any]:
     url, sender = url.strip(), sender.strip()
     if not url:
         return {}
-    unreadable = EmailUrlError(
-        "SLIPWAY_EMAIL_URL cannot be read: its server or port is none. Write / ? # @ and : of "
-        "a password as %2F %3F %23 %40 and %3A."
-    )
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:  # its text may hold a part of the password
-        raise unreadable from None
+        raise EmailUrlError(EMAIL_UNREADABLE) from None
     if "@" in parts.path + parts.query + parts.fragment:
-        raise unreadable
+        raise EmailUrlError(EMAIL_UNREADABLE)
     if parts.scheme not in SCHEMES or not parts.hostname:
         raise EmailUrlError(
             f"SLIPWAY_EMAIL_URL begins with {parts.scheme!r} and names the server "
