@@ -35,7 +35,7 @@ from webapp.metrics.store import RAW_LIFETIME, RAW_STEP_MS, needs_seal, prune_ol
 from webapp.modelhub.models import TeamModel
 
 # ---------------------------------------------------------------------------
-# Periodic tasks, in two groups that run in parallel until a signal arrives.
+# Periodic tasks, in groups that run in parallel until a signal arrives.
 # ---------------------------------------------------------------------------
 
 
@@ -90,7 +90,8 @@ def run_loop(name: str, step: Callable[[], object], every_seconds: float, stop: 
 QUEUE_LIFETIME = timedelta(days=7)
 
 
-PROMPT, UPKEEP = "prompt", "upkeep"
+PROMPT, METRICS, UPKEEP = "prompt", "metrics", "upkeep"
+GROUPS = (PROMPT, METRICS, UPKEEP)  # one thread each: what takes long keeps no other group waiting
 
 
 @dataclass
@@ -113,9 +114,9 @@ def all_duties() -> list[Duty]:
         Duty("unreachable hosts of ending jobs", 5.0, settle_all),
         Duty("queue time-out", 60.0, lambda: queue_expire(older_than=QUEUE_LIFETIME)),
         Duty("stuck commands", 30.0, expire_stuck_commands),
-        Duty("metric chunks", 10.0, seal_due, UPKEEP),
-        Duty("metric retention", 3600.0, prune_old, UPKEEP),
-        Duty("redis users", 30.0, epoch.keep),
+        Duty("metric chunks", 10.0, seal_due, METRICS),
+        Duty("metric retention", 3600.0, prune_old, METRICS),
+        Duty("redis users", 30.0, epoch.keep, UPKEEP),
         Duty("tokens", 600.0, expire_tokens),
         Duty("audit chain", 5.0, events_seal, UPKEEP),
         Duty("login tries", 600.0, tries_forget_old, UPKEEP),

@@ -1,5 +1,7 @@
 """What one host, one pool or one job does wrong stays with it."""
 
+import threading
+
 import pytest
 
 from tests.webapp.conftest import (
@@ -15,6 +17,8 @@ from webapp.core.clock import now
 from webapp.hosts.models import Host
 from webapp.jobs.models import Attempt, Job
 from webapp.jobs.services import job_submit
+from webapp.operations.management.commands import ticker as ticker_command
+from webapp.operations.ticker import GROUPS, Duty, Stopper, all_duties
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -100,3 +104,30 @@ def test_one_lost_attempt_that_cannot_be_ended_keeps_no_other_from_its_end(
         replies = host_beats(beats)
     assert len(replies) == 2
     assert Job.objects.get(pk=other.job_id).reason == "never_started"
+
+
+# The ticker: sealing the points of one host keeps neither contact nor the audit waiting.
+
+
+def test_a_group_of_duties_that_takes_long_keeps_no_other_group_waiting(monkeypatch):
+    groups = {duty.name: duty.group for duty in all_duties()}
+    assert set(groups.values()) == set(GROUPS)
+    begun, ends = threading.Semaphore(0), threading.Event()
+
+    def lasts() -> None:
+        begun.release()
+        ends.wait(30)
+
+    names = ("contact", "metric chunks", "audit chain")
+    duties = [Duty(name, 3600.0, lasts, groups[name]) for name in names]
+    monkeypatch.setattr(ticker_command, "all_duties", lambda: duties)
+    stop = Stopper()
+    monkeypatch.setattr(stop, "listen", lambda: None)
+    monkeypatch.setattr(ticker_command, "Stopper", lambda: stop)
+    running = threading.Thread(target=ticker_command.Command().handle)
+    running.start()
+    num_begun = sum(begun.acquire(timeout=5) for _ in names)
+    stop.event.set()
+    ends.set()
+    running.join(15)
+    assert num_begun == len(names)

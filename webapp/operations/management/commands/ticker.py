@@ -5,13 +5,13 @@ import threading
 from django.core.management.base import BaseCommand
 
 from runners.shared.timing import scale_duration
-from webapp.operations.ticker import PROMPT, UPKEEP, Stopper, Ticker, all_duties, run_loop
+from webapp.operations.ticker import GROUPS, Stopper, Ticker, all_duties, run_loop
 
 TICK_SECONDS = scale_duration(1.0, least=0.1)
 
 
 class Command(BaseCommand):
-    """Run two loops, one per group of tasks; each task has its own period."""
+    """Run one loop per group of tasks; each task has its own period."""
 
     requires_system_checks = ()  # they load every page, which is not needed here
     help = "Run the periodic duties: contact, time-outs, allocation, metric chunks."
@@ -20,13 +20,17 @@ class Command(BaseCommand):
         """Run until SIGTERM or SIGINT."""
         stop = Stopper()
         stop.listen()
-        tickers = {
-            group: Ticker([duty for duty in all_duties() if duty.group == group])
-            for group in (PROMPT, UPKEEP)
-        }
-        upkeep = threading.Thread(
-            target=run_loop, args=(UPKEEP, tickers[UPKEEP].step, TICK_SECONDS, stop), name=UPKEEP
+        duties = all_duties()
+        prompt, *others = (
+            (group, Ticker([duty for duty in duties if duty.group == group]).step)
+            for group in GROUPS
         )
-        upkeep.start()
-        run_loop("ticker", tickers[PROMPT].step, TICK_SECONDS, stop)
-        upkeep.join()
+        threads = [
+            threading.Thread(target=run_loop, args=(*each, TICK_SECONDS, stop), name=each[0])
+            for each in others
+        ]
+        for thread in threads:
+            thread.start()
+        run_loop(*prompt, TICK_SECONDS, stop)
+        for thread in threads:
+            thread.join()
