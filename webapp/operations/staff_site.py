@@ -16,7 +16,12 @@ from django.urls import reverse
 from django.utils.decorators import method_decorator
 
 from webapp.accounts.networks import lies_in
-from webapp.accounts.sign_in import AUTHENTICATED_AT, GuardedLogin, address_of
+from webapp.accounts.sign_in import (
+    AUTHENTICATED_AT,
+    CLOCK_TOLERANCE,
+    GuardedLogin,
+    address_of,
+)
 from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.middleware import redirect_to_own
@@ -89,9 +94,12 @@ def check_network(request: HttpRequest) -> None:
 
 
 def was_confirmed(request: HttpRequest) -> bool:
-    """Return whether the password was entered in this session within the last 15 minutes."""
-    at = request.session.get(AUTHENTICATED_AT, 0)
-    return bool(now().timestamp() - at < RECENT_SECONDS)
+    """Return whether the password was entered in this session within the last 15 minutes.
+
+    One that was entered in the future, before the clock was set back, does not count.
+    """
+    age_seconds = now().timestamp() - request.session.get(AUTHENTICATED_AT, 0)
+    return bool(-CLOCK_TOLERANCE.total_seconds() <= age_seconds < RECENT_SECONDS)
 
 
 def admin_write_record(request: HttpRequest) -> None:

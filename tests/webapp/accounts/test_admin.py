@@ -120,6 +120,13 @@ def test_a_session_that_was_left_open_opens_the_administration_by_the_password_a
         assert client.get("/admin/").status_code == 200
 
 
+def test_a_clock_that_was_set_back_leaves_no_administration_open(superuser):
+    with time_machine.travel(now() + timedelta(hours=1)):
+        client = client_of(superuser)
+        assert client.get("/admin/").status_code == 200
+    assert client.get("/admin/").headers["Location"].startswith("/admin/login/")
+
+
 def test_a_write_leaves_who_where_and_which_fields_but_no_value(superuser):
     client_of(superuser).get("/admin/accounts/team/")
     assert not Event.objects.exists()
