@@ -160,9 +160,8 @@ def keep() -> int:
     An unavailable or refusing Redis is logged at debug level only.
     """
     try:
-        with contextlib.suppress(
-            redis.exceptions.NoPermissionError
-        ):  # of a Redis of the operator's own
+        # The user of an operator's own Redis may lack the right.
+        with contextlib.suppress(redis.exceptions.NoPermissionError):
             delete_excess()
         return sync()
     except (redis.RedisError, OSError) as error:
