@@ -67,7 +67,7 @@ def test_a_wanted_attempt_is_claimed_run_told_to_its_end_and_then_forgotten(
     code = SAY + (
         "say('result', measured={'perplexity': 3.0})\n"
         "os.mkdir('output/model'); open('output/model/w', 'w').write('weights')\n"
-        "say('artefact', name='model', kind='model', total_bytes=7, files={'w': 7}, sha256={'w': ''})"
+        "say('artefact', name='model', kind='model', total_bytes=7, files={'w': 7}, sha256={'w': '0' * 64})"
     )
 
     with serve(code):

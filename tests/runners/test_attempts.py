@@ -111,7 +111,7 @@ def test_settling_leaves_no_daemon_of_a_lost_supervisor(attempts):
 
 
 def test_the_announced_output_outlives_the_spool(attempts):
-    announce = "say('artefact', name='model', kind='model', total_bytes={0}, files={{'a': {0}}}, sha256={{'a': ''}})\n"
+    announce = "say('artefact', name='model', kind='model', total_bytes={0}, files={{'a': {0}}}, sha256={{'a': '0' * 64}})\n"
     folder = attempts.run(code=SAY + announce.format(1) + announce.format(2))
     folder.settle(Reason.INTERNAL)
     folder.forget()

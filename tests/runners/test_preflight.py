@@ -190,7 +190,7 @@ def test_looking_loads_no_torch(host_dir):
 def test_an_environment_that_is_not_built_is_a_yes_and_an_unknown_one_is_refused(place):
     check = checked(Needs(kind="serve", environment="llamacpp"), place)["environment"]
     assert check.ok, check.sentence
-    assert "14 packages, is not built here; the job builds it first" in check.sentence
+    assert "15 packages, is not built here; the job builds it first" in check.sentence
     check = checked(Needs(kind="serve", environment="elsewhere"), place)["environment"]
     assert not check.ok
     assert "has the environments main, llamacpp" in check.sentence

@@ -143,9 +143,9 @@ def test_an_index_that_names_no_files_is_refused(tmp_path):
     with pytest.raises(BadInputError, match=f"the folder lacks {SINGLE}"):
         file_names(query)
     for index, words in [
-        ("{", "has no weight_map"),
+        ("{", "is not valid JSON"),
         ('{"weight_map": []}', "has no weight_map"),
-        ("[" * 1_000_000, "has no weight_map"),
+        ("[" * 1_000_000, f"{INDEX}"),
         ('{"weight_map": {"a": "../other/model.safetensors"}}', "is not a file in the folder"),
         ('{"weight_map": {"a": 1}}', "is not a file in the folder"),
         ('{"weight_map": {"a": "pytorch_model.bin"}}', "is not a file in the folder"),
@@ -169,6 +169,8 @@ def test_what_was_not_counted_is_told_with_the_file_and_the_reason(folder):
     write_index(folder, {str(n): f"{n:05}.safetensors" for n in range(5000)})
     assert "names 5000 files, and 4096 are read" in shown(folder)
     write_index(folder, {"a": "\ud800\0\n.safetensors"})
+    assert "“a” holds a null character" in shown(folder)
+    write_index(folder, {"a": "\n\u202e.safetensors"})
     sentence = shown(folder)
     assert "is not a file in the folder" in sentence
     assert sentence.isprintable()

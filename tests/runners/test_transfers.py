@@ -55,7 +55,7 @@ def announce(folder: AttemptFolder, contents: dict[str, bytes], **changes: objec
         "kind": "model",
         "total_bytes": sum(map(len, contents.values())),
         "files": {path: len(data) for path, data in contents.items()},
-        "sha256": dict.fromkeys(contents, ""),
+        "sha256": dict.fromkeys(contents, "0" * 64),
     }
     child.write_json(folder.path / "artefacts.json", {"artefacts": [body | changes]})
 
@@ -136,7 +136,7 @@ def test_no_path_out_of_the_artefact_and_no_link_is_read(acceptor, client, attem
         folder = fresh(attempts, f"out-{number}")
         (folder.output / "model" / "link").symlink_to("/etc/passwd")
         size = (folder.output / "model" / path).stat().st_size if name == "model" else 1
-        announce(folder, {}, name=name, files={path: size}, sha256={path: ""})
+        announce(folder, {}, name=name, files={path: size}, sha256={path: "0" * 64})
         assert upload_artefacts(folder, client, 10**9) == 0, path
     assert not acceptor.uploads.exists()
 

@@ -258,6 +258,8 @@ def test_no_address_reads_on_what_nobody_may_send_it(alice):
         for headers, announced in [([], ANONYMOUS_BYTES + 1), ([session], UPLOAD_BYTES + 1)]:
             status, _, read = send_body(path, *headers, method=method, announced=announced)
             assert (status, read) == (413, 0), (path, headers)
+        if route == "live/":  # a stream takes no body: its connection is closed (test_stream.py)
+            continue
         status, _, read = send_body(path, method=method)
         assert status in {401, 413} if read else status >= 400, path
         assert read <= ANONYMOUS_BYTES // MEBIBYTE + 1, path

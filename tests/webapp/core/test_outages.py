@@ -141,9 +141,9 @@ def test_a_session_that_could_not_be_noted_is_noted_later(olga, monkeypatch):
 
 def test_a_heartbeat_is_told_to_come_again(credential, monkeypatch):
     with failing(monkeypatch, "database is locked", only_writes=False):
-        status, headers, _ = knock(said(), bearer(credential))
-    assert status == 503
-    assert headers[b"retry-after"] == b"5"
+        answer = knock(said(), bearer(credential))
+    assert answer.status == 503
+    assert answer.headers[b"retry-after"] == b"5"
 
 
 @pytest.mark.django_db(transaction=True, databases="__all__")
