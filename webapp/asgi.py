@@ -23,7 +23,8 @@ django_application = get_asgi_application()
 
 from django.contrib.sessions.backends.db import SessionStore  # noqa: E402 (Django must be set up)
 
-from webapp.api import hosts  # noqa: E402 (as above)
+from webapp.accounts.tokens import PREFIX, token_find  # noqa: E402 (as above)
+from webapp.api import hosts, jobs  # noqa: E402 (as above)
 from webapp.core.middleware import PERMISSIONS_POLICY, SerializePerCredential, limited  # noqa: E402 (as above)
 from webapp.core.problems import Receive, Scope, Send  # noqa: E402 (as above)
 from webapp.core.queries import SchemaTooNewError, check_schema  # noqa: E402 (as above)
@@ -65,7 +66,7 @@ in_turns = SerializePerCredential(django_application, with_policy)  # type: igno
 
 
 async def is_known(scope: Scope) -> bool:
-    """Return whether a request has the session of a person or the credential of a host."""
+    """Return whether a request has a person's session or token, or a host's credential."""
     headers = scope.get("headers", ())
     sent = [
         b"; ".join(value for key, value in headers if key == name).decode("latin-1")
@@ -78,8 +79,10 @@ def _is_known(authorization: str, cookie: str) -> bool:
     """Look the sender up; while the database does not answer, Django says so to everybody."""
     try:
         kind, _, token = authorization.partition(" ")
-        if kind.lower() == "bearer" and host_by_credential(token.strip()) is not None:
-            return True
+        if kind.lower() == "bearer" and (sent := token.strip()):
+            find = token_find if sent.startswith(PREFIX) else host_by_credential
+            if find(sent) is not None:
+                return True
         cookies = parse_cookie(cookie)
         return SESSION_KEY in SessionStore(cookies.get(settings.SESSION_COOKIE_NAME))
     except DatabaseError:
@@ -161,6 +164,7 @@ def end_streams_on_signals() -> None:
 
         def handle(received: int, frame: FrameType | None, before: object = before) -> None:
             stream.close_all()
+            jobs.close_streams()
             if callable(before):
                 before(received, frame)
 

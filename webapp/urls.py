@@ -5,7 +5,7 @@ from django.contrib import admin
 from django.contrib.auth.views import LogoutView
 from django.urls import URLPattern, URLResolver, include, path
 
-from webapp.accounts import secrets, sign_in
+from webapp.accounts import secrets, sign_in, tokens
 from webapp.accounts.sign_in import GuardedLogin
 from webapp.pages import (
     add_host,
@@ -51,6 +51,9 @@ urlpatterns: list[URLPattern | URLResolver] = [
         secrets.secret_remove,
         name="secret-remove",
     ),
+    path("settings/tokens/", tokens.token_list, name="tokens"),
+    path("settings/tokens/save/", tokens.token_save, name="token-save"),
+    path("settings/tokens/<slug:access_id>/revoke/", tokens.token_remove, name="token-remove"),
     path("settings/sessions/", sign_in.session_list, name="sessions"),
     path("settings/sessions/end/", sign_in.session_end, name="session-end"),
     path("settings/password/", sign_in.password_change, name="password"),

@@ -18,21 +18,30 @@ from django.middleware.csrf import CSRF_SECRET_LENGTH, CSRF_SESSION_KEY
 from django.test import Client
 from django.utils.crypto import get_random_string
 
+from planner.techniques.registry import TECHNIQUES
 from runners.jobspec import TrainSpec
+from runners.prove.report import Report
 from runners.shared.facts import DeviceMeasurement, HostFacts, Microbench
 from runners.shared.messages import Beat, ClaimRequest, EnrollRequest, EventBatch, RunEvent
 from tests.runners.tools import redis_program
 from tests.webapp import answers
 from webapp.accounts.models import Membership, Role, Team
+from webapp.accounts.secrets import secret_store
+from webapp.accounts.tokens import token_make
 from webapp.agents.dispatch import attempt_claim
 from webapp.agents.heartbeats import host_beat
+from webapp.core.clock import now
 from webapp.core.pace import calls
+from webapp.datasets.models import Dataset
 from webapp.hosts import pools
 from webapp.hosts.models import Host
 from webapp.hosts.services import host_enroll, token_create
 from webapp.jobs.allocation import attempts_make
-from webapp.jobs.models import Attempt, Job
+from webapp.jobs.artefacts import folder_of
+from webapp.jobs.models import Artefact, Attempt, Job, Measurement
 from webapp.jobs.services import job_create, job_submit
+from webapp.modelhub.models import TeamModel, demo_config
+from webapp.wizard.drafts import draft_begin
 
 GIB = 1024**3
 
@@ -305,3 +314,89 @@ def redis_client(redis_server) -> Iterator[redis.Redis]:
     client = redis.Redis.from_url(redis_server.url)
     yield client
     client.close()
+
+
+# One of everything that belongs to alice, and everyone with a browser: for the tests of roles
+
+
+@pytest.fixture
+def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
+    """One of everything that belongs to alice, by the name of its URL argument."""
+    settings.ARTEFACTS_DIR = tmp_path
+    plan = draft_begin(team=team, owner=alice, preset="demo", model=None)
+    attempt = job.current_attempt
+    artefact = Artefact.objects.create(
+        attempt=attempt,
+        name="model",
+        kind="model",
+        total_bytes=2,
+        files={"a": 2},
+        is_complete=True,
+    )
+    folder_of(artefact).mkdir(parents=True)
+    (folder_of(artefact) / "a").write_bytes(b"{}")
+    proof = Artefact.objects.create(
+        attempt=attempt, name="proof", kind="report", total_bytes=2, is_complete=True
+    )
+    folder_of(proof).mkdir()
+    report = Report(began_at_ms=0, hostname="lab").model_dump_json()
+    (folder_of(proof) / "report.json").write_text(report)
+    model = TeamModel.objects.create(team=team, name="Own", source="config", config=demo_config())
+    secret = secret_store(team=team, name="HF_TOKEN", value="hf_abcdefgh", by=alice)
+    dataset = Dataset.objects.create(
+        team=team, name="a.jsonl", sha256="0" * 64, size_bytes=2, num_records=2, format="text"
+    )
+    token, _ = token_create(team=team, by=None, name="Next")
+    access, _ = token_make(team=team, by=alice, name="laptop", scope="read")
+    figure = Measurement.objects.create(
+        job=job,
+        attempt=attempt,
+        host=job.host,
+        metric="step_seconds",
+        predicted=1.0,
+        measured=1.0,
+        ratio=1.0,
+        measured_at=now(),
+    )
+    return {
+        "team": team.pk,
+        "<slug:form>": "csv",
+        "<slug:job_id>": job.pk,
+        "<job_id>": job.pk,
+        "<str:plan_id>": plan.pk,
+        "<plan_id>": plan.pk,
+        "<key>": "torchrun",
+        "<slug:key>": "torchrun",
+        "<question>": "longest_sequence",
+        "<attempt_id>": attempt.pk,
+        "<slug:slug>": job.host.slug,
+        "<slug:name>": "llamacpp",
+        "<slug:token_id>": token.pk,
+        "<slug:pool_id>": job.pool_id,
+        "<slug:device_id>": job.host.devices.get().pk,
+        "<slug:secret_id>": secret.pk,
+        "<slug:access_id>": access.pk,
+        "<access_id>": access.pk,
+        "<slug:dataset_id>": dataset.pk,
+        "<dataset_id>": dataset.pk,
+        "<path:model_id>": model.pk,
+        "<slug:model_id>": model.pk,
+        "<str:name>": "model",
+        "<name>": "model",
+        "<path:path>": "a",
+        "<str:key>": next(iter(TECHNIQUES)),
+        "<path:page>": "index",
+        "<int:measurement_id>": str(figure.pk),
+        "<slug:tab>": "summary",
+        "<slug:step>": "goal",
+        "<slug:uid>": "MQ",
+        "<slug:token>": "a-b",
+    }
+
+
+@pytest.fixture
+def people(alice, bob, charlie, olga, vera) -> dict[str, Client]:
+    """Everyone with a browser; charlie is an admin, but of another team."""
+    charlie.memberships.update(role="admin")
+    members = {user.username: client_of(user) for user in (charlie, vera, bob, alice, olga)}
+    return {"nobody": Client(), **members}

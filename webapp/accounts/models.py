@@ -98,8 +98,19 @@ def team_ids_of(user: AbstractBaseUser | AnonymousUser) -> list[str]:
     """Return the ids of a user's teams; none for an anonymous user."""
     if not user.is_authenticated:
         return []
-    mine = Membership.objects.filter(user_id=user.pk).order_by("team_id")
-    return list(mine.values_list("team_id", flat=True))
+    mine = within_token(Membership.objects.filter(user_id=user.pk), user)
+    return list(mine.order_by("team_id").values_list("team_id", flat=True))
+
+
+def within_token(
+    memberships: models.QuerySet[Membership], user: AbstractBaseUser | AnonymousUser
+) -> models.QuerySet[Membership]:
+    """Return the memberships that count for a user who came with a token: its team's alone.
+
+    ``webapp.api.auth`` sets ``token_team_id`` on the user of such a request.
+    """
+    team_id = getattr(user, "token_team_id", None)
+    return memberships if team_id is None else memberships.filter(team_id=team_id)
 
 
 Owned_co = TypeVar("Owned_co", bound="TeamOwned", covariant=True)
@@ -186,3 +197,68 @@ class OpenSession(UlidModel):
     def words(self) -> str:
         """The display name of the browser."""
         return browser_words(self.browser)
+
+
+# Access to the API without a browser.
+
+
+class Scope(models.TextChoices):
+    """What a token permits; each scope includes the ones before it."""
+
+    READ = "read", "Read"
+    PLAN = "plan", "Plan"
+    LAUNCH = "launch", "Launch"
+    ADMIN = "admin", "Administer"
+
+
+SCOPE_ORDER = (Scope.READ, Scope.PLAN, Scope.LAUNCH, Scope.ADMIN)
+
+
+class AccessToken(TeamOwned):
+    """A bearer token of a person for the API of one team; only its digest is stored.
+
+    It permits what its scope and the person's role in the team both permit. A token of a service
+    belongs to an account without a password, which was made for it.
+    """
+
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="access_tokens"
+    )
+    name = models.CharField(max_length=60)
+    digest = models.CharField(max_length=64, unique=True)  # SHA-256 hex
+    hint = models.CharField(max_length=16)  # its first characters, to recognise it by
+    scope = models.CharField(max_length=8, choices=Scope)
+    is_service = models.BooleanField(default=False)
+    created_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+    last_used_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class StoredReply(models.Model):
+    """The reply to a request with an ``Idempotency-Key``, given again to its repetitions.
+
+    A row without a reply is a request that is being carried out.
+    """
+
+    caller = models.CharField(max_length=64)  # SHA-256 hex of the credential
+    key = models.CharField(max_length=64)
+    request_digest = models.CharField(max_length=64)  # of method, address and body
+    status = models.PositiveSmallIntegerField(null=True, blank=True)
+    sealed = models.TextField(blank=True)  # media type and body: a reply may hold a new key
+    at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["caller", "key"], name="one_reply_per_key")]
+
+    def __str__(self) -> str:
+        return f"reply {self.key}"

@@ -12,7 +12,15 @@ from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponseBase
 from django.shortcuts import get_object_or_404
 
-from webapp.accounts.models import ROLE_ORDER, Membership, Role, Team, TeamOwned, TeamQuerySet
+from webapp.accounts.models import (
+    ROLE_ORDER,
+    Membership,
+    Role,
+    Team,
+    TeamOwned,
+    TeamQuerySet,
+    within_token,
+)
 from webapp.core.problems import ConflictProblem
 
 # ---------------------------------------------------------------------------
@@ -132,7 +140,7 @@ def membership_of(user: User | AnonymousUser, team: Team) -> Membership | None:
     """Return the user's membership of a team, or None."""
     if not user.is_authenticated:
         return None
-    return Membership.objects.filter(user=user, team=team).first()
+    return within_token(Membership.objects.filter(user=user, team=team), user).first()
 
 
 def has_role(user: User | AnonymousUser, team: Team, role: Role) -> bool:
@@ -164,7 +172,8 @@ def memberships_of(user: User | AnonymousUser) -> list[Membership]:
     """Return a user's memberships, oldest first."""
     if not user.is_authenticated:
         return []
-    return list(Membership.objects.filter(user=user).select_related("team").order_by("pk"))
+    mine = within_token(Membership.objects.filter(user=user), user)
+    return list(mine.select_related("team").order_by("pk"))
 
 
 def chosen_of(request: HttpRequest, memberships: list[Membership]) -> Membership | None:

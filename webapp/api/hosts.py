@@ -3,14 +3,14 @@
 import asyncio
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import structlog
 from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from ninja import Query, Router
-from ninja.security import HttpBearer, SessionAuth
+from ninja.security import HttpBearer
 from pydantic import ValidationError
 
 from runners.jobspec.base import read_json
@@ -34,7 +34,7 @@ from webapp.agents.dispatch import attempt_claim, attempt_secrets
 from webapp.agents.heartbeats import Answer, HeartbeatBatcher, heartbeat_refused, host_beat
 from webapp.agents.ingest import events_accept
 from webapp.core.outages import MIN_FREE_BYTES, check_room, outage_of
-from webapp.core.pace import BEAT, HOST, PERSON, STRANGER, calls
+from webapp.core.pace import BEAT, HOST, STRANGER, calls
 from webapp.core.problems import (
     BYTES_TYPE,
     REFUSALS,
@@ -71,7 +71,7 @@ from webapp.jobs.artefacts import promised_dataset
 from webapp.pages.downloads import in_threads
 
 # ---------------------------------------------------------------------------
-# API authentication: hosts by bearer credential, people by session.
+# API authentication of hosts by bearer credential.
 # ---------------------------------------------------------------------------
 
 
@@ -93,21 +93,6 @@ class HostAuth(HttpBearer):
             raise UnauthorizedProblem(*UNKNOWN_CREDENTIAL)
         calls.keep(HOST, host.pk)
         return host
-
-
-class PersonAuth(SessionAuth):
-    """A logged-in person, with a rate limit for people and their scripts."""
-
-    def authenticate(self, request: HttpRequest, key: str | None) -> Any:  # noqa: ANN401 (ninja's)
-        """Return the user, or None.
-
-        Raises:
-            BusyProblem: the user exceeds the rate limit.
-        """
-        person = super().authenticate(request, key)
-        if person is not None:
-            calls.keep(PERSON, str(person.pk))
-        return person
 
 
 def calling_host(request: HttpRequest) -> Host:

@@ -1,41 +1,444 @@
-"""Operations of scripts on jobs and plans: figures, events, tickets, exports, limits."""
+"""Operations on jobs: list, stop, run again, logs, events, metrics, figures, artefacts."""
 
+import asyncio
 import json
 import math
-from collections.abc import Generator, Iterator
+import threading
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import closing
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any, Literal, cast
 
 import numpy as np
-from django.db.models import QuerySet
-from django.http import HttpRequest
-from ninja import Query, Router, Schema
+from asgiref.sync import sync_to_async
+from django.contrib.auth.models import User
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest, StreamingHttpResponse
+from django.urls import reverse
+from ninja import Query, Router, Schema, Status
 from numpy.typing import NDArray
+from pydantic import Field
 
-from planner.specs.base import PlannerError
-from planner.specs.estimate import InverseQuestion, PlanAnswer
-from webapp.accounts.services import visible_or_404
-from webapp.api.hosts import PersonAuth
-from webapp.core.clock import now
-from webapp.core.problems import REFUSALS, InvalidProblem, NotFoundProblem
+from runners.shared.log_text import shortened
+from runners.shared.reasons import Reason
+from webapp.accounts.models import team_ids_of
+from webapp.accounts.services import membership_of, signed_in, visible_or_404
+from webapp.api.auth import LAUNCH, READ
+from webapp.api.requests import PageReply, Paging, in_order, page_keys
+from webapp.core.clock import now, now_ms
+from webapp.core.problems import (
+    REFUSALS,
+    BusyProblem,
+    ConflictProblem,
+    InvalidProblem,
+    bytes_out,
+)
+from webapp.hosts.models import Host
+from webapp.hosts.services import Contact, contact_of
+from webapp.jobs.endpoints import endpoint_of
+from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import as_json, figures_of
-from webapp.jobs.models import AttemptEvent, Job
+from webapp.jobs.models import (
+    DOCUMENTS,
+    FINAL_STATES,
+    Artefact,
+    Attempt,
+    AttemptEvent,
+    Job,
+    JobState,
+)
+from webapp.jobs.permissions import allowed, job_for
+from webapp.jobs.progress import elapsed_seconds, progress, silence_of
+from webapp.jobs.services import job_abandon, job_clone, job_delete, job_stop, job_submit
 from webapp.jobs.targets import target_json, targets_of
+from webapp.jobs.transitions import words_for
 from webapp.live.stream import ticket_for
+from webapp.metrics.models import MetricSource
 from webapp.metrics.store import FOREVER_MS, Range, Series, read_series
-from webapp.pages.attempt_log import part_at
-from webapp.pages.plans import export_plan, exports_of
-from webapp.plans.explanation import DraftProblem
-from webapp.plans.models import Plan
-from webapp.plans.planning import current_answer, limit_of
+from webapp.pages.attempt_log import (
+    LOG_KINDS,
+    Line,
+    lines_of,
+    log_lines,
+    part_at,
+    with_replaced,
+)
+from webapp.pages.downloads import artefact_response
+from webapp.pages.job_actions import start_elsewhere
+from webapp.pages.jobs import artefacts_of, waiting_sentence
 
-router = Router(tags=["jobs"], auth=PersonAuth())
+router = Router(tags=["jobs"], auth=READ)
 Rank = Annotated[int, Query(ge=0, le=9999)]
 MAX_EVENTS = 1000
 EVENTS_AT_ONCE = 100  # read from the database
 MAX_EVENT_BYTES = 256 * 1024  # a log event may have 64 KiB
 MAX_TOPICS = 32  # per ticket; a page subscribes to two or three
+MAX_LINES = 2000
+
+
+# Jobs
+
+
+class ProgressReply(Schema):
+    """How far a job is; ``share`` is between 0 and 1, ``eta_seconds`` the time that remains."""
+
+    share: float | None
+    done: float | None
+    total: float | None
+    unit: str
+    phase: str
+    words: str
+    eta_seconds: float | None
+
+
+class OutcomeReply(Schema):
+    """Why a job ended, and what to do next."""
+
+    reason: str
+    sentence: str
+    next_step: str
+
+
+class JobReply(Schema):
+    """A job in a list."""
+
+    id: str
+    name: str
+    kind: str
+    model: str
+    state: JobState
+    is_final: bool
+    team: str
+    owner: str
+    host: str
+    pool: str
+    plan: str | None
+    priority: int
+    num_hosts: int
+    progress: ProgressReply
+    elapsed_seconds: float
+    created_at: datetime
+    queued_at: datetime | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    url: str
+
+
+class AttemptReply(Schema):
+    """One try of a job on one host; a job on several hosts has one per host and number."""
+
+    id: str
+    number: int
+    node_rank: int
+    host: str
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+class EndpointReply(Schema):
+    """The base URL of a running endpoint for OpenAI clients, and its model's name."""
+
+    url: str
+    model: str
+
+
+class JobDetail(JobReply):
+    """A job with its spec, its prediction and its attempts."""
+
+    spec: dict[str, Any]
+    prediction: dict[str, Any]
+    result: dict[str, Any]
+    max_duration_seconds: float | None
+    max_retries: int
+    num_retries: int
+    waiting: str | None
+    silent_seconds: float | None
+    endpoint: EndpointReply | None
+    outcome: OutcomeReply | None
+    attempts: list[AttemptReply]
+    allowed: list[str]
+
+
+OF_LIST = ("host", "requested_host", "pool", "owner")
+
+
+def job_reply(job: Job) -> JobReply:
+    """Return a job as lists show it."""
+    return JobReply(**_job_fields(job))
+
+
+def _job_fields(job: Job) -> dict[str, Any]:
+    shown = progress(job)
+    return {
+        "id": job.pk,
+        "name": job.name,
+        "kind": job.kind,
+        "model": job.model_name,
+        "state": job.state,
+        "is_final": job.state in FINAL_STATES,
+        "team": job.team_id,
+        "owner": job.owner.get_username() if job.owner else "",
+        "host": job.shown_host.slug if job.shown_host else "",
+        "pool": job.pool.name,
+        "plan": job.plan_id,
+        "priority": job.priority,
+        "num_hosts": job.num_hosts,
+        "progress": ProgressReply(
+            share=shown.share,
+            done=job.progress_done,
+            total=job.progress_total,
+            unit=job.progress_unit,
+            phase=job.phase,
+            words=shown.words,
+            eta_seconds=job.eta_seconds if job.state == JobState.RUNNING else None,
+        ),
+        "elapsed_seconds": elapsed_seconds(job),
+        "created_at": job.created_at,
+        "queued_at": job.queued_at,
+        "started_at": job.started_at,
+        "ended_at": job.ended_at,
+        "url": reverse("job-detail", args=[job.pk]),
+    }
+
+
+def job_detail(job: Job, request: HttpRequest) -> JobDetail:
+    """Return a job as its page shows it."""
+    endpoint, silence = endpoint_of(job), silence_of(job)
+    attempts = Attempt.objects.filter(job=job).select_related("host")
+    held = allowed(membership_of(request.user, job.team), job)
+    outcome = None
+    if job.state in FINAL_STATES and job.reason not in {"", Reason.OK}:
+        words = words_for(job.reason)
+        outcome = OutcomeReply(
+            reason=job.reason, sentence=words.sentence, next_step=words.next_step
+        )
+    return JobDetail(
+        **_job_fields(job),
+        spec=job.spec,
+        prediction=job.prediction,
+        result=job.result,
+        max_duration_seconds=job.max_duration_seconds,
+        max_retries=job.max_retries,
+        num_retries=job.num_retries,
+        waiting=waiting_sentence(job),
+        silent_seconds=silence.seconds if silence else None,
+        endpoint=EndpointReply(url=endpoint.url, model=endpoint.model) if endpoint else None,
+        outcome=outcome,
+        attempts=[
+            AttemptReply(
+                id=each.pk,
+                number=each.number,
+                node_rank=each.node_rank,
+                host=each.host.slug,
+                created_at=each.created_at,
+                started_at=each.started_at,
+                ended_at=each.ended_at,
+            )
+            for each in attempts
+        ],
+        allowed=[name for name in ("stop", "clone", "delete", "abandon") if getattr(held, name)],
+    )
+
+
+class JobFilters(Paging):
+    """Filters of the list of jobs; several values of ``state`` are separated by commas."""
+
+    state: str = ""
+    kind: str = ""
+    host: Annotated[str, Query(description="Slug of a host")] = ""
+    owner: Annotated[str, Query(description="User name")] = ""
+    plan: Annotated[str, Query(description="Id of a plan")] = ""
+    q: Annotated[str, Query(description="Part of the job's or the model's name")] = ""
+
+
+@router.get("/jobs", response={200: PageReply[JobReply], **REFUSALS}, operation_id="list_jobs")
+def job_list(request: HttpRequest, filters: Query[JobFilters]) -> PageReply[JobReply]:
+    """Return the teams' jobs, newest first."""
+    listed = page_keys(
+        _filtered(request, filters), "created_at", team_ids_of(request.user), filters
+    )
+    rows = in_order(Job.objects.select_related(*OF_LIST).defer(*DOCUMENTS), listed.keys)
+    items = [job_reply(job) for job in rows]
+    return PageReply(items=items, next_cursor=listed.next_cursor)
+
+
+def _filtered(request: HttpRequest, filters: JobFilters) -> QuerySet[Job]:
+    jobs = Job.objects.visible_to(request.user).filter(deleted_at=None)
+    if filters.state:
+        states = [name.strip() for name in filters.state.split(",")]
+        if unknown := sorted(set(states) - set(JobState.values)):
+            raise InvalidProblem(
+                "state",
+                f"There is no state {unknown[0][:40]!r}; there are {', '.join(JobState.values)}.",
+            )
+        jobs = jobs.filter(state__in=states)
+    if filters.kind:
+        jobs = jobs.filter(kind=filters.kind)
+    if filters.plan:
+        jobs = jobs.filter(plan=filters.plan)
+    if filters.owner:
+        owner = User.objects.filter(username=filters.owner).values_list("pk", flat=True).first()
+        jobs = jobs.filter(owner_id=owner) if owner else jobs.none()
+    if filters.host:
+        host = Host.objects.filter(slug=filters.host).values_list("pk", flat=True).first()
+        here = Q(host_id=host) | Q(host_id=None, requested_host_id=host)
+        jobs = jobs.filter(here) if host else jobs.none()
+    if text := filters.q.strip():
+        jobs = jobs.filter(Q(name__folded_contains=text) | Q(model_name__folded_contains=text))
+    return jobs
+
+
+@router.get("/jobs/{job_id}", response={200: JobDetail, **REFUSALS}, operation_id="get_job")
+def job_get(request: HttpRequest, job_id: str) -> JobDetail:
+    """Return a job with its spec, its attempts and why it waits or ended."""
+    return job_detail(load_job(request, job_id), request)
+
+
+@router.post(
+    "/jobs/{job_id}/stop",
+    auth=LAUNCH,
+    response={200: JobDetail, **REFUSALS},
+    operation_id="stop_job",
+)
+def job_end(request: HttpRequest, job_id: str) -> JobDetail:
+    """Stop a job; its supervisor lets it save its results first."""
+    job = job_for(request, job_id, "stop")
+    is_own = job.owner_id == request.user.pk
+    reason = Reason.STOPPED_BY_USER if is_own else Reason.STOPPED_BY_OPERATOR
+    job_stop(job=job, by=request.user.get_username(), reason=reason)
+    return job_detail(load_job(request, job_id), request)
+
+
+@router.post(
+    "/jobs/{job_id}/run-again",
+    auth=LAUNCH,
+    response={201: JobDetail, **REFUSALS},
+    operation_id="run_job_again",
+)
+def job_again(request: HttpRequest, job_id: str) -> Status[JobDetail]:
+    """Queue a job with the same spec, owned by the caller."""
+    job = job_for(request, job_id, "clone")
+    user = signed_in(request)
+    copy = job_submit(job=job_clone(job=job, owner=user), by=user.get_username())
+    return Status(201, job_detail(load_job(request, copy.pk), request))
+
+
+class Abandoning(Schema):
+    """The confirmation to abandon a job: the names of its unreachable hosts."""
+
+    host_name: Annotated[str, Field(max_length=2000)]
+    elsewhere: Annotated[
+        str, Field(max_length=40, description="Id of a host to start again on, or “pool”")
+    ] = ""
+
+
+@router.post(
+    "/jobs/{job_id}/abandon",
+    auth=LAUNCH,
+    response={200: JobDetail, **REFUSALS},
+    operation_id="abandon_job",
+)
+def job_give_up(request: HttpRequest, job_id: str, body: Abandoning) -> JobDetail:
+    """Count the devices of a job's unreachable hosts as free, and end the job.
+
+    With ``elsewhere`` a copy of it starts on another host; the reply is then the copy.
+    """
+    job = job_for(request, job_id, "abandon")
+    was_over = job.state in FINAL_STATES
+    job_abandon(job=job, by=request.user.get_username(), typed_host_name=body.host_name)
+    if was_over or not body.elsewhere:
+        return job_detail(load_job(request, job_id), request)
+    copy = start_elsewhere(job, body.elsewhere, signed_in(request))
+    if copy is None:
+        raise ConflictProblem(
+            "no_host",
+            "The job is abandoned, and that host cannot take it now. Run the job again on another "
+            "host.",
+        )
+    return job_detail(load_job(request, copy.pk), request)
+
+
+@router.delete(
+    "/jobs/{job_id}", auth=LAUNCH, response={204: None, **REFUSALS}, operation_id="delete_job"
+)
+def job_remove(request: HttpRequest, job_id: str) -> Status[None]:
+    """Delete an ended job from the history; its measurements still calibrate its host."""
+    job_delete(job=job_for(request, job_id, "delete"))
+    return Status(204, None)
+
+
+# The log
+
+
+class LogLine(Schema):
+    """One line of output; ``seq`` is the number of its event."""
+
+    seq: int
+    at: datetime
+    stream: str
+    text: str
+
+
+class LogReply(Schema):
+    """Lines of a job's current attempt in order; continue after ``last_seq``."""
+
+    attempt: str | None
+    lines: list[LogLine]
+    last_seq: int
+
+
+class LogQuery(Schema):
+    """Which lines: after an event, or the last ones; of those that contain ``q``."""
+
+    after: Annotated[int | None, Query(ge=0, description="Lines after this event")] = None
+    limit: Annotated[int, Query(ge=1, le=MAX_LINES)] = 200
+    q: str = ""
+    host: Rank = 0
+
+
+@router.get("/jobs/{job_id}/log", response={200: LogReply, **REFUSALS}, operation_id="get_job_log")
+def job_log(request: HttpRequest, job_id: str, query: Query[LogQuery]) -> LogReply:
+    """Return the last lines of a job's log, or those after an event, in order."""
+    job = load_job(request, job_id)
+    part, is_over = part_at(job, query.host), job.state in FINAL_STATES
+    if query.after is None:
+        lines = log_lines(part, limit=query.limit, needle=query.q)
+        last = lines[-1].seq if lines else 0
+    else:
+        lines, last = lines_after(part, query.after, query.limit, is_over=is_over)
+    shown = [LogLine(seq=one.seq, at=one.at, stream=one.stream, text=one.text) for one in lines]
+    return LogReply(attempt=part.pk if part else None, lines=shown, last_seq=last)
+
+
+def lines_after(
+    part: Attempt | None, after: int, limit: int, *, is_over: bool
+) -> tuple[list[Line], int]:
+    """Return the lines of an attempt's events after ``after``, and the last event's number.
+
+    A line that has not ended comes with the event that ends it, or when the job ``is_over``.
+    """
+    stored = AttemptEvent.objects.filter(attempt=part, kind__in=LOG_KINDS, seq__gt=after)
+    events = list(stored.order_by("seq")[:EVENTS_AT_ONCE])
+    is_rest = is_over and len(events) < EVENTS_AT_ONCE
+    replaced = {event.seq: is_replaced for event, is_replaced in with_replaced(reversed(events))}
+    lines: list[Line] = []
+    last = after
+    for event in events:
+        shown = lines_of(event, is_replaced=replaced[event.seq])
+        lines += [
+            replace(line, text=shortened(line.text))
+            for line in shown
+            if is_rest or not line.is_open
+        ]
+        last = event.seq
+        if len(lines) >= limit:
+            break
+    return lines, last
+
+
+# Metrics
 
 
 class SeriesReply(Schema):
@@ -118,7 +521,9 @@ class Ticket(Schema):
     ticket: str
 
 
-@router.get("/jobs/{job_id}/series", response={200: JobSeries, **REFUSALS})
+@router.get(
+    "/jobs/{job_id}/series", response={200: JobSeries, **REFUSALS}, operation_id="get_job_series"
+)
 def series(
     request: HttpRequest,
     job_id: str,
@@ -140,7 +545,11 @@ def series(
     return JobSeries(job=job.pk, attempt=attempt, series=[_reply(item) for item in reports])
 
 
-@router.get("/jobs/{job_id}/figures", response={200: JobFiguresReply, **REFUSALS})
+@router.get(
+    "/jobs/{job_id}/figures",
+    response={200: JobFiguresReply, **REFUSALS},
+    operation_id="get_job_figures",
+)
 def figures(request: HttpRequest, job_id: str) -> JobFiguresReply:
     """Return a job's predicted and measured figures, as shown on its page."""
     job = visible_or_404(Job, request.user, pk=job_id, deleted_at=None)
@@ -152,7 +561,9 @@ def figures(request: HttpRequest, job_id: str) -> JobFiguresReply:
     )
 
 
-@router.get("/jobs/{job_id}/events", response={200: JobEvents, **REFUSALS})
+@router.get(
+    "/jobs/{job_id}/events", response={200: JobEvents, **REFUSALS}, operation_id="list_job_events"
+)
 def events(
     request: HttpRequest, job_id: str, after: int = 0, kind: str = "", host: Rank = 0
 ) -> JobEvents:
@@ -183,7 +594,202 @@ def _bounded(rows: QuerySet[AttemptEvent]) -> Iterator[StoredEvent]:
                 return
 
 
-@router.get("/tickets", response={200: Ticket, **REFUSALS})
+# Artefacts
+
+
+class ArtefactReply(Schema):
+    """A folder or file that the job's current attempt made; ``files`` are bytes by path."""
+
+    name: str
+    kind: str
+    total_bytes: int
+    is_complete: bool
+    created_at: datetime
+    files: dict[str, int]
+    sha256: dict[str, str]
+
+
+@router.get(
+    "/jobs/{job_id}/artefacts",
+    response={200: list[ArtefactReply], **REFUSALS},
+    operation_id="list_artefacts",
+)
+def artefacts(request: HttpRequest, job_id: str) -> list[Artefact]:
+    """Return the artefacts of a job's current attempt."""
+    return artefacts_of(load_job(request, job_id))
+
+
+@router.get(
+    "/jobs/{job_id}/artefacts/{name}",
+    response=REFUSALS,
+    openapi_extra=bytes_out("The artefact as a .tar file"),
+    operation_id="download_artefact",
+)
+def artefact(request: HttpRequest, job_id: str, name: str) -> StreamingHttpResponse:
+    """Return a complete artefact as a .tar file."""
+    return artefact_response(load_job(request, job_id), name)
+
+
+# Server-sent events of one job: its log, state and metrics, resumable by the last event's id.
+
+POLL_SECONDS = 1.0
+PING_SECONDS = 15.0  # proxies close silent connections
+LIFETIME_SECONDS = 3600.0  # then the client connects again
+MOST_STREAMS, MOST_STREAMS_EACH = 200, 20  # of this process, and of one person
+KINDS = ("log", "state", "metric")
+_open_streams: dict[int, int] = {}
+_closing = threading.Event()
+
+
+def close_streams() -> None:
+    """End every open stream of this process within a second; safe in a signal handler."""
+    _closing.set()
+
+
+class StreamQuery(Schema):
+    """Which events: kinds separated by commas, and log lines after an event."""
+
+    kinds: Annotated[str, Query(description="Of log, state, metric")] = "log,state"
+    after: Annotated[int, Query(ge=0)] = 0
+    host: Rank = 0
+
+
+@dataclass
+class Follower:
+    """The position of one reader of a job's events."""
+
+    job_id: str
+    kinds: frozenset[str]
+    rank: int
+    after: int
+    since_ms: int
+    attempt: str | None = None
+    shown_state: str = ""
+
+    def step(self) -> tuple[list[bytes], bool]:
+        """Return the new events as frames, and whether the job and its events are at an end."""
+        job = Job.objects.select_related(*OF_LIST, "current_attempt", "team").get(pk=self.job_id)
+        part = part_at(job, self.rank)
+        if part is not None and part.pk != self.attempt:
+            if self.attempt is not None:
+                self.after = 0  # a retry numbers its events anew
+            self.attempt = part.pk
+        is_over = job.state in FINAL_STATES and not _is_open(part)
+        frames, num_lines = [], 0
+        if "log" in self.kinds and part is not None:
+            lines, self.after = lines_after(part, self.after, MAX_LINES, is_over=is_over)
+            num_lines = len(lines)
+            frames += [
+                _frame("log", LogLine(seq=a.seq, at=a.at, stream=a.stream, text=a.text), a.seq)
+                for a in lines
+            ]
+        if "metric" in self.kinds and part is not None:
+            frames += self._metrics(part.pk)
+        reply = job_reply(job)
+        if "state" in self.kinds and (shown := reply.model_dump_json()) != self.shown_state:
+            self.shown_state = shown
+            frames.append(_frame("state", reply))
+        return frames, is_over and not num_lines
+
+    def _metrics(self, attempt: str) -> Iterator[bytes]:
+        names = {
+            name
+            for source in MetricSource.objects.filter(attempt_id=attempt)
+            for name in source.metrics
+        }
+        found = read_series(attempt, names, Range(self.since_ms, FOREVER_MS))
+        for each in found:
+            yield _frame("metric", _reply(each))
+        newest = max((int(each.t_ms[-1]) for each in found if len(each.t_ms)), default=None)
+        if newest is not None:
+            self.since_ms = newest + 1
+
+
+def _is_open(part: Attempt | None) -> bool:
+    """Return whether a part of an ended job may still report events."""
+    if part is None or part.ended_at is not None:
+        return False
+    return contact_of(part.host) is Contact.LIVE
+
+
+def _frame(event: str, data: Schema, number: int | None = None) -> bytes:
+    head = f"id: {number}\n" if number is not None else ""
+    return f"{head}event: {event}\ndata: {data.model_dump_json()}\n\n".encode(errors="replace")
+
+
+@router.get(
+    "/jobs/{job_id}/stream",
+    response=REFUSALS,
+    openapi_extra={
+        "responses": {
+            200: {
+                "description": "Server-sent events log, state, metric and end",
+                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            }
+        }
+    },
+    operation_id="follow_job",
+)
+def job_stream(
+    request: HttpRequest, job_id: str, query: Query[StreamQuery]
+) -> StreamingHttpResponse:
+    """Return a job's events as they come, until it ends; ``Last-Event-ID`` resumes the log."""
+    job = load_job(request, job_id)
+    part_at(job, query.host)
+    kinds = frozenset(name.strip() for name in query.kinds.split(","))
+    if unknown := sorted(kinds - set(KINDS)):
+        raise InvalidProblem(
+            "kinds",
+            f"There is no kind {unknown[0][:40]!r} of events; there are {', '.join(KINDS)}.",
+        )
+    last = request.headers.get("Last-Event-ID", "")
+    after = int(last) if last.isascii() and last.isdigit() and len(last) < 18 else query.after  # noqa: PLR2004
+    user_id = signed_in(request).pk
+    num_own = _open_streams.get(user_id, 0)
+    if num_own >= MOST_STREAMS_EACH or sum(_open_streams.values()) >= MOST_STREAMS:
+        raise BusyProblem(
+            "too_many_streams",
+            f"{num_own} streams of yours are open; there can be {MOST_STREAMS_EACH} of one person "
+            f"and {MOST_STREAMS} in total. Close one, or poll /jobs/{{id}}/log.",
+            retry_after_seconds=10,
+        )
+    follower = Follower(job.pk, kinds, query.host, after, since_ms=now_ms())
+    response = StreamingHttpResponse(
+        _follow(follower, user_id), content_type="text/event-stream; charset=utf-8"
+    )
+    response["Cache-Control"] = "no-store"
+    response["X-Accel-Buffering"] = "no"
+    return response
+
+
+async def _follow(follower: Follower, user_id: int) -> AsyncIterator[bytes]:
+    """Yield frames until the job has ended, the server stops, or the client is gone."""
+    step = sync_to_async(follower.step)
+    _open_streams[user_id] = _open_streams.get(user_id, 0) + 1
+    loop = asyncio.get_running_loop()
+    began = sent = loop.time()
+    try:
+        yield b"retry: 3000\n\n"
+        while loop.time() - began < LIFETIME_SECONDS and not _closing.is_set():
+            frames, is_over = await step()
+            for frame in frames:
+                yield frame
+            if is_over:
+                yield b"event: end\ndata: {}\n\n"
+                return
+            if frames:
+                sent = loop.time()
+            elif loop.time() - sent >= PING_SECONDS:
+                sent = loop.time()
+                yield b": ping\n\n"
+            await asyncio.sleep(POLL_SECONDS)
+    finally:
+        _open_streams[user_id] -= 1
+        if not _open_streams[user_id]:
+            del _open_streams[user_id]
+
+
+@router.get("/tickets", response={200: Ticket, **REFUSALS}, operation_id="get_ticket")
 def ticket(request: HttpRequest, topics: str) -> Ticket:
     """Return a new ticket for those of the comma-separated topics that the caller may see."""
     names = {topic.strip() for topic in topics.split(",")}
@@ -209,72 +815,3 @@ def _reply(item: Series) -> SeriesReply:
 
 def _nullable(column: NDArray[np.float64]) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in column.tolist()]
-
-
-# Operations of scripts on plans: exports for other tools, and limits such as context length.
-
-
-plans_router = Router(tags=["plans"], auth=PersonAuth())
-
-
-class FormatReply(Schema):
-    """A format that can express the plan, with notes on what it leaves out."""
-
-    key: str
-    title: str
-    file_name: str
-    notes: list[str]
-
-
-class PlanFormats(Schema):
-    """The formats that can express a plan's first proposal."""
-
-    plan: str
-    formats: list[FormatReply]
-
-
-class ExportReply(FormatReply):
-    """A plan in another tool's format, with the script that measures its predictions."""
-
-    text: str
-    measure: str
-
-
-def _answer(plan: Plan) -> PlanAnswer:
-    try:
-        return current_answer(plan)
-    except DraftProblem as problem:
-        raise InvalidProblem("draft", str(problem)) from problem
-
-
-@plans_router.get("/{plan_id}/exports", response={200: PlanFormats, **REFUSALS})
-def formats(request: HttpRequest, plan_id: str) -> PlanFormats:
-    """Return the formats that a plan can be exported to."""
-    plan = visible_or_404(Plan, request.user, pk=plan_id)
-    exports = exports_of(plan, _answer(plan))
-    fields = FormatReply.model_fields
-    listed = [
-        FormatReply(**{name: getattr(export, name) for name in fields}) for export in exports
-    ]
-    return PlanFormats(plan=plan.pk, formats=listed)
-
-
-@plans_router.get("/{plan_id}/exports/{key}", response={200: ExportReply, **REFUSALS})
-def exported(request: HttpRequest, plan_id: str, key: str) -> ExportReply:
-    """Return a plan in one format, with its notes and the script that measures it."""
-    plan = visible_or_404(Plan, request.user, pk=plan_id)
-    try:
-        export = export_plan(plan, _answer(plan), key)
-    except PlannerError as error:
-        raise NotFoundProblem("no_export", error.message) from error
-    return ExportReply(**{name: getattr(export, name) for name in ExportReply.model_fields})
-
-
-@plans_router.get("/{plan_id}/limits/{question}", response={200: dict[str, Any], **REFUSALS})
-def limit(request: HttpRequest, plan_id: str, question: InverseQuestion) -> dict[str, Any]:
-    """Return a limit of a plan, such as ``longest_context`` or ``most_users``."""
-    plan = visible_or_404(Plan, request.user, pk=plan_id)
-    try:
-        return limit_of(plan, question).model_dump(mode="json")
-    except DraftProblem as problem:
-        raise InvalidProblem("limit", str(problem)) from problem

@@ -13,7 +13,8 @@ from ninja.errors import ValidationError, ValidationErrorContext
 from ninja.main import Exc
 from ninja.openapi.schema import OpenAPISchema
 
-from webapp.api import hosts, jobs
+from webapp.api import hosts, jobs, library, machines, plans, team
+from webapp.api.requests import with_request_rules
 from webapp.core import outages, problems
 from webapp.core.problems import LimitedParser
 
@@ -101,18 +102,27 @@ api = DocumentedAPI(
 problems.install(api)
 api.add_router("/hosts", hosts.router)
 api.add_router("/attempts", hosts.attempts_router)
-api.add_router("/plans", jobs.plans_router)
+api.add_router("/plans", plans.router)
+api.add_router("", plans.jobs_router)
+api.add_router("/planner", plans.planner_router)
 api.add_router("", jobs.router)
+api.add_router("/hosts", machines.router)
+api.add_router("/pools", machines.queue_router)
+api.add_router("", library.router)
+api.add_router("", team.router)
 
 
 NEEDS_LOGIN = frozenset({"openapi-json", "openapi-view", "api-root"})
 
 
 def _login_exempt(patterns: list[URLPattern | URLResolver]) -> list[URLPattern | URLResolver]:
-    """Exempt the operations from Django's login requirement: each has its own auth."""
+    """Exempt the operations from Django's login requirement: each has its own auth.
+
+    Each gets a request id and idempotency keys.
+    """
     for pattern in patterns:
         if isinstance(pattern, URLPattern) and pattern.name not in NEEDS_LOGIN:
-            pattern.callback = login_not_required(pattern.callback)
+            pattern.callback = login_not_required(with_request_rules(pattern.callback))
     return patterns
 
 

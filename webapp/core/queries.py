@@ -112,6 +112,10 @@ class NewestFirst:
     def __getitem__(self, part: slice) -> list[str]:
         return [key for _, key in self.sorted[part]]
 
+    def pairs(self, number: int) -> list[tuple[Any, str]]:
+        """Return the first ``number`` pairs of the field's value and the key."""
+        return list(self.sorted[:number])
+
 
 def page_by_key(
     keys: NewestFirst, rows: QuerySet[Row], number: str | None, size: int

@@ -25,7 +25,7 @@ from django.utils.cache import patch_vary_headers
 from django.utils.html import format_html
 
 from runners.host.redis_access import client_options
-from webapp.accounts.models import Team, TeamOwned
+from webapp.accounts.models import TeamOwned, team_ids_of
 from webapp.core.outages import Breaker, connection
 from webapp.core.problems import (
     BusyProblem,
@@ -108,8 +108,7 @@ def ticket_for(user: User | AnonymousUser, topics: Iterable[str]) -> str:
 
 def _allowed(user: User | AnonymousUser, topic: str) -> list[str]:
     if topic in _PER_TEAM and user.is_authenticated:
-        teams = Team.objects.filter(memberships__user=user).values_list("pk", flat=True)
-        return [_PER_TEAM[topic](team) for team in teams]
+        return [_PER_TEAM[topic](team_id) for team_id in team_ids_of(user)]
     kind, _, key = topic.partition(":")
     if kind not in _OWNED or not KEY.fullmatch(key):
         return []

@@ -20,6 +20,7 @@ from runners.shared.timing import scale_duration
 from webapp.accounts.models import LoginTry, OpenSession
 from webapp.accounts.sign_in import WINDOW, sessions_forget_ended, tries_forget_old
 from webapp.agents.dispatch import StartDeadline, allocate_all, expire_stuck_commands
+from webapp.api.requests import replies_forget_old
 from webapp.audit.chain import events_seal, history_cut, old_history
 from webapp.audit.models import Event, Link
 from webapp.core.clock import now, now_ms
@@ -121,6 +122,7 @@ def all_duties() -> list[Duty]:
         Duty("audit chain", 5.0, events_seal, UPKEEP),
         Duty("login tries", 600.0, tries_forget_old, UPKEEP),
         Duty("ended sessions", 3600.0, sessions_forget_ended, UPKEEP),
+        Duty("replies kept for repetitions", 3600.0, replies_forget_old, UPKEEP),
     ]
 
 

@@ -27,7 +27,15 @@ MODE = 0o644
 @require_GET
 def job_download(request: HttpRequest, job_id: str, name: str) -> StreamingHttpResponse:
     """Stream a complete artefact of the job's current attempt as a .tar file."""
-    job = load_job(request, job_id)
+    return artefact_response(load_job(request, job_id), name)
+
+
+def artefact_response(job: Job, name: str) -> StreamingHttpResponse:
+    """Return a complete artefact of a job's current attempt as a .tar file.
+
+    Raises:
+        Http404: there is none of this name, or its files are gone.
+    """
     artefact = _complete_artefact(job, name)
     members = [(path, path_inside(folder_of(artefact), path)) for path in sorted(artefact.files)]
     if not all(file.is_file() for _, file in members):

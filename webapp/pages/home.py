@@ -241,12 +241,14 @@ def _counted(number: int, noun: str) -> str:
 def search(request: HttpRequest) -> HttpResponse:
     """List matches of ``q`` in the user's objects, then in the catalogs."""
     query = request.GET.get("q", "").strip()
-    groups = _results(request, query) if len(query) >= SHORTEST else []
+    groups = search_results(request, query) if len(query) >= SHORTEST else []
     context = {"query": query, "groups": [group for group in groups if group[2]]}
     return render(request, "home/search.html", context)
 
 
-def _results(request: HttpRequest, query: str) -> list[tuple[str, str, list[tuple[Any, str]]]]:
+def search_results(
+    request: HttpRequest, query: str
+) -> list[tuple[str, str, list[tuple[Any, str]]]]:
     """Return groups of results: heading, URL name, and (URL argument, text) pairs."""
     user, words = request.user, folded(query).split()
     matching = Plan.objects.visible_to(user).filter(name__folded_contains=query)

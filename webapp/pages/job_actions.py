@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.contrib import messages
+from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
@@ -178,22 +179,29 @@ def is_enough(job: Job) -> bool:
     return job.num_hosts > 1 and len(live_hosts(job)) >= job.num_hosts
 
 
+def start_elsewhere(job: Job, place: str, owner: User) -> Job | None:
+    """Queue a copy of an abandoned job on a host by id, or on the ``pool``; None if it cannot."""
+    chosen = next((host for host in other_hosts(job) if host.pk == place), None)
+    if chosen is None and not (place == ANYWHERE and is_enough(job)):
+        return None
+    copy = job_clone(job=job, owner=owner)
+    copy.requested_host = chosen
+    copy.save(update_fields=["requested_host"])
+    return job_submit(job=copy, by=owner.get_username())
+
+
 def _start_elsewhere(request: HttpRequest, job: Job) -> HttpResponse:
     """Queue a copy of an abandoned job on other hosts, if requested."""
     requested = request.POST.get("elsewhere", "")
-    chosen = next((host for host in other_hosts(job) if host.pk == requested), None)
-    if chosen is None and not (requested == ANYWHERE and is_enough(job)):
+    copy = start_elsewhere(job, requested, signed_in(request)) if requested else None
+    if copy is None:
         if requested:
             messages.warning(
                 request,
                 "The host cannot take the job now. Clone the job to start it on another host.",
             )
         return redirect("job-detail", job.pk)
-    owner = signed_in(request)
-    copy = job_clone(job=job, owner=owner)
-    copy.requested_host = chosen
-    copy.save(update_fields=["requested_host"])
-    job_submit(job=copy, by=owner.get_username())
+    chosen = copy.requested_host
     where = chosen.name if chosen else f"other hosts of pool {job.pool.name}"
     messages.success(request, f"{job.name} starts again on {where}.")
     return redirect("job-detail", copy.pk)

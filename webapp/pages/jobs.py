@@ -43,7 +43,7 @@ from webapp.jobs.progress import (
     silence_of,
     timeline,
 )
-from webapp.jobs.replanning import change_at, limit_words, replan, smallest_changes
+from webapp.jobs.replanning import Change, change_at, limit_words, replan, smallest_changes
 from webapp.jobs.services import names_of, silent_parts
 from webapp.jobs.targets import targets_of
 from webapp.jobs.transitions import words_for
@@ -380,7 +380,7 @@ def job_postmortem(request: HttpRequest, job_id: str) -> HttpResponse:
         context["postmortem"] = post_mortem
         if post_mortem.memory and job.plan_id:
             context["replan_words"] = replan_words(post_mortem.memory.story)
-    context["changes"] = _changes(job) if "changes" in request.GET else None
+    context["changes"] = fitting_changes(job) if "changes" in request.GET else None
     return page_or_regions(request, "jobs/postmortem.html", "jobs/_status.html", context)
 
 
@@ -390,13 +390,14 @@ def job_changes(request: HttpRequest, job_id: str) -> HttpResponse:
     job = load_job(request, job_id)
     context = {
         "job": job,
-        "changes": _changes(job),
+        "changes": fitting_changes(job),
         "allowed": job_context(request, job, TAB)["allowed"],
     }
     return render(request, "jobs/_changes.html", context)
 
 
-def _changes(job: Job) -> list[Any]:
+def fitting_changes(job: Job) -> list[Change]:
+    """Return the smallest changes with which a job that ran out of memory would fit."""
     story = story_of(job) if has_postmortem(job) else None
     return smallest_changes(job, story) if story else []
 
@@ -422,7 +423,7 @@ def job_replan(request: HttpRequest, job_id: str) -> HttpResponse:
 
 def _apply(request: HttpRequest, job: Job, plan: Plan) -> None:
     """Apply the chosen change to the draft and plan it."""
-    chosen = change_at(_changes(job), request.POST.get("change", ""))
+    chosen = change_at(fitting_changes(job), request.POST.get("change", ""))
     if chosen and (ignored := suggestion_apply(plan.draft, chosen.changes)):
         messages.warning(
             request, f"Not changed, because this draft lacks the field: {', '.join(ignored)}."

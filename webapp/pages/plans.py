@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from django.contrib import messages
 from django.core.paginator import Page
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -42,7 +42,7 @@ from webapp.plans.explanation import (
     phases_of,
     workload_words,
 )
-from webapp.plans.models import Plan, PlanState
+from webapp.plans.models import Plan
 from webapp.plans.planning import (
     current_answer,
     is_outdated,
@@ -58,6 +58,7 @@ from webapp.plans.saving import (
     chip_of,
     draft_begun_from,
     is_named,
+    listed_plans,
     plan_remove,
     version_context,
     versions_of,
@@ -125,7 +126,7 @@ SHOWN = (
 def page_of_plans(request: HttpRequest, query: str) -> Page[Plan]:
     """Return a page of saved plans and the person's own drafts, the last saved first."""
     teams = team_ids_of(request.user)
-    keys = NewestFirst(_listed(request, query), "saved_at", teams)
+    keys = NewestFirst(listed_plans(request.user, query), "saved_at", teams)
     rows = Plan.objects.select_related("owner", "base").only(*SHOWN)
     page = page_by_key(keys, rows, request.GET.get("page"), PAGE_SIZE)
     _read_verdicts([plan for plan in page if not plan.is_draft and not plan.verdict])
@@ -138,15 +139,6 @@ def _read_verdicts(plans: Sequence[Plan]) -> None:
     documents = Plan.objects.only("state", "verdict", "answer", "draft").in_bulk(keys)
     for plan in plans:
         plan.verdict = chip_of(documents[plan.pk]) if plan.pk in documents else "incomplete"
-
-
-def _listed(request: HttpRequest, query: str) -> QuerySet[Plan]:
-    is_newest = Q(state=PlanState.COMPUTED, is_latest=True)
-    is_own = Q(state=PlanState.DRAFT, owner=request.user.pk)
-    is_untouched_copy = Q(state=PlanState.DRAFT, base__isnull=False, revision=0)
-    plans = Plan.objects.visible_to(request.user).filter(is_newest | is_own, deleted_at=None)
-    plans = plans.exclude(is_untouched_copy)
-    return plans.filter(name__folded_contains=query) if query else plans
 
 
 def num_jobs_of(plans: Iterable[Plan]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from webapp.accounts.models import Membership, Quota, Role, Team
+from webapp.accounts.models import Quota, Role, Team, team_ids_of
 from webapp.accounts.services import check_role, current_role, current_team, has_role, is_at_least
 from webapp.audit.models import Event, event_record, refuse_if_changed
 from webapp.core.clock import now
@@ -218,7 +218,7 @@ def queue_limits(request: HttpRequest) -> HttpResponse:
     form = QuotaForm(request.POST or None, instance=quota)
     if request.method == "POST" and form.is_valid():
         try:
-            _store(form, team, request.user.get_username(), request.POST.get(SEEN, ""))
+            quota_store(form, team, request.user.get_username(), request.POST.get(SEEN, ""))
         except Problem as problem:
             messages.warning(request, problem.detail)
         else:
@@ -234,7 +234,7 @@ def queue_limits(request: HttpRequest) -> HttpResponse:
     return render(request, "queue/limits.html", context, status=422 if form.errors else 200)
 
 
-def _store(form: QuotaForm, team: Team, by: str, seen: str) -> None:
+def quota_store(form: QuotaForm, team: Team, by: str, seen: str) -> None:
     """Store the limits if they are unchanged since the person loaded the page.
 
     Raises:
@@ -370,7 +370,7 @@ class Section:
 
 def visible_pools(request: HttpRequest) -> QuerySet[Pool]:
     """Return the pools in which one of the person's teams may launch."""
-    teams = Membership.objects.filter(user=request.user.pk).values("team")
+    teams = team_ids_of(request.user)
     accessible = Q(team__in=teams) | Q(shared_with__in=teams)
     return Pool.objects.filter(accessible).select_related("team").distinct()
 
@@ -400,7 +400,7 @@ def _address_of(pool: Pool, job_id: str) -> str:
 
 
 def _page(request: HttpRequest, pools: Sequence[Pool], *, is_one: bool) -> HttpResponse:
-    teams = set(Membership.objects.filter(user=request.user.pk).values_list("team", flat=True))
+    teams = set(team_ids_of(request.user))
     context: dict[str, Any] = {
         "sections": [_section(request, pool, teams) for pool in pools],
         "is_one": is_one,

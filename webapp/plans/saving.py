@@ -7,7 +7,7 @@ from typing import Any
 
 from django.contrib.auth.models import AnonymousUser, User
 from django.db import IntegrityError, transaction
-from django.db.models import Count, F, Max, Q
+from django.db.models import Count, F, Max, Q, QuerySet
 from django.http import HttpRequest
 
 from webapp.accounts.models import Role
@@ -307,6 +307,19 @@ def versions_of(plan: Plan) -> list[Version]:
     launched = Plan.objects.filter(series=plan.series, jobs__isnull=False, jobs__deleted_at=None)
     counts = dict(launched.order_by().values_list("pk").annotate(n=Count("jobs")))
     return [_version(row, plan, counts.get(row.pk, 0)) for row in rows]
+
+
+def listed_plans(user: User | AnonymousUser, query: str) -> QuerySet[Plan]:
+    """Return the newest versions of the plans that a user may see, and the user's own drafts.
+
+    ``query`` is part of the name.
+    """
+    is_newest = Q(state=PlanState.COMPUTED, is_latest=True)
+    is_own = Q(state=PlanState.DRAFT, owner=user.pk)
+    is_untouched_copy = Q(state=PlanState.DRAFT, base__isnull=False, revision=0)
+    plans = Plan.objects.visible_to(user).filter(is_newest | is_own, deleted_at=None)
+    plans = plans.exclude(is_untouched_copy)
+    return plans.filter(name__folded_contains=query) if query else plans
 
 
 def chip_of(plan: Plan) -> str:

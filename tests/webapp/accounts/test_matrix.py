@@ -12,23 +12,14 @@ from django.db import transaction
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from planner.techniques.registry import TECHNIQUES
-from runners.prove.report import Report
+from tests.webapp.api.operations import paths
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import Membership
-from webapp.accounts.secrets import secret_store
 from webapp.accounts.services import SESSION_KEY
-from webapp.core.clock import now
-from webapp.datasets.models import Dataset
-from webapp.hosts.services import token_create
-from webapp.jobs.artefacts import folder_of
-from webapp.jobs.models import Artefact, Measurement
-from webapp.modelhub.models import TeamModel, demo_config
-from webapp.wizard.drafts import draft_begin
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
-OPEN, HOST, MEMBER, PRACTITIONER, OWNER, OPERATOR, ADMIN = range(7)
+OPEN, HOST, MEMBER, PRACTITIONER, OWNER, OPERATOR, ADMIN, SELF = range(8)
 
 
 class Rule(NamedTuple):
@@ -47,7 +38,6 @@ REPORT = Rule("post", HOST)
 ATTEMPT = "api/v1/attempts/<attempt_id>"
 JOB = "jobs/<slug:job_id>"
 PLAN = "plans/<str:plan_id>"
-API_PLAN = "api/v1/plans/<plan_id>"
 RULES = {
     "login/": Rule("get", OPEN),
     "logout/": Rule("post", OPEN),
@@ -56,6 +46,9 @@ RULES = {
     "settings/secrets/": Rule("get", PRACTITIONER),
     "settings/secrets/save/": Rule("post", OPERATOR),
     "settings/secrets/<slug:secret_id>/delete/": OPERATE,
+    "settings/tokens/": PAGE,
+    "settings/tokens/save/": Rule("post", MEMBER),
+    "settings/tokens/<slug:access_id>/revoke/": Rule("post", SELF, is_object=True),
     "settings/sessions/": PAGE,
     "settings/sessions/end/": Rule("post", MEMBER),
     "settings/password/": PAGE,
@@ -152,20 +145,11 @@ RULES = {
     f"{ATTEMPT}/events": REPORT,
     f"{ATTEMPT}/data/<dataset_id>": Rule("get", HOST),
     f"{ATTEMPT}/artefacts/<name>/<path:path>": Rule("get", HOST),
-    "api/v1/jobs/<job_id>/series": OBJECT,
-    "api/v1/jobs/<job_id>/figures": OBJECT,
-    "api/v1/jobs/<job_id>/events": OBJECT,
-    f"{API_PLAN}/exports": OBJECT,
-    f"{API_PLAN}/exports/<key>": OBJECT,
-    f"{API_PLAN}/limits/<question>": OBJECT,
-    "api/v1/tickets": PAGE,
     "healthz": Rule("get", OPEN),
     "readyz": Rule("get", OPEN),
 }
 API_ROOT = "api/v1/"  # an address only to build others from
 QUERY = {
-    "api/v1/jobs/<job_id>/series": "?metrics=loss",
-    "api/v1/tickets": "?topics=jobs",
     "compare/": "?job=<slug:job_id>",
 }
 
@@ -181,83 +165,12 @@ def addresses(patterns: list, prefix: str = "") -> Iterator[str]:
 
 def test_every_address_has_a_rule_and_every_rule_an_address():
     found = set(addresses(get_resolver().url_patterns)) - {API_ROOT}
-    assert found == set(RULES)
+    operations = {f"api/v1{path}".replace("{", "<").replace("}", ">") for path in paths()}
+    assert found - operations == set(RULES)
 
 
 def test_the_root_of_the_api_is_nothing(olga):
     assert client_of(olga).get(f"/{API_ROOT}").status_code == 404
-
-
-@pytest.fixture
-def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
-    """One of everything that belongs to alice, by the name of its URL argument."""
-    settings.ARTEFACTS_DIR = tmp_path
-    plan = draft_begin(team=team, owner=alice, preset="demo", model=None)
-    attempt = job.current_attempt
-    artefact = Artefact.objects.create(
-        attempt=attempt,
-        name="model",
-        kind="model",
-        total_bytes=2,
-        files={"a": 2},
-        is_complete=True,
-    )
-    folder_of(artefact).mkdir(parents=True)
-    (folder_of(artefact) / "a").write_bytes(b"{}")
-    proof = Artefact.objects.create(
-        attempt=attempt, name="proof", kind="report", total_bytes=2, is_complete=True
-    )
-    folder_of(proof).mkdir()
-    report = Report(began_at_ms=0, hostname="lab").model_dump_json()
-    (folder_of(proof) / "report.json").write_text(report)
-    model = TeamModel.objects.create(team=team, name="Own", source="config", config=demo_config())
-    secret = secret_store(team=team, name="HF_TOKEN", value="hf_abcdefgh", by=alice)
-    dataset = Dataset.objects.create(
-        team=team, name="a.jsonl", sha256="0" * 64, size_bytes=2, num_records=2, format="text"
-    )
-    token, _ = token_create(team=team, by=None, name="Next")
-    figure = Measurement.objects.create(
-        job=job,
-        attempt=attempt,
-        host=job.host,
-        metric="step_seconds",
-        predicted=1.0,
-        measured=1.0,
-        ratio=1.0,
-        measured_at=now(),
-    )
-    return {
-        "team": team.pk,
-        "<slug:form>": "csv",
-        "<slug:job_id>": job.pk,
-        "<job_id>": job.pk,
-        "<str:plan_id>": plan.pk,
-        "<plan_id>": plan.pk,
-        "<key>": "torchrun",
-        "<slug:key>": "torchrun",
-        "<question>": "longest_sequence",
-        "<attempt_id>": attempt.pk,
-        "<slug:slug>": job.host.slug,
-        "<slug:name>": "llamacpp",
-        "<slug:token_id>": token.pk,
-        "<slug:pool_id>": job.pool_id,
-        "<slug:device_id>": job.host.devices.get().pk,
-        "<slug:secret_id>": secret.pk,
-        "<slug:dataset_id>": dataset.pk,
-        "<dataset_id>": dataset.pk,
-        "<path:model_id>": model.pk,
-        "<slug:model_id>": model.pk,
-        "<str:name>": "model",
-        "<name>": "model",
-        "<path:path>": "a",
-        "<str:key>": next(iter(TECHNIQUES)),
-        "<path:page>": "index",
-        "<int:measurement_id>": str(figure.pk),
-        "<slug:tab>": "summary",
-        "<slug:step>": "goal",
-        "<slug:uid>": "MQ",
-        "<slug:token>": "a-b",
-    }
 
 
 def call(client: Client, route: str, things: dict[str, str]) -> int:
@@ -294,6 +207,8 @@ def expected(rule: Rule) -> dict[str, str]:
         return dict.fromkeys(people, LET_IN if rule.needs == OPEN else LOGIN)
     held = {"vera": MEMBER, "bob": PRACTITIONER, "alice": OWNER, "olga": OPERATOR}
     team = {name: LET_IN if role >= rule.needs else REFUSED for name, role in held.items()}
+    if rule.needs == SELF:  # alice's own, and an admin's
+        team = {name: LET_IN if name == "alice" else REFUSED for name in held}
     stranger = NOT_THERE if rule.is_object else LET_IN
     return {"nobody": LOGIN, "charlie": stranger, **team}
 
@@ -308,14 +223,6 @@ def test_every_address_receives_each_person_as_its_rule_says(people, things):
             if got != wanted:
                 wrong[route, who] = (got, wanted)
     assert not wrong, wrong
-
-
-@pytest.fixture
-def people(alice, bob, charlie, olga, vera) -> dict[str, Client]:
-    """Everyone with a browser; charlie is an admin, but of another team."""
-    charlie.memberships.update(role="admin")
-    members = {user.username: client_of(user) for user in (charlie, vera, bob, alice, olga)}
-    return {"nobody": Client(), **members}
 
 
 def test_a_person_of_two_teams_is_judged_by_the_team_of_the_thing(vera, other_team, job):

@@ -1,0 +1,344 @@
+"""Every operation against every role and scope, and the operation of every action on a page.
+
+Both lists are read from the code: one without a rule here fails.
+"""
+
+import copy
+import json
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import transaction
+from django.test import Client
+from django.urls import URLPattern, URLResolver, get_resolver
+
+from runners.jobspec import TrainSpec
+from tests.webapp.accounts.test_matrix import (
+    ADMIN,
+    LET_IN,
+    LOGIN,
+    MEMBER,
+    NOT_THERE,
+    OPERATOR,
+    OWNER,
+    PRACTITIONER,
+    REFUSED,
+    SELF,
+    WORDS,
+    Rule,
+    expected,
+)
+from tests.webapp.api.operations import Operation, operations
+from tests.webapp.conftest import client_of
+from webapp.accounts.models import Membership, Scope
+from webapp.accounts.tokens import includes, token_make
+from webapp.jobs.services import job_create
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+
+
+def rule(needs: int, *, is_object: bool = False) -> Rule:
+    return Rule("", needs, is_object)
+
+
+LIST, OBJECT = rule(MEMBER), rule(MEMBER, is_object=True)
+ACT, OWN = rule(PRACTITIONER, is_object=True), rule(OWNER, is_object=True)
+NEW, OPERATE = rule(PRACTITIONER), rule(OPERATOR, is_object=True)
+SETUP = rule(OPERATOR)
+RULES = {
+    **dict.fromkeys(
+        [
+            "list_plans",
+            "list_jobs",
+            "list_hosts",
+            "list_pools",
+            "list_models",
+            "list_data",
+            "list_devices",
+            "list_techniques",
+            "get_technique",
+            "get_plan_schema",
+            "search",
+            "get_me",
+            "list_members",
+            "list_tokens",
+            "list_sessions",
+            "get_limits",
+            "get_ticket",
+            "ask_plan",
+            "ask_estimate",
+            "ask_inverse",
+        ],
+        LIST,
+    ),
+    **dict.fromkeys(
+        [
+            "get_plan",
+            "list_plan_versions",
+            "list_exports",
+            "export_plan",
+            "get_plan_limit",
+            "get_job",
+            "get_job_log",
+            "get_job_series",
+            "get_job_figures",
+            "list_job_events",
+            "list_artefacts",
+            "download_artefact",
+            "follow_job",
+            "get_post_mortem",
+            "get_host",
+            "get_queue",
+            "get_model",
+            "get_data",
+            "compare_jobs",
+            "list_measurements",
+        ],
+        OBJECT,
+    ),
+    **dict.fromkeys(
+        [
+            "change_plan",
+            "compute_plan",
+            "apply_suggestion",
+            "clone_plan",
+            "save_plan",
+            "delete_plan",
+            "launch_plan",
+            "run_job_again",
+            "plan_from_job",
+            "evaluate_model",
+            "delete_data",
+        ],
+        ACT,
+    ),
+    **dict.fromkeys(["stop_job", "abandon_job", "delete_job"], OWN),
+    **dict.fromkeys(["create_plan", "add_model", "add_data", "launch_classification"], NEW),
+    "list_secrets": rule(PRACTITIONER),
+    **dict.fromkeys(
+        [
+            "act_on_host",
+            "change_host",
+            "mark_host_apart",
+            "validate_host",
+            "cordon_device",
+            "uncordon_device",
+            "build_environment",
+            "remove_environment",
+            "reorder_queue",
+            "decide_measurement",
+            "get_enrolment",
+            "revoke_enrolment",
+        ],
+        OPERATE,
+    ),
+    **dict.fromkeys(["add_host", "add_virtual_host", "set_secret", "change_limits"], SETUP),
+    "delete_secret": OPERATE,
+    "make_token": rule(PRACTITIONER),
+    "revoke_token": rule(SELF, is_object=True),
+    "list_audit": rule(ADMIN),
+}
+BODIES: dict[str, dict] = {
+    "create_plan": {"goal": "serve"},
+    "change_plan": {"objective": "latency"},
+    "save_plan": {},
+    "launch_plan": {},
+    "plan_from_job": {},
+    "abandon_job": {"host_name": "box"},
+    "launch_classification": {"host": "none"},
+    "add_model": {"name": "x", "config": {}},
+    "evaluate_model": {},
+    "add_host": {"name": "next"},
+    "add_virtual_host": {"name": "next", "device": "h100-sxm"},
+    "change_host": {"labels": {"rack": "1"}},
+    "mark_host_apart": {"other": "none"},
+    "cordon_device": {"reason": "a fan is loud"},
+    "reorder_queue": {"priority": "low"},
+    "decide_measurement": {"decision": "excluded", "reason": "a backup ran"},
+    "make_token": {"name": "laptop", "scope": "launch"},
+    "set_secret": {"value": "hf_abcdefgh"},
+    "change_limits": {"max_devices": 3},
+    "ask_plan": {}, "ask_estimate": {}, "ask_inverse": {},
+}  # fmt: skip
+QUERY = {
+    "get_job_series": "?metrics=loss",
+    "get_ticket": "?topics=jobs",
+    "search": "?q=demo",
+    "compare_jobs": "?job={job_id}&job={other_job}",
+}
+
+
+@pytest.fixture
+def arguments(things, job, second) -> dict[str, str]:
+    """The values of the operations' path arguments."""
+    named = {name.strip("<>").rpartition(":")[2]: value for name, value in things.items()}
+    return named | {
+        "other_job": second.pk,
+        "number": "0",
+        "action": "recheck",
+        "name": "model",
+        "key": "lora",
+        "access_token": things["<access_id>"],
+        "model_id": things["<slug:model_id>"],
+    }
+
+
+def send(client: Client, each: Operation, arguments: dict[str, str]):
+    values = dict(arguments)
+    if each.path.startswith("/tokens"):
+        values["token_id"] = values["access_token"]
+    elif each.path.startswith("/secrets"):
+        values["name"] = "HF_TOKEN"
+    elif "environments" in each.path:
+        values["name"] = "llamacpp"
+    elif "exports" in each.path:
+        values["key"] = "torchrun"
+    path = (each.path + QUERY.get(each.name, "")).replace("{path:", "{").format(**values)
+    if each.name == "add_data":
+        return client.post(f"/api/v1{path}", {"file": SimpleUploadedFile("a.txt", b"words")})
+    body = BODIES.get(each.name)
+    kind = "application/json" if body is not None else "application/octet-stream"
+    data = json.dumps(body) if body is not None else ""
+    return client.generic(each.method, f"/api/v1{path}", data, content_type=kind)
+
+
+def outcome(client: Client, each: Operation, arguments: dict[str, str]) -> tuple[str, str]:
+    """Return how an operation received someone, and its code; what it changed is rolled back."""
+    with transaction.atomic():
+        answer = send(client, each, arguments)
+        transaction.set_rollback(True)
+    assert answer.status_code not in {405, 500}, f"{each.name} answered {answer.status_code}"
+    is_problem = answer.headers.get("Content-Type", "").startswith("application/problem")
+    code = answer.json()["code"] if is_problem else ""
+    return WORDS.get(answer.status_code, LET_IN), code
+
+
+@pytest.fixture
+def second(team, alice, host):
+    """Another job of alice's, to compare with."""
+    return job_create(
+        team=team, owner=alice, host=host, spec=TrainSpec(), name="other", model_name=""
+    )
+
+
+def test_every_operation_has_a_rule_and_a_name_of_its_own():
+    found = [each.name for each in operations()]
+    assert sorted(found) == sorted(RULES)
+
+
+# Where the thing itself is missing before anyone is judged, a stranger is told so, too.
+GONE = {
+    "launch_classification", "apply_suggestion", "mark_host_apart", "delete_secret",
+    "build_environment", "remove_environment",
+}  # fmt: skip
+
+
+def test_every_operation_receives_each_person_as_its_rule_says(people, arguments):
+    cookies = {who: copy.deepcopy(client.cookies) for who, client in people.items()}
+    wrong = {}
+    for each in operations():
+        for who, client in people.items():
+            client.cookies = copy.deepcopy(cookies[who])
+            got, code = outcome(client, each, arguments)
+            wanted = expected(RULES[each.name])[who]
+            if each.name in GONE and got == NOT_THERE and wanted in {LET_IN, NOT_THERE}:
+                continue
+            if got != wanted:
+                wrong[each.name, who] = (got, wanted, code)
+    assert not wrong, wrong
+
+
+def test_each_token_does_what_its_scope_includes(olga, team, arguments):
+    Membership.objects.filter(user=olga).update(role="admin")
+    tokens = {
+        scope: Client(
+            headers={
+                "Authorization": "Bearer "
+                + token_make(team=team, by=olga, name="t", scope=scope)[1]
+            }
+        )
+        for scope in Scope
+    }
+    wrong = {}
+    for each in operations():
+        for scope, client in tokens.items():
+            got, code = outcome(client, each, arguments)
+            is_let_in = (got, code) not in {(REFUSED, "scope_too_low"), (LOGIN, "")}
+            if is_let_in != includes(scope, each.scope) or got == LOGIN:
+                wrong[each.name, scope] = (got, code)
+    assert not wrong, wrong
+
+
+def test_a_write_by_a_session_needs_the_csrf_token(alice):
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(alice)
+    answer = client.post("/api/v1/plans", json.dumps({"goal": "serve"}), "application/json")
+    assert answer.status_code == 403
+
+
+# The operation that does what an address of the pages does; a sentence where there is none.
+
+BROWSER = "-only in a browser: cookies, passwords and forms"
+TWINS = {
+    "login": BROWSER, "logout": BROWSER, "team-choose": "-a token is of one team",
+    "theme": BROWSER, "password": BROWSER, "password-forgotten": BROWSER,
+    "password-new": BROWSER, "session-end": "-asks for the password",
+    "sessions": "list_sessions", "tokens": "list_tokens", "token-save": "make_token",
+    "token-remove": "revoke_token", "secrets": "list_secrets", "secret-save": "set_secret",
+    "secret-remove": "delete_secret", "audit": "list_audit", "audit-export": "list_audit",
+    "home": "list_jobs", "search": "search",
+    "plan-new": "create_plan", "template-launch": "launch_classification",
+    "plan-step": "change_plan", "plan-upload": "add_data", "plan-offers": "get_plan",
+    "plan-verdict": "get_plan", "plan-suggestion": "apply_suggestion",
+    "plan-list": "list_plans", "plan-detail": "get_plan", "plan-launch": "launch_plan",
+    "plan-clone": "clone_plan", "plan-delete": "delete_plan", "plan-compute": "compute_plan",
+    "plan-export": "export_plan", "plan-tab": "list_plan_versions", "limits": "ask_inverse",
+    "model-list": "list_models", "model-new": "add_model", "model-evaluate": "evaluate_model",
+    "model-detail": "get_model", "technique-list": "list_techniques",
+    "technique-detail": "get_technique", "dataset-list": "list_data",
+    "dataset-upload": "add_data", "dataset-remove": "delete_data",
+    "job-list": "list_jobs", "job-detail": "get_job", "job-metrics": "get_job_series",
+    "job-logs": "get_job_log", "job-log": "get_job_log", "job-events": "list_job_events",
+    "job-config": "get_job", "job-artefacts": "list_artefacts",
+    "job-download": "download_artefact", "job-figures": "get_job_figures",
+    "job-playground": "-the endpoint's own API answers", "job-playground-answer":
+    "-the endpoint's own API answers", "job-postmortem": "get_post_mortem",
+    "job-changes": "get_post_mortem", "job-replan": "plan_from_job",
+    "job-abandon": "abandon_job", "job-stop": "stop_job", "job-clone": "plan_from_job",
+    "job-rerun": "run_job_again", "measurement-decide": "decide_measurement",
+    "job-delete": "delete_job", "proof-report": "download_artefact", "compare": "compare_jobs",
+    "queue-list": "list_pools", "queue-limits": "change_limits", "queue-detail": "get_queue",
+    "queue-up": "reorder_queue", "queue-down": "reorder_queue",
+    "queue-priority": "reorder_queue", "host-list": "list_hosts", "host-add": "add_host",
+    "host-check": "get_enrolment", "token-revoke": "revoke_enrolment",
+    "host-virtual": "add_virtual_host", "host-detail": "get_host",
+    **dict.fromkeys(
+        ("host-drain", "host-undrain", "host-recheck", "host-rotation", "host-revoke",
+         "host-maintenance", "host-retire"), "act_on_host"),
+    "host-prove": "validate_host", "host-address": "change_host", "host-labels": "change_host",
+    "host-apart": "mark_host_apart", "device-cordon": "cordon_device",
+    "device-uncordon": "uncordon_device", "environment-build": "build_environment",
+    "environment-remove": "remove_environment",
+    "docs": "-read in a browser", "docs-index": "-read in a browser",
+    "healthz": "-of the process", "readyz": "-of the process",
+}  # fmt: skip
+
+
+def test_every_address_of_a_page_has_its_operation():
+    names = set()
+    for pattern in get_resolver().url_patterns:
+        if isinstance(pattern, URLPattern):
+            names.add(pattern.name)
+        elif isinstance(pattern, URLResolver) and pattern.app_name != "admin":
+            names |= {each.name for each in pattern.url_patterns if isinstance(each, URLPattern)}
+    assert names == set(TWINS)
+    known = {each.name for each in operations()}
+    assert {twin for twin in TWINS.values() if not twin.startswith("-")} <= known
+
+
+def test_who_calls_is_told_with_scope_and_team(alice, team):
+    _, text = token_make(team=team, by=alice, name="t", scope="plan")
+    answer = Client(headers={"Authorization": f"Bearer {text}"}).get("/api/v1/me").json()
+    assert (answer["user"], answer["scope"]) == ("alice", "plan")
+    assert answer["team"] == {"id": team.pk, "name": team.name, "role": "practitioner"}
+    assert client_of(alice).get("/api/v1/me").json()["scope"] == "admin"

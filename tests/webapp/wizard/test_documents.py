@@ -1,0 +1,197 @@
+"""Plans as documents: the same draft, question and job as by clicks, and back again."""
+
+import json
+
+import pytest
+import yaml
+
+from tests.webapp.conftest import client_of
+from webapp.core.problems import InvalidProblem
+from webapp.jobs.models import Job
+from webapp.modelhub.models import TeamModel, demo_config
+from webapp.plans.models import Plan
+from webapp.plans.questions import question_of
+from webapp.wizard.documents import PLAN_DOCUMENTS, adapter, document_of, draft_fill
+from webapp.wizard.drafts import WORKLOADS, serve_draft
+from webapp.wizard.forms import GOAL_CHOICES
+from webapp.wizard.workload_forms import WORKLOAD_FORMS
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+GOALS = [goal for goal, _, _ in GOAL_CHOICES]
+
+
+def filled(team, alice, document: dict) -> Plan:
+    plan = Plan(team=team, owner=alice, draft=serve_draft(None))
+    draft_fill(plan, adapter().validate_python(document))
+    return plan
+
+
+def post(client, path: str, body: dict):
+    return client.post(f"/api/v1{path}", json.dumps(body), "application/json")
+
+
+def test_a_document_has_every_field_of_the_forms_and_its_limits():
+    for document in PLAN_DOCUMENTS:
+        goal = document.model_fields["goal"].annotation.__args__[0]
+        fields = document.model_fields["workload"].annotation.__args__[0].model_fields
+        form = WORKLOAD_FORMS[goal]()
+        own = {name for name in form.fields if not name.startswith("mix_")}
+        mixed = {"mixture", "mix_weights", "mix_every"} if "mix_weights" in form.fields else set()
+        assert set(fields) == own | mixed, goal
+        assert all(each.description for each in fields.values()), goal
+    schema = adapter().json_schema()
+    tokens = schema["$defs"]["ServeWorkloadDocument"]["properties"]["input_tokens"]["anyOf"][0]
+    assert (tokens["minimum"], tokens["maximum"]) == (1, 1_000_000)
+    assert schema["discriminator"]["propertyName"] == "goal"
+
+
+@pytest.mark.parametrize("goal", GOALS)
+def test_an_empty_document_is_the_wizards_default_and_comes_back_as_it_went(team, alice, goal):
+    plan = filled(team, alice, {"goal": goal, "model": "demo"})
+    expected = serve_draft(None)
+    chosen = plan.draft["workload"][goal]
+    same = {name for name, value in WORKLOADS[goal].items() if chosen.get(name) == value}
+    assert len(same) >= len(WORKLOADS[goal]) - 3  # what the small model cannot read is shorter
+    assert plan.draft["hardware"]["choice"] == expected["hardware"]["choice"]
+    document = document_of(plan)
+    again = filled(team, alice, yaml.safe_load(yaml.safe_dump(document)))
+    assert document_of(again) == document
+    assert question_of(again).request == question_of(plan).request
+
+
+def test_each_part_of_a_document_reaches_the_draft(team, alice, host):
+    model = TeamModel.objects.create(team=team, name="Own", source="config", config=demo_config())
+    plan = filled(
+        team,
+        alice,
+        {
+            "goal": "finetune",
+            "objective": "cost",
+            "model": {"team_model": "Own"},
+            "workload": {
+                "method": "qlora",
+                "sequence_length": 64,
+                "million_tokens": None,
+                "time_budget_minutes": 3,
+                "data_source": "mixed",
+                "mixture": [{"source": "host"}, {"source": "file", "path": "a.txt", "weight": 2}],
+            },
+            "hardware": {"host": host.slug, "memory_limit_gib": 7.5},
+            "pins": {"micro_batch_size": 2},
+        },
+    )
+    draft = plan.draft
+    assert draft["goal"]["objective"] == "cost"
+    assert (draft["model"]["source"], draft["model"]["team_model"]) == ("team", model.pk)
+    values = draft["workload"]["finetune"]
+    assert (values["method"], values["million_tokens"], values["time_budget_minutes"]) == (
+        "qlora", None, 3.0,
+    )  # fmt: skip
+    assert (values["mix_source_1"], values["mix_weight_1"]) == ("host", 1.0)
+    assert (values["mix_path_2"], values["mix_weight_2"]) == ("a.txt", 2.0)
+    assert (draft["hardware"]["choice"], draft["hardware"]["memory_limit_gib"]) == (
+        f"host:{host.pk}", 7.5,
+    )  # fmt: skip
+    assert draft["pins"]["micro_batch_size"] == 2
+    document = document_of(plan)
+    assert document["hardware"]["host"] == host.slug
+    assert [row["source"] for row in document["workload"]["mixture"]] == ["host", "file"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"workload": {"input_tokens": 0}}, "body.input_tokens", "greater than or equal to 1"),
+        ({"workload": {"input_token": 5}}, "body.input_token", "not permitted"),
+        ({"goal": "serving"}, "body", "expected"),
+        ({"model": "no such model"}, "model.catalog_id", "can be given as its config"),
+        ({"model": {}}, None, "names nothing"),
+        ({"model": {"team_model": "theirs"}}, None, "your team's models are"),
+        ({"hardware": {"host": "no-host"}}, None, "There are: "),
+        ({"hardware": {"device": "h2000"}}, None, "nearest"),
+        ({"hardware": {"device": "h200", "host": "box"}}, None, "one of host, pool and device"),
+        ({"hardware": {"device": "h200", "engine": "tgi"}}, "hardware.engine", "tgi"),
+        ({"pins": {"prefill_devices": 1}}, "pins.decode_devices", "belong together"),
+        ({"goal": "compress", "workload": {"method": "awq", "bits": 5}}, "body.bits", "4, 3, 2"),
+        ({"goal": "generate", "pins": {"decode_devices": 1}}, "pins.decode_devices", "not apply"),
+    ],
+)
+def test_what_a_document_gets_wrong_is_named_by_field(alice, host, changes, field, words):
+    answer = post(client_of(alice), "/plans", {"goal": "serve", "model": "demo"} | changes)
+    found = answer.json()
+    assert (answer.status_code, words in found["detail"]) == (422, True), found
+    if field:
+        assert field.rpartition(".")[2] in found["errors"][0]["field"], found
+    assert not Plan.objects.exists()
+
+
+def test_a_launch_by_document_is_the_launch_by_clicks(alice, team, host):
+    browser = client_of(alice)
+    body = {
+        "goal": "pretrain",
+        "model": "demo",
+        "hardware": {"host": host.slug},
+        "workload": {"time_budget_minutes": 1.5, "sequence_length": 128, "optimizer": "lion"},
+    }
+    plan = post(browser, "/plans", body).json()
+    by_script = post(browser, f"/plans/{plan['id']}/launch", {"hours": 2, "priority": "low"})
+    assert by_script.status_code == 201, by_script.content
+    draft = browser.get("/plans/new/?preset=demo")["Location"].split("/")[2]
+    for step, posted in {
+        "goal": {"goal": "pretrain", "objective": "balanced", "slo": "chat"},
+        "model": {"source": "demo"},
+        "workload": {
+            **{name: value for name, value in WORKLOADS["pretrain"].items() if value is not None},
+            "time_budget_minutes": 1.5, "sequence_length": 128, "optimizer": "lion",
+        },
+        "hardware": {
+            "choice": f"host:{host.pk}", "device": "rtx-4090", "devices_per_node": 1, "nodes": 1,
+        },
+    }.items():  # fmt: skip
+        answer = browser.post(f"/plans/{draft}/edit/{step}/", posted)
+        assert answer.status_code == 302, (step, answer.content)
+    browser.post(f"/plans/{draft}/launch/", {"hours": "2", "priority": "-1"})
+    first, second = Job.objects.order_by("created_at")
+    assert json.dumps(first.spec) == json.dumps(second.spec)
+    assert (first.max_duration_seconds, first.priority, first.plan_request) == (
+        second.max_duration_seconds, second.priority, second.plan_request,
+    )  # fmt: skip
+
+
+def test_a_merge_patch_makes_the_next_version_and_a_refused_one_none(alice, team):
+    client = client_of(alice)
+    body = {"goal": "serve", "model": "demo", "hardware": {"device": "rtx-4090"}}
+    plan = post(client, "/plans", body | {"name": "chat"}).json()
+    path = f"/api/v1/plans/{plan['id']}"
+    patch = {"workload": {"concurrency": 3}, "pins": {"kv_cache_dtype": "fp8"}}
+    changed = client.patch(path, json.dumps(patch), "application/json").json()
+    assert (plan["version"], changed["version"], changed["name"]) == (1, 2, "chat")
+    assert changed["document"]["workload"]["concurrency"] == 3
+    assert changed["document"]["pins"] == {"kv_cache_dtype": "fp8"}
+    assert client.get(path).json()["document"]["workload"]["concurrency"] == 16
+    refused = client.patch(path, json.dumps({"workload": {"concurrency": 0}}), "application/json")
+    assert refused.status_code == 422
+    assert Plan.objects.count() == 2
+    versions = client.get(f"{path}/versions").json()
+    assert [each["version"] for each in versions] == [2, 1]
+    assert "Concurrent requests: 16 → 3" in versions[0]["changes"]
+
+
+def test_a_plan_that_the_planner_refuses_stays_a_draft_with_the_reason(alice):
+    body = {
+        "goal": "serve", "model": "demo", "hardware": {"device": "rtx-4090"},
+        "pins": {"tensor_parallel_size": 7},
+    }  # fmt: skip
+    answer = post(client_of(alice), "/plans", body)
+    found = answer.json()
+    assert (answer.status_code, found["state"], found["answer"]) == (201, "draft", None), found
+    assert found["problem"]
+    assert found["launch"]["can"] is False
+
+
+@pytest.mark.parametrize(
+    "model", ["", "../x", "a" * 300, {"path": "..", "config": {}}, {"config": {"a": 1}}]
+)
+def test_a_model_that_is_none_is_refused(team, alice, model):
+    with pytest.raises(InvalidProblem, match=r"."):
+        filled(team, alice, {"goal": "serve", "model": model})

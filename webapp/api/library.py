@@ -1,0 +1,537 @@
+"""Operations on models, training data, techniques and the hardware catalog; comparisons."""
+
+import json
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from django.http import HttpRequest
+from django.shortcuts import get_object_or_404
+from ninja import File, Query, Router, Schema, Status
+from ninja.files import UploadedFile
+from pydantic import Field
+
+from planner.catalog.devices import list_devices
+from planner.catalog.models import checkpoint_name, get_entry, get_model, list_models
+from planner.specs.base import PlannerError, UnknownTechniqueError
+from planner.specs.model import ModelSpec
+from planner.techniques.registry import TECHNIQUES, get
+from webapp.accounts.models import Role
+from webapp.accounts.services import (
+    check_role,
+    current_membership,
+    has_role,
+    membership_of,
+    signed_in,
+    visible_or_404,
+)
+from webapp.api.auth import ADMIN, LAUNCH, PLAN, READ
+from webapp.api.jobs import JobDetail, job_detail
+from webapp.bench.ratios import stored
+from webapp.core.problems import (
+    REFUSALS,
+    ForbiddenProblem,
+    InvalidProblem,
+    NotFoundProblem,
+)
+from webapp.core.search import folded
+from webapp.datasets.models import Dataset
+from webapp.datasets.services import UnusableDataError, dataset_store
+from webapp.jobs.artefacts import dataset_delete
+from webapp.jobs.lookup import load_job
+from webapp.jobs.measured_figures import figures_of
+from webapp.jobs.models import Job, Measurement
+from webapp.modelhub.models import TeamModel, kv_bytes_per_token, num_parameters, shape_of
+from webapp.pages.calibration import may_decide, measurement_decide
+from webapp.pages.compare import MAX_JOBS, MIN_JOBS, rows_of, settings_of, sides_of
+from webapp.pages.evaluation import evaluation_submit, tasks_of
+from webapp.pages.home import SHORTEST, search_results
+from webapp.pages.model_catalog import ModelNewForm, row_of
+from webapp.wizard.documents import form_problem
+
+router = Router(tags=["library"], auth=READ)
+MOST_LISTED = 500
+
+
+# Models
+
+
+class ModelReply(Schema):
+    """A model of the catalog, or of the team."""
+
+    id: str
+    name: str
+    source: Literal["catalog", "config", "folder", "job"]
+    num_parameters: int
+    host: str
+    created_at: datetime | None
+
+
+class ModelDetail(ModelReply):
+    """A model with its shape; ``kv_bytes_per_token`` by dtype of the KV cache."""
+
+    shape: ModelSpec | None
+    kv_bytes_per_token: dict[str, float]
+    facts: dict[str, Any]
+    aliases: list[str]
+
+
+def _team_model(model: TeamModel) -> dict[str, Any]:
+    return {
+        "id": model.pk,
+        "name": model.name,
+        "source": model.source,
+        "num_parameters": model.num_parameters,
+        "host": model.host.slug if model.host else "",
+        "created_at": model.created_at,
+    }
+
+
+@router.get("/models", response={200: list[ModelReply], **REFUSALS}, operation_id="list_models")
+def model_list(request: HttpRequest, q: str = "") -> list[ModelReply]:
+    """Return the teams' models, then the catalog's; ``q`` is part of the name."""
+    own = TeamModel.objects.visible_to(request.user).select_related("host")
+    if q.strip():
+        own = own.filter(name__folded_contains=q.strip())
+    words = folded(q).split()
+    found = [ModelReply(**_team_model(model)) for model in own[:MOST_LISTED]]
+    return found + [
+        ModelReply(
+            id=entry.id,
+            name=entry.id,
+            source="catalog",
+            num_parameters=num_parameters(get_model(entry.id)),
+            host="",
+            created_at=None,
+        )
+        for entry in list_models()
+        if all(word in folded(entry.id) for word in words)
+    ]
+
+
+class NewModel(Schema):
+    """A model by its ``config.json``, as Hugging Face publishes it."""
+
+    name: Annotated[str, Field(max_length=120)]
+    config: dict[str, Any]
+
+
+@router.post(
+    "/models", auth=PLAN, response={201: ModelDetail, **REFUSALS}, operation_id="add_model"
+)
+def model_add(request: HttpRequest, body: NewModel) -> Status[ModelDetail]:
+    """Register a model of the team by its config."""
+    membership = current_membership(request)
+    check_role(Role(membership.role), Role.PRACTITIONER)
+    form = ModelNewForm({"name": body.name, "config": json.dumps(body.config)})
+    if not form.is_valid():
+        raise form_problem(form, "")
+    model = TeamModel.objects.create(
+        team=membership.team,
+        name=form.cleaned_data["name"],
+        source="config",
+        config=form.cleaned_data["config"],
+        num_parameters=num_parameters(form.cleaned_data["shape"]),
+    )
+    return Status(201, _model_detail(model))
+
+
+def _model_detail(model: TeamModel) -> ModelDetail:
+    shape = shape_of(model.config)
+    return ModelDetail(
+        **_team_model(model),
+        shape=shape,
+        kv_bytes_per_token=dict(kv_bytes_per_token(shape)) if shape else {},
+        facts=model.facts,
+        aliases=[],
+    )
+
+
+@router.get(
+    "/models/{path:model_id}", response={200: ModelDetail, **REFUSALS}, operation_id="get_model"
+)
+def model_get(request: HttpRequest, model_id: str) -> ModelDetail:
+    """Return a model of the team by its id, or one of the catalog by any of its names."""
+    own = TeamModel.objects.visible_to(request.user).select_related("host")
+    if model := own.filter(pk=model_id).first():
+        return _model_detail(model)
+    try:
+        entry, shape = get_entry(model_id), get_model(model_id)
+    except PlannerError as error:
+        raise NotFoundProblem("unknown_model", error.message) from error
+    return ModelDetail(
+        id=entry.id,
+        name=checkpoint_name(model_id),
+        source="catalog",
+        num_parameters=num_parameters(shape),
+        host="",
+        created_at=None,
+        shape=shape,
+        kv_bytes_per_token=dict(kv_bytes_per_token(shape)),
+        facts={},
+        aliases=list(entry.aliases),
+    )
+
+
+class EvaluationRequest(Schema):
+    """Tasks of lm-evaluation-harness beside the perplexity; "" for none."""
+
+    tasks: Literal["", "named", "folder"] = ""
+    task_names: list[Annotated[str, Field(max_length=80)]] = []
+    task_folder: Annotated[str, Field(max_length=400)] = ""
+    documents: Annotated[int, Field(ge=1)] | None = None
+
+
+@router.post(
+    "/evaluations/{model_id}",
+    auth=LAUNCH,
+    response={201: JobDetail, **REFUSALS},
+    operation_id="evaluate_model",
+)
+def model_evaluate(
+    request: HttpRequest, model_id: str, body: EvaluationRequest
+) -> Status[JobDetail]:
+    """Queue an evaluation of one of the team's models; the reply is its job."""
+    model = get_object_or_404(TeamModel.objects.visible_to(request.user), pk=model_id)
+    if not has_role(request.user, model.team, Role.PRACTITIONER):
+        raise ForbiddenProblem(
+            "role_too_low", "To evaluate a model you need the role Practitioner or higher."
+        )
+    posted = {
+        "tasks": body.tasks,
+        "task_names": " ".join(body.task_names),
+        "task_folder": body.task_folder,
+        "documents": str(body.documents or ""),
+    }
+    job = evaluation_submit(model=model, by=signed_in(request), tasks=tasks_of(posted))
+    return Status(201, job_detail(load_job(request, job.pk), request))
+
+
+# Training data
+
+
+class DatasetReply(Schema):
+    """An uploaded file of training data; ``note`` says what jobs do not learn from."""
+
+    id: str
+    name: str
+    sha256: str
+    size_bytes: int
+    num_records: int
+    format: str
+    uploaded_by: str
+    created_at: datetime
+    note: str
+
+
+def _dataset(dataset: Dataset) -> DatasetReply:
+    return DatasetReply(
+        id=dataset.pk,
+        name=dataset.name,
+        sha256=dataset.sha256,
+        size_bytes=dataset.size_bytes,
+        num_records=dataset.num_records,
+        format=dataset.format,
+        uploaded_by=dataset.uploaded_by.get_username() if dataset.uploaded_by else "",
+        created_at=dataset.created_at,
+        note=dataset.left_out_sentence,
+    )
+
+
+@router.get("/data", response={200: list[DatasetReply], **REFUSALS}, operation_id="list_data")
+def data_list(request: HttpRequest) -> list[DatasetReply]:
+    """Return the teams' uploaded files, newest first."""
+    rows = Dataset.objects.visible_to(request.user).select_related("uploaded_by")
+    return [_dataset(row) for row in rows.order_by("-created_at")[:MOST_LISTED]]
+
+
+@router.post("/data", auth=PLAN, response={201: DatasetReply, **REFUSALS}, operation_id="add_data")
+def data_add(request: HttpRequest, file: File[UploadedFile]) -> Status[DatasetReply]:
+    """Upload a file of training data: JSON lines, Parquet or text; it is checked at once."""
+    membership = current_membership(request)
+    check_role(Role(membership.role), Role.PRACTITIONER)
+    try:
+        dataset = dataset_store(team=membership.team, by=signed_in(request), upload=file)
+    except UnusableDataError as error:
+        faults = [{"field": "file", "message": text} for text in error.found.errors[:20]]
+        raise InvalidProblem("unusable_data", error.found.errors[0], errors=faults) from error
+    return Status(201, _dataset(dataset))
+
+
+@router.get(
+    "/data/{dataset_id}", response={200: DatasetReply, **REFUSALS}, operation_id="get_data"
+)
+def data_get(request: HttpRequest, dataset_id: str) -> DatasetReply:
+    """Return one uploaded file's facts."""
+    return _dataset(visible_or_404(Dataset, request.user, pk=dataset_id))
+
+
+@router.delete(
+    "/data/{dataset_id}",
+    auth=PLAN,
+    response={204: None, **REFUSALS},
+    operation_id="delete_data",
+)
+def data_delete(request: HttpRequest, dataset_id: str) -> Status[None]:
+    """Delete an uploaded file, unless a job that has not ended uses it."""
+    dataset = visible_or_404(Dataset, request.user, pk=dataset_id)
+    membership = membership_of(request.user, dataset.team)
+    check_role(Role(membership.role) if membership else Role.VIEWER, Role.PRACTITIONER)
+    dataset_delete(dataset=dataset, by=signed_in(request))
+    return Status(204, None)
+
+
+# Catalogs
+
+
+class DeviceSummary(Schema):
+    """A device of the hardware catalog."""
+
+    id: str
+    name: str
+    vendor: str
+    kind: str
+    memory_bytes: int
+    price_usd_per_hour: float | None
+
+
+@router.get(
+    "/devices", response={200: list[DeviceSummary], **REFUSALS}, operation_id="list_devices"
+)
+def device_list(request: HttpRequest, q: str = "") -> list[DeviceSummary]:  # noqa: ARG001 (ninja)
+    """Return the devices of the hardware catalog; ``q`` is part of the name."""
+    words = folded(q).split()
+    return [
+        DeviceSummary(
+            id=each.id or "",
+            name=each.name or each.id or "",
+            vendor=each.vendor or "",
+            kind=each.kind,
+            memory_bytes=int(each.memory_bytes),
+            price_usd_per_hour=each.price_usd_per_hour,
+        )
+        for each in list_devices()
+        if all(word in folded(f"{each.id} {each.name} {each.vendor}") for word in words)
+    ]
+
+
+class TechniqueReply(Schema):
+    """A technique, whether a job runs it here, and what proves that."""
+
+    id: str
+    title: str
+    state: str
+    headline: str
+    phases: list[str]
+    job_kind: str
+    library: str
+
+
+def _technique(key: str) -> TechniqueReply:
+    row = row_of(key, stored())
+    fields = ("id", "title", "state", "headline", "job_kind", "library")
+    return TechniqueReply(
+        **{name: row[name] for name in fields}, phases=list(TECHNIQUES[key].phases)
+    )
+
+
+@router.get(
+    "/techniques", response={200: list[TechniqueReply], **REFUSALS}, operation_id="list_techniques"
+)
+def technique_list(request: HttpRequest) -> list[TechniqueReply]:  # noqa: ARG001 (ninja)
+    """Return every technique that the planner knows."""
+    return [_technique(key) for key in TECHNIQUES]
+
+
+@router.get(
+    "/techniques/{key}", response={200: TechniqueReply, **REFUSALS}, operation_id="get_technique"
+)
+def technique_get(request: HttpRequest, key: str) -> TechniqueReply:  # noqa: ARG001 (ninja)
+    """Return one technique."""
+    try:
+        return _technique(get(key).key)
+    except UnknownTechniqueError as error:
+        raise NotFoundProblem("unknown_technique", error.message) from error
+
+
+# Search
+
+
+class Found(Schema):
+    """One match of a search; ``id`` is what its kind's operations take."""
+
+    kind: Literal["plan", "job", "host", "model", "technique"]
+    id: str
+    name: str
+
+
+KINDS: dict[str, Literal["plan", "job", "host", "model", "technique"]] = {
+    "plan-detail": "plan",
+    "job-detail": "job",
+    "host-detail": "host",
+    "model-detail": "model",
+    "technique-detail": "technique",
+}
+
+
+@router.get("/search", response={200: list[Found], **REFUSALS}, operation_id="search")
+def search(
+    request: HttpRequest, q: Annotated[str, Query(min_length=SHORTEST, max_length=200)]
+) -> list[Found]:
+    """Return plans, jobs, hosts, models and techniques whose name contains ``q``."""
+    return [
+        Found(kind=KINDS[page], id=key, name=name)
+        for _, page, rows in search_results(request, q.strip())
+        for key, name in rows
+    ]
+
+
+# Comparison of jobs
+
+
+class CellReply(Schema):
+    """One figure of one job in base units; null where there is none."""
+
+    predicted: float | None
+    measured: float | None
+    ratio: float | None
+    change: Annotated[str, Field(description="Against the first job, such as +12 %")]
+    state: str
+
+
+class ComparedFigure(Schema):
+    """One figure of all jobs, in their order."""
+
+    name: str
+    label: str
+    unit: str
+    cells: list[CellReply]
+
+
+class ComparedSetting(Schema):
+    """One setting in which the jobs differ."""
+
+    name: str
+    values: list[str]
+
+
+class Comparison(Schema):
+    """Jobs side by side: their figures, and the settings in which they differ."""
+
+    jobs: list[str]
+    names: list[str]
+    figures: list[ComparedFigure]
+    settings: list[ComparedSetting]
+
+
+@router.get("/compare", response={200: Comparison, **REFUSALS}, operation_id="compare_jobs")
+def compare(
+    request: HttpRequest, job: Annotated[list[str], Query(description="Ids of jobs")]
+) -> Comparison:
+    """Compare the figures and settings of two or more jobs."""
+    keys = list(dict.fromkeys(job))
+    if not MIN_JOBS <= len(keys) <= MAX_JOBS:
+        raise InvalidProblem(
+            "job", f"{len(keys)} jobs are named; a comparison has {MIN_JOBS} to {MAX_JOBS}."
+        )
+    jobs = [load_job(request, key) for key in keys]
+    sides, figures = sides_of(jobs), [figures_of(each) for each in jobs]
+    return Comparison(
+        jobs=keys,
+        names=[each.name for each in jobs],
+        figures=[
+            ComparedFigure(
+                name=row.metric,
+                label=row.label,
+                unit=next((cell.unit for cell in row.cells if cell.unit), ""),
+                cells=[
+                    CellReply(
+                        predicted=cell.predicted,
+                        measured=cell.measured,
+                        ratio=cell.ratio,
+                        change=cell.against_first,
+                        state=cell.state_words,
+                    )
+                    for cell in row.cells
+                ],
+            )
+            for row in rows_of(sides, figures)
+        ],
+        settings=[
+            ComparedSetting(name=f"{each.group}: {each.name}", values=list(each.values))
+            for each in settings_of(jobs, request.user)
+            if each.differs
+        ],
+    )
+
+
+# Measurements
+
+
+class MeasurementReply(Schema):
+    """A measured figure beside its prediction; whether it calibrates its host."""
+
+    id: int
+    metric: str
+    predicted: float
+    measured: float
+    ratio: float
+    host: str
+    is_counted: bool
+    may_decide: bool
+
+
+@router.get(
+    "/jobs/{job_id}/measurements",
+    response={200: list[MeasurementReply], **REFUSALS},
+    operation_id="list_measurements",
+)
+def measurement_list(request: HttpRequest, job_id: str) -> list[MeasurementReply]:
+    """Return the measurements of a job that calibrate its host, or were excluded."""
+    return [_measurement(request, row) for row in _measurements(load_job(request, job_id))]
+
+
+def _measurements(job: Job) -> Any:  # noqa: ANN401 (a queryset)
+    return Measurement.objects.filter(job=job).select_related("job__team", "host__team")
+
+
+def _measurement(request: HttpRequest, row: Measurement) -> MeasurementReply:
+    return MeasurementReply(
+        id=row.pk,
+        metric=row.metric,
+        predicted=row.predicted,
+        measured=row.measured,
+        ratio=row.ratio,
+        host=row.host.slug,
+        is_counted=not row.is_excluded,
+        may_decide=may_decide(request.user, row),
+    )
+
+
+class Decision(Schema):
+    """Whether a measurement counts, and why."""
+
+    decision: Literal["excluded", "included"]
+    reason: Annotated[str, Field(max_length=400)]
+
+
+@router.put(
+    "/jobs/{job_id}/measurements/{measurement_id}",
+    auth=ADMIN,
+    response={200: MeasurementReply, **REFUSALS},
+    operation_id="decide_measurement",
+)
+def measurement_put(
+    request: HttpRequest, job_id: str, measurement_id: int, body: Decision
+) -> MeasurementReply:
+    """Exclude a measurement from the calibration of its host, or include it again."""
+    row = get_object_or_404(_measurements(load_job(request, job_id)), pk=measurement_id)
+    if not may_decide(request.user, row, body.decision):
+        raise ForbiddenProblem(
+            "role_too_low",
+            f"To say what counts for {row.host.name} you need the role Operator in its team. An "
+            "admin of that team can give you the role.",
+        )
+    by = request.user.get_username()
+    measurement_decide(measurement=row, decision=body.decision, reason=body.reason, by=by)
+    row.refresh_from_db()
+    return _measurement(request, row)

@@ -1,0 +1,694 @@
+"""Operations on plans: make, change, plan again, suggest, save, export, launch, delete."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypeVar
+
+from django.http import HttpRequest
+from django.urls import reverse
+from ninja import Body, Query, Router, Schema, Status
+from pydantic import Field
+
+from planner import api
+from planner.specs.base import PlannerError
+from planner.specs.estimate import (
+    Estimate,
+    EstimateRequest,
+    InverseAnswer,
+    InverseQuestion,
+    InverseRequest,
+    PlanAnswer,
+    PlanRequest,
+)
+from runners.jobspec.serve import key_hash
+from webapp.accounts.models import Role, team_ids_of
+from webapp.accounts.services import check_role, current_membership, signed_in, visible_or_404
+from webapp.api.auth import LAUNCH, PLAN, READ
+from webapp.api.jobs import JobReply, job_reply
+from webapp.api.requests import PageReply, Paging, in_order, job_key, page_keys
+from webapp.core.display import sentence
+from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem, NotFoundProblem
+from webapp.jobs.endpoints import hashes_of, new_key
+from webapp.jobs.gangs import deciding_part
+from webapp.jobs.launching import clone_begin, launch_note, launch_options_of, plan_launch
+from webapp.jobs.lookup import load_job
+from webapp.jobs.measured_figures import story_of
+from webapp.jobs.permissions import job_for
+from webapp.jobs.replanning import replan
+from webapp.pages.jobs import fitting_changes
+from webapp.pages.plans import SHOWN, export_plan, exports_of
+from webapp.plans.explanation import DraftProblem
+from webapp.plans.models import Plan
+from webapp.plans.planning import (
+    current_answer,
+    is_outdated,
+    limit_of,
+    plan_again,
+    plan_compute,
+    plan_keep,
+    stored_answer,
+)
+from webapp.plans.predicting import measuring_of, planned_speed
+from webapp.plans.saving import (
+    changeable_plan,
+    chip_of,
+    draft_begun_from,
+    draft_of,
+    is_named,
+    listed_plans,
+    plan_remove,
+    versions_of,
+)
+from webapp.plans.serving import endpoint_options_of
+from webapp.plans.verdict import problem_verdict, verdict_of
+from webapp.wizard.documents import (
+    LaunchDocument,
+    PlanBase,
+    PlanDocument,
+    adapter,
+    document_of,
+    draft_fill,
+)
+from webapp.wizard.drafts import first_host, proposals_fill, serve_draft, suggestion_apply
+from webapp.wizard.steps import launch_both, ready_hosts
+
+router = Router(tags=["plans"], auth=READ)
+
+
+class PlanSummary(Schema):
+    """A plan in a list; ``verdict`` is a key such as fits, tight, slow, does-not-fit, draft."""
+
+    id: str
+    name: str
+    state: Literal["draft", "computed"]
+    verdict: str
+    version: int | None
+    series: str
+    team: str
+    owner: str
+    saved_at: datetime
+    url: str
+
+
+class VerdictReply(Schema):
+    """The verdict in words, as on the plan's page."""
+
+    tone: str
+    state: str
+    sentence: str
+    detail: str
+    warnings: list[str]
+
+
+class SuggestionReply(Schema):
+    """A change of the plan that the planner proposes."""
+
+    number: int
+    sentence: str
+    changes: dict[str, Any]
+
+
+class LaunchNote(Schema):
+    """Whether the plan can be launched, and what that would do."""
+
+    can: bool
+    title: str
+    text: str
+
+
+class PlanReply(PlanSummary):
+    """A plan with its document, its question for the planner, and the planner's answer.
+
+    ``answer`` is null if the draft cannot be planned; ``problem`` then says why. ``notes`` says
+    what else the last change changed.
+    """
+
+    revision: int
+    document: dict[str, Any]
+    request: PlanRequest | None
+    answer: PlanAnswer | None
+    problem: str
+    verdict_words: VerdictReply
+    launch: LaunchNote
+    suggestions: list[SuggestionReply]
+    is_outdated: bool
+    notes: list[str] = []
+
+
+def _summary(plan: Plan) -> dict[str, Any]:
+    return {
+        "id": plan.pk,
+        "name": plan.name,
+        "state": plan.state,
+        "verdict": chip_of(plan),
+        "version": plan.version,
+        "series": plan.series,
+        "team": plan.team_id,
+        "owner": plan.owner.get_username() if plan.owner else "",
+        "saved_at": plan.saved_at,
+        "url": reverse("plan-detail", args=[plan.pk]),
+    }
+
+
+def plan_reply(plan: Plan, notes: list[str] | None = None) -> PlanReply:
+    """Return a plan with its full answer, computed now if it is missing."""
+    answer, problem, is_refused = None, "", False
+    try:
+        answer = current_answer(plan)
+    except DraftProblem as error:
+        problem, is_refused = error.sentence, error.is_refused
+    verdict = (
+        verdict_of(answer, plan.draft, speed=planned_speed(plan))
+        if answer
+        else problem_verdict(problem, is_refused=is_refused)
+    )
+    note = launch_note(plan)
+    return PlanReply(
+        **_summary(plan),
+        revision=plan.revision,
+        document=document_of(plan),
+        request=PlanRequest.model_validate(plan.request) if plan.request else None,
+        answer=answer,
+        problem=problem,
+        verdict_words=VerdictReply(
+            tone=verdict.tone,
+            state=verdict.state,
+            sentence=verdict.sentence,
+            detail=verdict.detail,
+            warnings=list(verdict.warnings),
+        ),
+        launch=LaunchNote(
+            can=bool(note["can"] or note.get("can_serve")), title=note["title"], text=note["text"]
+        ),
+        suggestions=[
+            SuggestionReply(number=number, sentence=each.title, changes=each.changes)
+            for number, each in enumerate(answer.suggestions if answer else ())
+        ],
+        is_outdated=plan.is_latest and bool(answer) and is_outdated(plan),
+        notes=notes or [],
+    )
+
+
+# List, make and change
+
+
+class PlanFilters(Paging):
+    """Filters of the list of plans."""
+
+    q: Annotated[str, Query(description="Part of the name")] = ""
+
+
+@router.get("", response={200: PageReply[PlanSummary], **REFUSALS}, operation_id="list_plans")
+def plan_list(request: HttpRequest, filters: Query[PlanFilters]) -> PageReply[PlanSummary]:
+    """Return the teams' saved plans and the caller's own drafts, the last saved first."""
+    listed = page_keys(
+        listed_plans(request.user, filters.q.strip()),
+        "saved_at",
+        team_ids_of(request.user),
+        filters,
+    )
+    rows = in_order(Plan.objects.select_related("owner").only(*SHOWN), listed.keys)
+    items = [PlanSummary(**_summary(plan)) for plan in rows]
+    return PageReply(items=items, next_cursor=listed.next_cursor)
+
+
+@router.post("", auth=PLAN, response={201: PlanReply, **REFUSALS}, operation_id="create_plan")
+def plan_create(request: HttpRequest, body: PlanDocument) -> Status[PlanReply]:
+    """Make a plan from a document, plan it, and save it as its first version.
+
+    What the document leaves out has the wizard's default. A plan that nothing fits is saved too:
+    its answer holds the reasons. One that the planner refuses stays a draft.
+    """
+    membership = current_membership(request)
+    check_role(Role(membership.role), Role.PRACTITIONER)
+    document: PlanBase = body
+    plan = Plan(
+        team=membership.team,
+        owner=signed_in(request),
+        draft=serve_draft(first_host(membership.team)),
+    )
+    plan.draft["preset"] = ""
+    notes = draft_fill(plan, document)
+    if document.name:
+        plan.name, plan.is_named = document.name, True
+    plan.save(force_insert=True)
+    return Status(201, _planned(plan, notes, by=request.user.get_username()))
+
+
+def _planned(plan: Plan, notes: list[str], *, by: str) -> PlanReply:
+    """Plan a draft and save it as a version, unless the planner refuses it."""
+    try:
+        plan_compute(plan)
+    except DraftProblem:
+        return plan_reply(plan, notes)
+    return plan_reply(plan_keep(plan, by=by), notes)
+
+
+@router.get("/schema", response={200: dict[str, Any], **REFUSALS}, operation_id="get_plan_schema")
+def plan_schema(request: HttpRequest) -> dict[str, Any]:  # noqa: ARG001 (ninja passes it)
+    """Return the JSON schema of plan documents, for editors of ``job.yaml``."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A plan of Slipway",
+        **adapter().json_schema(),
+    }
+
+
+@router.get("/{plan_id}", response={200: PlanReply, **REFUSALS}, operation_id="get_plan")
+def plan_get(request: HttpRequest, plan_id: str) -> PlanReply:
+    """Return a plan with the planner's answer."""
+    return plan_reply(visible_or_404(Plan, request.user, pk=plan_id, deleted_at=None))
+
+
+@router.patch(
+    "/{plan_id}", auth=PLAN, response={200: PlanReply, **REFUSALS}, operation_id="change_plan"
+)
+def plan_change(
+    request: HttpRequest,
+    plan_id: str,
+    body: Annotated[dict[str, Any], Body(description="A JSON merge patch (RFC 7396)")],
+) -> PlanReply:
+    """Change a plan's document by a JSON merge patch, plan it, and save the next version.
+
+    A draft that the planner refuses stays a draft; a plan that was saved stays as it is, and the
+    reply is its next version.
+    """
+    plan = _changeable(request, plan_id)
+    draft = plan if plan.is_draft else draft_begun_from(plan, signed_in(request))
+    proposals_fill(draft)
+    try:
+        document: PlanBase = adapter().validate_python(_merged(document_of(draft), body))
+        notes = draft_fill(draft, document)
+    except Exception:
+        if draft is not plan:
+            draft.delete()
+        raise
+    draft.draft["is_touched"] = True
+    if document.name and document.name != draft.name:
+        draft.name, draft.is_named = document.name, True
+    return _planned(draft, notes, by=request.user.get_username())
+
+
+def _changeable(request: HttpRequest, plan_id: str) -> Plan:
+    plan = changeable_plan(request, plan_id)
+    if plan.deleted_at is not None:
+        raise NotFoundProblem("not_found", "This plan is deleted.")
+    return plan
+
+
+def _merged(document: Any, patch: Any) -> Any:  # noqa: ANN401 (JSON)
+    """Return a document with a merge patch applied; null deletes (RFC 7396)."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(document) if isinstance(document, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = _merged(merged.get(name), value)
+    return merged
+
+
+@router.post(
+    "/{plan_id}/compute",
+    auth=PLAN,
+    response={200: PlanReply, **REFUSALS},
+    operation_id="compute_plan",
+)
+def plan_compute_again(request: HttpRequest, plan_id: str) -> PlanReply:
+    """Plan again with the host's current measurements; a changed answer is the next version."""
+    plan = _changeable(request, plan_id)
+    try:
+        return plan_reply(plan_again(plan, signed_in(request)))
+    except DraftProblem as problem:
+        raise InvalidProblem("draft", problem.sentence) from problem
+
+
+@router.post(
+    "/{plan_id}/suggestions/{number}",
+    auth=PLAN,
+    response={200: PlanReply, **REFUSALS},
+    operation_id="apply_suggestion",
+)
+def plan_suggestion(request: HttpRequest, plan_id: str, number: int) -> PlanReply:
+    """Apply one of the plan's suggestions, plan it, and save the next version."""
+    plan = _changeable(request, plan_id)
+    answer = stored_answer(plan)
+    if answer is None or not 0 <= number < len(answer.suggestions):
+        count = len(answer.suggestions) if answer else 0
+        raise NotFoundProblem("no_suggestion", f"The plan has {count} suggestions, from 0 on.")
+    draft = plan if plan.is_draft else draft_of(plan, signed_in(request), is_untouched=True)
+    unapplied = suggestion_apply(proposals_fill(draft).draft, answer.suggestions[number].changes)
+    notes = [f"Not changed, because the plan lacks the field: {name}." for name in unapplied]
+    return _planned(draft, notes, by=request.user.get_username())
+
+
+@router.post(
+    "/{plan_id}/clone", auth=PLAN, response={201: PlanReply, **REFUSALS}, operation_id="clone_plan"
+)
+def plan_clone(request: HttpRequest, plan_id: str) -> Status[PlanReply]:
+    """Return a draft copy, to be saved as a separate plan."""
+    plan = _changeable(request, plan_id)
+    name = f"{plan.name[:110]} (copy)" if is_named(plan) else plan.name
+    copy = draft_begun_from(plan, signed_in(request), base=None, name=name, revision=1)
+    return Status(201, plan_reply(copy))
+
+
+class Saving(Schema):
+    """How a draft is saved."""
+
+    name: Annotated[str, Field(max_length=120)] = ""
+    save_as: Literal["next", "new"] = "next"
+
+
+@router.post(
+    "/{plan_id}/save", auth=PLAN, response={200: PlanReply, **REFUSALS}, operation_id="save_plan"
+)
+def plan_save(request: HttpRequest, plan_id: str, body: Saving) -> PlanReply:
+    """Save a draft as a version; a saved plan is returned unchanged."""
+    plan = _changeable(request, plan_id)
+    by = request.user.get_username()
+    return plan_reply(plan_keep(plan, body.name, by=by, as_new=body.save_as == "new"))
+
+
+@router.delete(
+    "/{plan_id}", auth=PLAN, response={204: None, **REFUSALS}, operation_id="delete_plan"
+)
+def plan_delete(request: HttpRequest, plan_id: str) -> Status[None]:
+    """Delete a draft, or a plan with all its versions; its jobs remain."""
+    plan_remove(_changeable(request, plan_id))
+    return Status(204, None)
+
+
+class VersionReply(Schema):
+    """One saved version of a plan, and what changed against the one it came from."""
+
+    id: str
+    version: int
+    name: str
+    verdict: str
+    saved_by: str
+    saved_at: datetime
+    words: str
+    changes: list[str]
+    num_jobs: int
+
+
+@router.get(
+    "/{plan_id}/versions",
+    response={200: list[VersionReply], **REFUSALS},
+    operation_id="list_plan_versions",
+)
+def plan_versions(request: HttpRequest, plan_id: str) -> list[VersionReply]:
+    """Return every version of a saved plan, newest first."""
+    plan = visible_or_404(Plan, request.user, pk=plan_id)
+    return [
+        VersionReply(
+            id=each.plan.pk,
+            version=each.plan.version or 0,
+            name=each.plan.name,
+            verdict=each.verdict,
+            saved_by=each.plan.saved_by,
+            saved_at=each.plan.saved_at,
+            words=each.words,
+            changes=[f"{one.name}: {one.before} → {one.after}" for one in each.changes],
+            num_jobs=each.num_jobs,
+        )
+        for each in versions_of(plan)
+    ]
+
+
+# Launch
+
+
+class Launched(Schema):
+    """The job, and the key of an endpoint, which is not shown again."""
+
+    job: JobReply
+    endpoint_key: str | None
+
+
+@router.post(
+    "/{plan_id}/launch",
+    auth=LAUNCH,
+    response={201: Launched, **REFUSALS},
+    operation_id="launch_plan",
+)
+def plan_start(request: HttpRequest, plan_id: str, body: LaunchDocument) -> Status[Launched]:
+    """Launch a plan as a job; with an ``Idempotency-Key`` a repetition launches nothing more."""
+    plan = _changeable(request, plan_id)
+    posted = body.posted
+    options = launch_options_of(posted)
+    key = new_key() if body.run == "endpoint" else None
+    if key:
+        options = options._replace(endpoint=endpoint_options_of(posted, hashes_of(key)))
+    options = options._replace(measuring=measuring_of(posted, is_load=body.run == "load"))
+    try:
+        job = plan_launch(
+            plan=plan,
+            by=signed_in(request),
+            name=body.name,
+            idempotency_key=job_key(request),
+            secrets=body.secrets,
+            wish=options,
+            is_named=bool(body.name.strip()),
+            as_new=body.save_as == "new",
+        )
+    except DraftProblem as problem:
+        raise ConflictProblem("cannot_launch", problem.sentence) from problem
+    is_its_key = key is not None and job.spec.get("key_hashes", [""])[:1] == [key_hash(key)]
+    return Status(201, Launched(job=job_reply(job), endpoint_key=key if is_its_key else None))
+
+
+# Exports and limits
+
+
+class FormatReply(Schema):
+    """A format that can express the plan, with notes on what it leaves out."""
+
+    key: str
+    title: str
+    file_name: str
+    notes: list[str]
+
+
+class PlanFormats(Schema):
+    """The formats that can express a plan's first proposal."""
+
+    plan: str
+    formats: list[FormatReply]
+
+
+class ExportReply(FormatReply):
+    """A plan in another tool's format, with the script that measures its predictions."""
+
+    text: str
+    measure: str
+
+
+def _answer(plan: Plan) -> PlanAnswer:
+    try:
+        return current_answer(plan)
+    except DraftProblem as problem:
+        raise InvalidProblem("draft", str(problem)) from problem
+
+
+@router.get(
+    "/{plan_id}/exports", response={200: PlanFormats, **REFUSALS}, operation_id="list_exports"
+)
+def formats(request: HttpRequest, plan_id: str) -> PlanFormats:
+    """Return the formats that a plan can be exported to."""
+    plan = visible_or_404(Plan, request.user, pk=plan_id)
+    exports = exports_of(plan, _answer(plan))
+    fields = FormatReply.model_fields
+    listed = [
+        FormatReply(**{name: getattr(export, name) for name in fields}) for export in exports
+    ]
+    return PlanFormats(plan=plan.pk, formats=listed)
+
+
+@router.get(
+    "/{plan_id}/exports/{key}", response={200: ExportReply, **REFUSALS}, operation_id="export_plan"
+)
+def exported(request: HttpRequest, plan_id: str, key: str) -> ExportReply:
+    """Return a plan in one format, with its notes and the script that measures it."""
+    plan = visible_or_404(Plan, request.user, pk=plan_id)
+    try:
+        export = export_plan(plan, _answer(plan), key)
+    except PlannerError as error:
+        raise NotFoundProblem("no_export", error.message) from error
+    return ExportReply(**{name: getattr(export, name) for name in ExportReply.model_fields})
+
+
+@router.get(
+    "/{plan_id}/limits/{question}",
+    response={200: dict[str, Any], **REFUSALS},
+    operation_id="get_plan_limit",
+)
+def limit(request: HttpRequest, plan_id: str, question: InverseQuestion) -> dict[str, Any]:
+    """Return a limit of a plan, such as ``longest_context`` or ``most_users``."""
+    plan = visible_or_404(Plan, request.user, pk=plan_id)
+    try:
+        return limit_of(plan, question).model_dump(mode="json")
+    except DraftProblem as problem:
+        raise InvalidProblem("limit", str(problem)) from problem
+
+
+# Plans from jobs, and the template of two jobs
+
+jobs_router = Router(tags=["plans"], auth=READ)
+
+
+class ChangeReply(Schema):
+    """A change with which a job that ran out of memory would fit."""
+
+    number: int
+    title: str
+    changes: dict[str, Any]
+
+
+class PostMortem(Schema):
+    """Why a job failed: its exit, its last lines, and the smallest changes that would fit."""
+
+    exit_code: int | None
+    signal: int | None
+    last_lines: list[str]
+    changes: list[ChangeReply]
+
+
+@jobs_router.get(
+    "/jobs/{job_id}/post-mortem",
+    response={200: PostMortem, **REFUSALS},
+    operation_id="get_post_mortem",
+)
+def postmortem(request: HttpRequest, job_id: str) -> PostMortem:
+    """Return what is known of a job's failure, and what would fit."""
+    job = load_job(request, job_id)
+    part = deciding_part(job)
+    record = part.exit_record if part else {}
+    return PostMortem(
+        exit_code=record.get("exit_code"),
+        signal=record.get("signal"),
+        last_lines=[str(line) for line in record.get("last_lines") or ()],
+        changes=[
+            ChangeReply(number=number, title=each.title, changes=each.changes)
+            for number, each in enumerate(fitting_changes(job))
+        ],
+    )
+
+
+class PlanFromJob(Schema):
+    """How a job becomes a plan.
+
+    ``clone``: its plan with its launch options; ``need``: with the measured memory need as limit;
+    ``change``: with one of the changes of its post-mortem.
+    """
+
+    how: Literal["clone", "need", "change"] = "clone"
+    change: Annotated[int, Field(ge=0, le=1000)] | None = None
+
+
+@jobs_router.post(
+    "/jobs/{job_id}/plan",
+    auth=PLAN,
+    response={201: PlanReply, **REFUSALS},
+    operation_id="plan_from_job",
+)
+def plan_of_job(request: HttpRequest, job_id: str, body: PlanFromJob) -> Status[PlanReply]:
+    """Make a draft plan from a job."""
+    job, owner = job_for(request, job_id, "clone"), signed_in(request)
+    changes = fitting_changes(job) if body.how == "change" else []
+    if body.how == "change" and (body.change is None or body.change >= len(changes)):
+        raise NotFoundProblem(
+            "no_change", f"The post-mortem of this job has {len(changes)} changes, from 0 on."
+        )
+    try:
+        if body.how == "clone":
+            return Status(201, plan_reply(clone_begin(job=job, owner=owner)))
+        plan = replan(job=job, owner=owner, story=story_of(job))
+    except DraftProblem as problem:
+        raise ConflictProblem("no_plan", problem.sentence) from problem
+    notes = []
+    if body.how == "change":
+        left = suggestion_apply(plan.draft, changes[body.change or 0].changes)
+        notes = [f"Not changed, because the plan lacks the field: {name}." for name in left]
+    with suppress(DraftProblem):
+        plan_compute(plan)
+    return Status(201, plan_reply(plan, notes))
+
+
+class TwoJobs(Schema):
+    """Where the classifier's two jobs run, and the ZeRO stage that is compared with DDP."""
+
+    host: Annotated[str, Field(max_length=120, description="Slug or id of a host")]
+    zero_stage: Literal[1, 2, 3] = 2
+
+
+@jobs_router.post(
+    "/templates/classification",
+    auth=LAUNCH,
+    response={201: list[JobReply], **REFUSALS},
+    operation_id="launch_classification",
+)
+def classification(request: HttpRequest, body: TwoJobs) -> Status[list[JobReply]]:
+    """Launch the same classifier with DDP and with ZeRO on one host, to be compared."""
+    membership = current_membership(request)
+    check_role(Role(membership.role), Role.PRACTITIONER)
+    hosts = ready_hosts(membership.team)
+    host = next((each for each in hosts if body.host in {each.pk, each.slug}), None)
+    if host is None:
+        names = ", ".join(each.slug for each in hosts) or "none"
+        raise InvalidProblem(
+            "host",
+            f"The field host is {body.host!r}; hosts that can run two ranks now: {names}.",
+        )
+    try:
+        jobs = launch_both(
+            team=membership.team,
+            by=signed_in(request),
+            host=host,
+            zero_stage=body.zero_stage,
+            key=(job_key(request) or "")[:40],
+        )
+    except DraftProblem as problem:
+        raise ConflictProblem("cannot_launch", problem.sentence) from problem
+    return Status(201, [job_reply(job) for job in jobs])
+
+
+# The planner itself: nothing is stored
+
+planner_router = Router(tags=["planner"], auth=READ)
+
+
+@planner_router.post("/plan", response={200: PlanAnswer, **REFUSALS}, operation_id="ask_plan")
+def ask_plan(request: HttpRequest, body: PlanRequest) -> PlanAnswer:  # noqa: ARG001 (ninja)
+    """Answer a planner question in the planner's own contract."""
+    return _planner_says(lambda: api.plan(body))
+
+
+@planner_router.post(
+    "/estimate", response={200: Estimate, **REFUSALS}, operation_id="ask_estimate"
+)
+def ask_estimate(request: HttpRequest, body: EstimateRequest) -> Estimate:  # noqa: ARG001 (ninja)
+    """Return the estimate of one strategy."""
+    return _planner_says(lambda: api.estimate(body))
+
+
+@planner_router.post(
+    "/inverse", response={200: InverseAnswer, **REFUSALS}, operation_id="ask_inverse"
+)
+def ask_inverse(request: HttpRequest, body: InverseRequest) -> InverseAnswer:  # noqa: ARG001 (ninja)
+    """Return a limit, such as the longest context or the cheapest instance."""
+    return _planner_says(lambda: api.inverse(body))
+
+
+Answer = TypeVar("Answer")
+
+
+def _planner_says(compute: Callable[[], Answer]) -> Answer:
+    try:
+        return compute()
+    except PlannerError as error:
+        faults = [{"field": error.field or "", "message": sentence(error.message)}]
+        raise InvalidProblem("planner", sentence(error.message), errors=faults) from error

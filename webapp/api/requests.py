@@ -1,0 +1,228 @@
+"""What all operations share: request ids, idempotency keys, and pages with cursors."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from functools import wraps
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+
+import structlog
+from django.db import IntegrityError, transaction
+from django.db.models import Model, Q, QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from ninja import Query, Schema
+from pydantic import BaseModel
+
+from webapp.accounts.models import StoredReply
+from webapp.core import vault
+from webapp.core.clock import now
+from webapp.core.ids import new_ulid
+from webapp.core.problems import ConflictProblem, InvalidProblem, problem_response
+from webapp.core.queries import NewestFirst
+
+# Request ids: each response names one, and what is logged during the request names it too.
+
+REQUEST_ID = "X-Request-Id"
+KEY_HEADER = "Idempotency-Key"
+REPLAYED = "Idempotency-Replayed"
+LONGEST_KEY = 64
+WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+KEPT = timedelta(hours=24)  # replies, for repetitions
+STUCK = timedelta(minutes=2)  # a request without a reply for so long was cut off
+
+View = Callable[..., HttpResponseBase]
+
+
+def with_request_rules(view: View) -> View:
+    """Return the view of an operation with a request id, and with idempotency keys on writes."""
+
+    @wraps(view)
+    def ruled(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponseBase:
+        request_id = new_ulid()
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            response = _once(view, request, *args, **kwargs)
+        response[REQUEST_ID] = request_id
+        return response
+
+    return ruled
+
+
+def _once(view: View, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponseBase:
+    """Carry out a write with an idempotency key once; a repetition gets the first reply.
+
+    Only successes are kept: after a refusal, the same key may be used with a corrected request.
+    """
+    key = request.headers.get(KEY_HEADER, "")
+    if request.method not in WRITES or not key:
+        return view(request, *args, **kwargs)
+    if len(key) > LONGEST_KEY or not key.isascii() or not key.isprintable():
+        return problem_response(
+            InvalidProblem(
+                "idempotency_key",
+                f"The header {KEY_HEADER} has {len(key)} characters; it can have 1 to "
+                f"{LONGEST_KEY} printable ASCII characters, such as a UUID.",
+            )
+        )
+    row, is_new = _row_of(_caller(request), key, _digest(request))
+    if not is_new:
+        return _repeated(row, request)
+    try:
+        response = view(request, *args, **kwargs)
+    except BaseException:
+        row.delete()
+        raise
+    if response.streaming or response.status_code >= 400:  # noqa: PLR2004
+        row.delete()
+    else:
+        row.status, row.sealed = response.status_code, _sealed(response)
+        row.save(update_fields=["status", "sealed"])
+    return response
+
+
+def _caller(request: HttpRequest) -> str:
+    """Return a digest of the credential, so that nobody meets another caller's keys."""
+    shown = request.headers.get("Authorization") or f"session {request.session.session_key}"
+    return hashlib.sha256(shown.encode(errors="replace")).hexdigest()
+
+
+def job_key(request: HttpRequest) -> str | None:
+    """Return the key under which a launch stores its job: one per caller and idempotency key.
+
+    A launch that was cut off after its job was stored finds that job when it is repeated.
+    """
+    key = request.headers.get(KEY_HEADER, "")
+    return hashlib.sha256(f"{_caller(request)} {key}".encode()).hexdigest() if key else None
+
+
+def _digest(request: HttpRequest) -> str:
+    parts = (str(request.method).encode(), request.get_full_path().encode(), request.body)
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def _row_of(caller: str, key: str, digest: str) -> tuple[StoredReply, bool]:
+    """Return the row of a key, and whether this request made it."""
+    rows = StoredReply.objects.filter(caller=caller, key=key)
+    instant = now()
+    rows.filter(Q(at__lt=instant - KEPT) | Q(status=None, at__lt=instant - STUCK)).delete()
+    fields = {"caller": caller, "key": key, "request_digest": digest, "at": instant}
+    try:
+        with transaction.atomic():
+            return StoredReply.objects.create(**fields), True
+    except IntegrityError:
+        row = rows.first()
+        return (row, False) if row else (StoredReply(**fields), False)
+
+
+def _repeated(row: StoredReply, request: HttpRequest) -> HttpResponse:
+    if row.request_digest != _digest(request):
+        return problem_response(
+            InvalidProblem(
+                "key_reused",
+                f"The {KEY_HEADER} {row.key!r} was used for another request. Use a new key for "
+                "each request, and the same one only to repeat a request.",
+            )
+        )
+    if row.status is None:
+        return problem_response(
+            ConflictProblem(
+                "in_progress",
+                "A request with this key is being carried out. Repeat it in a second.",
+                retry_after_seconds=1,
+            )
+        )
+    content_type, text = json.loads(vault.unseal(row.sealed))
+    response = HttpResponse(text.encode(), status=row.status, content_type=content_type)
+    response[REPLAYED] = "true"
+    return response
+
+
+def _sealed(response: HttpResponseBase) -> str:
+    body = response.content.decode() if isinstance(response, HttpResponse) else ""
+    return vault.seal(json.dumps([response.get("Content-Type", ""), body]))
+
+
+def replies_forget_old() -> int:
+    """Delete the replies that are no longer repeated; return how many."""
+    return StoredReply.objects.filter(at__lt=now() - KEPT).delete()[0]
+
+
+# Pages: newest first, continued by a cursor that names the last row, so that new rows shift none.
+
+Item = TypeVar("Item")
+Row = TypeVar("Row", bound=Model)
+MOST_ITEMS = 200
+
+
+class Paging(Schema):
+    """The query of a list."""
+
+    limit: Annotated[int, Query(ge=1, le=MOST_ITEMS)] = 50
+    cursor: str = ""
+
+
+class PageReply(BaseModel, Generic[Item]):
+    """A page of a list; ``next_cursor`` continues it and is null on the last page."""
+
+    items: list[Item]
+    next_cursor: str | None = None
+
+
+class Cursor(NamedTuple):
+    """The sort key of the last row of a page."""
+
+    at: datetime
+    key: str
+
+    @property
+    def text(self) -> str:
+        """Return the cursor as opaque text."""
+        raw = json.dumps([self.at.isoformat(), self.key]).encode()
+        return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def cursor_of(text: str) -> Cursor:
+    """Return the cursor of a request.
+
+    Raises:
+        InvalidProblem: the text is no cursor.
+    """
+    try:
+        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        at, key = json.loads(raw)
+        last = Cursor(datetime.fromisoformat(at), str(key))
+        is_one = last.at.tzinfo is not None and "\0" not in last.key
+    except (ValueError, TypeError):
+        last, is_one = Cursor(now(), ""), False
+    if is_one:
+        return last
+    raise InvalidProblem(
+        "cursor",
+        f"The cursor {text[:40]!r} was not returned by this list. Leave it out for the first "
+        "page, and continue with next_cursor.",
+    )
+
+
+class Listed(NamedTuple):
+    """The keys of a page in order, and the cursor of the next page."""
+
+    keys: list[str]
+    next_cursor: str | None
+
+
+def page_keys(rows: QuerySet[Any], by: str, teams: Sequence[str], paging: Paging) -> Listed:
+    """Return the keys of a page of teams' rows, newest first by the column ``by``."""
+    if paging.cursor:
+        last = cursor_of(paging.cursor)
+        rows = rows.filter(Q(**{f"{by}__lt": last.at}) | Q(**{by: last.at, "pk__lt": last.key}))
+    found = NewestFirst(rows, by, teams).pairs(paging.limit + 1)
+    shown = found[: paging.limit]
+    more = Cursor(*shown[-1]).text if len(found) > paging.limit else None
+    return Listed([key for _, key in shown], more)
+
+
+def in_order(rows: QuerySet[Row], keys: Sequence[str]) -> list[Row]:
+    """Return the rows with these keys, in their order."""
+    by_key = rows.in_bulk(list(keys))
+    return [by_key[key] for key in keys if key in by_key]

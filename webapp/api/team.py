@@ -1,0 +1,390 @@
+"""Operations on the caller and the team: tokens, secrets, sessions, limits, audit."""
+
+from datetime import date, datetime
+from typing import Annotated, Any
+
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from ninja import Query, Router, Schema, Status
+from pydantic import Field
+
+from webapp.accounts.models import AccessToken, Membership, Role, Scope, Secret
+from webapp.accounts.secrets import secret_delete, secret_store
+from webapp.accounts.services import (
+    check_role,
+    current_membership,
+    memberships_of,
+    signed_in,
+    visible_or_404,
+)
+from webapp.accounts.sign_in import sessions_of
+from webapp.accounts.tokens import (
+    DEFAULT_DAYS,
+    MOST_DAYS,
+    includes,
+    token_make,
+    token_revoke,
+    tokens_of,
+    visible_token,
+)
+from webapp.api.auth import ADMIN, READ
+from webapp.audit.models import Event
+from webapp.core import vault
+from webapp.core.problems import REFUSALS, ForbiddenProblem, UnavailableProblem
+from webapp.jobs.quotas import limit_sentences, quota_of
+from webapp.pages.audit import visible_events
+from webapp.pages.queue import QuotaForm, quota_store
+from webapp.wizard.documents import form_problem
+
+router = Router(tags=["team"], auth=READ)
+
+
+class TeamReply(Schema):
+    """A team of the caller, and the caller's role in it."""
+
+    id: str
+    name: str
+    role: Role
+
+
+class MeReply(Schema):
+    """Who calls, with which scope, in which team."""
+
+    user: str
+    scope: Scope
+    team: TeamReply
+    teams: list[TeamReply]
+
+
+def _team(membership: Membership) -> TeamReply:
+    team = membership.team
+    return TeamReply(id=team.pk, name=team.name, role=Role(membership.role))
+
+
+@router.get("/me", response={200: MeReply, **REFUSALS}, operation_id="get_me")
+def me(request: HttpRequest) -> MeReply:
+    """Return who calls: for a token its account, scope and team."""
+    return MeReply(
+        user=request.user.get_username(),
+        scope=_scope(request),
+        team=_team(current_membership(request)),
+        teams=[_team(each) for each in memberships_of(signed_in(request))],
+    )
+
+
+def _scope(request: HttpRequest) -> Scope:
+    """Return the scope of the caller; a session has every one."""
+    token = getattr(request, "auth", None)
+    return Scope(token.scope) if isinstance(token, AccessToken) else Scope.ADMIN
+
+
+class MemberReply(Schema):
+    """A member of the team."""
+
+    user: str
+    role: Role
+
+
+@router.get(
+    "/team/members", response={200: list[MemberReply], **REFUSALS}, operation_id="list_members"
+)
+def member_list(request: HttpRequest) -> list[MemberReply]:
+    """Return the members of the current team; an administrator of the site changes them."""
+    team = current_membership(request).team
+    rows = Membership.objects.filter(team=team).select_related("user").order_by("user__username")
+    return [MemberReply(user=row.user.get_username(), role=Role(row.role)) for row in rows]
+
+
+# Access tokens
+
+
+class TokenReply(Schema):
+    """An access token; its text is not stored."""
+
+    id: str
+    name: str
+    hint: str
+    scope: Scope
+    user: str
+    is_service: bool
+    created_at: datetime
+    expires_at: datetime
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+
+
+class NewToken(Schema):
+    """What a new token is for; ``days`` is how long it is valid."""
+
+    name: Annotated[str, Field(max_length=60)]
+    scope: Scope
+    days: Annotated[float, Field(gt=0, le=MOST_DAYS)] = DEFAULT_DAYS
+    is_service: bool = False
+
+
+class MadeToken(TokenReply):
+    """A new token with its text, which is not shown again."""
+
+    token: str
+
+
+def _token(token: AccessToken) -> dict[str, Any]:
+    names = ("name", "hint", "is_service", "created_at", "expires_at", "last_used_at")
+    return {
+        "id": token.pk,
+        "scope": Scope(token.scope),
+        "user": token.user.get_username(),
+        "revoked_at": token.revoked_at,
+        **{name: getattr(token, name) for name in names},
+    }
+
+
+@router.get("/tokens", response={200: list[TokenReply], **REFUSALS}, operation_id="list_tokens")
+def token_list(request: HttpRequest) -> list[TokenReply]:
+    """Return the caller's tokens in the current team; an admin gets the team's."""
+    team = current_membership(request).team
+    return [TokenReply(**_token(row)) for row in tokens_of(signed_in(request), team)]
+
+
+@router.post(
+    "/tokens", auth=ADMIN, response={201: MadeToken, **REFUSALS}, operation_id="make_token"
+)
+def token_add(request: HttpRequest, body: NewToken) -> Status[MadeToken]:
+    """Make an access token of at most the caller's own scope."""
+    if not includes(_scope(request), body.scope):
+        raise ForbiddenProblem("scope_too_low", "A token makes no token of a higher scope.")
+    token, text = token_make(
+        team=current_membership(request).team,
+        by=signed_in(request),
+        name=body.name,
+        scope=body.scope,
+        days=body.days,
+        is_service=body.is_service,
+    )
+    return Status(201, MadeToken(**_token(token), token=text))
+
+
+@router.delete("/tokens/{token_id}", response={204: None, **REFUSALS}, operation_id="revoke_token")
+def token_remove(request: HttpRequest, token_id: str) -> Status[None]:
+    """Revoke a token: an own one with any scope, another's as an admin of the team."""
+    token_revoke(token=visible_token(request, token_id), by=signed_in(request))
+    return Status(204, None)
+
+
+# Secrets of the team
+
+
+class SecretReply(Schema):
+    """A secret's name; its value is never shown."""
+
+    id: str
+    name: str
+    changed_by: str
+    changed_at: datetime
+    last_given_at: datetime | None
+
+
+class SecretValue(Schema):
+    """The new value of a secret; its lines are kept as they are."""
+
+    value: Annotated[str, Field(max_length=20_000)]
+
+
+def _secret(secret: Secret) -> SecretReply:
+    return SecretReply(
+        id=secret.pk,
+        name=secret.name,
+        changed_by=secret.changed_by.get_username() if secret.changed_by else "",
+        changed_at=secret.changed_at,
+        last_given_at=secret.last_given_at,
+    )
+
+
+@router.get("/secrets", response={200: list[SecretReply], **REFUSALS}, operation_id="list_secrets")
+def secret_list(request: HttpRequest) -> list[SecretReply]:
+    """Return the names of the current team's secrets."""
+    membership = current_membership(request)
+    check_role(Role(membership.role), Role.PRACTITIONER)
+    rows = Secret.objects.filter(team=membership.team).select_related("changed_by")
+    return [_secret(row) for row in rows]
+
+
+@router.put(
+    "/secrets/{name}",
+    auth=ADMIN,
+    response={200: SecretReply, **REFUSALS},
+    operation_id="set_secret",
+)
+def secret_put(request: HttpRequest, name: str, body: SecretValue) -> SecretReply:
+    """Store a secret under a name, or replace its value."""
+    membership = current_membership(request)
+    check_role(Role(membership.role), Role.OPERATOR)
+    try:
+        stored = secret_store(
+            team=membership.team, name=name, value=body.value, by=signed_in(request)
+        )
+    except vault.VaultError as error:
+        raise UnavailableProblem("vault", str(error), retry_after_seconds=60) from error
+    return _secret(stored)
+
+
+@router.delete(
+    "/secrets/{name}", auth=ADMIN, response={204: None, **REFUSALS}, operation_id="delete_secret"
+)
+def secret_remove(request: HttpRequest, name: str) -> Status[None]:
+    """Delete a secret of the current team; jobs that name it no longer start."""
+    membership = current_membership(request)
+    secret = visible_or_404(Secret, request.user, team=membership.team, name=name)
+    check_role(Role(membership.role), Role.OPERATOR)
+    secret_delete(secret=secret, by=signed_in(request))
+    return Status(204, None)
+
+
+# Sessions
+
+
+class SessionReply(Schema):
+    """A browser in which the caller is logged in."""
+
+    browser: str
+    address: str
+    began_at: datetime
+    seen_at: datetime
+
+
+@router.get(
+    "/sessions", response={200: list[SessionReply], **REFUSALS}, operation_id="list_sessions"
+)
+def session_list(request: HttpRequest) -> list[SessionReply]:
+    """Return the browsers in which the caller is logged in."""
+    return [
+        SessionReply(
+            browser=row.words, address=row.address, began_at=row.began_at, seen_at=row.seen_at
+        )
+        for row in sessions_of(signed_in(request))
+    ]
+
+
+# Limits of the team
+
+
+class QuotaReply(Schema):
+    """The limits of a team; null means none. ``sentences`` says what of them is used."""
+
+    max_devices: int | None
+    max_gpu_hours_per_month: float | None
+    max_duration_hours: float | None
+    max_queued_per_user: int
+    share: float
+    sentences: list[str]
+
+
+class QuotaChanges(Schema):
+    """New limits; what is left out stays, null removes a limit."""
+
+    max_devices: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    max_gpu_hours_per_month: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    max_duration_hours: Annotated[float, Field(ge=0.01, le=8784)] | None = None
+    max_queued_per_user: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    share: Annotated[float, Field(ge=0.01, le=1000)] | None = None
+
+
+def _quota(request: HttpRequest) -> QuotaReply:
+    team = current_membership(request).team
+    quota = quota_of(team)
+    seconds = quota.max_duration_seconds
+    return QuotaReply(
+        max_devices=quota.max_devices,
+        max_gpu_hours_per_month=quota.max_gpu_hours_per_month,
+        max_duration_hours=seconds / 3600 if seconds else None,
+        max_queued_per_user=quota.max_queued_per_user,
+        share=quota.share,
+        sentences=limit_sentences(team, signed_in(request).pk),
+    )
+
+
+@router.get("/team/limits", response={200: QuotaReply, **REFUSALS}, operation_id="get_limits")
+def quota_get(request: HttpRequest) -> QuotaReply:
+    """Return the limits of the current team."""
+    return _quota(request)
+
+
+@router.patch(
+    "/team/limits",
+    auth=ADMIN,
+    response={200: QuotaReply, **REFUSALS},
+    operation_id="change_limits",
+)
+def quota_change(request: HttpRequest, body: QuotaChanges) -> QuotaReply:
+    """Change the limits of the current team, as an operator."""
+    membership = current_membership(request)
+    check_role(Role(membership.role), Role.OPERATOR)
+    before = _quota(request).model_dump(exclude={"sentences"})
+    values = before | body.model_dump(exclude_unset=True)
+    posted = {name: "" if value is None else value for name, value in values.items()}
+    form = QuotaForm(posted, instance=quota_of(membership.team))
+    if not form.is_valid():
+        raise form_problem(form, "")
+    quota_store(form, membership.team, request.user.get_username(), "")
+    return _quota(request)
+
+
+# The history of the team
+
+
+class EventReply(Schema):
+    """An event of the team's history."""
+
+    id: int
+    at: datetime
+    kind: str
+    subject: str
+    from_state: str
+    to_state: str
+    reason: str
+    actor: str
+    detail: dict[str, Any]
+
+
+class EventPage(Schema):
+    """Events, newest first; continue with ``before`` = the last event's id."""
+
+    items: list[EventReply]
+    has_more: bool
+
+
+class EventFilters(Schema):
+    """Filters of the history."""
+
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100
+    before: Annotated[int, Query(ge=1)] | None = None
+    kind: str = ""
+    actor: str = ""
+    subject: str = ""
+    since: date | None = None
+    until: date | None = None
+
+
+@router.get("/audit", response={200: EventPage, **REFUSALS}, operation_id="list_audit")
+def audit(request: HttpRequest, filters: Query[EventFilters]) -> EventPage:
+    """Return the history of the current team, newest first, for its admins."""
+    check_role(Role(current_membership(request).role), Role.ADMIN)
+    rows = list(_events(request, filters)[: filters.limit + 1])
+    fields = EventReply.model_fields
+    items = [
+        EventReply(**{name: getattr(row, name) for name in fields})
+        for row in rows[: filters.limit]
+    ]
+    return EventPage(items=items, has_more=len(rows) > filters.limit)
+
+
+def _events(request: HttpRequest, filters: EventFilters) -> QuerySet[Event]:
+    exact = {name: getattr(filters, name) for name in ("kind", "actor", "subject")}
+    rows = visible_events(request).filter(**{name: text for name, text in exact.items() if text})
+    if filters.before is not None:
+        rows = rows.filter(pk__lt=filters.before)
+    if filters.since is not None:
+        rows = rows.filter(at__date__gte=filters.since)
+    if filters.until is not None:
+        rows = rows.filter(at__date__lte=filters.until)
+    return rows
