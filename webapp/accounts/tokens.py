@@ -4,6 +4,7 @@ import hashlib
 import re
 import secrets
 from datetime import datetime, timedelta
+from itertools import count
 from typing import Any
 
 from django.contrib import messages
@@ -149,10 +150,9 @@ def _checked(name: str, scope: str, days: float) -> Scope:
 def _service_account(team: Team, name: str, role: Role) -> User:
     """Return a new account for a service; nobody can log in with it."""
     stem = f"service-{slugify(name)[:40] or 'token'}"
-    username = stem
-    while User.objects.filter(username=username).exists():
-        username = f"{stem}-{secrets.token_hex(2)}"
-    user = User(username=username)
+    numbered = (f"{stem}-{number}" if number > 1 else stem for number in count(1))
+    taken = set(User.objects.filter(username__startswith=stem).values_list("username", flat=True))
+    user = User(username=next(name for name in numbered if name not in taken))
     user.set_unusable_password()
     user.save()
     member_add(team=team, user=user, role=role)

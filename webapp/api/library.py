@@ -2,6 +2,7 @@
 
 import json
 from datetime import datetime
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest
@@ -252,8 +253,10 @@ def data_add(request: HttpRequest, file: File[UploadedFile]) -> Status[DatasetRe
     try:
         dataset = dataset_store(team=membership.team, by=signed_in(request), upload=file)
     except UnusableDataError as error:
-        faults = [{"field": "file", "message": text} for text in error.found.errors[:20]]
-        raise InvalidProblem("unusable_data", error.found.errors[0], errors=faults) from error
+        faults = [{"field": "file", "message": text} for text in islice(error.found.errors, 20)]
+        raise InvalidProblem(
+            "unusable_data", f"{file.name} cannot be used: {error}", errors=faults
+        ) from error
     return Status(201, _dataset(dataset))
 
 

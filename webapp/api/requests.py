@@ -13,8 +13,8 @@ from django.db import IntegrityError, transaction
 from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from ninja import Query, Schema
-from pydantic import BaseModel
 
+from runners.jobspec.base import parse_json
 from webapp.accounts.models import StoredReply
 from webapp.core import vault
 from webapp.core.clock import now
@@ -132,7 +132,7 @@ def _repeated(row: StoredReply, request: HttpRequest) -> HttpResponse:
                 retry_after_seconds=1,
             )
         )
-    content_type, text = json.loads(vault.unseal(row.sealed))
+    content_type, text = parse_json(vault.unseal(row.sealed).encode())
     response = HttpResponse(text.encode(), status=row.status, content_type=content_type)
     response[REPLAYED] = "true"
     return response
@@ -162,7 +162,7 @@ class Paging(Schema):
     cursor: str = ""
 
 
-class PageReply(BaseModel, Generic[Item]):
+class PageReply(Schema, Generic[Item]):
     """A page of a list; ``next_cursor`` continues it and is null on the last page."""
 
     items: list[Item]
@@ -190,7 +190,7 @@ def cursor_of(text: str) -> Cursor:
     """
     try:
         raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        at, key = json.loads(raw)
+        at, key = parse_json(raw)
         last = Cursor(datetime.fromisoformat(at), str(key))
         is_one = last.at.tzinfo is not None and "\0" not in last.key
     except (ValueError, TypeError):

@@ -351,7 +351,7 @@ def statuses(call, times: int) -> list[int]:
 
 
 def test_a_person_is_told_the_limit_and_when_to_come_back_and_others_go_on(alice, narrow, bob):
-    narrow("hosts", "PERSON")
+    narrow("auth", "PERSON")
     client = client_of(alice)
     assert statuses(lambda: client.get("/api/v1/tickets?topics=jobs"), 3) == [200] * 3
     refused = client.get("/api/v1/tickets?topics=jobs")
