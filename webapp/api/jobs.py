@@ -25,7 +25,7 @@ from runners.shared.reasons import Reason
 from webapp.accounts.models import team_ids_of
 from webapp.accounts.services import membership_of, signed_in, visible_or_404
 from webapp.api.auth import LAUNCH, READ
-from webapp.api.requests import PageReply, Paging, in_order, page_keys
+from webapp.api.requests import PageReply, Paging, Sent, in_order, page_keys
 from webapp.core.clock import now, now_ms
 from webapp.core.problems import (
     REFUSALS,
@@ -123,6 +123,10 @@ class JobReply(Schema):
     started_at: datetime | None
     ended_at: datetime | None
     url: str
+
+
+class JobPage(PageReply[JobReply]):
+    """A page of jobs."""
 
 
 class AttemptReply(Schema):
@@ -253,15 +257,15 @@ class JobFilters(Paging):
     q: Annotated[str, Query(description="Part of the job's or the model's name")] = ""
 
 
-@router.get("/jobs", response={200: PageReply[JobReply], **REFUSALS}, operation_id="list_jobs")
-def job_list(request: HttpRequest, filters: Query[JobFilters]) -> PageReply[JobReply]:
+@router.get("/jobs", response={200: JobPage, **REFUSALS}, operation_id="list_jobs")
+def job_list(request: HttpRequest, filters: Query[JobFilters]) -> JobPage:
     """Return the teams' jobs, newest first."""
     listed = page_keys(
         _filtered(request, filters), "created_at", team_ids_of(request.user), filters
     )
     rows = in_order(Job.objects.select_related(*OF_LIST).defer(*DOCUMENTS), listed.keys)
     items = [job_reply(job) for job in rows]
-    return PageReply(items=items, next_cursor=listed.next_cursor)
+    return JobPage(items=items, next_cursor=listed.next_cursor)
 
 
 def _filtered(request: HttpRequest, filters: JobFilters) -> QuerySet[Job]:
@@ -325,7 +329,7 @@ def job_again(request: HttpRequest, job_id: str) -> Status[JobDetail]:
     return Status(201, job_detail(load_job(request, copy.pk), request))
 
 
-class Abandoning(Schema):
+class Abandoning(Sent):
     """The confirmation to abandon a job: the names of its unreachable hosts."""
 
     host_name: Annotated[str, Field(max_length=2000)]

@@ -27,6 +27,7 @@ from webapp.accounts.services import (
 )
 from webapp.api.auth import ADMIN, LAUNCH, PLAN, READ
 from webapp.api.jobs import JobDetail, job_detail
+from webapp.api.requests import Sent
 from webapp.bench.ratios import stored
 from webapp.core.problems import (
     REFUSALS,
@@ -109,7 +110,7 @@ def model_list(request: HttpRequest, q: str = "") -> list[ModelReply]:
     ]
 
 
-class NewModel(Schema):
+class NewModel(Sent):
     """A model by its ``config.json``, as Hugging Face publishes it."""
 
     name: Annotated[str, Field(max_length=120)]
@@ -173,7 +174,7 @@ def model_get(request: HttpRequest, model_id: str) -> ModelDetail:
     )
 
 
-class EvaluationRequest(Schema):
+class EvaluationRequest(Sent):
     """Tasks of lm-evaluation-harness beside the perplexity; "" for none."""
 
     tasks: Literal["", "named", "folder"] = ""
@@ -510,7 +511,7 @@ def _measurement(request: HttpRequest, row: Measurement) -> MeasurementReply:
     )
 
 
-class Decision(Schema):
+class Decision(Sent):
     """Whether a measurement counts, and why."""
 
     decision: Literal["excluded", "included"]

@@ -21,6 +21,7 @@ from webapp.accounts.services import (
 from webapp.agents.environments import environment_order
 from webapp.api.auth import ADMIN, READ
 from webapp.api.jobs import JobDetail, job_detail
+from webapp.api.requests import Sent
 from webapp.core.problems import REFUSALS, ForbiddenProblem, InvalidProblem, NotFoundProblem
 from webapp.hosts.health import checklist, is_ready
 from webapp.hosts.machines import (
@@ -193,7 +194,7 @@ def host_list(request: HttpRequest, q: str = "") -> list[HostReply]:
     return [HostReply(**_fields(host)) for host in hosts]
 
 
-class NewHost(Schema):
+class NewHost(Sent):
     """The host that is to be enrolled; labels are names with values, such as gpu: 4090."""
 
     name: Annotated[str, Field(max_length=80)]
@@ -295,7 +296,7 @@ def enrolment_revoke(request: HttpRequest, token_id: str) -> Status[None]:
     return Status(204, None)
 
 
-class NewVirtualHost(Schema):
+class NewVirtualHost(Sent):
     """A machine that the team considers buying or renting."""
 
     name: Annotated[str, Field(max_length=80)]
@@ -367,7 +368,7 @@ def host_act(request: HttpRequest, slug: str, action: Action) -> HostDetail:
     return host_get(request, slug)
 
 
-class HostChanges(Schema):
+class HostChanges(Sent):
     """New labels or another address; what is left out stays."""
 
     labels: dict[str, str] | None = None
@@ -390,7 +391,7 @@ def host_change(request: HttpRequest, slug: str, body: HostChanges) -> HostDetai
     return host_get(request, slug)
 
 
-class Alike(Schema):
+class Alike(Sent):
     """Another host that looks like the same machine, and whether it is another one."""
 
     other: Annotated[str, Field(max_length=26, description="Id of the other host")]
@@ -431,7 +432,7 @@ def host_validate(request: HttpRequest, slug: str) -> Status[JobDetail]:
     return Status(201, job_detail(load_job(request, job.pk), request))
 
 
-class Cordon(Schema):
+class Cordon(Sent):
     """Why a device takes no new jobs."""
 
     reason: Annotated[str, Field(max_length=200)]
@@ -572,7 +573,7 @@ def _pool(request: HttpRequest, pool_id: str) -> Pool:
     return pool
 
 
-class QueueMove(Schema):
+class QueueMove(Sent):
     """A new place or priority of a queued job."""
 
     move: Literal["up", "down"] | None = None

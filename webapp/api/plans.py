@@ -26,7 +26,7 @@ from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import check_role, current_membership, signed_in, visible_or_404
 from webapp.api.auth import LAUNCH, PLAN, READ
 from webapp.api.jobs import JobReply, job_reply
-from webapp.api.requests import PageReply, Paging, in_order, job_key, page_keys
+from webapp.api.requests import PageReply, Paging, Sent, in_order, job_key, page_keys
 from webapp.core.display import sentence
 from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem, NotFoundProblem
 from webapp.jobs.endpoints import hashes_of, new_key
@@ -89,6 +89,10 @@ class PlanSummary(Schema):
     owner: str
     saved_at: datetime
     url: str
+
+
+class PlanPage(PageReply[PlanSummary]):
+    """A page of plans."""
 
 
 class VerdictReply(Schema):
@@ -199,8 +203,8 @@ class PlanFilters(Paging):
     q: Annotated[str, Query(description="Part of the name")] = ""
 
 
-@router.get("", response={200: PageReply[PlanSummary], **REFUSALS}, operation_id="list_plans")
-def plan_list(request: HttpRequest, filters: Query[PlanFilters]) -> PageReply[PlanSummary]:
+@router.get("", response={200: PlanPage, **REFUSALS}, operation_id="list_plans")
+def plan_list(request: HttpRequest, filters: Query[PlanFilters]) -> PlanPage:
     """Return the teams' saved plans and the caller's own drafts, the last saved first."""
     listed = page_keys(
         listed_plans(request.user, filters.q.strip()),
@@ -210,7 +214,7 @@ def plan_list(request: HttpRequest, filters: Query[PlanFilters]) -> PageReply[Pl
     )
     rows = in_order(Plan.objects.select_related("owner").only(*SHOWN), listed.keys)
     items = [PlanSummary(**_summary(plan)) for plan in rows]
-    return PageReply(items=items, next_cursor=listed.next_cursor)
+    return PlanPage(items=items, next_cursor=listed.next_cursor)
 
 
 @router.post("", auth=PLAN, response={201: PlanReply, **REFUSALS}, operation_id="create_plan")
@@ -355,7 +359,7 @@ def plan_clone(request: HttpRequest, plan_id: str) -> Status[PlanReply]:
     return Status(201, plan_reply(copy))
 
 
-class Saving(Schema):
+class Saving(Sent):
     """How a draft is saved."""
 
     name: Annotated[str, Field(max_length=120)] = ""
@@ -578,7 +582,7 @@ def postmortem(request: HttpRequest, job_id: str) -> PostMortem:
     )
 
 
-class PlanFromJob(Schema):
+class PlanFromJob(Sent):
     """How a job becomes a plan.
 
     ``clone``: its plan with its launch options; ``need``: with the measured memory need as limit;
@@ -618,7 +622,7 @@ def plan_of_job(request: HttpRequest, job_id: str, body: PlanFromJob) -> Status[
     return Status(201, plan_reply(plan, notes))
 
 
-class TwoJobs(Schema):
+class TwoJobs(Sent):
     """Where the classifier's two jobs run, and the ZeRO stage that is compared with DDP."""
 
     host: Annotated[str, Field(max_length=120, description="Slug or id of a host")]

@@ -13,6 +13,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from ninja import Query, Schema
+from pydantic import ConfigDict
 
 from runners.jobspec.base import parse_json
 from webapp.accounts.models import StoredReply
@@ -146,6 +147,12 @@ def _sealed(response: HttpResponseBase) -> str:
 def replies_forget_old() -> int:
     """Delete the replies that are no longer repeated; return how many."""
     return StoredReply.objects.filter(at__lt=now() - KEPT).delete()[0]
+
+
+class Sent(Schema):
+    """What a caller sends: a field that it does not know is an error."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 # Pages: newest first, continued by a cursor that names the last row, so that new rows shift none.

@@ -28,6 +28,7 @@ from webapp.accounts.tokens import (
     visible_token,
 )
 from webapp.api.auth import ADMIN, READ
+from webapp.api.requests import Sent
 from webapp.audit.models import Event
 from webapp.core import vault
 from webapp.core.problems import REFUSALS, ForbiddenProblem, UnavailableProblem
@@ -113,7 +114,7 @@ class TokenReply(Schema):
     revoked_at: datetime | None
 
 
-class NewToken(Schema):
+class NewToken(Sent):
     """What a new token is for; ``days`` is how long it is valid."""
 
     name: Annotated[str, Field(max_length=60)]
@@ -184,7 +185,7 @@ class SecretReply(Schema):
     last_given_at: datetime | None
 
 
-class SecretValue(Schema):
+class SecretValue(Sent):
     """The new value of a secret; its lines are kept as they are."""
 
     value: Annotated[str, Field(max_length=20_000)]
@@ -279,7 +280,7 @@ class QuotaReply(Schema):
     sentences: list[str]
 
 
-class QuotaChanges(Schema):
+class QuotaChanges(Sent):
     """New limits; what is left out stays, null removes a limit."""
 
     max_devices: Annotated[int, Field(ge=0, le=100_000)] | None = None

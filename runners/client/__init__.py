@@ -1,0 +1,26 @@
+"""The Python client of Slipway's API, synchronous and for asyncio.
+
+>>> from runners.client import Slipway
+>>> with Slipway("https://slipway.lan", "slp_…") as slipway:  # doctest: +SKIP
+...     for job in slipway.list_jobs(state="running").items:
+...         print(job.name, job.progress.words)
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runners.client.generated import AsyncSlipway, Slipway
+    from runners.client.transport import ApiError, Event, UnreachableError
+
+__all__ = ["ApiError", "AsyncSlipway", "Event", "Slipway", "UnreachableError"]
+GENERATED = {"AsyncSlipway", "Slipway"}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 (a class)
+    """Load the client when it is used: its types take a tenth of a second."""
+    if name not in __all__:
+        raise AttributeError(name)
+    from importlib import import_module
+
+    module = "generated" if name in GENERATED else "transport"
+    return getattr(import_module(f"runners.client.{module}"), name)
