@@ -1,10 +1,19 @@
 """Public API: estimate one strategy, search for the best one, and solve inverse questions.
 
+``parse_model`` reads their documents, with errors that name the field.
+
 Importing this module loads the request and response models only. Each function imports its
 implementation on the first call: an estimate does not load the search, and a search does not load
 the inverse questions.
 """
 
+from collections.abc import Iterator
+from functools import cache
+from typing import TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from planner.specs.base import BadRequestError
 from planner.specs.estimate import (
     Estimate,
     EstimateRequest,
@@ -60,3 +69,71 @@ def inverse(request: InverseRequest) -> InverseAnswer:
     from planner.search.inverse import answer_inverse
 
     return answer_inverse(request)
+
+
+# Documents from outside: parsed, or refused with the field, its value and the nearest names.
+
+
+S = TypeVar("S", bound=BaseModel)
+NEAREST_FIELDS = 3
+# Parts of pydantic's error paths that name a union branch instead of a field.
+UNION_PARTS = frozenset(
+    {"str", "ModelSpec", "dict[str,any]", "DeviceSpec", "serve", "generate", "train", "compress"}
+)
+
+
+def parse_model(spec: type[S], text: str) -> S:
+    """Return a model parsed from JSON.
+
+    Raises:
+        BadRequestError: the text is not JSON, or a field is wrong.
+    """
+    try:
+        return spec.model_validate_json(text)
+    except ValidationError as error:
+        raise readable(error) from error
+
+
+def readable(error: ValidationError) -> BadRequestError:
+    """Return the first validation error as a request error: field, message, given value."""
+    details = error.errors(include_url=False)
+    first_error = next((d for d in details if d["type"] != "string_type"), details[0])
+    path = [
+        part
+        for part in map(str, first_error["loc"])
+        if part not in UNION_PARTS and "(" not in part
+    ]
+    name = ".".join(path) or "request"
+    given = first_error.get("input")
+    shown = "" if isinstance(given, dict | list) else f" (given: {given!r})"
+    if first_error["type"] == "extra_forbidden":
+        from planner.catalog.reading import nearest_names
+
+        nearest = ", ".join(nearest_names(path[-1], sorted(known_fields()))[:NEAREST_FIELDS])
+        return BadRequestError(f"{name}: there is no such field{shown}; nearest: {nearest}", name)
+    return BadRequestError(f"{name}: {first_error['msg']}{shown}", name)
+
+
+@cache
+def known_fields() -> frozenset[str]:
+    """Return the names of all fields of a request, including nested ones."""
+    names: set[str] = set()
+    pending: list[type[BaseModel]] = [EstimateRequest, PlanRequest, InverseRequest]
+    visited: set[type[BaseModel]] = set()
+    while pending:
+        spec = pending.pop()
+        visited.add(spec)
+        names |= set(spec.model_fields)
+        nested = (
+            one for field in spec.model_fields.values() for one in _specs_in(field.annotation)
+        )
+        pending += [one for one in nested if one not in visited]
+    return frozenset(names)
+
+
+def _specs_in(annotation: object) -> Iterator[type[BaseModel]]:
+    """Yield the specs in an annotation, including unions and collections."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _specs_in(part)

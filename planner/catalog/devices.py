@@ -92,23 +92,28 @@ def list_instances() -> tuple[Instance, ...]:
     return tuple(_instances().values())
 
 
+def find_instance(name: str) -> Instance | None:
+    """Return an offer by its id, or by its type if only one provider has it, or None."""
+    instance_id = _offers_by_name().get(name.strip().lower())
+    return None if instance_id is None else _instances()[instance_id]
+
+
 def get_instance(name: str) -> Instance:
     """Return an offer by its id, or by its type if only one provider has it.
 
     Raises:
         UnknownInstanceError: the catalog has no such name; the message gives the nearest ones.
     """
-    requested = name.strip().lower()
-    instance_id = _offers_by_name().get(requested)
-    if instance_id is None:
-        nearest = nearest_names(requested, _instances())
+    instance = find_instance(name)
+    if instance is None:
+        nearest = nearest_names(name.strip().lower(), _instances())
         raise UnknownInstanceError(
             f"no instance {name!r} in the catalog; nearest: {', '.join(nearest) or 'none'}; "
             "any other offer can be given as a cluster whose device has price_usd_per_hour",
             "cluster.instance",
             nearest=nearest,
         )
-    return _instances()[instance_id]
+    return instance
 
 
 def offers_for(device_id: str, *, spot: bool = False) -> tuple[Instance, ...]:
@@ -356,14 +361,20 @@ def _id_of(slug: str) -> str | None:
     return names[sized[1]] if abs(memory_bytes / named_bytes - 1.0) <= SIZE_ROUNDING else None
 
 
+def find_device(name: str) -> DeviceSpec | None:
+    """Return a device by id, alias or full name, or None."""
+    device_id = _id_of(device_slug(name))
+    return None if device_id is None else _devices()[device_id]
+
+
 def get_device(name: str) -> DeviceSpec:
     """Return a device by id, alias or full name.
 
     Raises:
         UnknownDeviceError: the catalog has no such name; the message gives the nearest ones.
     """
-    device_id = _id_of(device_slug(name))
-    if device_id is None:
+    device = find_device(name)
+    if device is None:
         nearest = nearest_names(device_slug(name), _ids_by_name())
         raise UnknownDeviceError(
             f"no device {name!r} in the catalog; nearest: {', '.join(nearest) or 'none'}; "
@@ -372,7 +383,7 @@ def get_device(name: str) -> DeviceSpec:
             "cluster.device",
             nearest=nearest,
         )
-    return _devices()[device_id]
+    return device
 
 
 def device_of_driver(name: str) -> DeviceSpec | None:
