@@ -20,6 +20,10 @@ LIBRARIES = (
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt")
 
 READERS: dict[str, tuple[str, set[str]]] = {
+    "runners/cli/plans.py": (
+        "requests and configs in JSON or YAML, by the one who runs the command; the planner checks",
+        {"json.loads", "safe_load", "read_text"},
+    ),
     "runners/datasets/text.py": ("text, lines and JSON", {"json.loads"}),
     "runners/datasets/parquet.py": ("tables, in a process of its own", {"ParquetFile"}),
     "runners/jobs/evaluation_tasks.py": ("task files, with text.py's reader", {"yaml.load"}),
@@ -48,6 +52,11 @@ MESSAGE = "a message between processes, with limits of its own"
 SYSTEM = "of the operating system or a driver"
 SHIPPED = "part of the product"
 OTHERS: dict[str, tuple[str, set[str]]] = {
+    "runners/cli/plan.py": ("a copy of a document", {"json.loads"}),
+    "runners/cli/config.py": ("the user's own configuration", {"read_text", "tomllib.loads"}),
+    "runners/cli/hardware.py": (SYSTEM, {"read_text"}),
+    "runners/cli/output.py": (OWN, {"json.loads"}),
+    "runners/cli/quantities.py": ("an argument of the command", {"json.loads"}),
     "runners/datasets/conversations.py": (OWN, {"json.loads"}),
     "runners/datasets/parquet_process.py": (MESSAGE, {"json.loads"}),
     "runners/devices/other.py": (SYSTEM, {"read_text"}),

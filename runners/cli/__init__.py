@@ -1,0 +1,18 @@
+"""The command line ``slipway``: plan, look up, export and check, with or without a server.
+
+- ``main``       the program: its commands by name, errors as exit codes
+- ``plan``       ``slipway plan GOAL MODEL``: options of each goal, the request that they make
+- ``plans``      plans kept on this machine; ``slipway export`` and ``slipway explain``
+- ``hardware``   what ``--on`` names: catalog devices, cloud offers, this machine
+- ``catalog``    ``slipway models`` and ``slipway devices``
+- ``doctor``     ``slipway doctor``: checks of this machine, each with a remedy
+- ``completion`` ``slipway completion``: scripts for shells
+- ``report``     a plan as text: figures, alternatives, reasons
+- ``output``     tables, JSON, YAML, numbers with units
+- ``config``     the user's configuration: server and token
+- ``quantities`` durations, sizes and counts as people write them
+- ``errors``     the error of a command, its exit code and its problem document
+
+Start-up counts: a module here imports the planner, rich or httpx only within the function that
+needs it.
+"""

@@ -1,0 +1,222 @@
+"""The hardware that ``--on`` names: devices of the catalog, cloud offers, this machine."""
+
+import datetime as dt
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from planner.catalog.devices import (
+    DriverDevice,
+    MeasuredRates,
+    find_device,
+    find_instance,
+    host_device,
+    list_devices,
+    list_instances,
+)
+from planner.catalog.reading import nearest_names
+from planner.specs.cluster import DeviceSpec
+from runners.cli.config import data_folder, write_private
+from runners.cli.errors import CliError, ExitCode
+
+THIS = "this"
+MEASURED_FILE = "this-machine.json"
+NODES_AND_COUNT = re.compile(r"(\d+)\s*[x\u00d7]\s*(\d+)\s*[x\u00d7]\s*(.+)", re.IGNORECASE)
+COUNT_FIRST = re.compile(r"(\d+)\s*[x\u00d7]\s*(.+)", re.IGNORECASE)
+COUNT_LAST = re.compile(r"(.+?)\s*[x\u00d7]\s*(\d+)", re.IGNORECASE)
+FORMS = "8xh200, 2x8xh100 (nodes x devices), a cloud offer such as aws/p5.48xlarge, or this"
+
+Cluster = dict[str, Any]  # the JSON of a ClusterSpec
+
+
+def parse_hardware(text: str, option: str = "--on") -> Cluster:
+    """Return the cluster that a text names, as the JSON of a ClusterSpec.
+
+    A count before or after a device is the devices of one node, before a cloud offer the number
+    of its machines; two counts are nodes and devices per node.
+
+    Raises:
+        CliError: nothing has this name, or a count is 0; the message gives the nearest names.
+    """
+    text = text.strip()
+    if text.lower() == THIS:
+        return this_machine()
+    if (exact := _named(text)) is not None:
+        return exact
+    counts: tuple[int, ...] = ()
+    name = text
+    if match := NODES_AND_COUNT.fullmatch(text):
+        counts, name = (int(match[1]), int(match[2])), match[3]
+    elif match := COUNT_FIRST.fullmatch(text):
+        counts, name = (int(match[1]),), match[2]
+    elif match := COUNT_LAST.fullmatch(text):
+        counts, name = (int(match[2]),), match[1]
+    cluster = _named(name)
+    if cluster is None:
+        raise _unknown(option, text, name)
+    if 0 in counts:
+        raise CliError(f"{option} is {text!r}: a count must be 1 or more", field=option)
+    if "instance" in cluster:
+        if len(counts) > 1:
+            raise CliError(
+                f"{option} is {text!r}: the offer {name} sets the devices of a machine; give only "
+                f"the number of machines, such as {counts[0]}x{name}",
+                field=option,
+            )
+        return {**cluster, "nodes": counts[0]}
+    nodes, devices = counts if len(counts) > 1 else (1, counts[0])
+    return {**cluster, "devices_per_node": devices, "nodes": nodes}
+
+
+def _named(name: str) -> Cluster | None:
+    """Return one device or machine of the catalog with exactly this name, or None."""
+    if (device := find_device(name)) is not None:
+        return {"device": device.id}
+    instance = find_instance(name)
+    return None if instance is None else {"instance": instance.id}
+
+
+def _unknown(option: str, text: str, name: str) -> CliError:
+    names = [*(device.id for device in list_devices()), *(each.id for each in list_instances())]
+    nearest = ", ".join(nearest_names(name, names)) or "none"
+    return CliError(
+        f"{option} is {text!r}: no device or cloud offer is named {name!r}; nearest: {nearest}. "
+        f"Write {FORMS}; `slipway devices find TEXT` searches",
+        code="unknown_device",
+        field=option,
+    )
+
+
+# This machine: its GPUs by their drivers, else its CPU by a short measurement.
+
+
+def this_machine() -> Cluster:
+    """Return this machine as a cluster of one node: its first kind of GPU, else its CPU.
+
+    Raises:
+        CliError: the catalog does not know the GPU.
+    """
+    memory_bytes = host_memory_bytes()
+    gpus = list(_gpus())
+    if not gpus:
+        device = _this_cpu(memory_bytes)
+        return {"device": device.model_dump(mode="json"), "host_memory_bytes": memory_bytes}
+    same = [gpu for gpu in gpus if gpu.name == gpus[0].name]
+    device_spec = host_device(
+        DriverDevice(
+            same[0].name,
+            "gpu",
+            same[0].memory_bytes,
+            is_partition=bool(same[0].partition),
+            shares_host_memory=same[0].shares_host_memory,
+        ),
+        None,
+    ).datasheet
+    if device_spec is None:
+        raise CliError(
+            f"this machine's GPU {same[0].name!r} is not in the catalog: give it as an object "
+            "with memory_bytes, memory_bandwidth_bytes_per_second and peak_flops_per_second, "
+            "such as --set 'cluster.device={…}'",
+            code="unknown_device",
+            exit_code=ExitCode.FAILED,
+        )
+    return {
+        "device": device_spec.model_dump(mode="json"),
+        "devices_per_node": 1 if same[0].parent_uuid else len(same),
+        "host_memory_bytes": memory_bytes,
+    }
+
+
+def _gpus() -> tuple[Any, ...]:
+    """Return this machine's GPUs; none if the packages that read them are not installed."""
+    try:
+        from runners.host.inventory import devices
+    except ImportError:  # psutil, of the extra "worker"
+        return ()
+    return devices().gpus
+
+
+def host_memory_bytes() -> int:
+    """Return the memory of this machine, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def cpu_name() -> str:
+    """Return the model of this machine's processor and its usable cores."""
+    import platform
+
+    model = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    cores = len(os.sched_getaffinity(0))
+    return f"{named[0] if named else model} ({cores} core{'s' if cores > 1 else ''})"
+
+
+def _this_cpu(memory_bytes: int) -> DeviceSpec:
+    """Return this machine's CPU with measured rates, which are kept for the next plan."""
+    name, kept = cpu_name(), data_folder() / MEASURED_FILE
+    try:
+        device = DeviceSpec.model_validate_json(kept.read_bytes())
+    except (OSError, ValueError):
+        device = None
+    if device is not None and (device.name, device.memory_bytes) == (name, memory_bytes):
+        return device
+    measured = host_device(DriverDevice(name, "cpu", memory_bytes), measure_cpu()).measured
+    if measured is None:  # measured rates always make a device
+        raise CliError("this machine's CPU gave no rates", exit_code=ExitCode.FAILED)
+    write_private(kept, json.dumps(measured.model_dump(mode="json"), indent=1))
+    return measured
+
+
+COPY_BYTES = 2**27
+PRODUCT = 1024  # rows, columns and depth of a matrix product
+RUNS = 5
+COPY_STREAMS, FLOPS_PER_MULTIPLY_ADD = 2, 2
+
+
+def measure_cpu() -> MeasuredRates:
+    """Return what all usable cores achieve: a copy in bytes/s, fp32 products in FLOP/s.
+
+    It takes about half a second. The agent's micro-benchmark, which a host runs, also measures
+    other dtypes and the time to issue an operator.
+    """
+    import concurrent.futures
+
+    import numpy as np
+
+    cores = len(os.sched_getaffinity(0))
+    source = np.ones(COPY_BYTES // 4, dtype=np.float32)
+    target = np.empty_like(source)
+    parts = list(zip(np.array_split(source, cores), np.array_split(target, cores), strict=True))
+    with concurrent.futures.ThreadPoolExecutor(cores) as pool:
+
+        def copy() -> None:
+            list(pool.map(lambda part: np.copyto(part[1], part[0]), parts))
+
+        bandwidth = COPY_STREAMS * COPY_BYTES / _best_seconds(copy)
+    matrix = np.ones((PRODUCT, PRODUCT), dtype=np.float32)
+    out = np.empty_like(matrix)
+    seconds = _best_seconds(lambda: np.matmul(matrix, matrix, out=out))
+    return MeasuredRates(
+        memory_bandwidth_bytes_per_second=bandwidth,
+        flops_per_second={"fp32": FLOPS_PER_MULTIPLY_ADD * PRODUCT**3 / seconds},
+        source="numpy on this machine: a copy and an fp32 matrix product",
+        as_of=dt.datetime.now(dt.UTC).date().isoformat(),
+    )
+
+
+def _best_seconds(operation: Callable[[], object]) -> float:
+    """Return the wall seconds of the fastest run, which other programs disturb least."""
+    times = []
+    for _ in range(RUNS):
+        began = time.perf_counter()
+        operation()
+        times.append(time.perf_counter() - began)
+    return min(times)

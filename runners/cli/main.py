@@ -1,0 +1,129 @@
+"""The program ``slipway``: its commands by name, and errors as exit codes.
+
+A command's module is imported when the command runs, so that ``slipway --help`` loads neither the
+planner nor rich.
+"""
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import typer
+from typer._click import Command, Context
+from typer._click.exceptions import ClickException
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from runners.cli.errors import CliError
+
+
+class LazyCommand(NamedTuple):
+    """A command: its module, the function or Typer of it, and one line of help."""
+
+    module: str
+    attribute: str
+    words: str
+
+
+COMMANDS = {
+    "plan": LazyCommand("plan", "app", "Find the best plan for a goal, a model and hardware."),
+    "explain": LazyCommand("plans", "explain", "Show why each other strategy lost."),
+    "export": LazyCommand("plans", "export", "Write a plan as another tool's arguments."),
+    "models": LazyCommand("catalog", "models", "List or find models of the catalog."),
+    "devices": LazyCommand("catalog", "devices", "List or find devices of the catalog."),
+    "doctor": LazyCommand("doctor", "doctor", "Check this machine and the configuration."),
+    "completion": LazyCommand("completion", "completion", "Print a shell's completion script."),
+}
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+class LazyGroup(TyperGroup):
+    """A group that knows its commands by name and help, and imports one when it is used."""
+
+    def __init__(self, **attributes: object) -> None:
+        super().__init__(**attributes)  # type: ignore[arg-type] # as Typer gives them
+        for name, lazy in COMMANDS.items():
+            self.add_command(TyperCommand(name, help=lazy.words, rich_markup_mode=None))
+
+    def resolve_command(
+        self, ctx: Context, args: list[str]
+    ) -> tuple[str | None, Command | None, list[str]]:
+        """Return the command that arguments name, with its own parameters and commands."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command if name is None else load(name), rest
+
+
+def load(name: str) -> Command:
+    """Return a command with its parameters; its module is imported."""
+    lazy = COMMANDS[name]
+    loaded = getattr(importlib.import_module(f"runners.cli.{lazy.module}"), lazy.attribute)
+    if not isinstance(loaded, typer.Typer):
+        made = typer.Typer(add_completion=False, rich_markup_mode=None)
+        made.command(name)(loaded)
+        loaded = made
+    loaded._add_completion = False  # noqa: SLF001 - it belongs to the program alone
+    command = get_command(loaded)
+    command.name = name
+    return command
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def slipway() -> None:
+    """Plan, run and measure open language models on the hardware that you have.
+
+    Exit status: 0 done, 1 failed, 2 wrong usage, 3 nothing fits, 4 denied.
+    """
+
+
+def run() -> int:
+    """Run the command in argv; the entry point of the installed program."""
+    from runners.shared.environment import escape_unknown_characters
+
+    escape_unknown_characters()
+    # It would read the metadata of every installed package for plugins that nothing here uses.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    return main(sys.argv[1:])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; an error is one sentence on stderr."""
+    try:
+        status = get_command(app)(list(arguments), prog_name="slipway", standalone_mode=False)
+    except CliError as error:
+        return _report(error, as_json=is_json(arguments))
+    except ClickException as error:
+        if not is_json(arguments):
+            error.show()
+            return error.exit_code
+        return _report(CliError(error.format_message(), code="usage"), as_json=True)
+    except typer.Abort:
+        return INTERRUPTED
+    return int(status or 0)
+
+
+def is_json(arguments: Sequence[str]) -> bool:
+    """Return whether the output is to be JSON, also if the arguments cannot be parsed."""
+    joined = " ".join(arguments)
+    return any(f"{name}json" in joined for name in ("-o ", "-o", "--output ", "--output="))
+
+
+def _report(error: CliError, *, as_json: bool) -> int:
+    text = json.dumps(error.to_json(), ensure_ascii=False) if as_json else f"slipway: {error}"
+    typer.echo(text, err=True)
+    return int(error.exit_code)
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,0 +1,180 @@
+"""What commands print: tables for people, JSON and YAML for programs, numbers with units.
+
+Tables have no borders, so that they read the same in a terminal, a pipe and a log. rich leaves
+colours out where the output is no terminal or ``NO_COLOR`` is set.
+"""
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+Output = Literal["table", "json", "yaml"]
+OutputOption = Annotated[
+    Output, typer.Option("--output", "-o", help="table for people, json or yaml for programs.")
+]
+TRAILING = re.compile(r" +$", re.MULTILINE)
+SLOW_SECONDS = 0.5  # a command that takes longer shows that it runs
+
+
+def write_document(json_text: str, output: str) -> None:
+    """Write a JSON document to standard output as it is, or as YAML."""
+    if output == "json":
+        sys.stdout.write(json_text + "\n")
+        return
+    import yaml
+
+    yaml.safe_dump(json.loads(json_text), sys.stdout, sort_keys=False, allow_unicode=True)
+
+
+def show(*parts: "RenderableType", style: str | None = None) -> None:
+    """Print text and tables to standard output, without blanks at the ends of lines."""
+    from rich.console import Console
+
+    console = Console(highlight=False, emoji=False, markup=False)
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part, style=style)
+    sys.stdout.write(TRAILING.sub("", captured.get()))
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Sequence[int] = (),
+    fixed: Sequence[int] = (),
+) -> "Table":
+    """Return a table without borders; ``right`` are columns of numbers, ``fixed`` never wrap."""
+    from rich.table import Table
+
+    made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for index, title in enumerate(columns):
+        justify: Literal["left", "right"] = "right" if index in right else "left"
+        is_fixed = index in right or index in fixed
+        made.add_column(title, justify=justify, overflow="fold", no_wrap=is_fixed)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def bullets(lines: Iterable[str]) -> "Table":
+    """Return lines as a list, each with its further lines below its own begin."""
+    from rich.table import Table
+
+    made = Table.grid(padding=(0, 1, 0, 0))
+    for line in lines:
+        made.add_row("-", line)
+    return made
+
+
+@contextlib.contextmanager
+def progress(words: str) -> Iterator[None]:
+    """Show on standard error that a slow block runs, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    import threading
+
+    shown: list[Any] = []
+
+    def show() -> None:
+        from rich.console import Console
+
+        status = Console(stderr=True).status(f"{words} …")
+        shown.append(status)
+        status.start()
+
+    timer = threading.Timer(SLOW_SECONDS, show)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        for status in shown:
+            status.stop()
+
+
+# Numbers as text: three significant digits, the unit after a blank.
+
+
+def number(value: float) -> str:
+    """Return a number with three significant digits, whole from 100 on.
+
+    >>> number(3210.4), number(61.234), number(0.01234)
+    ('3,210', '61.2', '0.0123')
+    """
+    if abs(value) >= 100 or value == 0:  # noqa: PLR2004 - three digits before the point
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def seconds(value: float) -> str:
+    """Return a duration in a suitable unit.
+
+    >>> seconds(0.0123), seconds(5.5), seconds(7200), seconds(1e7)
+    ('12.3 ms', '5.5 s', '2 h', '116 days')
+    """
+    for size, unit in ((86_400 * 2, "days"), (3600, "h"), (60, "min")):
+        if value >= size:
+            return f"{number(value / (86_400 if unit == 'days' else size))} {unit}"
+    return f"{number(value * 1000)} ms" if value < 1 else f"{number(value)} s"
+
+
+def gib(value: float) -> str:
+    """Return bytes in GiB.
+
+    >>> gib(85899345920)
+    '80.0 GiB'
+    """
+    return f"{value / 2**30:,.1f} GiB"
+
+
+def usd(value: float) -> str:
+    """Return an amount of money.
+
+    >>> usd(0.0123), usd(4.1), usd(12345.6)
+    ('$0.0123', '$4.10', '$12,346')
+    """
+    if abs(value) >= 100:  # noqa: PLR2004 - cents no longer matter
+        return f"${value:,.0f}"
+    return f"${value:.2f}" if value >= 1 else f"${value:.3g}"
+
+
+def counted(value: int, noun: str, nouns: str = "") -> str:
+    """Return a number of things.
+
+    >>> counted(1, "plan"), counted(2000, "strategy", "strategies")
+    ('1 plan', '2,000 strategies')
+    """
+    return f"{value:,} {noun if value == 1 else nouns or noun + 's'}"
+
+
+def percent(value: float) -> str:
+    """Return a ratio in per cent.
+
+    >>> percent(0.4123)
+    '41.2 %'
+    """
+    return f"{number(value * 100)} %"
+
+
+def tokens(value: float) -> str:
+    """Return a number of tokens, parameters or requests, from a million on with its unit.
+
+    >>> tokens(16384), tokens(8_030_261_248)
+    ('16,384', '8.03 B')
+    """
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if value >= size:
+            return f"{number(value / size)} {unit}"
+    return f"{value:,.0f}"

@@ -1,0 +1,608 @@
+"""``slipway plan GOAL MODEL``: the options of each goal, and the request that they make.
+
+An option is a row of a table: its names, the field of the PlanRequest that it sets, and how its
+text is read. Every other field is reached by ``--set FIELD=VALUE``.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from runners.cli.errors import CliError, planner_error
+from runners.cli.output import OutputOption, progress, write_document
+from runners.cli.plans import keep_plan, read_document
+from runners.cli.quantities import (
+    Reader,
+    count,
+    duration,
+    rate,
+    share,
+    value_of_field,
+    word,
+)
+
+if TYPE_CHECKING:
+    from planner.specs.estimate import PlanAnswer, PlanRequest
+
+Document = dict[str, Any]  # the JSON of a PlanRequest
+
+
+class GoalOption(NamedTuple):
+    """One option: its names, the request's field, the reader of its text, its help."""
+
+    names: tuple[str, ...]
+    field: str
+    read: Reader
+    words: str
+
+    @property
+    def key(self) -> str:
+        """Return the name of the parameter: the first name without dashes."""
+        return self.names[0].lstrip("-").replace("-", "_")
+
+    @property
+    def metavar(self) -> str:
+        """Return what the help shows for the value."""
+        return METAVARS[self.read]
+
+
+METAVARS: dict[Reader, str] = {
+    count: "N", duration: "DURATION", rate: "RATE", share: "SHARE", word: "NAME",
+}  # fmt: skip
+
+
+def _percentiles(figure: str, names: Sequence[str], words: str) -> Iterator[GoalOption]:
+    """Yield the options that bound a percentile of a latency."""
+    for percentile in ("p50", "p90", "p95", "p99"):
+        yield GoalOption(
+            tuple(f"--{name}-{percentile}" for name in names),
+            f"constraints.{figure}_{percentile}_seconds.max",
+            duration,
+            f"{words}, {percentile} at most.",
+        )
+
+
+SEARCH = (
+    GoalOption(
+        ("--objective",),
+        "objective",
+        word,
+        "What to rank by: throughput, latency, cost, energy, memory, quality or balanced.",
+    ),
+    GoalOption(("--top",), "top", count, "How many plans to return (5 without it)."),
+    GoalOption(
+        ("--engine",), "engine", word, "Plan for one engine, such as vllm or 'vllm 0.12.0'."
+    ),
+    GoalOption(("--dtype", "--weight-dtype"), "pins.weight_dtype", word, "Format of the weights."),
+    GoalOption(
+        ("--quantization",),
+        "pins.quantization",
+        word,
+        "Quantisation of the weights: gptq, awq, fp8, q4_k_m, …",
+    ),
+    GoalOption(
+        ("--max-quality-loss",),
+        "constraints.quality_loss_ratio.max",
+        share,
+        "Largest loss of quality, such as 1%.",
+    ),
+    GoalOption(
+        ("--tensor-parallel-size", "--tp"), "pins.tensor_parallel_size", count, "Tensor parallel."
+    ),
+    GoalOption(
+        ("--pipeline-parallel-size", "--pp"),
+        "pins.pipeline_parallel_size",
+        count,
+        "Pipeline parallel.",
+    ),
+    GoalOption(
+        ("--data-parallel-size", "--dp"), "pins.data_parallel_size", count, "Data parallel."
+    ),
+    GoalOption(
+        ("--context-parallel-size", "--cp"),
+        "pins.context_parallel_size",
+        count,
+        "Context parallel.",
+    ),
+    GoalOption(
+        ("--expert-parallel-size", "--ep"), "pins.expert_parallel_size", count, "Expert parallel."
+    ),
+)
+LENGTHS = (
+    GoalOption(
+        ("--input-len", "--prompt-tokens"),
+        "workload.input_tokens",
+        count,
+        "Tokens of a typical prompt.",
+    ),
+    GoalOption(
+        ("--output-len", "--output-tokens"),
+        "workload.output_tokens",
+        count,
+        "Tokens of a typical answer.",
+    ),
+)
+CACHE = (
+    GoalOption(("--kv-cache-dtype",), "pins.kv_cache_dtype", word, "Format of the KV cache."),
+    GoalOption(
+        ("--gpu-memory-utilization",),
+        "pins.gpu_memory_utilization",
+        share,
+        "The engine's share of the device's memory.",
+    ),
+)
+TTFT, TPOT = "Time to first token", "Time per output token, the mean ITL of a request"
+SERVING = (
+    *LENGTHS,
+    GoalOption(
+        ("--concurrency",), "workload.concurrency", count, "Requests in flight (closed loop)."
+    ),
+    GoalOption(
+        ("--rate", "--request-rate"),
+        "workload.request_rate_per_second",
+        rate,
+        "Requests per second (open loop), such as 5 or 300/min.",
+    ),
+    GoalOption(
+        ("--burst",), "workload.burst_requests", count, "Requests that all arrive at once."
+    ),
+    GoalOption(
+        ("--prefix-share",),
+        "workload.prefix_share_ratio",
+        share,
+        "Share of the prompt that requests have in common.",
+    ),
+    GoalOption(
+        ("--max-model-len",),
+        "workload.max_request_tokens",
+        count,
+        "Tokens of the longest request, prompt and answer together.",
+    ),
+    GoalOption(("--ttft",), "workload.ttft_slo_seconds", duration, f"{TTFT}, mean at most."),
+    *_percentiles("ttft", ("ttft",), TTFT),
+    GoalOption(
+        ("--itl", "--tpot"), "workload.tpot_slo_seconds", duration, f"{TPOT}, mean at most."
+    ),
+    *_percentiles("tpot", ("itl", "tpot"), TPOT),
+    *_percentiles("latency", ("latency",), "Time of a whole request"),
+    *CACHE,
+    GoalOption(
+        ("--max-num-batched-tokens",), "pins.max_batch_tokens", count, "Tokens of one engine step."
+    ),
+)
+GENERATION = (
+    *LENGTHS,
+    GoalOption(("--batch-size",), "workload.batch_size", count, "Sequences of the batch."),
+    *CACHE,
+)
+TRAINING = (
+    GoalOption(
+        ("--seq-len", "--sequence-length"),
+        "workload.sequence_length",
+        count,
+        "Tokens of a training sequence.",
+    ),
+    GoalOption(
+        ("--batch-size", "--global-batch-size"),
+        "workload.global_batch_size",
+        count,
+        "Sequences of one update, over all devices.",
+    ),
+    GoalOption(("--tokens",), "workload.tokens", count, "Tokens of the run, such as 2M or 15T."),
+    GoalOption(
+        ("--time-budget",), "workload.time_budget_seconds", duration, "Time of the run, as 8h."
+    ),
+    GoalOption(
+        ("--method",),
+        "workload.method",
+        word,
+        "full, lora, qlora, pretrain, lomo, adalomo, qft or alphatuning.",
+    ),
+    GoalOption(("--lora-rank",), "workload.lora_rank", count, "Rank of the adapter."),
+    GoalOption(("--lora-targets",), "workload.lora_targets", word, "all or query_value."),
+    GoalOption(("--optimizer",), "workload.optimizer", word, "adamw, adamw_8bit, lion, sgd, …"),
+    GoalOption(
+        ("--micro-batch-size",), "pins.micro_batch_size", count, "Sequences of one pass of a rank."
+    ),
+    GoalOption(
+        ("--gradient-accumulation-steps",),
+        "pins.gradient_accumulation_steps",
+        count,
+        "Passes before one update.",
+    ),
+    GoalOption(("--zero-stage",), "pins.zero_stage", word, "ZeRO stage: 0, 1, 2 or 3."),
+    GoalOption(
+        ("--activation-recomputation",),
+        "pins.activation_recomputation",
+        word,
+        "none, selective or full.",
+    ),
+)
+COMPRESSION = (
+    GoalOption(
+        ("--method",), "workload.method", word, "gptq, awq, int8_weight_only, sparsegpt, nf4, …"
+    ),
+    GoalOption(("--bits",), "workload.bits", count, "Bits of a weight."),
+    GoalOption(("--group-size",), "workload.group_size", count, "Weights that share a scale."),
+    GoalOption(
+        ("--calibration-tokens",),
+        "workload.calibration_tokens",
+        count,
+        "Tokens of the calibration text.",
+    ),
+)
+
+
+class Goal(NamedTuple):
+    """A goal: the kind of its workload, its help, defaults and options."""
+
+    kind: str
+    words: str
+    defaults: Mapping[str, object]
+    options: tuple[GoalOption, ...]
+
+
+TRAINING_DEFAULTS = {"sequence_length": 2048, "global_batch_size": 16}
+GOALS: dict[str, Goal] = {
+    "serve": Goal(
+        "serve",
+        "Plan an endpoint: which engine, format and layout, how fast, at what price.",
+        {"input_tokens": 1024, "output_tokens": 256, "concurrency": 16},
+        SERVING,
+    ),
+    "generate": Goal(
+        "generate",
+        "Plan the answers to one batch of prompts.",
+        {"input_tokens": 1024, "output_tokens": 256, "batch_size": 16},
+        GENERATION,
+    ),
+    "tune": Goal(
+        "train", "Plan a fine-tuning.", {**TRAINING_DEFAULTS, "method": "lora"}, TRAINING
+    ),
+    "train": Goal(
+        "train", "Plan a pre-training.", {**TRAINING_DEFAULTS, "method": "pretrain"}, TRAINING
+    ),
+    "compress": Goal("compress", "Plan a compression.", {"method": "gptq"}, COMPRESSION),
+}
+# Serving has one kind of arrival; the default holds only if none of them is given.
+ARRIVALS = ("concurrency", "request_rate_per_second", "burst_requests")
+
+
+# From options to the request: defaults, then a file, then options, then --set.
+
+
+@dataclass(frozen=True)
+class Requested:
+    """A request as a document, and the defaults in it that nobody gave."""
+
+    document: Document
+    assumed: tuple[str, ...] = ()
+
+
+def build_document(
+    goal_name: str,
+    model: str | None,
+    options: Mapping[str, str],
+    *,
+    hardware: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    base: Document | None = None,
+) -> Requested:
+    """Return the request of a goal's options, by parameter names, and of ``--set`` values.
+
+    ``base`` is a request from a file, which takes the place of the defaults.
+
+    Raises:
+        CliError: a text cannot be read, or names no hardware, model or object.
+    """
+    from runners.cli.hardware import THIS, parse_hardware
+
+    goal = GOALS[goal_name]
+    document: Document = json.loads(json.dumps(base or {}))
+    kind = document.setdefault("workload", {"kind": goal.kind}).get("kind", goal.kind)
+    if kind != goal.kind:
+        raise CliError(
+            f"workload.kind is {kind!r} in the file: plan {goal_name} takes {goal.kind!r}; "
+            f"use `slipway plan` with the goal of the file",
+            field="workload.kind",
+        )
+    if model is not None:
+        document["model"] = read_model(model)
+    clusters = _clusters(document, hardware)
+    given = {option.key: option for option in (*goal.options, *SEARCH)}
+    for key, text in options.items():
+        option = given[key]
+        set_field(document, option.field, option.read(option.names[0], text))
+    for field, value in map(_setting, settings):
+        for each in clusters[1:] if field.startswith("cluster.") else ():
+            set_field({"cluster": each}, field, value)
+        set_field(document, field, value)
+    if "model" not in document:
+        raise CliError(
+            "MODEL is missing: give a catalog id, the path of a config.json, or --from FILE",
+            field="model",
+        )
+    if not {"device", "instance"} & document["cluster"].keys():
+        document["cluster"] = {**parse_hardware(THIS), **document["cluster"]}
+    return Requested(document, () if base else tuple(_fill_defaults(document, goal)))
+
+
+def set_field(document: Document, path: str, value: object) -> None:
+    """Set a field of nested objects by its dotted path; None removes it.
+
+    Raises:
+        CliError: a part of the path is a value instead of an object.
+    """
+    *parents, last = path.split(".")
+    place = document
+    for depth, name in enumerate(parents, 1):
+        inner = place.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise CliError(
+                f"--set {path}: {'.'.join(parents[:depth])} is {inner!r}, which has no fields; "
+                f"give it whole, such as --set '{parents[depth - 1]}={{…}}'",
+                field=path,
+            )
+        place = inner
+    if value is None:
+        place.pop(last, None)
+    else:
+        place[last] = value
+
+
+def _clusters(document: Document, hardware: Sequence[str]) -> list[Document]:
+    """Set the clusters that texts name, and return them; without texts the document's own."""
+    from runners.cli.hardware import parse_hardware
+
+    clusters = [parse_hardware(each) for each in hardware] or [document.get("cluster", {})]
+    document["cluster"] = clusters[0]
+    if len(clusters) > 1:
+        document["hardware_options"] = clusters
+    return clusters
+
+
+def _setting(text: str) -> tuple[str, object]:
+    """Return the field and the value of a ``--set`` option."""
+    field, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not field:
+        raise CliError(
+            f"--set is {text!r}: write it as FIELD=VALUE, such as workload.concurrency=8",
+            field="--set",
+        )
+    return field, value_of_field(field, value)
+
+
+def _fill_defaults(document: Document, goal: Goal) -> Iterator[str]:
+    """Set the goal's defaults that are absent, and yield each with its option."""
+    workload = document["workload"]
+    for name, value in goal.defaults.items():
+        is_given = name in workload or (
+            name in ARRIVALS and any(arrival in workload for arrival in ARRIVALS)
+        )
+        if is_given:
+            continue
+        workload[name] = value
+        flag = next(o.names[0] for o in goal.options if o.field == f"workload.{name}")
+        shown = f"{value:,}" if isinstance(value, int) else str(value)
+        yield f"{name.replace('_', ' ')} {shown} ({flag})"
+    if goal.kind == "serve" and "engine" not in document:
+        document["engine"] = usual_engine(document["cluster"])
+        yield f"engine {document['engine']} (--engine)"
+
+
+def usual_engine(cluster: Document) -> str:
+    """Return the engine that most people serve with on a cluster's kind of device."""
+    from planner.catalog.devices import find_device, find_instance
+
+    device = cluster.get("device")
+    if not device and (instance := find_instance(cluster["instance"])) is not None:
+        device = instance.device
+    if isinstance(device, str) and (found := find_device(device)) is not None:
+        kind = str(found.kind)
+    else:
+        kind = device.get("kind", "gpu") if isinstance(device, dict) else "gpu"
+    return "llama_cpp" if kind in {"cpu", "uma"} else "vllm"
+
+
+def read_model(name: str) -> str | Document:
+    """Return a catalog model as engines name it, or the config of a folder or file.
+
+    Raises:
+        CliError: the file is not a JSON object.
+    """
+    path = Path(name)
+    if path.is_dir() and (path / "config.json").is_file():
+        path /= "config.json"
+    if path.is_file() and path.suffix == ".json":
+        return read_document(str(path))
+    from planner.catalog.models import checkpoint_name
+    from planner.specs.base import UnknownModelError
+
+    try:
+        return checkpoint_name(name)
+    except UnknownModelError as error:
+        raise CliError(
+            f"MODEL is {name!r}: {error}; `slipway models find TEXT` searches",
+            code=error.code,
+            field="model",
+        ) from error
+
+
+def request_of(document: Document) -> "PlanRequest":
+    """Return the validated request of a document.
+
+    Raises:
+        CliError: a field is unknown, or its value is out of range; the message names it.
+    """
+    from planner.api import parse_model
+    from planner.specs.base import PlannerError
+    from planner.specs.estimate import PlanRequest
+
+    try:
+        return parse_model(PlanRequest, json.dumps(document, default=str))
+    except PlannerError as error:
+        raise planner_error(error) from error
+
+
+def answer_of(request: "PlanRequest") -> "PlanAnswer":
+    """Return the planner's answer; a slow search shows that it runs.
+
+    Raises:
+        CliError: a name is unknown, or a pin is impossible.
+    """
+    with progress("Searching strategies"):
+        from planner.api import plan
+        from planner.specs.base import PlannerError
+
+        try:
+            return plan(request)
+        except PlannerError as error:
+            raise planner_error(error) from error
+
+
+# The commands: one for each goal, with the options of its table.
+
+
+app = typer.Typer(
+    help="Find the best plan for a goal, a model and hardware; no server is needed.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Return the catalog's models that a name begins, with or without their owner."""
+    from planner.catalog.models import list_models
+
+    names = [name for entry in list_models() for name in (entry.id, entry.id.rpartition("/")[2])]
+    return [name for name in names if name.lower().startswith(incomplete.lower())]
+
+
+def complete_hardware(incomplete: str) -> list[str]:
+    """Return the catalog's devices that a text begins; a count before them stays."""
+    from planner.catalog.devices import list_devices
+    from runners.cli.hardware import COUNT_FIRST
+
+    match = COUNT_FIRST.fullmatch(incomplete)
+    name = match[2] if match else incomplete
+    before = incomplete.removesuffix(name)
+    found = [each.id for each in list_devices() if each.id.startswith(name.lower())]
+    return [*(f"{before}{each}" for each in found), *(["this"] if incomplete in "this" else [])]
+
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="A catalog id (llama-3.1-8b), or the path of a config.json.",
+        autocompletion=complete_model,
+    ),
+]
+HardwareOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--on",
+        "--hardware",
+        metavar="HARDWARE",
+        help="8xh200, 2x8xh100 (nodes x devices), a cloud offer, or this (machine), which is the "
+        "default. Repeat it to choose among several.",
+        autocompletion=complete_hardware,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Any field of the request, by its path."),
+]
+FromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from", metavar="FILE", help="A request or an answer in JSON or YAML; - reads."
+    ),
+]
+
+
+def _plan_command(goal_name: str) -> Callable[..., None]:
+    """Return the command of a goal; its parameters are the rows of the goal's table."""
+
+    def command(**given: Any) -> None:
+        texts = {key: value for key, value in given.items() if key not in PLAIN}
+        run_plan(
+            goal_name,
+            given["model"],
+            {key: text for key, text in texts.items() if text is not None},
+            hardware=given["hardware"] or (),
+            settings=given["set_"] or (),
+            source=given["from_"],
+            output=given["output"],
+        )
+
+    own = [
+        inspect.Parameter(
+            option.key,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                str | None, typer.Option(*option.names, metavar=option.metavar, help=option.words)
+            ],
+        )
+        for option in (*GOALS[goal_name].options, *SEARCH)
+    ]
+    plain = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
+        for name, (annotation, default) in PLAIN.items()
+    ]
+    command.__signature__ = inspect.Signature([*plain[:2], *own, *plain[2:]])  # type: ignore[attr-defined]
+    command.__doc__ = GOALS[goal_name].words
+    return command
+
+
+PLAIN: dict[str, tuple[Any, Any]] = {
+    "model": (ModelArgument, None),
+    "hardware": (HardwareOption, None),
+    "set_": (SetOption, None),
+    "from_": (FromOption, None),
+    "output": (OutputOption, "table"),
+}
+for _name in GOALS:
+    app.command(_name)(_plan_command(_name))
+
+
+def run_plan(
+    goal_name: str,
+    model: str | None,
+    options: Mapping[str, str],
+    *,
+    hardware: Sequence[str],
+    settings: Sequence[str],
+    source: str | None,
+    output: str,
+) -> None:
+    """Plan, keep the answer, and print it.
+
+    Raises:
+        CliError: the request is wrong, or nothing fits: then after the reasons are printed.
+    """
+    base = None if source is None else read_document(source)
+    if base is not None and "plans" in base:  # an answer holds its request
+        base = base.get("request")
+    requested = build_document(
+        goal_name, model, options, hardware=hardware, settings=settings, base=base
+    )
+    answer = keep_plan(answer_of(request_of(requested.document)))
+    if output == "table":
+        from runners.cli.report import print_plan
+
+        print_plan(answer, requested.assumed)
+    else:
+        write_document(answer.model_dump_json(), output)
+    if not answer.plans:
+        from runners.cli.report import nothing_fits
+
+        raise nothing_fits(answer)

@@ -1,0 +1,251 @@
+"""The commands: what they print, keep and return; their errors; what they load."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+import yaml
+
+from planner.api import parse_model, plan
+from planner.specs.estimate import PlanAnswer, PlanRequest
+from runners.cli.errors import ExitCode
+from runners.cli.plan import build_document
+from runners.cli.plans import plans_folder
+
+SERVE = ("plan", "serve", "llama-3.1-8b", "--on", "h100", "--top", "2")
+NOTHING = ("plan", "serve", "llama-3.1-70b", "--on", "rtx-3060", "--dtype", "bf16")
+
+
+def answer_of(done):
+    return parse_model(PlanAnswer, done.out)
+
+
+def without_volatile(answer):
+    return answer.model_dump(mode="json", exclude={"id", "searched"})
+
+
+def test_json_is_the_planners_answer_and_yaml_the_same(slipway):
+    done = slipway(*SERVE, "-o", "json")
+    document = build_document("serve", "llama-3.1-8b", {"top": "2"}, hardware=["h100"]).document
+    own = plan(PlanRequest.model_validate(document))
+    assert (done.code, done.err) == (ExitCode.DONE, "")
+    assert without_volatile(answer_of(done)) == without_volatile(own)
+    as_yaml = yaml.safe_load(slipway(*SERVE, "-o", "yaml").out)
+    assert without_volatile(PlanAnswer.model_validate(as_yaml)) == without_volatile(own)
+
+
+def test_the_table_has_figures_with_interval_and_origin_and_alternatives_and_assumptions(slipway):
+    done = slipway(*SERVE, "--ttft-p95", "500ms")
+    assert done.code == ExitCode.DONE
+    assert "meta-llama/Llama-3.1-8B on 1 x" in done.out
+    for line in (
+        r"^Best: \w+ weights .* vllm",
+        r"^TTFT p95 +[\d.]+ ms +[\d.]+ ms to [\d.]+ m?s +modelled",
+        r"^Memory per device +[\d.]+ GiB of 80\.0 GiB +[\d.]+ GiB to",
+        r"^Price +\$[\d.]+ an hour +published",
+        r"^2 +\S+ weights",
+        r"^Memory: .*kv cache [\d.]+ GiB",
+        r"^- not given: input tokens 1,024 \(--input-len\)",
+    ):
+        assert re.search(line, done.out, re.MULTILINE), line
+    assert "\x1b" not in done.out
+    assert max(map(len, done.out.splitlines())) <= 100
+    assert done.err == ""
+
+
+def test_a_plan_has_the_id_of_its_content_and_is_exported_and_explained_by_it(slipway):
+    answer = answer_of(slipway(*SERVE, "-o", "json"))
+    again = slipway(*SERVE)
+    assert f"Plan {answer.id}:" in again.out
+    (kept,) = plans_folder().iterdir()
+    assert kept.stem == answer.id
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+    for name in (answer.id, answer.id[:5], str(kept)):
+        done = slipway("export", name, "--to", "vllm")
+        assert done.code == ExitCode.DONE
+        assert "vllm serve meta-llama/Llama-3.1-8B" in done.out
+    assert "ctx-size" in slipway("export", answer.id, "--to", "llama.cpp").out
+    assert "CLAIM" in slipway("export", answer.id, "--to", "vllm", "--measure").out
+
+    told = slipway("explain", answer.id)
+    for rejection in answer.rejected.values():
+        assert rejection.family in told.out
+    assert json.loads(slipway("explain", answer.id, "-o", "json").out)["id"] == answer.id
+
+
+def test_what_does_not_fit_prints_its_reasons_and_is_status_three(slipway):
+    done = slipway(*NOTHING)
+    assert done.code == ExitCode.NOTHING_FITS
+    assert "Why others lost" in done.out
+    assert re.search(r"needs [\d.]+ GiB per device", done.out)
+    assert re.fullmatch(r"slipway: nothing fits this request: .*it would with: .*\n", done.err)
+
+    done = slipway(*NOTHING, "--output=json")
+    assert done.code == ExitCode.NOTHING_FITS
+    assert answer_of(done).rejected
+    problem = json.loads(done.err)
+    assert problem["type"] == "urn:slipway:problem:nothing_fits"
+
+    (plan_id,) = (path.stem for path in plans_folder().iterdir())
+    assert slipway("export", plan_id, "--to", "vllm").code == ExitCode.NOTHING_FITS
+    assert "to fit:" in slipway("explain", plan_id).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("plan", "serve", "llama-99"), 2, "MODEL is 'llama-99': .*nearest: .*models find"),
+        (("plan", "serve"), 2, "MODEL is missing"),
+        ((*SERVE, "--ttft", "500"), 2, "--ttft is '500': it has no unit"),
+        ((*SERVE, "--ttft-p96", "1s"), 2, "No such option: --ttft-p96"),
+        ((*SERVE, "--concurency", "1"), 2, "--concurrency"),
+        ((*SERVE, "--set", "top"), 2, "FIELD=VALUE"),
+        ((*SERVE, "--objective", "speed"), 2, "objective: .*throughput"),
+        ((*SERVE, "-o", "xml"), 2, "xml"),
+        ((*SERVE, "--from", "/no/such/file"), 2, "/no/such/file cannot be read: No such file"),
+        ((*SERVE, "--tensor-parallel-size", "3"), 2, "3"),
+        (("plan", "dance", "llama-3.1-8b"), 2, "No such command 'dance'"),
+        (("plann",), 2, "Did you mean 'plan'"),
+        (("export", "0123456789", "--to", "vllm"), 1, "no plan with this id is kept in"),
+        (("models", "find", "zzz"), 1, "no model of the catalog"),
+    ],
+)
+def test_an_error_is_a_sentence_on_stderr_with_a_code_and_json_on_request(
+    slipway, arguments, code, words
+):
+    done = slipway(*arguments)
+    assert (done.code, done.out) == (code, "")
+    assert re.search(words, done.err, re.DOTALL)
+    assert "Traceback" not in done.err
+    if "xml" not in arguments and arguments[0] not in {"plann", "export"}:
+        problem = json.loads(slipway(*arguments, "-o", "json").err)
+        assert set(problem) >= {"type", "title", "status", "detail", "code"}
+        assert re.search(words, problem["detail"], re.DOTALL)
+
+
+def test_a_request_is_read_from_a_file_or_an_answer_in_json_and_yaml(slipway, folders):
+    answer = answer_of(slipway(*SERVE, "-o", "json"))
+    request = folders / "request.yaml"
+    request.write_text(yaml.safe_dump(answer.request.model_dump(mode="json")))
+    (kept,) = plans_folder().iterdir()
+    for source in (str(request), str(kept)):
+        done = slipway("plan", "serve", "--from", source, "-o", "json")
+        assert answer_of(done).id == answer.id
+    broken = folders / "broken"
+    broken.write_text("- a list")
+    assert "must hold one object" in slipway("plan", "serve", "--from", str(broken)).err
+
+
+def test_catalogs_are_listed_and_searched(slipway):
+    rows = json.loads(slipway("models", "-o", "json").out)
+    assert {"meta-llama/Llama-3.1-8B"} < {row["id"] for row in rows}
+    found = slipway("models", "find", "llama 3.1 8B").out
+    assert "meta-llama/Llama-3.1-8B" in found
+    assert "8.03 B" in found
+    assert "Qwen" not in found
+    (h200,) = json.loads(slipway("devices", "find", "h200-sxm", "-o", "json").out)
+    assert h200["memory_bytes"] > 140e9
+    assert "GB/s" in slipway("devices").out
+
+
+class Ready(BaseHTTPRequestHandler):
+    """A server whose /readyz answers with its status."""
+
+    status = 200
+
+    def do_GET(self):
+        self.send_response(self.status if self.path == "/readyz" else 404)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_the_doctor_checks_machine_configuration_and_server(slipway, folders, monkeypatch):
+    done = slipway("doctor", "-o", "json")
+    checks = {row["name"]: row for row in json.loads(done.out)}
+    assert done.code == ExitCode.DONE
+    assert {"Python", "Packages", "CPU", "GPU", "Memory", "Disk", "Server"} <= set(checks)
+    assert "none: plans are made here" in checks["Server"]["words"]
+
+    server = HTTPServer(("127.0.0.1", 0), Ready)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    config = folders / "config" / "slipway" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text(f'server = "http://127.0.0.1:{server.server_port}/"\ntoken = "slp_x"\n')
+    config.chmod(0o600)
+    assert re.search(r"Server +ok +http://\S+ is ready", slipway("doctor").out)
+    monkeypatch.setattr(Ready, "status", 503)
+    failed = slipway("doctor")
+    assert (failed.code, failed.err.split(";")[0]) == (1, "slipway: failed: Server")
+    server.shutdown()
+    server.server_close()
+    assert "does not answer" in slipway("doctor").out
+
+    for text, words in (
+        ('servr = "x"', "'servr'"), ("server = 5", "text in quotes"), ("server =", "as TOML"),
+        ('server = "slipway.lan"', "https://slipway.example.org"),
+    ):  # fmt: skip
+        config.write_text(text)
+        assert words in " ".join(slipway("doctor").out.split())
+    config.write_text('token = "slp_x"')
+    config.chmod(0o644)
+    assert "chmod 600" in slipway("doctor").out
+    monkeypatch.setenv("SLIPWAY_SERVER", "ftp://x")
+    assert "ftp://x" in slipway("doctor").out
+
+
+def in_process(*arguments, code="", **variables):
+    """Run the program as a process of its own; ``code`` runs before it."""
+    program = f"{code}\nimport sys; from runners.cli.main import run; sys.exit(run())"
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
+
+
+LOADED = """
+import atexit, sys
+atexit.register(lambda: print(*{name.split('.')[0] for name in sys.modules}, file=sys.stderr))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        (("--help",), {"scipy", "numpy", "pydantic", "rich", "planner", "httpx", "torch", "django"}),
+        (("plan", "serve", "--help"), {"scipy", "numpy", "planner", "rich", "httpx", "torch"}),
+        (SERVE, {"scipy", "httpx", "torch", "django", "celery", "psutil", "yaml"}),
+    ],
+)  # fmt: skip
+def test_a_command_loads_no_more_than_it_needs(folders, arguments, absent):
+    done = in_process(*arguments, code=LOADED)
+    assert done.returncode == 0, done.stderr
+    assert absent & set(done.stderr.split()) == set()
+
+
+def test_help_names_every_command_and_completion_completes_names(slipway, monkeypatch, capsys):
+    shown = slipway("--help").out
+    for name in ("plan", "export", "explain", "models", "devices", "doctor", "completion"):
+        assert re.search(rf"^  {name} ", shown, re.MULTILINE), name
+    for shell in ("bash", "zsh", "fish"):
+        assert "_SLIPWAY_COMPLETE" in slipway("completion", shell).out
+    monkeypatch.setenv("_SLIPWAY_COMPLETE", "complete_bash")
+    for words, found in (
+        ("slipway pl", {"plan"}),
+        ("slipway plan s", {"serve"}),
+        ("slipway plan serve Qwen3-8", {"Qwen3-8B"}),
+        ("slipway plan serve x --on 8xh200-s", {"8xh200-sxm-141gb"}),
+        ("slipway export x --to kub", {"kubernetes"}),
+    ):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        with pytest.raises(SystemExit):
+            slipway()
+        assert found <= set(capsys.readouterr().out.split()), words

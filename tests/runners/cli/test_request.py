@@ -1,0 +1,244 @@
+"""What arguments mean: the request that they make, the hardware, the quantities."""
+
+import json
+
+import pytest
+
+from planner.catalog.devices import get_device, list_devices, list_instances
+from planner.specs.estimate import PlanRequest
+from planner.specs.workload import TrainMethod
+from runners.cli.errors import CliError
+from runners.cli.hardware import parse_hardware
+from runners.cli.plan import GOALS, SEARCH, build_document, request_of
+from runners.cli.quantities import count, duration, rate, share, size, value_of_field
+
+H100 = get_device("h100").id
+LLAMA = "meta-llama/Llama-3.1-8B"
+
+
+def document_of(goal, *, on=("h100",), settings=(), **options):
+    return build_document(goal, "llama-3.1-8b", options, hardware=on, settings=settings).document
+
+
+@pytest.mark.parametrize(
+    ("goal", "options", "field", "value"),
+    [
+        ("serve", {"input_len": "4k"}, "workload.input_tokens", 4000),
+        ("serve", {"concurrency": "64"}, "workload.concurrency", 64),
+        ("serve", {"rate": "300/min"}, "workload.request_rate_per_second", 5.0),
+        ("serve", {"ttft": "1.5s"}, "workload.ttft_slo_seconds", 1.5),
+        ("serve", {"ttft_p95": "500ms"}, "constraints.ttft_p95_seconds.max", 0.5),
+        ("serve", {"itl_p99": "30ms"}, "constraints.tpot_p99_seconds.max", 0.03),
+        ("serve", {"max_model_len": "128Ki"}, "workload.max_request_tokens", 131_072),
+        ("serve", {"prefix_share": "30%"}, "workload.prefix_share_ratio", 0.3),
+        ("serve", {"kv_cache_dtype": "fp8"}, "pins.kv_cache_dtype", "fp8"),
+        ("serve", {"tensor_parallel_size": "1"}, "pins.tensor_parallel_size", 1),
+        ("serve", {"quantization": "awq"}, "pins.quantization", "awq"),
+        ("serve", {"objective": "latency"}, "objective", "latency"),
+        ("serve", {"max_quality_loss": "1%"}, "constraints.quality_loss_ratio.max", 0.01),
+        ("generate", {"batch_size": "8"}, "workload.batch_size", 8),
+        ("tune", {}, "workload.method", "lora"),
+        ("tune", {"method": "qlora", "lora_rank": "32"}, "workload.lora_rank", 32),
+        ("train", {}, "workload.method", "pretrain"),
+        ("train", {"tokens": "15B"}, "workload.tokens", 15_000_000_000),
+        ("train", {"time_budget": "8h"}, "workload.time_budget_seconds", 28_800.0),
+        ("compress", {"method": "awq", "bits": "4"}, "workload.bits", 4),
+    ],
+)  # fmt: skip
+def test_an_option_sets_its_field_of_the_request(goal, options, field, value):
+    request = request_of(document_of(goal, **options)).model_dump(mode="json")
+    for name in field.split("."):
+        request = request[name]
+    assert request == value
+
+
+def test_every_option_of_every_goal_names_a_field_and_no_two_have_one_name():
+    samples = {"method": "qlora", "objective": "cost", "engine": "vllm", "lora_targets": "all",
+               "optimizer": "lion", "activation_recomputation": "full", "quantization": "awq",
+               "dtype": "bf16", "kv_cache_dtype": "fp8", "zero_stage": "3"}  # fmt: skip
+    texts = {"count": "2", "duration": "2s", "rate": "2", "share": "50%"}
+    for name, goal in GOALS.items():
+        options = (*goal.options, *SEARCH)
+        names = [each for option in options for each in option.names]
+        assert len(set(names)) == len(names), name
+        for option in options:
+            text = texts.get(option.read.__name__) or samples[option.key]
+            if (name, option.key) == ("compress", "method"):
+                text = "gptq"
+            given = {option.key: text}
+            if option.key == "max_model_len":
+                given[option.key] = "8k"
+            request_of(document_of(name, **given))
+
+
+def test_defaults_are_named_and_only_one_kind_of_arrival_is_given():
+    made = build_document("serve", "llama-3.1-8b", {"output_len": "64"}, hardware=["h100"])
+    assert made.document["workload"] == {
+        "kind": "serve", "input_tokens": 1024, "output_tokens": 64, "concurrency": 16,
+    }  # fmt: skip
+    assert made.assumed == (
+        "input tokens 1,024 (--input-len)", "concurrency 16 (--concurrency)", "engine vllm (--engine)",
+    )  # fmt: skip
+    assert made.document["model"] == LLAMA
+    assert "concurrency" not in document_of("serve", rate="5")["workload"]
+    for hardware, engine in (("apple-m3-max", "llama_cpp"), ("aws/p5.48xlarge", "vllm")):
+        assert document_of("serve", on=[hardware])["engine"] == engine
+    assert "engine" not in document_of("generate")
+
+
+def test_a_setting_reaches_every_field_and_a_wrong_one_is_named_with_the_nearest():
+    document = document_of(
+        "serve",
+        on=("h100", "4xh200"),
+        settings=[
+            "cluster.host_memory_bytes=1TiB", "constraints.ttft_seconds.max=200ms", "top=3",
+            'pins.speculative={"draft_model": "Qwen/Qwen3-0.6B"}',
+        ],
+    )  # fmt: skip
+    request = request_of(document)
+    assert [each.host_memory_bytes for each in request.hardware_options] == [2**40, 2**40]
+    assert request.constraints["ttft_seconds"].max == 0.2
+    assert (request.top, request.pins.speculative.draft_model) == (3, "Qwen/Qwen3-0.6B")
+    for setting, field, words in (
+        ("workload.imput_tokens=5", "workload.imput_tokens", "input_tokens"),
+        ("workload.input_tokens=-1", "workload.input_tokens", "greater than 0"),
+        ("workload.kind=dance", "workload", "serve"),
+        ("objective=speed", "objective", "throughput"),
+        ("model.hidden_size=1", "model.hidden_size", "has no fields; give it whole"),
+    ):
+        with pytest.raises(CliError) as refused:
+            request_of(document_of("serve", settings=[setting]))
+        assert refused.value.field.startswith(field), setting
+        assert words in str(refused.value), setting
+
+
+def test_a_request_from_a_file_takes_the_place_of_defaults_and_options_win(tmp_path):
+    base = {
+        "model": "Qwen/Qwen3-8B",
+        "cluster": {"device": "a100", "devices_per_node": 4},
+        "workload": {"kind": "serve", "input_tokens": 10, "output_tokens": 5},
+    }
+    made = build_document("serve", None, {"output_len": "7"}, base=base)
+    assert made.document == {**base, "workload": {**base["workload"], "output_tokens": 7}}
+    assert made.assumed == ()
+    other = build_document("serve", "llama-3.1-8b", {}, base=base, hardware=["2xh100"]).document
+    assert other["cluster"] == {"device": H100, "devices_per_node": 2, "nodes": 1}
+    with pytest.raises(CliError, match=r"workload\.kind is 'serve'"):
+        build_document("train", None, {}, base=base)
+
+
+@pytest.mark.parametrize(
+    ("text", "cluster"),
+    [
+        ("h100", {"device": H100}),
+        ("8xh100", {"device": H100, "devices_per_node": 8, "nodes": 1}),
+        ("h100x8", {"device": H100, "devices_per_node": 8, "nodes": 1}),
+        ("2x8xh100", {"device": H100, "devices_per_node": 8, "nodes": 2}),
+        (
+            "2 \u00d7 RTX 4090",
+            {"device": get_device("rtx-4090").id, "devices_per_node": 2, "nodes": 1},
+        ),
+        ("aws/p5.48xlarge", {"instance": "aws/p5.48xlarge"}),
+        ("4xaws/p5.48xlarge", {"instance": "aws/p5.48xlarge", "nodes": 4}),
+    ],
+)
+def test_hardware_is_devices_nodes_or_a_cloud_offer(text, cluster):
+    assert parse_hardware(text) == cluster
+
+
+def test_every_name_of_the_catalogs_is_itself_and_its_count_may_stand_before():
+    for device in list_devices():
+        assert parse_hardware(device.id) == {"device": device.id}
+        assert parse_hardware(f"4x{device.id}")["device"] == device.id
+    for instance in list_instances():
+        assert parse_hardware(instance.id) == {"instance": instance.id}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("8xh1000", "nearest: .*h100"),
+        ("0xh100", "1 or more"),
+        ("2x8xaws/p5.48xlarge", "2xaws/p5.48xlarge"),
+        ("lab", "slipway devices find"),
+    ],
+)
+def test_unknown_hardware_is_refused_with_the_nearest_names_and_the_forms(text, words):
+    with pytest.raises(CliError, match=words):
+        parse_hardware(text)
+
+
+def test_this_machine_is_its_cpu_with_rates_that_are_kept(folders, monkeypatch):
+    monkeypatch.setattr("runners.cli.hardware._gpus", tuple)
+    first = parse_hardware("this")
+    device = first["device"]
+    assert (device["kind"], device["provenance"]) == ("cpu", "measured")
+    assert device["peak_flops_per_second"]["fp32"] > 1e9
+    assert device["memory_bandwidth_bytes_per_second"] > 1e8
+    assert parse_hardware("this") == first
+    (kept,) = folders.rglob("this-machine.json")
+    assert json.loads(kept.read_text()) == device
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_this_machines_gpu_is_the_catalogs_with_the_drivers_memory(folders, monkeypatch):
+    from runners.shared.facts import GpuFacts
+
+    def gpus(name):
+        return lambda: tuple(
+            GpuFacts(index=index, uuid=str(index), name=name, memory_bytes=79 * 2**30)
+            for index in range(2)
+        )
+
+    monkeypatch.setattr("runners.cli.hardware._gpus", gpus("NVIDIA H100 80GB HBM3"))
+    cluster = parse_hardware("this")
+    assert (cluster["device"]["id"], cluster["devices_per_node"]) == ("h100-sxm5-80gb", 2)
+    assert cluster["device"]["memory_bytes"] == 79 * 2**30
+    monkeypatch.setattr("runners.cli.hardware._gpus", gpus("NVIDIA Unheard 9000"))
+    with pytest.raises(CliError, match="'NVIDIA Unheard 9000' is not in the catalog"):
+        parse_hardware("this")
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        (duration, "500ms", 0.5), (duration, "2 min", 120.0), (duration, "1e-3s", 0.001),
+        (size, "80GB", 80 * 10**9), (size, "24Gi", 24 * 2**30),
+        (count, "1,024", 1024), (count, "1.5T", 1_500_000_000_000), (count, "1e9", 10**9),
+        (rate, "5/s", 5.0), (share, "0.25", 0.25),
+    ],
+)  # fmt: skip
+def test_quantities_are_read_with_their_units(read, text, value):
+    assert read("--x", text) == value
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "words"),
+    [
+        (duration, "500", "has no unit"), (duration, "5 weeks", "'weeks' is not known"),
+        (duration, "-5ms", "above 0"), (duration, "soon", "not a number"),
+        (size, "24", "has no unit"), (count, "1.5", "whole number"), (count, "0", "above 0"),
+        (count, "nan", "not a number"), (rate, "5/day", "not known"), (share, "130%", "0 to 1"),
+    ],
+)  # fmt: skip
+def test_a_wrong_quantity_names_option_value_and_form(read, text, words):
+    with pytest.raises(CliError, match=words) as refused:
+        read("--x", text)
+    assert f"--x is {text!r}" in str(refused.value)
+
+
+def test_a_settings_value_is_json_a_quantity_of_its_field_or_text():
+    for path, text, value in (
+        ("top", "3", 3), ("id", '"3"', "3"), ("workload.tokens", "2M", 2_000_000),
+        ("pins.fused_norms", "true", True), ("pins.kv_cache_dtype", "fp8", "fp8"),
+        ("constraints.tpot_p95_seconds.max", "30ms", 0.03), ("cluster.disk_capacity_bytes", "2TB", 2 * 10**12),
+    ):  # fmt: skip
+        assert value_of_field(path, text) == value
+
+
+def test_the_help_of_tuning_names_every_method():
+    (words,) = (option.words for option in GOALS["tune"].options if option.key == "method")
+    from typing import get_args
+
+    assert [name for name in get_args(TrainMethod) if name not in words] == []
+    assert PlanRequest.model_fields
