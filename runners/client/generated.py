@@ -868,6 +868,16 @@ class PlanSummary(Reply):
     url: str
 
 
+class PlannerRequest(BaseModel):
+    """A planner's request, whole or in part, and where the plan is to run."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    request: dict[str, Any]
+    host: str = ""
+    pool: str = ""
+    name: str = ""
+
+
 class PoolReply(Reply):
     """A pool in which one of the caller's teams may launch."""
 
@@ -1226,6 +1236,18 @@ class Slipway(Caller):
         """
         result: PlanReply = self._call(
             Call("POST", "/plans", {}, body, idempotency_key), PlanReply
+        )
+        return result
+
+    def create_plan_from_request(
+        self, body: PlannerRequest | Mapping[str, Any], *, idempotency_key: str | None = None
+    ) -> PlanReply:
+        """Make a plan from a planner's request, such as the one of a plan that was made offline.
+
+        ``notes`` names what the wizard has no field for.
+        """
+        result: PlanReply = self._call(
+            Call("POST", "/plans/from-request", {}, body, idempotency_key), PlanReply
         )
         return result
 
@@ -2003,6 +2025,18 @@ class AsyncSlipway(AsyncCaller):
         """
         result: PlanReply = await self._call(
             Call("POST", "/plans", {}, body, idempotency_key), PlanReply
+        )
+        return result
+
+    async def create_plan_from_request(
+        self, body: PlannerRequest | Mapping[str, Any], *, idempotency_key: str | None = None
+    ) -> PlanReply:
+        """Make a plan from a planner's request, such as the one of a plan that was made offline.
+
+        ``notes`` names what the wizard has no field for.
+        """
+        result: PlanReply = await self._call(
+            Call("POST", "/plans/from-request", {}, body, idempotency_key), PlanReply
         )
         return result
 

@@ -68,6 +68,7 @@ from webapp.wizard.documents import (
     PlanDocument,
     adapter,
     document_of,
+    document_of_request,
     draft_fill,
 )
 from webapp.wizard.drafts import first_host, proposals_fill, serve_draft, suggestion_apply
@@ -224,20 +225,48 @@ def plan_create(request: HttpRequest, body: PlanDocument) -> Status[PlanReply]:
     What the document leaves out has the wizard's default. A plan that nothing fits is saved too:
     its answer holds the reasons. One that the planner refuses stays a draft.
     """
+    return Status(201, _created(request, body, []))
+
+
+def _created(request: HttpRequest, document: PlanBase, notes: list[str]) -> PlanReply:
     membership = current_membership(request)
     check_role(Role(membership.role), Role.PRACTITIONER)
-    document: PlanBase = body
     plan = Plan(
         team=membership.team,
         owner=signed_in(request),
         draft=serve_draft(first_host(membership.team)),
     )
     plan.draft["preset"] = ""
-    notes = draft_fill(plan, document)
+    notes = [*notes, *draft_fill(plan, document)]
     if document.name:
         plan.name, plan.is_named = document.name, True
     plan.save(force_insert=True)
-    return Status(201, _planned(plan, notes, by=request.user.get_username()))
+    return _planned(plan, notes, by=request.user.get_username())
+
+
+class PlannerRequest(Sent):
+    """A planner's request, whole or in part, and where the plan is to run."""
+
+    request: dict[str, Any]
+    host: Annotated[str, Field(max_length=120, description="Name or id of a host")] = ""
+    pool: Annotated[str, Field(max_length=120, description="Name or id of a pool")] = ""
+    name: Annotated[str, Field(max_length=120)] = ""
+
+
+@router.post(
+    "/from-request",
+    auth=PLAN,
+    response={201: PlanReply, **REFUSALS},
+    operation_id="create_plan_from_request",
+)
+def plan_from_request(request: HttpRequest, body: PlannerRequest) -> Status[PlanReply]:
+    """Make a plan from a planner's request, such as the one of a plan that was made offline.
+
+    ``notes`` names what the wizard has no field for.
+    """
+    parts, notes = document_of_request(body.request, host=body.host, pool=body.pool)
+    document: PlanBase = adapter().validate_python(parts | {"name": body.name})
+    return Status(201, _created(request, document, notes))
 
 
 def _planned(plan: Plan, notes: list[str], *, by: str) -> PlanReply:

@@ -5,7 +5,9 @@ them, and each value is checked and stored by the form that the wizard shows. So
 same clicks give the same draft, question and job.
 """
 
+import copy
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, Optional, Union, cast
@@ -24,7 +26,8 @@ from webapp.jobs.models import Priority
 from webapp.plans.draft import PlanDraft
 from webapp.plans.explanation import missing_step
 from webapp.plans.models import Plan
-from webapp.plans.questions import draft_shape, percentile_of
+from webapp.plans.questions import SLO_SECONDS, draft_shape, percentile_of
+from webapp.plans.serving import engine_choices
 from webapp.plans.training import MIX_ROWS
 from webapp.wizard.drafts import (
     Options,
@@ -550,3 +553,137 @@ def _hardware_document(draft: PlanDraft, options: Options) -> dict[str, Any]:
         if hardware.get(name):
             document[name] = hardware.get(name)
     return document
+
+
+# From a planner's request to a document
+
+
+GOALS_BY_KIND = {"serve": "serve", "generate": "generate", "compress": "compress"}
+MILLION, MINUTE, GIB = 1e6, 60.0, 1024.0**3
+# Of the search and of one host, not of a plan.
+OF_THE_SEARCH = frozenset({"id", "top", "host_calibration", "search_seconds"})
+TARGET = re.compile(r"(ttft|tpot)(?:_(p50|p95|p99))?_seconds")
+
+
+def document_of_request(
+    request: Mapping[str, Any], *, host: str = "", pool: str = ""
+) -> tuple[dict[str, Any], list[str]]:
+    """Return a planner's request as a plan document, and notes on what no form has a field for.
+
+    The request may lack parts, which then have the wizard's defaults. ``host`` or ``pool`` takes
+    the place of its cluster.
+
+    Raises:
+        InvalidProblem: it has no workload of a kind that is known.
+    """
+    rest: dict[str, Any] = {
+        name: copy.deepcopy(value)
+        for name, value in request.items()
+        if name not in OF_THE_SEARCH and value is not None
+    }
+    workload = rest.pop("workload", None)
+    kind = workload.pop("kind", None) if isinstance(workload, dict) else None
+    if not isinstance(workload, dict) or kind not in {*GOALS_BY_KIND, "train"}:
+        raise InvalidProblem(
+            "workload",
+            f"The field request.workload.kind is {kind!r}; it can be serve, generate, train or "
+            "compress.",
+        )
+    is_pretraining = kind == "train" and workload.get("method") == "pretrain"
+    goal = GOALS_BY_KIND.get(kind, "pretrain" if is_pretraining else "finetune")
+    document: dict[str, Any] = {"goal": goal, "workload": {}, "hardware": {}, "pins": {}}
+    if is_pretraining:
+        workload.pop("method")
+    if objective := rest.pop("objective", None):
+        document["objective"] = objective
+    if (model := rest.pop("model", None)) is not None:
+        document["model"] = {"config": model} if isinstance(model, dict) else model
+    constraints = rest.get("constraints") or {}
+    if goal == "serve":
+        document |= _latency_target(workload, constraints)
+    _move_workload(goal, workload, document["workload"])
+    _move_hardware(goal, rest, document["hardware"], host=host, pool=pool)
+    _move_pins(rest.get("pins") or {}, document["pins"], goal)
+    rest["workload"] = workload
+    notes = [
+        f"{path} = {json.dumps(value)[:60]} has no field in the wizard and is left out."
+        for path, value in _leaves(rest)
+    ]
+    return {name: value for name, value in document.items() if value != {}}, notes
+
+
+def _latency_target(workload: dict[str, Any], constraints: dict[str, Any]) -> dict[str, Any]:
+    """Return the latency target whose limits a request has, and take them out of it."""
+    found: dict[tuple[str, str], float] = {}
+    for name, bound in constraints.items():
+        match = TARGET.fullmatch(name)
+        if match and isinstance(bound, dict) and set(bound) == {"max"}:
+            found[match[1], match[2] or "mean"] = bound["max"]
+    means = {
+        (figure, "mean"): workload[f"{figure}_slo_seconds"]
+        for figure in ("ttft", "tpot")
+        if workload.get(f"{figure}_slo_seconds")
+    }
+    found = found or means
+    for slo, limits in SLO_SECONDS.items():
+        for percentile in {percentile for _, percentile in found}:
+            wanted = dict(zip((("ttft", percentile), ("tpot", percentile)), limits, strict=True))
+            if found == wanted:
+                workload.pop("ttft_slo_seconds", None)
+                workload.pop("tpot_slo_seconds", None)
+                for name in [name for name in constraints if TARGET.fullmatch(name)]:
+                    del constraints[name]
+                return {"latency_target": slo, "percentile": percentile}
+    return {"latency_target": "none"}
+
+
+def _move_workload(goal: str, workload: dict[str, Any], into: dict[str, Any]) -> None:
+    known = WORKLOAD_FORMS[goal]().fields
+    for name in [name for name in workload if name in known]:
+        into[name] = workload.pop(name)
+    if (share := workload.pop("prefix_share_ratio", None)) is not None:
+        into["prefix_share_percent"] = round(100 * share)
+    tokens, seconds = workload.pop("tokens", None), workload.pop("time_budget_seconds", None)
+    if goal in TRAINING_FORMS and (tokens or seconds):
+        into["million_tokens"] = tokens / MILLION if tokens else None
+        into["time_budget_minutes"] = seconds / MINUTE if seconds else None
+
+
+def _move_hardware(
+    goal: str, rest: dict[str, Any], into: dict[str, Any], *, host: str, pool: str
+) -> None:
+    cluster = rest.get("cluster") or {}
+    if host or pool:
+        into |= {"host": host} if host else {"pool": pool}
+        rest.pop("cluster", None)
+    elif isinstance(cluster.get("device"), str):
+        for name in ("device", "devices_per_node", "nodes"):
+            if name in cluster:
+                into[name] = cluster.pop(name)
+    engine = str(rest.get("engine") or "").partition(" ")[0]
+    if engine in engine_choices(goal):
+        into["engine"] = engine
+        rest.pop("engine")
+    peak = (rest.get("constraints") or {}).get("per_device_peak_bytes")
+    if isinstance(peak, dict) and set(peak) == {"max"}:
+        into["memory_limit_gib"] = rest["constraints"].pop("per_device_peak_bytes")["max"] / GIB
+
+
+def _move_pins(pins: dict[str, Any], into: dict[str, Any], goal: str) -> None:
+    pools = pins.pop("disaggregated", None)
+    known = PinsForm(is_serving=goal == "serve").fields
+    for name in [name for name in pins if name in known]:
+        into[name] = pins.pop(name)
+    if isinstance(pools, dict) and set(pools) <= set(known):
+        into |= pools
+    elif pools:
+        pins["disaggregated"] = pools
+
+
+def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the values that are left in a document, each with its path."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{path}.{name}" if path else str(name))
+    elif value is not None and value != []:
+        yield path, value

@@ -113,7 +113,16 @@ RULES = {
         ACT,
     ),
     **dict.fromkeys(["stop_job", "abandon_job", "delete_job"], OWN),
-    **dict.fromkeys(["create_plan", "add_model", "add_data", "launch_classification"], NEW),
+    **dict.fromkeys(
+        [
+            "create_plan",
+            "create_plan_from_request",
+            "add_model",
+            "add_data",
+            "launch_classification",
+        ],
+        NEW,
+    ),
     "list_secrets": rule(PRACTITIONER),
     **dict.fromkeys(
         [
@@ -140,6 +149,7 @@ RULES = {
 }
 BODIES: dict[str, dict] = {
     "create_plan": {"goal": "serve"},
+    "create_plan_from_request": {"request": {"workload": {"kind": "serve"}}},
     "change_plan": {"objective": "latency"},
     "save_plan": {},
     "launch_plan": {},

@@ -11,7 +11,13 @@ from webapp.jobs.models import Job
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
 from webapp.plans.questions import question_of
-from webapp.wizard.documents import PLAN_DOCUMENTS, adapter, document_of, draft_fill
+from webapp.wizard.documents import (
+    PLAN_DOCUMENTS,
+    adapter,
+    document_of,
+    document_of_request,
+    draft_fill,
+)
 from webapp.wizard.drafts import WORKLOADS, serve_draft
 from webapp.wizard.forms import GOAL_CHOICES
 from webapp.wizard.workload_forms import WORKLOAD_FORMS
@@ -195,3 +201,39 @@ def test_a_plan_that_the_planner_refuses_stays_a_draft_with_the_reason(alice):
 def test_a_model_that_is_none_is_refused(team, alice, model):
     with pytest.raises(InvalidProblem, match=r"."):
         filled(team, alice, {"goal": "serve", "model": model})
+
+
+@pytest.mark.parametrize("goal", GOALS)
+def test_the_planners_own_request_makes_the_same_plan(team, alice, goal):
+    body = {"goal": goal, "model": "demo", "hardware": {"device": "h100-sxm"}}
+    more = {"workload": {"million_tokens": 3}} if goal in {"pretrain", "finetune"} else {}
+    plan = filled(team, alice, body | more)
+    request = question_of(plan).request.model_dump(mode="json")
+    document, notes = document_of_request(request)
+    again = filled(team, alice, document)
+    assert question_of(again).request == question_of(plan).request
+    assert notes == []
+
+
+def test_what_no_form_has_is_said_and_the_rest_is_kept():
+    document, notes = document_of_request(
+        {
+            "model": "demo",
+            "workload": {"kind": "serve", "input_tokens": 9, "request_rate_per_second": 2.0},
+            "engine": "vllm 0.12.0",
+            "constraints": {"ttft_p95_seconds": {"max": 0.4}},
+            "pins": {"tensor_parallel_size": 2, "zero_stage": 1},
+            "top": 9,
+        },
+        host="box",
+    )
+    assert document == {
+        "goal": "serve", "model": "demo", "latency_target": "none",
+        "workload": {"input_tokens": 9}, "hardware": {"host": "box", "engine": "vllm"},
+        "pins": {"tensor_parallel_size": 2},
+    }  # fmt: skip
+    assert [note.split(" = ")[0] for note in notes] == [
+        "constraints.ttft_p95_seconds.max", "pins.zero_stage", "workload.request_rate_per_second",
+    ]  # fmt: skip
+    with pytest.raises(InvalidProblem, match="serve, generate, train or"):
+        document_of_request({"workload": {"kind": "dance"}})
