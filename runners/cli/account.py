@@ -1,0 +1,185 @@
+"""``slipway login``, ``logout``, ``whoami``, ``tokens`` and ``secrets``."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from runners.cli.config import TOKEN, config_path, load_config, write_private
+from runners.cli.errors import CliError, ExitCode
+from runners.cli.output import OutputOption, show, table
+from runners.cli.server import YesOption as Yes
+from runners.cli.server import confirm, refused, server, write_reply
+
+SCOPES = ("read", "plan", "launch", "admin")
+
+
+def login(
+    address: Annotated[str, typer.Argument(metavar="SERVER", help="Its address in a browser.")],
+    token: Annotated[
+        str | None,
+        typer.Option("--token", help="An access token; - reads it from standard input."),
+    ] = None,
+) -> None:
+    """Keep a server's address and an access token for it on this machine."""
+    from runners.client.generated import Slipway
+    from runners.client.transport import ApiError, UnreachableError, server_url
+
+    try:
+        url = server_url(address if "://" in address else f"http://{address}")
+    except ValueError as error:
+        raise CliError(f"SERVER: {error}", field="SERVER") from error
+    text = _token_of(token, url)
+    try:
+        with Slipway(url, text) as client:
+            me = client.get_me()
+    except ApiError as error:
+        raise refused(error) from error
+    except UnreachableError as error:
+        raise CliError(str(error), code="unreachable", exit_code=ExitCode.FAILED) from error
+    write_private(config_path(), f'server = "{url}"\ntoken = "{text}"\n')
+    typer.echo(
+        f"Logged in to {url} as {me.user} in {me.team.name}, with the scope {me.scope}. "
+        f"Kept in {config_path()}."
+    )
+
+
+def _token_of(given: str | None, url: str) -> str:
+    """Return the token: of the option, of standard input, or as it is typed."""
+    if given == "-" or (given is None and not sys.stdin.isatty()):
+        given = sys.stdin.readline()
+    elif given is None:
+        typer.echo(f"Make an access token at {url}/settings/tokens/ and paste it here.", err=True)
+        given = typer.prompt("Token", hide_input=True)
+    text = given.strip()
+    if not text.isascii() or not text.isprintable() or any(c in text for c in '"\\ ') or not text:
+        raise CliError(
+            f"the token has {len(text)} characters and is none that Slipway makes: copy it from "
+            f"{url}/settings/tokens/, it begins with slp_",
+            field="--token",
+        )
+    return text
+
+
+def logout() -> None:
+    """Forget the server and the token of this machine; the token itself stays valid."""
+    path = config_path()
+    known = load_config()
+    path.unlink(missing_ok=True)
+    if known.server:
+        typer.echo(f"Forgotten. Revoke the token at {known.server}/settings/tokens/.")
+    else:
+        typer.echo("Nobody was logged in.")
+    import os
+
+    if os.environ.get(TOKEN):
+        typer.echo(f"{TOKEN} is still set in the environment.", err=True)
+
+
+def whoami(output: OutputOption = "table") -> None:
+    """Show who calls the server, with which scope, in which team."""
+    with server() as client:
+        me = client.get_me()
+        if output != "table":
+            write_reply(me, output)
+            return
+        typer.echo(f"{me.user} in {me.team.name} ({me.team.role}), scope {me.scope}")
+        typer.echo(client.base_url)
+
+
+tokens = typer.Typer(
+    help="Access tokens of the server.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@tokens.command("list")
+def token_list(output: OutputOption = "table") -> None:
+    """List your access tokens in the team; an admin sees the team's."""
+    with server() as client:
+        rows = client.list_tokens()
+    if output != "table":
+        write_reply(rows, output)
+        return
+    shown = [
+        (
+            each.id,
+            each.name,
+            each.scope,
+            each.user,
+            f"{each.last_used_at:%Y-%m-%d %H:%M}" if each.last_used_at else "never",
+            "revoked" if each.revoked_at else f"{each.expires_at:%Y-%m-%d}",
+        )
+        for each in rows
+    ]
+    show(table(("ID", "NAME", "SCOPE", "ACCOUNT", "LAST USED", "EXPIRES"), shown, fixed=(0,)))
+
+
+@tokens.command("make")
+def token_make(
+    name: Annotated[str, typer.Argument(help="Where it will be used.")],
+    scope: Annotated[str, typer.Option("--scope", help="read, plan, launch or admin.")] = "read",
+    days: Annotated[float, typer.Option("--days", help="How long it is valid.")] = 90,
+    *,
+    service: Annotated[
+        bool, typer.Option("--service", help="With an account of its own, as an admin.")
+    ] = False,
+    output: OutputOption = "table",
+) -> None:
+    """Make an access token and print it; it is not shown again."""
+    with server() as client:
+        made = client.make_token(
+            {"name": name, "scope": scope, "days": days, "is_service": service}
+        )
+    if output != "table":
+        write_reply(made, output)
+    else:
+        typer.echo(made.token)
+
+
+@tokens.command("revoke")
+def token_revoke(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="From `slipway tokens list`.")],
+) -> None:
+    """Revoke an access token at once."""
+    with server() as client:
+        client.revoke_token(token_id)
+    typer.echo("Revoked.")
+
+
+secrets = typer.Typer(
+    help="Secrets that jobs receive by name.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@secrets.command("list")
+def secret_list(output: OutputOption = "table") -> None:
+    """List the names of the team's secrets; values are never shown."""
+    with server() as client:
+        rows = client.list_secrets()
+    if output != "table":
+        write_reply(rows, output)
+        return
+    shown = [(each.name, each.changed_by, f"{each.changed_at:%Y-%m-%d %H:%M}") for each in rows]
+    show(table(("NAME", "STORED BY", "AT"), shown))
+
+
+@secrets.command("set")
+def secret_set(name: Annotated[str, typer.Argument(help="Such as HF_TOKEN.")]) -> None:
+    """Store a secret; its value is read from standard input, or typed hidden."""
+    value = (
+        typer.prompt("Value", hide_input=True)
+        if sys.stdin.isatty()
+        else sys.stdin.read().removesuffix("\n")
+    )
+    with server() as client:
+        client.set_secret(name, {"value": value})
+    typer.echo(f"{name} is stored.")
+
+
+@secrets.command("delete")
+def secret_delete(name: str, *, yes: Yes = False) -> None:
+    """Delete a secret; jobs that name it no longer start."""
+    confirm(f"Delete the secret {name}?", yes=yes)
+    with server() as client:
+        client.delete_secret(name)
+    typer.echo("Deleted.")

@@ -1,0 +1,62 @@
+"""Training data of the server: ``slipway data``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from runners.cli.errors import CliError
+from runners.cli.output import OutputOption, number, show, table
+from runners.cli.server import YesOption, confirm, server, write_reply
+
+data = typer.Typer(
+    help="Uploaded training data of the team.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@data.command("list")
+def data_list(output: OutputOption = "table") -> None:
+    """List the team's uploaded files."""
+    with server() as client:
+        rows = client.list_data()
+    if output != "table":
+        write_reply(rows, output)
+        return
+    shown = [
+        (
+            each.id,
+            each.name,
+            f"{each.num_records:,}",
+            f"{number(each.size_bytes / 2**20)} MiB",
+            each.format,
+        )
+        for each in rows
+    ]
+    show(table(("ID", "NAME", "RECORDS", "SIZE", "FORMAT"), shown, right=(2, 3), fixed=(0,)))
+
+
+@data.command("add")
+def data_add(
+    file: Annotated[Path, typer.Argument(help="JSON lines, Parquet or text.")],
+    output: OutputOption = "table",
+) -> None:
+    """Upload a file; it is checked record by record."""
+    if not file.is_file():
+        raise CliError(f"FILE is {str(file)!r}: there is no such file", field="FILE")
+    with server() as client:
+        added = client.add_data(file)
+    if output != "table":
+        write_reply(added, output)
+        return
+    typer.echo(f"{added.id}  {added.name}: {added.num_records:,} records. {added.note}".strip())
+
+
+@data.command("delete")
+def data_delete(
+    data_id: Annotated[str, typer.Argument(metavar="ID")], *, yes: YesOption = False
+) -> None:
+    """Delete an uploaded file."""
+    confirm(f"Delete {data_id}?", yes=yes)
+    with server() as client:
+        client.delete_data(data_id)
+    typer.echo("Deleted.")

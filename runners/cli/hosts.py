@@ -1,0 +1,232 @@
+"""Hosts and queues of the server: ``slipway hosts``, ``queue``."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from runners.cli.errors import CliError, ExitCode
+from runners.cli.output import OutputOption, gib, seconds, show, table
+from runners.cli.server import YesOption, confirm, server, write_reply
+
+HostArgument = Annotated[str, typer.Argument(metavar="HOST", help="Slug of a host.")]
+hosts = typer.Typer(help="GPU hosts of the server.", no_args_is_help=True, rich_markup_mode=None)
+CHECK_SECONDS = 2.0
+
+
+@hosts.command("list")
+def host_list(
+    q: Annotated[str, typer.Argument(metavar="TEXT", help="Part of the name.")] = "",
+    output: OutputOption = "table",
+) -> None:
+    """List the team's hosts with their contact."""
+    with server() as client:
+        rows = client.list_hosts(q=q)
+    if output != "table":
+        write_reply(rows, output)
+        return
+    shown = [
+        (
+            each.slug,
+            each.state,
+            each.contact
+            if each.silent_seconds is None
+            else f"{each.contact}, {seconds(each.silent_seconds)} ago",
+            each.pool,
+            " ".join(f"{key}={value}" for key, value in each.labels.items()),
+        )
+        for each in rows
+    ]
+    show(table(("HOST", "STATE", "CONTACT", "POOL", "LABELS"), shown, fixed=(0,)))
+
+
+@hosts.command("get")
+def host_get(host: HostArgument, output: OutputOption = "table") -> None:
+    """Show a host: its devices, who holds them, and its checks."""
+    with server() as client:
+        found = client.get_host(host)
+    if output != "table":
+        write_reply(found, output)
+        return
+    typer.echo(f"{found.name}: {found.state}, {found.contact}, pool {found.pool}")
+    rows = [
+        (
+            f"{each.kind} {each.index}",
+            each.name,
+            gib(each.memory_bytes),
+            each.job or ("held" if each.is_held else "free"),
+            f"cordoned by {each.cordoned_by}: {each.cordon_reason}" if each.cordoned_by else "",
+        )
+        for each in found.devices
+    ]
+    show(table(("DEVICE", "NAME", "MEMORY", "JOB", ""), rows, right=(2,)))
+
+
+@hosts.command("add")
+def host_add(
+    name: Annotated[str, typer.Argument(help="As pages show it.")],
+    pool: Annotated[str, typer.Option("--pool", help="Hosts of one pool take the same jobs.")] = (
+        "default"
+    ),
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Repeatable.")
+    ] = None,
+    way: Annotated[str, typer.Option("--with", help="pip, pipx, systemd or slurm.")] = "pip",
+    *,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Until the host is ready, check by check.")
+    ] = False,
+    output: OutputOption = "table",
+) -> None:
+    """Print the command with which a machine becomes a host; it is valid for an hour."""
+    labels = dict(_label(text) for text in label or ())
+    with server() as client:
+        made = client.add_host({"name": name, "pool": pool, "labels": labels})
+        if output != "table":
+            write_reply(made, output)
+        elif way not in made.commands:
+            raise CliError(
+                f"--with is {way!r}: it can be {', '.join(made.commands)}", field="--with"
+            )
+        else:
+            typer.echo(made.commands[way])
+        seen: dict[str, str] = {}
+        while wait:
+            state = client.get_enrolment(made.id)
+            for each in state.checks:
+                if seen.get(each.name) != each.status:
+                    seen[each.name] = each.status
+                    typer.echo(f"[{each.status}] {each.name}: {each.sentence}", err=True)
+            if state.is_ready:
+                return
+            time.sleep(CHECK_SECONDS)
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise CliError(f"--label is {text!r}: write it as KEY=VALUE", field="--label")
+    return key, value
+
+
+@hosts.command("check")
+def host_check(host: HostArgument, output: OutputOption = "table") -> None:
+    """Ask a host for new facts, and show its check-list."""
+    with server() as client:
+        found = client.act_on_host(host, "recheck")
+    if output != "table":
+        write_reply(found, output)
+        return
+    rows = [(each.status, each.name, each.sentence, each.remedy) for each in found.checks]
+    show(table(("STATUS", "CHECK", "FINDING", "REMEDY"), rows))
+    if any(each.status == "failed" for each in found.checks):
+        raise typer.Exit(int(ExitCode.FAILED))
+
+
+def _act(host: str, action: str, question: str, *, yes: bool) -> None:
+    if question:
+        confirm(question, yes=yes)
+    with server() as client:
+        found = client.act_on_host(host, action)  # type: ignore[arg-type]  # one of the API's
+    typer.echo(f"{found.name} is {found.state}.")
+
+
+@hosts.command("drain")
+def host_drain(host: HostArgument) -> None:
+    """Let a host finish its jobs and take no new ones."""
+    _act(host, "drain", "", yes=True)
+
+
+@hosts.command("undrain")
+def host_undrain(host: HostArgument) -> None:
+    """Let a host take jobs again."""
+    _act(host, "undrain", "", yes=True)
+
+
+@hosts.command("maintenance")
+def host_maintenance(host: HostArgument) -> None:
+    """Put a host into maintenance."""
+    _act(host, "maintenance", "", yes=True)
+
+
+@hosts.command("rotate")
+def host_rotate(host: HostArgument) -> None:
+    """Let a host replace its secrets at its next heartbeat."""
+    _act(host, "rotate", "", yes=True)
+
+
+@hosts.command("revoke")
+def host_revoke(host: HostArgument, *, yes: YesOption = False) -> None:
+    """End a host's access until it is enrolled again."""
+    _act(host, "revoke", f"End the access of {host}?", yes=yes)
+
+
+@hosts.command("retire")
+def host_retire(host: HostArgument, *, yes: YesOption = False) -> None:
+    """Retire a host for good."""
+    _act(host, "retire", f"Retire {host} for good?", yes=yes)
+
+
+@hosts.command("validate")
+def host_validate(
+    host: HostArgument,
+    *,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Do not follow it.")] = False,
+) -> None:
+    """Validate every device of a host, and follow the job."""
+    from runners.cli.jobs import finished, follow_job
+
+    with server() as client:
+        job = client.validate_host(host)
+        typer.echo(job.id, err=not detach)
+        if not detach:
+            finished(client, job.id, follow_job(client, job.id))
+
+
+queue = typer.Typer(help="Queues of the pools.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@queue.command("list")
+def queue_list(
+    pool: Annotated[str, typer.Argument(metavar="POOL", help="Id or name; all without it.")] = "",
+    output: OutputOption = "table",
+) -> None:
+    """List waiting jobs in their order, and why each waits."""
+    with server() as client:
+        pools = [pool] if pool else [each.id for each in client.list_pools()]
+        found = [client.get_queue(each) for each in pools]
+    if output != "table":
+        write_reply(found, output)
+        return
+    for each in found:
+        typer.echo(f"{each.name} ({each.team}): {', '.join(each.hosts) or 'no host'}")
+        rows = [
+            (str(one.position or ""), one.job or "", one.name, str(one.priority), one.sentence)
+            for one in each.queue
+        ]
+        show(table(("", "JOB", "NAME", "PRIORITY", "WHY IT WAITS"), rows, right=(0,)))
+
+
+@queue.command("move")
+def queue_move(
+    pool: Annotated[str, typer.Argument(metavar="POOL")],
+    job: Annotated[str, typer.Argument(metavar="JOB")],
+    direction: Annotated[str, typer.Argument(metavar="up|down")],
+) -> None:
+    """Move a waiting job by one turn, as an operator."""
+    with server() as client:
+        seen = client.get_queue(pool).seen
+        client.reorder_queue(pool, job, {"move": direction, "seen": seen})
+    typer.echo(f"Moved {direction}.")
+
+
+@queue.command("priority")
+def queue_priority(
+    pool: Annotated[str, typer.Argument(metavar="POOL")],
+    job: Annotated[str, typer.Argument(metavar="JOB")],
+    priority: Annotated[str, typer.Argument(metavar="low|normal|high")],
+) -> None:
+    """Change the priority of a waiting job, as an operator."""
+    with server() as client:
+        client.reorder_queue(pool, job, {"priority": priority})
+    typer.echo(f"Its priority is {priority}.")

@@ -1,0 +1,402 @@
+"""Jobs of the server: ``ps``, ``get``, ``logs``, ``events``, ``metrics``, ``stop`` and more."""
+
+import io
+import sys
+import tarfile
+import time
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from runners.cli.errors import CliError, ExitCode
+from runners.cli.output import OutputOption, number, seconds, show, table
+from runners.cli.server import (
+    JobArgument,
+    YesOption,
+    confirm,
+    job_id_of,
+    server,
+    write_reply,
+)
+
+if TYPE_CHECKING:
+    from runners.client.generated import JobReply, Slipway
+    from runners.client.transport import Event
+
+OPEN_STATES = "queued,preflight,starting,running,stopping"
+INTERRUPTED = 130  # 128 + SIGINT
+HostOption = Annotated[
+    int, typer.Option("--host", help="Of a job on several hosts: which one, from 0.")
+]
+
+
+def ps(
+    *,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Ended jobs, too, the newest 50.")
+    ] = False,
+    state: Annotated[str, typer.Option("--state", help="Such as running or failed,stopped.")] = "",
+    host: Annotated[str, typer.Option("--host", help="Slug of a host.")] = "",
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again every two seconds.")
+    ] = False,
+    output: OutputOption = "table",
+) -> None:
+    """List jobs, the newest first: those that have not ended, unless --all."""
+    wanted = state or ("" if everything else OPEN_STATES)
+    with server() as client:
+        while True:
+            page = client.list_jobs(state=wanted, host=host)
+            if output != "table":
+                write_reply(page, output)
+            else:
+                if watch and sys.stdout.isatty():
+                    typer.echo("\x1b[2J\x1b[H", nl=False)
+                _show_jobs(page.items)
+            if not watch:
+                return
+            time.sleep(2.0)
+
+
+def _show_jobs(jobs: "list[JobReply]") -> None:
+    if not jobs:
+        typer.echo("No job. `slipway launch` starts one; `slipway ps -a` lists ended ones.")
+        return
+    rows = [
+        (
+            job.id,
+            job.name,
+            job.kind,
+            job.state,
+            job.progress.words or "",
+            job.host or job.pool,
+            seconds(job.elapsed_seconds) if job.started_at else "",
+        )
+        for job in jobs
+    ]
+    columns = ("ID", "NAME", "KIND", "STATE", "PROGRESS", "HOST", "TIME")
+    show(table(columns, rows, right=(6,), fixed=(0, 3)))
+
+
+def get(job: JobArgument, output: OutputOption = "table") -> None:
+    """Show a job: its state, why it waits or ended, and measured beside predicted figures."""
+    with server() as client:
+        found = client.get_job(job_id_of(client, job))
+        if output != "table":
+            write_reply(found, output)
+            return
+        typer.echo(f"{found.name}  {found.id}")
+        lines = [
+            ("state", found.state + (f": {found.progress.words}" if found.progress.words else "")),
+            ("where", found.host or found.pool),
+            ("kind", f"{found.kind} of {found.model}" if found.model else found.kind),
+            ("time", seconds(found.elapsed_seconds) if found.started_at else "not started"),
+        ]
+        if found.waiting:
+            lines.append(("waits", found.waiting))
+        if found.endpoint:
+            lines.append(("endpoint", f"{found.endpoint.url}, model {found.endpoint.model}"))
+        if found.outcome:
+            lines.append(("ended", f"{found.outcome.sentence} {found.outcome.next_step}".strip()))
+        lines.append(("page", client.base_url + found.url))
+        show(table(("", ""), lines))
+        show_figures(client, found.id)
+
+
+def show_figures(client: "Slipway", job_id: str) -> None:
+    """Print a job's figures: measured beside predicted, with the ratio."""
+    figures = client.get_job_figures(job_id).figures
+    rows = [
+        (
+            each.label,
+            _figure(each.measured, each.unit),
+            _figure(each.predicted, each.unit),
+            (
+                f"{_figure(each.predicted_low, '')} to {_figure(each.predicted_high, '')}"
+                if each.predicted_low is not None
+                else ""
+            ),
+            "" if each.ratio is None else f"{each.ratio:.2f}",
+            each.state_words,
+        )
+        for each in figures
+    ]
+    if rows:
+        columns = ("FIGURE", "MEASURED", "PREDICTED", "80 % OF RUNS", "RATIO", "")
+        show(table(columns, rows, right=(1, 2, 4)))
+
+
+def _figure(value: float | None, unit: str) -> str:
+    return "" if value is None else f"{number(value)} {unit}".strip()
+
+
+def logs(
+    job: JobArgument,
+    *,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
+    ] = False,
+    tail: Annotated[int, typer.Option("--tail", "-n", help="How many last lines.")] = 200,
+    grep: Annotated[str, typer.Option("--grep", help="Only lines that contain this.")] = "",
+    host: HostOption = 0,
+) -> None:
+    """Print a job's log; Ctrl-C ends the command and never the job."""
+    with server() as client:
+        job_id = job_id_of(client, job)
+        if not follow:
+            found = client.get_job_log(job_id, limit=tail, q=grep, host=host)
+            for line in found.lines:
+                typer.echo(line.text)
+            return
+        finished(client, job_id, follow_job(client, job_id, host=host, grep=grep))
+
+
+def follow_job(
+    client: "Slipway", job_id: str, *, host: int = 0, grep: str = "", quiet: bool = False
+) -> bool:
+    """Print a job's log until it ends; return whether it ended rather than the command.
+
+    What the command says of the job goes to standard error, so that standard output is the log.
+    """
+    state = ""
+    try:
+        for event in client.follow_job(job_id, kinds="log,state", host=host):
+            if event.name == "log" and grep.lower() in event.data["text"].lower() and not quiet:
+                typer.echo(event.data["text"])
+            elif event.name == "state":
+                state = _told(event, state)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"\nThe job goes on. `slipway logs -f {job_id}` follows it, `slipway stop {job_id}` "
+            "stops it.",
+            err=True,
+        )
+        return False
+    return True
+
+
+def _told(event: "Event", before: str) -> str:
+    """Print a new state and return it."""
+    state = str(event.data["state"])
+    if state != before:
+        where = event.data.get("host") or event.data.get("pool")
+        typer.echo(f"[{state} on {where}]", err=True)
+    return state
+
+
+def finished(client: "Slipway", job_id: str, has_ended: bool) -> None:  # noqa: FBT001 (of follow_job)
+    """End a command as its job ended: with an error unless it succeeded.
+
+    Raises:
+        Exit: the command was interrupted.
+        CliError: the job did not succeed.
+    """
+    if not has_ended:
+        raise typer.Exit(INTERRUPTED)
+    job = client.get_job(job_id)
+    if job.state in {"succeeded", "stopped"}:
+        return
+    why = f"{job.outcome.sentence} {job.outcome.next_step}" if job.outcome else ""
+    raise CliError(
+        f"the job {job.state}. {why}".strip(),
+        code=job.outcome.reason if job.outcome else job.state,
+        exit_code=ExitCode.FAILED,
+    )
+
+
+def events(job: JobArgument, host: HostOption = 0, output: OutputOption = "table") -> None:
+    """List what a job's supervisor reported, without its log."""
+    with server() as client:
+        job_id, after = job_id_of(client, job), 0
+        found = []
+        while page := (reply := client.list_job_events(job_id, after=after, host=host)).events:
+            found += [each for each in page if each.kind not in {"log", "metric"}]
+            after = reply.last_seq
+    if output != "table":
+        write_reply(found, output)
+        return
+    from datetime import UTC, datetime
+
+    rows = [
+        (
+            str(each.seq),
+            f"{datetime.fromtimestamp(each.t_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}Z",
+            each.kind,
+            ", ".join(f"{name} {value}" for name, value in each.body.items())[:200],
+        )
+        for each in found
+    ]
+    show(table(("NUMBER", "AT", "KIND", "WHAT"), rows, right=(0,), fixed=(1, 2)))
+
+
+def metrics(
+    job: JobArgument,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Such as loss; without one, the figures.")
+    ] = None,
+    host: HostOption = 0,
+    output: OutputOption = "table",
+) -> None:
+    """Print a job's figures, or the points of metrics over time."""
+    with server() as client:
+        job_id = job_id_of(client, job)
+        if not names:
+            if output != "table":
+                write_reply(client.get_job_figures(job_id), output)
+            else:
+                show_figures(client, job_id)
+            return
+        reply = client.get_job_series(job_id, metrics=",".join(names), host=host)
+    if output != "table":
+        write_reply(reply, output)
+        return
+    for each in reply.series:
+        rows = [
+            (seconds((t - each.t_ms[0]) / 1000), _figure(value, ""))
+            for t, value in zip(each.t_ms, each.value, strict=True)
+        ]
+        show(table(("TIME", each.metric), rows, right=(0, 1)))
+
+
+def stop(
+    job: JobArgument,
+    *,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Until the job has ended and saved its results.")
+    ] = False,
+    yes: YesOption = False,
+) -> None:
+    """Stop a job; its supervisor lets it save its results first."""
+    with server() as client:
+        job_id = job_id_of(client, job)
+        if job_id != job.upper():
+            confirm(f"Stop the job {job} ({job_id})?", yes=yes)
+        stopped = client.stop_job(job_id)
+        if wait and not stopped.is_final:
+            follow_job(client, job_id, quiet=True)
+            stopped = client.get_job(job_id)
+    typer.echo(f"{stopped.name} is {stopped.state}.")
+
+
+def resume(
+    job: JobArgument,
+    *,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Do not follow the new job.")
+    ] = False,
+) -> None:
+    """Queue an ended job again with the same spec, and follow it."""
+    with server() as client:
+        again = client.run_job_again(job_id_of(client, job))
+        typer.echo(f"{again.name} is {again.state}: {again.id}", err=True)
+        if detach:
+            typer.echo(again.id)
+            return
+        finished(client, again.id, follow_job(client, again.id))
+
+
+def clone(job: JobArgument, output: OutputOption = "table") -> None:
+    """Make a draft plan of a job, with its launch options; nothing is launched."""
+    with server() as client:
+        plan = client.plan_from_job(job_id_of(client, job), {"how": "clone"})
+        if output != "table":
+            write_reply(plan, output)
+            return
+        typer.echo(f"{plan.id}  {plan.name}")
+        typer.echo(f"{client.base_url}{plan.url}")
+
+
+def compare(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB JOB...", help="Two or more jobs.")],
+    output: OutputOption = "table",
+) -> None:
+    """Put the figures of jobs side by side, and the settings in which they differ."""
+    with server() as client:
+        found = client.compare_jobs(job=[job_id_of(client, each) for each in jobs])
+    if output != "table":
+        write_reply(found, output)
+        return
+    rows = []
+    for each in found.figures:
+        cells = [
+            f"{_figure(cell.measured, each.unit)}{f'  {cell.change}' if cell.change else ''}"
+            for cell in each.cells
+        ]
+        rows.append((each.label, *cells))
+    show(table(("FIGURE", *found.names), rows, right=range(1, len(found.names) + 1)))
+    if found.settings:
+        typer.echo()
+        show(
+            table(
+                ("SETTING", *found.names),
+                [(each.name, *each.values) for each in found.settings],
+            )
+        )
+
+
+def artefacts(
+    job: JobArgument,
+    name: Annotated[str | None, typer.Argument(help="Which one to download.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Folder to unpack it into; . without it.")
+    ] = None,
+    output: OutputOption = "table",
+) -> None:
+    """List what a job made, or download one into a folder."""
+    with server() as client:
+        job_id = job_id_of(client, job)
+        if name is None:
+            found = client.list_artefacts(job_id)
+            if output != "table":
+                write_reply(found, output)
+                return
+            rows = [
+                (
+                    each.name,
+                    each.kind,
+                    f"{number(each.total_bytes / 2**20)} MiB",
+                    "" if each.is_complete else "arriving",
+                )
+                for each in found
+            ]
+            show(table(("NAME", "KIND", "SIZE", ""), rows, right=(2,)))
+            return
+        folder = to or Path()
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f".{job_id}-{name.replace('/', '-')}.part").open("w+b") as file:
+            part = Path(file.name)
+            try:
+                num_bytes = client.download_artefact(job_id, name, file)
+                file.seek(0)
+                unpacked = _unpack(file, folder)
+            finally:
+                part.unlink(missing_ok=True)
+    typer.echo(f"{unpacked} ({number(num_bytes / 2**20)} MiB)")
+
+
+def _unpack(file: "io.BufferedRandom", folder: Path) -> Path:
+    """Unpack an artefact; return its folder. Names that leave the folder are refused."""
+    with tarfile.open(fileobj=file) as archive:
+        archive.extractall(folder, filter="data")
+        roots = {member.name.split("/")[0] for member in archive.getmembers()}
+    return folder / next(iter(roots), "")
+
+
+def delete(job: JobArgument, *, yes: YesOption = False) -> None:
+    """Delete an ended job from the history; its measurements stay with its host."""
+    with server() as client:
+        job_id = job_id_of(client, job)
+        confirm(f"Delete the job {job_id} from the history?", yes=yes)
+        client.delete_job(job_id)
+    typer.echo("Deleted.")
+
+
+def open_page(job: JobArgument) -> None:
+    """Open a job's page in the browser, or print its address."""
+    with server() as client:
+        address = client.base_url + client.get_job(job_id_of(client, job)).url
+    typer.echo(address)
+    if sys.stdout.isatty():
+        webbrowser.open(address)

@@ -1,0 +1,237 @@
+"""``slipway launch``, ``verify`` and ``plans``: plans of the server, and what they start."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from runners.cli.errors import CliError, ExitCode
+from runners.cli.jobs import finished, follow_job, show_figures
+from runners.cli.output import OutputOption, bullets, show
+from runners.cli.plans import ID, load_plan, read_document
+from runners.cli.quantities import value_of_field
+from runners.cli.server import YesOption, confirm, server, write_reply
+
+if TYPE_CHECKING:
+    from runners.client.generated import PlanReply, Slipway
+
+ULID_LENGTH = 26
+PlanArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PLAN", help="Id of a plan: of the server, or one kept on this machine."
+    ),
+]
+FileOption = Annotated[
+    str | None,
+    typer.Option("--file", "-f", metavar="FILE", help="A job.yaml; - reads standard input."),
+]
+OnOption = Annotated[str, typer.Option("--on", help="A host of the server, by name.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="A field of the file, by its path."),
+]
+DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Do not follow the job.")]
+
+
+def launch(  # noqa: PLR0913 (the command's options)
+    plan: PlanArgument = None,
+    *,
+    file: FileOption = None,
+    on: OnOption = "",
+    set_: SetOption = None,
+    run: Annotated[
+        str, typer.Option("--run", help="Of a plan to serve: job (its benchmark), endpoint, load.")
+    ] = "",
+    name: Annotated[str, typer.Option("--name", help="Name of the job.")] = "",
+    hours: Annotated[float | None, typer.Option("--hours", help="Time limit.")] = None,
+    secret: Annotated[
+        list[str] | None, typer.Option("--secret", help="A secret of the team, by name.")
+    ] = None,
+    yes: YesOption = False,
+    detach: DetachOption = False,
+    output: OutputOption = "table",
+) -> None:
+    """Launch a plan as a job: show it, ask, and follow it. Ctrl-C never stops the job."""
+    options = {
+        name: value
+        for name, value in (
+            ("run", run), ("name", name), ("hours", hours), ("secrets", secret)
+        )
+        if value
+    }  # fmt: skip
+    with server() as client:
+        made, wanted = _plan_of(client, plan, file, on=on, settings=set_ or ())
+        _check(client, made, output)
+        confirm(f"Launch it? {made.launch.title}.", yes=yes)
+        launched = client.launch_plan(made.id, {**wanted, **options})
+        job = launched.job
+        if output != "table":
+            write_reply(launched, output)
+        else:
+            typer.echo(f"{job.name} is {job.state}: {job.id}", err=True)
+            if launched.endpoint_key:
+                typer.echo(f"Its key, not shown again: {launched.endpoint_key}", err=True)
+        if detach:
+            if output == "table":
+                typer.echo(job.id)
+            return
+        finished(client, job.id, follow_job(client, job.id, quiet=output != "table"))
+
+
+def _plan_of(
+    client: "Slipway", plan: str | None, file: str | None, *, on: str, settings: Sequence[str]
+) -> "tuple[PlanReply, dict[str, Any]]":
+    """Return the plan on the server, made if it is none yet, and its launch options."""
+    if (plan is None) == (file is None):
+        raise CliError("name a PLAN, or a file with --file", field="PLAN")
+    if file is not None:
+        document = read_document(file)
+        for text in settings:
+            _set(document, text)
+        if on:
+            document["hardware"] = {"host": on}
+        wanted = document.get("launch") or {}
+        return client.create_plan(document), dict(wanted)
+    plan = str(plan)
+    if len(plan) == ULID_LENGTH:
+        return client.get_plan(plan.upper()), {}
+    if not ID.fullmatch(plan):
+        raise CliError(
+            f"PLAN is {plan!r}: it is an id that `slipway plan` or a plan's page shows",
+            field="PLAN",
+        )
+    answer = load_plan(plan)
+    if answer.request is None:
+        raise CliError(f"the plan {plan} holds no request: plan again", field="PLAN")
+    request = answer.request.model_dump(mode="json")
+    return client.create_plan_from_request({"request": request, "host": on}), {}
+
+
+def _set(document: dict[str, Any], text: str) -> None:
+    """Set a field of a document by its dotted path."""
+    path, equals, value = text.partition("=")
+    *parents, last = path.strip().split(".")
+    if not equals or not last:
+        raise CliError(
+            f"--set is {text!r}: write it as FIELD=VALUE, such as workload.concurrency=8",
+            field="--set",
+        )
+    place: Any = document
+    for name in parents:
+        place = place.setdefault(name, {})
+        if not isinstance(place, Mapping):
+            raise CliError(f"--set {path}: {name} has no fields", field="--set")
+    place[last] = value_of_field(path, value)
+
+
+def _check(client: "Slipway", plan: "PlanReply", output: str) -> None:
+    """Show a plan; raise if nothing fits or it cannot be launched."""
+    words = plan.verdict_words
+    if output == "table":
+        typer.echo(
+            f"{plan.name or 'Draft plan'}  {plan.id}  {client.base_url}{plan.url}", err=True
+        )
+        typer.echo(words.sentence + (f" {words.detail}" if words.detail else ""), err=True)
+        for line in [*words.warnings, *plan.notes]:
+            typer.echo(f"- {line}", err=True)
+    if plan.answer is not None and not plan.answer.plans:
+        from runners.cli.report import nothing_fits
+
+        raise nothing_fits(plan.answer)
+    if not plan.launch.can:
+        raise CliError(
+            f"{plan.launch.title}: {plan.launch.text}",
+            code="cannot_launch",
+            exit_code=ExitCode.FAILED,
+        )
+
+
+def verify(
+    plan: PlanArgument = None,
+    *,
+    file: FileOption = None,
+    on: OnOption = "",
+    yes: YesOption = False,
+    output: OutputOption = "table",
+) -> None:
+    """Run a plan's benchmark or job and print each figure measured beside predicted."""
+    with server() as client:
+        made, wanted = _plan_of(client, plan, file, on=on, settings=())
+        _check(client, made, output)
+        confirm(f"Measure it? {made.launch.title}.", yes=yes)
+        job = client.launch_plan(made.id, {**wanted, "run": "job"}).job
+        typer.echo(f"{job.name}: {job.id}", err=True)
+        finished(client, job.id, follow_job(client, job.id, quiet=True))
+        if output != "table":
+            write_reply(client.get_job_figures(job.id), output)
+        else:
+            show_figures(client, job.id)
+
+
+plans = typer.Typer(help="Plans of the server.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@plans.command("list")
+def plan_list(
+    q: Annotated[str, typer.Argument(metavar="TEXT", help="Part of the name.")] = "",
+    output: OutputOption = "table",
+) -> None:
+    """List the team's plans, the last saved first."""
+    from runners.cli.output import table
+
+    with server() as client:
+        page = client.list_plans(q=q)
+    if output != "table":
+        write_reply(page, output)
+        return
+    rows = [
+        (each.id, each.name, each.verdict, str(each.version or ""), each.owner)
+        for each in page.items
+    ]
+    show(table(("ID", "NAME", "VERDICT", "VERSION", "OWNER"), rows, fixed=(0,)))
+
+
+@plans.command("get")
+def plan_get(
+    plan_id: Annotated[str, typer.Argument(metavar="PLAN")], output: OutputOption = "table"
+) -> None:
+    """Show a plan of the server: its verdict, and the planner's answer."""
+    with server() as client:
+        plan = client.get_plan(plan_id)
+    if output != "table":
+        write_reply(plan, output)
+        return
+    typer.echo(f"{plan.name}  {plan.id}")
+    typer.echo(f"{plan.verdict_words.sentence} {plan.verdict_words.detail}".strip())
+    show(bullets([*plan.verdict_words.warnings, *plan.notes]))
+    if plan.answer is not None:
+        from runners.cli.report import print_plan
+
+        print_plan(plan.answer.model_copy(update={"id": plan.id}), ())
+
+
+@plans.command("yaml")
+def plan_yaml(plan_id: Annotated[str, typer.Argument(metavar="PLAN")]) -> None:
+    """Print a plan of the server as a job.yaml, for `slipway launch -f`."""
+    with server() as client:
+        document = client.get_plan(plan_id).document
+    write_reply(document, "yaml")
+
+
+@plans.command("schema")
+def plan_schema() -> None:
+    """Print the JSON schema of job.yaml, for editors."""
+    with server() as client:
+        write_reply(client.get_plan_schema(), "json")
+
+
+@plans.command("delete")
+def plan_delete(
+    plan_id: Annotated[str, typer.Argument(metavar="PLAN")], *, yes: YesOption = False
+) -> None:
+    """Delete a plan with all its versions; its jobs stay."""
+    confirm(f"Delete the plan {plan_id}?", yes=yes)
+    with server() as client:
+        client.delete_plan(plan_id)
+    typer.echo("Deleted.")

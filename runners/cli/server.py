@@ -1,0 +1,113 @@
+"""The server that commands talk to: its address and token, and its refusals as errors."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from runners.cli.config import load_config
+from runners.cli.errors import CliError, ExitCode
+from runners.cli.output import write_document
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from runners.client.generated import Slipway
+    from runners.client.transport import ApiError
+
+LOGIN = "log in with `slipway login SERVER`, or set SLIPWAY_SERVER and SLIPWAY_TOKEN"
+DENIED, MISSING, CONFLICT = {401, 403}, 404, 409
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job, or its name.")]
+
+
+@contextlib.contextmanager
+def server() -> Iterator["Slipway"]:
+    """Yield the client of the configured server.
+
+    Raises:
+        CliError: none is configured, it does not answer, or it refuses what the block asks for.
+    """
+    config = load_config()
+    if not config.server or not config.token:
+        missing = "server" if not config.server else "token"
+        raise CliError(
+            f"no {missing} is known: {LOGIN}", code="not_logged_in", exit_code=ExitCode.DENIED
+        )
+    from runners.client.generated import Slipway
+    from runners.client.transport import ApiError, UnreachableError
+
+    try:
+        with Slipway(config.server, config.token) as client:
+            yield client
+    except ApiError as error:
+        raise refused(error) from error
+    except UnreachableError as error:
+        raise CliError(str(error), code="unreachable", exit_code=ExitCode.FAILED) from error
+
+
+def has_server() -> bool:
+    """Return whether a server and a token are configured."""
+    config = load_config()
+    return bool(config.server and config.token)
+
+
+def refused(error: "ApiError") -> CliError:
+    """Return the error of a command for a refusal of the server."""
+    if error.status in DENIED:
+        way_out = "" if error.status == 403 else f" {LOGIN[0].upper()}{LOGIN[1:]}."  # noqa: PLR2004
+        return CliError(
+            f"{error.detail}{way_out}", code=error.code or "denied", exit_code=ExitCode.DENIED
+        )
+    is_usage = error.status in {400, 422}
+    fields = [each["field"] for each in error.errors if each.get("field")]
+    lines = [f"{each['field']}: {each['message']}" for each in error.errors[1:]]
+    return CliError(
+        "\n  ".join([error.detail, *lines]),
+        code=error.code or f"http_{error.status}",
+        exit_code=ExitCode.USAGE if is_usage else ExitCode.FAILED,
+        field=fields[0] if fields else None,
+    )
+
+
+def job_id_of(client: "Slipway", name: str) -> str:
+    """Return the id of a job: an id as it is, else that of the newest job with the name.
+
+    Raises:
+        CliError: no job has the name.
+    """
+    if len(name) == 26 and name.isalnum():  # noqa: PLR2004 (a ULID)
+        return name.upper()
+    found = client.list_jobs(q=name, limit=20).items
+    exact = [job for job in found if job.name == name] or found
+    if not exact:
+        raise CliError(
+            f"no job is named {name!r}: `slipway ps -a` lists every job",
+            code="not_found",
+            exit_code=ExitCode.FAILED,
+            field="job",
+        )
+    return exact[0].id
+
+
+def write_reply(reply: "BaseModel | list[Any] | dict[str, Any]", output: str) -> None:
+    """Write a reply of the server as JSON or YAML: the API's own schema."""
+    from pydantic_core import to_json
+
+    write_document(to_json(reply, indent=2).decode(), output)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something is done; without a terminal it must be allowed by ``--yes``.
+
+    Raises:
+        CliError: nobody can be asked.
+        Abort: the answer was no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise CliError(f"{question} Nobody can be asked here: repeat it with --yes", field="--yes")
+    typer.confirm(question, abort=True)
