@@ -204,7 +204,10 @@ def queue_list(
             (str(one.position or ""), one.job or "", one.name, str(one.priority), one.sentence)
             for one in each.queue
         ]
-        show(table(("", "JOB", "NAME", "PRIORITY", "WHY IT WAITS"), rows, right=(0,)))
+        if rows:
+            show(table(("", "JOB", "NAME", "PRIORITY", "WHY IT WAITS"), rows, right=(0,)))
+        else:
+            typer.echo("Nothing waits.")
 
 
 @queue.command("move")

@@ -5,13 +5,14 @@ import sys
 import tarfile
 import time
 import webbrowser
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from runners.cli.errors import CliError, ExitCode
-from runners.cli.output import OutputOption, number, seconds, show, table
+from runners.cli.output import OutputOption, gib, number, percent, seconds, show, table, usd
 from runners.cli.server import (
     JobArgument,
     YesOption,
@@ -113,23 +114,43 @@ def show_figures(client: "Slipway", job_id: str) -> None:
             each.label,
             _figure(each.measured, each.unit),
             _figure(each.predicted, each.unit),
-            (
-                f"{_figure(each.predicted_low, '')} to {_figure(each.predicted_high, '')}"
-                if each.predicted_low is not None
-                else ""
-            ),
+            _interval(each.predicted_low, each.predicted_high, each.unit),
             "" if each.ratio is None else f"{each.ratio:.2f}",
-            each.state_words,
         )
         for each in figures
     ]
     if rows:
-        columns = ("FIGURE", "MEASURED", "PREDICTED", "80 % OF RUNS", "RATIO", "")
-        show(table(columns, rows, right=(1, 2, 4)))
+        columns = ("FIGURE", "MEASURED", "PREDICTED", "80 % INTERVAL", "RATIO")
+        show(table(columns, rows, right=(1, 2, 3, 4)))
+
+
+# Unit of the API -> how its figures are written.
+UNITS: dict[str, Callable[[float], str]] = {
+    "seconds": seconds,
+    "bytes": gib,
+    "share": percent,
+    "ratio": lambda value: f"{value:.3g}",
+    "count": lambda value: f"{value:,.0f}",
+    "tokens_per_second": lambda value: f"{number(value)} tok/s",
+    "requests_per_second": lambda value: f"{number(value)} req/s",
+    "usd": usd,
+}
 
 
 def _figure(value: float | None, unit: str) -> str:
-    return "" if value is None else f"{number(value)} {unit}".strip()
+    if value is None:
+        return ""
+    write = UNITS.get(unit)
+    return write(value) if write else f"{number(value)} {unit.replace('_', ' ')}".strip()
+
+
+def _interval(low: float | None, high: float | None, unit: str) -> str:
+    """Return the interval of a prediction; its first number without the unit if that is equal."""
+    if low is None or high is None:
+        return ""
+    first, last = _figure(low, unit), _figure(high, unit)
+    value, _, name = first.partition(" ")
+    return f"{value if name and last.endswith(f' {name}') else first} to {last}"
 
 
 def logs(

@@ -1,0 +1,189 @@
+"""The commands of a server, against the site itself: output, exit codes, and the token's scope."""
+
+import io
+import json
+import sys
+
+import httpx
+import pytest
+import yaml
+from structlog.testing import capture_logs
+
+from runners.cli import main as cli
+from runners.cli.config import config_path
+from runners.client.generated import Slipway
+from tests.webapp.api.operations import operations
+from tests.webapp.api.test_client import by_django
+from tests.webapp.conftest import EXIT_OK, STARTED, batch_of
+from webapp.accounts.tokens import token_make
+from webapp.agents.ingest import events_accept
+from webapp.jobs.models import Attempt, Job
+from webapp.plans.models import Plan
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+DONE, FAILED, USAGE, NOTHING_FITS, DENIED = range(5)
+PRETRAIN = {"goal": "pretrain", "model": "demo", "workload": {"time_budget_minutes": 1}}
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    """A user's folders, a client that reaches the site, and no terminal."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.delenv("SLIPWAY_SERVER", raising=False)
+    monkeypatch.delenv("SLIPWAY_TOKEN", raising=False)
+    client = httpx.Client
+
+    def reaching(**_options):
+        return client(transport=httpx.MockTransport(by_django))
+
+    monkeypatch.setattr("runners.client.transport.httpx.Client", reaching)
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run a command; return its exit code, standard output and standard error."""
+
+    def call(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        with capture_logs():  # the site writes its log in this process
+            code = cli.main([str(each) for each in arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def logged_in(run, alice, team) -> None:
+    text = token_make(team=team, by=alice, name="cli", scope="launch")[1]
+    code, out, err = run("login", "http://testserver", stdin=f"{text}\n")
+    assert (code, "as alice in" in out) == (DONE, True), err
+
+
+@pytest.fixture
+def job_file(tmp_path, host):
+    path = tmp_path / "job.yaml"
+    document = {**PRETRAIN, "hardware": {"host": host.slug}, "launch": {"name": "night run"}}
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def test_a_login_is_kept_for_its_owner_alone_and_a_wrong_token_is_denied(run, logged_in):
+    assert config_path().stat().st_mode & 0o077 == 0
+    code, out, _ = run("whoami", "-o", "json")
+    assert (code, json.loads(out)["scope"]) == (DONE, "launch")
+    code, _, err = run("login", "http://testserver", "--token", "slp_no")
+    assert (code, "No valid access token" in err) == (DENIED, True)
+    code, _, err = run("login", "http://testserver", "--token", 'a"b')
+    assert (code, "begins with slp_" in err) == (USAGE, True)
+    assert run("logout")[0] == DONE
+    code, _, err = run("ps")
+    assert (code, "slipway login SERVER" in err) == (DENIED, True)
+
+
+def test_a_file_is_launched_as_the_wizard_would_and_followed_to_its_end(
+    run, logged_in, job_file, host, monkeypatch
+):
+    code, out, err = run("launch", "-f", job_file, "-d", "--yes")
+    assert (code, out.strip()) == (DONE, Job.objects.get().pk), err
+    job = Job.objects.get()
+    assert (job.name, job.spec["time_budget_seconds"]) == ("night run", 60.0)
+    code, out, _ = run("ps")
+    assert job.pk in out
+    assert "night run" in out
+    attempt = Attempt.objects.get()
+    log = ("log", {"stream": "stdout", "text": "step 1\nstep 2\n"})
+    Attempt.objects.filter(pk=attempt.pk).update(claim_id="folder-1")
+    batch = batch_of(attempt, ("started", STARTED), log, ("exited", EXIT_OK))
+    events_accept(host=attempt.host, batch=batch)
+    code, out, _ = run("logs", "night run", "-n", "2")
+    assert (code, out.splitlines()[0]) == (DONE, "step 2")
+    code, out, _ = run("get", "night run")
+    assert (code, "succeeded" in out) == (DONE, True)
+    code, out, err = run("stop", job.pk)
+    assert (code, "cannot be stopped" in err) == (FAILED, True)
+    code, out, _ = run("resume", job.pk, "-d")
+    again = Job.objects.order_by("created_at").last()
+    assert (code, out.strip(), again.spec) == (DONE, again.pk, job.spec)
+    code, out, _ = run("compare", job.pk, again.pk)
+    assert (code, "night run (copy)" in out) == (DONE, True)
+
+
+def test_a_plan_made_without_a_server_is_launched_on_its_host(run, logged_in, host):
+    code, out, err = run(
+        "plan", "train", "llama-3.2-1b", "--on", "h100-sxm", "--tokens", "1M", "-o", "json"
+    )
+    assert code == DONE, err
+    plan = json.loads(out)["id"]
+    code, _, err = run("launch", plan, "--on", host.slug, "-y", "-d")
+    made = Plan.objects.get()
+    assert made.draft["hardware"]["choice"] == f"host:{host.pk}"
+    assert made.draft["workload"]["pretrain"]["million_tokens"] == 1.0
+    assert code in {DONE, NOTHING_FITS, FAILED}, err
+    assert (code == DONE) == Job.objects.exists()
+
+
+def test_nothing_is_launched_unasked_or_where_nothing_fits(run, logged_in, job_file, tmp_path):
+    code, _, err = run("launch", "-f", job_file)
+    assert (code, "repeat it with --yes" in err) == (USAGE, True)
+    big = tmp_path / "big.yaml"
+    big.write_text("goal: serve\nmodel: meta-llama/Llama-3.1-70B\nhardware: {device: rtx-4090}\n")
+    code, _, err = run("launch", "-f", big, "-y")
+    assert code == NOTHING_FITS, err
+    code, _, err = run("launch", "-f", job_file, "--set", "workload.sequence_length=0", "-y")
+    assert (code, "sequence_length" in err) == (USAGE, True)
+    code, _, err = run("launch")
+    assert (code, "name a PLAN" in err) == (USAGE, True)
+    assert not Job.objects.exists()
+
+
+def test_ctrl_c_ends_the_command_and_not_the_job(run, logged_in, job_file, monkeypatch):
+    def interrupted(*_arguments, **_options):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(Slipway, "follow_job", interrupted)
+    code, _, err = run("launch", "-f", job_file, "-y")
+    assert (code, "The job goes on" in err) == (130, True)
+    assert Job.objects.get().state != "stopped"
+
+
+def test_a_role_or_scope_that_is_too_low_is_denied(run, logged_in, host):
+    code, _, err = run("hosts", "drain", host.slug)
+    assert (code, "needs the scope admin" in err) == (DENIED, True)
+    code, _, err = run("api", "list_audit", "-o", "json")
+    assert (code, json.loads(err)["status"]) == (DENIED, 403)
+
+
+def test_a_plan_comes_as_yaml_and_goes_back_the_same(run, logged_in, job_file, tmp_path):
+    run("launch", "-f", job_file, "-y", "-d")
+    first = Plan.objects.get()
+    code, out, _ = run("plans", "yaml", first.pk)
+    assert code == DONE
+    path = tmp_path / "again.yaml"
+    path.write_text(out)
+    assert run("launch", "-f", path, "-y", "-d")[0] == DONE
+    one, other = Job.objects.order_by("created_at")
+    assert one.spec == other.spec
+    assert run("plans", "list")[1].count("fits") == 2
+    schema = json.loads(run("plans", "schema")[1])
+    assert schema["discriminator"]["propertyName"] == "goal"
+
+
+def test_every_operation_has_a_way_by_name(run, logged_in, host, tmp_path):
+    code, out, _ = run("api", "-o", "table")
+    assert {each.name for each in operations()} <= set(out.split())
+    code, out, _ = run("api", "get_host", f"slug={host.slug}")
+    assert (code, json.loads(out)["slug"]) == (DONE, host.slug)
+    code, out, _ = run("api", "create_plan", "goal=serve", "model=demo", "hardware={device: h200}")
+    assert (code, json.loads(out)["document"]["hardware"]["device"]) == (DONE, "h200-sxm")
+    code, _, err = run("api", "get_hosts")
+    assert (code, "nearest: get_host" in err) == (USAGE, True)
+    code, _, err = run("api", "get_host")
+    assert (code, "slug is missing" in err) == (USAGE, True)
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"text": "number {number}"}}\n' for number in range(40)))
+    code, out, err = run("data", "add", path)
+    assert (code, "40 records" in out) == (DONE, True), err
+    assert "a.jsonl" in run("data", "list")[1]
