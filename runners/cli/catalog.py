@@ -119,6 +119,7 @@ def _catalog_app(catalog: Catalog) -> typer.Typer:
     made = typer.Typer(
         help=f"List the {catalog.noun}s of the planner's catalog, or find some by name.",
         invoke_without_command=True,
+        add_completion=False,
         rich_markup_mode=None,
     )
 

@@ -141,7 +141,11 @@ def _server(config: Config, variables: Mapping[str, str]) -> Check:
     import httpx
 
     url = f"{config.server}/readyz"
-    proxy = proxy_of(url, variables)
+    try:
+        proxy = proxy_of(url, variables)
+    except ImportError:  # it compares addresses with those of this machine
+        words = "a proxy is set, which needs psutil: pip install psutil, or unset the proxy"
+        return Check("Server", "failed", words)
     try:
         # The environment's proxies are read by proxy_of; certificates count for https alone.
         transport = httpx.HTTPTransport(

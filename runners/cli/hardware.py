@@ -145,6 +145,13 @@ def host_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def cpu_name() -> str:
     """Return the model of this machine's processor and its usable cores."""
     import platform
@@ -155,7 +162,7 @@ def cpu_name() -> str:
     except OSError:
         lines = []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     return f"{named[0] if named else model} ({cores} core{'s' if cores > 1 else ''})"
 
 
@@ -191,7 +198,7 @@ def measure_cpu() -> MeasuredRates:
 
     import numpy as np
 
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     source = np.ones(COPY_BYTES // 4, dtype=np.float32)
     target = np.empty_like(source)
     parts = list(zip(np.array_split(source, cores), np.array_split(target, cores), strict=True))

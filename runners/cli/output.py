@@ -29,6 +29,7 @@ def write_document(json_text: str, output: str) -> None:
     """Write a JSON document to standard output as it is, or as YAML."""
     if output == "json":
         sys.stdout.write(json_text + "\n")
+        sys.stdout.flush()  # a closed pipe is reported here, not while Python ends
         return
     import yaml
 
@@ -44,6 +45,7 @@ def show(*parts: "RenderableType", style: str | None = None) -> None:
         for part in parts:
             console.print(part, style=style)
     sys.stdout.write(TRAILING.sub("", captured.get()))
+    sys.stdout.flush()
 
 
 def table(

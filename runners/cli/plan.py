@@ -6,7 +6,7 @@ text is read. Every other field is reached by ``--set FIELD=VALUE``.
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -15,10 +15,11 @@ import typer
 
 from runners.cli.errors import CliError, planner_error
 from runners.cli.output import OutputOption, progress, write_document
-from runners.cli.plans import keep_plan, read_document
+from runners.cli.plans import is_file, keep_plan, read_document
 from runners.cli.quantities import (
     Reader,
     count,
+    count_or_max,
     duration,
     rate,
     share,
@@ -52,8 +53,13 @@ class GoalOption(NamedTuple):
 
 
 METAVARS: dict[Reader, str] = {
-    count: "N", duration: "DURATION", rate: "RATE", share: "SHARE", word: "NAME",
-}  # fmt: skip
+    count: "N",
+    count_or_max: "N",
+    duration: "DURATION",
+    rate: "RATE",
+    share: "SHARE",
+    word: "NAME",
+}
 
 
 def _percentiles(figure: str, names: Sequence[str], words: str) -> Iterator[GoalOption]:
@@ -140,7 +146,10 @@ TTFT, TPOT = "Time to first token", "Time per output token, the mean ITL of a re
 SERVING = (
     *LENGTHS,
     GoalOption(
-        ("--concurrency",), "workload.concurrency", count, "Requests in flight (closed loop)."
+        ("--concurrency",),
+        "workload.concurrency",
+        count_or_max,
+        "Requests in flight (closed loop), or max: as many as memory allows.",
     ),
     GoalOption(
         ("--rate", "--request-rate"),
@@ -303,22 +312,24 @@ def build_document(
     from runners.cli.hardware import THIS, parse_hardware
 
     goal = GOALS[goal_name]
-    document: Document = json.loads(json.dumps(base or {}))
-    kind = document.setdefault("workload", {"kind": goal.kind}).get("kind", goal.kind)
+    document: Document = json.loads(json.dumps(base or {}, default=str))
+    kind = _object(document, "workload").setdefault("kind", goal.kind)
     if kind != goal.kind:
         raise CliError(
-            f"workload.kind is {kind!r} in the file: plan {goal_name} takes {goal.kind!r}; "
-            f"use `slipway plan` with the goal of the file",
+            f"workload.kind is {kind!r} in the file, but `plan {goal_name}` makes {goal.kind!r}: "
+            "use the goal of the file",
             field="workload.kind",
         )
     if model is not None:
         document["model"] = read_model(model)
     clusters = _clusters(document, hardware)
-    given = {option.key: option for option in (*goal.options, *SEARCH)}
+    known = {option.key: option for option in (*goal.options, *SEARCH)}
+    given: list[tuple[str, object]] = []
     for key, text in options.items():
-        option = given[key]
-        set_field(document, option.field, option.read(option.names[0], text))
-    for field, value in map(_setting, settings):
+        option = known[key]
+        given.append((option.field, option.read(option.names[0], text)))
+    given += map(_setting, settings)
+    for field, value in given:
         for each in clusters[1:] if field.startswith("cluster.") else ():
             set_field({"cluster": each}, field, value)
         set_field(document, field, value)
@@ -327,9 +338,22 @@ def build_document(
             "MODEL is missing: give a catalog id, the path of a config.json, or --from FILE",
             field="model",
         )
-    if not {"device", "instance"} & document["cluster"].keys():
-        document["cluster"] = {**parse_hardware(THIS), **document["cluster"]}
-    return Requested(document, () if base else tuple(_fill_defaults(document, goal)))
+    cluster = _object(document, "cluster")
+    if not {"device", "instance"} & cluster.keys():
+        document["cluster"] = {**parse_hardware(THIS), **cluster}
+    if base:
+        return Requested(document)
+    return Requested(document, tuple(_fill_defaults(document, goal, {name for name, _ in given})))
+
+
+def _object(document: Document, name: str) -> Document:
+    """Return a part of the request, made if it is absent; a cluster's text is a cloud offer."""
+    part = document.setdefault(name, {})
+    if name == "cluster" and isinstance(part, str):
+        document[name] = part = {"instance": part}
+    if not isinstance(part, dict):
+        raise CliError(f"{name} is {part!r}: it must be an object with fields", field=name)
+    return part
 
 
 def set_field(document: Document, path: str, value: object) -> None:
@@ -359,8 +383,11 @@ def _clusters(document: Document, hardware: Sequence[str]) -> list[Document]:
     """Set the clusters that texts name, and return them; without texts the document's own."""
     from runners.cli.hardware import parse_hardware
 
-    clusters = [parse_hardware(each) for each in hardware] or [document.get("cluster", {})]
+    clusters = [parse_hardware(each) for each in hardware]
+    if not clusters:
+        return [_object(document, "cluster")]
     document["cluster"] = clusters[0]
+    document.pop("hardware_options", None)
     if len(clusters) > 1:
         document["hardware_options"] = clusters
     return clusters
@@ -369,7 +396,7 @@ def _clusters(document: Document, hardware: Sequence[str]) -> list[Document]:
 def _setting(text: str) -> tuple[str, object]:
     """Return the field and the value of a ``--set`` option."""
     field, equals, value = (part.strip() for part in text.partition("="))
-    if not equals or not field:
+    if not equals or not all(field.split(".")):
         raise CliError(
             f"--set is {text!r}: write it as FIELD=VALUE, such as workload.concurrency=8",
             field="--set",
@@ -377,14 +404,12 @@ def _setting(text: str) -> tuple[str, object]:
     return field, value_of_field(field, value)
 
 
-def _fill_defaults(document: Document, goal: Goal) -> Iterator[str]:
-    """Set the goal's defaults that are absent, and yield each with its option."""
-    workload = document["workload"]
+def _fill_defaults(document: Document, goal: Goal, given: Collection[str]) -> Iterator[str]:
+    """Set the goal's defaults that nobody gave, and yield each with its option."""
+    workload = _object(document, "workload")
     for name, value in goal.defaults.items():
-        is_given = name in workload or (
-            name in ARRIVALS and any(arrival in workload for arrival in ARRIVALS)
-        )
-        if is_given:
+        names = ARRIVALS if name in ARRIVALS else (name,)
+        if name in workload or any(f"workload.{each}" in given for each in names):
             continue
         workload[name] = value
         flag = next(o.names[0] for o in goal.options if o.field == f"workload.{name}")
@@ -415,11 +440,9 @@ def read_model(name: str) -> str | Document:
     Raises:
         CliError: the file is not a JSON object.
     """
-    path = Path(name)
-    if path.is_dir() and (path / "config.json").is_file():
-        path /= "config.json"
-    if path.is_file() and path.suffix == ".json":
-        return read_document(str(path))
+    for path in (Path(name, "config.json"), Path(name)):
+        if path.suffix == ".json" and is_file(path):
+            return read_document(str(path))
     from planner.catalog.models import checkpoint_name
     from planner.specs.base import UnknownModelError
 
@@ -471,6 +494,7 @@ def answer_of(request: "PlanRequest") -> "PlanAnswer":
 app = typer.Typer(
     help="Find the best plan for a goal, a model and hardware; no server is needed.",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
 )
 

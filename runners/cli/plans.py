@@ -70,6 +70,14 @@ def load_plan(name: str) -> "PlanAnswer":
         ) from error
 
 
+def is_file(path: Path) -> bool:
+    """Return whether a path is that of a file; a text that cannot be a path is not."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long, or with a null character
+        return False
+
+
 def read_document(source: str) -> dict[str, Any]:
     """Return a JSON or YAML object from a file, or from standard input for ``-``.
 
@@ -83,12 +91,12 @@ def read_document(source: str) -> dict[str, Any]:
         raise CliError(f"{source} cannot be read: {reason}", code="not_read") from error
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         import yaml
 
         try:
             document = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, RecursionError) as error:
             raise CliError(f"{source} is neither JSON nor YAML: {error}") from error
     if not isinstance(document, dict):
         raise CliError(f"{source} holds {type(document).__name__}, but must hold one object")
@@ -97,7 +105,7 @@ def read_document(source: str) -> dict[str, Any]:
 
 def _kept_path(name: str) -> Path | None:
     """Return the file of a kept plan, or None if the name is that of a file."""
-    if name == "-" or Path(name).is_file():
+    if name == "-" or is_file(Path(name)):
         return None
     if ID.fullmatch(name):
         found = sorted(plans_folder().glob(f"{name}*.json"))

@@ -18,7 +18,11 @@ BYTES = {
 }
 COUNTS = {**DECIMAL, "b": 10**9, **BINARY}  # 15B tokens are 15 billion
 PER_SECOND = {"": 1.0, "/s": 1.0, "/min": 1 / 60, "/m": 1 / 60, "/h": 1 / 3600}
-NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_,]*)?(?:\.\d+)?(?:e[+-]?\d+)?)\s*(.*?)\s*", re.IGNORECASE)
+# Commas stand between thousands alone: 1,5 is refused, whatever it meant.
+NUMBER = re.compile(
+    r"\s*([+-]?(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)?(?:\.\d+)?(?:e[+-]?\d+)?)\s*([^\d,.]*?)\s*",
+    re.IGNORECASE,
+)
 
 Reader = Callable[[str, str], object]  # name of the option or field, its text -> value
 
@@ -79,6 +83,15 @@ def count(name: str, text: str) -> int:
     return round(value)
 
 
+def count_or_max(name: str, text: str) -> int | None:
+    """Return a count, or None for ``max``, which leaves it to the planner.
+
+    >>> count_or_max("--concurrency", "max"), count_or_max("--concurrency", "1k")
+    (None, 1000)
+    """
+    return None if text.strip().lower() == "max" else count(name, text)
+
+
 def rate(name: str, text: str) -> float:
     """Return a rate per second.
 
@@ -124,9 +137,12 @@ def value_of_field(path: str, text: str) -> object:
     """
     import json
 
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)  # NaN and Infinity are no JSON
+
     try:
-        return json.loads(text)
-    except ValueError:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError):
         pass
     # A bound of a constraint has the unit of its figure: constraints.ttft_seconds.max.
     name = path.removesuffix(".min").removesuffix(".max").rpartition(".")[2]

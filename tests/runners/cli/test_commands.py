@@ -13,6 +13,7 @@ import yaml
 
 from planner.api import parse_model, plan
 from planner.specs.estimate import PlanAnswer, PlanRequest
+from runners.cli import output
 from runners.cli.errors import ExitCode
 from runners.cli.plan import build_document
 from runners.cli.plans import plans_folder
@@ -154,6 +155,20 @@ def test_catalogs_are_listed_and_searched(slipway):
     assert "GB/s" in slipway("devices").out
 
 
+def test_a_slow_command_shows_on_a_terminal_that_it_runs_and_a_fast_one_does_not(
+    monkeypatch, capsys
+):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with output.progress("Searching"):
+        pass
+    assert capsys.readouterr().err == ""
+    shown = threading.Event()
+    monkeypatch.setattr(output, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr("rich.status.Status.start", lambda _: shown.set())
+    with output.progress("Searching"):
+        assert shown.wait(20)
+
+
 class Ready(BaseHTTPRequestHandler):
     """A server whose /readyz answers with its status."""
 
@@ -230,12 +245,19 @@ def test_a_command_loads_no_more_than_it_needs(folders, arguments, absent):
     assert absent & set(done.stderr.split()) == set()
 
 
-def test_help_names_every_command_and_completion_completes_names(slipway, monkeypatch, capsys):
+def test_help_names_every_command_and_completion_completes_names(
+    slipway, folders, monkeypatch, capsys
+):
+    assert slipway("--version").out.startswith("slipway")
+    assert (slipway().code, slipway("plan").code) == (2, 2)
     shown = slipway("--help").out
     for name in ("plan", "export", "explain", "models", "devices", "doctor", "completion"):
         assert re.search(rf"^  {name} ", shown, re.MULTILINE), name
     for shell in ("bash", "zsh", "fish"):
         assert "_SLIPWAY_COMPLETE" in slipway("completion", shell).out
+    monkeypatch.setenv("HOME", str(folders))
+    assert str(folders) in slipway("completion", "bash", "--install").out
+    assert "slipway" in (folders / ".bashrc").read_text()
     monkeypatch.setenv("_SLIPWAY_COMPLETE", "complete_bash")
     for words, found in (
         ("slipway pl", {"plan"}),

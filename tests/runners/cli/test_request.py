@@ -56,7 +56,7 @@ def test_every_option_of_every_goal_names_a_field_and_no_two_have_one_name():
     samples = {"method": "qlora", "objective": "cost", "engine": "vllm", "lora_targets": "all",
                "optimizer": "lion", "activation_recomputation": "full", "quantization": "awq",
                "dtype": "bf16", "kv_cache_dtype": "fp8", "zero_stage": "3"}  # fmt: skip
-    texts = {"count": "2", "duration": "2s", "rate": "2", "share": "50%"}
+    texts = {"count": "2", "count_or_max": "2", "duration": "2s", "rate": "2", "share": "50%"}
     for name, goal in GOALS.items():
         options = (*goal.options, *SEARCH)
         names = [each for option in options for each in option.names]
@@ -80,7 +80,10 @@ def test_defaults_are_named_and_only_one_kind_of_arrival_is_given():
         "input tokens 1,024 (--input-len)", "concurrency 16 (--concurrency)", "engine vllm (--engine)",
     )  # fmt: skip
     assert made.document["model"] == LLAMA
-    assert "concurrency" not in document_of("serve", rate="5")["workload"]
+    for options in ({"rate": "5"}, {"burst": "5"}, {"concurrency": "max"}):
+        assert "concurrency" not in document_of("serve", **options)["workload"]
+    settings = ["workload.concurrency=null"]
+    assert "concurrency" not in document_of("serve", settings=settings)["workload"]
     for hardware, engine in (("apple-m3-max", "llama_cpp"), ("aws/p5.48xlarge", "vllm")):
         assert document_of("serve", on=[hardware])["engine"] == engine
     assert "engine" not in document_of("generate")
@@ -104,6 +107,9 @@ def test_a_setting_reaches_every_field_and_a_wrong_one_is_named_with_the_nearest
         ("workload.input_tokens=-1", "workload.input_tokens", "greater than 0"),
         ("workload.kind=dance", "workload", "serve"),
         ("objective=speed", "objective", "throughput"),
+        ("top=NaN", "top", "valid integer"),
+        ("workload=5", "workload", "must be an object"),
+        ("cluster.device.memory_bytes=1", "cluster.device.memory_bytes", "has no fields"),
         ("model.hidden_size=1", "model.hidden_size", "has no fields; give it whole"),
     ):
         with pytest.raises(CliError) as refused:
@@ -123,6 +129,11 @@ def test_a_request_from_a_file_takes_the_place_of_defaults_and_options_win(tmp_p
     assert made.assumed == ()
     other = build_document("serve", "llama-3.1-8b", {}, base=base, hardware=["2xh100"]).document
     assert other["cluster"] == {"device": H100, "devices_per_node": 2, "nodes": 1}
+    assert "hardware_options" not in build_document(
+        "serve", None, {}, base={**base, "hardware_options": ["aws/p5.48xlarge"]}, hardware=["h100"]
+    ).document  # fmt: skip
+    rented = build_document("serve", None, {}, base={**base, "cluster": "aws/p5.48xlarge"})
+    assert rented.document["cluster"] == {"instance": "aws/p5.48xlarge"}
     with pytest.raises(CliError, match=r"workload\.kind is 'serve'"):
         build_document("train", None, {}, base=base)
 
@@ -218,7 +229,7 @@ def test_quantities_are_read_with_their_units(read, text, value):
         (duration, "500", "has no unit"), (duration, "5 weeks", "'weeks' is not known"),
         (duration, "-5ms", "above 0"), (duration, "soon", "not a number"),
         (size, "24", "has no unit"), (count, "1.5", "whole number"), (count, "0", "above 0"),
-        (count, "nan", "not a number"), (rate, "5/day", "not known"), (share, "130%", "0 to 1"),
+        (count, "nan", "not a number"), (duration, "1,5s", "not a number"), (rate, "5/day", "not known"), (share, "130%", "0 to 1"),
     ],
 )  # fmt: skip
 def test_a_wrong_quantity_names_option_value_and_form(read, text, words):
