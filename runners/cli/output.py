@@ -152,6 +152,22 @@ def usd(value: float) -> str:
     return f"${value:.2f}" if value >= 1 else f"${value:.3g}"
 
 
+def between(low: str, high: str, word: str = " to ") -> str:
+    """Return two quantities with a word between them, and the unit once if it is the same.
+
+    >>> between("183 ms", "789 ms"), between("429 ms", "1.85 s"), between("324", "955")
+    ('183 to 789 ms', '429 ms to 1.85 s', '324 to 955')
+    """
+    value, blank, unit = low.partition(" ")
+    is_same = blank and high.endswith(f" {unit}")
+    return f"{value if is_same else low}{word}{high}"
+
+
+def capitalised(text: str) -> str:
+    """Return a text with a capital at its beginning."""
+    return text[:1].upper() + text[1:]
+
+
 def counted(value: int, noun: str, nouns: str = "") -> str:
     """Return a number of things.
 

@@ -1,7 +1,7 @@
 """A plan as text: figures with interval and origin, alternatives, why the others lost."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from planner.catalog.devices import find_device, find_instance
@@ -23,7 +23,9 @@ from planner.specs.workload import (
 )
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.output import (
+    between,
     bullets,
+    capitalised,
     counted,
     gib,
     number,
@@ -50,7 +52,7 @@ FIGURES = {
         ("tpot_seconds", "TPOT"),
         ("tpot_p95_seconds", "TPOT p95"),
         ("latency_seconds", "Latency"),
-        ("max_concurrency", "Most concurrent requests"),
+        ("max_concurrency", "Max. concurrency"),
     ),
     "generate": (
         ("tokens_per_second", "Output tokens/s"),
@@ -92,6 +94,7 @@ BOUND_WORDS = {
     "overhead": "the engine's own overhead",
     "memory": "memory size",
 }
+OF_FIT = frozenset({APPLICABILITY, "memory"})  # limits that a request without targets has
 CONSTRAINT_WORDS = {APPLICABILITY: "Does not apply", "memory": "Memory"}
 SHOWN_PER_GROUP = 3
 PERCENTILE = re.compile(r"(\w+)_p\d+_seconds")
@@ -264,18 +267,18 @@ def figure_rows(plan: PlannedStrategy, kind: str) -> Iterator[FigureRow]:
         if value is not None:
             yield FigureRow(label, shown(name, value), _interval(plan, name), modelled)
     memory = plan.memory
-    peak = f"{gib(memory.per_device_peak_bytes)} of {gib(memory.capacity_bytes)}"
+    peak = between(gib(memory.per_device_peak_bytes), gib(memory.capacity_bytes), " of ")
     yield FigureRow("Memory per device", peak, _interval(plan, "per_device_peak_bytes"), modelled)
     if plan.quality is not None and plan.quality.loss_ratio and plan.quality.as_score:
         high, _, low = (percent(1 - score) for score in plan.quality.as_score)
         loss = percent(plan.quality.loss_ratio)
-        yield FigureRow("Loss of quality", loss, f"{low} to {high}", "published")
+        yield FigureRow("Loss of quality", loss, between(low, high), "published")
     if (hourly := price_of(plan.cluster)) is not None:
         yield FigureRow("Price", f"{usd(hourly.usd_per_hour)} an hour", "", "published")
     for name, label in (
-        ("cost_usd_per_million_tokens", "Cost of a million tokens"),
+        ("cost_usd_per_million_tokens", "Cost per 1M tokens"),
         ("run_cost_usd", "Cost of the run"),
-        ("energy_joules_per_token", "Energy of a token"),
+        ("energy_joules_per_token", "Energy per token"),
     ):
         value = getattr(plan, name)
         if value is not None:
@@ -301,7 +304,7 @@ def _interval(plan: Estimate, name: str) -> str:
         ratio = value / (getattr(plan.performance, mean) or value)
     if bounds is None:
         return ""
-    return " to ".join(shown(name, ratio * bound) for bound in bounds)
+    return between(*(shown(name, ratio * bound) for bound in bounds))
 
 
 def memory_words(plan: Estimate) -> str:
@@ -347,12 +350,20 @@ def _has_choice(answer: PlanAnswer) -> bool:
 
 
 def print_suggestions(answer: PlanAnswer) -> None:
-    """Print the changes that make an infeasible request feasible."""
+    """Print that an answer has no plan, and the changes that make its request feasible."""
     if answer.plans:
         return
-    show("Nothing fits this request.", style="bold")
+    show(f"{capitalised(failure_words(answer))}.", style="bold")
     purposes = {"fit": "to fit", "target": "to meet the targets"}
-    show(bullets([f"{purposes[each.purpose]}: {each.title}" for each in answer.suggestions]))
+    if answer.suggestions:
+        lines = [f"{purposes[each.purpose]}: {each.title}" for each in answer.suggestions]
+        show(bullets(lines))
+
+
+def failure_words(answer: PlanAnswer) -> str:
+    """Return whether nothing fits, or what fits misses the targets."""
+    fits = any(each.constraint not in OF_FIT for each in answer.rejected.values())
+    return "no plan meets the targets" if fits else "nothing fits this request"
 
 
 def _print_reasons(answer: PlanAnswer, *, most: int | None) -> None:
@@ -379,20 +390,22 @@ def _print_reasons(answer: PlanAnswer, *, most: int | None) -> None:
 
 def closest_miss(answer: PlanAnswer) -> str:
     """Return the rejected family that is closest to its limit with its reason, or ""."""
-    numbered = [each for each in answer.rejected.values() if each.required and each.limit]
-    memory = [each for each in numbered if each.constraint == "memory"]
-    closest: Iterable[Rejection] = memory or numbered
-    missed = min(closest, key=lambda each: (each.required or 0) / (each.limit or 1), default=None)
-    missed = missed or next(iter(answer.rejected.values()), None)
-    return f"{missed.family}: {missed.reason}" if missed else ""
+    rejections = list(answer.rejected.values())
+    numbered = [each for each in rejections if each.required is not None and each.limit]
+    targets = [each for each in numbered if each.constraint not in OF_FIT]
+    closest = min(
+        targets or numbered,
+        key=lambda each: abs((each.required or 0) / (each.limit or 1) - 1),
+        default=next(iter(rejections), None),
+    )
+    return f"{closest.family}: {closest.reason}" if closest else ""
 
 
 def nothing_fits(answer: PlanAnswer) -> CliError:
     """Return the error of an answer without a plan, with the closest miss and a way out."""
-    missed = closest_miss(answer)
-    sentence = "nothing fits this request" + (f": {missed}" if missed else "")
-    change = answer.suggestions[0].title if answer.suggestions else ""
-    way_out = f"; it would with: {change}" if change else ""
+    missed, change = closest_miss(answer), next(iter(answer.suggestions), None)
+    sentence = failure_words(answer) + (f": {missed}" if missed else "")
+    way_out = f"; it would with: {change.title}" if change else ""
     return CliError(f"{sentence}{way_out}", code="nothing_fits", exit_code=ExitCode.NOTHING_FITS)
 
 

@@ -40,14 +40,16 @@ def test_json_is_the_planners_answer_and_yaml_the_same(slipway):
     assert without_volatile(PlanAnswer.model_validate(as_yaml)) == without_volatile(own)
 
 
-def test_the_table_has_figures_with_interval_and_origin_and_alternatives_and_assumptions(slipway):
+def test_the_table_has_figures_with_interval_and_origin_and_alternatives_and_assumptions(
+    slipway, monkeypatch
+):
     done = slipway(*SERVE, "--ttft-p95", "500ms")
     assert done.code == ExitCode.DONE
     assert "meta-llama/Llama-3.1-8B on 1 x" in done.out
     for line in (
         r"^Best: \w+ weights .* vllm",
-        r"^TTFT p95 +[\d.]+ ms +[\d.]+ ms to [\d.]+ m?s +modelled",
-        r"^Memory per device +[\d.]+ GiB of 80\.0 GiB +[\d.]+ GiB to",
+        r"^TTFT p95 +[\d.]+ ms +[\d.]+ (ms )?to [\d.]+ m?s +modelled",
+        r"^Memory per device +[\d.]+ of 80\.0 GiB +[\d.]+ to [\d.]+ GiB",
         r"^Price +\$[\d.]+ an hour +published",
         r"^2 +\S+ weights",
         r"^Memory: .*kv cache [\d.]+ GiB",
@@ -55,7 +57,10 @@ def test_the_table_has_figures_with_interval_and_origin_and_alternatives_and_ass
     ):
         assert re.search(line, done.out, re.MULTILINE), line
     assert "\x1b" not in done.out
-    assert max(map(len, done.out.splitlines())) <= 100
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = slipway(*SERVE, "--ttft-p95", "500ms").out
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert len(re.findall(r" (?:modelled|published)$", narrow, re.MULTILINE)) >= 10
     assert done.err == ""
 
 
@@ -93,7 +98,12 @@ def test_what_does_not_fit_prints_its_reasons_and_is_status_three(slipway):
     problem = json.loads(done.err)
     assert problem["type"] == "urn:slipway:problem:nothing_fits"
 
-    (plan_id,) = (path.stem for path in plans_folder().iterdir())
+    missed = slipway(*SERVE, "--ttft-p95", "1us")
+    assert missed.code == ExitCode.NOTHING_FITS
+    assert re.match(r"slipway: no plan meets the targets: .* the limit on ttft_p95", missed.err)
+    assert "No plan meets the targets." in missed.out
+
+    plan_id = answer_of(done).id
     assert slipway("export", plan_id, "--to", "vllm").code == ExitCode.NOTHING_FITS
     assert "to fit:" in slipway("explain", plan_id).out
 
