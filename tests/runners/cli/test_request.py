@@ -1,12 +1,14 @@
 """What arguments mean: the request that they make, the hardware, the quantities."""
 
+import doctest
 import json
+from typing import get_args
 
 import pytest
 
 from planner.catalog.devices import get_device, list_devices, list_instances
-from planner.specs.estimate import PlanRequest
 from planner.specs.workload import TrainMethod
+from runners.cli import output, quantities
 from runners.cli.errors import CliError
 from runners.cli.hardware import parse_hardware
 from runners.cli.plan import GOALS, SEARCH, build_document, request_of
@@ -249,7 +251,10 @@ def test_a_settings_value_is_json_a_quantity_of_its_field_or_text():
 
 def test_the_help_of_tuning_names_every_method():
     (words,) = (option.words for option in GOALS["tune"].options if option.key == "method")
-    from typing import get_args
-
     assert [name for name in get_args(TrainMethod) if name not in words] == []
-    assert PlanRequest.model_fields
+
+
+def test_the_examples_of_docstrings_hold():
+    for module in (quantities, output):
+        assert doctest.testmod(module).failed == 0
+        assert doctest.testmod(module).attempted > 5
