@@ -70,9 +70,7 @@ def logout() -> None:
         typer.echo(f"Forgotten. Revoke the token at {known.server}/settings/tokens/.")
     else:
         typer.echo("Nobody was logged in.")
-    import os
-
-    if os.environ.get(TOKEN):
+    if load_config().token:
         typer.echo(f"{TOKEN} is still set in the environment.", err=True)
 
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic_core import to_jsonable_python
+from pydantic_core import from_json, to_jsonable_python
 
 PREFIX = "/api/v1"
 TIMEOUT = httpx.Timeout(60.0, connect=10.0)  # seconds; a plan of a large search takes some
@@ -165,7 +165,7 @@ class _Frames:
             fields = [line.partition(b": ")[::2] for line in frame.split(b"\n")]
             named = {name.decode(): value.decode() for name, value in fields if name}
             if "event" in named:
-                document = json.loads(named.get("data") or "{}")
+                document = from_json(named.get("data") or "{}")
                 yield Event(named["event"], document, named.get("id", ""))
 
 

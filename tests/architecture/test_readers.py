@@ -182,6 +182,7 @@ OPEN = {
     "BatchRun": "a line that another program prints",
     "Sampling": "a part of models that forbid them",
     "CompressOptions": "a part of models that forbid them",
+    "Reply": "what a newer server sends to an older client",
 }
 
 

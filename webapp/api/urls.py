@@ -17,6 +17,7 @@ from webapp.api import hosts, jobs, library, machines, plans, team
 from webapp.api.requests import with_request_rules
 from webapp.core import outages, problems
 from webapp.core.problems import LimitedParser
+from webapp.wizard.drafts import GOALS
 
 # ---------------------------------------------------------------------------
 # Liveness and readiness of the web process; public, without details.
@@ -59,6 +60,12 @@ def _broker() -> bool:
 # ---------------------------------------------------------------------------
 
 
+def _without_tags(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Return a field's path without the name of the body and the goal of a plan's document."""
+    path = location[1:] if location[:1] == ("body",) else location
+    return path[1:] if path[:1] and path[0] in GOALS else path
+
+
 class DocumentedAPI(NinjaAPI):
     """The API, with correct media types in its OpenAPI document.
 
@@ -80,7 +87,7 @@ class DocumentedAPI(NinjaAPI):
             error, model = context.pydantic_validation_error, context.model
             names = model.__ninja_flatten_map_reverse__
             for fault in problems.faults_of(error):
-                location = names.get(fault["loc"], fault["loc"])
+                location = _without_tags(names.get(fault["loc"], fault["loc"]))
                 faults.append({**fault, "loc": (model.__ninja_param_source__, *location)})
             problems.release_frames(error)
         return ValidationError(faults)
