@@ -1,21 +1,30 @@
-"""How much of a product of cases a run takes: every pair in the suite, everything nightly.
+"""How much of a product of cases a run takes: a sample in the gate, everything nightly.
 
 ``--nightly`` runs all combinations of ``combinations``, all cases of ``first``, 500 examples of
 each property, and the soak. The suite itself runs enough combinations that every two values of
 two axes meet once, and each property with the examples that its own settings ask for, new ones in
 every run. A failing example is printed so that it can be kept.
+
+The gate leaves out what is marked ``slow``, and takes of ``sample`` and ``num_examples`` a quarter
+or more. Its sample follows the seed of the order, so ``--gate --randomly-seed=N`` repeats it;
+every run without ``--gate`` takes all.
 """
 
 import itertools
-from collections.abc import Iterable
-from typing import Any
+import math
+import random
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, TypeVar
 
 import pytest
 from allpairspy import AllPairs
 from hypothesis import settings
 
 NIGHTLY_EXAMPLES = 500
+SMALLEST_SHARE = 0.25
+Case = TypeVar("Case")
 _nightly: list[bool] = []  # filled before test modules are imported
+_gate_seed: list[int] = []  # likewise
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,9 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(trylast=True)  # pytest-randomly has read or drawn its seed
 def pytest_configure(config: pytest.Config) -> None:
     """Note it before test modules are imported."""
     _nightly[:] = [True] if config.getoption("nightly") else []
+    seed = getattr(config.option, "randomly_seed", 0)
+    _gate_seed[:] = [seed] if config.getoption("gate", default=False) else []
 
 
 def combinations(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
@@ -44,8 +56,49 @@ def first(cases: Iterable[Any], num: int = 1) -> list[Any]:
     return found if _nightly else found[:num]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let every property draw many examples where all is to be run."""
+def sample(
+    cases: Iterable[Case],
+    share: float = SMALLEST_SHARE,
+    kind: Callable[[Case], Hashable] = lambda _: None,
+) -> list[Case]:
+    """Return some of the cases in the gate, drawn by the run's seed, and all in every other run.
+
+    Args:
+        cases: What one test walks, or what ``parametrize`` gets, in a fixed order.
+        share: The part of them that the gate takes, from ``SMALLEST_SHARE`` to 1.
+        kind: Returns the kind of a case; one case of each kind is always taken.
+
+    Returns:
+        Cases in their given order.
+
+    Raises:
+        ValueError: If the share is smaller than ``SMALLEST_SHARE`` or larger than 1.
+    """
+    if not SMALLEST_SHARE <= share <= 1:
+        raise ValueError(f"share is {share}; a sample takes {SMALLEST_SHARE} to 1 of its cases")
+    found = list(cases)
+    if not _gate_seed:
+        return found
+    order = list(range(len(found)))
+    random.Random(_gate_seed[0]).shuffle(order)  # noqa: S311
+    one_of_each = {kind(found[index]): index for index in order}
+    taken = dict.fromkeys([*one_of_each.values(), *order])
+    number = max(len(one_of_each), math.ceil(share * len(found)))
+    return [found[index] for index in sorted(itertools.islice(taken, number))]
+
+
+def num_examples(number: int) -> int:
+    """Return a quarter of a property's examples in the gate, all in every other run."""
+    return math.ceil(number * SMALLEST_SHARE) if _gate_seed else number
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave slow tests out of the gate; draw many examples where all is to be run."""
+    if config.getoption("gate", default=False):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        if slow:
+            config.hook.pytest_deselected(items=slow)
+            items[:] = [item for item in items if item not in slow]
     if not _nightly:
         return
     for item in items:

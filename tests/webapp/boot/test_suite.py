@@ -6,6 +6,7 @@ import os
 import sys
 from collections import Counter
 from dataclasses import replace
+from operator import itemgetter
 from unittest.mock import Mock
 
 import pytest
@@ -81,6 +82,7 @@ def test_a_missing_package_is_named_with_what_is_left_out(tmp_path):
     assert printed.strip().splitlines()[-1].startswith("1 skipped")
 
 
+@pytest.mark.slow
 def test_no_package_is_named_when_none_is_missing(tmp_path):
     printed = run_one_browser_test(tmp_path, sys.executable)
     assert "LEFT OUT" not in printed
@@ -100,16 +102,22 @@ def test_the_seed_of_the_order_is_printed_and_repeats_it(tmp_path):
 
 
 UNSTABLE = """
+import pytest
+
 def test_steady(): pass
+@pytest.mark.slow
+def test_slow(): pass
 def test_shaky(): assert False
 """
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [(["--gate"], "1 passed, 1 deselected"), ([], "1 passed, 1 xfailed")],
+    [(["--gate"], "1 passed, 2 deselected"), ([], "2 passed, 1 xfailed")],
 )
-def test_an_unstable_test_is_left_out_of_the_gate_and_told_apart(tmp_path, words, expected):
+def test_an_unstable_or_slow_test_is_left_out_of_the_gate_and_run_by_all_others(
+    tmp_path, words, expected
+):
     (tmp_path / "test_one.py").write_text(UNSTABLE)
     listed = tmp_path / "unstable.toml"
     name = "test_one.py::test_shaky"
@@ -121,7 +129,7 @@ def test_an_unstable_test_is_left_out_of_the_gate_and_told_apart(tmp_path, words
     )
 
     status, printed = run_pytest(
-        "-q", "-p", "plugin", "-p", "tests.plugins.unstable", *words, f"--rootdir={tmp_path}", str(tmp_path),
+        "-q", "-p", "plugin", "-p", "tests.plugins.unstable", "-p", "tests.plugins.extent", *words, f"--rootdir={tmp_path}", str(tmp_path),
         PYTHONPATH=str(tmp_path),
     )  # fmt: skip
 
@@ -161,6 +169,27 @@ def test_every_two_values_of_two_axes_meet_in_fewer_cases_than_all():
     assert extent.combinations("abc") == [("a",), ("b",), ("c",)]
 
 
+def test_the_gate_takes_a_quarter_and_one_of_each_kind_by_the_seed(monkeypatch):
+    cases = [(kind, number) for kind in "abc" for number in range(100)] + [("rare", 0)]
+    monkeypatch.setattr(extent, "_gate_seed", [])
+    assert extent.sample(cases) == cases
+    assert extent.num_examples(30) == 30
+    drawn = []
+    for seed in range(40):
+        monkeypatch.setattr(extent, "_gate_seed", [seed])
+        found = extent.sample(cases, kind=itemgetter(0))
+        assert found == extent.sample(cases, kind=itemgetter(0))
+        assert found == sorted(set(found), key=cases.index)
+        assert (len(found), {kind for kind, _ in found}) == (76, {"a", "b", "c", "rare"})
+        drawn += found
+    assert set(drawn) == set(cases)
+    assert len(extent.sample(cases[:3], kind=itemgetter(1))) == 3
+    assert [extent.num_examples(number) for number in (1, 5, 30)] == [1, 2, 8]
+    for share in (0.2, 1.1):
+        with pytest.raises(ValueError, match=f"share is {share}"):
+            extent.sample(cases, share=share)
+
+
 @pytest.mark.parametrize(("words", "cases", "examples"), [((), 9, 7), (("--nightly",), 18, 500)])
 def test_a_nightly_run_takes_all_cases_and_many_examples(tmp_path, write, words, cases, examples):
     told = tmp_path / "told.txt"
@@ -176,7 +205,13 @@ def test_a_failing_example_is_printed_with_a_way_to_repeat_it(tmp_path, write):
           "@given(strategies.integers())\n"
           "def test_small(number): assert number < 100\n")  # fmt: skip
     status, printed = run_pytest(
-        "-q", "-p", "tests.conftest", "-p", "no:schemathesis", str(tmp_path)
+        "-q",
+        "-p",
+        "tests.conftest",
+        "-p",
+        "no:schemathesis",
+        str(tmp_path),
+        HYPOTHESIS_PROFILE="fresh",
     )
     assert status == 1
     assert "number=100" in printed
@@ -275,7 +310,7 @@ def test_a_mutant_is_killed_by_a_test_that_fails_with_it_alone(toy):
 
 
 def test_tests_that_do_not_end_in_time_are_stopped(toy, monkeypatch):
-    monkeypatch.setattr(server, "LIMIT_SECONDS", 2.0)
+    monkeypatch.setattr(server, "LIMIT_SECONDS", 0.5)
     (toy / "test_endless.py").write_text("import time\n\n\ndef test_one():\n    time.sleep(60)\n")
     with server.servers(toy, ["toy"], [], 1) as (only,):
         assert only.run(["test_endless.py"]).status is None
