@@ -224,6 +224,7 @@ RETIRED_PHRASES = {
     "points of the sweep": "load levels",
     "held-out text alone": "held-out loss and perplexity only",
 }
+DEFINITION = re.compile(r"^[ \t]*(?:class|(?:async[ ]+)?def)[ ]+(\w+)", re.MULTILINE)
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
@@ -235,10 +236,7 @@ def words_of(name: str) -> set[str]:
 def names_in(path: Path) -> Iterator[str]:
     """Yield the names of a module and of the classes and functions that it defines."""
     yield path.stem
-    kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, kinds):
-            yield node.name
+    yield from DEFINITION.findall(path.read_text("utf-8"))
 
 
 def product_files() -> list[Path]:

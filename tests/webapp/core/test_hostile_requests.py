@@ -8,6 +8,8 @@ PostgreSQL, which keeps less than SQLite does.
 import copy
 import re
 from collections.abc import Callable
+from itertools import product
+from operator import itemgetter
 from urllib.parse import quote
 
 import pytest
@@ -17,11 +19,12 @@ from django.test import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.plugins.extent import sample
 from tests.webapp.accounts.test_matrix import HOST, QUERY, RULES, things  # noqa: F401 (a fixture)
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import Membership, Role
 
-pytestmark = [pytest.mark.django_db(databases="__all__"), pytest.mark.slow]
+pytestmark = pytest.mark.django_db(databases="__all__")
 PAGES = [route for route, rule in RULES.items() if rule.method == "get" and rule.needs != HOST]
 FORMS = [
     route
@@ -135,7 +138,7 @@ def test_no_query_is_a_fault(client, things, known_of):  # noqa: F811 (the fixtu
         if kind is None and set(sent.values()) & set(UNREADABLE):
             assert status == 400, address
 
-    for route in PAGES:
+    for route in sample(PAGES, kind=area_of):
         answers(route, fresh(client))
 
 
@@ -150,8 +153,13 @@ def test_no_form_is_a_fault(client, things, known_of):  # noqa: F811 (the fixtur
         if set(sent.values()) & set(UNREADABLE):
             assert status == 400, (route, form)
 
-    for route in FORMS:
+    for route in sample(FORMS, kind=area_of):
         answers(route, fresh(client))
+
+
+def area_of(route: str) -> str:
+    """Return the first part of an address, as `jobs` or `api`."""
+    return route.partition("/")[0]
 
 
 def some_of(known: list[str]) -> st.SearchStrategy[dict[str, str]]:
@@ -163,7 +171,7 @@ def some_of(known: list[str]) -> st.SearchStrategy[dict[str, str]]:
 
 def test_a_nul_is_refused_in_every_field(client, things, known_of):  # noqa: F811 (the fixture)
     wrong = []
-    for route in (*PAGES, *FORMS):
+    for route in sample((*PAGES, *FORMS), kind=area_of):
         path, method, visitor = filled(route, things), RULES[route].method, fresh(client)
         for name in known_of(route):
             field = f"{name}={NUL}"
@@ -177,14 +185,12 @@ def test_a_nul_is_refused_in_every_field(client, things, known_of):  # noqa: F81
 
 def test_no_argument_of_an_address_is_a_fault(client, things):  # noqa: F811 (the fixture)
     wrong = []
-    for route in (route for route in RULES if "<" in route):
-        visitor = fresh(client)
-        for argument in re.findall(r"<[^>]+>", route):
-            others = {name: value for name, value in things.items() if name != argument}
-            for value in IN_PATHS:
-                path = filled(route, others).replace(argument, value)
-                found = status_of(visitor, RULES[route].method, path)
-                wrong += [] if found < 500 else [(path, found)]
+    places = [(route, name) for route in RULES for name in re.findall(r"<[^>]+>", route)]
+    for (route, name), value in sample(product(places, IN_PATHS), kind=itemgetter(0)):
+        others = {other: thing for other, thing in things.items() if other != name}
+        path = filled(route, others).replace(name, value)
+        found = status_of(fresh(client), RULES[route].method, path)
+        wrong += [] if found < 500 else [(path, found)]
     assert not wrong, wrong
 
 

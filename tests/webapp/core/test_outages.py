@@ -17,6 +17,7 @@ from django.db import (
 from django.db.backends.utils import CursorWrapper
 from django.test import Client
 
+from tests.plugins.extent import sample
 from tests.webapp.accounts.test_matrix import RULES
 from tests.webapp.accounts.test_roles import filled
 from tests.webapp.api.test_hosts_api import bearer, knock, said
@@ -62,7 +63,7 @@ def test_no_address_answers_500(olga, credential, monkeypatch, only_writes):
     host = quiet(Client(headers={"Authorization": f"Bearer {credential}"}))
     found = {}
     with failing(monkeypatch, words, only_writes=only_writes):
-        for route in RULES:
+        for route in sample(RULES, share=0.4, kind=lambda route: route.split("/")[0]):
             clients = [host] if route.startswith(("api/v1/hosts", "api/v1/attempts")) else people
             for client in clients:
                 for method in ("get", "post"):

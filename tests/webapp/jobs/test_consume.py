@@ -26,6 +26,7 @@ RESULT = ("result", {"measured": {"loss": 1.0}, "notes": {}})  # goes alone
 @pytest.fixture
 def consumer(redis_client, attempt, monkeypatch) -> StreamConsumer:
     monkeypatch.setattr(consume, "BLOCK_MS", 20)
+    monkeypatch.setattr(consume, "ROUND_SECONDS", 0.0)
     return StreamConsumer(redis_client)
 
 
@@ -181,6 +182,7 @@ def test_a_host_that_takes_more_than_its_share_waits_as_long_as_it_took(
         return whole(**given)
 
     monkeypatch.setattr(consume, "BLOCK_MS", 20)
+    monkeypatch.setattr(consume, "ROUND_SECONDS", 0.0)
     monkeypatch.setattr(consume, "events_accept", slowly)
     ship(redis_client, attempt, RESULT)
     assert consumer.step() == 1
