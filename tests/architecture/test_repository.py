@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+from tests.plugins.extent import sample
 from webapp.boot.suite import ROOT
 
 # What the repository holds: its top level, its words, its picture.
@@ -170,7 +171,7 @@ def test_every_imported_package_is_declared():
     owners = {name: {normal(d) for d in dists} for name, dists in packages_distributions().items()}
     for folders, with_dev in ((("planner", "runners", "webapp"), False), (("tests",), True)):
         names = declared(with_dev=with_dev)
-        used = imported_packages(files(*folders))
+        used = imported_packages(sample(files(*folders)))
         assert [name for name in used if not owners[name] & names] == [], folders
 
 

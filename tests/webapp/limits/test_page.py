@@ -7,6 +7,7 @@ import pytest
 from planner.api import inverse
 from planner.specs.estimate import FirstFailure, InverseAnswer, InverseRequest
 from tests.planner.asking import LLAMA_70B, SERVE, document
+from tests.plugins.extent import sample
 from tests.webapp.conftest import client_of
 from webapp.core.display import NBSP, THIN, TIMES
 from webapp.hosts.models import Host
@@ -51,7 +52,8 @@ def test_every_question_shows_a_form_for_every_work_without_answering(alice):
 
 
 def test_every_question_is_answered_with_its_proposals(alice):
-    pages = {each.key: ask(alice, each.key) for each in QUESTIONS}
+    chosen = {each.key for each in sample(QUESTIONS)} | {"largest_model"}
+    pages = {question: ask(alice, question) for question in sorted(chosen)}
     for question, page in pages.items():
         assert 'aria-label="Answer"' in page, question
         assert "calibration" in page, question
