@@ -11,6 +11,7 @@ import pytest
 
 from runners.host.reconcile import Reconciler
 from runners.host.shipping import ServerClient
+from runners.shared import timing
 from runners.shared.config import Credential, HostConfig, HostDir
 from runners.supervision import procfs
 from tests.runners.acceptor import Acceptor
@@ -44,7 +45,12 @@ def credential(acceptor: Acceptor) -> Credential:
 
 
 @pytest.fixture
-def attempts(host_dir: HostDir, request: pytest.FixtureRequest) -> Iterator[Attempts]:
+def attempts(
+    host_dir: HostDir, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Attempts]:
+    monkeypatch.setenv(
+        timing.VARIABLE, "0.2"
+    )  # of supervisors: they look after five times as often
     made = Attempts(host_dir, ids_of(request.module.__name__)[0])
     yield made
     made.clean_up()

@@ -85,6 +85,7 @@ def test_parameters_are_counted_by_dtype_and_class():
         assert by_dtype in (None, found["bytes_by_dtype"])
 
 
+@pytest.mark.slow
 def test_a_model_that_transformers_does_not_know_is_named(folder, monkeypatch):
     monkeypatch.setattr(preflight_weights, "ENGINE_SECONDS", 300.0)
     (folder / "config.json").write_text(json.dumps({"model_type": "no-such-model"}))

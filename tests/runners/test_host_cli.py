@@ -219,6 +219,7 @@ def test_work_ends_on_sigterm_and_leaves_the_jobs(acceptor, enrolled, attempts):
     assert child.is_locked(folder.lock)
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 def test_work_killed_in_the_middle_is_continued_by_the_next(acceptor, enrolled, attempts):
     folder = attempts.start(code="import time; time.sleep(3); print('end')")

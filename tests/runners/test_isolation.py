@@ -301,7 +301,6 @@ def tries(acceptor, our_dir, our_user, python) -> Iterator[Callable[[int], dict[
             wait_for(lambda: stored.has_exited, PATIENCE_SECONDS)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
 def test_another_user_reads_lists_and_signals_nothing_of_ours(tries, our_user):
     of_ourselves, of_others = tries(our_user), tries(THEIRS)

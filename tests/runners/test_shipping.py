@@ -361,6 +361,7 @@ def test_events_travel_by_the_stream(shipped, consumer, acceptor, attempts):
     wait_for(lambda: consumer.num_entries >= 3)  # 500 events each at most
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 def test_a_redis_killed_again_and_again_loses_and_doubles_nothing(
     shipped, consumer, acceptor, attempts, redis_server

@@ -252,12 +252,14 @@ def test_an_endless_event_is_refused_and_a_flood_of_damaged_ones_not_told_line_b
     assert len(told) == 1 + supervisor.MAX_REFUSALS_TOLD  # and that it has started
 
 
+@pytest.mark.slow
 def test_a_job_may_close_everything_and_still_be_supervised(attempts):
     code = "import os, time\nfor fd in range(64):\n  try: os.close(fd)\n  except OSError: pass\ntime.sleep(1.2)"
     folder = attempts.run(code=code)
     assert folder.exit_record().reason is Reason.OK
 
 
+@pytest.mark.slow
 def test_the_supervisor_leaks_no_descriptor_and_keeps_no_zombie(attempts):
     code = "import subprocess\nfor _ in range(30): subprocess.run(['true'])\n" + FOREVER
     folder = attempts.start(code="print('ready', flush=True)\n" + code)
@@ -272,6 +274,7 @@ def test_the_supervisor_leaks_no_descriptor_and_keeps_no_zombie(attempts):
     ] == []
 
 
+@pytest.mark.slow
 def test_an_idle_supervisor_costs_next_to_nothing(living):
     pid = child.read_json(living.path / child.SUPERVISOR)["pid"]
     before = procfs.read_process(pid).cpu_ticks
@@ -300,6 +303,7 @@ def test_daemons_of_a_finished_job_are_killed_and_its_reason_kept(attempts):
     assert procfs.processes_of_attempt(A1) == []
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 def test_a_loop_that_forks_during_the_stop_is_killed_whole(attempts):
     code = (

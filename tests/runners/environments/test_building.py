@@ -120,6 +120,7 @@ def test_an_index_that_cannot_be_reached_is_named(store, monkeypatch):
         ensure(store, store.pins("tiny"), print)
 
 
+@pytest.mark.slow
 def test_packages_that_do_not_agree_are_never_published(host_dir, store, wheels):
     make_wheel(wheels, "tiny-whole", "9.0", needs="tiny-part>=7")
     (host_dir.path / "environments" / "pins" / "odd.txt").write_text(
@@ -130,6 +131,7 @@ def test_packages_that_do_not_agree_are_never_published(host_dir, store, wheels)
     assert not store.is_ready(store.pins("odd"))
 
 
+@pytest.mark.slow
 def test_beside_the_agents_packages_it_imports_both_and_may_do_without_some(
     host_dir, store, wheels
 ):

@@ -34,6 +34,7 @@ from runners.jobs.serve.padded_decode import PaddedDecode
 from runners.jobs.train import trainer as training
 from runners.jobspec import ProveSpec
 from runners.prove.report import RECORD, Check, Missing, Report, validation_rates
+from tests.plugins.extent import sample
 
 OFF = 1.01  # a kernel that is off by 1e-2
 CPU = torch.device("cpu")
@@ -216,7 +217,7 @@ TRAINING = {
 }
 
 
-@pytest.mark.parametrize("name", [None, *TRAINING])
+@pytest.mark.parametrize("name", sample([None, *TRAINING], 0.5, kind=bool))
 def test_a_training_path_that_ends_in_other_weights_is_named(
     recorder, monkeypatch, tmp_path, name
 ):
@@ -289,6 +290,7 @@ def test_rates_of_the_smallest_sizes(recorder, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_memory_that_does_not_suffice_is_named_and_the_next_part_runs(
     recorder, monkeypatch, tmp_path
 ):
@@ -584,6 +586,7 @@ def test_without_time_a_part_is_missing_and_says_what_to_do(tmp_path):
     assert all("--minutes" in each.advice for each in missing)
 
 
+@pytest.mark.slow
 def test_as_a_job_it_leaves_its_report_and_fails_if_something_is_wrong(tmp_path, monkeypatch):
     spec = ProveSpec(stages=("identity",), is_small=True)
     measured = launch(tmp_path, "proof", spec)

@@ -15,7 +15,6 @@ import pytest
 from tests.stack import ROOT, copy_migrated
 from webapp.operations.database_copies import Manifest
 
-pytestmark = pytest.mark.slow
 FILL = """
 from django.contrib.auth.models import User
 from webapp.accounts.models import Team
@@ -119,6 +118,7 @@ def test_the_manifest_says_version_schema_and_digest_of_every_file(backup):
     assert backup.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_artefacts_can_be_left_out(data, tmp_path):
     done = manage(data, "backup", str(tmp_path / "slim"), "--without-artefacts")
     assert "Left out: the artefacts" in done.stdout
@@ -126,6 +126,7 @@ def test_artefacts_can_be_left_out(data, tmp_path):
     assert (tmp_path / "slim" / "files" / "datasets" / "01D").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_there_is_not_written_over(data, backup):
     done = manage(data, "backup", str(backup))
     assert done.returncode == 1
@@ -149,6 +150,7 @@ def test_a_running_site_is_never_written_over(backup, tmp_path):
         assert "A site runs in" in refused(tmp_path, str(backup), "--overwrite")
 
 
+@pytest.mark.slow
 def test_a_database_that_another_process_has_open_is_never_written_over(backup, site):
     with closing(sqlite3.connect(site / "slipway.sqlite3")) as other:
         other.execute("PRAGMA journal_mode=WAL")
@@ -156,6 +158,7 @@ def test_a_database_that_another_process_has_open_is_never_written_over(backup, 
         assert "in use by another process" in refused(site, str(backup), "--overwrite")
 
 
+@pytest.mark.slow
 def test_a_damaged_database_can_be_replaced(backup, tmp_path):
     (tmp_path / "slipway.sqlite3").write_text("no database at all, but long enough" * 100)
     done = manage(tmp_path, "restore", str(backup), "--overwrite")
@@ -171,12 +174,16 @@ def test_a_backup_of_a_newer_schema_is_refused_with_both_versions(copy_of, tmp_p
     assert "this is Slipway 0.1.0, which knows hosts.00" in words
 
 
+@pytest.mark.slow
 def test_a_backup_of_a_newer_format_names_the_version_to_use(copy_of, tmp_path):
     change(copy_of, format=2, version="9.9")
     assert "format 2" in refused(tmp_path / "new", str(copy_of))
 
 
-@pytest.mark.parametrize("name", ["databases/default.sqlite3", f"files/{WEIGHTS}"])
+@pytest.mark.parametrize(
+    "name",
+    ["databases/default.sqlite3", pytest.param(f"files/{WEIGHTS}", marks=pytest.mark.slow)],
+)
 def test_a_damaged_backup_is_refused_by_the_file(copy_of, tmp_path, name):
     with (copy_of / name).open("r+b") as file:
         file.write(b"x")
@@ -184,6 +191,7 @@ def test_a_damaged_backup_is_refused_by_the_file(copy_of, tmp_path, name):
     assert not (tmp_path / "new" / "slipway.sqlite3").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -199,6 +207,7 @@ def test_what_cannot_be_restored_says_why(copy_of, tmp_path, spoil, words):
     assert words in refused(tmp_path / "new", str(copy_of))
 
 
+@pytest.mark.slow
 def test_a_check_reads_everything_and_changes_nothing(backup, data):
     before = (data / "slipway.sqlite3").stat().st_mtime_ns
     done = manage(data, "restore", str(backup), "--check")
@@ -206,6 +215,7 @@ def test_a_check_reads_everything_and_changes_nothing(backup, data):
     assert (data / "slipway.sqlite3").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_a_key_of_the_environment_is_named_and_asked_for_again(site, tmp_path):
     key = {"SLIPWAY_SECRET_KEY": "a-key-that-only-the-environment-holds"}
     done = manage(site, "backup", str(tmp_path / "b"), **key)

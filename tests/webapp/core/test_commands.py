@@ -453,11 +453,10 @@ def test_cookies_are_bound_to_the_host_and_to_tls_for_a_year(settings):
 # Code that meets the schema of a newer version starts nothing and says both versions.
 
 
-ENTRANCES = [
+SLOWER_ENTRANCES = [
     ["manage.py", "control"],
     ["manage.py", "ticker"],
     ["manage.py", "prepare"],
-    ["manage.py", "up", "--port"],
     ["-m", "uvicorn", "webapp.asgi:application", "--port"],
 ]
 
@@ -548,8 +547,14 @@ def future_site(tmp_path_factory):
     return data
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("words", ENTRANCES, ids=lambda words: words[-2] + words[-1])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["manage.py", "up", "--port"],
+        *(pytest.param(one, marks=pytest.mark.slow) for one in SLOWER_ENTRANCES),
+    ],
+    ids=lambda words: words[-2] + words[-1],
+)
 def test_every_entrance_refuses_in_words(future_site, words):
     port = [str(free_port())] if words[-1] == "--port" else []
     done = subprocess.run(

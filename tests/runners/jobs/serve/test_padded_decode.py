@@ -215,6 +215,7 @@ def test_buffers_that_do_not_fit_leave_an_endpoint_eager(model, monkeypatch):
     assert lines[0].endswith("Tried to allocate 9.00 GiB")
 
 
+@pytest.mark.slow
 def test_compiled_norms_and_rotary_embeddings_leave_the_logits_and_can_be_undone(model):
     ids = torch.arange(12)[None]
     source = sys.modules[type(model).__module__]
