@@ -9,20 +9,26 @@ import pytest
 from planner.catalog.engines import factor_of, published_times, spread_of
 from planner.catalog.reading import data_json
 from planner.cost.weights import RECIPES, column_seconds, tuning_seconds
+from planner.fitting import accuracy
 from planner.fitting.accuracy import (
     accuracy_page,
     bits_example,
+    errors,
     goals,
     layout_choices,
+    layouts,
     lora_example,
     megatron_points,
+    picture_section,
     pictures,
+    throughput_section,
     zero_example,
 )
 from planner.fitting.evidence import model_named, model_of, number, table, usable
 from planner.fitting.generation_peaks import contradictions, rows_over_device_memory, section
 from planner.fitting.left_out import kept_rows
-from planner.fitting.published_speeds import classes_of, coverage
+from planner.fitting.offload_examples import flexgen_table, training_offload_table
+from planner.fitting.published_speeds import classes_of, coverage, published_section
 from planner.fitting.quality_fit import (
     AT_MOST,
     build_compression,
@@ -35,13 +41,34 @@ from planner.fitting.quality_fit import (
     weighted_median,
 )
 from planner.workload.resolve import resolve_model
+from tests.plugins.extent import sample
 
 PAGE = Path("templates/docs/accuracy.md")
 HELD_OUT = data_json("factors.json")["held_out"]
 
 
-def test_the_page_and_its_pictures_are_what_the_rows_give_today():
+SECTIONS = (
+    goals, errors, layouts, picture_section, throughput_section, published_section, flexgen_table,
+    training_offload_table, compression_section, section,
+)  # fmt: skip
+FITTED = {
+    "Training step, fitted": lambda: accuracy._errors(table("training"), "step_seconds"),
+    "Training peak memory, fitted": lambda: accuracy._errors(table("memory"), "peak_memory_bytes"),
+    "Serving, fitted": accuracy._serving_errors,
+}
+
+
+@pytest.mark.slow
+def test_the_whole_page_is_what_the_rows_give_today():
     assert PAGE.read_text(encoding="utf-8") == accuracy_page()
+
+
+def test_sections_and_pictures_are_what_the_rows_give_today():
+    page = PAGE.read_text(encoding="utf-8")
+    for one in SECTIONS:
+        assert one().strip() in page, one
+    for title, errors_of in sample(FITTED.items()):
+        assert accuracy._table(title, errors_of()).strip() in page, title
     for name, drawn in pictures().items():
         kept = (PAGE.parent / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
         assert kept == drawn, name

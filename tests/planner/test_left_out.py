@@ -117,7 +117,9 @@ def test_peaks_left_out_give_an_error_for_a_peak_and_a_verdict_for_the_rest():
     assert len(rows) == sum(case.measured_bytes > 0 for case in cases)
     assert len(rows) + len(verdicts) == len(cases)
 
-    # What was written down is what the fit says of one engine.
+
+@pytest.mark.slow
+def test_what_was_written_down_is_what_the_fit_says_of_one_engine():
     cases = by_engine(memory_cases())["oneflow"]
     rows, _ = left_out_peaks(cases, model_of, SEEN)
     kept = {

@@ -64,6 +64,7 @@ from planner.specs.estimate import EstimateRequest
 from planner.workload.setting import RELEASE, release_key
 from planner.workload.under_load import estimate_request
 from tests.planner.asking import ask
+from tests.plugins.extent import sample
 
 ENGINES = data_json("factors.json")["engines"]
 SERVING = ("sglang", "tensorrt_llm", "vllm")
@@ -134,12 +135,14 @@ def test_whole_sweeps_held_out_are_met_by_dense_models_and_less_well_by_mixtures
     assert np.abs(left_out[1]).mean() < 0.25
 
 
+@pytest.mark.slow
 def test_pairs_that_were_never_seen_are_missed_by_more(left_out, unseen):
     for kind, tpot in ((DENSE, 0.15), (SPARSE, 0.22)):
         assert misses(left_out, kind, 0).mean() < misses(unseen, kind, 0).mean() < tpot
         assert misses(left_out, kind, 1).mean() < misses(unseen, kind, 1).mean() < 0.40
 
 
+@pytest.mark.slow
 def test_the_interval_of_each_error_class_covers_four_of_five(left_out, unseen):
     for kind in KINDS:
         for found, error_class in ((left_out, SEEN), (unseen, UNSEEN)):
@@ -321,7 +324,7 @@ def unmoved():
 
 def test_a_slower_part_moves_its_own_factor():
     """Its prior holds part of it back: what is found lies on the way to the truth."""
-    for part in ("decode_tensor_parallel", "decode_issue", "decode_linear"):
+    for part in sample(("decode_tensor_parallel", "decode_issue", "decode_linear")):
         made = made_with({part: 1.6}, of_engine("tensorrt_llm", 6))
         found = natural(fit_serving(made, STRENGTHS).engine_values("tensorrt_llm", "hopper"))
         assert found[part] > 1.025, part
@@ -460,5 +463,6 @@ def test_every_strength_was_chosen_of_those_tried_and_without_what_it_is_tried_o
 def test_what_is_predicted_exactly_is_not_missed():
     # With nothing to explain, every pair is met from the others.
     made = made_with({}, serving_cases()[::30])
-    assert left_out_errors(made, START).max() < 0.02
-    assert left_out_errors(made, {**START, "layout": 1.0}, LAYOUTS).max() < 0.02
+    ways = [(START,), ({**START, "layout": 1.0}, LAYOUTS)]
+    for way in sample(ways, share=0.5):
+        assert left_out_errors(made, *way).max() < 0.02, way

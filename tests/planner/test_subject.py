@@ -13,6 +13,7 @@ from planner.specs.workload import Strategy
 from planner.workload import under_load
 from planner.workload.under_load import estimate_request
 from tests.planner.asking import SERVE, TRAIN, document
+from tests.plugins.extent import sample
 
 WAYS = ("exact", "with_percentiles", "explained")
 OPEN = {**SERVE, "concurrency": None, "request_rate_per_second": 2.0}
@@ -54,11 +55,12 @@ def question(**fields):
 def test_an_answer_is_the_same_whatever_was_asked_before():
     for load in (SERVE, OPEN):
         alone = {}
-        for change, fields in NEXT.items():
+        changes = sample(NEXT.items(), share=0.5)
+        for change, fields in changes:
             ESTIMATES.clear()
             alone[change] = told(asked(workload=load, **fields))
         for _ in range(2):  # the second time, all of them were asked before
-            for change, fields in NEXT.items():
+            for change, fields in changes:
                 assert told(asked(workload=load, **fields)) == alone[change], change
 
 

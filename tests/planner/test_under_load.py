@@ -38,6 +38,7 @@ from planner.workload.resolve import resolve
 from planner.workload.serve import intake_seconds, saturation_rate, serve
 from planner.workload.under_load import estimate_request, simulated_requests
 from tests.planner.asking import LLAMA_8B, LLAMA_70B, SERVE, ask, document, stored_first
+from tests.plugins.extent import sample
 
 TIMES = ("ttft", "tpot", "latency")
 
@@ -261,6 +262,7 @@ SPACES = {
         {"slo_attainment_ratio": {"min": 0.5}},
     ),
 }
+DRAWN = sample(SPACES, share=0.5)
 
 
 def asked(name):
@@ -295,7 +297,7 @@ def feasible(name):
 
 
 def test_the_best_plans_are_those_of_simulating_everything():
-    for name in SPACES:
+    for name in DRAWN:
         best = {}
         for estimate in feasible(name):
             best.setdefault(strategy_family_of(estimate.strategy), estimate)
@@ -305,11 +307,11 @@ def test_the_best_plans_are_those_of_simulating_everything():
 
 
 def test_frontier_and_rejections_are_those_of_simulating_everything():
-    for name in SPACES:
+    for name in DRAWN:
         whole = [criteria(one) for one in frontier(feasible(name))]
         assert [criteria(found) for found in answer(name).pareto] == whole[:24], name
 
-    for name in SPACES:
+    for name in DRAWN:
         through = {strategy_family_of(one.strategy) for one in feasible(name)}
         lost = {strategy_family_of(one.strategy) for one in everything(name)} - through
         found = answer(name).rejected.values()
@@ -318,7 +320,7 @@ def test_frontier_and_rejections_are_those_of_simulating_everything():
 
 
 def test_a_row_passes_by_its_percentiles_alone_but_for_rounding():
-    for name in SPACES:
+    for name in DRAWN:
         found = explore(asked(name))
         quick, whole = (Table(found.parts, found.limits) for _ in range(2))
         unsure = [int(row) for row in np.flatnonzero(whole.undecided_rows)[::3]]
@@ -347,7 +349,7 @@ def test_a_plan_shows_its_percentile_and_a_rejected_family_its_miss():
 
 def test_what_is_taken_for_hopeless_really_is():
     """The mean that makes a simulation needless never belongs to a strategy within its limit."""
-    for name in SPACES:
+    for name in DRAWN:
         for limit, bound in asked(name).constraints.items():
             far = mean_bound(limit, bound)
             for estimate in everything(name) if far else []:

@@ -203,9 +203,10 @@ def every_split(setting, workload):
 
 
 def test_the_split_of_a_pipeline_serves_as_much_as_the_best_of_all_splits():
-    for load, cluster, model in extent.combinations(
+    cases = extent.combinations(
         LOADS, [PAIR, {**SMALL, "other_nodes": [{"device": "rtx-4090"}]}], [LLAMA_8B, GEMMA]
-    ):
+    )
+    for load, cluster, model in extent.sample(cases, kind=lambda case: case[2]):
         (part,), workload = parts(cluster, LOADS[load], model, pipeline_parallel_size=2)
         best = max(
             (one.tokens_per_second for one in every_split(part.setting, workload)), default=0
@@ -217,6 +218,9 @@ def test_the_split_of_a_pipeline_serves_as_much_as_the_best_of_all_splits():
         else:
             assert not found.fits, (load, cluster, model)
 
+
+@pytest.mark.slow
+def test_the_split_over_three_stages_serves_as_much_as_the_best_of_all_splits():
     cluster = {**FAST, "other_nodes": [SMALL]}
     (part,), workload = parts(cluster, pipeline_parallel_size=3)
     best = max(one.tokens_per_second for one in every_split(part.setting, workload))
