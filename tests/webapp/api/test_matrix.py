@@ -4,6 +4,7 @@ Both lists are read from the code: one without a rule here fails.
 """
 
 import copy
+import itertools
 import json
 
 import pytest
@@ -13,6 +14,7 @@ from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from runners.jobspec import TrainSpec
+from tests.plugins.extent import sample
 from tests.webapp.accounts.test_matrix import (
     ADMIN,
     LET_IN,
@@ -246,15 +248,15 @@ GONE = {
 def test_every_operation_receives_each_person_as_its_rule_says(people, arguments):
     cookies = {who: copy.deepcopy(client.cookies) for who, client in people.items()}
     wrong = {}
-    for each in operations():
-        for who, client in people.items():
-            client.cookies = copy.deepcopy(cookies[who])
-            got, code = outcome(client, each, arguments)
-            wanted = expected(RULES[each.name])[who]
-            if each.name in GONE and got == NOT_THERE and wanted in {LET_IN, NOT_THERE}:
-                continue
-            if got != wanted:
-                wrong[each.name, who] = (got, wanted, code)
+    pairs = list(itertools.product(operations(), people.items()))
+    for each, (who, client) in sample(pairs, share=0.4, kind=lambda pair: pair[0].name):
+        client.cookies = copy.deepcopy(cookies[who])
+        got, code = outcome(client, each, arguments)
+        wanted = expected(RULES[each.name])[who]
+        if each.name in GONE and got == NOT_THERE and wanted in {LET_IN, NOT_THERE}:
+            continue
+        if got != wanted:
+            wrong[each.name, who] = (got, wanted, code)
     assert not wrong, wrong
 
 
@@ -270,12 +272,12 @@ def test_each_token_does_what_its_scope_includes(olga, team, arguments):
         for scope in Scope
     }
     wrong = {}
-    for each in operations():
-        for scope, client in tokens.items():
-            got, code = outcome(client, each, arguments)
-            is_let_in = (got, code) not in {(REFUSED, "scope_too_low"), (LOGIN, "")}
-            if is_let_in != includes(scope, each.scope) or got == LOGIN:
-                wrong[each.name, scope] = (got, code)
+    pairs = list(itertools.product(operations(), tokens.items()))
+    for each, (scope, client) in sample(pairs, share=0.4, kind=lambda pair: pair[0].name):
+        got, code = outcome(client, each, arguments)
+        is_let_in = (got, code) not in {(REFUSED, "scope_too_low"), (LOGIN, "")}
+        if is_let_in != includes(scope, each.scope) or got == LOGIN:
+            wrong[each.name, scope] = (got, code)
     assert not wrong, wrong
 
 
