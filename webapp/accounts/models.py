@@ -143,7 +143,7 @@ class Secret(TeamOwned):
     """A named, encrypted value for jobs of the team; never shown again."""
 
     name = models.CharField(max_length=40)
-    sealed = models.TextField()  # webapp.core.site_settings: team, name and value
+    sealed = models.TextField()  # webapp.core.vault: team, name and value
     changed_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )

@@ -55,12 +55,17 @@ def secret_store(*, team: Team, name: str, value: str, by: User, seen: str = "")
             team=team,
             name=name,
             defaults={
-                "sealed": vault.seal(document),
+                "sealed": vault.seal(document, owner=_owner(team.pk, name)),
                 "changed_by": by,
                 "changed_at": now(),
             },
         )[0]
     return secret
+
+
+def _owner(team_id: str, name: str) -> str:
+    """Return what an encrypted value is bound to; older values have it in their text only."""
+    return f"secret {team_id} {name}"
 
 
 def _refuse_newer(secret: Secret, seen: str, by: User) -> None:
@@ -129,7 +134,7 @@ def secrets_open(*, team_id: str, names: Iterable[str]) -> dict[str, str]:
     values: dict[str, str] = {}
     rows = Secret.objects.filter(team=team_id, name__in=set(names))
     for row in rows:
-        document = json.loads(vault.unseal(row.sealed))
+        document = json.loads(vault.unseal(row.sealed, owner=_owner(team_id, row.name)))
         if (document.get("team"), document.get("name")) != (team_id, row.name):
             raise VaultError(
                 f"The stored value of {row.name} was encrypted for another secret or team."
@@ -144,7 +149,7 @@ def secrets_reseal() -> int:
     with transaction.atomic():
         rows = list(Secret.objects.select_for_update())
         for row in rows:
-            row.sealed = vault.reseal(row.sealed)
+            row.sealed = vault.reseal(row.sealed, owner=_owner(row.team_id, row.name))
         Secret.objects.bulk_update(rows, ["sealed"])
     return len(rows)
 

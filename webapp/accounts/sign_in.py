@@ -104,7 +104,7 @@ def sessions_forget_ended() -> int:
 
 def session_secret_keep(request: HttpRequest, kind: str, owner_id: str, text: str) -> None:
     """Store an object's secret in the session, replacing the last one of its kind."""
-    request.session[kind] = {owner_id: vault.seal(text)}
+    request.session[kind] = {owner_id: vault.seal(text, owner=f"session {kind} {owner_id}")}
 
 
 def session_secret_of(request: HttpRequest, kind: str, owner_id: str) -> str:
@@ -114,7 +114,7 @@ def session_secret_of(request: HttpRequest, kind: str, owner_id: str) -> str:
     """
     sealed = (request.session.get(kind) or {}).get(owner_id, "")
     try:
-        return vault.unseal(sealed) if sealed else ""
+        return vault.unseal(sealed, owner=f"session {kind} {owner_id}") if sealed else ""
     except vault.VaultError:
         return ""
 

@@ -1,5 +1,7 @@
 """A team's secrets, and the secrets of sessions, are stored so that no reader finds them."""
 
+import base64
+import json
 import re
 import stat
 from io import StringIO
@@ -7,6 +9,9 @@ from pathlib import Path
 
 import pytest
 from cryptography.fernet import Fernet
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from django.contrib.sessions.models import Session
 from django.core.management import CommandError, call_command
 from django.db import connections
@@ -131,7 +136,44 @@ def test_keys_from_the_environment_are_rotated_by_their_order(secret, team, monk
 def test_a_key_that_is_none_is_said_to_be(monkeypatch):
     monkeypatch.setenv(vault.VARIABLE, "no-key")
     with pytest.raises(VaultError, match="Create a key with"):
-        vault.seal("text")
+        vault.seal("text", owner="a test")
+
+
+# The cipher
+
+
+def test_a_sealed_text_is_aes_256_gcm_of_its_owner_and_refused_when_changed():
+    sealed = vault.seal("Grüße", owner="team a")
+    stored = base64.urlsafe_b64decode(sealed.removeprefix("v2:"))
+    master = base64.urlsafe_b64decode(vault.keys()[0])
+    key = HKDF(SHA256(), 32, salt=None, info=b"slipway vault AES-256-GCM").derive(master)
+    assert AESGCM(key).decrypt(stored[:12], stored[12:], b"team a") == "Grüße".encode()
+    assert len(stored) == 12 + len("Grüße".encode()) + 16
+    again = base64.urlsafe_b64decode(vault.seal("Grüße", owner="team a").removeprefix("v2:"))
+    assert again[:12] != stored[:12]
+    flipped = [bytes(b ^ (at == n) for n, b in enumerate(stored)) for at in range(len(stored))]
+    for changed in [*flipped, stored[:-1], stored[:9], b""]:
+        with pytest.raises(VaultError, match="No key decrypts"):
+            vault.unseal("v2:" + base64.urlsafe_b64encode(changed).decode(), owner="team a")
+    for text, owner in [(sealed, "team b"), (sealed[3:], "team a"), ("v2:é", "team a"), ("é", "")]:
+        with pytest.raises(VaultError, match="No key decrypts"):
+            vault.unseal(text, owner=owner)
+    assert vault.unseal(sealed, owner="team a") == "Grüße"
+
+
+def test_what_an_older_version_sealed_opens_and_rotation_replaces_it(secret, team, other_team):
+    document = json.dumps({"team": team.pk, "name": "HF_TOKEN", "value": CANARY})
+    token = Fernet(vault.keys()[0]).encrypt(document.encode()).decode()
+    Secret.objects.update(sealed=token)
+    assert secrets_open(team_id=team.pk, names=["HF_TOKEN"]) == {"HF_TOKEN": CANARY}
+    Secret.objects.update(team=other_team)
+    with pytest.raises(VaultError, match="encrypted for another secret or team"):
+        secrets_open(team_id=other_team.pk, names=["HF_TOKEN"])
+    Secret.objects.update(team=team)
+    call_command("rotate_secrets", stdout=StringIO())
+    secret.refresh_from_db()
+    assert secret.sealed.startswith("v2:")
+    assert secrets_open(team_id=team.pk, names=["HF_TOKEN"]) == {"HF_TOKEN": CANARY}
 
 
 # Jobs
