@@ -299,6 +299,15 @@ class ApiClient:
             raise StackError(f"{name} could not log in: status {status}")
         self.get("/settings/sessions/")  # logging in made a new token
 
+    def choose_password(self, initial: str, own: str = PASSWORD) -> None:
+        """Replace an initial password, which opens nothing else, as a person does."""
+        self.get("/settings/password/")
+        fields = {"old_password": initial, "new_password1": own, "new_password2": own}
+        status, where = self.post("/settings/password/", fields)
+        if (status, where) != (302, "/"):
+            raise StackError(f"the initial password was not replaced: status {status}")
+        self.get("/settings/sessions/")  # the new session has a new token
+
     def request(
         self, method: str, path: str, body: str = "", **headers: str
     ) -> tuple[int, http.client.HTTPMessage, str]:

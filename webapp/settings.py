@@ -81,6 +81,7 @@ MIDDLEWARE = [
     "webapp.accounts.sign_in.CsrfMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
+    "webapp.accounts.initial_passwords.OwnPasswordFirstMiddleware",
     "webapp.accounts.sign_in.SessionInUse",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
@@ -182,6 +183,7 @@ AUTH_PASSWORD_VALIDATORS = [
     },
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
     {"NAME": "webapp.accounts.password_words.ContextWordsValidator"},
+    {"NAME": "webapp.accounts.initial_passwords.InitialPasswordValidator"},
     {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
 ]
 PASSWORD_RESET_TIMEOUT = 24 * 3600

@@ -38,6 +38,7 @@ def figures_of(page: str) -> dict[str, tuple[str, str]]:
 def test_a_new_user_starts_slipway_and_runs_the_demo(up):
     (password,) = re.findall(r"password[: ]+(\S{12,})", up.words)
     admin = ApiClient(up.port, "admin", password)
+    admin.choose_password(password)
     wait_for(lambda: "Ready" in admin.get(f"/hosts/{HOST_SLUG}/"), "a ready host", every_s=1.0)
 
     job = admin.launch_demo()

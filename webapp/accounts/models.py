@@ -175,6 +175,18 @@ class LoginTry(models.Model):
         return f"try from {self.address}"
 
 
+class InitialPassword(models.Model):
+    """Marks an account whose password somebody else chose; deleted when it is changed."""
+
+    user = models.OneToOneField(
+        settings.AUTH_USER_MODEL, primary_key=True, on_delete=models.CASCADE, related_name="+"
+    )
+    given_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"initial password of {self.user_id}"
+
+
 class OpenSession(UlidModel):
     """A browser in which a user is logged in, for the list of the user's sessions."""
 

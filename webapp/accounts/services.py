@@ -12,6 +12,7 @@ from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponseBase
 from django.shortcuts import get_object_or_404
 
+from webapp.accounts.initial_passwords import initial_password_mark
 from webapp.accounts.models import (
     ROLE_ORDER,
     Membership,
@@ -114,12 +115,16 @@ def member_add(*, team: Team, user: User, role: Role) -> Membership:
 
 
 def admin_ensure() -> str | None:
-    """Create the first admin with a home team; return its password, or None if one exists."""
+    """Create the first admin with a home team; return its password, or None if one exists.
+
+    The password is an initial one (``webapp.accounts.initial_passwords``).
+    """
     with transaction.atomic():
         if User.objects.filter(is_superuser=True).exists():
             return None
         password = secrets.token_urlsafe(16)  # 128 bits
         user = User.objects.create_superuser(ADMIN_NAME, password=password)
+        initial_password_mark(user)
         member_add(team=team_create(name=HOME_TEAM), user=user, role=Role.ADMIN)
     return password
 

@@ -45,7 +45,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from webapp.accounts.models import LoginTry, OpenSession
+from webapp.accounts.initial_passwords import MUST_CHANGE, LoginForm, must_change
+from webapp.accounts.models import InitialPassword, LoginTry, OpenSession
 from webapp.accounts.services import choose_team, signed_in
 from webapp.audit.models import Event
 from webapp.core import vault
@@ -127,11 +128,12 @@ LONGEST_BROWSER = 200
 
 
 def session_note(request: HttpRequest | None, user: User, **_others: Any) -> None:
-    """Record the browser of a login and the time of its authentication."""
+    """Record the browser of a login, the time of its authentication, and an initial password."""
     if request is None:
         return
     instant = now()
     request.session[AUTHENTICATED_AT] = instant.timestamp()
+    request.session[MUST_CHANGE] = InitialPassword.objects.filter(user=user).exists()
     request.session.set_expiry(None)  # the default instead of a visitor's expiry
     request.session.save()
     OpenSession.objects.update_or_create(
@@ -521,6 +523,7 @@ class GuardedLogin(LoginView):
     Logins, wrong passwords and, once a minute and address, exceeded limits are in the audit.
     """
 
+    authentication_form = LoginForm
     tried: LoginTry
 
     @method_decorator(login_not_required)
@@ -654,20 +657,22 @@ def password_change(request: HttpRequest) -> HttpResponse:
     """Change one's own password; log out every other browser of the account."""
     user = signed_in(request)
     form = OwnPasswordForm(user=user, data=request.POST or None)
-    page = "accounts/password.html"
+    page, is_initial = "accounts/password.html", must_change(request)
+    context = {"form": form, "is_initial": is_initial}
     if request.method != "POST":
-        return render(request, page, {"form": form})
+        return render(request, page, context)
     try:
         tried = try_begin(name=user.get_username(), address=address_of(request))
     except BusyProblem as problem:
-        return _wait(request, page, problem, form=OwnPasswordForm(user=user))
+        context["form"] = OwnPasswordForm(user=user)
+        return _wait(request, page, problem, **context)
     is_valid = form.is_valid()
     if "old_password" in form.errors:
         refusal_write(request, user.get_username(), way="password")
     else:
         tries_forgive(tried)
     if not is_valid:
-        return render(request, page, {"form": form}, status=HTTP_UNPROCESSABLE)
+        return render(request, page, context, status=HTTP_UNPROCESSABLE)
     before = request.session.session_key or ""
     password_set(
         user=user,
@@ -676,8 +681,12 @@ def password_change(request: HttpRequest) -> HttpResponse:
         actor=user.get_username(),
         session_key=before,
     )
+    request.session[MUST_CHANGE] = False
     update_session_auth_hash(request, user)
     session_renamed(before, request.session.session_key or "")
+    if is_initial:
+        messages.success(request, "Your password is set. The initial one is no longer valid.")
+        return redirect("home")
     messages.success(request, "Your password is changed. Your other browsers are logged out.")
     return redirect("sessions")
 

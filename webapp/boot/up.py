@@ -419,7 +419,12 @@ class Site:
     def _account_lines(self) -> list[str]:
         """Return how to sign in with the new account, once."""
         account, self.account = self.account, ""
-        return [f"Sign in with {account} (the password is shown only now)"] if account else []
+        if not account:
+            return []
+        return [
+            f"Sign in with {account}",
+            "This password is shown only now and works for seven days, until you choose your own",
+        ]
 
     def _start_broker(self) -> None:
         with console.step("Starting Redis"):

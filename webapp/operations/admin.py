@@ -1,13 +1,13 @@
 """The staff site, and its pages of every table."""
 
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from django import forms
 from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.admin import UserAdmin
-from django.contrib.auth.forms import UserChangeForm
+from django.contrib.auth.forms import AdminPasswordChangeForm, UserChangeForm
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
 from django.contrib.contenttypes.models import ContentType
 from django.contrib.messages import ERROR
@@ -20,7 +20,16 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.html import format_html
 
-from webapp.accounts.models import LoginTry, Membership, OpenSession, Quota, Role, Team
+from webapp.accounts.initial_passwords import initial_password_mark
+from webapp.accounts.models import (
+    InitialPassword,
+    LoginTry,
+    Membership,
+    OpenSession,
+    Quota,
+    Role,
+    Team,
+)
 from webapp.accounts.services import (
     LAST_ADMIN,
     OWN_RIGHTS,
@@ -222,10 +231,30 @@ class AccountForm(UserChangeForm[User]):
         return values
 
 
+if TYPE_CHECKING:
+    _PasswordForm = AdminPasswordChangeForm[User]
+else:
+    _PasswordForm = AdminPasswordChangeForm  # generic only in the stubs
+
+
+class GivenPasswordForm(_PasswordForm):
+    """A password that somebody else chooses for an account, an initial one."""
+
+    def save(self, commit: bool = True) -> User:  # noqa: FBT001, FBT002 (Django's signature)
+        """Store the password, and mark it as initial."""
+        user = super().save(commit)
+        initial_password_mark(user)
+        return user
+
+
 class AccountAdmin(FreshAdmin[User], UserAdmin[User]):
-    """Accounts; only superusers can grant rights and change superusers."""
+    """Accounts; only superusers can grant rights and change superusers.
+
+    A password that is set here for somebody else is an initial one.
+    """
 
     form = AccountForm
+    change_password_form = GivenPasswordForm
     actions = ("password_link",)
 
     @admin.action(
@@ -248,6 +277,30 @@ class AccountAdmin(FreshAdmin[User], UserAdmin[User]):
         context |= {"account": user, "link": link, "hours": hours}
         response = TemplateResponse(request, "admin/password_link.html", context)
         return uncompressed(response)
+
+    def save_model(
+        self,
+        request: HttpRequest,
+        obj: User,
+        form: Any,  # noqa: ANN401 (Django's signature)
+        change: bool,  # noqa: FBT001 (Django's signature)
+    ) -> None:
+        """Store the account; the password of a new one is initial."""
+        super().save_model(request, obj, form, change)
+        if not change:
+            initial_password_mark(obj)
+
+    def user_change_password(
+        self,
+        request: HttpRequest,
+        id: str,  # noqa: A002 (Django's signature)
+        form_url: str = "",
+    ) -> HttpResponse:
+        """Set the password of an account; one's own does not become initial."""
+        response = super().user_change_password(request, id, form_url)
+        if id == str(request.user.pk):
+            InitialPassword.objects.filter(user_id=id).delete()
+        return response
 
     def has_password_link_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may change accounts, and so create links."""
@@ -282,9 +335,10 @@ class AccountAdmin(FreshAdmin[User], UserAdmin[User]):
         return super().has_delete_permission(request, obj) and _may_touch(request, obj)
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:  # noqa: ANN401 (Django's signature)
-        """Allow deletion of an account's read-only open sessions together with it."""
+        """Allow deletion of an account's read-only rows together with it."""
         deleted, counts, needed, protected = super().get_deleted_objects(objs, request)
-        return deleted, counts, needed - {OpenSession._meta.verbose_name}, protected
+        own = (InitialPassword, OpenSession)
+        return deleted, counts, needed - {each._meta.verbose_name for each in own}, protected
 
 
 def is_superuser(request: HttpRequest) -> bool:
@@ -478,6 +532,7 @@ class TeamModelAdmin(FreshAdmin[TeamModel]):
 
 
 READ_ONLY: dict[type[models.Model], dict[str, Any]] = {
+    InitialPassword: {"list_display": ["user", "given_at"]},
     LoginTry: {"list_display": ["at", "address"]},
     OpenSession: {
         "list_display": ["user", "address", "browser", "began_at", "seen_at"],

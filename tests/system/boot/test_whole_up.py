@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.stack import copy_migrated
+from tests.stack import PASSWORD, copy_migrated
 from tests.system.running_up import START_LIMIT_S, RunningUp, command_of
 from tests.webapp.boot.conftest import eventually, free_port
 from tests.webapp.conftest import make_microbench
@@ -56,10 +56,17 @@ def seen(running) -> SimpleNamespace:
     with httpx.Client(base_url=running.url, follow_redirects=True) as browser:
         page = browser.get("/")
         token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', page.text)[1]
-        home = browser.post(
+        chosen = browser.post(
             page.url,
             data={"username": "admin", "password": password, "csrfmiddlewaretoken": token},
             headers={"Referer": str(page.url)},
+        )
+        token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', chosen.text)[1]
+        own = {"old_password": password, "new_password1": PASSWORD, "new_password2": PASSWORD}
+        home = browser.post(
+            chosen.url,
+            data={**own, "csrfmiddlewaretoken": token},
+            headers={"Referer": str(chosen.url)},
         )
     secrets = [running.data / "host" / "credential.json", running.data / "secret_key"]
     second = subprocess.run(
@@ -71,7 +78,7 @@ def seen(running) -> SimpleNamespace:
         check=False,
     )
     return SimpleNamespace(
-        page=page, home=home, words=running.words, second=second,
+        page=page, chosen=chosen, home=home, words=running.words, second=second,
         open_to_others=[path for path in [running.data, *secrets] if path.stat().st_mode & 0o077],
     )  # fmt: skip
 
@@ -112,7 +119,8 @@ def test_the_first_page_asks_to_sign_in(seen):
     assert 'type="password"' in seen.page.text
 
 
-def test_the_admin_password_is_printed_once_and_opens_the_door(seen):
+def test_the_admin_password_is_printed_once_and_replaced_at_the_first_login(seen):
+    assert seen.chosen.url.path == "/settings/password/"
     assert seen.home.status_code == 200
     assert 'type="password"' not in seen.home.text
 

@@ -2,17 +2,24 @@
 
 import json
 import os
-import re
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 
-from tests.stack import ROOT, copy_migrated
+from tests.stack import PASSWORD, ROOT, copy_migrated
 from tests.system.namespaces.lab import SERVER, Lab
 from tests.system.running_up import RunningUp
 from tests.webapp.conftest import make_microbench
+
+CHOOSE_PASSWORD = f"""
+from django.contrib.auth.models import User
+user = User.objects.get(username="admin")
+user.set_password({PASSWORD!r})
+user.save()
+"""
 
 
 class Machines:
@@ -74,10 +81,11 @@ class Machines:
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    @property
+    @cached_property
     def password(self) -> str:
-        """The administrator's password, as `up` printed it."""
-        return re.findall(r"password[: ]+(\S{12,})", self.up.words)[0]
+        """The administrator's password, replaced on the server as `changepassword` does."""
+        self.manage("shell", "-c", CHOOSE_PASSWORD)
+        return PASSWORD
 
     def rows(self, query: str, *values: str) -> list[tuple]:
         """Return what the site's database answers."""

@@ -12,6 +12,7 @@ from django.db import connection, transaction
 from django.urls import reverse
 
 from tests.webapp.conftest import EXIT_OK, batch_of, client_of
+from webapp.accounts.initial_passwords import initial_password_mark
 from webapp.accounts.models import Membership, Role, Team
 from webapp.accounts.services import administrators
 from webapp.agents.ingest import events_accept
@@ -224,7 +225,8 @@ def test_one_of_two_administrators_may_go(root):
     assert administrators().get() == second
 
 
-def test_an_account_that_is_logged_in_somewhere_can_be_deleted(root, alice):
+def test_an_account_that_is_logged_in_with_an_initial_password_can_be_deleted(root, alice):
+    initial_password_mark(alice)
     client_of(alice)
     client_of(root).post(f"/admin/auth/user/{alice.pk}/delete/", {"post": "yes"})
     assert list(User.objects.all()) == [root]

@@ -16,6 +16,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from tests.plugins.extent import sample
 from tests.webapp.api.operations import paths
 from tests.webapp.conftest import client_of
+from webapp.accounts.initial_passwords import initial_password_mark
 from webapp.accounts.models import Membership
 from webapp.accounts.services import SESSION_KEY
 
@@ -225,6 +226,27 @@ def test_every_address_receives_each_person_as_its_rule_says(people, things):
         if got != wanted:
             wrong[route, who] = (got, wanted)
     assert not wrong, wrong
+
+
+def test_an_initial_password_opens_no_page_and_no_call_but_the_page_that_replaces_it(olga, things):
+    initial_password_mark(olga)
+    client = client_of(olga)
+    for route, rule in RULES.items():
+        if rule.needs in {OPEN, HOST} or route == "settings/password/":
+            continue
+        path = route
+        for argument, value in things.items():
+            path = path.replace(argument, value) if argument.startswith("<") else path
+        answer = getattr(client, rule.method)(f"/{path}")
+        if route.startswith("api/"):
+            assert (answer.status_code, answer.json()["code"]) == (403, "initial_password"), route
+            assert "/settings/password/" in answer.json()["detail"]
+        else:
+            assert answer.get("Location") == "/settings/password/", route
+    assert client.get("/settings/password/").status_code == 200
+    assert client.get("/admin/").headers["Location"] == "/settings/password/"
+    assert client.get("/healthz").status_code == 200
+    assert client.post("/logout/").headers["Location"] == "/login/"
 
 
 def test_a_person_of_two_teams_is_judged_by_the_team_of_the_thing(vera, other_team, job):

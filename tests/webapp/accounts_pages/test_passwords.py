@@ -15,6 +15,7 @@ from django.test import Client
 
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import Membership, OpenSession, Team
+from webapp.accounts.services import admin_ensure
 from webapp.accounts.sign_in import link_path
 from webapp.audit.models import Event
 from webapp.core.clock import now
@@ -130,6 +131,69 @@ def test_every_field_of_a_password_hides_it_and_lets_a_manager_fill_it(client, d
         for field in fields:
             assert 'type="password"' in field, field
             assert re.search(r'autocomplete="(current|new)-password"', field), field
+
+
+# Initial ones
+
+
+def log_in(client: Client, name: str, password: str):
+    return client.post("/login/", {"username": name, "password": password})
+
+
+def test_the_first_admins_password_is_replaced_before_anything_else(client):
+    initial = admin_ensure()
+    assert log_in(client, "admin", initial)["Location"] == "/"
+    assert client.get("/")["Location"] == "/settings/password/"
+    assert "an initial password" in client.get("/settings/password/").content.decode()
+    answer = change(client, old=initial, new=initial)
+    assert answer.status_code == 422
+    assert "This is your initial password. Choose another one." in answer.content.decode()
+    assert client.get("/jobs/")["Location"] == "/settings/password/"
+
+    assert change(client, old=initial, new=NEW)["Location"] == "/"
+    page = client.get("/")
+    assert page.status_code == 200
+    assert "The initial one is no longer valid." in page.content.decode()
+    other = Client()
+    assert log_in(other, "admin", initial).status_code == 200
+    assert log_in(other, "admin", NEW)["Location"] == "/"
+    assert other.get("/jobs/").status_code == 200
+
+
+def test_an_initial_password_that_nobody_used_expires_and_says_the_ways_out(client):
+    initial = admin_ensure()
+    given_at = now()
+    with time_machine.travel(given_at + timedelta(days=6, hours=23), tick=False):
+        assert log_in(Client(), "admin", initial)["Location"] == "/"
+    with time_machine.travel(given_at + timedelta(days=7, minutes=1), tick=False):
+        page = log_in(client, "admin", initial)
+        assert page.status_code == 200
+        assert "manage.py changepassword admin" in page.content.decode()
+        assert f"expired on {now():%Y-%m-%d}" in page.content.decode()
+        assert client.get("/")["Location"].startswith("/login/")
+        wrong = log_in(client, "admin", f"{initial}x").content.decode()
+        assert "expired" not in wrong  # said to whoever knows it alone
+        user = User.objects.get()
+        user.set_password(NEW)  # as ``manage.py changepassword`` does
+        user.save()
+        assert log_in(client, "admin", NEW)["Location"] == "/"
+        assert client.get("/").status_code == 200
+
+
+def test_a_password_that_the_administration_gives_is_initial_and_ones_own_is_not(root, client):
+    browser, both = client_of(root), {"password1": OLD, "password2": OLD}
+    browser.post("/admin/auth/user/add/", {"username": "eve", **both, "usable_password": "true"})
+    eve = User.objects.get(username="eve")
+    browser.post(f"/admin/auth/user/{root.pk}/password/", both)
+    for _ in range(2):
+        log_in(client, "eve", OLD)
+        assert client.get("/jobs/")["Location"] == "/settings/password/"
+        assert change(client, old=OLD, new=NEW)["Location"] == "/"
+        assert client.get("/jobs/").status_code == 200
+        browser.post(f"/admin/auth/user/{eve.pk}/password/", both)
+        assert client.get("/jobs/")["Location"].startswith("/login/")
+    log_in(client, "root", OLD)
+    assert client.get("/jobs/").status_code == 200
 
 
 # One's own

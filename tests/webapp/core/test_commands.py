@@ -59,6 +59,7 @@ def said(*arguments: str, **options) -> str:
 def test_the_first_admin_gets_a_password_that_works_and_is_said_once(client):
     lines = dict(line.split(": ") for line in said("ensure_admin").splitlines())
     assert client.login(username=lines["user"], password=lines["password"])
+    assert client.get("/")["Location"] == "/settings/password/"
     said("ensure_admin")
     assert said("ensure_admin") == ""
     assert User.objects.count() == 1

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 from django.apps import apps
+from django.contrib.auth.hashers import make_password
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
@@ -14,7 +15,11 @@ from tests.webapp.jobs.undone import undone
 from webapp.hosts.models import Device, Host, Pool
 from webapp.jobs.models import Allocation, Attempt, Job
 
-BEFORE = [("hosts", "0003_clock_offset"), ("jobs", "0003_plan_request")]
+BEFORE = [
+    ("accounts", "0004_login_tries_and_sessions"),
+    ("hosts", "0003_clock_offset"),
+    ("jobs", "0003_plan_request"),
+]
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
 GPUS = [{"index": i, "uuid": f"GPU-{i}", "name": "L4", "memory_bytes": 24} for i in range(2)]
 
@@ -30,6 +35,7 @@ def migrated(transactional_db) -> None:
 
 
 def fill(apps) -> None:
+    apps.get_model("auth", "User").objects.create(username="ada", password=make_password("words"))
     host_model = apps.get_model("hosts", "Host")
     job_model = apps.get_model("jobs", "Job")
     for name in ("A", "B"):
@@ -53,7 +59,10 @@ def claimed_at(state: str) -> datetime | None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_old_database_comes_along(migrated):
+def test_an_old_database_comes_along(migrated, client):
+    sent = {"username": "ada", "password": "words"}
+    assert client.post("/login/", sent)["Location"] == "/"
+    assert client.get("/").status_code == 200  # an old password is not an initial one
     rack = Pool.objects.filter(slug="rack")
     assert sorted(rack.values_list("team__name", flat=True)) == ["A", "B"]
     assert set(Host.objects.values_list("pool__slug", "pool__team__name")) == {

@@ -6,7 +6,10 @@ from webapp.accounts.services import ADMIN_NAME, admin_ensure
 
 
 class Command(BaseCommand):
-    """Create user ``admin`` of the home team; print nothing if an admin exists."""
+    """Create user ``admin`` of the home team; print nothing if an admin exists.
+
+    The password is an initial one: the first login replaces it, within seven days.
+    """
 
     requires_system_checks = ()  # they load every page, which is not needed here
     help = "Create the first admin account and print its password, once."

@@ -8,7 +8,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("accounts", "0004_login_tries_and_sessions"),
+        ("accounts", "0005_initial_passwords"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
