@@ -1,5 +1,6 @@
 /* One stream per page, many topics on it. Reads server-sent events through fetch, because only
-   then can a stream that this page closed itself be taken up again by Last-Event-ID.
+   then can a stream that this page closed itself be taken up again by Last-Event-ID, and the
+   ticket be sent in a header.
 
    An element with data-live-ticket and data-live-topics asks for the stream, from the event that
    data-live-since names on. Listeners get DOM events on document: live:frame {topic, event, data},
@@ -93,10 +94,9 @@
     state.stop = control;
     let watch = 0;
     try {
-      const query = new URLSearchParams({ ticket: holder.dataset.liveTicket });
-      const headers = { Accept: "text/event-stream" };
+      const headers = { Accept: "text/event-stream", "Live-Ticket": holder.dataset.liveTicket };
       if (state.lastId) headers["Last-Event-ID"] = state.lastId;
-      const answer = await fetch(`/live/?${query}`, { headers, signal: control.signal, cache: "no-store" });
+      const answer = await fetch("/live/", { headers, signal: control.signal, cache: "no-store" });
       if (answer.status === 401 || answer.status === 403) { await renewTicket(); throw new Error("ticket"); }
       if (answer.status === 429) { // as many streams as there may be: poll, and come back later
         state.errors = Math.max(state.errors, 1);

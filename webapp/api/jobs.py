@@ -520,7 +520,7 @@ class JobEvents(Schema):
 
 
 class Ticket(Schema):
-    """A ticket that gives access to ``/live/`` for an hour, for its topics only."""
+    """A ticket that opens ``/live/`` for an hour, for its topics, in the header Live-Ticket."""
 
     ticket: str
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import psutil
 import redis
@@ -104,8 +104,8 @@ async def _watch(url: str, tickets: list[str], ends_at: float) -> list[tuple[int
 async def _follow(url: str, ticket: str, ends_at: float, arrivals: list[tuple[int, int]]) -> None:
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
-    head = f"GET /live/?ticket={quote(ticket)} HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n"
-    writer.write(head.encode())
+    head = ["GET /live/ HTTP/1.1", f"Host: {address.netloc}", f"Live-Ticket: {ticket}", "", ""]
+    writer.write("\r\n".join(head).encode())
     unfinished = b""
     try:
         async with asyncio.timeout(ends_at - time.time()):

@@ -109,10 +109,11 @@ def miss_the_end(late: Page, untold: Page, stack: Stack, seen: dict[str, Any]) -
     """Stop a job while one page's stream is not open yet and another's never tells of it."""
     client = stack.client("alice")
     held: list[Route] = []
-    late.route("**/live/?*", lambda route: held.append(route))  # noqa: PLW0108 (Playwright reads the signature)
+    late.route("**/live/", lambda route: held.append(route))  # noqa: PLW0108 (Playwright reads the signature)
     other = client.json("/api/v1/tickets?topics=hosts")["ticket"]
     untold.route(
-        "**/live/?*", lambda route: route.continue_(url=f"{stack.base_url}/live/?ticket={other}")
+        "**/live/",
+        lambda route: route.continue_(headers={**route.request.headers, "live-ticket": other}),
     )
     for page in (late, untold):
         page.goto(f"{stack.base_url}/jobs/{seen['job_id']}/")
@@ -144,7 +145,7 @@ def crowd_out(page: Page, stack: Stack, url: str, seen: dict[str, Any]) -> None:
 def open_stream(port: int, ticket: str) -> http.client.HTTPConnection:
     """Open a stream and return its connection once the server has taken it."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request("GET", f"/live/?ticket={ticket}")
+    connection.request("GET", "/live/", headers={"Live-Ticket": ticket})
     assert connection.getresponse().status == http.client.OK
     return connection
 

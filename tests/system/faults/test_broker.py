@@ -87,11 +87,8 @@ def test_two_control_workers_and_two_tickers_do_everything_once(site):
 def frames(site: Site, topic: str, last_id: str, wanted: bytes) -> bytes:
     """Follow the live stream as a browser that comes back does, until ``wanted`` comes."""
     ticket = site.desk.ticket(topics=[topic])
-    headers, got = {"Last-Event-ID": last_id}, b""
-    url = f"{site.base_url}/live/"
-    with httpx.stream(
-        "GET", url, params={"ticket": ticket}, headers=headers, timeout=20
-    ) as stream:
+    headers, got = {"Live-Ticket": ticket, "Last-Event-ID": last_id}, b""
+    with httpx.stream("GET", f"{site.base_url}/live/", headers=headers, timeout=20) as stream:
         for chunk in stream.iter_bytes():
             got += chunk
             if wanted in got:

@@ -182,7 +182,8 @@ def test_one_logs_in_over_tls_alone(machines, admin):
 def test_events_of_a_live_page_arrive_while_its_stream_is_open(machines, admin):
     page = admin.get("/hosts/").text
     ticket = re.search(r'data-live-ticket="([^"]+)"', page)[1]
-    with admin.stream("GET", "/live/", params={"ticket": ticket}, timeout=60) as stream:
+    headers = {"Live-Ticket": ticket}
+    with admin.stream("GET", "/live/", headers=headers, timeout=60) as stream:
         pieces = stream.iter_text()
         assert next(pieces).startswith("retry:")
         seen = next(each for each in pieces if "event: host" in each)

@@ -133,8 +133,8 @@ def server(port, redis_server, settings):
 
 def test_term_ends_open_streams_with_a_farewell_at_once(server, port):
     ticket = TimestampSigner(salt=SALT).sign_object({"u": 1, "t": ["job:1"]})
-    url = f"http://127.0.0.1:{port}/live/?ticket={ticket}"
-    with httpx.stream("GET", url, timeout=10) as answer:
+    url, headers = f"http://127.0.0.1:{port}/live/", {"Live-Ticket": ticket}
+    with httpx.stream("GET", url, headers=headers, timeout=10) as answer:
         chunks = answer.iter_text()
         assert "retry: 3000" in next(chunks)
         server.send_signal(signal.SIGTERM)

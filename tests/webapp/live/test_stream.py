@@ -1,6 +1,8 @@
 """The ASGI branch, spoken to as a server does."""
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -19,6 +21,11 @@ def ticket(*topics: str, user: int = 1) -> str:
     return TimestampSigner(salt=SALT).sign_object({"u": user, "t": list(topics)})
 
 
+def with_ticket(text: str, *others: tuple[bytes, bytes]) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the headers of a request with a ticket."""
+    return ((b"live-ticket", text.encode()), *others)
+
+
 async def publish_until_taken(topic: str, event: str, data: dict) -> None:
     """Publish until Redis took it: a busy machine may let it answer too late."""
     await asyncio.to_thread(wait_for, lambda: publish(topic, event, data), "Redis")
@@ -27,7 +34,7 @@ async def publish_until_taken(topic: str, event: str, data: dict) -> None:
 class Browser:
     """One connection: reads what the branch sends, and may hang up."""
 
-    def __init__(self, query: str, headers: tuple = (), method: str = "GET") -> None:
+    def __init__(self, headers: tuple = (), method: str = "GET", query: str = "") -> None:
         self.scope = {
             "type": "http",
             "method": method,
@@ -69,7 +76,7 @@ class Browser:
 
 
 async def listening(*topics: str) -> Browser:
-    browser = Browser(f"ticket={ticket(*topics)}")
+    browser = Browser(with_ticket(ticket(*topics)))
     await browser.until(b"retry: 3000")
     async with asyncio.timeout(SLOW_S):
         await stream.hub_of_this_loop().is_reading.wait()
@@ -84,25 +91,35 @@ async def _close_hub():
 
 
 async def test_without_a_good_ticket_nothing_is_told():
-    for query in ["", "ticket=", "ticket=forged", "ticket=a:b:c"]:
-        browser = Browser(query)
+    for headers in [(), *map(with_ticket, ["", "forged", "a:b:c", "\xff", ticket("job:1")[:-1]])]:
+        browser = Browser(headers)
         body = await browser.until(b"ticket_refused")
-        assert (browser.status, browser.is_over) == (401, True), query
-        assert b"Load the page again" in body, query
+        assert (browser.status, browser.is_over) == (401, True), headers
+        assert b"Load the page again" in body, headers
         await browser.hang_up()
+
+
+async def test_a_ticket_in_the_address_which_proxies_log_opens_nothing():
+    browser = Browser(query=f"ticket={ticket('job:1')}")
+    body = await browser.until(b"ticket_refused")
+    assert browser.status == 401
+    assert b"The header Live-Ticket is missing" in body
+    await browser.hang_up()
+    script = (Path(__file__).parents[3] / "static/js/live.js").read_text("utf-8")
+    assert re.findall(r"fetch\((.)/live/(.*?)\1", script) == [('"', "")]
 
 
 async def test_a_request_with_a_body_is_refused_and_its_connection_closed(monkeypatch):
     """The server goes on reading the body of a request that is answered, without end."""
     monkeypatch.setattr(problems, "LINGER_SECONDS", 0.01)
-    good = f"ticket={ticket('job:1')}"
+    good = with_ticket(ticket("job:1"))
     for method, headers, status in [
         ("GET", ((b"transfer-encoding", b"chunked"),), 413),
         ("GET", ((b"content-length", b"5"),), 413),
         ("POST", (), 405),
         ("HEAD", (), 405),
     ]:
-        browser = Browser(good, headers, method)
+        browser = Browser((*good, *headers), method)
         await browser.task
         assert (browser.status, browser.is_over) == (status, True), (method, headers)
         assert browser.headers[b"connection"] == b"close", (method, headers)
@@ -150,7 +167,7 @@ async def test_a_stream_resumes_after_its_last_id():
     await publish_until_taken("job:1", "job.progress", {"n": 2})
     other = await listening("job:1")
     await asyncio.sleep(0.2)
-    again = Browser(f"ticket={ticket('job:1')}", ((b"last-event-id", last_id),))
+    again = Browser(with_ticket(ticket("job:1"), (b"last-event-id", last_id)))
     body = await again.until(b'"n":2')
     assert b'"n":1' not in body
     await again.hang_up()
@@ -168,14 +185,14 @@ async def test_a_process_that_stops_says_goodbye():
 
 async def test_a_stream_ends_when_its_hour_is_over(monkeypatch):
     monkeypatch.setattr(stream, "LIFETIME_SECONDS", 0)
-    browser = Browser(f"ticket={ticket('job:1')}")
+    browser = Browser(with_ticket(ticket("job:1")))
     await browser.until(BYE)
     await browser.hang_up()
 
 
 async def test_one_person_has_six_streams_and_one_more_when_one_ends():
     browsers = [await listening("job:1") for _ in range(stream.MOST_PER_PERSON)]
-    seventh = Browser(f"ticket={ticket('job:1')}")
+    seventh = Browser(with_ticket(ticket("job:1")))
     body = await seventh.until(b"too_many_streams")
     assert (seventh.status, seventh.headers[b"retry-after"]) == (429, b"15")
     assert b"One person may have 6 live pages open" in body
@@ -186,7 +203,7 @@ async def test_one_person_has_six_streams_and_one_more_when_one_ends():
 
 async def test_streams_of_one_person_take_none_from_another():
     mine = [await listening("job:1") for _ in range(stream.MOST_PER_PERSON)]
-    theirs = Browser(f"ticket={ticket('job:1', user=2)}")
+    theirs = Browser(with_ticket(ticket("job:1", user=2)))
     await theirs.until(b"retry: 3000")
     assert theirs.status == 200
     await asyncio.gather(*(browser.hang_up() for browser in [*mine, theirs]))
@@ -194,10 +211,10 @@ async def test_streams_of_one_person_take_none_from_another():
 
 async def test_five_hundred_viewers_fill_a_process_and_leave_nothing_behind():
     most = stream.MOST_PER_PROCESS
-    browsers = [Browser(f"ticket={ticket('job:1', user=1 + n // 5)}") for n in range(most)]
+    browsers = [Browser(with_ticket(ticket("job:1", user=1 + n // 5))) for n in range(most)]
     for browser in browsers:
         await browser.until(b"retry: 3000")
-    late = Browser(f"ticket={ticket('job:1', user=1000)}")
+    late = Browser(with_ticket(ticket("job:1", user=1000)))
     assert b"keeps 500 live pages open" in await late.until(b"streams_full")
     await late.hang_up()
     hub = stream.hub_of_this_loop()
