@@ -10,6 +10,7 @@ import django_stubs_ext
 from csp.constants import NONCE, NONE, SELF
 
 from webapp.boot.broker import own_url
+from webapp.core.log_collector import collector_start
 from webapp.core.logs import configure_logs, fault_logging
 from webapp.core.site_settings import (
     admin_networks,
@@ -25,12 +26,14 @@ from webapp.core.site_settings import (
     public_site,
     redis_url,
     secret_key,
+    syslog_address,
 )
 from webapp.core.time_zones import time_zone
 
 django_stubs_ext.monkeypatch()
-configure_logs()
-LOGGING = fault_logging()
+_collector = collector_start(syslog_address(os.environ))
+configure_logs(_collector)
+LOGGING = fault_logging(_collector)
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 check(os.environ)

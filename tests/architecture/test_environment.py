@@ -151,6 +151,10 @@ def test_a_value_that_cannot_work_stops_the_start_with_its_name_and_shows_no_pas
         "SLIPWAY_REDIS_CA": ["/no/such/ca.pem", str(empty)],
         "SLIPWAY_EMAIL_URL": ["smtp://user:cret/@mail:x", "mail.lan"],
         "SLIPWAY_EMAIL_FROM": [],  # judged with the server's address
+        "SLIPWAY_SYSLOG": [
+            "logs.lan:514", "http://logs", "tcp://", "tcp://logs:port", "unix://logs/socket",
+            "unix:///", "udp://u:cret@logs", "tls://logs/path", "tls://logs?ca=none",
+        ],
         "SLIPWAY_DRILLS": ["maybe"],
         "SLIPWAY_DEBUG": ["2"],
         "SLIPWAY_DEMO_SECONDS": ["soon", "0", "-5", "nan", "1e9"],
@@ -177,6 +181,9 @@ def test_values_are_taken_as_people_write_them():
         ("DATABASE_URL", "postgresql:///slipway?host=/run/postgresql"),
         ("DATABASE_URL", "sqlite:////srv/my data/slipway.sqlite3"),
         ("SLIPWAY_ADMIN_NETWORKS", "10.0.0.0/8 [fd00::]/8"),
+        ("SLIPWAY_SYSLOG", " tls://logs.lan "),
+        ("SLIPWAY_SYSLOG", "udp://[fd00::1]:5514"),
+        ("SLIPWAY_SYSLOG", "unix:///run/my%20collector.sock"),
         ("SLIPWAY_SECRETS_KEYS", f"{key} , {key}\n"),
         ("SLIPWAY_DEMO_SECONDS", " 40 "),
     ]:

@@ -11,6 +11,7 @@ from django.db import transaction
 from webapp.audit.guard import guards_missing
 from webapp.audit.models import Cut, Event, Link
 from webapp.core.clock import now
+from webapp.core.log_collector import audit_send
 from webapp.core.problems import ConflictProblem
 
 BATCH = 2000
@@ -34,7 +35,8 @@ def digest_of(event: Event, before: str) -> str:
 def events_seal(most: int = BATCH) -> int:
     """Seal committed, unsealed events; return their number.
 
-    Concurrent calls use the same position, so one of them fails and is retried later.
+    Concurrent calls use the same position, so one of them fails and is retried later. What is
+    sealed and committed goes to the log collector.
     """
     with transaction.atomic():
         last = Link.objects.order_by("-position").first()
@@ -42,11 +44,14 @@ def events_seal(most: int = BATCH) -> int:
         sealed = Link.objects.filter(event_id__gt=since).values("event_id")
         waiting = Event.objects.filter(pk__gt=since).exclude(pk__in=sealed).order_by("pk")
         position, digest = (last.position, last.digest) if last else (0, BEGINNING)
-        links = []
-        for event in waiting[:most]:
+        events, links = list(waiting[:most]), []
+        for event in events:
             position, digest = position + 1, digest_of(event, digest)
             links.append(Link(position=position, event_id=event.pk, digest=digest))
         Link.objects.bulk_create(links)
+    for event, link in zip(events, links, strict=True):
+        fields = {name: value for name, value in vars(event).items() if not name.startswith("_")}
+        audit_send(**fields | {"position": link.position, "digest": link.digest})
     return len(links)
 
 

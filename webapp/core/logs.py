@@ -5,10 +5,13 @@ import ctypes
 import gc
 import logging
 import time
+from functools import partial
 from typing import Any
 
 import structlog
 from structlog.dev import ConsoleRenderer, plain_traceback
+
+from webapp.core.log_collector import CollectorHandler, LogCollector
 
 # ---------------------------------------------------------------------------
 # Logging of the web side: structured events, and tracebacks without local variables.
@@ -33,13 +36,15 @@ class PatientLogger(structlog.PrintLogger):
     )
 
 
-def configure_logs() -> None:
-    """Configure structlog's defaults with plain tracebacks."""
+def configure_logs(collector: LogCollector | None = None) -> None:
+    """Configure structlog's defaults with plain tracebacks, and a copy to the log collector."""
     *before, _, _ = structlog.get_config()["processors"]  # without local time and the renderer
     stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
     renderer = ConsoleRenderer(exception_formatter=plain_traceback)
+    copies = [collector.copy] if collector is not None else []
     structlog.configure(
-        processors=[*before, stamp, renderer], logger_factory=lambda *_: PatientLogger()
+        processors=[*before, stamp, *copies, renderer],
+        logger_factory=lambda *_: PatientLogger(),
     )
 
 
@@ -63,11 +68,20 @@ class ShortOutage(logging.Filter):
         return True
 
 
-def fault_logging() -> dict[str, Any]:
+FAULTS = {"level": "ERROR", "filters": ["outside_debugging", "short_outage"]}
+
+
+def fault_logging(collector: LogCollector | None = None) -> dict[str, Any]:
     """Return Django's logging settings, extended by tracebacks of server errors without DEBUG.
 
     Without them, the cause of a 500 response is not logged. The web server's lines get a time.
+    A log collector receives the same lines.
     """
+    faults, lines, handlers = ["faults"], ["server"], {}
+    if collector is not None:
+        copy = {"()": partial(CollectorHandler, collector)}
+        handlers = {"collected_faults": {**copy, **FAULTS}, "collected_lines": copy}
+        faults, lines = [*faults, "collected_faults"], [*lines, "collected_lines"]
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -79,17 +93,13 @@ def fault_logging() -> dict[str, Any]:
             "utc": {"()": UtcFormatter, "format": "%(asctime)s [%(levelname)s] %(message)s"}
         },
         "handlers": {
-            "faults": {
-                "class": "logging.StreamHandler",
-                "level": "ERROR",
-                "formatter": "utc",
-                "filters": ["outside_debugging", "short_outage"],
-            },
+            "faults": {"class": "logging.StreamHandler", "formatter": "utc", **FAULTS},
             "server": {"class": "logging.StreamHandler", "formatter": "utc"},
+            **handlers,
         },
         "loggers": {
-            "django.request": {"handlers": ["faults"]},
-            "uvicorn": {"handlers": ["server"], "propagate": False},
+            "django.request": {"handlers": faults},
+            "uvicorn": {"handlers": lines, "propagate": False},
         },
     }
 

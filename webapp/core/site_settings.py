@@ -11,7 +11,7 @@ import secrets
 import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from runners.shared.addresses import (
@@ -545,6 +545,54 @@ def email_settings(url: str, sender: str) -> dict[str, Any]:
     }
 
 
+# The collector that receives a copy of the log.
+
+
+SYSLOG_VARIABLE = "SLIPWAY_SYSLOG"
+SYSLOG_PORTS = {"tls": 6514, "tcp": 601, "udp": 514}  # IANA's
+
+
+class SyslogAddress(NamedTuple):
+    """Where a collector listens: host and port, or the path of a Unix socket."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{self.path or f'{host}:{self.port}'}"
+
+
+def syslog_address(variables: Mapping[str, str]) -> SyslogAddress | None:
+    """Return the address of the log collector, or None if no variable names one.
+
+    Raises:
+        SettingError: it is no address of a collector.
+    """
+    text = variables.get(SYSLOG_VARIABLE, "").strip()
+    if not text:
+        return None
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    is_socket = parts.scheme == "unix" and not parts.netloc and len(parts.path) > 1
+    is_server = parts.scheme in SYSLOG_PORTS and parts.hostname and parts.path in ("", "/")
+    if not (is_socket or is_server) or "@" in text or parts.query or parts.fragment:
+        shown = "an address with more than a host and a port" if "@" in text else repr(text)
+        raise SettingError(
+            f"{SYSLOG_VARIABLE} is {shown}: give tls://logs.example.org:6514, tcp:// or udp:// "
+            "with a host and a port, or unix:///run/collector.sock."
+        )
+    if is_socket:
+        return SyslogAddress(parts.scheme, "", 0, unquote(parts.path))
+    port = port or SYSLOG_PORTS[parts.scheme]
+    return SyslogAddress(parts.scheme, parts.hostname or "", port, "")
+
+
 # Every variable of the site, and what reads it: `manage.py up` calls all before anything starts.
 
 
@@ -565,6 +613,7 @@ READERS: Mapping[str, Callable[[Mapping[str, str]], object]] = {
     "SLIPWAY_REDIS_CA": lambda variables: certificates(variables, "SLIPWAY_REDIS_CA"),
     "SLIPWAY_EMAIL_URL": email_of,
     "SLIPWAY_EMAIL_FROM": email_of,
+    SYSLOG_VARIABLE: syslog_address,
     "SLIPWAY_DRILLS": lambda variables: flag(variables, "SLIPWAY_DRILLS"),
     "SLIPWAY_DEBUG": lambda variables: flag(variables, "SLIPWAY_DEBUG"),
     "SLIPWAY_DEMO_SECONDS": demo_seconds,
