@@ -16,6 +16,7 @@ from webapp.core.site_settings import (
     admin_networks,
     admin_path,
     allowed_hosts,
+    breached_passwords,
     certificates,
     check,
     data_folder,
@@ -179,7 +180,7 @@ PASSWORD_HASHERS = [
     "webapp.accounts.sign_in.SmallArgon2PasswordHasher",
     "django.contrib.auth.hashers.PBKDF2PasswordHasher",
 ]
-AUTH_PASSWORD_VALIDATORS = [
+AUTH_PASSWORD_VALIDATORS: list[dict[str, Any]] = [
     {
         "NAME": "django.contrib.auth.password_validation.MinimumLengthValidator",
         "OPTIONS": {"min_length": 12},
@@ -189,6 +190,13 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "webapp.accounts.initial_passwords.InitialPasswordValidator"},
     {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
 ]
+if _breached := breached_passwords(os.environ):
+    AUTH_PASSWORD_VALIDATORS.append(
+        {
+            "NAME": "webapp.accounts.breached_passwords.BreachedPasswordValidator",
+            "OPTIONS": {"source": _breached},
+        }
+    )
 PASSWORD_RESET_TIMEOUT = 24 * 3600
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "home"

@@ -130,6 +130,9 @@ def test_every_variable_of_ours_is_checked_at_the_start_and_in_the_docs():
 def test_a_value_that_cannot_work_stops_the_start_with_its_name_and_shows_no_password(tmp_path):
     empty = tmp_path / "empty.pem"
     empty.touch()
+    ntlm, unsorted = tmp_path / "ntlm.txt", tmp_path / "unsorted.txt"
+    ntlm.write_text(f"{'0' * 32}:4\n")
+    unsorted.write_text("".join(f"{digit * 40}:1\n" for digit in "0213"))
     wrong = {
         "SLIPWAY_DATA_DIR": ["~nobody-of-this-name/slipway"],
         "SLIPWAY_PUBLIC_URL": ["http://slipway.example.org", "https://[fd00::1"],
@@ -154,6 +157,10 @@ def test_a_value_that_cannot_work_stops_the_start_with_its_name_and_shows_no_pas
         "SLIPWAY_SYSLOG": [
             "logs.lan:514", "http://logs", "tcp://", "tcp://logs:port", "unix://logs/socket",
             "unix:///", "udp://u:cret@logs", "tls://logs/path", "tls://logs?ca=none",
+        ],
+        "SLIPWAY_BREACHED_PASSWORDS": [
+            "/no/such/list", str(empty), str(tmp_path), str(ntlm), str(unsorted),
+            "http://api.pwnedpasswords.com", "https://u:cret@api.lan", "https://",
         ],
         "SLIPWAY_DRILLS": ["maybe"],
         "SLIPWAY_DEBUG": ["2"],

@@ -52,6 +52,7 @@ def test_the_web_side_calls_its_own_machine_and_whom_its_operator_names():
         if not path.relative_to(ROOT).is_relative_to(OWN_SITE)
     }
     assert {path: names for path, names in callers.items() if names} == {
+        "webapp/accounts/breached_passwords.py": ["httpx"],  # SLIPWAY_BREACHED_PASSWORDS
         "webapp/core/log_collector.py": ["logging.handlers"],  # SLIPWAY_SYSLOG
         "webapp/pages/playground.py": ["httpx"],
     }

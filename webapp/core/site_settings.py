@@ -26,6 +26,7 @@ from runners.shared.addresses import (
 from runners.shared.redis_address import RedisAddressError, UnsafeAddressError, checked
 from runners.shared.timing import VARIABLE as SCALE_VARIABLE
 from runners.shared.timing import scale_of
+from webapp.core.password_files import has_hashes
 from webapp.core.time_zones import time_zone
 
 
@@ -593,6 +594,41 @@ def syslog_address(variables: Mapping[str, str]) -> SyslogAddress | None:
     return SyslogAddress(parts.scheme, parts.hostname or "", port, "")
 
 
+# The list of breached passwords.
+
+
+BREACHED_VARIABLE = "SLIPWAY_BREACHED_PASSWORDS"
+
+
+def breached_passwords(variables: Mapping[str, str]) -> str:
+    """Return the path of a list of breached passwords, or the URL of a range API; "" for none.
+
+    Raises:
+        SettingError: it is neither; the message says what is wrong with the file.
+    """
+    text = variables.get(BREACHED_VARIABLE, "").strip()
+    if not text:
+        return ""
+    if "://" in text:
+        address = urlsplit(text)
+        if address.scheme != "https" or not address.hostname or "@" in text or address.query:
+            raise SettingError(
+                f"{BREACHED_VARIABLE} is a URL that is not taken: give the path of a file, or "
+                "https://api.pwnedpasswords.com."
+            )
+        return text
+    try:
+        path = Path(text).expanduser().resolve()
+        has_hashes(path)
+    except (RuntimeError, ValueError) as error:
+        raise SettingError(
+            f"{BREACHED_VARIABLE} is {text!r}, {error}. Give a file of SHA-1 hashes in order, as "
+            "Have I Been Pwned publishes them, or of passwords, one on each line, or "
+            "https://api.pwnedpasswords.com."
+        ) from None
+    return str(path)
+
+
 # Every variable of the site, and what reads it: `manage.py up` calls all before anything starts.
 
 
@@ -614,6 +650,7 @@ READERS: Mapping[str, Callable[[Mapping[str, str]], object]] = {
     "SLIPWAY_EMAIL_URL": email_of,
     "SLIPWAY_EMAIL_FROM": email_of,
     SYSLOG_VARIABLE: syslog_address,
+    BREACHED_VARIABLE: breached_passwords,
     "SLIPWAY_DRILLS": lambda variables: flag(variables, "SLIPWAY_DRILLS"),
     "SLIPWAY_DEBUG": lambda variables: flag(variables, "SLIPWAY_DEBUG"),
     "SLIPWAY_DEMO_SECONDS": demo_seconds,
