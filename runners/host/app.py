@@ -49,7 +49,10 @@ class SignedDoorbell(NamedTuple):
 
 
 class _Envelope(BaseModel):
-    """The signed body: command, host, issue time and expiry."""
+    """The signed body: command, host, issue time and expiry.
+
+    A host ignores unknown fields: a server may be newer than its hosts.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -103,7 +106,7 @@ def verify(
     if not hmac.compare_digest(_mac(signed.body, key).encode(), signed.mac.encode()):
         raise SignatureRefusedError("bad_mac", "the signature does not match this host's key")
     try:
-        envelope = _Envelope.model_validate_json(signed.body)
+        envelope = _Envelope.model_validate_json(signed.body, extra="ignore")
     except ValidationError as error:
         raise SignatureRefusedError("malformed", f"the body: {first_fault(error)}") from None
     _check_aim(envelope, host_id, now)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runners.host import preflight
-from runners.host.shipping import RefusedError, ServerClient, ServerError
+from runners.host.shipping import RefusedError, ServerClient, ServerError, UnknownOptionsError
 from runners.jobspec import JobSpec, TrainSpec, UploadedData
 from runners.jobspec.base import uploads_of
 from runners.launchers import attempts, launch
@@ -343,6 +343,8 @@ class Reconciler:
             log.warning("%s", refusal)
             if refusal.status in FINAL_REFUSALS:
                 folder.mark_claim_rejected()
+        except UnknownOptionsError as error:
+            _settle_refused(folder, error.request, Reason.VERSION_INCOMPATIBLE, str(error))
         except ServerError as error:
             log.info("the claim of %s waits: %s", folder.attempt_id, error)
         return None
@@ -360,8 +362,7 @@ class Reconciler:
             env |= attempts.write(folder.path, values)
             document = self.launcher.adapt(self._document(folder, request, argv, env), request)
         except LaunchRefusedError as refusal:
-            child.write_json(folder.spec, request.model_dump(mode="json"))
-            folder.settle(refusal.reason, str(refusal))
+            _settle_refused(folder, request, refusal.reason, str(refusal))
             return
         folder.output.mkdir(mode=0o700, exist_ok=True)
         take_over_checkpoint(folder, request, attempt_folders(self.host_dir.attempts))
@@ -425,6 +426,14 @@ class Reconciler:
         sentence = f"the folder of attempt {folder.attempt_id} is damaged; it was moved to {place}"
         log.error("%s", sentence)
         self.problems.append(sentence)
+
+
+def _settle_refused(
+    folder: AttemptFolder, request: RunRequest, reason: Reason, sentence: str
+) -> None:
+    """End an attempt that this host refuses to start."""
+    child.write_json(folder.spec, request.model_dump(mode="json"))
+    folder.settle(reason, sentence)
 
 
 def _gpus_of(folder: AttemptFolder) -> frozenset[str]:

@@ -35,7 +35,9 @@ from runners.shared.messages import (
     RotateReply,
     RotateRequest,
     RunEvent,
+    RunRequest,
     UploadState,
+    option_paths,
 )
 from runners.shared.spool import Event, SpoolReader, trim
 from runners.shared.timing import scale_duration
@@ -90,6 +92,18 @@ class RefusedError(ServerError):
     def is_transient(self) -> bool:
         """Return whether a retry of the same call may succeed."""
         return httpx.codes.is_server_error(self.status) or self.status in BUSY
+
+
+class UnknownOptionsError(ServerError):
+    """The claimed job sets options that this version of the agent does not have."""
+
+    def __init__(self, request: RunRequest, options: list[str]) -> None:
+        super().__init__(
+            "The server is newer than this host's agent, which does not know what the job sets: "
+            f"{', '.join(options)[:_MAX_DETAIL_CHARACTERS]}. Upgrade Slipway on this host, or "
+            "start the job without it."
+        )
+        self.request = request
 
 
 class ConnectionSettingError(ServerError):
@@ -153,8 +167,19 @@ class ServerClient:
         return self._post_facts("/hosts/beat", beat, BeatReply)
 
     def claim(self, attempt_id: str, request: ClaimRequest) -> ClaimReply:
-        """Return the attempt's spec; exactly one claim gets it."""
-        return self._post(f"/attempts/{quote(attempt_id)}/claim", request, ClaimReply)
+        """Return the attempt's spec; exactly one claim gets it.
+
+        Raises:
+            UnknownOptionsError: the spec sets an option that this version does not have; without
+                it the job would be another one.
+        """
+        response = self._call(f"/attempts/{quote(attempt_id)}/claim", request)
+        reply = self._parse(response, ClaimReply)
+        known = set(option_paths(reply.request.spec.model_dump(mode="json")))
+        options = set(option_paths(response.json()["request"]["spec"])) - known
+        if unknown := options - set(reply.default_options):
+            raise UnknownOptionsError(reply.request, sorted(unknown))
+        return reply
 
     def send_events(self, batch: EventBatch) -> EventAck:
         """Send consecutive events and return the acknowledged sequence number."""
@@ -210,14 +235,18 @@ class ServerClient:
         reply_type: type[Reply],
         leaving_out: dict[str, Any] | None = None,
     ) -> Reply:
+        return self._parse(self._call(path, body, leaving_out), reply_type)
+
+    def _call(
+        self, path: str, body: BaseModel, leaving_out: dict[str, Any] | None = None
+    ) -> httpx.Response:
         request = self._http.build_request(
             "POST",
             f"{API}{path}",
             content=body.model_dump_json(exclude=leaving_out),
             headers={"Content-Type": "application/json"},
         )
-        reply = self._send(request)
-        return self._parse(reply, reply_type)
+        return self._send(request)
 
     def _send(self, request: httpx.Request, *, is_streamed: bool = False) -> httpx.Response:
         try:
@@ -247,8 +276,9 @@ class ServerClient:
         return f" (through {self.proxy}; to go without it, add the server's name to NO_PROXY)"
 
     def _parse(self, reply: httpx.Response, reply_type: type[Reply]) -> Reply:
+        """Return a reply without the fields that only a newer server has."""
         try:
-            return reply_type.model_validate_json(reply.content)
+            return reply_type.model_validate_json(reply.content, extra="ignore")
         except ValidationError as error:
             raise ServerError(
                 f"{self.server} did not answer with a valid {reply_type.__name__} "

@@ -1,5 +1,10 @@
-"""Every message between the server and a host, with the placement of a job's processes."""
+"""Every message between the server and a host, with the placement of a job's processes.
 
+All shapes refuse unknown fields. A host reads the server's replies with ``extra="ignore"``: a
+server may be newer than its hosts.
+"""
+
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -324,12 +329,39 @@ class RunRequest(Message):
     gang: Gang | None = None  # None: one process
 
 
+def option_paths(document: object, prefix: str = "") -> Iterator[str]:
+    """Yield the path of every field of a JSON document, such as ``sources.0.path``."""
+    if isinstance(document, dict):
+        items = [(str(name), value) for name, value in document.items()]
+    elif isinstance(document, list):
+        items = [(str(index), value) for index, value in enumerate(document)]
+    else:
+        return
+    for name, value in items:
+        yield prefix + name
+        yield from option_paths(value, f"{prefix}{name}.")
+
+
+def _default_options(request: RunRequest) -> tuple[str, ...]:
+    """Return the paths of a spec's options that have their default value."""
+    every = option_paths(request.spec.model_dump(mode="json"))
+    chosen = set(option_paths(request.spec.model_dump(mode="json", exclude_defaults=True)))
+    return tuple(path for path in every if path not in chosen)
+
+
 class ClaimReply(Message):
-    """The claimed attempt's spec; it starts if ``may_start``, otherwise the host claims again."""
+    """The claimed attempt's spec; it starts if ``may_start``, otherwise the host claims again.
+
+    ``default_options`` are paths within the spec. A host that does not know one of them runs the
+    job without it; an unknown option with another value is refused.
+    """
 
     request: RunRequest
     may_start: bool = True  # of a gang: every host has claimed and the port is free
     secrets: dict[SecretName, SecretStr] = Field(default_factory=dict)
+    default_options: tuple[str, ...] = Field(
+        default_factory=lambda data: _default_options(data["request"])
+    )
 
     @field_serializer("secrets", when_used="json")
     def _open(self, secrets: dict[str, SecretStr]) -> dict[str, str]:

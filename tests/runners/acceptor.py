@@ -35,6 +35,7 @@ from runners.shared.messages import (
     StopOrder,
     UploadState,
     WantedAttempt,
+    option_paths,
 )
 from runners.shared.reasons import Reason
 
@@ -101,6 +102,7 @@ class Acceptor:
         self.digests: set[str] = set()  # of secrets that hosts made themselves
         self.caller = ""
         self.is_away = False
+        self.is_newer = False  # every object of a reply has a field that no host knows
         self.busy_enrolments = 0  # so many are told to wait
         self.retry_after_seconds = 1
         self.data: dict[str, bytes] = {}  # training data by the dataset's id
@@ -228,6 +230,27 @@ class Acceptor:
         return 200, UploadState(received_bytes=have)
 
 
+MAPPINGS = {"acked", "secrets", "config"}  # objects whose keys are data and no fields
+NEWER = {"from_a_newer_server": {"value": 1}}
+
+
+def of_newer_server(document: object) -> object:
+    """Return a reply in which every object has one more field; a spec's is at its default."""
+    if isinstance(document, list):
+        return [of_newer_server(each) for each in document]
+    if not isinstance(document, dict):
+        return document
+    grown = {
+        name: value if name in MAPPINGS else of_newer_server(value)
+        for name, value in document.items()
+    }
+    if "request" in document:
+        spec = set(option_paths(grown["request"]["spec"]))
+        known = set(option_paths(document["request"]["spec"]))
+        grown["default_options"] = [*document["default_options"], *sorted(spec - known)]
+    return grown | NEWER
+
+
 def _handler(acceptor: Acceptor) -> type[BaseHTTPRequestHandler]:
     return type("Handler", (_Handler,), {"acceptor": acceptor})
 
@@ -279,8 +302,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, status: int, reply: object) -> None:
         if self.acceptor.is_away:
             status, reply = 503, {"detail": "the server is away"}
-        text = json.dumps(reply) if isinstance(reply, dict) else reply.model_dump_json()
-        self._send(status, text.encode(), "application/json")
+        document = reply if isinstance(reply, dict) else reply.model_dump(mode="json")
+        if self.acceptor.is_newer:
+            document = of_newer_server(document)
+        self._send(status, json.dumps(document).encode(), "application/json")
 
     def _send(self, status: int, data: bytes, kind: str) -> None:
         self.send_response(status)

@@ -84,6 +84,21 @@ def test_a_wanted_attempt_is_claimed_run_told_to_its_end_and_then_forgotten(
     assert not (host_dir.attempts / A1 / "spool").exists()
 
 
+def test_an_agent_works_with_a_newer_server_and_refuses_an_option_that_it_does_not_know(
+    acceptor, serve, host_dir, monkeypatch
+):
+    acceptor.is_newer = True
+    stored = acceptor.want(A1)
+    with serve(SAY + "say('result', measured={'perplexity': 3.0})"):
+        wait_for((host_dir.attempts / A1 / "forgotten").exists)
+        monkeypatch.setattr("tests.runners.acceptor.option_paths", lambda _spec: ())
+        other = acceptor.want(A2)
+        wait_for(lambda: other.has_exited)
+    assert (stored.exit["reason"], stored.num_duplicates) == ("ok", 0)
+    assert other.exit["reason"] == "version_incompatible"
+    assert "from_a_newer_server" in " ".join(other.exit["last_lines"])
+
+
 def test_for_a_server_that_went_back_nothing_starts_until_it_is_further_on(acceptor, serve):
     acceptor.epoch = EpochShown(number=7, proof="a" * 64)
     with serve():

@@ -2,9 +2,12 @@
 
 import hashlib
 import json
+import re
+from pathlib import Path, PurePosixPath
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from runners.host import inventory, shipping
 from runners.host.reconcile import Fetcher
@@ -12,6 +15,7 @@ from runners.host.shipping import (
     RefusedError,
     ServerClient,
     ServerError,
+    UnknownOptionsError,
     UnreachableError,
     upload_artefacts,
 )
@@ -22,13 +26,27 @@ from runners.shared.facts import GpuFacts, HostFacts
 from runners.shared.messages import (
     Beat,
     BeatReply,
+    ClaimReply,
     ClaimRequest,
     EnrollReply,
     EnrollRequest,
+    EnvironmentOrder,
+    EpochShown,
+    EventAck,
     EventBatch,
+    Gang,
+    Needs,
+    RotateReply,
+    RotateRequest,
+    RunDevice,
+    RunRequest,
+    StopOrder,
+    UploadState,
+    WantedAttempt,
 )
 from runners.shared.reasons import Reason
 from runners.supervision import child
+from tests.runners.acceptor import of_newer_server
 from tests.runners.tools import ids_of
 
 # Artefacts on their way to the server: in parts, resumed, and never from elsewhere.
@@ -266,6 +284,12 @@ NEW_FACTS = {
     *("rocm_version", "torch_rocm_version", "other_gpus", "device_problems", "peer_access")
 }
 
+FACTS = HostFacts(
+    hostname="h", os="Linux", kernel="6", architecture="x86_64", cpu_model="c", cpu_count=1,
+    memory_bytes=1, disk_total_bytes=1, disk_free_bytes=1, boot_id="b", python_version="3.11",
+    agent_version="0",
+)  # fmt: skip
+ENROLMENT = EnrollRequest(token="t", facts=FACTS, sent_at_ms=1)
 ENROLLED = EnrollReply(
     host_id="h", name="n", credential="c", command_key="k", redis_url=None, server_time_ms=1
 )
@@ -299,6 +323,84 @@ def test_an_older_site_gets_the_inventory_that_it_knows(host_dir, is_older):
     assert len(received) == (4 if is_older else 2)
     assert set(received[-1]["gpus"][0]) == (OLD_GPU if is_older else set(GpuFacts.model_fields))
     assert HostFacts.model_validate(received[-1]).gpus[0].name == "H100"  # an older agent's
+
+
+RUN = RunRequest(
+    attempt_id="a1",
+    job_id="j",
+    number=1,
+    fence="f",
+    spec=training(),
+    devices=(RunDevice(kind="cpu", index=0, uuid="cpu"),),
+    gang=Gang(
+        node_rank=0, num_nodes=1, master_address="127.0.0.1", master_port=2000,
+        own_address="127.0.0.1", rendezvous_id="r",
+    ),
+)  # fmt: skip
+ORDERS = BeatReply(
+    server_time_ms=1,
+    wanted=(WantedAttempt(attempt_id="a1", fence="f", needs=Needs(kind="train")),),
+    stop=(StopOrder(attempt_id="a2", reason=Reason.SUPERSEDED),),
+    acked={"a1": 3},
+    epoch=EpochShown(number=1, proof="0" * 64),
+    environments=(EnvironmentOrder(name="vllm", action="build", order_id="o"),),
+)
+BEAT = Beat(
+    boot_id="b", sent_at_ms=1, agent_version="0", cpu_utilization=0.0,
+    memory_available_bytes=1, disk_free_bytes=1,
+)  # fmt: skip
+SECRETS = RotateRequest(credential_hash="0" * 64, redis_secret_hash="0" * 64)
+REPLIES = {  # each reply that a host reads, and the call that reads it
+    BeatReply: (ORDERS, lambda client: client.beat(BEAT)),
+    ClaimReply: (ClaimReply(request=RUN), lambda client: client.claim("a1", CLAIM)),
+    EnrollReply: (ENROLLED, lambda client: client.enroll(ENROLMENT)),
+    EventAck: (
+        EventAck(attempt_id="a1", acked_seq=4), lambda client: client.send_events(BATCH),
+    ),
+    RotateReply: (
+        RotateReply(command_key="k", redis_url=None, has_redis_user=False),
+        lambda client: client.rotate(SECRETS),
+    ),
+    UploadState: (
+        UploadState(received_bytes=7),
+        lambda client: UploadState(
+            received_bytes=client.received_bytes("a1", "model", PurePosixPath("weights"))
+        ),
+    ),
+}  # fmt: skip
+
+
+def replied(document: object, call):
+    return call(client_of(lambda _: httpx.Response(200, json=document)))
+
+
+def test_fields_of_a_newer_server_are_ignored_in_every_reply():
+    read = set(re.findall(r"\b(\w+(?:Reply|Ack|State))\)", Path(shipping.__file__).read_text()))
+    assert read == {shape.__name__ for shape in REPLIES}, "a reply that this table lacks"
+    for shape, (reply, call) in REPLIES.items():
+        newer = of_newer_server(reply.model_dump(mode="json"))
+        with pytest.raises(ValidationError, match="from_a_newer_server"):
+            shape.model_validate(newer)  # what others read stays strict
+        found = replied(newer, call)
+        if isinstance(found, ClaimReply):  # its list of paths has one more
+            found = found.model_copy(update={"default_options": reply.default_options})
+        assert found == reply, shape
+
+
+@pytest.mark.parametrize("where", [(), ("data",)])
+def test_an_unknown_option_of_a_job_is_refused_by_its_name_unless_it_has_its_default(where):
+    document = ClaimReply(request=RUN).model_dump(mode="json")
+    place = document["request"]["spec"]
+    for name in where:
+        place = place[name]
+    place["teaches"] = "twice"
+    call = REPLIES[ClaimReply][1]
+    path = ".".join([*where, "teaches"])
+    with pytest.raises(UnknownOptionsError, match=f"what the job sets: {path}") as refused:
+        replied(document, call)
+    assert refused.value.request == RUN
+    document["default_options"] += [path]
+    assert replied(document, call).request == RUN
 
 
 def test_a_heartbeat_that_is_refused_for_another_reason_is_not_repeated_without_facts():

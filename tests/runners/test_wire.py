@@ -415,6 +415,12 @@ def test_a_genuine_doorbell_passes_even_after_a_refusal(nonces):
     assert check(doorbell, nonces) == RING
 
 
+def test_fields_of_a_newer_server_do_not_spoil_a_genuine_doorbell(nonces):
+    envelope = json.loads(signed().body)
+    body = json.dumps(envelope | {"more": 1, "cmd": envelope["cmd"] | {"more": 1}})
+    assert check(SignedDoorbell(body, _mac(body, "key")), nonces) == RING
+
+
 def test_the_same_doorbell_does_not_pass_twice(nonces):
     doorbell = signed(now=4e9)
     check(doorbell, nonces, 4e9)
