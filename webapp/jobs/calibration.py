@@ -1,12 +1,12 @@
 """Calibrate the planner's factors for a host from its finished jobs."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import structlog
 from django.db import transaction
 from django.db.models import Q
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from planner.calibration import (
     PHASE_BY_METRIC,
@@ -131,6 +131,10 @@ def _words(value: Value | None, unit: str, each: str) -> str:
 
 
 MAX_JOBS = 50
+MAX_TIMES = 1000  # of one validation; a real one has a few dozen
+_TIMES: TypeAdapter[list[CalibrationTime]] = TypeAdapter(
+    Annotated[list[CalibrationTime], Field(max_length=MAX_TIMES, fail_fast=True)]
+)
 PROOF, PROOF_REPORT = "prove", "proof"  # the kind of job, and its artefact
 WHOLE_BATCHES = ("given", "sorted")
 PLANNER_NAMES = {
@@ -299,8 +303,7 @@ def _of_proof(job: Job, host: Host) -> Iterator[AttributedMeasurement]:
     """Yield the times of a validation's report, each predicted for the model that it measured."""
     report = Artefact.objects.filter(attempt=job.current_attempt, name=PROOF_REPORT).first()
     cluster = cluster_for_host(host).model_copy(update={"devices_per_node": 1})
-    for fields in (report.facts.get("lessons") or ()) if report else ():
-        lesson = CalibrationTime.model_validate(fields)
+    for lesson in _TIMES.validate_python(report.facts.get("lessons") or []) if report else ():
         question = lesson.question.model_dump(exclude={"metric"})
         request = EstimateRequest.model_validate({**question, "cluster": cluster})
         for measurement in measurements_of(

@@ -595,7 +595,7 @@ def _bars(rows: list[OperatorRow], total: float) -> list[Bar]:
         sums[row.name] = sums.get(row.name, 0.0) + row.seconds
         bounds.setdefault(row.name, row.bound)
     largest = sorted(sums.items(), key=lambda item: -item[1])[:MAX_BARS]
-    room, longest = BARS_WIDTH - LABEL_WIDTH - VALUE_WIDTH, largest[0][1]
+    room, longest = BARS_WIDTH - LABEL_WIDTH - VALUE_WIDTH, largest[0][1] or 1.0
     return [
         Bar(
             label=name.removeprefix("aten::")[:28],

@@ -164,13 +164,16 @@ def _clocks(evidence: Mapping[str, Any]) -> Iterator[str]:
 
 
 _SPEC: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
+MAX_PARAMETERS = 1e15
 
 
 def _register(job: Job, attempt: Attempt, artefact: Artefact) -> TeamModel:
     spec = _SPEC.validate_python(job.spec)
     source = _source_model(job, spec)
     measured = job.result.get("measured") or {}
-    source_parameters = source.num_parameters if source else 0
+    parameters = measured.get("parameters") or 0.0
+    if not 0 < parameters <= MAX_PARAMETERS:  # of no model, and too long for the column
+        parameters = source.num_parameters if source else 0
     model, _ = TeamModel.objects.update_or_create(
         attempt_id=attempt.pk,
         artefact_name=artefact.name,
@@ -179,7 +182,7 @@ def _register(job: Job, attempt: Attempt, artefact: Artefact) -> TeamModel:
             "name": _name(job, spec, source),
             "source": "job",
             "config": _config(job, spec, source),
-            "num_parameters": int(measured.get("parameters") or source_parameters),
+            "num_parameters": int(parameters),
             "host": attempt.host,
             "weight_dtype": _dtype(spec),
             "facts": {**artefact.facts, "measured": measured, "job": job.pk},

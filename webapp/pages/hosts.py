@@ -17,9 +17,10 @@ from django.db.models.fields.json import KeyTransform
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from runners.jobspec import ProveSpec
+from runners.jobspec.base import Sentence
 from runners.prove import report as proof_reports
 from webapp.accounts.models import Role
 from webapp.accounts.services import has_role, visible_or_404
@@ -609,12 +610,20 @@ def host_apart(request: HttpRequest, slug: str) -> HttpResponse:
 MAX_REPORT_BYTES = 16 * 1024**2
 
 
+class ProofSummary(BaseModel):
+    """The verdict of a validation's report and what is wrong; its other keys are ignored."""
+
+    verdict: proof_reports.Verdict
+    problems: tuple[Sentence, ...] = Field(default=(), max_length=100, fail_fast=True)
+
+
 @dataclass(frozen=True)
 class Proof:
     """The newest validation of a host: its job, and its verdict once the report has arrived."""
 
     job: Job
-    facts: dict[str, Any] | None
+    summary: ProofSummary | None
+    is_damaged: bool = False  # a report has arrived, but its summary is none
 
 
 def prove_host(*, host: Host, owner: User) -> Job:
@@ -645,7 +654,12 @@ def latest_proof(host: Host) -> Proof | None:
     if job is None:
         return None
     report = Artefact.objects.filter(attempt=job.current_attempt, name=PROOF_REPORT).first()
-    return Proof(job, report.facts if report else None)
+    if report is None:
+        return Proof(job, None)
+    try:
+        return Proof(job, ProofSummary.model_validate(report.facts))
+    except ValidationError:
+        return Proof(job, None, is_damaged=True)
 
 
 @require_GET

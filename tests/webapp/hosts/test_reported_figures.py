@@ -18,6 +18,7 @@ from webapp.core.problems import ConflictProblem
 from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.services import host_enroll, token_create
 from webapp.jobs.models import Job, Measurement
+from webapp.modelhub.models import TeamModel
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -90,3 +91,13 @@ def test_a_result_of_any_figure_leaves_the_pages_of_its_job_and_its_team(attempt
         Measurement.objects.update(measured=value, ratio=value / 10)
         for page in (f"/jobs/{attempt.job_id}/", "/jobs/", "/"):
             assert client.get(page).status_code == 200, (page, value)
+
+
+@pytest.mark.parametrize(("parameters", "stored"), [(1e100, 0), (-5.0, 0), (1e9, 10**9)])
+def test_no_number_of_parameters_keeps_a_job_from_its_end(attempt, parameters, stored):
+    body = {"name": "model", "kind": "model", "total_bytes": 1, "files": {}, "sha256": {}}
+    result = {"measured": {"parameters": parameters}}
+    ends = [("result", result), ("artefact", body), ("exited", EXIT_OK)]
+    events_accept(host=attempt.host, batch=batch_of(attempt, ("started", STARTED), *ends))
+    assert Job.objects.get(pk=attempt.job_id).state == "succeeded"
+    assert TeamModel.objects.get(attempt_id=attempt.pk).num_parameters == stored

@@ -173,3 +173,22 @@ def test_a_proof_without_valid_rates_leaves_the_micro_benchmark(finish, host, ra
     host.save()
     finish({"rates": rates})
     assert host.microbench == before
+
+
+HOSTILE = (0, 5, -1e308, True, "x", [5], ["x"], [None], [[]], [{}], [{"x": 1}], {}, {"x": 1})
+
+
+def test_no_fact_of_a_report_stops_a_calibration_or_breaks_the_page_of_its_host(
+    finish, host, alice
+):
+    host.microbench = make_microbench().model_dump(mode="json")
+    host.save()
+    client = client_of(alice)
+    client.raise_request_exception = False
+    for name in ("lessons", "rates", "problems", "verdict"):
+        for value in HOSTILE:
+            finish({"verdict": "failed", "problems": [], name: value})
+            assert recalibrate(host).factors == {}, (name, value)
+            assert client.get(f"/hosts/{host.slug}/").status_code == 200, (name, value)
+    assert "The summary of" in page_of(alice, host)
+    assert "is damaged. Validate the host again." in page_of(alice, host)

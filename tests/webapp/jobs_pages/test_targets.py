@@ -135,6 +135,25 @@ def test_a_report_that_is_none_is_not_shown_and_breaks_nothing(left, alice):
             assert client_of(alice).get(f"/jobs/{job.pk}/").status_code == 200
 
 
+def test_extreme_figures_of_a_report_leave_the_page(left, alice):
+    client = client_of(alice)
+    client.raise_request_exception = False
+    profile, load = PROFILE.model_dump(mode="json"), REPORT.model_dump(mode="json")
+    for value in (0.0, 5e-324, 1e308, 1.7e308):
+        rows = [each | {"seconds": value, "flops": value} for each in profile["rows"]]
+        with undone(value):
+            job = left("operators", profile | {"rows": rows, "slowdown_ratio": value})
+            assert operators_of(job)
+            assert client.get(f"/jobs/{job.pk}/").status_code == 200, value
+    for point in (-1.7e308, 0.0, 1.7e308):
+        wide = {"tokens_per_second": [-1.7e308, 1.7e308]}
+        rows = [load["rows"][0], load["rows"][1] | {"point": point, "interval": wide}]
+        with undone(point):
+            job = left("load", load | {"rows": rows})
+            assert under_load(job)
+            assert client.get(f"/jobs/{job.pk}/").status_code == 200, point
+
+
 def test_nobody_of_another_team_sees_it(left, charlie):
     job = left("load", REPORT.model_dump(mode="json"))
     assert client_of(charlie).get(f"/jobs/{job.pk}/").status_code == 404
