@@ -138,9 +138,9 @@ def _output(event: AttemptEvent) -> tuple[str, str]:
 
 
 def _note(event: AttemptEvent) -> str:
-    """Return the text of a supervisor event; invalid bodies are stored too."""
+    """Return the text of a supervisor event as one line; invalid bodies are stored too."""
     try:
-        return _NOTES[event.kind](event.body)
+        return shortened(" ".join(lines_of_text(_NOTES[event.kind](event.body))))
     except (ArithmeticError, TypeError, ValueError):
         return f"“{event.kind}”, with invalid figures"
 

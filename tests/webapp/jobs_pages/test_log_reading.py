@@ -72,6 +72,22 @@ def test_what_the_supervisor_saw_is_a_line_of_its_own():
         assert (line.stream, line.text) == ("supervisor", words), (kind, body, words)
 
 
+def test_a_note_is_one_plain_line_that_is_no_longer_than_others():
+    long = "x" * 5000
+    for name, words in [
+        ("two\nlines", "two lines"),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("turned \u202e", "turned <U+202E>"),
+        (long, None),
+        (["no", "text"], "['no', 'text']"),
+    ]:
+        for kind, before, after in [("phase", "", ""), ("artefact", "saved ", ", 0\u00a0B")]:
+            (line,) = lines_of(event(kind, name=name))
+            whole = f"{before}{long}{after}"
+            cut = f"{whole[:LINE_CHARACTERS]} … (a line of {len(whole):,} characters)"
+            assert line.text == (f"{before}{words}{after}" if words else cut), (kind, name)
+
+
 def test_a_line_knows_when_it_came_and_of_an_endless_one_the_beginning_is_shown(attempt, report):
     (line,) = lines_of(event(text="x\n"))
     assert line.at.isoformat() == "2023-11-14T22:13:20+00:00"
