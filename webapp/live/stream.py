@@ -45,8 +45,32 @@ from webapp.core.problems import (
 
 STREAM = "live"
 MAX_ENTRIES = 20_000
+MAX_BYTES = 64 * 1024**2  # of the stream in Redis
+CHECK_BYTES = 1024**2  # published by one process between two looks at the stream's size
 log = structlog.get_logger(__name__)
 _breaker = Breaker()
+
+
+class ByteLimit:
+    """Keeps the stream in Redis below ``MAX_BYTES``, which a number of entries does not."""
+
+    def __init__(self) -> None:
+        self._unchecked_bytes = 0
+
+    def add(self, client: redis.Redis, num_bytes: int) -> None:
+        """Count published bytes; from time to time, remove the oldest entries of a long stream."""
+        self._unchecked_bytes += num_bytes
+        if self._unchecked_bytes < CHECK_BYTES:
+            return
+        self._unchecked_bytes = 0
+        while (used := client.memory_usage(STREAM, samples=0) or 0) > MAX_BYTES:
+            length = client.xlen(STREAM)
+            client.xtrim(STREAM, maxlen=length * 3 * MAX_BYTES // (4 * used), approximate=False)
+            if not length:
+                return
+
+
+_byte_limit = ByteLimit()
 
 
 def publish(topic: str, event: str, data: Mapping[str, Any]) -> bool:
@@ -59,15 +83,15 @@ def publish_all(messages: Iterable[tuple[str, str, Mapping[str, Any]]]) -> bool:
     if _breaker.is_open():
         return False
     try:
-        pipe = connection().pipeline(transaction=False)
+        client, num_bytes = connection(), 0
+        pipe = client.pipeline(transaction=False)
         for topic, event, data in messages:
-            pipe.xadd(
-                STREAM,
-                {"t": topic, "e": event, "d": json.dumps(data, separators=(",", ":"))},
-                maxlen=MAX_ENTRIES,
-                approximate=True,
-            )
+            text = json.dumps(data, separators=(",", ":"))
+            num_bytes += len(text)
+            entry = {"t": topic, "e": event, "d": text}
+            pipe.xadd(STREAM, entry, maxlen=MAX_ENTRIES, approximate=True)
         pipe.execute()
+        _byte_limit.add(client, num_bytes)
     except (redis.RedisError, OSError) as error:
         _breaker.trip()
         log.debug("live messages dropped", cause=str(error))
@@ -170,7 +194,9 @@ def page_or_regions(
 
 
 RING_SECONDS = 60.0
+RING_BYTES = 32 * 1024**2  # of the frames that a process keeps for viewers who come back
 MAX_WAITING = 64
+MAX_WAITING_BYTES = 1024**2
 BLOCK_MS = 5000
 COUNT = 1000
 RETRY_SECONDS = 1.0
@@ -214,13 +240,16 @@ class Viewer:
         self.topics = frozenset(topics)
         self.is_closing = False
         self._waiting: list[bytes] = []
+        self._num_bytes = 0
         self._news = asyncio.Event()
 
     def put(self, data: bytes) -> None:
         """Queue a frame; replace a full queue by a resync event."""
-        if len(self._waiting) >= MAX_WAITING:
-            self._waiting = [RESYNC]
+        is_full = self._num_bytes + len(data) > MAX_WAITING_BYTES and self._waiting
+        if is_full or len(self._waiting) >= MAX_WAITING:
+            self._waiting, self._num_bytes = [RESYNC], len(RESYNC)
         self._waiting.append(data)
+        self._num_bytes += len(data)
         self._news.set()
 
     def close(self) -> None:
@@ -234,7 +263,7 @@ class Viewer:
 
     def take(self) -> bytes:
         """Return and clear all queued frames as one piece."""
-        data, self._waiting = b"".join(self._waiting), []
+        data, self._waiting, self._num_bytes = b"".join(self._waiting), [], 0
         self._news.clear()
         return data
 
@@ -247,6 +276,7 @@ class Hub:
         self._url = url
         self._clock = clock
         self._ring: deque[Frame] = deque()
+        self._ring_bytes = 0
         self._last: StreamId | None = None
         self._floor: StreamId | None = None  # the ring has every frame after it
         self.is_reading = asyncio.Event()  # set once the end of the stream is known
@@ -333,13 +363,18 @@ class Hub:
             return
         data = frame_bytes(entry_id, fields.get("e", "message"), fields.get("d", "{}"))
         self._ring.append(Frame(number, topic, data, self._clock()))
+        self._ring_bytes += len(data)
         for viewer in self.viewers:
             if topic in viewer.topics:
                 viewer.put(data)
 
     def _drop_old(self) -> None:
-        while self._ring and self._clock() - self._ring[0].at > RING_SECONDS:
-            self._floor = self._ring.popleft().id
+        while self._ring and (
+            self._ring_bytes > RING_BYTES or self._clock() - self._ring[0].at > RING_SECONDS
+        ):
+            frame = self._ring.popleft()
+            self._floor = frame.id
+            self._ring_bytes -= len(frame.data)
 
     def _mark_stale(self, error: Exception) -> None:
         if self._is_stale:

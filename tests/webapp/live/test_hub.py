@@ -262,6 +262,30 @@ def test_a_frame_is_kept_for_the_whole_of_its_minute(hub, clock):
     assert (kept, resumed(hub, "0-0")) == (frame, RESYNC)
 
 
+def test_frames_are_kept_up_to_a_number_of_bytes_and_no_longer(hub, monkeypatch):
+    first, *later = [hand_out(hub, number) for number in (1, 2, 3)]
+    monkeypatch.setattr(hub_module, "RING_BYTES", len(b"".join(later)))
+    hub._drop_old()
+    assert resumed(hub, "0-0") == RESYNC
+    assert resumed(hub, "1-0") == b"".join(later)
+    hand_out(hub, 4)
+    hub._drop_old()
+    assert resumed(hub, "1-0") == RESYNC, first
+
+
+def test_what_waits_for_a_viewer_is_bounded_in_bytes(monkeypatch):
+    monkeypatch.setattr(hub_module, "MAX_WAITING_BYTES", 100)
+    viewer = Viewer(1, ("jobs:1",))
+    for data in (b"a" * 60, b"b" * 40):
+        viewer.put(data)
+    assert len(viewer.take()) == 100
+    viewer.put(b"c" * 500)  # one that is longer by itself is still sent
+    assert viewer.take() == b"c" * 500
+    for data in (b"d" * 60, b"e" * 41):
+        viewer.put(data)
+    assert viewer.take() == RESYNC + b"e" * 41
+
+
 def test_who_saw_the_last_forgotten_frame_has_missed_nothing(hub, clock):
     hand_out(hub, 1)
     clock.now = RING_SECONDS + 1

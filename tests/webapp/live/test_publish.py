@@ -45,6 +45,21 @@ def test_a_message_stands_in_the_stream(redis_client):
     assert published(redis_client) == [("job:1", "job.state", {"state": "running"})]
 
 
+def test_the_stream_is_bounded_in_bytes_and_keeps_the_newest(redis_client, monkeypatch):
+    monkeypatch.setattr(publish_module, "MAX_BYTES", 1024**2)
+    monkeypatch.setattr(publish_module, "CHECK_BYTES", 60 * 1024)
+    assert publish_module.publish_all(
+        ("job:1", "job.log", {"n": n, "text": "x" * (10 if n < 100 else 60 * 1024)})
+        for n in range(140)
+    )
+    for n in range(140, 150):
+        assert publish("job:1", "job.log", {"n": n, "text": "x" * 60 * 1024})
+    assert redis_client.memory_usage(STREAM, samples=0) <= 1024**2 + 64 * 1024
+    kept = [data["n"] for _, _, data in published(redis_client)]
+    assert len(kept) > 5
+    assert kept == [*range(150 - len(kept), 150)]
+
+
 def test_without_redis_it_says_no_and_does_not_ask_again_at_once(settings, tmp_path, monkeypatch):
     settings.REDIS_URL = f"unix://{tmp_path}/nobody.sock"
     assert not publish("job:1", "job.state", {})
