@@ -11,6 +11,7 @@ import structlog
 from django.contrib.auth.models import AnonymousUser, User
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q
+from django.db.models.fields.json import KT
 from pydantic import Field, ValidationError
 
 from planner.catalog.devices import (
@@ -44,7 +45,7 @@ from webapp.hosts.services import Contact, contact_of, free_slug
 # GPUs are the same if their uuids are equal. Processors are the same if their hosts report the
 # same machine id and their agents run as different Unix users: hosts that one user starts on one
 # machine are meant to run in parallel, as in a trial. An operator can mark two hosts as different
-# machines.
+# machines. Device ids are ULIDs: the lower one was reported first.
 
 
 UNREAD = ("host__facts", "host__microbench", "host__calibration", "host__checks", "host__planned")
@@ -83,6 +84,29 @@ def _same_devices(hardware: Collection[str]) -> Twins:
         for own in alike
     }
     return {pk: twins for pk, twins in by_device.items() if twins}
+
+
+def holders_among(twins: Twins) -> Twins:
+    """Return the twins whose jobs keep a device from its own host's jobs.
+
+    A host of another team could claim the uuid of a GPU that it does not have. Unless both report
+    the same machine id, the host that reported the GPU first never waits for the later one.
+    """
+    devices = {device.pk: device for others in twins.values() for device in others}
+    hosts = {device.host_id for device in devices.values()}
+    machines = dict(Host.objects.filter(pk__in=hosts).values_list("pk", KT("facts__machine_id")))
+    return {
+        pk: [other for other in others if not _is_later_claim(other, devices[pk], machines)]
+        for pk, others in twins.items()
+    }
+
+
+def _is_later_claim(other: Device, own: Device, machines: Mapping[str, str | None]) -> bool:
+    """Return whether another team's device claims a GPU that this one had reported before."""
+    if other.kind != "gpu" or other.host.team_id == own.host.team_id or other.pk < own.pk:
+        return False
+    machine = machines.get(own.host_id)
+    return not machine or machine != machines.get(other.host_id)
 
 
 def is_same(one: Device, other: Device) -> bool:
@@ -172,7 +196,8 @@ def _reasons(host: Host, other: Host) -> Iterator[str]:
     gpus = [own[d.hardware] for d in other.devices.all() if d.hardware in own and d.kind == "gpu"]
     if gpus:
         named = ", ".join(str(d.index) for d in sorted(gpus, key=lambda d: d.index))
-        yield f"it has the same GPU {named}: one job at a time uses the GPU, over all teams"
+        twin = next(d for d in other.devices.all() if d.hardware == gpus[0].hardware)
+        yield f"it has the same GPU {named}: {_order_of_use(gpus[0], twin)}"
     if host.facts.get("machine_id") != other.facts.get("machine_id"):
         return
     users = [each.facts.get("user_id") for each in (host, other)]
@@ -184,6 +209,22 @@ def _reasons(host: Host, other: Host) -> Iterator[str]:
         yield f"its agent runs as user {users[1]}, this one's as {users[0]}: one job at a time"
     if host.boot_id and other.boot_id and host.boot_id != other.boot_id:
         yield "they name different boots, as copies of one disk image do"
+
+
+def _order_of_use(own: Device, other: Device) -> str:
+    """Return which jobs wait for which, of two hosts that report the same GPU."""
+    machines = {each.host_id: each.host.facts.get("machine_id") for each in (own, other)}
+    if _is_later_claim(other, own, machines):
+        return (
+            "this host reported it first, and the other one names another machine or none, so "
+            "that jobs here do not wait for jobs there"
+        )
+    if _is_later_claim(own, other, machines):
+        return (
+            "the other host reported it first, and both do not name the same machine, so that "
+            "jobs here wait for jobs there, but not the other way round"
+        )
+    return "one job at a time uses the GPU, over all teams"
 
 
 # Operators' statements

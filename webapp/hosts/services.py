@@ -13,6 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import transaction
+from django.db.models import F
 from django.utils.text import slugify
 
 from runners.shared.messages import (
@@ -109,6 +110,7 @@ class ContactSweep:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._watch = ClockWatch(clock)
+        self._is_first = True
         self._last_at = clock()
         self._paused_until = clock() + PAUSE_SECONDS
 
@@ -119,7 +121,10 @@ class ContactSweep:
         if jump or instant - self._last_at > LONGEST_GAP_SECONDS:
             self._paused_until = instant + PAUSE_SECONDS
         if jump < 0:
-            _bring_back()
+            _bring_back(jump)
+        if self._is_first:
+            _bound_tokens()
+            self._is_first = False
         self._last_at = instant
         is_paused = instant < self._paused_until
         enrolled = Host.objects.filter(kind__in=RUNS_JOBS).exclude(state=HostState.RETIRED)
@@ -134,10 +139,22 @@ class ContactSweep:
         )
 
 
-def _bring_back() -> int:
-    """Date heartbeats of the future now: a clock set back would have silent hosts look live."""
+def _bring_back(jump_seconds: float) -> None:
+    """Adapt stored times to a clock that was set back by ``jump_seconds`` < 0.
+
+    Heartbeats of the future would have silent hosts look live, and enrolment tokens would be
+    valid for longer than an hour.
+    """
     instant = now()
-    return Host.objects.filter(last_seen_at__gt=instant).update(last_seen_at=instant)
+    Host.objects.filter(last_seen_at__gt=instant).update(last_seen_at=instant)
+    expires_at = F("expires_at") + timedelta(seconds=jump_seconds)
+    EnrolmentToken.objects.filter(used_at=None).update(expires_at=expires_at)
+
+
+def _bound_tokens() -> None:
+    """End tokens within an hour from now: the clock may have been set back before the start."""
+    latest = now() + TOKEN_LIFETIME
+    EnrolmentToken.objects.filter(used_at=None, expires_at__gt=latest).update(expires_at=latest)
 
 
 def _announce(changes: Sequence[tuple[Host, Contact]]) -> list[Host]:

@@ -18,7 +18,7 @@ from django.db.models import (
 from django.db.models.functions import Coalesce, Greatest
 
 from webapp.core.clock import now
-from webapp.hosts.machines import Twins, is_over, twins_in, twins_of
+from webapp.hosts.machines import Twins, holders_among, is_over, twins_in, twins_of
 from webapp.hosts.models import RUNS_JOBS, Device, Host, HostState, Pool
 from webapp.hosts.services import Contact, contact_of
 from webapp.jobs import scheduler as values
@@ -128,7 +128,7 @@ class SharedDevices:
 
 def shared_in(pool: Pool, hosts: Mapping[str, Host]) -> SharedDevices:
     """Return the shared devices of a pool; ``hosts`` are the pool's, by id."""
-    twins = twins_in(pool)
+    twins = holders_among(twins_in(pool))
     owned = {pk: host for pk, host in _owners(twins).items() if host.pk in hosts}
     return SharedDevices(_held(twins, owned), _freed(twins)) if twins else SharedDevices()
 
@@ -137,7 +137,7 @@ def held_elsewhere(
     devices: Collection[Device], hosts: Mapping[str, Host]
 ) -> dict[str, RemoteHolder]:
     """Return the holders of devices through other hosts; ``hosts`` are the devices' own, by id."""
-    twins = twins_of(devices)
+    twins = holders_among(twins_of(devices))
     return _held(twins, {device.pk: hosts[device.host_id] for device in devices}) if twins else {}
 
 

@@ -4,11 +4,20 @@ from datetime import timedelta
 
 import pytest
 
+from runners.shared.messages import EnrollRequest
+from tests.webapp.conftest import make_facts
 from webapp.agents import dispatch
 from webapp.core.clock import now
+from webapp.core.problems import UnauthorizedProblem
 from webapp.hosts import services
 from webapp.hosts.models import Host
-from webapp.hosts.services import Contact, ContactSweep, contact_of
+from webapp.hosts.services import (
+    Contact,
+    ContactSweep,
+    contact_of,
+    host_enroll,
+    token_create,
+)
 from webapp.jobs.models import Job
 
 pytestmark = pytest.mark.django_db
@@ -77,3 +86,32 @@ def test_a_job_that_was_just_given_out_outlives_a_clock_that_is_set(job, clocks,
     clocks.set_by = 3600.0
     clocks.wait(5)
     assert deadline.step() == []
+
+
+def enrols(text: str) -> bool:
+    try:
+        host_enroll(EnrollRequest(token=text, facts=make_facts(), sent_at_ms=1))
+    except UnauthorizedProblem:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("seconds", [-3600.0, -600.0])
+def test_a_clock_that_is_set_back_gives_no_token_more_than_its_hour(
+    team, clocks, is_running, seconds
+):
+    tokens = [token_create(team=team, by=None, name=name)[1] for name in "ab"]
+    sweep = ContactSweep(clocks)
+    clocks.wait(5)
+    if is_running:
+        sweep.step()
+    clocks.set_by = seconds
+    clocks.wait(5)
+    if not is_running:  # the site starts after its clock was set
+        sweep = ContactSweep(clocks)
+    sweep.step()
+    clocks.wait(3585)
+    assert enrols(tokens[0])
+    clocks.wait(10 if is_running else 20)
+    assert not enrols(tokens[1])

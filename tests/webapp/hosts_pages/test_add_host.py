@@ -381,6 +381,21 @@ def test_gpus_that_both_see_are_named_and_other_gpus_let_both_run(olga, team):
     assert "has other GPUs, so that neither waits for the other" in page(olga, three)
 
 
+def test_a_gpu_that_another_team_claims_too_is_shown_with_who_waits_for_whom(
+    olga, team, other_team
+):
+    first = host_of(team, "first", gpus=[GPU])
+    other = host_of(other_team, "claims it", gpus=[GPU], machine_id="b" * 64)
+    shown = page(olga, first)
+    assert "claims it" not in shown
+    assert "jobs here do not wait for jobs there" in shown
+    assert "count as different machines" in say(olga, first, other)
+    Distinction.objects.all().delete()
+    host_of(other_team, "older", gpus=[GPU | {"uuid": "GPU-older"}], machine_id="b" * 64)
+    later = host_of(team, "later", gpus=[GPU | {"uuid": "GPU-older"}])
+    assert "jobs here wait for jobs there, but not the other way round" in page(olga, later)
+
+
 @pytest.fixture
 def waiting(ours, theirs, alice, charlie) -> Job:
     """Our job, which waits because theirs holds the machine."""

@@ -9,7 +9,7 @@ from django.db import connection, transaction
 
 from tests.webapp.conftest import EXIT_OK, batch_of, claim, make_beat, make_job
 from tests.webapp.jobs.undone import undone
-from tests.webapp.machines import GPU, host_of
+from tests.webapp.machines import GPU, MACHINE, host_of
 from webapp.agents.dispatch import allocate_all
 from webapp.agents.heartbeats import host_beat
 from webapp.agents.ingest import events_accept
@@ -72,6 +72,19 @@ def test_one_gpu_is_given_out_once_whoever_sees_it(team, other_team, alice, char
     first = job_submit(job=make_job(team, alice, ours), by="alice")
     second = job_submit(job=make_job(other_team, charlie, theirs), by="charlie")
     assert (first.state, second.state) == ("preflight", "queued")
+
+
+def test_a_gpu_that_another_team_claims_later_is_not_taken_from_the_first(
+    team, other_team, alice, charlie
+):
+    for machine_id, first_waits in [(None, False), ("b" * 64, False), (MACHINE, True)]:
+        with undone(machine_id):
+            ours = host_of(team, "ours", gpus=[GPU])
+            claiming = host_of(other_team, "claiming", gpus=[GPU], machine_id=machine_id)
+            claimed = job_submit(job=make_job(other_team, charlie, claiming), by="charlie")
+            job = job_submit(job=make_job(team, alice, ours), by="alice")
+            assert claimed.state == "preflight"
+            assert job.state == ("queued" if first_waits else "preflight")
 
 
 def test_another_gpu_of_the_same_machine_is_free(team, other_team, alice, charlie):
