@@ -88,8 +88,12 @@ def publish_all(messages: Iterable[tuple[str, str, Mapping[str, Any]]]) -> bool:
         for topic, event, data in messages:
             text = json.dumps(data, separators=(",", ":"))
             num_bytes += len(text)
-            entry = {"t": topic, "e": event, "d": text}
-            pipe.xadd(STREAM, entry, maxlen=MAX_ENTRIES, approximate=True)
+            pipe.xadd(
+                STREAM,
+                {"t": topic, "e": event, "d": text},
+                maxlen=MAX_ENTRIES,
+                approximate=True,
+            )
         pipe.execute()
         _byte_limit.add(client, num_bytes)
     except (redis.RedisError, OSError) as error:
