@@ -9,12 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+import kombu.transport.redis
 import redis
 import structlog
 from django.conf import settings
 from django.contrib.sessions.models import Session
 from django.db import transaction
 from django.db.models import F
+from redis.lock import Lock
 
 from runners.shared.messages import EpochShown
 from runners.shared.redis_address import key_prefix, shipper_user, with_user, worker_user
@@ -38,7 +40,7 @@ HOST_USER = re.compile(r"[hs]_[0-9A-Z]{26}")  # other users are never touched
 SETINFO_SINCE = (7, 2)  # older servers reject a rule that names "client|setinfo"
 NO_RIGHT = (
     "The user in REDIS_URL may not create users ({cause}), so hosts work over HTTPS alone. Give "
-    "it +acl and +client|kill, or leave REDIS_URL out for Slipway's own Redis."
+    "it +acl, +client|kill and +script|load, or leave REDIS_URL out for Slipway's own Redis."
 )
 BUSY = "BUSY"  # error of a Redis that runs a script for longer than five seconds
 SCANNED = 1000  # keys in one round trip
@@ -48,6 +50,13 @@ TOO_MUCH = (
     f"its keys in Redis are more than {MAX_KEYS:,} or hold more than "
     f"{MAX_KEYS_BYTES // 1024**2} MiB; they were deleted"
 )
+# What Celery's workers run in Redis: the release of a lock, and upkeep of their control queue. The
+# site loads these scripts; a worker may run what is loaded, and load nothing.
+WORKER_SCRIPTS = (
+    Lock.LUA_RELEASE_SCRIPT,
+    kombu.transport.redis.REFRESH_BINDING,  # type: ignore[attr-defined]  # newer than its stubs
+    kombu.transport.redis.SWEEP_BINDINGS,  # type: ignore[attr-defined]
+)
 # Each set was determined by running the client until ACL LOG showed no denial.
 SPEAK = ("-@all", "+ping", "+hello")
 QUEUE_WORKER = (
@@ -55,7 +64,7 @@ QUEUE_WORKER = (
     "+lpush", "+rpush", "+brpop", "+llen", "+hset", "+hget", "+hdel",
     "+zadd", "+zrem", "+zrange", "+zscore", "+zrangebyscore",
     "+sadd", "+srem", "+scard", "+smembers", "+set", "+get", "+del", "+exists", "+pexpire",
-    "+evalsha", "+eval", "+script|load", "+script|exists",
+    "+evalsha", "+script|exists",
     "+psubscribe", "+punsubscribe", "+subscribe", "+unsubscribe",
 )  # fmt: skip
 SHIPPER = (*SPEAK, "+multi", "+exec", "+xadd", "+xlen", "+hget")
@@ -105,6 +114,7 @@ def grant(host: Host) -> str:
     """
     try:
         admin = outages.connection()
+        _load(admin)
         _write(admin, users_of(host))
         _close_connections(admin, [user.name for user in users_of(host)])
         _save(admin)
@@ -135,6 +145,7 @@ def sync(*, rewrite: bool = False) -> int:
         RedisError: Redis is unavailable or rejects the command.
     """
     admin = outages.connection()
+    _load(admin)
     # Users in Redis, with the digests of their secrets.
     lines = [_text(line).split() for line in _execute(admin, "ACL", "LIST")]
     present = {words[1]: {word[1:] for word in words if word.startswith("#")} for words in lines}
@@ -152,6 +163,14 @@ def sync(*, rewrite: bool = False) -> int:
     if stale or due:
         _save(admin)
     return len(stale) + len(due)
+
+
+def load_scripts() -> None:
+    """Load the workers' scripts, which a restarted Redis lacks: until then, no worker starts."""
+    try:
+        _load(outages.connection())
+    except (redis.RedisError, OSError) as error:
+        log.debug("the workers' scripts are not loaded", cause=str(error))
 
 
 def keep() -> int:
@@ -172,7 +191,7 @@ def keep() -> int:
 
 
 def _kill_script() -> None:
-    """End a script that runs for seconds: workers of hosts may run scripts, for Celery's locks."""
+    """End a script that runs for seconds: an operator's own Redis may have other users."""
     with contextlib.suppress(redis.RedisError, OSError):
         _execute(outages.connection(), "SCRIPT", "KILL")
         log.warning("a script that held up Redis was ended")
@@ -252,6 +271,13 @@ def _write(admin: redis.Redis, users: Sequence[User]) -> None:
     pipe = admin.pipeline(transaction=False)
     for user in users:
         _execute(pipe, "ACL", "SETUSER", user.name, *user.rule(extra))
+    pipe.execute()
+
+
+def _load(admin: redis.Redis) -> None:
+    pipe = admin.pipeline(transaction=False)
+    for script in WORKER_SCRIPTS:
+        _execute(pipe, "SCRIPT", "LOAD", script)
     pipe.execute()
 
 

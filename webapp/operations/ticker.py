@@ -118,6 +118,7 @@ def all_duties() -> list[Duty]:
         Duty("metric chunks", 10.0, seal_due, METRICS),
         Duty("metric retention", 3600.0, prune_old, METRICS),
         Duty("redis users", 30.0, epoch.keep, UPKEEP),
+        Duty("redis scripts", 5.0, epoch.load_scripts),
         Duty("tokens", 600.0, expire_tokens),
         Duty("audit chain", 5.0, events_seal, UPKEEP),
         Duty("login tries", 600.0, tries_forget_old, UPKEEP),

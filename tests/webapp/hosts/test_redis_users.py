@@ -75,6 +75,19 @@ def test_enrolling_makes_two_users_of_one_secret_which_serve_its_own_keys(closed
     assert closed_redis.denials() == []
 
 
+def test_a_worker_runs_the_scripts_of_its_libraries_and_a_restarted_redis_gets_them_back(
+    closed_redis, ours
+):
+    client = closed_redis.worker(ours.id, ours.secret)
+    for _ in range(2):
+        lock = client.lock(f"host:{ours.id}:lock", timeout=5)
+        assert lock.acquire(blocking=False)
+        lock.release()
+        closed_redis.admin.script_flush()
+        epoch.load_scripts()
+    assert closed_redis.denials() == []
+
+
 # What a worker's user tries at another host's things ({0}), and at everybody's.
 WORKER_TRIES = {
     "read a key": ["GET", "host:{0}:name"],
@@ -87,6 +100,8 @@ WORKER_TRIES = {
     "write a hash": ["HSET", "host:{0}:ack", "a", "9"],
     "read in a script": ["EVAL", "return redis.call('get', 'host:{0}:name')", "0"],
     "write in a script": ["EVAL", "return redis.call('set', KEYS[1], 1)", "1", "host:{0}:name"],
+    "run a script of its own": ["EVAL", "return 1", "0"],
+    "load a script": ["SCRIPT", "LOAD", "return 1"],
     "write a stream": ["XADD", "host:{0}:events", "*", "a", "1"],
     "read a stream": ["XRANGE", "host:{0}:events", "-", "+"],
     "listen to its control": ["SUBSCRIBE", "host:{0}:/0.celery.pidbox"],
