@@ -10,7 +10,7 @@ FAULTS = (ROOT / "templates" / "docs" / "trust.md").read_text("utf-8")
 ROWS = [line for line in PAGE.splitlines() if line.startswith("| ") and "---" not in line]
 THREATS = [row for row in ROWS if not row.startswith("| Threat |")]
 FAILURES = (ROOT / "templates" / "docs" / "failures.md").read_text("utf-8")
-NAMED = sorted(set(re.findall(r"`(tests/[^`]+\.py::\w+)`", PAGE + FAILURES)))
+NAMED = sorted(set(re.findall(r"`(tests/[^`]+\.py::\w+)`", PAGE + FAILURES + FAULTS)))
 # Modules that open connections to addresses which somebody else chose.
 CALLERS = {
     *("httpx", "requests", "aiohttp", "urllib.request", "ftplib", "smtplib"),
