@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -58,7 +59,7 @@ def usage(prompt_tokens: int, output_tokens: int) -> Document:
     }
 
 
-class ResponseFormat:
+class ResponseFormat(ABC):
     """The response format of one API: documents, chunks and logprobs."""
 
     prefix = ""
@@ -105,16 +106,17 @@ class ResponseFormat:
         ending = {"logprobs": logprobs, "finish_reason": written.finish_reason}
         return {"index": index, **text, **ending}
 
+    @abstractmethod
     def _message(self, text: str) -> Document:
         """Return a whole text as this API has it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _delta(self, text: str) -> Document:
         """Return a text's next part as this API has it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Document:
-        raise NotImplementedError
+        """Return the log probabilities of tokens as this API has them."""
 
 
 class CompletionFormat(ResponseFormat):

@@ -1,6 +1,8 @@
 """The interface between the HTTP server and the engines, with limits on lengths; without torch."""
 
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
@@ -99,6 +101,42 @@ class Limits:
     max_length: int
     end_ids: frozenset[int]
     step_tokens: int = 512  # token budget of a step: prefill chunks and decoding tokens together
+
+
+class BoundedEngine(ABC):
+    """The capacity of an engine: how many answers it has, and whether it takes more."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.is_closed = False
+        self.changed = threading.Condition()
+
+    @property
+    @abstractmethod
+    def num_open(self) -> int:
+        """Return the number of answers that are running or queued."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no request is running or queued."""
+        return not self.num_open
+
+    def admit(self, answers: int) -> None:
+        """Check that the engine or its queue has room for a request.
+
+        Raises:
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
+        """
+        if self.is_closed:
+            raise EngineEndedError
+        if self.num_open + answers > self.limits.max_concurrency + self.limits.queue_limit:
+            raise QueueFullError
+
+    def wait_until_idle(self, timeout_seconds: float) -> bool:
+        """Wait until no request is running or queued; return whether that happened in time."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self.is_idle, timeout_seconds)
 
 
 class GenerationEngine(Protocol):

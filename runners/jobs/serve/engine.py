@@ -1,6 +1,5 @@
 """The serving engine: scheduling of requests."""
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,12 +12,11 @@ from transformers import PreTrainedModel
 from runners.jobs.adapters import NONE, MixedAdapters
 from runners.jobs.memory import release_free_memory
 from runners.jobs.serve.contract import (
+    BoundedEngine,
     Choice,
-    EngineEndedError,
     FinishReason,
     Limits,
     Pending,
-    QueueFullError,
     Sampling,
     StreamChunk,
 )
@@ -67,7 +65,7 @@ class AnswerSequence(Pending):
         return len(self.tokens) - len(self.prompt)
 
 
-class Engine:
+class Engine(BoundedEngine):
     """The serving engine: continuous batching of one model over a paged KV cache.
 
     One thread calls ``run``, which generates until ``close``. Other threads ``submit`` and
@@ -84,17 +82,15 @@ class Engine:
         adapters: MixedAdapters | None = None,
         decode: PaddedDecode | None = None,
     ) -> None:
+        super().__init__(limits)
         self.model = model
         self.adapters = adapters
         self.decode = decode  # None: every step runs eagerly
         self.cache = cache
-        self.limits = limits
         self.figures = figures
         self.running: list[AnswerSequence] = []
         self.step_began_at: float | None = None  # None: no step is running
         self._waiting: deque[AnswerSequence] = deque()
-        self._changed = threading.Condition()
-        self._is_closed = False
 
     # Callable from any thread
 
@@ -104,22 +100,9 @@ class Engine:
         return len(self._waiting)
 
     @property
-    def is_idle(self) -> bool:
-        """Return whether no request is running or queued."""
-        return not self.running and not self._waiting
-
-    def admit(self, answers: int) -> None:
-        """Check that there is room for a request.
-
-        Raises:
-            QueueFullError: the queue is full.
-            EngineEndedError: the engine has failed or was stopped.
-        """
-        if self._is_closed:
-            raise EngineEndedError
-        room = self.limits.max_concurrency - len(self.running) + self.limits.queue_limit
-        if len(self._waiting) + answers > room:
-            raise QueueFullError
+    def num_open(self) -> int:
+        """Return the number of answers that are running or queued."""
+        return len(self.running) + len(self._waiting)
 
     def submit(self, sequences: Sequence[AnswerSequence]) -> None:
         """Queue the answers of one request.
@@ -128,28 +111,23 @@ class Engine:
             QueueFullError: the queue is full.
             EngineEndedError: the engine has failed or was stopped.
         """
-        with self._changed:
+        with self.changed:
             self.admit(len(sequences))
             self._waiting.extend(sequences)
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def cancel(self, sequences: Sequence[Pending]) -> None:
         """Cancel answers of disconnected clients; their pages are free after the current step."""
-        with self._changed:
+        with self.changed:
             for each in sequences:
                 each.is_cancelled = True
-            self._changed.notify_all()
-
-    def wait_until_idle(self, timeout_seconds: float) -> bool:
-        """Wait until no request is running or queued; return whether that happened in time."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.is_idle, timeout_seconds)
+            self.changed.notify_all()
 
     def close(self) -> None:
         """Stop the loop; unfinished answers end with an error."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        with self.changed:
+            self.is_closed = True
+            self.changed.notify_all()
 
     # The engine loop
 
@@ -165,15 +143,15 @@ class Engine:
 
     def _wait(self) -> bool:
         """Wait for work, at most ``WAIT_SECONDS``; return whether the engine is still open."""
-        with self._changed:
-            if self.is_idle and not self._is_closed:
+        with self.changed:
+            if self.is_idle and not self.is_closed:
                 self._record_step(0.0, 0)
-                self._changed.notify_all()
-                self._changed.wait(WAIT_SECONDS)
-            return not self._is_closed
+                self.changed.notify_all()
+                self.changed.wait(WAIT_SECONDS)
+            return not self.is_closed
 
     def _step(self) -> None:
-        with self._changed:
+        with self.changed:
             self._drop_cancelled()
             self._admit()
             scheduled = self._schedule()

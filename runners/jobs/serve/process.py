@@ -11,12 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Protocol
 
-from runners.jobs.serve.contract import (
-    EngineEndedError,
-    EngineProcessError,
-    Limits,
-    QueueFullError,
-)
+from runners.jobs.serve.contract import BoundedEngine, EngineProcessError, Limits
 from runners.supervision.child import start_text_process
 
 LAST_LINES = 20
@@ -138,7 +133,7 @@ def _memory(pid: int) -> int:
     return 0
 
 
-# The base of engines that run in processes of their own: waiting, closing and failure.
+# The base of engines that run in processes of their own: closing and failure.
 
 
 class EngineLife(Protocol):
@@ -155,41 +150,12 @@ class EngineLife(Protocol):
         """Kill it at once, with every process it started."""
 
 
-class ProcessEngine:
+class ProcessEngine(BoundedEngine):
     """One life of an engine in its own process."""
 
     def __init__(self, process: EngineLife, limits: Limits) -> None:
-        self.limits = limits
-        self.is_closed = False
-        self.changed = threading.Condition()
+        super().__init__(limits)
         self._life = process
-
-    @property
-    def num_open(self) -> int:
-        """Return the number of answers that are running or queued."""
-        raise NotImplementedError
-
-    @property
-    def is_idle(self) -> bool:
-        """Return whether no request is running or queued."""
-        return not self.num_open
-
-    def admit(self, answers: int) -> None:
-        """Check that the engine or its queue has room for a request.
-
-        Raises:
-            QueueFullError: the queue is full.
-            EngineEndedError: the engine has failed or was stopped.
-        """
-        if self.is_closed:
-            raise EngineEndedError
-        if self.num_open + answers > self.limits.max_concurrency + self.limits.queue_limit:
-            raise QueueFullError
-
-    def wait_until_idle(self, timeout_seconds: float) -> bool:
-        """Wait until no request is running or queued; return whether that happened in time."""
-        with self.changed:
-            return self.changed.wait_for(lambda: self.is_idle, timeout_seconds)
 
     def close(self) -> None:
         """Kill the engine; unfinished answers end with an error."""

@@ -2,14 +2,24 @@
 
 import asyncio
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import httpx
 import pytest
 
-from runners.jobs.serve.contract import Limits, Pending, StreamChunk
+from runners.jobs.serve.answers import ResponseFormat
+from runners.jobs.serve.contract import (
+    BoundedEngine,
+    EngineEndedError,
+    Limits,
+    Pending,
+    QueueFullError,
+    StreamChunk,
+)
 from runners.jobs.serve.openai_requests import RequestError, parse_chat, parse_completion
 from runners.jobs.serve.openai_server import ErrorLog, OpenAIServer, ServiceState
+from runners.jobs.serve.process import ProcessEngine
 from runners.jobs.serve.relayed.relay import parse_request
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import key_hash
@@ -19,6 +29,27 @@ CHAT, MODELS = "/v1/chat/completions", "/v1/models"
 OWN = "slipway"
 ASKED = {"model": "model", "messages": [{"role": "user", "content": "hi"}]}
 NULLS = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "tool_calls"))
+
+
+class OpenAnswers(BoundedEngine):
+    """An engine that has so many answers."""
+
+    num_open = 0
+
+
+def test_an_engine_takes_answers_up_to_its_limits_and_none_once_it_is_closed():
+    engine = OpenAnswers(Limits(2, 3, 64, frozenset()))
+    assert engine.is_idle
+    for count, answers, is_taken in [(0, 5, True), (0, 6, False), (4, 1, True), (5, 1, False)]:
+        engine.num_open = count
+        with nullcontext() if is_taken else pytest.raises(QueueFullError):
+            engine.admit(answers)
+    engine.is_closed = True
+    with pytest.raises(EngineEndedError):
+        engine.admit(0)
+    for kind in (BoundedEngine, ProcessEngine, ResponseFormat):  # they lack what is of each kind
+        with pytest.raises(TypeError, match="abstract"):
+            kind()
 
 
 class Echo:
