@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from runners.jobspec.base import IpAddress, Port
+from runners.shared.environment import creation_error
 from runners.shared.facts import SlurmConfig
 from runners.shared.redis_address import shipper_user, with_user, worker_user
 
@@ -112,10 +113,8 @@ class HostDir:
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
-                raise HostConfigError(
-                    f"{folder} cannot be created: {error.strerror}. Correct its owner, or name "
-                    "another folder with --dir"
-                ) from None
+                remedy = "name another folder with --dir"
+                raise HostConfigError(creation_error(folder, error, remedy)) from None
         if self.is_open():  # it existed before
             with contextlib.suppress(
                 PermissionError

@@ -70,3 +70,11 @@ def escape_unknown_characters() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             cast("Any", stream).reconfigure(errors="backslashreplace")
+
+
+def creation_error(folder: Path, error: OSError, remedy: str) -> str:
+    """Return why a folder of Slipway cannot be created, and what to do about it."""
+    return (
+        f"{folder} cannot be created: {error.strerror}. Correct the owner of the folder above it, "
+        f"or {remedy}."
+    )

@@ -46,7 +46,11 @@ def test_a_host_folder_that_cannot_be_is_named(tmp_path, monkeypatch):
     with pytest.raises(HostConfigError, match=r"HOME is not set.*--dir"):
         HostDir(DEFAULT_HOST_DIR)
     (tmp_path / "file").touch()
-    with pytest.raises(HostConfigError, match="file/host cannot be created: Not a directory"):
+    sentence = (
+        "file/host cannot be created: Not a directory. Correct the owner of the folder above it, "
+        "or name another folder with --dir."
+    )
+    with pytest.raises(HostConfigError, match=sentence):
         HostDir(tmp_path / "file" / "host").make()
 
 

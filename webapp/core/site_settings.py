@@ -23,6 +23,7 @@ from runners.shared.addresses import (
     networks,
     web_address,
 )
+from runners.shared.environment import creation_error
 from runners.shared.redis_address import RedisAddressError, UnsafeAddressError, checked
 from runners.shared.timing import VARIABLE as SCALE_VARIABLE
 from runners.shared.timing import scale_of
@@ -79,10 +80,8 @@ def data_folder(variables: Mapping[str, str], default: Path) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise DataFolderError(
-            f"The data folder {folder} cannot be created: {error.strerror}. Correct the owner of "
-            "the folder above it, or set SLIPWAY_DATA_DIR to another folder."
-        ) from None
+        remedy = "set SLIPWAY_DATA_DIR to another folder"
+        raise DataFolderError(creation_error(folder, error, remedy)) from None
     return folder
 
 
