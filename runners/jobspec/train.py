@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
@@ -221,6 +221,11 @@ class LayoutOptions(BaseModel):
         return self.world_size != self.data_parallel_size or self.expert_parallel_size > 1
 
     @property
+    def is_undivided(self) -> bool:
+        """Return whether no layers, sequences or experts are divided; ZeRO may shard states."""
+        return not self.divides_the_model
+
+    @property
     def is_pipeline_alone(self) -> bool:
         """Return whether the layout is a pipeline only, with one stage per rank."""
         return self.world_size == self.pipeline_parallel_size == self.num_stages > 1
@@ -313,6 +318,70 @@ def _exchanges(layout: LayoutOptions) -> Iterator[str]:
             f"synchronization_interval_steps is {interval}: weights are exchanged and no "
             f"gradients that {method} could compress; leave gradient_compression out"
         )
+
+
+# The layouts that an option of a training allows, for the check of a job spec and for planning.
+
+
+class LayoutLimit(NamedTuple):
+    """What the trainer's layout must be, as a property of ``LayoutOptions``, and the words."""
+
+    property_name: Literal["is_unsharded", "is_undivided"]
+    sentence: str
+
+    def allows(self, layout: LayoutOptions) -> bool:
+        """Return whether a layout is within the limit."""
+        return bool(getattr(layout, self.property_name))
+
+
+UNSHARDED = LayoutLimit(
+    "is_unsharded",
+    "requires plain data parallelism, with an unsharded model on every rank; leave it or the "
+    "other parallel sizes out",
+)
+UNDIVIDED = LayoutLimit(
+    "is_undivided",
+    "does not go with a layout that divides layers, sequences or experts; leave it or these sizes "
+    "out",
+)
+
+
+class LayoutRule(NamedTuple):
+    """The limit of an option, unless it has one of the ``free`` values."""
+
+    limit: LayoutLimit
+    free: tuple[object, ...]
+
+
+LAYOUT_RULES: Mapping[str, LayoutRule] = {
+    "activation_offload": LayoutRule(UNSHARDED, ("none",)),
+    "optimizer": LayoutRule(UNSHARDED, ("adamw",)),
+    "optimizer_offload": LayoutRule(UNSHARDED, ("none",)),
+    "quantized": LayoutRule(UNSHARDED, (None,)),
+    "lora": LayoutRule(UNSHARDED, (None,)),
+    "compiled": LayoutRule(UNSHARDED, (False,)),
+    "compute_dtype": LayoutRule(UNDIVIDED, ("fp32", "bf16", "fp16")),
+    "attention": LayoutRule(UNDIVIDED, ("auto", "flash", "eager")),
+    "objective": LayoutRule(UNDIVIDED, ("next_token",)),
+}
+
+
+def layout_limits(options: Mapping[str, object]) -> dict[str, LayoutLimit]:
+    """Return the limits that options of a training set to its layout, by option."""
+    return {
+        name: rule.limit
+        for name, rule in LAYOUT_RULES.items()
+        if name in options and options[name] not in rule.free
+    }
+
+
+def layout_conflicts(options: Mapping[str, object], layout: LayoutOptions) -> Iterator[str]:
+    """Yield a sentence for each option of a training that does not allow a layout."""
+    for name, limit in layout_limits(options).items():
+        if not limit.allows(layout):
+            value = getattr(options[name], "method", options[name])
+            shown = f" {value}" if isinstance(value, str) else ""
+            yield f"{name}{shown} {limit.sentence}"
 
 
 CheckpointWriting = Literal["auto", "background", "in_step"]
@@ -410,14 +479,12 @@ class TrainSpec(TrainingMemory):
 
     @model_validator(mode="after")
     def _can_be_compiled(self) -> Self:
-        layout = self.layout
         hindrances = {
             f"activation_offload {self.activation_offload}": self.activation_offload != "none",
             "activation_recomputation selective": self.activation_recomputation == "selective",
             "optimizer qft": self.optimizer == "qft",
             "quantized": self.quantized is not None,
             "length_schedule": self.length_schedule is not None,
-            "a layout that divides the model": layout is not None and not layout.is_unsharded,
         }
         if self.compiled:
             _refuse(hindrances, "compiled layers do not go", "leave compiled out, or these")
@@ -425,13 +492,10 @@ class TrainSpec(TrainingMemory):
 
     @model_validator(mode="after")
     def _products_can_be_narrow(self) -> Self:
-        layout = self.layout
         hindrances = {
             "lora": self.lora is not None,
             "quantized": self.quantized is not None,
             "optimizer qft": self.optimizer == "qft",
-            "a layout that divides layers, sequences or experts": layout is not None
-            and layout.divides_the_model,
         }
         if self.compute_dtype == "fp8":
             _refuse(hindrances, "compute_dtype fp8 does not go", "choose bf16, or leave these out")
@@ -439,10 +503,7 @@ class TrainSpec(TrainingMemory):
 
     @model_validator(mode="after")
     def _attends_by_blocks(self) -> Self:
-        layout = self.layout
         hindrances = {
-            "a layout that divides layers, sequences or experts": layout is not None
-            and layout.divides_the_model,
             "compiled": self.compiled,
             "activation_recomputation selective": self.activation_recomputation == "selective",
             "objective classification": self.objective == "classification",
@@ -467,16 +528,8 @@ class TrainSpec(TrainingMemory):
                 "stop, a pipeline of one stage a rank, or leave the layout out"
             )
             raise ValueError(msg)
-        self._check_offload(layout)
-        if self.activation_offload != "none" and not layout.is_unsharded:
-            msg = (
-                f"activation_offload is {self.activation_offload}, which goes with whole copies "
-                "of the model; leave it or the other parallel sizes out"
-            )
-            raise ValueError(msg)
-        if self.lora is not None and not layout.is_unsharded:
-            msg = "lora requires an unsharded model on every rank; leave other parallel sizes out"
-            raise ValueError(msg)
+        for why in layout_conflicts(dict(self), layout):
+            raise ValueError(why)
         if self.gradient_accumulation_steps % layout.data_parallel_size:
             msg = (
                 f"gradient_accumulation_steps is {self.gradient_accumulation_steps}, which "
@@ -485,21 +538,6 @@ class TrainSpec(TrainingMemory):
             )
             raise ValueError(msg)
         return self
-
-    def _check_offload(self, layout: LayoutOptions) -> None:
-        if layout.is_unsharded:
-            return
-        constraints = {
-            "optimizer": (self.optimizer, "adamw"),
-            "optimizer_offload": (self.optimizer_offload, "none"),
-            "quantized": (self.quantized and self.quantized.method, None),
-        }
-        for name, (value, usual) in constraints.items():
-            if value != usual:
-                raise ValueError(
-                    f"{name} {value} requires plain data parallelism, with an unsharded model on "
-                    "every rank; leave it or the other parallel sizes out"
-                )
 
     def _check_integers(self) -> None:
         if self.optimizer == "qft" and (self.lora or self.quantized):
@@ -538,9 +576,3 @@ def _against_classification(spec: TrainSpec) -> Iterator[str]:
             yield f"and {name} is for models that predict text; leave it out"
     if isinstance(spec.data, MixedData):
         yield "and its classes come from one file; leave the other sources out"
-    layout = spec.layout
-    if layout and layout.world_size > layout.data_parallel_size:
-        yield (
-            f"whose ranks hold copies or ZeRO's shards, and the layout divides {layout.world_size}"
-            f" ranks into {layout.data_parallel_size} copies; leave the other parallel sizes at 1"
-        )

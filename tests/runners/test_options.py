@@ -80,11 +80,11 @@ def test_a_training_refuses_what_its_layout_does_not_run():
                 "model": FolderModel(path="m"),
                 "lora": LoraOptions(),
             },
-            "lora requires an unsharded model",
+            "lora requires plain data parallelism, with an unsharded model",
         ),
         (
             {"layout": LayoutOptions(**TENSOR), "activation_offload": "disk"},
-            "activation_offload is disk",
+            "activation_offload disk requires plain data parallelism",
         ),
     ]:
         with pytest.raises(ValidationError, match=why):

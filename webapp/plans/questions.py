@@ -21,6 +21,7 @@ from planner.specs.workload import (
     TrainWorkload,
     Workload,
 )
+from runners.jobspec.train import UNSHARDED, LayoutOptions, layout_conflicts, layout_limits
 from webapp.core.display import quantity
 from webapp.core.problems import Problem
 from webapp.hosts.machines import cluster_for_host
@@ -28,7 +29,7 @@ from webapp.hosts.models import RUNS_JOBS, Host, Pool
 from webapp.modelhub.models import TeamModel, catalog_shape, demo_config, shape_of
 from webapp.plans.draft import PlanDraft
 from webapp.plans.drafting import CODED_METHODS, PRUNING_METHODS, bits_of
-from webapp.plans.explanation import DraftProblem, refuse_incomplete
+from webapp.plans.explanation import FIELD_WORDS, DraftProblem, refuse_incomplete
 from webapp.plans.models import Plan
 from webapp.plans.serving import chosen_engine
 from webapp.plans.sharing import (
@@ -38,7 +39,7 @@ from webapp.plans.sharing import (
     pool_of,
     shared_processor,
 )
-from webapp.plans.training import CLASSIFICATION, stages_of
+from webapp.plans.training import CLASSIFICATION, WAYS, chosen_options, stages_of
 
 # ---------------------------------------------------------------------------
 # Latency targets of a plan, evaluated at the chosen percentile.
@@ -226,6 +227,7 @@ CATALOG_ENGINES = {"serve": "vllm", "generate": "vllm"}
 OTHER_ENGINE = "llama_cpp"
 ALTERNATIVES = 6
 GIB = 2**30
+UNPLANNED = ("quantized", "compiled", "activation_offload", "compute_dtype")
 UNDIVIDED = {f"{axis}_parallel_size": 1 for axis in ("tensor", "pipeline", "context", "expert")}
 PLANNER_PLACES = {"cpu": "cpu", "disk": "nvme"}  # of the optimiser's states, wizard -> planner
 SOURCE_DTYPE = "bf16"  # dtype in which a compression job loads the original
@@ -272,7 +274,7 @@ def question_of(plan: Plan) -> Question:
             engine=chosen_engine(draft) or _usual_engine(goal, cluster, model, on_host=runs_jobs),
             objective=draft["goal"]["objective"],
             constraints={**_constraints(draft["hardware"]), **target_limits(draft)},
-            pins=_pins(draft, is_pool=shared is not None),
+            pins=_pins(draft, is_pool=shared is not None, is_on_host=runs_jobs),
             top=ALTERNATIVES,
             host_calibration=_calibration(host, plan),
         )
@@ -427,7 +429,12 @@ def _compress(values: dict[str, Any]) -> CompressWorkload:
     return CompressWorkload(method=method, bits=bits, group_size=values["group_size"])
 
 
-def _pins(draft: PlanDraft, *, is_pool: bool) -> Strategy:
+def _pins(draft: PlanDraft, *, is_pool: bool, is_on_host: bool) -> Strategy:
+    """Return the fixed parts of the strategy: a person's own, and those that options leave.
+
+    Raises:
+        DraftProblem: Slipway's trainer does not run the person's own with the options.
+    """
     pins = {
         name: value
         for name, value in draft["pins"].items()
@@ -445,7 +452,10 @@ def _pins(draft: PlanDraft, *, is_pool: bool) -> Strategy:
         pins = {"compute_dtype": "fp8", **pins}
     if offload := _training_offload(values):
         pins = {"offload": offload, **pins}
-    pins = {**_layout_of_options(values), **pins}
+    options = chosen_options(goal, values) if goal in TRAININGS else {}
+    if is_on_host:
+        _refuse_contradiction(Strategy(**pins), options)
+    pins = {**_layout_of_options(options), **pins}
     if is_pool and goal in TRAININGS:
         pins = {**WHOLE_COPIES.model_dump(exclude_none=True), **pins}
     if goal == "compress":
@@ -453,15 +463,25 @@ def _pins(draft: PlanDraft, *, is_pool: bool) -> Strategy:
     return Strategy(**pins)
 
 
-def _layout_of_options(values: Mapping[str, Any]) -> dict[str, int]:
-    """Return the parallel sizes that a training's options leave (``runners/jobspec/train.py``)."""
-    if (
-        values.get("rounding") in {"4", "8"}
-        or values.get("training_step") == "compiled"
-        or values.get("activation_offload") == "disk"
-    ):
+def _refuse_contradiction(pins: Strategy, options: Mapping[str, Any]) -> None:
+    sizes = {name: value for name in WAYS if (value := getattr(pins, name))}
+    layout = LayoutOptions.model_construct(**sizes)
+    for why in layout_conflicts(options, layout):
+        fixed = ", ".join(f"{FIELD_WORDS.get(name, name)} {each}" for name, each in sizes.items())
+        raise DraftProblem(
+            f"The trainer does not run what is fixed on the step “Hardware” ({fixed}) with the "
+            f"options of the training: {why}.",
+            next(iter(sizes)),
+            is_refused=True,
+        )
+
+
+def _layout_of_options(options: Mapping[str, Any]) -> dict[str, int]:
+    """Return the parallel sizes that those options leave which the planner does not know."""
+    limits = layout_limits({name: options[name] for name in UNPLANNED if name in options})
+    if UNSHARDED in limits.values():
         return {**UNDIVIDED, "zero_stage": 0}
-    return UNDIVIDED if values.get("products") == "fp8" else {}
+    return UNDIVIDED if limits else {}
 
 
 def recomputations_of(draft: PlanDraft) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Convert the training goals to a job spec: data, method, batches, layout, duration."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -222,10 +223,10 @@ def train_spec(
     is_classifier = goal == "finetune" and values["method"] == CLASSIFICATION
     check_encoder(shape, is_classifier=is_classifier)
     if is_classifier:
-        fields = {"model": model, **_train_fields(values, best)}
+        fields = {"model": model, **_train_fields(goal, values, best)}
         is_fresh = isinstance(model, RandomModel)
         rate = FRESH_ENCODER_RATE if is_fresh else TRAINED_ENCODER_RATE
-        fields |= {"objective": CLASSIFICATION, "learning_rate": rate}
+        fields["learning_rate"] = rate
         fields["layout"] = layout_of(best.strategy)
         return _validated(fields)
     if goal == "finetune":
@@ -242,12 +243,7 @@ def train_spec(
             "goal “Fine-tune” with a model on the host.",
             "source",
         )
-    fields = {"model": model, **_train_fields(values, best)}
-    if goal == "finetune" and values["method"] in ADAPTER_BASES:
-        rank, base = values["lora_rank"], ADAPTER_BASES[values["method"]]
-        fields["lora"] = LoraOptions(rank=rank, alpha=ALPHA_PER_RANK * rank, base_dtype=base)
-    if goal == "finetune" and values["method"] in OPTIMIZER_METHODS:
-        fields |= _optimizer_fields(values["method"])
+    fields = {"model": model, **_train_fields(goal, values, best)}
     fields["layout"] = layout_of(best.strategy, best.memory.per_stage_layers)
     return _validated(fields)
 
@@ -284,7 +280,7 @@ def _validated(fields: dict[str, Any]) -> TrainSpec:
         raise DraftProblem(message, field) from error
 
 
-def _quantized_training(values: dict[str, Any]) -> QuantizedTraining | None:
+def _quantized_training(values: Mapping[str, Any]) -> QuantizedTraining | None:
     """Return the quantisation of a training: trained scales, or rounded weights."""
     if values.get("method") == "alphatuning":
         return QuantizedTraining(method="alphatuning")
@@ -308,15 +304,38 @@ def _optimizer_fields(optimizer: str) -> dict[str, Any]:
     return {"optimizer": optimizer} | ({"learning_rate": rate} if rate else {})
 
 
-def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, Any]:
+def chosen_options(goal: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those fields of a training's spec by which a draft may limit the layout.
+
+    They do not depend on the plan (``runners.jobspec.train.LAYOUT_RULES``).
+    """
+    method = values.get("method") if goal == "finetune" else None
+    # An answer of an earlier release, or one with activations on disk, is without the offload.
+    places = {name: str(values.get(name) or "none") for name in OFFLOADED}
+    options = {
+        **_optimizer_fields(method if method in OPTIMIZER_METHODS else values["optimizer"]),
+        **{name: place for name, place in places.items() if place != "none"},
+        "quantized": _quantized_training(values),
+        "compiled": values.get("training_step") == "compiled",
+        "attention": values.get("attention") or "auto",
+    }
+    if values.get("products") == "fp8":
+        options["compute_dtype"] = "fp8"
+    if method in ADAPTER_BASES:
+        rank, base = values["lora_rank"], ADAPTER_BASES[method]
+        options["lora"] = LoraOptions(rank=rank, alpha=ALPHA_PER_RANK * rank, base_dtype=base)
+    if method == CLASSIFICATION:
+        options["objective"] = CLASSIFICATION
+    return options
+
+
+def _train_fields(goal: str, values: dict[str, Any], best: PlannedStrategy) -> dict[str, Any]:
     batch, budget = values["global_batch_size"], values.get("time_budget_minutes")
     micro = min(best.strategy.micro_batch_size or batch, batch)
     million = values.get("million_tokens")
     steps = round(million * 1e6 / (batch * values["sequence_length"])) if million else None
     compute = best.strategy.compute_dtype
     planned = best.strategy.offload or OffloadSpec()
-    # An answer of an earlier release, or one with activations on disk, is without the offload.
-    places = {name: str(values.get(name) or "none") for name in OFFLOADED}
     return {
         "sequence_length": values["sequence_length"],
         "micro_batch_size": micro,
@@ -327,17 +346,13 @@ def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, An
         "activation_recomputation": best.strategy.activation_recomputation or "none",
         "activation_offload": "cpu" if planned.activations_cpu > 0 else "none",
         "optimizer_offload": STATE_PLACES[planned.optimizer],
-        **{name: place for name, place in places.items() if place != "none"},
-        **_optimizer_fields(values["optimizer"]),
         "length_schedule": stages_of(values),
-        "quantized": _quantized_training(values),
         "on_spike": values.get("on_spike") or "stop",
         "early_stop_validations": EARLY_STOPS.get(str(values.get("early_stop"))),
         "text_samples": _text_samples(values),
         "keep_best": values.get("exported_weights") != "last",
         "checkpoint_writing": values.get("checkpoint_writing") or "auto",
-        "attention": values.get("attention") or "auto",
-        "compiled": values.get("training_step") == "compiled",
+        **chosen_options(goal, values),
     }
 
 

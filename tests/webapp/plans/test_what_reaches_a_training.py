@@ -1,5 +1,7 @@
 """What the wizard asks of a training reaches the host's document: data, layout and the rest."""
 
+from types import SimpleNamespace
+
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 
@@ -24,8 +26,10 @@ from webapp.jobs.launching import launch_note, launch_of
 from webapp.modelhub.models import demo_config
 from webapp.plans.explanation import DraftProblem
 from webapp.plans.planning import plan_compute
+from webapp.plans.questions import question_of
 from webapp.plans.training import STATE_PLACES, layout_of, train_spec
 from webapp.plans.verdict import verdict_of
+from webapp.wizard.workload_forms import FinetuneForm
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -92,6 +96,52 @@ def test_what_is_ranked_first_on_several_gpus_can_be_launched(plan_of, host):
             assert best.activation_recomputation != "selective", values
         if best.data_parallel_size == 1:
             assert launch.spec.gradient_accumulation_steps == 1, values
+
+
+def spec_for(draft, **sizes) -> TrainSpec:
+    """Return the job of a draft whose plan has these sizes; it raises where it is refused."""
+    copies = sizes.get("data_parallel_size", 1)
+    batch = draft["workload"]["finetune"]["global_batch_size"]
+    strategy = Strategy(micro_batch_size=batch // copies, **sizes)
+    best = SimpleNamespace(strategy=strategy, memory=SimpleNamespace(per_stage_layers=None))
+    is_encoder = draft["workload"]["finetune"]["method"] == "classification"
+    shape = SimpleNamespace(is_encoder=is_encoder)
+    return train_spec(draft, FolderModel(path="model"), best, shape)
+
+
+def refusal_of(function, *args, **sizes) -> str:
+    try:
+        function(*args, **sizes)
+    except DraftProblem as problem:
+        return str(problem)
+    return ""
+
+
+@pytest.mark.parametrize("fixed", [{"tensor_parallel_size": 2}, {"zero_stage": 3}])
+def test_sizes_that_an_option_excludes_are_refused_in_the_wizard_as_by_the_trainer(
+    plan_of, host, fixed
+):
+    """Every choice of the form is tried: an option that only the launch refuses fails here."""
+    with_gpus(host, 4)
+    fields = FinetuneForm().fields.items()
+    cases = [(name, value) for name, each in fields for value, _ in getattr(each, "choices", ())]
+    assert len(cases) > 40
+    refused = set()
+    for name, value in cases:
+        made = plan_of(
+            "finetune", "folder", global_batch_size=4, million_tokens=1, **{name: value}
+        )
+        if refusal_of(spec_for, made.draft):  # it does not go without a layout either
+            continue
+        copies = {"data_parallel_size": 2} if "zero_stage" in fixed else {}
+        by_trainer = refusal_of(spec_for, made.draft, **fixed, **copies)
+        made.draft["pins"] = dict(fixed)
+        by_wizard = refusal_of(question_of, made)
+        says = "does not run what is fixed on the step" in by_wizard
+        assert says == bool(by_trainer), (name, value, by_trainer, by_wizard)
+        refused |= {(name, value)} if says else set()
+    assert ("training_step", "compiled") in refused
+    assert ("products", "fp8") in refused or "zero_stage" in fixed
 
 
 def test_offload_is_in_the_plans_figures_or_said_not_to_be(plan_of, host):
