@@ -8,8 +8,10 @@ import sys
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from tests.stack import PASSWORD, ROOT, copy_migrated
+from tests.system.boot.test_whole_up import spare_the_benchmark
 from tests.system.namespaces.lab import SERVER, Lab
 from tests.system.running_up import RunningUp
 from tests.webapp.conftest import make_microbench
@@ -35,6 +37,18 @@ class Machines:
         environment = {"SLIPWAY_DRILLS": "1", **environment}
         self.up = RunningUp(folder / "data", port, *options, **environment)
         self.agents: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        """Wait for the site, whose own host needs no micro-benchmark."""
+        try:
+            spare_the_benchmark(self.up.wait_until_ready())
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def _command(self, name: str, words: str) -> tuple[list[str], dict[str, str]]:
         """Return a shell's command on a host, and its environment."""

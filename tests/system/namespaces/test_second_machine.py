@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from tests.stack import ROOT, ApiClient, free_port
-from tests.system.boot.test_whole_up import spare_the_benchmark
 from tests.system.namespaces.lab import MARKS, SERVER, SERVER_ADDRESS
 from tests.system.namespaces.machines import Machines
 from tests.webapp.boot.conftest import eventually
@@ -39,14 +38,10 @@ def commands_of(page: Path, heading: str) -> list[str]:
 @pytest.fixture(scope="module")
 def machines(lab, tmp_path_factory) -> Iterator[Machines]:
     options = ("--host", "0.0.0.0")
-    made = Machines(
+    with Machines(
         tmp_path_factory.mktemp("m"), lab, NAME, free_port(), *options, SLIPWAY_ALLOWED_HOSTS=NAME
-    )
-    try:
-        spare_the_benchmark(made.up.wait_until_ready())
+    ) as made:
         yield made
-    finally:
-        made.end()
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,6 @@ from runners.jobspec import ArtefactModel, ServeSpec
 from runners.jobspec.serve import key_hash
 from tests.runners.jobs.tiny import TINY, tiny_training
 from tests.stack import ROOT, wait_for
-from tests.system.boot.test_whole_up import spare_the_benchmark
 from tests.system.jobs.harness import Host
 from tests.system.jobs.serve.serving import KEY, Endpoint, serving
 from tests.system.namespaces.lab import MARKS, Lab
@@ -104,12 +103,8 @@ class Proxied(Machines):
 
 @pytest.fixture(scope="module")
 def machines(lab, tmp_path_factory) -> Iterator[Proxied]:
-    made = Proxied(tmp_path_factory.mktemp("m"), lab)
-    try:
-        spare_the_benchmark(made.up.wait_until_ready())
+    with Proxied(tmp_path_factory.mktemp("m"), lab) as made:
         yield made
-    finally:
-        made.end()
 
 
 @pytest.fixture(scope="module")
