@@ -124,7 +124,7 @@ def enroll(
     try:
         reply = _enroll_with_retries(client, request)
     except RefusedError as refusal:
-        raise EnrolmentError(f"{refusal}\n{_way_out(refusal, server)}") from None
+        raise EnrolmentError(f"{refusal}\n{_remedy(refusal, server)}") from None
     finally:
         client.close()
     credential = Credential(
@@ -144,7 +144,7 @@ def enroll(
     return credential
 
 
-def _way_out(refusal: RefusedError, server: str) -> str:
+def _remedy(refusal: RefusedError, server: str) -> str:
     """Return what to do about a refused enrolment; only 401 and 403 are about the token."""
     status, unused = refusal.status, "The token was not used"
     if refusal.is_unauthorized:

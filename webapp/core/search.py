@@ -35,7 +35,7 @@ def register_function(connection: BaseDatabaseWrapper, **_signal: object) -> Non
 
 @CharField.register_lookup
 @TextField.register_lookup
-class FoldedContains(Lookup[str]):
+class CasefoldContains(Lookup[str]):
     """Whether a column contains a text, both folded."""
 
     lookup_name = "folded_contains"

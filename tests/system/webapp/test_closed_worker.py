@@ -70,7 +70,7 @@ def listener(host_dir):
     made.close()
 
 
-def is_heard(worker: DoorbellWorkerSupervisor, host: Host, listener: WakeListener) -> bool:
+def wakes_agent(worker: DoorbellWorkerSupervisor, host: Host, listener: WakeListener) -> bool:
     worker.keep_running()
     dispatch.ring(host, RING)
     return listener.wait(2)
@@ -79,16 +79,16 @@ def is_heard(worker: DoorbellWorkerSupervisor, host: Host, listener: WakeListene
 def test_a_worker_outlives_kills_of_it_and_of_redis_under_its_own_user_without_one_denial(
     closed_redis, host, worker, listener
 ):
-    wait_for(lambda: is_heard(worker, host, listener), 60)
+    wait_for(lambda: wakes_agent(worker, host, listener), 60)
     closed_redis.end(signal.SIGKILL)
     closed_redis.start()
     epoch.load_scripts()  # as the ticker does, every few seconds
-    wait_for(lambda: is_heard(worker, host, listener), 60)
+    wait_for(lambda: wakes_agent(worker, host, listener), 60)
     assert set(closed_redis.denials()) <= {("command", "script|load")}  # tried before that
     closed_redis.admin.acl_log_reset()
 
     os.killpg(worker.pid, signal.SIGKILL)
-    wait_for(lambda: is_heard(worker, host, listener), 60)
+    wait_for(lambda: wakes_agent(worker, host, listener), 60)
     worker.stop()
 
     assert closed_redis.denials() == []

@@ -30,13 +30,13 @@ def sizes_of_batches(monkeypatch, poisoned: str) -> list[int]:
     """Have heartbeats of a boot fail; return a list that grows by the size of each batch."""
     sizes: list[int] = []
 
-    def fails_for_one(spoken):
+    def raise_for_one_host(spoken):
         sizes.append(len(spoken))
         if any(each.beat.boot_id == poisoned for each in spoken):
             raise ValueError
         return host_beats(spoken)
 
-    monkeypatch.setattr(heartbeats, "host_beats", fails_for_one)
+    monkeypatch.setattr(heartbeats, "host_beats", raise_for_one_host)
     monkeypatch.setattr(heartbeats, "_alone_until", {})
     return sizes
 
@@ -68,12 +68,12 @@ def test_a_pool_that_cannot_be_allocated_costs_no_answer_and_no_other_pool(
     Host.objects.update(last_seen_at=now())
     whole = dispatch.allocate_pool
 
-    def fails_for_one(pool):
+    def raise_for_one_host(pool):
         if pool.pk == draft.pool_id:
             raise LookupError
         return whole(pool)
 
-    monkeypatch.setattr(dispatch, "allocate_pool", fails_for_one)
+    monkeypatch.setattr(dispatch, "allocate_pool", raise_for_one_host)
     assert {job.pk for job in dispatch.allocate_all()} == {jobs[1].pk}
     assert host_beat(host=host, beat=make_beat()).server_time_ms
 
@@ -93,12 +93,12 @@ def test_one_lost_attempt_that_cannot_be_ended_keeps_no_other_from_its_end(
     other = another_attempt(team, alice, "Good")
     whole = dispatch.transition
 
-    def fails_for_one(job, *args, **changes):
+    def raise_for_one_host(job, *args, **changes):
         if job.pk == attempt.job_id:
             raise LookupError
         return whole(job, *args, **changes)
 
-    monkeypatch.setattr(dispatch, "transition", fails_for_one)
+    monkeypatch.setattr(dispatch, "transition", raise_for_one_host)
     for _ in range(3):
         beats = [HostHeartbeat(each.host_id, make_beat()) for each in (attempt, other)]
         replies = host_beats(beats)

@@ -111,12 +111,12 @@ def test_heartbeats_that_fail_together_are_stored_one_by_one(
     _, other = enrol(team, name="Good")
     whole = heartbeats.host_beats
 
-    def fails_for_one(spoken):
+    def raise_for_one_host(spoken):
         if any(each.beat.boot_id == "poison" for each in spoken):
             raise ValueError("poison")
         return whole(spoken)
 
-    monkeypatch.setattr(heartbeats, "host_beats", fails_for_one)
+    monkeypatch.setattr(heartbeats, "host_beats", raise_for_one_host)
 
     poisoned, fine = heartbeats.answers_to(
         [

@@ -65,12 +65,12 @@ def test_messages_that_cannot_be_built_hold_back_no_others(
 ):
     good = another_attempt(team, alice, "Good")
 
-    def fails_for_one(reported, team_id, events):
+    def raise_for_one_host(reported, team_id, events):
         if reported.pk == attempt.pk:
             raise TypeError
         return messages_of(reported, team_id, events)
 
-    monkeypatch.setattr(consume, "messages_of", fails_for_one)
+    monkeypatch.setattr(consume, "messages_of", raise_for_one_host)
     events_accept_together(
         [HostBatch(each.host_id, received(each, POINT)) for each in (attempt, good)]
     )
