@@ -1156,7 +1156,7 @@ class TechniqueReply(Reply):
 
 
 class Ticket(Reply):
-    """A ticket that gives access to ``/live/`` for an hour, for its topics only."""
+    """A ticket that opens ``/live/`` for an hour, for its topics, in the header Live-Ticket."""
 
     ticket: str
 

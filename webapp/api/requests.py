@@ -77,7 +77,7 @@ def _once(view: View, request: HttpRequest, *args: object, **kwargs: object) -> 
     if response.streaming or response.status_code >= 400:  # noqa: PLR2004
         row.delete()
     else:
-        row.status, row.sealed = response.status_code, _sealed(response)
+        row.status, row.sealed = response.status_code, _sealed(row, response)
         row.save(update_fields=["status", "sealed"])
     return response
 
@@ -133,15 +133,19 @@ def _repeated(row: StoredReply, request: HttpRequest) -> HttpResponse:
                 retry_after_seconds=1,
             )
         )
-    content_type, text = parse_json(vault.unseal(row.sealed).encode())
+    content_type, text = parse_json(vault.unseal(row.sealed, owner=_owner(row)).encode())
     response = HttpResponse(text.encode(), status=row.status, content_type=content_type)
     response[REPLAYED] = "true"
     return response
 
 
-def _sealed(response: HttpResponseBase) -> str:
+def _sealed(row: StoredReply, response: HttpResponseBase) -> str:
     body = response.content.decode() if isinstance(response, HttpResponse) else ""
-    return vault.seal(json.dumps([response.get("Content-Type", ""), body]))
+    return vault.seal(json.dumps([response.get("Content-Type", ""), body]), owner=_owner(row))
+
+
+def _owner(row: StoredReply) -> str:
+    return f"reply {row.caller} {row.key}"
 
 
 def replies_forget_old() -> int:
