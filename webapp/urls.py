@@ -9,6 +9,7 @@ from webapp.accounts import secrets, sign_in, tokens
 from webapp.accounts.sign_in import GuardedLogin
 from webapp.pages import (
     add_host,
+    approvals,
     audit,
     calibration,
     compare,
@@ -122,6 +123,10 @@ urlpatterns: list[URLPattern | URLResolver] = [
         name="measurement-decide",
     ),
     path(f"{JOB}delete/", job_actions.job_delete_view, name="job-delete"),
+    # approvals
+    path("approvals/", approvals.approval_list, name="approvals"),
+    path("approvals/<slug:request_id>/approve/", approvals.approve, name="approve"),
+    path("approvals/<slug:request_id>/deny/", approvals.deny, name="deny"),
     # compare
     path("compare/", compare.compare, name="compare"),
     # queue

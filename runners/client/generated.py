@@ -600,6 +600,14 @@ JobState = Literal[
 ]
 
 
+class LaunchAsked(BaseModel):
+    """A launch that a person is asked to approve, and why."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    launch: LaunchDocument | None = None
+    reason: str = ""
+
+
 class LaunchDocument(BaseModel):
     """The launch form: what is started, for how long, and the options of the program."""
 
@@ -630,6 +638,25 @@ class LaunchNote(Reply):
     can: bool
     title: str
     text: str
+
+
+class LaunchRequestReply(Reply):
+    """A launch that waits for a person, or what was decided."""
+
+    id: str
+    plan: str
+    plan_name: str
+    launch: dict[str, Any]
+    reason: str
+    asked_by: str
+    token: str
+    asked_at: datetime
+    state: str
+    decided_by: str
+    decided_at: datetime | None
+    answer: str
+    job: str | None
+    url: str
 
 
 class Launched(Reply):
@@ -665,6 +692,7 @@ class MadeToken(Reply):
     scope: Scope
     user: str
     is_service: bool
+    budget_gpu_hours: float | None
     created_at: datetime
     expires_at: datetime
     last_used_at: datetime | None
@@ -743,7 +771,7 @@ class NewHost(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
     name: str
     pool: str = "default"
-    labels: dict[str, str] = {}
+    labels: dict[str, str] | None = None
 
 
 class NewModel(BaseModel):
@@ -762,6 +790,7 @@ class NewToken(BaseModel):
     scope: Scope
     days: float = 90
     is_service: bool = False
+    budget_gpu_hours: float | None = None
 
 
 class NewVirtualHost(BaseModel):
@@ -1170,6 +1199,7 @@ class TokenReply(Reply):
     scope: Scope
     user: str
     is_service: bool
+    budget_gpu_hours: float | None
     created_at: datetime
     expires_at: datetime
     last_used_at: datetime | None
@@ -1331,9 +1361,26 @@ class Slipway(Caller):
         *,
         idempotency_key: str | None = None,
     ) -> Launched:
-        """Launch a plan as a job; with an ``Idempotency-Key`` a repetition launches nothing more."""
+        """Launch a plan as a job; with an ``Idempotency-Key`` a repetition launches nothing more.
+
+        A token with a budget launches only what its rest suffices for.
+        """
         result: Launched = self._call(
             Call("POST", f"/plans/{part(plan_id)}/launch", {}, body, idempotency_key), Launched
+        )
+        return result
+
+    def request_launch(
+        self,
+        plan_id: str,
+        body: LaunchAsked | Mapping[str, Any],
+        *,
+        idempotency_key: str | None = None,
+    ) -> LaunchRequestReply:
+        """Ask a person of the team to approve a launch; they decide on the page Approvals."""
+        result: LaunchRequestReply = self._call(
+            Call("POST", f"/plans/{part(plan_id)}/launch-requests", {}, body, idempotency_key),
+            LaunchRequestReply,
         )
         return result
 
@@ -1367,6 +1414,20 @@ class Slipway(Caller):
         """Return a limit of a plan, such as ``longest_context`` or ``most_users``."""
         result: dict[str, Any] = self._call(
             Call("GET", f"/plans/{part(plan_id)}/limits/{part(question)}", {}), dict[str, Any]
+        )
+        return result
+
+    def list_launch_requests(self) -> list[LaunchRequestReply]:
+        """Return the teams' launches that wait for an approval, the oldest first."""
+        result: list[LaunchRequestReply] = self._call(
+            Call("GET", "/launch-requests", {}), list[LaunchRequestReply]
+        )
+        return result
+
+    def get_launch_request(self, request_id: str) -> LaunchRequestReply:
+        """Return a request with its decision, and the job of an approved one."""
+        result: LaunchRequestReply = self._call(
+            Call("GET", f"/launch-requests/{part(request_id)}", {}), LaunchRequestReply
         )
         return result
 
@@ -2122,9 +2183,26 @@ class AsyncSlipway(AsyncCaller):
         *,
         idempotency_key: str | None = None,
     ) -> Launched:
-        """Launch a plan as a job; with an ``Idempotency-Key`` a repetition launches nothing more."""
+        """Launch a plan as a job; with an ``Idempotency-Key`` a repetition launches nothing more.
+
+        A token with a budget launches only what its rest suffices for.
+        """
         result: Launched = await self._call(
             Call("POST", f"/plans/{part(plan_id)}/launch", {}, body, idempotency_key), Launched
+        )
+        return result
+
+    async def request_launch(
+        self,
+        plan_id: str,
+        body: LaunchAsked | Mapping[str, Any],
+        *,
+        idempotency_key: str | None = None,
+    ) -> LaunchRequestReply:
+        """Ask a person of the team to approve a launch; they decide on the page Approvals."""
+        result: LaunchRequestReply = await self._call(
+            Call("POST", f"/plans/{part(plan_id)}/launch-requests", {}, body, idempotency_key),
+            LaunchRequestReply,
         )
         return result
 
@@ -2158,6 +2236,20 @@ class AsyncSlipway(AsyncCaller):
         """Return a limit of a plan, such as ``longest_context`` or ``most_users``."""
         result: dict[str, Any] = await self._call(
             Call("GET", f"/plans/{part(plan_id)}/limits/{part(question)}", {}), dict[str, Any]
+        )
+        return result
+
+    async def list_launch_requests(self) -> list[LaunchRequestReply]:
+        """Return the teams' launches that wait for an approval, the oldest first."""
+        result: list[LaunchRequestReply] = await self._call(
+            Call("GET", "/launch-requests", {}), list[LaunchRequestReply]
+        )
+        return result
+
+    async def get_launch_request(self, request_id: str) -> LaunchRequestReply:
+        """Return a request with its decision, and the job of an approved one."""
+        result: LaunchRequestReply = await self._call(
+            Call("GET", f"/launch-requests/{part(request_id)}", {}), LaunchRequestReply
         )
         return result
 

@@ -241,6 +241,8 @@ class AccessToken(TeamOwned):
     hint = models.CharField(max_length=16)  # its first characters, to recognise it by
     scope = models.CharField(max_length=8, choices=Scope)
     is_service = models.BooleanField(default=False)
+    # GPU-hours that its launches may take altogether; null: no limit of its own.
+    budget_gpu_hours = models.FloatField(null=True, blank=True)
     created_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )

@@ -37,6 +37,7 @@ from webapp.core.problems import ConflictProblem, ForbiddenProblem, InvalidProbl
 PREFIX = "slp_"  # a known prefix, so that scanners for leaked secrets find a token in a repository
 HINT_LENGTH = 9
 DEFAULT_DAYS, MOST_DAYS = 90, 366
+MOST_HOURS = 1e9  # of GPUs, in a budget
 MOST_TOKENS = 50  # of one account in one team, valid at the same time
 NAME = re.compile(r"[\w .@+-]{1,60}")
 USED_EVERY = timedelta(minutes=1)  # writes of the last use
@@ -77,11 +78,14 @@ def token_make(
     scope: str,
     days: float = DEFAULT_DAYS,
     is_service: bool = False,
+    budget_gpu_hours: float | None = None,
 ) -> tuple[AccessToken, str]:
     """Return a new token and its text, which is not shown again.
 
-    A token permits no more than its maker may do. For a service, an account without a password is
-    made as a member of the team with the least role that the scope needs; an admin makes those.
+    A token permits no more than its maker may do; with a budget its launches take no more than
+    that altogether, which is what an agent's token should have. For a service, an account without
+    a password is made as a member of the team with the least role that the scope needs; an admin
+    makes those.
 
     Raises:
         InvalidProblem: the name, the scope or the number of days is invalid.
@@ -90,7 +94,7 @@ def token_make(
     """
     held = membership_of(by, team)
     role = Role(held.role) if held else Role.VIEWER
-    chosen = _checked(name.strip(), scope, days)
+    chosen = _checked(name.strip(), scope, days, budget_gpu_hours)
     needed = Role.ADMIN if is_service else ROLE_OF_SCOPE[chosen]
     if not is_at_least(role, needed):
         what = "A token for a service" if is_service else f"The scope {chosen}"
@@ -115,6 +119,7 @@ def token_make(
             name=name.strip(),
             scope=chosen,
             is_service=is_service,
+            budget_gpu_hours=budget_gpu_hours,
             digest=digest_of(text),
             hint=text[:HINT_LENGTH],
             created_at=now(),
@@ -124,12 +129,17 @@ def token_make(
             token,
             "token.created",
             by.get_username(),
-            detail={"name": token.name, "scope": chosen, "user": user.get_username()},
+            detail={
+                "name": token.name,
+                "scope": chosen,
+                "user": user.get_username(),
+                "budget_gpu_hours": budget_gpu_hours,
+            },
         )
     return token, text
 
 
-def _checked(name: str, scope: str, days: float) -> Scope:
+def _checked(name: str, scope: str, days: float, budget: float | None) -> Scope:
     if not NAME.fullmatch(name):
         raise InvalidProblem(
             "name",
@@ -143,6 +153,14 @@ def _checked(name: str, scope: str, days: float) -> Scope:
     if not 0 < days <= MOST_DAYS:
         raise InvalidProblem(
             "days", f"The token is to last {days:g} days; it can last up to {MOST_DAYS} days."
+        )
+    if budget is not None and not (
+        scope in {Scope.LAUNCH, Scope.ADMIN} and 0 <= budget <= MOST_HOURS
+    ):
+        raise InvalidProblem(
+            "budget_gpu_hours",
+            f"The budget is {budget:g} GPU-hours; it can be 0 to a billion, for the scopes launch "
+            "and admin.",
         )
     return Scope(scope)
 
@@ -271,6 +289,7 @@ def token_save(request: HttpRequest) -> HttpResponse:
             scope=posted.get("scope", ""),
             days=_days(posted.get("days", "")),
             is_service=posted.get("service") == "yes",
+            budget_gpu_hours=_budget(posted.get("budget", "")),
         )
     except Problem as problem:
         messages.error(request, problem.detail)
@@ -279,6 +298,15 @@ def token_save(request: HttpRequest) -> HttpResponse:
     response = redirect("tokens")
     response["Location"] += f"?new={token.pk}"
     return response
+
+
+def _budget(text: str) -> float | None:
+    try:
+        return float(text) if text.strip() else None
+    except ValueError:
+        raise InvalidProblem(
+            "budget_gpu_hours", f"“Budget” is {text[:20]}; it can be a number, or empty."
+        ) from None
 
 
 def _days(text: str) -> float:

@@ -5,6 +5,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
+from django.db import transaction
 from django.http import HttpRequest
 from django.urls import reverse
 from ninja import Body, Query, Router, Schema, Status
@@ -22,18 +23,20 @@ from planner.specs.estimate import (
     PlanRequest,
 )
 from runners.jobspec.serve import key_hash
-from webapp.accounts.models import Role, team_ids_of
+from webapp.accounts.models import AccessToken, Role, team_ids_of
 from webapp.accounts.services import check_role, current_membership, signed_in, visible_or_404
 from webapp.api.auth import LAUNCH, PLAN, READ
 from webapp.api.jobs import JobReply, job_reply
 from webapp.api.requests import PageReply, Paging, Sent, in_order, job_key, page_keys
 from webapp.core.display import sentence
 from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem, NotFoundProblem
-from webapp.jobs.endpoints import hashes_of, new_key
+from webapp.jobs.approvals import budget_check, budget_spend, open_requests, request_make
+from webapp.jobs.endpoints import new_key
 from webapp.jobs.gangs import deciding_part
-from webapp.jobs.launching import clone_begin, launch_note, launch_options_of, plan_launch
+from webapp.jobs.launching import clone_begin, launch_note
 from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import story_of
+from webapp.jobs.models import Job, LaunchRequest
 from webapp.jobs.permissions import job_for
 from webapp.jobs.replanning import replan
 from webapp.pages.jobs import fitting_changes
@@ -49,7 +52,7 @@ from webapp.plans.planning import (
     plan_keep,
     stored_answer,
 )
-from webapp.plans.predicting import measuring_of, planned_speed
+from webapp.plans.predicting import planned_speed
 from webapp.plans.saving import (
     changeable_plan,
     chip_of,
@@ -60,7 +63,6 @@ from webapp.plans.saving import (
     plan_remove,
     versions_of,
 )
-from webapp.plans.serving import endpoint_options_of
 from webapp.plans.verdict import problem_verdict, verdict_of
 from webapp.wizard.documents import (
     LaunchDocument,
@@ -70,11 +72,14 @@ from webapp.wizard.documents import (
     document_of,
     document_of_request,
     draft_fill,
+    launch_by_document,
+    launch_options,
 )
 from webapp.wizard.drafts import first_host, proposals_fill, serve_draft, suggestion_apply
 from webapp.wizard.steps import launch_both, ready_hosts
 
 router = Router(tags=["plans"], auth=READ)
+jobs_router = Router(tags=["plans"], auth=READ)
 
 
 class PlanSummary(Schema):
@@ -469,29 +474,123 @@ class Launched(Schema):
     operation_id="launch_plan",
 )
 def plan_start(request: HttpRequest, plan_id: str, body: LaunchDocument) -> Status[Launched]:
-    """Launch a plan as a job; with an ``Idempotency-Key`` a repetition launches nothing more."""
+    """Launch a plan as a job; with an ``Idempotency-Key`` a repetition launches nothing more.
+
+    A token with a budget launches only what its rest suffices for.
+    """
     plan = _changeable(request, plan_id)
-    posted = body.posted
-    options = launch_options_of(posted)
     key = new_key() if body.run == "endpoint" else None
-    if key:
-        options = options._replace(endpoint=endpoint_options_of(posted, hashes_of(key)))
-    options = options._replace(measuring=measuring_of(posted, is_load=body.run == "load"))
     try:
-        job = plan_launch(
-            plan=plan,
-            by=signed_in(request),
-            name=body.name,
-            idempotency_key=job_key(request),
-            secrets=body.secrets,
-            wish=options,
-            is_named=bool(body.name.strip()),
-            as_new=body.save_as == "new",
-        )
+        job = _launched(request, plan, body, key)
     except DraftProblem as problem:
         raise ConflictProblem("cannot_launch", problem.sentence) from problem
     is_its_key = key is not None and job.spec.get("key_hashes", [""])[:1] == [key_hash(key)]
     return Status(201, Launched(job=job_reply(job), endpoint_key=key if is_its_key else None))
+
+
+@transaction.atomic
+def _launched(request: HttpRequest, plan: Plan, body: LaunchDocument, key: str | None) -> Job:
+    token = getattr(request, "auth", None)
+    options = launch_options(body, key)
+    limited = (
+        token if isinstance(token, AccessToken) and token.budget_gpu_hours is not None else None
+    )
+    needed = budget_check(limited, plan, options) if limited else 0.0
+    job = launch_by_document(
+        plan, signed_in(request), body, options, idempotency_key=job_key(request)
+    )
+    if limited:
+        budget_spend(limited, job, needed)
+    return job
+
+
+class LaunchAsked(Sent):
+    """A launch that a person is asked to approve, and why."""
+
+    launch: LaunchDocument = Field(default_factory=LaunchDocument)
+    reason: Annotated[str, Field(max_length=400)] = ""
+
+
+class LaunchRequestReply(Schema):
+    """A launch that waits for a person, or what was decided."""
+
+    id: str
+    plan: str
+    plan_name: str
+    launch: dict[str, Any]
+    reason: str
+    asked_by: str
+    token: str
+    asked_at: datetime
+    state: Annotated[str, Field(description="waiting, approved or denied")]
+    decided_by: str
+    decided_at: datetime | None
+    answer: str
+    job: str | None
+    url: str
+
+
+def _request_reply(row: LaunchRequest) -> LaunchRequestReply:
+    return LaunchRequestReply(
+        id=row.pk,
+        plan=row.plan_id,
+        plan_name=row.plan.name,
+        launch=row.document,
+        reason=row.reason,
+        asked_by=row.asked_by.get_username() if row.asked_by else "",
+        token=row.token_name,
+        asked_at=row.asked_at,
+        state=row.state,
+        decided_by=row.decided_by.get_username() if row.decided_by else "",
+        decided_at=row.decided_at,
+        answer=row.answer,
+        job=row.job_id,
+        url=reverse("approvals"),
+    )
+
+
+@router.post(
+    "/{plan_id}/launch-requests",
+    auth=PLAN,
+    response={201: LaunchRequestReply, **REFUSALS},
+    operation_id="request_launch",
+)
+def launch_request(
+    request: HttpRequest, plan_id: str, body: LaunchAsked
+) -> Status[LaunchRequestReply]:
+    """Ask a person of the team to approve a launch; they decide on the page Approvals."""
+    plan, token = _changeable(request, plan_id), getattr(request, "auth", None)
+    try:
+        made = request_make(
+            plan=plan,
+            by=signed_in(request),
+            document=body.launch.model_dump(mode="json", exclude_unset=True),
+            reason=body.reason,
+            token_name=token.name if isinstance(token, AccessToken) else "",
+        )
+    except DraftProblem as problem:
+        raise ConflictProblem("cannot_launch", problem.sentence) from problem
+    return Status(201, _request_reply(made))
+
+
+@jobs_router.get(
+    "/launch-requests",
+    response={200: list[LaunchRequestReply], **REFUSALS},
+    operation_id="list_launch_requests",
+)
+def launch_request_list(request: HttpRequest) -> list[LaunchRequestReply]:
+    """Return the teams' launches that wait for an approval, the oldest first."""
+    return [_request_reply(row) for row in open_requests(team_ids_of(request.user))]
+
+
+@jobs_router.get(
+    "/launch-requests/{request_id}",
+    response={200: LaunchRequestReply, **REFUSALS},
+    operation_id="get_launch_request",
+)
+def launch_request_get(request: HttpRequest, request_id: str) -> LaunchRequestReply:
+    """Return a request with its decision, and the job of an approved one."""
+    return _request_reply(visible_or_404(LaunchRequest, request.user, pk=request_id))
 
 
 # Exports and limits
@@ -569,8 +668,6 @@ def limit(request: HttpRequest, plan_id: str, question: InverseQuestion) -> dict
 
 
 # Plans from jobs, and the template of two jobs
-
-jobs_router = Router(tags=["plans"], auth=READ)
 
 
 class ChangeReply(Schema):

@@ -108,6 +108,7 @@ class TokenReply(Schema):
     scope: Scope
     user: str
     is_service: bool
+    budget_gpu_hours: float | None
     created_at: datetime
     expires_at: datetime
     last_used_at: datetime | None
@@ -121,6 +122,7 @@ class NewToken(Sent):
     scope: Scope
     days: Annotated[float, Field(gt=0, le=MOST_DAYS)] = DEFAULT_DAYS
     is_service: bool = False
+    budget_gpu_hours: Annotated[float, Field(ge=0, le=1e9)] | None = None
 
 
 class MadeToken(TokenReply):
@@ -130,13 +132,13 @@ class MadeToken(TokenReply):
 
 
 def _token(token: AccessToken) -> dict[str, Any]:
-    names = ("name", "hint", "is_service", "created_at", "expires_at", "last_used_at")
+    names = ("name", "hint", "is_service", "budget_gpu_hours")
+    times = ("created_at", "expires_at", "last_used_at", "revoked_at")
     return {
         "id": token.pk,
         "scope": Scope(token.scope),
         "user": token.user.get_username(),
-        "revoked_at": token.revoked_at,
-        **{name: getattr(token, name) for name in names},
+        **{name: getattr(token, name) for name in (*names, *times)},
     }
 
 
@@ -161,6 +163,7 @@ def token_add(request: HttpRequest, body: NewToken) -> Status[MadeToken]:
         scope=body.scope,
         days=body.days,
         is_service=body.is_service,
+        budget_gpu_hours=body.budget_gpu_hours,
     )
     return Status(201, MadeToken(**_token(token), token=text))
 

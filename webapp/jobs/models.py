@@ -7,7 +7,7 @@ from django.db import models
 from django.db.models import F, Index, Q
 from django.db.models.lookups import IsNull
 
-from webapp.accounts.models import Team, TeamOwned
+from webapp.accounts.models import AccessToken, Team, TeamOwned
 from webapp.core.ids import UlidModel
 from webapp.hosts.models import Device, Host, Pool
 from webapp.plans.models import Plan
@@ -426,3 +426,53 @@ class CalibrationChange(models.Model):
 
     def __str__(self) -> str:
         return f"{self.cause} {self.job_id} on {self.host_id}"
+
+
+# Launches by tokens with a budget, and those that wait for a person.
+
+
+class TokenLaunch(models.Model):
+    """A job that a token with a budget launched, and the GPU-hours that it may take."""
+
+    token = models.ForeignKey(AccessToken, on_delete=models.CASCADE, related_name="launches")
+    job = models.OneToOneField(Job, on_delete=models.CASCADE, related_name="token_launch")
+    gpu_hours = models.FloatField()  # its devices times its time limit
+
+    def __str__(self) -> str:
+        return f"{self.gpu_hours:g} GPU-hours of {self.token_id}"
+
+
+class LaunchRequest(TeamOwned):
+    """A launch that somebody, usually an agent, asks a person of the team to approve."""
+
+    plan = models.ForeignKey(Plan, on_delete=models.CASCADE, related_name="launch_requests")
+    document = models.JSONField(default=dict)  # webapp.wizard.documents.LaunchDocument
+    reason = models.CharField(max_length=400, blank=True)  # of the one who asks
+    asked_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    token_name = models.CharField(max_length=60, blank=True)
+    asked_at = models.DateTimeField()
+    state = models.CharField(
+        max_length=8,
+        choices=[("waiting", "Waiting"), ("approved", "Approved"), ("denied", "Denied")],
+        default="waiting",
+    )
+    decided_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+    )
+    decided_at = models.DateTimeField(null=True, blank=True)
+    answer = models.CharField(max_length=400, blank=True)  # why it was denied
+    job = models.ForeignKey(
+        Job, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
+
+    class Meta:
+        ordering = ["-asked_at", "-id"]
+
+    def __str__(self) -> str:
+        return f"launch of {self.plan_id}, {self.state}"

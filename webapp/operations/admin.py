@@ -22,12 +22,14 @@ from django.utils.html import format_html
 
 from webapp.accounts.initial_passwords import initial_password_mark
 from webapp.accounts.models import (
+    AccessToken,
     InitialPassword,
     LoginTry,
     Membership,
     OpenSession,
     Quota,
     Role,
+    StoredReply,
     Team,
 )
 from webapp.accounts.services import (
@@ -62,7 +64,9 @@ from webapp.jobs.models import (
     CalibrationChange,
     Command,
     Job,
+    LaunchRequest,
     Measurement,
+    TokenLaunch,
 )
 from webapp.metrics.models import MetricSource
 from webapp.modelhub.models import TeamModel
@@ -337,7 +341,7 @@ class AccountAdmin(FreshAdmin[User], UserAdmin[User]):
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:  # noqa: ANN401 (Django's signature)
         """Allow deletion of an account's read-only rows together with it."""
         deleted, counts, needed, protected = super().get_deleted_objects(objs, request)
-        own = (InitialPassword, OpenSession)
+        own = (AccessToken, InitialPassword, OpenSession, TokenLaunch)
         return deleted, counts, needed - {each._meta.verbose_name for each in own}, protected
 
 
@@ -532,6 +536,18 @@ class TeamModelAdmin(FreshAdmin[TeamModel]):
 
 
 READ_ONLY: dict[type[models.Model], dict[str, Any]] = {
+    AccessToken: {
+        "list_display": ["name", "user", "team", "scope", "expires_at", "last_used_at"],
+        "list_filter": ["scope", "is_service", "team"],
+        "search_fields": ["name__folded_contains", "user__username__folded_contains"],
+        "exclude": ["digest"],
+    },
+    StoredReply: {"list_display": ["at", "key", "status"], "exclude": ["sealed", "caller"]},
+    TokenLaunch: {"list_display": ["token", "job", "gpu_hours"]},
+    LaunchRequest: {
+        "list_display": ["plan", "team", "asked_by", "token_name", "state", "asked_at"],
+        "list_filter": ["state", "team"],
+    },
     InitialPassword: {"list_display": ["user", "given_at"]},
     LoginTry: {"list_display": ["at", "address"]},
     OpenSession: {

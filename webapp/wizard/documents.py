@@ -13,6 +13,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, Optional, Union, cast
 
 from django import forms
+from django.contrib.auth.models import User
 from django.http import QueryDict
 from django.utils.datastructures import MultiValueDict
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
@@ -22,12 +23,15 @@ from planner.specs.base import PlannerError
 from runners.launchers.launch import ENGINES
 from webapp.core.display import sentence
 from webapp.core.problems import InvalidProblem
-from webapp.jobs.models import Priority
+from webapp.jobs.endpoints import hashes_of
+from webapp.jobs.launching import LaunchOptions, launch_options_of, plan_launch
+from webapp.jobs.models import Job, Priority
 from webapp.plans.draft import PlanDraft
 from webapp.plans.explanation import missing_step
 from webapp.plans.models import Plan
+from webapp.plans.predicting import measuring_of
 from webapp.plans.questions import SLO_SECONDS, draft_shape, percentile_of
-from webapp.plans.serving import engine_choices
+from webapp.plans.serving import endpoint_options_of, engine_choices
 from webapp.plans.training import MIX_ROWS
 from webapp.wizard.drafts import (
     Options,
@@ -476,6 +480,50 @@ def _workload_values(given: Mapping[str, Any]) -> dict[str, Any]:
                 for name in MIXTURE
             }
     return values
+
+
+# From a document to a launch
+
+
+def launch_options(document: LaunchDocument, endpoint_key: str | None) -> LaunchOptions:
+    """Return a launch's options; ``endpoint_key`` is the new key of an endpoint.
+
+    Raises:
+        InvalidProblem: an option is invalid.
+    """
+    posted = document.posted
+    options = launch_options_of(posted)
+    if document.run == "endpoint":
+        hashes = hashes_of(endpoint_key) if endpoint_key else ()
+        options = options._replace(endpoint=endpoint_options_of(posted, hashes))
+    measuring = measuring_of(posted, is_load=document.run == "load")
+    return options._replace(measuring=measuring)
+
+
+def launch_by_document(
+    plan: Plan,
+    by: User,
+    document: LaunchDocument,
+    options: LaunchOptions,
+    *,
+    idempotency_key: str | None = None,
+) -> Job:
+    """Launch a plan as its review page would.
+
+    Raises:
+        DraftProblem: there is nothing to launch.
+        Problem: the job service refuses.
+    """
+    return plan_launch(
+        plan=plan,
+        by=by,
+        name=document.name,
+        idempotency_key=idempotency_key,
+        secrets=document.secrets,
+        wish=options,
+        is_named=bool(document.name.strip()),
+        as_new=document.save_as == "new",
+    )
 
 
 # From a draft to a document

@@ -180,7 +180,8 @@ def _model(name: str, schema: Schema) -> str:
     required = set(schema.get("required", ()))
     for field, inner in schema["properties"].items():
         annotation = _type(inner)
-        default = "" if field in required else f" = {inner.get('default')!r}"
+        given = inner.get("default")
+        default = "" if field in required else f" = {None if isinstance(given, dict) else given!r}"
         if default == " = None" and "None" not in annotation.split(" | "):
             annotation += " | None"
         lines.append(f"    {field}: {annotation}{default}")

@@ -1,0 +1,97 @@
+"""The page on which people approve or deny launches that agents ask for."""
+
+from django.contrib import messages
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET, require_POST
+
+from webapp.accounts.models import Role, team_ids_of
+from webapp.accounts.services import (
+    check_role,
+    current_role,
+    is_at_least,
+    membership_of,
+    signed_in,
+    visible_or_404,
+)
+from webapp.core.problems import Problem
+from webapp.jobs.approvals import decided_before, open_requests, request_decide
+from webapp.jobs.endpoints import keep_for_session, new_key
+from webapp.jobs.launching import launch_note
+from webapp.jobs.models import Job, LaunchRequest
+from webapp.plans.explanation import DraftProblem
+from webapp.wizard.documents import LaunchDocument, launch_by_document, launch_options
+
+NUM_DECIDED = 20
+
+
+@require_GET
+def approval_list(request: HttpRequest) -> HttpResponse:
+    """List the launches that wait for an approval, and those decided last."""
+    teams = team_ids_of(request.user)
+    decided = LaunchRequest.objects.filter(team__in=teams).exclude(state="waiting")
+    waiting = list(open_requests(teams))
+    context = {
+        "waiting": [(row, launch_note(row.plan), _options(row)) for row in waiting],
+        "decided": decided.select_related("plan", "asked_by", "decided_by", "job").order_by(
+            "-decided_at"
+        )[:NUM_DECIDED],
+        "may_decide": is_at_least(current_role(request), Role.PRACTITIONER),
+    }
+    return render(request, "jobs/approvals.html", context)
+
+
+def _options(row: LaunchRequest) -> str:
+    """Return a launch's options in words, as they were sent."""
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in row.document.items())
+
+
+def _request(request: HttpRequest, request_id: str) -> LaunchRequest:
+    row = visible_or_404(LaunchRequest, request.user, pk=request_id)
+    membership = membership_of(request.user, row.team)
+    check_role(Role(membership.role) if membership else Role.VIEWER, Role.PRACTITIONER)
+    return row
+
+
+@require_POST
+def approve(request: HttpRequest, request_id: str) -> HttpResponse:
+    """Launch what was asked for; the job belongs to the one who asked."""
+    row, key = _request(request, request_id), new_key()
+    try:
+        job = _launched(row, request, key)
+    except (DraftProblem, Problem) as problem:
+        messages.warning(request, str(problem))
+        return redirect("approvals")
+    keep_for_session(request, job, key)
+    messages.success(request, f"{job.name} is launched.")
+    return redirect("job-detail", job.pk)
+
+
+@transaction.atomic
+def _launched(row: LaunchRequest, request: HttpRequest, key: str) -> Job:
+    """Launch the job of a request that is still open."""
+    current = LaunchRequest.objects.select_for_update().get(pk=row.pk)
+    if current.state != "waiting":
+        raise decided_before(row)
+    document = LaunchDocument.model_validate(row.document)
+    by = signed_in(request)
+    options = launch_options(document, key)
+    job = launch_by_document(row.plan, row.asked_by or by, document, options)
+    request_decide(request=row, by=by, job=job)
+    return job
+
+
+@require_POST
+def deny(request: HttpRequest, request_id: str) -> HttpResponse:
+    """Refuse a launch, with an optional reason that the agent reads."""
+    row = _request(request, request_id)
+    try:
+        request_decide(
+            request=row, by=signed_in(request), job=None, answer=request.POST.get("answer", "")
+        )
+    except Problem as problem:
+        messages.warning(request, problem.detail)
+    else:
+        messages.success(request, f"The launch of {row.plan} is denied.")
+    return redirect("approvals")
