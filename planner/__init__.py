@@ -1,7 +1,7 @@
 """The planner: the cost of a strategy, the strategies that fit, and the reasons.
 
-It uses only the standard library, pydantic and numpy, and does no I/O except reading its own
-catalog.
+It uses only the standard library, pydantic, numpy and PyYAML, and does no I/O except reading its
+own catalog.
 
 - ``specs``       request and response models
 - ``api``         the public functions: ``estimate`` one strategy, ``plan`` a search
@@ -12,6 +12,7 @@ catalog.
 - ``search``      enumerate, prune with reasons, rank
 - ``calibration`` factors from measured and predicted figures
 - ``exports``     a plan as the arguments of another tool
+- ``imports``     another tool's arguments or files as a draft of a request
 """
 
 from typing import TYPE_CHECKING

@@ -1,0 +1,19 @@
+"""Draft a plan request from the command line or configuration file of another tool.
+
+- ``paste``      the entry point: which tool a text is for, and its reader
+- ``draft``      the result, and the collection of what was understood and what was not
+- ``shell``      shell text as words, without running anything; options of a tool's table
+- ``documents``  YAML and JSON within limits of depth, size and aliases
+- ``containers`` the command in a Docker Compose file or in Kubernetes objects
+- ``models``     a tool's name of a model as one of the catalog
+- ``serving``    vLLM, SGLang, llama.cpp and TensorRT-LLM
+- ``trainers``   launchers, Hugging Face trainers, Megatron-LM, Axolotl, LLaMA-Factory
+- ``training``   what their settings share: batch, precision, sharding, adapters
+
+The options of each tool are in ``planner/catalog/data/tool_options``.
+"""
+
+from planner.imports.draft import Import, Item, import_table
+from planner.imports.paste import read_paste
+
+__all__ = ["Import", "Item", "import_table", "read_paste"]

@@ -1,0 +1,323 @@
+"""The draft of a plan request: what a text stated, what was not used and why, what is missing."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from planner.specs.base import BadRequestError, JsonObject, SparseSpec
+from planner.specs.estimate import PlanRequest
+from planner.specs.workload import Strategy
+
+Kind = Literal[
+    "vllm",
+    "sglang",
+    "llama_server",
+    "tensorrt_llm",
+    "torchrun",
+    "accelerate",
+    "deepspeed",
+    "transformers",
+    "trl",
+    "axolotl",
+    "llama_factory",
+    "hf_config",
+    "deepspeed_config",
+    "accelerate_config",
+]
+Goal = Literal["serve", "train", "compress", "generate"]
+TITLES: dict[Kind, str] = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "llama_server": "llama.cpp",
+    "tensorrt_llm": "TensorRT-LLM",
+    "torchrun": "torchrun",
+    "accelerate": "Accelerate",
+    "deepspeed": "DeepSpeed",
+    "transformers": "the Hugging Face trainer",
+    "trl": "TRL",
+    "axolotl": "Axolotl",
+    "llama_factory": "LLaMA-Factory",
+    "hf_config": "Hugging Face config.json",
+    "deepspeed_config": "DeepSpeed's configuration",
+    "accelerate_config": "Accelerate's configuration",
+}
+# Sizes, counts and tokens beyond these are typing errors, not plans.
+LARGEST_COUNT, LARGEST_TOKENS = 65_536, 1_000_000_000
+SHOWN_CHARACTERS = 120
+NEAREST_SIMILARITY = 0.6
+SECRET = re.compile(r"(api_?key|token|secret|password|credential)s?$", re.IGNORECASE)
+NOT_SECRET = re.compile(r"(pad|eos|bos|unk|new|special|max\w*|min\w*|num\w*)_token", re.IGNORECASE)
+SUFFIXES = {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2, "g": 1000**3, "G": 1024**3}
+TRUE, FALSE = frozenset({"true", "yes", "on", "1"}), frozenset({"false", "no", "off", "0"})
+
+
+class Item(SparseSpec):
+    """One setting of the text: its source, and the request field it became or why it did not.
+
+    ``field`` is the dotted name in the request, ``value`` the value there. ``reason`` states why
+    the setting was not used.
+    """
+
+    source: str
+    field: str | None = None
+    value: Any = None
+    reason: str | None = None
+
+
+class Import(SparseSpec):
+    """A draft of a plan request read from another tool's settings.
+
+    ``request`` has the fields of a ``PlanRequest`` as far as they are known; ``missing`` lists the
+    others that a plan needs. ``ignored`` settings are known to the tool, with the reason why the
+    plan does not use them; ``unknown`` ones are not known to it, with the nearest name as reason.
+    """
+
+    kind: Kind
+    goal: Goal | None = None
+    model: str | dict[str, Any] | None = None
+    request: JsonObject = Field(default_factory=dict)
+    understood: tuple[Item, ...] = ()
+    ignored: tuple[Item, ...] = ()
+    unknown: tuple[Item, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+def is_secret(name: str) -> bool:
+    """Return whether an option or variable of this name holds a secret, which is not repeated.
+
+    >>> is_secret("--api-key"), is_secret("HF_TOKEN"), is_secret("pad_token")
+    (True, True, False)
+    """
+    slug = name.lstrip("-").replace("-", "_")
+    return SECRET.search(slug) is not None and NOT_SECRET.search(slug) is None
+
+
+def shown(text: object) -> str:
+    """Return a value as one short line for a message."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= SHOWN_CHARACTERS else f"{line[: SHOWN_CHARACTERS - 1]}…"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a command line, or one key of a file.
+
+    ``written`` is the name as written, ``value`` None for a switch without a value.
+    ``is_variable``: the value is a shell variable, which only a shell could expand.
+    """
+
+    name: str
+    value: Any
+    source: str
+    written: str = ""
+    is_variable: bool = False
+
+    @property
+    def title(self) -> str:
+        """Return the name as written, for messages."""
+        return self.written or self.name
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether a switch is on; a switch without a value is.
+
+        Raises:
+            BadRequestError: the value is neither true nor false.
+        """
+        if self.value is None:
+            return True
+        word = str(self.value).lower()
+        if word in TRUE or word in FALSE:
+            return word in TRUE
+        raise self.refusal("true or false")
+
+    @property
+    def text(self) -> str:
+        """Return the value as text, empty without one."""
+        return "" if self.value is None else str(self.value).strip()
+
+    def whole(self, least: int = 1, most: int = LARGEST_COUNT) -> int:
+        """Return the value as a whole number; ``4k`` is 4000 and ``4K`` 4096, as in vLLM.
+
+        Raises:
+            BadRequestError: it is no whole number from ``least`` to ``most``.
+        """
+        match = re.fullmatch(r"([+-]?\d{1,15}(?:\.\d{1,6})?)([kKmMgG]?)", self.text, re.ASCII)
+        number = float(match[1]) * SUFFIXES[match[2]] if match else None
+        if isinstance(self.value, bool) or number is None or number % 1:
+            raise self.refusal(f"a whole number from {least:,} to {most:,}")
+        if not least <= number <= most:
+            raise self.refusal(f"a whole number from {least:,} to {most:,}")
+        return int(number)
+
+    def number(self, least: float, most: float) -> float:
+        """Return the value as a number.
+
+        Raises:
+            BadRequestError: it is no number from ``least`` to ``most``.
+        """
+        try:
+            number = float(self.text)
+        except ValueError:
+            raise self.refusal(f"a number from {least:g} to {most:g}") from None
+        if isinstance(self.value, bool) or not least <= number <= most:
+            raise self.refusal(f"a number from {least:g} to {most:g}")
+        return number
+
+    def refusal(self, limit: str) -> BadRequestError:
+        """Return the error for a value outside its limit."""
+        return BadRequestError(
+            f"{self.title} is {shown(self.value)!r}: it must be {limit}; correct it, or leave it "
+            "out, and paste the text again",
+            self.title,
+        )
+
+
+Options = dict[str, Option]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the comment at the top of a file that Slipway exported states of the plan.
+
+    ``devices`` is their number in all ``servers`` on ``nodes``, which run the same command each.
+    """
+
+    source: str
+    model: str
+    device: str
+    devices: int
+    servers: int = 1
+    nodes: int = 1
+
+
+@dataclass
+class Draft:
+    """A draft in the making: readers take options and record what became of each."""
+
+    kind: Kind
+    goal: Goal | None = None
+    header: Header | None = None
+    request: JsonObject = field(default_factory=dict)
+    model: str | dict[str, Any] | None = None
+    understood: list[Item] = field(default_factory=list)
+    ignored: list[Item] = field(default_factory=list)
+    unknown: list[Item] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def put(self, source: str, name: str, value: object) -> None:
+        """Record that a setting became a field of the request, by its dotted name."""
+        self.understood.append(Item(source=source, field=name, value=value))
+        place = self.request
+        *parents, last = name.split(".")
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+
+    def ignore(self, source: str, reason: str) -> None:
+        """Record that a setting of the tool does not become part of the request, and why."""
+        self.ignored.append(Item(source=source, reason=reason))
+
+    def reject(self, source: str, name: str, known: Iterable[str]) -> None:
+        """Record that a name is no setting of the tool, with the nearest one."""
+        slug = name.replace("-", "_").lower()
+        nearest = get_close_matches(slug, sorted(known), n=1, cutoff=NEAREST_SIMILARITY)
+        is_option = source.startswith("-")
+        named = [f"--{each.replace('_', '-')}" if is_option else each for each in nearest]
+        near = f"; nearest: {named[0]}" if named else ""
+        title = TITLES[self.kind]
+        self.unknown.append(
+            Item(source=source, reason=f"{shown(name)} is not a setting of {title}{near}")
+        )
+
+    def need(self, name: str, why: str) -> None:
+        """Record that a plan still needs a field."""
+        self.missing.append(f"{name}: {why}")
+
+    def value(self, name: str) -> Any:  # noqa: ANN401 - as in JSON
+        """Return a field of the request by its dotted name, None if it is not set."""
+        place: Any = self.request
+        for part in name.split("."):
+            place = place.get(part) if isinstance(place, dict) else None
+        return place
+
+    def take(self, options: Options, name: str) -> Option | None:
+        """Remove and return an option; one whose value is a shell variable is ignored."""
+        option = options.pop(name, None)
+        if option is not None and option.is_variable:
+            self.ignore(option.source, "its value is a shell variable, which is not expanded")
+            return None
+        return option
+
+    def take_fields(
+        self, options: Options, fields: Mapping[str, tuple[str, Callable[[Option], Any]]]
+    ) -> None:
+        """Take the options that become one field each, by the reader of their value."""
+        for name, (target, read) in fields.items():
+            option = self.take(options, name)
+            if option is not None:
+                self.put(option.source, target, read(option))
+
+    def finish(self) -> Import:
+        """Return the draft, with what a plan still needs.
+
+        Raises:
+            BadRequestError: the settings contradict each other or a limit of the request.
+        """
+        if self.header is not None:
+            self.put(self.header.source, "cluster.device", self.header.device)
+        else:
+            self.need("cluster.device", "the device; python -m planner devices lists them")
+        if "workload" in self.request:
+            self.request["workload"] = {"kind": self.goal, **self.request["workload"]}
+        elif self.goal is not None:
+            self.request["workload"] = {"kind": self.goal}
+        self._check()
+        return Import(
+            kind=self.kind,
+            goal=self.goal,
+            model=self.model,
+            request=self.request,
+            understood=tuple(self.understood),
+            ignored=tuple(self.ignored),
+            unknown=tuple(self.unknown),
+            missing=tuple(self.missing),
+        )
+
+    def _check(self) -> None:
+        try:
+            if self.missing:
+                Strategy.model_validate(self.request.get("pins", {}))
+            else:
+                PlanRequest.model_validate(self.request)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name = ".".join(str(part) for part in first["loc"]) or "request"
+            message = str(first["msg"]).removeprefix("Value error, ")
+            raise BadRequestError(
+                f"{name} is {shown(first['input'])!r}: {message}; correct it and paste the text "
+                "again",
+                name,
+            ) from error
+
+
+def import_table(imported: Import) -> str:
+    """Return a draft as lines of text: what became of each setting, and what is missing."""
+    name = imported.model if isinstance(imported.model, str) else "a model by its config.json"
+    lines = [f"{TITLES[imported.kind]}: {imported.goal or 'no work'}, {name or 'no model'}"]
+    sections = (
+        ("understood", imported.understood),
+        ("not used", imported.ignored),
+        ("unknown", imported.unknown),
+    )
+    for title, items in sections:
+        lines += [f"{title}:"] if items else []
+        for item in items:
+            became = f"{item.field} = {item.value}" if item.field else item.reason
+            lines.append(f"  {item.source:44} {became}")
+    lines += ["missing:"] if imported.missing else []
+    return "\n".join([*lines, *(f"  {each}" for each in imported.missing)]) + "\n"

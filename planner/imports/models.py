@@ -1,0 +1,133 @@
+"""A tool's name of a model, a repository, a path or a GGUF file, as a model of the catalog."""
+
+import re
+from pathlib import PurePosixPath
+
+from planner.catalog.format_names import names_gguf
+from planner.catalog.gguf import supports
+from planner.catalog.models import get_model
+from planner.imports.draft import Draft, shown
+from planner.specs.base import PlannerError, UnknownModelError
+from planner.specs.model import ModelSpec
+
+# A snapshot in the cache of huggingface_hub: models--owner--name/snapshots/revision.
+CACHED = re.compile(r"models--([^/]+?)--([^/]+)")
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", re.ASCII)
+PART = re.compile(r"-\d{5}-of-\d{5}$")
+GGUF_TYPE = re.compile(
+    r"[-._](?:UD[-_])?((?:I?Q\d(?:_\w+?)?|TQ\d_0|BF16|F16|F32|MXFP4(?:_MOE)?))(?:_XL)?$",
+    re.IGNORECASE | re.ASCII,
+)
+WIDE_TYPES = {"bf16": "bf16", "f16": "fp16", "f32": "fp32", "mxfp4": "mxfp4", "mxfp4_moe": "mxfp4"}
+DEFAULT_GGUF_TYPE = "Q4_K_M"  # llama.cpp, common/arg.cpp: --hf-repo without a type
+PASTE_CONFIG = "paste its config.json, or choose a model of the catalog"
+
+
+def known_model(name: object) -> ModelSpec | None:
+    """Return the shape of a model of the catalog, None if the catalog does not know the name."""
+    if not isinstance(name, str) or not name.strip():
+        return None
+    try:
+        return get_model(name)
+    except PlannerError:
+        return None
+
+
+def names_of_path(text: str) -> tuple[str, ...]:
+    """Return the names of a model that a path may stand for, the most specific first.
+
+    >>> names_of_path("/models/Qwen/Qwen3-8B/")
+    ('Qwen/Qwen3-8B', 'Qwen3-8B')
+    """
+    cached = CACHED.search(text)
+    if cached:
+        return (f"{cached[1]}/{cached[2]}",)
+    parts = [part for part in PurePosixPath(text.replace("\\", "/")).parts if part not in "/.~"]
+    names = ["/".join(parts[-2:])] if len(parts) > 1 else []
+    return (*names, *parts[-1:])
+
+
+def add_model(draft: Draft, source: str, name: str) -> ModelSpec | None:
+    """Record the model that a text names, and return its shape if the catalog has it.
+
+    A repository that the catalog lacks stays in the request by its name; of a path only the name
+    of the folder can be looked up.
+    """
+    text = name.strip().rstrip("/")
+    if "$" in text or not text:
+        draft.ignore(source, "the model is a shell variable, which is not expanded")
+        draft.need("model", f"the text names it by a variable; {PASTE_CONFIG}")
+        return None
+    is_repository = REPOSITORY.fullmatch(text) is not None and not text.startswith(".")
+    candidates = (text,) if is_repository or "/" not in text else names_of_path(text)
+    for candidate in candidates:
+        spec = known_model(candidate)
+        if spec is not None:
+            return _put(draft, source, candidate if is_repository else spec.id, spec)
+    draft.model = text
+    if is_repository:
+        draft.put(source, "model", text)
+        draft.need("model", f"{_unknown(text)}; {PASTE_CONFIG}")
+    else:
+        draft.ignore(source, "a path on another machine, whose name is not a model of the catalog")
+        draft.need("model", f"{shown(text)} is not read; {PASTE_CONFIG}")
+    return None
+
+
+def _put(draft: Draft, source: str, name: str, spec: ModelSpec) -> ModelSpec:
+    draft.model = name
+    draft.put(source, "model", name)
+    return spec
+
+
+def _unknown(name: str) -> str:
+    """Return what the catalog says of a name, in short."""
+    try:
+        get_model(name)
+    except UnknownModelError as error:
+        nearest = f", nearest {error.nearest[0]}" if error.nearest else ""
+        return f"the catalog has no {shown(name)}{nearest}"
+    except PlannerError as error:
+        return shown(error)
+    return shown(name)
+
+
+def add_gguf(draft: Draft, source: str, name: str, kind: str | None = None) -> ModelSpec | None:
+    """Record the model and the type of a GGUF file or of a repository of such files.
+
+    ``kind`` is the type if the text states it apart from the name.
+    """
+    text = name.strip().replace("\\", "/").rstrip("/")
+    if "$" in text or not text:
+        return add_model(draft, source, text)
+    repository, _, tag = text.partition(":") if REPOSITORY.fullmatch(text) else (text, "", "")
+    stem = PART.sub("", repository.removesuffix(".gguf"))
+    typed = GGUF_TYPE.search(stem)
+    base = stem[: typed.start()] if typed else stem
+    stated = kind or tag or (typed[1] if typed else "")
+    if not stated and names_gguf(repository):
+        stated = DEFAULT_GGUF_TYPE
+    base = names_gguf(base) or base
+    is_file = repository.endswith(".gguf") or not REPOSITORY.fullmatch(base)
+    candidates = names_of_path(base) if is_file else (base,)
+    spec = next((known for each in candidates if (known := known_model(each))), None)
+    if spec is None:
+        draft.model = text
+        draft.ignore(source, "the name of the file is not a model of the catalog")
+        draft.need("model", f"{shown(base)} is not in the catalog; {PASTE_CONFIG}")
+    else:
+        _put(draft, source, spec.id, spec)
+    _add_type(draft, source, re.sub(r"^UD[-_]|_XL$", "", stated, flags=re.IGNORECASE).lower())
+    return spec
+
+
+def _add_type(draft: Draft, source: str, kind: str) -> None:
+    """Record the type of a GGUF file as a pinned format."""
+    if kind in WIDE_TYPES:
+        draft.put(source, "pins.weight_dtype", WIDE_TYPES[kind])
+    elif kind and supports(kind):
+        draft.put(source, "pins.quantization", f"gguf:{kind}")
+    elif kind:
+        draft.ignore(source, f"the size of a GGUF file of type {shown(kind)} is not known")
+    else:
+        draft.need("pins.quantization", "the type of the GGUF file, such as gguf:q4_k_m")

@@ -1,0 +1,488 @@
+"""Find out which tool a pasted text is for, and read it into a draft of a plan request.
+
+The text is bounded, never executed and never written anywhere: shell words are split but not
+expanded, and files that it names are not opened.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from planner.catalog.devices import get_device
+from planner.catalog.models import model_from_config
+from planner.imports.containers import container_script, is_container_file, server_replicas
+from planner.imports.documents import options_of, read_json, read_yaml
+from planner.imports.draft import Draft, Header, Import, Item, Kind, shown
+from planner.imports.serving import read_llama_cpp, read_sglang, read_tensorrt_llm, read_vllm
+from planner.imports.shell import (
+    Command,
+    Script,
+    option_table,
+    plain,
+    read_arguments,
+    read_script,
+    source_of,
+)
+from planner.imports.trainers import (
+    OTHER_COMMANDS,
+    paste_file,
+    read_accelerate_config,
+    read_axolotl,
+    read_deepspeed_config,
+    read_hugging_face,
+    read_hugging_face_options,
+    read_launcher,
+    read_llama_factory,
+    read_llama_factory_file,
+    read_trl,
+)
+from planner.imports.training import TrainDraft
+from planner.specs.base import BadRequestError, JsonObject, PlannerError
+
+MOST_CHARACTERS = 64 * 1024
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+YAML_LINE = re.compile(r"(---\s*$|[\w.\-\"']+\s*:(\s|$))")
+PROMPT = re.compile(r"^\s*[$>%] (?=\S)", re.MULTILINE)
+FENCE = re.compile(r"^\s*```[\w-]*\s*$", re.MULTILINE)
+# The top of an export; a plan on several kinds of device has none of its own here.
+HEADER = re.compile(
+    r"^# (?P<model>\S+) on (?:(?P<devices>\d{1,5}) x )?(?P<device>[^,+\n]+), planned for \w+$",
+    re.MULTILINE,
+)
+SERVERS_NOTE = re.compile(
+    r"^# note: (\d{1,5}) servers, on ports? [\d to]+(?: of each of (\d{1,5}) nodes)?:",
+    re.MULTILINE,
+)
+KNOWN_TOOLS = (
+    "vllm serve, python -m sglang.launch_server, llama-server, trtllm-serve, torchrun, accelerate "
+    "launch, deepspeed, trl, python train.py --model_name_or_path …, a YAML file of Axolotl, "
+    "LLaMA-Factory or Accelerate, DeepSpeed's JSON, or a model's config.json"
+)
+VISIBLE_DEVICES = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "NVIDIA_VISIBLE_DEVICES",
+    }
+)
+AXOLOTL_KEYS = frozenset({"base_model", "base_model_config"})
+LLAMA_FACTORY_KEYS = frozenset(
+    {
+        "finetuning_type",
+        "stage",
+        "infer_backend",
+        "export_dir",
+        "cutoff_len",
+        "template",
+        "dataset",
+    }
+)
+LLAMA_FACTORY_V1_KEYS = frozenset(
+    {"dist_config", "peft_config", "init_config", "train_dataset", "quant_config", "model_class"}
+)
+ACCELERATE_KEYS = frozenset({"compute_environment", "distributed_type"})
+DEEPSPEED_KEYS = frozenset(
+    {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
+)
+
+
+def read_paste(text: str) -> Import:
+    """Return the draft of a plan request that another tool's command line or file describes.
+
+    Raises:
+        PlannerError: the text is too long, for no known tool, not complete, or has a value
+            outside its limits; the message names it and the way out.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise BadRequestError(
+            f"the text has {len(text):,} characters: at most {MOST_CHARACTERS:,} are read; paste "
+            "the command or the configuration alone",
+            "text",
+        )
+    text = FENCE.sub("", text.replace("\r\n", "\n").replace("\r", "\n").lstrip("\ufeff"))
+    control = CONTROL.search(text)
+    if control:
+        raise BadRequestError(
+            f"character {control.start() + 1} is the control character {control[0]!r}: paste "
+            "plain text",
+            "text",
+        )
+    header = read_header(text)
+    first = next((line for line in text.splitlines() if _is_content(line)), "")
+    if not first:
+        raise BadRequestError(f"the text is empty: paste {KNOWN_TOOLS}", "text")
+    if first.lstrip().startswith("{"):
+        return _read_document(read_json(text), header).finish()
+    if YAML_LINE.match(first):
+        return _read_yaml(text, header)
+    return _read_commands(read_script(PROMPT.sub("", text)), header).finish()
+
+
+def read_header(text: str) -> Header | None:
+    """Return what the comment at the top of a file that Slipway exported states, if it is one.
+
+    Source: planner/exports/export.py, ``Format.with_body``.
+    """
+    match = HEADER.search(text)
+    if match is None:
+        return None
+    try:
+        device = get_device(match["device"]).id
+    except PlannerError:
+        return None
+    servers = SERVERS_NOTE.search(text)
+    return Header(
+        source=shown(match[0].lstrip("# ")),
+        model=match["model"],
+        device=device,
+        devices=int(match["devices"] or 1),
+        servers=int(servers[1]) if servers else 1,
+        nodes=int(servers[2] or 1) if servers else 1,
+    )
+
+
+def _is_content(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith("#")
+
+
+def _unknown_tool(what: str) -> BadRequestError:
+    return BadRequestError(f"{what}: paste {KNOWN_TOOLS}", "text")
+
+
+# ---------------------------------------------------------------------------
+# Files
+# ---------------------------------------------------------------------------
+
+
+def _read_yaml(text: str, header: Header | None) -> Import:
+    documents = [each for each in read_yaml(text) if each is not None]
+    if not documents or not isinstance(documents[0], dict):
+        raise _unknown_tool("the YAML has no mapping of settings")
+    document = {str(key): value for key, value in documents[0].items()}
+    if is_container_file(document):
+        replicas = server_replicas(documents)
+        if header is not None and replicas > 1:
+            header = replace(header, servers=replicas)
+        draft = _read_commands(container_script(documents), header)
+        if header is None and replicas > 1:
+            reason = "each replica is a server of its own: plan one, or pin data_parallel_size"
+            draft.ignore(f"replicas: {replicas}", reason)
+        return draft.finish()
+    draft = _read_document(document, header)
+    for other in documents[1:]:
+        draft.ignore(shown(other), "a further document: the first one is read")
+    return draft.finish()
+
+
+def _read_document(document: JsonObject, header: Header | None) -> Draft:
+    """Read a mapping by the keys that only one tool's files have.
+
+    Raises:
+        BadRequestError: no known tool has such keys.
+    """
+    keys = set(document)
+    if AXOLOTL_KEYS & keys:
+        draft = Draft("axolotl", "train", header)
+        read_axolotl(draft, document)
+    elif ACCELERATE_KEYS & keys:
+        draft = Draft("accelerate_config", "train", header)
+        read_accelerate_config(draft, document)
+    elif "model" in keys and LLAMA_FACTORY_V1_KEYS & keys:
+        draft = Draft("llama_factory", "train", header)
+        read_llama_factory_file(draft, _from_version_1(draft, document))
+    elif "model_name_or_path" in keys and LLAMA_FACTORY_KEYS & keys - {"dataset"}:
+        draft = Draft("llama_factory", header=header)
+        read_llama_factory_file(draft, document)
+    elif "model_name_or_path" in keys:
+        draft = Draft("trl", "train", header)
+        _read_trl_file(draft, document)
+    elif DEEPSPEED_KEYS & keys:
+        draft = Draft("deepspeed_config", "train", header)
+        read_deepspeed_config(draft, document)
+    elif "model_type" in keys or "architectures" in keys:
+        draft = Draft("hf_config", header=header)
+        _read_config(draft, document)
+    else:
+        named = ", ".join(sorted(keys)[:6]) or "no keys"
+        raise _unknown_tool(f"no known tool has a file with the keys {shown(named)}")
+    return draft
+
+
+def _read_config(draft: Draft, document: JsonObject) -> None:
+    """Record a model's ``config.json`` as an inline model, after reading its shape."""
+    name = str(document.get("_name_or_path") or "custom")
+    spec = model_from_config(document, name)
+    draft.model = document
+    draft.request["model"] = document
+    layers = f"{spec.num_hidden_layers} layers of {spec.hidden_size}"
+    draft.understood.append(
+        Item(
+            source=f"config.json of model_type {shown(spec.model_type)}",
+            field="model",
+            value=layers,
+        )
+    )
+    if spec.note:
+        draft.ignore("config.json", shown(spec.note))
+    draft.need("workload", "what the model should do: serve, generate, train or compress")
+
+
+def _read_trl_file(draft: Draft, document: JsonObject) -> None:
+    table, options = option_table("transformers"), options_of(document)
+    for key in document:
+        if key not in table.names:
+            option = options.pop(key, None)
+            draft.reject(option.source if option else shown(f"{key}:"), key, table.names)
+    read_hugging_face_options(TrainDraft(draft, {}), options)
+
+
+V1_NAMES = {
+    "model": "model_name_or_path",
+    "micro_batch_size": "per_device_train_batch_size",
+    "train_dataset": "dataset",
+}
+V1_PEFT = {"r": "lora_rank", "lora_alpha": "lora_alpha", "target_modules": "lora_target"}
+
+
+def _from_version_1(draft: Draft, document: JsonObject) -> JsonObject:
+    """Return a file of LLaMA-Factory's version 1 by the names of its other files.
+
+    Source: hiyouga/LLaMA-Factory, examples/v1 (2026-08).
+    """
+    renamed = {V1_NAMES.get(key, key): value for key, value in document.items()}
+    peft, quantised = renamed.pop("peft_config", None), renamed.pop("quant_config", None)
+    kind = str(peft.get("name", "lora")) if isinstance(peft, dict) else "full"
+    renamed["finetuning_type"] = kind
+    if isinstance(peft, dict):
+        renamed |= {V1_PEFT[key]: peft[key] for key in peft if key in V1_PEFT}
+        for key in sorted(set(map(str, peft)) - set(V1_PEFT) - {"name"}):
+            reason = "Slipway does not model this choice of trained weights or adapters"
+            draft.ignore(shown(f"peft_config.{key}: {peft[key]}"), reason)
+    if isinstance(quantised, dict) and "quantization_bit" in quantised:
+        renamed["quantization_bit"] = quantised["quantization_bit"]
+    dist = renamed.pop("dist_config", None)
+    if isinstance(dist, dict):
+        if str(dist.get("name", "")).startswith("fsdp"):
+            renamed["fsdp"] = "full_shard"
+        if "config_file" in dist:
+            renamed["deepspeed"] = dist["config_file"]
+    return renamed
+
+
+# ---------------------------------------------------------------------------
+# Commands
+# ---------------------------------------------------------------------------
+
+
+Files = dict[str, str]
+Reader = Callable[[Draft, list[str], Files], None]
+Found = tuple[Kind, int, Reader]
+SERVERS = frozenset({"vllm", "sglang", "llama_server", "tensorrt_llm"})
+
+
+@dataclass
+class Invocation:
+    """A tool's command: its kind, its words, the words before it, and what reads it."""
+
+    kind: Kind
+    words: list[str]
+    before: list[str]
+    read: Reader
+    variables: list[tuple[str, str]] = field(default_factory=list)
+
+
+def _read_commands(script: Script, header: Header | None) -> Draft:
+    """Read the first command of a known tool; the others are listed as ignored.
+
+    Raises:
+        BadRequestError: no command is one of a known tool.
+    """
+    chosen: Invocation | None = None
+    others: list[Command] = []
+    variables: list[tuple[str, str]] = []
+    for command in script.commands:
+        invocation = None if chosen else find_invocation(command)
+        if invocation is None:
+            others.append(command)
+            if chosen is None:
+                variables += command.variables
+        else:
+            chosen = invocation
+            chosen.variables = [*variables, *command.variables]
+    if chosen is None:
+        words = next((command.words for command in script.commands if command.words), [])
+        named = source_of(*words[:4]) or "no command"
+        raise _unknown_tool(f"{named!r} is no command of a known tool")
+    draft = Draft(chosen.kind, "serve" if chosen.kind in SERVERS else "train", header)
+    _read_before(draft, chosen)
+    chosen.read(draft, chosen.words, script.files)
+    for command in others:
+        if command.words:
+            reason = "another command: one command of a tool is read, and none is run"
+            draft.ignore(source_of(*command.words), reason)
+    return draft
+
+
+def find_invocation(command: Command) -> Invocation | None:
+    """Return the tool that a command starts, with its arguments; None for other commands."""
+    words = command.words
+    for at in range(len(words)):
+        found = _tool_at(words, at)
+        if found is not None:
+            kind, skipped, read = found
+            arguments = words[at + skipped :]
+            # An image's or a module's name may be followed by the program and its command.
+            for again in (["vllm", "serve"], ["serve"]):
+                if kind in SERVERS and arguments[: len(again)] == again:
+                    arguments = arguments[len(again) :]
+            return Invocation(kind, arguments, words[:at], read)
+    return None
+
+
+def _read_llama_once(draft: Draft, words: list[str], _files: Files) -> None:
+    draft.goal = "generate"
+    read_llama_cpp(draft, words, answers_once=True)
+
+
+def _read_python(draft: Draft, words: list[str], _files: Files) -> None:
+    read_hugging_face(TrainDraft(draft, {}, world=1, per_node=1), words)
+
+
+def _read_llama_factory(draft: Draft, words: list[str], _files: Files) -> None:
+    _refuse_files(words)
+    table = option_table("llama_factory")
+    arguments = read_arguments(words, table)
+    for source, name in arguments.unknown:
+        draft.reject(source, name, table.names)
+    for word in arguments.positional:
+        draft.ignore(source_of(word), "no option before it")
+    read_llama_factory(draft, arguments.options)
+
+
+def _read_axolotl_line(_draft: Draft, words: list[str], _files: Files) -> None:
+    _refuse_files(words)
+    raise BadRequestError(
+        "Axolotl's command names no file of settings: paste the content of the file", "text"
+    )
+
+
+def _refuse_files(words: list[str]) -> None:
+    """Refuse a command whose settings are in a file that the text does not have.
+
+    Raises:
+        BadRequestError: the command names a file.
+    """
+    named = next((word for word in words if word.endswith((".yaml", ".yml", ".json"))), "")
+    if named:
+        raise paste_file(plain(named))
+
+
+def _without_files(read: Callable[[Draft, list[str]], None]) -> Reader:
+    return lambda draft, words, _files: read(draft, words)
+
+
+VLLM: tuple[Kind, Reader] = ("vllm", _without_files(read_vllm))
+SGLANG: tuple[Kind, Reader] = ("sglang", _without_files(read_sglang))
+LLAMA: tuple[Kind, Reader] = ("llama_server", _without_files(read_llama_cpp))
+LLAMA_ONCE: tuple[Kind, Reader] = ("llama_server", _read_llama_once)
+TORCHRUN: tuple[Kind, Reader] = ("torchrun", read_launcher)
+FACTORY: tuple[Kind, Reader] = ("llama_factory", _read_llama_factory)
+AXOLOTL: tuple[Kind, Reader] = ("axolotl", _read_axolotl_line)
+# The name of a program, without its folder.
+BY_NAME: dict[str, tuple[Kind, Reader]] = {
+    "llama-server": LLAMA,
+    "llama-cli": LLAMA_ONCE,
+    "llama-completion": LLAMA_ONCE,
+    "llama-simple": LLAMA_ONCE,
+    "torchrun": TORCHRUN,
+    "trtllm-serve": ("tensorrt_llm", read_tensorrt_llm),
+    "llamafactory-cli": FACTORY,
+    "axolotl": AXOLOTL,
+}
+# llama.cpp's names before 2024-06, which are common words: only with their folder.
+BY_PATH = {"server": LLAMA, "main": LLAMA_ONCE}
+# Two words: a program and its command, or -m and a module of Python.
+BY_TWO_WORDS: dict[tuple[str, str], tuple[Kind, Reader]] = {
+    ("vllm", "serve"): VLLM,
+    ("-m", "vllm.entrypoints.openai.api_server"): VLLM,
+    ("-m", "vllm.entrypoints.api_server"): VLLM,
+    ("-m", "vllm.entrypoints.cli.main"): VLLM,
+    ("sglang", "serve"): SGLANG,
+    ("-m", "sglang.launch_server"): SGLANG,
+    ("-m", "torch.distributed.run"): TORCHRUN,
+    ("-m", "torch.distributed.launch"): TORCHRUN,
+    ("accelerate", "launch"): ("accelerate", read_launcher),
+    ("-m", "accelerate.commands.launch"): ("accelerate", read_launcher),
+    ("-m", "axolotl.cli.train"): AXOLOTL,
+}
+# Commands of TRL; the word stays, because the reader reads it.
+TRL_COMMANDS = frozenset({"sft", *OTHER_COMMANDS})
+# Images that start a server with the words after their name.
+IMAGES: tuple[tuple[re.Pattern[str], tuple[Kind, Reader]], ...] = (
+    (re.compile(r"(^|/)vllm-openai(-[\w.]+)?([:@]|$)"), VLLM),
+    (re.compile(r"llama\.cpp:server"), LLAMA),
+)
+PYTHON = re.compile(r"python[\d.]*")
+
+
+def _tool_at(words: list[str], at: int) -> Found | None:
+    """Return the tool whose name stands at a position, and how many words the name has."""
+    word, following = words[at], words[at + 1] if at + 1 < len(words) else ""
+    name = _program(word)
+    two = BY_TWO_WORDS.get((name, following))
+    image = next((tool for pattern, tool in IMAGES if at and pattern.search(word)), None)
+    found: Found | None = None
+    if two:
+        found = (two[0], 2, two[1])
+    elif name in BY_NAME and (following or name != "axolotl"):
+        found = (BY_NAME[name][0], 1, BY_NAME[name][1])
+    elif name in BY_PATH and "/" in word.replace("\\", "/"):
+        found = (BY_PATH[name][0], 1, BY_PATH[name][1])
+    elif image:
+        found = (image[0], 1, image[1])
+    elif name == "deepspeed" and following and "install" not in words[:at]:
+        found = ("deepspeed", 1, read_launcher)
+    elif name == "trl" and following in TRL_COMMANDS:
+        found = ("trl", 1, _without_files(read_trl))
+    elif name.endswith(".py") and at and PYTHON.fullmatch(_program(words[at - 1])):
+        found = ("transformers", 1, _read_python)
+    return found
+
+
+def _program(word: str) -> str:
+    """Return the name of a program without its folder, or a word as it is."""
+    return word.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".exe")
+
+
+def _read_before(draft: Draft, chosen: Invocation) -> None:
+    """Record environment variables and the words of wrappers, such as ``docker run``."""
+    for name, value in chosen.variables:
+        source = source_of(f"{name}={value}")
+        devices = [part for part in value.split(",") if part]
+        is_list = re.fullmatch(r"[\w,-]+", value) is not None and value != "all"
+        if name in VISIBLE_DEVICES and devices and is_list:
+            draft.put(source, "cluster.devices_per_node", len(devices))
+        else:
+            draft.ignore(source, "an environment variable: Slipway reads options alone")
+    if not chosen.before:
+        return
+    count = _container_devices(chosen.before)
+    if count is not None:
+        draft.put(count[0], "cluster.devices_per_node", count[1])
+    draft.ignore(source_of(*chosen.before), "what starts the command does not change the plan")
+
+
+def _container_devices(words: list[str]) -> tuple[str, int] | None:
+    """Return the devices that ``docker run --gpus`` gives a container, if it states a number."""
+    for at, word in enumerate(words):
+        name, joined, value = word.partition("=")
+        if name != "--gpus":
+            continue
+        text = value if joined else (words[at + 1] if at + 1 < len(words) else "")
+        listed = re.fullmatch(r'"?device=([\w,-]+)"?', text)
+        if listed:
+            return source_of(name, text), len([part for part in listed[1].split(",") if part])
+        number = re.fullmatch(r"(?:count=)?([1-9]\d{0,3})", text)
+        return (source_of(name, text), int(number[1])) if number else None
+    return None

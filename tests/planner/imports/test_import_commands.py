@@ -1,0 +1,263 @@
+"""Command lines as people write them: which field each option became, and what was left out."""
+
+import time
+
+import pytest
+
+from planner.api import plan
+from planner.imports import read_paste
+from planner.specs.estimate import PlanRequest
+
+LLAMA = "meta-llama/Llama-3.1-8B"
+# A command, and the fields of the request that it states, by their dotted names.
+LINES = {
+    # vLLM: its documentation's "Parallelism and scaling", "Engine arguments", "Docker".
+    f"vllm serve {LLAMA}": {"model": LLAMA, "engine": "vllm", "workload.kind": "serve"},
+    f"vllm serve {LLAMA} --tensor-parallel-size 4 --pipeline-parallel-size 2": {
+        "pins.tensor_parallel_size": 4,
+        "pins.pipeline_parallel_size": 2,
+        "cluster.devices_per_node": 8,
+    },
+    f"vllm serve {LLAMA} -tp 16 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1": {
+        "cluster.devices_per_node": 8,
+        "cluster.nodes": 2,
+    },
+    f"vllm serve {LLAMA} -dp 4 -dpl 2 --data-parallel-address 10.0.0.1": {
+        "pins.data_parallel_size": 4,
+        "cluster.devices_per_node": 2,
+        "cluster.nodes": 2,
+    },
+    "vllm serve Qwen/Qwen3-30B-A3B --data-parallel-size=8 --enable-expert-parallel": {
+        "pins.attention_data_parallel_size": 8,
+        "pins.expert_parallel_size": 8,
+    },
+    f"vllm serve {LLAMA} --dtype half --kv-cache-dtype fp8_e5m2 --max-model-len 16k": {
+        "pins.weight_dtype": "fp16",
+        "pins.kv_cache_dtype": "fp8",
+        "workload.max_request_tokens": 16_000,
+    },
+    f"vllm serve {LLAMA} --max-num-seqs 32 -dp 2 --max_num_batched_tokens 8192": {
+        "workload.concurrency": 64,
+        "pins.max_batch_tokens": 8192,
+    },
+    f"vllm serve {LLAMA} --gpu-memory-util .95 --no-enable-prefix-caching": {
+        "pins.gpu_memory_utilization": 0.95,  # a beginning that one option alone has
+        "workload.prefix_share_ratio": 0.0,
+    },
+    f"vllm serve {LLAMA} --quantization fp8 --no-enable-chunked-prefill": {
+        "pins.weight_dtype": "fp8",
+        "pins.chunked_prefill": False,
+    },
+    f"vllm serve {LLAMA} --quantization bitsandbytes": {"pins.weight_dtype": "nf4"},
+    f"vllm serve {LLAMA} --cpu-offload-gb 7.5": {"pins.offload": {"weights_cpu": 0.501}},
+    "vllm serve meta-llama/Llama-3.1-70B --speculative-config "
+    """'{"model": "meta-llama/Llama-3.1-8B", "num_speculative_tokens": 5}'""": {
+        "pins.speculative": {"draft_model": LLAMA, "tokens": 5}
+    },
+    f"python -m vllm.entrypoints.openai.api_server --model {LLAMA} --swap-space 16": {
+        "model": LLAMA
+    },
+    f"docker run --runtime nvidia --gpus 2 -v ~/.cache:/root/.cache -p 8000:8000 --ipc=host "
+    f"vllm/vllm-openai:v0.33.0 --model {LLAMA} -tp 2": {
+        "model": LLAMA,
+        "pins.tensor_parallel_size": 2,
+        "cluster.devices_per_node": 2,
+    },
+    f"CUDA_VISIBLE_DEVICES=0,1,2,3 HF_TOKEN=abc vllm serve '{LLAMA}' > log 2>&1 &": {
+        "cluster.devices_per_node": 4
+    },
+    f"$ vllm serve {LLAMA} \\\n  --tensor-parallel-size 2 \\\n  --max-model-len 4096  # short": {
+        "pins.tensor_parallel_size": 2,
+        "workload.max_request_tokens": 4096,
+    },
+    "vllm serve /models/models--meta-llama--Llama-3.1-8B/snapshots/0f4a/": {"model": LLAMA},
+    # SGLang: its documentation's "Server arguments".
+    f"python3 -m sglang.launch_server --model-path {LLAMA} --tp 2 --dp 2 --mem-fraction 0.7": {
+        "engine": "sglang",
+        "pins.tensor_parallel_size": 2,
+        "pins.data_parallel_size": 2,
+        "pins.gpu_memory_utilization": 0.7,
+        "cluster.devices_per_node": 4,
+    },
+    "python -m sglang.launch_server --model deepseek-ai/DeepSeek-V3 --tp 16 --dp 16 --ep 16 "
+    "--enable-dp-attention --nnodes 2 --dist-init-addr 10.0.0.1:5000": {
+        "pins.tensor_parallel_size": 1,
+        "pins.attention_data_parallel_size": 16,
+        "pins.expert_parallel_size": 16,
+        "cluster.nodes": 2,
+    },
+    f"sglang serve {LLAMA} --context-length 8192 --max-running-requests 48 "
+    "--chunked-prefill-size -1 --disable-radix-cache": {
+        "workload.max_request_tokens": 8192,
+        "workload.concurrency": 48,
+        "pins.chunked_prefill": False,
+        "workload.prefix_share_ratio": 0.0,
+    },
+    # llama.cpp: tools/server/README.md and its discussions.
+    "./llama-server -m models/7B/Llama-3.1-8B-Instruct-Q4_K_M.gguf -c 16384 -np 4 -ngl 99 -fa on": {
+        "engine": "llama_cpp",
+        "model": LLAMA,
+        "pins.quantization": "gguf:q4_k_m",
+        "workload.concurrency": 4,
+        "workload.max_request_tokens": 4096,
+        "pins.attention": "flash",
+    },
+    "llama-server -hf unsloth/Qwen3-30B-A3B-GGUF:Q8_0 --n-cpu-moe 24 -ctk q8_0 -ctv q8_0": {
+        "model": "Qwen/Qwen3-30B-A3B",
+        "pins.quantization": "gguf:q8_0",
+        "pins.offload": {"weights_cpu": 0.475},
+        "pins.kv_cache_dtype": "int8",
+    },
+    "llama-server.exe -m C:\\models\\Qwen3-8B-Q5_K_M-00001-of-00002.gguf -ts 1,1 -sm row": {
+        "cluster.devices_per_node": 2,
+        "pins.tensor_parallel_size": 2,
+    },
+    "llama-cli -m Llama-3.1-8B-Q8_0.gguf -ngl 16 -n 256 -p 'Once upon'": {
+        "workload.kind": "generate",
+        "workload.batch_size": 1,
+        "workload.output_tokens": 256,
+        "pins.offload": {"weights_cpu": 0.515},
+    },
+    # TensorRT-LLM: docs/source/commands/trtllm-serve.
+    f"trtllm-serve {LLAMA} --tp_size 8 --max_batch_size 128 --max_num_tokens 8192": {
+        "engine": "tensorrt_llm",
+        "pins.tensor_parallel_size": 8,
+        "workload.concurrency": 128,
+        "pins.max_batch_tokens": 8192,
+    },
+    # Launchers around the Hugging Face trainers and TRL's examples.
+    f"torchrun --nproc_per_node=8 --nnodes 2 sft.py --model_name_or_path {LLAMA} --bf16 "
+    "--per_device_train_batch_size 2 --gradient_accumulation_steps 4 --max_length 4096 "
+    "--gradient_checkpointing --fsdp 'full_shard auto_wrap' --max_steps 100 --optim adamw_8bit": {
+        "workload.global_batch_size": 128,
+        "workload.sequence_length": 4096,
+        "workload.tokens": 100 * 128 * 4096,
+        "workload.optimizer": "adamw_8bit",
+        "pins.micro_batch_size": 2,
+        "pins.zero_stage": 3,
+        "pins.activation_recomputation": "full",
+        "pins.compute_dtype": "bf16",
+        "pins.data_parallel_size": 16,
+        "cluster.devices_per_node": 8,
+        "cluster.nodes": 2,
+    },
+    "accelerate launch --num_processes 4 --mixed_precision bf16 --config_file "
+    f"examples/accelerate_configs/deepspeed_zero3.yaml trl/scripts/sft.py --model_name_or_path "
+    f"{LLAMA} --use_peft --lora_r 32 --lora_target_modules all-linear --load_in_4bit "
+    "--per_device_train_batch_size 1 --max_seq_length 2048": {
+        "workload.method": "qlora",
+        "workload.lora_rank": 32,
+        "workload.lora_targets": "all",
+        "workload.global_batch_size": 4,
+        "pins.zero_stage": 3,
+        "pins.compute_dtype": "bf16",
+    },
+    f"deepspeed --num_gpus 2 train.py --deepspeed ds_z2_offload.json --model_name_or_path {LLAMA} "
+    "--per_device_train_batch_size 1 --block_size 1024": {
+        "pins.zero_stage": 2,
+        "pins.offload": {"optimizer": "cpu"},
+        "workload.global_batch_size": 2,
+        "workload.sequence_length": 1024,
+    },
+    f"trl sft --model_name_or_path {LLAMA} --use_peft --lora_r 8 --packing": {
+        "workload.method": "lora",
+        "workload.lora_rank": 8,
+        "pins.packed": True,
+    },
+    "python run_clm.py --config_name openai-community/gpt2 --block_size 512 "
+    "--per_device_train_batch_size 8": {
+        "workload.method": "pretrain",
+        "workload.global_batch_size": 8,
+    },
+    "llamafactory-cli train --stage sft --finetuning_type lora --quantization_bit 4 "
+    f"--model_name_or_path {LLAMA} --lora_target q_proj,v_proj --cutoff_len 2048": {
+        "workload.method": "qlora",
+        "workload.lora_targets": "query_value",
+        "workload.sequence_length": 2048,
+    },
+}
+
+
+def flat(request, prefix=""):
+    """Return a request's fields by dotted names; a nested strategy field stays whole."""
+    found = {}
+    for name, value in request.items():
+        inner = isinstance(value, dict) and name in {"workload", "cluster", "pins"}
+        found |= flat(value, f"{name}.") if inner else {f"{prefix}{name}": value}
+    return found
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_becomes_the_request_that_it_states(line):
+    draft = read_paste(line)
+    fields = flat(draft.request)
+    assert {name: fields.get(name) for name in LINES[line]} == LINES[line]
+    assert draft.unknown == ()
+    told = {item.field for item in draft.understood}
+    assert {name for name in LINES[line] if name not in {"engine", "workload.kind"}} <= told
+    assert all(item.reason for item in draft.ignored)
+
+
+def test_a_line_that_lacks_hardware_and_lengths_is_planned_once_they_are_given():
+    draft = read_paste(f"vllm serve {LLAMA} -tp 2 --max-num-seqs 16 --gpu-memory-utilization 0.9")
+    assert [each.split(":")[0] for each in draft.missing] == [
+        "workload.input_tokens",
+        "workload.output_tokens",
+        "cluster.device",
+    ]
+    request = draft.request | {
+        "cluster": {**draft.request["cluster"], "device": "h100-sxm5-80gb"},
+        "workload": {**draft.request["workload"], "input_tokens": 500, "output_tokens": 100},
+    }
+    best = plan(PlanRequest.model_validate(request)).plans[0]
+    assert (best.strategy.tensor_parallel_size, best.engine) == (2, "vllm")
+
+
+def test_what_is_not_used_is_named_with_its_reason_and_a_wrong_name_with_the_nearest():
+    draft = read_paste(
+        f"export OMP_NUM_THREADS=8\nvllm serve {LLAMA} --port 80 --max-modl-len 5 --enable-lora "
+        '--api-key sk-1 -tp 1 -tp 2 --dtype auto --model-loader-extra-config "$X"\necho done'
+    )
+    reasons = {item.source: item.reason for item in draft.ignored}
+    for source, words in (
+        ("OMP_NUM_THREADS=8", "environment variable"),
+        ("--port 80", "no effect on the plan"),
+        ("--enable-lora", "Slipway does not model adapters"),
+        ("--api-key ***", "no effect on the plan"),
+        ("-tp 1", "stands there again"),
+        ("--dtype auto", "the model's own"),
+        ("echo done", "another command"),
+    ):
+        assert words in reasons[source], source
+    (unknown,) = draft.unknown
+    assert (unknown.source, "--max-model-len" in unknown.reason) == ("--max-modl-len 5", True)
+    assert "sk-1" not in draft.model_dump_json()
+
+
+def test_a_variable_is_not_expanded_and_a_quoted_dollar_is_a_letter():
+    draft = read_paste("vllm serve $MODEL -tp $TP --served-model-name 'a$b'")
+    assert "model" not in draft.request
+    assert "pins" not in draft.request
+    assert any(each.startswith("model:") for each in draft.missing)
+    assert {item.source: item.reason for item in draft.ignored}["-tp $TP"].startswith(
+        "its value is a shell variable"
+    )
+
+
+def test_a_model_that_the_catalog_lacks_stays_a_repository_and_is_missing():
+    for name, in_request in (("my-org/my-model-9b", True), ("/data/my-model-9b", False)):
+        draft = read_paste(f"vllm serve {name}")
+        assert draft.model == name
+        assert (draft.request.get("model") == name) is in_request, name
+        assert any("paste its config.json" in each for each in draft.missing), name
+
+
+def test_a_line_takes_at_most_20_ms():
+    line = max(LINES, key=len)
+    read_paste(line)  # the catalog is read once
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        read_paste(line)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.020

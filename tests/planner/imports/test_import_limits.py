@@ -1,0 +1,116 @@
+"""Any text gives a draft or an error in words; nothing of it is run, and secrets are not kept."""
+
+import contextlib
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.imports import read_paste
+from planner.imports.draft import TITLES
+from planner.imports.paste import MOST_CHARACTERS
+from planner.specs.base import PlannerError
+from tests.planner.imports.test_import_commands import LINES, LLAMA
+from tests.planner.imports.test_import_files import FILES
+
+TABLES = sorted(Path("planner/catalog/data/tool_options").glob("*.toml"))
+BOMB = "a: &a [x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [*{before}, *{before}, *{before}, *{before}, *{before}, *{before}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+# A text, and words of its refusal: the value, the limit and the way out.
+REFUSED = {
+    "": "empty: paste vllm serve",
+    "# only a comment": "empty",
+    "x" * (MOST_CHARACTERS + 1): "at most 65,536 are read",
+    "ls -la /": "no command of a known tool: paste vllm serve",
+    "vllm\x00serve": "control character",
+    f"vllm serve {LLAMA} -tp four": "'four': it must be a whole number from 1 to 65,536",
+    f"vllm serve {LLAMA} -tp 0": "'0': it must be a whole number from 1",
+    f"vllm serve {LLAMA} -tp": "-tp has no value: vLLM takes one",
+    f"vllm serve {LLAMA} --gpu-memory-utilization 1.5": "a number from 0.01 to 1",
+    f"vllm serve {LLAMA} --speculative-config '{{'": "a JSON object such as",
+    "vllm serve $(cat model.txt)": "is never run; write the value itself",
+    "vllm serve `cat model.txt`": "is never run",
+    f"vllm serve '{LLAMA}": "the quote ' before",
+    f'bash -c "vllm serve {LLAMA} -tp \'2"': "is not closed",
+    "llamafactory-cli train examples/lora.yaml": "paste the content of the file",
+    "accelerate launch -m axolotl.cli.train my.yml": "paste the content of the file",
+    "accelerate launch --num_processes 3 --num_machines 2 x.py": "a multiple of the 2 machines",
+    "torchrun --nproc_per_node 3 pretrain_gpt.py --tensor-model-parallel-size 2": "multiple of",
+    "base_model: a\nbase_model: b\n": "line 2: the key 'base_model' stands there twice",
+    "base_model: [\n": "line 2",
+    "base_model: &x [*x]\n": "contains itself",
+    "base_model: x\n? [a]\n: 1\n": "a list or a mapping",
+    "base_model: " + "[" * 20 + "]" * 20: "deeper than 16 levels",
+    "base_model: !!python/object/apply:os.system [ls]\n": "YAML is not read",
+    BOMB: "aliases",
+    "base_model: x\nsequence_len: 0x" + "f" * 5000: "64 bits",
+    "base_model: x\nmicro_batch_size: true\n": "a whole number from 1",
+    "one: 1\ntwo: 2\n": "no known tool has a file with the keys one, two",
+    '{"model_type": "llama"': "not valid JSON",
+    '{"model_type": "llama", "model_type": "x"}': "stands twice",
+    '{"model_type": "llama", "hidden_size": NaN}': "no number of JSON",
+    '{"a": ' * 40 + "1" + "}" * 40: "deeper than 16 levels",
+    '{"model_type": "llama"}': "lacks",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED, ids=lambda text: repr(text[:40]))
+def test_a_text_is_refused_in_words(text):
+    with pytest.raises(PlannerError) as refused:
+        read_paste(text)
+    assert REFUSED[text] in str(refused.value)
+    assert len(str(refused.value)) < 700
+
+
+PIECES = st.sampled_from(
+    [*LINES, *(text for text, _ in FILES.values()), "'", '"', "`", "$(", "$((", "\\", "\n", "<<X",
+     "{", "}", "[", "]", ": ", "- ", "&a ", "*a", "#", "|", ";", "--", "=", "-1", "1e400", "~",
+     "vllm serve", "!!binary ", "<<: ", "\u2028", "0x1", "2026-01-01", ".inf", "null"]
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(PIECES | st.text(max_size=8), max_size=8), st.integers(0, 400))
+def test_no_text_raises_anything_but_an_error_of_the_planner(pieces, cut):
+    text = "".join(pieces)
+    for each in (text, text[cut:], text[:cut]):
+        with contextlib.suppress(PlannerError):
+            read_paste(each).model_dump_json()
+
+
+def test_a_pasted_text_is_not_run(tmp_path):
+    mark = tmp_path / "mark"
+    draft = read_paste(f"touch {mark}; vllm serve {LLAMA} | tee {mark} && echo $(touch {mark})")
+    assert draft.model == LLAMA
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_an_option_of_a_tool_stands_in_one_group_and_an_alias_leads_to_one(path):
+    table = tomllib.loads(path.read_text())
+    groups = [group.get(kind, []) for group in table["options"]
+              for kind in ("values", "lists", "switches")]  # fmt: skip
+    names = [name for group in groups for name in group]
+    assert sorted(set(names)) == sorted(names)
+    assert [name for name, target in table.get("aliases", {}).items() if target not in names] == []
+    assert [name for name in table.get("aliases", {}) if name in names] == []
+    assert table["source"]
+    assert all(group.get("reason", "-") for group in table["options"])
+
+
+def test_every_kind_has_a_title_and_the_reader_loads_nothing_heavy():
+    assert len(set(TITLES.values())) == len(TITLES)
+    program = (
+        "import sys, planner.imports; "
+        "print([m for m in ('scipy', 'torch', 'django', 'celery') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
