@@ -1,4 +1,4 @@
-"""The command line: ``python -m planner estimate|plan|calibrate|export|models|devices|...``.
+"""The command line: ``python -m planner estimate|plan|export|import|models|devices|...``.
 
 Commands import fitting and plotting code on demand, because scipy takes longer to load than an
 estimate takes to compute.
@@ -8,6 +8,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TextIO
 
 from planner.api import estimate, inverse, parse_model, plan
@@ -128,6 +129,23 @@ def _json_object(text: str) -> JsonObject:
     return document
 
 
+def run_import(source: TextIO, sink: TextIO, path: str | None, *, as_json: bool) -> int:
+    """Print the draft of a request that another tool's command line or file describes.
+
+    The text is read from a file, or from standard input without one.
+    """
+    from planner.imports import import_table, read_paste
+
+    try:
+        text = Path(path).read_text("utf-8") if path else source.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequestError(f"{path or 'standard input'} cannot be read: {error}") from error
+    imported = read_paste(text)
+    written = imported.model_dump_json(indent=2) + "\n" if as_json else import_table(imported)
+    sink.write(written)
+    return OK
+
+
 def model_row(model_id: str) -> JsonObject:
     """Return a catalog model with its parameter count and source."""
     spec, entry = get_model(model_id), get_entry(model_id)
@@ -230,6 +248,9 @@ def arguments() -> argparse.ArgumentParser:
     exporter.add_argument("--format", required=True, choices=sorted(FORMATS))
     exporter.add_argument("--measure", action="store_true", help="the script that checks it")
     exporter.add_argument("--rank", type=int, default=1, help="which plan of an answer, from 1")
+    importer = commands.add_parser("import", help="another tool's settings as a draft request")
+    importer.add_argument("file", nargs="?", help="without one, standard input")
+    importer.add_argument("--json", action="store_true")
     for kind in ("models", "devices", "instances", "techniques"):
         listing = commands.add_parser(kind, help=f"list the {kind} with their sources")
         listing.add_argument("id", nargs="?")
@@ -250,6 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "export": lambda: run_export(
             sys.stdin, sys.stdout, chosen.format, measure=chosen.measure, rank=chosen.rank
         ),
+        "import": lambda: run_import(sys.stdin, sys.stdout, chosen.file, as_json=chosen.json),
     }
     try:
         if chosen.command in commands:

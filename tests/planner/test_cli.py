@@ -394,3 +394,25 @@ def test_the_doors_are_the_same_ones_and_no_others():
     assert planner.estimate is api.estimate
     assert planner.plan is api.plan
     assert not hasattr(planner, "predict")
+
+
+def test_another_tools_settings_become_a_draft(run, tmp_path):
+    line = "vllm serve meta-llama/Llama-3.1-8B -tp 2"
+    status, output = run(["import", "--json"], [line])
+    assert status == 0
+    assert json.loads(output.out)["request"]["pins"] == {"tensor_parallel_size": 2}
+
+    # A file instead of standard input, as a table.
+    path = tmp_path / "serve.sh"
+    path.write_text(line)
+    status, output = run(["import", str(path)])
+    assert status == 0
+    assert "pins.tensor_parallel_size = 2" in output.out
+
+    for arguments, lines, words in (
+        (["import"], ["ls"], "no command of a known tool"),
+        (["import", str(tmp_path / "none")], [], "cannot be read"),
+    ):
+        status, output = run(arguments, lines)
+        assert (status, output.out) == (2, ""), arguments
+        assert words in output.err, arguments

@@ -10,6 +10,9 @@ from planner.catalog.engines import engine_name
 from planner.catalog.gguf import packed_format
 from planner.catalog.models import get_model
 from planner.exports.registry import FORMATS
+from planner.imports import import_table, read_paste
+from planner.imports.documents import MOST_ALIASES, MOST_DEPTH, MOST_VALUES
+from planner.imports.paste import MOST_CHARACTERS
 from planner.specs.base import read_quantization
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import InverseQuestion
@@ -34,6 +37,18 @@ def test_the_pages_clusters_are_ones_that_the_planner_takes():
         for one in value if isinstance(value, list) else [value]:
             cluster = resolve_cluster(ClusterSpec.model_validate(one))
             assert cluster.device.price_usd_per_hour > 0, example
+
+
+def test_the_pages_import_is_what_the_command_prints():
+    (text, printed) = re.findall(
+        r"^\$ python -m planner import <<'END'\n(.*?)^END\n(.*?)^```",
+        PAGE,
+        re.DOTALL | re.MULTILINE,
+    )[0]
+    assert import_table(read_paste(text)) == printed
+    assert f"| {MOST_CHARACTERS:,} characters |" in PAGE
+    limits = f"{MOST_DEPTH} levels, {MOST_VALUES:,} values with aliases counted, {MOST_ALIASES} al"
+    assert limits in PAGE
 
 
 def test_every_name_that_the_page_gives_is_read():
