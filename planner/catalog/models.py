@@ -32,7 +32,14 @@ from planner.catalog.reading import data_text, data_toml, nearest_names
 from planner.specs.base import BadConfigError, NotCoveredError, UnknownModelError
 from planner.specs.model import ModelSpec
 
-__all__ = ["ModelEntry", "checkpoint_name", "get_model", "list_models", "model_from_config"]
+__all__ = [
+    "ModelEntry",
+    "checkpoint_name",
+    "get_model",
+    "is_known_model",
+    "list_models",
+    "model_from_config",
+]
 
 
 # ---------------------------------------------------------------------------
@@ -424,6 +431,14 @@ def _read(model_id: str) -> tuple[ModelEntry, StatedFormat | None]:
     Raises:
         UnknownModelError: the catalog has no such name; the message gives the nearest ones.
     """
+    found = _find(model_id)
+    if found is None:
+        raise _unknown(model_id)
+    return found
+
+
+def _find(model_id: str) -> tuple[ModelEntry, StatedFormat | None] | None:
+    """Return the entry that a name stands for with its format, None if there is no such name."""
     name = model_id.strip()
     exact, split = _ids_by_lower_name().get(name.lower()), split_format(name)
     is_other_publishers = split is not None and split[1].is_publishers
@@ -432,7 +447,16 @@ def _read(model_id: str) -> tuple[ModelEntry, StatedFormat | None]:
         return _entries()[known], None
     if split is not None and (base := _base_of(split[0])):
         return _entries()[base], split[1]
-    raise _unknown(model_id)
+    return None
+
+
+def is_known_model(model_id: str) -> bool:
+    """Return whether the catalog has a name, without a search for the nearest ones.
+
+    >>> is_known_model("NousResearch/Llama-2-7b-chat-hf"), is_known_model("my/model-9b")
+    (True, False)
+    """
+    return _find(model_id) is not None
 
 
 def _base_of(rest: str) -> str | None:

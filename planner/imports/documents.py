@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from planner.imports.draft import Option, is_secret, shown
+from planner.imports.draft import Option, is_secret, refuse_many_settings, shown
 from planner.specs.base import BadRequestError, JsonObject
 
 MOST_DEPTH, MOST_VALUES, MOST_ALIASES, MOST_DOCUMENTS = 16, 10_000, 64, 32
@@ -167,7 +167,12 @@ def _inside(value: object) -> Iterator[object]:
 
 
 def options_of(document: JsonObject, prefix: str = "") -> dict[str, Option]:
-    """Return the keys of a mapping as options, without those that are null."""
+    """Return the keys of a mapping as options, without those that are null.
+
+    Raises:
+        BadRequestError: there are more keys than any tool knows.
+    """
+    refuse_many_settings(len(document))
     options = {}
     for key, value in document.items():
         name = str(key)

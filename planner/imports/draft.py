@@ -48,7 +48,8 @@ TITLES: dict[Kind, str] = {
 # Sizes, counts and tokens beyond these are typing errors, not plans.
 LARGEST_COUNT, LARGEST_TOKENS = 65_536, 1_000_000_000
 SHOWN_CHARACTERS = 120
-NEAREST_SIMILARITY = 0.6
+NEAREST_SIMILARITY, MOST_NEAREST = 0.6, 20
+MOST_SETTINGS = 1000  # of one command or file; the largest tool knows half as many
 SECRET = re.compile(r"(api_?key|token|secret|password|credential)s?$", re.IGNORECASE)
 NOT_SECRET = re.compile(r"(pad|eos|bos|unk|new|special|max\w*|min\w*|num\w*)_token", re.IGNORECASE)
 SUFFIXES = {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2, "g": 1000**3, "G": 1024**3}
@@ -180,6 +181,20 @@ class Option:
 Options = dict[str, Option]
 
 
+def refuse_many_settings(number: int) -> None:
+    """Refuse a command or a file with more settings than any tool knows.
+
+    Raises:
+        BadRequestError: there are too many.
+    """
+    if number > MOST_SETTINGS:
+        raise BadRequestError(
+            f"the text has {number:,} settings: at most {MOST_SETTINGS:,} are read; paste the "
+            "command or the configuration alone",
+            "text",
+        )
+
+
 @dataclass(frozen=True)
 class Header:
     """What the comment at the top of a file that Slipway exported states of the plan.
@@ -224,8 +239,12 @@ class Draft:
 
     def reject(self, source: str, name: str, known: Iterable[str]) -> None:
         """Record that a name is no setting of the tool, with the nearest one."""
-        slug = name.replace("-", "_").lower()
-        nearest = get_close_matches(slug, sorted(known), n=1, cutoff=NEAREST_SIMILARITY)
+        slug = name.replace("-", "_").lower()[:SHOWN_CHARACTERS]
+        nearest = (
+            get_close_matches(slug, sorted(known), n=1, cutoff=NEAREST_SIMILARITY)
+            if len(self.unknown) < MOST_NEAREST
+            else []
+        )
         is_option = source.startswith("-")
         named = [f"--{each.replace('_', '-')}" if is_option else each for each in nearest]
         near = f"; nearest: {named[0]}" if named else ""
@@ -307,8 +326,9 @@ class Draft:
 
 def import_table(imported: Import) -> str:
     """Return a draft as lines of text: what became of each setting, and what is missing."""
-    name = imported.model if isinstance(imported.model, str) else "a model by its config.json"
-    lines = [f"{TITLES[imported.kind]}: {imported.goal or 'no work'}, {name or 'no model'}"]
+    inline = "a model by its config.json" if imported.model else "no model"
+    name = imported.model if isinstance(imported.model, str) else inline
+    lines = [f"{TITLES[imported.kind]}: {imported.goal or 'no work'}, {name}"]
     sections = (
         ("understood", imported.understood),
         ("not used", imported.ignored),

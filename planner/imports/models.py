@@ -5,9 +5,9 @@ from pathlib import PurePosixPath
 
 from planner.catalog.format_names import names_gguf
 from planner.catalog.gguf import supports
-from planner.catalog.models import get_model
+from planner.catalog.models import get_model, is_known_model
 from planner.imports.draft import Draft, shown
-from planner.specs.base import PlannerError, UnknownModelError
+from planner.specs.base import BadRequestError, PlannerError
 from planner.specs.model import ModelSpec
 
 # A snapshot in the cache of huggingface_hub: models--owner--name/snapshots/revision.
@@ -20,12 +20,15 @@ GGUF_TYPE = re.compile(
 )
 WIDE_TYPES = {"bf16": "bf16", "f16": "fp16", "f32": "fp32", "mxfp4": "mxfp4", "mxfp4_moe": "mxfp4"}
 DEFAULT_GGUF_TYPE = "Q4_K_M"  # llama.cpp, common/arg.cpp: --hf-repo without a type
+LONGEST_NAME = 512
 PASTE_CONFIG = "paste its config.json, or choose a model of the catalog"
 
 
 def known_model(name: object) -> ModelSpec | None:
     """Return the shape of a model of the catalog, None if the catalog does not know the name."""
-    if not isinstance(name, str) or not name.strip():
+    if not isinstance(name, str) or not 0 < len(name.strip()) <= LONGEST_NAME:
+        return None
+    if not is_known_model(name):
         return None
     try:
         return get_model(name)
@@ -54,6 +57,7 @@ def add_model(draft: Draft, source: str, name: str) -> ModelSpec | None:
     of the folder can be looked up.
     """
     text = name.strip().rstrip("/")
+    _refuse_long(text)
     if "$" in text or not text:
         draft.ignore(source, "the model is a shell variable, which is not expanded")
         draft.need("model", f"the text names it by a variable; {PASTE_CONFIG}")
@@ -67,11 +71,20 @@ def add_model(draft: Draft, source: str, name: str) -> ModelSpec | None:
     draft.model = text
     if is_repository:
         draft.put(source, "model", text)
-        draft.need("model", f"{_unknown(text)}; {PASTE_CONFIG}")
+        draft.need("model", f"the catalog has no {shown(text)}; {PASTE_CONFIG}")
     else:
         draft.ignore(source, "a path on another machine, whose name is not a model of the catalog")
         draft.need("model", f"{shown(text)} is not read; {PASTE_CONFIG}")
     return None
+
+
+def _refuse_long(name: str) -> None:
+    if len(name) > LONGEST_NAME:
+        raise BadRequestError(
+            f"the name of the model has {len(name):,} characters: at most {LONGEST_NAME} are a "
+            "name or a path; correct it, and paste the text again",
+            "model",
+        )
 
 
 def _put(draft: Draft, source: str, name: str, spec: ModelSpec) -> ModelSpec:
@@ -80,24 +93,13 @@ def _put(draft: Draft, source: str, name: str, spec: ModelSpec) -> ModelSpec:
     return spec
 
 
-def _unknown(name: str) -> str:
-    """Return what the catalog says of a name, in short."""
-    try:
-        get_model(name)
-    except UnknownModelError as error:
-        nearest = f", nearest {error.nearest[0]}" if error.nearest else ""
-        return f"the catalog has no {shown(name)}{nearest}"
-    except PlannerError as error:
-        return shown(error)
-    return shown(name)
-
-
 def add_gguf(draft: Draft, source: str, name: str, kind: str | None = None) -> ModelSpec | None:
     """Record the model and the type of a GGUF file or of a repository of such files.
 
     ``kind`` is the type if the text states it apart from the name.
     """
     text = name.strip().replace("\\", "/").rstrip("/")
+    _refuse_long(text)
     if "$" in text or not text:
         return add_model(draft, source, text)
     repository, _, tag = text.partition(":") if REPOSITORY.fullmatch(text) else (text, "", "")

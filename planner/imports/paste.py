@@ -12,7 +12,15 @@ from planner.catalog.devices import get_device
 from planner.catalog.models import model_from_config
 from planner.imports.containers import container_script, is_container_file, server_replicas
 from planner.imports.documents import options_of, read_json, read_yaml
-from planner.imports.draft import Draft, Header, Import, Item, Kind, shown
+from planner.imports.draft import (
+    Draft,
+    Header,
+    Import,
+    Item,
+    Kind,
+    refuse_many_settings,
+    shown,
+)
 from planner.imports.serving import read_llama_cpp, read_sglang, read_tensorrt_llm, read_vllm
 from planner.imports.shell import (
     Command,
@@ -40,10 +48,11 @@ from planner.imports.training import TrainDraft
 from planner.specs.base import BadRequestError, JsonObject, PlannerError
 
 MOST_CHARACTERS = 64 * 1024
+MOST_OTHERS = 20
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 YAML_LINE = re.compile(r"(---\s*$|[\w.\-\"']+\s*:(\s|$))")
-PROMPT = re.compile(r"^\s*[$>%] (?=\S)", re.MULTILINE)
-FENCE = re.compile(r"^\s*```[\w-]*\s*$", re.MULTILINE)
+PROMPT = re.compile(r"^[ \t]*[$>%] (?=\S)", re.MULTILINE)
+FENCE = re.compile(r"^[ \t]*```[\w-]*[ \t]*$", re.MULTILINE)
 # The top of an export; a plan on several kinds of device has none of its own here.
 HEADER = re.compile(
     r"^# (?P<model>\S+) on (?:(?P<devices>\d{1,5}) x )?(?P<device>[^,+\n]+), planned for \w+$",
@@ -317,10 +326,12 @@ def _read_commands(script: Script, header: Header | None) -> Draft:
     draft = Draft(chosen.kind, "serve" if chosen.kind in SERVERS else "train", header)
     _read_before(draft, chosen)
     chosen.read(draft, chosen.words, script.files)
-    for command in others:
-        if command.words:
-            reason = "another command: one command of a tool is read, and none is run"
-            draft.ignore(source_of(*command.words), reason)
+    named = [command for command in others if command.words]
+    for command in named[:MOST_OTHERS]:
+        reason = "another command: one command of a tool is read, and none is run"
+        draft.ignore(source_of(*command.words), reason)
+    if len(named) > MOST_OTHERS:
+        draft.ignore(f"{len(named) - MOST_OTHERS} further commands", "one command is read")
     return draft
 
 
@@ -457,6 +468,7 @@ def _program(word: str) -> str:
 
 def _read_before(draft: Draft, chosen: Invocation) -> None:
     """Record environment variables and the words of wrappers, such as ``docker run``."""
+    refuse_many_settings(len(chosen.variables))
     for name, value in chosen.variables:
         source = source_of(f"{name}={value}")
         devices = [part for part in value.split(",") if part]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from planner.catalog.reading import data_toml
-from planner.imports.draft import Option, is_secret, shown
+from planner.imports.draft import Option, is_secret, refuse_many_settings, shown
 from planner.specs.base import BadRequestError
 
 # Private markers: the text itself has no control characters (see ``paste.read_paste``).
@@ -380,6 +380,7 @@ def read_arguments(words: list[str], table: OptionTable, *, launches: bool = Fal
         BadRequestError: an option that needs a value has none, or a word is a substitution.
     """
     found, at = Arguments(), 0
+    refuse_many_settings(len(words))
     for word in words:
         refuse_substitution(word)
     while at < len(words):

@@ -40,6 +40,7 @@ HUGGING_FACE = {
     "gradient_accumulation_steps": "accumulation",
     "optim": "optimizer",
     "gradient_checkpointing": "recompute",
+    "activation_checkpointing": "recompute",  # its name since transformers 5
     "bf16": "bf16",
     "fp16": "fp16",
     "attn_implementation": "attention",
@@ -334,16 +335,18 @@ def read_megatron(train: TrainDraft, words: list[str]) -> None:
     ignore_rest(draft, options, "megatron")
 
 
-PLAN = re.compile(r"^PLAN = json\.loads\(r'''(\{.*?\})'''\)$", re.DOTALL | re.MULTILINE)
+PLAN = ("PLAN = json.loads(r'''", "''')")
 
 
 def exported_plan(script: str) -> JsonObject | None:
-    """Return the plan inside a training script that Slipway exported, None for other scripts."""
-    match = PLAN.search(script)
-    if match is None:
-        return None
+    """Return the plan inside a training script that Slipway exported, None for other scripts.
+
+    Source: planner/exports/train_script.py, ``SCRIPT``.
+    """
+    _, _, rest = script.partition(PLAN[0])
+    text, closed, _ = rest.partition(PLAN[1])
     try:
-        plan = json.loads(match[1])
+        plan = json.loads(text) if closed else None
     except (ValueError, RecursionError):
         return None
     return plan if isinstance(plan, dict) else None
@@ -517,6 +520,7 @@ LLAMA_FACTORY = {
     "tensor_model_parallel_size": "tensor",
     "pipeline_model_parallel_size": "pipeline",
     "context_parallel_size": "context",
+    "cp_size": "context",
     "expert_model_parallel_size": "expert",
     "recompute_granularity": "recompute",
 }

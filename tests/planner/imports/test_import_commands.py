@@ -253,11 +253,11 @@ def test_a_model_that_the_catalog_lacks_stays_a_repository_and_is_missing():
 
 
 def test_a_line_takes_at_most_20_ms():
-    line = max(LINES, key=len)
-    read_paste(line)  # the catalog is read once
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        read_paste(line)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.020
+    for line in (max(LINES, key=len), "vllm serve my-org/my-model-9b --port 80"):
+        read_paste(line)  # the catalog is read once
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            read_paste(line)
+            times.append(time.perf_counter() - start)
+        assert min(times) < 0.020, line
