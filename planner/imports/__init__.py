@@ -6,9 +6,11 @@
 - ``documents``  YAML and JSON within limits of depth, size and aliases
 - ``containers`` the command in a Docker Compose file or in Kubernetes objects
 - ``models``     a tool's name of a model as one of the catalog
-- ``serving``    vLLM, SGLang, llama.cpp and TensorRT-LLM
-- ``trainers``   launchers, Hugging Face trainers, Megatron-LM, Axolotl, LLaMA-Factory
-- ``training``   what their settings share: batch, precision, sharding, adapters
+- ``servers``    vLLM, SGLang, llama.cpp and TensorRT-LLM
+- ``serving``    what their options share: formats, devices, offloading, speculation
+- ``trainers``   launchers, Hugging Face trainers and Megatron-LM, by their command lines
+- ``training_files``  Axolotl, LLaMA-Factory, TRL, DeepSpeed and Accelerate, by their files
+- ``training``   what trainers share: batch, precision, sharding, adapters
 
 The options of each tool are in ``planner/catalog/data/tool_options``.
 """

@@ -4,6 +4,7 @@ The text is bounded, never executed and never written anywhere: shell words are 
 expanded, and files that it names are not opened.
 """
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from planner.catalog.devices import get_device
 from planner.catalog.models import model_from_config
 from planner.imports.containers import container_script, is_container_file, server_replicas
-from planner.imports.documents import options_of, read_json, read_yaml
+from planner.imports.documents import read_json, read_yaml
 from planner.imports.draft import (
     Draft,
     Header,
@@ -21,8 +22,9 @@ from planner.imports.draft import (
     refuse_many_settings,
     shown,
 )
-from planner.imports.serving import read_llama_cpp, read_sglang, read_tensorrt_llm, read_vllm
+from planner.imports.servers import read_llama_cpp, read_sglang, read_tensorrt_llm, read_vllm
 from planner.imports.shell import (
+    LITERAL_DOLLAR,
     Command,
     Script,
     option_table,
@@ -34,19 +36,25 @@ from planner.imports.shell import (
 from planner.imports.trainers import (
     OTHER_COMMANDS,
     paste_file,
-    read_accelerate_config,
-    read_axolotl,
-    read_deepspeed_config,
     read_hugging_face,
-    read_hugging_face_options,
     read_launcher,
-    read_llama_factory,
-    read_llama_factory_file,
     read_trl,
 )
 from planner.imports.training import TrainDraft
+from planner.imports.training_files import (
+    from_version_1,
+    read_accelerate_config,
+    read_axolotl,
+    read_deepspeed_config,
+    read_llama_factory,
+    read_llama_factory_file,
+    read_trl_file,
+)
 from planner.specs.base import BadRequestError, JsonObject, PlannerError
 
+Files = dict[str, str]
+Reader = Callable[[Draft, list[str], Files], None]
+Found = tuple[Kind, int, Reader]
 MOST_CHARACTERS = 64 * 1024
 MOST_OTHERS = 20
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -199,16 +207,19 @@ def _read_document(document: JsonObject, header: Header | None) -> Draft:
         read_accelerate_config(draft, document)
     elif "model" in keys and LLAMA_FACTORY_V1_KEYS & keys:
         draft = Draft("llama_factory", "train", header)
-        read_llama_factory_file(draft, _from_version_1(draft, document))
+        read_llama_factory_file(draft, from_version_1(draft, document))
     elif "model_name_or_path" in keys and LLAMA_FACTORY_KEYS & keys - {"dataset"}:
         draft = Draft("llama_factory", header=header)
         read_llama_factory_file(draft, document)
     elif "model_name_or_path" in keys:
         draft = Draft("trl", "train", header)
-        _read_trl_file(draft, document)
+        read_trl_file(draft, document)
     elif DEEPSPEED_KEYS & keys:
         draft = Draft("deepspeed_config", "train", header)
         read_deepspeed_config(draft, document)
+    elif server := _server_of_file(keys):
+        draft = Draft(server[0], "serve", header)
+        server[1](draft, _as_words(document), {})
     elif "model_type" in keys or "architectures" in keys:
         draft = Draft("hf_config", header=header)
         _read_config(draft, document)
@@ -216,6 +227,30 @@ def _read_document(document: JsonObject, header: Header | None) -> Draft:
         named = ", ".join(sorted(keys)[:6]) or "no keys"
         raise _unknown_tool(f"no known tool has a file with the keys {shown(named)}")
     return draft
+
+
+def _server_of_file(keys: set[str]) -> tuple[Kind, Reader] | None:
+    """Return the server whose ``--config`` file has such keys, None for other files."""
+    for tool, named in (("vllm", "model"), ("sglang", "model_path")):
+        table = option_table(tool)
+        names = [table.name_of(key) for key in sorted(keys)]
+        if named in names and None not in names and len(names) > 1:
+            return {"vllm": VLLM, "sglang": SGLANG}[tool]
+    return None
+
+
+def _as_words(document: JsonObject) -> list[str]:
+    """Return the keys of a server's file as the options that they stand for."""
+    words: list[str] = []
+    for key, value in document.items():
+        if isinstance(value, bool):
+            words.append(f"--{key}" if value else f"--no-{key}")
+        elif isinstance(value, list):
+            words += [f"--{key}", *map(str, value)]
+        elif value is not None:
+            text = json.dumps(value) if isinstance(value, dict) else str(value)
+            words.append(f"--{key}={text}")
+    return [word.replace("$", LITERAL_DOLLAR) for word in words]
 
 
 def _read_config(draft: Draft, document: JsonObject) -> None:
@@ -237,56 +272,11 @@ def _read_config(draft: Draft, document: JsonObject) -> None:
     draft.need("workload", "what the model should do: serve, generate, train or compress")
 
 
-def _read_trl_file(draft: Draft, document: JsonObject) -> None:
-    table, options = option_table("transformers"), options_of(document)
-    for key in document:
-        if key not in table.names:
-            option = options.pop(key, None)
-            draft.reject(option.source if option else shown(f"{key}:"), key, table.names)
-    read_hugging_face_options(TrainDraft(draft, {}), options)
-
-
-V1_NAMES = {
-    "model": "model_name_or_path",
-    "micro_batch_size": "per_device_train_batch_size",
-    "train_dataset": "dataset",
-}
-V1_PEFT = {"r": "lora_rank", "lora_alpha": "lora_alpha", "target_modules": "lora_target"}
-
-
-def _from_version_1(draft: Draft, document: JsonObject) -> JsonObject:
-    """Return a file of LLaMA-Factory's version 1 by the names of its other files.
-
-    Source: hiyouga/LLaMA-Factory, examples/v1 (2026-08).
-    """
-    renamed = {V1_NAMES.get(key, key): value for key, value in document.items()}
-    peft, quantised = renamed.pop("peft_config", None), renamed.pop("quant_config", None)
-    kind = str(peft.get("name", "lora")) if isinstance(peft, dict) else "full"
-    renamed["finetuning_type"] = kind
-    if isinstance(peft, dict):
-        renamed |= {V1_PEFT[key]: peft[key] for key in peft if key in V1_PEFT}
-        for key in sorted(set(map(str, peft)) - set(V1_PEFT) - {"name"}):
-            reason = "Slipway does not model this choice of trained weights or adapters"
-            draft.ignore(shown(f"peft_config.{key}: {peft[key]}"), reason)
-    if isinstance(quantised, dict) and "quantization_bit" in quantised:
-        renamed["quantization_bit"] = quantised["quantization_bit"]
-    dist = renamed.pop("dist_config", None)
-    if isinstance(dist, dict):
-        if str(dist.get("name", "")).startswith("fsdp"):
-            renamed["fsdp"] = "full_shard"
-        if "config_file" in dist:
-            renamed["deepspeed"] = dist["config_file"]
-    return renamed
-
-
 # ---------------------------------------------------------------------------
 # Commands
 # ---------------------------------------------------------------------------
 
 
-Files = dict[str, str]
-Reader = Callable[[Draft, list[str], Files], None]
-Found = tuple[Kind, int, Reader]
 SERVERS = frozenset({"vllm", "sglang", "llama_server", "tensorrt_llm"})
 
 
@@ -326,12 +316,12 @@ def _read_commands(script: Script, header: Header | None) -> Draft:
     draft = Draft(chosen.kind, "serve" if chosen.kind in SERVERS else "train", header)
     _read_before(draft, chosen)
     chosen.read(draft, chosen.words, script.files)
-    named = [command for command in others if command.words]
-    for command in named[:MOST_OTHERS]:
+    rest = [command for command in others if command.words]
+    for command in rest[:MOST_OTHERS]:
         reason = "another command: one command of a tool is read, and none is run"
         draft.ignore(source_of(*command.words), reason)
-    if len(named) > MOST_OTHERS:
-        draft.ignore(f"{len(named) - MOST_OTHERS} further commands", "one command is read")
+    if len(rest) > MOST_OTHERS:
+        draft.ignore(f"{len(rest) - MOST_OTHERS} further commands", "one command is read")
     return draft
 
 

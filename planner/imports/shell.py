@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from planner.catalog.reading import data_toml
-from planner.imports.draft import Option, is_secret, refuse_many_settings, shown
+from planner.imports.draft import Draft, Option, Options, is_secret, refuse_many_settings, shown
 from planner.specs.base import BadRequestError
 
 # Private markers: the text itself has no control characters (see ``paste.read_paste``).
@@ -463,3 +463,36 @@ def _is_value(words: list[str]) -> bool:
 def _leading_values(words: list[str]) -> list[str]:
     count = next((at for at in range(len(words)) if not _is_value(words[at:])), len(words))
     return words[:count]
+
+
+# What became of options and words, for the draft.
+
+
+ALONE = "it has no effect without the option that it belongs to"
+
+
+def read_options(draft: Draft, words: list[str], tool: str) -> Arguments:
+    """Return a tool's options, after recording the words that are none of them."""
+    table = option_table(tool)
+    arguments = read_arguments(words, table)
+    for source in arguments.repeated:
+        draft.ignore(source, "the option stands there again, and the last one counts")
+    for source, name in arguments.unknown:
+        draft.reject(source, name, table.names | set(table.aliases))
+    return arguments
+
+
+def ignore_rest(draft: Draft, options: Options, tool: str) -> None:
+    """Record the options that no field of a plan stands for, each with its reason."""
+    reasons = option_table(tool).reasons
+    for name, option in options.items():
+        draft.ignore(option.source, reasons.get(name, ALONE))
+    options.clear()
+
+
+def ignore_words(draft: Draft, words: list[str]) -> None:
+    """Record positional words that a tool does not read."""
+    for word in words:
+        variable = "$" in plain(word)
+        reason = "a shell variable, which is not expanded" if variable else "no option before it"
+        draft.ignore(source_of(word), reason)

@@ -362,7 +362,7 @@ def _add_zero(train: TrainDraft, option: Option | None) -> None:
     for name in ("offload_optimizer", "offload_param"):
         device = _part(_part(option, name), "device")
         if device is not None:
-            _add_place(draft, name, device)
+            add_place(draft, name, device)
     read = {"stage", "offload_optimizer", "offload_param"}
     rest = sorted(set(option.value) - read) if isinstance(option.value, dict) else []
     if rest:
@@ -370,7 +370,7 @@ def _add_zero(train: TrainDraft, option: Option | None) -> None:
         draft.ignore(shown(source), "Slipway plans DeepSpeed's default buckets and overlap")
 
 
-def _add_place(draft: Draft, name: str, device: Option) -> None:
+def add_place(draft: Draft, name: str, device: Option) -> None:
     """Record where optimiser states or weights are offloaded to."""
     place = device.text.lower()
     if place in {"none", "null"}:

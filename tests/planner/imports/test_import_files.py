@@ -199,6 +199,18 @@ FILES = {
             "cluster.devices_per_node": 8,
         },
     ),
+    "vLLM's --config": (
+        (
+            f"model: {LLAMA}\ntensor-parallel-size: 4\nenable-prefix-caching: false\nport: 8000\n"
+            "speculative-config: {model: meta-llama/Llama-3.2-1B, num_speculative_tokens: 3}\n"
+        ),
+        {
+            "workload.kind": "serve",
+            "pins.tensor_parallel_size": 4,
+            "workload.prefix_share_ratio": 0.0,
+            "pins.speculative": {"draft_model": "meta-llama/Llama-3.2-1B", "tokens": 3},
+        },
+    ),
     "Docker Compose": (
         (
             "services:\n  llm:\n    image: vllm/vllm-openai:latest\n    command: --model "

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from planner.imports import read_paste
 from planner.imports.draft import TITLES
 from planner.imports.paste import MOST_CHARACTERS
+from planner.imports.shell import ALONE, option_table
 from planner.specs.base import PlannerError
 from tests.planner.imports.test_import_commands import LINES, LLAMA
 from tests.planner.imports.test_import_files import FILES
@@ -102,6 +103,36 @@ def test_an_option_of_a_tool_stands_in_one_group_and_an_alias_leads_to_one(path)
     assert [name for name in table.get("aliases", {}) if name in names] == []
     assert table["source"]
     assert all(group.get("reason", "-") for group in table["options"])
+
+
+@pytest.mark.parametrize(
+    ("tool", "command"),
+    [
+        ("vllm", f"vllm serve {LLAMA}"),
+        ("sglang", f"sglang serve {LLAMA}"),
+        ("llama_cpp", "llama-server -m Llama-3.1-8B-Q8_0.gguf"),
+        ("tensorrt_llm", f"trtllm-serve {LLAMA}"),
+        ("torchrun", "torchrun X train.py"),
+        ("accelerate", "accelerate launch X train.py"),
+        ("deepspeed", "deepspeed X train.py"),
+        ("megatron", "torchrun pretrain_gpt.py"),
+        ("transformers", "trl sft"),
+    ],
+)
+def test_an_option_without_a_reason_in_the_table_is_read(tool, command):
+    table = option_table(tool)
+    unread = []
+    for name in sorted(table.names - table.reasons.keys()):
+        value = "" if name in table.switches else " cpu" if "device" in name else " 1"
+        option = f"--{name}{value}"
+        line = command.replace("X", option) if "X" in command else f"{command} {option}"
+        try:
+            draft = read_paste(line)
+        except PlannerError:  # its value was read
+            continue
+        unread += [item.source for item in draft.ignored if item.reason == ALONE]
+        assert draft.unknown == (), name
+    assert unread == []
 
 
 def test_every_kind_has_a_title_and_the_reader_loads_nothing_heavy():

@@ -1,0 +1,410 @@
+"""Read trainers' files: Axolotl, LLaMA-Factory, TRL, and DeepSpeed's and Accelerate's alone."""
+
+from dataclasses import replace
+from typing import Any
+
+from planner.imports.documents import options_of
+from planner.imports.draft import LARGEST_TOKENS, Draft, Option, Options, shown
+from planner.imports.models import add_model
+from planner.imports.shell import ignore_rest, option_table
+from planner.imports.trainers import (
+    HUGGING_FACE,
+    SUPERVISED,
+    put_precision,
+    put_world,
+    quantised_base,
+    read_hugging_face_options,
+    sources,
+)
+from planner.imports.training import (
+    TrainDraft,
+    add_deepspeed_config,
+    add_fsdp_parts,
+    read_training,
+    rename,
+)
+from planner.specs.base import JsonObject
+
+# ---------------------------------------------------------------------------
+# Axolotl
+# ---------------------------------------------------------------------------
+
+
+AXOLOTL = {
+    "base_model": "model",
+    "sequence_len": "sequence_length",
+    "micro_batch_size": "micro_batch",
+    "gradient_accumulation_steps": "accumulation",
+    "optimizer": "optimizer",
+    "gradient_checkpointing": "recompute",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp16": "fp16",
+    "float16": "fp16",
+    "fp8": "fp8",
+    "attn_implementation": "attention",
+    "sample_packing": "packing",
+    "max_steps": "max_steps",
+    "num_epochs": "epochs",
+    "deepspeed": "deepspeed",
+    "fsdp": "fsdp",
+    "fsdp_config": "fsdp_config",
+    "tensor_parallel_size": "tensor",
+    "context_parallel_size": "context",
+    "sequence_parallel_degree": "context",
+    "expert_parallel_size": "expert",
+    "lora_r": "rank",
+    "lora_target_modules": "targets",
+    "load_in_4bit": "load_in_4bit",
+    "load_in_8bit": "load_in_8bit",
+}
+ATTENTION_SWITCHES = {
+    "flash_attention": "flash",
+    "sdp_attention": "flash",
+    "xformers_attention": "flash",
+    "flex_attention": "flex",
+    "eager_attention": "eager",
+}
+
+
+def read_axolotl(draft: Draft, document: JsonObject) -> None:
+    """Read a configuration file of Axolotl.
+
+    Source: axolotl-ai-cloud/axolotl, src/axolotl/utils/schemas (2026-07).
+    """
+    options = _options_of_file(draft, document, "axolotl")
+    train = TrainDraft(draft, rename(options, AXOLOTL))
+    adapter, scratch = (
+        train.options.pop("adapter", None),
+        train.options.pop("reinit_weights", None),
+    )
+    quantised = quantised_base(train)
+    if adapter is not None and adapter.text.lower() in {"lora", "qlora"}:
+        is_narrow = adapter.text.lower() == "qlora" or quantised is not None
+        train.method = "qlora" if is_narrow else "lora"
+        draft.put(sources(adapter, quantised), "workload.method", train.method)
+    elif adapter is not None:
+        draft.ignore(adapter.source, "Slipway plans lora and qlora; full training is the draft")
+    elif scratch is not None and scratch.is_on:
+        train.method = "pretrain"
+        draft.put(scratch.source, "workload.method", train.method)
+    elif quantised is not None:
+        draft.ignore(quantised.source, "no adapter: full training is planned")
+    linear = train.options.pop("lora_target_linear", None)
+    if linear is not None and linear.is_on and "targets" not in train.options:
+        train.options["targets"] = replace(linear, value="all")
+    elif linear is not None:
+        draft.ignore(linear.source, "off, or stated by lora_target_modules")
+    _attention_switches(train)
+    preference = train.options.pop("rl", None)
+    if preference is not None:
+        draft.ignore(preference.source, SUPERVISED)
+    _axolotl_devices(train)
+    read_training(train)
+    ignore_rest(draft, train.options, "axolotl")
+
+
+def _attention_switches(train: TrainDraft) -> None:
+    for name, kind in ATTENTION_SWITCHES.items():
+        option = train.options.pop(name, None)
+        if option is None:
+            continue
+        if option.is_on and "attention" not in train.options:
+            train.options["attention"] = replace(option, value=kind)
+        else:
+            train.draft.ignore(option.source, "off, or another kind of attention is stated")
+
+
+def _axolotl_devices(train: TrainDraft) -> None:
+    """Record data-parallel groups, if the file states them, and with them the devices."""
+    shard, replicate = train.options.pop("dp_shard_size", None), train.options.pop(
+        "dp_replicate_size", None
+    )  # fmt: skip
+    if shard is None and replicate is None:
+        return
+    width, copies = (option.whole() if option else 1 for option in (shard, replicate))
+    axes = ("tensor", "context")
+    inner = [train.options[axis].whole() for axis in axes if axis in train.options]
+    world = width * copies
+    for size in inner:
+        world *= size
+    train.world = world
+    if copies > 1 and width > 1:
+        train.draft.put(sources(shard, replicate), "pins.zero_shard_size", width)
+    else:
+        reason = "the data-parallel ranks, from which the number of devices follows"
+        train.draft.ignore(sources(shard, replicate), reason)
+
+
+def _options_of_file(draft: Draft, document: JsonObject, tool: str) -> Options:
+    """Return the keys of a file that the tool knows; record the others."""
+    table, options = option_table(tool), options_of(document)
+    for key in map(str, document):
+        if key not in table.names and key not in table.aliases:
+            option = options.pop(key, None)
+            draft.reject(option.source if option else shown(f"{key}:"), key, table.names)
+    return options
+
+
+def read_trl_file(draft: Draft, document: JsonObject) -> None:
+    """Read a YAML file of arguments of TRL's or transformers' trainers."""
+    options = _options_of_file(draft, document, "transformers")
+    read_hugging_face_options(TrainDraft(draft, {}), options)
+
+
+# ---------------------------------------------------------------------------
+# LLaMA-Factory
+# ---------------------------------------------------------------------------
+
+
+LLAMA_FACTORY = {
+    **HUGGING_FACE,
+    "tensor_model_parallel_size": "tensor",
+    "pipeline_model_parallel_size": "pipeline",
+    "context_parallel_size": "context",
+    "cp_size": "context",
+    "expert_model_parallel_size": "expert",
+    "recompute_granularity": "recompute",
+}
+STAGES = frozenset({"sft", "pt"})
+ENGINES = {"vllm": "vllm", "sglang": "sglang", "huggingface": "transformers"}
+EXPORT_METHODS = {"gptq": "gptq", "awq": "awq"}
+
+
+def read_llama_factory(draft: Draft, options: Options) -> None:
+    """Read a file of LLaMA-Factory: of a training, of a chat or an API, or of an export.
+
+    Source: hiyouga/LLaMA-Factory, src/llamafactory/hparams (2026-08).
+    """
+    if "export_dir" in options:
+        _llama_factory_export(draft, options)
+    elif "infer_backend" in options and "output_dir" not in options:
+        _llama_factory_chat(draft, options)
+    else:
+        draft.goal = "train"
+        _llama_factory_training(draft, options)
+    ignore_rest(draft, options, "llama_factory")
+
+
+def read_llama_factory_file(draft: Draft, document: JsonObject) -> None:
+    """Read the keys of a YAML file of LLaMA-Factory."""
+    read_llama_factory(draft, _options_of_file(draft, document, "llama_factory"))
+
+
+def _llama_factory_training(draft: Draft, options: Options) -> None:
+    train = TrainDraft(draft, rename(options, LLAMA_FACTORY))
+    options.clear()
+    stage, kind = train.options.pop("stage", None), train.options.pop("finetuning_type", None)
+    scratch, bits = train.options.pop("train_from_scratch", None), train.options.pop(
+        "quantization_bit", None
+    )  # fmt: skip
+    text = kind.text.lower() if kind else "lora"
+    if stage is not None and stage.text.lower() in STAGES:
+        draft.ignore(stage.source, "supervised steps on the tokens of the texts")
+    elif stage is not None:
+        draft.ignore(stage.source, SUPERVISED)
+    if scratch is not None and scratch.is_on:
+        train.method = "pretrain"
+        draft.put(scratch.source, "workload.method", train.method)
+    elif text == "lora":
+        narrow = bits if bits is not None and bits.text == "4" else None
+        train.method = "qlora" if narrow else "lora"
+        draft.put(sources(kind, narrow) if kind else "finetuning_type: lora (the default)",
+                  "workload.method", train.method)  # fmt: skip
+        bits = None if narrow else bits
+    elif kind is not None and text == "full":
+        draft.put(kind.source, "workload.method", "full")
+    if kind is not None and text not in {"lora", "full"}:
+        draft.ignore(
+            kind.source, f"Slipway does not model {shown(text)}: full training is the draft"
+        )
+    if bits is not None:
+        reason = "Slipway plans adapters on 16-bit or 4-bit weights: 16-bit is the draft"
+        draft.ignore(bits.source, reason)
+    pure = train.options.pop("pure_bf16", None)
+    if pure is not None and pure.is_on:
+        train.options.setdefault("bf16", pure)
+        draft.put(pure.source, "pins.optimizer_dtype", "bf16")
+    _without_recompute(train)
+    read_training(train)
+    options |= train.options
+
+
+def _without_recompute(train: TrainDraft) -> None:
+    """Record recomputation, which LLaMA-Factory has on unless it is switched off."""
+    off = train.options.pop("disable_gradient_checkpointing", None)
+    if off is not None and off.is_on:
+        train.options["recompute"] = replace(off, value="false")
+    elif off is not None:
+        train.draft.ignore(off.source, "off, as without it")
+    if "recompute" not in train.options:
+        source = "gradient checkpointing (on by default)"
+        train.options["recompute"] = Option("recompute", "true", source, source)
+
+
+def _llama_factory_chat(draft: Draft, options: Options) -> None:
+    """Read a chat or an API: its engine, its longest request and its share of memory."""
+    draft.goal = "serve"
+    backend = options.pop("infer_backend")
+    engine = ENGINES.get(backend.text.lower())
+    if engine:
+        draft.put(backend.source, "engine", engine)
+    else:
+        draft.ignore(backend.source, "Slipway does not know this engine of LLaMA-Factory")
+    model = options.pop("model_name_or_path", None)
+    if model is None:
+        draft.need("model", "the file names none")
+    else:
+        add_model(draft, model.source, model.text)
+    for name in ("vllm_maxlen", "sglang_maxlen"):
+        option = options.pop(name, None)
+        if option is not None:
+            longest = option.whole(most=LARGEST_TOKENS)
+            draft.put(option.source, "workload.max_request_tokens", longest)
+    for name in ("vllm_gpu_util", "sglang_mem_fraction"):
+        option = options.pop(name, None)
+        if option is not None:
+            share = option.number(0.01, 1.0)
+            draft.put(option.source, "pins.gpu_memory_utilization", share)
+    size = options.pop("sglang_tp_size", None)
+    if size is not None and size.text != "-1":
+        draft.put(size.source, "pins.tensor_parallel_size", size.whole())
+        draft.put(size.source, "cluster.devices_per_node", size.whole())
+    draft.need("workload.input_tokens", "tokens of a typical prompt")
+    draft.need("workload.output_tokens", "tokens of a typical answer")
+
+
+def _llama_factory_export(draft: Draft, options: Options) -> None:
+    """Read an export: a quantisation, or a merge, which needs no plan."""
+    bits, model = options.pop("export_quantization_bit", None), options.pop(
+        "model_name_or_path", None
+    )  # fmt: skip
+    if model is not None:
+        add_model(draft, model.source, model.text)
+    if bits is None:
+        draft.need("workload", "merging an adapter is no work that Slipway plans")
+        return
+    draft.goal = "compress"
+    draft.put(bits.source, "workload.method", "gptq")
+    draft.put(bits.source, "workload.bits", bits.whole(1, 16))
+    samples, length = (
+        options.pop("export_quantization_nsamples", None),
+        options.pop("export_quantization_maxlen", None),
+    )
+    if samples and length:
+        tokens = samples.whole(most=LARGEST_TOKENS) * length.whole(most=LARGEST_TOKENS)
+        draft.put(sources(samples, length), "workload.calibration_tokens", tokens)
+    else:
+        for option in (samples, length):
+            if option is not None:
+                draft.ignore(option.source, "calibration tokens are samples times their length")
+
+
+V1_NAMES = {
+    "model": "model_name_or_path",
+    "micro_batch_size": "per_device_train_batch_size",
+    "train_dataset": "dataset",
+}
+V1_PEFT = {"r": "lora_rank", "lora_alpha": "lora_alpha", "target_modules": "lora_target"}
+
+
+def from_version_1(draft: Draft, document: JsonObject) -> JsonObject:
+    """Return a file of LLaMA-Factory's version 1 by the names of its other files.
+
+    Source: hiyouga/LLaMA-Factory, examples/v1 (2026-08).
+    """
+    renamed = {V1_NAMES.get(key, key): value for key, value in document.items()}
+    peft, quantised = renamed.pop("peft_config", None), renamed.pop("quant_config", None)
+    kind = str(peft.get("name", "lora")) if isinstance(peft, dict) else "full"
+    renamed["finetuning_type"] = kind
+    if isinstance(peft, dict):
+        renamed |= {V1_PEFT[key]: peft[key] for key in peft if key in V1_PEFT}
+        for key in sorted(set(map(str, peft)) - set(V1_PEFT) - {"name"}):
+            reason = "Slipway does not model this choice of trained weights or adapters"
+            draft.ignore(shown(f"peft_config.{key}: {peft[key]}"), reason)
+    if isinstance(quantised, dict) and "quantization_bit" in quantised:
+        renamed["quantization_bit"] = quantised["quantization_bit"]
+    dist = renamed.pop("dist_config", None)
+    if isinstance(dist, dict):
+        if str(dist.get("name", "")).startswith("fsdp"):
+            renamed["fsdp"] = "full_shard"
+        if "config_file" in dist:
+            renamed["deepspeed"] = dist["config_file"]
+    return renamed
+
+
+# ---------------------------------------------------------------------------
+# Configurations of DeepSpeed and Accelerate alone
+# ---------------------------------------------------------------------------
+
+
+def read_deepspeed_config(draft: Draft, document: JsonObject) -> None:
+    """Read DeepSpeed's JSON configuration by itself."""
+    train = TrainDraft(draft, {})
+    draft.need("workload.method", "the launcher's file states none: full, lora, qlora …")
+    add_deepspeed_config(train, options_of(document))
+    read_training(train)
+
+
+def read_accelerate_config(draft: Draft, document: JsonObject) -> None:
+    """Read the file of ``accelerate launch --config_file``.
+
+    Source: accelerate/commands/config/config_args.py.
+    """
+    options = _options_of_file(draft, document, "accelerate_config")
+    train = TrainDraft(draft, {})
+    ranks, nodes = options.pop("num_processes", None), options.pop("num_machines", None)
+    machines, kind = nodes.whole() if nodes else 1, options.pop("distributed_type", None)
+    if ranks is not None:
+        total = ranks.whole()
+        if total % machines:
+            raise ranks.refusal(f"a multiple of num_machines, {machines}")
+        put_world(train, total // machines, machines, sources(ranks, nodes))
+    precision = options.pop("mixed_precision", None)
+    if precision is not None:
+        put_precision(draft, precision)
+    name = kind.text.upper() if kind else "NO"
+    if kind is not None:
+        draft.ignore(kind.source, "the keys below it state the sharding")
+    fsdp, deepspeed = options.pop("fsdp_config", None), options.pop("deepspeed_config", None)
+    if fsdp is not None and name == "FSDP" and isinstance(fsdp.value, dict):
+        read = options_of(fsdp.value, "fsdp_config.")
+        add_fsdp_parts(train, None, {key.removeprefix("fsdp_"): read[key] for key in read})
+    if deepspeed is not None and name == "DEEPSPEED" and isinstance(deepspeed.value, dict):
+        _accelerate_deepspeed(train, options_of(deepspeed.value, "deepspeed_config."))
+    for option, used in ((fsdp, "FSDP"), (deepspeed, "DEEPSPEED")):
+        if option is not None and name != used:
+            draft.ignore(option.source, f"distributed_type is {shown(name)}, not {used}")
+    draft.need("workload.method", "the launcher's file states none: full, lora, qlora …")
+    read_training(train)
+    ignore_rest(draft, options, "accelerate_config")
+
+
+def _accelerate_deepspeed(train: TrainDraft, options: Options) -> None:
+    """Read Accelerate's flat keys of DeepSpeed as those of DeepSpeed's own configuration."""
+    zero: dict[str, Any] = {}
+    for name, target in (("zero_stage", "stage"),):
+        if name in options:
+            zero[target] = options.pop(name).value
+    for name in ("offload_optimizer", "offload_param"):
+        device = options.pop(f"{name}_device", None)
+        options.pop(f"{name}_nvme_path", None)
+        if device is not None:
+            zero[name] = {"device": device.value}
+    steps, file = options.pop("gradient_accumulation_steps", None), options.pop(
+        "deepspeed_config_file", None
+    )  # fmt: skip
+    own: Options = {}
+    if zero:
+        own["zero_optimization"] = Option(
+            "zero_optimization", zero, shown(f"deepspeed_config: {zero}"), "deepspeed_config"
+        )
+    if steps is not None:
+        own["gradient_accumulation_steps"] = steps
+    add_deepspeed_config(train, own)
+    if file is not None:
+        train.options["deepspeed"] = file
+    for option in options.values():
+        train.draft.ignore(
+            option.source, "no effect on the plan: how weights are loaded and saved"
+        )
