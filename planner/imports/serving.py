@@ -137,6 +137,7 @@ def add_quantization(server: ServerDraft) -> None:
 
 
 def add_cache_dtype(server: ServerDraft, name: str = "kv_cache_dtype") -> None:
+    """Record the dtype of the KV cache from the option of that name."""
     option = server.take(name)
     if option is None:
         return
@@ -244,5 +245,6 @@ def add_servers(server: ServerDraft) -> None:
 
 
 def need_requests(draft: Draft) -> None:
+    """Record that a plan needs the lengths of typical requests."""
     draft.need("workload.input_tokens", "tokens of a typical prompt; no server's command has them")
     draft.need("workload.output_tokens", "tokens of a typical answer")

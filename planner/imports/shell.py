@@ -39,7 +39,6 @@ class Script:
 
     commands: list[Command] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
-    comments: list[str] = field(default_factory=list)
 
 
 def plain(word: str) -> str:
@@ -109,13 +108,15 @@ class _Scanner:
         before = not self.current or self.current[-1].isspace()
         return before and self.text[self.at + 1 : self.at + 2].strip() == ""
 
-    def _backslash(self) -> None:
+    def _backslash(self, *, quoted: bool = False) -> None:
         following = self.text[self.at + 1 : self.at + 2]
         self.at += 2
         if following == "\n":
             self.current.append(" ")
         elif following == "$":
             self.current.append(LITERAL_DOLLAR)
+        elif following.isalnum() and not quoted:  # a folder of a path on Windows
+            self.current.append(f"/{following}")
         elif following:
             self.current.append(f"\\{following}")
 
@@ -138,7 +139,7 @@ class _Scanner:
                 self.at += 1
                 return
             if char == "\\":
-                self._backslash()
+                self._backslash(quoted=True)
             elif char in "$`":
                 self._dollar()
             else:
@@ -178,9 +179,7 @@ class _Scanner:
 
     def _comment(self) -> None:
         end = self.text.find("\n", self.at)
-        end = len(self.text) if end < 0 else end
-        self.script.comments.append(self.text[self.at : end])
-        self.at = end
+        self.at = len(self.text) if end < 0 else end
 
     def _redirection(self) -> None:
         """Replace a redirection by a marker before its target; note here documents."""
@@ -189,8 +188,8 @@ class _Scanner:
             self.here.append((here[3], bool(here[1])))
             self.at = here.end()
             return
-        while self.current and self.current[-1].isdigit():  # the descriptor, as in 2>
-            self.current.pop()
+        if re.search(r"(^|\s)\d$", "".join(self.current[-2:]), re.ASCII):
+            self.current.pop()  # the descriptor, as in 2>
         end = self.at
         while end < len(self.text) and self.text[end] in "<>&":
             end += 1

@@ -166,6 +166,7 @@ def _deepspeed(train: TrainDraft, options: Options) -> None:
 
 
 def sources(*options: Option | None) -> str:
+    """Return the texts of the options that are stated, as one."""
     return " ".join(option.source for option in options if option) or "one process"
 
 
@@ -178,6 +179,7 @@ def put_world(train: TrainDraft, per_node: int, nodes: int, source: str) -> None
 
 
 def put_precision(draft: Draft, option: Option) -> None:
+    """Record the precision that a launcher sets, of compute and gradients."""
     name = option.text.lower()
     if name in {"bf16", "fp16", "fp8"}:
         draft.put(option.source, "pins.compute_dtype", name)

@@ -48,7 +48,10 @@ LINES = {
         "pins.weight_dtype": "fp8",
         "pins.chunked_prefill": False,
     },
-    f"vllm serve {LLAMA} --quantization bitsandbytes": {"pins.weight_dtype": "nf4"},
+    f"vllm serve {LLAMA}>log2 --quantization bitsandbytes -O3": {
+        "model": LLAMA,
+        "pins.weight_dtype": "nf4",
+    },
     f"vllm serve {LLAMA} --cpu-offload-gb 7.5": {"pins.offload": {"weights_cpu": 0.501}},
     "vllm serve meta-llama/Llama-3.1-70B --speculative-config "
     """'{"model": "meta-llama/Llama-3.1-8B", "num_speculative_tokens": 5}'""": {
@@ -108,7 +111,8 @@ LINES = {
         "pins.offload": {"weights_cpu": 0.475},
         "pins.kv_cache_dtype": "int8",
     },
-    "llama-server.exe -m C:\\models\\Qwen3-8B-Q5_K_M-00001-of-00002.gguf -ts 1,1 -sm row": {
+    "llama-server.exe -m C:\\models\\Qwen3-8B-Q5_K_M-00001-of-00002.gguf -ts 1,1 -sm row 2>log1": {
+        "model": "Qwen/Qwen3-8B",
         "cluster.devices_per_node": 2,
         "pins.tensor_parallel_size": 2,
     },
