@@ -19,6 +19,7 @@ from planner.imports.draft import (
     Import,
     Item,
     Kind,
+    Option,
     refuse_many_settings,
     shown,
 )
@@ -27,6 +28,7 @@ from planner.imports.shell import (
     LITERAL_DOLLAR,
     Command,
     Script,
+    ignore_words,
     option_table,
     plain,
     read_arguments,
@@ -356,8 +358,17 @@ def _read_llama_factory(draft: Draft, words: list[str], _files: Files) -> None:
     arguments = read_arguments(words, table)
     for source, name in arguments.unknown:
         draft.reject(source, name, table.names)
-    for word in arguments.positional:
-        draft.ignore(source_of(word), "no option before it")
+    command, *rest = arguments.positional or [""]
+    ignore_words(draft, rest)
+    if not arguments.options:
+        raise BadRequestError(
+            f"llamafactory-cli {shown(plain(command))} has no settings: paste its file, or the "
+            "command with its options",
+            "text",
+        )
+    if command in CHAT_COMMANDS:
+        backend = Option("infer_backend", "huggingface", f"llamafactory-cli {command}")
+        arguments.options.setdefault("infer_backend", backend)
     read_llama_factory(draft, arguments.options)
 
 
@@ -417,6 +428,8 @@ BY_TWO_WORDS: dict[tuple[str, str], tuple[Kind, Reader]] = {
     ("-m", "accelerate.commands.launch"): ("accelerate", read_launcher),
     ("-m", "axolotl.cli.train"): AXOLOTL,
 }
+# Commands of LLaMA-Factory that answer prompts.
+CHAT_COMMANDS = frozenset({"api", "chat", "webchat"})
 # Commands of TRL; the word stays, because the reader reads it.
 TRL_COMMANDS = frozenset({"sft", *OTHER_COMMANDS})
 # Images that start a server with the words after their name.
@@ -446,9 +459,18 @@ def _tool_at(words: list[str], at: int) -> Found | None:
         found = ("deepspeed", 1, read_launcher)
     elif name == "trl" and following in TRL_COMMANDS:
         found = ("trl", 1, _without_files(read_trl))
-    elif name.endswith(".py") and at and PYTHON.fullmatch(_program(words[at - 1])):
+    elif name.endswith(".py") and _runs_trainer(words, at):
         found = ("transformers", 1, _read_python)
     return found
+
+
+def _runs_trainer(words: list[str], at: int) -> bool:
+    """Return whether Python runs the script at a position with a trainer's arguments."""
+    if not at or not PYTHON.fullmatch(_program(words[at - 1])):
+        return False
+    table = option_table("transformers")
+    options = (word.partition("=")[0] for word in words[at + 1 :] if word.startswith("--"))
+    return any(table.name_of(option) for option in options)
 
 
 def _program(word: str) -> str:

@@ -24,6 +24,8 @@ from planner.imports.serving import (
 from planner.imports.shell import ignore_rest, ignore_words, read_options, source_of
 from planner.specs.model import ModelSpec
 
+# The patterns with which people keep all experts in host memory, as --cpu-moe does.
+ALL_EXPERTS = re.compile(r"[\\.*]*(ffn_[\\.*]*_?)?exps[\\.*]*=CPU")
 ALL_LAYERS = frozenset({"all", "auto", "-1", "-2"})
 PREFIX = (
     "the engine reuses common prefixes by itself: state their share of the prompts in "
@@ -362,6 +364,9 @@ def _llama_devices(server: ServerDraft) -> None:
         _llama_split(server, mode, devices)
     layers, experts = server.take("n_gpu_layers"), server.take("n_cpu_moe")
     all_experts = server.take("cpu_moe")
+    tensors = server.options.get("override_tensor")
+    if tensors and not all_experts and ALL_EXPERTS.fullmatch(tensors.text):
+        all_experts = server.take("override_tensor")
     if all_experts or experts:
         _llama_experts(server, all_experts or experts, is_all=all_experts is not None)
         if layers:

@@ -111,6 +111,10 @@ LINES = {
         "pins.offload": {"weights_cpu": 0.475},
         "pins.kv_cache_dtype": "int8",
     },
+    """llama-server -hf unsloth/Qwen3-30B-A3B-GGUF -ngl 999 -ot '.ffn_.*_exps.=CPU'""": {
+        "pins.quantization": "gguf:q4_k_m",  # llama.cpp's default
+        "pins.offload": {"weights_cpu": 0.95},
+    },
     "llama-server.exe -m C:\\models\\Qwen3-8B-Q5_K_M-00001-of-00002.gguf -ts 1,1 -sm row 2>log1": {
         "model": "Qwen/Qwen3-8B",
         "cluster.devices_per_node": 2,
@@ -172,6 +176,10 @@ LINES = {
     "--per_device_train_batch_size 8": {
         "workload.method": "pretrain",
         "workload.global_batch_size": 8,
+    },
+    f"llamafactory-cli api --model_name_or_path {LLAMA} --infer_backend vllm": {
+        "workload.kind": "serve",
+        "engine": "vllm",
     },
     "llamafactory-cli train --stage sft --finetuning_type lora --quantization_bit 4 "
     f"--model_name_or_path {LLAMA} --lora_target q_proj,v_proj --cutoff_len 2048": {

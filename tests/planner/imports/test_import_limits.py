@@ -39,6 +39,8 @@ REFUSED = {
     "vllm serve `cat model.txt`": "is never run",
     f"vllm serve '{LLAMA}": "the quote ' before",
     f'bash -c "vllm serve {LLAMA} -tp \'2"': "is not closed",
+    "python manage.py runserver --insecure": "no command of a known tool",
+    "llamafactory-cli webui": "has no settings: paste its file",
     "llamafactory-cli train examples/lora.yaml": "paste the content of the file",
     "accelerate launch -m axolotl.cli.train my.yml": "paste the content of the file",
     "accelerate launch --num_processes 3 --num_machines 2 x.py": "a multiple of the 2 machines",
