@@ -237,8 +237,11 @@ class Draft:
         """Record that a setting of the tool does not become part of the request, and why."""
         self.ignored.append(Item(source=source, reason=reason))
 
-    def reject(self, source: str, name: str, known: Iterable[str]) -> None:
-        """Record that a name is no setting of the tool, with the nearest one."""
+    def reject(self, source: str, name: str, known: Iterable[str], title: str = "") -> None:
+        """Record that a name is no setting of the tool, with the nearest one.
+
+        ``title`` is the part of the tool that reads it, such as the trainer behind a launcher.
+        """
         slug = name.replace("-", "_").lower()[:SHOWN_CHARACTERS]
         nearest = (
             get_close_matches(slug, sorted(known), n=1, cutoff=NEAREST_SIMILARITY)
@@ -248,7 +251,7 @@ class Draft:
         is_option = source.startswith("-")
         named = [f"--{each.replace('_', '-')}" if is_option else each for each in nearest]
         near = f"; nearest: {named[0]}" if named else ""
-        title = TITLES[self.kind]
+        title = title or TITLES[self.kind]
         self.unknown.append(
             Item(source=source, reason=f"{shown(name)} is not a setting of {title}{near}")
         )

@@ -111,8 +111,6 @@ def add_dtype(server: ServerDraft) -> None:
     stored = server.spec.weight_dtype if server.spec else None
     if "weight_dtype" in pins or "quantization" in pins or stored in CHECKPOINT_FORMATS:
         server.draft.ignore(option.source, "the format of the quantised weights decides")
-    elif server.spec and (stored or "bf16") == dtype:
-        server.draft.ignore(option.source, f"the model is stored in {dtype}")
     else:
         server.draft.put(option.source, "pins.weight_dtype", dtype)
 

@@ -477,7 +477,7 @@ def read_options(draft: Draft, words: list[str], tool: str) -> Arguments:
     for source in arguments.repeated:
         draft.ignore(source, "the option stands there again, and the last one counts")
     for source, name in arguments.unknown:
-        draft.reject(source, name, table.names | set(table.aliases))
+        draft.reject(source, name, table.names | set(table.aliases), table.title)
     return arguments
 
 

@@ -230,14 +230,27 @@ def paste_file(name: str) -> BadRequestError:
 
 
 def read_trl(draft: Draft, words: list[str]) -> None:
-    """Read ``trl sft …`` and its like.
+    """Read ``trl sft …`` and its like, which pass Accelerate's options on to it.
 
-    Source: TRL, trl/scripts/utils.py, trl/trainer/sft_config.py and model_config.py.
+    Source: TRL, trl/cli, trl/scripts/utils.py, trl/trainer/sft_config.py and model_config.py.
     """
     command, *arguments = words or [""]
     if plain(command) in OTHER_COMMANDS:
         draft.ignore(f"trl {plain(command)}", SUPERVISED)
-    read_hugging_face(TrainDraft(draft, {}), arguments)
+    own, launcher = option_table("transformers"), option_table("accelerate")
+    passed: list[str] = []
+    kept: list[str] = []
+    target = kept
+    for word in arguments:
+        if word.startswith("--"):
+            name = word.partition("=")[0]
+            is_passed = own.name_of(name) is None and launcher.name_of(name) is not None
+            target = passed if is_passed else kept
+        target.append(word)
+    train, options = TrainDraft(draft, {}), read_arguments(passed, launcher).options
+    _accelerate(train, options)
+    ignore_rest(draft, options, "accelerate")
+    read_hugging_face(train, kept)
 
 
 def read_hugging_face(train: TrainDraft, words: list[str]) -> None:

@@ -44,6 +44,7 @@ LINES = {
         "pins.gpu_memory_utilization": 0.95,  # a beginning that one option alone has
         "workload.prefix_share_ratio": 0.0,
     },
+    f"vllm serve {LLAMA} --dtype bfloat16": {"pins.weight_dtype": "bf16"},
     f"vllm serve {LLAMA} --quantization fp8 --no-enable-chunked-prefill": {
         "pins.weight_dtype": "fp8",
         "pins.chunked_prefill": False,
@@ -167,7 +168,11 @@ LINES = {
         "workload.global_batch_size": 2,
         "workload.sequence_length": 1024,
     },
-    f"trl sft --model_name_or_path {LLAMA} --use_peft --lora_r 8 --packing": {
+    f"trl sft --model_name_or_path {LLAMA} --use_peft --lora_r 8 --packing "
+    "--num_processes 4 --accelerate_config zero2 --per_device_train_batch_size 2": {
+        "cluster.devices_per_node": 4,
+        "pins.zero_stage": 2,
+        "workload.global_batch_size": 8,
         "workload.method": "lora",
         "workload.lora_rank": 8,
         "pins.packed": True,
