@@ -1,7 +1,7 @@
 """The draft of a plan request: what a text stated, what was not used and why, what is missing."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -274,15 +274,6 @@ class Draft:
             self.ignore(option.source, "its value is a shell variable, which is not expanded")
             return None
         return option
-
-    def take_fields(
-        self, options: Options, fields: Mapping[str, tuple[str, Callable[[Option], Any]]]
-    ) -> None:
-        """Take the options that become one field each, by the reader of their value."""
-        for name, (target, read) in fields.items():
-            option = self.take(options, name)
-            if option is not None:
-                self.put(option.source, target, read(option))
 
     def finish(self) -> Import:
         """Return the draft, with what a plan still needs.

@@ -347,9 +347,8 @@ def _llama_devices(server: ServerDraft) -> None:
     if header and devices > 1:
         add_devices(server, header.source, devices, None)
     if split:
-        shares = [Option("tensor_split", part, split.source, split.title) for part in
-                  re.split(r"[,/;]", split.text)]  # fmt: skip
-        used = [share.number(0, 1e9) for share in shares]
+        parts = [part for part in re.split(r"[,/;]", split.text) if part.strip()]
+        used = [Option("", part, split.source, split.title).number(0, 1e9) for part in parts]
         devices = max(1, sum(share > 0 for share in used))
         draft.put(split.source, "cluster.devices_per_node", devices)
         if len({share for share in used if share}) > 1:

@@ -168,7 +168,6 @@ LLAMA_FACTORY = {
 }
 STAGES = frozenset({"sft", "pt"})
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "huggingface": "transformers"}
-EXPORT_METHODS = {"gptq": "gptq", "awq": "awq"}
 
 
 def read_llama_factory(draft: Draft, options: Options) -> None:

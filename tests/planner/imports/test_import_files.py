@@ -199,6 +199,84 @@ FILES = {
             "cluster.devices_per_node": 8,
         },
     ),
+    "Axolotl from scratch over groups": (
+        (
+            f"base_model: {LLAMA}\nreinit_weights: true\nsequence_len: 8192\nmicro_batch_size: 1\n"
+            "dp_shard_size: 2\ndp_replicate_size: 2\ncontext_parallel_size: 2\n"
+            "optimizer: adamw_bnb_8bit\nfsdp_version: 2\nfsdp_config:\n  offload_params: false\n"
+            "  reshard_after_forward: true\n  activation_checkpointing: true\n"
+        ),
+        {
+            "workload.method": "pretrain",
+            "workload.optimizer": "adamw_8bit",
+            "pins.zero_shard_size": 2,
+            "pins.zero_stage": 3,
+            "pins.context_parallel_size": 2,
+            "pins.data_parallel_size": 4,
+            "pins.activation_recomputation": "full",
+            "workload.global_batch_size": 4,
+            "cluster.devices_per_node": 8,
+        },
+    ),
+    "LLaMA-Factory from scratch": (
+        (
+            f"model_name_or_path: {LLAMA}\nstage: pt\ntrain_from_scratch: true\npure_bf16: true\n"
+            "disable_gradient_checkpointing: true\ncutoff_len: 512\n"
+        ),
+        {
+            "workload.method": "pretrain",
+            "pins.compute_dtype": "bf16",
+            "pins.optimizer_dtype": "bf16",
+            "pins.activation_recomputation": "none",
+        },
+    ),
+    "LLaMA-Factory with SGLang": (
+        (
+            f"model_name_or_path: {LLAMA}\ntemplate: llama3\ninfer_backend: sglang\n"
+            "sglang_maxlen: 4096\nsglang_mem_fraction: 0.8\nsglang_tp_size: 2\n"
+        ),
+        {
+            "engine": "sglang",
+            "workload.max_request_tokens": 4096,
+            "pins.gpu_memory_utilization": 0.8,
+            "pins.tensor_parallel_size": 2,
+            "cluster.devices_per_node": 2,
+        },
+    ),
+    "Accelerate with DeepSpeed": (
+        (
+            "distributed_type: DEEPSPEED\nnum_processes: 16\nnum_machines: 2\nmixed_precision: fp16\n"
+            "deepspeed_config:\n  zero_stage: 2\n  offload_optimizer_device: cpu\n"
+            "  offload_param_device: none\n  gradient_accumulation_steps: 4\n"
+            "  zero3_init_flag: false\n"
+        ),
+        {
+            "pins.zero_stage": 2,
+            "pins.offload": {"optimizer": "cpu"},
+            "pins.gradient_accumulation_steps": 4,
+            "pins.compute_dtype": "fp16",
+            "cluster.nodes": 2,
+        },
+    ),
+    "DeepSpeed with tensor parallelism": (
+        json.dumps(
+            {
+                "train_micro_batch_size_per_gpu": 1,
+                "zero_optimization": {"stage": 1},
+                "tensor_parallel": {"autotp_size": 2},
+                "sequence_parallel_size": 4,
+                "data_types": {"grad_accum_dtype": "fp32"},
+                "activation_checkpointing": {"cpu_checkpointing": True},
+            }
+        ),
+        {
+            "pins.tensor_parallel_size": 2,
+            "pins.context_parallel_size": 4,
+            "pins.gradient_dtype": "fp32",
+            "pins.activation_recomputation": "full",
+            "pins.offload": {"activations_cpu": 1.0},
+        },
+    ),
     "vLLM's --config": (
         (
             f"model: {LLAMA}\ntensor-parallel-size: 4\nenable-prefix-caching: false\nport: 8000\n"
@@ -260,6 +338,13 @@ def test_a_file_without_devices_says_how_the_batch_follows_from_them():
     )
 
 
+def test_merging_an_adapter_is_no_work_of_a_plan():
+    text = f"model_name_or_path: {LLAMA}\ntemplate: llama3\nexport_dir: out\nexport_size: 5\n"
+    draft = read_paste(text)
+    assert (draft.goal, draft.model) == (None, LLAMA)
+    assert draft.missing[0] == "workload: merging an adapter is no work that Slipway plans"
+
+
 def test_methods_that_are_more_than_supervised_steps_say_so():
     for text in (
         AXOLOTL + "rl: dpo\n",
@@ -277,3 +362,101 @@ def test_a_models_config_becomes_an_inline_model():
     assert (draft.kind, draft.goal, draft.model) == ("hf_config", None, config)
     assert resolve_model(draft.request["model"]).shape == get_model(LLAMA).shape
     assert any(each.startswith("workload:") for each in draft.missing)
+
+
+# A text, the source of one of its settings, and the words of why a plan does not use it.
+NOT_USED = [
+    (f"base_model: {LLAMA}\nload_in_4bit: true", "load_in_4bit: true", "no adapter"),
+    (f"base_model: {LLAMA}\nadapter: ia3", "adapter: ia3", "Slipway plans lora and qlora"),
+    (f"base_model: {LLAMA}\noptimizer: muon", "optimizer: muon", "does not model its states"),
+    (f"base_model: {LLAMA}\nlora_r: 8", "lora_r: 8", "method full has no adapters"),
+    (
+        f"base_model: {LLAMA}\nadapter: lora\nlora_target_modules: [q_proj]",
+        'lora_target_modules: ["q_proj"]',
+        "all linear layers, or on queries and values",
+    ),
+    (f"base_model: {LLAMA}\nattn_implementation: sage", "attn_implementation: sage", "eager"),
+    (f"base_model: {LLAMA}\nflash_attention: false", "flash_attention: false", "off"),
+    (f"base_model: {LLAMA}\ngradient_checkpointing: offload", "gradient_checkpointing: offload",
+     "on the device"),
+    (f"base_model: {LLAMA}\ndeepspeed: my.json", "deepspeed: my.json", "the file is not read"),
+    (f"base_model: {LLAMA}\nmax_steps: -1", "max_steps: -1", "no limit"),
+    (f"base_model: {LLAMA}\nfp16: true\nbf16: true", "fp16: true", "takes precedence"),
+    (f"{LLAMA_FACTORY}quantization_bit: 8", "quantization_bit: 8", "16-bit or 4-bit"),
+    (LLAMA_FACTORY.replace("type: lora", "type: freeze"), "finetuning_type: freeze",
+     "does not model freeze"),
+    (LLAMA_FACTORY + "disable_gradient_checkpointing: false",
+     "disable_gradient_checkpointing: false", "off"),
+    (f"model_name_or_path: {LLAMA}\ntemplate: x\ninfer_backend: ktransformers",
+     "infer_backend: ktransformers", "does not know this engine"),
+    (f"model_name_or_path: {LLAMA}\nload_in_8bit: true\nuse_peft: true", "load_in_8bit: true",
+     "16-bit or 4-bit"),
+    ('{"zero_optimization": {"stage": 1}, "fp16": {"enabled": "auto"}}',
+     'fp16: {"enabled": "auto"}', "the trainer fills it in"),
+    ('{"zero_optimization": {"stage": 1}, "steps_per_print": 10}', "steps_per_print: 10", "logs"),
+    ("distributed_type: MULTI_GPU\nmixed_precision: 'no'", "mixed_precision: no", "decide"),
+    ("distributed_type: MULTI_GPU\nfsdp_config: {fsdp_version: 2}",
+     'fsdp_config: {"fsdp_version": 2}', "not FSDP"),
+    (f"vllm serve {LLAMA} --cpu-offload-gb 0", "--cpu-offload-gb 0", "nothing is offloaded"),
+    ("vllm serve my/model --cpu-offload-gb 4", "--cpu-offload-gb 4", "size is not known"),
+    (f"vllm serve {LLAMA} --kv-cache-dtype x", "--kv-cache-dtype x", "not model a cache in x"),
+    (f"vllm serve {LLAMA} --enable-expert-parallel", "--enable-expert-parallel", "no experts"),
+    (f"vllm serve {LLAMA} --spec-method ngram", "--spec-method ngram", "not this method"),
+    (f"vllm serve {LLAMA}-AWQ -q awq", "-q awq", "states its format itself"),
+    (f"sglang serve {LLAMA} --speculative-algorithm EAGLE", "--speculative-algorithm EAGLE",
+     "not this method"),
+    ("llama-server -m Qwen3-8B-Q8_0.gguf -ngl 99", "-ngl 99", "all layers are on the device"),
+    ("llama-server -m Qwen3-8B-Q8_0.gguf -ngl 0", "-ngl 0", "runs on the CPU"),
+    ("llama-server -m nobody-9b-Q8_0.gguf -ngl 9", "-ngl 9", "number is not known"),
+    ("llama-server -m Qwen3-8B-Q8_0.gguf --cpu-moe", "--cpu-moe", "no experts"),
+    ("llama-server -m Qwen3-8B-Q8_0.gguf -sm layer", "-sm layer", "is not stated"),
+    ("llama-server -m Qwen3-8B-Q8_0.gguf -ts 3,1", "-ts 3,1", "by the speed of the devices"),
+    ("llama-server -m Qwen3-8B-Q8_0.gguf -dev none", "-dev none", "on the CPU"),
+    ("llama-server -m Qwen3-8B-Q8_0.gguf -ctk q8_0", "-ctk q8_0", "keys and values of one type"),
+    ("llama-server -m Qwen3-8B-Q8_0.gguf -c 0 -np -1", "-c 0", "the model's own context"),
+    ("llama-server -m Qwen3-8B-Q8_0.gguf -fa auto", "-fa auto", "the engine's default"),
+    ("llama-server -m Qwen3-8B-IQ9_X.gguf", "-m Qwen3-8B-IQ9_X.gguf", "is not known"),
+    (f"trtllm-serve {LLAMA} --extra_llm_api_options a.yaml", "--extra_llm_api_options a.yaml",
+     "paste it above"),
+    ("torchrun --nnodes 1:4 --nproc_per_node 8 x.py --bf16", "--nnodes 1:4", "a range of nodes"),
+    ("torchrun --nproc_per_node gpu x.py --bf16", "--nproc_per_node gpu", "is not stated"),
+    ("accelerate launch --num_machines 2 x.py --bf16", "--num_machines 2", "are not stated"),
+    ("deepspeed --num_nodes 2 x.py --bf16", "--num_nodes 2", "are not stated"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "source", "words"), NOT_USED, ids=lambda part: part[-40:])
+def test_a_setting_that_a_plan_does_not_use_says_why(text, source, words):
+    reasons = [item.reason for item in read_paste(text).ignored if item.source == source]
+    assert any(words in reason for reason in reasons), reasons
+
+
+def test_sharding_is_read_as_the_zero_stage_that_it_equals():
+    line = f"torchrun --nproc_per_node 4 --nnodes 2 x.py --model_name_or_path {LLAMA} --bf16 "
+    for words, stage, others in (
+        ("--fsdp full_shard", 3, {}),
+        ("--fsdp 'shard_grad_op auto_wrap'", 2, {}),
+        ("--fsdp no_shard", 0, {}),
+        ("--fsdp 'hybrid_shard offload'", 3,
+         {"zero_shard_size": 4, "offload": {"optimizer": "cpu", "weights_cpu": 1.0}}),
+        ("""--fsdp_config '{"reshard_after_forward": false}'""", 2, {}),
+        ("""--fsdp_config '{"activation_checkpointing": true}'""", 3,
+         {"activation_recomputation": "full"}),
+        ("--deepspeed zero_stage_1.json", 1, {}),
+        ("--deepspeed ds_z3_offload.json", 3,
+         {"offload": {"optimizer": "cpu", "weights_cpu": 1.0}}),
+    ):  # fmt: skip
+        pins = read_paste(line + words).request["pins"]
+        assert pins["zero_stage"] == stage, words
+        assert {name: pins.get(name) for name in others} == others, words
+    launched = "accelerate launch --num_processes 2 --use_deepspeed --zero_stage 2 "
+    launched += "--offload_optimizer_device cpu --gradient_accumulation_steps 4 x.py --bf16"
+    assert read_paste(launched).request["pins"] == {
+        "zero_stage": 2,
+        "offload": {"optimizer": "cpu"},
+        "compute_dtype": "bf16",
+        "gradient_accumulation_steps": 4,
+        "data_parallel_size": 2,
+    }
+    fsdp = "accelerate launch --use_fsdp --fsdp_sharding_strategy SHARD_GRAD_OP x.py --bf16"
+    assert read_paste(fsdp).request["pins"]["zero_stage"] == 2
