@@ -54,6 +54,10 @@ LINES = {
         "pins.weight_dtype": "nf4",
     },
     f"vllm serve {LLAMA} --cpu-offload-gb 7.5": {"pins.offload": {"weights_cpu": 0.501}},
+    f"vllm serve {LLAMA} -tp 2 --cpu-offload-gb 3 --max-model-len 4K": {
+        "pins.offload": {"weights_cpu": 0.401},  # of two devices
+        "workload.max_request_tokens": 4096,
+    },
     "vllm serve meta-llama/Llama-3.1-70B --speculative-config "
     """'{"model": "meta-llama/Llama-3.1-8B", "num_speculative_tokens": 5}'""": {
         "pins.speculative": {"draft_model": LLAMA, "tokens": 5}
@@ -116,6 +120,9 @@ LINES = {
         "pins.quantization": "gguf:q4_k_m",  # llama.cpp's default
         "pins.offload": {"weights_cpu": 0.95},
     },
+    "llama-server -hf unsloth/Qwen3-8B-GGUF -hff Qwen3-8B-Q6_K.gguf": {
+        "pins.quantization": "gguf:q6_k"
+    },
     "llama-server.exe -m C:\\models\\Qwen3-8B-Q5_K_M-00001-of-00002.gguf -ts 1,1 -sm row 2>log1": {
         "model": "Qwen/Qwen3-8B",
         "cluster.devices_per_node": 2,
@@ -160,6 +167,13 @@ LINES = {
         "workload.global_batch_size": 4,
         "pins.zero_stage": 3,
         "pins.compute_dtype": "bf16",
+    },
+    "accelerate launch --num_processes 16 --num_machines 2 sft.py --per_device_train_batch_size 1 "
+    "--use_peft --lora_target_modules q_proj k_proj v_proj o_proj gate_proj up_proj down_proj": {
+        "cluster.devices_per_node": 8,
+        "cluster.nodes": 2,
+        "workload.global_batch_size": 16,
+        "workload.lora_targets": "all",
     },
     f"deepspeed --num_gpus 2 train.py --deepspeed ds_z2_offload.json --model_name_or_path {LLAMA} "
     "--per_device_train_batch_size 1 --block_size 1024": {
@@ -252,13 +266,13 @@ def test_what_is_not_used_is_named_with_its_reason_and_a_wrong_name_with_the_nea
 
 
 def test_a_variable_is_not_expanded_and_a_quoted_dollar_is_a_letter():
-    draft = read_paste("vllm serve $MODEL -tp $TP --served-model-name 'a$b'")
+    draft = read_paste("vllm serve $MODEL -tp $TP --served-model-name 'a$b' --quantization 'f$8'")
     assert "model" not in draft.request
     assert "pins" not in draft.request
     assert any(each.startswith("model:") for each in draft.missing)
-    assert {item.source: item.reason for item in draft.ignored}["-tp $TP"].startswith(
-        "its value is a shell variable"
-    )
+    reasons = {item.source: item.reason for item in draft.ignored}
+    assert reasons["-tp $TP"].startswith("its value is a shell variable")
+    assert reasons["--quantization f$8"] == "the checkpoint states its format itself"
 
 
 def test_a_model_that_the_catalog_lacks_stays_a_repository_and_is_missing():

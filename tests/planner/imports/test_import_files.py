@@ -292,7 +292,7 @@ FILES = {
     "Docker Compose": (
         (
             "services:\n  llm:\n    image: vllm/vllm-openai:latest\n    command: --model "
-            f"{LLAMA} --tensor-parallel-size 2\n    ports: ['8000:8000']\n"
+            f"{LLAMA} --tensor-parallel-size 2 --port $$PORT\n    ports: ['8000:8000']\n"
         ),
         {"model": LLAMA, "pins.tensor_parallel_size": 2},
     ),
