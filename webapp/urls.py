@@ -69,6 +69,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("search/", home.search, name="search"),
     # wizard
     path("plans/new/", wizard.plan_new, name="plan-new"),
+    path("plans/paste/", wizard.plan_paste, name="plan-paste"),
     path("plans/template/classification/", wizard.template_launch, name="template-launch"),
     path("plans/<str:plan_id>/edit/<slug:step>/", wizard.plan_step, name="plan-step"),
     path("plans/<str:plan_id>/upload/", wizard.plan_upload, name="plan-upload"),

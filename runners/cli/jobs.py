@@ -187,7 +187,7 @@ def follow_job(
             if event.name == "log" and grep.lower() in event.data["text"].lower() and not quiet:
                 typer.echo(event.data["text"])
             elif event.name == "state":
-                state = _told(event, state)
+                state = _show_state(event, state)
     except KeyboardInterrupt:
         typer.echo(
             f"\nThe job goes on. `slipway logs -f {job_id}` follows it, `slipway stop {job_id}` "
@@ -198,7 +198,7 @@ def follow_job(
     return True
 
 
-def _told(event: "Event", before: str) -> str:
+def _show_state(event: "Event", before: str) -> str:
     """Print a new state and return it."""
     state = str(event.data["state"])
     if state != before:

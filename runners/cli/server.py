@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -63,7 +64,7 @@ def refused(error: "ApiError") -> CliError:
         )
     is_usage = error.status in {400, 422}
     fields = [each["field"] for each in error.errors if each.get("field")]
-    lines = [f"{each['field']}: {each['message']}" for each in error.errors[1:]]
+    lines = [f"{each['field']}: {each['message']}" for each in islice(error.errors, 1, None)]
     return CliError(
         "\n  ".join([error.detail, *lines]),
         code=error.code or f"http_{error.status}",
@@ -94,9 +95,9 @@ def job_id_of(client: "Slipway", name: str) -> str:
 
 def write_reply(reply: "BaseModel | list[Any] | dict[str, Any]", output: str) -> None:
     """Write a reply of the server as JSON or YAML: the API's own schema."""
-    from pydantic_core import to_json
+    from pydantic import TypeAdapter
 
-    write_document(to_json(reply, indent=2).decode(), output)
+    write_document(TypeAdapter(Any).dump_json(reply, indent=2).decode(), output)
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -490,6 +490,17 @@ class HostReply(Reply):
 HostState = Literal["pending-enrolment", "checking", "ready", "draining", "maintenance", "retired"]
 
 
+class Imported(Reply):
+    """A draft of pasted text, and what became of each setting."""
+
+    plan: PlanReply
+    kind: str
+    understood: list[dict[str, Any]]
+    ignored: list[dict[str, Any]]
+    unknown: list[dict[str, Any]]
+    missing: list[str]
+
+
 class JobDetail(Reply):
     """A job with its spec, its prediction and its attempts."""
 
@@ -600,14 +611,6 @@ JobState = Literal[
 ]
 
 
-class LaunchAsked(BaseModel):
-    """A launch that a person is asked to approve, and why."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-    launch: LaunchDocument | None = None
-    reason: str = ""
-
-
 class LaunchDocument(BaseModel):
     """The launch form: what is started, for how long, and the options of the program."""
 
@@ -657,6 +660,14 @@ class LaunchRequestReply(Reply):
     answer: str
     job: str | None
     url: str
+
+
+class LaunchToApprove(BaseModel):
+    """A launch that a person is asked to approve, and why."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    launch: LaunchDocument | None = None
+    reason: str = ""
 
 
 class Launched(Reply):
@@ -809,6 +820,15 @@ class OutcomeReply(Reply):
     reason: str
     sentence: str
     next_step: str
+
+
+class Pasted(BaseModel):
+    """Another tool's command line or configuration, and where the plan is to run."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    text: str
+    host: str = ""
+    pool: str = ""
 
 
 class PinsDocument(BaseModel):
@@ -1281,6 +1301,15 @@ class Slipway(Caller):
         )
         return result
 
+    def import_plan(
+        self, body: Pasted | Mapping[str, Any], *, idempotency_key: str | None = None
+    ) -> Imported:
+        """Make a draft of a command line of an engine or a trainer, or of one of their files."""
+        result: Imported = self._call(
+            Call("POST", "/plans/import", {}, body, idempotency_key), Imported
+        )
+        return result
+
     def get_plan_schema(self) -> dict[str, Any]:
         """Return the JSON schema of plan documents, for editors of ``job.yaml``."""
         result: dict[str, Any] = self._call(Call("GET", "/plans/schema", {}), dict[str, Any])
@@ -1373,7 +1402,7 @@ class Slipway(Caller):
     def request_launch(
         self,
         plan_id: str,
-        body: LaunchAsked | Mapping[str, Any],
+        body: LaunchToApprove | Mapping[str, Any],
         *,
         idempotency_key: str | None = None,
     ) -> LaunchRequestReply:
@@ -2101,6 +2130,15 @@ class AsyncSlipway(AsyncCaller):
         )
         return result
 
+    async def import_plan(
+        self, body: Pasted | Mapping[str, Any], *, idempotency_key: str | None = None
+    ) -> Imported:
+        """Make a draft of a command line of an engine or a trainer, or of one of their files."""
+        result: Imported = await self._call(
+            Call("POST", "/plans/import", {}, body, idempotency_key), Imported
+        )
+        return result
+
     async def get_plan_schema(self) -> dict[str, Any]:
         """Return the JSON schema of plan documents, for editors of ``job.yaml``."""
         result: dict[str, Any] = await self._call(Call("GET", "/plans/schema", {}), dict[str, Any])
@@ -2195,7 +2233,7 @@ class AsyncSlipway(AsyncCaller):
     async def request_launch(
         self,
         plan_id: str,
-        body: LaunchAsked | Mapping[str, Any],
+        body: LaunchToApprove | Mapping[str, Any],
         *,
         idempotency_key: str | None = None,
     ) -> LaunchRequestReply:

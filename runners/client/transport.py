@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic_core import from_json, to_jsonable_python
 
 PREFIX = "/api/v1"
 TIMEOUT = httpx.Timeout(60.0, connect=10.0)  # seconds; a plan of a large search takes some
@@ -24,6 +23,7 @@ TRIES = 4
 LONGEST_WAIT = 30.0  # seconds before a repetition
 LATER = frozenset({429, 502, 503, 504})
 PIECE_BYTES = 1024 * 1024
+_ANY: TypeAdapter[Any] = TypeAdapter(Any)  # of JSON values
 
 
 class ApiError(Exception):
@@ -101,12 +101,14 @@ def _json(body: object) -> object:
     """Return a body as JSON values; of a model only what was set."""
     if isinstance(body, BaseModel):
         return body.model_dump(mode="json", exclude_unset=True)
-    return to_jsonable_python(body)
+    return _ANY.dump_python(body, mode="json")
 
 
 def _query(call: Call) -> dict[str, Any]:
     return {
-        name: to_jsonable_python(value) for name, value in call.query.items() if value is not None
+        name: _ANY.dump_python(value, mode="json")
+        for name, value in call.query.items()
+        if value is not None
     }
 
 
@@ -165,7 +167,7 @@ class _Frames:
             fields = [line.partition(b": ")[::2] for line in frame.split(b"\n")]
             named = {name.decode(): value.decode() for name, value in fields if name}
             if "event" in named:
-                document = from_json(named.get("data") or "{}")
+                document = _ANY.validate_json(named.get("data") or "{}")
                 yield Event(named["event"], document, named.get("id", ""))
 
 

@@ -38,7 +38,7 @@ from webapp.hosts.models import Host
 from webapp.hosts.services import host_enroll, token_create
 from webapp.jobs.allocation import attempts_make
 from webapp.jobs.artefacts import folder_of
-from webapp.jobs.models import Artefact, Attempt, Job, Measurement
+from webapp.jobs.models import Artefact, Attempt, Job, LaunchRequest, Measurement
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.wizard.drafts import draft_begin
@@ -348,6 +348,7 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
     )
     token, _ = token_create(team=team, by=None, name="Next")
     access, _ = token_make(team=team, by=alice, name="laptop", scope="read")
+    asked = LaunchRequest.objects.create(team=team, plan=plan, asked_by=alice, asked_at=now())
     figure = Measurement.objects.create(
         job=job,
         attempt=attempt,
@@ -358,7 +359,7 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
         ratio=1.0,
         measured_at=now(),
     )
-    return {
+    known = {
         "team": team.pk,
         "<slug:form>": "csv",
         "<slug:job_id>": job.pk,
@@ -391,7 +392,12 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
         "<slug:step>": "goal",
         "<slug:uid>": "MQ",
         "<slug:token>": "a-b",
+        "<number>": "0",
+        "<action>": "recheck",
+        "<slug:request_id>": asked.pk,
     }
+    plain = {f"<{name.strip('<>').rpartition(':')[2]}>": value for name, value in known.items()}
+    return plain | known
 
 
 @pytest.fixture

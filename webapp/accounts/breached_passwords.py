@@ -16,6 +16,7 @@ from django.core.exceptions import ValidationError
 
 from webapp.core.password_files import has_hash, has_hashes, has_password, sha1_of
 
+LARGEST_BYTES = 1024**2  # a range has 80 KiB
 PREFIX_DIGITS = 5
 TIMEOUT_SECONDS = 2.0  # of each step
 LONGEST_SECONDS = 4.0  # altogether; the answer has about 40 KB
@@ -75,10 +76,15 @@ def is_in_range(url: str, digest: str) -> bool:
         client.stream("GET", f"{url.rstrip('/')}/range/{prefix}") as answer,
     ):
         answer.raise_for_status()
-        for line in answer.iter_lines():
+        text = bytearray()
+        for part in answer.iter_bytes():
             if time.monotonic() > ends_at:
                 raise TimeoutError(f"the answer takes longer than {LONGEST_SECONDS:.0f} s")
-            found, _, count = line.strip().partition(":")
-            if found.upper() == suffix:
-                return count != "0"  # padding has zero
+            text += part
+            if len(text) > LARGEST_BYTES:
+                raise httpx.DecodingError(f"the answer has more than {LARGEST_BYTES:,} bytes")
+    for line in text.decode("ascii", "replace").split("\n"):
+        found, _, count = line.strip().partition(":")
+        if found.upper() == suffix:
+            return count != "0"  # padding has zero
     return False

@@ -272,6 +272,7 @@ class StoredReply(models.Model):
     at = models.DateTimeField(db_index=True)
 
     class Meta:
+        verbose_name_plural = "stored replies"
         constraints = [models.UniqueConstraint(fields=["caller", "key"], name="one_reply_per_key")]
 
     def __str__(self) -> str:

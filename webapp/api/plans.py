@@ -76,6 +76,7 @@ from webapp.wizard.documents import (
     launch_options,
 )
 from webapp.wizard.drafts import first_host, proposals_fill, serve_draft, suggestion_apply
+from webapp.wizard.pasting import paste_draft, paste_read
 from webapp.wizard.steps import launch_both, ready_hosts
 
 router = Router(tags=["plans"], auth=READ)
@@ -281,6 +282,53 @@ def _planned(plan: Plan, notes: list[str], *, by: str) -> PlanReply:
     except DraftProblem:
         return plan_reply(plan, notes)
     return plan_reply(plan_keep(plan, by=by), notes)
+
+
+class Pasted(Sent):
+    """Another tool's command line or configuration, and where the plan is to run."""
+
+    text: Annotated[str, Field(max_length=65_536)]
+    host: Annotated[str, Field(max_length=120, description="Name or id of a host")] = ""
+    pool: Annotated[str, Field(max_length=120, description="Name or id of a pool")] = ""
+
+
+class Imported(Schema):
+    """A draft of pasted text, and what became of each setting."""
+
+    plan: PlanReply
+    kind: str
+    understood: list[dict[str, Any]]
+    ignored: list[dict[str, Any]]
+    unknown: list[dict[str, Any]]
+    missing: list[str]
+
+
+@router.post(
+    "/import", auth=PLAN, response={201: Imported, **REFUSALS}, operation_id="import_plan"
+)
+def plan_import(request: HttpRequest, body: Pasted) -> Status[Imported]:
+    """Make a draft of a command line of an engine or a trainer, or of one of their files."""
+    membership = current_membership(request)
+    check_role(Role(membership.role), Role.PRACTITIONER)
+    imported = paste_read(body.text)
+    plan, notes = paste_draft(
+        team=membership.team,
+        owner=signed_in(request),
+        imported=imported,
+        host=body.host,
+        pool=body.pool,
+    )
+    plan.save(force_insert=True)
+    with suppress(DraftProblem):
+        plan_compute(plan)
+    parts = imported.model_dump(mode="json")
+    reply = Imported(
+        plan=plan_reply(plan, notes),
+        kind=imported.kind,
+        missing=list(imported.missing),
+        **{name: parts.get(name) or [] for name in ("understood", "ignored", "unknown")},
+    )
+    return Status(201, reply)
 
 
 @router.get("/schema", response={200: dict[str, Any], **REFUSALS}, operation_id="get_plan_schema")
@@ -504,7 +552,7 @@ def _launched(request: HttpRequest, plan: Plan, body: LaunchDocument, key: str |
     return job
 
 
-class LaunchAsked(Sent):
+class LaunchToApprove(Sent):
     """A launch that a person is asked to approve, and why."""
 
     launch: LaunchDocument = Field(default_factory=LaunchDocument)
@@ -556,7 +604,7 @@ def _request_reply(row: LaunchRequest) -> LaunchRequestReply:
     operation_id="request_launch",
 )
 def launch_request(
-    request: HttpRequest, plan_id: str, body: LaunchAsked
+    request: HttpRequest, plan_id: str, body: LaunchToApprove
 ) -> Status[LaunchRequestReply]:
     """Ask a person of the team to approve a launch; they decide on the page Approvals."""
     plan, token = _changeable(request, plan_id), getattr(request, "auth", None)

@@ -438,6 +438,9 @@ class TokenLaunch(models.Model):
     job = models.OneToOneField(Job, on_delete=models.CASCADE, related_name="token_launch")
     gpu_hours = models.FloatField()  # its devices times its time limit
 
+    class Meta:
+        verbose_name_plural = "token launches"
+
     def __str__(self) -> str:
         return f"{self.gpu_hours:g} GPU-hours of {self.token_id}"
 

@@ -65,6 +65,7 @@ from webapp.plans.saving import (
 )
 from webapp.plans.serving import endpoint_options_of, engines_named
 from webapp.plans.verdict import price_of, problem_verdict, verdict_of
+from webapp.wizard.documents import document_of, yaml_of
 
 # ---------------------------------------------------------------------------
 # Export a plan for other tools, with a script that measures its claims.
@@ -312,6 +313,7 @@ def _exports(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
         pass
     formats = exports_of(plan, answer)
     return {
+        "file": yaml_of(document_of(plan)),
         "formats": formats,
         "measure": formats[0].measure if formats else "",
         "exports": [(*text[:3], json.dumps(text[3], indent=2)) for text in texts],

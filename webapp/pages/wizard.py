@@ -6,6 +6,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
+from runners.datasets.text import unix_lines
 from webapp.accounts.models import Role
 from webapp.accounts.services import current_team, require_role, signed_in, visible_or_404
 from webapp.core.display import whole
@@ -35,6 +36,7 @@ from webapp.wizard.drafts import (
     store,
     suggestion_apply,
 )
+from webapp.wizard.pasting import paste_draft, paste_read
 from webapp.wizard.steps import (
     STAGES,
     compute_quietly,
@@ -104,6 +106,24 @@ def plan_new(request: HttpRequest) -> HttpResponse:
     lacks_model = preset in MODEL_PRESETS and model is None
     step = "goal" if lacks_model else FIRST_STEPS.get(preset, "goal")
     return redirect("plan-step", plan.pk, step)
+
+
+@require_POST
+@require_role(Role.PRACTITIONER)
+def plan_paste(request: HttpRequest) -> HttpResponse:
+    """Make a draft of another tool's command line or configuration, and show its review."""
+    text = unix_lines(request.POST.get("text", ""))
+    try:
+        imported = paste_read(text)
+        plan, _notes = paste_draft(
+            team=current_team(request), owner=signed_in(request), imported=imported
+        )
+    except Problem as problem:
+        messages.error(request, problem.detail)
+        return redirect("plan-new")
+    plan.save(force_insert=True)
+    steps.compute_quietly(plan)
+    return redirect("plan-step", plan.pk, "review")
 
 
 @require_http_methods(["GET", "POST"])

@@ -59,3 +59,4 @@ class PlanDraft(TypedDict):
     workload: Workloads
     hardware: HardwareStep
     pins: dict[str, Any]
+    imported: NotRequired[dict[str, Any]]  # of a pasted text: what became of its settings

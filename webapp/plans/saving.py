@@ -72,7 +72,7 @@ def follow_content(plan: Plan) -> None:
 NAME_LENGTH = 120
 TRIES = 5
 # Draft keys outside the question: origin and launch form.
-BESIDES = frozenset({"is_touched", "preset", "launch"})
+BESIDES = frozenset({"is_touched", "preset", "launch", "imported"})
 ANSWERED = ("request", "answer", "is_brief", "computed_at")
 
 
@@ -207,7 +207,7 @@ def version_save(plan: Plan, *, name: str = "", by: str = "", as_new: bool = Fal
     base = None if as_new else plan.base
     if base is not None and is_unchanged(plan) and plan.name == base.name:
         return base
-    plan.draft = {key: value for key, value in plan.draft.items() if key != "launch"}
+    plan.draft = {key: plan.draft[key] for key in plan.draft if key not in {"launch", "imported"}}
     for _ in range(TRIES):
         try:
             return _save_next(plan, base, by)

@@ -19,12 +19,13 @@ from django.utils.datastructures import MultiValueDict
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
 from planner.catalog.devices import get_device
+from planner.exports.yaml_text import yaml_text
 from planner.specs.base import PlannerError
 from runners.launchers.launch import ENGINES
 from webapp.core.display import sentence
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.endpoints import hashes_of
-from webapp.jobs.launching import LaunchOptions, launch_options_of, plan_launch
+from webapp.jobs.launching import LaunchOptions, launch_fields, launch_options_of, plan_launch
 from webapp.jobs.models import Job, Priority
 from webapp.plans.draft import PlanDraft
 from webapp.plans.explanation import missing_step
@@ -601,6 +602,47 @@ def _hardware_document(draft: PlanDraft, options: Options) -> dict[str, Any]:
         if hardware.get(name):
             document[name] = hardware.get(name)
     return document
+
+
+def job_document_of(job: Job) -> dict[str, Any]:
+    """Return the document with which ``slipway launch -f`` starts a job like this one.
+
+    Empty for a job that was not launched from a plan.
+    """
+    if job.plan is None:
+        return {}
+    fields = launch_fields(job)
+    reuse = fields.get("reuse", "")
+    points = [float(each) for each in str(fields.get("points", "")).split(",") if each.strip()]
+    run = "endpoint" if job.kind == "serve" else "load" if points else "job"
+    given = {
+        "run": run,
+        "name": fields["job_name"],
+        "hours": float(fields["hours"]) if fields.get("hours") else None,
+        "retries": int(fields["retries"]),
+        "priority": "low" if fields["priority"] == str(Priority.LOW.value) else "normal",
+        "secrets": list(fields["secrets"]),
+        "engine": fields.get("engine", "slipway"),
+        "idle_minutes": float(fields["idle"]) if fields.get("idle") else None,
+        "prefix_cache": reuse == "yes" if reuse else None,
+        "draft": str(fields.get("draft", "")),
+        "adapters": bool(fields.get("adapters")),
+        "adapter": str(fields.get("adapter", "")),
+        "profile": bool(fields.get("profile")),
+        "arrivals": fields.get("arrivals", "closed"),
+        "points": points,
+        "requests": int(fields.get("requests", 32)),
+        "repetitions": int(fields.get("repetitions", 3)),
+    }
+    launch = LaunchDocument.model_validate(given).model_dump(mode="json", exclude_defaults=True)
+    document = document_of(job.plan)
+    return {**document, "launch": {"run": run, **launch}} if document else {}
+
+
+def yaml_of(document: Mapping[str, Any], address: str = "") -> str:
+    """Return a document as YAML, with the address of its schema for editors."""
+    head = f"# yaml-language-server: $schema={address}\n" if address else ""
+    return head + yaml_text(dict(document))
 
 
 # From a planner's request to a document

@@ -294,6 +294,7 @@ def _extras(
         return {
             "title": named or plan_title(draft, summary["model"], summary["hardware"]),
             "filled": filled,
+            "imported": draft.get("imported") or {},
             "saving": saving_of(plan),
             "team_secrets": secret_names(plan.team),
             "review": [(step, summary[step.slug]) for step in STEPS[:-1]],

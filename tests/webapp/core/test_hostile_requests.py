@@ -20,11 +20,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.plugins.extent import sample
-from tests.webapp.accounts.test_matrix import HOST, QUERY, RULES, things  # noqa: F401 (a fixture)
+from tests.webapp.accounts.test_matrix import HOST, MEMBER, QUERY, Rule
+from tests.webapp.accounts.test_matrix import RULES as OF_PAGES
+from tests.webapp.api.operations import operations
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import Membership, Role
 
 pytestmark = pytest.mark.django_db(databases="__all__")
+# The operations of the API too, one of each address: the methods share its arguments.
+RULES = {
+    re.sub(r"\{(path:)?(\w+)\}", r"<\2>", f"api/v1{each.path}"): Rule(each.method.lower(), MEMBER)
+    for each in operations()
+} | OF_PAGES
 PAGES = [route for route, rule in RULES.items() if rule.method == "get" and rule.needs != HOST]
 FORMS = [
     route
@@ -91,8 +98,10 @@ def status_of(client: Client, method: str, path: str, form: str | None = None, *
         if method == "get":
             extra = {"CONTENT_TYPE": headers["kind"]} if headers.get("kind") else {}
             answer = client.get(path, **extra)
-        else:
+        elif method == "post":
             answer = client.post(path, form or "", content_type=kind)
+        else:
+            answer = client.generic(method.upper(), path, "{}", content_type="application/json")
         transaction.set_rollback(True)
     if answer.status_code == 400:
         assert re.search(rb"<h1|\"detail\"", answer.content), answer.content[:300]
@@ -100,7 +109,7 @@ def status_of(client: Client, method: str, path: str, form: str | None = None, *
 
 
 @pytest.fixture
-def known_of(monkeypatch, client, things) -> Callable[[str], list[str]]:  # noqa: F811 (the fixture)
+def known_of(monkeypatch, client, things) -> Callable[[str], list[str]]:
     """A function that returns the fields that an address asks its query or form for."""
     asked: set[str] = set()
     found: dict[str, list[str]] = {}
@@ -124,7 +133,7 @@ def known_of(monkeypatch, client, things) -> Callable[[str], list[str]]:  # noqa
     return known
 
 
-def test_no_query_is_a_fault(client, things, known_of):  # noqa: F811 (the fixture)
+def test_no_query_is_a_fault(client, things, known_of):
     @BOUNDED
     @given(data=st.data())
     def answers(route, visitor, data):
@@ -142,7 +151,7 @@ def test_no_query_is_a_fault(client, things, known_of):  # noqa: F811 (the fixtu
         answers(route, fresh(client))
 
 
-def test_no_form_is_a_fault(client, things, known_of):  # noqa: F811 (the fixture)
+def test_no_form_is_a_fault(client, things, known_of):
     @BOUNDED
     @given(data=st.data())
     def answers(route, visitor, data):
@@ -169,7 +178,7 @@ def some_of(known: list[str]) -> st.SearchStrategy[dict[str, str]]:
     )
 
 
-def test_a_nul_is_refused_in_every_field(client, things, known_of):  # noqa: F811 (the fixture)
+def test_a_nul_is_refused_in_every_field(client, things, known_of):
     wrong = []
     for route in sample((*PAGES, *FORMS), kind=area_of):
         path, method, visitor = filled(route, things), RULES[route].method, fresh(client)
@@ -183,7 +192,7 @@ def test_a_nul_is_refused_in_every_field(client, things, known_of):  # noqa: F81
     assert not wrong, wrong
 
 
-def test_no_argument_of_an_address_is_a_fault(client, things):  # noqa: F811 (the fixture)
+def test_no_argument_of_an_address_is_a_fault(client, things):
     wrong = []
     places = [(route, name) for route in RULES for name in re.findall(r"<[^>]+>", route)]
     for (route, name), value in sample(product(places, IN_PATHS), kind=itemgetter(0)):

@@ -93,6 +93,7 @@ class Migration(migrations.Migration):
                 ("at", models.DateTimeField(db_index=True)),
             ],
             options={
+                "verbose_name_plural": "stored replies",
                 "constraints": [
                     models.UniqueConstraint(fields=("caller", "key"), name="one_reply_per_key")
                 ],

@@ -123,5 +123,6 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={"verbose_name_plural": "token launches"},
         ),
     ]

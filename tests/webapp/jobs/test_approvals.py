@@ -1,0 +1,101 @@
+"""Launches by agents: within a token's budget, or approved by a person."""
+
+import json
+from datetime import timedelta
+
+import pytest
+from django.test import Client
+
+from tests.webapp.conftest import client_of
+from webapp.accounts.models import AccessToken
+from webapp.accounts.tokens import token_make
+from webapp.audit.models import Event
+from webapp.core.clock import now
+from webapp.core.problems import Problem
+from webapp.jobs.approvals import spent_gpu_hours
+from webapp.jobs.models import Job, LaunchRequest, TokenLaunch
+from webapp.plans.models import Plan
+from webapp.wizard.drafts import demo_draft
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+
+
+@pytest.fixture
+def plan(team, alice, host) -> Plan:
+    return Plan.objects.create(team=team, owner=alice, name="demo run", draft=demo_draft(host))
+
+
+def agent(alice, team, scope: str, budget: float | None = None) -> Client:
+    text = token_make(team=team, by=alice, name="agent", scope=scope, budget_gpu_hours=budget)[1]
+    return Client(headers={"Authorization": f"Bearer {text}"})
+
+
+def post(client, path: str, body: dict):
+    return client.post(f"/api/v1{path}", json.dumps(body), "application/json")
+
+
+def test_a_budget_is_spent_by_limits_and_given_back_by_what_did_not_run(alice, team, plan):
+    client = agent(alice, team, "launch", budget=3)
+    first = post(client, f"/plans/{plan.pk}/launch", {"hours": 2})
+    assert first.status_code == 201, first.content
+    token = AccessToken.objects.get()
+    assert (spent_gpu_hours(token), TokenLaunch.objects.get().gpu_hours) == (2.0, 2.0)
+    over = post(client, f"/plans/{plan.pk}/launch", {"hours": 1.5})
+    assert (over.status_code, over.json()["code"]) == (409, "over_budget")
+    assert "may take 1.5 GPU-hours" in over.json()["detail"]
+    assert Job.objects.count() == 1
+    end = now()
+    Job.objects.update(state="stopped", started_at=end - timedelta(minutes=30), ended_at=end)
+    assert spent_gpu_hours(token) == pytest.approx(0.5)
+    assert post(client, f"/plans/{plan.pk}/launch", {"hours": 1.5}).status_code == 201
+    assert Event.objects.filter(kind="token.launched").count() == 2
+
+
+def test_a_job_without_a_limit_has_no_price(alice, team, plan):
+    plan.draft["workload"]["pretrain"] |= {"time_budget_minutes": None, "million_tokens": 1.0}
+    plan.save()
+    answer = post(agent(alice, team, "launch", budget=99), f"/plans/{plan.pk}/launch", {})
+    assert (answer.status_code, answer.json()["code"]) == (422, "hours")
+    for budget, scope in ((-1, "launch"), (1, "read"), (float("nan"), "launch")):
+        with pytest.raises(Problem, match="GPU-hours"):
+            token_make(team=team, by=alice, name="x", scope=scope, budget_gpu_hours=budget)
+
+
+def test_a_request_becomes_a_job_of_the_one_who_asked_once(alice, bob, vera, charlie, team, plan):
+    client = agent(alice, team, "plan")
+    assert post(client, f"/plans/{plan.pk}/launch", {}).status_code == 403
+    asked = {"launch": {"name": "asked", "hours": 1}, "reason": "to compare optimisers"}
+    first = post(client, f"/plans/{plan.pk}/launch-requests", asked).json()
+    again = post(client, f"/plans/{plan.pk}/launch-requests", asked).json()
+    assert (first["state"], first["token"], again["id"]) == ("waiting", "agent", first["id"])
+    page = client_of(bob).get("/approvals/").content.decode()
+    assert "to compare optimisers" in page
+    assert "Approve and launch" in page
+    assert "Approve and launch" not in client_of(vera).get("/approvals/").content.decode()
+    assert "to compare" not in client_of(charlie).get("/approvals/").content.decode()
+    path = f"/approvals/{first['id']}"
+    assert client_of(vera).post(f"{path}/approve/").status_code == 403
+    assert client_of(charlie).post(f"{path}/approve/").status_code == 404
+    assert client.post(f"{path}/approve/").status_code == 302  # a token opens no page
+    assert not Job.objects.exists()
+    done = client_of(bob).post(f"{path}/approve/")
+    job = Job.objects.get()
+    assert done["Location"] == f"/jobs/{job.pk}/"
+    assert (job.name, job.owner, job.max_duration_seconds) == ("asked", alice, 3600.0)
+    found = client.get(f"/api/v1/launch-requests/{first['id']}").json()
+    assert (found["state"], found["decided_by"], found["job"]) == ("approved", "bob", job.pk)
+    client_of(bob).post(f"{path}/approve/")
+    client_of(bob).post(f"{path}/deny/")
+    assert (Job.objects.count(), LaunchRequest.objects.get().state) == (1, "approved")
+    kinds = Event.objects.filter(kind__startswith="launch.").values_list("kind", flat=True)
+    assert list(kinds.order_by("id")) == ["launch.requested", "launch.approved"]
+
+
+def test_a_denial_tells_the_agent_why(alice, bob, team, plan):
+    client = agent(alice, team, "plan")
+    asked = post(client, f"/plans/{plan.pk}/launch-requests", {}).json()
+    client_of(bob).post(f"/approvals/{asked['id']}/deny/", {"answer": "Not tonight."})
+    found = client.get(f"/api/v1/launch-requests/{asked['id']}").json()
+    assert (found["state"], found["answer"], found["job"]) == ("denied", "Not tonight.", None)
+    assert client.get("/api/v1/launch-requests").json() == []
+    assert not Job.objects.exists()

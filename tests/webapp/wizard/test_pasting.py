@@ -1,0 +1,105 @@
+"""Pasted commands and files become drafts that say what became of each setting."""
+
+import json
+
+import pytest
+
+from tests.webapp.conftest import client_of
+from webapp.jobs.models import Job
+from webapp.plans.models import Plan
+from webapp.plans.questions import question_of
+from webapp.wizard.documents import adapter, job_document_of, yaml_of
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+VLLM = (
+    "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 \\\n"
+    "  --max-model-len 8192 --kv-cache-dtype fp8 --enable-prefix-caching --made-up 3"
+)
+AXOLOTL = """
+base_model: meta-llama/Llama-3.2-1B
+adapter: lora
+lora_r: 8
+sequence_len: 1024
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+optimizer: adamw_bnb_8bit
+"""
+
+
+def paste(user, text: str):
+    return client_of(user).post("/plans/paste/", {"text": text})
+
+
+def test_a_command_becomes_a_draft_that_tells_every_setting(alice, host):
+    answer = paste(alice, VLLM)
+    plan = Plan.objects.get()
+    assert answer["Location"] == f"/plans/{plan.pk}/edit/review/"
+    request = question_of(plan).request
+    assert (request.pins.tensor_parallel_size, request.pins.kv_cache_dtype) == (2, "fp8")
+    assert request.workload.max_request_tokens == 8192
+    page = client_of(alice).get(answer["Location"]).content.decode()
+    for text in ("--tensor-parallel-size 2", "--enable-prefix-caching", "--made-up 3", "unknown"):
+        assert text in page, text
+
+
+def test_a_training_file_becomes_a_fine_tuning(alice, host):
+    paste(alice, AXOLOTL)
+    draft = Plan.objects.get().draft
+    values = draft["workload"]["finetune"]
+    assert draft["goal"]["goal"] == "finetune"
+    assert draft["model"]["catalog_id"] == "meta-llama/Llama-3.2-1B"
+    assert (values["method"], values["lora_rank"], values["sequence_length"]) == ("lora", 8, 1024)
+    assert values["optimizer"] == "adamw_8bit"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "hello", "rm -rf /", "vllm serve $(id)", "a: [" * 200, "\0", "vllm serve"]
+)
+def test_what_is_no_ones_command_is_refused_in_words(alice, host, text):
+    answer = paste(alice, text)
+    assert answer.status_code in {302, 400}
+    if answer.status_code == 302 and not Plan.objects.exists():
+        page = client_of(alice).get("/plans/new/", follow=True)
+        assert page.status_code == 200
+    script = client_of(alice).post(
+        "/api/v1/plans/import", json.dumps({"text": text}), "application/json"
+    )
+    assert script.status_code in {201, 400, 422}
+    assert script.status_code == 201 or script.json()["detail"]
+
+
+def test_a_script_is_told_what_a_text_said_and_what_is_missing(alice, host):
+    answer = client_of(alice).post(
+        "/api/v1/plans/import", json.dumps({"text": VLLM, "host": host.slug}), "application/json"
+    )
+    found = answer.json()
+    assert (answer.status_code, found["kind"]) == (201, "vllm"), found
+    assert found["plan"]["document"]["hardware"]["host"] == host.slug
+    assert any(each["source"] == "--made-up 3" for each in found["unknown"])
+    assert any("input_tokens" in each for each in found["missing"])
+
+
+def test_a_job_as_yaml_launches_the_same_job_again(alice, host):
+    client = client_of(alice)
+    body = {
+        "goal": "pretrain", "model": "demo", "hardware": {"host": host.slug},
+        "workload": {"time_budget_minutes": 1}, "pins": {"micro_batch_size": 1},
+    }  # fmt: skip
+    plan = client.post("/api/v1/plans", json.dumps(body), "application/json").json()
+    launch = {"name": "night", "hours": 2, "retries": 1, "priority": "low"}
+    client.post(f"/api/v1/plans/{plan['id']}/launch", json.dumps(launch), "application/json")
+    first = Job.objects.get()
+    document = job_document_of(first)
+    assert document["launch"] == {"run": "job", **launch, "hours": 2.0}
+    again = client.post("/api/v1/plans", json.dumps(document), "application/json").json()
+    path = f"/api/v1/plans/{again['id']}/launch"
+    client.post(path, json.dumps(document["launch"]), "application/json")
+    second = Job.objects.order_by("created_at").last()
+    assert first.pk != second.pk
+    assert (second.spec, second.name, second.priority, second.max_retries) == (
+        first.spec, first.name, first.priority, first.max_retries,
+    )  # fmt: skip
+    text = yaml_of(document)
+    assert text in client.get(f"/jobs/{first.pk}/config/").content.decode().replace("&#x27;", "'")
+    assert adapter().validate_python(document).launch.name == "night"
+    assert "slipway launch" in client.get(f"/plans/{first.plan_id}/exports/").content.decode()
