@@ -176,7 +176,7 @@ def test_what_cannot_be_classified_is_refused_by_name(make_job, changes, said):
     [
         ({"model": {"source": "demo"}}, "the demo model predicts text"),
         ({"quantized": {"method": "qat", "bits": 8}}, "quantized is for models"),
-        ({"layout": LayoutOptions(tensor_parallel_size=2)}, "leave the other parallel sizes"),
+        ({"layout": LayoutOptions(tensor_parallel_size=2)}, "other parallel sizes out"),
     ],
 )
 def test_a_spec_that_goes_not_with_a_head_is_refused(changes, said):
