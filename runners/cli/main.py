@@ -59,6 +59,7 @@ COMMANDS = {
     "data": LazyCommand("data", "data", "List, upload and delete training data."),
     "tokens": LazyCommand("account", "tokens", "List, make and revoke access tokens."),
     "secrets": LazyCommand("account", "secrets", "List, store and delete secrets."),
+    "mcp": LazyCommand("mcp", "mcp", "Serve the Model Context Protocol to an agent."),
     "api": LazyCommand("raw", "api", "Call any operation of the API."),
     "doctor": LazyCommand("doctor", "doctor", "Check this machine and the configuration."),
     "completion": LazyCommand("completion", "completion", "Print a shell's completion script."),

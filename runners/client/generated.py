@@ -716,6 +716,8 @@ class MeReply(Reply):
 
     user: str
     scope: Scope
+    budget_gpu_hours: float | None
+    rest_gpu_hours: float | None
     team: TeamReply
     teams: list[TeamReply]
 
@@ -1988,7 +1990,7 @@ class Slipway(Caller):
         return result
 
     def get_me(self) -> MeReply:
-        """Return who calls: for a token its account, scope and team."""
+        """Return who calls: for a token its account, scope, team and what is left of its budget."""
         result: MeReply = self._call(Call("GET", "/me", {}), MeReply)
         return result
 
@@ -2829,7 +2831,7 @@ class AsyncSlipway(AsyncCaller):
         return result
 
     async def get_me(self) -> MeReply:
-        """Return who calls: for a token its account, scope and team."""
+        """Return who calls: for a token its account, scope, team and what is left of its budget."""
         result: MeReply = await self._call(Call("GET", "/me", {}), MeReply)
         return result
 

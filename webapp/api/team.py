@@ -32,6 +32,7 @@ from webapp.api.requests import Sent
 from webapp.audit.models import Event
 from webapp.core import vault
 from webapp.core.problems import REFUSALS, ForbiddenProblem, UnavailableProblem
+from webapp.jobs.approvals import spent_gpu_hours
 from webapp.jobs.quotas import limit_sentences, quota_of
 from webapp.pages.audit import visible_events
 from webapp.pages.queue import QuotaForm, quota_store
@@ -53,6 +54,8 @@ class MeReply(Schema):
 
     user: str
     scope: Scope
+    budget_gpu_hours: float | None
+    rest_gpu_hours: float | None
     team: TeamReply
     teams: list[TeamReply]
 
@@ -64,10 +67,16 @@ def _team(membership: Membership) -> TeamReply:
 
 @router.get("/me", response={200: MeReply, **REFUSALS}, operation_id="get_me")
 def me(request: HttpRequest) -> MeReply:
-    """Return who calls: for a token its account, scope and team."""
+    """Return who calls: for a token its account, scope, team and what is left of its budget."""
+    token = request.auth if isinstance(request.auth, AccessToken) else None  # type: ignore[attr-defined]
+    budget = token.budget_gpu_hours if token else None
     return MeReply(
         user=request.user.get_username(),
         scope=_scope(request),
+        budget_gpu_hours=budget,
+        rest_gpu_hours=None
+        if budget is None or token is None
+        else budget - spent_gpu_hours(token),
         team=_team(current_membership(request)),
         teams=[_team(each) for each in memberships_of(signed_in(request))],
     )

@@ -59,4 +59,4 @@ def test_every_example_prints_the_lines_that_the_page_shows(
             for line in expected:
                 assert named(line, host.slug) in out + err, (command, out, err)
             called.add(words[1])
-    assert called == set(COMMANDS) - LOCAL - {"verify"}
+    assert called == set(COMMANDS) - LOCAL - {"verify", "mcp"}

@@ -1,0 +1,97 @@
+"""The tools of ``slipway mcp``, called by the official client: reading, planning, launching."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from mcp import Client
+
+from runners.cli.mcp import tools
+from runners.client import Slipway
+from tests.webapp.api.test_client import by_django
+from tests.webapp.conftest import client_of
+from webapp.accounts.tokens import token_make
+from webapp.jobs.models import Job, LaunchRequest
+
+pytestmark = pytest.mark.django_db(databases="__all__", transaction=True)
+
+
+def agent(user, team, scope: str, budget: float | None = None):
+    """Return a way to call a tool as an agent with a token of its own."""
+    token = token_make(team=team, by=user, name="agent", scope=scope, budget_gpu_hours=budget)[1]
+    wire = httpx.Client(transport=httpx.MockTransport(by_django))
+    served = tools(Slipway("http://testserver", token, client=wire))
+
+    def call(name: str, **arguments):
+        async def ask():
+            async with Client(served) as client:
+                return await client.call_tool(name, arguments)
+
+        answer = asyncio.run(ask())
+        text = "".join(part.text for part in answer.content)
+        if answer.is_error:
+            return text
+        return json.loads(text) if text.startswith(("{", "[")) else text
+
+    call.served = served
+    return call
+
+
+def test_every_tool_says_what_it_does_and_whether_it_only_reads(alice, team):
+    served = agent(alice, team, "read").served
+
+    async def listed():
+        async with Client(served) as client:
+            return (await client.list_tools()).tools
+
+    found = {tool.name: tool for tool in asyncio.run(listed())}
+    writes = {"plan", "import_command", "launch", "stop"}
+    assert {name for name, each in found.items() if not each.annotations.read_only_hint} == writes
+    assert all(each.description for each in found.values())
+    assert found["stop"].annotations.destructive_hint
+
+
+def test_an_agent_plans_and_reads_and_is_refused_a_launch_without_an_approval(
+    alice, bob, team, host
+):
+    call = agent(alice, team, "plan")
+    plan = call("plan", goal="pretrain", model="demo", host=host.slug,
+                workload={"time_budget_minutes": 1})  # fmt: skip
+    assert plan["can_launch"], plan
+    assert plan["best"]["performance"]
+    assert call("explain", plan_id=plan["plan_id"])["rejected"] is not None
+    asked = call("launch", plan_id=plan["plan_id"], reason="to measure", hours=1)
+    assert (asked["state"], asked["approve_at"]) == ("waiting", "http://testserver/approvals/")
+    assert not Job.objects.exists()
+    client_of(bob).post(f"/approvals/{asked['launch_request']}/approve/")
+    decided = call("launch_request", request_id=asked["launch_request"])
+    assert (decided["state"], decided["job"]) == ("approved", Job.objects.get().pk)
+    assert call("job", job_id=decided["job"])["state"] == "preflight"
+    assert call("jobs")["id"] if isinstance(call("jobs"), dict) else call("jobs")
+    refused = call("stop", job_id=decided["job"])
+    assert "needs the scope launch" in refused
+
+
+def test_a_budget_launches_and_what_is_over_it_is_told(alice, team, host):
+    call = agent(alice, team, "launch", budget=2)
+    plan = call("plan", goal="pretrain", model="demo", host=host.slug)["plan_id"]
+    job = call("launch", plan_id=plan, reason="within", hours=1.5)["job"]
+    assert job["id"] == Job.objects.get().pk
+    assert call("whoami")["rest_gpu_hours"] == 0.5
+    assert "may take 1 GPU-hours" in call("launch", plan_id=plan, reason="over", hours=1)
+    assert call("stop", job_id=job["id"])["state"] in {"stopped", "stopping"}
+    unlimited = agent(alice, team, "launch")
+    assert unlimited("launch", plan_id=plan, reason="x", hours=1)["state"] == "waiting"
+    assert LaunchRequest.objects.count() == Job.objects.count() == 1
+
+
+def test_another_tools_command_becomes_a_plan_and_faults_are_sentences(alice, team, host):
+    call = agent(alice, team, "plan")
+    found = call("import_command", text="vllm serve meta-llama/Llama-3.1-8B -tp 2 --made-up 1")
+    assert found["unknown"][0]["source"] == "--made-up 1"
+    assert found["plan"]["plan_id"]
+    assert "not valid" in call("plan", goal="serve", model="demo", workload={"input_tokens": 0})
+    assert "No object of your teams" in call("job", job_id="nothing")
+    readonly = agent(alice, team, "read")
+    assert "needs the scope plan" in readonly("plan", goal="serve", model="demo")
