@@ -15,7 +15,7 @@ import typer
 
 from runners.cli.errors import CliError, planner_error
 from runners.cli.output import OutputOption, progress, write_document
-from runners.cli.plans import is_file, keep_plan, read_document
+from runners.cli.plans import is_file, keep_plan, read_document, read_text
 from runners.cli.quantities import (
     Reader,
     count,
@@ -301,10 +301,12 @@ def build_document(
     hardware: Sequence[str] = (),
     settings: Sequence[str] = (),
     base: Document | None = None,
+    is_draft: bool = False,
 ) -> Requested:
     """Return the request of a goal's options, by parameter names, and of ``--set`` values.
 
-    ``base`` is a request from a file, which takes the place of the defaults.
+    ``base`` is a request from a file, which takes the place of the defaults; if ``is_draft``, the
+    defaults fill what it lacks.
 
     Raises:
         CliError: a text cannot be read, or names no hardware, model or object.
@@ -341,7 +343,7 @@ def build_document(
     cluster = _object(document, "cluster")
     if not {"device", "instance"} & cluster.keys():
         document["cluster"] = {**parse_hardware(THIS), **cluster}
-    if base:
+    if base and not is_draft:
         return Requested(document)
     return Requested(document, tuple(_fill_defaults(document, goal, {name for name, _ in given})))
 
@@ -550,6 +552,49 @@ FromOption = Annotated[
 ]
 
 
+PasteOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help="Without a GOAL: a command line or a file of another tool, such as vLLM, SGLang, "
+        "llama.cpp, torchrun, Axolotl or LLaMA-Factory, or a config.json; - reads.",
+    ),
+]
+
+
+@app.callback(invoke_without_command=True)
+def plan_from(
+    context: typer.Context,
+    from_: PasteOption = None,
+    hardware: HardwareOption = None,
+    set_: SetOption = None,
+    output: OutputOption = "table",
+) -> None:
+    """Find the best plan for a goal, a model and hardware; no server is needed."""
+    if context.invoked_subcommand is not None:
+        return
+    if from_ is None:
+        raise CliError(f"GOAL is missing: one of {', '.join(GOALS)}, or --from FILE", field="GOAL")
+    from planner.imports import import_table, read_paste
+    from planner.specs.base import PlannerError
+
+    try:
+        imported = read_paste(read_text(from_))
+    except PlannerError as error:
+        raise planner_error(error) from error
+    typer.echo(import_table(imported), err=True)
+    base = json.loads(imported.model_dump_json())["request"]
+    workload = base.setdefault("workload", {})
+    kind = workload.setdefault("kind", imported.goal or "serve")
+    is_tuning = kind == "train" and workload.get("method", "full") != "pretrain"
+    goal = "tune" if is_tuning else kind
+    requested = build_document(
+        goal, None, {}, hardware=hardware or (), settings=set_ or (), base=base, is_draft=True
+    )
+    _answer_requested(requested, output)
+
+
 def _plan_command(goal_name: str) -> Callable[..., None]:
     """Return the command of a goal; its parameters are the rows of the goal's table."""
 
@@ -619,6 +664,15 @@ def run_plan(
     requested = build_document(
         goal_name, model, options, hardware=hardware, settings=settings, base=base
     )
+    _answer_requested(requested, output)
+
+
+def _answer_requested(requested: Requested, output: str) -> None:
+    """Plan a request, keep the answer, and print it.
+
+    Raises:
+        CliError: the request is wrong, or nothing fits: then after the reasons are printed.
+    """
     answer = keep_plan(answer_of(request_of(requested.document)))
     if output == "table":
         from runners.cli.report import print_plan

@@ -78,17 +78,26 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def read_text(source: str) -> str:
+    """Return the text of a file, or of standard input for ``-``.
+
+    Raises:
+        CliError: it cannot be read.
+    """
+    try:
+        return sys.stdin.read() if source == "-" else Path(source).read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CliError(f"{source} cannot be read: {reason}", code="not_read") from error
+
+
 def read_document(source: str) -> dict[str, Any]:
     """Return a JSON or YAML object from a file, or from standard input for ``-``.
 
     Raises:
         CliError: it cannot be read, or is not one object.
     """
-    try:
-        text = sys.stdin.read() if source == "-" else Path(source).read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise CliError(f"{source} cannot be read: {reason}", code="not_read") from error
+    text = read_text(source)
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
