@@ -133,7 +133,16 @@ def _repeated(row: StoredReply, request: HttpRequest) -> HttpResponse:
                 retry_after_seconds=1,
             )
         )
-    content_type, text = parse_json(vault.unseal(row.sealed, owner=_owner(row)).encode())
+    try:
+        content_type, text = parse_json(vault.unseal(row.sealed, owner=_owner(row)))
+    except vault.VaultError:  # the keys of the site were replaced since
+        return problem_response(
+            ConflictProblem(
+                "reply_lost",
+                "The request with this key was carried out, and its reply can no longer be read. "
+                "Look at what it made before you repeat it with a new key.",
+            )
+        )
     response = HttpResponse(text.encode(), status=row.status, content_type=content_type)
     response[REPLAYED] = "true"
     return response

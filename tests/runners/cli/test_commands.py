@@ -285,16 +285,16 @@ def test_help_names_every_command_and_completion_completes_names(
 
 def test_another_tools_command_is_planned_and_each_setting_told(slipway, folders):
     (folders / "serve.sh").write_text("vllm serve llama-3.1-8b -tp 2 --max-model-len 8k --foo 1\n")
-    done = slipway("plan", "--from", folders / "serve.sh", "--on", "2xh100", "-o", "json")
+    done = slipway("plan", "--from", str(folders / "serve.sh"), "--on", "2xh100", "-o", "json")
     answer = json.loads(done.out)
     assert done.code == 0, done.err
     assert answer["request"]["pins"]["tensor_parallel_size"] == 2
     assert answer["request"]["workload"]["input_tokens"] == 1024  # the default of a goal
     assert "foo is not a setting of vLLM" in done.err
     (folders / "tune.yml").write_text("base_model: meta-llama/Llama-3.2-1B\nadapter: qlora\n")
-    done = slipway("plan", "--from", folders / "tune.yml", "--on", "rtx-4090", "-o", "json")
+    done = slipway("plan", "--from", str(folders / "tune.yml"), "--on", "rtx-4090", "-o", "json")
     assert json.loads(done.out)["request"]["workload"]["method"] == "qlora", done.err
     (folders / "other").write_text("rm -rf /\n")
-    done = slipway("plan", "--from", folders / "other")
+    done = slipway("plan", "--from", str(folders / "other"))
     assert (done.code, done.out) == (2, "")
     assert slipway("plan", "--on", "h100").code == 2

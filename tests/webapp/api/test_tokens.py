@@ -180,6 +180,8 @@ def test_a_key_repeats_the_reply_and_nothing_happens_twice(alice, team, host, mo
     refused = send(client, "/plans", PLAN | {"model": "no such model"}, key="k2")
     mended = send(client, "/plans", PLAN, key="k2")
     assert (refused.status_code, mended.status_code) == (422, 201)
+    StoredReply.objects.filter(key="k2").update(sealed="v2:of another key")
+    assert send(client, "/plans", PLAN, key="k2").json()["code"] == "reply_lost"
     StoredReply.objects.filter(key="k2").update(status=None, sealed="")
     waits = send(client, "/plans", PLAN, key="k2")
     assert (waits.status_code, waits["Retry-After"]) == (409, "1")
