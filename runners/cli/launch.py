@@ -13,7 +13,7 @@ from runners.cli.quantities import value_of_field
 from runners.cli.server import YesOption, confirm, server, write_reply
 
 if TYPE_CHECKING:
-    from runners.client.generated import PlanReply, Slipway
+    from runners.client.generated import PlanReply, Slipway, VerdictReply
 
 ULID_LENGTH = 26
 PlanArgument = Annotated[
@@ -132,7 +132,7 @@ def _check(client: "Slipway", plan: "PlanReply", output: str) -> None:
         typer.echo(
             f"{plan.name or 'Draft plan'}  {plan.id}  {client.base_url}{plan.url}", err=True
         )
-        typer.echo(words.sentence + (f" {words.detail}" if words.detail else ""), err=True)
+        typer.echo(_verdict(words), err=True)
         for line in [*words.warnings, *plan.notes]:
             typer.echo(f"- {line}", err=True)
     if plan.answer is not None and not plan.answer.plans:
@@ -145,6 +145,11 @@ def _check(client: "Slipway", plan: "PlanReply", output: str) -> None:
             code="cannot_launch",
             exit_code=ExitCode.FAILED,
         )
+
+
+def _verdict(words: "VerdictReply") -> str:
+    """Return a verdict and its details as sentences."""
+    return f"{words.sentence.rstrip('.')}. {words.detail}".strip()
 
 
 def verify(
@@ -203,7 +208,7 @@ def plan_get(
         write_reply(plan, output)
         return
     typer.echo(f"{plan.name}  {plan.id}")
-    typer.echo(f"{plan.verdict_words.sentence} {plan.verdict_words.detail}".strip())
+    typer.echo(_verdict(plan.verdict_words))
     show(bullets([*plan.verdict_words.warnings, *plan.notes]))
     if plan.answer is not None:
         from runners.cli.report import print_plan

@@ -10,9 +10,10 @@ from planner.specs.base import PlannerError
 from webapp.accounts.models import Team
 from webapp.core.display import sentence
 from webapp.core.problems import InvalidProblem
+from webapp.hosts.models import Host
 from webapp.plans.models import Plan
 from webapp.wizard.documents import PlanBase, adapter, document_of_request, draft_fill
-from webapp.wizard.drafts import first_host, serve_draft
+from webapp.wizard.drafts import DEFAULT_DEVICE, first_host, serve_draft
 
 MOST_SHOWN = 60  # settings of each kind that the review lists
 
@@ -44,13 +45,30 @@ def paste_draft(
     request: dict[str, Any] = copy.deepcopy(dict(imported.request))
     if "workload" not in request:
         request["workload"] = {"kind": imported.goal or "serve"}
+    own = first_host(team)
+    named = _with_device(request, own) if not host and not pool else []
     document, notes = document_of_request(request, host=host, pool=pool)
     parsed: PlanBase = adapter().validate_python(document)
-    plan = Plan(team=team, owner=owner, draft=serve_draft(first_host(team)))
-    notes += draft_fill(plan, parsed)
+    plan = Plan(team=team, owner=owner, draft=serve_draft(own))
+    notes = [*named, *notes, *draft_fill(plan, parsed)]
     plan.draft["is_touched"] = True
     plan.draft["imported"] = imported_words(imported, notes)
     return plan, notes
+
+
+def _with_device(request: dict[str, Any], own: Host | None) -> list[str]:
+    """Name a device of the catalog where a text says only how many, and the host has fewer."""
+    cluster = request.get("cluster") or {}
+    count = int(cluster.get("devices_per_node") or 1) * int(cluster.get("nodes") or 1)
+    num_own = own.devices.filter(is_present=True, kind="gpu").count() if own else 0
+    if "device" in cluster or "instance" in cluster or count <= max(1, num_own):
+        return []
+    request["cluster"] = {**cluster, "device": DEFAULT_DEVICE}
+    note = (
+        f"The text has {count} devices and does not say which: planned for {DEFAULT_DEVICE}. "
+        "Choose yours in the Hardware step."
+    )
+    return [note]
 
 
 def imported_words(imported: Import, notes: list[str]) -> dict[str, list[list[str]]]:

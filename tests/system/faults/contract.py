@@ -26,6 +26,7 @@ PROMISES = (
 HOOKS = "tests.system.faults.contract_hooks"
 KNOWN = "SLIPWAY_TEST_KNOWN"  # names the file of what a caller knows
 ROTATE = "/api/v1/hosts/rotate"  # one that is taken ends the credential of all that follow
+STREAM = "/api/v1/jobs/{job_id}/stream"  # of a job that runs it has no end
 DOCUMENT = """
 import json
 from webapp.api.urls import api
@@ -79,6 +80,7 @@ def callers(site: Site, host: str) -> list[Caller]:
     return [
         Caller("host", {"Authorization": f"Bearer {site.credential(host)['credential']}"}),
         Caller("person", {"Cookie": cookies}),
+        Caller("token", {"Authorization": f"Bearer {site.desk.person_token(name='olga')}"}),
         Caller("nobody", {}),
     ]
 

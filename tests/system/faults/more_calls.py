@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.system.faults import calls, laws
+from webapp.accounts.models import Membership
+from webapp.accounts.tokens import token_make
 from webapp.datasets.models import Dataset
 from webapp.hosts.models import RefusedMessage
 from webapp.hosts.services import token_create
@@ -36,12 +38,22 @@ def things(job: str) -> dict[str, Any]:
         "path": {
             "attempt_id": attempt.pk, "dataset_id": data.pk, "name": "model", "path": "b",
             "plan_id": plan.pk, "key": "torchrun", "job_id": row.pk,
+            "slug": attempt.host.slug, "device_id": attempt.host.devices.first().pk,
+            "pool_id": row.pool_id, "model_id": "meta-llama/Llama-3.1-8B", "number": 0,
         },
         "body": {
             "token": token, "fence": attempt.fence, "attempt_id": attempt.pk,
             "boot_id": "boot-1", "claim_id": "folder-1",
         },
     }  # fmt: skip
+
+
+def person_token(name: str) -> str:
+    """Return a new access token of a person who may do everything in the team."""
+    member = Membership.objects.select_related("user", "team").get(user__username=name)
+    member.role = "admin"
+    member.save()
+    return token_make(team=member.team, by=member.user, name="contract", scope="admin")[1]
 
 
 def events_missing(slugs: list[str]) -> list[Any]:
@@ -68,5 +80,5 @@ def refusals(slug: str) -> dict[str, int]:
 
 
 CALLS: dict[str, Callable[..., Any]] = calls.CALLS | {
-    call.__name__: call for call in (things, events_missing, newest_job, refusals)
+    call.__name__: call for call in (things, person_token, events_missing, newest_job, refusals)
 }

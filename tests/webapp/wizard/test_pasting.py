@@ -37,8 +37,15 @@ def test_a_command_becomes_a_draft_that_tells_every_setting(alice, host):
     request = question_of(plan).request
     assert (request.pins.tensor_parallel_size, request.pins.kv_cache_dtype) == (2, "fp8")
     assert request.workload.max_request_tokens == 8192
+    assert (request.cluster.device, request.cluster.devices_per_node) == ("rtx-4090", 2)
     page = client_of(alice).get(answer["Location"]).content.decode()
-    for text in ("--tensor-parallel-size 2", "--enable-prefix-caching", "--made-up 3", "unknown"):
+    for text in (
+        "--tensor-parallel-size 2",
+        "--enable-prefix-caching",
+        "--made-up 3",
+        "unknown",
+        "Choose yours",
+    ):
         assert text in page, text
 
 
