@@ -16,6 +16,7 @@ from runners.cli.server import server
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
+    from pydantic import BaseModel
 
     from planner.specs.estimate import Estimate, PlanAnswer
     from runners.client.generated import PlanReply, Slipway
@@ -54,7 +55,7 @@ def tools(client: "Slipway") -> "MCPServer[Any]":
     try:
         from mcp.server import MCPServer
         from mcp.server.mcpserver.exceptions import ToolError
-        from mcp_types import ToolAnnotations
+        from mcp.types import ToolAnnotations
     except ImportError as error:
         raise CliError(
             "the MCP SDK is not installed: pip install 'slipway[mcp]'",
@@ -67,7 +68,7 @@ def tools(client: "Slipway") -> "MCPServer[Any]":
 
     made: MCPServer[Any] = MCPServer("slipway", instructions=INSTRUCTIONS)
 
-    def told(function: Callable[..., Any]) -> Callable[..., Any]:
+    def in_words(function: Callable[..., Any]) -> Callable[..., Any]:
         """Let a refusal of the server reach the agent as the sentence that it is."""
 
         @wraps(function)
@@ -87,7 +88,7 @@ def tools(client: "Slipway") -> "MCPServer[Any]":
             annotations = ToolAnnotations(
                 read_only_hint=reads, destructive_hint=ends, open_world_hint=False
             )
-            made.tool(annotations=annotations)(told(function))
+            made.tool(annotations=annotations)(in_words(function))
 
     reading = Reading(client)
     register(reading.tools, reads=True)
@@ -199,7 +200,7 @@ class Writing:
         hardware: dict[str, Any] = {"host": host} if host else {}
         if device:
             hardware = {"device": device, "devices_per_node": devices_per_node, "nodes": nodes}
-        document = {"goal": goal, "model": model, "objective": objective}
+        document: dict[str, Any] = {"goal": goal, "model": model, "objective": objective}
         document |= {
             name: value
             for name, value in (("hardware", hardware), ("workload", workload), ("pins", pins))
@@ -267,5 +268,5 @@ def _figures(estimate: "Estimate") -> dict[str, Any]:
     return {name: value for name, value in document.items() if name not in left_out and value}
 
 
-def _plain(model: Any) -> Any:  # noqa: ANN401 (a reply of the API)
+def _plain(model: "BaseModel") -> dict[str, Any]:
     return model.model_dump(mode="json", exclude_none=True)

@@ -55,6 +55,7 @@ OTHERS: dict[str, tuple[str, set[str]]] = {
     "runners/cli/plan.py": ("a copy of a document", {"json.loads"}),
     "runners/cli/config.py": ("the user's own configuration", {"read_text", "tomllib.loads"}),
     "runners/cli/hardware.py": (SYSTEM, {"read_text"}),
+    "runners/cli/mcp.py": (OWN, {"read_text"}),
     "runners/cli/output.py": (OWN, {"json.loads"}),
     "runners/cli/quantities.py": ("an argument of the command", {"json.loads"}),
     "runners/datasets/conversations.py": (OWN, {"json.loads"}),
