@@ -13,6 +13,10 @@ CONTEXT_BYTES = 0.6e9  # of CUDA and its libraries, beside the allocator
 MEASURED = Path(planner.__file__).parent / "validation" / "measured"
 # Figures outside of the 80 % interval, and why.
 OUTSIDE = {"decode int8, batch 1, eager"}  # torchao's int8 is slower than bf16
+OUTSIDE_OF_RUN_4 = OUTSIDE | {
+    "training step",  # products at 0.66 of the datasheet's peak, which measured rates tell
+    "decode int4, batch 1, compiled, peak memory",  # by a hundredth
+}
 
 
 def figures_of(name: str) -> list[Figure]:
@@ -44,6 +48,20 @@ def test_predictions_hold_for_the_first_gpu_and_its_rates_make_none_of_them_wors
         )
         assert off_calibrated < off * 1.02, figure.name
         assert off_calibrated < 1.25 or figure.name in OUTSIDE, figure.name
+
+
+def test_predictions_from_the_datasheet_hold_a_day_later_with_the_exceptions_named(h100):
+    figures = [
+        each for each in figures_of("h100-sxm-80gb/4-speed.json") if each.question is not None
+    ]
+    assert len(figures) == 12
+    outside = set()
+    for figure in figures:
+        (found,) = h100.complete([figure])
+        predicted = found.prediction
+        if not predicted.low <= figure.value <= predicted.high:
+            outside.add(figure.name)
+    assert outside == OUTSIDE_OF_RUN_4
 
 
 def test_peak_memory_of_training_is_predicted_within_a_fifth(h100):
