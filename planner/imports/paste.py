@@ -56,7 +56,7 @@ from planner.specs.base import BadRequestError, JsonObject, PlannerError
 
 Files = dict[str, str]
 Reader = Callable[[Draft, list[str], Files], None]
-Found = tuple[Kind, int, Reader]
+ToolMatch = tuple[Kind, int, Reader]
 MOST_CHARACTERS = 64 * 1024
 MOST_OTHERS = 20
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -331,7 +331,7 @@ def find_invocation(command: Command) -> Invocation | None:
     """Return the tool that a command starts, with its arguments; None for other commands."""
     words = command.words
     for at in range(len(words)):
-        found = _tool_at(words, at)
+        found = _match_tool(words, at)
         if found is not None:
             kind, skipped, read = found
             arguments = words[at + skipped :]
@@ -440,13 +440,13 @@ IMAGES: tuple[tuple[re.Pattern[str], tuple[Kind, Reader]], ...] = (
 PYTHON = re.compile(r"python[\d.]*")
 
 
-def _tool_at(words: list[str], at: int) -> Found | None:
+def _match_tool(words: list[str], at: int) -> ToolMatch | None:
     """Return the tool whose name stands at a position, and how many words the name has."""
     word, following = words[at], words[at + 1] if at + 1 < len(words) else ""
     name = _program(word)
     two = BY_TWO_WORDS.get((name, following))
     image = next((tool for pattern, tool in IMAGES if at and pattern.search(word)), None)
-    found: Found | None = None
+    found: ToolMatch | None = None
     if two:
         found = (two[0], 2, two[1])
     elif name in BY_NAME and (following or name != "axolotl"):

@@ -394,7 +394,7 @@ def read_arguments(words: list[str], table: OptionTable, *, launches: bool = Fal
         if word == "--":
             found.positional += words[at + 1 :]
             break
-        at += _read_option(found, words, at, table)
+        at += _parse_option(found, words, at, table)
     return found
 
 
@@ -412,7 +412,7 @@ def refuse_substitution(word: str) -> None:
         )
 
 
-def _read_option(found: Arguments, words: list[str], at: int, table: OptionTable) -> int:
+def _parse_option(found: Arguments, words: list[str], at: int, table: OptionTable) -> int:
     """Record the option at a position, and return how many words it has."""
     written, joined, value = words[at].partition("=")
     name, is_on = table.name_of(written), True

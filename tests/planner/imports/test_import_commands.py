@@ -65,7 +65,7 @@ LINES = {
     f"python -m vllm.entrypoints.openai.api_server --model {LLAMA} --swap-space 16": {
         "model": LLAMA
     },
-    f"docker run --runtime nvidia --gpus 2 -v ~/.cache:/root/.cache -p 8000:8000 --ipc=host "
+    f"docker run --runtime nvidia --gpus 2 -v ~/.cache:/cache -p 8000:8000 --ipc=host "
     f"vllm/vllm-openai:v0.33.0 --model {LLAMA} -tp 2": {
         "model": LLAMA,
         "pins.tensor_parallel_size": 2,
