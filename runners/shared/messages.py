@@ -5,7 +5,7 @@ server may be newer than its hosts.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AllowInfNan,
@@ -277,12 +277,30 @@ class WantedAttempt(Message):
     needs: Needs | None = None
 
 
+def _known_reason(value: object) -> object:
+    """Return an operator's reason for one that only a newer server knows."""
+    is_newer = isinstance(value, str) and value not in frozenset(Reason)
+    return Reason.STOPPED_BY_OPERATOR if is_newer else value
+
+
 class StopOrder(Message):
     """Order to end an attempt: SIGTERM to its tree, ``grace_seconds``, then SIGKILL."""
 
     attempt_id: str
-    reason: Reason
+    reason: Annotated[Reason, BeforeValidator(_known_reason)]
     grace_seconds: NonNegativeFloat = scale_duration(15.0, least=0.5)
+
+
+def _known_orders(value: object) -> object:
+    """Return environment orders without those of an action that only a newer server knows."""
+    if not isinstance(value, list | tuple):
+        return value
+    known = get_args(EnvironmentOrder.model_fields["action"].annotation)
+    return [
+        each
+        for each in value
+        if not isinstance(each, dict) or each.get("action", known[0]) in known
+    ]
 
 
 class BeatReply(Message):
@@ -297,7 +315,9 @@ class BeatReply(Message):
     rotate: bool = False  # an operator requested rotation: see RotateRequest
     epoch: EpochShown | None = None
     recheck: bool = False  # an operator fixed something: report the facts again
-    environments: tuple[EnvironmentOrder, ...] = ()  # builds and removals requested by an operator
+    environments: Annotated[
+        tuple[EnvironmentOrder, ...], BeforeValidator(_known_orders)
+    ] = ()  # builds and removals requested by an operator
 
 
 # Claim and start

@@ -387,6 +387,17 @@ def test_fields_of_a_newer_server_are_ignored_in_every_reply():
         assert found == reply, shape
 
 
+def test_words_that_only_a_newer_server_knows_cost_no_other_order():
+    newer = ORDERS.model_dump(mode="json")
+    newer["stop"].append({"attempt_id": "a3", "reason": "grant_expired"})
+    newer["environments"].append({"name": "vllm", "action": "rebuild", "order_id": "p"})
+    found = replied(newer, REPLIES[BeatReply][1])
+    assert [(each.attempt_id, each.reason) for each in found.stop] == [
+        ("a2", Reason.SUPERSEDED), ("a3", Reason.STOPPED_BY_OPERATOR),
+    ]  # fmt: skip
+    assert found.environments == ORDERS.environments
+
+
 @pytest.mark.parametrize("where", [(), ("data",)])
 def test_an_unknown_option_of_a_job_is_refused_by_its_name_unless_it_has_its_default(where):
     document = ClaimReply(request=RUN).model_dump(mode="json")

@@ -11,7 +11,6 @@ import structlog
 from django.contrib.auth.models import AnonymousUser, User
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q
-from django.db.models.fields.json import KT
 from pydantic import Field, ValidationError
 
 from planner.catalog.devices import (
@@ -94,7 +93,8 @@ def holders_among(twins: Twins) -> Twins:
     """
     devices = {device.pk: device for others in twins.values() for device in others}
     hosts = {device.host_id for device in devices.values()}
-    machines = dict(Host.objects.filter(pk__in=hosts).values_list("pk", KT("facts__machine_id")))
+    # Without KT(), which is the text "null" for a host on SQLite that reports no machine id.
+    machines = dict(Host.objects.filter(pk__in=hosts).values_list("pk", "facts__machine_id"))
     return {
         pk: [other for other in others if not _is_later_claim(other, devices[pk], machines)]
         for pk, others in twins.items()

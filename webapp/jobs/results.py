@@ -19,8 +19,8 @@ from runners.jobspec import (
 from runners.shared.reasons import Reason
 from webapp.core.clock import now
 from webapp.core.display import clock, counted, percent
-from webapp.hosts.machines import store_validation_rates
-from webapp.hosts.models import Host
+from webapp.hosts.machines import holders_among, store_validation_rates, twins_of
+from webapp.hosts.models import Device, Host
 from webapp.jobs.calibration import PROOF, PROOF_REPORT, recalibrate
 from webapp.jobs.models import Allocation, Artefact, Attempt, Job, Measurement
 from webapp.modelhub.models import TeamModel, demo_config
@@ -76,19 +76,28 @@ def evidence_of(job: Job, attempt: Attempt) -> Evidence:
 def _overlap(job: Job, attempt: Attempt) -> tuple[float, str]:
     """Return the largest share of a run that another job used one of its devices, and its name.
 
-    The same device may be reported by two hosts: two agents on one machine.
+    The same device may be reported by two hosts: two agents on one machine. A host of another
+    team that merely claims a GPU later (``holders_among``) makes nothing invalid here, and jobs
+    of other teams are not named.
     """
     start, end = attempt.started_at, attempt.ended_at or now()
     if start is None or end <= start:
         return 0.0, ""
-    allocations = Allocation.objects.filter(attempt=attempt)
-    hardware = [each for each in allocations.values_list("device__hardware", flat=True) if each]
-    same = Q(device__in=allocations.values("device")) | Q(device__hardware__in=hardware)
-    others = Allocation.objects.filter(same, taken_at__lt=end).exclude(attempt__job=job)
+    devices = list(Device.objects.filter(allocations__attempt=attempt))
+    holders = holders_among(twins_of(devices))
+    same = {device.pk for device in devices}
+    same |= {twin.pk for device in devices for twin in holders.get(device.pk, ())}
+    processors = {device.hardware for device in devices if device.kind == "cpu"} - {""}
+    own_machine = Q(device__hardware__in=processors, device__host__team=job.team_id)
+    others = Allocation.objects.filter(Q(device__in=same) | own_machine, taken_at__lt=end)
+    others = others.exclude(attempt__job=job)
     others = others.filter(Q(released_at=None) | Q(released_at__gt=start))
     worst = max(
         (
-            (_overlap_ratio(each.attempt, start, end), each.attempt.job.name)
+            (
+                _overlap_ratio(each.attempt, start, end),
+                each.attempt.job.name if each.attempt.job.team_id == job.team_id else "",
+            )
             for each in others_of(others)
         ),
         default=(0.0, ""),

@@ -7,13 +7,16 @@ import pytest
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, client_of, make_job
 from tests.webapp.jobs.test_finish import plan_request
 from tests.webapp.jobs.undone import undone
+from tests.webapp.machines import GPU, host_of
 from webapp.agents.ingest import events_accept
 from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.hosts.models import Host
+from webapp.jobs.allocation import attempts_make
 from webapp.jobs.calibration import recalibrate
+from webapp.jobs.gangs import devices_take
 from webapp.jobs.models import Allocation, Attempt, CalibrationChange, Job, Measurement
-from webapp.jobs.results import invalid_reason
+from webapp.jobs.results import evidence_of, invalid_reason
 from webapp.jobs.services import job_submit
 from webapp.pages.calibration import calibration_effect_of, measurement_decide
 from webapp.pages.home import accuracy_for
@@ -161,6 +164,30 @@ def test_another_job_of_ours_on_the_same_device_is_contention(ran, host, alice, 
     second = row_of(ran(2.0))
 
     assert second.invalid_reason.startswith("1.2 times ran on the same device")
+
+
+def attempt_of_an_hour(team, owner, host) -> Attempt:
+    """An attempt that held every device of its host for the last hour."""
+    (attempt,) = attempts_make(job=make_job(team, owner, host), gang=[(host, ())])
+    devices_take(attempt=attempt, devices=host.devices.all())
+    start, end = now() - timedelta(hours=1), now()
+    Allocation.objects.filter(attempt=attempt).update(taken_at=start, released_at=end)
+    Attempt.objects.filter(pk=attempt.pk).update(started_at=start, ended_at=end)
+    return Attempt.objects.get(pk=attempt.pk)
+
+
+def test_a_later_claim_of_another_team_makes_nothing_invalid_and_no_job_of_theirs_is_named(
+    team, other_team, alice, charlie
+):
+    ours = host_of(team, "ours", gpus=[GPU], machine_id=None)
+    theirs = host_of(other_team, "theirs", gpus=[GPU], machine_id=None)
+    first = attempt_of_an_hour(team, alice, ours)
+    claimed = attempt_of_an_hour(other_team, charlie, theirs)
+    for attempt, share in [(first, 0.0), (claimed, 1.0)]:
+        found = evidence_of(attempt.job, attempt)
+        assert found["has_gpus"]
+        assert found["overlap_ratio"] == pytest.approx(share, abs=0.01)
+        assert found["overlap_job"] == ""
 
 
 # What a run changes

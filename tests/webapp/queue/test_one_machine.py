@@ -77,9 +77,14 @@ def test_one_gpu_is_given_out_once_whoever_sees_it(team, other_team, alice, char
 def test_a_gpu_that_another_team_claims_later_is_not_taken_from_the_first(
     team, other_team, alice, charlie
 ):
-    for machine_id, first_waits in [(None, False), ("b" * 64, False), (MACHINE, True)]:
-        with undone(machine_id):
-            ours = host_of(team, "ours", gpus=[GPU])
+    for own_id, machine_id, first_waits in [
+        (MACHINE, None, False),
+        (MACHINE, "b" * 64, False),
+        (None, None, False),
+        (MACHINE, MACHINE, True),
+    ]:
+        with undone(own_id, machine_id):
+            ours = host_of(team, "ours", gpus=[GPU], machine_id=own_id)
             claiming = host_of(other_team, "claiming", gpus=[GPU], machine_id=machine_id)
             claimed = job_submit(job=make_job(other_team, charlie, claiming), by="charlie")
             job = job_submit(job=make_job(team, alice, ours), by="alice")
