@@ -3,6 +3,9 @@
 import hashlib
 import re
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime, timedelta
 from itertools import count
 from typing import Any
@@ -11,6 +14,7 @@ from django.contrib import messages
 from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import Q, QuerySet
+from django.dispatch import Signal
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils.text import slugify
@@ -43,6 +47,7 @@ NAME = re.compile(r"[\w .@+-]{1,60}")
 USED_EVERY = timedelta(minutes=1)  # writes of the last use
 SHOWN_ENDED = timedelta(days=30)  # ended tokens stay on the page for so long
 SESSION_TOKENS = "access-tokens"  # session key: id -> text, encrypted, until it is shown
+token_revoked = Signal()  # received in webapp.hosts.epoch
 # The least role that a scope is of use to.
 ROLE_OF_SCOPE = {
     Scope.READ: Role.VIEWER,
@@ -50,6 +55,34 @@ ROLE_OF_SCOPE = {
     Scope.LAUNCH: Role.PRACTITIONER,
     Scope.ADMIN: Role.OPERATOR,
 }
+
+
+# The token of the request that is served
+#
+# A service that limits what a token may do (``webapp.jobs.budgets``) reads it here instead of
+# getting it from each caller: an operation that forgot to pass it on would be without the limit.
+
+_acting: ContextVar[AccessToken | None] = ContextVar("acting_token", default=None)
+
+
+def acting_token() -> AccessToken | None:
+    """Return the token with which the current request is made; None for people and programs."""
+    return _acting.get()
+
+
+@contextmanager
+def acting_as(token: AccessToken | None) -> Iterator[None]:
+    """Let the block be a request with ``token``, or at first with none (``token_act``)."""
+    before = _acting.set(token)
+    try:
+        yield
+    finally:
+        _acting.reset(before)
+
+
+def token_act(token: AccessToken) -> None:
+    """Make a token the one of the current request, until its ``acting_as`` ends."""
+    _acting.set(token)
 
 
 def digest_of(text: str) -> str:
@@ -89,7 +122,8 @@ def token_make(
 
     Raises:
         InvalidProblem: the name, the scope or the number of days is invalid.
-        ForbiddenProblem: the maker's role is too low for the scope, or for a service.
+        ForbiddenProblem: the maker's role is too low for the scope, or for a service, or it acts
+            by a token with a budget, which another token would not have.
         ConflictProblem: the account has ``MOST_TOKENS`` valid tokens already.
     """
     held = membership_of(by, team)
@@ -102,6 +136,13 @@ def token_make(
             "role_too_low",
             f"{what} needs the role {needed.label}, and yours is {role.label}. Choose a lower "
             "scope, or ask an admin of your team.",
+        )
+    acting = acting_token()
+    if acting is not None and acting.budget_gpu_hours is not None:
+        raise ForbiddenProblem(
+            "has_budget",
+            f"The token “{acting.name}” has a budget, so it makes no tokens. Make one in a "
+            "browser, under Access tokens.",
         )
     text = PREFIX + secrets.token_urlsafe(32)
     with transaction.atomic():
@@ -199,6 +240,7 @@ def token_revoke(*, token: AccessToken, by: User) -> bool:
         rows = AccessToken.objects.filter(pk=token.pk, revoked_at=None)
         is_revoked = bool(rows.update(revoked_at=now()))
         if is_revoked:
+            token_revoked.send(sender=AccessToken)
             event_record(token, "token.revoked", by.get_username(), detail={"name": token.name})
         if token.is_service and not valid_tokens().filter(user=token.user_id).exists():
             User.objects.filter(pk=token.user_id).update(is_active=False)

@@ -8,7 +8,7 @@ from ninja.security import HttpBearer, SessionAuth
 
 from webapp.accounts.models import AccessToken, Scope
 from webapp.accounts.sign_in import address_of
-from webapp.accounts.tokens import PREFIX, includes, token_find
+from webapp.accounts.tokens import PREFIX, includes, token_act, token_find
 from webapp.core.pace import PERSON, STRANGER, calls
 from webapp.core.problems import ForbiddenProblem, UnauthorizedProblem
 
@@ -59,6 +59,7 @@ class TokenAuth(HttpBearer):
         user: User = found.user
         user.token_team_id = found.team_id  # type: ignore[attr-defined]  # within_token reads it
         request.user = user
+        token_act(found)
         return found
 
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 from asgiref.sync import sync_to_async
-from django.contrib.auth.models import User
-from django.db.models import Q, QuerySet
+from django.db import transaction
+from django.db.models import QuerySet
 from django.http import HttpRequest, StreamingHttpResponse
 from django.urls import reverse
 from ninja import Query, Router, Schema, Status
@@ -25,7 +25,7 @@ from runners.shared.reasons import Reason
 from webapp.accounts.models import team_ids_of
 from webapp.accounts.services import membership_of, signed_in, visible_or_404
 from webapp.api.auth import LAUNCH, READ
-from webapp.api.requests import PageReply, Paging, Sent, in_order, page_keys
+from webapp.api.requests import PageReply, Paging, Sent, page_keys
 from webapp.core.clock import now, now_ms
 from webapp.core.problems import (
     REFUSALS,
@@ -34,10 +34,10 @@ from webapp.core.problems import (
     InvalidProblem,
     bytes_out,
 )
-from webapp.hosts.models import Host
+from webapp.core.queries import in_order
 from webapp.hosts.services import Contact, contact_of
 from webapp.jobs.endpoints import endpoint_of
-from webapp.jobs.lookup import load_job
+from webapp.jobs.lookup import load_job, visible_jobs
 from webapp.jobs.measured_figures import as_json, figures_of
 from webapp.jobs.models import (
     DOCUMENTS,
@@ -66,6 +66,7 @@ from webapp.pages.attempt_log import (
 )
 from webapp.pages.downloads import artefact_response
 from webapp.pages.job_actions import start_elsewhere
+from webapp.pages.job_list import filter_jobs
 from webapp.pages.jobs import artefacts_of, waiting_sentence
 
 router = Router(tags=["jobs"], auth=READ)
@@ -269,29 +270,15 @@ def job_list(request: HttpRequest, filters: Query[JobFilters]) -> JobPage:
 
 
 def _filtered(request: HttpRequest, filters: JobFilters) -> QuerySet[Job]:
-    jobs = Job.objects.visible_to(request.user).filter(deleted_at=None)
-    if filters.state:
-        states = [name.strip() for name in filters.state.split(",")]
-        if unknown := sorted(set(states) - set(JobState.values)):
-            raise InvalidProblem(
-                "state",
-                f"There is no state {unknown[0][:40]!r}; there are {', '.join(JobState.values)}.",
-            )
-        jobs = jobs.filter(state__in=states)
-    if filters.kind:
-        jobs = jobs.filter(kind=filters.kind)
-    if filters.plan:
-        jobs = jobs.filter(plan=filters.plan)
-    if filters.owner:
-        owner = User.objects.filter(username=filters.owner).values_list("pk", flat=True).first()
-        jobs = jobs.filter(owner_id=owner) if owner else jobs.none()
-    if filters.host:
-        host = Host.objects.filter(slug=filters.host).values_list("pk", flat=True).first()
-        here = Q(host_id=host) | Q(host_id=None, requested_host_id=host)
-        jobs = jobs.filter(here) if host else jobs.none()
-    if text := filters.q.strip():
-        jobs = jobs.filter(Q(name__folded_contains=text) | Q(model_name__folded_contains=text))
-    return jobs
+    states = {name.strip() for name in filters.state.split(",") if name}
+    if unknown := sorted(states - set(JobState.values)):
+        raise InvalidProblem(
+            "state",
+            f"There is no state {unknown[0][:40]!r}; there are {', '.join(JobState.values)}.",
+        )
+    names = ("state", "kind", "plan", "owner", "host")
+    wanted = {name: getattr(filters, name) for name in names} | {"q": filters.q.strip()}
+    return filter_jobs(visible_jobs(request), wanted)
 
 
 @router.get("/jobs/{job_id}", response={200: JobDetail, **REFUSALS}, operation_id="get_job")
@@ -350,11 +337,12 @@ def job_give_up(request: HttpRequest, job_id: str, body: Abandoning) -> JobDetai
     With ``elsewhere`` a copy of it starts on another host; the reply is then the copy.
     """
     job = job_for(request, job_id, "abandon")
-    was_over = job.state in FINAL_STATES
-    job_abandon(job=job, by=request.user.get_username(), typed_host_name=body.host_name)
-    if was_over or not body.elsewhere:
+    starts_again = bool(body.elsewhere) and job.state not in FINAL_STATES
+    with transaction.atomic():  # a copy that is refused leaves the job as it was
+        job_abandon(job=job, by=request.user.get_username(), typed_host_name=body.host_name)
+        copy = start_elsewhere(job, body.elsewhere, signed_in(request)) if starts_again else None
+    if not starts_again:
         return job_detail(load_job(request, job_id), request)
-    copy = start_elsewhere(job, body.elsewhere, signed_in(request))
     if copy is None:
         raise ConflictProblem(
             "no_host",

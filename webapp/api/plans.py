@@ -5,7 +5,6 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
-from django.db import transaction
 from django.http import HttpRequest
 from django.urls import reverse
 from ninja import Body, Query, Router, Schema, Status
@@ -23,20 +22,22 @@ from planner.specs.estimate import (
     PlanRequest,
 )
 from runners.jobspec.serve import key_hash
-from webapp.accounts.models import AccessToken, Role, team_ids_of
+from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import check_role, current_membership, signed_in, visible_or_404
+from webapp.accounts.tokens import acting_token
 from webapp.api.auth import LAUNCH, PLAN, READ
 from webapp.api.jobs import JobReply, job_reply
-from webapp.api.requests import PageReply, Paging, Sent, in_order, job_key, page_keys
+from webapp.api.requests import PageReply, Paging, Sent, job_key, page_keys
 from webapp.core.display import sentence
 from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem, NotFoundProblem
-from webapp.jobs.approvals import budget_check, budget_spend, open_requests, request_make
+from webapp.core.queries import in_order
+from webapp.jobs.approvals import open_requests, request_make
 from webapp.jobs.endpoints import new_key
 from webapp.jobs.gangs import deciding_part
 from webapp.jobs.launching import clone_begin, launch_note
 from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import story_of
-from webapp.jobs.models import Job, LaunchRequest
+from webapp.jobs.models import LaunchRequest
 from webapp.jobs.permissions import job_for
 from webapp.jobs.replanning import replan
 from webapp.pages.jobs import fitting_changes
@@ -529,27 +530,17 @@ def plan_start(request: HttpRequest, plan_id: str, body: LaunchDocument) -> Stat
     plan = _changeable(request, plan_id)
     key = new_key() if body.run == "endpoint" else None
     try:
-        job = _launched(request, plan, body, key)
+        job = launch_by_document(
+            plan,
+            signed_in(request),
+            body,
+            launch_options(body, key),
+            idempotency_key=job_key(request),
+        )
     except DraftProblem as problem:
         raise ConflictProblem("cannot_launch", problem.sentence) from problem
     is_its_key = key is not None and job.spec.get("key_hashes", [""])[:1] == [key_hash(key)]
     return Status(201, Launched(job=job_reply(job), endpoint_key=key if is_its_key else None))
-
-
-@transaction.atomic
-def _launched(request: HttpRequest, plan: Plan, body: LaunchDocument, key: str | None) -> Job:
-    token = getattr(request, "auth", None)
-    options = launch_options(body, key)
-    limited = (
-        token if isinstance(token, AccessToken) and token.budget_gpu_hours is not None else None
-    )
-    needed = budget_check(limited, plan, options) if limited else 0.0
-    job = launch_by_document(
-        plan, signed_in(request), body, options, idempotency_key=job_key(request)
-    )
-    if limited:
-        budget_spend(limited, job, needed)
-    return job
 
 
 class LaunchToApprove(Sent):
@@ -607,14 +598,14 @@ def launch_request(
     request: HttpRequest, plan_id: str, body: LaunchToApprove
 ) -> Status[LaunchRequestReply]:
     """Ask a person of the team to approve a launch; they decide on the page Approvals."""
-    plan, token = _changeable(request, plan_id), getattr(request, "auth", None)
+    plan, token = _changeable(request, plan_id), acting_token()
     try:
         made = request_make(
             plan=plan,
             by=signed_in(request),
             document=body.launch.model_dump(mode="json", exclude_unset=True),
             reason=body.reason,
-            token_name=token.name if isinstance(token, AccessToken) else "",
+            token_name=token.name if token else "",
         )
     except DraftProblem as problem:
         raise ConflictProblem("cannot_launch", problem.sentence) from problem

@@ -17,6 +17,7 @@ from pydantic import ConfigDict
 
 from runners.jobspec.base import parse_json
 from webapp.accounts.models import StoredReply
+from webapp.accounts.tokens import acting_as
 from webapp.core import vault
 from webapp.core.clock import now
 from webapp.core.ids import new_ulid
@@ -37,12 +38,15 @@ View = Callable[..., HttpResponseBase]
 
 
 def with_request_rules(view: View) -> View:
-    """Return the view of an operation with a request id, and with idempotency keys on writes."""
+    """Return the view of an operation with a request id, and with idempotency keys on writes.
+
+    The token of a request (``acting_token``) ends with it.
+    """
 
     @wraps(view)
     def ruled(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponseBase:
         request_id = new_ulid()
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
+        with structlog.contextvars.bound_contextvars(request_id=request_id), acting_as(None):
             response = _once(view, request, *args, **kwargs)
         response[REQUEST_ID] = request_id
         return response
@@ -240,9 +244,3 @@ def page_keys(rows: QuerySet[Any], by: str, teams: Sequence[str], paging: Paging
     shown = found[: paging.limit]
     more = Cursor(*shown[-1]).text if len(found) > paging.limit else None
     return Listed([key for _, key in shown], more)
-
-
-def in_order(rows: QuerySet[Row], keys: Sequence[str]) -> list[Row]:
-    """Return the rows with these keys, in their order."""
-    by_key = rows.in_bulk(list(keys))
-    return [by_key[key] for key in keys if key in by_key]

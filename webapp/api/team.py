@@ -21,6 +21,7 @@ from webapp.accounts.sign_in import sessions_of
 from webapp.accounts.tokens import (
     DEFAULT_DAYS,
     MOST_DAYS,
+    acting_token,
     includes,
     token_make,
     token_revoke,
@@ -32,7 +33,7 @@ from webapp.api.requests import Sent
 from webapp.audit.models import Event
 from webapp.core import vault
 from webapp.core.problems import REFUSALS, ForbiddenProblem, UnavailableProblem
-from webapp.jobs.approvals import spent_gpu_hours
+from webapp.jobs.budgets import spent_gpu_hours
 from webapp.jobs.quotas import limit_sentences, quota_of
 from webapp.pages.audit import visible_events
 from webapp.pages.queue import QuotaForm, quota_store
@@ -72,7 +73,7 @@ def me(request: HttpRequest) -> MeReply:
     budget = token.budget_gpu_hours if token else None
     return MeReply(
         user=request.user.get_username(),
-        scope=_scope(request),
+        scope=_scope(),
         budget_gpu_hours=budget,
         rest_gpu_hours=None
         if budget is None or token is None
@@ -82,10 +83,10 @@ def me(request: HttpRequest) -> MeReply:
     )
 
 
-def _scope(request: HttpRequest) -> Scope:
+def _scope() -> Scope:
     """Return the scope of the caller; a session has every one."""
-    token = getattr(request, "auth", None)
-    return Scope(token.scope) if isinstance(token, AccessToken) else Scope.ADMIN
+    token = acting_token()
+    return Scope(token.scope) if token is not None else Scope.ADMIN
 
 
 class MemberReply(Schema):
@@ -163,7 +164,7 @@ def token_list(request: HttpRequest) -> list[TokenReply]:
 )
 def token_add(request: HttpRequest, body: NewToken) -> Status[MadeToken]:
     """Make an access token of at most the caller's own scope."""
-    if not includes(_scope(request), body.scope):
+    if not includes(_scope(), body.scope):
         raise ForbiddenProblem("scope_too_low", "A token makes no token of a higher scope.")
     token, text = token_make(
         team=current_membership(request).team,
@@ -179,8 +180,19 @@ def token_add(request: HttpRequest, body: NewToken) -> Status[MadeToken]:
 
 @router.delete("/tokens/{token_id}", response={204: None, **REFUSALS}, operation_id="revoke_token")
 def token_remove(request: HttpRequest, token_id: str) -> Status[None]:
-    """Revoke a token: an own one with any scope, another's as an admin of the team."""
-    token_revoke(token=visible_token(request, token_id), by=signed_in(request))
+    """Revoke a token: an own one, or another's as an admin of the team.
+
+    With a token of a lower scope than admin it can be that token alone.
+    """
+    token, acting = visible_token(request, token_id), acting_token()
+    is_itself = acting is not None and acting.pk == token.pk
+    if not (is_itself or includes(_scope(), Scope.ADMIN)):
+        raise ForbiddenProblem(
+            "scope_too_low",
+            "Another token is revoked with the scope admin only, and this token's is "
+            f"{_scope()}. Revoke it in a browser, under Access tokens.",
+        )
+    token_revoke(token=token, by=signed_in(request))
     return Status(204, None)
 
 

@@ -125,10 +125,14 @@ def page_by_key(
     An invalid number yields the first page; a number beyond the last page yields the last one.
     """
     page: Page[Row] = Paginator(cast("Sequence[Row]", keys), size).get_page(number)
-    page_keys = cast("list[str]", list(page.object_list))
-    by_key = rows.in_bulk(page_keys)
-    page.object_list = [by_key[key] for key in page_keys if key in by_key]
+    page.object_list = in_order(rows, cast("list[str]", list(page.object_list)))
     return page
+
+
+def in_order(rows: QuerySet[Row], keys: Sequence[str]) -> list[Row]:
+    """Return the rows with these keys, in their order."""
+    by_key = rows.in_bulk(list(keys))
+    return [by_key[key] for key in keys if key in by_key]
 
 
 # ---------------------------------------------------------------------------

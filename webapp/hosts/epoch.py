@@ -16,10 +16,13 @@ from django.conf import settings
 from django.contrib.sessions.models import Session
 from django.db import transaction
 from django.db.models import F
+from django.dispatch import receiver
 from redis.lock import Lock
 
 from runners.shared.messages import EpochShown
 from runners.shared.redis_address import key_prefix, shipper_user, with_user, worker_user
+from webapp.accounts.models import AccessToken
+from webapp.accounts.tokens import token_revoked
 from webapp.audit.models import Event
 from webapp.core import outages
 from webapp.core.clock import now
@@ -348,8 +351,9 @@ def is_restored() -> bool:
     return Epoch.objects.filter(highest_seen__gt=F("number")).exists()
 
 
-def epoch_advance() -> None:
-    """Increment the epoch after a credential was revoked or replaced."""
+@receiver(token_revoked)
+def epoch_advance(**_: object) -> None:
+    """Increment the epoch after a credential of a host or an access token was revoked."""
     epoch()
     Epoch.objects.filter(pk=1).update(number=F("number") + 1)
 
@@ -369,7 +373,8 @@ def epoch_raise(*, by: str) -> list[Host]:
     """Raise the epoch after a restoration; return the hosts whose credentials were ended.
 
     Hosts that have not shown the highest epoch may have been revoked after the backup was made:
-    they must enrol again. All sessions end, and unused enrolment tokens are revoked.
+    they must enrol again. All sessions end, and unused enrolment tokens and all access tokens are
+    revoked.
     """
     with transaction.atomic():
         site = Epoch.objects.select_for_update().get(pk=epoch().pk)
@@ -390,6 +395,7 @@ def _end_credentials(highest: int) -> list[Host]:
     rows = Host.objects.filter(pk__in=[host.pk for host in outdated])
     rows.update(credential_hash="", command_salt="", redis_secret_hash="", rotation_asked_at=None)
     EnrolmentToken.objects.filter(used_at=None, revoked_at=None).update(revoked_at=now())
+    AccessToken.objects.filter(revoked_at=None).update(revoked_at=now())
     Session.objects.all().delete()
     return outdated
 

@@ -24,6 +24,7 @@ from runners.jobspec import (
     JobSpec,
     ModelRef,
     ModelSpec,
+    ProveSpec,
     RandomModel,
     ServeSpec,
     TrainSpec,
@@ -454,6 +455,8 @@ def max_duration_of(spec: JobSpec) -> float | None:
     """Return the job's time limit in seconds, if its length is known."""
     if isinstance(spec, TrainSpec) and spec.time_budget_seconds:
         return spec.time_budget_seconds * TRAINING_SHARE + GRACE_SECONDS
+    if isinstance(spec, ProveSpec):
+        return 60 * spec.minutes + GRACE_SECONDS
     return None
 
 

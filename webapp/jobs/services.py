@@ -15,10 +15,11 @@ from webapp.accounts.secrets import secret_names
 from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.core.display import counted, listed
-from webapp.core.problems import ConflictProblem, InvalidProblem
+from webapp.core.problems import ConflictProblem, InvalidProblem, Problem
 from webapp.hosts.models import RUNS_JOBS, Device, Host, HostState, Pool
 from webapp.hosts.services import Contact, contact_of
 from webapp.jobs.allocation import allocate_after, allocate_pool
+from webapp.jobs.budgets import budget_spend
 from webapp.jobs.gangs import devices_release, members_of, order_stop, pool_lock, release_unstarted
 from webapp.jobs.models import FINAL_STATES, LIVE_STATES, Attempt, Job, JobState, Priority
 from webapp.jobs.quotas import check_submit, duration_within, quota_of
@@ -302,19 +303,26 @@ def _check_host(team: Team, host: Host) -> None:
 def job_submit(*, job: Job, by: str) -> Job:
     """Queue a draft job, and start it at once if devices are free.
 
-    Submitting twice changes nothing. ``by`` is the user's name.
+    Submitting twice changes nothing. ``by`` is the user's name. Every job starts here, so here
+    it is held to its team's quota and to the budget of the token that asks for it; a draft that
+    either refuses is deleted.
 
     Raises:
-        Problem: the team's quota does not allow it.
+        Problem: the team's quota or the token's budget does not allow it.
     """
-    with transaction.atomic():
-        pool_lock(f"user {job.owner_id}")
-        if job.state == JobState.DRAFT:
-            check_submit(job)
-        if not transition(job, JobState.QUEUED, actor=by, source=JobState.DRAFT):
-            return job
-        limit = duration_within(job, quota_of(job.team))
-        Job.objects.filter(pk=job.pk).update(max_duration_seconds=limit)
+    try:
+        with transaction.atomic():
+            pool_lock(f"user {job.owner_id}")
+            if job.state == JobState.DRAFT:
+                check_submit(job)
+                job.max_duration_seconds = duration_within(job, quota_of(job.team))
+                job.save(update_fields=["max_duration_seconds"])
+                budget_spend(job)
+            if not transition(job, JobState.QUEUED, actor=by, source=JobState.DRAFT):
+                return job
+    except Problem:
+        Job.objects.filter(pk=job.pk, state=JobState.DRAFT).delete()
+        raise
     allocate_pool(job.pool)
     job.refresh_from_db()
     return job

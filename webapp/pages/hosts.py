@@ -48,6 +48,7 @@ from webapp.hosts.services import (
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.artefacts import folder_of
 from webapp.jobs.calibration import PROOF_REPORT
+from webapp.jobs.launching import max_duration_of
 from webapp.jobs.lookup import JobCounts, counts_by_host, counts_of, devices_of, load_job
 from webapp.jobs.models import Artefact, Attempt, Job, Measurement
 from webapp.jobs.services import job_create, job_submit
@@ -632,13 +633,15 @@ def prove_host(*, host: Host, owner: User) -> Job:
     Raises:
         Problem: the host takes no jobs, or a quota does not allow it.
     """
+    spec = ProveSpec()
     job = job_create(
         team=host.team,
         owner=owner,
         host=host,
-        spec=ProveSpec(),
+        spec=spec,
         name=f"Validation of {host.name}",
         model_name="",
+        max_duration_seconds=max_duration_of(spec),
     )
     return job_submit(job=job, by=owner.get_username())
 

@@ -1,5 +1,6 @@
 """The list of jobs: filters in the query string, pages, live rows."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from django.contrib.auth.models import User
@@ -73,17 +74,28 @@ def job_list(request: HttpRequest) -> HttpResponse:
 def filtered_jobs(request: HttpRequest) -> QuerySet[Job]:
     """Return the visible jobs that match the query string's filters."""
     filters = {name: request.GET.get(name, "").strip() for name in FILTERS}
-    jobs = visible_jobs(request)
-    exact = {"state": filters["state"], "kind": filters["kind"]}
-    jobs = jobs.filter(**{field: value for field, value in exact.items() if value})
-    if name := filters["owner"]:  # by key: the list's index contains it
+    return filter_jobs(visible_jobs(request), filters)
+
+
+def filter_jobs(jobs: QuerySet[Job], filters: Mapping[str, str]) -> QuerySet[Job]:
+    """Return the jobs that match filters by name; an empty one matches every job.
+
+    ``state`` may name several, separated by commas; ``host`` is a slug, ``owner`` a user name,
+    ``q`` a part of the name of the job or of its model.
+    """
+    if states := filters.get("state"):
+        jobs = jobs.filter(state__in=[name.strip() for name in states.split(",")])
+    for field in ("kind", "plan"):
+        if value := filters.get(field):
+            jobs = jobs.filter(**{field: value})
+    if name := filters.get("owner"):  # by key: the list's index contains it
         owner = User.objects.filter(username=name).values_list("pk", flat=True).first()
         jobs = jobs.filter(owner_id=owner) if owner else jobs.none()
-    if slug := filters["host"]:
+    if slug := filters.get("host"):
         host = Host.objects.filter(slug=slug).values_list("pk", flat=True).first()
         here = Q(host_id=host) | Q(host_id=None, requested_host_id=host)
         jobs = jobs.filter(here) if host else jobs.none()
-    if text := filters["q"]:
+    if text := filters.get("q"):
         jobs = jobs.filter(Q(name__folded_contains=text) | Q(model_name__folded_contains=text))
     return jobs
 

@@ -106,6 +106,7 @@ def template_draft(host: Host, zero_stage: int) -> PlanDraft:
 
 
 @transaction.atomic
+@transaction.atomic
 def launch_both(
     *, team: Team, by: User, host: Host, zero_stage: int, key: str = ""
 ) -> tuple[Job, Job]:

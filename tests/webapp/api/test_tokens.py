@@ -148,6 +148,20 @@ def test_a_service_has_its_own_account_that_ends_with_its_token(team, alice):
     assert client.get("/api/v1/jobs").status_code == 401
 
 
+def test_a_token_revokes_itself_and_others_with_the_scope_admin_only(olga, team):
+    others = [token_make(team=team, by=olga, name="other", scope="read")[0] for _ in range(2)]
+    own, text = token_make(team=team, by=olga, name="own", scope="launch")
+    client = Client(headers={"Authorization": f"Bearer {text}"})
+    refused = client.delete(f"/api/v1/tokens/{others[0].pk}")
+    assert (refused.status_code, refused.json()["code"]) == (403, "scope_too_low")
+    assert client.delete(f"/api/v1/tokens/{own.pk}").status_code == 204
+    admin = token_make(team=team, by=olga, name="admin", scope="admin")[1]
+    client = Client(headers={"Authorization": f"Bearer {admin}"})
+    assert client.delete(f"/api/v1/tokens/{others[0].pk}").status_code == 204
+    left = AccessToken.objects.filter(revoked_at=None).values_list("name", flat=True)
+    assert sorted(left) == ["admin", "other"]
+
+
 def test_the_number_of_tokens_has_its_limit(alice, team, monkeypatch):
     monkeypatch.setattr("webapp.accounts.tokens.MOST_TOKENS", 2)
     for name in ("a", "b"):

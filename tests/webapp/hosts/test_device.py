@@ -18,6 +18,7 @@ from tests.webapp.conftest import (
     make_job,
     make_microbench,
 )
+from webapp.accounts.tokens import token_find, token_make, token_revoke
 from webapp.agents.heartbeats import host_beat
 from webapp.audit.models import Event
 from webapp.core.problems import BusyProblem, ConflictProblem, InvalidProblem
@@ -341,10 +342,12 @@ def test_a_credential_that_was_revoked_after_the_backup_does_not_come_back(team)
     assert Host.objects.get(pk=honest.pk).credential_hash
 
 
-def test_sessions_and_unused_tokens_end_with_a_backup_alone(host, alice, team):
+def test_sessions_and_tokens_end_with_a_backup_alone(host, alice, team):
     client_of(alice)
+    _, text = token_make(team=team, by=alice, name="laptop", scope="read")
     assert epoch_raise(by="root") == []
     assert Session.objects.exists()
+    assert token_find(text)
     client_of(alice)
     token_create(team=team, by=None, name="Old")
     restore()
@@ -352,6 +355,13 @@ def test_sessions_and_unused_tokens_end_with_a_backup_alone(host, alice, team):
     epoch_raise(by="root")
     assert not Session.objects.exists()
     assert not EnrolmentToken.objects.filter(used_at=None, revoked_at=None).exists()
+    assert token_find(text) is None
+
+
+def test_a_revoked_access_token_tells_that_this_is_a_backup(host, alice, team):
+    before = beat(host).epoch.number
+    token_revoke(token=token_make(team=team, by=alice, name="x", scope="read")[0], by=alice)
+    assert beat(host).epoch.number == before + 1
 
 
 def test_the_command_says_where_the_site_stands(host, capsys):
