@@ -383,14 +383,6 @@ class FormatReply(Reply):
     notes: list[str]
 
 
-class Found(Reply):
-    """One match of a search; ``id`` is what its kind's operations take."""
-
-    kind: Literal["plan", "job", "host", "model", "technique"]
-    id: str
-    name: str
-
-
 class GeneratePlanDocument(BaseModel):
     """Process a batch of prompts at the highest throughput."""
 
@@ -1080,6 +1072,14 @@ class Saving(BaseModel):
 
 
 Scope = Literal["read", "plan", "launch", "admin"]
+
+
+class SearchMatch(Reply):
+    """One match of a search; ``id`` is what its kind's operations take."""
+
+    kind: Literal["plan", "job", "host", "model", "technique"]
+    id: str
+    name: str
 
 
 class SecretReply(Reply):
@@ -1951,9 +1951,9 @@ class Slipway(Caller):
         )
         return result
 
-    def search(self, *, q: str) -> list[Found]:
+    def search(self, *, q: str) -> list[SearchMatch]:
         """Return plans, jobs, hosts, models and techniques whose name contains ``q``."""
-        result: list[Found] = self._call(Call("GET", "/search", {"q": q}), list[Found])
+        result: list[SearchMatch] = self._call(Call("GET", "/search", {"q": q}), list[SearchMatch])
         return result
 
     def compare_jobs(self, *, job: list[str]) -> Comparison:
@@ -2014,7 +2014,10 @@ class Slipway(Caller):
         return result
 
     def revoke_token(self, token_id: str, *, idempotency_key: str | None = None) -> None:
-        """Revoke a token: an own one with any scope, another's as an admin of the team."""
+        """Revoke a token: an own one, or another's as an admin of the team.
+
+        With a token of a lower scope than admin it can be that token alone.
+        """
         self._call(Call("DELETE", f"/tokens/{part(token_id)}", {}, None, idempotency_key), None)
 
     def list_secrets(self) -> list[SecretReply]:
@@ -2792,9 +2795,11 @@ class AsyncSlipway(AsyncCaller):
         )
         return result
 
-    async def search(self, *, q: str) -> list[Found]:
+    async def search(self, *, q: str) -> list[SearchMatch]:
         """Return plans, jobs, hosts, models and techniques whose name contains ``q``."""
-        result: list[Found] = await self._call(Call("GET", "/search", {"q": q}), list[Found])
+        result: list[SearchMatch] = await self._call(
+            Call("GET", "/search", {"q": q}), list[SearchMatch]
+        )
         return result
 
     async def compare_jobs(self, *, job: list[str]) -> Comparison:
@@ -2857,7 +2862,10 @@ class AsyncSlipway(AsyncCaller):
         return result
 
     async def revoke_token(self, token_id: str, *, idempotency_key: str | None = None) -> None:
-        """Revoke a token: an own one with any scope, another's as an admin of the team."""
+        """Revoke a token: an own one, or another's as an admin of the team.
+
+        With a token of a lower scope than admin it can be that token alone.
+        """
         await self._call(
             Call("DELETE", f"/tokens/{part(token_id)}", {}, None, idempotency_key), None
         )

@@ -360,7 +360,7 @@ def technique_get(request: HttpRequest, key: str) -> TechniqueReply:  # noqa: AR
 # Search
 
 
-class Found(Schema):
+class SearchMatch(Schema):
     """One match of a search; ``id`` is what its kind's operations take."""
 
     kind: Literal["plan", "job", "host", "model", "technique"]
@@ -377,13 +377,13 @@ KINDS: dict[str, Literal["plan", "job", "host", "model", "technique"]] = {
 }
 
 
-@router.get("/search", response={200: list[Found], **REFUSALS}, operation_id="search")
+@router.get("/search", response={200: list[SearchMatch], **REFUSALS}, operation_id="search")
 def search(
     request: HttpRequest, q: Annotated[str, Query(min_length=SHORTEST, max_length=200)]
-) -> list[Found]:
+) -> list[SearchMatch]:
     """Return plans, jobs, hosts, models and techniques whose name contains ``q``."""
     return [
-        Found(kind=KINDS[page], id=key, name=name)
+        SearchMatch(kind=KINDS[page], id=key, name=name)
         for _, page, rows in search_results(request, q.strip())
         for key, name in rows
     ]
