@@ -259,14 +259,14 @@ def _store_batch(heartbeats: Sequence[HostHeartbeat]) -> Sequence[Answer]:
     instant = time.monotonic()
     is_alone = [_alone_until.get(each.host_id, instant) > instant for each in heartbeats]
     others = [each for each, alone in zip(heartbeats, is_alone, strict=True) if not alone]
-    replies = iter(_store_batch(others) if others else ())
+    replies = iter(_store_together(others) if others else ())
     return [
         _store_one(each) if alone else next(replies)
         for each, alone in zip(heartbeats, is_alone, strict=True)
     ]
 
 
-def _store_batch(heartbeats: Sequence[HostHeartbeat]) -> Sequence[Answer]:
+def _store_together(heartbeats: Sequence[HostHeartbeat]) -> Sequence[Answer]:
     """Store heartbeats in one transaction; if that fails, each in its own.
 
     A heartbeat that the server cannot store affects only the host that sent it.
