@@ -313,6 +313,7 @@ def job_submit(*, job: Job, by: str) -> Job:
     try:
         with transaction.atomic():
             pool_lock(f"user {job.owner_id}")
+            job.refresh_from_db(fields=["state"])  # a repeated launch may have submitted it
             if job.state == JobState.DRAFT:
                 check_submit(job)
                 job.max_duration_seconds = duration_within(job, quota_of(job.team))

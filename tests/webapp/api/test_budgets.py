@@ -115,6 +115,10 @@ def test_what_a_job_can_take_counts_until_it_ends_and_then_what_it_held(alice, t
     assert spent_gpu_hours(token) == 2.0
     Job.objects.filter(pk=job.pk).update(state="failed", ended_at=now())
     assert spent_gpu_hours(token) == pytest.approx(0.5, abs=0.01)
+    stale = Job.objects.get(pk=job.pk)
+    stale.state = "draft"  # as a launch that was repeated at the same time has read it
+    with acting_as(token):
+        job_submit(job=stale, by="alice")
     # by a person, and by a token without a budget, nothing is counted
     for acting in (None, token_make(team=team, by=alice, name="b", scope="launch")[0]):
         with acting_as(acting):
