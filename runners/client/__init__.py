@@ -4,6 +4,13 @@
 >>> with Slipway("https://slipway.lan", "slp_…") as slipway:  # doctest: +SKIP
 ...     for job in slipway.list_jobs(state="running").items:
 ...         print(job.name, job.progress.words)
+
+- ``generated`` the operations, one declaration for both clients, and the clients
+- ``schemas``   the types of requests and replies
+- ``operation`` from a declaration to a method of both clients
+- ``transport`` credentials, retries, errors, files and event streams
+
+``manage.py client`` writes the first two from the API's schema.
 """
 
 from typing import TYPE_CHECKING, Any

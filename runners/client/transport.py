@@ -1,29 +1,32 @@
 """Requests of the Python client: credentials, retries, errors, files and event streams.
 
-``generated.py`` builds each operation on :class:`Caller` or :class:`AsyncCaller`.
+:class:`BaseCaller` holds their logic once, as coroutines: :class:`AsyncCaller` awaits them. The
+steps of :class:`Caller` block and never suspend, so that it runs them without an event loop.
 """
 
 import asyncio
-import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Any, BinaryIO, Generic, NamedTuple, Self, TypeVar, cast
 from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 PREFIX = "/api/v1"
-TIMEOUT = httpx.Timeout(60.0, connect=10.0)  # seconds; a plan of a large search takes some
-STREAM_TIMEOUT = httpx.Timeout(60.0, connect=10.0)  # the server sends a ping every 15 s
+TIMEOUT = httpx.Timeout(60.0, connect=10.0)  # seconds; a stream has a ping every 15 s
 TRIES = 4
 LONGEST_WAIT = 30.0  # seconds before a repetition
 LATER = frozenset({429, 502, 503, 504})
 PIECE_BYTES = 1024 * 1024
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)  # of JSON values
+Client = TypeVar("Client", httpx.Client, httpx.AsyncClient)
+T = TypeVar("T")
 
 
 class ApiError(Exception):
@@ -55,13 +58,15 @@ class Event(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A request as the generated operations describe it."""
+    """The request of an operation, below ``/api/v1``."""
 
     method: str
     path: str
     query: Mapping[str, Any]
-    body: object = None
-    key: str | None = None
+    body: object = None  # a model, JSON values, or the path of a file to upload
+    key: str | None = None  # idempotency key
+    sink: BinaryIO | None = None  # what a binary reply is written to
+    reply: Any = None  # type of the reply
 
 
 @cache
@@ -69,9 +74,9 @@ def _adapter(reply: Any) -> TypeAdapter[Any]:  # noqa: ANN401 (a type)
     return TypeAdapter(reply)
 
 
-def part(value: object, *, safe: str = "") -> str:
+def part(value: object) -> str:
     """Return a value as a part of a path."""
-    return quote(str(value), safe=safe)
+    return quote(str(value), safe="")
 
 
 def server_url(text: str) -> str:
@@ -90,13 +95,6 @@ def server_url(text: str) -> str:
     return url.rstrip("/")
 
 
-def _headers(call: Call) -> dict[str, str]:
-    """Return the headers of a call; a write has a key, so that its repetition is harmless."""
-    if call.method == "GET":
-        return {}
-    return {"Idempotency-Key": call.key or str(uuid.uuid4())}
-
-
 def _json(body: object) -> object:
     """Return a body as JSON values; of a model only what was set."""
     if isinstance(body, BaseModel):
@@ -104,12 +102,19 @@ def _json(body: object) -> object:
     return _ANY.dump_python(body, mode="json")
 
 
-def _query(call: Call) -> dict[str, Any]:
-    return {
+@contextmanager
+def _content(call: Call) -> Iterator[dict[str, Any]]:
+    """Yield the query and body of a call as arguments of ``build_request``; a file is open."""
+    query = {
         name: _ANY.dump_python(value, mode="json")
         for name, value in call.query.items()
         if value is not None
     }
+    if isinstance(call.body, Path):
+        with call.body.open("rb") as file:
+            yield {"params": query, "files": {"file": (call.body.name, file)}}
+    else:
+        yield {"params": query, "json": None if call.body is None else _json(call.body)}
 
 
 def error_of(response: httpx.Response) -> ApiError:
@@ -138,10 +143,8 @@ def _is_repeated(response: httpx.Response, attempt: int) -> bool:
     return response.status_code in LATER or code == "in_progress"
 
 
-def _read(response: httpx.Response, reply: Any) -> Any:  # noqa: ANN401 (the operation's type)
-    if response.status_code >= httpx.codes.BAD_REQUEST:
-        raise error_of(response)
-    if reply is None:
+def _reply_of(response: httpx.Response, reply: Any) -> Any:  # noqa: ANN401 (the operation's type)
+    if reply is type(None):
         return None
     try:
         return _adapter(reply).validate_json(response.content)
@@ -178,8 +181,125 @@ def _unreachable(base_url: str, error: Exception) -> UnreachableError:
     )
 
 
-class Caller:
-    """The synchronous half: sends requests and reads replies."""
+class BaseCaller(ABC, Generic[Client]):
+    """Sends requests and reads replies, by the steps of one of the two halves."""
+
+    _client: Client
+
+    def __init__(self, server: str, token: str, client: Client) -> None:
+        self.base_url = server_url(server)
+        self._client = client
+        client.headers["Authorization"] = f"Bearer {token}"
+
+    @abstractmethod
+    async def _send(self, request: httpx.Request) -> httpx.Response:
+        """Return the response to a request, its body not read yet."""
+
+    @abstractmethod
+    async def _read(self, response: httpx.Response) -> None:
+        """Read the body of a response."""
+
+    @abstractmethod
+    def _pieces(self, response: httpx.Response, num_bytes: int | None) -> AsyncIterator[bytes]:
+        """Yield the body in pieces: of a size, or as they arrive."""
+
+    @abstractmethod
+    async def _close(self, response: httpx.Response) -> None:
+        """Release the connection of a response."""
+
+    @abstractmethod
+    async def _sleep(self, seconds: float) -> None:
+        """Wait."""
+
+    @asynccontextmanager
+    async def _response(
+        self, call: Call, headers: Mapping[str, str], timeouts: httpx.Timeout | None = None
+    ) -> AsyncIterator[httpx.Response]:
+        """Send a call; yield its response, of which only a refusal's body is read.
+
+        Raises:
+            httpx.TransportError: the connection failed.
+        """
+        with _content(call) as content:
+            request = self._client.build_request(
+                call.method,
+                f"{self.base_url}{PREFIX}{call.path}",
+                headers=headers,
+                timeout=timeouts or self._client.timeout,
+                **content,
+            )
+            response = await self._send(request)
+            try:
+                if response.is_error:
+                    await self._read(response)
+                yield response
+            finally:
+                await self._close(response)
+
+    async def _call(self, call: Call) -> Any:  # noqa: ANN401 (the operation's type)
+        """Send a call until it is answered for good, and return its reply.
+
+        Raises:
+            ApiError: the server refused it.
+            UnreachableError: the server did not answer.
+        """
+        headers: dict[str, str] = {}
+        if call.method != "GET":  # its repetition is harmless
+            headers["Idempotency-Key"] = call.key or str(uuid.uuid4())
+        for attempt in range(TRIES):
+            try:
+                async with self._response(call, headers) as response:
+                    if not _is_repeated(response, attempt):
+                        return await self._reply(response, call)
+                    seconds = _wait_of(response, attempt)
+            except httpx.TransportError as error:
+                is_last = attempt >= TRIES - 1 or call.sink is not None  # half written
+                if is_last or isinstance(error, httpx.ConnectError):
+                    raise _unreachable(self.base_url, error) from error
+                seconds = 2.0**attempt
+            await self._sleep(seconds)
+        raise AssertionError("the last try returns or raises")
+
+    async def _reply(self, response: httpx.Response, call: Call) -> Any:  # noqa: ANN401
+        """Return the reply in a response; a file is written to its sink, and its bytes counted."""
+        if response.is_error:
+            raise error_of(response)
+        if call.sink is None:
+            await self._read(response)
+            return _reply_of(response, call.reply)
+        num_bytes = 0
+        async for piece in self._pieces(response, PIECE_BYTES):
+            num_bytes += call.sink.write(piece)
+        return num_bytes
+
+    async def _events(self, call: Call) -> AsyncGenerator[Event, None]:
+        """Yield events to the ``end``; a broken connection goes on after the last number."""
+        number, failures = "", 0
+        while True:
+            frames = _Frames()
+            headers = {"Accept": "text/event-stream"}
+            headers |= {"Last-Event-ID": number} if number else {}
+            try:
+                async with self._response(call, headers, TIMEOUT) as response:
+                    if response.is_error:
+                        if not _is_repeated(response, failures):
+                            raise error_of(response)
+                    else:
+                        async for data in self._pieces(response, None):
+                            for event in frames.feed(data):
+                                failures, number = 0, event.number or number
+                                if event.name == "end":
+                                    return
+                                yield event
+            except httpx.TransportError as error:
+                if failures >= TRIES - 1:
+                    raise _unreachable(self.base_url, error) from error
+            await self._sleep(2.0**failures if failures else 1.0)
+            failures += 1
+
+
+class Caller(BaseCaller[httpx.Client]):
+    """The synchronous half: its steps block and never suspend."""
 
     def __init__(self, server: str, token: str, *, client: httpx.Client | None = None) -> None:
         """Connect to ``server`` with an access token.
@@ -187,9 +307,7 @@ class Caller:
         Raises:
             ValueError: the address is invalid.
         """
-        self.base_url = server_url(server)
-        self._client = client or httpx.Client(timeout=TIMEOUT, follow_redirects=False)
-        self._client.headers["Authorization"] = f"Bearer {token}"
+        super().__init__(server, token, client or httpx.Client(timeout=TIMEOUT))
 
     def __enter__(self) -> Self:
         return self
@@ -201,91 +319,44 @@ class Caller:
         """Close the connections."""
         self._client.close()
 
-    def _call(self, call: Call, reply: Any) -> Any:  # noqa: ANN401 (the operation's type)
-        headers = _headers(call)
-        for attempt in range(TRIES):
-            response = self._send(call, headers, attempt)
-            if response is not None and not _is_repeated(response, attempt):
-                return _read(response, reply)
-            time.sleep(_wait_of(response, attempt) if response is not None else 2.0**attempt)
-        raise AssertionError("the last try returns or raises")
+    async def _send(self, request: httpx.Request) -> httpx.Response:
+        return self._client.send(request, stream=True)
 
-    def _send(self, call: Call, headers: dict[str, str], attempt: int) -> httpx.Response | None:
-        """Return the response, or None if the connection failed and there are tries left."""
+    async def _read(self, response: httpx.Response) -> None:
+        response.read()
+
+    async def _pieces(
+        self, response: httpx.Response, num_bytes: int | None
+    ) -> AsyncIterator[bytes]:
+        for piece in response.iter_bytes(num_bytes):
+            yield piece
+
+    async def _close(self, response: httpx.Response) -> None:
+        response.close()
+
+    async def _sleep(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 (no event loop runs this)
+
+    def _run(self, step: Coroutine[Any, Any, T]) -> T:
+        """Return what a coroutine returns, which never suspends."""
         try:
-            if isinstance(call.body, Path):
-                with call.body.open("rb") as file:
-                    return self._client.request(
-                        call.method,
-                        self._url(call),
-                        files={"file": (call.body.name, file)},
-                        headers=headers,
-                    )
-            content = None if call.body is None else json.dumps(_json(call.body)).encode()
-            kind = {} if content is None else {"Content-Type": "application/json"}
-            return self._client.request(
-                call.method,
-                self._url(call),
-                params=_query(call),
-                content=content,
-                headers=headers | kind,
-            )
-        except httpx.TransportError as error:
-            if attempt >= TRIES - 1 or isinstance(error, httpx.ConnectError):
-                raise _unreachable(self.base_url, error) from error
-            return None
+            step.send(None)
+        except StopIteration as done:
+            return cast("T", done.value)
+        raise AssertionError("a step of the synchronous half suspended")
 
-    def _url(self, call: Call) -> str:
-        return f"{self.base_url}{PREFIX}{call.path}"
-
-    def _download(self, call: Call, sink: BinaryIO) -> int:
-        """Write a binary reply to ``sink``; return its bytes."""
-        num_bytes = 0
+    def _iterate(self, events: AsyncGenerator[Event, None]) -> Iterator[Event]:
+        """Yield the events of a generator, which never suspends."""
         try:
-            with self._client.stream(call.method, self._url(call)) as response:
-                if response.status_code >= httpx.codes.BAD_REQUEST:
-                    response.read()
-                    raise error_of(response)
-                for piece in response.iter_bytes(PIECE_BYTES):
-                    num_bytes += sink.write(piece)
-        except httpx.TransportError as error:
-            raise _unreachable(self.base_url, error) from error
-        return num_bytes
-
-    def _events(self, call: Call) -> Iterator[Event]:
-        """Yield events to the ``end``; a broken connection goes on after the last number."""
-        number, failures = "", 0
-        while True:
-            frames = _Frames()
-            headers = {"Accept": "text/event-stream"}
-            headers |= {"Last-Event-ID": number} if number else {}
-            try:
-                with self._client.stream(
-                    "GET",
-                    self._url(call),
-                    params=_query(call),
-                    headers=headers,
-                    timeout=STREAM_TIMEOUT,
-                ) as response:
-                    if response.status_code >= httpx.codes.BAD_REQUEST:
-                        response.read()
-                        if not _is_repeated(response, failures):
-                            raise error_of(response)
-                    else:
-                        for data in response.iter_bytes():
-                            for event in frames.feed(data):
-                                failures, number = 0, event.number or number
-                                if event.name == "end":
-                                    return
-                                yield event
-            except httpx.TransportError as error:
-                if failures >= TRIES - 1:
-                    raise _unreachable(self.base_url, error) from error
-            time.sleep(2.0**failures if failures else 1.0)
-            failures += 1
+            while True:
+                yield self._run(events.__anext__())
+        except StopAsyncIteration:
+            return
+        finally:
+            self._run(events.aclose())
 
 
-class AsyncCaller:
+class AsyncCaller(BaseCaller[httpx.AsyncClient]):
     """The asynchronous half, the same call by call."""
 
     def __init__(
@@ -296,9 +367,7 @@ class AsyncCaller:
         Raises:
             ValueError: the address is invalid.
         """
-        self.base_url = server_url(server)
-        self._client = client or httpx.AsyncClient(timeout=TIMEOUT, follow_redirects=False)
-        self._client.headers["Authorization"] = f"Bearer {token}"
+        super().__init__(server, token, client or httpx.AsyncClient(timeout=TIMEOUT))
 
     async def __aenter__(self) -> Self:
         return self
@@ -310,83 +379,23 @@ class AsyncCaller:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _call(self, call: Call, reply: Any) -> Any:  # noqa: ANN401 (the operation's type)
-        headers = _headers(call)
-        for attempt in range(TRIES):
-            response = await self._send(call, headers, attempt)
-            if response is not None and not _is_repeated(response, attempt):
-                return _read(response, reply)
-            seconds = _wait_of(response, attempt) if response is not None else 2.0**attempt
-            await asyncio.sleep(seconds)
-        raise AssertionError("the last try returns or raises")
+    async def _send(self, request: httpx.Request) -> httpx.Response:
+        return await self._client.send(request, stream=True)
 
-    async def _send(
-        self, call: Call, headers: dict[str, str], attempt: int
-    ) -> httpx.Response | None:
-        try:
-            if isinstance(call.body, Path):
-                content = await asyncio.to_thread(call.body.read_bytes)
-                files = {"file": (call.body.name, content)}
-                return await self._client.request(
-                    call.method, self._url(call), files=files, headers=headers
-                )
-            data = None if call.body is None else json.dumps(_json(call.body)).encode()
-            kind = {} if data is None else {"Content-Type": "application/json"}
-            return await self._client.request(
-                call.method,
-                self._url(call),
-                params=_query(call),
-                content=data,
-                headers=headers | kind,
-            )
-        except httpx.TransportError as error:
-            if attempt >= TRIES - 1 or isinstance(error, httpx.ConnectError):
-                raise _unreachable(self.base_url, error) from error
-            return None
+    async def _read(self, response: httpx.Response) -> None:
+        await response.aread()
 
-    def _url(self, call: Call) -> str:
-        return f"{self.base_url}{PREFIX}{call.path}"
+    def _pieces(self, response: httpx.Response, num_bytes: int | None) -> AsyncIterator[bytes]:
+        return response.aiter_bytes(num_bytes)
 
-    async def _download(self, call: Call, sink: BinaryIO) -> int:
-        num_bytes = 0
-        try:
-            async with self._client.stream(call.method, self._url(call)) as response:
-                if response.status_code >= httpx.codes.BAD_REQUEST:
-                    await response.aread()
-                    raise error_of(response)
-                async for piece in response.aiter_bytes(PIECE_BYTES):
-                    num_bytes += sink.write(piece)
-        except httpx.TransportError as error:
-            raise _unreachable(self.base_url, error) from error
-        return num_bytes
+    async def _close(self, response: httpx.Response) -> None:
+        await response.aclose()
 
-    async def _events(self, call: Call) -> AsyncIterator[Event]:
-        number, failures = "", 0
-        while True:
-            frames = _Frames()
-            headers = {"Accept": "text/event-stream"}
-            headers |= {"Last-Event-ID": number} if number else {}
-            try:
-                async with self._client.stream(
-                    "GET",
-                    self._url(call),
-                    params=_query(call),
-                    headers=headers,
-                    timeout=STREAM_TIMEOUT,
-                ) as response:
-                    if response.status_code >= httpx.codes.BAD_REQUEST:
-                        await response.aread()
-                        if not _is_repeated(response, failures):
-                            raise error_of(response)
-                    else:
-                        async for data in response.aiter_bytes():
-                            for event in frames.feed(data):
-                                failures, number = 0, event.number or number
-                                if event.name == "end":
-                                    return
-                                yield event
-            except httpx.TransportError as error:
-                if failures >= TRIES - 1:
-                    raise _unreachable(self.base_url, error) from error
-            await asyncio.sleep(2.0**failures if failures else 1.0)
-            failures += 1
+    async def _sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def _run(self, step: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        return step
+
+    def _iterate(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+        return events

@@ -1,6 +1,7 @@
 """The client's requests: errors, repetitions, files and events, against answers made by hand."""
 
 import asyncio
+import inspect
 import io
 import json
 import time
@@ -147,6 +148,75 @@ def test_a_broken_stream_goes_on_after_the_last_number_and_keeps_every_line():
     assert asyncio.run(read()) == found
     with pytest.raises(ApiError, match="No object"):
         next(Server(httpx.Response(404, json={"detail": "No object"})).sync().follow_job("j"))
+
+
+class Pieces(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A body that comes in pieces and then is cut."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces, self.is_closed = pieces, False
+
+    def __iter__(self):
+        yield from self.pieces
+        raise httpx.ReadError("cut")
+
+    async def __aiter__(self):
+        for piece in self:
+            yield piece
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+def test_whoever_stops_to_follow_releases_the_connection():
+    bodies = [Pieces(b"event: a\ndata: {}\n\nevent: b\n\n") for _ in range(3)]
+    servers = [Server(httpx.Response(200, stream=body)) for body in bodies]
+    followed = servers[0].sync().follow_job("j")
+    assert (next(followed).name, bodies[0].is_closed) == ("a", False)
+    followed.close()
+
+    async def stop():
+        stream = servers[1].asynchronous().follow_job("j")
+        first = await anext(stream)
+        await stream.aclose()
+        # The synchronous half blocks an event loop, and works on it.
+        return first, next(servers[2].sync().follow_job("j"))
+
+    first, same = asyncio.run(stop())
+    assert first == same
+    assert [body.is_closed for body in bodies[:2]] == [True, True]
+
+
+def test_a_download_is_repeated_only_before_it_began():
+    for number in range(2):
+        sink = io.BytesIO()
+        server = Server(
+            httpx.Response(503, headers={"Retry-After": "1"}),
+            httpx.Response(200, stream=Pieces(b"x" * transport.PIECE_BYTES, b"y")),
+        )
+        call = list(each(server, lambda c, sink=sink: c.download_artefact("j", "m", sink)))[number]
+        with pytest.raises(UnreachableError, match="cut"):
+            call()
+        assert (len(server.sent), len(sink.getvalue())) == (2, transport.PIECE_BYTES)
+
+
+def test_arguments_fill_the_path_the_query_and_the_body_as_declared():
+    server = Server(ok([]), httpx.Response(403, json={"detail": "x"}))
+    client = server.sync()
+    assert client.list_hosts(q="a b") == []
+    assert dict(server.sent[0].url.params) == {"q": "a b"}
+    with pytest.raises(ApiError):
+        client.reorder_queue("p/1", job_id="j", body={"move": "up"}, idempotency_key="k")
+    sent = server.sent[-1]
+    assert (sent.method, sent.url.raw_path) == ("PATCH", b"/api/v1/pools/p%2F1/jobs/j")
+    assert (sent.headers["idempotency-key"], json.loads(sent.content)) == ("k", {"move": "up"})
+    for call in (client.get_job, lambda: client.list_jobs(stat="x")):
+        with pytest.raises(TypeError, match=r"(get_job|list_jobs)\(\): .*'(job_id|stat)'"):
+            call()
+    assert str(inspect.signature(client.get_job)) == "(job_id: 'str') -> 'JobDetail'"
 
 
 def test_files_go_and_come_as_bytes(tmp_path):

@@ -11,13 +11,14 @@ from django.test import Client
 from runners.client import ApiError, AsyncSlipway, Slipway
 from tests.webapp.api.operations import operations
 from webapp.accounts.tokens import token_make
-from webapp.operations.management.commands.client import TARGET, client_source
+from webapp.operations.management.commands.client import FOLDER, client_sources
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 def test_it_is_what_the_schema_gives_today():
-    assert TARGET.read_text() == client_source(), "run python3 manage.py client"
+    for name, source in client_sources().items():
+        assert (FOLDER / name).read_text() == source, "run python3 manage.py client"
 
 
 def test_both_halves_have_every_operation_with_types():

@@ -1,10 +1,10 @@
 """``manage.py client``: write the Python client from the API's own schema."""
 
 import keyword
-import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import runners.client
 from webapp.api.urls import api
 
 Schema = Mapping[str, Any]
-TARGET = Path(runners.client.__file__).parent / "generated.py"
+FOLDER = Path(runners.client.__file__).parent
 # What both sides have: the planner's own classes instead of copies.
 PLANNER = {
     **dict.fromkeys(
@@ -33,67 +33,106 @@ PLANNER = {
 PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 FORMATS = {"date-time": "datetime", "date": "date"}
 REF = "#/components/schemas/"
-HEAD = '''\
-"""The operations and types of the API, written by ``manage.py client`` from its schema."""
+TYPES = '''\
+"""The types of the API's requests and replies, written by ``manage.py client`` from its schema."""
 
-# ruff: noqa: E501, W505
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import date, datetime
-from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 from pydantic import BaseModel, ConfigDict
 
 {imports}
-from runners.client.transport import AsyncCaller, Call, Caller, Event, part
 
 
 class Reply(BaseModel):
     """What the server sends: fields of a newer server are ignored."""
 
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(extra="ignore", protected_namespaces=(), defer_build=True)
+
+
+{types}
 '''
-CLASS = {
-    "Slipway": ("Caller", "Every operation of the API, one after the other."),
-    "AsyncSlipway": ("AsyncCaller", "Every operation of the API, for asyncio."),
-}
+OPERATIONS = '''\
+"""The operations of the API, written by ``manage.py client`` from its schema."""
+
+# ruff: noqa: E501, F403, F405, W505
+# mypy: disable-error-code="empty-body"
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+{imports}
+from runners.client.operation import JsonObject, event_stream, operation
+from runners.client.schemas import *
+from runners.client.transport import AsyncCaller, Caller, Event
+
+
+class Operations:
+    """Every operation of the API, as both clients have it."""
+
+{operations}
+
+
+class Slipway(Operations, Caller):
+    """The client of a server, one request after the other."""
+
+
+class AsyncSlipway(Operations, AsyncCaller):
+    """The client of a server for asyncio: the same methods, to be awaited."""
+'''
+FILE_NAME = str(FOLDER / "generated.py")  # for ruff's configuration
+# The least number of fields that a reply shares with the one that it extends.
+SHARED_FIELDS = 4
+# Arguments that are neither of the path nor of the query.
+SPECIAL = {"self", "body", "file", "sink", "idempotency_key"}
 
 
 class Command(BaseCommand):
-    """Write ``runners/client/generated.py``."""
+    """Write the Python client."""
 
     help = "Write the Python client from the API's schema."
 
     def handle(self, **_options: Any) -> None:
-        """Write the file."""
-        TARGET.write_text(client_source())
-        self.stdout.write(f"{TARGET} is written.")
+        """Write its files."""
+        for name, source in client_sources().items():
+            (FOLDER / name).write_text(source)
+            self.stdout.write(f"{FOLDER / name} is written.")
 
 
-def client_source() -> str:
-    """Return the source of the client for the API as it is."""
+def client_sources() -> dict[str, str]:
+    """Return the source of the client for the API as it is, by file name."""
     document = api.get_openapi_schema()
     schemas = document["components"]["schemas"]
     calls = list(_operations(document))
-    names = sorted(_reachable(calls, schemas))
-    own = [name for name in names if name not in PLANNER]
+    replies = _reachable([_success(call) for call in calls], schemas)
+    requests = _reachable([[_body(call), call.get("parameters")] for call in calls], schemas)
+    names = sorted(replies | requests)
     imports = "\n".join(f"from {PLANNER[name]} import {name}" for name in names if name in PLANNER)
-    parts = [HEAD.format(imports=imports)]
-    parts += [_model(name, schemas[name]) for name in own]
-    for name, (base, words) in CLASS.items():
-        is_async = name.startswith("Async")
-        methods = "\n".join(_method(each, is_async=is_async) for each in calls)
-        parts.append(f'class {name}({base}):\n    """{words}"""\n\n{methods}')
-    return _formatted("\n\n".join(parts))
+    own = {name: schemas[name] for name in names if name not in PLANNER}
+    parents = {name: _parent(name, own, replies) for name in own}
+    order = TopologicalSorter({name: [one] if one else [] for name, one in parents.items()})
+    types = "\n\n".join(
+        _reply(name, own, parents[name]) if name in replies else _request(name, own[name])
+        for name in order.static_order()
+    )
+    operations = "\n".join(map(_method, calls))
+    return {
+        "schemas.py": _formatted(TYPES.format(imports=imports, types=types)),
+        "generated.py": _formatted(OPERATIONS.format(imports=imports, operations=operations)),
+    }
 
 
 def _formatted(source: str) -> str:
     """Return the source as ruff formats it."""
-    for arguments in (("check", "--fix-only", "--select", "I,F401"), ("format",)):
+    fix = ("check", "--fix-only", "--select")
+    for arguments in ((*fix, "F401"), (*fix, "I"), ("format",)):
         done = subprocess.run(
-            [sys.executable, "-m", "ruff", *arguments, "--stdin-filename", str(TARGET), "-"],
+            [sys.executable, "-m", "ruff", *arguments, "--stdin-filename", FILE_NAME, "-"],
             input=source,
             capture_output=True,
             text=True,
@@ -123,10 +162,10 @@ def _references(schema: Any) -> Iterator[str]:  # noqa: ANN401 (JSON)
             yield from _references(value)
 
 
-def _reachable(calls: list[dict[str, Any]], schemas: Schema) -> set[str]:
-    """Return the names of all schemas that the operations use, without errors' and planner's."""
+def _reachable(used: list[Any], schemas: Schema) -> set[str]:
+    """Return the names of all schemas that are used; of the planner's, only their own."""
     found: set[str] = set()
-    pending = [name for call in calls for name in _references(_used(call))]
+    pending = list(_references(used))
     while pending:
         name = pending.pop()
         if name not in found:
@@ -135,8 +174,14 @@ def _reachable(calls: list[dict[str, Any]], schemas: Schema) -> set[str]:
     return found
 
 
-def _used(call: Schema) -> list[Any]:
-    return [_success(call), call.get("requestBody"), call.get("parameters")]
+def _body(call: Schema) -> Schema | None:
+    """Return the schema of a JSON body with fields of its own.
+
+    A plan's document has another form for each goal: to the client it is any JSON object.
+    """
+    content = (call.get("requestBody") or {}).get("content", {})
+    schema = content.get("application/json", {}).get("schema", {})
+    return schema if "$ref" in schema else None
 
 
 def _success(call: Schema) -> Mapping[str, Any]:
@@ -166,26 +211,66 @@ def _type(schema: Schema) -> str:  # noqa: PLR0911 (one per kind of schema)
     return PLAIN.get(str(kind), "Any")
 
 
-def _model(name: str, schema: Schema) -> str:
-    """Return the class of an object's schema, or the alias of another one."""
+def _annotation(schema: Schema, *, is_required: bool) -> tuple[str, str]:
+    """Return the annotation of a field or an argument, and its default after ``=``."""
+    annotation, default = _type(schema), schema.get("default")
+    if is_required:
+        return annotation, ""
+    if isinstance(default, dict):
+        default = None
+    if default is None and "None" not in annotation.split(" | "):
+        annotation += " | None"
+    return annotation, f" = {default!r}"
+
+
+def _fields(schema: Schema) -> list[tuple[str, Schema, bool]]:
+    """Return the fields of an object: name, schema, and whether it is required."""
+    required = set(schema.get("required", ()))
+    return [
+        (name, inner, name in required) for name, inner in schema.get("properties", {}).items()
+    ]
+
+
+def _parent(name: str, schemas: Schema, replies: Set[str]) -> str | None:
+    """Return the longest reply whose fields are the first ones of a reply."""
+    fields = _fields(schemas[name])
+    shared = {other: _fields(schemas[other]) for other in schemas if other in replies}
+    parents = [
+        other
+        for other, begin in shared.items()
+        if SHARED_FIELDS <= len(begin) < len(fields) and fields[: len(begin)] == begin
+    ]
+    return max(parents, key=lambda other: len(shared[other]), default=None)
+
+
+def _reply(name: str, schemas: Schema, parent: str | None) -> str:
+    """Return the class of a reply with the fields that its parent lacks, or an alias."""
+    schema = schemas[name]
     if "properties" not in schema:
-        return f"{name} = {_type(schema)}"
-    is_closed = schema.get("additionalProperties") is False
-    base = "BaseModel" if is_closed else "Reply"
+        return f"{name} = {_type(schema)}\n"
+    lines = [_head(name, parent or "Reply", schema)]
+    inherited = len(_fields(schemas[parent])) if parent else 0
+    for field, inner, is_required in _fields(schema)[inherited:]:
+        annotation, default = _annotation(inner, is_required=is_required)
+        lines.append(f"    {field}: {annotation}{default}")
+    return "\n".join([*lines, ""])
+
+
+def _request(name: str, schema: Schema) -> str:
+    """Return the class of a request's body, or an alias."""
+    if "properties" not in schema:
+        return f"{name} = {_type(schema)}\n"
+    lines = [_head(name, "TypedDict", schema)]
+    for field, inner, is_required in _fields(schema):
+        annotation = _type(inner)
+        lines.append(f"    {field}: {annotation if is_required else f'NotRequired[{annotation}]'}")
+    return "\n".join([*lines, ""])
+
+
+def _head(name: str, base: str, schema: Schema) -> str:
     words = _words(schema)
     end = "\n    " if "\n" in words else ""
-    lines = [f"class {name}({base}):", f'    """{_indented(words, 4)}{end}"""', ""]
-    if is_closed:
-        lines.append('    model_config = ConfigDict(extra="forbid", protected_namespaces=())')
-    required = set(schema.get("required", ()))
-    for field, inner in schema["properties"].items():
-        annotation = _type(inner)
-        given = inner.get("default")
-        default = "" if field in required else f" = {None if isinstance(given, dict) else given!r}"
-        if default == " = None" and "None" not in annotation.split(" | "):
-            annotation += " | None"
-        lines.append(f"    {field}: {annotation}{default}")
-    return "\n".join(lines)
+    return f'class {name}({base}):\n    """{_indented(words, 4)}{end}"""\n'
 
 
 def _words(schema: Schema) -> str:
@@ -193,77 +278,45 @@ def _words(schema: Schema) -> str:
     return text.replace("\\", "\\\\").replace('"""', "'''")
 
 
-def _method(call: Schema, *, is_async: bool) -> str:
-    """Return the method of an operation."""
-    given, query = ["self"], []
+def _method(call: Schema) -> str:
+    """Return the declaration of an operation."""
+    given = ["self"]
     keyed: list[str] = []
     for each in call.get("parameters", ()):
-        name, schema = each["name"], each["schema"]
-        if each["in"] == "path":
-            given.append(f"{name}: {_type(schema)}")
-        elif each["in"] == "query":
-            argument = f"{name}_" if keyword.iskeyword(name) else name
-            query.append(f'"{name}": {argument}')
-            default = "" if each.get("required") else f" = {schema.get('default')!r}"
-            annotation = _type(schema)
-            if default == " = None" and "None" not in annotation.split(" | "):
-                annotation += " | None"
-            keyed.append(f"{argument}: {annotation}{default}")
+        name = f"{each['name']}_" if keyword.iskeyword(each["name"]) else each["name"]
+        if name in SPECIAL:
+            raise ValueError(f"{call['operationId']}: an argument cannot be named {name}")
+        annotation, default = _annotation(
+            each["schema"], is_required=each["in"] == "path" or each.get("required", False)
+        )
+        (given if each["in"] == "path" else keyed).append(f"{name}: {annotation}{default}")
     content = (call.get("requestBody") or {}).get("content", {})
-    body = ""
     if "multipart/form-data" in content:
         given.append("file: Path")
-        body = ", file"
-    elif "application/json" in content:
-        annotation = _type(content["application/json"]["schema"])
-        mapping = "Mapping[str, Any]"
-        annotation = mapping if annotation.startswith("dict[") else f"{annotation} | {mapping}"
-        given.append(f"body: {annotation}")
-        body = ", body"
+    elif content:
+        body = _body(call)
+        given.append(f"body: {_type(body)} | JsonObject" if body else "body: JsonObject")
     replies = _success(call).get("content", {})
-    is_stream, is_file = "text/event-stream" in replies, "application/octet-stream" in replies
     reply = _type(next(iter(replies.values()))["schema"]) if replies else "None"
-    if is_file:
+    decorator = f'operation("{call["method"]}", "{call["path"]}")'
+    if "application/octet-stream" in replies:
         given.append("sink: BinaryIO")
+        reply = "int"
+    elif "text/event-stream" in replies:
+        decorator = f'event_stream("{call["path"]}")'
+        reply = "Iterator[Event]"
     elif call["method"] != "GET":
         keyed.append("idempotency_key: str | None = None")
-        body = f"{body or ', None'}, idempotency_key"
     signature = ", ".join([*given, *(["*", *keyed] if keyed else [])])
-    described = f'Call("{call["method"]}", {_path(call["path"])}, {{{", ".join(query)}}}{body})'
-    lines = _words(call)
-    documented = (
-        f'        """{lines}"""'
-        if "\n" not in lines
-        else f'        """{_indented(lines, 8)}\n        """'
+    words = _words(call)
+    end = "\n        " if "\n" in words else ""
+    return (
+        f"    @{decorator}\n"
+        f"    def {call['operationId']}({signature}) -> {reply}:\n"
+        f'        """{_indented(words, 8)}{end}"""\n'
     )
-    if is_stream:
-        iterator = "AsyncIterator[Event]" if is_async else "Iterator[Event]"
-        head = f"    def {call['operationId']}({signature}) -> {iterator}:"
-        return f"{head}\n{documented}\n        return self._events({described})\n"
-    prefix, wait = ("async def", "await ") if is_async else ("def", "")
-    result = "int" if is_file else reply
-    head = f"    {prefix} {call['operationId']}({signature}) -> {result}:"
-    if is_file:
-        action = f"return {wait}self._download({described}, sink)"
-    elif reply == "None":
-        action = f"{wait}self._call({described}, None)"
-    else:
-        action = f"result: {reply} = {wait}self._call({described}, {reply})\n        return result"
-    return f"{head}\n{documented}\n        {action}\n"
 
 
 def _indented(text: str, width: int) -> str:
     """Return text whose lines but the first begin with ``width`` blanks."""
     return text.replace("\n", "\n" + " " * width).replace(" " * width + "\n", "\n")
-
-
-def _path(path: str) -> str:
-    """Return the expression of a path, its arguments quoted."""
-    if "{" not in path:
-        return f'"{path}"'
-    filled = re.sub(
-        r"\{(path:)?(\w+)\}",
-        lambda found: "{part(" + found[2] + (", safe='/'" if found[1] else "") + ")}",
-        path,
-    )
-    return f'f"{filled}"'
