@@ -449,7 +449,7 @@ class Operations:
         """Return one technique."""
 
     @operation("GET", "/search")
-    def search(self, *, q: str) -> list[Found]:
+    def search(self, *, q: str) -> list[SearchMatch]:
         """Return plans, jobs, hosts, models and techniques whose name contains ``q``."""
 
     @operation("GET", "/compare")
@@ -491,7 +491,10 @@ class Operations:
 
     @operation("DELETE", "/tokens/{token_id}")
     def revoke_token(self, token_id: str, *, idempotency_key: str | None = None) -> None:
-        """Revoke a token: an own one with any scope, another's as an admin of the team."""
+        """Revoke a token: an own one, or another's as an admin of the team.
+
+        With a token of a lower scope than admin it can be that token alone.
+        """
 
     @operation("GET", "/secrets")
     def list_secrets(self) -> list[SecretReply]:

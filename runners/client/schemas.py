@@ -247,14 +247,6 @@ class FigureReply(Reply):
     how: str
 
 
-class Found(Reply):
-    """One match of a search; ``id`` is what its kind's operations take."""
-
-    kind: Literal["plan", "job", "host", "model", "technique"]
-    id: str
-    name: str
-
-
 class HostChanges(TypedDict):
     """New labels or another address; what is left out stays."""
 
@@ -686,6 +678,14 @@ class Saving(TypedDict):
 
 
 Scope = Literal["read", "plan", "launch", "admin"]
+
+
+class SearchMatch(Reply):
+    """One match of a search; ``id`` is what its kind's operations take."""
+
+    kind: Literal["plan", "job", "host", "model", "technique"]
+    id: str
+    name: str
 
 
 class SecretReply(Reply):
