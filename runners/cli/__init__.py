@@ -5,6 +5,7 @@
 - ``plans``      plans kept on this machine; ``slipway export`` and ``slipway explain``
 - ``hardware``   what ``--on`` names: catalog devices, cloud offers, this machine
 - ``catalog``    ``slipway models`` and ``slipway devices``
+- ``bench``      ``slipway bench``: a load test of any OpenAI-compatible endpoint
 - ``doctor``     ``slipway doctor``: checks of this machine, each with a remedy
 - ``completion`` ``slipway completion``: scripts for shells
 - ``report``     a plan as text: figures, alternatives, reasons

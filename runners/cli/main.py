@@ -36,6 +36,7 @@ COMMANDS = {
     "export": LazyCommand("plans", "export", "Write a plan as another tool's arguments."),
     "models": LazyCommand("catalog", "models", "List or find models of the catalog."),
     "devices": LazyCommand("catalog", "devices", "List or find devices of the catalog."),
+    "bench": LazyCommand("bench", "bench", "Load-test an OpenAI-compatible endpoint."),
     "login": LazyCommand("account", "login", "Keep a server and an access token for it."),
     "logout": LazyCommand("account", "logout", "Forget the server and the token."),
     "whoami": LazyCommand("account", "whoami", "Show who calls, and with which scope."),

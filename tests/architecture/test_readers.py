@@ -91,6 +91,7 @@ OTHERS: dict[str, tuple[str, set[str]]] = {
     "runners/jobs/train/samples.py": (OWN, {"json.loads", "read_text"}),
     "runners/jobspec/base.py": (MESSAGE, {"json.loads"}),
     "runners/prove/*": (SHIPPED, {"read_text"}),
+    "runners/shared/load_generator.py": (MESSAGE, {"json.loads"}),
     "runners/shared/*": (OWN, {"json.loads", "read_text"}),
     "runners/supervision/*": (f"{SYSTEM}, or {MESSAGE}", {"json.loads", "read_text"}),
     "webapp/accounts/*": (OWN, {"json.loads"}),

@@ -12,16 +12,11 @@ import statistics
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from http import HTTPStatus
 from itertools import chain
 from typing import BinaryIO, NoReturn
-
-import httpx
 
 from runners.jobs.corpus import TokenIds
 from runners.jobs.evaluation import text_ids
@@ -42,262 +37,37 @@ from runners.jobspec.compress import (
     LOAD_ARTEFACT,
     MEANS,
     PERCENTILES,
-    Arrivals,
     ClosedLoop,
     LoadOptions,
     LoadReport,
     LoadRow,
-    OpenLoop,
 )
 from runners.jobspec.serve import key_hash
-from runners.shared.event_streams import read_events
+from runners.shared.load_generator import (
+    Prompt,
+    Repetition,
+    RequestOutcome,
+    Target,
+    generator_lag_warnings,
+    new_client,
+    overload_warnings,
+    percentile,
+    repetition,
+    sample_size_warnings,
+    send_request,
+    short_answer_warnings,
+    values_of,
+)
 from runners.shared.messages import EndpointBody, MetricPoint
 
 # ---------------------------------------------------------------------------
-# Sends one streamed request to an OpenAI-compatible endpoint and records its timing.
-#
-# Instants are seconds of this process's monotonic clock. Latencies count from the instant at which
-# the request was due, so that a delayed generator does not hide waiting time.
+# A report row from client timings: means with intervals, percentiles, caveats.
 # ---------------------------------------------------------------------------
-
-
-STREAM_END, JSON_EVENT = b"data: [DONE]", b"data: {"
-NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-ERROR_LENGTH = 160
-LONGEST_SECONDS = 3600.0  # of silence; each request has its own limit
-
-
-@dataclass(frozen=True)
-class Target:
-    """The endpoint and the parameters of the requests."""
-
-    url: str  # the base URL, with /v1
-    model: str
-    output_tokens: int
-    timeout_seconds: float
-    key: str = ""
-
-
-@dataclass(frozen=True)
-class RequestOutcome:
-    """The timing of one request; ``error`` is empty for a complete answer."""
-
-    due: float
-    sent: float
-    last: float
-    first: float | None = None  # None: no token arrived
-    output_tokens: int = 0
-    error: str = ""
-
-    @property
-    def ttft_seconds(self) -> float | None:
-        """Return the seconds from the due instant to the first token."""
-        return None if self.first is None else self.first - self.due
-
-    @property
-    def tpot_seconds(self) -> float | None:
-        """Return the mean seconds per token after the first, or None for fewer than two tokens."""
-        if self.first is None or self.output_tokens <= 1:
-            return None
-        return (self.last - self.first) / (self.output_tokens - 1)
-
-    @property
-    def latency_seconds(self) -> float:
-        """Return the seconds from the due instant to the last token, or to the error."""
-        return self.last - self.due
-
-
-class EndpointError(Exception):
-    """The endpoint returned an error instead of an answer."""
-
-
-class Stream:
-    """The state of a streamed answer."""
-
-    def __init__(self) -> None:
-        self.first: float | None = None
-        self.last = 0.0
-        self.output_tokens = 0
-        self.is_complete = False
-
-    def take(self, event: bytes) -> None:
-        """Parse one event.
-
-        Raises:
-            EndpointError: the endpoint reports an error.
-            ValueError: it is not an event of such a stream.
-        """
-        if event == STREAM_END:
-            self.is_complete = True
-        if not event.startswith(JSON_EVENT):
-            return
-        document = json.loads(event.removeprefix(b"data: "))
-        if error := document.get("error"):
-            raise EndpointError(_error_text(error))
-        if document.get("choices"):
-            self.last = time.monotonic()
-            self.first = self.first or self.last
-        if usage := document.get("usage"):
-            self.output_tokens = int(usage["completion_tokens"])
-
-
-async def send_request(
-    client: httpx.AsyncClient, target: Target, prompt: Sequence[int], due: float
-) -> RequestOutcome:
-    """Return the outcome of one request; endpoint errors are recorded, not raised."""
-    stream, sent = Stream(), time.monotonic()
-    try:
-        async with asyncio.timeout(target.timeout_seconds):
-            await _read(client, target, prompt, stream)
-        error = "" if stream.is_complete else "the stream was cut off"
-    except TimeoutError:
-        error = f"no whole answer within {target.timeout_seconds:g} s"
-    except httpx.HTTPError as problem:
-        error = type(problem).__name__
-    except EndpointError as problem:
-        error = str(problem)
-    except (ValueError, LookupError, TypeError, AttributeError):
-        error = "not a stream in OpenAI's form"
-    last = time.monotonic() if error else stream.last
-    return RequestOutcome(due, sent, last, stream.first, stream.output_tokens, error)
-
-
-async def _read(
-    client: httpx.AsyncClient, target: Target, prompt: Sequence[int], stream: Stream
-) -> None:
-    body = {
-        "model": target.model,
-        "prompt": list(prompt),
-        "max_tokens": target.output_tokens,
-        "temperature": 0.0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
-    url = f"{target.url}/completions"
-    async with client.stream("POST", url, json=body, headers=headers) as response:
-        if response.status_code != HTTPStatus.OK:
-            words = _refusal_text(await response.aread())
-            raise EndpointError(f"{url} answers {response.status_code}: {words}")
-        async for event in read_events(response.aiter_bytes()):
-            stream.take(event)
-
-
-def new_client() -> httpx.AsyncClient:
-    """Return a client without connection limit; each request has its own timeout."""
-    return httpx.AsyncClient(trust_env=False, timeout=LONGEST_SECONDS, limits=NO_LIMITS)
-
-
-def _refusal_text(body: bytes) -> str:
-    try:
-        return _error_text(json.loads(body)["error"])
-    except (ValueError, LookupError, TypeError):
-        return "without words"
-
-
-def _error_text(error: object) -> str:
-    """Return the short message of an error in OpenAI's form."""
-    text = error.get("code") or error.get("message") if isinstance(error, dict) else error
-    return str(text)[:ERROR_LENGTH]
-
-
-# ---------------------------------------------------------------------------
-# Request arrivals, and a report row from client timings: means with intervals, percentiles.
-# ---------------------------------------------------------------------------
-
-
-# Request arrivals: closed loop, Poisson process or burst; and the generator's own delay.
-
-
-TICK_SECONDS = 0.01
-Prompt = Sequence[int]
-Ask = Callable[[Prompt, float], Awaitable[RequestOutcome]]
-Alive = Callable[[], bool]
-
-
-@dataclass
-class Repetition:
-    """Results of one repetition of one load point."""
-
-    began: float
-    ended: float = 0.0
-    answered: list[RequestOutcome] = field(default_factory=list)
-    lags: list[float] = field(default_factory=list)  # delays of the event loop itself
-
-    @property
-    def seconds(self) -> float:
-        """Return the duration in seconds."""
-        return self.ended - self.began
-
-
-async def repetition(
-    arrivals: Arrivals, point: float, prompts: Sequence[Prompt], ask: Ask, alive: Alive, seed: str
-) -> Repetition:
-    """Send every prompt according to the arrivals and return the answers.
-
-    Once ``alive`` returns False no more requests are sent; pending ones end with their connection.
-    """
-    result = Repetition(time.monotonic())
-    watch = asyncio.ensure_future(_record_lags(result.lags))
-    try:
-        if isinstance(arrivals, ClosedLoop):
-            result.answered = await _closed(prompts, round(point), ask, alive)
-        elif isinstance(arrivals, OpenLoop):
-            source = random.Random(seed)  # noqa: S311 - the same instants again, no secret
-            result.answered = await _open(prompts, point, ask, alive, source)
-        else:
-            now = time.monotonic()
-            result.answered = list(await asyncio.gather(*(ask(each, now) for each in prompts)))
-    finally:
-        watch.cancel()
-    result.ended = time.monotonic()
-    return result
-
-
-async def _closed(
-    prompts: Sequence[Prompt], clients: int, send: Ask, alive: Alive
-) -> list[RequestOutcome]:
-    shared_prompts, answered = iter(prompts), list[RequestOutcome]()
-
-    async def client(queue: Iterator[Prompt]) -> None:
-        for each in queue:  # shared by all clients: the next free client takes the next prompt
-            answered.append(await send(each, time.monotonic()))
-            if not alive():
-                return
-
-    await asyncio.gather(*(client(shared_prompts) for _ in range(clients)))
-    return answered
-
-
-async def _open(
-    prompts: Sequence[Prompt], rate: float, send: Ask, alive: Alive, source: random.Random
-) -> list[RequestOutcome]:
-    due, pending = time.monotonic(), list[asyncio.Future[RequestOutcome]]()
-    for each in prompts:
-        due += source.expovariate(rate)
-        await asyncio.sleep(max(0.0, due - time.monotonic()))
-        if not alive():
-            break
-        pending.append(asyncio.ensure_future(send(each, due)))
-    return list(await asyncio.gather(*pending))
-
-
-async def _record_lags(lags: list[float]) -> None:
-    """Record how late the event loop wakes, which bounds the error of all its timestamps."""
-    while True:
-        due = time.monotonic() + TICK_SECONDS
-        await asyncio.sleep(TICK_SECONDS)
-        lags.append(max(0.0, time.monotonic() - due))
 
 
 # Quantiles for an 80 % interval: Student's t with 1, 2 ... 10 degrees of freedom, and the normal.
 STUDENT_80 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
 NORMAL_80 = 1.282
-BEYOND = 10  # minimum number of values beyond a percentile for it to be reliable
-LATE_SECONDS = 0.005
-LATE_SHARE = 0.1  # of the mean time to the first token
-KEPT_UP = 0.9  # of the arrival rate
 MAX_HALF_WIDTH_RATIO = 0.2  # half-width relative to the mean
 FIGURE_WORDS = {
     "tokens_per_second": "tokens a second",
@@ -334,10 +104,10 @@ def row_of(
         notes=tuple(
             chain(
                 _failure_warnings(answered),
-                _sample_size_warnings(answered),
+                sample_size_warnings(answered),
                 _spread_warnings(measured, spread, len(repetitions)),
-                _generator_lag_warnings(repetitions, measured),
-                _short_answer_warnings(answered, output_tokens),
+                generator_lag_warnings(repetitions, measured.get("ttft_seconds", 0.0)),
+                short_answer_warnings(answered, output_tokens),
                 _overload_warnings(options, point, measured),
                 _edge_effect_warnings(options, point),
             )
@@ -358,12 +128,6 @@ def _means(repetition: Repetition) -> dict[str, float]:
     }
     means = {f"{name}_seconds": values_of(complete, name) for name in DISTRIBUTED}
     return figures | {name: statistics.fmean(values) for name, values in means.items() if values}
-
-
-def values_of(answered: Iterable[RequestOutcome], name: str) -> list[float]:
-    """Return the complete answers' ``ttft``, ``tpot`` or ``latency`` in seconds, sorted."""
-    values = (getattr(each, f"{name}_seconds") for each in answered if not each.error)
-    return sorted(each for each in values if each is not None)
 
 
 def _percentiles(answered: Sequence[RequestOutcome]) -> dict[str, float]:
@@ -389,11 +153,6 @@ def _percentile_intervals(repetitions: Sequence[Repetition]) -> dict[str, tuple[
     return {name: interval for name, interval in ends.items() if interval is not None}
 
 
-def percentile(sorted_values: Sequence[float], percent: int) -> float:
-    """Return a percentile of values in ascending order (nearest rank)."""
-    return sorted_values[max(0, math.ceil(percent * len(sorted_values) / 100) - 1)]
-
-
 def _interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Return the 80 % interval of the mean over repetitions, or None for a single one."""
     freedom = len(values) - 1
@@ -416,15 +175,6 @@ def _failure_warnings(answered: Sequence[RequestOutcome]) -> Iterable[str]:
         yield f"{share}, and no figure has them: {summary}"
 
 
-def _sample_size_warnings(answered: Sequence[RequestOutcome]) -> Iterable[str]:
-    count = sum(not each.error for each in answered)
-    for percent in PERCENTILES:
-        needed = round(BEYOND * 100 / (100 - percent))
-        if count < needed:
-            yield f"{count} answers are few for a p{percent}: {needed:,} would be enough"
-            return
-
-
 def _spread_warnings(
     measured: dict[str, float], interval: dict[str, tuple[float, float]], count: int
 ) -> Iterable[str]:
@@ -440,35 +190,11 @@ def _spread_warnings(
         yield f"repetitions differ by more than {MAX_HALF_WIDTH_RATIO:.0%} in {summary}"
 
 
-def _generator_lag_warnings(
-    repetitions: Sequence[Repetition], measured: dict[str, float]
-) -> Iterable[str]:
-    """Yield caveats if the generator was late: its event loop woke, or its requests went, late."""
-    limit = max(LATE_SECONDS, LATE_SHARE * measured.get("ttft_seconds", 0.0))
-    lags = sorted(chain.from_iterable(each.lags for each in repetitions))
-    sent = sorted(each.sent - each.due for one in repetitions for each in one.answered)
-    for values, words in ((lags, "its clock ran"), (sent, "its requests went out")):
-        if values and (late := percentile(values, 99)) > limit:
-            yield f"the generator itself fell behind: {words} up to {late:.3f} s late (p99)"
-
-
-def _short_answer_warnings(
-    answered: Sequence[RequestOutcome], output_tokens: int
-) -> Iterable[str]:
-    short = sum(not each.error and each.output_tokens < output_tokens for each in answered)
-    if short:
-        yield f"{short} answers ended before their {output_tokens} tokens"
-
-
 def _overload_warnings(
     options: LoadOptions, point: float, measured: dict[str, float]
 ) -> Iterable[str]:
-    done = measured["requests_per_second"]
-    if options.arrivals.kind == "open" and done < KEPT_UP * point:
-        yield (
-            f"the endpoint did not keep up: {done:.3g} of {point:g} requests a second, so waiting "
-            "times grow for as long as it is asked"
-        )
+    if options.arrivals.kind == "open":
+        yield from overload_warnings(measured["requests_per_second"], point)
 
 
 def _edge_effect_warnings(options: LoadOptions, point: float) -> Iterable[str]:

@@ -246,6 +246,7 @@ atexit.register(lambda: print(*{name.split('.')[0] for name in sys.modules}, fil
     [
         (("--help",), {"scipy", "numpy", "pydantic", "rich", "planner", "httpx", "torch", "django"}),
         (("plan", "serve", "--help"), {"scipy", "numpy", "planner", "rich", "httpx", "torch"}),
+        (("bench", "--help"), {"scipy", "numpy", "planner", "rich", "httpx", "torch"}),
         (SERVE, {"scipy", "httpx", "torch", "django", "celery", "psutil", "yaml"}),
     ],
 )  # fmt: skip

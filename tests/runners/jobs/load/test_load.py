@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from runners.jobs.load.job import Repetition, RequestOutcome, percentile, repetition, row_of
+from runners.jobs.load.job import row_of
 from runners.jobspec.compress import Burst, ClosedLoop, LoadOptions, OpenLoop
+from runners.shared.load_generator import Repetition, RequestOutcome, percentile, repetition
 from tests.system.jobs.load.replies import END, HEAD, TOKEN, USAGE, WHOLE, outcome_of, seen
 
 CLOSED = ClosedLoop(concurrency=(3,))
@@ -91,7 +92,7 @@ def test_an_answer_has_its_instants_in_order_and_its_tokens_from_the_usage():
     assert found.tpot_seconds == found.last - found.first
     one = USAGE.replace(b'tokens":2', b'tokens":1')
     assert seen(HEAD + TOKEN + one + END).tpot_seconds is None
-    odd = TOKEN.replace(b"a", "\u2028".encode())  # which ends a line for Python, not for JSON
+    odd = TOKEN.replace(b'"a"', '"\u2028"'.encode())  # which ends a line for Python, not for JSON
     assert not seen(HEAD + b": waiting\n\n" + odd + USAGE + END).error
 
 

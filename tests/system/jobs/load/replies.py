@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from runners.jobs.load.job import RequestOutcome, Target, new_client, send_request
+from runners.shared.load_generator import RequestOutcome, Target, new_client, send_request
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 TOKEN = b'data: {"choices":[{"text":"a"}],"usage":null}\n\n'
