@@ -7,7 +7,7 @@ import typer
 
 from runners.cli.config import TOKEN, config_path, load_config, write_private
 from runners.cli.errors import CliError, ExitCode
-from runners.cli.output import OutputOption, show, table
+from runners.cli.output import OutputOption, number, show, table
 from runners.cli.server import YesOption as Yes
 from runners.cli.server import confirm, refused, server, write_reply
 
@@ -82,6 +82,10 @@ def whoami(output: OutputOption = "table") -> None:
             write_reply(me, output)
             return
         typer.echo(f"{me.user} in {me.team.name} ({me.team.role}), scope {me.scope}")
+        if me.budget_gpu_hours is not None and me.rest_gpu_hours is not None:
+            typer.echo(
+                f"{number(me.rest_gpu_hours)} of {number(me.budget_gpu_hours)} GPU-hours are left"
+            )
         typer.echo(client.base_url)
 
 
@@ -106,10 +110,12 @@ def token_list(output: OutputOption = "table") -> None:
             each.user,
             f"{each.last_used_at:%Y-%m-%d %H:%M}" if each.last_used_at else "never",
             "revoked" if each.revoked_at else f"{each.expires_at:%Y-%m-%d}",
+            "" if each.budget_gpu_hours is None else f"{number(each.budget_gpu_hours)} GPU-h",
         )
         for each in rows
     ]
-    show(table(("ID", "NAME", "SCOPE", "ACCOUNT", "LAST USED", "EXPIRES"), shown, fixed=(0,)))
+    columns = ("ID", "NAME", "SCOPE", "ACCOUNT", "LAST USED", "EXPIRES", "BUDGET")
+    show(table(columns, shown, fixed=(0,)))
 
 
 @tokens.command("make")
@@ -117,6 +123,14 @@ def token_make(
     name: Annotated[str, typer.Argument(help="Where it will be used.")],
     scope: Annotated[str, typer.Option("--scope", help="read, plan, launch or admin.")] = "read",
     days: Annotated[float, typer.Option("--days", help="How long it is valid.")] = 90,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            "--budget",
+            metavar="HOURS",
+            help="GPU-hours that its launches may take together; no limit without it.",
+        ),
+    ] = None,
     *,
     service: Annotated[
         bool, typer.Option("--service", help="With an account of its own, as an admin.")
@@ -126,7 +140,13 @@ def token_make(
     """Make an access token and print it; it is not shown again."""
     with server() as client:
         made = client.make_token(
-            {"name": name, "scope": scope, "days": days, "is_service": service}
+            {
+                "name": name,
+                "scope": scope,
+                "days": days,
+                "is_service": service,
+                "budget_gpu_hours": budget,
+            }
         )
     if output != "table":
         write_reply(made, output)

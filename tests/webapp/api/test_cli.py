@@ -15,6 +15,7 @@ from runners.client.generated import Slipway
 from tests.webapp.api.operations import operations
 from tests.webapp.api.test_client import by_django
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim
+from webapp.accounts.models import AccessToken, Membership
 from webapp.accounts.tokens import token_make
 from webapp.agents.ingest import events_accept
 from webapp.jobs.models import Attempt, Job
@@ -191,3 +192,26 @@ def test_every_operation_has_a_way_by_name(run, logged_in, host, tmp_path):
     code, out, err = run("data", "add", path)
     assert (code, "40 records" in out) == (DONE, True), err
     assert "a.jsonl" in run("data", "list")[1]
+
+
+@pytest.fixture
+def as_admin(run, logged_in, alice, team) -> None:
+    Membership.objects.filter(user=alice).update(role="admin")
+    text = token_make(team=team, by=alice, name="admin", scope="admin")[1]
+    assert run("login", "http://testserver", "--token", text)[0] == DONE
+
+
+def test_a_token_is_made_with_a_budget_that_is_listed_and_shown_to_its_bearer(run, as_admin):
+    code, out, err = run("tokens", "make", "agent", "--scope", "launch", "--budget", "2.5")
+    assert code == DONE, err
+    assert AccessToken.objects.get(name="agent").budget_gpu_hours == 2.5
+    assert re.search(r"agent .*2\.5 GPU-h", run("tokens", "list")[1])
+    assert run("login", "http://testserver", "--token", out.strip())[0] == DONE
+    assert "2.5 of 2.5 GPU-hours are left" in run("whoami")[1]
+    run("logout")
+
+
+def test_a_budget_that_cannot_be_is_refused_by_its_field(run, as_admin):
+    code, _, err = run("tokens", "make", "agent", "--budget", "2")
+    assert (code, "for the scopes launch" in err) == (USAGE, True), err
+    assert not AccessToken.objects.filter(name="agent").exists()
