@@ -1,7 +1,13 @@
-"""``slipway models`` and ``slipway devices``: the planner's catalogs, listed or searched."""
+"""``slipway models`` and ``slipway devices``: the planner's catalogs, listed or searched.
+
+``slipway models add`` registers a model of the team on the server.
+"""
 
 import json
+import os
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -137,3 +143,109 @@ def _catalog_app(catalog: Catalog) -> typer.Typer:
 
 models = _catalog_app(MODELS)
 devices = _catalog_app(DEVICES)
+
+
+# A model of the team, by its config.json.
+
+CONFIG = "config.json"
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")  # an id of the Hugging Face Hub
+HUB, HUB_SECONDS = "https://huggingface.co", 30.0
+
+
+@models.command("add")
+def model_add(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model folder, a config.json, or a repository of the Hugging Face Hub such as "
+            "Qwen/Qwen3-8B; - reads the config.json from standard input.",
+        ),
+    ],
+    name: Annotated[
+        str, typer.Option("--name", help="As the team sees it; its folder's or repository's name.")
+    ] = "",
+    output: OutputOption = "table",
+) -> None:
+    """Register a model of the team on the server, to plan for it by its name."""
+    from runners.cli.server import server, write_reply
+
+    config, usual_name = read_config(source)
+    if not (name or usual_name):
+        raise CliError("--name is missing: standard input gives the model none", field="--name")
+    with server() as client:
+        added = client.add_model({"name": name or usual_name, "config": config})
+    if output != "table":
+        write_reply(added, output)
+        return
+    typer.echo(f"{added.id}  {added.name}: {tokens(added.num_parameters)} parameters.")
+
+
+def read_config(source: str) -> tuple[Row, str]:
+    """Return the config.json of a folder, a file or a repository, and the model's usual name.
+
+    Raises:
+        CliError: there is none, or it is not a JSON object.
+    """
+    from runners.cli.plans import is_file, read_document
+
+    if source == "-":
+        return read_document(source), ""
+    path = Path(source)
+    if is_file(path / CONFIG):
+        return read_document(str(path / CONFIG)), path.resolve().name
+    if is_file(path):
+        folder = path.resolve().parent.name
+        return read_document(source), folder if path.name == CONFIG else path.stem
+    if REPOSITORY.fullmatch(source) and not path.exists():
+        return _config_of_repository(source), source
+    raise CliError(
+        f"MODEL is {source!r}: it must be a folder with a {CONFIG}, such a file, or a repository "
+        "such as Qwen/Qwen3-8B",
+        field="MODEL",
+    )
+
+
+def _config_of_repository(repository: str) -> Row:
+    """Return the config.json of a repository; ``HF_ENDPOINT`` and ``HF_TOKEN`` as the Hub's own.
+
+    Raises:
+        CliError: the Hub does not answer, has no such repository, or wants a token.
+    """
+    import httpx
+
+    hub = os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or HUB
+    token = os.environ.get("HF_TOKEN", "").strip()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    url = f"{hub}/{repository}/resolve/main/{CONFIG}"
+    way_out = f"download its {CONFIG} and give its path instead"
+    try:
+        response = httpx.get(url, headers=headers, timeout=HUB_SECONDS, follow_redirects=True)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise CliError(
+            f"{url} cannot be read ({str(error) or type(error).__name__}): check the connection, "
+            f"or {way_out}",
+            code="unreachable",
+            exit_code=ExitCode.FAILED,
+            field="MODEL",
+        ) from error
+    try:
+        document = response.json() if response.is_success else None
+    except ValueError:
+        document = None
+    if isinstance(document, dict):
+        return document
+    status = response.status_code
+    why = (
+        "the repository is private, gated or not there: set HF_TOKEN to a token that may read it"
+        if status in {401, 403, 404}
+        else "the reply is no JSON object"
+        if response.is_success
+        else "try again later"
+    )
+    raise CliError(
+        f"MODEL is {repository!r}: {url} answers {status}; {why}, or {way_out}",
+        code="unknown_model",
+        exit_code=ExitCode.FAILED,
+        field="MODEL",
+    )

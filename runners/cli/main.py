@@ -34,7 +34,9 @@ COMMANDS = {
     "plan": LazyCommand("plan", "app", "Find the best plan for a goal, a model and hardware."),
     "explain": LazyCommand("plans", "explain", "Show why each other strategy lost."),
     "export": LazyCommand("plans", "export", "Write a plan as another tool's arguments."),
-    "models": LazyCommand("catalog", "models", "List or find models of the catalog."),
+    "models": LazyCommand(
+        "catalog", "models", "List or find models of the catalog, add one of the team."
+    ),
     "devices": LazyCommand("catalog", "devices", "List or find devices of the catalog."),
     "bench": LazyCommand("bench", "bench", "Load-test an OpenAI-compatible endpoint."),
     "login": LazyCommand("account", "login", "Keep a server and an access token for it."),

@@ -29,6 +29,7 @@ EXCEPTIONS = {
     "webapp/core/vault.py": {"VARIABLE"},
     # The user of the command line, who is neither the site's nor a host's operator.
     "runners/cli/main.py": {"PYDANTIC_DISABLE_PLUGINS"},
+    "runners/cli/catalog.py": {"HF_ENDPOINT", "HF_TOKEN"},
     # The host's operator.
     "runners/shared/config.py": {"SLIPWAY_REDIS_CA"},
     "runners/shared/timing.py": {"VARIABLE"},

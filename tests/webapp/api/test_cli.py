@@ -1,9 +1,11 @@
 """The commands of a server, against the site itself: output, exit codes, and the token's scope."""
 
+import http.server
 import io
 import json
 import re
 import sys
+import threading
 
 import httpx
 import pytest
@@ -19,6 +21,7 @@ from webapp.accounts.models import AccessToken, Membership
 from webapp.accounts.tokens import token_make
 from webapp.agents.ingest import events_accept
 from webapp.jobs.models import Attempt, Job
+from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -194,6 +197,48 @@ def test_every_operation_has_a_way_by_name(run, logged_in, host, tmp_path):
     assert "a.jsonl" in run("data", "list")[1]
 
 
+class Web(http.server.ThreadingHTTPServer):
+    """A server with a reply by path, a status and a text; for other paths 404, or silence."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), WebAnswer)
+        self.replies: dict[str, tuple[int, str]] = {}
+        self.seen: dict[str, str | None] = {}  # path: its Authorization
+        self.is_silent = False
+        self.released = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class WebAnswer(http.server.BaseHTTPRequestHandler):
+    server: Web
+
+    def do_GET(self):
+        path = self.path.partition("?")[0]
+        self.server.seen[path] = self.headers["authorization"]
+        if self.server.is_silent:
+            self.server.released.wait(20)
+            return
+        status, text = self.server.replies.get(path, (404, ""))
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def web(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "*")
+    with Web() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield server
+        server.released.set()
+        server.shutdown()
+        thread.join()
+
+
 @pytest.fixture
 def as_admin(run, logged_in, alice, team) -> None:
     Membership.objects.filter(user=alice).update(role="admin")
@@ -215,3 +260,51 @@ def test_a_budget_that_cannot_be_is_refused_by_its_field(run, as_admin):
     code, _, err = run("tokens", "make", "agent", "--budget", "2")
     assert (code, "for the scopes launch" in err) == (USAGE, True), err
     assert not AccessToken.objects.filter(name="agent").exists()
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
+    "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "num_hidden_layers": 4, "vocab_size": 1000, "max_position_embeddings": 2048,
+    "torch_dtype": "bfloat16", "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+
+
+def test_a_model_is_added_from_a_folder_a_file_standard_input_or_the_hub(
+    run, logged_in, tmp_path, monkeypatch, web
+):
+    folder = tmp_path / "tiny-llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    text = json.dumps(CONFIG)
+    path = "/team/{}/resolve/main/config.json"
+    web.replies = {
+        path.format("model"): (200, text),
+        path.format("gated"): (401, "Access to it is restricted"),
+        path.format("list"): (200, "[]"),
+    }
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    monkeypatch.setenv("HF_ENDPOINT", f"{web.url}/")
+    for arguments, stdin, name in (
+        ([folder], "", "tiny-llama"),
+        ([folder / "config.json", "--name", "other"], "", "other"),
+        (["-", "--name", "piped"], text, "piped"),
+        (["team/model"], "", "team/model"),
+    ):
+        code, out, err = run("models", "add", *arguments, stdin=stdin)
+        assert code == DONE, err
+        assert name in out
+        assert TeamModel.objects.get(name=name).config == CONFIG
+    assert web.seen == {path.format("model"): "Bearer hf_x"}
+    for arguments, code, words in (
+        (["team/gated"], FAILED, "set HF_TOKEN to a token that may read it, or download"),
+        (["team/list"], FAILED, "the reply is no JSON object"),
+        (["nothing"], USAGE, "MODEL is 'nothing': it must be a folder with a config.json"),
+        (["-"], USAGE, "--name is missing"),
+    ):
+        done = run("models", "add", *arguments, stdin=text)
+        assert (done[0], words in done[2]) == (code, True), done
+        assert "hf_x" not in done[2]
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    code, _, err = run("models", "add", folder)
+    assert (code, "hidden_size" in err) == (USAGE, True), err

@@ -1,5 +1,6 @@
 """The examples of the page on the command line and a server are run against the site."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from runners.cli.main import COMMANDS
 from tests.runners.cli.test_page import BLOCK, LOCAL
-from tests.webapp.api.test_cli import own_folders, run  # noqa: F401 (fixtures)
+from tests.webapp.api.test_cli import CONFIG, own_folders, run  # noqa: F401 (fixtures)
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim
 from webapp.accounts.models import Membership
 from webapp.accounts.tokens import token_make
@@ -45,6 +46,8 @@ def test_every_example_prints_the_lines_that_the_page_shows(
     Membership.objects.filter(user=alice).update(role="admin")
     text = PAGE.read_text()
     (tmp_path / "job.yaml").write_text(FILE.search(text)[1].replace("HOST", host.slug))
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "my-model" / "config.json").write_text(json.dumps(CONFIG))
     token = token_make(team=team, by=alice, name="cli", scope="admin")[1]
     called = set()
     for block in BLOCK.findall(text):
@@ -59,4 +62,5 @@ def test_every_example_prints_the_lines_that_the_page_shows(
             for line in expected:
                 assert named(line, host.slug) in out + err, (command, out, err)
             called.add(words[1])
-    assert called == set(COMMANDS) - LOCAL - {"verify", "mcp"}
+    assert called - LOCAL == set(COMMANDS) - LOCAL - {"verify", "mcp"}
+    assert called & LOCAL == {"models"}  # which also has a half of the server
