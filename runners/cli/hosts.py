@@ -1,7 +1,7 @@
 """Hosts and queues of the server: ``slipway hosts``, ``queue``."""
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,7 +9,14 @@ from runners.cli.errors import CliError, ExitCode
 from runners.cli.output import OutputOption, gib, seconds, show, table
 from runners.cli.server import YesOption, confirm, server, write_reply
 
+if TYPE_CHECKING:
+    from runners.client.generated import DeviceReply, HostDetail
+
 HostArgument = Annotated[str, typer.Argument(metavar="HOST", help="Slug of a host.")]
+DevicesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="DEVICE...", help="Such as 0 or gpu0; every device without one."),
+]
 hosts = typer.Typer(help="GPU hosts of the server.", no_args_is_help=True, rich_markup_mode=None)
 CHECK_SECONDS = 2.0
 
@@ -49,6 +56,10 @@ def host_get(host: HostArgument, output: OutputOption = "table") -> None:
         write_reply(found, output)
         return
     typer.echo(f"{found.name}: {found.state}, {found.contact}, pool {found.pool}")
+    details = [found.address] if found.address else []
+    details += [f"{key}={value}" for key, value in sorted(found.labels.items())]
+    if details:
+        typer.echo(", ".join(details))
     rows = [
         (
             f"{each.kind} {each.index}",
@@ -102,10 +113,10 @@ def host_add(
             time.sleep(CHECK_SECONDS)
 
 
-def _label(text: str) -> tuple[str, str]:
+def _label(text: str, option: str = "--label") -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise CliError(f"--label is {text!r}: write it as KEY=VALUE", field="--label")
+        raise CliError(f"{option} is {text!r}: write it as KEY=VALUE", field=option)
     return key, value
 
 
@@ -141,6 +152,140 @@ def host_drain(host: HostArgument) -> None:
 def host_undrain(host: HostArgument) -> None:
     """Let a host take jobs again."""
     _act(host, "undrain", "", yes=True)
+
+
+@hosts.command("cordon")
+def host_cordon(
+    host: HostArgument,
+    devices: DevicesArgument = None,
+    *,
+    reason: Annotated[
+        str, typer.Option("--reason", help="Shown to everybody who waits for the device.")
+    ],
+) -> None:
+    """Let devices of a host take no new jobs; what runs on them goes on."""
+    with server() as client:
+        for device in _devices(client.get_host(host), devices, is_cordoned=False):
+            client.cordon_device(host, device.id, {"reason": reason})
+            typer.echo(f"{device.kind} {device.index} {device.name} is cordoned.")
+
+
+@hosts.command("uncordon")
+def host_uncordon(host: HostArgument, devices: DevicesArgument = None) -> None:
+    """Let cordoned devices of a host take jobs again."""
+    with server() as client:
+        for device in _devices(client.get_host(host), devices, is_cordoned=True):
+            client.uncordon_device(host, device.id)
+            typer.echo(f"{device.kind} {device.index} {device.name} takes jobs again.")
+
+
+def _devices(
+    host: "HostDetail", names: list[str] | None, *, is_cordoned: bool
+) -> "list[DeviceReply]":
+    """Return the devices of a host that are named; without names those of the given state.
+
+    Raises:
+        CliError: a name is that of no device, or of several.
+    """
+    if not names:
+        found = [each for each in host.devices if bool(each.cordoned_by) is is_cordoned]
+        if not found:
+            state = "cordoned" if is_cordoned else "left to cordon"
+            typer.echo(f"No device of {host.name} is {state}.", err=True)
+        return found
+    known = [
+        (each, (each.id, str(each.index), f"{each.kind}{each.index}")) for each in host.devices
+    ]
+    found = []
+    for name in names:
+        matching = [each for each, own in known if name.replace(" ", "").lower() in own]
+        if len(matching) != 1:
+            listed = ", ".join(f"{each.kind}{each.index}" for each in host.devices) or "none"
+            raise CliError(
+                f"DEVICE is {name!r}, which names {len(matching) or 'no'} device"
+                f"{'s' if matching else ''} of {host.name}: it has {listed}",
+                field="DEVICE",
+            )
+        found += matching
+    return found
+
+
+@hosts.command("label")
+def host_label(
+    host: HostArgument,
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE...", help="A label to set; KEY- removes one. Without it: the list."
+        ),
+    ] = None,
+) -> None:
+    """Set and remove labels of a host; others stay as they are."""
+    with server() as client:
+        found = client.get_host(host)
+        labels = dict(found.labels)
+        for change in changes or ():
+            if "=" not in change and change.endswith("-"):
+                if labels.pop(change[:-1], None) is None:
+                    listed = ", ".join(found.labels) or "none"
+                    raise CliError(
+                        f"{found.name} has no label {change[:-1]!r}: it has {listed}",
+                        field="KEY",
+                    )
+            else:
+                labels |= [_label(change, "LABEL")]
+        if labels != found.labels:
+            found = client.change_host(host, {"labels": labels})
+    for key, value in sorted(found.labels.items()):
+        typer.echo(f"{key}={value}")
+
+
+@hosts.command("address")
+def host_address(
+    host: HostArgument,
+    address: Annotated[
+        str, typer.Argument(metavar="ADDRESS", help="One that it reported. Without it: the list.")
+    ] = "",
+) -> None:
+    """Choose the address at which a job's other hosts reach a host."""
+    with server() as client:
+        found = client.get_host(host)
+        if address and address != found.address:
+            found = client.change_host(host, {"address": address})
+    known = [str(each) for each in found.facts.get("addresses") or ()]
+    for each in known if found.address in known else [found.address, *known]:
+        if each:
+            typer.echo(f"{each} (chosen)" if each == found.address else each)
+
+
+environments = typer.Typer(
+    help="Named environments of a host, such as vllm.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+hosts.add_typer(environments, name="environments")
+EnvironmentArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="Such as vllm; the host's page lists them.")
+]
+
+
+@environments.command("build")
+def environment_build(host: HostArgument, name: EnvironmentArgument) -> None:
+    """Let a host build an environment before a job needs it, or build it anew."""
+    with server() as client:
+        found = client.build_environment(host, name)
+    typer.echo(f"{found.name} builds {name} at its next heartbeat.")
+
+
+@environments.command("remove")
+def environment_remove(
+    host: HostArgument, name: EnvironmentArgument, *, yes: YesOption = False
+) -> None:
+    """Let a host delete an environment that no job runs in."""
+    confirm(f"Delete the environment {name} of {host}?", yes=yes)
+    with server() as client:
+        found = client.remove_environment(host, name)
+    typer.echo(f"{found.name} deletes {name} at its next heartbeat.")
 
 
 @hosts.command("maintenance")

@@ -57,7 +57,7 @@ COMMANDS = {
     "artefacts": LazyCommand("jobs", "artefacts", "List or download what a job made."),
     "open": LazyCommand("jobs", "open_page", "Open a job's page in the browser."),
     "delete": LazyCommand("jobs", "delete", "Delete an ended job from the history."),
-    "hosts": LazyCommand("hosts", "hosts", "List, add, check and drain hosts."),
+    "hosts": LazyCommand("hosts", "hosts", "List, add, check, label, cordon and drain hosts."),
     "queue": LazyCommand("hosts", "queue", "List and reorder waiting jobs."),
     "data": LazyCommand("data", "data", "List, upload and delete training data."),
     "tokens": LazyCommand("account", "tokens", "List, make and revoke access tokens."),

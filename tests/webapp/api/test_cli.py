@@ -14,12 +14,15 @@ import yaml
 from runners.cli import main as cli
 from runners.cli.config import config_path
 from runners.client.generated import Slipway
+from runners.shared.messages import EnvironmentState
 from tests.webapp.api.operations import operations
 from tests.webapp.api.test_client import by_django
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim
 from webapp.accounts.models import AccessToken, Membership
 from webapp.accounts.tokens import token_make
+from webapp.agents.environments import orders_of
 from webapp.agents.ingest import events_accept
+from webapp.hosts.models import Host
 from webapp.jobs.models import Attempt, Job
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
@@ -308,3 +311,47 @@ def test_a_model_is_added_from_a_folder_a_file_standard_input_or_the_hub(
     (folder / "config.json").write_text('{"model_type": "llama"}')
     code, _, err = run("models", "add", folder)
     assert (code, "hidden_size" in err) == (USAGE, True), err
+
+
+def test_labels_and_the_address_of_a_host_are_changed_one_by_one(run, as_admin, host):
+    Host.objects.update(facts={**host.facts, "addresses": ["10.0.0.5", "10.0.0.6"]})
+    code, out, err = run("hosts", "label", host.slug, "rack=b", "gpu=4090")
+    assert (code, out) == (DONE, "gpu=4090\nrack=b\n"), err
+    code, out, _ = run("hosts", "label", host.slug, "rack-", "zone=1")
+    assert (code, out) == (DONE, "gpu=4090\nzone=1\n")
+    assert run("hosts", "label", host.slug)[1] == out
+    assert Host.objects.get().labels == {"gpu": "4090", "zone": "1"}
+    code, _, err = run("hosts", "label", host.slug, "rack-")
+    assert (code, "has no label 'rack': it has gpu, zone" in err) == (USAGE, True)
+    code, _, err = run("hosts", "label", host.slug, "rack")
+    assert (code, "LABEL is 'rack': write it as KEY=VALUE" in err) == (USAGE, True)
+    code, out, err = run("hosts", "address", host.slug, "10.0.0.6")
+    assert (code, out) == (DONE, "10.0.0.5\n10.0.0.6 (chosen)\n"), err
+    assert "10.0.0.6, gpu=4090, zone=1" in run("hosts", "get", host.slug)[1]
+    code, _, err = run("hosts", "address", host.slug, "10.9.9.9")
+    assert (code, "10.0.0.5, 10.0.0.6" in err) == (USAGE, True)
+
+
+def test_devices_are_cordoned_by_number_or_all_and_uncordoned(run, as_admin, host):
+    code, out, err = run("hosts", "cordon", host.slug, "0", "--reason", "ECC errors")
+    assert (code, "cpu 0" in out) == (DONE, True), err
+    assert host.devices.get().cordon_reason == "ECC errors"
+    code, _, err = run("hosts", "cordon", host.slug, "--reason", "again")
+    assert (code, "left to cordon" in err) == (DONE, True)
+    code, out, _ = run("hosts", "uncordon", host.slug)
+    assert (code, "takes jobs again" in out, host.devices.get().cordoned_at) == (DONE, True, None)
+    code, _, err = run("hosts", "cordon", host.slug, "gpu7", "--reason", "x")
+    assert (code, "names no device of Box: it has cpu0" in err) == (USAGE, True)
+    assert run("hosts", "cordon", host.slug)[0] == USAGE
+
+
+def test_an_environment_is_built_and_removed_by_its_name(run, as_admin, host):
+    state = EnvironmentState(name="vllm", stage="absent").model_dump(mode="json")
+    Host.objects.update(checks={**host.checks, "environments": [state]})
+    for action, arguments in (("build", ()), ("remove", ("--yes",))):
+        code, out, err = run("hosts", "environments", action, host.slug, "vllm", *arguments)
+        assert (code, "at its next heartbeat" in out) == (DONE, True), err
+        (order,) = orders_of(Host.objects.get())
+        assert (order.name, order.action) == ("vllm", action)
+    code, _, err = run("hosts", "environments", "build", host.slug, "llama")
+    assert (code, "has no environment llama" in err) == (FAILED, True)
