@@ -10,9 +10,10 @@ from runners.cli.jobs import finished, follow_job, show_figures
 from runners.cli.output import OutputOption, bullets, show
 from runners.cli.plans import ID, load_plan, read_document
 from runners.cli.quantities import value_of_field
-from runners.cli.server import YesOption, confirm, server, write_reply
+from runners.cli.server import LOGIN, YesOption, confirm, has_server, server, write_reply
 
 if TYPE_CHECKING:
+    from planner.specs.estimate import PlanAnswer
     from runners.client.generated import PlanReply, Slipway, VerdictReply
 
 ULID_LENGTH = 26
@@ -106,6 +107,61 @@ def _plan_of(
         raise CliError(f"the plan {plan} holds no request: plan again", field="PLAN")
     request = answer.request.model_dump(mode="json")
     return client.create_plan_from_request({"request": request, "host": on}), {}
+
+
+def plan_on_server(
+    request: dict[str, Any], hardware: Sequence[str], *, unknown: CliError
+) -> "PlanAnswer":
+    """Return the answer to a request without hardware, for a host or pool of the server.
+
+    The plan is kept on the server, which knows the host's devices and measurements. ``unknown``
+    is the error of hardware that the catalog lacks.
+
+    Raises:
+        CliError: nobody is logged in, the server has no such host or pool, or it refuses the
+            request.
+    """
+    if not has_server():
+        raise CliError(
+            f"{unknown.detail}. If it is a host or a pool of a server, {LOGIN}",
+            code=unknown.code,
+            field=unknown.field,
+        )
+    name = hardware[0]
+    if len(hardware) > 1:
+        raise CliError(
+            f"{unknown.detail}. A host or a pool of the server stands alone: give one --on",
+            code=unknown.code,
+            field=unknown.field,
+        )
+    with server() as client:
+        place = _place(client, name)
+        if place is None:
+            hosts = ", ".join(each.slug for each in client.list_hosts()) or "none"
+            raise CliError(
+                f"{unknown.detail}. Nor has {client.base_url} a host or pool of this name; its "
+                f"hosts: {hosts}",
+                code=unknown.code,
+                field=unknown.field,
+            )
+        made = client.create_plan_from_request({"request": request, **place})
+        typer.echo(f"On {client.base_url}{made.url}: {made.id}", err=True)
+    for note in made.notes:
+        typer.echo(f"- {note}", err=True)
+    if made.answer is None:
+        raise CliError(made.problem or _verdict(made.verdict_words), code="refused")
+    return made.answer.model_copy(update={"request": made.answer.request or made.request})
+
+
+def _place(client: "Slipway", name: str) -> dict[str, str] | None:
+    """Return a host, else a pool, by its name or id, as a plan names it; None if there is none."""
+    for host in client.list_hosts():
+        if name in {host.slug, host.name, host.id}:
+            return {"host": host.slug}
+    for pool in client.list_pools():
+        if name in {pool.name, pool.id}:  # plans name the only host of a pool itself
+            return {"host": pool.hosts[0]} if len(pool.hosts) == 1 else {"pool": pool.id}
+    return None
 
 
 def _set(document: dict[str, Any], text: str) -> None:

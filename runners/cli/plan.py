@@ -8,6 +8,7 @@ import inspect
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -302,11 +303,13 @@ def build_document(
     settings: Sequence[str] = (),
     base: Document | None = None,
     is_draft: bool = False,
+    has_cluster: bool = True,
 ) -> Requested:
     """Return the request of a goal's options, by parameter names, and of ``--set`` values.
 
     ``base`` is a request from a file, which takes the place of the defaults; if ``is_draft``, the
-    defaults fill what it lacks.
+    defaults fill what it lacks. Without ``has_cluster`` the request is in part: a server sets the
+    hardware and the engine.
 
     Raises:
         CliError: a text cannot be read, or names no hardware, model or object.
@@ -324,7 +327,7 @@ def build_document(
         )
     if model is not None:
         document["model"] = read_model(model)
-    clusters = _clusters(document, hardware)
+    clusters = _clusters(document, hardware) if has_cluster else [_object(document, "cluster")]
     known = {option.key: option for option in (*goal.options, *SEARCH)}
     given: list[tuple[str, object]] = []
     for key, text in options.items():
@@ -332,6 +335,12 @@ def build_document(
         given.append((option.field, option.read(option.names[0], text)))
     given += map(_setting, settings)
     for field, value in given:
+        if field.partition(".")[0] in {"cluster", "hardware_options"} and not has_cluster:
+            raise CliError(
+                f"--set {field}: the server knows the hardware of its hosts; leave it out, or "
+                "name hardware of the catalog by --on",
+                field=field,
+            )
         for each in clusters[1:] if field.startswith("cluster.") else ():
             set_field({"cluster": each}, field, value)
         set_field(document, field, value)
@@ -341,7 +350,10 @@ def build_document(
             field="model",
         )
     cluster = _object(document, "cluster")
-    if not {"device", "instance"} & cluster.keys():
+    if not has_cluster:
+        for name in ("cluster", "hardware_options"):
+            document.pop(name, None)
+    elif not {"device", "instance"} & cluster.keys():
         document["cluster"] = {**parse_hardware(THIS), **cluster}
     if base and not is_draft:
         return Requested(document)
@@ -417,7 +429,7 @@ def _fill_defaults(document: Document, goal: Goal, given: Collection[str]) -> It
         flag = next(o.names[0] for o in goal.options if o.field == f"workload.{name}")
         shown = f"{value:,}" if isinstance(value, int) else str(value)
         yield f"{name.replace('_', ' ')} {shown} ({flag})"
-    if goal.kind == "serve" and "engine" not in document:
+    if goal.kind == "serve" and "engine" not in document and "cluster" in document:
         document["engine"] = usual_engine(document["cluster"])
         yield f"engine {document['engine']} (--engine)"
 
@@ -535,8 +547,8 @@ HardwareOption = Annotated[
         "--on",
         "--hardware",
         metavar="HARDWARE",
-        help="8xh200, 2x8xh100 (nodes x devices), a cloud offer, or this (machine), which is the "
-        "default. Repeat it to choose among several.",
+        help="8xh200, 2x8xh100 (nodes x devices), a cloud offer, a host or pool of the server, or "
+        "this (machine), which is the default. Repeat it to choose among several.",
         autocompletion=complete_hardware,
     ),
 ]
@@ -589,10 +601,11 @@ def plan_from(
     kind = workload.setdefault("kind", imported.goal or "serve")
     is_tuning = kind == "train" and workload.get("method", "full") != "pretrain"
     goal = "tune" if is_tuning else kind
-    requested = build_document(
-        goal, None, {}, hardware=hardware or (), settings=set_ or (), base=base, is_draft=True
+    _plan_documents(
+        partial(build_document, goal, None, {}, settings=set_ or (), base=base, is_draft=True),
+        hardware or (),
+        output,
     )
-    _answer_requested(requested, output)
 
 
 def _plan_command(goal_name: str) -> Callable[..., None]:
@@ -661,19 +674,30 @@ def run_plan(
     base = None if source is None else read_document(source)
     if base is not None and "plans" in base:  # an answer holds its request
         base = base.get("request")
-    requested = build_document(
-        goal_name, model, options, hardware=hardware, settings=settings, base=base
-    )
-    _answer_requested(requested, output)
+    build = partial(build_document, goal_name, model, options, settings=settings, base=base)
+    _plan_documents(build, hardware, output)
 
 
-def _answer_requested(requested: Requested, output: str) -> None:
-    """Plan a request, keep the answer, and print it.
+def _plan_documents(build: Callable[..., Requested], hardware: Sequence[str], output: str) -> None:
+    """Plan the request that ``build`` makes for the hardware, keep the answer, and print it.
+
+    Hardware that no catalog knows is looked up among the server's hosts and pools.
 
     Raises:
         CliError: the request is wrong, or nothing fits: then after the reasons are printed.
     """
-    answer = keep_plan(answer_of(request_of(requested.document)))
+    try:
+        requested = build(hardware=hardware)
+    except CliError as error:
+        if (error.code, error.field) != ("unknown_device", "--on"):
+            raise
+        from runners.cli.launch import plan_on_server
+
+        requested = build(has_cluster=False)
+        answer = plan_on_server(requested.document, hardware, unknown=error)
+    else:
+        answer = answer_of(request_of(requested.document))
+    answer = keep_plan(answer)
     if output == "table":
         from runners.cli.report import print_plan
 

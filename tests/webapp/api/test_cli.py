@@ -17,10 +17,18 @@ from runners.client.generated import Slipway
 from runners.shared.messages import EnvironmentState
 from tests.webapp.api.operations import operations
 from tests.webapp.api.test_client import by_django
-from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim
+from tests.webapp.conftest import (
+    EXIT_OK,
+    STARTED,
+    batch_of,
+    claim,
+    make_beat,
+    make_microbench,
+)
 from webapp.accounts.models import AccessToken, Membership
 from webapp.accounts.tokens import token_make
 from webapp.agents.environments import orders_of
+from webapp.agents.heartbeats import host_beat
 from webapp.agents.ingest import events_accept
 from webapp.hosts.models import Host
 from webapp.jobs.models import Attempt, Job
@@ -355,3 +363,41 @@ def test_an_environment_is_built_and_removed_by_its_name(run, as_admin, host):
         assert (order.name, order.action) == ("vllm", action)
     code, _, err = run("hosts", "environments", "build", host.slug, "llama")
     assert (code, "has no environment llama" in err) == (FAILED, True)
+
+
+def test_a_plan_on_a_host_or_pool_of_the_server_is_made_for_its_hardware(
+    run, logged_in, host, other_host
+):
+    command = ("plan", "serve", "llama-3.2-1b", "--top", "1", "-o", "json", "--on")
+    for name in (host.slug, host.name, host.pool.name):
+        if name == host.pool.name:
+            host_beat(host=other_host, beat=make_beat(microbench=make_microbench()))
+        code, out, err = run(*command, name)
+        assert code == DONE, err
+        answer = json.loads(out)
+        made = Plan.objects.order_by("saved_at").last()
+        assert made.pk in err
+        assert answer["request"]["cluster"]["device"]["kind"] == "cpu"
+        assert answer["request"]["workload"]["input_tokens"] == 1024
+        choice = made.draft["hardware"]["choice"]
+        assert choice == (f"pool:{host.pool_id}" if name == host.pool.name else f"host:{host.pk}")
+        assert run("explain", answer["id"])[0] == DONE
+    assert run("launch", made.pk, "-y", "-d")[0] == DONE
+    for arguments, words in (
+        (
+            (*command, "no-such"),
+            f"Nor has http://testserver a host or pool of this name; its hosts: {host.slug}",
+        ),
+        ((*command, host.slug, "--on", "h100"), "stands alone: give one --on"),
+        ((*command, host.slug, "--set", "cluster.nodes=2"), "the server knows the hardware"),
+    ):
+        code, _, err = run(*arguments)
+        assert (code, words in err) == (USAGE, True), err
+    before = Plan.objects.count()
+    assert run("plan", "serve", "llama-3.1-8b", "--on", "h100", "-o", "json")[0] == DONE
+    assert Plan.objects.count() == before  # of the catalog: planned here
+    run("logout")
+    code, _, err = run(*command, host.slug)
+    assert code == USAGE
+    assert "nearest: " in err
+    assert "If it is a host or a pool of a server, log in with `slipway login SERVER`" in err

@@ -63,4 +63,4 @@ def test_every_example_prints_the_lines_that_the_page_shows(
                 assert named(line, host.slug) in out + err, (command, out, err)
             called.add(words[1])
     assert called - LOCAL == set(COMMANDS) - LOCAL - {"verify", "mcp"}
-    assert called & LOCAL == {"models"}  # which also has a half of the server
+    assert called & LOCAL == {"models", "plan"}  # which also have a half of the server
