@@ -7,12 +7,15 @@ import typer
 
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.output import OutputOption, gib, seconds, show, table
-from runners.cli.server import YesOption, confirm, server, write_reply
+from runners.cli.server import YesOption, complete_host, complete_job, confirm, server, write_reply
 
 if TYPE_CHECKING:
     from runners.client.generated import DeviceReply, HostDetail
 
-HostArgument = Annotated[str, typer.Argument(metavar="HOST", help="Slug of a host.")]
+HostArgument = Annotated[
+    str,
+    typer.Argument(metavar="HOST", help="Slug of a host.", autocompletion=complete_host),
+]
 DevicesArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="DEVICE...", help="Such as 0 or gpu0; every device without one."),
@@ -328,6 +331,7 @@ def host_validate(
             finished(client, job.id, follow_job(client, job.id))
 
 
+QueuedJobArgument = Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete_job)]
 queue = typer.Typer(help="Queues of the pools.", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -358,7 +362,7 @@ def queue_list(
 @queue.command("move")
 def queue_move(
     pool: Annotated[str, typer.Argument(metavar="POOL")],
-    job: Annotated[str, typer.Argument(metavar="JOB")],
+    job: QueuedJobArgument,
     direction: Annotated[str, typer.Argument(metavar="up|down")],
 ) -> None:
     """Move a waiting job by one turn, as an operator."""
@@ -371,7 +375,7 @@ def queue_move(
 @queue.command("priority")
 def queue_priority(
     pool: Annotated[str, typer.Argument(metavar="POOL")],
-    job: Annotated[str, typer.Argument(metavar="JOB")],
+    job: QueuedJobArgument,
     priority: Annotated[str, typer.Argument(metavar="low|normal|high")],
 ) -> None:
     """Change the priority of a waiting job, as an operator."""

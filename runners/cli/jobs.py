@@ -16,6 +16,8 @@ from runners.cli.output import OutputOption, gib, number, percent, seconds, show
 from runners.cli.server import (
     JobArgument,
     YesOption,
+    complete_host,
+    complete_job,
     confirm,
     job_id_of,
     server,
@@ -39,7 +41,9 @@ def ps(
         bool, typer.Option("--all", "-a", help="Ended jobs, too, the newest 50.")
     ] = False,
     state: Annotated[str, typer.Option("--state", help="Such as running or failed,stopped.")] = "",
-    host: Annotated[str, typer.Option("--host", help="Slug of a host.")] = "",
+    host: Annotated[
+        str, typer.Option("--host", help="Slug of a host.", autocompletion=complete_host)
+    ] = "",
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Show it again every two seconds.")
     ] = False,
@@ -330,7 +334,12 @@ def clone(job: JobArgument, output: OutputOption = "table") -> None:
 
 
 def compare(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB JOB...", help="Two or more jobs.")],
+    jobs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOB JOB...", help="Two or more jobs.", autocompletion=complete_job
+        ),
+    ],
     output: OutputOption = "table",
 ) -> None:
     """Put the figures of jobs side by side, and the settings in which they differ."""

@@ -8,26 +8,52 @@ import typer
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.jobs import finished, follow_job, show_figures
 from runners.cli.output import OutputOption, bullets, show
-from runners.cli.plans import ID, load_plan, read_document
+from runners.cli.plans import ID, complete_plan, load_plan, read_document
 from runners.cli.quantities import value_of_field
-from runners.cli.server import LOGIN, YesOption, confirm, has_server, server, write_reply
+from runners.cli.server import (
+    LOGIN,
+    Completions,
+    YesOption,
+    complete_host,
+    complete_server_plan,
+    confirm,
+    has_server,
+    server,
+    write_reply,
+)
 
 if TYPE_CHECKING:
     from planner.specs.estimate import PlanAnswer
     from runners.client.generated import PlanReply, Slipway, VerdictReply
 
 ULID_LENGTH = 26
+
+
+def complete_any_plan(incomplete: str) -> Completions:
+    """Return plans kept on this machine, then those of the server."""
+    kept = [(each, "on this machine") for each in complete_plan(incomplete)]
+    return [*kept, *complete_server_plan(incomplete)]
+
+
 PlanArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="PLAN", help="Id of a plan: of the server, or one kept on this machine."
+        metavar="PLAN",
+        help="Id of a plan: of the server, or one kept on this machine.",
+        autocompletion=complete_any_plan,
     ),
+]
+ServerPlanArgument = Annotated[
+    str, typer.Argument(metavar="PLAN", autocompletion=complete_server_plan)
 ]
 FileOption = Annotated[
     str | None,
     typer.Option("--file", "-f", metavar="FILE", help="A job.yaml; - reads standard input."),
 ]
-OnOption = Annotated[str, typer.Option("--on", help="A host of the server, by name.")]
+OnOption = Annotated[
+    str,
+    typer.Option("--on", help="A host of the server, by name.", autocompletion=complete_host),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="A field of the file, by its path."),
@@ -254,9 +280,7 @@ def plan_list(
 
 
 @plans.command("get")
-def plan_get(
-    plan_id: Annotated[str, typer.Argument(metavar="PLAN")], output: OutputOption = "table"
-) -> None:
+def plan_get(plan_id: ServerPlanArgument, output: OutputOption = "table") -> None:
     """Show a plan of the server: its verdict, and the planner's answer."""
     with server() as client:
         plan = client.get_plan(plan_id)
@@ -273,7 +297,7 @@ def plan_get(
 
 
 @plans.command("yaml")
-def plan_yaml(plan_id: Annotated[str, typer.Argument(metavar="PLAN")]) -> None:
+def plan_yaml(plan_id: ServerPlanArgument) -> None:
     """Print a plan of the server as a job.yaml, for `slipway launch -f`."""
     with server() as client:
         document = client.get_plan(plan_id).document
@@ -288,9 +312,7 @@ def plan_schema() -> None:
 
 
 @plans.command("delete")
-def plan_delete(
-    plan_id: Annotated[str, typer.Argument(metavar="PLAN")], *, yes: YesOption = False
-) -> None:
+def plan_delete(plan_id: ServerPlanArgument, *, yes: YesOption = False) -> None:
     """Delete a plan with all its versions; its jobs stay."""
     confirm(f"Delete the plan {plan_id}?", yes=yes)
     with server() as client:

@@ -522,7 +522,7 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 def complete_hardware(incomplete: str) -> list[str]:
-    """Return the catalog's devices that a text begins; a count before them stays."""
+    """Return the catalog's devices that a text begins, else the server's hosts; a count stays."""
     from planner.catalog.devices import list_devices
     from runners.cli.hardware import COUNT_FIRST
 
@@ -530,7 +530,12 @@ def complete_hardware(incomplete: str) -> list[str]:
     name = match[2] if match else incomplete
     before = incomplete.removesuffix(name)
     found = [each.id for each in list_devices() if each.id.startswith(name.lower())]
-    return [*(f"{before}{each}" for each in found), *(["this"] if incomplete in "this" else [])]
+    names = [*(f"{before}{each}" for each in found), *(["this"] if incomplete in "this" else [])]
+    if names:
+        return names
+    from runners.cli.server import complete_host
+
+    return [name for name, _ in complete_host(incomplete)]
 
 
 ModelArgument = Annotated[

@@ -1,8 +1,10 @@
 """The server that commands talk to: its address and token, and its refusals as errors."""
 
 import contextlib
+import re
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +23,76 @@ if TYPE_CHECKING:
 LOGIN = "log in with `slipway login SERVER`, or set SLIPWAY_SERVER and SLIPWAY_TOKEN"
 DENIED, MISSING, CONFLICT = {401, 403}, 404, 409
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job, or its name.")]
+
+
+# Completion: names of the server, if it answers soon.
+
+COMPLETION_SECONDS = 1.5
+MOST_COMPLETED = 100
+Completions = list[tuple[str, str]]  # a word and what it stands for, which zsh and fish show
+# Others chose the names: nothing that means something to a shell gets onto a command line.
+SAFE_WORD, UNSAFE = re.compile(r"[\w.+-]+"), re.compile(r"[^\w .+-]")
+
+
+def _completed(read: "Callable[[Slipway], Completions]", incomplete: str) -> Completions:
+    """Return the words that a text begins, as they are read from the configured server.
+
+    Without a login, on any error and after ``COMPLETION_SECONDS`` there are none.
+    """
+    found: Completions = []
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            config = load_config()
+            if not config.server or not config.token:
+                return
+            from runners.client.generated import Slipway
+
+            with Slipway(config.server, config.token) as client:
+                found.extend(read(client))
+
+    # The client repeats a failed request after some seconds; a shell that waits is not told why.
+    reader = threading.Thread(target=run, daemon=True)
+    reader.start()
+    reader.join(COMPLETION_SECONDS)
+    return [
+        (word, UNSAFE.sub(" ", meaning))
+        for word, meaning in list(found)
+        if word.startswith(incomplete) and SAFE_WORD.fullmatch(word)
+    ]
+
+
+def complete_job(incomplete: str) -> Completions:
+    """Return the newest jobs that a text begins: their ids, and names that need no quotes."""
+
+    def read(client: "Slipway") -> Completions:
+        jobs = client.list_jobs(limit=MOST_COMPLETED).items
+        return [(job.id, job.name) for job in jobs] + [(job.name, job.id) for job in jobs]
+
+    return _completed(read, incomplete)
+
+
+def complete_host(incomplete: str) -> Completions:
+    """Return the hosts whose slug a text begins."""
+    return _completed(
+        lambda client: [(host.slug, host.state) for host in client.list_hosts()], incomplete
+    )
+
+
+def complete_server_plan(incomplete: str) -> Completions:
+    """Return the ids of the server's last saved plans that a text begins."""
+    return _completed(
+        lambda client: [
+            (plan.id, plan.name) for plan in client.list_plans(limit=MOST_COMPLETED).items
+        ],
+        incomplete,
+    )
+
+
+JobArgument = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="Id of a job, or its name.", autocompletion=complete_job),
+]
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import threading
+import time
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ import yaml
 
 from runners.cli import main as cli
 from runners.cli.config import config_path
+from runners.cli.server import COMPLETION_SECONDS
 from runners.client.generated import Slipway
 from runners.shared.messages import EnvironmentState
 from tests.webapp.api.operations import operations
@@ -37,6 +39,7 @@ from webapp.plans.models import Plan
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 LOGGED = re.compile(r"^\x1b\[2m.*\n", re.MULTILINE)  # the site's log, in the same process
+CLIENT = httpx.Client
 DONE, FAILED, USAGE, NOTHING_FITS, DENIED = range(5)
 PRETRAIN = {"goal": "pretrain", "model": "demo", "workload": {"time_budget_minutes": 1}}
 
@@ -401,3 +404,59 @@ def test_a_plan_on_a_host_or_pool_of_the_server_is_made_for_its_hardware(
     assert code == USAGE
     assert "nearest: " in err
     assert "If it is a host or a pool of a server, log in with `slipway login SERVER`" in err
+
+
+def test_names_of_the_server_are_completed_in_time_and_silently(
+    run, logged_in, job_file, host, monkeypatch, capsys, web
+):
+    assert run("launch", "-f", job_file, "-y", "-d")[0] == DONE
+    assert run("launch", "-f", job_file, "-y", "-d", "--name", "plain-1")[0] == DONE
+    assert run("launch", "-f", job_file, "-y", "-d", "--name", "$(reboot)")[0] == DONE
+    web.replies = {
+        f"/api/v1/{name}": (200, run(*arguments, "-o", "json")[1])
+        for name, arguments in (
+            ("jobs", ("ps", "-a")),
+            ("hosts", ("hosts", "list")),
+            ("plans", ("plans", "list")),
+        )
+    }
+    jobs = set(Job.objects.values_list("pk", flat=True))
+    plans = set(Plan.objects.values_list("pk", flat=True))
+    monkeypatch.setattr("runners.client.transport.httpx.Client", CLIENT)
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setenv("SLIPWAY_SERVER", web.url)
+    monkeypatch.setenv("SLIPWAY_TOKEN", "slp_x")
+    monkeypatch.setenv("_SLIPWAY_COMPLETE", "complete_bash")
+
+    def completed(words: str) -> set[str]:
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        with pytest.raises(SystemExit):
+            cli.main([])
+        out, err = capsys.readouterr()
+        assert err == ""
+        return set(out.split())
+
+    assert COMPLETION_SECONDS <= 1.5  # with the start of the program less than two
+    monkeypatch.setattr("runners.cli.server.COMPLETION_SECONDS", 30.0)  # a busy machine
+    for words, found in (
+        ("slipway get ", {*jobs, "plain-1"}),
+        ("slipway logs plai", {"plain-1"}),
+        ("slipway compare x plain", {"plain-1"}),
+        ("slipway hosts drain ", {host.slug}),
+        ("slipway launch x --on ", {host.slug}),
+        (f"slipway plan serve x --on {host.slug[:2]}", {host.slug}),
+        ("slipway plans get ", plans),
+        ("slipway launch ", plans),
+    ):
+        assert completed(words) == found, words
+    monkeypatch.setattr("runners.cli.server.COMPLETION_SECONDS", 0.3)
+    web.is_silent = True
+    began = time.monotonic()
+    assert completed("slipway get ") == set()
+    assert time.monotonic() - began < 10  # it would be silent for 20
+    monkeypatch.setenv("SLIPWAY_SERVER", "http://127.0.0.1:9")  # nobody listens
+    assert completed("slipway get ") == set()
+    monkeypatch.delenv("SLIPWAY_TOKEN")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")
+    assert completed("slipway get ") == set()  # nobody is logged in
