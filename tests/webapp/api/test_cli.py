@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -460,3 +461,34 @@ def test_names_of_the_server_are_completed_in_time_and_silently(
     monkeypatch.delenv("SLIPWAY_TOKEN")
     monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")
     assert completed("slipway get ") == set()  # nobody is logged in
+
+
+# Operations without a command of their own: `slipway api` calls them.
+BY_NAME_ALONE = {
+    # The planner and its catalogs are on this machine: `plan`, `export`, `models`, `devices`.
+    "ask_plan", "ask_estimate", "ask_inverse", "import_plan", "list_exports", "export_plan",
+    "list_models", "get_model", "list_devices", "list_techniques", "get_technique",
+    # Steps of a plan that is edited on its pages; a file is changed and launched anew.
+    "change_plan", "compute_plan", "clone_plan", "save_plan", "apply_suggestion",
+    "list_plan_versions", "get_plan_limit",
+    # Of agents, which call them by `slipway mcp`.
+    "request_launch", "list_launch_requests", "get_launch_request", "get_post_mortem", "search",
+    # Of operators and admins, seldom: hosts that are alike, planned hosts, limits, calibration.
+    "add_virtual_host", "mark_host_apart", "revoke_enrolment", "abandon_job", "change_limits",
+    "get_limits", "list_audit", "list_members", "list_sessions", "list_measurements",
+    "decide_measurement",
+    # Jobs that their pages start, and facts of one file.
+    "evaluate_model", "launch_classification", "get_data",
+    # Of browsers, for live pages.
+    "get_ticket",
+}  # fmt: skip
+
+
+def test_every_operation_has_a_command_of_its_own_or_is_an_exception():
+    called = set()
+    for path in Path(cli.__file__).parent.glob("*.py"):
+        if path.stem not in {"raw", "mcp"}:
+            called |= set(re.findall(r"\bclient\.(\w+)\(", path.read_text()))
+    known = {each.name for each in operations()}
+    assert called & known == known - BY_NAME_ALONE
+    assert known >= BY_NAME_ALONE
