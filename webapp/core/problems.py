@@ -167,14 +167,26 @@ BYTES_TYPE = "application/octet-stream"
 MOST_FAULTS = 20  # listed per response
 
 
+class FieldFault(Schema):
+    """What is wrong with one field of a request."""
+
+    field: str
+    message: str
+
+
 class ProblemDocument(Schema):
-    """The body of every 4xx response and of a 503."""
+    """The body of every 4xx response and of a 503; what does not concern it is left out."""
 
     type: str
     title: str
     status: int
     detail: str
     code: str
+    field: str = ""
+    errors: list[FieldFault] = []
+    retry_after_seconds: int = 0
+    needed_gpu_hours: float = 0.0
+    rest_gpu_hours: float = 0.0
 
 
 REFUSALS = dict.fromkeys((400, 401, 403, 404, 409, 413, 422, 429, 503), ProblemDocument)

@@ -362,6 +362,17 @@ def test_a_person_is_told_the_limit_and_when_to_come_back_and_others_go_on(alice
     assert client_of(bob).get("/api/v1/tickets?topics=jobs").status_code == 200
 
 
+def test_the_schema_names_every_field_of_a_refusal(alice, narrow):
+    narrow("auth", "PERSON")
+    client = client_of(alice)
+    named = set(api.get_openapi_schema()["components"]["schemas"]["ProblemDocument"]["properties"])
+    paths = ["/api/v1/jobs?limit=0", "/api/v1/jobs/none", "/api/v1/me", "/api/v1/me"]
+    refusals = [one for one in map(client.get, paths) if one.status_code != 200]
+    assert [one.status_code for one in refusals] == [422, 404, 429]
+    assert {"errors", "retry_after_seconds"} <= {name for one in refusals for name in one.json()}
+    assert [one.content for one in refusals if not set(one.json()) <= named] == []
+
+
 def test_one_host_that_went_wild_leaves_the_others_alone(enrolled, team, narrow):
     narrow("hosts", "HOST")
     _, other = enrol(team, name="Other")
