@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import wraps
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
@@ -217,7 +217,8 @@ def cursor_of(text: str) -> Cursor:
         at, key = parse_json(raw)
         last = Cursor(datetime.fromisoformat(at), str(key))
         is_one = last.at.tzinfo is not None and "\0" not in last.key
-    except (ValueError, TypeError):
+        last.at.astimezone(UTC)  # as the database stores it: not before the year 1
+    except (ValueError, TypeError, OverflowError):
         last, is_one = Cursor(now(), ""), False
     if is_one:
         return last

@@ -56,7 +56,8 @@ def test_pages_hold_each_job_once_though_new_ones_come(alice, team, host, many):
         job_create(team=team, owner=alice, host=host, spec=TrainSpec(), name="new", model_name="")
         path = page["next_cursor"] and f"/jobs?limit=3&cursor={page['next_cursor']}"
     assert found == many
-    for cursor in ("x", "e30", "WyJhIl0", "WzEsMl0", "😀"):
+    before_the_year_1 = "WyIwMDAxLTAxLTAxVDAwOjAwOjAwKzIzOjU5IiwiYSJd"
+    for cursor in ("x", "e30", "WyJhIl0", "WzEsMl0", "😀", before_the_year_1):
         answer = get(alice, f"/jobs?cursor={cursor}")
         assert (answer.status_code, answer.json()["code"]) == (422, "cursor"), cursor
 
