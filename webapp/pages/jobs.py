@@ -74,7 +74,7 @@ from webapp.pages.training import mixture_of, samples_of
 from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute
-from webapp.wizard.documents import job_document_of, yaml_of
+from webapp.wizard.documents import job_document_of, schema_address, yaml_of
 from webapp.wizard.drafts import suggestion_apply
 
 # Queries of pages about jobs, mainly why one is waiting.
@@ -186,7 +186,7 @@ def job_config(request: HttpRequest, job_id: str) -> HttpResponse:
     context = job_context(request, job, "job-config")
     document = job_document_of(job)
     context |= {"spec": json.dumps(job.spec, indent=2), "facts": shown}
-    context["file"] = yaml_of(document) if document else ""
+    context["file"] = yaml_of(document, schema_address(request)) if document else ""
     return page_or_regions(request, "jobs/config.html", "jobs/_status.html", context)
 
 

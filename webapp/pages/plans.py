@@ -65,7 +65,7 @@ from webapp.plans.saving import (
 )
 from webapp.plans.serving import endpoint_options_of, engines_named
 from webapp.plans.verdict import price_of, problem_verdict, verdict_of
-from webapp.wizard.documents import document_of, yaml_of
+from webapp.wizard.documents import document_of, schema_address, yaml_of
 
 # ---------------------------------------------------------------------------
 # Export a plan for other tools, with a script that measures its claims.
@@ -247,6 +247,8 @@ def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> Htt
         "is_outdated": plan.is_latest and is_outdated(plan),
         **(_limits(request, plan) if tab == "limits" else PANELS[tab](plan, answer)),
     }
+    if tab == "exports":
+        context["file"] = yaml_of(document_of(plan), schema_address(request))
     is_part = tab == "limits" and "HX-Request" in request.headers
     return render(request, "limits/of_plan.html" if is_part else "plans/detail.html", context)
 
@@ -313,7 +315,6 @@ def _exports(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
         pass
     formats = exports_of(plan, answer)
     return {
-        "file": yaml_of(document_of(plan)),
         "formats": formats,
         "measure": formats[0].measure if formats else "",
         "exports": [(*text[:3], json.dumps(text[3], indent=2)) for text in texts],

@@ -13,8 +13,9 @@ from functools import cache
 from typing import Annotated, Any, Literal, Optional, Union, cast
 
 from django import forms
+from django.conf import settings
 from django.contrib.auth.models import User
-from django.http import QueryDict
+from django.http import HttpRequest, QueryDict
 from django.utils.datastructures import MultiValueDict
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
@@ -56,6 +57,7 @@ from webapp.wizard.workload_forms import TRAINING_FORMS, WORKLOAD_FORMS
 
 LONGEST_TEXT = 20_000
 MOST_SECRETS = 16
+SCHEMA_FILE = "schemas/job.json"  # below static/, written by manage.py client
 MIXTURE = ("source", "path", "weight", "reference")
 
 
@@ -637,6 +639,11 @@ def job_document_of(job: Job) -> dict[str, Any]:
     launch = LaunchDocument.model_validate(given).model_dump(mode="json", exclude_defaults=True)
     document = document_of(job.plan)
     return {**document, "launch": {"run": run, **launch}} if document else {}
+
+
+def schema_address(request: HttpRequest) -> str:
+    """Return the address of the documents' JSON schema, which needs no login: a static file."""
+    return request.build_absolute_uri(settings.STATIC_URL + SCHEMA_FILE)
 
 
 def yaml_of(document: Mapping[str, Any], address: str = "") -> str:

@@ -18,7 +18,7 @@ from webapp.jobs.models import Attempt, Job
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 PAGE = Path(__file__).parents[3] / "templates" / "docs" / "command-line-server.md"
-FILE = re.compile(r"^```yaml\n# job\.yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"^```yaml\n(# yaml-language-server: .*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def ended_well() -> None:

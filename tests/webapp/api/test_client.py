@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import json
 
 import httpx
 import pytest
@@ -11,7 +12,13 @@ from django.test import Client
 from runners.client import ApiError, AsyncSlipway, Slipway
 from tests.webapp.api.operations import operations
 from webapp.accounts.tokens import token_make
-from webapp.operations.management.commands.client import FOLDER, client_sources
+from webapp.operations.management.commands.client import (
+    FOLDER,
+    SCHEMA,
+    client_sources,
+    schema_text,
+)
+from webapp.wizard.documents import schema_address
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -19,6 +26,15 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 def test_it_is_what_the_schema_gives_today():
     for name, source in client_sources().items():
         assert (FOLDER / name).read_text() == source, "run python3 manage.py client"
+    assert SCHEMA.read_text() == schema_text(), "run python3 manage.py client"
+
+
+def test_editors_read_the_schema_of_documents_without_a_login(alice, settings, rf):
+    settings.SERVESTATIC_AUTOREFRESH = settings.SERVESTATIC_USE_FINDERS = True
+    assert Client().get(schema_address(rf.get("/"))).status_code == 200
+    signed_in = Client()
+    signed_in.force_login(alice)
+    assert json.loads(SCHEMA.read_text()) == signed_in.get("/api/v1/plans/schema").json()
 
 
 def test_both_halves_have_every_operation_with_types():

@@ -106,7 +106,8 @@ def test_a_job_as_yaml_launches_the_same_job_again(alice, host):
     assert (second.spec, second.name, second.priority, second.max_retries) == (
         first.spec, first.name, first.priority, first.max_retries,
     )  # fmt: skip
-    text = yaml_of(document)
+    text = yaml_of(document, "http://testserver/static/schemas/job.json")
+    assert text.startswith("# yaml-language-server: $schema=http://testserver/static/schemas/")
     assert text in client.get(f"/jobs/{first.pk}/config/").content.decode().replace("&#x27;", "'")
     assert adapter().validate_python(document).launch.name == "night"
     assert "slipway launch" in client.get(f"/plans/{first.plan_id}/exports/").content.decode()

@@ -1,5 +1,6 @@
-"""``manage.py client``: write the Python client from the API's own schema."""
+"""``manage.py client``: write the Python client, and the schema of ``job.yaml`` for editors."""
 
+import json
 import keyword
 import subprocess
 import sys
@@ -8,13 +9,18 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand
+from django.http import HttpRequest
 
 import runners.client
+from webapp.api.plans import plan_schema
 from webapp.api.urls import api
+from webapp.wizard.documents import SCHEMA_FILE
 
 Schema = Mapping[str, Any]
 FOLDER = Path(runners.client.__file__).parent
+SCHEMA = Path(settings.BASE_DIR) / "static" / SCHEMA_FILE
 # What both sides have: the planner's own classes instead of copies.
 PLANNER = {
     **dict.fromkeys(
@@ -93,15 +99,22 @@ SPECIAL = {"self", "body", "file", "sink", "idempotency_key"}
 
 
 class Command(BaseCommand):
-    """Write the Python client."""
+    """Write the files of ``runners/client`` and ``static/schemas/job.json``."""
 
-    help = "Write the Python client from the API's schema."
+    help = "Write the Python client and the schema of job.yaml from the API's schema."
 
     def handle(self, **_options: Any) -> None:
-        """Write its files."""
-        for name, source in client_sources().items():
-            (FOLDER / name).write_text(source)
-            self.stdout.write(f"{FOLDER / name} is written.")
+        """Write the files."""
+        SCHEMA.parent.mkdir(exist_ok=True)
+        sources = {FOLDER / name: source for name, source in client_sources().items()}
+        for path, text in (sources | {SCHEMA: schema_text()}).items():
+            path.write_text(text)
+            self.stdout.write(f"{path} is written.")
+
+
+def schema_text() -> str:
+    """Return the JSON schema of ``job.yaml``: what ``GET /api/v1/plans/schema`` replies."""
+    return json.dumps(plan_schema(HttpRequest()), indent=1) + "\n"
 
 
 def client_sources() -> dict[str, str]:
