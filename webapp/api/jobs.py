@@ -629,6 +629,20 @@ PING_SECONDS = 15.0  # proxies close silent connections
 LIFETIME_SECONDS = 3600.0  # then the client connects again
 MOST_STREAMS, MOST_STREAMS_EACH = 200, 20  # of this process, and of one person
 KINDS = ("log", "state", "metric")
+STREAM_EVENT = {  # OpenAPI 3.1: the schema of an event stream is that of one event
+    "type": "object",
+    "title": "StreamEvent",
+    "required": ["event", "data"],
+    "properties": {
+        "event": {"enum": [*KINDS, "end"]},
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "description": "As JSON: a line of the log, the job, a figure; {} at the end",
+        },
+        "id": {"type": "string", "description": "Of the log: the event's number"},
+    },
+}
 _open_streams: dict[int, int] = {}
 _closing = threading.Event()
 
@@ -716,7 +730,7 @@ def _frame(event: str, data: Schema, number: int | None = None) -> bytes:
         "responses": {
             200: {
                 "description": "Server-sent events log, state, metric and end",
-                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+                "content": {"text/event-stream": {"schema": STREAM_EVENT}},
             }
         }
     },

@@ -12,6 +12,7 @@ from runners.jobspec import TrainSpec
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, client_of
 from webapp.agents.ingest import events_accept
 from webapp.api import jobs as api_jobs
+from webapp.api.urls import api
 from webapp.core.clock import now
 from webapp.jobs.models import Job
 from webapp.jobs.services import job_create
@@ -110,6 +111,13 @@ def frames_of(text: str) -> list[tuple[str, dict]]:
     return [(part["event"], json.loads(part["data"])) for part in named]
 
 
+def documented_events() -> list[str]:
+    schema = api.get_openapi_schema()["paths"]["/api/v1/jobs/{job_id}/stream"]["get"]
+    event = schema["responses"][200]["content"]["text/event-stream"]["schema"]
+    assert set(event["properties"]) == {"event", "data", "id"}
+    return event["properties"]["event"]["enum"]
+
+
 async def read(user, path: str, *, last: str = "") -> str:
     client = AsyncClient()
     await sync_to_async(client.force_login)(user)
@@ -129,6 +137,7 @@ def test_a_stream_tells_log_state_and_metrics_until_the_end(alice, attempt, monk
     events_accept(host=attempt.host, batch=batch)
     path = f"/jobs/{attempt.job_id}/stream?kinds=log,state,metric"
     found = frames_of(asyncio.run(read(alice, path)))
+    assert {event for event, _ in found} == set(documented_events())
     lines = [data["text"] for event, data in found if event == "log"]
     assert lines[1:3] == ["a", "half"]
     assert [data["state"] for event, data in found if event == "state"][-1] == "succeeded"
