@@ -27,7 +27,7 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 # Completion: names of the server, if it answers soon.
 
-COMPLETION_SECONDS = 1.5
+COMPLETION_SECONDS = 1.2
 MOST_COMPLETED = 100
 Completions = list[tuple[str, str]]  # a word and what it stands for, which zsh and fish show
 # Others chose the names: nothing that means something to a shell gets onto a command line.
