@@ -118,7 +118,7 @@ def _plan_of(
             _set(document, text)
         if on:
             document["hardware"] = {"host": on}
-        wanted = document.get("launch") or {}
+        wanted = document.pop("launch", None) or {}
         return client.create_plan(document), dict(wanted)
     plan = str(plan)
     if len(plan) == ULID_LENGTH:

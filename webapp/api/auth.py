@@ -9,6 +9,7 @@ from ninja.security import HttpBearer, SessionAuth
 from webapp.accounts.models import AccessToken, Scope
 from webapp.accounts.sign_in import address_of
 from webapp.accounts.tokens import PREFIX, includes, token_act, token_find
+from webapp.api.requests import inputs_check
 from webapp.core.pace import PERSON, STRANGER, calls
 from webapp.core.problems import ForbiddenProblem, UnauthorizedProblem
 
@@ -41,6 +42,7 @@ class TokenAuth(HttpBearer):
             UnauthorizedProblem: no valid token has this text.
             ForbiddenProblem: the token's scope does not include the operation's.
             BusyProblem: the caller exceeds its rate limit.
+            InvalidProblem: the operation does not read a part of the request.
         """
         if not token.startswith(PREFIX):
             return None
@@ -60,6 +62,7 @@ class TokenAuth(HttpBearer):
         user.token_team_id = found.team_id  # type: ignore[attr-defined]  # within_token reads it
         request.user = user
         token_act(found)
+        inputs_check(request)
         return found
 
 
@@ -73,10 +76,12 @@ class PersonAuth(SessionAuth):
 
         Raises:
             BusyProblem: the user exceeds the rate limit.
+            InvalidProblem: the operation does not read a part of the request.
         """
         person = super().authenticate(request, key)
         if person is not None:
             calls.keep(PERSON, str(person.pk))
+            inputs_check(request)
         return person
 
 

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from runners.shared.log_text import shortened
 from runners.shared.reasons import Reason
-from webapp.accounts.models import team_ids_of
+from webapp.accounts.models import Membership, team_ids_of
 from webapp.accounts.services import membership_of, signed_in, visible_or_404
 from webapp.api.auth import LAUNCH, READ
 from webapp.api.requests import PageReply, Paging, Sent, page_keys
@@ -35,6 +35,7 @@ from webapp.core.problems import (
     bytes_out,
 )
 from webapp.core.queries import in_order
+from webapp.hosts.models import Host
 from webapp.hosts.services import Contact, contact_of
 from webapp.jobs.endpoints import endpoint_of
 from webapp.jobs.lookup import load_job, visible_jobs
@@ -49,7 +50,7 @@ from webapp.jobs.models import (
     JobState,
 )
 from webapp.jobs.permissions import allowed, job_for
-from webapp.jobs.progress import elapsed_seconds, progress, silence_of
+from webapp.jobs.progress import KIND_WORDS, elapsed_seconds, progress, silence_of
 from webapp.jobs.services import job_abandon, job_clone, job_delete, job_stop, job_submit
 from webapp.jobs.targets import target_json, targets_of
 from webapp.jobs.transitions import words_for
@@ -68,6 +69,7 @@ from webapp.pages.downloads import artefact_response
 from webapp.pages.job_actions import start_elsewhere
 from webapp.pages.job_list import filter_jobs
 from webapp.pages.jobs import artefacts_of, waiting_sentence
+from webapp.plans.models import Plan
 
 router = Router(tags=["jobs"], auth=READ)
 Rank = Annotated[int, Query(ge=0, le=9999)]
@@ -276,9 +278,25 @@ def _filtered(request: HttpRequest, filters: JobFilters) -> QuerySet[Job]:
             "state",
             f"There is no state {unknown[0][:40]!r}; there are {', '.join(JobState.values)}.",
         )
-    names = ("state", "kind", "plan", "owner", "host")
-    wanted = {name: getattr(filters, name) for name in names} | {"q": filters.q.strip()}
-    return filter_jobs(visible_jobs(request), wanted)
+    if filters.kind and filters.kind not in KIND_WORDS:
+        raise InvalidProblem(
+            "kind", f"There is no kind {filters.kind[:40]!r}; there are {', '.join(KIND_WORDS)}."
+        )
+    teams = team_ids_of(request.user)
+    known = {
+        "host": Host.objects.filter(team__in=teams, slug=filters.host),
+        "owner": Membership.objects.filter(team__in=teams, user__username=filters.owner),
+        "plan": Plan.objects.filter(team__in=teams, pk=filters.plan),
+    }
+    jobs, wanted = visible_jobs(request), filters.model_dump(exclude={"limit", "cursor"})
+    wanted["q"] = filters.q.strip()
+    for name, rows in known.items():
+        value = wanted[name]
+        if value and not rows.exists() and not filter_jobs(jobs, {name: value}).exists():
+            raise InvalidProblem(
+                name, f"Your teams have no {name} {value[:40]!r}, and no job of one."
+            )
+    return filter_jobs(jobs, wanted)
 
 
 @router.get("/jobs/{job_id}", response={200: JobDetail, **REFUSALS}, operation_id="get_job")
@@ -746,7 +764,7 @@ def job_stream(
     if unknown := sorted(kinds - set(KINDS)):
         raise InvalidProblem(
             "kinds",
-            f"There is no kind {unknown[0][:40]!r} of events; there are {', '.join(KINDS)}.",
+            f"There is no kind {unknown[0][:40]!r} of events; there are {', '.join(KIND_WORDS)}.",
         )
     last = request.headers.get("Last-Event-ID", "")
     after = int(last) if last.isascii() and last.isdigit() and len(last) < 18 else query.after  # noqa: PLR2004

@@ -74,6 +74,7 @@ from webapp.wizard.documents import (
     document_of_request,
     draft_fill,
     launch_by_document,
+    launch_check,
     launch_options,
 )
 from webapp.wizard.drafts import first_host, proposals_fill, serve_draft, suggestion_apply
@@ -235,7 +236,23 @@ def plan_create(request: HttpRequest, body: PlanDocument) -> Status[PlanReply]:
     return Status(201, _created(request, body, []))
 
 
+def _without_launch(document: PlanBase) -> PlanBase:
+    """Return a document of a plan alone.
+
+    Raises:
+        InvalidProblem: it says how to launch the plan, which a plan does not keep.
+    """
+    if document.launch is not None:
+        raise InvalidProblem(
+            "launch",
+            "A plan does not keep the field launch, which is for `slipway launch -f`. Leave it "
+            "out here, and send its content to POST /api/v1/plans/{plan_id}/launch.",
+        )
+    return document
+
+
 def _created(request: HttpRequest, document: PlanBase, notes: list[str]) -> PlanReply:
+    document = _without_launch(document)
     membership = current_membership(request)
     check_role(Role(membership.role), Role.PRACTITIONER)
     plan = Plan(
@@ -366,7 +383,7 @@ def plan_change(
     proposals_fill(draft)
     try:
         document: PlanBase = adapter().validate_python(_merged(document_of(draft), body))
-        notes = draft_fill(draft, document)
+        notes = draft_fill(draft, _without_launch(document))
     except Exception:
         if draft is not plan:
             draft.delete()
@@ -528,6 +545,7 @@ def plan_start(request: HttpRequest, plan_id: str, body: LaunchDocument) -> Stat
     A token with a budget launches only what its rest suffices for.
     """
     plan = _changeable(request, plan_id)
+    launch_check(plan, body)
     key = new_key() if body.run == "endpoint" else None
     try:
         job = launch_by_document(
@@ -599,6 +617,7 @@ def launch_request(
 ) -> Status[LaunchRequestReply]:
     """Ask a person of the team to approve a launch; they decide on the page Approvals."""
     plan, token = _changeable(request, plan_id), acting_token()
+    launch_check(plan, body.launch)
     try:
         made = request_make(
             plan=plan,

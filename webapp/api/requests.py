@@ -1,9 +1,10 @@
 """What all operations share: request ids, idempotency keys, and pages with cursors."""
 
 import base64
+import difflib
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
@@ -13,6 +14,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from ninja import Query, Schema
+from ninja.operation import Operation
 from pydantic import ConfigDict
 
 from runners.jobspec.base import parse_json
@@ -31,20 +33,79 @@ KEY_HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
 LONGEST_KEY = 64
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+NO_BODY = frozenset({b"", b"{}", b"null"})  # of an operation that reads none
 KEPT = timedelta(hours=24)  # replies, for repetitions
 STUCK = timedelta(minutes=2)  # a request without a reply for so long was cut off
 
 View = Callable[..., HttpResponseBase]
 
 
-def with_request_rules(view: View) -> View:
-    """Return the view of an operation with a request id, and with idempotency keys on writes.
+class Inputs(NamedTuple):
+    """What an operation reads of a request: query parameters, those that repeat, and a body."""
 
-    The token of a request (``acting_token``) ends with it.
+    query: frozenset[str]
+    repeated: frozenset[str]
+    has_body: bool
+
+
+def inputs_of(operation: Operation) -> Inputs:
+    """Return what an operation reads of a request."""
+    sources = {model.__ninja_param_source__ for model in operation.models}
+    queries = [each for each in operation.models if each.__ninja_param_source__ == "query"]
+    return Inputs(
+        query=frozenset(
+            names[-1]
+            for model in queries
+            for names in model.__ninja_flatten_map_reverse__.values()
+        ),
+        repeated=frozenset(
+            name for model in queries for name in model.__ninja_collection_fields__ or ()
+        ),
+        has_body=bool(sources & {"body", "form", "file"}),
+    )
+
+
+def inputs_check(request: HttpRequest) -> None:
+    """Refuse what the operation would not read, once the caller is known.
+
+    Raises:
+        InvalidProblem: a query parameter is unknown or stands twice, or there is a body where
+            none is read.
+    """
+    inputs: Inputs | None = getattr(request, "inputs", None)
+    if inputs is None:
+        return
+    for name, values in request.GET.lists():
+        if name not in inputs.query:
+            near = difflib.get_close_matches(name, inputs.query, 1)
+            known = ", ".join(sorted(inputs.query)) or "none"
+            hint = f"Did you mean {near[0]}? " if near else ""
+            raise InvalidProblem(
+                name[:40],
+                f"There is no query parameter {name[:40]!r} here. {hint}There are: {known}.",
+            )
+        if len(values) > 1 and name not in inputs.repeated:
+            raise InvalidProblem(
+                name, f"The query parameter {name} stands {len(values)} times; it is read once."
+            )
+    if not inputs.has_body and request.method in WRITES and request.body.strip() not in NO_BODY:
+        raise InvalidProblem(
+            "body",
+            f"This operation reads no body, and {len(request.body)} bytes were sent. Leave them "
+            "out; nothing was done.",
+        )
+
+
+def with_request_rules(view: View, inputs: Mapping[str, Inputs]) -> View:
+    """Return the view of operations with a request id, and with idempotency keys on writes.
+
+    ``inputs``, by method, are checked when the caller is known (``inputs_check``). The token of a
+    request (``acting_token``) ends with it.
     """
 
     @wraps(view)
     def ruled(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponseBase:
+        request.inputs = inputs.get(str(request.method))  # type: ignore[attr-defined]
         request_id = new_ulid()
         with structlog.contextvars.bound_contextvars(request_id=request_id), acting_as(None):
             response = _once(view, request, *args, **kwargs)
@@ -60,9 +121,9 @@ def _once(view: View, request: HttpRequest, *args: object, **kwargs: object) -> 
     Only successes are kept: after a refusal, the same key may be used with a corrected request.
     """
     key = request.headers.get(KEY_HEADER, "")
-    if request.method not in WRITES or not key:
+    if request.method not in WRITES or KEY_HEADER not in request.headers:
         return view(request, *args, **kwargs)
-    if len(key) > LONGEST_KEY or not key.isascii() or not key.isprintable():
+    if not 0 < len(key) <= LONGEST_KEY or not key.isascii() or not key.isprintable():
         return problem_response(
             InvalidProblem(
                 "idempotency_key",
@@ -194,38 +255,46 @@ class PageReply(Schema, Generic[Item]):
 
 
 class Cursor(NamedTuple):
-    """The sort key of the last row of a page."""
+    """The sort key of the last row of a page, and the mark of its list (``list_mark``)."""
 
     at: datetime
     key: str
+    mark: str
 
     @property
     def text(self) -> str:
         """Return the cursor as opaque text."""
-        raw = json.dumps([self.at.isoformat(), self.key]).encode()
+        raw = json.dumps([self.at.isoformat(), self.key, self.mark]).encode()
         return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
-def cursor_of(text: str) -> Cursor:
-    """Return the cursor of a request.
+def list_mark(model: type[Model], paging: Paging) -> str:
+    """Return a short digest of a list and of its filters, which a cursor belongs to."""
+    filters = paging.model_dump(mode="json", exclude={"limit", "cursor"})
+    text = json.dumps([model._meta.label, filters], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def cursor_of(text: str, mark: str) -> Cursor:
+    """Return the cursor of a request to the list with this mark.
 
     Raises:
-        InvalidProblem: the text is no cursor.
+        InvalidProblem: the text is no cursor, or one of another list or of other filters.
     """
     try:
         raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        at, key = parse_json(raw)
-        last = Cursor(datetime.fromisoformat(at), str(key))
-        is_one = last.at.tzinfo is not None and "\0" not in last.key
+        at, key, of_list = parse_json(raw)
+        last = Cursor(datetime.fromisoformat(at), str(key), str(of_list))
+        is_one = last.at.tzinfo is not None and "\0" not in last.key and last.mark == mark
         last.at.astimezone(UTC)  # as the database stores it: not before the year 1
     except (ValueError, TypeError, OverflowError):
-        last, is_one = Cursor(now(), ""), False
+        last, is_one = Cursor(now(), "", mark), False
     if is_one:
         return last
     raise InvalidProblem(
         "cursor",
-        f"The cursor {text[:40]!r} was not returned by this list. Leave it out for the first "
-        "page, and continue with next_cursor.",
+        f"The cursor {text[:40]!r} was not returned by this list with these filters. Leave "
+        "it out for the first page, and continue with next_cursor.",
     )
 
 
@@ -238,10 +307,11 @@ class Listed(NamedTuple):
 
 def page_keys(rows: QuerySet[Any], by: str, teams: Sequence[str], paging: Paging) -> Listed:
     """Return the keys of a page of teams' rows, newest first by the column ``by``."""
+    mark = list_mark(rows.model, paging)
     if paging.cursor:
-        last = cursor_of(paging.cursor)
+        last = cursor_of(paging.cursor, mark)
         rows = rows.filter(Q(**{f"{by}__lt": last.at}) | Q(**{by: last.at, "pk__lt": last.key}))
     found = NewestFirst(rows, by, teams).pairs(paging.limit + 1)
     shown = found[: paging.limit]
-    more = Cursor(*shown[-1]).text if len(found) > paging.limit else None
+    more = Cursor(*shown[-1], mark).text if len(found) > paging.limit else None
     return Listed([key for _, key in shown], more)

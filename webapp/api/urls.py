@@ -14,7 +14,8 @@ from ninja.main import Exc
 from ninja.openapi.schema import OpenAPISchema
 
 from webapp.api import hosts, jobs, library, machines, plans, team
-from webapp.api.requests import with_request_rules
+from webapp.api.auth import TokenAuth
+from webapp.api.requests import Inputs, inputs_of, with_request_rules
 from webapp.core import outages, problems
 from webapp.core.problems import LimitedParser
 from webapp.wizard.drafts import GOALS
@@ -122,14 +123,30 @@ api.add_router("", team.router)
 NEEDS_LOGIN = frozenset({"openapi-json", "openapi-view", "api-root"})
 
 
+def _inputs() -> dict[str, dict[str, Inputs]]:
+    """Return what the operations for people read, by address as Django writes it and by method."""
+    return {
+        f"{router.prefix}{address}".lstrip("/").replace("{", "<").replace("}", ">"): {
+            method: inputs_of(operation)
+            for operation in view.operations
+            for method in operation.methods
+            if any(isinstance(each, TokenAuth) for each in operation.auth_callbacks)
+        }
+        for router in api._get_bound_routers()  # noqa: SLF001 (there is no public list)
+        for address, view in router.path_operations.items()
+    }
+
+
 def _login_exempt(patterns: list[URLPattern | URLResolver]) -> list[URLPattern | URLResolver]:
     """Exempt the operations from Django's login requirement: each has its own auth.
 
     Each gets a request id and idempotency keys.
     """
+    inputs = _inputs()
     for pattern in patterns:
         if isinstance(pattern, URLPattern) and pattern.name not in NEEDS_LOGIN:
-            pattern.callback = login_not_required(with_request_rules(pattern.callback))
+            view = with_request_rules(pattern.callback, inputs[str(pattern.pattern)])
+            pattern.callback = login_not_required(view)
     return patterns
 
 

@@ -229,6 +229,50 @@ class LaunchDocument(Document):
         }
 
 
+# What options of a launch are for: of a plan to serve its run, of another plan its goal.
+OPTIONS_OF: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("engine", "idle_minutes", "prefix_cache", "adapters"), ("endpoint",)),
+    "draft": ("endpoint", "generate"),
+    "adapter": ("generate",),
+    "profile": ("job",),
+    **dict.fromkeys(("arrivals", "points", "requests", "repetitions"), ("load",)),
+}
+LAUNCH_WORDS = {
+    "job": "the benchmark of a plan to serve (run “job”)",
+    "endpoint": "the endpoint of a plan to serve (run “endpoint”)",
+    "load": "the load test of a plan to serve (run “load”)",
+    "generate": "a batch generation",
+    "compress": "a compression",
+    "pretrain": "a pre-training",
+    "finetune": "a fine-tuning",
+}
+
+
+def launch_check(plan: Plan, document: LaunchDocument) -> None:
+    """Refuse options that this launch would not use.
+
+    Raises:
+        InvalidProblem: an option belongs to another goal or run.
+    """
+    goal = plan.draft["goal"]["goal"]
+    if goal != "serve" and document.run != "job":
+        raise InvalidProblem(
+            "run",
+            f"The field run is {document.run!r}, which is of {LAUNCH_WORDS[document.run]}; this "
+            f"plan is {LAUNCH_WORDS[goal]}. Leave run out.",
+        )
+    kind = document.run if goal == "serve" else goal
+    for name in document.model_dump(exclude_defaults=True):
+        kinds = OPTIONS_OF.get(name, (kind,))
+        if kind not in kinds:
+            words = " or ".join(LAUNCH_WORDS[each] for each in kinds)
+            raise InvalidProblem(
+                name,
+                f"The field {name} is of {words}, and this launch is {LAUNCH_WORDS[kind]}, which "
+                "would not use it. Leave it out.",
+            )
+
+
 class PlanBase(Document):
     """What every plan's document has; what is left out keeps the wizard's default."""
 
