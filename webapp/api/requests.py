@@ -4,6 +4,7 @@ import base64
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import wraps
@@ -33,7 +34,7 @@ KEY_HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
 LONGEST_KEY = 64
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
-NO_BODY = frozenset({b"", b"{}", b"null"})  # of an operation that reads none
+NO_BODY = re.compile(rb"\s*(\{\}|null|--[^\r\n]{1,70}--)?\s*")  # nothing, as JSON or multipart
 KEPT = timedelta(hours=24)  # replies, for repetitions
 STUCK = timedelta(minutes=2)  # a request without a reply for so long was cut off
 
@@ -88,7 +89,7 @@ def inputs_check(request: HttpRequest) -> None:
             raise InvalidProblem(
                 name, f"The query parameter {name} stands {len(values)} times; it is read once."
             )
-    if not inputs.has_body and request.method in WRITES and request.body.strip() not in NO_BODY:
+    if not inputs.has_body and request.method in WRITES and not NO_BODY.fullmatch(request.body):
         raise InvalidProblem(
             "body",
             f"This operation reads no body, and {len(request.body)} bytes were sent. Leave them "
