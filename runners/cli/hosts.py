@@ -337,7 +337,7 @@ queue = typer.Typer(help="Queues of the pools.", no_args_is_help=True, rich_mark
 
 @queue.command("list")
 def queue_list(
-    pool: Annotated[str, typer.Argument(metavar="POOL", help="Id or name; all without it.")] = "",
+    pool: Annotated[str, typer.Argument(metavar="POOL", help="Id or slug; all without it.")] = "",
     output: OutputOption = "table",
 ) -> None:
     """List waiting jobs in their order, and why each waits."""

@@ -475,7 +475,14 @@ def _hardware_values(
     if host := given.get("host"):
         values["choice"] = f"host:{_place(host, 'host', options)}"
     elif pool := given.get("pool"):
-        values["choice"] = f"pool:{_place(pool, 'pool', options)}"
+        # The wizard shows a pool of one host as that host.
+        alone = [each for each in options.hosts if pool in {each.pool_id, each.pool.name}]
+        is_choice = any(pool in {each.pk, each.name} for each, _ in options.pools)
+        values["choice"] = (
+            f"host:{alone[0].pk}"
+            if len(alone) == 1 and not is_choice
+            else f"pool:{_place(pool, 'pool', options)}"
+        )
     elif device := given.get("device"):
         try:
             values["device"] = get_device(device).id

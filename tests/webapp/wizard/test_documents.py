@@ -131,6 +131,12 @@ def test_what_a_document_gets_wrong_is_named_by_field(alice, host, changes, fiel
     assert not Plan.objects.exists()
 
 
+def test_a_pool_of_one_host_is_that_host(team, alice, host):
+    for name in (host.pool.name, host.pool_id):
+        plan = filled(team, alice, {"goal": "pretrain", "hardware": {"pool": name}})
+        assert plan.draft["hardware"]["choice"] == f"host:{host.pk}"
+
+
 def test_a_launch_by_document_is_the_launch_by_clicks(alice, team, host):
     browser = client_of(alice)
     body = {
