@@ -298,6 +298,12 @@ def test_a_write_by_a_session_needs_the_csrf_token(alice):
     assert answer.status_code == 403
 
 
+def test_a_write_without_a_credential_is_told_to_show_one():
+    client = Client(enforce_csrf_checks=True)
+    answer = client.post("/api/v1/plans", json.dumps({"goal": "serve"}), "application/json")
+    assert (answer.status_code, answer.json()["code"]) == (401, "not_authenticated")
+
+
 # The operation that does what an address of the pages does; a sentence where there is none.
 
 BROWSER = "-only in a browser: cookies, passwords and forms"
