@@ -14,6 +14,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fresh"))
 
 pytest_plugins = [
     "tests.plugins.books",
+    "tests.plugins.databases",
     "tests.plugins.extent",
     "tests.plugins.order",
     "tests.plugins.packages",

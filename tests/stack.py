@@ -6,7 +6,6 @@ worker, the ticker and the host's agent are the ones that a user runs.
 """
 
 import contextlib
-import fcntl
 import http.client
 import json
 import os
@@ -27,6 +26,7 @@ from typing import Any, TypeVar
 
 from runners.host.enrolment import enroll
 from runners.shared.config import HostDir
+from tests.plugins.databases import FILES, migrated_folder
 from webapp.boot import broker
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,9 +75,8 @@ def of_run(name: str) -> Path:
 
 def copy_migrated(folder: Path) -> None:
     """Let a product begin with databases that this run has migrated once."""
-    made = of_run("migrated")
-    with of_run("migrated.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    folder.mkdir(parents=True, exist_ok=True)
+    with migrated_folder() as made:
         if not made.exists():
             unfinished = of_run("migrating")
             variables = os.environ | {"SLIPWAY_DATA_DIR": str(unfinished)}
@@ -85,9 +84,8 @@ def copy_migrated(folder: Path) -> None:
             command = [sys.executable, "manage.py", "shell", "-c", MIGRATE]
             subprocess.run(command, cwd=ROOT, env=variables, check=True, capture_output=True)
             unfinished.rename(made)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("slipway.sqlite3", "metrics.sqlite3"):
-        shutil.copyfile(made / name, folder / name)
+        for name in FILES.values():
+            shutil.copyfile(made / name, folder / name)
 
 
 class StackError(Exception):

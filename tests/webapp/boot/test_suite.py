@@ -3,16 +3,20 @@
 import datetime as dt
 import itertools
 import os
+import sqlite3
 import sys
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from operator import itemgetter
 from unittest.mock import Mock
 
 import pytest
+from django.db import connection, connections
+from django.db.migrations.loader import MigrationLoader
 
 from tests.mutants import server, tool
-from tests.plugins import extent, unstable
+from tests.plugins import databases, extent, unstable
 from tests.webapp.boot.conftest import run_pytest
 from webapp.boot import subjects, suite
 from webapp.boot.suite import ROOT
@@ -99,6 +103,22 @@ def test_the_seed_of_the_order_is_printed_and_repeats_it(tmp_path):
     (tmp_path / "test_one.py").write_text(ORDERED)
     _, printed = run_pytest("-q", "-p", "tests.plugins.order", str(tmp_path))
     assert "Random seed: repeat with --randomly-seed=" in printed
+
+
+SCHEMA = "SELECT type, name, sql FROM sqlite_master ORDER BY type, name"
+
+
+@pytest.mark.django_db(databases="__all__")
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="files of SQLite are copied")
+def test_the_databases_that_a_run_copies_have_the_schema_of_every_migration():
+    known = set(MigrationLoader(None, ignore_no_migrations=True).disk_migrations)
+    with databases.migrated_folder() as folder:
+        for alias, name in databases.FILES.items():
+            with closing(sqlite3.connect(folder / name)) as copy:
+                applied = set(copy.execute("SELECT app, name FROM django_migrations"))
+                schema = copy.execute(SCHEMA).fetchall()
+            with connections[alias].cursor() as cursor:
+                assert (applied, schema) == (known, cursor.execute(SCHEMA).fetchall()), alias
 
 
 UNSTABLE = """
