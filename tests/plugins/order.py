@@ -1,20 +1,27 @@
-"""The order of a run: what takes a minute first, all else random, with the seed at the end.
+"""The order of a run: the longest files first, all else random, with the seed at the end.
 
 pytest-randomly shuffles files and tests. xdist hands out files in that order, so a file of a
-minute that came last would leave the other worker idle. The files of one folder of
-``tests/system`` stay together, because they share a product, an endpoint or a cluster.
+minute that came last would leave the other worker idle. What is left for the end takes seconds.
+The files of one folder of ``tests/system`` stay together, because they share a product, an
+endpoint or a cluster.
 """
 
 from pathlib import Path
 
 import pytest
 
-FIRST = (
+FIRST = (  # the longest at the head: a minute and more, then half a minute to ten seconds
     "tests/system/test_journey.py",
     "tests/architecture/test_checks.py",
-    "tests/runners/jobs/test_prove.py",
-    "tests/planner/test_accuracy.py",
+    "tests/webapp/core/test_hostile_requests.py",
+    "tests/webapp/core/test_commands.py",
     "tests/planner/test_brute_force.py",
+    "tests/planner/test_accuracy.py",
+    "tests/runners/jobs/test_prove.py",
+    "tests/webapp/accounts/test_matrix.py",
+    "tests/webapp/core/test_freed_requests.py",
+    "tests/runners/prove/test_proof.py",
+    "tests/webapp/jobs/test_migrations.py",
 )
 
 
@@ -22,10 +29,12 @@ FIRST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Move the long files of the gate to the front, and keep folders of system tests together."""
     places: dict[Path | None, int] = {}
+    ranks = {file: rank for rank, file in enumerate(FIRST)}
 
-    def place(item: pytest.Item) -> tuple[bool, int]:
+    def place(item: pytest.Item) -> tuple[int, int]:
         folder = item.path.parent if item.nodeid.startswith("tests/system/") else None
-        return not item.nodeid.startswith(FIRST), places.setdefault(folder, len(places))
+        rank = ranks.get(item.nodeid.partition("::")[0], len(FIRST))
+        return rank, places.setdefault(folder, len(places))
 
     items.sort(key=place)
 

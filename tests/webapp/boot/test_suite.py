@@ -16,7 +16,7 @@ from django.db import connection, connections
 from django.db.migrations.loader import MigrationLoader
 
 from tests.mutants import server, tool
-from tests.plugins import databases, extent, unstable
+from tests.plugins import databases, extent, order, unstable
 from tests.webapp.boot.conftest import run_pytest
 from webapp.boot import subjects, suite
 from webapp.boot.suite import ROOT
@@ -103,6 +103,14 @@ def test_the_seed_of_the_order_is_printed_and_repeats_it(tmp_path):
     (tmp_path / "test_one.py").write_text(ORDERED)
     _, printed = run_pytest("-q", "-p", "tests.plugins.order", str(tmp_path))
     assert "Random seed: repeat with --randomly-seed=" in printed
+
+
+def test_the_longest_files_come_first_in_their_order():
+    names = ["tests/planner/test_small.py", *reversed(order.FIRST)]
+    items = [Mock(nodeid=f"{name}::test_it", path=ROOT / name) for name in names]
+    order.pytest_collection_modifyitems(items)
+    assert [item.nodeid.partition("::")[0] for item in items] == [*order.FIRST, names[0]]
+    assert [name for name in order.FIRST if not (ROOT / name).exists()] == []
 
 
 SCHEMA = "SELECT type, name, sql FROM sqlite_master ORDER BY type, name"
