@@ -61,7 +61,7 @@ def test_a_rotation_answers_what_the_document_names(send):
 
 
 def test_the_planners_operations_answer_what_the_document_names(send):
-    """One in six of their 6,300 coverage cases, because a plan takes up to seconds."""
+    """One in six of their 6,300 coverage cases of bodies; most are refused and not planned."""
     done = send("token", operations=("--include-path-regex", contract.OF_PLANNER), share=6)
 
-    assert {"200", "422"} <= set(done.statuses)
+    assert done.statuses["422"]
