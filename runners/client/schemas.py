@@ -241,7 +241,7 @@ class FigureReply(Reply):
     predicted_low: float | None
     predicted_high: float | None
     ratio: float | None
-    state: Literal["measured", "so_far", "warm_up", "predicted"]
+    state: Literal["measured", "so_far", "warm_up", "predicted"] | str
     state_words: str
     definition: str
     how: str
@@ -261,7 +261,7 @@ class HostReply(Reply):
     slug: str
     name: str
     kind: str
-    state: HostState
+    state: HostState | str
     contact: str
     silent_seconds: float | None
     pool: str
@@ -292,7 +292,7 @@ class JobReply(Reply):
     name: str
     kind: str
     model: str
-    state: JobState
+    state: JobState | str
     is_final: bool
     team: str
     owner: str
@@ -445,7 +445,7 @@ class TokenReply(Reply):
     id: str
     name: str
     hint: str
-    scope: Scope
+    scope: Scope | str
     user: str
     is_service: bool
     budget_gpu_hours: float | None
@@ -459,7 +459,7 @@ class MeReply(Reply):
     """Who calls, with which scope, in which team."""
 
     user: str
-    scope: Scope
+    scope: Scope | str
     budget_gpu_hours: float | None
     rest_gpu_hours: float | None
     team: TeamReply
@@ -483,7 +483,7 @@ class MemberReply(Reply):
     """A member of the team."""
 
     user: str
-    role: Role
+    role: Role | str
 
 
 class ModelReply(Reply):
@@ -491,7 +491,7 @@ class ModelReply(Reply):
 
     id: str
     name: str
-    source: Literal["catalog", "config", "folder", "job"]
+    source: Literal["catalog", "config", "folder", "job"] | str
     num_parameters: int
     host: str
     created_at: datetime | None
@@ -577,7 +577,7 @@ class PlanSummary(Reply):
 
     id: str
     name: str
-    state: Literal["draft", "computed"]
+    state: Literal["draft", "computed"] | str
     verdict: str
     version: int | None
     series: str
@@ -683,7 +683,7 @@ Scope = Literal["read", "plan", "launch", "admin"]
 class SearchMatch(Reply):
     """One match of a search; ``id`` is what its kind's operations take."""
 
-    kind: Literal["plan", "job", "host", "model", "technique"]
+    kind: Literal["plan", "job", "host", "model", "technique"] | str
     id: str
     name: str
 
@@ -748,7 +748,7 @@ class TargetReply(Reply):
     limit_seconds: float
     percentile: int
     measured: float | None
-    state: Literal["met", "missed", "unjudged"]
+    state: Literal["met", "missed", "unjudged"] | str
     chance: float | None
 
 
@@ -757,7 +757,7 @@ class TeamReply(Reply):
 
     id: str
     name: str
-    role: Role
+    role: Role | str
 
 
 class TechniqueReply(Reply):

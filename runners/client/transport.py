@@ -147,7 +147,7 @@ def _reply_of(response: httpx.Response, reply: Any) -> Any:  # noqa: ANN401 (the
     if reply is type(None):
         return None
     try:
-        return _adapter(reply).validate_json(response.content)
+        return _adapter(reply).validate_json(response.content, extra="ignore")  # a newer server
     except ValidationError as error:
         raise ApiError(
             response.status_code,

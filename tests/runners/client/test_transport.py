@@ -8,7 +8,9 @@ import time
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
+from planner.specs.workload import Strategy
 from runners.client import ApiError, AsyncSlipway, Slipway, UnreachableError, transport
 from runners.client.transport import server_url
 
@@ -233,3 +235,14 @@ def test_files_go_and_come_as_bytes(tmp_path):
             each(server, lambda client, sink=sink: client.download_artefact("j", "m", sink))
         )
         assert (got[number](), sink.getvalue()) == (3, b"tar")
+
+
+def test_words_and_fields_of_a_newer_server_are_read():
+    match = {"kind": "notebook", "id": "1", "name": "x", "colour": "red"}
+    (found,) = Server(ok([match])).sync().search(q="x")
+    assert (found.kind, found.name) == ("notebook", "x")
+    newer = {"weight_dtype": "bf16", "since": 2}
+    with pytest.raises(ValidationError, match="since"):  # the planner's own classes are strict
+        Strategy.model_validate(newer)
+    reply = httpx.Response(200, json=newer)
+    assert transport._reply_of(reply, Strategy).weight_dtype == "bf16"

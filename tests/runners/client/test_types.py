@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import assert_type
 
 from runners.client import AsyncSlipway, Event, Slipway
-from runners.client.generated import JobDetail, JobPage, JobReply, JobState, QuotaChanges
+from runners.client.generated import JobDetail, JobPage, JobReply, QuotaChanges
 
 
 def blocking(client: Slipway) -> None:
     assert_type(client.get_job("x"), JobDetail)
-    assert_type(client.get_job(job_id="x").state, JobState)
+    assert_type(client.get_job(job_id="x").state, str)
     assert_type(client.list_jobs(limit=3).items[0], JobReply)
     assert_type(client.delete_job("x", idempotency_key="k"), None)
     assert_type(client.follow_job("x", host=1), Iterator[Event])
@@ -31,7 +31,7 @@ def blocking(client: Slipway) -> None:
 
 async def awaited(client: AsyncSlipway) -> None:
     assert_type(await client.get_job("x"), JobDetail)
-    assert_type((await client.get_job(job_id="x")).state, JobState)
+    assert_type((await client.get_job(job_id="x")).state, str)
     assert_type(await client.list_jobs(limit=3), JobPage)
     assert_type(await client.delete_job("x", idempotency_key="k"), None)
     async for event in client.follow_job("x", host=1):

@@ -2,6 +2,7 @@
 
 import json
 import keyword
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Set
@@ -265,8 +266,14 @@ def _reply(name: str, schemas: Schema, parent: str | None) -> str:
     inherited = len(_fields(schemas[parent])) if parent else 0
     for field, inner, is_required in _fields(schema)[inherited:]:
         annotation, default = _annotation(inner, is_required=is_required)
-        lines.append(f"    {field}: {annotation}{default}")
+        lines.append(f"    {field}: {_open(annotation, schemas)}{default}")
     return "\n".join([*lines, ""])
+
+
+def _open(annotation: str, schemas: Schema) -> str:
+    """Return a reply's annotation with any text beside known words: a newer server has more."""
+    words = "|".join(name for name, schema in schemas.items() if "enum" in schema)
+    return re.sub(rf"Literal\[['\"][^\]]*\]|\b(?:{words})\b", r"\g<0> | str", annotation)
 
 
 def _request(name: str, schema: Schema) -> str:
