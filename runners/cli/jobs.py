@@ -302,7 +302,7 @@ def stop(
         if wait and not stopped.is_final:
             follow_job(client, job_id, quiet=True)
             stopped = client.get_job(job_id)
-    typer.echo(f"{stopped.name} is {stopped.state}.")
+    typer.echo(f"{stopped.name} ({stopped.id}) is {stopped.state}.")
 
 
 def resume(
@@ -314,8 +314,9 @@ def resume(
 ) -> None:
     """Queue an ended job again with the same spec, and follow it."""
     with server() as client:
-        again = client.run_job_again(job_id_of(client, job))
-        typer.echo(f"{again.name} is {again.state}: {again.id}", err=True)
+        job_id = job_id_of(client, job)
+        again = client.run_job_again(job_id)
+        typer.echo(f"{again.name} is {again.state}: {again.id}, again of {job_id}", err=True)
         if detach:
             typer.echo(again.id)
             return
@@ -417,10 +418,11 @@ def _unpack(file: "io.BufferedRandom", folder: Path) -> Path:
 def delete(job: JobArgument, *, yes: YesOption = False) -> None:
     """Delete an ended job from the history; its measurements stay with its host."""
     with server() as client:
-        job_id = job_id_of(client, job)
-        confirm(f"Delete the job {job_id} from the history?", yes=yes)
-        client.delete_job(job_id)
-    typer.echo("Deleted.")
+        found = client.get_job(job_id_of(client, job))
+        what = f"{found.name} ({found.id})"
+        confirm(f"Delete the job {what}, {found.state}, from the history?", yes=yes)
+        client.delete_job(found.id)
+    typer.echo(f"Deleted {what}.")
 
 
 def open_page(job: JobArgument) -> None:

@@ -117,7 +117,7 @@ def _plan_of(
         for text in settings:
             _set(document, text)
         if on:
-            document["hardware"] = {"host": on}
+            document["hardware"] = _place(client, on) or {"host": on}
         wanted = document.pop("launch", None) or {}
         return client.create_plan(document), dict(wanted)
     plan = str(plan)
@@ -132,7 +132,8 @@ def _plan_of(
     if answer.request is None:
         raise CliError(f"the plan {plan} holds no request: plan again", field="PLAN")
     request = answer.request.model_dump(mode="json")
-    return client.create_plan_from_request({"request": request, "host": on}), {}
+    place = (_place(client, on) if on else None) or {"host": on}
+    return client.create_plan_from_request({"request": request, **place}), {}
 
 
 def plan_on_server(
@@ -180,14 +181,42 @@ def plan_on_server(
 
 
 def _place(client: "Slipway", name: str) -> dict[str, str] | None:
-    """Return a host, else a pool, by its name or id, as a plan names it; None if there is none."""
-    for host in client.list_hosts():
-        if name in {host.slug, host.name, host.id}:
-            return {"host": host.slug}
-    for pool in client.list_pools():
-        if name in {pool.name, pool.id}:  # plans name the only host of a pool itself
-            return {"host": pool.hosts[0]} if len(pool.hosts) == 1 else {"pool": pool.id}
-    return None
+    """Return a host, else a pool, by its name or id, as a plan names it; None if there is none.
+
+    Raises:
+        CliError: several hosts, or several pools, have the name.
+    """
+    hosts = client.list_hosts()
+    found = [each for each in hosts if name in {each.slug, each.id}]
+    found = found or [each for each in hosts if name == each.name]
+    if found:
+        _refuse_several(
+            name, "hosts", [f"{each.slug}  {each.state}, {each.contact}" for each in found]
+        )
+        return {"host": found[0].slug}
+    known = client.list_pools()
+    pools = [each for each in known if name == each.id]
+    pools = pools or [each for each in known if name == each.name]
+    if not pools:
+        return None
+    _refuse_several(name, "pools", [f"{each.id}  of {each.team}" for each in pools])
+    (pool,) = pools
+    # Plans name the only host of a pool itself.
+    return {"host": pool.hosts[0]} if len(pool.hosts) == 1 else {"pool": pool.id}
+
+
+def _refuse_several(name: str, nouns: str, lines: list[str]) -> None:
+    """Refuse a name of several hosts or pools, each given as a line that begins with its id.
+
+    Raises:
+        CliError: there are several.
+    """
+    if len(lines) > 1:
+        raise CliError(
+            "\n  ".join([f"{len(lines)} {nouns} are named {name!r}; name one by its id:", *lines]),
+            code="ambiguous",
+            field="--on",
+        )
 
 
 def _set(document: dict[str, Any], text: str) -> None:
@@ -314,7 +343,9 @@ def plan_schema() -> None:
 @plans.command("delete")
 def plan_delete(plan_id: ServerPlanArgument, *, yes: YesOption = False) -> None:
     """Delete a plan with all its versions; its jobs stay."""
-    confirm(f"Delete the plan {plan_id}?", yes=yes)
     with server() as client:
-        client.delete_plan(plan_id)
-    typer.echo("Deleted.")
+        found = client.get_plan(plan_id)
+        what = f"{found.name or 'the draft'} ({found.id})"
+        confirm(f"Delete {what} with all its versions?", yes=yes)
+        client.delete_plan(found.id)
+    typer.echo(f"Deleted {what}.")

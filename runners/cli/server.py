@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LOGIN = "log in with `slipway login SERVER`, or set SLIPWAY_SERVER and SLIPWAY_TOKEN"
 DENIED, MISSING, CONFLICT = {401, 403}, 404, 409
+MOST_NAMESAKES, MOST_LISTED = 200, 10  # jobs that are searched for a name, and that errors list
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -145,23 +146,36 @@ def refused(error: "ApiError") -> CliError:
 
 
 def job_id_of(client: "Slipway", name: str) -> str:
-    """Return the id of a job: an id as it is, else that of the newest job with the name.
+    """Return the id of a job: an id as it is, else that of the only job with the name.
 
     Raises:
-        CliError: no job has the name.
+        CliError: no job has the name, or several have.
     """
     if len(name) == 26 and name.isalnum():  # noqa: PLR2004 (a ULID)
         return name.upper()
-    found = client.list_jobs(q=name, limit=20).items
-    exact = [job for job in found if job.name == name] or found
-    if not exact:
+    found = client.list_jobs(q=name, limit=MOST_NAMESAKES).items
+    exact = [job for job in found if job.name == name]
+    if len(exact) == 1:
+        return exact[0].id
+    listed = [
+        f"{job.id}  {job.name}  {job.state}, "
+        + (f"started {job.started_at:%Y-%m-%d %H:%M}Z" if job.started_at else "not started")
+        for job in islice(exact or found, MOST_LISTED)
+    ]
+    if exact:
+        count = f"{len(exact)}{' or more' if len(found) == MOST_NAMESAKES else ''}"
         raise CliError(
-            f"no job is named {name!r}: `slipway ps -a` lists every job",
-            code="not_found",
-            exit_code=ExitCode.FAILED,
-            field="job",
+            "\n  ".join([f"{count} jobs are named {name!r}; name one by its id:", *listed]),
+            code="ambiguous",
+            field="JOB",
         )
-    return exact[0].id
+    near = ["; names that contain it:", *listed] if listed else [""]
+    raise CliError(
+        f"no job is named {name!r}: `slipway ps -a` lists every job" + "\n  ".join(near),
+        code="not_found",
+        exit_code=ExitCode.FAILED,
+        field="JOB",
+    )
 
 
 def write_reply(reply: "BaseModel | list[Any] | dict[str, Any]", output: str) -> None:

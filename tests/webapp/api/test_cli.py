@@ -129,6 +129,35 @@ def test_a_file_is_launched_as_the_wizard_would_and_followed_to_its_end(
     assert (code, "night run (copy)" in out) == (DONE, True)
 
 
+def test_an_ambiguous_name_is_refused_with_the_ids_and_states_and_nothing_is_done(
+    run, logged_in, job_file, host, monkeypatch
+):
+    ids = [run("launch", "-f", job_file, "-y", "-d")[1].strip() for _ in range(2)]
+    for command in (
+        ("stop", "night run", "-y"), ("delete", "night run", "-y"), ("resume", "night run"),
+        ("get", "night run"), ("logs", "night run"), ("stop", "night", "-y"),
+    ):  # fmt: skip
+        code, out, err = run(*command)
+        assert (code, out) == (FAILED if command[1] == "night" else USAGE, ""), err
+        assert all(re.search(rf"{each}  night run  (preflight|queued), ", err) for each in ids)
+    assert set(Job.objects.values_list("pk", flat=True)) == set(ids)
+    assert not Job.objects.filter(state__in=("stopping", "stopped")).exists()
+    Job.objects.filter(pk=ids[0]).update(name="other", state="stopped")
+    code, out, err = run("delete", "other", "--yes")
+    assert (code, out) == (DONE, f"Deleted other ({ids[0]}).\n"), err
+    code, out, err = run("plans", "delete", Plan.objects.first().pk, "-y")
+    assert (code, out.startswith("Deleted ")) == (DONE, True), err
+    listed = Slipway.list_hosts
+
+    def doubled(client, **query):
+        (found,) = listed(client, **query)
+        return [found.model_copy(update={"slug": slug, "name": "Box"}) for slug in ("a", "b")]
+
+    monkeypatch.setattr(Slipway, "list_hosts", doubled)
+    code, _, err = run("launch", "-f", job_file, "-y", "--on", "Box")
+    assert (code, "2 hosts are named 'Box'" in err, "\n  a  ready" in err) == (USAGE, True, True)
+
+
 def test_a_plan_made_without_a_server_is_launched_on_its_host(run, logged_in, host):
     code, out, err = run(
         "plan", "train", "llama-3.2-1b", "--on", "h100-sxm", "--tokens", "1M", "-o", "json"
