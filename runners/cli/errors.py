@@ -1,5 +1,6 @@
 """The error of a command: one sentence for people, a problem document for programs."""
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ class ExitCode(IntEnum):
     FAILED = 1
     USAGE = 2  # an argument or a field is wrong
     NOTHING_FITS = 3  # no plan fits or meets the targets; the reasons are printed
-    DENIED = 4  # a server refused the token, or the role does not allow it
+    DENIED = 4  # a server refused the token, or its scope, its budget or the role
 
 
 # Exit code -> status of the problem document, as the HTTP API has it, and its title.
@@ -24,10 +25,19 @@ PROBLEMS = {
     ExitCode.NOTHING_FITS: (409, "Nothing fits"),
     ExitCode.DENIED: (403, "The role does not allow this"),
 }
+# Code -> the same, for errors of which the exit code says too little.
+PROBLEMS_BY_CODE = {
+    "not_found": (404, "Nothing was found"),
+    "not_logged_in": (401, "Nobody is logged in"),
+    "unreachable": (503, "The server does not answer"),
+}
 
 
 class CliError(Exception):
-    """An expected error: a sentence with field, value, limit and way out."""
+    """An expected error: a sentence with field, value, limit and way out.
+
+    ``problem`` is the problem document of a server that refused a request.
+    """
 
     def __init__(
         self,
@@ -36,16 +46,20 @@ class CliError(Exception):
         code: str = "invalid",
         exit_code: ExitCode = ExitCode.USAGE,
         field: str | None = None,
+        problem: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(detail)
         self.detail = detail
         self.code = code
         self.exit_code = exit_code
         self.field = field
+        self.problem = problem
 
     def to_json(self) -> dict[str, Any]:
-        """Return the error as an RFC 9457 problem document, as the HTTP API writes it."""
-        status, title = PROBLEMS[self.exit_code]
+        """Return the error as an RFC 9457 problem document: the server's, or one of its form."""
+        if self.problem:
+            return dict(self.problem)
+        status, title = PROBLEMS_BY_CODE.get(self.code, PROBLEMS[self.exit_code])
         document: dict[str, Any] = {
             "type": f"urn:slipway:problem:{self.code}",
             "title": title,
@@ -53,7 +67,10 @@ class CliError(Exception):
             "detail": self.detail,
             "code": self.code,
         }
-        return document if self.field is None else {**document, "field": self.field}
+        if self.field is None:
+            return document
+        errors = [{"field": self.field, "message": self.detail}]
+        return {**document, "field": self.field, "errors": errors}
 
 
 def planner_error(error: "PlannerError") -> CliError:

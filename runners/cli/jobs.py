@@ -1,6 +1,7 @@
 """Jobs of the server: ``ps``, ``get``, ``logs``, ``events``, ``metrics``, ``stop`` and more."""
 
 import io
+import json
 import sys
 import tarfile
 import time
@@ -12,7 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from runners.cli.errors import CliError, ExitCode
-from runners.cli.output import OutputOption, gib, number, percent, seconds, show, table, usd
+from runners.cli.output import (
+    OutputOption,
+    gib,
+    number,
+    percent,
+    seconds,
+    show,
+    table,
+    usd,
+    write_document,
+)
 from runners.cli.server import (
     JobArgument,
     YesOption,
@@ -166,30 +177,50 @@ def logs(
     tail: Annotated[int, typer.Option("--tail", "-n", help="How many last lines.")] = 200,
     grep: Annotated[str, typer.Option("--grep", help="Only lines that contain this.")] = "",
     host: HostOption = 0,
+    output: OutputOption = "table",
 ) -> None:
-    """Print a job's log; Ctrl-C ends the command and never the job."""
+    """Print a job's log; Ctrl-C ends the command and never the job.
+
+    With --follow, -o json writes one line and -o yaml one document for each line of the log.
+    """
     with server() as client:
         job_id = job_id_of(client, job)
-        if not follow:
-            found = client.get_job_log(job_id, limit=tail, q=grep, host=host)
-            for line in found.lines:
-                typer.echo(line.text)
+        if follow:
+            has_ended = follow_job(client, job_id, host=host, grep=grep, output=output)
+            finished(client, job_id, has_ended)
             return
-        finished(client, job_id, follow_job(client, job_id, host=host, grep=grep))
+        found = client.get_job_log(job_id, limit=tail, q=grep, host=host)
+        if output != "table":
+            write_reply(found, output)
+            return
+        for line in found.lines:
+            typer.echo(line.text)
 
 
 def follow_job(
-    client: "Slipway", job_id: str, *, host: int = 0, grep: str = "", quiet: bool = False
+    client: "Slipway",
+    job_id: str,
+    *,
+    host: int = 0,
+    grep: str = "",
+    quiet: bool = False,
+    output: str = "table",
 ) -> bool:
     """Print a job's log until it ends; return whether it ended rather than the command.
 
-    What the command says of the job goes to standard error, so that standard output is the log.
+    What the command says of the job goes to standard error, so that standard output is the log:
+    its text, or with an ``output`` of json or yaml the API's events.
     """
     state = ""
     try:
         for event in client.follow_job(job_id, kinds="log,state", host=host):
             if event.name == "log" and grep.lower() in event.data["text"].lower() and not quiet:
-                typer.echo(event.data["text"])
+                if output == "table":
+                    typer.echo(event.data["text"])
+                else:
+                    if output == "yaml":
+                        typer.echo("---")
+                    write_document(json.dumps(event.data, ensure_ascii=False), output)
             elif event.name == "state":
                 state = _show_state(event, state)
     except KeyboardInterrupt:
@@ -292,17 +323,37 @@ def stop(
         bool, typer.Option("--wait", help="Until the job has ended and saved its results.")
     ] = False,
     yes: YesOption = False,
+    output: OutputOption = "table",
 ) -> None:
-    """Stop a job; its supervisor lets it save its results first."""
+    """Stop a job; its supervisor lets it save its results first.
+
+    A job that has ended already is left as it is, with exit status 0.
+    """
+    from runners.client.transport import ApiError
+
     with server() as client:
         job_id = job_id_of(client, job)
-        if job_id != job.upper():
-            confirm(f"Stop the job {job} ({job_id})?", yes=yes)
-        stopped = client.stop_job(job_id)
-        if wait and not stopped.is_final:
-            follow_job(client, job_id, quiet=True)
-            stopped = client.get_job(job_id)
-    typer.echo(f"{stopped.name} ({stopped.id}) is {stopped.state}.")
+        found = client.get_job(job_id)
+        had_ended = found.is_final
+        if not had_ended:
+            if job_id != job.upper():
+                confirm(f"Stop the job {job} ({job_id})?", yes=yes)
+            try:
+                found = client.stop_job(job_id)
+            except ApiError:
+                found = client.get_job(job_id)
+                if not found.is_final:
+                    raise
+                had_ended = True
+            if wait and not found.is_final:
+                follow_job(client, job_id, quiet=True)
+                found = client.get_job(job_id)
+    if output != "table":
+        write_reply(found, output)
+    elif had_ended:
+        typer.echo(f"{found.name} ({found.id}) has ended already: {found.state}.")
+    else:
+        typer.echo(f"{found.name} ({found.id}) is {found.state}.")
 
 
 def resume(
@@ -311,16 +362,19 @@ def resume(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Do not follow the new job.")
     ] = False,
+    output: OutputOption = "table",
 ) -> None:
     """Queue an ended job again with the same spec, and follow it."""
     with server() as client:
         job_id = job_id_of(client, job)
         again = client.run_job_again(job_id)
         typer.echo(f"{again.name} is {again.state}: {again.id}, again of {job_id}", err=True)
-        if detach:
+        if output != "table":
+            write_reply(again, output)
+        if not detach:
+            finished(client, again.id, follow_job(client, again.id, quiet=output != "table"))
+        elif output == "table":
             typer.echo(again.id)
-            return
-        finished(client, again.id, follow_job(client, again.id))
 
 
 def clone(job: JobArgument, output: OutputOption = "table") -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LOGIN = "log in with `slipway login SERVER`, or set SLIPWAY_SERVER and SLIPWAY_TOKEN"
 DENIED, MISSING, CONFLICT = {401, 403}, 404, 409
+OVER_BUDGET = "over_budget"  # code of a launch that the token's budget does not suffice for
 MOST_NAMESAKES, MOST_LISTED = 200, 10  # jobs that are searched for a name, and that errors list
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -132,16 +133,22 @@ def refused(error: "ApiError") -> CliError:
     if error.status in DENIED:
         way_out = "" if error.status == 403 else f" {LOGIN[0].upper()}{LOGIN[1:]}."  # noqa: PLR2004
         return CliError(
-            f"{error.detail}{way_out}", code=error.code or "denied", exit_code=ExitCode.DENIED
+            f"{error.detail}{way_out}",
+            code=error.code or "denied",
+            exit_code=ExitCode.DENIED,
+            problem=error.facts,
         )
-    is_usage = error.status in {400, 422}
+    exit_code = ExitCode.USAGE if error.status in {400, 422} else ExitCode.FAILED
+    if error.code == OVER_BUDGET:
+        exit_code = ExitCode.DENIED
     fields = [each["field"] for each in error.errors if each.get("field")]
     lines = [f"{each['field']}: {each['message']}" for each in islice(error.errors, 1, None)]
     return CliError(
         "\n  ".join([error.detail, *lines]),
         code=error.code or f"http_{error.status}",
-        exit_code=ExitCode.USAGE if is_usage else ExitCode.FAILED,
+        exit_code=exit_code,
         field=fields[0] if fields else None,
+        problem=error.facts,
     )
 
 

@@ -17,6 +17,7 @@ from runners.cli import main as cli
 from runners.cli.config import config_path
 from runners.cli.server import COMPLETION_SECONDS
 from runners.client.generated import Slipway
+from runners.client.transport import Event
 from runners.shared.messages import EnvironmentState
 from tests.webapp.api.operations import operations
 from tests.webapp.api.test_client import by_django
@@ -120,11 +121,21 @@ def test_a_file_is_launched_as_the_wizard_would_and_followed_to_its_end(
     assert (code, out.splitlines()[0]) == (DONE, "step 2")
     code, out, _ = run("get", "night run")
     assert (code, "succeeded" in out) == (DONE, True)
-    code, out, err = run("stop", job.pk)
-    assert (code, "cannot be stopped" in err) == (FAILED, True)
-    code, out, _ = run("resume", job.pk, "-d")
+    for wait in ((), ("--wait",)):
+        code, out, err = run("stop", job.pk, *wait)
+        assert (code, out) == (DONE, f"night run ({job.pk}) has ended already: succeeded.\n"), err
+    assert json.loads(run("stop", job.pk, "-o", "json")[1])["state"] == "succeeded"
+    lines = json.loads(run("logs", job.pk, "-o", "json")[1])["lines"]
+    assert "step 2" in [each["text"] for each in lines]
+    followed = [Event("log", {"text": "step 1"}), Event("log", {"text": "step 2"})]
+    monkeypatch.setattr(Slipway, "follow_job", lambda *_, **_options: iter(followed))
+    out = run("logs", job.pk, "-f", "--grep", "2", "-o", "json")[1]
+    assert [json.loads(line) for line in out.splitlines()] == [{"text": "step 2"}]
+    out = run("logs", job.pk, "-f", "-o", "yaml")[1]
+    assert list(yaml.safe_load_all(out)) == [each.data for each in followed]
+    code, out, _ = run("resume", job.pk, "-d", "-o", "json")
     again = Job.objects.order_by("created_at").last()
-    assert (code, out.strip(), again.spec) == (DONE, again.pk, job.spec)
+    assert (code, json.loads(out)["id"], again.spec) == (DONE, again.pk, job.spec)
     code, out, _ = run("compare", job.pk, again.pk)
     assert (code, "night run (copy)" in out) == (DONE, True)
 
@@ -202,6 +213,31 @@ def test_a_role_or_scope_that_is_too_low_is_denied(run, logged_in, host):
     assert (code, "needs the scope admin" in err) == (DENIED, True)
     code, _, err = run("api", "list_audit", "-o", "json")
     assert (code, json.loads(err)["status"]) == (DENIED, 403)
+
+
+def test_errors_as_json_are_the_problem_document_of_the_server_or_of_its_form(
+    run, alice, team, logged_in, job_file
+):
+    text = token_make(team=team, by=alice, name="agent", scope="launch", budget_gpu_hours=0.001)[1]
+    assert run("login", "http://testserver", "--token", text)[0] == DONE
+    for command, status, code, exit_code, more in (
+        (
+            ("api", "create_plan", "goal=serve", "model=demo", "x=1"),
+            422,
+            "invalid",
+            USAGE,
+            "errors",
+        ),
+        (("launch", "-f", job_file, "-y"), 409, "over_budget", DENIED, "needed_gpu_hours"),
+        (("get", "nothing"), 404, "not_found", FAILED, "errors"),
+        (("get", "0" * 26), 404, "not_found", FAILED, "detail"),
+        (("data", "add", "nothing.jsonl"), 422, "invalid", USAGE, "errors"),
+    ):
+        done, _, err = run(*command, "-o", "json")
+        assert done == exit_code, err
+        problem = json.loads(err)
+        assert (problem["status"], problem["code"]) == (status, code), problem
+        assert problem[more], problem
 
 
 def test_a_plan_comes_as_yaml_and_goes_back_the_same(run, logged_in, job_file, tmp_path):
