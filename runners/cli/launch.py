@@ -1,7 +1,13 @@
 """``slipway launch``, ``verify`` and ``plans``: plans of the server, and what they start."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -12,6 +18,8 @@ from runners.cli.plans import ID, complete_plan, load_plan, read_document
 from runners.cli.quantities import value_of_field
 from runners.cli.server import (
     LOGIN,
+    MISSING,
+    OVER_BUDGET,
     Completions,
     YesOption,
     complete_host,
@@ -25,8 +33,17 @@ from runners.cli.server import (
 if TYPE_CHECKING:
     from planner.specs.estimate import PlanAnswer
     from runners.client.generated import PlanReply, Slipway, VerdictReply
+    from runners.client.transport import ApiError
 
 ULID_LENGTH = 26
+
+
+class PlanToLaunch(NamedTuple):
+    """A plan of the server, launch options of its file, and whether this command made it."""
+
+    plan: "PlanReply"
+    launch: dict[str, Any]
+    is_made: bool
 
 
 def complete_any_plan(incomplete: str) -> Completions:
@@ -59,6 +76,10 @@ SetOption = Annotated[
     typer.Option("--set", metavar="FIELD=VALUE", help="A field of the file, by its path."),
 ]
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Do not follow the job.")]
+LONGEST_KEY = 40  # characters: those that are made of it have the API's limit, 64
+OPTIONS = {"secrets": "secret"}  # field of a launch -> its option, if that has another name
+# What the API's refusal of a launch over the budget tells its callers to do.
+APPROVAL = re.compile(r"POST /api/v1/plans/\S+/launch-requests")
 
 
 def launch(  # noqa: PLR0913 (the command's options)
@@ -75,11 +96,34 @@ def launch(  # noqa: PLR0913 (the command's options)
     secret: Annotated[
         list[str] | None, typer.Option("--secret", help="A secret of the team, by name.")
     ] = None,
+    key: Annotated[
+        str,
+        typer.Option(
+            "--key", help="Idempotency key: a repetition with it launches nothing more for a day."
+        ),
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and whether it fits; keep nothing.")
+    ] = False,
+    approval: Annotated[
+        str,
+        typer.Option(
+            "--request-approval",
+            metavar="REASON",
+            help="Ask a person of the team to approve the launch, and launch nothing now.",
+        ),
+    ] = "",
     yes: YesOption = False,
     detach: DetachOption = False,
     output: OutputOption = "table",
 ) -> None:
-    """Launch a plan as a job: show it, ask, and follow it. Ctrl-C never stops the job."""
+    """Launch a plan as a job: show it, ask, and follow it. Ctrl-C never stops the job.
+
+    A launch that is refused or not confirmed keeps no plan that the command made.
+    """
+    from runners.client.transport import ApiError
+
+    _check_key(key)
     options = {
         name: value
         for name, value in (
@@ -88,11 +132,31 @@ def launch(  # noqa: PLR0913 (the command's options)
         if value
     }  # fmt: skip
     with server() as client:
-        made, wanted = _plan_of(client, plan, file, on=on, settings=set_ or ())
-        _check(client, made, output)
-        confirm(f"Launch it? {made.launch.title}.", yes=yes)
-        launched = client.launch_plan(made.id, {**wanted, **options})
+        requested = _plan_of(client, plan, file, on=on, settings=set_ or (), key=key)
+        made, wanted = requested.plan, {**requested.launch, **options}
+        with _removed_unless_launched(client, requested, dry_run=dry_run):
+            _check(client, made, output, is_kept=not (dry_run and requested.is_made))
+            if dry_run:
+                if output == "table":
+                    typer.echo(f"{made.launch.title}: possible. Nothing was launched or kept.")
+                else:
+                    write_reply(made, output)
+                return
+            if approval:
+                confirm(f"Request its approval? {made.launch.title}.", yes=yes)
+                _request_approval(client, made, wanted, approval, key=key, output=output)
+                return
+            confirm(f"Launch it? {made.launch.title}.", yes=yes)
+            try:
+                launched = client.launch_plan(made.id, wanted, idempotency_key=key or None)
+            except ApiError as error:
+                if error.code != OVER_BUDGET:
+                    raise
+                command = _command(plan, file, on=on, settings=set_ or (), options=options)
+                raise _over_budget(error, command) from error
         job = launched.job
+        if key and job.plan != made.id:
+            _remove(client, requested)  # an earlier launch with this key started the job
         if output != "table":
             write_reply(launched, output)
         else:
@@ -107,9 +171,18 @@ def launch(  # noqa: PLR0913 (the command's options)
 
 
 def _plan_of(
-    client: "Slipway", plan: str | None, file: str | None, *, on: str, settings: Sequence[str]
-) -> "tuple[PlanReply, dict[str, Any]]":
-    """Return the plan on the server, made if it is none yet, and its launch options."""
+    client: "Slipway",
+    plan: str | None,
+    file: str | None,
+    *,
+    on: str,
+    settings: Sequence[str],
+    key: str = "",
+) -> "PlanToLaunch":
+    """Return the plan on the server, made if it is none yet, and its launch options.
+
+    A repetition with an idempotency key gets the plan that the first call made.
+    """
     if (plan is None) == (file is None):
         raise CliError("name a PLAN, or a file with --file", field="PLAN")
     if file is not None:
@@ -118,11 +191,14 @@ def _plan_of(
             _set(document, text)
         if on:
             document["hardware"] = _place(client, on) or {"host": on}
-        wanted = document.pop("launch", None) or {}
-        return client.create_plan(document), dict(wanted)
+        wanted = dict(document.pop("launch", None) or {})
+        made = _made(
+            client, lambda each: client.create_plan(document, idempotency_key=each), document, key
+        )
+        return PlanToLaunch(made, wanted, is_made=True)
     plan = str(plan)
     if len(plan) == ULID_LENGTH:
-        return client.get_plan(plan.upper()), {}
+        return PlanToLaunch(client.get_plan(plan.upper()), {}, is_made=False)
     if not ID.fullmatch(plan):
         raise CliError(
             f"PLAN is {plan!r}: it is an id that `slipway plan` or a plan's page shows",
@@ -133,7 +209,128 @@ def _plan_of(
         raise CliError(f"the plan {plan} holds no request: plan again", field="PLAN")
     request = answer.request.model_dump(mode="json")
     place = (_place(client, on) if on else None) or {"host": on}
-    return client.create_plan_from_request({"request": request, **place}), {}
+    body = {"request": request, **place}
+    made = _made(
+        client, lambda each: client.create_plan_from_request(body, idempotency_key=each), body, key
+    )
+    return PlanToLaunch(made, {}, is_made=True)
+
+
+def _check_key(key: str) -> None:
+    """Refuse an idempotency key that the server would not take.
+
+    Raises:
+        CliError: it is too long, or has characters other than printable ASCII.
+    """
+    if len(key) > LONGEST_KEY or not key.isascii() or not key.isprintable():
+        raise CliError(
+            f"--key has {len(key)} characters; it can have 1 to {LONGEST_KEY} printable "
+            "ASCII characters, such as night-run-2026-11-28 or a UUID",
+            field="--key",
+        )
+
+
+def _made(
+    client: "Slipway",
+    make: "Callable[[str | None], PlanReply]",
+    body: dict[str, Any],
+    key: str,
+) -> "PlanReply":
+    """Return a plan that ``make`` makes of a body; a repetition with the key returns the first.
+
+    A plan that was deleted since, as after a refused launch, is made again: the server repeats
+    its reply to the first request, so that the request needs another key.
+    """
+    if not key:
+        return make(None)
+    from runners.client.transport import ApiError
+
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()
+    for number in count():
+        made = make(f"{key}.{digest[:12]}.{number}")
+        try:
+            return client.get_plan(made.id)
+        except ApiError as error:
+            if error.status != MISSING:
+                raise
+    raise AssertionError("the numbers have no end")
+
+
+@contextmanager
+def _removed_unless_launched(
+    client: "Slipway", requested: PlanToLaunch, *, dry_run: bool = False
+) -> Iterator[None]:
+    """Delete the plan that a command made if it is not launched: after an error, a no or Ctrl-C.
+
+    It stays if a job has it, as when the reply to a launch was lost or a key is used again.
+    """
+    from runners.client.transport import ApiError, UnreachableError
+
+    try:
+        yield
+    except BaseException:
+        with suppress(ApiError, UnreachableError):  # the first error is what is reported
+            _remove(client, requested)
+        raise
+    if dry_run:
+        _remove(client, requested)
+
+
+def _remove(client: "Slipway", requested: PlanToLaunch) -> None:
+    if requested.is_made and not client.list_jobs(plan=requested.plan.id, limit=1).items:
+        client.delete_plan(requested.plan.id)
+
+
+def _request_approval(
+    client: "Slipway",
+    plan: "PlanReply",
+    launch: dict[str, Any],
+    reason: str,
+    *,
+    key: str,
+    output: str,
+) -> None:
+    """Request that a person of the team approves a launch, and say where they do."""
+    body = {"launch": launch, "reason": reason}
+    made = client.request_launch(plan.id, body, idempotency_key=key or None)
+    if output != "table":
+        write_reply(made, output)
+        return
+    typer.echo(
+        f"The launch of {made.plan_name} ({made.plan}) is {made.state}: "
+        f"{client.base_url}{made.url}",
+        err=True,
+    )
+    typer.echo(made.id)
+
+
+def _command(
+    plan: str | None,
+    file: str | None,
+    *,
+    on: str,
+    settings: Sequence[str],
+    options: Mapping[str, Any],
+) -> str:
+    """Return the command line that requests the approval of a launch with the same options."""
+    words = ["slipway", "launch", *(["-f", file] if file else [str(plan)])]
+    words += ["--on", on] if on else []
+    words += [word for text in settings for word in ("--set", text)]
+    for name, value in options.items():
+        values = value if isinstance(value, list) else [value]
+        words += [word for each in values for word in (f"--{OPTIONS.get(name, name)}", str(each))]
+    return shlex.join([*words, "--request-approval", "REASON"])
+
+
+def _over_budget(error: "ApiError", command: str) -> CliError:
+    """Return a refusal by the token's budget, with the command that requests an approval."""
+    detail, num_places = APPROVAL.subn(lambda _: f"`{command}`", error.detail)
+    return CliError(
+        detail if num_places else f"{detail} To request an approval: `{command}`",
+        code=error.code,
+        exit_code=ExitCode.DENIED,
+        problem=error.facts,
+    )
 
 
 def plan_on_server(
@@ -236,13 +433,12 @@ def _set(document: dict[str, Any], text: str) -> None:
     place[last] = value_of_field(path, value)
 
 
-def _check(client: "Slipway", plan: "PlanReply", output: str) -> None:
-    """Show a plan; raise if nothing fits or it cannot be launched."""
+def _check(client: "Slipway", plan: "PlanReply", output: str, *, is_kept: bool = True) -> None:
+    """Show a plan, with its address if it is kept; raise if nothing fits or it cannot launch."""
     words = plan.verdict_words
     if output == "table":
-        typer.echo(
-            f"{plan.name or 'Draft plan'}  {plan.id}  {client.base_url}{plan.url}", err=True
-        )
+        address = f"  {plan.id}  {client.base_url}{plan.url}" if is_kept else ""
+        typer.echo(f"{plan.name or 'Draft plan'}{address}", err=True)
         typer.echo(_verdict(words), err=True)
         for line in [*words.warnings, *plan.notes]:
             typer.echo(f"- {line}", err=True)
@@ -273,10 +469,12 @@ def verify(
 ) -> None:
     """Run a plan's benchmark or job and print each figure measured beside predicted."""
     with server() as client:
-        made, wanted = _plan_of(client, plan, file, on=on, settings=())
-        _check(client, made, output)
-        confirm(f"Measure it? {made.launch.title}.", yes=yes)
-        job = client.launch_plan(made.id, {**wanted, "run": "job"}).job
+        requested = _plan_of(client, plan, file, on=on, settings=())
+        made = requested.plan
+        with _removed_unless_launched(client, requested):
+            _check(client, made, output)
+            confirm(f"Measure it? {made.launch.title}.", yes=yes)
+            job = client.launch_plan(made.id, {**requested.launch, "run": "job"}).job
         typer.echo(f"{job.name}: {job.id}", err=True)
         finished(client, job.id, follow_job(client, job.id, quiet=True))
         if output != "table":

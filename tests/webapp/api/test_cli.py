@@ -4,6 +4,7 @@ import http.server
 import io
 import json
 import re
+import shlex
 import sys
 import threading
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import typer
 import yaml
 
 from runners.cli import main as cli
@@ -29,13 +31,13 @@ from tests.webapp.conftest import (
     make_beat,
     make_microbench,
 )
-from webapp.accounts.models import AccessToken, Membership
+from webapp.accounts.models import AccessToken, Membership, StoredReply
 from webapp.accounts.tokens import token_make
 from webapp.agents.environments import orders_of
 from webapp.agents.heartbeats import host_beat
 from webapp.agents.ingest import events_accept
 from webapp.hosts.models import Host
-from webapp.jobs.models import Attempt, Job
+from webapp.jobs.models import Attempt, Job, LaunchRequest
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
 
@@ -169,7 +171,9 @@ def test_an_ambiguous_name_is_refused_with_the_ids_and_states_and_nothing_is_don
     assert (code, "2 hosts are named 'Box'" in err, "\n  a  ready" in err) == (USAGE, True, True)
 
 
-def test_a_plan_made_without_a_server_is_launched_on_its_host(run, logged_in, host):
+def test_a_plan_made_without_a_server_is_launched_on_its_host(run, logged_in, host, monkeypatch):
+    deleted: list[str] = []  # and kept, to be read
+    monkeypatch.setattr(Slipway, "delete_plan", lambda _, plan_id: deleted.append(plan_id))
     code, out, err = run(
         "plan", "train", "llama-3.2-1b", "--on", "h100-sxm", "--tokens", "1M", "-o", "json"
     )
@@ -181,6 +185,7 @@ def test_a_plan_made_without_a_server_is_launched_on_its_host(run, logged_in, ho
     assert made.draft["workload"]["pretrain"]["million_tokens"] == 1.0
     assert code in {DONE, NOTHING_FITS, FAILED}, err
     assert (code == DONE) == Job.objects.exists()
+    assert deleted == ([] if code == DONE else [made.pk])
 
 
 def test_nothing_is_launched_unasked_or_where_nothing_fits(run, logged_in, job_file, tmp_path):
@@ -195,6 +200,64 @@ def test_nothing_is_launched_unasked_or_where_nothing_fits(run, logged_in, job_f
     code, _, err = run("launch")
     assert (code, "name a PLAN" in err) == (USAGE, True)
     assert not Job.objects.exists()
+
+
+def test_a_launch_that_does_not_happen_leaves_no_plan(
+    run, logged_in, job_file, tmp_path, monkeypatch
+):
+    launch = ("launch", "-f", job_file)
+    code, out, err = run(*launch, "--dry-run")
+    assert (code, "Fits" in err, "Nothing was launched or kept" in out) == (DONE, True, True), err
+    assert json.loads(run(*launch, "--dry-run", "-o", "json")[1])["verdict"] == "fits"
+    big = tmp_path / "big.yaml"
+    big.write_text("goal: serve\nmodel: meta-llama/Llama-3.1-70B\nhardware: {device: rtx-4090}\n")
+    assert run("launch", "-f", big, "--dry-run")[0] == NOTHING_FITS
+    assert run("launch", "-f", big, "-y")[0] == NOTHING_FITS
+    assert run(*launch)[0] == USAGE  # nobody can be asked
+
+    def answered_no(*_arguments, **_options):
+        raise typer.Abort
+
+    monkeypatch.setattr("runners.cli.launch.confirm", answered_no)
+    assert run(*launch)[0] == 130
+    assert not Plan.objects.exists()
+
+
+def test_a_launch_over_the_budget_names_the_command_that_requests_an_approval(
+    run, logged_in, alice, team, job_file
+):
+    text = token_make(team=team, by=alice, name="agent", scope="launch", budget_gpu_hours=1)[1]
+    kept = json.loads(run("api", "create_plan", "--body", job_file)[1])["id"]
+    assert run("login", "http://testserver", "--token", text)[0] == DONE
+    for what in (("-f", str(job_file)), (kept,)):
+        code, _, err = run("launch", *what, "--hours", "50", "-y")
+        command = re.search(r"`slipway (.*)`", err)[1]
+        asking = ["launch", *what, "--hours", "50.0"]
+        assert (code, shlex.split(command)) == (DENIED, [*asking, "--request-approval", "REASON"])
+        assert "{plan_id}" not in err
+        assert list(Plan.objects.values_list("pk", flat=True)) == [kept]
+    code, out, err = run(*shlex.split(command), "-y")
+    request = LaunchRequest.objects.get()
+    assert (code, out.strip(), request.reason) == (DONE, request.pk, "REASON"), err
+    assert (request.plan_id, "http://testserver/approvals/" in err) == (kept, True)
+    assert not Job.objects.exists()
+
+
+def test_a_launch_with_a_key_is_repeated_safely(run, logged_in, job_file):
+    launch = ("launch", "-f", job_file, "-y", "-d", "--key", "night")
+    code, _, err = run(*launch, "--hours", "-1")  # refused: the key stays free
+    assert (code, Plan.objects.exists()) == (USAGE, False), err
+    ids = {run(*launch)[1].strip() for _ in range(3)}
+    assert ids == {Job.objects.get().pk}
+    code, _, err = run(*launch, "--set", "workload.time_budget_minutes=2")
+    assert (code, "was used for another request" in err) == (USAGE, True)
+    assert run(*launch, "--hours", "2")[0] == USAGE
+    assert Plan.objects.get().pk == Job.objects.get().plan_id
+    StoredReply.objects.all().delete()  # as a day later
+    assert {run(*launch)[1].strip()} == ids
+    assert Plan.objects.get().pk == Job.objects.get().plan_id
+    code, _, err = run("launch", "-f", job_file, "-y", "--key", "x" * 41)
+    assert (code, "--key has 41 characters; it can have 1 to 40" in err) == (USAGE, True)
 
 
 def test_ctrl_c_ends_the_command_and_not_the_job(run, logged_in, job_file, monkeypatch):
@@ -537,7 +600,7 @@ BY_NAME_ALONE = {
     "change_plan", "compute_plan", "clone_plan", "save_plan", "apply_suggestion",
     "list_plan_versions", "get_plan_limit",
     # Of agents, which call them by `slipway mcp`.
-    "request_launch", "list_launch_requests", "get_launch_request", "get_post_mortem", "search",
+    "list_launch_requests", "get_launch_request", "get_post_mortem", "search",
     # Of operators and admins, seldom: hosts that are alike, planned hosts, limits, calibration.
     "add_virtual_host", "mark_host_apart", "revoke_enrolment", "abandon_job", "change_limits",
     "get_limits", "list_audit", "list_members", "list_sessions", "list_measurements",
