@@ -83,10 +83,10 @@ def _show_jobs(jobs: "list[JobReply]") -> None:
     rows = [
         (
             job.id,
-            job.name,
+            " ".join(job.name.split()),
             job.kind,
             job.state,
-            job.progress.words or "",
+            " ".join((job.progress.words or "").split()),
             job.host or job.pool,
             seconds(job.elapsed_seconds) if job.started_at else "",
         )

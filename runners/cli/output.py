@@ -6,6 +6,7 @@ colours out where the output is no terminal or ``NO_COLOR`` is set.
 
 import contextlib
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ OutputOption = Annotated[
     Output, typer.Option("--output", "-o", help="table for people, json or yaml for programs.")
 ]
 TRAILING = re.compile(r" +$", re.MULTILINE)
+UNWRAPPED_COLUMNS = 100_000  # more than any row has
 SLOW_SECONDS = 0.5  # a command that takes longer shows that it runs
 
 
@@ -37,10 +39,16 @@ def write_document(json_text: str, output: str) -> None:
 
 
 def show(*parts: "RenderableType", style: str | None = None) -> None:
-    """Print text and tables to standard output, without blanks at the ends of lines."""
+    """Print text and tables to standard output, without blanks at the ends of lines.
+
+    They are as wide as the terminal or ``COLUMNS``; elsewhere nothing is wrapped, so that a row
+    of a table is one line of a pipe or a file.
+    """
     from rich.console import Console
 
-    console = Console(highlight=False, emoji=False, markup=False)
+    is_wrapped = sys.stdout.isatty() or os.environ.get("COLUMNS")
+    width = None if is_wrapped else UNWRAPPED_COLUMNS
+    console = Console(highlight=False, emoji=False, markup=False, width=width)
     with console.capture() as captured:
         for part in parts:
             console.print(part, style=style)

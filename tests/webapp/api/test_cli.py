@@ -243,6 +243,22 @@ def test_a_launch_over_the_budget_names_the_command_that_requests_an_approval(
     assert not Job.objects.exists()
 
 
+def test_ps_into_a_pipe_has_one_line_for_each_job_in_aligned_columns(
+    run, logged_in, job_file, monkeypatch
+):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    names = ("a name of many words " * 5).strip(), "short"
+    for name in names:
+        assert run("launch", "-f", job_file, "-y", "-d", "--name", name)[0] == DONE
+    head, *rows = run("ps")[1].splitlines()
+    assert [row[: head.index("KIND")].split(maxsplit=1)[1].strip() for row in rows] == [
+        *names[::-1]
+    ]
+    assert {row[head.index("KIND") :].split()[0] for row in rows} == {"train"}
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(run("ps")[1].splitlines()) > 3
+
+
 def test_a_launch_with_a_key_is_repeated_safely(run, logged_in, job_file):
     launch = ("launch", "-f", job_file, "-y", "-d", "--key", "night")
     code, _, err = run(*launch, "--hours", "-1")  # refused: the key stays free
