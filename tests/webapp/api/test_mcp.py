@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import shlex
+import sys
+from pathlib import Path
 
 import httpx
 import pytest
-from mcp import Client
+from mcp import Client, StdioServerParameters, stdio_client
 
 from runners.cli.mcp import tools
 from runners.client import Slipway
@@ -95,3 +98,24 @@ def test_another_tools_command_becomes_a_plan_and_faults_are_sentences(alice, te
     assert "No object of your teams" in call("job", job_id="nothing")
     readonly = agent(alice, team, "read")
     assert "needs the scope plan" in readonly("plan", goal="serve", model="demo")
+
+
+def test_a_server_started_by_the_command_ends_when_its_standard_input_closes(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("mcp.client.stdio.PROCESS_TERMINATION_TIMEOUT", 60.0)  # a busy machine
+    status = tmp_path / "status"  # not written if the client has to end the process group
+    program = shlex.join([sys.executable, "-m", "runners.cli.main", "mcp"])
+    parameters = StdioServerParameters(
+        command="/bin/sh",
+        args=["-c", f"{program}; echo $? > {shlex.quote(str(status))}"],
+        env={"SLIPWAY_SERVER": "http://127.0.0.1:9", "SLIPWAY_TOKEN": "slp_x"},
+        cwd=Path(__file__).parents[3],
+    )
+
+    async def listed():
+        async with Client(stdio_client(parameters)) as client:
+            return (await client.list_tools()).tools
+
+    assert "launch" in {tool.name for tool in asyncio.run(listed())}
+    assert status.read_text() == "0\n"
