@@ -161,7 +161,7 @@ def token_revoke(
     """Revoke an access token at once."""
     with server() as client:
         client.revoke_token(token_id)
-    typer.echo("Revoked.")
+    typer.echo(f"Revoked {token_id}.")
 
 
 secrets = typer.Typer(
@@ -200,4 +200,4 @@ def secret_delete(name: str, *, yes: Yes = False) -> None:
     confirm(f"Delete the secret {name}?", yes=yes)
     with server() as client:
         client.delete_secret(name)
-    typer.echo("Deleted.")
+    typer.echo(f"Deleted {name}.")

@@ -56,7 +56,9 @@ def data_delete(
     data_id: Annotated[str, typer.Argument(metavar="ID")], *, yes: YesOption = False
 ) -> None:
     """Delete an uploaded file."""
-    confirm(f"Delete {data_id}?", yes=yes)
     with server() as client:
-        client.delete_data(data_id)
-    typer.echo("Deleted.")
+        found = client.get_data(data_id)
+        what = f"{found.name} ({found.id})"
+        confirm(f"Delete {what}?", yes=yes)
+        client.delete_data(found.id)
+    typer.echo(f"Deleted {what}.")

@@ -7,7 +7,15 @@ import typer
 
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.output import OutputOption, gib, seconds, show, table
-from runners.cli.server import YesOption, complete_host, complete_job, confirm, server, write_reply
+from runners.cli.server import (
+    JobArgument,
+    YesOption,
+    complete_host,
+    confirm,
+    job_id_of,
+    server,
+    write_reply,
+)
 
 if TYPE_CHECKING:
     from runners.client.generated import DeviceReply, HostDetail
@@ -331,7 +339,6 @@ def host_validate(
             finished(client, job.id, follow_job(client, job.id))
 
 
-QueuedJobArgument = Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete_job)]
 queue = typer.Typer(help="Queues of the pools.", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -362,23 +369,25 @@ def queue_list(
 @queue.command("move")
 def queue_move(
     pool: Annotated[str, typer.Argument(metavar="POOL")],
-    job: QueuedJobArgument,
+    job: JobArgument,
     direction: Annotated[str, typer.Argument(metavar="up|down")],
 ) -> None:
     """Move a waiting job by one turn, as an operator."""
     with server() as client:
         seen = client.get_queue(pool).seen
-        client.reorder_queue(pool, job, {"move": direction, "seen": seen})
-    typer.echo(f"Moved {direction}.")
+        job_id = job_id_of(client, job)
+        client.reorder_queue(pool, job_id, {"move": direction, "seen": seen})
+    typer.echo(f"Moved {job_id} {direction}.")
 
 
 @queue.command("priority")
 def queue_priority(
     pool: Annotated[str, typer.Argument(metavar="POOL")],
-    job: QueuedJobArgument,
+    job: JobArgument,
     priority: Annotated[str, typer.Argument(metavar="low|normal|high")],
 ) -> None:
     """Change the priority of a waiting job, as an operator."""
     with server() as client:
-        client.reorder_queue(pool, job, {"priority": priority})
-    typer.echo(f"Its priority is {priority}.")
+        job_id = job_id_of(client, job)
+        client.reorder_queue(pool, job_id, {"priority": priority})
+    typer.echo(f"The priority of {job_id} is {priority}.")

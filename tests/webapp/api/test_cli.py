@@ -354,6 +354,8 @@ def test_every_operation_has_a_way_by_name(run, logged_in, host, tmp_path):
     code, out, err = run("data", "add", path)
     assert (code, "40 records" in out) == (DONE, True), err
     assert "a.jsonl" in run("data", "list")[1]
+    data_id = out.split()[0]
+    assert run("data", "delete", data_id, "-y")[:2] == (DONE, f"Deleted a.jsonl ({data_id}).\n")
 
 
 class Web(http.server.ThreadingHTTPServer):
@@ -621,8 +623,8 @@ BY_NAME_ALONE = {
     "add_virtual_host", "mark_host_apart", "revoke_enrolment", "abandon_job", "change_limits",
     "get_limits", "list_audit", "list_members", "list_sessions", "list_measurements",
     "decide_measurement",
-    # Jobs that their pages start, and facts of one file.
-    "evaluate_model", "launch_classification", "get_data",
+    # Jobs that their pages start.
+    "evaluate_model", "launch_classification",
     # Of browsers, for live pages.
     "get_ticket",
 }  # fmt: skip
