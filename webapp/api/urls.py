@@ -1,20 +1,23 @@
 """The API's addresses, its OpenAPI document, and health checks."""
 
+from collections.abc import Callable
+from functools import wraps
 from http import HTTPStatus
 from typing import Any, cast
 
 import redis
 from django.contrib.auth.decorators import login_not_required
+from django.contrib.auth.views import redirect_to_login
 from django.db import DatabaseError, connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import URLPattern, URLResolver, path
 from ninja import NinjaAPI
-from ninja.errors import ValidationError, ValidationErrorContext
+from ninja.errors import AuthenticationError, ValidationError, ValidationErrorContext
 from ninja.main import Exc
 from ninja.openapi.schema import OpenAPISchema
 
 from webapp.api import hosts, jobs, library, machines, plans, team
-from webapp.api.auth import TokenAuth
+from webapp.api.auth import READ, TokenAuth
 from webapp.api.requests import Inputs, inputs_of, with_request_rules
 from webapp.core import outages, problems
 from webapp.core.problems import LimitedParser
@@ -120,7 +123,28 @@ api.add_router("", library.router)
 api.add_router("", team.router)
 
 
-NEEDS_LOGIN = frozenset({"openapi-json", "openapi-view", "api-root"})
+NEEDS_LOGIN = frozenset({"openapi-view", "api-root"})
+View = Callable[..., HttpResponse]
+
+
+def _for_sessions_and_tokens(view: View) -> View:
+    """Return the view of the OpenAPI document for people with a session or an access token.
+
+    Anyone else gets a 401 problem; a browser, which accepts HTML by name, the login page.
+    """
+
+    @wraps(view)
+    def authenticated(request: HttpRequest) -> HttpResponse:
+        try:
+            if any(method(request) for method in READ):
+                return view(request)
+        except Exception as error:  # noqa: BLE001 (as ninja does: unexpected ones are raised again)
+            return api.on_exception(request, error)
+        if "text/html" in request.headers.get("Accept", ""):
+            return redirect_to_login(request.get_full_path())
+        return api.on_exception(request, AuthenticationError())
+
+    return authenticated
 
 
 def _inputs() -> dict[str, dict[str, Inputs]]:
@@ -145,8 +169,11 @@ def _login_exempt(patterns: list[URLPattern | URLResolver]) -> list[URLPattern |
     inputs = _inputs()
     for pattern in patterns:
         if isinstance(pattern, URLPattern) and pattern.name not in NEEDS_LOGIN:
-            view = with_request_rules(pattern.callback, inputs[str(pattern.pattern)])
-            pattern.callback = login_not_required(view)
+            view = pattern.callback
+            if pattern.name == "openapi-json":
+                view = _for_sessions_and_tokens(view)
+            rules = inputs.get(str(pattern.pattern), {})
+            pattern.callback = login_not_required(with_request_rules(view, rules))
     return patterns
 
 

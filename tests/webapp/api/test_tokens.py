@@ -131,6 +131,22 @@ def test_what_is_no_valid_token_opens_nothing(alice, team, monkeypatch):
         assert other.get("/api/v1/jobs").status_code == 401, text
 
 
+def test_the_schema_is_read_with_a_token_or_a_session_and_only_a_browser_is_redirected(
+    alice, team
+):
+    for client in (bearer(alice, team, "read"), client_of(alice)):
+        document = client.get("/api/v1/openapi.json").json()
+        assert "/api/v1/plans" in document["paths"]
+    unknown = Client(headers={"Authorization": "Bearer slp_unknown"})
+    for client, code in ((Client(), "not_authenticated"), (unknown, "unknown_token")):
+        answer = client.get("/api/v1/openapi.json", headers={"Accept": "*/*"})
+        assert (answer.status_code, answer.json()["code"]) == (401, code)
+    browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    answer = Client().get("/api/v1/openapi.json", headers=browser)
+    assert answer["Location"] == "/login/?next=/api/v1/openapi.json"
+    assert bearer(alice, team, "read").get("/api/v1/docs").status_code == 302
+
+
 def test_a_service_has_its_own_account_that_ends_with_its_token(team, alice):
     ada = type(alice).objects.create_user("ada")
     Membership.objects.create(user=ada, team=team, role="admin")
