@@ -35,6 +35,7 @@ from webapp.core.problems import (
     bytes_out,
 )
 from webapp.core.queries import in_order
+from webapp.core.search import folded
 from webapp.hosts.models import Host
 from webapp.hosts.services import Contact, contact_of
 from webapp.jobs.endpoints import endpoint_of
@@ -404,7 +405,7 @@ class LogQuery(Schema):
 
     after: Annotated[int | None, Query(ge=0, description="Lines after this event")] = None
     limit: Annotated[int, Query(ge=1, le=MAX_LINES)] = 200
-    q: str = ""
+    q: Annotated[str, Query(description="Part of the line, in any case; also with “after”")] = ""
     host: Rank = 0
 
 
@@ -417,34 +418,37 @@ def job_log(request: HttpRequest, job_id: str, query: Query[LogQuery]) -> LogRep
         lines = log_lines(part, limit=query.limit, needle=query.q)
         last = lines[-1].seq if lines else 0
     else:
-        lines, last = lines_after(part, query.after, query.limit, is_over=is_over)
+        lines, last = lines_after(part, query.after, query.limit, is_over=is_over, needle=query.q)
     shown = [LogLine(seq=one.seq, at=one.at, stream=one.stream, text=one.text) for one in lines]
     return LogReply(attempt=part.pk if part else None, lines=shown, last_seq=last)
 
 
 def lines_after(
-    part: Attempt | None, after: int, limit: int, *, is_over: bool
+    part: Attempt | None, after: int, limit: int, *, is_over: bool, needle: str = ""
 ) -> tuple[list[Line], int]:
     """Return the lines of an attempt's events after ``after``, and the last event's number.
 
+    With ``needle`` those that contain it; no line then means that there is none up to that event.
     A line that has not ended comes with the event that ends it, or when the job ``is_over``.
     """
-    stored = AttemptEvent.objects.filter(attempt=part, kind__in=LOG_KINDS, seq__gt=after)
-    events = list(stored.order_by("seq")[:EVENTS_AT_ONCE])
-    is_rest = is_over and len(events) < EVENTS_AT_ONCE
-    replaced = {event.seq: is_replaced for event, is_replaced in with_replaced(reversed(events))}
+    stored = AttemptEvent.objects.filter(attempt=part, kind__in=LOG_KINDS).order_by("seq")
+    folded_needle = folded(needle)
     lines: list[Line] = []
-    last = after
-    for event in events:
-        shown = lines_of(event, is_replaced=replaced[event.seq])
-        lines += [
-            replace(line, text=shortened(line.text))
-            for line in shown
-            if is_rest or not line.is_open
-        ]
-        last = event.seq
-        if len(lines) >= limit:
-            break
+    last, is_end = after, False
+    while not lines and not is_end:
+        events = list(stored.filter(seq__gt=last)[:EVENTS_AT_ONCE])
+        is_end = len(events) < EVENTS_AT_ONCE
+        is_rest = is_over and is_end
+        replaced = {each.seq: is_old for each, is_old in with_replaced(reversed(events))}
+        for event in events:
+            lines += [
+                replace(line, text=shortened(line.text))
+                for line in lines_of(event, is_replaced=replaced[event.seq])
+                if (is_rest or not line.is_open) and folded_needle in folded(line.text)
+            ]
+            last = event.seq
+            if len(lines) >= limit:
+                break
     return lines, last
 
 

@@ -104,6 +104,21 @@ def test_the_log_comes_in_pieces_without_a_line_twice_or_half(alice, attempt):
     assert [one["text"] for one in get(alice, f"{path}?q=OU").json()["lines"]] == ["four"]
 
 
+def test_a_search_after_an_event_skips_other_lines_and_reads_to_the_end(
+    alice, attempt, monkeypatch
+):
+    monkeypatch.setattr("webapp.api.jobs.EVENTS_AT_ONCE", 2)
+    outputs = [log(f"line {number}\n") for number in range(6)]
+    batch = batch_of(attempt, ("started", STARTED), *outputs, log("An ERROR\n"), log("more\n"))
+    events_accept(host=attempt.host, batch=batch)
+    path = f"/jobs/{attempt.job_id}/log"
+    found = get(alice, f"{path}?after=0&q=error").json()
+    assert [line["text"] for line in found["lines"]] == ["An ERROR"]
+    rest = get(alice, f"{path}?after={found['last_seq']}&q=error").json()
+    last = get(alice, path).json()["last_seq"]
+    assert (rest["lines"], rest["last_seq"]) == ([], last)
+
+
 def frames_of(text: str) -> list[tuple[str, dict]]:
     parts = [part.splitlines() for part in text.split("\n\n") if "event:" in part]
     named = [dict(line.split(": ", 1) for line in part) for part in parts]
