@@ -545,5 +545,5 @@ def plan_delete(plan_id: ServerPlanArgument, *, yes: YesOption = False) -> None:
         found = client.get_plan(plan_id)
         what = f"{found.name or 'the draft'} ({found.id})"
         confirm(f"Delete {what} with all its versions?", yes=yes)
-        client.delete_plan(found.id)
+        client.delete_plan(found.id, all_versions=True)
     typer.echo(f"Deleted {what}.")

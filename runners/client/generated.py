@@ -71,8 +71,14 @@ class Operations:
         """
 
     @operation("DELETE", "/plans/{plan_id}")
-    def delete_plan(self, plan_id: str, *, idempotency_key: str | None = None) -> None:
-        """Delete a draft, or a plan with all its versions; its jobs remain."""
+    def delete_plan(
+        self, plan_id: str, *, all_versions: bool = False, idempotency_key: str | None = None
+    ) -> None:
+        """Delete a draft, or a saved plan with all its versions; its jobs remain.
+
+        One version of several cannot be deleted alone: without ``all_versions=true`` that is refused
+        with 409 ``has_versions``, which names the versions.
+        """
 
     @operation("POST", "/plans/{plan_id}/compute")
     def compute_plan(self, plan_id: str, *, idempotency_key: str | None = None) -> PlanReply:

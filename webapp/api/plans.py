@@ -83,6 +83,7 @@ from webapp.wizard.steps import launch_both, ready_hosts
 
 router = Router(tags=["plans"], auth=READ)
 jobs_router = Router(tags=["plans"], auth=READ)
+MOST_NAMED = 10  # versions in a message
 
 
 class PlanSummary(Schema):
@@ -479,9 +480,32 @@ def plan_save(request: HttpRequest, plan_id: str, body: Saving) -> PlanReply:
 @router.delete(
     "/{plan_id}", auth=PLAN, response={204: None, **REFUSALS}, operation_id="delete_plan"
 )
-def plan_delete(request: HttpRequest, plan_id: str) -> Status[None]:
-    """Delete a draft, or a plan with all its versions; its jobs remain."""
-    plan_remove(_changeable(request, plan_id))
+def plan_delete(
+    request: HttpRequest,
+    plan_id: str,
+    *,
+    all_versions: Annotated[
+        bool, Query(description="Needed if the plan has several versions: all are deleted")
+    ] = False,
+) -> Status[None]:
+    """Delete a draft, or a saved plan with all its versions; its jobs remain.
+
+    One version of several cannot be deleted alone: without ``all_versions=true`` that is refused
+    with 409 ``has_versions``, which names the versions.
+    """
+    plan = _changeable(request, plan_id)
+    if not (plan.is_draft or all_versions):
+        saved = Plan.objects.filter(series=plan.series, deleted_at=None).order_by("version")
+        versions = [str(version) for version in saved.values_list("version", flat=True)]
+        if len(versions) > 1:
+            raise ConflictProblem(
+                "has_versions",
+                f"The plan {plan_id} is version {plan.version} of {len(versions)} "
+                f"({', '.join(versions[:MOST_NAMED])}{', …' * (len(versions) > MOST_NAMED)}), "
+                "which are deleted together. Repeat the request with ?all_versions=true to delete "
+                "every one; the jobs remain.",
+            )
+    plan_remove(plan)
     return Status(204, None)
 
 
@@ -506,7 +530,7 @@ class VersionReply(Schema):
 )
 def plan_versions(request: HttpRequest, plan_id: str) -> list[VersionReply]:
     """Return every version of a saved plan, newest first."""
-    plan = visible_or_404(Plan, request.user, pk=plan_id)
+    plan = visible_or_404(Plan, request.user, pk=plan_id, deleted_at=None)
     return [
         VersionReply(
             id=each.plan.pk,
@@ -689,7 +713,7 @@ def _answer(plan: Plan) -> PlanAnswer:
 )
 def formats(request: HttpRequest, plan_id: str) -> PlanFormats:
     """Return the formats that a plan can be exported to."""
-    plan = visible_or_404(Plan, request.user, pk=plan_id)
+    plan = visible_or_404(Plan, request.user, pk=plan_id, deleted_at=None)
     exports = exports_of(plan, _answer(plan))
     fields = FormatReply.model_fields
     listed = [
@@ -703,7 +727,7 @@ def formats(request: HttpRequest, plan_id: str) -> PlanFormats:
 )
 def exported(request: HttpRequest, plan_id: str, key: str) -> ExportReply:
     """Return a plan in one format, with its notes and the script that measures it."""
-    plan = visible_or_404(Plan, request.user, pk=plan_id)
+    plan = visible_or_404(Plan, request.user, pk=plan_id, deleted_at=None)
     try:
         export = export_plan(plan, _answer(plan), key)
     except PlannerError as error:
@@ -718,7 +742,7 @@ def exported(request: HttpRequest, plan_id: str, key: str) -> ExportReply:
 )
 def limit(request: HttpRequest, plan_id: str, question: InverseQuestion) -> dict[str, Any]:
     """Return a limit of a plan, such as ``longest_context`` or ``most_users``."""
-    plan = visible_or_404(Plan, request.user, pk=plan_id)
+    plan = visible_or_404(Plan, request.user, pk=plan_id, deleted_at=None)
     try:
         return limit_of(plan, question).model_dump(mode="json")
     except DraftProblem as problem:

@@ -332,6 +332,9 @@ def test_a_plan_comes_as_yaml_and_goes_back_the_same(run, logged_in, job_file, t
     assert run("plans", "list")[1].count("fits") == 2
     schema = json.loads(run("plans", "schema")[1])
     assert schema["discriminator"]["propertyName"] == "goal"
+    Plan.objects.exclude(pk=first.pk).update(series=first.series, version=2)
+    assert run("plans", "delete", first.pk, "-y")[:2] == (DONE, "Deleted.\n")
+    assert not Plan.objects.filter(deleted_at=None).exists()
 
 
 def test_every_operation_has_a_way_by_name(run, logged_in, host, tmp_path):

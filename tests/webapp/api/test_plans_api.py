@@ -25,6 +25,18 @@ def served(team, alice, host) -> Plan:
     return Plan.objects.create(team=team, owner=alice, name="serve", draft=draft)
 
 
+@pytest.fixture
+def second_version(alice, served) -> Plan:
+    """The next version of ``served``, which becomes the first."""
+    for name in ("series", "state", "version", "revision"):
+        setattr(served, name, {"series": served.pk, "state": "computed"}.get(name, 1))
+    served.save()
+    return Plan.objects.create(
+        team=served.team, owner=alice, name="serve", draft=served.draft, series=served.pk,
+        state="computed", version=2, base=served,
+    )  # fmt: skip
+
+
 def get(user, plan, path: str):
     return client_of(user).get(f"/api/v1/plans/{plan.pk}/{path}")
 
@@ -87,6 +99,29 @@ def training(team, alice, host) -> Plan:
 
 def first_limit(user, plan, question: str) -> dict:
     return get(user, plan, f"limits/{question}").json()["limits"][0]
+
+
+# Versions are deleted together and only on request
+
+
+def test_one_version_of_several_is_deleted_only_with_all_and_is_then_nowhere(
+    alice, served, second_version, job
+):
+    plans = (served, second_version)
+    job.plan = served  # so that its row stays, hidden
+    job.save()
+    client, first = client_of(alice), f"/api/v1/plans/{served.pk}"
+    answer = client.delete(first)
+    assert (answer.status_code, answer.json()["code"]) == (409, "has_versions")
+    assert "version 1 of 2 (1, 2)" in answer.json()["detail"]
+    assert [get(alice, plan, "versions").status_code for plan in plans] == [200, 200]
+    assert client.delete(f"{first}?all_versions=true").status_code == 204
+    assert Plan.objects.get(pk=served.pk).deleted_at is not None
+    for path in ("", "/versions", "/exports", "/exports/vllm", "/limits/most_users"):
+        assert client.get(f"{first}{path}").status_code == 404, path
+    for path in ("/compute", "/clone", "/launch", "/launch-requests", "/suggestions/0", "/save"):
+        answer = client.post(f"{first}{path}", "{}", content_type="application/json")
+        assert answer.status_code == 404, path
 
 
 # Who may ask
