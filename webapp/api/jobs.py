@@ -253,8 +253,14 @@ def job_detail(job: Job, request: HttpRequest) -> JobDetail:
 class JobFilters(Paging):
     """Filters of the list of jobs; several values of ``state`` are separated by commas."""
 
-    state: str = ""
-    kind: str = ""
+    state: Annotated[
+        str,
+        Query(
+            description=f"One or more of {', '.join(JobState.values)}, separated by commas",
+            examples=["running", "queued,running"],
+        ),
+    ] = ""
+    kind: Annotated[str, Query(description=f"One of {', '.join(KIND_WORDS)}")] = ""
     host: Annotated[str, Query(description="Slug of a host")] = ""
     owner: Annotated[str, Query(description="User name")] = ""
     plan: Annotated[str, Query(description="Id of a plan")] = ""
@@ -579,7 +585,13 @@ def figures(request: HttpRequest, job_id: str) -> JobFiguresReply:
     "/jobs/{job_id}/events", response={200: JobEvents, **REFUSALS}, operation_id="list_job_events"
 )
 def events(
-    request: HttpRequest, job_id: str, after: int = 0, kind: str = "", host: Rank = 0
+    request: HttpRequest,
+    job_id: str,
+    after: int = 0,
+    kind: Annotated[
+        str, Query(description="Kinds separated by commas, such as log,phase,artefact,exited")
+    ] = "",
+    host: Rank = 0,
 ) -> JobEvents:
     """Return events of the current attempt after a sequence number, at most 1000 or 256 KiB.
 

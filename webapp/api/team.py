@@ -383,7 +383,9 @@ class EventFilters(Schema):
 
     limit: Annotated[int, Query(ge=1, le=1000)] = 100
     before: Annotated[int, Query(ge=1)] | None = None
-    kind: str = ""
+    kind: Annotated[
+        str, Query(description="Kind of event, such as job.state or token.created")
+    ] = ""
     actor: str = ""
     subject: str = ""
     since: date | None = None

@@ -16,7 +16,7 @@ from ninja.errors import AuthenticationError, ValidationError, ValidationErrorCo
 from ninja.main import Exc
 from ninja.openapi.schema import OpenAPISchema
 
-from webapp.api import hosts, jobs, library, machines, plans, team
+from webapp.api import hosts, jobs, library, machines, openapi, plans, team
 from webapp.api.auth import READ, TokenAuth
 from webapp.api.requests import Inputs, inputs_of, with_request_rules
 from webapp.core import outages, problems
@@ -71,7 +71,7 @@ def _without_tags(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
 
 
 class DocumentedAPI(NinjaAPI):
-    """The API, with correct media types in its OpenAPI document.
+    """The API, with a completed OpenAPI document (``webapp.api.openapi``).
 
     Handled exceptions keep neither the rejected values nor the frames that held them.
     """
@@ -97,9 +97,9 @@ class DocumentedAPI(NinjaAPI):
         return ValidationError(faults)
 
     def get_openapi_schema(self, **options: Any) -> OpenAPISchema:
-        """Return the OpenAPI document with the media types of problems."""
+        """Return the OpenAPI document with what holds for all operations alike."""
         document = super().get_openapi_schema(**options)
-        problems.name_media_types(document)
+        openapi.complete(document)
         return document
 
 

@@ -58,7 +58,11 @@ def in_short(document: dict[str, Any]) -> dict[str, Any]:
     operations = {}
     for path, item in document["paths"].items():
         for method, one in item.items():
-            parameters = one.get("parameters", ())
+            components = document.get("components", {}).get("parameters", {})
+            parameters = [
+                components[each["$ref"].rpartition("/")[2]] if "$ref" in each else each
+                for each in one.get("parameters", ())
+            ]
             properties = {each["name"]: each["schema"] for each in parameters}
             required = {each["name"] for each in parameters if each.get("required")}
             replies: dict[str, Any] = {}  # by statuses of one content, such as "401 403 404"

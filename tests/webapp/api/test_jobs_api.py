@@ -3,6 +3,7 @@
 import pytest
 from django.db import DatabaseError
 from django.test import Client
+from pydantic import TypeAdapter
 
 from runners.shared.messages import EnrollRequest
 from tests.webapp.api.conftest import HostClient
@@ -17,6 +18,7 @@ from webapp.core import pace
 from webapp.hosts.services import digest
 from webapp.jobs.models import Attempt, AttemptEvent, Job
 from webapp.live.stream import read_ticket
+from webapp.wizard.documents import LaunchDocument, adapter
 
 # What pages and scripts read: series, events, tickets.
 
@@ -313,6 +315,27 @@ def test_every_operation_declares_its_refusals_and_says_what_it_does():
     refusals = {"401", "404", "409", "422"}
     assert [name for name, one in found if not refusals <= set(map(str, one["responses"]))] == []
     assert [name for name, one in found if not one["description"].endswith(".")] == []
+
+
+def test_the_schema_has_readable_summaries_headers_values_and_valid_examples():
+    document = api.get_openapi_schema()
+    assert document["paths"]["/api/v1/jobs"]["get"]["summary"] == "List jobs"
+    assert document["paths"]["/api/v1/hosts/enroll"]["post"]["summary"] == "Enroll"
+    key = {"$ref": "#/components/parameters/Idempotency-Key"}
+    keyed = {name for name, one in operations() if key in one["parameters"]}
+    assert keyed == {name for name, _ in operations() if not name.startswith("get ")}
+    busy = document["paths"]["/api/v1/plans"]["post"]["responses"][429]["headers"]
+    for part in (key, *busy.values()):
+        *_, section, name = part["$ref"].split("/")
+        assert document["components"][section][name]["description"]
+    given = {one["name"]: one for one in document["paths"]["/api/v1/jobs"]["get"]["parameters"]}
+    assert "queued, preflight" in given["state"]["description"]
+    assert "separated by commas" in given["state"]["description"]
+    assert "train, compress" in given["kind"]["description"]
+    models = {"create_plan": adapter(), "launch_plan": TypeAdapter(LaunchDocument)}
+    for _, one in operations():
+        if model := models.get(one["operationId"]):
+            model.validate_python(one["requestBody"]["content"]["application/json"]["example"])
 
 
 def test_the_docs_page_loads_only_from_here(alice):

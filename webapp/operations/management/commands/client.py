@@ -162,12 +162,15 @@ def _operations(document: Schema) -> Iterator[dict[str, Any]]:
     for path, item in document["paths"].items():
         for method, operation in item.items():
             if {"TokenAuth": []} in operation.get("security", ()):
-                yield {**operation, "method": method.upper(), "path": path.removeprefix("/api/v1")}
+                # A parameter by reference is a header, which the transport sends.
+                own = [each for each in operation["parameters"] if "$ref" not in each]
+                parts = {"method": method.upper(), "path": path.removeprefix("/api/v1")}
+                yield {**operation, "parameters": own, **parts}
 
 
 def _references(schema: Any) -> Iterator[str]:  # noqa: ANN401 (JSON)
     if isinstance(schema, Mapping):
-        if isinstance(ref := schema.get("$ref"), str):
+        if isinstance(ref := schema.get("$ref"), str) and ref.startswith(REF):
             yield ref.removeprefix(REF)
         for value in schema.values():
             yield from _references(value)
