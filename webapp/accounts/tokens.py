@@ -231,6 +231,13 @@ def token_find(text: str) -> AccessToken | None:
     return token
 
 
+@sensitive_variables("text")
+def expired_token(text: str) -> AccessToken | None:
+    """Return the token with this text if its time is over and nothing else ended it."""
+    rows = AccessToken.objects.filter(digest=digest_of(text), revoked_at=None)
+    return rows.filter(expires_at__lte=now(), user__is_active=True).first()
+
+
 def token_revoke(*, token: AccessToken, by: User) -> bool:
     """Revoke a token at once; return whether it was still valid.
 

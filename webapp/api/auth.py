@@ -8,7 +8,7 @@ from ninja.security import HttpBearer, SessionAuth
 
 from webapp.accounts.models import AccessToken, Scope
 from webapp.accounts.sign_in import address_of
-from webapp.accounts.tokens import PREFIX, includes, token_act, token_find
+from webapp.accounts.tokens import PREFIX, expired_token, includes, token_act, token_find
 from webapp.api.requests import inputs_check
 from webapp.core.pace import PERSON, STRANGER, calls
 from webapp.core.problems import ForbiddenProblem, UnauthorizedProblem
@@ -16,8 +16,8 @@ from webapp.core.problems import ForbiddenProblem, UnauthorizedProblem
 UNKNOWN_TOKEN = (
     "unknown_token",
     (
-        "No valid access token has this text: it was revoked, has expired, or its account is "
-        "closed. Make a new one under Access tokens."
+        "No valid access token has this text: it was revoked, or its account is closed. Make a "
+        "new one under Access tokens."
     ),
 )
 
@@ -49,6 +49,12 @@ class TokenAuth(HttpBearer):
         found = token_find(token)
         if found is None:
             calls.keep(STRANGER, address_of(request))
+            if expired := expired_token(token):
+                raise UnauthorizedProblem(
+                    "token_expired",
+                    f"The access token “{expired.name}” expired at {expired.expires_at:%F %R} "
+                    "UTC. Make a new one under Access tokens.",
+                )
             raise UnauthorizedProblem(*UNKNOWN_TOKEN)
         calls.keep(PERSON, str(found.user_id))
         held = Scope(found.scope)

@@ -19,6 +19,10 @@ HEADERS = {
         "description": f"“true” if the reply is a repeated one, of an earlier {KEY_HEADER}",
         "schema": {"type": "string", "const": "true"},
     },
+    "WWW-Authenticate": {
+        "description": "The scheme of access tokens and of hosts' credentials",
+        "schema": {"type": "string", "const": "Bearer"},
+    },
     "Retry-After": {
         "description": "Seconds until the request may be repeated",
         "schema": {"type": "integer", "minimum": 0},
@@ -59,6 +63,7 @@ def complete(document: Document) -> None:
         for status, response in operation["responses"].items():
             is_replayed = method in WRITES and int(status) < HTTPStatus.BAD_REQUEST
             names = [REQUEST_ID, *[REPLAYED] * is_replayed, *["Retry-After"] * (status in RETRIED)]
+            names += ["WWW-Authenticate"] * (status == HTTPStatus.UNAUTHORIZED)
             refs = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
             response["headers"] = refs
         if example := EXAMPLES.get(operation["operationId"]):

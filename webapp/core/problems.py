@@ -226,6 +226,8 @@ def problem_response(problem: Problem) -> JsonResponse:
         **problem.facts,
     }
     response = JsonResponse(body, status=problem.status, content_type=MEDIA_TYPE)
+    if problem.status == UnauthorizedProblem.status:
+        response["WWW-Authenticate"] = "Bearer"  # RFC 9110 §15.5.2: a 401 names the scheme
     if "retry_after_seconds" in problem.facts:
         response["Retry-After"] = str(problem.facts["retry_after_seconds"])
     return response

@@ -121,7 +121,12 @@ def test_what_is_no_valid_token_opens_nothing(alice, team, monkeypatch):
     later = clock.now() + timedelta(days=2)
     monkeypatch.setattr("webapp.accounts.tokens.now", lambda: later)
     answer = client.get("/api/v1/jobs")
-    assert (answer.status_code, answer.json()["code"]) == (401, "unknown_token")
+    assert (answer.status_code, answer.json()["code"]) == (401, "token_expired")
+    assert answer["WWW-Authenticate"] == "Bearer"
+    assert "“read token” expired at" in answer.json()["detail"]
+    AccessToken.objects.update(revoked_at=clock.now())
+    assert client.get("/api/v1/jobs").json()["code"] == "unknown_token"
+    AccessToken.objects.update(revoked_at=None)
     monkeypatch.undo()
     alice.is_active = False
     alice.save()
