@@ -5,7 +5,7 @@ from http import HTTPStatus
 from typing import Any
 
 from webapp.api.requests import KEY_HEADER, LONGEST_KEY, REPLAYED, REQUEST_ID, WRITES
-from webapp.core.problems import name_media_types
+from webapp.core.problems import JSON_TYPE, name_media_types
 
 Document = dict[str, Any]
 UNNAMED = "webapp_api_hosts_"  # begins the ids of the hosts' own operations: module and function
@@ -60,6 +60,9 @@ def complete(document: Document) -> None:
         if method in WRITES:
             key = {"$ref": f"#/components/parameters/{KEY_HEADER}"}
             operation["parameters"] = [*operation["parameters"], key]
+        if JSON_TYPE in operation.get("requestBody", {}).get("content", {}):
+            refusal = operation["responses"][HTTPStatus.CONFLICT]
+            operation["responses"][415] = {**refusal, "description": "Unsupported Media Type"}
         for status, response in operation["responses"].items():
             is_replayed = method in WRITES and int(status) < HTTPStatus.BAD_REQUEST
             names = [REQUEST_ID, *[REPLAYED] * is_replayed, *["Retry-After"] * (status in RETRIED)]
@@ -67,7 +70,7 @@ def complete(document: Document) -> None:
             refs = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
             response["headers"] = refs
         if example := EXAMPLES.get(operation["operationId"]):
-            operation["requestBody"]["content"]["application/json"]["example"] = example
+            operation["requestBody"]["content"][JSON_TYPE]["example"] = example
 
 
 def summary_of(operation_id: str) -> str:

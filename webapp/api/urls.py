@@ -9,7 +9,7 @@ import redis
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.views import redirect_to_login
 from django.db import DatabaseError, connection
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, JsonResponse
 from django.urls import URLPattern, URLResolver, path
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, ValidationError, ValidationErrorContext
@@ -20,7 +20,7 @@ from webapp.api import hosts, jobs, library, machines, openapi, plans, team
 from webapp.api.auth import READ, TokenAuth
 from webapp.api.requests import Inputs, inputs_of, with_request_rules
 from webapp.core import outages, problems
-from webapp.core.problems import LimitedParser
+from webapp.core.problems import LimitedParser, MethodProblem, problem_response
 from webapp.wizard.drafts import GOALS
 
 # ---------------------------------------------------------------------------
@@ -135,6 +135,8 @@ def _for_sessions_and_tokens(view: View) -> View:
 
     @wraps(view)
     def authenticated(request: HttpRequest) -> HttpResponse:
+        if request.method not in {"GET", "HEAD"}:
+            return HttpResponseNotAllowed(["GET", "HEAD"])
         try:
             if any(method(request) for method in READ):
                 return view(request)
@@ -161,6 +163,23 @@ def _inputs() -> dict[str, dict[str, Inputs]]:
     }
 
 
+def _with_method_problem(view: View) -> View:
+    """Return the view of an address whose 405 is a problem that names its methods."""
+
+    @wraps(view)
+    def answered(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
+        response = view(request, *args, **kwargs)
+        if not isinstance(response, HttpResponseNotAllowed):
+            return response
+        allowed = ", ".join(sorted(response["Allow"].split(", ")))
+        detail = f"{request.method} is not a method of this address; it has {allowed}."
+        refusal = problem_response(MethodProblem("method_not_allowed", detail))
+        refusal["Allow"] = allowed
+        return refusal
+
+    return answered
+
+
 def _login_exempt(patterns: list[URLPattern | URLResolver]) -> list[URLPattern | URLResolver]:
     """Exempt the operations from Django's login requirement: each has its own auth.
 
@@ -172,6 +191,7 @@ def _login_exempt(patterns: list[URLPattern | URLResolver]) -> list[URLPattern |
             view = pattern.callback
             if pattern.name == "openapi-json":
                 view = _for_sessions_and_tokens(view)
+            view = _with_method_problem(view)
             rules = inputs.get(str(pattern.pattern), {})
             pattern.callback = login_not_required(with_request_rules(view, rules))
     return patterns

@@ -68,6 +68,20 @@ class ConflictProblem(Problem):
     title = "The current state does not allow this"
 
 
+class MethodProblem(Problem):
+    """The address exists and does not have this method."""
+
+    status = 405
+    title = "The address does not have this method"
+
+
+class MediaTypeProblem(Problem):
+    """The body has a media type that the operation does not read."""
+
+    status = 415
+    title = "The media type is not supported"
+
+
 class TooLargeProblem(Problem):
     """The body exceeds the size limit."""
 
@@ -150,11 +164,19 @@ class LimitedParser(Parser):
     """
 
     def parse_body(self, request: HttpRequest) -> dict[str, Any]:
-        """Return the body of a request.
+        """Return the body of a request; one without a Content-Type is read as JSON.
 
         Raises:
+            MediaTypeProblem: the body is said not to be JSON.
             ValueError: the body cannot be parsed; ninja answers with status 400.
         """
+        kind = request.content_type or JSON_TYPE
+        if kind != JSON_TYPE and not kind.endswith("+json"):
+            raise MediaTypeProblem(
+                "unsupported_media_type",
+                f"The Content-Type is {kind[:80]}; this operation reads JSON. Send the header "
+                f"Content-Type: {JSON_TYPE}, with a JSON document as the body.",
+            )
         body = parse_json(request.body)
         is_batch = request.path.startswith("/api/v1/attempts/") and request.path.endswith(
             "/events"
@@ -163,6 +185,7 @@ class LimitedParser(Parser):
 
 
 MEDIA_TYPE = "application/problem+json"
+JSON_TYPE = "application/json"
 BYTES_TYPE = "application/octet-stream"
 MOST_FAULTS = 20  # listed per response
 
@@ -317,13 +340,21 @@ def install(api: NinjaAPI) -> None:
         return problem_response(ForbiddenProblem("forbidden", str(error)))
 
     @api.exception_handler(Http404)
-    def on_missing(_request: HttpRequest, _error: Http404) -> HttpResponse:
+    def on_missing(request: HttpRequest, _error: Http404) -> HttpResponse:
+        route = request.resolver_match.kwargs if request.resolver_match else {}
+        ids = ", ".join(f"{name} {str(value)[:80]!r}" for name, value in route.items())
         return problem_response(
-            NotFoundProblem("not_found", "No object of your teams has this id.")
+            NotFoundProblem(
+                "not_found",
+                f"No object of your teams has this id{': ' * bool(ids)}{ids}. The id may be of "
+                "another team, or the object is deleted.",
+            )
         )
 
     @api.exception_handler(HttpError)
     def on_http_error(_request: HttpRequest, error: HttpError) -> HttpResponse:
+        if isinstance(error.__cause__, Problem):  # of the parser, which ninja wraps
+            return problem_response(error.__cause__)
         cause = f": {error.__cause__}." if isinstance(error.__cause__, ValueError) else "."
         problem = InvalidProblem("bad_request", f"{error.message.rstrip('.')}{cause}")
         problem.status = error.status_code

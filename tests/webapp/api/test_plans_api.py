@@ -77,8 +77,11 @@ def test_another_team_cannot_tell_a_foreign_plan_from_none(charlie, served):
     for path in ["exports", "exports/vllm", "limits/most_users"]:
         assert get(charlie, served, path).status_code == 404, path
     foreign = get(charlie, served, "exports").json()
+    none = Plan(pk="01J0000000000000000000NONE")
+    assert f"plan_id '{served.pk}'" in foreign["detail"]
+    foreign["detail"] = foreign["detail"].replace(served.pk, none.pk)
     served.delete()
-    assert get(charlie, Plan(pk="01J0000000000000000000NONE"), "exports").json() == foreign
+    assert get(charlie, none, "exports").json() == foreign
 
 
 # What a script is told of a plan, for every kind of person and for input that is not right.
@@ -124,6 +127,18 @@ def test_one_version_of_several_is_deleted_only_with_all_and_is_then_nowhere(
         assert answer.status_code == 404, path
 
 
+def test_a_body_that_is_said_not_to_be_json_is_refused_with_the_type_to_send(alice):
+    client, body = client_of(alice), '{"text": "vllm serve gpt2"}'
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "application/yaml"):
+        answer = client.post("/api/v1/plans/import", body, content_type=kind)
+        assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+        assert f"is {kind}; " in answer.json()["detail"]
+        assert "Content-Type: application/json" in answer.json()["detail"]
+    assert not Plan.objects.exists()
+    answer = client.post("/api/v1/plans/import", body, content_type="application/json")
+    assert answer.status_code == 201
+
+
 # Who may ask
 
 
@@ -142,7 +157,9 @@ def test_people_of_the_team_read_everything_and_others_are_told_how_to_come_in(
     assert (answer.status_code, answer.json()["code"]) == (401, "not_authenticated")
     for method in ["post", "put", "delete", "patch"]:
         answer = getattr(client_of(alice), method)(f"/api/v1/plans/{served.pk}/exports")
-        assert answer.status_code == 405, method
+        assert (answer.status_code, answer["Content-Type"]) == (405, PROBLEM), method
+        assert answer["Allow"] == "GET", method
+        assert answer.json()["detail"].endswith("it has GET."), method
         assert Plan.objects.filter(pk=served.pk).exists(), method
 
 
