@@ -1,7 +1,7 @@
 """The API's addresses, its OpenAPI document, and health checks."""
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -15,12 +15,16 @@ from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, ValidationError, ValidationErrorContext
 from ninja.main import Exc
 from ninja.openapi.schema import OpenAPISchema
+from pydantic import BaseModel
+from pydantic import ValidationError as PydanticError
 
 from webapp.api import hosts, jobs, library, machines, openapi, plans, team
 from webapp.api.auth import READ, TokenAuth
+from webapp.api.faults import in_words
 from webapp.api.requests import Inputs, inputs_of, with_request_rules
 from webapp.core import outages, problems
 from webapp.core.problems import LimitedParser, MethodProblem, problem_response
+from webapp.wizard.documents import adapter
 from webapp.wizard.drafts import GOALS
 
 # ---------------------------------------------------------------------------
@@ -70,6 +74,17 @@ def _without_tags(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
     return path[1:] if path[:1] and path[0] in GOALS else path
 
 
+@cache
+def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    return model.model_json_schema()
+
+
+@cache
+def _document_schema() -> dict[str, Any]:
+    """Return the JSON schema of the documents of plans."""
+    return adapter().json_schema()
+
+
 class DocumentedAPI(NinjaAPI):
     """The API, with a completed OpenAPI document (``webapp.api.openapi``).
 
@@ -90,7 +105,7 @@ class DocumentedAPI(NinjaAPI):
         for context in error_contexts:
             error, model = context.pydantic_validation_error, context.model
             names = model.__ninja_flatten_map_reverse__
-            for fault in problems.faults_of(error):
+            for fault in in_words(problems.faults_of(error), _schema_of(model)):
                 location = _without_tags(names.get(fault["loc"], fault["loc"]))
                 faults.append({**fault, "loc": (model.__ninja_param_source__, *location)})
             problems.release_frames(error)
@@ -111,6 +126,18 @@ api = DocumentedAPI(
     description="What hosts report to, and what pages and scripts read from.",
 )
 problems.install(api)
+
+
+@api.exception_handler(PydanticError)
+def on_invalid_document(_request: HttpRequest, error: PydanticError) -> HttpResponse:
+    """Answer a body that an operation parses itself, such as a changed plan's document."""
+    faults = problems.faults_of(error)
+    if all(fault["loc"][:1] == () or fault["loc"][0] in GOALS for fault in faults):
+        faults = in_words(faults, _document_schema())
+        faults = [{**fault, "loc": _without_tags(fault["loc"])} for fault in faults]
+    return problem_response(problems.invalid(faults))
+
+
 api.add_router("/hosts", hosts.router)
 api.add_router("/attempts", hosts.attempts_router)
 api.add_router("/plans", plans.router)

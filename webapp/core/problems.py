@@ -268,9 +268,18 @@ async def send_problem(send: Send, problem: Problem, more_headers: Headers = ())
 
 
 def faults_of(error: PydanticError) -> list[dict[str, Any]]:
-    """Return the validation errors of a message, field by field, without the values."""
-    errors = error.errors(include_url=False, include_context=False, include_input=False)
-    return [dict(item) for item in errors]
+    """Return the validation errors of a message, field by field, without the values.
+
+    The one exception is the ``tag`` by which a union's member was looked for, and not found.
+    """
+    faults = []
+    for item in error.errors(include_url=False, include_input=False):
+        fault = dict(item)
+        context = fault.pop("ctx", {})
+        if item["type"] == "union_tag_invalid":
+            fault["tag"] = str(context["tag"])
+        faults.append(fault)
+    return faults
 
 
 def invalid(errors: list[dict[str, Any]]) -> InvalidProblem:
@@ -326,10 +335,6 @@ def install(api: NinjaAPI) -> None:
     @api.exception_handler(ValidationError)
     def on_invalid(_request: HttpRequest, error: ValidationError) -> HttpResponse:
         return problem_response(invalid(error.errors))
-
-    @api.exception_handler(PydanticError)
-    def on_invalid_inside(_request: HttpRequest, error: PydanticError) -> HttpResponse:
-        return problem_response(invalid(faults_of(error)))
 
     @api.exception_handler(AuthenticationError)
     def on_unknown(_request: HttpRequest, _error: AuthenticationError) -> HttpResponse:

@@ -108,8 +108,12 @@ def test_each_part_of_a_document_reaches_the_draft(team, alice, host):
     ("changes", "field", "words"),
     [
         ({"workload": {"input_tokens": 0}}, "body.input_tokens", "greater than or equal to 1"),
-        ({"workload": {"input_token": 5}}, "body.input_token", "not permitted"),
-        ({"goal": "serving"}, "body", "expected"),
+        ({"workload": {"input_token": 5}}, "body.input_token", "nearest is “input_tokens”"),
+        ({"hardwear": {}}, "body.hardwear", "nearest is “hardware”"),
+        ({"zzz": 1}, "body.zzz", "there are name, objective, "),
+        ({"model": {"team_modle": "x"}}, "body.team_modle", "nearest is “team_model”"),
+        ({"goal": "serving"}, "body.goal", "'serving'; it can be compress, finetune, generate"),
+        ({"goal": None}, "body.goal", "it can be compress, finetune, generate, pretrain, serve"),
         ({"model": "no such model"}, "model.catalog_id", "can be given as its config"),
         ({"model": {}}, None, "names nothing"),
         ({"model": {"team_model": "theirs"}}, None, "your team's models are"),
@@ -135,6 +139,19 @@ def test_a_pool_of_one_host_is_that_host(team, alice, host):
     for name in (host.pool.name, host.pool_id):
         plan = filled(team, alice, {"goal": "pretrain", "hardware": {"pool": name}})
         assert plan.draft["hardware"]["choice"] == f"host:{host.pk}"
+
+
+def test_a_misspelt_field_of_a_change_or_a_launch_is_named_with_the_nearest(alice, host):
+    client = client_of(alice)
+    plan = f"/plans/{post(client, '/plans', {'goal': 'serve', 'model': 'demo'}).json()['id']}"
+    patch = client.patch(f"/api/v1{plan}", '{"hardwear": {}}', content_type="application/json")
+    for answer, field, near in (
+        (patch, "hardwear", "“hardware”"),
+        (post(client, f"{plan}/launch", {"huors": 1}), "body.huors", "“hours”"),
+    ):
+        assert answer.status_code == 422, answer.content
+        fault = answer.json()["errors"][0]
+        assert (fault["field"], near in fault["message"]) == (field, True), fault
 
 
 def test_a_launch_by_document_is_the_launch_by_clicks(alice, team, host):
