@@ -274,7 +274,7 @@ def faults_of(error: PydanticError) -> list[dict[str, Any]]:
     """
     faults = []
     for item in error.errors(include_url=False, include_input=False):
-        fault = dict(item)
+        fault: dict[str, Any] = dict(item)
         context = fault.pop("ctx", {})
         if item["type"] == "union_tag_invalid":
             fault["tag"] = str(context["tag"])
