@@ -89,9 +89,9 @@ def test_what_passes_is_tried_again_with_the_same_key(waits):
             httpx.Response(409, json={"code": "in_progress"}, headers={"Retry-After": "1"}),
             httpx.Response(204),
         )
-        list(each(server, lambda client: client.delete_plan("a/b")))[number]()
-        assert {one.url.path for one in server.sent} == {"/api/v1/plans/a/b"}
-        assert server.sent[0].url.raw_path == b"/api/v1/plans/a%2Fb"
+        list(each(server, lambda client: client.delete_job("a/b")))[number]()
+        assert {one.url.path for one in server.sent} == {"/api/v1/jobs/a/b"}
+        assert server.sent[0].url.raw_path == b"/api/v1/jobs/a%2Fb"
         assert len({one.headers["idempotency-key"] for one in server.sent}) == 1
     assert waits == [7.0, 2.0, 1.0] * 2
     other = Server(httpx.Response(409, json={"code": "not_stoppable", "detail": "Over."}))
