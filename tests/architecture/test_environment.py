@@ -30,6 +30,7 @@ EXCEPTIONS = {
     # The user of the command line, who is neither the site's nor a host's operator.
     "runners/cli/main.py": {"PYDANTIC_DISABLE_PLUGINS"},
     "runners/cli/catalog.py": {"HF_ENDPOINT", "HF_TOKEN"},
+    "runners/cli/output.py": {"COLUMNS"},
     # The host's operator.
     "runners/shared/config.py": {"SLIPWAY_REDIS_CA"},
     "runners/shared/timing.py": {"VARIABLE"},
