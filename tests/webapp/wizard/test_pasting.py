@@ -98,7 +98,8 @@ def test_a_job_as_yaml_launches_the_same_job_again(alice, host):
     first = Job.objects.get()
     document = job_document_of(first)
     assert document["launch"] == {"run": "job", **launch, "hours": 2.0}
-    again = client.post("/api/v1/plans", json.dumps(document), "application/json").json()
+    planned = {name: value for name, value in document.items() if name != "launch"}
+    again = client.post("/api/v1/plans", json.dumps(planned), "application/json").json()
     path = f"/api/v1/plans/{again['id']}/launch"
     client.post(path, json.dumps(document["launch"]), "application/json")
     second = Job.objects.order_by("created_at").last()
