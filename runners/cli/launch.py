@@ -1,12 +1,7 @@
 """``slipway launch``, ``verify`` and ``plans``: plans of the server, and what they start."""
 
-import hashlib
-import json
-import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from itertools import count
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -18,7 +13,6 @@ from runners.cli.plans import ID, complete_plan, load_plan, read_document
 from runners.cli.quantities import value_of_field
 from runners.cli.server import (
     LOGIN,
-    MISSING,
     OVER_BUDGET,
     Completions,
     YesOption,
@@ -32,18 +26,26 @@ from runners.cli.server import (
 
 if TYPE_CHECKING:
     from planner.specs.estimate import PlanAnswer
-    from runners.client.generated import PlanReply, Slipway, VerdictReply
+    from runners.client.generated import Launched, PlanReply, Slipway, VerdictReply
     from runners.client.transport import ApiError
 
 ULID_LENGTH = 26
 
 
-class PlanToLaunch(NamedTuple):
-    """A plan of the server, launch options of its file, and whether this command made it."""
+class ToLaunch(NamedTuple):
+    """A plan of the server, or a document with the plan that it would be, which is not kept."""
 
     plan: "PlanReply"
-    launch: dict[str, Any]
-    is_made: bool
+    document: dict[str, Any] | None
+    launch: dict[str, Any]  # of the document
+
+    def start(self, client: "Slipway", options: Mapping[str, Any], *, key: str = "") -> "Launched":
+        """Launch it with options over those of the document."""
+        wanted = {**self.launch, **options}
+        if self.document is None:
+            return client.launch_plan(self.plan.id, wanted, idempotency_key=key or None)
+        document = {**self.document, "launch": wanted}
+        return client.launch_document(document, idempotency_key=key or None)
 
 
 def complete_any_plan(incomplete: str) -> Completions:
@@ -76,10 +78,8 @@ SetOption = Annotated[
     typer.Option("--set", metavar="FIELD=VALUE", help="A field of the file, by its path."),
 ]
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Do not follow the job.")]
-LONGEST_KEY = 40  # characters: those that are made of it have the API's limit, 64
+LONGEST_KEY = 64  # characters of an idempotency key, as the API has it
 OPTIONS = {"secrets": "secret"}  # field of a launch -> its option, if that has another name
-# What the API's refusal of a launch over the budget tells its callers to do.
-APPROVAL = re.compile(r"POST /api/v1/plans/\S+/launch-requests")
 
 
 def launch(  # noqa: PLR0913 (the command's options)
@@ -119,7 +119,7 @@ def launch(  # noqa: PLR0913 (the command's options)
 ) -> None:
     """Launch a plan as a job: show it, ask, and follow it. Ctrl-C never stops the job.
 
-    A launch that is refused or not confirmed keeps no plan that the command made.
+    A launch of a file that is refused or not confirmed keeps no plan.
     """
     from runners.client.transport import ApiError
 
@@ -132,31 +132,28 @@ def launch(  # noqa: PLR0913 (the command's options)
         if value
     }  # fmt: skip
     with server() as client:
-        requested = _plan_of(client, plan, file, on=on, settings=set_ or (), key=key)
-        made, wanted = requested.plan, {**requested.launch, **options}
-        with _removed_unless_launched(client, requested, dry_run=dry_run):
-            _check(client, made, output, is_kept=not (dry_run and requested.is_made))
-            if dry_run:
-                if output == "table":
-                    typer.echo(f"{made.launch.title}: possible. Nothing was launched or kept.")
-                else:
-                    write_reply(made, output)
-                return
-            if approval:
-                confirm(f"Request its approval? {made.launch.title}.", yes=yes)
-                _request_approval(client, made, wanted, approval, key=key, output=output)
-                return
-            confirm(f"Launch it? {made.launch.title}.", yes=yes)
-            try:
-                launched = client.launch_plan(made.id, wanted, idempotency_key=key or None)
-            except ApiError as error:
-                if error.code != OVER_BUDGET:
-                    raise
-                command = _command(plan, file, on=on, settings=set_ or (), options=options)
-                raise _over_budget(error, command) from error
+        wanted = _to_launch(client, plan, file, on=on, settings=set_ or ())
+        title = wanted.plan.launch.title
+        _check(client, wanted.plan, output)
+        if dry_run:
+            if output == "table":
+                typer.echo(f"{title}: possible. Nothing was launched or kept.")
+            else:
+                write_reply(wanted.plan, output)
+            return
+        if approval:
+            confirm(f"Request its approval? {title}.", yes=yes)
+            _request_approval(client, wanted, options, approval, key=key, output=output)
+            return
+        confirm(f"Launch it? {title}.", yes=yes)
+        try:
+            launched = wanted.start(client, options, key=key)
+        except ApiError as error:
+            if error.code != OVER_BUDGET:
+                raise
+            command = _command(plan, file, on=on, settings=set_ or (), options=options)
+            raise _over_budget(error, command) from error
         job = launched.job
-        if key and job.plan != made.id:
-            _remove(client, requested)  # an earlier launch with this key started the job
         if output != "table":
             write_reply(launched, output)
         else:
@@ -170,18 +167,13 @@ def launch(  # noqa: PLR0913 (the command's options)
         finished(client, job.id, follow_job(client, job.id, quiet=output != "table"))
 
 
-def _plan_of(
-    client: "Slipway",
-    plan: str | None,
-    file: str | None,
-    *,
-    on: str,
-    settings: Sequence[str],
-    key: str = "",
-) -> "PlanToLaunch":
-    """Return the plan on the server, made if it is none yet, and its launch options.
+def _to_launch(
+    client: "Slipway", plan: str | None, file: str | None, *, on: str, settings: Sequence[str]
+) -> ToLaunch:
+    """Return what a command is to launch, planned on the server but not kept there.
 
-    A repetition with an idempotency key gets the plan that the first call made.
+    Raises:
+        CliError: neither a plan nor a file is named, or both, or there is no such plan.
     """
     if (plan is None) == (file is None):
         raise CliError("name a PLAN, or a file with --file", field="PLAN")
@@ -191,14 +183,11 @@ def _plan_of(
             _set(document, text)
         if on:
             document["hardware"] = _place(client, on) or {"host": on}
-        wanted = dict(document.pop("launch", None) or {})
-        made = _made(
-            client, lambda each: client.create_plan(document, idempotency_key=each), document, key
-        )
-        return PlanToLaunch(made, wanted, is_made=True)
+        launch = dict(document.pop("launch", None) or {})
+        return ToLaunch(client.create_plan(document, keep=False), document, launch)
     plan = str(plan)
     if len(plan) == ULID_LENGTH:
-        return PlanToLaunch(client.get_plan(plan.upper()), {}, is_made=False)
+        return ToLaunch(client.get_plan(plan.upper()), None, {})
     if not ID.fullmatch(plan):
         raise CliError(
             f"PLAN is {plan!r}: it is an id that `slipway plan` or a plan's page shows",
@@ -209,11 +198,8 @@ def _plan_of(
         raise CliError(f"the plan {plan} holds no request: plan again", field="PLAN")
     request = answer.request.model_dump(mode="json")
     place = (_place(client, on) if on else None) or {"host": on}
-    body = {"request": request, **place}
-    made = _made(
-        client, lambda each: client.create_plan_from_request(body, idempotency_key=each), body, key
-    )
-    return PlanToLaunch(made, {}, is_made=True)
+    shown = client.create_plan_from_request({"request": request, **place}, keep=False)
+    return ToLaunch(shown, shown.document, {})
 
 
 def _check_key(key: str) -> None:
@@ -230,69 +216,23 @@ def _check_key(key: str) -> None:
         )
 
 
-def _made(
-    client: "Slipway",
-    make: "Callable[[str | None], PlanReply]",
-    body: dict[str, Any],
-    key: str,
-) -> "PlanReply":
-    """Return a plan that ``make`` makes of a body; a repetition with the key returns the first.
-
-    A plan that was deleted since, as after a refused launch, is made again: the server repeats
-    its reply to the first request, so that the request needs another key.
-    """
-    if not key:
-        return make(None)
-    from runners.client.transport import ApiError
-
-    digest = hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()
-    for number in count():
-        made = make(f"{key}.{digest[:12]}.{number}")
-        try:
-            return client.get_plan(made.id)
-        except ApiError as error:
-            if error.status != MISSING:
-                raise
-    raise AssertionError("the numbers have no end")
-
-
-@contextmanager
-def _removed_unless_launched(
-    client: "Slipway", requested: PlanToLaunch, *, dry_run: bool = False
-) -> Iterator[None]:
-    """Delete the plan that a command made if it is not launched: after an error, a no or Ctrl-C.
-
-    It stays if a job has it, as when the reply to a launch was lost or a key is used again.
-    """
-    from runners.client.transport import ApiError, UnreachableError
-
-    try:
-        yield
-    except BaseException:
-        with suppress(ApiError, UnreachableError):  # the first error is what is reported
-            _remove(client, requested)
-        raise
-    if dry_run:
-        _remove(client, requested)
-
-
-def _remove(client: "Slipway", requested: PlanToLaunch) -> None:
-    if requested.is_made and not client.list_jobs(plan=requested.plan.id, limit=1).items:
-        client.delete_plan(requested.plan.id)
-
-
 def _request_approval(
     client: "Slipway",
-    plan: "PlanReply",
-    launch: dict[str, Any],
+    wanted: ToLaunch,
+    options: Mapping[str, Any],
     reason: str,
     *,
     key: str,
     output: str,
 ) -> None:
     """Request that a person of the team approves a launch, and say where they do."""
-    body = {"launch": launch, "reason": reason}
-    made = client.request_launch(plan.id, body, idempotency_key=key or None)
+    launch = {**wanted.launch, **options}
+    if wanted.document is None:
+        body = {"launch": launch, "reason": reason}
+        made = client.request_launch(wanted.plan.id, body, idempotency_key=key or None)
+    else:
+        body = {"document": {**wanted.document, "launch": launch}, "reason": reason}
+        made = client.request_launch_of_document(body, idempotency_key=key or None)
     if output != "table":
         write_reply(made, output)
         return
@@ -324,9 +264,10 @@ def _command(
 
 def _over_budget(error: "ApiError", command: str) -> CliError:
     """Return a refusal by the token's budget, with the command that requests an approval."""
-    detail, num_places = APPROVAL.subn(lambda _: f"`{command}`", error.detail)
+    needed, rest = (float(error.facts[name]) for name in ("needed_gpu_hours", "rest_gpu_hours"))
     return CliError(
-        detail if num_places else f"{detail} To request an approval: `{command}`",
+        f"the job may take {needed:.3g} GPU-hours, and {rest:.3g} of the token's budget are left: "
+        f"shorten its time limit (--hours), or let a person decide with `{command}`",
         code=error.code,
         exit_code=ExitCode.DENIED,
         problem=error.facts,
@@ -433,11 +374,11 @@ def _set(document: dict[str, Any], text: str) -> None:
     place[last] = value_of_field(path, value)
 
 
-def _check(client: "Slipway", plan: "PlanReply", output: str, *, is_kept: bool = True) -> None:
+def _check(client: "Slipway", plan: "PlanReply", output: str) -> None:
     """Show a plan, with its address if it is kept; raise if nothing fits or it cannot launch."""
     words = plan.verdict_words
     if output == "table":
-        address = f"  {plan.id}  {client.base_url}{plan.url}" if is_kept else ""
+        address = f"  {plan.id}  {client.base_url}{plan.url}" if plan.id else ""
         typer.echo(f"{plan.name or 'Draft plan'}{address}", err=True)
         typer.echo(_verdict(words), err=True)
         for line in [*words.warnings, *plan.notes]:
@@ -469,12 +410,10 @@ def verify(
 ) -> None:
     """Run a plan's benchmark or job and print each figure measured beside predicted."""
     with server() as client:
-        requested = _plan_of(client, plan, file, on=on, settings=())
-        made = requested.plan
-        with _removed_unless_launched(client, requested):
-            _check(client, made, output)
-            confirm(f"Measure it? {made.launch.title}.", yes=yes)
-            job = client.launch_plan(made.id, {**requested.launch, "run": "job"}).job
+        wanted = _to_launch(client, plan, file, on=on, settings=())
+        _check(client, wanted.plan, output)
+        confirm(f"Measure it? {wanted.plan.launch.title}.", yes=yes)
+        job = wanted.start(client, {"run": "job"}).job
         typer.echo(f"{job.name}: {job.id}", err=True)
         finished(client, job.id, follow_job(client, job.id, quiet=True))
         if output != "table":

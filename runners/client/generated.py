@@ -30,7 +30,9 @@ class Operations:
         """Return the teams' saved plans and the caller's own drafts, the last saved first."""
 
     @operation("POST", "/plans")
-    def create_plan(self, body: JsonObject, *, idempotency_key: str | None = None) -> PlanReply:
+    def create_plan(
+        self, body: JsonObject, *, keep: bool = True, idempotency_key: str | None = None
+    ) -> PlanReply:
         """Make a plan from a document, plan it, and save it as its first version.
 
         What the document leaves out has the wizard's default. A plan that nothing fits is saved too:
@@ -39,7 +41,11 @@ class Operations:
 
     @operation("POST", "/plans/from-request")
     def create_plan_from_request(
-        self, body: PlannerRequest | JsonObject, *, idempotency_key: str | None = None
+        self,
+        body: PlannerRequest | JsonObject,
+        *,
+        keep: bool = True,
+        idempotency_key: str | None = None,
     ) -> PlanReply:
         """Make a plan from a planner's request, such as the one of a plan that was made offline.
 
@@ -104,29 +110,6 @@ class Operations:
     def list_plan_versions(self, plan_id: str) -> list[VersionReply]:
         """Return every version of a saved plan, newest first."""
 
-    @operation("POST", "/plans/{plan_id}/launch")
-    def launch_plan(
-        self,
-        plan_id: str,
-        body: LaunchDocument | JsonObject,
-        *,
-        idempotency_key: str | None = None,
-    ) -> Launched:
-        """Launch a plan as a job; with an ``Idempotency-Key`` a repetition launches nothing more.
-
-        A token with a budget launches only what its rest suffices for.
-        """
-
-    @operation("POST", "/plans/{plan_id}/launch-requests")
-    def request_launch(
-        self,
-        plan_id: str,
-        body: LaunchToApprove | JsonObject,
-        *,
-        idempotency_key: str | None = None,
-    ) -> LaunchRequestReply:
-        """Ask a person of the team to approve a launch; they decide on the page Approvals."""
-
     @operation("GET", "/plans/{plan_id}/exports")
     def list_exports(self, plan_id: str) -> PlanFormats:
         """Return the formats that a plan can be exported to."""
@@ -151,14 +134,6 @@ class Operations:
     ) -> dict[str, Any]:
         """Return a limit of a plan, such as ``longest_context`` or ``most_users``."""
 
-    @operation("GET", "/launch-requests")
-    def list_launch_requests(self) -> list[LaunchRequestReply]:
-        """Return the teams' launches that wait for an approval, the oldest first."""
-
-    @operation("GET", "/launch-requests/{request_id}")
-    def get_launch_request(self, request_id: str) -> LaunchRequestReply:
-        """Return a request with its decision, and the job of an approved one."""
-
     @operation("GET", "/jobs/{job_id}/post-mortem")
     def get_post_mortem(self, job_id: str) -> PostMortem:
         """Return what is known of a job's failure, and what would fit."""
@@ -168,6 +143,46 @@ class Operations:
         self, job_id: str, body: PlanFromJob | JsonObject, *, idempotency_key: str | None = None
     ) -> PlanReply:
         """Make a draft plan from a job."""
+
+    @operation("POST", "/plans/{plan_id}/launch")
+    def launch_plan(
+        self,
+        plan_id: str,
+        body: LaunchDocument | JsonObject,
+        *,
+        idempotency_key: str | None = None,
+    ) -> Launched:
+        """Launch a plan as a job; with an ``Idempotency-Key`` a repetition launches nothing more.
+
+        A token with a budget launches only what its rest suffices for.
+        """
+
+    @operation("POST", "/plans/{plan_id}/launch-requests")
+    def request_launch(
+        self,
+        plan_id: str,
+        body: LaunchToApprove | JsonObject,
+        *,
+        idempotency_key: str | None = None,
+    ) -> LaunchRequestReply:
+        """Ask a person of the team to approve a launch; they decide on the page Approvals."""
+
+    @operation("POST", "/launch-requests")
+    def request_launch_of_document(
+        self, body: DocumentToApprove | JsonObject, *, idempotency_key: str | None = None
+    ) -> LaunchRequestReply:
+        """Plan a document, save the plan, and ask a person to approve its launch.
+
+        It is done as a whole or not at all: a request that is refused keeps no plan.
+        """
+
+    @operation("GET", "/launch-requests")
+    def list_launch_requests(self) -> list[LaunchRequestReply]:
+        """Return the teams' launches that wait for an approval, the oldest first."""
+
+    @operation("GET", "/launch-requests/{request_id}")
+    def get_launch_request(self, request_id: str) -> LaunchRequestReply:
+        """Return a request with its decision, and the job of an approved one."""
 
     @operation("POST", "/templates/classification")
     def launch_classification(
@@ -207,6 +222,13 @@ class Operations:
         q: str = "",
     ) -> JobPage:
         """Return the teams' jobs, newest first."""
+
+    @operation("POST", "/jobs")
+    def launch_document(self, body: JsonObject, *, idempotency_key: str | None = None) -> Launched:
+        """Plan a document, save the plan, and launch it as its field ``launch`` says.
+
+        It is done as a whole or not at all: a launch that is refused keeps no plan.
+        """
 
     @operation("GET", "/jobs/{job_id}")
     def get_job(self, job_id: str) -> JobDetail:

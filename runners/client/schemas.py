@@ -108,6 +108,53 @@ class Comparison(Reply):
     settings: list[ComparedSetting]
 
 
+class CompressPlanDocument(TypedDict):
+    """Make the weights smaller and measure the loss of quality."""
+
+    name: NotRequired[str]
+    objective: NotRequired[
+        Literal["balanced", "throughput", "latency", "cost", "memory", "quality", "energy"] | None
+    ]
+    latency_target: NotRequired[Literal["chat", "code", "none"] | None]
+    percentile: NotRequired[Literal["p95", "p99", "p50", "mean"] | None]
+    model: NotRequired[str | ModelDocument | None]
+    hardware: NotRequired[HardwareDocument | None]
+    pins: NotRequired[PinsDocument | None]
+    launch: NotRequired[LaunchDocument | None]
+    goal: Literal["compress"]
+    workload: NotRequired[CompressWorkloadDocument | None]
+
+
+class CompressWorkloadDocument(TypedDict):
+    """Compression workload: quantisation and pruning methods."""
+
+    method: NotRequired[
+        Literal[
+            "int8_weight_only",
+            "int8_dynamic",
+            "fp8",
+            "int4_weight_only",
+            "nf4",
+            "gguf",
+            "gptq",
+            "norm_tweaking",
+            "quantease",
+            "awq",
+            "finequant",
+            "fptq",
+            "sparsegpt",
+            "llm_pruner",
+            "sheared_llama",
+            "qmoe",
+        ]
+        | None
+    ]
+    bits: NotRequired[Literal[4, 3, 2, 8] | None]
+    group_size: NotRequired[int | None]
+    sparsity: NotRequired[Literal["50", "20", "30", "60", "2:4"] | None]
+    recovery_steps: NotRequired[int | None]
+
+
 class Cordon(TypedDict):
     """Why a device takes no new jobs."""
 
@@ -159,6 +206,19 @@ class DeviceSummary(Reply):
     kind: str
     memory_bytes: int
     price_usd_per_hour: float | None
+
+
+class DocumentToApprove(TypedDict):
+    """A document whose launch a person is asked to approve, and why."""
+
+    document: (
+        ServePlanDocument
+        | GeneratePlanDocument
+        | FinetunePlanDocument
+        | PretrainPlanDocument
+        | CompressPlanDocument
+    )
+    reason: NotRequired[str]
 
 
 class EndpointReply(Reply):
@@ -245,6 +305,107 @@ class FigureReply(Reply):
     state_words: str
     definition: str
     how: str
+
+
+class FinetunePlanDocument(TypedDict):
+    """Train an existing model on your own text."""
+
+    name: NotRequired[str]
+    objective: NotRequired[
+        Literal["balanced", "throughput", "latency", "cost", "memory", "quality", "energy"] | None
+    ]
+    latency_target: NotRequired[Literal["chat", "code", "none"] | None]
+    percentile: NotRequired[Literal["p95", "p99", "p50", "mean"] | None]
+    model: NotRequired[str | ModelDocument | None]
+    hardware: NotRequired[HardwareDocument | None]
+    pins: NotRequired[PinsDocument | None]
+    launch: NotRequired[LaunchDocument | None]
+    goal: Literal["finetune"]
+    workload: NotRequired[FinetuneWorkloadDocument | None]
+
+
+class FinetuneWorkloadDocument(TypedDict):
+    """Fine-tuning workload: a training run that starts from trained weights."""
+
+    method: NotRequired[
+        Literal["full", "lora", "qlora", "lomo", "adalomo", "qft", "classification", "alphatuning"]
+        | None
+    ]
+    lora_rank: NotRequired[int | None]
+    data_source: NotRequired[Literal["host", "file", "upload", "mixed"] | None]
+    data_path: NotRequired[str | None]
+    data_format: NotRequired[
+        Literal["text", "chat", "sharegpt", "instruction", "classification", "completion"] | None
+    ]
+    dataset: NotRequired[str | None]
+    rows: NotRequired[Literal["packed", "padded"] | None]
+    too_long: NotRequired[Literal["cut", "leave_out"] | None]
+    sequence_length: NotRequired[int | None]
+    global_batch_size: NotRequired[int | None]
+    optimizer: NotRequired[
+        Literal["adamw", "adamw_8bit", "adafactor", "lion", "sgd", "lomo", "adalomo"] | None
+    ]
+    time_budget_minutes: NotRequired[float | None]
+    million_tokens: NotRequired[float | None]
+    activation_offload: NotRequired[Literal["none", "cpu", "disk"] | None]
+    optimizer_offload: NotRequired[Literal["none", "cpu", "disk"] | None]
+    lengths: NotRequired[Literal["fixed", "grow"] | None]
+    rounding: NotRequired[Literal["none", "8", "4"] | None]
+    attention: NotRequired[Literal["auto", "flash", "eager", "flex"] | None]
+    products: NotRequired[Literal["auto", "fp8"] | None]
+    training_step: NotRequired[Literal["plain", "compiled"] | None]
+    early_stop: NotRequired[Literal["never", "2", "3"] | None]
+    exported_weights: NotRequired[Literal["best", "last"] | None]
+    checkpoint_writing: NotRequired[Literal["auto", "background", "in_step"] | None]
+    text_samples: NotRequired[Literal["none", "20", "100", "500"] | None]
+    sample_prompts: NotRequired[str | None]
+    on_spike: NotRequired[Literal["stop", "skip"] | None]
+    mix_weights: NotRequired[Literal["fixed", "dynamic"] | None]
+    mix_every: NotRequired[int | None]
+    mixture: NotRequired[list[SourceDocument] | None]
+
+
+class GeneratePlanDocument(TypedDict):
+    """Process a batch of prompts at the highest throughput."""
+
+    name: NotRequired[str]
+    objective: NotRequired[
+        Literal["balanced", "throughput", "latency", "cost", "memory", "quality", "energy"] | None
+    ]
+    latency_target: NotRequired[Literal["chat", "code", "none"] | None]
+    percentile: NotRequired[Literal["p95", "p99", "p50", "mean"] | None]
+    model: NotRequired[str | ModelDocument | None]
+    hardware: NotRequired[HardwareDocument | None]
+    pins: NotRequired[PinsDocument | None]
+    launch: NotRequired[LaunchDocument | None]
+    goal: Literal["generate"]
+    workload: NotRequired[GenerateWorkloadDocument | None]
+
+
+class GenerateWorkloadDocument(TypedDict):
+    """Offline generation workload: batches of prompts."""
+
+    batch_size: NotRequired[int | None]
+    input_tokens: NotRequired[int | None]
+    output_tokens: NotRequired[int | None]
+    prompts_path: NotRequired[str | None]
+    batching: NotRequired[Literal["given", "sorted", "turbo", "packed", "continuous"] | None]
+    kv_cache: NotRequired[Literal["plain", "fp8", "int4", "int2"] | None]
+    guessing: NotRequired[Literal["lookup"] | None]
+    decode_step: NotRequired[Literal["compiled"] | None]
+
+
+class HardwareDocument(TypedDict):
+    """Where it runs: a host or a pool by name, or catalog hardware to plan for."""
+
+    host: NotRequired[str | None]
+    pool: NotRequired[str | None]
+    device: NotRequired[str | None]
+    devices_per_node: NotRequired[int | None]
+    nodes: NotRequired[int | None]
+    engine: NotRequired[str | None]
+    memory_limit_gib: NotRequired[float | None]
+    on_lost_rank: NotRequired[Literal["stop", "restart", "shrink"] | None]
 
 
 class HostChanges(TypedDict):
@@ -497,6 +658,15 @@ class ModelReply(Reply):
     created_at: datetime | None
 
 
+class ModelDocument(TypedDict):
+    """A model by other means than its name: a team's model, a config.json, a folder on a host."""
+
+    catalog_id: NotRequired[str | None]
+    team_model: NotRequired[str | None]
+    config: NotRequired[dict[str, Any] | None]
+    path: NotRequired[str | None]
+
+
 class NewHost(TypedDict):
     """The host that is to be enrolled; labels are names with values, such as gpu: 4090."""
 
@@ -545,6 +715,21 @@ class Pasted(TypedDict):
     text: str
     host: NotRequired[str]
     pool: NotRequired[str]
+
+
+class PinsDocument(TypedDict):
+    """Parts of the strategy that are fixed for the planner."""
+
+    weight_dtype: NotRequired[
+        Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4", "nf4", "nvfp4"] | None
+    ]
+    kv_cache_dtype: NotRequired[Literal["bf16", "fp16", "fp8", "int8"] | None]
+    tensor_parallel_size: NotRequired[int | None]
+    pipeline_parallel_size: NotRequired[int | None]
+    micro_batch_size: NotRequired[int | None]
+    activation_recomputation: NotRequired[Literal["none", "selective", "full"] | None]
+    prefill_devices: NotRequired[int | None]
+    decode_devices: NotRequired[int | None]
 
 
 class PlanFormats(Reply):
@@ -612,6 +797,59 @@ class PostMortem(Reply):
     signal: int | None
     last_lines: list[str]
     changes: list[ChangeReply]
+
+
+class PretrainPlanDocument(TypedDict):
+    """Train a model from random weights."""
+
+    name: NotRequired[str]
+    objective: NotRequired[
+        Literal["balanced", "throughput", "latency", "cost", "memory", "quality", "energy"] | None
+    ]
+    latency_target: NotRequired[Literal["chat", "code", "none"] | None]
+    percentile: NotRequired[Literal["p95", "p99", "p50", "mean"] | None]
+    model: NotRequired[str | ModelDocument | None]
+    hardware: NotRequired[HardwareDocument | None]
+    pins: NotRequired[PinsDocument | None]
+    launch: NotRequired[LaunchDocument | None]
+    goal: Literal["pretrain"]
+    workload: NotRequired[PretrainWorkloadDocument | None]
+
+
+class PretrainWorkloadDocument(TypedDict):
+    """Training workload: sequence length, batch size, duration, and training options."""
+
+    data_source: NotRequired[Literal["host", "file", "upload", "mixed"] | None]
+    data_path: NotRequired[str | None]
+    data_format: NotRequired[
+        Literal["text", "chat", "sharegpt", "instruction", "classification", "completion"] | None
+    ]
+    dataset: NotRequired[str | None]
+    rows: NotRequired[Literal["packed", "padded"] | None]
+    too_long: NotRequired[Literal["cut", "leave_out"] | None]
+    sequence_length: NotRequired[int | None]
+    global_batch_size: NotRequired[int | None]
+    optimizer: NotRequired[
+        Literal["adamw", "adamw_8bit", "adafactor", "lion", "sgd", "lomo", "adalomo"] | None
+    ]
+    time_budget_minutes: NotRequired[float | None]
+    million_tokens: NotRequired[float | None]
+    activation_offload: NotRequired[Literal["none", "cpu", "disk"] | None]
+    optimizer_offload: NotRequired[Literal["none", "cpu", "disk"] | None]
+    lengths: NotRequired[Literal["fixed", "grow"] | None]
+    rounding: NotRequired[Literal["none", "8", "4"] | None]
+    attention: NotRequired[Literal["auto", "flash", "eager", "flex"] | None]
+    products: NotRequired[Literal["auto", "fp8"] | None]
+    training_step: NotRequired[Literal["plain", "compiled"] | None]
+    early_stop: NotRequired[Literal["never", "2", "3"] | None]
+    exported_weights: NotRequired[Literal["best", "last"] | None]
+    checkpoint_writing: NotRequired[Literal["auto", "background", "in_step"] | None]
+    text_samples: NotRequired[Literal["none", "20", "100", "500"] | None]
+    sample_prompts: NotRequired[str | None]
+    on_spike: NotRequired[Literal["stop", "skip"] | None]
+    mix_weights: NotRequired[Literal["fixed", "dynamic"] | None]
+    mix_every: NotRequired[int | None]
+    mixture: NotRequired[list[SourceDocument] | None]
 
 
 class ProgressReply(Reply):
@@ -715,6 +953,33 @@ class SeriesReply(Reply):
     high: list[float | None]
 
 
+class ServePlanDocument(TypedDict):
+    """Answer requests as they arrive."""
+
+    name: NotRequired[str]
+    objective: NotRequired[
+        Literal["balanced", "throughput", "latency", "cost", "memory", "quality", "energy"] | None
+    ]
+    latency_target: NotRequired[Literal["chat", "code", "none"] | None]
+    percentile: NotRequired[Literal["p95", "p99", "p50", "mean"] | None]
+    model: NotRequired[str | ModelDocument | None]
+    hardware: NotRequired[HardwareDocument | None]
+    pins: NotRequired[PinsDocument | None]
+    launch: NotRequired[LaunchDocument | None]
+    goal: Literal["serve"]
+    workload: NotRequired[ServeWorkloadDocument | None]
+
+
+class ServeWorkloadDocument(TypedDict):
+    """Serving workload: online requests."""
+
+    input_tokens: NotRequired[int | None]
+    output_tokens: NotRequired[int | None]
+    max_request_tokens: NotRequired[int | None]
+    concurrency: NotRequired[int | None]
+    prefix_share_percent: NotRequired[int | None]
+
+
 class SessionReply(Reply):
     """A browser in which the caller is logged in."""
 
@@ -722,6 +987,15 @@ class SessionReply(Reply):
     address: str
     began_at: datetime
     seen_at: datetime
+
+
+class SourceDocument(TypedDict):
+    """One source of a data mixture: the host's own text, a file on it, or an upload's id."""
+
+    source: str
+    path: NotRequired[str]
+    weight: NotRequired[float]
+    reference: NotRequired[float | None]
 
 
 class StoredEvent(Reply):

@@ -21,23 +21,18 @@ from planner.specs.estimate import (
     PlanAnswer,
     PlanRequest,
 )
-from runners.jobspec.serve import key_hash
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import check_role, current_membership, signed_in, visible_or_404
-from webapp.accounts.tokens import acting_token
-from webapp.api.auth import LAUNCH, PLAN, READ
-from webapp.api.jobs import JobReply, job_reply
-from webapp.api.requests import PageReply, Paging, Sent, job_key, page_keys
+from webapp.api.auth import PLAN, READ
+from webapp.api.requests import PageReply, Paging, Sent, page_keys
+from webapp.core.clock import now
 from webapp.core.display import sentence
 from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem, NotFoundProblem
 from webapp.core.queries import in_order
-from webapp.jobs.approvals import open_requests, request_make
-from webapp.jobs.endpoints import new_key
 from webapp.jobs.gangs import deciding_part
 from webapp.jobs.launching import clone_begin, launch_note
 from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import story_of
-from webapp.jobs.models import LaunchRequest
 from webapp.jobs.permissions import job_for
 from webapp.jobs.replanning import replan
 from webapp.pages.jobs import fitting_changes
@@ -45,6 +40,7 @@ from webapp.pages.plans import SHOWN, export_plan, exports_of
 from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import (
+    answer_set,
     current_answer,
     is_outdated,
     limit_of,
@@ -62,24 +58,20 @@ from webapp.plans.saving import (
     is_named,
     listed_plans,
     plan_remove,
+    title_of,
     versions_of,
 )
-from webapp.plans.verdict import problem_verdict, verdict_of
+from webapp.plans.verdict import problem_verdict, stored_state, verdict_of
 from webapp.wizard.documents import (
-    LaunchDocument,
     PlanBase,
     PlanDocument,
     adapter,
     document_of,
     document_of_request,
     draft_fill,
-    launch_by_document,
-    launch_check,
-    launch_options,
 )
 from webapp.wizard.drafts import first_host, proposals_fill, serve_draft, suggestion_apply
 from webapp.wizard.pasting import paste_draft, paste_read
-from webapp.wizard.steps import launch_both, ready_hosts
 
 router = Router(tags=["plans"], auth=READ)
 jobs_router = Router(tags=["plans"], auth=READ)
@@ -97,7 +89,9 @@ class PlanSummary(Schema):
     series: str
     team: str
     owner: str
-    saved_at: datetime
+    saved_at: Annotated[
+        datetime, Field(description="Of a plan that is not kept: when it was made")
+    ]
     url: str
 
 
@@ -227,14 +221,30 @@ def plan_list(request: HttpRequest, filters: Query[PlanFilters]) -> PlanPage:
     return PlanPage(items=items, next_cursor=listed.next_cursor)
 
 
-@router.post("", auth=PLAN, response={201: PlanReply, **REFUSALS}, operation_id="create_plan")
-def plan_create(request: HttpRequest, body: PlanDocument) -> Status[PlanReply]:
+Keep = Annotated[
+    bool,
+    Query(
+        description="With false nothing is saved: the reply, with status 200, has an empty id and "
+        "url, and says what the planner answers and what a launch would do"
+    ),
+]
+
+
+@router.post(
+    "",
+    auth=PLAN,
+    response={200: PlanReply, 201: PlanReply, **REFUSALS},
+    operation_id="create_plan",
+)
+def plan_create(
+    request: HttpRequest, body: PlanDocument, *, keep: Keep = True
+) -> Status[PlanReply]:
     """Make a plan from a document, plan it, and save it as its first version.
 
     What the document leaves out has the wizard's default. A plan that nothing fits is saved too:
     its answer holds the reasons. One that the planner refuses stays a draft.
     """
-    return Status(201, _created(request, body, []))
+    return _created(request, body, [], keep=keep)
 
 
 def _without_launch(document: PlanBase) -> PlanBase:
@@ -246,14 +256,19 @@ def _without_launch(document: PlanBase) -> PlanBase:
     if document.launch is not None:
         raise InvalidProblem(
             "launch",
-            "A plan does not keep the field launch, which is for `slipway launch -f`. Leave it "
-            "out here, and send its content to POST /api/v1/plans/{plan_id}/launch.",
+            "A plan does not keep the field launch. Leave it out here and launch the plan by POST "
+            "/api/v1/plans/{plan_id}/launch, or send the whole document to POST /api/v1/jobs.",
         )
     return document
 
 
-def _created(request: HttpRequest, document: PlanBase, notes: list[str]) -> PlanReply:
-    document = _without_launch(document)
+def plan_of_document(request: HttpRequest, document: PlanBase) -> tuple[Plan, list[str]]:
+    """Return a draft of a document, neither planned nor saved, and notes on what else changed.
+
+    Raises:
+        ForbiddenProblem: the caller's role makes no plans.
+        InvalidProblem: the document has a value that its form refuses.
+    """
     membership = current_membership(request)
     check_role(Role(membership.role), Role.PRACTITIONER)
     plan = Plan(
@@ -262,11 +277,27 @@ def _created(request: HttpRequest, document: PlanBase, notes: list[str]) -> Plan
         draft=serve_draft(first_host(membership.team)),
     )
     plan.draft["preset"] = ""
-    notes = [*notes, *draft_fill(plan, document)]
+    notes = draft_fill(plan, document)
     if document.name:
         plan.name, plan.is_named = document.name, True
+    return plan, notes
+
+
+def _created(
+    request: HttpRequest, document: PlanBase, notes: list[str], *, keep: bool
+) -> Status[PlanReply]:
+    plan, more = plan_of_document(request, _without_launch(document))
+    notes = [*notes, *more]
+    if not keep:
+        plan.saved_at = now()
+        with suppress(DraftProblem):  # the reply says what it is
+            answer_set(plan)
+        shown = plan_reply(plan, notes)
+        shown.id, shown.url, shown.name = "", "", shown.name or title_of(plan)
+        shown.verdict = stored_state(plan.answer, plan.draft) if plan.answer else "draft"
+        return Status(200, shown)
     plan.save(force_insert=True)
-    return _planned(plan, notes, by=request.user.get_username())
+    return Status(201, _planned(plan, notes, by=request.user.get_username()))
 
 
 class PlannerRequest(Sent):
@@ -281,17 +312,19 @@ class PlannerRequest(Sent):
 @router.post(
     "/from-request",
     auth=PLAN,
-    response={201: PlanReply, **REFUSALS},
+    response={200: PlanReply, 201: PlanReply, **REFUSALS},
     operation_id="create_plan_from_request",
 )
-def plan_from_request(request: HttpRequest, body: PlannerRequest) -> Status[PlanReply]:
+def plan_from_request(
+    request: HttpRequest, body: PlannerRequest, *, keep: Keep = True
+) -> Status[PlanReply]:
     """Make a plan from a planner's request, such as the one of a plan that was made offline.
 
     ``notes`` names what the wizard has no field for.
     """
     parts, notes = document_of_request(body.request, host=body.host, pool=body.pool)
     document: PlanBase = adapter().validate_python(parts | {"name": body.name})
-    return Status(201, _created(request, document, notes))
+    return _created(request, document, notes, keep=keep)
 
 
 def _planned(plan: Plan, notes: list[str], *, by: str) -> PlanReply:
@@ -379,7 +412,7 @@ def plan_change(
     A draft that the planner refuses stays a draft; a plan that was saved stays as it is, and the
     reply is its next version.
     """
-    plan = _changeable(request, plan_id)
+    plan = plan_to_change(request, plan_id)
     draft = plan if plan.is_draft else draft_begun_from(plan, signed_in(request))
     proposals_fill(draft)
     try:
@@ -395,7 +428,14 @@ def plan_change(
     return _planned(draft, notes, by=request.user.get_username())
 
 
-def _changeable(request: HttpRequest, plan_id: str) -> Plan:
+def plan_to_change(request: HttpRequest, plan_id: str) -> Plan:
+    """Return a plan that the caller may change, and that is not deleted.
+
+    Raises:
+        ForbiddenProblem: the caller's role changes no plans.
+        Http404: the caller's teams have no such plan.
+        NotFoundProblem: it is deleted.
+    """
     plan = changeable_plan(request, plan_id)
     if plan.deleted_at is not None:
         raise NotFoundProblem("not_found", "This plan is deleted.")
@@ -423,7 +463,7 @@ def _merged(document: Any, patch: Any) -> Any:  # noqa: ANN401 (JSON)
 )
 def plan_compute_again(request: HttpRequest, plan_id: str) -> PlanReply:
     """Plan again with the host's current measurements; a changed answer is the next version."""
-    plan = _changeable(request, plan_id)
+    plan = plan_to_change(request, plan_id)
     try:
         return plan_reply(plan_again(plan, signed_in(request)))
     except DraftProblem as problem:
@@ -438,7 +478,7 @@ def plan_compute_again(request: HttpRequest, plan_id: str) -> PlanReply:
 )
 def plan_suggestion(request: HttpRequest, plan_id: str, number: int) -> PlanReply:
     """Apply one of the plan's suggestions, plan it, and save the next version."""
-    plan = _changeable(request, plan_id)
+    plan = plan_to_change(request, plan_id)
     answer = stored_answer(plan)
     if answer is None or not 0 <= number < len(answer.suggestions):
         count = len(answer.suggestions) if answer else 0
@@ -454,7 +494,7 @@ def plan_suggestion(request: HttpRequest, plan_id: str, number: int) -> PlanRepl
 )
 def plan_clone(request: HttpRequest, plan_id: str) -> Status[PlanReply]:
     """Return a draft copy, to be saved as a separate plan."""
-    plan = _changeable(request, plan_id)
+    plan = plan_to_change(request, plan_id)
     name = f"{plan.name[:110]} (copy)" if is_named(plan) else plan.name
     copy = draft_begun_from(plan, signed_in(request), base=None, name=name, revision=1)
     return Status(201, plan_reply(copy))
@@ -472,7 +512,7 @@ class Saving(Sent):
 )
 def plan_save(request: HttpRequest, plan_id: str, body: Saving) -> PlanReply:
     """Save a draft as a version; a saved plan is returned unchanged."""
-    plan = _changeable(request, plan_id)
+    plan = plan_to_change(request, plan_id)
     by = request.user.get_username()
     return plan_reply(plan_keep(plan, body.name, by=by, as_new=body.save_as == "new"))
 
@@ -493,7 +533,7 @@ def plan_delete(
     One version of several cannot be deleted alone: without ``all_versions=true`` that is refused
     with 409 ``has_versions``, which names the versions.
     """
-    plan = _changeable(request, plan_id)
+    plan = plan_to_change(request, plan_id)
     if not (plan.is_draft or all_versions):
         saved = Plan.objects.filter(series=plan.series, deleted_at=None).order_by("version")
         versions = [str(version) for version in saved.values_list("version", flat=True)]
@@ -545,134 +585,6 @@ def plan_versions(request: HttpRequest, plan_id: str) -> list[VersionReply]:
         )
         for each in versions_of(plan)
     ]
-
-
-# Launch
-
-
-class Launched(Schema):
-    """The job, and the key of an endpoint, which is not shown again."""
-
-    job: JobReply
-    endpoint_key: str | None
-
-
-@router.post(
-    "/{plan_id}/launch",
-    auth=LAUNCH,
-    response={201: Launched, **REFUSALS},
-    operation_id="launch_plan",
-)
-def plan_start(request: HttpRequest, plan_id: str, body: LaunchDocument) -> Status[Launched]:
-    """Launch a plan as a job; with an ``Idempotency-Key`` a repetition launches nothing more.
-
-    A token with a budget launches only what its rest suffices for.
-    """
-    plan = _changeable(request, plan_id)
-    launch_check(plan, body)
-    key = new_key() if body.run == "endpoint" else None
-    try:
-        job = launch_by_document(
-            plan,
-            signed_in(request),
-            body,
-            launch_options(body, key),
-            idempotency_key=job_key(request),
-        )
-    except DraftProblem as problem:
-        raise ConflictProblem("cannot_launch", problem.sentence) from problem
-    is_its_key = key is not None and job.spec.get("key_hashes", [""])[:1] == [key_hash(key)]
-    return Status(201, Launched(job=job_reply(job), endpoint_key=key if is_its_key else None))
-
-
-class LaunchToApprove(Sent):
-    """A launch that a person is asked to approve, and why."""
-
-    launch: LaunchDocument = Field(default_factory=LaunchDocument)
-    reason: Annotated[str, Field(max_length=400)] = ""
-
-
-class LaunchRequestReply(Schema):
-    """A launch that waits for a person, or what was decided."""
-
-    id: str
-    plan: str
-    plan_name: str
-    launch: dict[str, Any]
-    reason: str
-    asked_by: str
-    token: str
-    asked_at: datetime
-    state: Annotated[str, Field(description="waiting, approved or denied")]
-    decided_by: str
-    decided_at: datetime | None
-    answer: str
-    job: str | None
-    url: str
-
-
-def _request_reply(row: LaunchRequest) -> LaunchRequestReply:
-    return LaunchRequestReply(
-        id=row.pk,
-        plan=row.plan_id,
-        plan_name=row.plan.name,
-        launch=row.document,
-        reason=row.reason,
-        asked_by=row.asked_by.get_username() if row.asked_by else "",
-        token=row.token_name,
-        asked_at=row.asked_at,
-        state=row.state,
-        decided_by=row.decided_by.get_username() if row.decided_by else "",
-        decided_at=row.decided_at,
-        answer=row.answer,
-        job=row.job_id,
-        url=reverse("approvals"),
-    )
-
-
-@router.post(
-    "/{plan_id}/launch-requests",
-    auth=PLAN,
-    response={201: LaunchRequestReply, **REFUSALS},
-    operation_id="request_launch",
-)
-def launch_request(
-    request: HttpRequest, plan_id: str, body: LaunchToApprove
-) -> Status[LaunchRequestReply]:
-    """Ask a person of the team to approve a launch; they decide on the page Approvals."""
-    plan, token = _changeable(request, plan_id), acting_token()
-    launch_check(plan, body.launch)
-    try:
-        made = request_make(
-            plan=plan,
-            by=signed_in(request),
-            document=body.launch.model_dump(mode="json", exclude_unset=True),
-            reason=body.reason,
-            token_name=token.name if token else "",
-        )
-    except DraftProblem as problem:
-        raise ConflictProblem("cannot_launch", problem.sentence) from problem
-    return Status(201, _request_reply(made))
-
-
-@jobs_router.get(
-    "/launch-requests",
-    response={200: list[LaunchRequestReply], **REFUSALS},
-    operation_id="list_launch_requests",
-)
-def launch_request_list(request: HttpRequest) -> list[LaunchRequestReply]:
-    """Return the teams' launches that wait for an approval, the oldest first."""
-    return [_request_reply(row) for row in open_requests(team_ids_of(request.user))]
-
-
-@jobs_router.get(
-    "/launch-requests/{request_id}",
-    response={200: LaunchRequestReply, **REFUSALS},
-    operation_id="get_launch_request",
-)
-def launch_request_get(request: HttpRequest, request_id: str) -> LaunchRequestReply:
-    """Return a request with its decision, and the job of an approved one."""
-    return _request_reply(visible_or_404(LaunchRequest, request.user, pk=request_id))
 
 
 # Exports and limits
@@ -828,44 +740,6 @@ def plan_of_job(request: HttpRequest, job_id: str, body: PlanFromJob) -> Status[
     with suppress(DraftProblem):
         plan_compute(plan)
     return Status(201, plan_reply(plan, notes))
-
-
-class TwoJobs(Sent):
-    """Where the classifier's two jobs run, and the ZeRO stage that is compared with DDP."""
-
-    host: Annotated[str, Field(max_length=120, description="Slug or id of a host")]
-    zero_stage: Literal[1, 2, 3] = 2
-
-
-@jobs_router.post(
-    "/templates/classification",
-    auth=LAUNCH,
-    response={201: list[JobReply], **REFUSALS},
-    operation_id="launch_classification",
-)
-def classification(request: HttpRequest, body: TwoJobs) -> Status[list[JobReply]]:
-    """Launch the same classifier with DDP and with ZeRO on one host, to be compared."""
-    membership = current_membership(request)
-    check_role(Role(membership.role), Role.PRACTITIONER)
-    hosts = ready_hosts(membership.team)
-    host = next((each for each in hosts if body.host in {each.pk, each.slug}), None)
-    if host is None:
-        names = ", ".join(each.slug for each in hosts) or "none"
-        raise InvalidProblem(
-            "host",
-            f"The field host is {body.host!r}; hosts that can run two ranks now: {names}.",
-        )
-    try:
-        jobs = launch_both(
-            team=membership.team,
-            by=signed_in(request),
-            host=host,
-            zero_stage=body.zero_stage,
-            key=(job_key(request) or "")[:40],
-        )
-    except DraftProblem as problem:
-        raise ConflictProblem("cannot_launch", problem.sentence) from problem
-    return Status(201, [job_reply(job) for job in jobs])
 
 
 # The planner itself: nothing is stored

@@ -18,7 +18,7 @@ from ninja.openapi.schema import OpenAPISchema
 from pydantic import BaseModel
 from pydantic import ValidationError as PydanticError
 
-from webapp.api import hosts, jobs, library, machines, openapi, plans, team
+from webapp.api import hosts, jobs, launches, library, machines, openapi, plans, team
 from webapp.api.auth import READ, TokenAuth
 from webapp.api.faults import in_words
 from webapp.api.requests import Inputs, inputs_of, with_request_rules
@@ -71,7 +71,9 @@ def _broker() -> bool:
 def _without_tags(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
     """Return a field's path without the name of the body and the goal of a plan's document."""
     path = location[1:] if location[:1] == ("body",) else location
-    return path[1:] if path[:1] and path[0] in GOALS else path
+    start = int(path[:1] == ("document",))  # of a request for approval
+    has_tag = len(path) > start and path[start] in GOALS
+    return path[:start] + path[start + 1 :] if has_tag else path
 
 
 @cache
@@ -142,6 +144,7 @@ api.add_router("/hosts", hosts.router)
 api.add_router("/attempts", hosts.attempts_router)
 api.add_router("/plans", plans.router)
 api.add_router("", plans.jobs_router)
+api.add_router("", launches.router)
 api.add_router("/planner", plans.planner_router)
 api.add_router("", jobs.router)
 api.add_router("/hosts", machines.router)

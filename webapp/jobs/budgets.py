@@ -80,12 +80,12 @@ def budget_spend(job: Job) -> None:
     needed, budget = cost_gpu_hours(job), token.budget_gpu_hours
     rest = max(0.0, budget - spent_gpu_hours(token))
     if needed > rest:
-        way = f": POST /api/v1/plans/{job.plan_id}/launch-requests" if job.plan_id else ""
+        way = "approve it (operation request_launch)" if job.plan_id else "start it"
         raise ConflictProblem(
             "over_budget",
             f"{job.name} may take {needed:.3g} GPU-hours, and of the {budget:.3g} of the token "
             f"“{token.name}” {rest:.3g} are left. Shorten its time limit, or ask a person "
-            f"to start it{way}.",
+            f"to {way}.",
             needed_gpu_hours=needed,
             rest_gpu_hours=rest,
         )

@@ -44,7 +44,7 @@ def plan_compute(plan: Plan, *, brief: bool = False) -> PlanAnswer:
         PlanChangedError: somebody wrote or saved the draft since it was read.
     """
     try:
-        return _set_answer(plan, brief=brief)
+        return answer_set(plan, brief=brief)
     finally:
         if plan.is_draft:
             draft_write(plan)
@@ -52,8 +52,12 @@ def plan_compute(plan: Plan, *, brief: bool = False) -> PlanAnswer:
             answer_write(plan)
 
 
-def _set_answer(plan: Plan, *, brief: bool = False) -> PlanAnswer:
-    """Run the planner and set question and answer on the plan, without storing them."""
+def answer_set(plan: Plan, *, brief: bool = False) -> PlanAnswer:
+    """Run the planner, set question and answer on the plan without storing them, and return it.
+
+    Raises:
+        DraftProblem: the draft cannot be planned; question and answer are empty.
+    """
     plan.request, plan.answer, plan.computed_at = {}, {}, None
     plan.is_brief = brief
     try:
@@ -89,7 +93,7 @@ def plan_again(plan: Plan, by: User) -> Plan:
         plan_compute(plan)
         return plan
     probe = copy.copy(plan)
-    _set_answer(probe)
+    answer_set(probe)
     answered = {name: getattr(probe, name) for name in ANSWERED}
     draft = draft_begun_from(plan, by, **answered)
     saved = version_save(draft, by=by.get_username())
@@ -137,7 +141,7 @@ def current_answer(plan: Plan) -> PlanAnswer:
             return found
         before = {name: getattr(plan, name) for name in ANSWERED}
         try:
-            answer = _set_answer(plan)
+            answer = answer_set(plan)
         except DraftProblem:
             for name, value in before.items():  # keep the brief answer
                 setattr(plan, name, value)
@@ -173,7 +177,7 @@ def verdict_answer(plan: Plan) -> PlanAnswer:
     if plan.answer:
         return PlanAnswer.model_validate(plan.answer)
     try:
-        return _set_answer(plan, brief=True)
+        return answer_set(plan, brief=True)
     finally:
         answer_write(plan)
 

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, Optional, Union, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union, cast
 
 from django import forms
 from django.conf import settings
@@ -293,7 +293,7 @@ class PlanBase(Document):
         default=None, description="Parts of the strategy that are fixed for the planner"
     )
     launch: LaunchDocument | None = Field(
-        default=None, description="How `slipway launch -f` starts the plan"
+        default=None, description="How POST /jobs and `slipway launch -f` start the plan"
     )
 
 
@@ -310,11 +310,10 @@ def _plan_document(goal: str, words: str) -> type[PlanBase]:
 
 
 PLAN_DOCUMENTS = tuple(_plan_document(goal, words) for goal, _, words in GOAL_CHOICES)
-# One document per goal, told apart by it.
-PlanDocument = Annotated[
-    Union[PLAN_DOCUMENTS],  # type: ignore[valid-type]  # noqa: UP007 (a tuple of types)
-    Field(discriminator="goal"),
-]
+if TYPE_CHECKING:
+    PlanDocument = PlanBase
+else:  # one document per goal, told apart by it
+    PlanDocument = Annotated[Union[PLAN_DOCUMENTS], Field(discriminator="goal")]  # noqa: UP007
 
 
 @cache

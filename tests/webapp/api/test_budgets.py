@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 arguments, second = test_matrix.arguments, test_matrix.second
 STARTS_JOBS = {
     "launch_plan", "run_job_again", "abandon_job", "validate_host", "evaluate_model",
-    "launch_classification",
+    "launch_classification", "launch_document",
 }  # fmt: skip
 STARTED = {"pid": 7, "boot_id": "boot-1", "argv": ["python"]}
 
@@ -51,6 +51,7 @@ def starting(arguments, team, alice, host, attempt, monkeypatch) -> dict[str, st
     silence(host, minutes=4)
     other, _ = enrol(team, name="Other")
     host_beat(host=other, beat=make_beat(microbench=make_microbench()))
+    silence(other, minutes=-60)  # it stays live, however long the test takes
     plan = Plan.objects.create(team=team, owner=alice, name="demo", draft=demo_draft(other))
     source = CompressSpec(model=ArtefactModel(attempt_id="01TRAINED"), method="int8")
     model = TeamModel.objects.create(

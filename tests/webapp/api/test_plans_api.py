@@ -5,7 +5,9 @@ from django.test import Client
 
 from planner.catalog.devices import list_instances
 from tests.webapp.conftest import client_of
-from webapp.accounts.models import Membership
+from webapp.accounts.models import Membership, StoredReply
+from webapp.accounts.tokens import token_make
+from webapp.jobs.models import Job
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer
@@ -296,6 +298,73 @@ def test_a_stricter_wish_for_speed_leaves_room_for_no_more_users(alice, served):
         found.append(first_limit(alice, served, "most_users")["value"])
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
+
+
+# Documents that are planned only, or launched in one request
+
+
+DEMO = {"goal": "pretrain", "model": "demo", "workload": {"time_budget_minutes": 1}}
+NIGHT = {"name": "night run", "hours": 0.5}
+
+
+def post(client: Client, path: str, body: dict, **headers: str):
+    return client.post(f"/api/v1{path}", body, content_type="application/json", headers=headers)
+
+
+def test_a_document_is_planned_without_being_kept_as_it_would_be_kept(alice, host):
+    client = client_of(alice)
+    document = {**DEMO, "hardware": {"host": host.slug}}
+    shown = post(client, "/plans?keep=false", document)
+    assert (shown.status_code, Plan.objects.exists()) == (200, False)
+    kept = post(client, "/plans", document)
+    of_rows = {"id", "url", "saved_at", "state", "version", "series", "revision"}
+    (before, after) = (
+        {name: value for name, value in each.json().items() if name not in of_rows}
+        for each in (shown, kept)
+    )
+    for each in (before, after):
+        each["answer"].pop("searched")
+    assert before == after
+    assert [shown.json()[name] for name in ("id", "url", "version")] == ["", "", None]
+    refused = post(client, "/plans?keep=false", {**DEMO, "hardware": {"device": "h100-sxm"}})
+    assert (refused.json()["launch"]["can"], Plan.objects.count()) == (False, 1)
+
+
+def test_a_document_is_launched_with_its_plan_once_or_not_at_all(alice, team, host):
+    document = {**DEMO, "hardware": {"host": host.slug}, "launch": NIGHT}
+    client = client_of(alice)
+    poor = token_make(team=team, by=alice, name="a", scope="launch", budget_gpu_hours=0.1)[1]
+    for caller, change, status, code in (
+        (client, {"launch": {**NIGHT, "adapter": "x"}}, 422, "adapter"),
+        (client, {"hardware": {"device": "h100-sxm"}}, 409, "cannot_launch"),
+        (client, {"model": "nobody/nothing"}, 422, "invalid"),
+        (Client(headers={"Authorization": f"Bearer {poor}"}), {}, 409, "over_budget"),
+    ):
+        answer = post(caller, "/jobs", {**document, **change})
+        assert (answer.status_code, answer.json()["code"]) == (status, code)
+        assert not Plan.objects.exists(), code
+    first, again = (
+        post(client, "/jobs", document, **{"Idempotency-Key": "night"}) for _ in range(2)
+    )
+    assert (first.status_code, again.content) == (201, first.content)
+    StoredReply.objects.all().delete()  # as if its reply had been lost
+    lost = post(client, "/jobs", document, **{"Idempotency-Key": "night"}).json()
+    job = Job.objects.get()
+    assert (lost["job"]["id"], job.name, job.max_duration_seconds) == (job.pk, "night run", 1800)
+    assert job.plan == Plan.objects.get()
+
+
+def test_the_launch_of_a_document_is_asked_for_and_its_faults_are_named(alice, host):
+    client = client_of(alice)
+    document = {**DEMO, "hardware": {"host": host.slug}, "launch": NIGHT}
+    wrong = {**document, "workload": {"time_budget_minutes": -1}}
+    answer = post(client, "/launch-requests", {"document": wrong, "reason": "x"})
+    assert answer.json()["errors"][0]["field"] == "body.document.workload.time_budget_minutes"
+    assert not Plan.objects.exists()
+    asked = post(client, "/launch-requests", {"document": document, "reason": "for the paper"})
+    assert asked.status_code == 201
+    assert (asked.json()["launch"], asked.json()["reason"]) == (NIGHT, "for the paper")
+    assert Plan.objects.get().pk == asked.json()["plan"]
 
 
 # What the schema says

@@ -1,0 +1,274 @@
+"""Operations that launch: a plan, a document, the classifier's two jobs; requests for approval."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from django.db import transaction
+from django.http import HttpRequest
+from django.urls import reverse
+from ninja import Router, Schema, Status
+from pydantic import Field
+
+from runners.jobspec.serve import key_hash
+from webapp.accounts.models import Role, team_ids_of
+from webapp.accounts.services import check_role, current_membership, signed_in, visible_or_404
+from webapp.accounts.tokens import acting_token
+from webapp.api.auth import LAUNCH, PLAN, READ
+from webapp.api.jobs import JobReply, job_reply
+from webapp.api.jobs import router as jobs_router
+from webapp.api.plans import plan_of_document, plan_to_change
+from webapp.api.requests import Sent, job_key
+from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem
+from webapp.jobs.approvals import open_requests, request_make
+from webapp.jobs.endpoints import new_key
+from webapp.jobs.models import LaunchRequest
+from webapp.plans.explanation import DraftProblem
+from webapp.plans.models import Plan
+from webapp.plans.planning import answer_set, plan_keep
+from webapp.wizard.documents import (
+    LaunchDocument,
+    PlanDocument,
+    launch_by_document,
+    launch_check,
+    launch_options,
+)
+from webapp.wizard.steps import launch_both, ready_hosts
+
+router = Router(tags=["launches"], auth=READ)
+
+
+class Launched(Schema):
+    """The job, and the key of an endpoint, which is not shown again."""
+
+    job: JobReply
+    endpoint_key: str | None
+
+
+@router.post(
+    "/plans/{plan_id}/launch",
+    auth=LAUNCH,
+    response={201: Launched, **REFUSALS},
+    operation_id="launch_plan",
+)
+def plan_start(request: HttpRequest, plan_id: str, body: LaunchDocument) -> Status[Launched]:
+    """Launch a plan as a job; with an ``Idempotency-Key`` a repetition launches nothing more.
+
+    A token with a budget launches only what its rest suffices for.
+    """
+    return Status(201, _launched(request, plan_to_change(request, plan_id), body))
+
+
+@jobs_router.post(  # one router has all methods of an address
+    "/jobs",
+    auth=LAUNCH,
+    response={201: Launched, **REFUSALS},
+    operation_id="launch_document",
+)
+def document_start(request: HttpRequest, body: PlanDocument) -> Status[Launched]:
+    """Plan a document, save the plan, and launch it as its field ``launch`` says.
+
+    It is done as a whole or not at all: a launch that is refused keeps no plan.
+    """
+    plan = _planned(request, body)
+    with transaction.atomic():
+        launched = _launched(request, _saved(plan), body.launch or LaunchDocument())
+        if launched.job.plan != plan.pk:  # an earlier request with this key launched its plan
+            transaction.set_rollback(True)
+    return Status(201, launched)
+
+
+def _planned(request: HttpRequest, document: PlanDocument) -> Plan:
+    """Return a draft of a document with its answer, not saved.
+
+    Raises:
+        InvalidProblem: the planner or a form refuses it.
+    """
+    plan, _ = plan_of_document(request, document)
+    try:
+        answer_set(plan)
+    except DraftProblem as problem:
+        raise InvalidProblem("draft", problem.sentence) from problem
+    return plan
+
+
+def _saved(plan: Plan) -> Plan:
+    """Return a draft as the first version of a plan; its owner saves it."""
+    plan.save(force_insert=True)
+    return plan_keep(plan, by=plan.owner.get_username() if plan.owner else "")
+
+
+def _launched(request: HttpRequest, plan: Plan, document: LaunchDocument) -> Launched:
+    launch_check(plan, document)
+    key = new_key() if document.run == "endpoint" else None
+    try:
+        job = launch_by_document(
+            plan,
+            signed_in(request),
+            document,
+            launch_options(document, key),
+            idempotency_key=job_key(request),
+        )
+    except DraftProblem as problem:
+        raise ConflictProblem("cannot_launch", problem.sentence) from problem
+    is_its_key = key is not None and job.spec.get("key_hashes", [""])[:1] == [key_hash(key)]
+    return Launched(job=job_reply(job), endpoint_key=key if is_its_key else None)
+
+
+class LaunchToApprove(Sent):
+    """A launch that a person is asked to approve, and why."""
+
+    launch: LaunchDocument = Field(default_factory=LaunchDocument)
+    reason: Annotated[str, Field(max_length=400)] = ""
+
+
+class LaunchRequestReply(Schema):
+    """A launch that waits for a person, or what was decided."""
+
+    id: str
+    plan: str
+    plan_name: str
+    launch: dict[str, Any]
+    reason: str
+    asked_by: str
+    token: str
+    asked_at: datetime
+    state: Annotated[str, Field(description="waiting, approved or denied")]
+    decided_by: str
+    decided_at: datetime | None
+    answer: str
+    job: str | None
+    url: str
+
+
+def _request_reply(row: LaunchRequest) -> LaunchRequestReply:
+    return LaunchRequestReply(
+        id=row.pk,
+        plan=row.plan_id,
+        plan_name=row.plan.name,
+        launch=row.document,
+        reason=row.reason,
+        asked_by=row.asked_by.get_username() if row.asked_by else "",
+        token=row.token_name,
+        asked_at=row.asked_at,
+        state=row.state,
+        decided_by=row.decided_by.get_username() if row.decided_by else "",
+        decided_at=row.decided_at,
+        answer=row.answer,
+        job=row.job_id,
+        url=reverse("approvals"),
+    )
+
+
+@router.post(
+    "/plans/{plan_id}/launch-requests",
+    auth=PLAN,
+    response={201: LaunchRequestReply, **REFUSALS},
+    operation_id="request_launch",
+)
+def launch_request(
+    request: HttpRequest, plan_id: str, body: LaunchToApprove
+) -> Status[LaunchRequestReply]:
+    """Ask a person of the team to approve a launch; they decide on the page Approvals."""
+    plan = plan_to_change(request, plan_id)
+    return Status(201, _requested(request, plan, body.launch, body.reason))
+
+
+class DocumentToApprove(Sent):
+    """A document whose launch a person is asked to approve, and why."""
+
+    document: PlanDocument
+    reason: Annotated[str, Field(max_length=400, description="Shown to who decides")] = ""
+
+
+@router.post(
+    "/launch-requests",
+    auth=PLAN,
+    response={201: LaunchRequestReply, **REFUSALS},
+    operation_id="request_launch_of_document",
+)
+def launch_request_of_document(
+    request: HttpRequest, body: DocumentToApprove
+) -> Status[LaunchRequestReply]:
+    """Plan a document, save the plan, and ask a person to approve its launch.
+
+    It is done as a whole or not at all: a request that is refused keeps no plan.
+    """
+    plan, launch = _planned(request, body.document), body.document.launch or LaunchDocument()
+    with transaction.atomic():
+        return Status(201, _requested(request, _saved(plan), launch, body.reason))
+
+
+def _requested(
+    request: HttpRequest, plan: Plan, launch: LaunchDocument, reason: str
+) -> LaunchRequestReply:
+    launch_check(plan, launch)
+    token = acting_token()
+    try:
+        made = request_make(
+            plan=plan,
+            by=signed_in(request),
+            document=launch.model_dump(mode="json", exclude_unset=True),
+            reason=reason,
+            token_name=token.name if token else "",
+        )
+    except DraftProblem as problem:
+        raise ConflictProblem("cannot_launch", problem.sentence) from problem
+    return _request_reply(made)
+
+
+@router.get(
+    "/launch-requests",
+    response={200: list[LaunchRequestReply], **REFUSALS},
+    operation_id="list_launch_requests",
+)
+def launch_request_list(request: HttpRequest) -> list[LaunchRequestReply]:
+    """Return the teams' launches that wait for an approval, the oldest first."""
+    return [_request_reply(row) for row in open_requests(team_ids_of(request.user))]
+
+
+@router.get(
+    "/launch-requests/{request_id}",
+    response={200: LaunchRequestReply, **REFUSALS},
+    operation_id="get_launch_request",
+)
+def launch_request_get(request: HttpRequest, request_id: str) -> LaunchRequestReply:
+    """Return a request with its decision, and the job of an approved one."""
+    return _request_reply(visible_or_404(LaunchRequest, request.user, pk=request_id))
+
+
+class TwoJobs(Sent):
+    """Where the classifier's two jobs run, and the ZeRO stage that is compared with DDP."""
+
+    host: Annotated[str, Field(max_length=120, description="Slug or id of a host")]
+    zero_stage: Literal[1, 2, 3] = 2
+
+
+@router.post(
+    "/templates/classification",
+    auth=LAUNCH,
+    response={201: list[JobReply], **REFUSALS},
+    operation_id="launch_classification",
+)
+def classification(request: HttpRequest, body: TwoJobs) -> Status[list[JobReply]]:
+    """Launch the same classifier with DDP and with ZeRO on one host, to be compared."""
+    membership = current_membership(request)
+    check_role(Role(membership.role), Role.PRACTITIONER)
+    hosts = ready_hosts(membership.team)
+    host = next((each for each in hosts if body.host in {each.pk, each.slug}), None)
+    if host is None:
+        names = ", ".join(each.slug for each in hosts) or "none"
+        raise InvalidProblem(
+            "host",
+            f"The field host is {body.host!r}; hosts that can run two ranks now: {names}.",
+        )
+    try:
+        jobs = launch_both(
+            team=membership.team,
+            by=signed_in(request),
+            host=host,
+            zero_stage=body.zero_stage,
+            key=(job_key(request) or "")[:40],
+        )
+    except DraftProblem as problem:
+        raise ConflictProblem("cannot_launch", problem.sentence) from problem
+    return Status(201, [job_reply(job) for job in jobs])
