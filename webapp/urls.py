@@ -117,6 +117,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{JOB}abandon/", job_actions.job_abandon_view, name="job-abandon"),
     path(f"{JOB}stop/", job_actions.job_stop_view, name="job-stop"),
     path(f"{JOB}clone/", job_actions.job_clone_view, name="job-clone"),
+    path(f"{JOB}resume/", job_actions.job_resume_view, name="job-resume"),
     path(f"{JOB}run-again/", job_actions.job_rerun, name="job-rerun"),
     path(
         f"{JOB}measurements/<int:measurement_id>/decide/",

@@ -36,7 +36,7 @@ from runners.cli.server import (
 )
 
 if TYPE_CHECKING:
-    from runners.client.generated import JobReply, Slipway
+    from runners.client.generated import JobDetail, JobReply, Slipway
     from runners.client.transport import Event
 
 OPEN_STATES = "queued,preflight,starting,running,stopping"
@@ -356,25 +356,42 @@ def stop(
         typer.echo(f"{found.name} ({found.id}) is {found.state}.")
 
 
+DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Do not follow the new job.")]
+
+
 def resume(
-    job: JobArgument,
-    *,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Do not follow the new job.")
-    ] = False,
-    output: OutputOption = "table",
+    job: JobArgument, *, detach: DetachOption = False, output: OutputOption = "table"
 ) -> None:
-    """Queue an ended job again with the same spec, and follow it."""
+    """Go on from the checkpoint of an ended job, on its host, and follow the new job.
+
+    Of a batch generation the finished answers are kept, of a compression the finished layers.
+    """
     with server() as client:
         job_id = job_id_of(client, job)
-        again = client.run_job_again(job_id)
-        typer.echo(f"{again.name} is {again.state}: {again.id}, again of {job_id}", err=True)
-        if output != "table":
-            write_reply(again, output)
-        if not detach:
-            finished(client, again.id, follow_job(client, again.id, quiet=output != "table"))
-        elif output == "table":
-            typer.echo(again.id)
+        _follow_new(client, client.resume_job(job_id), f"resumes {job_id}", output, detach=detach)
+
+
+def rerun(
+    job: JobArgument, *, detach: DetachOption = False, output: OutputOption = "table"
+) -> None:
+    """Run a job again from the start with the same spec, and follow the new job."""
+    with server() as client:
+        job_id = job_id_of(client, job)
+        _follow_new(
+            client, client.run_job_again(job_id), f"reruns {job_id}", output, detach=detach
+        )
+
+
+def _follow_new(
+    client: "Slipway", new: "JobDetail", words: str, output: str, *, detach: bool
+) -> None:
+    typer.echo(f"{new.name} is {new.state}: {new.id}, {words}", err=True)
+    if output != "table":
+        write_reply(new, output)
+    if not detach:
+        finished(client, new.id, follow_job(client, new.id, quiet=output != "table"))
+    elif output == "table":
+        typer.echo(new.id)
 
 
 def clone(job: JobArgument, output: OutputOption = "table") -> None:

@@ -244,7 +244,14 @@ class Operations:
 
     @operation("POST", "/jobs/{job_id}/run-again")
     def run_job_again(self, job_id: str, *, idempotency_key: str | None = None) -> JobDetail:
-        """Queue a job with the same spec, owned by the caller."""
+        """Queue a job with the same spec, owned by the caller, that runs from the start."""
+
+    @operation("POST", "/jobs/{job_id}/resume")
+    def resume_job(self, job_id: str, *, idempotency_key: str | None = None) -> JobDetail:
+        """Queue a job that goes on from the checkpoint of an ended one, on its host.
+
+        Of a batch generation the finished answers are kept, of a compression the finished layers.
+        """
 
     @operation("POST", "/jobs/{job_id}/abandon")
     def abandon_job(

@@ -23,7 +23,7 @@ from runners.environments.builder import Pins, PinsError, Store, Version, needed
 from runners.host import inventory, preflight_weights
 from runners.host.preflight_weights import FolderQuery
 from runners.jobspec import ArtefactModel, FolderModel
-from runners.launchers import launch
+from runners.launchers import attempts, launch
 from runners.launchers.launch import LaunchRefusedError
 from runners.shared.config import HostConfig, HostDir
 from runners.shared.facts import GpuFacts
@@ -323,6 +323,8 @@ def _checks(
         )
     if needs.model is not None:
         yield from _model(needs, needs.model, place)
+    if needs.resume_from:
+        yield _checkpoint(needs.resume_from, place)
     if needs.ports:
         yield _ports(needs.ports)
     gpus = gpus_of(needs, library) if library else []
@@ -467,6 +469,19 @@ def _model(
     is_login_node = place.config.slurm is not None
     wanted = preflight_weights.EngineNeeds(needs.environment, needs.memory_bytes, is_login_node)
     yield from preflight_weights.checks(wanted, query)
+
+
+def nothing_to_resume(job_id: str) -> str:
+    """Return the sentence for a job that this host has no checkpoint of."""
+    return f"Job {job_id} left no checkpoint on this host."
+
+
+def _checkpoint(job_id: str, place: HostState) -> PreflightCheck:
+    found = attempts.with_checkpoint(attempts.attempt_folders(place.host_dir.attempts), job_id)
+    if not found:
+        remedy = "Run the job again from the start, or resume the last one that trained."
+        return no("checkpoint", nothing_to_resume(job_id), remedy)
+    return yes("checkpoint", f"Attempt {found[0].attempt_id} left what the job goes on from.")
 
 
 def _ports(ports: Sequence[int]) -> PreflightCheck:

@@ -2,19 +2,28 @@
 
 import hashlib
 import logging
+import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from runners.host import preflight
 from runners.host.shipping import RefusedError, ServerClient, ServerError, UnknownOptionsError
 from runners.jobspec import JobSpec, TrainSpec, UploadedData
-from runners.jobspec.base import uploads_of
+from runners.jobspec.base import resume_from_of, uploads_of
 from runners.launchers import attempts, launch
-from runners.launchers.attempts import ID, AttemptFolder, Claim, Verdict, attempt_folders
+from runners.launchers.attempts import (
+    ID,
+    AttemptFolder,
+    Claim,
+    Verdict,
+    attempt_folders,
+    with_checkpoint,
+)
 from runners.launchers.launch import Launcher, LaunchRefusedError, LocalLauncher
 from runners.launchers.slurm import SlurmLauncher
 from runners.shared.config import HostConfig, HostDir
@@ -33,32 +42,46 @@ from runners.shared.reasons import Reason
 from runners.shared.spool import SpoolReader
 from runners.supervision import child, procfs
 
-# Lets a later attempt of a job resume from an earlier attempt's files on this host.
+# Lets an attempt go on from the files of an earlier one on this host: of its own job, else of the
+# job that it resumes.
 #
-# Checkpoint, answers or finished layers are moved, not copied: they may be several times as large
-# as the model. If the earlier attempt ran on another host, the job starts from scratch.
+# Checkpoint, answers or finished layers may be several times as large as the model. Within a job
+# they are moved. Of another job they are copied, so that it can be resumed again: what holds the
+# tensors is replaced as a whole and never written into, so that a hard link is a copy. A retry on
+# another host starts from scratch.
 
 
 log = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_SECONDS = 5.0  # a supervisor ends shortly after it reports the exit
+LINKED = frozenset({".safetensors"})
 
 
 def take_over_checkpoint(
     folder: AttemptFolder, request: RunRequest, others: Iterable[AttemptFolder]
 ) -> AttemptFolder | None:
-    """Move the checkpoint of the job's newest earlier attempt; return that attempt or None.
+    """Take over what the newest earlier attempt left; return that attempt, or None.
 
-    Skips attempts whose supervisor runs. ``None``: there was nothing to move.
+    Skips attempts whose supervisor runs. ``None``: there was nothing to take over.
     """
     if any(folder.checkpoint.glob("*")):
-        return None  # already moved before the agent restarted
-    for earlier in sorted(_earlier(request, others), key=_number, reverse=True):
+        return None  # already taken over before the agent restarted
+    known = [other for other in others if other.attempt_id != folder.attempt_id]
+    own = [
+        other
+        for other in with_checkpoint(known, request.job_id)
+        if _number(other) < request.number
+    ]
+    resumed = resume_from_of(request.spec)
+    for earlier in [*own, *(with_checkpoint(known, resumed) if resumed else [])]:
         try:
             with child.locked(earlier.lock, LOCK_TIMEOUT_SECONDS):
                 if folder.checkpoint.is_dir():
                     folder.checkpoint.rmdir()  # empty, as checked above
-                earlier.checkpoint.rename(folder.checkpoint)
+                if earlier in own:
+                    earlier.checkpoint.rename(folder.checkpoint)
+                else:
+                    _copy(earlier.checkpoint, folder.checkpoint)
         except (child.LockedError, OSError) as error:
             log.warning("what %s left is not taken over: %s", earlier.attempt_id, error)
             continue
@@ -67,11 +90,20 @@ def take_over_checkpoint(
     return None
 
 
-def _earlier(request: RunRequest, others: Iterable[AttemptFolder]) -> Iterator[AttemptFolder]:
-    for other in others:
-        before = other.request() if any(other.checkpoint.glob("*")) else None
-        if before and before.job_id == request.job_id and before.number < request.number:
-            yield other
+def _copy(source: Path, target: Path) -> None:
+    """Copy a checkpoint folder whole or not at all, with links where they do."""
+    building = target.with_name(f"{target.name}.copied")
+    shutil.rmtree(building, ignore_errors=True)
+    shutil.copytree(source, building, copy_function=_link_or_copy)
+    building.rename(target)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    if Path(source).suffix in LINKED:
+        with suppress(OSError):  # a file system without hard links
+            os.link(source, target)
+            return
+    shutil.copy2(source, target)
 
 
 def _number(folder: AttemptFolder) -> int:
@@ -366,6 +398,11 @@ class Reconciler:
             return
         folder.output.mkdir(mode=0o700, exist_ok=True)
         take_over_checkpoint(folder, request, attempt_folders(self.host_dir.attempts))
+        resumed = resume_from_of(request.spec)
+        if resumed and not any(folder.checkpoint.glob("*")):
+            reason = Reason.MODEL_OR_DATA_MISSING
+            _settle_refused(folder, request, reason, preflight.nothing_to_resume(resumed))
+            return
         child.write_json(folder.path / child.LAUNCH, document)
         resolved = request.model_copy(update={"spec": spec})
         child.write_json(folder.spec, resolved.model_dump(mode="json"))

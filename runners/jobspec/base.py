@@ -43,6 +43,21 @@ class RunDocument(JobDocument):
     secrets: tuple[SecretName, ...] = Field(default=(), max_length=16)
 
 
+class ResumableDocument(RunDocument):
+    """Fields of kinds whose jobs leave a checkpoint, finished answers or finished layers.
+
+    ``resume_from``: the id of an ended job of the same spec that ran on this host. The job goes on
+    from a copy of what that job left, and is refused where nothing is left.
+    """
+
+    resume_from: str = Field(default="", pattern=r"^([0-9A-Z]{26})?$")
+
+
+def resume_from_of(spec: RunDocument) -> str:
+    """Return the id of the job that a spec resumes, or an empty text."""
+    return spec.resume_from if isinstance(spec, ResumableDocument) else ""
+
+
 class DemoModel(JobDocument):
     """The small Llama-shaped model that is trained from scratch on the host's own text.
 

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from runners.jobspec.base import Figure, ModelRef, RunDocument
+from runners.jobspec.base import Figure, ModelRef, ResumableDocument, RunDocument
 
 # ---------------------------------------------------------------------------
 # Compression options: the method and its settings.
@@ -428,7 +428,7 @@ class EvaluationTasks(BaseModel):
 # Specs of the smaller job kinds: compress, evaluate, benchmark, drill, prove.
 
 
-class CompressSpec(CompressOptions, RunDocument):
+class CompressSpec(CompressOptions, ResumableDocument):
     """Compress a model's linear weights; report size, perplexity and speed before and after."""
 
     kind: Literal["compress"] = "compress"

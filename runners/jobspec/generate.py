@@ -18,7 +18,7 @@ from runners.jobspec.base import (
     FolderModel,
     JobDocument,
     ModelRef,
-    RunDocument,
+    ResumableDocument,
 )
 from runners.jobspec.compress import QUANTISED_DTYPES, WeightDtype
 from runners.jobspec.serve import NamedAdapter, check_names
@@ -212,7 +212,7 @@ class DraftModelSpeculation(JobDocument):
 Speculation = Annotated[PromptLookup | DraftModelSpeculation, Field(discriminator="method")]
 
 
-class GenerateSpec(RunDocument):
+class GenerateSpec(ResumableDocument):
     """Generate greedy answers to a batch of prompts; finished answers survive kills and stops.
 
     A prompt of a file may name one of ``adapters``. Otherwise it uses the only adapter, or the

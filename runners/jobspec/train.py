@@ -18,7 +18,7 @@ from runners.jobspec.base import (
     MixedData,
     ModelRef,
     QuantizedTraining,
-    RunDocument,
+    ResumableDocument,
     SampleOptions,
     TextSamples,
     TrainData,
@@ -53,7 +53,7 @@ USUAL_LEARNING_RATES: dict[str, float] = {
 }
 
 
-class TrainingMemory(RunDocument):
+class TrainingMemory(ResumableDocument):
     """The fields of a training that trade memory for time.
 
     ``activation_recomputation``: "selective" keeps the outputs of matrix products and recomputes

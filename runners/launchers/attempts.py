@@ -7,7 +7,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 
@@ -254,6 +254,18 @@ def attempt_folders(attempts_dir: Path) -> list[AttemptFolder]:
         for path in sorted(attempts_dir.iterdir())
         if path.is_dir() and ID.fullmatch(path.name)
     ]
+
+
+def with_checkpoint(folders: Iterable[AttemptFolder], job_id: str) -> list[AttemptFolder]:
+    """Return the attempts of a job that left a checkpoint, answers or layers, newest first."""
+    found = [
+        (request.number, folder)
+        for folder in folders
+        if any(folder.checkpoint.glob("*"))
+        and (request := folder.request()) is not None
+        and request.job_id == job_id
+    ]
+    return [folder for _, folder in sorted(found, key=lambda each: each[0], reverse=True)]
 
 
 def _artefact(body: object) -> ArtefactBody | None:

@@ -126,6 +126,7 @@ class Needs(Message):
     gpus: tuple[str, ...] = ()  # uuids of its GPUs; empty: all GPUs of the host
     ports: tuple[int, ...] = ()  # ports that it listens on
     compiles: bool = False  # it compiles kernels at start
+    resume_from: str = ""  # an ended job whose checkpoint it goes on from
 
 
 class PreflightCheck(Message):

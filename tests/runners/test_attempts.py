@@ -2,14 +2,18 @@
 
 import json
 import os
+import shutil
 import time
 
 import pytest
 
+from runners.host.preflight import HostState, run_checks
 from runners.host.reconcile import take_over_checkpoint
+from runners.jobspec import TrainSpec
 from runners.launchers.attempts import AttemptFolder, Verdict, attempt_folders
+from runners.shared.config import HostConfig
 from runners.shared.log_text import shortened
-from runners.shared.messages import WantedAttempt
+from runners.shared.messages import Needs, PreflightCheck, WantedAttempt
 from runners.shared.reasons import Reason
 from runners.shared.spool import SpoolWriter
 from runners.supervision import child, procfs
@@ -19,6 +23,7 @@ from tests.runners.tools import bodies, events_of, ids_of, wait_for
 # What the files of an attempt mean to an agent that starts, and how an end gets settled.
 
 A1, A2 = ids_of(__name__)
+EARLIER = "01JRESVMEDRESVMEDRESVMED01"
 
 BOOT = procfs.boot_id()
 
@@ -267,6 +272,44 @@ def test_an_attempt_that_saved_nothing_gives_nothing(attempts, later):
     assert (
         take_over_checkpoint(*later, [AttemptFolder(attempts.host_dir.attempts / "empty")]) is None
     )
+
+
+def test_an_attempt_goes_on_from_a_copy_of_what_the_job_that_it_resumes_left(left, later):
+    folder, request = later
+    spec = TrainSpec(resume_from=EARLIER)
+    resuming = request.model_copy(update={"spec": spec, "number": 2})
+    older, newest = left("c", 1, job_id=EARLIER), left("d", 2, job_id=EARLIER)
+    weights = newest.checkpoint / "step-00000003" / "weights.safetensors"
+    weights.write_bytes(b"tensors")
+    assert take_over_checkpoint(folder, resuming, [older, newest]).attempt_id == "d"
+    assert (kept(folder), kept(newest), kept(older)) == ("d", "d", "c")  # to be resumed again
+    taken = folder.checkpoint / "step-00000003"
+    assert (taken / "weights.safetensors").stat().st_ino == weights.stat().st_ino  # no copy
+    (taken / "state.json").write_text("changed")
+    assert kept(newest) == "d"
+    shutil.rmtree(folder.checkpoint)
+    own = left("e", 1)  # of the resuming job, before it was retried
+    assert take_over_checkpoint(folder, resuming, [newest, own]).attempt_id == "e"
+
+
+def test_a_resumed_job_is_refused_where_nothing_is_left_to_go_on_from(
+    acceptor, left, host_dir, reconciling
+):
+    place = HostState(host_dir, HostConfig(), (host_dir.models,))
+    needs = Needs(kind="train", resume_from=EARLIER)
+
+    def check() -> PreflightCheck:
+        return {each.name: each for each in run_checks(needs, place)}["checkpoint"]
+
+    assert (check().ok, "from the start" in check().remedy) == (False, True)
+    stored = acceptor.want(A2)
+    stored.request = stored.request.model_copy(update={"spec": TrainSpec(resume_from=EARLIER)})
+    reconciling(FOREVER, min_free_bytes=0).claim(WantedAttempt(attempt_id=A2, fence=stored.fence))
+    record = AttemptFolder(host_dir.attempts / A2).exit_record()
+    assert record.reason == Reason.MODEL_OR_DATA_MISSING
+    assert record.last_lines == (f"Job {EARLIER} left no checkpoint on this host.",)
+    left(A1, 1, job_id=EARLIER)
+    assert (check().ok, A1 in check().sentence) == (True, True)
 
 
 def test_the_next_attempt_that_a_host_starts_finds_the_checkpoint(

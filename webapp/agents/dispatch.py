@@ -282,6 +282,7 @@ def needs_of(attempt: Attempt) -> Needs:
             "gpus": gpus,
             **_disaggregation(spec.get("engine_options") or {}),
             "compiles": _compiles(spec),
+            "resume_from": spec.get("resume_from") or "",
             "ports": [port for port in (attempt.master_port, spec.get("port")) if port],
         }
     )

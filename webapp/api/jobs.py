@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any, Literal, cast
 
@@ -52,7 +52,15 @@ from webapp.jobs.models import (
 )
 from webapp.jobs.permissions import allowed, job_for
 from webapp.jobs.progress import KIND_WORDS, elapsed_seconds, progress, silence_of
-from webapp.jobs.services import job_abandon, job_clone, job_delete, job_stop, job_submit
+from webapp.jobs.services import (
+    is_resumable,
+    job_abandon,
+    job_clone,
+    job_delete,
+    job_resume,
+    job_stop,
+    job_submit,
+)
 from webapp.jobs.targets import target_json, targets_of
 from webapp.jobs.transitions import words_for
 from webapp.live.stream import ticket_for
@@ -246,7 +254,10 @@ def job_detail(job: Job, request: HttpRequest) -> JobDetail:
             )
             for each in attempts
         ],
-        allowed=[name for name in ("stop", "clone", "delete", "abandon") if getattr(held, name)],
+        allowed=[
+            *(name for name, is_allowed in asdict(held).items() if is_allowed),
+            *(["resume"] if held.clone and is_resumable(job) else []),
+        ],
     )
 
 
@@ -334,11 +345,27 @@ def job_end(request: HttpRequest, job_id: str) -> JobDetail:
     operation_id="run_job_again",
 )
 def job_again(request: HttpRequest, job_id: str) -> Status[JobDetail]:
-    """Queue a job with the same spec, owned by the caller."""
+    """Queue a job with the same spec, owned by the caller, that runs from the start."""
     job = job_for(request, job_id, "clone")
     user = signed_in(request)
     copy = job_submit(job=job_clone(job=job, owner=user), by=user.get_username())
     return Status(201, job_detail(load_job(request, copy.pk), request))
+
+
+@router.post(
+    "/jobs/{job_id}/resume",
+    auth=LAUNCH,
+    response={201: JobDetail, **REFUSALS},
+    operation_id="resume_job",
+)
+def job_go_on(request: HttpRequest, job_id: str) -> Status[JobDetail]:
+    """Queue a job that goes on from the checkpoint of an ended one, on its host.
+
+    Of a batch generation the finished answers are kept, of a compression the finished layers.
+    """
+    job, user = job_for(request, job_id, "resume"), signed_in(request)
+    resumed = job_submit(job=job_resume(job=job, owner=user), by=user.get_username())
+    return Status(201, job_detail(load_job(request, resumed.pk), request))
 
 
 class Abandoning(Sent):

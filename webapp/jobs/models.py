@@ -115,6 +115,8 @@ class JobState(models.TextChoices):
 FINAL_STATES = frozenset(
     {JobState.SUCCEEDED, JobState.FAILED, JobState.ERROR, JobState.STOPPED, JobState.EXPIRED}
 )
+# Kinds that leave a checkpoint, answers or layers from which a later job can go on.
+RESUMABLE_KINDS = frozenset({"train", "generate", "compress"})
 LIVE_STATES = frozenset(
     {JobState.PREFLIGHT, JobState.STARTING, JobState.RUNNING, JobState.STOPPING}
 )
@@ -203,6 +205,11 @@ class Job(TeamOwned):
     def processes_per_host(self) -> int:
         """Return the number of ranks per CPU host; jobs on GPUs run one rank per GPU."""
         return int((self.spec.get("parallel") or {}).get("processes_per_host") or 1)
+
+    @property
+    def keeps_checkpoint(self) -> bool:
+        """Return whether the job, once stopped, leaves something that another can go on from."""
+        return self.kind in RESUMABLE_KINDS and self.num_hosts == 1
 
     @property
     def shown_host(self) -> Host | None:

@@ -24,12 +24,15 @@ class AllowedActions:
         return self.stop or self.clone or self.delete
 
 
+FOR_EVERYBODY = frozenset({"clone", "resume"})  # who may launch; the new job is their own
+
+
 def refusal(membership: Membership | None, job: Job, action: str) -> str:
     """Return why a member's role does not permit ``action`` on a job; empty if it does."""
     if membership is None or not is_at_least(Role(membership.role), Role.PRACTITIONER):
         return f"To {action} a job you need the role Practitioner or higher."
     is_operator = is_at_least(Role(membership.role), Role.OPERATOR)
-    if action != "clone" and not is_operator and job.owner_id != membership.user_id:
+    if action not in FOR_EVERYBODY and not is_operator and job.owner_id != membership.user_id:
         return f"Only its owner or an operator can {action} this job."
     return ""
 

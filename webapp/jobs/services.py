@@ -21,7 +21,15 @@ from webapp.hosts.services import Contact, contact_of
 from webapp.jobs.allocation import allocate_after, allocate_pool
 from webapp.jobs.budgets import budget_spend
 from webapp.jobs.gangs import devices_release, members_of, order_stop, pool_lock, release_unstarted
-from webapp.jobs.models import FINAL_STATES, LIVE_STATES, Attempt, Job, JobState, Priority
+from webapp.jobs.models import (
+    FINAL_STATES,
+    LIVE_STATES,
+    RESUMABLE_KINDS,
+    Attempt,
+    Job,
+    JobState,
+    Priority,
+)
 from webapp.jobs.quotas import check_submit, duration_within, quota_of
 from webapp.jobs.transitions import check_retries, transition
 from webapp.plans.models import Plan
@@ -361,19 +369,68 @@ def job_stop(*, job: Job, by: str, reason: Reason = Reason.STOPPED_BY_USER) -> J
 
 
 def job_clone(*, job: Job, owner: User) -> Job:
-    """Return a draft copy of ``job`` owned by ``owner``."""
-    name, suffix = job.name, " (copy)"
-    if not name.endswith(suffix):
-        name = name[: NAME_LENGTH - len(suffix)] + suffix
+    """Return a draft copy of ``job`` owned by ``owner``, which runs from the start."""
+    return _copy_of(job, owner, " (copy)", resume_from="")
+
+
+def job_resume(*, job: Job, owner: User) -> Job:
+    """Return a draft that goes on from what an ended job left on its host, owned by ``owner``.
+
+    Raises:
+        ConflictProblem: no job can go on from this one; the problem says what can be done.
+    """
+    host = _host_to_resume_on(job)
+    return _copy_of(job, owner, " (resumed)", resume_from=job.pk, requested_host=host)
+
+
+def is_resumable(job: Job) -> bool:
+    """Return whether a job can go on from what this one left."""
+    try:
+        _host_to_resume_on(job)
+    except ConflictProblem:
+        return False
+    return True
+
+
+def _host_to_resume_on(job: Job) -> Host:
+    parts = Attempt.objects.filter(job=job, started_at__isnull=False).select_related("host")
+    last = parts.order_by("-number").first()
+    why, instead = "", "Run it again from the start."
+    if job.state not in FINAL_STATES:
+        state, instead = job.get_state_display().lower(), "Stop it first, or wait for its end."
+        why = f"is {state}, and a job is resumed when it has ended"
+    elif job.state == JobState.SUCCEEDED:
+        why = "has done all that it was to do"
+    elif job.kind not in RESUMABLE_KINDS:
+        why = f"is of the kind {job.kind}, which leaves nothing to go on from"
+    elif job.num_hosts > 1:
+        why = f"ran on {job.num_hosts} hosts, and only a job on one host can be resumed"
+        instead = "Run it again with retries, which go on from the last checkpoint."
+    elif last is None:
+        why = "never started"
+    elif last.host.state == HostState.RETIRED:
+        why = f"ran on {last.host.name}, which is retired"
+    if why or last is None:
+        raise ConflictProblem("not_resumable", f"{job.name} {why}. {instead}")
+    return last.host
+
+
+def _copy_of(
+    job: Job, owner: User, suffix: str, *, resume_from: str, requested_host: Host | None = None
+) -> Job:
+    name = (
+        job.name if job.name.endswith(suffix) else job.name[: NAME_LENGTH - len(suffix)] + suffix
+    )
+    spec = {**job.spec, "resume_from": resume_from} if job.kind in RESUMABLE_KINDS else job.spec
     return Job.objects.create(
         team=job.team,
         owner=owner,
         pool=job.pool,
-        requested_host=job.requested_host,
+        requested_host=requested_host or job.requested_host,
         num_hosts=job.num_hosts,
         devices_per_host=job.devices_per_host,
         kind=job.kind,
-        spec=job.spec,
+        spec=spec,
         name=name,
         model_name=job.model_name,
         plan=job.plan,

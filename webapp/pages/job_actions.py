@@ -25,6 +25,7 @@ from webapp.jobs.services import (
     job_abandon,
     job_clone,
     job_delete,
+    job_resume,
     job_stop,
     job_submit,
     names_of,
@@ -75,6 +76,18 @@ def job_rerun(request: HttpRequest, job_id: str) -> HttpResponse:
         messages.warning(request, problem.detail)
         return redirect("job-detail", job.pk)
     return redirect("job-detail", copy.pk)
+
+
+@require_POST
+def job_resume_view(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Queue a job that goes on from what an ended one left, owned by this person."""
+    job, user = job_for(request, job_id, "resume"), signed_in(request)
+    try:
+        resumed = job_submit(job=job_resume(job=job, owner=user), by=user.get_username())
+    except Problem as problem:
+        messages.warning(request, problem.detail)
+        return redirect("job-detail", job.pk)
+    return redirect("job-detail", resumed.pk)
 
 
 @require_POST

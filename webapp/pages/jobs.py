@@ -44,7 +44,7 @@ from webapp.jobs.progress import (
     timeline,
 )
 from webapp.jobs.replanning import Change, change_at, limit_words, replan, smallest_changes
-from webapp.jobs.services import names_of, silent_parts
+from webapp.jobs.services import is_resumable, names_of, silent_parts
 from webapp.jobs.targets import targets_of
 from webapp.jobs.transitions import words_for
 from webapp.jobs.waiting import waiting_line
@@ -215,6 +215,7 @@ def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
     """Return the context shared by all tabs: head, buttons, status line, timeline, tabs."""
     events = list(Event.objects.filter(subject=job.pk))
     membership = membership_of(request.user, job.team)
+    held = allowed(membership, job)
     context = {
         "as_of_ms": now_ms(),  # before any read: the shown data is at least this recent
         "job": job,
@@ -227,7 +228,8 @@ def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
         "expected_ms": expected_ms(job),
         "waiting": waiting_sentence(job),
         "waits_for": scheduler_words(job),
-        "allowed": allowed(membership, job),
+        "allowed": held,
+        "may_resume": held.clone and is_resumable(job),
         **silence_context(job),
         "holding": names_of(silent_parts(job)) if job.state in FINAL_STATES else [],
         "abandon_url": _abandon_url(job, membership),

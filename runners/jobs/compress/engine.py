@@ -378,7 +378,7 @@ def _key(index: int) -> str:
 
 def settings_of(spec: CompressSpec) -> str:
     """Return the settings that must match for reusing a finished layer."""
-    return json.dumps(spec.model_dump(mode="json"), sort_keys=True)
+    return json.dumps(spec.model_dump(mode="json", exclude={"resume_from"}), sort_keys=True)
 
 
 # Compress a model folder layer by layer into a new folder.

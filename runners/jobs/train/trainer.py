@@ -333,6 +333,8 @@ class Trainer:
         if state is not None:
             self.state = state
             self.resumed_at_step = state.step
+            where = f"resumed from the checkpoint at step {state.step}"
+            self.job.emitter.log(self.ranks.name + where)
             if self.scale is not None and state.loss_scale:
                 self.scale.value, self.scale.good_steps = state.loss_scale, state.scaled_steps
             self.evaluator.resume(state)

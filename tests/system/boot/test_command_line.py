@@ -88,6 +88,13 @@ def shell(running, tmp_path_factory) -> Shell:
     return found
 
 
+def steps_of(shell: Shell, job: str) -> list[int]:
+    """Return the steps that a job's log names."""
+    return [
+        int(step) for step in re.findall(r"^step (\d+)", shell.run("logs", job)[1], re.MULTILINE)
+    ]
+
+
 def test_a_job_outlives_the_command_that_started_it_and_runs_again(shell):
     command = shell.start("launch", "-f", "job.yaml", "--yes")
     lines: list[str] = []
@@ -111,12 +118,19 @@ def test_a_job_outlives_the_command_that_started_it_and_runs_again(shell):
     out, err = follower.communicate(timeout=60)
     assert (follower.returncode, "step" in out) == (0, True), err
 
+    last = steps_of(shell, state["id"])[-1]
     code, again, err = shell.run("resume", state["id"], "--detach")
     assert code == 0, err
-    eventually(
-        lambda: json.loads(shell.run("get", again.strip(), "-o", "json")[1])["state"] == "running",
-        120.0,
-    )
+    eventually(lambda: steps_of(shell, again.strip()), 120.0)
+    log = shell.run("logs", again.strip())[1]
+    (resumed_at,) = re.findall(r"^resumed from the checkpoint at step (\d+)$", log, re.MULTILINE)
+    assert int(resumed_at) >= last > 1
+    assert steps_of(shell, again.strip())[0] > int(resumed_at)
     shell.run("stop", again.strip(), "--wait", "--yes")
     code, out, _ = shell.run("compare", state["id"], again.strip())
-    assert (code, "long run (copy)" in out) == (0, True)
+    assert (code, "long run (resumed)" in out) == (0, True)
+    code, anew, err = shell.run("rerun", again.strip(), "--detach")
+    assert code == 0, err
+    eventually(lambda: steps_of(shell, anew.strip()), 120.0)
+    assert steps_of(shell, anew.strip())[0] == 1
+    shell.run("stop", anew.strip(), "--wait", "--yes")

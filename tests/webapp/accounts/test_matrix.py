@@ -108,6 +108,7 @@ RULES = {
     f"{JOB}/abandon/": Rule("get", OWNER, is_object=True),
     f"{JOB}/stop/": OWN,
     f"{JOB}/clone/": ACT,
+    f"{JOB}/resume/": ACT,
     f"{JOB}/run-again/": Rule("get", PRACTITIONER, is_object=True),
     f"{JOB}/measurements/<int:measurement_id>/decide/": OPERATE,
     f"{JOB}/delete/": OWN,

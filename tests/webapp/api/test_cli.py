@@ -135,7 +135,9 @@ def test_a_file_is_launched_as_the_wizard_would_and_followed_to_its_end(
     assert [json.loads(line) for line in out.splitlines()] == [{"text": "step 2"}]
     out = run("logs", job.pk, "-f", "-o", "yaml")[1]
     assert list(yaml.safe_load_all(out)) == [each.data for each in followed]
-    code, out, _ = run("resume", job.pk, "-d", "-o", "json")
+    code, _, err = run("resume", job.pk)
+    assert (code, "has done all that it was to do. Run it again" in err) == (FAILED, True)
+    code, out, _ = run("rerun", job.pk, "-d", "-o", "json")
     again = Job.objects.order_by("created_at").last()
     assert (code, json.loads(out)["id"], again.spec) == (DONE, again.pk, job.spec)
     code, out, _ = run("compare", job.pk, again.pk)

@@ -30,6 +30,24 @@ def ended_well() -> None:
         events_accept(host=attempt.host, batch=batch)
 
 
+def begun() -> None:
+    """Let the host report that it began what it was given."""
+    for attempt in Attempt.objects.filter(ended_at=None, claimed_at=None):
+        claim(attempt)
+        events_accept(host=attempt.host, batch=batch_of(attempt, ("started", STARTED)))
+
+
+def stopped() -> None:
+    """Let the host report that it stopped what it was told to."""
+    record = {**EXIT_OK, "exit_code": None, "signal": 15, "reason": "stopped_by_user"}
+    for attempt in Attempt.objects.filter(job__state="stopping"):
+        batch = batch_of(attempt, ("exited", record), first=2)  # after it has begun
+        events_accept(host=attempt.host, batch=batch)
+
+
+AFTER = {"launch": ended_well, "rerun": begun, "stop": stopped}
+
+
 def named(text: str, host: str) -> str:
     """Return text with what the page's words stand for: the first and the last job, and so on."""
     jobs = list(Job.objects.order_by("created_at", "pk").values_list("pk", flat=True))
@@ -57,8 +75,7 @@ def test_every_example_prints_the_lines_that_the_page_shows(
             code, out, err = run(*words[1:], stdin=f"{token}\n")
             has_no_redis = words[1:3] == ["hosts", "check"]  # which that check finds
             assert code == has_no_redis, (command, out, err)
-            if words[1] == "launch":
-                ended_well()
+            AFTER.get(words[1], lambda: None)()
             for line in expected:
                 assert named(line, host.slug) in out + err, (command, out, err)
             called.add(words[1])

@@ -14,7 +14,7 @@ from webapp.agents.ingest import events_accept
 from webapp.api import jobs as api_jobs
 from webapp.api.urls import api
 from webapp.core.clock import now
-from webapp.jobs.models import Job
+from webapp.jobs.models import Attempt, Job
 from webapp.jobs.services import job_create
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -86,6 +86,10 @@ def test_a_job_says_what_its_page_says(alice, job, attempt):
     outcome = get(alice, f"/jobs/{job.pk}").json()["outcome"]
     assert outcome["reason"] == "stopped_by_user"
     assert outcome["sentence"]
+    Attempt.objects.update(started_at=now())
+    assert "resume" in get(alice, f"/jobs/{job.pk}").json()["allowed"]
+    resumed = client_of(alice).post(f"/api/v1/jobs/{job.pk}/resume").json()
+    assert (resumed["spec"]["resume_from"], resumed["host"]) == (job.pk, "box")
     copy = client_of(alice).post(f"/api/v1/jobs/{job.pk}/run-again").json()
     assert (copy["spec"], copy["name"].endswith("(copy)")) == (found["spec"], True)
 

@@ -1,11 +1,14 @@
 """Stop, clone, delete: who may, and what comes of it."""
 
+import html
+
 import pytest
 
 from tests.webapp.conftest import client_of
 from webapp.accounts.secrets import secret_store
+from webapp.hosts.models import Host
 from webapp.jobs.launching import LaunchOptions, plan_launch
-from webapp.jobs.models import Job, JobState, Priority
+from webapp.jobs.models import Attempt, Job, JobState, Priority
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_keep
 from webapp.wizard.drafts import demo_draft
@@ -41,6 +44,48 @@ def test_a_job_that_runs_again_is_queued_as_the_persons_own(bob, finished):
     copy = Job.objects.exclude(pk=finished.pk).get()
     assert where == f"/jobs/{copy.pk}/"
     assert (copy.owner, copy.spec, copy.state) == (bob, finished.spec, JobState.PREFLIGHT)
+
+
+def test_a_stopped_job_is_resumed_on_its_host_as_the_persons_own(bob, running, host):
+    Job.objects.filter(pk=running.pk).update(state="stopped", requested_host=None)
+    assert "Resume</button>" in client_of(bob).get(f"/jobs/{running.pk}/").content.decode()
+    where = press(bob, running, "resume")["Location"]
+    resumed = Job.objects.exclude(pk=running.pk).get()
+    assert where == f"/jobs/{resumed.pk}/"
+    assert (resumed.owner, resumed.requested_host) == (bob, host)
+    assert resumed.spec == {**running.spec, "resume_from": running.pk}
+    assert resumed.name == f"{running.name} (resumed)"
+    Job.objects.filter(pk=resumed.pk).update(state="failed")
+    press(bob, resumed, "run-again")
+    again = Job.objects.order_by("created_at").last()
+    assert again.spec == {**running.spec, "resume_from": ""}
+
+
+def test_what_cannot_be_resumed_is_said_and_offered_nowhere(alice, running, host):
+    client = client_of(alice)
+    for changes, words in (
+        (
+            {"state": "running"},
+            "is running, and a job is resumed when it has ended. Stop it first",
+        ),
+        ({"state": "succeeded"}, "has done all that it was to do. Run it again from the start."),
+        ({"kind": "benchmark"}, "is of the kind benchmark, which leaves nothing to go on from"),
+        ({"num_hosts": 2}, "ran on 2 hosts, and only a job on one host can be resumed"),
+        ({"started": None}, "never started"),
+        ({"host": "retired"}, f"ran on {host.name}, which is retired"),
+    ):
+        Job.objects.filter(pk=running.pk).update(
+            **{"state": "stopped", "kind": "train", "num_hosts": 1}
+            | {name: value for name, value in changes.items() if name not in {"started", "host"}}
+        )
+        Attempt.objects.filter(job=running).update(
+            started_at=None if "started" in changes else running.created_at
+        )
+        Host.objects.filter(pk=host.pk).update(state=changes.get("host", "ready"))
+        page = client.post(f"/jobs/{running.pk}/resume/", follow=True).content.decode()
+        assert words in html.unescape(page), changes
+        assert "Resume</button>" not in page, changes
+    assert Job.objects.count() == 1
 
 
 def test_a_deleted_job_is_as_if_it_did_not_exist(alice, finished):
