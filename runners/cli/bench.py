@@ -448,6 +448,8 @@ async def _warm_up(client: "httpx.AsyncClient", target: "Target", prompt: str) -
     if kind in {"HTTP 404", "HTTP 405"}:
         other = "completions" if target.is_chat else "chat"
         way_out = f"; try --endpoint-type {other}"
+    elif "context_length_exceeded" in outcome.error:
+        way_out = "; give fewer --input-tokens or --output-tokens"
     elif kind in {"HTTP 400", "HTTP 422"} and target.ignores_eos:
         way_out = "; if it refuses ignore_eos, add --no-ignore-eos"
     elif kind == "timeout":

@@ -39,13 +39,21 @@ class ToLaunch(NamedTuple):
     document: dict[str, Any] | None
     launch: dict[str, Any]  # of the document
 
-    def start(self, client: "Slipway", options: Mapping[str, Any], *, key: str = "") -> "Launched":
-        """Launch it with options over those of the document."""
-        wanted = {**self.launch, **options}
+    def start(
+        self,
+        client: "Slipway",
+        options: Mapping[str, Any],
+        *,
+        key: str = "",
+        dry_run: bool = False,
+    ) -> "Launched":
+        """Launch it with options over those of the document, or only check that it can be."""
+        wanted, once = {**self.launch, **options}, None if dry_run else key or None
         if self.document is None:
-            return client.launch_plan(self.plan.id, wanted, idempotency_key=key or None)
+            plan_id = self.plan.id
+            return client.launch_plan(plan_id, wanted, dry_run=dry_run, idempotency_key=once)
         document = {**self.document, "launch": wanted}
-        return client.launch_document(document, idempotency_key=key or None)
+        return client.launch_document(document, dry_run=dry_run, idempotency_key=once)
 
 
 def complete_any_plan(incomplete: str) -> Completions:
@@ -103,7 +111,7 @@ def launch(  # noqa: PLR0913 (the command's options)
         ),
     ] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the plan and whether it fits; keep nothing.")
+        bool, typer.Option("--dry-run", help="Show the plan, check the launch, and keep nothing.")
     ] = False,
     approval: Annotated[
         str,
@@ -135,24 +143,25 @@ def launch(  # noqa: PLR0913 (the command's options)
         wanted = _to_launch(client, plan, file, on=on, settings=set_ or ())
         title = wanted.plan.launch.title
         _check(client, wanted.plan, output)
+        if approval and not dry_run:
+            confirm(f"Request its approval? {title}.", yes=yes)
+            _request_approval(client, wanted, options, approval, key=key, output=output)
+            return
+        if not dry_run:
+            confirm(f"Launch it? {title}.", yes=yes)
+        try:
+            launched = wanted.start(client, options, key=key, dry_run=dry_run)
+        except ApiError as error:
+            if error.code != OVER_BUDGET:
+                raise
+            command = _command(plan, file, on=on, settings=set_ or (), options=options)
+            raise _over_budget(error, command) from error
         if dry_run:
             if output == "table":
                 typer.echo(f"{title}: possible. Nothing was launched or kept.")
             else:
                 write_reply(wanted.plan, output)
             return
-        if approval:
-            confirm(f"Request its approval? {title}.", yes=yes)
-            _request_approval(client, wanted, options, approval, key=key, output=output)
-            return
-        confirm(f"Launch it? {title}.", yes=yes)
-        try:
-            launched = wanted.start(client, options, key=key)
-        except ApiError as error:
-            if error.code != OVER_BUDGET:
-                raise
-            command = _command(plan, file, on=on, settings=set_ or (), options=options)
-            raise _over_budget(error, command) from error
         job = launched.job
         if output != "table":
             write_reply(launched, output)

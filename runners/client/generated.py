@@ -150,6 +150,7 @@ class Operations:
         plan_id: str,
         body: LaunchDocument | JsonObject,
         *,
+        dry_run: bool = False,
         idempotency_key: str | None = None,
     ) -> Launched:
         """Launch a plan as a job; with an ``Idempotency-Key`` a repetition launches nothing more.
@@ -224,7 +225,9 @@ class Operations:
         """Return the teams' jobs, newest first."""
 
     @operation("POST", "/jobs")
-    def launch_document(self, body: JsonObject, *, idempotency_key: str | None = None) -> Launched:
+    def launch_document(
+        self, body: JsonObject, *, dry_run: bool = False, idempotency_key: str | None = None
+    ) -> Launched:
         """Plan a document, save the plan, and launch it as its field ``launch`` says.
 
         It is done as a whole or not at all: a launch that is refused keeps no plan.

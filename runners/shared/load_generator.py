@@ -225,10 +225,13 @@ def refusal_text(body: bytes) -> str:
 
 
 def _error_text(error: object) -> str:
-    """Return the short message of an error in OpenAI's form: its code, unless that is a number."""
+    """Return an error in OpenAI's form as short text: its code, if that is a word, and message."""
     if isinstance(error, dict):
-        code = error.get("code")
-        error = code if code and isinstance(code, str) else error.get("message") or code
+        code, message = error.get("code"), error.get("message")
+        if isinstance(code, str) and code and message:
+            error = f"{code}: {message}"
+        else:
+            error = message or code
     return plain(str(error))[:ERROR_LENGTH]
 
 

@@ -60,9 +60,9 @@ from webapp.jobs.services import (
     job_resume,
     job_stop,
     job_submit,
+    words_of,
 )
 from webapp.jobs.targets import target_json, targets_of
-from webapp.jobs.transitions import words_for
 from webapp.live.stream import ticket_for
 from webapp.metrics.models import MetricSource
 from webapp.metrics.store import FOREVER_MS, Range, Series, read_series
@@ -226,7 +226,7 @@ def job_detail(job: Job, request: HttpRequest) -> JobDetail:
     held = allowed(membership_of(request.user, job.team), job)
     outcome = None
     if job.state in FINAL_STATES and job.reason not in {"", Reason.OK}:
-        words = words_for(job.reason)
+        words = words_of(job)
         outcome = OutcomeReply(
             reason=job.reason, sentence=words.sentence, next_step=words.next_step
         )

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from django.db import transaction
 from django.http import HttpRequest
 from django.urls import reverse
-from ninja import Router, Schema, Status
+from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
 from runners.jobspec.serve import key_hash
@@ -44,27 +44,47 @@ class Launched(Schema):
     endpoint_key: str | None
 
 
+DryRun = Annotated[
+    bool,
+    Query(
+        description="With true nothing is started or kept: the request is checked as a launch is, "
+        "against quotas and the token's budget too, and the reply, with status 200, has a job "
+        "without an id"
+    ),
+]
+
+
 @router.post(
     "/plans/{plan_id}/launch",
     auth=LAUNCH,
-    response={201: Launched, **REFUSALS},
+    response={200: Launched, 201: Launched, **REFUSALS},
     operation_id="launch_plan",
 )
-def plan_start(request: HttpRequest, plan_id: str, body: LaunchDocument) -> Status[Launched]:
+def plan_start(
+    request: HttpRequest, plan_id: str, body: LaunchDocument, *, dry_run: DryRun = False
+) -> Status[Launched]:
     """Launch a plan as a job; with an ``Idempotency-Key`` a repetition launches nothing more.
 
     A token with a budget launches only what its rest suffices for.
     """
-    return Status(201, _launched(request, plan_to_change(request, plan_id), body))
+    plan = plan_to_change(request, plan_id)
+    if not dry_run:
+        return Status(201, _launched(request, plan, body))
+    with transaction.atomic():
+        launched = _launched(request, plan, body)
+        transaction.set_rollback(True)
+    return Status(200, _without_id(launched))
 
 
 @jobs_router.post(  # one router has all methods of an address
     "/jobs",
     auth=LAUNCH,
-    response={201: Launched, **REFUSALS},
+    response={200: Launched, 201: Launched, **REFUSALS},
     operation_id="launch_document",
 )
-def document_start(request: HttpRequest, body: PlanDocument) -> Status[Launched]:
+def document_start(
+    request: HttpRequest, body: PlanDocument, *, dry_run: DryRun = False
+) -> Status[Launched]:
     """Plan a document, save the plan, and launch it as its field ``launch`` says.
 
     It is done as a whole or not at all: a launch that is refused keeps no plan.
@@ -72,9 +92,16 @@ def document_start(request: HttpRequest, body: PlanDocument) -> Status[Launched]
     plan = _planned(request, body)
     with transaction.atomic():
         launched = _launched(request, _saved(plan), body.launch or LaunchDocument())
-        if launched.job.plan != plan.pk:  # an earlier request with this key launched its plan
+        if dry_run or launched.job.plan != plan.pk:  # else an earlier request with this key did
             transaction.set_rollback(True)
-    return Status(201, launched)
+    return Status(200, _without_id(launched)) if dry_run else Status(201, launched)
+
+
+def _without_id(launched: Launched) -> Launched:
+    """Return the reply to a dry run: a job that is not there."""
+    return Launched(
+        job=launched.job.model_copy(update={"id": "", "url": "", "plan": None}), endpoint_key=None
+    )
 
 
 def _planned(request: HttpRequest, document: PlanDocument) -> Plan:

@@ -377,9 +377,9 @@ class Site:
         self._start_broker()
         python = sys.executable
         web = processes.Child("web", self._web_command())
-        state, stamp = schema_state(self.environment), self.data / "prepared"
+        state, stamp = state_to_prepare(self.environment), self.data / "prepared"
         if stamp.exists() and stamp.read_text("utf-8") == state:
-            self._start(web)  # no migration is due, so both may load in parallel
+            self._start(web)  # nothing is to be prepared, so both may load in parallel
         with console.step("Bringing the database up to date"):
             self.account = ", ".join(lines_of(self._manage("prepare").strip()))
             stamp.write_text(state, "utf-8")
@@ -555,9 +555,16 @@ def lacks_redis_user(credential: Path) -> bool:
     return stored.get("redis_url") is not None and stored.get("redis_secret") is None
 
 
-def schema_state(variables: Mapping[str, str]) -> str:
-    """Return a digest of the database URL and of every migration of this version."""
+def state_to_prepare(variables: Mapping[str, str]) -> str:
+    """Return a digest of what the web process needs done before it loads.
+
+    That is the database's URL, every migration, and the static files, whose names with digests it
+    reads once: those of this version, and of the pinned packages.
+    """
     content = hashlib.sha256(variables.get("DATABASE_URL", "").encode())
-    for path in sorted((ROOT / "webapp").glob("*/migrations/*.py")):
-        content.update(path.name.encode() + path.read_bytes())
+    static = sorted((ROOT / "static").rglob("*"))
+    migrations = sorted((ROOT / "webapp").glob("*/migrations/*.py"))
+    for path in [*migrations, *static, ROOT / "constraints.txt"]:
+        if path.is_file():
+            content.update(path.name.encode() + path.read_bytes())
     return content.hexdigest()

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
 from runners.jobspec import DrillSpec, JobSpec
-from runners.shared.reasons import Reason
+from runners.shared.reasons import STOPPED, Reason
 from webapp.accounts.models import Team
 from webapp.accounts.secrets import secret_names
 from webapp.audit.models import event_record
@@ -31,7 +31,7 @@ from webapp.jobs.models import (
     Priority,
 )
 from webapp.jobs.quotas import check_submit, duration_within, quota_of
-from webapp.jobs.transitions import check_retries, transition
+from webapp.jobs.transitions import Words, check_retries, transition, words_for
 from webapp.plans.models import Plan
 
 # Abandon a job on a person's order: the devices of its unreachable hosts count as free again.
@@ -383,6 +383,14 @@ def job_resume(*, job: Job, owner: User) -> Job:
     return _copy_of(job, owner, " (resumed)", resume_from=job.pk, requested_host=host)
 
 
+def resumed_job(job: Job) -> Job | None:
+    """Return the job that this one goes on from, if it is still listed."""
+    source = job.spec.get("resume_from")
+    return (
+        Job.objects.filter(pk=source, team=job.team, deleted_at=None).first() if source else None
+    )
+
+
 def is_resumable(job: Job) -> bool:
     """Return whether a job can go on from what this one left."""
     try:
@@ -390,6 +398,26 @@ def is_resumable(job: Job) -> bool:
     except ConflictProblem:
         return False
     return True
+
+
+# Ends of which nothing is wrong with the job: what it has done can be gone on from.
+INTERRUPTED = STOPPED | {
+    Reason.MAX_DURATION,
+    Reason.HOST_REBOOTED,
+    Reason.SUPERVISOR_LOST,
+    Reason.KILLED_EXTERNALLY,
+    Reason.DISK_FULL,
+    Reason.GPU_FAULT,
+}
+
+
+def words_of(job: Job) -> Words:
+    """Return why a job ended and the next step: if that helps, to resume it."""
+    words = words_for(job.reason)
+    if job.reason not in INTERRUPTED or not is_resumable(job):
+        return words
+    step = f"Resume it to go on from what it has done. {words.next_step}"
+    return words._replace(next_step=step)
 
 
 def _host_to_resume_on(job: Job) -> Host:

@@ -44,9 +44,8 @@ from webapp.jobs.progress import (
     timeline,
 )
 from webapp.jobs.replanning import Change, change_at, limit_words, replan, smallest_changes
-from webapp.jobs.services import is_resumable, names_of, silent_parts
+from webapp.jobs.services import is_resumable, names_of, resumed_job, silent_parts, words_of
 from webapp.jobs.targets import targets_of
-from webapp.jobs.transitions import words_for
 from webapp.jobs.waiting import waiting_line
 from webapp.live.stream import live_context, page_or_regions
 from webapp.modelhub.models import TeamModel
@@ -230,6 +229,7 @@ def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
         "waits_for": scheduler_words(job),
         "allowed": held,
         "may_resume": held.clone and is_resumable(job),
+        "resumed": resumed_job(job),
         **silence_context(job),
         "holding": names_of(silent_parts(job)) if job.state in FINAL_STATES else [],
         "abandon_url": _abandon_url(job, membership),
@@ -330,7 +330,7 @@ def outcome_of(job: Job) -> dict[str, Any] | None:
         return None
     part = deciding_part(job)
     record = part.exit_record if part else {}
-    words = words_for(job.reason)
+    words = words_of(job)
     return {
         "host": part.host.name if part and job.num_hosts > 1 else "",
         "sentence": words.sentence,

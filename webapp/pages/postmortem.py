@@ -26,6 +26,7 @@ from webapp.jobs.measured_figures import (
 from webapp.jobs.models import Attempt, Job, JobState
 from webapp.jobs.points import series_of
 from webapp.jobs.progress import elapsed_seconds
+from webapp.jobs.services import words_of
 from webapp.jobs.transitions import words_for
 from webapp.metrics.store import read_series
 from webapp.pages.attempt_log import SUPERVISOR, log_lines
@@ -432,7 +433,7 @@ class PostMortem:
 def postmortem_of(job: Job) -> PostMortem:
     """Return the post-mortem of a failed job."""
     record: Mapping[str, Any] = job.current_attempt.exit_record if job.current_attempt else {}
-    words = words_for(job.reason)
+    words = words_of(job)
     parts = part_ends(job)
     memories = memory_parts(job)
     first = first_words(parts)

@@ -16,6 +16,7 @@ from webapp.core.clock import now
 from webapp.core.display import NOTHING
 from webapp.core.problems import ConflictProblem
 from webapp.core.queries import changed_words
+from webapp.hosts.models import Host
 from webapp.plans.explanation import (
     FIELD_WORDS,
     DraftProblem,
@@ -44,7 +45,10 @@ def title_of(plan: Plan) -> str:
     try:
         question = question_of(plan)
     except DraftProblem:
-        return plan_title(plan.draft, model_words(plan.draft), hardware_words(plan.draft))
+        kind, _, key = plan.draft["hardware"]["choice"].partition(":")
+        chosen = Host.objects.filter(pk=key).first() if kind == "host" else None
+        place = hardware_words(plan.draft, chosen.name if chosen else "")
+        return plan_title(plan.draft, model_words(plan.draft), place)
     model = question.team_model.name if question.team_model else ""
     host = question.host.name if question.host else ""
     if question.pool is not None:

@@ -343,6 +343,11 @@ def test_a_document_is_launched_with_its_plan_once_or_not_at_all(alice, team, ho
         answer = post(caller, "/jobs", {**document, **change})
         assert (answer.status_code, answer.json()["code"]) == (status, code)
         assert not Plan.objects.exists(), code
+        answer = post(caller, "/jobs?dry_run=true", {**document, **change})
+        assert (answer.status_code, answer.json()["code"]) == (status, code)
+    tried = post(client, "/jobs?dry_run=true", document)
+    assert (tried.status_code, tried.json()["job"]["id"]) == (200, "")
+    assert (Plan.objects.exists(), Job.objects.exists()) == (False, False)
     first, again = (
         post(client, "/jobs", document, **{"Idempotency-Key": "night"}) for _ in range(2)
     )
@@ -352,6 +357,9 @@ def test_a_document_is_launched_with_its_plan_once_or_not_at_all(alice, team, ho
     job = Job.objects.get()
     assert (lost["job"]["id"], job.name, job.max_duration_seconds) == (job.pk, "night run", 1800)
     assert job.plan == Plan.objects.get()
+    tried = post(client, f"/plans/{job.plan_id}/launch?dry_run=true", NIGHT)
+    assert (tried.status_code, tried.json()["job"]["name"]) == (200, "night run")
+    assert Job.objects.get() == job
 
 
 def test_the_launch_of_a_document_is_asked_for_and_its_faults_are_named(alice, host):

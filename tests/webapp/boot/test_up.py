@@ -226,16 +226,23 @@ def test_a_host_of_an_open_redis_is_noticed(tmp_path):
         assert up.lacks_redis_user(tmp_path / "credential.json") is lacks, told
 
 
-def test_another_database_or_a_new_migration_needs_its_own_preparation(tmp_path, monkeypatch):
-    here = up.schema_state({})
-    assert here == up.schema_state({"PATH": "/bin"})
-    assert here != up.schema_state({"DATABASE_URL": "postgresql://db/slipway"})
+def test_another_database_migration_style_sheet_or_package_is_prepared_first(
+    tmp_path, monkeypatch
+):
+    here = up.state_to_prepare({})
+    assert here == up.state_to_prepare({"PATH": "/bin"})
+    assert here != up.state_to_prepare({"DATABASE_URL": "postgresql://db/slipway"})
     folder = tmp_path / "webapp" / "jobs" / "migrations"
     folder.mkdir(parents=True)
     monkeypatch.setattr(up, "ROOT", tmp_path)
-    before = up.schema_state({})
+    before = up.state_to_prepare({})
     (folder / "0002_more.py").write_text("operations = []")
-    assert up.schema_state({}) != before
+    (tmp_path / "static" / "css").mkdir(parents=True)
+    states = [before, up.state_to_prepare({})]
+    for path in (tmp_path / "static" / "css" / "base.css", tmp_path / "constraints.txt"):
+        path.write_text("new")  # the web process reads the digests of static files once
+        states.append(up.state_to_prepare({}))
+    assert len(set(states)) == len(states)
 
 
 def test_the_header_of_a_proxy_is_believed_only_where_there_is_one(monkeypatch, tmp_path):

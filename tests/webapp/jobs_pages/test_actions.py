@@ -55,6 +55,8 @@ def test_a_stopped_job_is_resumed_on_its_host_as_the_persons_own(bob, running, h
     assert (resumed.owner, resumed.requested_host) == (bob, host)
     assert resumed.spec == {**running.spec, "resume_from": running.pk}
     assert resumed.name == f"{running.name} (resumed)"
+    page = client_of(bob).get(where).content.decode()
+    assert f'resumes <a href="/jobs/{running.pk}/">' in page
     Job.objects.filter(pk=resumed.pk).update(state="failed")
     press(bob, resumed, "run-again")
     again = Job.objects.order_by("created_at").last()

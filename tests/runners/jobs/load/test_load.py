@@ -98,7 +98,7 @@ def test_an_answer_has_its_instants_in_order_and_its_tokens_from_the_usage():
 
 def test_what_is_no_whole_answer_is_an_error_in_words():
     for reply, error in (
-        (refusal(b"429 Busy", BUSY), "answers 429: queue_full"),
+        (refusal(b"429 Busy", BUSY), "answers 429: queue_full: Too many"),
         (refusal(b"502 Bad", b"<html>"), "answers 502: without words"),
         (HEAD + TOKEN, "the stream was cut off"),
         (HEAD + TOKEN + BROKEN, "The engine ended"),
