@@ -141,7 +141,12 @@ def test_an_endpoint_that_has_gone_is_given_up_and_none_answered_is_status_one(s
         ({"models": ["one", "two"]}, ("--model", "llama"), 2, "/v1/models lists one, two"),
         ({"models": ["one", "two"]}, (), 2, "--model is missing: "),
         ({"path": "/v1/chat/completions"}, (), 1, "try --endpoint-type chat"),
-        ({"failing": lambda _: 400}, (), 1, "400: queue_full: Refused for None; if it refuses ignore_eos, add"),
+        (
+            {"failing": lambda _: 400},
+            (),
+            1,
+            "400: queue_full: Refused for None; if it refuses ignore_eos, add",
+        ),
         (
             {"failing": lambda _: 400, "code": None},
             ("--api-key", "sk-wrong"),
