@@ -98,7 +98,7 @@ tokens = typer.Typer(
 def token_list(output: OutputOption = "table") -> None:
     """List your access tokens in the team; an admin sees the team's."""
     with server() as client:
-        rows = client.list_tokens()
+        rows = list(client.paginate(client.list_tokens))
     if output != "table":
         write_reply(rows, output)
         return
@@ -173,7 +173,7 @@ secrets = typer.Typer(
 def secret_list(output: OutputOption = "table") -> None:
     """List the names of the team's secrets; values are never shown."""
     with server() as client:
-        rows = client.list_secrets()
+        rows = list(client.paginate(client.list_secrets))
     if output != "table":
         write_reply(rows, output)
         return

@@ -18,7 +18,7 @@ data = typer.Typer(
 def data_list(output: OutputOption = "table") -> None:
     """List the team's uploaded files."""
     with server() as client:
-        rows = client.list_data()
+        rows = list(client.paginate(client.list_data))
     if output != "table":
         write_reply(rows, output)
         return

@@ -39,7 +39,7 @@ def host_list(
 ) -> None:
     """List the team's hosts with their contact."""
     with server() as client:
-        rows = client.list_hosts(q=q)
+        rows = list(client.paginate(client.list_hosts, q=q))
     if output != "table":
         write_reply(rows, output)
         return
@@ -349,7 +349,7 @@ def queue_list(
 ) -> None:
     """List waiting jobs in their order, and why each waits."""
     with server() as client:
-        pools = [pool] if pool else [each.id for each in client.list_pools()]
+        pools = [pool] if pool else [each.id for each in client.paginate(client.list_pools)]
         found = [client.get_queue(each) for each in pools]
     if output != "table":
         write_reply(found, output)
@@ -357,7 +357,7 @@ def queue_list(
     for each in found:
         typer.echo(f"{each.name} ({each.team}): {', '.join(each.hosts) or 'no host'}")
         rows = [
-            (str(one.position or ""), one.job or "", one.name, str(one.priority), one.sentence)
+            (str(one.position or ""), one.job or "", one.name, one.priority, one.sentence)
             for one in each.queue
         ]
         if rows:

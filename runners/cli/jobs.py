@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 OPEN_STATES = "queued,preflight,starting,running,stopping"
 INTERRUPTED = 130  # 128 + SIGINT
-HostOption = Annotated[
-    int, typer.Option("--host", help="Of a job on several hosts: which one, from 0.")
+RankOption = Annotated[
+    int, typer.Option("--rank", help="Of a job on several hosts: which one, from 0.")
 ]
 
 
@@ -176,7 +176,7 @@ def logs(
     ] = False,
     tail: Annotated[int, typer.Option("--tail", "-n", help="How many last lines.")] = 200,
     grep: Annotated[str, typer.Option("--grep", help="Only lines that contain this.")] = "",
-    host: HostOption = 0,
+    rank: RankOption = 0,
     output: OutputOption = "table",
 ) -> None:
     """Print a job's log; Ctrl-C ends the command and never the job.
@@ -186,10 +186,10 @@ def logs(
     with server() as client:
         job_id = job_id_of(client, job)
         if follow:
-            has_ended = follow_job(client, job_id, host=host, grep=grep, output=output)
+            has_ended = follow_job(client, job_id, rank=rank, grep=grep, output=output)
             finished(client, job_id, has_ended)
             return
-        found = client.get_job_log(job_id, limit=tail, q=grep, host=host)
+        found = client.get_job_log(job_id, limit=tail, q=grep, rank=rank)
         if output != "table":
             write_reply(found, output)
             return
@@ -201,7 +201,7 @@ def follow_job(
     client: "Slipway",
     job_id: str,
     *,
-    host: int = 0,
+    rank: int = 0,
     grep: str = "",
     quiet: bool = False,
     output: str = "table",
@@ -213,7 +213,7 @@ def follow_job(
     """
     state = ""
     try:
-        for event in client.follow_job(job_id, kinds="log,state", host=host):
+        for event in client.follow_job(job_id, kinds="log,state", rank=rank):
             if event.name == "log" and grep.lower() in event.data["text"].lower() and not quiet:
                 if output == "table":
                     typer.echo(event.data["text"])
@@ -262,23 +262,21 @@ def finished(client: "Slipway", job_id: str, has_ended: bool) -> None:  # noqa: 
     )
 
 
-def events(job: JobArgument, host: HostOption = 0, output: OutputOption = "table") -> None:
+def events(job: JobArgument, rank: RankOption = 0, output: OutputOption = "table") -> None:
     """List what a job's supervisor reported, without its log."""
     with server() as client:
         job_id, after = job_id_of(client, job), 0
         found = []
-        while page := (reply := client.list_job_events(job_id, after=after, host=host)).events:
+        while page := (reply := client.list_job_events(job_id, after=after, rank=rank)).events:
             found += [each for each in page if each.kind not in {"log", "metric"}]
             after = reply.last_seq
     if output != "table":
         write_reply(found, output)
         return
-    from datetime import UTC, datetime
-
     rows = [
         (
             str(each.seq),
-            f"{datetime.fromtimestamp(each.t_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}Z",
+            f"{each.at:%Y-%m-%d %H:%M:%S}Z",
             each.kind,
             ", ".join(f"{name} {value}" for name, value in each.body.items())[:200],
         )
@@ -292,7 +290,7 @@ def metrics(
     names: Annotated[
         list[str] | None, typer.Argument(help="Such as loss; without one, the figures.")
     ] = None,
-    host: HostOption = 0,
+    rank: RankOption = 0,
     output: OutputOption = "table",
 ) -> None:
     """Print a job's figures, or the points of metrics over time."""
@@ -304,7 +302,7 @@ def metrics(
             else:
                 show_figures(client, job_id)
             return
-        reply = client.get_job_series(job_id, metrics=",".join(names), host=host)
+        reply = client.get_job_series(job_id, metrics=",".join(names), rank=rank)
     if output != "table":
         write_reply(reply, output)
         return
@@ -450,7 +448,7 @@ def artefacts(
     with server() as client:
         job_id = job_id_of(client, job)
         if name is None:
-            found = client.list_artefacts(job_id)
+            found = list(client.paginate(client.list_artefacts, job_id))
             if output != "table":
                 write_reply(found, output)
                 return

@@ -311,7 +311,7 @@ def plan_on_server(
     with server() as client:
         place = _place(client, name)
         if place is None:
-            hosts = ", ".join(each.slug for each in client.list_hosts()) or "none"
+            hosts = ", ".join(each.slug for each in client.paginate(client.list_hosts)) or "none"
             raise CliError(
                 f"{unknown.detail}. Nor has {client.base_url} a host or pool of this name; its "
                 f"hosts: {hosts}",
@@ -333,7 +333,7 @@ def _place(client: "Slipway", name: str) -> dict[str, str] | None:
     Raises:
         CliError: several hosts, or several pools, have the name.
     """
-    hosts = client.list_hosts()
+    hosts = list(client.paginate(client.list_hosts))
     found = [each for each in hosts if name in {each.slug, each.id}]
     found = found or [each for each in hosts if name == each.name]
     if found:
@@ -341,7 +341,7 @@ def _place(client: "Slipway", name: str) -> dict[str, str] | None:
             name, "hosts", [f"{each.slug}  {each.state}, {each.contact}" for each in found]
         )
         return {"host": found[0].slug}
-    known = client.list_pools()
+    known = list(client.paginate(client.list_pools))
     pools = [each for each in known if name == each.id]
     pools = pools or [each for each in known if name == each.name]
     if not pools:

@@ -129,15 +129,15 @@ class Reading:
 
     def models(self, find: str) -> list[dict[str, Any]]:
         """Find models of the team and the catalog by a part of their name."""
-        return [_plain(each) for each in self._client.list_models(q=find)[:MOST_ROWS]]
+        return [_plain(each) for each in self._client.list_models(q=find, limit=MOST_ROWS).items]
 
     def devices(self, find: str) -> list[dict[str, Any]]:
         """Find devices of the hardware catalog by a part of their name."""
-        return [_plain(each) for each in self._client.list_devices(q=find)[:MOST_ROWS]]
+        return [_plain(each) for each in self._client.list_devices(q=find, limit=MOST_ROWS).items]
 
     def hosts(self) -> list[dict[str, Any]]:
         """Return the team's hosts: state, contact, pool and labels."""
-        return [_plain(each) for each in self._client.list_hosts()]
+        return [_plain(each) for each in self._client.paginate(self._client.list_hosts)]
 
     def jobs(self, state: str = "", limit: int = 20) -> list[dict[str, Any]]:
         """Return the newest jobs; ``state`` such as running or failed,stopped."""

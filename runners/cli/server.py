@@ -77,7 +77,8 @@ def complete_job(incomplete: str) -> Completions:
 def complete_host(incomplete: str) -> Completions:
     """Return the hosts whose slug a text begins."""
     return _completed(
-        lambda client: [(host.slug, host.state) for host in client.list_hosts()], incomplete
+        lambda client: [(host.slug, host.state) for host in client.paginate(client.list_hosts)],
+        incomplete,
     )
 
 
@@ -186,9 +187,11 @@ def job_id_of(client: "Slipway", name: str) -> str:
 
 
 def write_reply(reply: "BaseModel | list[Any] | dict[str, Any]", output: str) -> None:
-    """Write a reply of the server as JSON or YAML: the API's own schema."""
+    """Write a reply of the server as JSON or YAML: the API's own schema; a list as one page."""
     from pydantic import TypeAdapter
 
+    if isinstance(reply, list):
+        reply = {"items": reply, "next_cursor": None}
     write_document(TypeAdapter(Any).dump_json(reply, indent=2).decode(), output)
 
 

@@ -2,7 +2,7 @@
 
 >>> from runners.client import Slipway
 >>> with Slipway("https://slipway.lan", "slp_…") as slipway:  # doctest: +SKIP
-...     for job in slipway.list_jobs(state="running").items:
+...     for job in slipway.paginate(slipway.list_jobs, state="running"):
 ...         print(job.name, job.progress.words)
 
 - ``generated`` the operations, one declaration for both clients, and the clients

@@ -1,11 +1,11 @@
 """The operations of the API, written by ``manage.py client`` from its schema."""
 
-# ruff: noqa: E501, F403, F405, W505
+# ruff: noqa: E501, F403, F405, PLR0913, W505
 # mypy: disable-error-code="empty-body"
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -107,7 +107,9 @@ class Operations:
         """Save a draft as a version; a saved plan is returned unchanged."""
 
     @operation("GET", "/plans/{plan_id}/versions")
-    def list_plan_versions(self, plan_id: str) -> list[VersionReply]:
+    def list_plan_versions(
+        self, plan_id: str, *, limit: int = 50, cursor: str = ""
+    ) -> VersionPage:
         """Return every version of a saved plan, newest first."""
 
     @operation("GET", "/plans/{plan_id}/exports")
@@ -178,7 +180,7 @@ class Operations:
         """
 
     @operation("GET", "/launch-requests")
-    def list_launch_requests(self) -> list[LaunchRequestReply]:
+    def list_launch_requests(self, *, limit: int = 50, cursor: str = "") -> LaunchRequestPage:
         """Return the teams' launches that wait for an approval, the oldest first."""
 
     @operation("GET", "/launch-requests/{request_id}")
@@ -221,8 +223,11 @@ class Operations:
         owner: str = "",
         plan: str = "",
         q: str = "",
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+        sort: Literal["-created_at", "created_at"] = "-created_at",
     ) -> JobPage:
-        """Return the teams' jobs, newest first."""
+        """Return the teams' jobs, newest first unless ``sort`` says otherwise."""
 
     @operation("POST", "/jobs")
     def launch_document(
@@ -273,7 +278,7 @@ class Operations:
         after: int | None = None,
         limit: int = 200,
         q: str = "",
-        host: int = 0,
+        rank: int = 0,
     ) -> LogReply:
         """Return the last lines of a job's log, or those after an event, in order."""
 
@@ -283,15 +288,12 @@ class Operations:
         job_id: str,
         *,
         metrics: str,
-        since: int = 0,
-        until: int = 4611686018427387904,
+        since: datetime | None = None,
+        until: datetime | None = None,
         points: int = 600,
-        host: int = 0,
+        rank: int = 0,
     ) -> JobSeries:
-        """Return the comma-separated ``metrics`` between two instants in ms, down-sampled.
-
-        For a job on several hosts, the series are those reported by host number ``host``.
-        """
+        """Return metrics of a job's current attempt between two instants, down-sampled."""
 
     @operation("GET", "/jobs/{job_id}/figures")
     def get_job_figures(self, job_id: str) -> JobFiguresReply:
@@ -299,16 +301,15 @@ class Operations:
 
     @operation("GET", "/jobs/{job_id}/events")
     def list_job_events(
-        self, job_id: str, *, after: int = 0, kind: str = "", host: int = 0
+        self, job_id: str, *, after: int = 0, kind: str = "", rank: int = 0
     ) -> JobEvents:
         """Return events of the current attempt after a sequence number, at most 1000 or 256 KiB.
 
-        Request again after ``last_seq`` until the list is empty. For a job on several hosts, the
-        events are those reported by host number ``host``.
+        Request again after ``last_seq`` until the list is empty.
         """
 
     @operation("GET", "/jobs/{job_id}/artefacts")
-    def list_artefacts(self, job_id: str) -> list[ArtefactReply]:
+    def list_artefacts(self, job_id: str, *, limit: int = 50, cursor: str = "") -> ArtefactPage:
         """Return the artefacts of a job's current attempt."""
 
     @operation("GET", "/jobs/{job_id}/artefacts/{name}")
@@ -317,7 +318,7 @@ class Operations:
 
     @event_stream("/jobs/{job_id}/stream")
     def follow_job(
-        self, job_id: str, *, kinds: str = "log,state", after: int = 0, host: int = 0
+        self, job_id: str, *, kinds: str = "log,state", after: int = 0, rank: int = 0
     ) -> Iterator[Event]:
         """Return a job's events as they come, until it ends; ``Last-Event-ID`` resumes the log."""
 
@@ -326,8 +327,8 @@ class Operations:
         """Return a new ticket for those of the comma-separated topics that the caller may see."""
 
     @operation("GET", "/hosts")
-    def list_hosts(self, *, q: str = "") -> list[HostReply]:
-        """Return the teams' hosts by name; ``q`` is part of the name."""
+    def list_hosts(self, *, limit: int = 200, cursor: str = "", q: str = "") -> HostPage:
+        """Return the teams' hosts by name."""
 
     @operation("POST", "/hosts/enrolments")
     def add_host(
@@ -416,7 +417,7 @@ class Operations:
         """Let a host delete an environment that no job runs in."""
 
     @operation("GET", "/pools")
-    def list_pools(self) -> list[PoolReply]:
+    def list_pools(self, *, limit: int = 200, cursor: str = "") -> PoolPage:
         """Return the pools in which the caller's teams may launch."""
 
     @operation("GET", "/pools/{pool_id}")
@@ -435,8 +436,8 @@ class Operations:
         """Move a queued job by one turn, or change its priority, as an operator of the pool's team."""
 
     @operation("GET", "/models")
-    def list_models(self, *, q: str = "") -> list[ModelReply]:
-        """Return the teams' models, then the catalog's; ``q`` is part of the name."""
+    def list_models(self, *, limit: int = 50, cursor: str = "", q: str = "") -> ModelPage:
+        """Return the teams' models, newest first, then the catalog's."""
 
     @operation("POST", "/models")
     def add_model(
@@ -459,7 +460,7 @@ class Operations:
         """Queue an evaluation of one of the team's models; the reply is its job."""
 
     @operation("GET", "/data")
-    def list_data(self) -> list[DatasetReply]:
+    def list_data(self, *, limit: int = 50, cursor: str = "") -> DatasetPage:
         """Return the teams' uploaded files, newest first."""
 
     @operation("POST", "/data")
@@ -475,11 +476,11 @@ class Operations:
         """Delete an uploaded file, unless a job that has not ended uses it."""
 
     @operation("GET", "/devices")
-    def list_devices(self, *, q: str = "") -> list[DeviceSummary]:
-        """Return the devices of the hardware catalog; ``q`` is part of the name."""
+    def list_devices(self, *, limit: int = 200, cursor: str = "", q: str = "") -> DevicePage:
+        """Return the devices of the hardware catalog."""
 
     @operation("GET", "/techniques")
-    def list_techniques(self) -> list[TechniqueReply]:
+    def list_techniques(self, *, limit: int = 200, cursor: str = "") -> TechniquePage:
         """Return every technique that the planner knows."""
 
     @operation("GET", "/techniques/{key}")
@@ -487,15 +488,20 @@ class Operations:
         """Return one technique."""
 
     @operation("GET", "/search")
-    def search(self, *, q: str) -> list[SearchMatch]:
-        """Return plans, jobs, hosts, models and techniques whose name contains ``q``."""
+    def search(self, *, limit: int = 50, cursor: str = "", q: str) -> SearchPage:
+        """Return plans, jobs, hosts, models and techniques whose name contains ``q``.
+
+        At most 1000 of each kind are found: the newest plans, jobs and models.
+        """
 
     @operation("GET", "/compare")
     def compare_jobs(self, *, job: list[str]) -> Comparison:
         """Compare the figures and settings of two or more jobs."""
 
     @operation("GET", "/jobs/{job_id}/measurements")
-    def list_measurements(self, job_id: str) -> list[MeasurementReply]:
+    def list_measurements(
+        self, job_id: str, *, limit: int = 50, cursor: str = ""
+    ) -> MeasurementPage:
         """Return the measurements of a job that calibrate its host, or were excluded."""
 
     @operation("PUT", "/jobs/{job_id}/measurements/{measurement_id}")
@@ -514,12 +520,12 @@ class Operations:
         """Return who calls: for a token its account, scope, team and what is left of its budget."""
 
     @operation("GET", "/team/members")
-    def list_members(self) -> list[MemberReply]:
+    def list_members(self, *, limit: int = 200, cursor: str = "") -> MemberPage:
         """Return the members of the current team; an administrator of the site changes them."""
 
     @operation("GET", "/tokens")
-    def list_tokens(self) -> list[TokenReply]:
-        """Return the caller's tokens in the current team; an admin gets the team's."""
+    def list_tokens(self, *, limit: int = 50, cursor: str = "") -> TokenPage:
+        """Return the caller's tokens in the current team, newest first; an admin gets the team's."""
 
     @operation("POST", "/tokens")
     def make_token(
@@ -535,7 +541,7 @@ class Operations:
         """
 
     @operation("GET", "/secrets")
-    def list_secrets(self) -> list[SecretReply]:
+    def list_secrets(self, *, limit: int = 200, cursor: str = "") -> SecretPage:
         """Return the names of the current team's secrets."""
 
     @operation("PUT", "/secrets/{name}")
@@ -549,8 +555,8 @@ class Operations:
         """Delete a secret of the current team; jobs that name it no longer start."""
 
     @operation("GET", "/sessions")
-    def list_sessions(self) -> list[SessionReply]:
-        """Return the browsers in which the caller is logged in."""
+    def list_sessions(self, *, limit: int = 50, cursor: str = "") -> SessionPage:
+        """Return the browsers in which the caller is logged in, the last used first."""
 
     @operation("GET", "/team/limits")
     def get_limits(self) -> QuotaReply:
@@ -566,8 +572,8 @@ class Operations:
     def list_audit(
         self,
         *,
-        limit: int = 100,
-        before: int | None = None,
+        limit: int = 50,
+        cursor: str = "",
         kind: str = "",
         actor: str = "",
         subject: str = "",

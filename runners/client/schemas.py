@@ -31,11 +31,18 @@ class Alike(TypedDict):
     is_apart: NotRequired[bool]
 
 
+class ArtefactPage(Reply):
+    """A page of artefacts."""
+
+    items: list[ArtefactReply]
+    next_cursor: str | None = None
+
+
 class ArtefactReply(Reply):
     """A folder or file that the job's current attempt made; ``files`` are bytes by path."""
 
     name: str
-    kind: str
+    kind: Literal["model", "adapter", "report"] | str
     total_bytes: int
     is_complete: bool
     created_at: datetime
@@ -48,7 +55,7 @@ class AttemptReply(Reply):
 
     id: str
     number: int
-    node_rank: int
+    rank: int
     host: str
     created_at: datetime
     started_at: datetime | None
@@ -77,7 +84,7 @@ class CheckReply(Reply):
     """One line of the check-list of a new host."""
 
     name: str
-    status: str
+    status: Literal["succeeded", "failed", "checking", "queued"] | str
     sentence: str
     remedy: str
     command: str
@@ -155,10 +162,20 @@ class CompressWorkloadDocument(TypedDict):
     recovery_steps: NotRequired[int | None]
 
 
+Contact = Literal["unknown", "live", "degraded", "unreachable"]
+
+
 class Cordon(TypedDict):
     """Why a device takes no new jobs."""
 
     reason: str
+
+
+class DatasetPage(Reply):
+    """A page of uploaded files."""
+
+    items: list[DatasetReply]
+    next_cursor: str | None = None
 
 
 class DatasetReply(Reply):
@@ -169,7 +186,9 @@ class DatasetReply(Reply):
     sha256: str
     size_bytes: int
     num_records: int
-    format: str
+    format: (
+        Literal["text", "chat", "sharegpt", "instruction", "completion", "classification"] | str
+    )
     uploaded_by: str
     created_at: datetime
     note: str
@@ -182,12 +201,19 @@ class Decision(TypedDict):
     reason: str
 
 
+class DevicePage(Reply):
+    """A page of the hardware catalog."""
+
+    items: list[DeviceSummary]
+    next_cursor: str | None = None
+
+
 class DeviceReply(Reply):
     """A device of a host, and the job that holds it if the caller may see it."""
 
     id: str
     index: int
-    kind: str
+    kind: Literal["gpu", "cpu", "slot"] | str
     name: str
     memory_bytes: int
     is_present: bool
@@ -203,7 +229,7 @@ class DeviceSummary(Reply):
     id: str
     name: str
     vendor: str
-    kind: str
+    kind: Literal["gpu", "cpu", "uma", "accelerator"] | str
     memory_bytes: int
     price_usd_per_hour: float | None
 
@@ -261,10 +287,10 @@ class EvaluationRequest(TypedDict):
 
 
 class EventPage(Reply):
-    """Events, newest first; continue with ``before`` = the last event's id."""
+    """A page of the history."""
 
     items: list[EventReply]
-    has_more: bool
+    next_cursor: str | None = None
 
 
 class EventReply(Reply):
@@ -416,20 +442,27 @@ class HostChanges(TypedDict):
 
 
 class HostReply(Reply):
-    """A host; ``contact`` is live, degraded, unreachable or unknown."""
+    """A host; operations name it by its ``slug``."""
 
     id: str
     slug: str
     name: str
-    kind: str
+    kind: Literal["agent", "slurm", "virtual"] | str
     state: HostState | str
-    contact: str
+    contact: Contact | str
     silent_seconds: float | None
     pool: str
     labels: dict[str, str]
     agent_version: str
     enrolled_at: datetime | None
     last_seen_at: datetime | None
+
+
+class HostPage(Reply):
+    """A page of hosts."""
+
+    items: list[HostReply]
+    next_cursor: str | None = None
 
 
 HostState = Literal["pending-enrolment", "checking", "ready", "draining", "maintenance", "retired"]
@@ -451,7 +484,12 @@ class JobReply(Reply):
 
     id: str
     name: str
-    kind: str
+    kind: (
+        Literal[
+            "train", "compress", "evaluate", "benchmark", "generate", "serve", "drill", "prove"
+        ]
+        | str
+    )
     model: str
     state: JobState | str
     is_final: bool
@@ -460,7 +498,7 @@ class JobReply(Reply):
     host: str
     pool: str
     plan: str | None
-    priority: int
+    priority: Literal["low", "normal", "high"] | str
     num_hosts: int
     progress: ProgressReply
     elapsed_seconds: float
@@ -483,7 +521,7 @@ class JobFiguresReply(Reply):
     """Every figure of a job, as shown on its page."""
 
     job: str
-    state: str
+    state: JobState | str
     as_of: datetime
     figures: list[FigureReply]
     targets: list[TargetReply]
@@ -494,6 +532,13 @@ class JobPage(Reply):
 
     items: list[JobReply]
     next_cursor: str | None = None
+
+
+class JobResult(Reply):
+    """What an ended job measured, in base units (bytes, seconds, tokens per second, ratios)."""
+
+    measured: dict[str, float]
+    notes: dict[str, str]
 
 
 class JobSeries(Reply):
@@ -550,6 +595,13 @@ class LaunchNote(Reply):
     text: str
 
 
+class LaunchRequestPage(Reply):
+    """A page of launches that wait for an approval."""
+
+    items: list[LaunchRequestReply]
+    next_cursor: str | None = None
+
+
 class LaunchRequestReply(Reply):
     """A launch that waits for a person, or what was decided."""
 
@@ -561,7 +613,7 @@ class LaunchRequestReply(Reply):
     asked_by: str
     token: str
     asked_at: datetime
-    state: str
+    state: Literal["waiting", "approved", "denied"] | str
     decided_by: str
     decided_at: datetime | None
     answer: str
@@ -588,7 +640,7 @@ class LogLine(Reply):
 
     seq: int
     at: datetime
-    stream: str
+    stream: Literal["stdout", "stderr", "supervisor"] | str
     text: str
 
 
@@ -627,6 +679,13 @@ class MeReply(Reply):
     teams: list[TeamReply]
 
 
+class MeasurementPage(Reply):
+    """A page of a job's measurements."""
+
+    items: list[MeasurementReply]
+    next_cursor: str | None = None
+
+
 class MeasurementReply(Reply):
     """A measured figure beside its prediction; whether it calibrates its host."""
 
@@ -638,6 +697,13 @@ class MeasurementReply(Reply):
     host: str
     is_counted: bool
     may_decide: bool
+
+
+class MemberPage(Reply):
+    """A page of members."""
+
+    items: list[MemberReply]
+    next_cursor: str | None = None
 
 
 class MemberReply(Reply):
@@ -667,6 +733,13 @@ class ModelDocument(TypedDict):
     path: NotRequired[str | None]
 
 
+class ModelPage(Reply):
+    """A page of models."""
+
+    items: list[ModelReply]
+    next_cursor: str | None = None
+
+
 class NewHost(TypedDict):
     """The host that is to be enrolled; labels are names with values, such as gpu: 4090."""
 
@@ -683,7 +756,7 @@ class NewModel(TypedDict):
 
 
 class NewToken(TypedDict):
-    """What a new token is for; ``days`` is how long it is valid."""
+    """What a new token is for, and how long it is valid."""
 
     name: str
     scope: Scope
@@ -758,12 +831,28 @@ class PlanPage(Reply):
 
 
 class PlanSummary(Reply):
-    """A plan in a list; ``verdict`` is a key such as fits, tight, slow, does-not-fit, draft."""
+    """A plan in a list."""
 
     id: str
     name: str
     state: Literal["draft", "computed"] | str
-    verdict: str
+    verdict: (
+        Literal[
+            "fits",
+            "tight",
+            "narrow",
+            "slow",
+            "long",
+            "too-long",
+            "over-context",
+            "does-not-fit",
+            "refused",
+            "computed",
+            "draft",
+            "incomplete",
+        ]
+        | str
+    )
     version: int | None
     series: str
     team: str
@@ -779,6 +868,13 @@ class PlannerRequest(TypedDict):
     host: NotRequired[str]
     pool: NotRequired[str]
     name: NotRequired[str]
+
+
+class PoolPage(Reply):
+    """A page of pools."""
+
+    items: list[PoolReply]
+    next_cursor: str | None = None
 
 
 class PoolReply(Reply):
@@ -879,7 +975,7 @@ class QueuedJob(Reply):
     job: str | None
     name: str
     owner: str
-    priority: int
+    priority: Literal["low", "normal", "high"] | str
     sentence: str
     start_at: datetime | None
 
@@ -924,6 +1020,20 @@ class SearchMatch(Reply):
     kind: Literal["plan", "job", "host", "model", "technique"] | str
     id: str
     name: str
+
+
+class SearchPage(Reply):
+    """A page of matches."""
+
+    items: list[SearchMatch]
+    next_cursor: str | None = None
+
+
+class SecretPage(Reply):
+    """A page of secrets."""
+
+    items: list[SecretReply]
+    next_cursor: str | None = None
 
 
 class SecretReply(Reply):
@@ -980,6 +1090,13 @@ class ServeWorkloadDocument(TypedDict):
     prefix_share_percent: NotRequired[int | None]
 
 
+class SessionPage(Reply):
+    """A page of sessions."""
+
+    items: list[SessionReply]
+    next_cursor: str | None = None
+
+
 class SessionReply(Reply):
     """A browser in which the caller is logged in."""
 
@@ -1002,8 +1119,21 @@ class StoredEvent(Reply):
     """One numbered event of an attempt."""
 
     seq: int
-    t_ms: int
-    kind: str
+    at: datetime
+    kind: (
+        Literal[
+            "started",
+            "phase",
+            "progress",
+            "metric",
+            "log",
+            "result",
+            "artefact",
+            "endpoint",
+            "exited",
+        ]
+        | str
+    )
     body: dict[str, Any]
 
 
@@ -1034,12 +1164,19 @@ class TeamReply(Reply):
     role: Role | str
 
 
+class TechniquePage(Reply):
+    """A page of techniques."""
+
+    items: list[TechniqueReply]
+    next_cursor: str | None = None
+
+
 class TechniqueReply(Reply):
     """A technique, whether a job runs it here, and what proves that."""
 
     id: str
     title: str
-    state: str
+    state: Literal["planned", "runs", "proven"] | str
     headline: str
     phases: list[str]
     job_kind: str
@@ -1050,6 +1187,13 @@ class Ticket(Reply):
     """A ticket that opens ``/live/`` for an hour, for its topics, in the header Live-Ticket."""
 
     ticket: str
+
+
+class TokenPage(Reply):
+    """A page of access tokens."""
+
+    items: list[TokenReply]
+    next_cursor: str | None = None
 
 
 class TwoJobs(TypedDict):
@@ -1069,13 +1213,36 @@ class VerdictReply(Reply):
     warnings: list[str]
 
 
+class VersionPage(Reply):
+    """A page of a plan's versions."""
+
+    items: list[VersionReply]
+    next_cursor: str | None = None
+
+
 class VersionReply(Reply):
     """One saved version of a plan, and what changed against the one it came from."""
 
     id: str
     version: int
     name: str
-    verdict: str
+    verdict: (
+        Literal[
+            "fits",
+            "tight",
+            "narrow",
+            "slow",
+            "long",
+            "too-long",
+            "over-context",
+            "does-not-fit",
+            "refused",
+            "computed",
+            "draft",
+            "incomplete",
+        ]
+        | str
+    )
     saved_by: str
     saved_at: datetime
     words: str
@@ -1107,8 +1274,8 @@ class JobDetail(JobReply):
     """A job with its spec, its prediction and its attempts."""
 
     spec: dict[str, Any]
-    prediction: dict[str, Any]
-    result: dict[str, Any]
+    prediction: dict[str, dict[str, Any]]
+    result: JobResult
     max_duration_seconds: float | None
     max_retries: int
     num_retries: int
@@ -1117,7 +1284,7 @@ class JobDetail(JobReply):
     endpoint: EndpointReply | None
     outcome: OutcomeReply | None
     attempts: list[AttemptReply]
-    allowed: list[str]
+    allowed: list[Literal["stop", "run_again", "resume", "delete", "abandon"] | str]
 
 
 class MadeToken(TokenReply):
@@ -1127,7 +1294,7 @@ class MadeToken(TokenReply):
 
 
 class ModelDetail(ModelReply):
-    """A model with its shape; ``kv_bytes_per_token`` by dtype of the KV cache."""
+    """A model with its shape."""
 
     shape: ModelSpec | None
     kv_bytes_per_token: dict[str, float]

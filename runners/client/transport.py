@@ -8,11 +8,20 @@ import asyncio
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, NamedTuple, Self, TypeVar, cast
+from typing import Any, BinaryIO, Generic, NamedTuple, Protocol, Self, TypeVar, cast
 from urllib.parse import quote
 
 import httpx
@@ -27,6 +36,7 @@ PIECE_BYTES = 1024 * 1024
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)  # of JSON values
 Client = TypeVar("Client", httpx.Client, httpx.AsyncClient)
 T = TypeVar("T")
+Item_co = TypeVar("Item_co", covariant=True)
 
 
 class ApiError(Exception):
@@ -55,6 +65,15 @@ class Event(NamedTuple):
     name: str
     data: dict[str, Any]
     number: str = ""
+
+
+class Page(Protocol[Item_co]):
+    """A page of a list, as every list of the API replies."""
+
+    @property
+    def items(self) -> Sequence[Item_co]: ...
+    @property
+    def next_cursor(self) -> str | None: ...
 
 
 class Call(NamedTuple):
@@ -319,6 +338,19 @@ class Caller(BaseCaller[httpx.Client]):
         """Close the connections."""
         self._client.close()
 
+    def paginate(
+        self, operation: Callable[..., Page[T]], *given: object, **query: object
+    ) -> Iterator[T]:
+        """Yield the items of every page of a list: ``paginate(client.list_jobs, state="queued")``.
+
+        The arguments are those of the operation; ``limit`` is the size of a page.
+        """
+        cursor: str | None = ""
+        while cursor is not None:
+            page = operation(*given, **query, cursor=cursor)
+            yield from page.items
+            cursor = page.next_cursor
+
     async def _send(self, request: httpx.Request) -> httpx.Response:
         return self._client.send(request, stream=True)
 
@@ -378,6 +410,17 @@ class AsyncCaller(BaseCaller[httpx.AsyncClient]):
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+
+    async def paginate(
+        self, operation: Callable[..., Awaitable[Page[T]]], *given: object, **query: object
+    ) -> AsyncIterator[T]:
+        """Yield the items of every page of a list, as :meth:`Caller.paginate` does."""
+        cursor: str | None = ""
+        while cursor is not None:
+            page = await operation(*given, **query, cursor=cursor)
+            for item in page.items:
+                yield item
+            cursor = page.next_cursor
 
     async def _send(self, request: httpx.Request) -> httpx.Response:
         return await self._client.send(request, stream=True)

@@ -7,7 +7,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,15 +45,14 @@ from runners.supervision import child, procfs
 # job that it resumes.
 #
 # Checkpoint, answers or finished layers may be several times as large as the model. Within a job
-# they are moved. Of another job they are copied, so that it can be resumed again: what holds the
-# tensors is replaced as a whole and never written into, so that a hard link is a copy. A retry on
-# another host starts from scratch.
+# they are moved. Of another job they are copied, so that it can be resumed again: a training's by
+# hard links, because each checkpoint is written into a new folder and no file of an old one
+# changes. A retry on another host starts from scratch.
 
 
 log = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_SECONDS = 5.0  # a supervisor ends shortly after it reports the exit
-LINKED = frozenset({".safetensors"})
 
 
 def take_over_checkpoint(
@@ -81,7 +79,8 @@ def take_over_checkpoint(
                 if earlier in own:
                     earlier.checkpoint.rename(folder.checkpoint)
                 else:
-                    _copy(earlier.checkpoint, folder.checkpoint)
+                    links = isinstance(request.spec, TrainSpec)
+                    _copy(earlier.checkpoint, folder.checkpoint, links=links)
         except (child.LockedError, OSError) as error:
             log.warning("what %s left is not taken over: %s", earlier.attempt_id, error)
             continue
@@ -90,20 +89,19 @@ def take_over_checkpoint(
     return None
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copy a checkpoint folder whole or not at all, with links where they do."""
+def _copy(source: Path, target: Path, *, links: bool) -> None:
+    """Copy a checkpoint folder whole or not at all, with hard links where that is asked for."""
     building = target.with_name(f"{target.name}.copied")
     shutil.rmtree(building, ignore_errors=True)
-    shutil.copytree(source, building, copy_function=_link_or_copy)
+    shutil.copytree(source, building, copy_function=_link if links else shutil.copy2)
     building.rename(target)
 
 
-def _link_or_copy(source: str, target: str) -> None:
-    if Path(source).suffix in LINKED:
-        with suppress(OSError):  # a file system without hard links
-            os.link(source, target)
-            return
-    shutil.copy2(source, target)
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, target)
 
 
 def _number(folder: AttemptFolder) -> int:

@@ -107,9 +107,10 @@
     exited: ({ signal, exit_code: code }) => (signal ? `ended by signal ${signal}` : `ended with exit code ${code}`),
   };
   const LOG_KINDS = ["log", ...Object.keys(NOTES)].join(",");
-  const asLine = ({ seq, t_ms: t, kind, body }) => (
-    NOTES[kind] ? { seq, t_ms: t, stream: "supervisor", text: NOTES[kind](body) } : { seq, t_ms: t, ...body }
-  );
+  const asLine = ({ seq, at, kind, body }) => {
+    const line = NOTES[kind] ? { stream: "supervisor", text: NOTES[kind](body) } : body;
+    return { seq, t_ms: Date.parse(at), ...line };
+  };
 
   const LINE_CHARACTERS = 2000; /* as of the lines that the server rendered */
   const shortened = (line) => {
@@ -150,7 +151,7 @@
         let before;
         do { /* an answer holds some events only */
           before = lastSeq;
-          const answer = await fetch(`${job.dataset.eventsUrl}?${new URLSearchParams({ after: lastSeq, kind: LOG_KINDS, host: job.dataset.host })}`);
+          const answer = await fetch(`${job.dataset.eventsUrl}?${new URLSearchParams({ after: lastSeq, kind: LOG_KINDS, rank: job.dataset.host })}`);
           if (answer.ok) write((await answer.json()).events.map(asLine));
         } while (lastSeq > before);
       }

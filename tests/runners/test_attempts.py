@@ -9,7 +9,8 @@ import pytest
 
 from runners.host.preflight import HostState, run_checks
 from runners.host.reconcile import take_over_checkpoint
-from runners.jobspec import TrainSpec
+from runners.jobspec import GenerateSpec, TrainSpec
+from runners.jobspec.base import DemoModel
 from runners.launchers.attempts import AttemptFolder, Verdict, attempt_folders
 from runners.shared.config import HostConfig
 from runners.shared.log_text import shortened
@@ -24,6 +25,7 @@ from tests.runners.tools import bodies, events_of, ids_of, wait_for
 
 A1, A2 = ids_of(__name__)
 EARLIER = "01JRESVMEDRESVMEDRESVMED01"
+GENERATES = GenerateSpec(model=DemoModel(), resume_from=EARLIER)
 
 BOOT = procfs.boot_id()
 
@@ -279,13 +281,16 @@ def test_an_attempt_goes_on_from_a_copy_of_what_the_job_that_it_resumes_left(lef
     spec = TrainSpec(resume_from=EARLIER)
     resuming = request.model_copy(update={"spec": spec, "number": 2})
     older, newest = left("c", 1, job_id=EARLIER), left("d", 2, job_id=EARLIER)
-    weights = newest.checkpoint / "step-00000003" / "weights.safetensors"
-    weights.write_bytes(b"tensors")
     assert take_over_checkpoint(folder, resuming, [older, newest]).attempt_id == "d"
     assert (kept(folder), kept(newest), kept(older)) == ("d", "d", "c")  # to be resumed again
-    taken = folder.checkpoint / "step-00000003"
-    assert (taken / "weights.safetensors").stat().st_ino == weights.stat().st_ino  # no copy
-    (taken / "state.json").write_text("changed")
+    copied, original = (
+        each.checkpoint / "step-00000003" / "state.json" for each in (folder, newest)
+    )
+    assert copied.stat().st_ino == original.stat().st_ino  # a training writes into no file again
+    shutil.rmtree(folder.checkpoint)
+    other = request.model_copy(update={"spec": GENERATES, "number": 2})
+    assert take_over_checkpoint(folder, other, [newest]).attempt_id == "d"
+    copied.write_text("more answers")
     assert kept(newest) == "d"
     shutil.rmtree(folder.checkpoint)
     own = left("e", 1)  # of the resuming job, before it was retried

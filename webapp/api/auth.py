@@ -4,6 +4,7 @@ from typing import Any
 
 from django.contrib.auth.models import User
 from django.http import HttpRequest
+from ninja.errors import HttpError
 from ninja.security import HttpBearer, SessionAuth
 
 from webapp.accounts.models import AccessToken, Scope
@@ -11,8 +12,13 @@ from webapp.accounts.sign_in import address_of
 from webapp.accounts.tokens import PREFIX, expired_token, includes, token_act, token_find
 from webapp.api.requests import inputs_check
 from webapp.core.pace import PERSON, STRANGER, calls
-from webapp.core.problems import ForbiddenProblem, UnauthorizedProblem
+from webapp.core.problems import CsrfProblem, ScopeProblem, UnauthorizedProblem
 
+CSRF_WAY_OUT = (
+    "A request with a session's cookie needs its CSRF token: send the value of the field "
+    "csrfmiddlewaretoken of any page's form as the header X-CSRFToken, and a Referer of this "
+    "site. Or send an access token as `Authorization: Bearer slp_…` and no cookie."
+)
 UNKNOWN_TOKEN = (
     "unknown_token",
     (
@@ -40,7 +46,7 @@ class TokenAuth(HttpBearer):
 
         Raises:
             UnauthorizedProblem: no valid token has this text.
-            ForbiddenProblem: the token's scope does not include the operation's.
+            ScopeProblem: the token's scope does not include the operation's.
             BusyProblem: the caller exceeds its rate limit.
             InvalidProblem: the operation does not read a part of the request.
         """
@@ -56,10 +62,11 @@ class TokenAuth(HttpBearer):
                     "UTC. Make a new one under Access tokens.",
                 )
             raise UnauthorizedProblem(*UNKNOWN_TOKEN)
+        request.paced = (PERSON, str(found.user_id))  # type: ignore[attr-defined]
         calls.keep(PERSON, str(found.user_id))
         held = Scope(found.scope)
         if not includes(held, self.scope):
-            raise ForbiddenProblem(
+            raise ScopeProblem(
                 "scope_too_low",
                 f"This needs the scope {self.scope.value}, and the scope of the token "
                 f"“{found.name}” is {held.value}. Make a token of that scope.",
@@ -78,10 +85,17 @@ class PersonAuth(SessionAuth):
     openapi_name = "Session"
 
     def _get_key(self, request: HttpRequest) -> str | None:
-        """Return the session's cookie; without one there is no CSRF token to check either."""
+        """Return the session's cookie; without one there is no CSRF token to check either.
+
+        Raises:
+            CsrfProblem: the session's CSRF token is missing or another one.
+        """
         if self.param_name not in request.COOKIES:
             return None
-        return super()._get_key(request)
+        try:
+            return super()._get_key(request)
+        except HttpError as error:
+            raise CsrfProblem("csrf_failed", CSRF_WAY_OUT) from error
 
     def authenticate(self, request: HttpRequest, key: str | None) -> Any:  # noqa: ANN401 (ninja's)
         """Return the user, or None.
@@ -92,6 +106,7 @@ class PersonAuth(SessionAuth):
         """
         person = super().authenticate(request, key)
         if person is not None:
+            request.paced = (PERSON, str(person.pk))  # type: ignore[attr-defined]
             calls.keep(PERSON, str(person.pk))
             inputs_check(request)
         return person

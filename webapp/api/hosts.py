@@ -112,7 +112,9 @@ def calling_host(request: HttpRequest) -> Host:
 attempts_router = Router(tags=["attempts"], auth=HostAuth())
 
 
-@attempts_router.post("/{attempt_id}/claim", response={200: ClaimReply, **REFUSALS})
+@attempts_router.post(
+    "/{attempt_id}/claim", response={200: ClaimReply, **REFUSALS}, operation_id="claim_attempt"
+)
 def claim(request: HttpRequest, attempt_id: str, body: ClaimRequest) -> ClaimReply:
     """Claim an attempt; exactly one claim gets its job spec."""
     host = calling_host(request)
@@ -122,7 +124,9 @@ def claim(request: HttpRequest, attempt_id: str, body: ClaimRequest) -> ClaimRep
     return ClaimReply(request=reply.request, secrets=attempt_secrets(reply.request))
 
 
-@attempts_router.post("/{attempt_id}/events", response={200: EventAck, **REFUSALS})
+@attempts_router.post(
+    "/{attempt_id}/events", response={200: EventAck, **REFUSALS}, operation_id="report_events"
+)
 def events(request: HttpRequest, attempt_id: str, body: ReceivedBatch) -> EventAck:
     """Report consecutive events; the reply has the last sequence number stored without a gap."""
     if body.attempt_id != attempt_id:
@@ -139,6 +143,7 @@ def events(request: HttpRequest, attempt_id: str, body: ReceivedBatch) -> EventA
     "/{attempt_id}/data/{dataset_id}",
     response={200: None, **REFUSALS},
     openapi_extra=bytes_out("The file"),
+    operation_id="download_training_data",
 )
 def training_data(request: HttpRequest, attempt_id: str, dataset_id: str) -> StreamingHttpResponse:
     """Return the training data file of an attempt of this host."""
@@ -154,7 +159,9 @@ def training_data(request: HttpRequest, attempt_id: str, dataset_id: str) -> Str
 
 
 @attempts_router.get(
-    "/{attempt_id}/artefacts/{name}/{path:path}", response={200: UploadState, **REFUSALS}
+    "/{attempt_id}/artefacts/{name}/{path:path}",
+    response={200: UploadState, **REFUSALS},
+    operation_id="get_upload_state",
 )
 def artefact_state(request: HttpRequest, attempt_id: str, name: str, path: str) -> UploadState:
     """Return the number of received bytes of a file: the offset of its next part."""
@@ -166,13 +173,14 @@ def artefact_state(request: HttpRequest, attempt_id: str, name: str, path: str) 
     "/{attempt_id}/artefacts/{name}/{path:path}",
     response={200: UploadState, **REFUSALS},
     openapi_extra=bytes_in(),
+    operation_id="upload_artefact_part",
 )
 def artefact_part(
     request: HttpRequest,
     attempt_id: str,
     name: str,
     path: str,
-    offset: Annotated[int, Query(ge=0)],
+    offset: Annotated[int, Query(ge=0, description="Bytes of the file before this part")],
 ) -> UploadState:
     """Append one part to a file; reject a part whose offset is not the end of the file."""
     file = artefacts.find(host=calling_host(request), attempt_id=attempt_id, name=name, path=path)
@@ -184,14 +192,18 @@ MAX_ECHO_BYTES = 2 * 1024**2
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-@router.post("/enroll", response={200: EnrollReply, **REFUSALS}, auth=None)
+@router.post(
+    "/enroll", response={200: EnrollReply, **REFUSALS}, auth=None, operation_id="enroll_host"
+)
 def enroll(request: HttpRequest, body: EnrollRequest) -> EnrollReply:
     """Enrol a host: exchange a one-time token for the host's own credential."""
     calls.keep(STRANGER, address_of(request))
     return host_enroll(body, is_same_machine=is_same_machine(request, body.facts.boot_id))
 
 
-@router.post("/beat", response={200: BeatReply, **REFUSALS}, auth=HostAuth())
+@router.post(
+    "/beat", response={200: BeatReply, **REFUSALS}, auth=HostAuth(), operation_id="send_heartbeat"
+)
 def beat(request: HttpRequest, body: Beat) -> BeatReply:
     """Report the state of the host; the reply is its desired state."""
     host = calling_host(request)
@@ -199,7 +211,12 @@ def beat(request: HttpRequest, body: Beat) -> BeatReply:
     return host_beat(host=host, beat=body)
 
 
-@router.post("/rotate", response={200: RotateReply, **REFUSALS}, auth=HostAuth())
+@router.post(
+    "/rotate",
+    response={200: RotateReply, **REFUSALS},
+    auth=HostAuth(),
+    operation_id="rotate_credential",
+)
 def rotate(request: HttpRequest, body: RotateRequest) -> RotateReply:
     """Replace the host's secrets; the ones of this request become invalid at once."""
     host = calling_host(request)
@@ -212,8 +229,14 @@ def rotate(request: HttpRequest, body: RotateRequest) -> RotateReply:
     response={200: None, **REFUSALS},
     auth=HostAuth(),
     openapi_extra=bytes_in() | bytes_out("The bytes"),
+    operation_id="echo_bytes",
 )
-def echo(request: HttpRequest, num_bytes: int = 0) -> HttpResponse:
+def echo(
+    request: HttpRequest,
+    num_bytes: Annotated[
+        int, Query(description=f"Bytes of the response, 0 to {MAX_ECHO_BYTES}")
+    ] = 0,
+) -> HttpResponse:
     """Receive any bytes and return some, so that a host can measure its network bandwidth."""
     if not 0 <= num_bytes <= MAX_ECHO_BYTES or len(request.body) > MAX_ECHO_BYTES:
         raise TooLargeProblem("too_large", f"At most {MAX_ECHO_BYTES} bytes each way.")

@@ -6,8 +6,8 @@ import math
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, cast
 
 import numpy as np
@@ -18,14 +18,15 @@ from django.http import HttpRequest, StreamingHttpResponse
 from django.urls import reverse
 from ninja import Query, Router, Schema, Status
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from runners.shared.log_text import shortened
+from runners.shared.messages import ArtefactKind, EventKind
 from runners.shared.reasons import Reason
 from webapp.accounts.models import Membership, team_ids_of
 from webapp.accounts.services import membership_of, signed_in, visible_or_404
 from webapp.api.auth import LAUNCH, READ
-from webapp.api.requests import PageReply, Paging, Sent, page_keys
+from webapp.api.requests import PageReply, Paging, Sent, page_keys, page_of
 from webapp.core.clock import now, now_ms
 from webapp.core.problems import (
     REFUSALS,
@@ -44,11 +45,11 @@ from webapp.jobs.measured_figures import as_json, figures_of
 from webapp.jobs.models import (
     DOCUMENTS,
     FINAL_STATES,
-    Artefact,
     Attempt,
     AttemptEvent,
     Job,
     JobState,
+    Priority,
 )
 from webapp.jobs.permissions import allowed, job_for
 from webapp.jobs.progress import KIND_WORDS, elapsed_seconds, progress, silence_of
@@ -60,6 +61,7 @@ from webapp.jobs.services import (
     job_resume,
     job_stop,
     job_submit,
+    silent_parts,
     words_of,
 )
 from webapp.jobs.targets import target_json, targets_of
@@ -81,12 +83,26 @@ from webapp.pages.jobs import artefacts_of, waiting_sentence
 from webapp.plans.models import Plan
 
 router = Router(tags=["jobs"], auth=READ)
-Rank = Annotated[int, Query(ge=0, le=9999)]
+Rank = Annotated[
+    int,
+    Query(ge=0, le=9999, description="Of a job on several hosts: which one, 0 to 9999, from 0"),
+]
+JobKind = Literal[
+    "train", "compress", "evaluate", "benchmark", "generate", "serve", "drill", "prove"
+]
+Action = Literal["stop", "run_again", "resume", "delete", "abandon"]
+PriorityWord = Literal["low", "normal", "high"]
+PRIORITY_WORDS: dict[int, PriorityWord] = {
+    Priority.LOW: "low",
+    Priority.NORMAL: "normal",
+    Priority.HIGH: "high",
+}
 MAX_EVENTS = 1000
 EVENTS_AT_ONCE = 100  # read from the database
 MAX_EVENT_BYTES = 256 * 1024  # a log event may have 64 KiB
 MAX_TOPICS = 32  # per ticket; a page subscribes to two or three
 MAX_LINES = 2000
+EPOCH = datetime.fromtimestamp(0, tz=UTC)
 
 
 # Jobs
@@ -96,18 +112,18 @@ class ProgressReply(Schema):
     """How far a job is; ``share`` is between 0 and 1, ``eta_seconds`` the time that remains."""
 
     share: float | None
-    done: float | None
+    done: Annotated[float | None, Field(description="Of ``total``, in ``unit``")]
     total: float | None
-    unit: str
-    phase: str
-    words: str
+    unit: Annotated[str, Field(description="Such as steps or tokens")]
+    phase: Annotated[str, Field(description="What the job does now, such as Training")]
+    words: Annotated[str, Field(description="All of it as a text")]
     eta_seconds: float | None
 
 
 class OutcomeReply(Schema):
     """Why a job ended, and what to do next."""
 
-    reason: str
+    reason: Annotated[str, Field(description="A stable key, such as out_of_memory")]
     sentence: str
     next_step: str
 
@@ -117,19 +133,19 @@ class JobReply(Schema):
 
     id: str
     name: str
-    kind: str
-    model: str
+    kind: JobKind
+    model: Annotated[str, Field(description="Display name of the model")]
     state: JobState
-    is_final: bool
-    team: str
-    owner: str
-    host: str
-    pool: str
-    plan: str | None
-    priority: int
+    is_final: Annotated[bool, Field(description="Whether the job has ended")]
+    team: Annotated[str, Field(description="Id of the team")]
+    owner: Annotated[str, Field(description="User name; empty if the account is deleted")]
+    host: Annotated[str, Field(description="Slug of the host; empty while none is chosen")]
+    pool: Annotated[str, Field(description="Name of the pool")]
+    plan: Annotated[str | None, Field(description="Id of the plan it was launched from")]
+    priority: PriorityWord
     num_hosts: int
     progress: ProgressReply
-    elapsed_seconds: float
+    elapsed_seconds: Annotated[float, Field(description="Since it started, until it ended")]
     created_at: datetime
     queued_at: datetime | None
     started_at: datetime | None
@@ -145,9 +161,9 @@ class AttemptReply(Schema):
     """One try of a job on one host; a job on several hosts has one per host and number."""
 
     id: str
-    number: int
-    node_rank: int
-    host: str
+    number: Annotated[int, Field(description="Of the try, from 1")]
+    rank: Annotated[int, Field(description="Of the host among the job's hosts, from 0")]
+    host: Annotated[str, Field(description="Slug of the host")]
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
@@ -160,21 +176,36 @@ class EndpointReply(Schema):
     model: str
 
 
+class JobResult(Schema):
+    """What an ended job measured, in base units (bytes, seconds, tokens per second, ratios)."""
+
+    measured: Annotated[dict[str, float], Field(description="Figures by the planner's names")]
+    notes: Annotated[dict[str, str], Field(description="How a figure was measured")]
+
+
 class JobDetail(JobReply):
     """A job with its spec, its prediction and its attempts."""
 
-    spec: dict[str, Any]
-    prediction: dict[str, Any]
-    result: dict[str, Any]
-    max_duration_seconds: float | None
-    max_retries: int
+    spec: dict[str, Any]  # as it was stored; ``openapi`` documents it as a JobSpec
+    prediction: Annotated[
+        dict[str, dict[str, Any]],
+        Field(description="By figure: value, low and high of the 80 % interval, and unit"),
+    ]
+    result: Annotated[JobResult, Field(description="Empty until the job has ended")]
+    max_duration_seconds: Annotated[float | None, Field(description="Null: no limit")]
+    max_retries: Annotated[int, Field(description="After a failure of the host")]
     num_retries: int
-    waiting: str | None
-    silent_seconds: float | None
+    waiting: Annotated[str | None, Field(description="Why a queued job waits, as a sentence")]
+    silent_seconds: Annotated[
+        float | None, Field(description="Since the host was last heard, if it is silent")
+    ]
     endpoint: EndpointReply | None
     outcome: OutcomeReply | None
     attempts: list[AttemptReply]
-    allowed: list[str]
+    allowed: Annotated[
+        list[Action],
+        Field(description="What the caller may do with the job as it is now"),
+    ]
 
 
 OF_LIST = ("host", "requested_host", "pool", "owner")
@@ -199,7 +230,7 @@ def _job_fields(job: Job) -> dict[str, Any]:
         "host": job.shown_host.slug if job.shown_host else "",
         "pool": job.pool.name,
         "plan": job.plan_id,
-        "priority": job.priority,
+        "priority": PRIORITY_WORDS[job.priority],
         "num_hosts": job.num_hosts,
         "progress": ProgressReply(
             share=shown.share,
@@ -224,6 +255,13 @@ def job_detail(job: Job, request: HttpRequest) -> JobDetail:
     endpoint, silence = endpoint_of(job), silence_of(job)
     attempts = Attempt.objects.filter(job=job).select_related("host")
     held = allowed(membership_of(request.user, job.team), job)
+    possible: dict[Action, bool] = {
+        "stop": held.stop,
+        "run_again": held.clone,
+        "resume": held.clone and is_resumable(job),
+        "delete": held.delete,
+        "abandon": held.abandon and bool(silent_parts(job)),
+    }
     outcome = None
     if job.state in FINAL_STATES and job.reason not in {"", Reason.OK}:
         words = words_of(job)
@@ -234,7 +272,9 @@ def job_detail(job: Job, request: HttpRequest) -> JobDetail:
         **_job_fields(job),
         spec=job.spec,
         prediction=job.prediction,
-        result=job.result,
+        result=JobResult(
+            measured=job.result.get("measured") or {}, notes=job.result.get("notes") or {}
+        ),
         max_duration_seconds=job.max_duration_seconds,
         max_retries=job.max_retries,
         num_retries=job.num_retries,
@@ -246,7 +286,7 @@ def job_detail(job: Job, request: HttpRequest) -> JobDetail:
             AttemptReply(
                 id=each.pk,
                 number=each.number,
-                node_rank=each.node_rank,
+                rank=each.node_rank,
                 host=each.host.slug,
                 created_at=each.created_at,
                 started_at=each.started_at,
@@ -254,10 +294,7 @@ def job_detail(job: Job, request: HttpRequest) -> JobDetail:
             )
             for each in attempts
         ],
-        allowed=[
-            *(name for name, is_allowed in asdict(held).items() if is_allowed),
-            *(["resume"] if held.clone and is_resumable(job) else []),
-        ],
+        allowed=[name for name, may in possible.items() if may],
     )
 
 
@@ -276,13 +313,28 @@ class JobFilters(Paging):
     owner: Annotated[str, Query(description="User name")] = ""
     plan: Annotated[str, Query(description="Id of a plan")] = ""
     q: Annotated[str, Query(description="Part of the job's or the model's name")] = ""
+    created_after: Annotated[
+        AwareDatetime | None,
+        Query(description="Made at this instant, such as 2026-11-28T09:00:00Z, or later"),
+    ] = None
+    created_before: Annotated[
+        AwareDatetime | None, Query(description="Made before this instant")
+    ] = None
+    sort: Annotated[
+        Literal["-created_at", "created_at"],
+        Query(description="-created_at: newest first; created_at: oldest first"),
+    ] = "-created_at"
 
 
 @router.get("/jobs", response={200: JobPage, **REFUSALS}, operation_id="list_jobs")
 def job_list(request: HttpRequest, filters: Query[JobFilters]) -> JobPage:
-    """Return the teams' jobs, newest first."""
+    """Return the teams' jobs, newest first unless ``sort`` says otherwise."""
     listed = page_keys(
-        _filtered(request, filters), "created_at", team_ids_of(request.user), filters
+        _filtered(request, filters),
+        "created_at",
+        team_ids_of(request.user),
+        filters,
+        is_rising=filters.sort == "created_at",
     )
     rows = in_order(Job.objects.select_related(*OF_LIST).defer(*DOCUMENTS), listed.keys)
     items = [job_reply(job) for job in rows]
@@ -306,8 +358,13 @@ def _filtered(request: HttpRequest, filters: JobFilters) -> QuerySet[Job]:
         "owner": Membership.objects.filter(team__in=teams, user__username=filters.owner),
         "plan": Plan.objects.filter(team__in=teams, pk=filters.plan),
     }
-    jobs, wanted = visible_jobs(request), filters.model_dump(exclude={"limit", "cursor"})
+    jobs = visible_jobs(request)
+    wanted = filters.model_dump(include={"state", "kind", "host", "owner", "plan"})
     wanted["q"] = filters.q.strip()
+    if filters.created_after:
+        jobs = jobs.filter(created_at__gte=filters.created_after)
+    if filters.created_before:
+        jobs = jobs.filter(created_at__lt=filters.created_before)
     for name, rows in known.items():
         value = wanted[name]
         if value and not rows.exists() and not filter_jobs(jobs, {name: value}).exists():
@@ -371,9 +428,21 @@ def job_go_on(request: HttpRequest, job_id: str) -> Status[JobDetail]:
 class Abandoning(Sent):
     """The confirmation to abandon a job: the names of its unreachable hosts."""
 
-    host_name: Annotated[str, Field(max_length=2000)]
+    host_name: Annotated[
+        str,
+        Field(
+            max_length=2000,
+            description="Names of the job's unreachable hosts, separated by commas; up to 2000 "
+            "characters",
+        ),
+    ]
     elsewhere: Annotated[
-        str, Field(max_length=40, description="Id of a host to start again on, or “pool”")
+        str,
+        Field(
+            max_length=80,
+            description="Slug of a host to start again on, or “pool” for any of the pool; empty: "
+            "not at all",
+        ),
     ] = ""
 
 
@@ -392,7 +461,9 @@ def job_give_up(request: HttpRequest, job_id: str, body: Abandoning) -> JobDetai
     starts_again = bool(body.elsewhere) and job.state not in FINAL_STATES
     with transaction.atomic():  # a copy that is refused leaves the job as it was
         job_abandon(job=job, by=request.user.get_username(), typed_host_name=body.host_name)
-        copy = start_elsewhere(job, body.elsewhere, signed_in(request)) if starts_again else None
+        host_id = Host.objects.filter(slug=body.elsewhere).values_list("pk", flat=True).first()
+        place = host_id or body.elsewhere
+        copy = start_elsewhere(job, place, signed_in(request)) if starts_again else None
     if not starts_again:
         return job_detail(load_job(request, job_id), request)
     if copy is None:
@@ -421,7 +492,7 @@ class LogLine(Schema):
 
     seq: int
     at: datetime
-    stream: str
+    stream: Literal["stdout", "stderr", "supervisor"]
     text: str
 
 
@@ -437,23 +508,29 @@ class LogQuery(Schema):
     """Which lines: after an event, or the last ones; of those that contain ``q``."""
 
     after: Annotated[int | None, Query(ge=0, description="Lines after this event")] = None
-    limit: Annotated[int, Query(ge=1, le=MAX_LINES)] = 200
+    limit: Annotated[
+        int, Query(ge=1, le=MAX_LINES, description=f"Most lines, 1 to {MAX_LINES}")
+    ] = 200
     q: Annotated[str, Query(description="Part of the line, in any case; also with “after”")] = ""
-    host: Rank = 0
+    rank: Rank = 0
 
 
 @router.get("/jobs/{job_id}/log", response={200: LogReply, **REFUSALS}, operation_id="get_job_log")
 def job_log(request: HttpRequest, job_id: str, query: Query[LogQuery]) -> LogReply:
     """Return the last lines of a job's log, or those after an event, in order."""
     job = load_job(request, job_id)
-    part, is_over = part_at(job, query.host), job.state in FINAL_STATES
+    part, is_over = part_at(job, query.rank), job.state in FINAL_STATES
     if query.after is None:
         lines = log_lines(part, limit=query.limit, needle=query.q)
         last = lines[-1].seq if lines else 0
     else:
         lines, last = lines_after(part, query.after, query.limit, is_over=is_over, needle=query.q)
-    shown = [LogLine(seq=one.seq, at=one.at, stream=one.stream, text=one.text) for one in lines]
+    shown = [_log_line(one) for one in lines]
     return LogReply(attempt=part.pk if part else None, lines=shown, last_seq=last)
+
+
+def _log_line(line: Line) -> LogLine:
+    return LogLine.model_validate(line, from_attributes=True)
 
 
 def lines_after(
@@ -491,12 +568,14 @@ def lines_after(
 class SeriesReply(Schema):
     """One metric; a null value is a gap."""
 
-    source: str
+    source: Annotated[str, Field(description="Who reported it: job, host or a device")]
     metric: str
-    t_ms: list[int]
-    value: list[float | None]
-    low: list[float | None]
-    high: list[float | None]
+    t_ms: Annotated[
+        list[int], Field(description="Instants in milliseconds since 1970-01-01 UTC, rising")
+    ]
+    value: Annotated[list[float | None], Field(description="In the metric's base unit")]
+    low: Annotated[list[float | None], Field(description="Least of the points in each value")]
+    high: Annotated[list[float | None], Field(description="Greatest of the points in each value")]
 
 
 class JobSeries(Schema):
@@ -538,8 +617,8 @@ class TargetReply(Schema):
 class JobFiguresReply(Schema):
     """Every figure of a job, as shown on its page."""
 
-    job: str
-    state: str
+    job: Annotated[str, Field(description="Id of the job")]
+    state: JobState
     as_of: datetime
     figures: list[FigureReply]
     targets: list[TargetReply]
@@ -549,9 +628,9 @@ class StoredEvent(Schema):
     """One numbered event of an attempt."""
 
     seq: int
-    t_ms: int
-    kind: str
-    body: dict[str, Any]
+    at: datetime
+    kind: EventKind
+    body: Annotated[dict[str, Any], Field(description="Fields of the kind")]
 
 
 class JobEvents(Schema):
@@ -574,22 +653,30 @@ class Ticket(Schema):
 def series(
     request: HttpRequest,
     job_id: str,
-    metrics: str,
-    since: int = 0,
-    until: int = FOREVER_MS,
-    points: Annotated[int, Query(ge=10, le=5000)] = 600,
-    host: Rank = 0,
+    metrics: Annotated[str, Query(description="Names separated by commas, such as loss")],
+    since: Annotated[
+        AwareDatetime | None,
+        Query(description="First instant, such as 2026-11-28T09:00:00Z; included"),
+    ] = None,
+    until: Annotated[AwareDatetime | None, Query(description="Last instant; included")] = None,
+    points: Annotated[
+        int, Query(ge=10, le=5000, description="Most points of each metric, 10 to 5000")
+    ] = 600,
+    rank: Rank = 0,
 ) -> JobSeries:
-    """Return the comma-separated ``metrics`` between two instants in ms, down-sampled.
-
-    For a job on several hosts, the series are those reported by host number ``host``.
-    """
+    """Return metrics of a job's current attempt between two instants, down-sampled."""
     job = visible_or_404(Job, request.user, pk=job_id, deleted_at=None)
-    part = part_at(job, host)
+    part = part_at(job, rank)
+    span = Range(_ms(since) if since else 0, _ms(until) if until else FOREVER_MS)
     attempt = part.pk if part else None
     names = [name.strip() for name in metrics.split(",") if name.strip()]
-    reports = read_series(attempt, names, Range(since, until), points=points) if attempt else []
+    reports = read_series(attempt, names, span, points=points) if attempt else []
     return JobSeries(job=job.pk, attempt=attempt, series=[_reply(item) for item in reports])
+
+
+def _ms(instant: datetime) -> int:
+    """Return an instant in milliseconds since 1970-01-01 UTC."""
+    return (instant - EPOCH) // timedelta(milliseconds=1)
 
 
 @router.get(
@@ -604,7 +691,7 @@ def figures(request: HttpRequest, job_id: str) -> JobFiguresReply:
     replies = [FigureReply(**as_json(each)) for each in measured.values()]
     targets = [TargetReply(**target_json(each)) for each in targets_of(job, measured)]
     return JobFiguresReply(
-        job=job.pk, state=job.state, as_of=now(), figures=replies, targets=targets
+        job=job.pk, state=JobState(job.state), as_of=now(), figures=replies, targets=targets
     )
 
 
@@ -614,19 +701,18 @@ def figures(request: HttpRequest, job_id: str) -> JobFiguresReply:
 def events(
     request: HttpRequest,
     job_id: str,
-    after: int = 0,
+    after: Annotated[int, Query(description="Events after this number; 0: from the first")] = 0,
     kind: Annotated[
         str, Query(description="Kinds separated by commas, such as log,phase,artefact,exited")
     ] = "",
-    host: Rank = 0,
+    rank: Rank = 0,
 ) -> JobEvents:
     """Return events of the current attempt after a sequence number, at most 1000 or 256 KiB.
 
-    Request again after ``last_seq`` until the list is empty. For a job on several hosts, the
-    events are those reported by host number ``host``.
+    Request again after ``last_seq`` until the list is empty.
     """
     job = visible_or_404(Job, request.user, pk=job_id, deleted_at=None)
-    part = part_at(job, host)
+    part = part_at(job, rank)
     rows = AttemptEvent.objects.filter(attempt=part, seq__gt=after)
     if kind:
         rows = rows.filter(kind__in=kind.split(","))
@@ -641,7 +727,8 @@ def _bounded(rows: QuerySet[AttemptEvent]) -> Iterator[StoredEvent]:
     read = cast("Generator[AttemptEvent, None, None]", rows.iterator(EVENTS_AT_ONCE))
     with closing(read):
         for row in read:
-            yield StoredEvent(seq=row.seq, t_ms=row.t_ms, kind=row.kind, body=row.body)
+            at = datetime.fromtimestamp(row.t_ms / 1000, tz=UTC)
+            yield StoredEvent(seq=row.seq, at=at, kind=cast("EventKind", row.kind), body=row.body)
             num_bytes += len(json.dumps(row.body))
             if num_bytes >= MAX_EVENT_BYTES:
                 return
@@ -654,22 +741,29 @@ class ArtefactReply(Schema):
     """A folder or file that the job's current attempt made; ``files`` are bytes by path."""
 
     name: str
-    kind: str
+    kind: ArtefactKind
     total_bytes: int
-    is_complete: bool
+    is_complete: Annotated[bool, Field(description="Whether all of its bytes have arrived")]
     created_at: datetime
-    files: dict[str, int]
-    sha256: dict[str, str]
+    files: Annotated[dict[str, int], Field(description="Bytes by path")]
+    sha256: Annotated[dict[str, str], Field(description="Hexadecimal digest by path")]
+
+
+class ArtefactPage(PageReply[ArtefactReply]):
+    """A page of artefacts."""
 
 
 @router.get(
     "/jobs/{job_id}/artefacts",
-    response={200: list[ArtefactReply], **REFUSALS},
+    response={200: ArtefactPage, **REFUSALS},
     operation_id="list_artefacts",
 )
-def artefacts(request: HttpRequest, job_id: str) -> list[Artefact]:
+def artefacts(request: HttpRequest, job_id: str, paging: Query[Paging]) -> ArtefactPage:
     """Return the artefacts of a job's current attempt."""
-    return artefacts_of(load_job(request, job_id))
+    made = sorted(artefacts_of(load_job(request, job_id)), key=lambda one: one.pk)
+    shown, more = page_of(f"artefacts {job_id}", made, lambda one: one.name, paging)
+    items = [ArtefactReply.model_validate(one) for one in shown]
+    return ArtefactPage(items=items, next_cursor=more)
 
 
 @router.get(
@@ -717,8 +811,10 @@ class StreamQuery(Schema):
     """Which events: kinds separated by commas, and log lines after an event."""
 
     kinds: Annotated[str, Query(description="Of log, state, metric")] = "log,state"
-    after: Annotated[int, Query(ge=0)] = 0
-    host: Rank = 0
+    after: Annotated[
+        int, Query(ge=0, description="Log lines after this event; ``Last-Event-ID`` goes before")
+    ] = 0
+    rank: Rank = 0
 
 
 @dataclass
@@ -746,10 +842,7 @@ class Follower:
         if "log" in self.kinds and part is not None:
             lines, self.after = lines_after(part, self.after, MAX_LINES, is_over=is_over)
             num_lines = len(lines)
-            frames += [
-                _frame("log", LogLine(seq=a.seq, at=a.at, stream=a.stream, text=a.text), a.seq)
-                for a in lines
-            ]
+            frames += [_frame("log", _log_line(line), line.seq) for line in lines]
         if "metric" in self.kinds and part is not None:
             frames += self._metrics(part.pk)
         reply = job_reply(job)
@@ -802,15 +895,21 @@ def job_stream(
 ) -> StreamingHttpResponse:
     """Return a job's events as they come, until it ends; ``Last-Event-ID`` resumes the log."""
     job = load_job(request, job_id)
-    part_at(job, query.host)
+    part_at(job, query.rank)
     kinds = frozenset(name.strip() for name in query.kinds.split(","))
     if unknown := sorted(kinds - set(KINDS)):
         raise InvalidProblem(
             "kinds",
             f"There is no kind {unknown[0][:40]!r} of events; there are {', '.join(KIND_WORDS)}.",
         )
-    last = request.headers.get("Last-Event-ID", "")
-    after = int(last) if last.isascii() and last.isdigit() and len(last) < 18 else query.after  # noqa: PLR2004
+    last = request.headers.get("Last-Event-ID") or str(query.after)
+    if not (last.isascii() and last.isdigit() and len(last) < 18):  # noqa: PLR2004
+        raise InvalidProblem(
+            "last_event_id",
+            f"The header Last-Event-ID is {last[:40]!r}; it is the id of an event of this stream, "
+            "a number. Leave it out to begin with the first line.",
+        )
+    after = int(last)
     user_id = signed_in(request).pk
     num_own = _open_streams.get(user_id, 0)
     if num_own >= MOST_STREAMS_EACH or sum(_open_streams.values()) >= MOST_STREAMS:
@@ -820,7 +919,7 @@ def job_stream(
             f"and {MOST_STREAMS} in total. Close one, or poll /jobs/{{id}}/log.",
             retry_after_seconds=10,
         )
-    follower = Follower(job.pk, kinds, query.host, after, since_ms=now_ms())
+    follower = Follower(job.pk, kinds, query.rank, after, since_ms=now_ms())
     response = StreamingHttpResponse(
         _follow(follower, user_id), content_type="text/event-stream; charset=utf-8"
     )
@@ -857,7 +956,15 @@ async def _follow(follower: Follower, user_id: int) -> AsyncIterator[bytes]:
 
 
 @router.get("/tickets", response={200: Ticket, **REFUSALS}, operation_id="get_ticket")
-def ticket(request: HttpRequest, topics: str) -> Ticket:
+def ticket(
+    request: HttpRequest,
+    topics: Annotated[
+        str,
+        Query(
+            description=f"Up to {MAX_TOPICS}, separated by commas: jobs, hosts, job:ID, plan:ID"
+        ),
+    ],
+) -> Ticket:
     """Return a new ticket for those of the comma-separated topics that the caller may see."""
     names = {topic.strip() for topic in topics.split(",")}
     if len(names) > MAX_TOPICS:

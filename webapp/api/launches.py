@@ -1,7 +1,7 @@
 """Operations that launch: a plan, a document, the classifier's two jobs; requests for approval."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from django.db import transaction
 from django.http import HttpRequest
@@ -17,7 +17,7 @@ from webapp.api.auth import LAUNCH, PLAN, READ
 from webapp.api.jobs import JobReply, job_reply
 from webapp.api.jobs import router as jobs_router
 from webapp.api.plans import plan_of_document, plan_to_change
-from webapp.api.requests import Sent, job_key
+from webapp.api.requests import PageReply, Paging, Sent, job_key, page_of
 from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem
 from webapp.jobs.approvals import open_requests, request_make
 from webapp.jobs.endpoints import new_key
@@ -159,7 +159,7 @@ class LaunchRequestReply(Schema):
     asked_by: str
     token: str
     asked_at: datetime
-    state: Annotated[str, Field(description="waiting, approved or denied")]
+    state: Literal["waiting", "approved", "denied"]
     decided_by: str
     decided_at: datetime | None
     answer: str
@@ -177,7 +177,7 @@ def _request_reply(row: LaunchRequest) -> LaunchRequestReply:
         asked_by=row.asked_by.get_username() if row.asked_by else "",
         token=row.token_name,
         asked_at=row.asked_at,
-        state=row.state,
+        state=cast("Any", row.state),
         decided_by=row.decided_by.get_username() if row.decided_by else "",
         decided_at=row.decided_at,
         answer=row.answer,
@@ -203,7 +203,9 @@ def launch_request(
 class DocumentToApprove(Sent):
     """A document whose launch a person is asked to approve, and why."""
 
-    document: PlanDocument
+    document: Annotated[
+        PlanDocument, Field(description="A plan's document, with its field launch")
+    ]
     reason: Annotated[str, Field(max_length=400, description="Shown to who decides")] = ""
 
 
@@ -243,14 +245,20 @@ def _requested(
     return _request_reply(made)
 
 
+class LaunchRequestPage(PageReply[LaunchRequestReply]):
+    """A page of launches that wait for an approval."""
+
+
 @router.get(
     "/launch-requests",
-    response={200: list[LaunchRequestReply], **REFUSALS},
+    response={200: LaunchRequestPage, **REFUSALS},
     operation_id="list_launch_requests",
 )
-def launch_request_list(request: HttpRequest) -> list[LaunchRequestReply]:
+def launch_request_list(request: HttpRequest, paging: Query[Paging]) -> LaunchRequestPage:
     """Return the teams' launches that wait for an approval, the oldest first."""
-    return [_request_reply(row) for row in open_requests(team_ids_of(request.user))]
+    rows = list(open_requests(team_ids_of(request.user)))
+    shown, more = page_of("launch-requests", rows, lambda row: row.pk, paging)
+    return LaunchRequestPage(items=[_request_reply(row) for row in shown], next_cursor=more)
 
 
 @router.get(

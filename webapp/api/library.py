@@ -3,7 +3,7 @@
 import json
 from datetime import datetime
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
@@ -14,9 +14,12 @@ from pydantic import Field
 from planner.catalog.devices import list_devices
 from planner.catalog.models import checkpoint_name, get_entry, get_model, list_models
 from planner.specs.base import PlannerError, UnknownTechniqueError
+from planner.specs.cluster import DeviceKind
 from planner.specs.model import ModelSpec
 from planner.techniques.registry import TECHNIQUES, get
-from webapp.accounts.models import Role
+from runners.datasets.records import Format
+from runners.host.abilities import Level
+from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import (
     check_role,
     current_membership,
@@ -27,7 +30,7 @@ from webapp.accounts.services import (
 )
 from webapp.api.auth import ADMIN, LAUNCH, PLAN, READ
 from webapp.api.jobs import JobDetail, job_detail
-from webapp.api.requests import Sent
+from webapp.api.requests import PageReply, Paging, Sent, ShortPaging, page_keys, page_of
 from webapp.bench.ratios import stored
 from webapp.core.problems import (
     REFUSALS,
@@ -35,6 +38,7 @@ from webapp.core.problems import (
     InvalidProblem,
     NotFoundProblem,
 )
+from webapp.core.queries import in_order
 from webapp.core.search import folded
 from webapp.datasets.models import Dataset
 from webapp.datasets.services import UnusableDataError, dataset_store
@@ -51,7 +55,7 @@ from webapp.pages.model_catalog import ModelNewForm, row_of
 from webapp.wizard.documents import form_problem
 
 router = Router(tags=["library"], auth=READ)
-MOST_LISTED = 500
+MOST_MATCHES = 1000  # of each kind, in a search
 
 
 # Models
@@ -64,17 +68,19 @@ class ModelReply(Schema):
     name: str
     source: Literal["catalog", "config", "folder", "job"]
     num_parameters: int
-    host: str
+    host: Annotated[str, Field(description="Slug of the host that has the weights; empty: none")]
     created_at: datetime | None
 
 
 class ModelDetail(ModelReply):
-    """A model with its shape; ``kv_bytes_per_token`` by dtype of the KV cache."""
+    """A model with its shape."""
 
     shape: ModelSpec | None
-    kv_bytes_per_token: dict[str, float]
-    facts: dict[str, Any]
-    aliases: list[str]
+    kv_bytes_per_token: Annotated[dict[str, float], Field(description="By dtype of the KV cache")]
+    facts: Annotated[
+        dict[str, Any], Field(description="Measured sizes and perplexity, and by whom")
+    ]
+    aliases: Annotated[list[str], Field(description="Other names in the catalog")]
 
 
 def _team_model(model: TeamModel) -> dict[str, Any]:
@@ -88,33 +94,56 @@ def _team_model(model: TeamModel) -> dict[str, Any]:
     }
 
 
-@router.get("/models", response={200: list[ModelReply], **REFUSALS}, operation_id="list_models")
-def model_list(request: HttpRequest, q: str = "") -> list[ModelReply]:
-    """Return the teams' models, then the catalog's; ``q`` is part of the name."""
-    own = TeamModel.objects.visible_to(request.user).select_related("host")
-    if q.strip():
-        own = own.filter(name__folded_contains=q.strip())
-    words = folded(q).split()
-    found = [ModelReply(**_team_model(model)) for model in own[:MOST_LISTED]]
-    return found + [
-        ModelReply(
-            id=entry.id,
-            name=entry.id,
-            source="catalog",
-            num_parameters=num_parameters(get_model(entry.id)),
-            host="",
-            created_at=None,
-        )
-        for entry in list_models()
-        if all(word in folded(entry.id) for word in words)
+class ModelPage(PageReply[ModelReply]):
+    """A page of models."""
+
+
+class ModelFilters(Paging):
+    """Filters of the list of models."""
+
+    q: Annotated[str, Query(description="Part of the name")] = ""
+
+
+@router.get("/models", response={200: ModelPage, **REFUSALS}, operation_id="list_models")
+def model_list(request: HttpRequest, filters: Query[ModelFilters]) -> ModelPage:
+    """Return the teams' models, newest first, then the catalog's."""
+    own = TeamModel.objects.visible_to(request.user).order_by("-created_at", "-pk")
+    if part := filters.q.strip():
+        own = own.filter(name__folded_contains=part)
+    words = folded(filters.q).split()
+    names = (entry.id for entry in list_models())
+    catalog = dict.fromkeys(one for one in names if all(word in folded(one) for word in words))
+    ids = [*own.values_list("pk", flat=True), *catalog]
+    shown, more = page_of("models", ids, str, filters)
+    models = TeamModel.objects.select_related("host").in_bulk(
+        [each for each in shown if each not in catalog]
+    )
+    items = [
+        ModelReply(**_team_model(models[each])) if each in models else _catalog_model(each)
+        for each in shown
+        if each in models or each in catalog
     ]
+    return ModelPage(items=items, next_cursor=more)
+
+
+def _catalog_model(model_id: str) -> ModelReply:
+    return ModelReply(
+        id=model_id,
+        name=model_id,
+        source="catalog",
+        num_parameters=num_parameters(get_model(model_id)),
+        host="",
+        created_at=None,
+    )
 
 
 class NewModel(Sent):
     """A model by its ``config.json``, as Hugging Face publishes it."""
 
-    name: Annotated[str, Field(max_length=120)]
-    config: dict[str, Any]
+    name: Annotated[
+        str, Field(max_length=120, description="Name in the team, up to 120 characters")
+    ]
+    config: Annotated[dict[str, Any], Field(description="The content of config.json")]
 
 
 @router.post(
@@ -177,10 +206,21 @@ def model_get(request: HttpRequest, model_id: str) -> ModelDetail:
 class EvaluationRequest(Sent):
     """Tasks of lm-evaluation-harness beside the perplexity; "" for none."""
 
-    tasks: Literal["", "named", "folder"] = ""
-    task_names: list[Annotated[str, Field(max_length=80)]] = []
-    task_folder: Annotated[str, Field(max_length=400)] = ""
-    documents: Annotated[int, Field(ge=1)] | None = None
+    tasks: Annotated[
+        Literal["", "named", "folder"],
+        Field(description="Tasks by name, or of a folder of the host; empty: perplexity alone"),
+    ] = ""
+    task_names: Annotated[
+        list[Annotated[str, Field(max_length=80)]],
+        Field(description="Up to 64 names, such as hellaswag; empty with a folder: all of it"),
+    ] = []
+    task_folder: Annotated[
+        str, Field(max_length=400, description="Folder with YAML files of tasks on the host")
+    ] = ""
+    documents: Annotated[
+        Annotated[int, Field(ge=1)] | None,
+        Field(description="Most documents of each task, 1 to 1,000,000; null: all"),
+    ] = None
 
 
 @router.post(
@@ -219,10 +259,10 @@ class DatasetReply(Schema):
     sha256: str
     size_bytes: int
     num_records: int
-    format: str
-    uploaded_by: str
+    format: Format
+    uploaded_by: Annotated[str, Field(description="User name; empty if the account is deleted")]
     created_at: datetime
-    note: str
+    note: Annotated[str, Field(description="What jobs do not learn from; empty: all is read")]
 
 
 def _dataset(dataset: Dataset) -> DatasetReply:
@@ -232,18 +272,24 @@ def _dataset(dataset: Dataset) -> DatasetReply:
         sha256=dataset.sha256,
         size_bytes=dataset.size_bytes,
         num_records=dataset.num_records,
-        format=dataset.format,
+        format=cast("Format", dataset.format),
         uploaded_by=dataset.uploaded_by.get_username() if dataset.uploaded_by else "",
         created_at=dataset.created_at,
         note=dataset.left_out_sentence,
     )
 
 
-@router.get("/data", response={200: list[DatasetReply], **REFUSALS}, operation_id="list_data")
-def data_list(request: HttpRequest) -> list[DatasetReply]:
+class DatasetPage(PageReply[DatasetReply]):
+    """A page of uploaded files."""
+
+
+@router.get("/data", response={200: DatasetPage, **REFUSALS}, operation_id="list_data")
+def data_list(request: HttpRequest, paging: Query[Paging]) -> DatasetPage:
     """Return the teams' uploaded files, newest first."""
-    rows = Dataset.objects.visible_to(request.user).select_related("uploaded_by")
-    return [_dataset(row) for row in rows.order_by("-created_at")[:MOST_LISTED]]
+    visible = Dataset.objects.visible_to(request.user)
+    listed = page_keys(visible, "created_at", team_ids_of(request.user), paging)
+    rows = in_order(Dataset.objects.select_related("uploaded_by"), listed.keys)
+    return DatasetPage(items=[_dataset(row) for row in rows], next_cursor=listed.next_cursor)
 
 
 @router.post("/data", auth=PLAN, response={201: DatasetReply, **REFUSALS}, operation_id="add_data")
@@ -251,6 +297,12 @@ def data_add(request: HttpRequest, file: File[UploadedFile]) -> Status[DatasetRe
     """Upload a file of training data: JSON lines, Parquet or text; it is checked at once."""
     membership = current_membership(request)
     check_role(Role(membership.role), Role.PRACTITIONER)
+    if others := sorted({*request.POST, *request.FILES} - {"file"}):
+        raise InvalidProblem(
+            others[0][:40],
+            f"There is no part {others[0][:40]!r} here; the one part is “file”, whose file name "
+            "names the data. Leave the others out.",
+        )
     try:
         dataset = dataset_store(team=membership.team, by=signed_in(request), upload=file)
     except UnusableDataError as error:
@@ -293,18 +345,26 @@ class DeviceSummary(Schema):
     id: str
     name: str
     vendor: str
-    kind: str
+    kind: DeviceKind
     memory_bytes: int
     price_usd_per_hour: float | None
 
 
-@router.get(
-    "/devices", response={200: list[DeviceSummary], **REFUSALS}, operation_id="list_devices"
-)
-def device_list(request: HttpRequest, q: str = "") -> list[DeviceSummary]:  # noqa: ARG001 (ninja)
-    """Return the devices of the hardware catalog; ``q`` is part of the name."""
-    words = folded(q).split()
-    return [
+class DevicePage(PageReply[DeviceSummary]):
+    """A page of the hardware catalog."""
+
+
+class DeviceFilters(ShortPaging):
+    """Filters of the hardware catalog."""
+
+    q: Annotated[str, Query(description="Part of the id, the name or the vendor")] = ""
+
+
+@router.get("/devices", response={200: DevicePage, **REFUSALS}, operation_id="list_devices")
+def device_list(request: HttpRequest, filters: Query[DeviceFilters]) -> DevicePage:  # noqa: ARG001 (ninja)
+    """Return the devices of the hardware catalog."""
+    words = folded(filters.q).split()
+    found = [
         DeviceSummary(
             id=each.id or "",
             name=each.name or each.id or "",
@@ -316,6 +376,8 @@ def device_list(request: HttpRequest, q: str = "") -> list[DeviceSummary]:  # no
         for each in list_devices()
         if all(word in folded(f"{each.id} {each.name} {each.vendor}") for word in words)
     ]
+    items, more = page_of("devices", found, lambda one: one.id, filters)
+    return DevicePage(items=items, next_cursor=more)
 
 
 class TechniqueReply(Schema):
@@ -323,11 +385,11 @@ class TechniqueReply(Schema):
 
     id: str
     title: str
-    state: str
+    state: Annotated[Level, Field(description="proven: runs, and a measured ratio holds")]
     headline: str
     phases: list[str]
-    job_kind: str
-    library: str
+    job_kind: Annotated[str, Field(description="Kind of job that runs it; empty: none")]
+    library: Annotated[str, Field(description="Library that does it; empty: none")]
 
 
 def _technique(key: str) -> TechniqueReply:
@@ -338,12 +400,17 @@ def _technique(key: str) -> TechniqueReply:
     )
 
 
+class TechniquePage(PageReply[TechniqueReply]):
+    """A page of techniques."""
+
+
 @router.get(
-    "/techniques", response={200: list[TechniqueReply], **REFUSALS}, operation_id="list_techniques"
+    "/techniques", response={200: TechniquePage, **REFUSALS}, operation_id="list_techniques"
 )
-def technique_list(request: HttpRequest) -> list[TechniqueReply]:  # noqa: ARG001 (ninja)
+def technique_list(request: HttpRequest, paging: Query[ShortPaging]) -> TechniquePage:  # noqa: ARG001 (ninja)
     """Return every technique that the planner knows."""
-    return [_technique(key) for key in TECHNIQUES]
+    keys, more = page_of("techniques", list(TECHNIQUES), str, paging)
+    return TechniquePage(items=[_technique(key) for key in keys], next_cursor=more)
 
 
 @router.get(
@@ -377,16 +444,36 @@ KINDS: dict[str, Literal["plan", "job", "host", "model", "technique"]] = {
 }
 
 
-@router.get("/search", response={200: list[SearchMatch], **REFUSALS}, operation_id="search")
-def search(
-    request: HttpRequest, q: Annotated[str, Query(min_length=SHORTEST, max_length=200)]
-) -> list[SearchMatch]:
-    """Return plans, jobs, hosts, models and techniques whose name contains ``q``."""
-    return [
+class SearchPage(PageReply[SearchMatch]):
+    """A page of matches."""
+
+
+class SearchQuery(Paging):
+    """What is searched for."""
+
+    q: Annotated[
+        str,
+        Query(
+            min_length=SHORTEST,
+            max_length=200,
+            description=f"Part of the name, {SHORTEST} to 200 characters",
+        ),
+    ]
+
+
+@router.get("/search", response={200: SearchPage, **REFUSALS}, operation_id="search")
+def search(request: HttpRequest, query: Query[SearchQuery]) -> SearchPage:
+    """Return plans, jobs, hosts, models and techniques whose name contains ``q``.
+
+    At most 1000 of each kind are found: the newest plans, jobs and models.
+    """
+    found = [
         SearchMatch(kind=KINDS[page], id=key, name=name)
-        for _, page, rows in search_results(request, q.strip())
+        for _, page, rows in search_results(request, query.q.strip(), most=MOST_MATCHES)
         for key, name in rows
     ]
+    items, more = page_of("search", found, lambda one: f"{one.kind} {one.id}", query)
+    return SearchPage(items=items, next_cursor=more)
 
 
 # Comparison of jobs
@@ -397,9 +484,9 @@ class CellReply(Schema):
 
     predicted: float | None
     measured: float | None
-    ratio: float | None
+    ratio: Annotated[float | None, Field(description="Measured / predicted")]
     change: Annotated[str, Field(description="Against the first job, such as +12 %")]
-    state: str
+    state: Annotated[str, Field(description="Why it is not final, such as so far; empty: final")]
 
 
 class ComparedFigure(Schema):
@@ -421,8 +508,8 @@ class ComparedSetting(Schema):
 class Comparison(Schema):
     """Jobs side by side: their figures, and the settings in which they differ."""
 
-    jobs: list[str]
-    names: list[str]
+    jobs: Annotated[list[str], Field(description="Ids, in the order of the request")]
+    names: Annotated[list[str], Field(description="Of the jobs")]
     figures: list[ComparedFigure]
     settings: list[ComparedSetting]
 
@@ -478,20 +565,27 @@ class MeasurementReply(Schema):
     metric: str
     predicted: float
     measured: float
-    ratio: float
-    host: str
-    is_counted: bool
-    may_decide: bool
+    ratio: Annotated[float, Field(description="Measured / predicted")]
+    host: Annotated[str, Field(description="Slug of the host")]
+    is_counted: Annotated[bool, Field(description="Whether it calibrates the host")]
+    may_decide: Annotated[bool, Field(description="Whether the caller may change that")]
+
+
+class MeasurementPage(PageReply[MeasurementReply]):
+    """A page of a job's measurements."""
 
 
 @router.get(
     "/jobs/{job_id}/measurements",
-    response={200: list[MeasurementReply], **REFUSALS},
+    response={200: MeasurementPage, **REFUSALS},
     operation_id="list_measurements",
 )
-def measurement_list(request: HttpRequest, job_id: str) -> list[MeasurementReply]:
+def measurement_list(request: HttpRequest, job_id: str, paging: Query[Paging]) -> MeasurementPage:
     """Return the measurements of a job that calibrate its host, or were excluded."""
-    return [_measurement(request, row) for row in _measurements(load_job(request, job_id))]
+    rows = list(_measurements(load_job(request, job_id)))
+    shown, more = page_of(f"measurements {job_id}", rows, lambda row: str(row.pk), paging)
+    items = [_measurement(request, row) for row in shown]
+    return MeasurementPage(items=items, next_cursor=more)
 
 
 def _measurements(job: Job) -> Any:  # noqa: ANN401 (a queryset)
@@ -514,8 +608,12 @@ def _measurement(request: HttpRequest, row: Measurement) -> MeasurementReply:
 class Decision(Sent):
     """Whether a measurement counts, and why."""
 
-    decision: Literal["excluded", "included"]
-    reason: Annotated[str, Field(max_length=400)]
+    decision: Annotated[
+        Literal["excluded", "included"], Field(description="Whether it calibrates the host")
+    ]
+    reason: Annotated[
+        str, Field(max_length=200, description="For the history, up to 200 characters")
+    ]
 
 
 @router.put(

@@ -1,12 +1,12 @@
 """Operations of people on hosts, their devices and environments, pools and queues."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from django.db.models import Q
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
-from ninja import Router, Schema, Status
+from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
 from webapp.accounts.models import Role, team_ids_of
@@ -20,8 +20,8 @@ from webapp.accounts.services import (
 )
 from webapp.agents.environments import environment_order
 from webapp.api.auth import ADMIN, READ
-from webapp.api.jobs import JobDetail, job_detail
-from webapp.api.requests import Sent
+from webapp.api.jobs import PRIORITY_WORDS, JobDetail, PriorityWord, job_detail
+from webapp.api.requests import PageReply, Sent, ShortPaging, page_of
 from webapp.core.problems import REFUSALS, ForbiddenProblem, InvalidProblem, NotFoundProblem
 from webapp.hosts.health import checklist, is_ready
 from webapp.hosts.machines import (
@@ -32,6 +32,7 @@ from webapp.hosts.machines import (
 from webapp.hosts.models import Device, EnrolmentToken, Host, HostState, Pool
 from webapp.hosts.pools import facts_for
 from webapp.hosts.services import (
+    Contact,
     contact_of,
     credential_revoke,
     device_cordon,
@@ -67,7 +68,8 @@ from webapp.wizard.documents import form_problem
 
 router = Router(tags=["hosts"], auth=READ)
 GIB = 1024**3
-Slug = Annotated[str, Field(max_length=80)]
+DeviceOfHost = Literal["gpu", "cpu", "slot"]
+CheckStatus = Literal["succeeded", "failed", "checking", "queued"]
 
 
 class DeviceReply(Schema):
@@ -75,27 +77,30 @@ class DeviceReply(Schema):
 
     id: str
     index: int
-    kind: str
+    kind: Annotated[DeviceOfHost, Field(description="slot: a place in a scheduler's queue")]
     name: str
     memory_bytes: int
-    is_present: bool
-    is_held: bool
-    job: str | None
-    cordoned_by: str
+    is_present: Annotated[bool, Field(description="Whether the host reported it last")]
+    is_held: Annotated[bool, Field(description="Whether a job holds it")]
+    job: Annotated[str | None, Field(description="Id of that job, if the caller may see it")]
+    cordoned_by: Annotated[str, Field(description="User name; empty: it takes jobs")]
     cordon_reason: str
 
 
 class HostReply(Schema):
-    """A host; ``contact`` is live, degraded, unreachable or unknown."""
+    """A host; operations name it by its ``slug``."""
 
     id: str
     slug: str
     name: str
-    kind: str
+    kind: Annotated[
+        Literal["agent", "slurm", "virtual"],
+        Field(description="virtual: exists only in plans"),
+    ]
     state: HostState
-    contact: str
-    silent_seconds: float | None
-    pool: str
+    contact: Contact
+    silent_seconds: Annotated[float | None, Field(description="Since its last heartbeat")]
+    pool: Annotated[str, Field(description="Name of the pool")]
     labels: dict[str, str]
     agent_version: str
     enrolled_at: datetime | None
@@ -106,20 +111,24 @@ class CheckReply(Schema):
     """One line of the check-list of a new host."""
 
     name: str
-    status: str
+    status: CheckStatus
     sentence: str
     remedy: str
-    command: str
+    command: Annotated[str, Field(description="To run on the host; empty: none")]
 
 
 class HostDetail(HostReply):
     """A host with its devices, facts, measurements and checks."""
 
-    address: str
-    facts: dict[str, Any]
-    planned: dict[str, Any]
-    microbench: dict[str, Any]
-    calibration: dict[str, Any]
+    address: Annotated[str, Field(description="Where a job's other hosts reach it; empty: first")]
+    facts: Annotated[dict[str, Any], Field(description="What the host reported of itself")]
+    planned: Annotated[
+        dict[str, Any], Field(description="Of a virtual host: device, number and memory")
+    ]
+    microbench: Annotated[dict[str, Any], Field(description="Rates that the host measured")]
+    calibration: Annotated[
+        dict[str, Any], Field(description="Factors by operator class from measured jobs")
+    ]
     devices: list[DeviceReply]
     is_ready: bool
     checks: list[CheckReply]
@@ -132,7 +141,7 @@ def _fields(host: Host) -> dict[str, Any]:
         "name": host.name,
         "kind": host.kind,
         "state": host.state,
-        "contact": contact_of(host).value,
+        "contact": contact_of(host),
         "silent_seconds": silent_seconds(host),
         "pool": host.pool.name,
         "labels": {key: str(value) for key, value in host.labels.items()},
@@ -156,7 +165,7 @@ def host_detail(host: Host, request: HttpRequest) -> HostDetail:
             DeviceReply(
                 id=row.device.pk,
                 index=row.device.index,
-                kind=row.device.kind,
+                kind=cast("DeviceOfHost", row.device.kind),
                 name=row.device.name,
                 memory_bytes=row.device.memory_bytes,
                 is_present=row.device.is_present,
@@ -176,7 +185,7 @@ def _checks(token: EnrolmentToken, host: Host | None) -> list[CheckReply]:
     return [
         CheckReply(
             name=each.name,
-            status=each.status,
+            status=cast("CheckStatus", each.status),
             sentence=each.words,
             remedy=each.fix,
             command=each.command,
@@ -185,21 +194,36 @@ def _checks(token: EnrolmentToken, host: Host | None) -> list[CheckReply]:
     ]
 
 
-@router.get("", response={200: list[HostReply], **REFUSALS}, operation_id="list_hosts")
-def host_list(request: HttpRequest, q: str = "") -> list[HostReply]:
-    """Return the teams' hosts by name; ``q`` is part of the name."""
+class HostPage(PageReply[HostReply]):
+    """A page of hosts."""
+
+
+class HostFilters(ShortPaging):
+    """Filters of the list of hosts."""
+
+    q: Annotated[str, Query(description="Part of the name")] = ""
+
+
+@router.get("", response={200: HostPage, **REFUSALS}, operation_id="list_hosts")
+def host_list(request: HttpRequest, filters: Query[HostFilters]) -> HostPage:
+    """Return the teams' hosts by name."""
     hosts = Host.objects.visible_to(request.user).select_related("pool").order_by("name", "pk")
-    if q.strip():
-        hosts = hosts.filter(name__folded_contains=q.strip())
-    return [HostReply(**_fields(host)) for host in hosts]
+    if part := filters.q.strip():
+        hosts = hosts.filter(name__folded_contains=part)
+    shown, more = page_of("hosts", list(hosts), lambda host: host.pk, filters)
+    return HostPage(items=[HostReply(**_fields(host)) for host in shown], next_cursor=more)
 
 
 class NewHost(Sent):
     """The host that is to be enrolled; labels are names with values, such as gpu: 4090."""
 
-    name: Annotated[str, Field(max_length=80)]
-    pool: Annotated[str, Field(max_length=40)] = "default"
-    labels: dict[str, str] = {}
+    name: Annotated[
+        str, Field(max_length=80, description="Name shown on pages, up to 80 characters")
+    ]
+    pool: Annotated[
+        str, Field(max_length=40, description="Name of its pool, made if there is none")
+    ] = "default"
+    labels: Annotated[dict[str, str], Field(description="Values by name, such as gpu: 4090")] = {}
 
 
 class EnrolmentReply(Schema):
@@ -299,10 +323,17 @@ def enrolment_revoke(request: HttpRequest, token_id: str) -> Status[None]:
 class NewVirtualHost(Sent):
     """A machine that the team considers buying or renting."""
 
-    name: Annotated[str, Field(max_length=80)]
-    device: Annotated[str, Field(max_length=80, description="A device of the catalog")]
-    num_devices: Annotated[int, Field(ge=1, le=1024)] = 8
-    memory_gib: Annotated[float, Field(ge=1, le=1_000_000)] | None = None
+    name: Annotated[
+        str, Field(max_length=80, description="Name shown on pages, up to 80 characters")
+    ]
+    device: Annotated[str, Field(max_length=80, description="Id of a device of the catalog")]
+    num_devices: Annotated[
+        int, Field(ge=1, le=1024, description="Devices in the machine, 1 to 1024")
+    ] = 8
+    memory_gib: Annotated[
+        Annotated[float, Field(ge=1, le=1_000_000)] | None,
+        Field(description="Memory of the machine in GiB, 1 to 1,000,000; null: not known"),
+    ] = None
 
 
 @router.post(
@@ -371,8 +402,13 @@ def host_act(request: HttpRequest, slug: str, action: Action) -> HostDetail:
 class HostChanges(Sent):
     """New labels or another address; what is left out stays."""
 
-    labels: dict[str, str] | None = None
-    address: Annotated[str, Field(max_length=45)] | None = None
+    labels: Annotated[
+        dict[str, str] | None, Field(description="All labels, values by name; null: as they are")
+    ] = None
+    address: Annotated[
+        Annotated[str, Field(max_length=45)] | None,
+        Field(description="One of the host's IP addresses; empty: the first; null: as it is"),
+    ] = None
 
 
 @router.patch(
@@ -394,8 +430,10 @@ def host_change(request: HttpRequest, slug: str, body: HostChanges) -> HostDetai
 class Alike(Sent):
     """Another host that looks like the same machine, and whether it is another one."""
 
-    other: Annotated[str, Field(max_length=26, description="Id of the other host")]
-    is_apart: bool = True
+    other: Annotated[str, Field(max_length=80, description="Slug of the other host")]
+    is_apart: Annotated[
+        bool, Field(description="true: another machine; false: the same one again")
+    ] = True
 
 
 @router.post(
@@ -408,11 +446,11 @@ def host_apart(request: HttpRequest, slug: str, body: Alike) -> HostDetail:
     """Say that a host that looks like the same machine is another one, or undo it."""
     host = host_for_operator(request, slug)
     alike = {each.host_id for each in hosts_on_same_machine(host, request.user)}
-    if body.other not in alike:
+    named = Host.objects.select_related("pool").filter(pk__in=alike, slug=body.other)
+    if (other := named.first()) is None:
         raise NotFoundProblem(
-            "not_alike", f"No host of that id looks like the machine of {host.name} now."
+            "not_alike", f"No host of that slug looks like the machine of {host.name} now."
         )
-    other = Host.objects.select_related("pool").get(pk=body.other)
     by = request.user.get_username()
     hosts_mark_distinct(host=host, other=other, by=by, is_apart=body.is_apart)
     for pool in Pool.objects.filter(pk__in={host.pool_id, other.pool_id}):
@@ -435,7 +473,9 @@ def host_validate(request: HttpRequest, slug: str) -> Status[JobDetail]:
 class Cordon(Sent):
     """Why a device takes no new jobs."""
 
-    reason: Annotated[str, Field(max_length=200)]
+    reason: Annotated[
+        str, Field(max_length=200, description="Shown on the host's page, up to 200 characters")
+    ]
 
 
 def _device(request: HttpRequest, slug: str, device_id: str) -> Device:
@@ -504,13 +544,13 @@ queue_router = Router(tags=["queue"], auth=READ)
 class QueuedJob(Schema):
     """One turn of a queue; another team's job has neither id nor name."""
 
-    position: int | None
-    job: str | None
+    position: Annotated[int | None, Field(description="From 1; null: held back")]
+    job: Annotated[str | None, Field(description="Id of the job")]
     name: str
     owner: str
-    priority: int
-    sentence: str
-    start_at: datetime | None
+    priority: PriorityWord
+    sentence: Annotated[str, Field(description="Why it waits")]
+    start_at: Annotated[datetime | None, Field(description="Forecast of its start")]
 
 
 class PoolReply(Schema):
@@ -518,8 +558,8 @@ class PoolReply(Schema):
 
     id: str
     name: str
-    team: str
-    hosts: list[str]
+    team: Annotated[str, Field(description="Name of the team that owns the pool")]
+    hosts: Annotated[list[str], Field(description="Slugs of its hosts that the caller may see")]
 
 
 class QueueReply(PoolReply):
@@ -535,10 +575,16 @@ def _pool_fields(pool: Pool, request: HttpRequest) -> dict[str, Any]:
     return {"id": pool.pk, "name": pool.name, "team": pool.team.name, "hosts": list(slugs)}
 
 
-@queue_router.get("", response={200: list[PoolReply], **REFUSALS}, operation_id="list_pools")
-def pool_list(request: HttpRequest) -> list[PoolReply]:
+class PoolPage(PageReply[PoolReply]):
+    """A page of pools."""
+
+
+@queue_router.get("", response={200: PoolPage, **REFUSALS}, operation_id="list_pools")
+def pool_list(request: HttpRequest, paging: Query[ShortPaging]) -> PoolPage:
     """Return the pools in which the caller's teams may launch."""
-    return [PoolReply(**_pool_fields(pool, request)) for pool in visible_pools(request)]
+    shown, more = page_of("pools", list(visible_pools(request)), lambda pool: pool.pk, paging)
+    items = [PoolReply(**_pool_fields(pool, request)) for pool in shown]
+    return PoolPage(items=items, next_cursor=more)
 
 
 @queue_router.get("/{pool_id}", response={200: QueueReply, **REFUSALS}, operation_id="get_queue")
@@ -555,7 +601,7 @@ def queue_get(request: HttpRequest, pool_id: str) -> QueueReply:
                 job=line.job.pk if is_own else None,
                 name=line.job.name if is_own else "another team's job",
                 owner=line.job.owner.get_username() if is_own and line.job.owner else "",
-                priority=line.job.priority,
+                priority=PRIORITY_WORDS[line.job.priority],
                 sentence=line.sentence,
                 start_at=line.start_at,
             )
@@ -576,12 +622,16 @@ def _pool(request: HttpRequest, pool_id: str) -> Pool:
 class QueueMove(Sent):
     """A new place or priority of a queued job."""
 
-    move: Literal["up", "down"] | None = None
+    move: Annotated[
+        Literal["up", "down"] | None, Field(description="By one turn; without priority")
+    ] = None
     seen: Annotated[str, Field(max_length=40, description="Of the queue; needed to move")] = ""
-    priority: Literal["low", "normal", "high"] | None = None
+    priority: Annotated[
+        PriorityWord | None, Field(description="Of the job in its pool; without move")
+    ] = None
 
 
-PRIORITIES = {"low": "-1", "normal": "0", "high": "1"}
+PRIORITIES = {word: str(value) for value, word in PRIORITY_WORDS.items()}
 
 
 @queue_router.patch(
@@ -606,7 +656,7 @@ def queue_change(request: HttpRequest, pool_id: str, job_id: str, body: QueueMov
     if body.move is not None:
         job_move(pool=pool, job_id=job_id, is_up=body.move == "up", seen=body.seen, by=by)
     else:
-        priority = PRIORITIES[str(body.priority)]
+        priority = PRIORITIES[body.priority or "normal"]
         job_prioritise(pool=pool, job_id=job_id, priority=priority, by=by)
     allocate_pool(pool)
     return queue_get(request, pool_id)

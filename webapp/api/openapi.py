@@ -4,11 +4,53 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
-from webapp.api.requests import KEY_HEADER, LONGEST_KEY, REPLAYED, REQUEST_ID, WRITES
+from webapp.api.descriptions import describe
+from webapp.api.requests import (
+    KEY_HEADER,
+    LONGEST_KEY,
+    RATE_LIMIT,
+    RATE_REMAINING,
+    RATE_RESET,
+    REPLAYED,
+    REQUEST_ID,
+    WRITES,
+)
 from webapp.core.problems import JSON_TYPE, name_media_types
 
 Document = dict[str, Any]
-UNNAMED = "webapp_api_hosts_"  # begins the ids of the hosts' own operations: module and function
+JOB_SPEC = "JobSpec"  # what a job runs, by its kind
+# What a 201 made, by the operations whose reply has an address of its own.
+LOCATIONS = {
+    **dict.fromkeys(("create_plan", "create_plan_from_request", "clone_plan", "plan_from_job"),
+                    "plans/{id}"),
+    "import_plan": "plans/{plan[id]}",
+    "launch_plan": "jobs/{job[id]}",
+    "request_launch": "launch-requests/{id}",
+    **dict.fromkeys(("run_job_again", "validate_host", "evaluate_model"), "jobs/{id}"),
+    "add_model": "models/{id}",
+    "add_data": "data/{id}",
+    "add_host": "hosts/enrolments/{id}",
+    "add_virtual_host": "hosts/{slug}",
+}  # fmt: skip
+PATH_ARGUMENTS = {
+    "action": "What is done with the host",
+    "attempt_id": "Id of the attempt",
+    "dataset_id": "Id of the uploaded file",
+    "device_id": "Id of the host's device",
+    "job_id": "Id of the job",
+    "key": "Key of the format or of the technique",
+    "measurement_id": "Id of the measurement",
+    "model_id": "Id of a model of the team, or any name of one of the catalog",
+    "name": "Name of the secret, environment or artefact",
+    "number": "Of the suggestion, from 0",
+    "path": "Path of the file in its artefact",
+    "plan_id": "Id of one version of the plan, or of a draft",
+    "pool_id": "Id or slug of the pool",
+    "question": "Which limit",
+    "request_id": "Id of the request for a launch",
+    "slug": "Slug of the host",
+    "token_id": "Id of the token",
+}
 RETRIED = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 HEADERS = {
     REQUEST_ID: {
@@ -22,6 +64,22 @@ HEADERS = {
     "WWW-Authenticate": {
         "description": "The scheme of access tokens and of hosts' credentials",
         "schema": {"type": "string", "const": "Bearer"},
+    },
+    "Location": {
+        "description": "Address of what was made",
+        "schema": {"type": "string", "format": "uri-reference"},
+    },
+    RATE_LIMIT: {
+        "description": "Calls at once that a person may make",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    RATE_REMAINING: {
+        "description": "Calls that are left at once",
+        "schema": {"type": "integer", "minimum": 0},
+    },
+    RATE_RESET: {
+        "description": "Seconds until all of them are left again",
+        "schema": {"type": "integer", "minimum": 0},
     },
     "Retry-After": {
         "description": "Seconds until the request may be repeated",
@@ -55,8 +113,13 @@ def complete(document: Document) -> None:
     components = document["components"]
     components["parameters"] = {KEY_HEADER: KEY_PARAMETER}
     components["headers"] = HEADERS
+    _name_job_specs(components["schemas"])
+    describe(components["schemas"])
     for method, operation in _operations(document):
         operation["summary"] = summary_of(operation["operationId"])
+        for each in operation["parameters"]:
+            if each["in"] == "path":
+                each["description"] = PATH_ARGUMENTS[each["name"]]
         if method in WRITES:
             key = {"$ref": f"#/components/parameters/{KEY_HEADER}"}
             operation["parameters"] = [*operation["parameters"], key]
@@ -67,15 +130,30 @@ def complete(document: Document) -> None:
             is_replayed = method in WRITES and int(status) < HTTPStatus.BAD_REQUEST
             names = [REQUEST_ID, *[REPLAYED] * is_replayed, *["Retry-After"] * (status in RETRIED)]
             names += ["WWW-Authenticate"] * (status == HTTPStatus.UNAUTHORIZED)
+            is_made = int(status) == HTTPStatus.CREATED and operation["operationId"] in LOCATIONS
+            names += ["Location"] * is_made
+            if int(status) < HTTPStatus.BAD_REQUEST and _is_for_people(operation):
+                names += [RATE_LIMIT, RATE_REMAINING, RATE_RESET]
             refs = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
             response["headers"] = refs
         if example := EXAMPLES.get(operation["operationId"]):
             operation["requestBody"]["content"][JSON_TYPE]["example"] = example
 
 
+def _is_for_people(operation: dict[str, Any]) -> bool:
+    return {"TokenAuth": []} in operation.get("security", ())
+
+
 def summary_of(operation_id: str) -> str:
     """Return an operation's id as words: “List jobs” of ``list_jobs``."""
-    return operation_id.removeprefix(UNNAMED).replace("_", " ").capitalize()
+    return operation_id.replace("_", " ").capitalize()
+
+
+def _name_job_specs(schemas: dict[str, Any]) -> None:
+    """Give the specs of jobs a name, as hosts get them, and let replies refer to it."""
+    schemas[JOB_SPEC] = {**schemas["RunRequest"]["properties"]["spec"], "title": JOB_SPEC}
+    reference = {"$ref": f"#/components/schemas/{JOB_SPEC}"}
+    schemas["JobDetail"]["properties"]["spec"] = reference
 
 
 def _operations(document: Document) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -24,7 +24,7 @@ from planner.specs.estimate import (
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import check_role, current_membership, signed_in, visible_or_404
 from webapp.api.auth import PLAN, READ
-from webapp.api.requests import PageReply, Paging, Sent, page_keys
+from webapp.api.requests import PageReply, Paging, Sent, page_keys, page_of
 from webapp.core.clock import now
 from webapp.core.display import sentence
 from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem, NotFoundProblem
@@ -61,7 +61,7 @@ from webapp.plans.saving import (
     title_of,
     versions_of,
 )
-from webapp.plans.verdict import problem_verdict, stored_state, verdict_of
+from webapp.plans.verdict import VerdictState, problem_verdict, stored_state, verdict_of
 from webapp.wizard.documents import (
     PlanBase,
     PlanDocument,
@@ -79,12 +79,12 @@ MOST_NAMED = 10  # versions in a message
 
 
 class PlanSummary(Schema):
-    """A plan in a list; ``verdict`` is a key such as fits, tight, slow, does-not-fit, draft."""
+    """A plan in a list."""
 
     id: str
     name: str
     state: Literal["draft", "computed"]
-    verdict: str
+    verdict: VerdictState
     version: int | None
     series: str
     team: str
@@ -553,25 +553,32 @@ class VersionReply(Schema):
     """One saved version of a plan, and what changed against the one it came from."""
 
     id: str
-    version: int
+    version: Annotated[int, Field(description="From 1")]
     name: str
-    verdict: str
+    verdict: VerdictState
     saved_by: str
     saved_at: datetime
-    words: str
-    changes: list[str]
-    num_jobs: int
+    words: Annotated[str, Field(description="Where it comes from, if no change says it")]
+    changes: Annotated[list[str], Field(description="Such as “Context: 1024 → 2048”")]
+    num_jobs: Annotated[int, Field(description="Launched from this version, and not deleted")]
+
+
+class VersionPage(PageReply[VersionReply]):
+    """A page of a plan's versions."""
 
 
 @router.get(
     "/{plan_id}/versions",
-    response={200: list[VersionReply], **REFUSALS},
+    response={200: VersionPage, **REFUSALS},
     operation_id="list_plan_versions",
 )
-def plan_versions(request: HttpRequest, plan_id: str) -> list[VersionReply]:
+def plan_versions(request: HttpRequest, plan_id: str, paging: Query[Paging]) -> VersionPage:
     """Return every version of a saved plan, newest first."""
     plan = visible_or_404(Plan, request.user, pk=plan_id, deleted_at=None)
-    return [
+    shown, more = page_of(
+        f"versions {plan.series}", versions_of(plan), lambda each: each.plan.pk, paging
+    )
+    items = [
         VersionReply(
             id=each.plan.pk,
             version=each.plan.version or 0,
@@ -583,8 +590,9 @@ def plan_versions(request: HttpRequest, plan_id: str) -> list[VersionReply]:
             changes=[f"{one.name}: {one.before} → {one.after}" for one in each.changes],
             num_jobs=each.num_jobs,
         )
-        for each in versions_of(plan)
+        for each in shown
     ]
+    return VersionPage(items=items, next_cursor=more)
 
 
 # Exports and limits

@@ -11,8 +11,9 @@ from functools import wraps
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import structlog
+from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from ninja import Query, Schema
 from ninja.operation import Operation
@@ -24,6 +25,7 @@ from webapp.accounts.tokens import acting_as
 from webapp.core import vault
 from webapp.core.clock import now
 from webapp.core.ids import new_ulid
+from webapp.core.pace import calls
 from webapp.core.problems import ConflictProblem, InvalidProblem, problem_response
 from webapp.core.queries import NewestFirst
 
@@ -32,6 +34,8 @@ from webapp.core.queries import NewestFirst
 REQUEST_ID = "X-Request-Id"
 KEY_HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
+RATE_LIMIT, RATE_REMAINING = "RateLimit-Limit", "RateLimit-Remaining"
+RATE_RESET = "RateLimit-Reset"
 LONGEST_KEY = 64
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 NO_BODY = re.compile(rb"\s*(\{\}|null|--[^\r\n]{1,70}--)?\s*")  # nothing, as JSON or multipart
@@ -44,6 +48,7 @@ View = Callable[..., HttpResponseBase]
 class Inputs(NamedTuple):
     """What an operation reads of a request: query parameters, those that repeat, and a body."""
 
+    operation_id: str
     query: frozenset[str]
     repeated: frozenset[str]
     has_body: bool
@@ -54,6 +59,7 @@ def inputs_of(operation: Operation) -> Inputs:
     sources = {model.__ninja_param_source__ for model in operation.models}
     queries = [each for each in operation.models if each.__ninja_param_source__ == "query"]
     return Inputs(
+        operation_id=operation.operation_id or "",
         query=frozenset(
             names[-1]
             for model in queries
@@ -111,6 +117,10 @@ def with_request_rules(view: View, inputs: Mapping[str, Inputs]) -> View:
         with structlog.contextvars.bound_contextvars(request_id=request_id), acting_as(None):
             response = _once(view, request, *args, **kwargs)
         response[REQUEST_ID] = request_id
+        if paced := getattr(request, "paced", None):
+            rest, seconds = calls.rest(*paced)
+            response[RATE_LIMIT] = str(paced[0].burst)
+            response[RATE_REMAINING], response[RATE_RESET] = str(rest), str(seconds)
         return response
 
     return ruled
@@ -200,7 +210,7 @@ def _repeated(row: StoredReply, request: HttpRequest) -> HttpResponse:
             )
         )
     try:
-        content_type, text = parse_json(vault.unseal(row.sealed, owner=_owner(row)))
+        content_type, text, location = parse_json(vault.unseal(row.sealed, owner=_owner(row)))
     except vault.VaultError:  # the keys of the site were replaced since
         return problem_response(
             ConflictProblem(
@@ -211,12 +221,15 @@ def _repeated(row: StoredReply, request: HttpRequest) -> HttpResponse:
         )
     response = HttpResponse(text.encode(), status=row.status, content_type=content_type)
     response[REPLAYED] = "true"
+    if location:
+        response["Location"] = location
     return response
 
 
 def _sealed(row: StoredReply, response: HttpResponseBase) -> str:
     body = response.content.decode() if isinstance(response, HttpResponse) else ""
-    return vault.seal(json.dumps([response.get("Content-Type", ""), body]), owner=_owner(row))
+    parts = [response.get("Content-Type", ""), body, response.get("Location", "")]
+    return vault.seal(json.dumps(parts), owner=_owner(row))
 
 
 def _owner(row: StoredReply) -> str:
@@ -234,18 +247,34 @@ class Sent(Schema):
     model_config = ConfigDict(extra="forbid")
 
 
-# Pages: newest first, continued by a cursor that names the last row, so that new rows shift none.
+# Pages of lists, continued by a cursor that names the last item, so that new items shift none.
 
 Item = TypeVar("Item")
-Row = TypeVar("Row", bound=Model)
+Position = TypeVar("Position")
 MOST_ITEMS = 200
 
 
 class Paging(Schema):
     """The query of a list."""
 
-    limit: Annotated[int, Query(ge=1, le=MOST_ITEMS)] = 50
-    cursor: str = ""
+    limit: Annotated[
+        int, Query(ge=1, le=MOST_ITEMS, description=f"Most items of the page, 1 to {MOST_ITEMS}")
+    ] = 50
+    cursor: Annotated[
+        str,
+        Query(
+            description="``next_cursor`` of the page before, with the same filters; empty for the "
+            "first page"
+        ),
+    ] = ""
+
+
+class ShortPaging(Paging):
+    """The query of a list that seldom has more than a page."""
+
+    limit: Annotated[
+        int, Query(ge=1, le=MOST_ITEMS, description=f"Most items of the page, 1 to {MOST_ITEMS}")
+    ] = MOST_ITEMS
 
 
 class PageReply(Schema, Generic[Item]):
@@ -255,44 +284,44 @@ class PageReply(Schema, Generic[Item]):
     next_cursor: str | None = None
 
 
-class Cursor(NamedTuple):
-    """The sort key of the last row of a page, and the mark of its list (``list_mark``)."""
-
-    at: datetime
-    key: str
-    mark: str
-
-    @property
-    def text(self) -> str:
-        """Return the cursor as opaque text."""
-        raw = json.dumps([self.at.isoformat(), self.key, self.mark]).encode()
-        return base64.urlsafe_b64encode(raw).decode().rstrip("=")
-
-
-def list_mark(model: type[Model], paging: Paging) -> str:
+def list_mark(name: str, paging: Paging) -> str:
     """Return a short digest of a list and of its filters, which a cursor belongs to."""
     filters = paging.model_dump(mode="json", exclude={"limit", "cursor"})
-    text = json.dumps([model._meta.label, filters], sort_keys=True)
+    text = json.dumps([name, filters], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def cursor_of(text: str, mark: str) -> Cursor:
-    """Return the cursor of a request to the list with this mark.
+def cursor_text(position: str, key: str, mark: str) -> str:
+    """Return a cursor as opaque text: position and key of the last item, and its list's mark."""
+    raw = json.dumps([position, key, mark]).encode()
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def cursor_of(text: str, mark: str, read: Callable[[str], Position]) -> tuple[Position, str]:
+    """Return the position and key in a cursor of the list with this mark.
+
+    ``read`` turns the position's text into what it is, and may raise a ``ValueError``.
 
     Raises:
         InvalidProblem: the text is no cursor, or one of another list or of other filters.
     """
     try:
         raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        at, key, of_list = parse_json(raw)
-        last = Cursor(datetime.fromisoformat(at), str(key), str(of_list))
-        is_one = last.at.tzinfo is not None and "\0" not in last.key and last.mark == mark
-        last.at.astimezone(UTC)  # as the database stores it: not before the year 1
+        position, key, of_list = parse_json(raw)
+        if of_list == mark and isinstance(key, str) and "\0" not in key:
+            return read(position), key
     except (ValueError, TypeError, OverflowError):
-        last, is_one = Cursor(now(), "", mark), False
-    if is_one:
-        return last
-    raise InvalidProblem(
+        pass
+    raise _foreign_cursor(text)
+
+
+def _instant(text: str) -> datetime:
+    """Return an instant as the database stores it: with a time zone, not before the year 1."""
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def _foreign_cursor(text: str) -> InvalidProblem:
+    return InvalidProblem(
         "cursor",
         f"The cursor {text[:40]!r} was not returned by this list with these filters. Leave "
         "it out for the first page, and continue with next_cursor.",
@@ -306,13 +335,46 @@ class Listed(NamedTuple):
     next_cursor: str | None
 
 
-def page_keys(rows: QuerySet[Any], by: str, teams: Sequence[str], paging: Paging) -> Listed:
-    """Return the keys of a page of teams' rows, newest first by the column ``by``."""
-    mark = list_mark(rows.model, paging)
+def page_keys(
+    rows: QuerySet[Any], by: str, teams: Sequence[str], paging: Paging, *, is_rising: bool = False
+) -> Listed:
+    """Return the keys of a page of teams' rows by the column ``by``: newest first, or rising."""
+    mark = list_mark(rows.model._meta.label, paging)
     if paging.cursor:
-        last = cursor_of(paging.cursor, mark)
-        rows = rows.filter(Q(**{f"{by}__lt": last.at}) | Q(**{by: last.at, "pk__lt": last.key}))
-    found = NewestFirst(rows, by, teams).pairs(paging.limit + 1)
+        at, key = cursor_of(paging.cursor, mark, _instant)
+        try:
+            rows.model._meta.pk.to_python(key)
+        except ValidationError as error:  # written by hand: the keys are numbers
+            raise _foreign_cursor(paging.cursor) from error
+        beyond = "gt" if is_rising else "lt"
+        rows = rows.filter(Q(**{f"{by}__{beyond}": at}) | Q(**{by: at, f"pk__{beyond}": key}))
+    if is_rising:
+        rising = rows.order_by(by, "pk").values_list(by, "pk")
+        found: list[tuple[Any, str]] = list(rising[: paging.limit + 1])
+    else:
+        found = NewestFirst(rows, by, teams).pairs(paging.limit + 1)
     shown = found[: paging.limit]
-    more = Cursor(*shown[-1], mark).text if len(found) > paging.limit else None
+    more = None
+    if len(found) > paging.limit:
+        last_at, last_key = shown[-1]
+        more = cursor_text(last_at.isoformat(), str(last_key), mark)
     return Listed([key for _, key in shown], more)
+
+
+def page_of(
+    name: str, items: Sequence[Item], key: Callable[[Item], str], paging: Paging
+) -> tuple[list[Item], str | None]:
+    """Return a page of a list in memory, and the cursor of the next page.
+
+    ``name`` and the filters say which list it is. A page goes on after the last item of the one
+    before, and where that is gone, at its place.
+    """
+    mark, start = list_mark(name, paging), 0
+    if paging.cursor:
+        position, last = cursor_of(paging.cursor, mark, int)
+        places = (place for place, item in enumerate(items, 1) if key(item) == last)
+        start = next(places, max(0, position - 1))
+    end = start + paging.limit
+    shown = list(items[start:end])
+    more = cursor_text(str(end), key(shown[-1]), mark) if len(items) > end else None
+    return shown, more

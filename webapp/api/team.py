@@ -13,6 +13,7 @@ from webapp.accounts.secrets import secret_delete, secret_store
 from webapp.accounts.services import (
     check_role,
     current_membership,
+    current_team,
     memberships_of,
     signed_in,
     visible_or_404,
@@ -29,10 +30,11 @@ from webapp.accounts.tokens import (
     visible_token,
 )
 from webapp.api.auth import ADMIN, READ
-from webapp.api.requests import Sent
+from webapp.api.requests import PageReply, Paging, Sent, ShortPaging, page_keys, page_of
 from webapp.audit.models import Event
 from webapp.core import vault
-from webapp.core.problems import REFUSALS, ForbiddenProblem, UnavailableProblem
+from webapp.core.problems import REFUSALS, ScopeProblem, UnavailableProblem
+from webapp.core.queries import in_order
 from webapp.jobs.budgets import spent_gpu_hours
 from webapp.jobs.quotas import limit_sentences, quota_of
 from webapp.pages.audit import visible_events
@@ -55,8 +57,8 @@ class MeReply(Schema):
 
     user: str
     scope: Scope
-    budget_gpu_hours: float | None
-    rest_gpu_hours: float | None
+    budget_gpu_hours: Annotated[float | None, Field(description="Of the token; null: no limit")]
+    rest_gpu_hours: Annotated[float | None, Field(description="What is left of the budget")]
     team: TeamReply
     teams: list[TeamReply]
 
@@ -96,14 +98,18 @@ class MemberReply(Schema):
     role: Role
 
 
-@router.get(
-    "/team/members", response={200: list[MemberReply], **REFUSALS}, operation_id="list_members"
-)
-def member_list(request: HttpRequest) -> list[MemberReply]:
+class MemberPage(PageReply[MemberReply]):
+    """A page of members."""
+
+
+@router.get("/team/members", response={200: MemberPage, **REFUSALS}, operation_id="list_members")
+def member_list(request: HttpRequest, paging: Query[ShortPaging]) -> MemberPage:
     """Return the members of the current team; an administrator of the site changes them."""
     team = current_membership(request).team
     rows = Membership.objects.filter(team=team).select_related("user").order_by("user__username")
-    return [MemberReply(user=row.user.get_username(), role=Role(row.role)) for row in rows]
+    shown, more = page_of("members", list(rows), lambda row: row.user.get_username(), paging)
+    items = [MemberReply(user=row.user.get_username(), role=Role(row.role)) for row in shown]
+    return MemberPage(items=items, next_cursor=more)
 
 
 # Access tokens
@@ -114,11 +120,11 @@ class TokenReply(Schema):
 
     id: str
     name: str
-    hint: str
+    hint: Annotated[str, Field(description="The first characters of its text")]
     scope: Scope
     user: str
-    is_service: bool
-    budget_gpu_hours: float | None
+    is_service: Annotated[bool, Field(description="Whether its account is a service's")]
+    budget_gpu_hours: Annotated[float | None, Field(description="Null: no limit of its own")]
     created_at: datetime
     expires_at: datetime
     last_used_at: datetime | None
@@ -126,13 +132,20 @@ class TokenReply(Schema):
 
 
 class NewToken(Sent):
-    """What a new token is for; ``days`` is how long it is valid."""
+    """What a new token is for, and how long it is valid."""
 
-    name: Annotated[str, Field(max_length=60)]
-    scope: Scope
-    days: Annotated[float, Field(gt=0, le=MOST_DAYS)] = DEFAULT_DAYS
-    is_service: bool = False
-    budget_gpu_hours: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    name: Annotated[str, Field(max_length=60, description="What it is for, up to 60 characters")]
+    scope: Annotated[Scope, Field(description="What it permits, at most the caller's own scope")]
+    days: Annotated[
+        float, Field(gt=0, le=MOST_DAYS, description=f"Days until it expires, up to {MOST_DAYS}")
+    ] = DEFAULT_DAYS
+    is_service: Annotated[
+        bool, Field(description="Give it an account of its own, which stays when its maker leaves")
+    ] = False
+    budget_gpu_hours: Annotated[
+        Annotated[float, Field(ge=0, le=1e9)] | None,
+        Field(description="GPU-hours that its launches may take, 0 to 1e9; null: no limit"),
+    ] = None
 
 
 class MadeToken(TokenReply):
@@ -152,11 +165,18 @@ def _token(token: AccessToken) -> dict[str, Any]:
     }
 
 
-@router.get("/tokens", response={200: list[TokenReply], **REFUSALS}, operation_id="list_tokens")
-def token_list(request: HttpRequest) -> list[TokenReply]:
-    """Return the caller's tokens in the current team; an admin gets the team's."""
+class TokenPage(PageReply[TokenReply]):
+    """A page of access tokens."""
+
+
+@router.get("/tokens", response={200: TokenPage, **REFUSALS}, operation_id="list_tokens")
+def token_list(request: HttpRequest, paging: Query[Paging]) -> TokenPage:
+    """Return the caller's tokens in the current team, newest first; an admin gets the team's."""
     team = current_membership(request).team
-    return [TokenReply(**_token(row)) for row in tokens_of(signed_in(request), team)]
+    tokens = tokens_of(signed_in(request), team)
+    listed = page_keys(tokens, "created_at", [team.pk], paging)
+    items = [TokenReply(**_token(row)) for row in in_order(tokens, listed.keys)]
+    return TokenPage(items=items, next_cursor=listed.next_cursor)
 
 
 @router.post(
@@ -165,7 +185,7 @@ def token_list(request: HttpRequest) -> list[TokenReply]:
 def token_add(request: HttpRequest, body: NewToken) -> Status[MadeToken]:
     """Make an access token of at most the caller's own scope."""
     if not includes(_scope(), body.scope):
-        raise ForbiddenProblem("scope_too_low", "A token makes no token of a higher scope.")
+        raise ScopeProblem("scope_too_low", "A token makes no token of a higher scope.")
     token, text = token_make(
         team=current_membership(request).team,
         by=signed_in(request),
@@ -187,7 +207,7 @@ def token_remove(request: HttpRequest, token_id: str) -> Status[None]:
     token, acting = visible_token(request, token_id), acting_token()
     is_itself = acting is not None and acting.pk == token.pk
     if not (is_itself or includes(_scope(), Scope.ADMIN)):
-        raise ForbiddenProblem(
+        raise ScopeProblem(
             "scope_too_low",
             "Another token is revoked with the scope admin only, and this token's is "
             f"{_scope()}. Revoke it in a browser, under Access tokens.",
@@ -212,7 +232,9 @@ class SecretReply(Schema):
 class SecretValue(Sent):
     """The new value of a secret; its lines are kept as they are."""
 
-    value: Annotated[str, Field(max_length=20_000)]
+    value: Annotated[
+        str, Field(max_length=20_000, description="The secret text, up to 20,000 characters")
+    ]
 
 
 def _secret(secret: Secret) -> SecretReply:
@@ -225,13 +247,18 @@ def _secret(secret: Secret) -> SecretReply:
     )
 
 
-@router.get("/secrets", response={200: list[SecretReply], **REFUSALS}, operation_id="list_secrets")
-def secret_list(request: HttpRequest) -> list[SecretReply]:
+class SecretPage(PageReply[SecretReply]):
+    """A page of secrets."""
+
+
+@router.get("/secrets", response={200: SecretPage, **REFUSALS}, operation_id="list_secrets")
+def secret_list(request: HttpRequest, paging: Query[ShortPaging]) -> SecretPage:
     """Return the names of the current team's secrets."""
     membership = current_membership(request)
     check_role(Role(membership.role), Role.PRACTITIONER)
     rows = Secret.objects.filter(team=membership.team).select_related("changed_by")
-    return [_secret(row) for row in rows]
+    shown, more = page_of("secrets", list(rows), lambda row: row.name, paging)
+    return SecretPage(items=[_secret(row) for row in shown], next_cursor=more)
 
 
 @router.put(
@@ -277,17 +304,22 @@ class SessionReply(Schema):
     seen_at: datetime
 
 
-@router.get(
-    "/sessions", response={200: list[SessionReply], **REFUSALS}, operation_id="list_sessions"
-)
-def session_list(request: HttpRequest) -> list[SessionReply]:
-    """Return the browsers in which the caller is logged in."""
-    return [
+class SessionPage(PageReply[SessionReply]):
+    """A page of sessions."""
+
+
+@router.get("/sessions", response={200: SessionPage, **REFUSALS}, operation_id="list_sessions")
+def session_list(request: HttpRequest, paging: Query[Paging]) -> SessionPage:
+    """Return the browsers in which the caller is logged in, the last used first."""
+    rows = list(sessions_of(signed_in(request)))
+    shown, more = page_of("sessions", rows, lambda row: row.pk, paging)
+    items = [
         SessionReply(
             browser=row.words, address=row.address, began_at=row.began_at, seen_at=row.seen_at
         )
-        for row in sessions_of(signed_in(request))
+        for row in shown
     ]
+    return SessionPage(items=items, next_cursor=more)
 
 
 # Limits of the team
@@ -296,22 +328,37 @@ def session_list(request: HttpRequest) -> list[SessionReply]:
 class QuotaReply(Schema):
     """The limits of a team; null means none. ``sentences`` says what of them is used."""
 
-    max_devices: int | None
+    max_devices: Annotated[int | None, Field(description="Held at once, over all pools")]
     max_gpu_hours_per_month: float | None
-    max_duration_hours: float | None
+    max_duration_hours: Annotated[float | None, Field(description="Of one job")]
     max_queued_per_user: int
-    share: float
+    share: Annotated[float, Field(description="Fair-share weight: 2 gets two turns for one of 1")]
     sentences: list[str]
 
 
 class QuotaChanges(Sent):
     """New limits; what is left out stays, null removes a limit."""
 
-    max_devices: Annotated[int, Field(ge=0, le=100_000)] | None = None
-    max_gpu_hours_per_month: Annotated[float, Field(ge=0, le=1e9)] | None = None
-    max_duration_hours: Annotated[float, Field(ge=0.01, le=8784)] | None = None
-    max_queued_per_user: Annotated[int, Field(ge=0, le=10_000)] | None = None
-    share: Annotated[float, Field(ge=0.01, le=1000)] | None = None
+    max_devices: Annotated[
+        Annotated[int, Field(ge=0, le=100_000)] | None,
+        Field(description="Devices at once over all pools, 0 to 100,000"),
+    ] = None
+    max_gpu_hours_per_month: Annotated[
+        Annotated[float, Field(ge=0, le=1e9)] | None,
+        Field(description="Counted while a GPU is held, 0 to 1e9"),
+    ] = None
+    max_duration_hours: Annotated[
+        Annotated[float, Field(ge=0.01, le=8784)] | None,
+        Field(description="A job that runs longer is stopped, 0.01 to 8784 hours"),
+    ] = None
+    max_queued_per_user: Annotated[
+        Annotated[int, Field(ge=0, le=10_000)] | None,
+        Field(description="Queued jobs of one person, 0 to 10,000"),
+    ] = None
+    share: Annotated[
+        Annotated[float, Field(ge=0.01, le=1000)] | None,
+        Field(description="Fair-share weight, 0.01 to 1000: 2 gets two turns for one of 1"),
+    ] = None
 
 
 def _quota(request: HttpRequest) -> QuotaReply:
@@ -371,45 +418,42 @@ class EventReply(Schema):
     detail: dict[str, Any]
 
 
-class EventPage(Schema):
-    """Events, newest first; continue with ``before`` = the last event's id."""
-
-    items: list[EventReply]
-    has_more: bool
+class EventPage(PageReply[EventReply]):
+    """A page of the history."""
 
 
-class EventFilters(Schema):
+class EventFilters(Paging):
     """Filters of the history."""
 
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100
-    before: Annotated[int, Query(ge=1)] | None = None
     kind: Annotated[
         str, Query(description="Kind of event, such as job.state or token.created")
     ] = ""
-    actor: str = ""
-    subject: str = ""
-    since: date | None = None
-    until: date | None = None
+    actor: Annotated[
+        str, Query(description="Who did it: a user name, host:SLUG or system:PART")
+    ] = ""
+    subject: Annotated[str, Query(description="Id of the job, host or other object")] = ""
+    since: Annotated[
+        date | None, Query(description="First day, such as 2026-11-01, in the site's time zone")
+    ] = None
+    until: Annotated[date | None, Query(description="Last day, included")] = None
 
 
 @router.get("/audit", response={200: EventPage, **REFUSALS}, operation_id="list_audit")
 def audit(request: HttpRequest, filters: Query[EventFilters]) -> EventPage:
     """Return the history of the current team, newest first, for its admins."""
     check_role(Role(current_membership(request).role), Role.ADMIN)
-    rows = list(_events(request, filters)[: filters.limit + 1])
+    listed = page_keys(_events(request, filters), "at", [current_team(request).pk], filters)
     fields = EventReply.model_fields
     items = [
         EventReply(**{name: getattr(row, name) for name in fields})
-        for row in rows[: filters.limit]
+        for row in in_order(Event.objects.all(), listed.keys)
     ]
-    return EventPage(items=items, has_more=len(rows) > filters.limit)
+    return EventPage(items=items, next_cursor=listed.next_cursor)
 
 
 def _events(request: HttpRequest, filters: EventFilters) -> QuerySet[Event]:
     exact = {name: getattr(filters, name) for name in ("kind", "actor", "subject")}
     rows = visible_events(request).filter(**{name: text for name, text in exact.items() if text})
-    if filters.before is not None:
-        rows = rows.filter(pk__lt=filters.before)
     if filters.since is not None:
         rows = rows.filter(at__date__gte=filters.since)
     if filters.until is not None:

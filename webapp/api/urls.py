@@ -99,6 +99,15 @@ class DocumentedAPI(NinjaAPI):
         problems.release_frames(cast("BaseException", exc))
         return response
 
+    def create_response(self, request: HttpRequest, data: object, **options: Any) -> HttpResponse:
+        """Return the response of an operation; a 201 with the address of what it made."""
+        response = super().create_response(request, data, **options)
+        inputs: Inputs | None = getattr(request, "inputs", None)
+        template = openapi.LOCATIONS.get(inputs.operation_id) if inputs else None
+        if template and response.status_code == HTTPStatus.CREATED and isinstance(data, dict):
+            response["Location"] = f"/api/v1/{template.format(**data)}"
+        return response
+
     def validation_error_from_error_contexts(
         self, error_contexts: list[ValidationErrorContext[Any]]
     ) -> ValidationError:

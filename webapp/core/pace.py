@@ -70,6 +70,13 @@ class Pace:
                 self._free_at[limit.who, caller] = before + num / limit.per_second
         return math.ceil(over) if over > ROUNDING else 0
 
+    def rest(self, limit: Limit, caller: str) -> tuple[int, int]:
+        """Return how many calls the caller has left at once, and the seconds to a full burst."""
+        instant = self._clock()
+        with self._lock:
+            busy = max(self._free_at.get((limit.who, caller), instant) - instant, 0.0)
+        return max(0, math.floor(limit.burst - busy * limit.per_second)), math.ceil(busy)
+
     def _forget_idle(self, instant: float) -> None:
         """Delete callers with a full burst; keep at most the newest half of the others."""
         busy = {key: at for key, at in self._free_at.items() if at > instant}

@@ -1,10 +1,12 @@
 """Problems as problem+json and as pages: status, field, limit and way out."""
 
 import asyncio
+import unicodedata
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
 from typing import Any, cast
 
+from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from ninja import NinjaAPI, Schema
 from ninja.errors import AuthenticationError, AuthorizationError, HttpError, ValidationError
@@ -52,6 +54,18 @@ class ForbiddenProblem(Problem):
 
     status = 403
     title = "The role does not allow this"
+
+
+class ScopeProblem(ForbiddenProblem):
+    """The access token does not allow this, whatever the role of its user."""
+
+    title = "The token's scope does not allow this"
+
+
+class CsrfProblem(ForbiddenProblem):
+    """A session's request could come from another site's page."""
+
+    title = "The request lacks a CSRF token"
 
 
 class NotFoundProblem(Problem):
@@ -168,6 +182,7 @@ class LimitedParser(Parser):
 
         Raises:
             MediaTypeProblem: the body is said not to be JSON.
+            InvalidProblem: a name in it is blank, or holds characters that do not show.
             ValueError: the body cannot be parsed; ninja answers with status 400.
         """
         kind = request.content_type or JSON_TYPE
@@ -181,7 +196,47 @@ class LimitedParser(Parser):
         is_batch = request.path.startswith("/api/v1/attempts/") and request.path.endswith(
             "/events"
         )
-        return cast("dict[str, Any]", body if is_batch else plain(body))
+        if is_batch:
+            return cast("dict[str, Any]", body)
+        body = plain(body)
+        for holder, field in ((body, "name"), (_part(body, "launch"), "launch.name")):
+            if isinstance(name := _part(holder, "name"), str):
+                holder["name"] = checked_name(name, field)
+        return cast("dict[str, Any]", body)
+
+
+def _part(body: Any, name: str) -> Any:  # noqa: ANN401 (JSON)
+    return body.get(name) if isinstance(body, dict) else None
+
+
+# Characters that reverse the text after them, so that a name shows as another one (UAX #9).
+BIDIRECTIONAL = frozenset(
+    "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+)
+
+
+def checked_name(name: str, field: str) -> str:
+    """Return a name without blanks at its ends; an empty one is left to its field's own rules.
+
+    Raises:
+        InvalidProblem: it is blank, or holds control or bidirectional characters.
+    """
+    stripped = name.strip()
+    hidden = [one for one in stripped if unicodedata.category(one) == "Cc" or one in BIDIRECTIONAL]
+    if hidden:
+        message = (
+            f"The name {ascii(stripped)[:80]} holds the character U+{ord(hidden[0]):04X}, which "
+            "does not show. Leave out control and bidirectional characters."
+        )
+    elif name and not stripped:
+        message = "The name is blank. Give it a character that shows, or leave the field out."
+    else:
+        return stripped
+    raise InvalidProblem(
+        "invalid",
+        f"The field {field} is not valid: {message}",
+        errors=[{"field": field, "message": message}],
+    )
 
 
 MEDIA_TYPE = "application/problem+json"
@@ -343,6 +398,10 @@ def install(api: NinjaAPI) -> None:
     @api.exception_handler(AuthorizationError)
     def on_forbidden(_request: HttpRequest, error: AuthorizationError) -> HttpResponse:
         return problem_response(ForbiddenProblem("forbidden", str(error)))
+
+    @api.exception_handler(PermissionDenied)
+    def on_denied(_request: HttpRequest, error: PermissionDenied) -> HttpResponse:
+        return problem_response(ForbiddenProblem("role_too_low", str(error)))
 
     @api.exception_handler(Http404)
     def on_missing(request: HttpRequest, _error: Http404) -> HttpResponse:

@@ -297,7 +297,8 @@ def part_at(job: Job, rank: int) -> Attempt | None:
     part = leader.members.filter(node_rank=rank).select_related("host").first()
     if part is None:
         raise InvalidProblem(
-            "no_such_host", f"{PARAMETER} is {rank}; the job runs on {job.num_hosts}, from 0 on."
+            "no_such_host",
+            f"There is no host of rank {rank}; the job runs on {job.num_hosts}, from 0 on.",
         )
     return part
 

@@ -247,9 +247,9 @@ def search(request: HttpRequest) -> HttpResponse:
 
 
 def search_results(
-    request: HttpRequest, query: str
+    request: HttpRequest, query: str, *, most: int = MAX_ROWS
 ) -> list[tuple[str, str, list[tuple[Any, str]]]]:
-    """Return groups of results: heading, URL name, and (URL argument, text) pairs."""
+    """Return groups of results: heading, URL name, and at most ``most`` (URL argument, text)."""
     user, words = request.user, folded(query).split()
     matching = Plan.objects.visible_to(user).filter(name__folded_contains=query)
     plans = matching.filter(is_latest=True, deleted_at=None)
@@ -267,14 +267,14 @@ def search_results(
         if all(word in folded(f"{each.key} {each.title}") for word in words)
     ]
     return [
-        ("Plans", "plan-detail", [(plan.pk, plan.name) for plan in plans[:MAX_ROWS]]),
-        ("Jobs", "job-detail", [(job.pk, job.name) for job in jobs[:MAX_ROWS]]),
-        ("Hosts", "host-detail", [(host.slug, host.name) for host in hosts[:MAX_ROWS]]),
+        ("Plans", "plan-detail", [(plan.pk, plan.name) for plan in plans[:most]]),
+        ("Jobs", "job-detail", [(job.pk, job.name) for job in jobs[:most]]),
+        ("Hosts", "host-detail", [(host.slug, host.name) for host in hosts[:most]]),
         (
             "Models of your team",
             "model-detail",
-            [(model.pk, model.name) for model in models[:MAX_ROWS]],
+            [(model.pk, model.name) for model in models[:most]],
         ),
-        ("Catalog", "model-detail", catalog[:MAX_ROWS]),
-        ("Techniques", "technique-detail", techniques[:MAX_ROWS]),
+        ("Catalog", "model-detail", catalog[:most]),
+        ("Techniques", "technique-detail", techniques[:most]),
     ]

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from django.contrib.auth.models import AnonymousUser, User
 from django.db import IntegrityError, transaction
@@ -28,7 +28,7 @@ from webapp.plans.explanation import (
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.questions import question_of
 from webapp.plans.sharing import pool_words
-from webapp.plans.verdict import stored_state
+from webapp.plans.verdict import VerdictState, stored_state
 
 # ---------------------------------------------------------------------------
 # Store plans under a name: drafts are mutable, saved versions are not.
@@ -291,7 +291,7 @@ class Version:
     """A saved version as listed on the plan's page."""
 
     plan: Plan
-    verdict: str
+    verdict: VerdictState
     words: str
     changes: tuple[Change, ...]
     num_more: int
@@ -326,12 +326,12 @@ def listed_plans(user: User | AnonymousUser, query: str) -> QuerySet[Plan]:
     return plans.filter(name__folded_contains=query) if query else plans
 
 
-def chip_of(plan: Plan) -> str:
+def chip_of(plan: Plan) -> VerdictState:
     """Return a plan's verdict state, computed if none is stored."""
     if plan.is_draft:
         return "draft"
     if plan.verdict:
-        return plan.verdict
+        return cast("VerdictState", plan.verdict)
     return stored_state(plan.answer, plan.draft) if plan.answer else "incomplete"
 
 

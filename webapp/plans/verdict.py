@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from django.urls import reverse
 from pydantic import ValidationError
@@ -134,6 +134,11 @@ def price_of(best: PlannedStrategy | None) -> Price | None:
     )
 
 
+# The states of a plan that chips show; draft and incomplete: of one without an answer.
+VerdictState = Literal[
+    "fits", "tight", "narrow", "slow", "long", "too-long", "over-context", "does-not-fit",
+    "refused", "computed", "draft", "incomplete",
+]  # fmt: skip
 TIGHT_SHARE = 0.05  # of the capacity: less spare memory is called tight
 MONTH, YEAR = 30 * display.DAY, 365 * display.DAY  # longer runs are mentioned, and warned of
 COMPRESSED = display.DAY  # longer compressions are mentioned
@@ -146,7 +151,7 @@ class Verdict:
     """The verdict on a plan, as shown in the side panel and on its first card."""
 
     tone: str  # good, warn or bad
-    state: str  # a key of the status chip: fits, tight, slow, long …
+    state: VerdictState
     sentence: str
     detail: str = ""
     rows: tuple[MemoryRow, ...] = ()
@@ -273,7 +278,7 @@ class Concern(NamedTuple):
 
     rank: int
     ratio: float
-    state: str
+    state: VerdictState
     tone: str
     words: str
 
@@ -332,7 +337,7 @@ def _on_each(best: PlannedStrategy) -> str:
     return "" if devices == 1 else f" on each of {devices} devices"
 
 
-def stored_state(answer: dict[str, Any], draft: PlanDraft) -> str:
+def stored_state(answer: dict[str, Any], draft: PlanDraft) -> VerdictState:
     """Return the verdict of a stored answer, without parsing its terms."""
     if not answer.get("plans"):
         return "does-not-fit"

@@ -206,10 +206,10 @@ def test_a_download_is_repeated_only_before_it_began():
 
 
 def test_arguments_fill_the_path_the_query_and_the_body_as_declared():
-    server = Server(ok([]), httpx.Response(403, json={"detail": "x"}))
+    server = Server(ok({"items": []}), httpx.Response(403, json={"detail": "x"}))
     client = server.sync()
-    assert client.list_hosts(q="a b") == []
-    assert dict(server.sent[0].url.params) == {"q": "a b"}
+    assert client.list_hosts(q="a b", limit=3).items == []
+    assert dict(server.sent[0].url.params) == {"limit": "3", "cursor": "", "q": "a b"}
     with pytest.raises(ApiError):
         client.reorder_queue("p/1", job_id="j", body={"move": "up"}, idempotency_key="k")
     sent = server.sent[-1]
@@ -219,6 +219,27 @@ def test_arguments_fill_the_path_the_query_and_the_body_as_declared():
         with pytest.raises(TypeError, match=r"(get_job|list_jobs)\(\): .*'(job_id|stat)'"):
             call()
     assert str(inspect.signature(client.get_job)) == "(job_id: 'str') -> 'JobDetail'"
+
+
+def test_the_items_of_all_pages_are_one_iterator():
+    def pages() -> Server:
+        files = [{"files": {"a": 1}, "sha256": {}, "kind": "model", "total_bytes": 1,
+                  "is_complete": True, "created_at": "2026-11-28T00:00:00Z", "name": name}
+                 for name in "abc"]  # fmt: skip
+        return Server(ok({"items": files[:2], "next_cursor": "c"}), ok({"items": files[2:]}))
+
+    async def waited(client: AsyncSlipway) -> list[str]:
+        return [each.name async for each in client.paginate(client.list_artefacts, "j", limit=2)]
+
+    server, other = pages(), pages()
+    client = server.sync()
+    assert [each.name for each in client.paginate(client.list_artefacts, "j", limit=2)] == list(
+        "abc"
+    )
+    assert asyncio.run(waited(other.asynchronous())) == list("abc")
+    for sent in (server.sent, other.sent):
+        queries = [dict(one.url.params) for one in sent]
+        assert queries == [{"limit": "2", "cursor": cursor} for cursor in ("", "c")]
 
 
 def test_files_go_and_come_as_bytes(tmp_path):
@@ -239,7 +260,7 @@ def test_files_go_and_come_as_bytes(tmp_path):
 
 def test_words_and_fields_of_a_newer_server_are_read():
     match = {"kind": "notebook", "id": "1", "name": "x", "colour": "red"}
-    (found,) = Server(ok([match])).sync().search(q="x")
+    (found,) = Server(ok({"items": [match]})).sync().search(q="x").items
     assert (found.kind, found.name) == ("notebook", "x")
     newer = {"weight_dtype": "bf16", "since": 2}
     with pytest.raises(ValidationError, match="since"):  # the planner's own classes are strict

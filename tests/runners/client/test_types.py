@@ -20,7 +20,7 @@ def blocking(client: Slipway) -> None:
     assert_type(client.get_job(job_id="x").state, str)
     assert_type(client.list_jobs(limit=3).items[0], JobReply)
     assert_type(client.delete_job("x", idempotency_key="k"), None)
-    assert_type(client.follow_job("x", host=1), Iterator[Event])
+    assert_type(client.follow_job("x", rank=1), Iterator[Event])
     client.change_limits(QuotaChanges(max_devices=None))
     client.change_limits({"max_devices": 1})
     client.get_job()  # type: ignore[call-arg]
@@ -34,7 +34,7 @@ async def awaited(client: AsyncSlipway) -> None:
     assert_type((await client.get_job(job_id="x")).state, str)
     assert_type(await client.list_jobs(limit=3), JobPage)
     assert_type(await client.delete_job("x", idempotency_key="k"), None)
-    async for event in client.follow_job("x", host=1):
+    async for event in client.follow_job("x", rank=1):
         assert_type(event, Event)
     client.get_job("x").state  # type: ignore[attr-defined]
     await client.get_job()  # type: ignore[call-arg]

@@ -60,7 +60,7 @@ def starting(arguments, team, alice, host, attempt, monkeypatch) -> dict[str, st
         facts={"job": make_job(team, alice, other, spec=source).pk},
     )  # fmt: skip
     monkeypatch.setitem(
-        test_matrix.BODIES, "abandon_job", {"host_name": host.name, "elsewhere": other.pk}
+        test_matrix.BODIES, "abandon_job", {"host_name": host.name, "elsewhere": other.slug}
     )
     monkeypatch.setitem(test_matrix.BODIES, "launch_classification", {"host": other.slug})
     return arguments | {

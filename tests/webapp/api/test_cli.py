@@ -127,6 +127,8 @@ def test_a_file_is_launched_as_the_wizard_would_and_followed_to_its_end(
         code, out, err = run("stop", job.pk, *wait)
         assert (code, out) == (DONE, f"night run ({job.pk}) has ended already: succeeded.\n"), err
     assert json.loads(run("stop", job.pk, "-o", "json")[1])["state"] == "succeeded"
+    code, _, err = run("logs", job.pk, "--rank", "1")
+    assert (code, "no host of rank 1; the job runs on 1" in err) == (USAGE, True), err
     lines = json.loads(run("logs", job.pk, "-o", "json")[1])["lines"]
     assert "step 2" in [each["text"] for each in lines]
     followed = [Event("log", {"text": "step 1"}), Event("log", {"text": "step 2"})]
@@ -165,8 +167,11 @@ def test_an_ambiguous_name_is_refused_with_the_ids_and_states_and_nothing_is_don
     listed = Slipway.list_hosts
 
     def doubled(client, **query):
-        (found,) = listed(client, **query)
-        return [found.model_copy(update={"slug": slug, "name": "Box"}) for slug in ("a", "b")]
+        page = listed(client, **query)
+        names = [{"slug": slug, "name": "Box"} for slug in ("a", "b")]
+        return page.model_copy(
+            update={"items": [page.items[0].model_copy(update=each) for each in names]}
+        )
 
     monkeypatch.setattr(Slipway, "list_hosts", doubled)
     code, _, err = run("launch", "-f", job_file, "-y", "--on", "Box")
@@ -647,7 +652,7 @@ def test_every_operation_has_a_command_of_its_own_or_is_an_exception():
     called = set()
     for path in Path(cli.__file__).parent.glob("*.py"):
         if path.stem not in {"raw", "mcp"}:
-            called |= set(re.findall(r"\bclient\.(\w+)\(", path.read_text()))
+            called |= set(re.findall(r"\bclient\.(\w+)\b", path.read_text()))
     known = {each.name for each in operations()}
     assert called & known == known - BY_NAME_ALONE
     assert known >= BY_NAME_ALONE

@@ -91,6 +91,6 @@ def test_the_asynchronous_half_does_the_same(token, host):
         client = httpx.AsyncClient(transport=wire)
         async with AsyncSlipway("http://testserver", token, client=client) as slipway:
             me, hosts = await slipway.get_me(), await slipway.list_hosts()
-            return me.user, [each.slug for each in hosts]
+            return me.user, [each.slug for each in hosts.items]
 
     assert asyncio.run(ask()) == ("alice", [host.slug])

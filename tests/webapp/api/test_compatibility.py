@@ -71,9 +71,8 @@ def in_short(document: dict[str, Any]) -> dict[str, Any]:
                 same = next((each for each in replies if replies[each] == content), "")
                 replies.pop(same, None)
                 replies[f"{same} {status}".strip()] = content
-            is_named = not one["operationId"].startswith("webapp_")  # by its function: hosts'
             operations[f"{method.upper()} {path}"] = {
-                "id": one["operationId"] if is_named else "",
+                "id": one["operationId"],
                 "parameters": named(properties, required),
                 "request": contents(one.get("requestBody", {})),
                 "replies": replies,

@@ -72,18 +72,36 @@ def test_filters_find_jobs_and_an_unknown_state_is_named(alice, host, many):
     assert get(alice, "/jobs?limit=201").status_code == 422
 
 
+def test_jobs_of_a_time_come_in_either_order_page_by_page(alice, many):
+    named = [one["name"] for one in get(alice, "/jobs?limit=200").json()["items"]]
+    found, cursor = [], ""
+    while cursor is not None:
+        page = get(alice, f"/jobs?sort=created_at&limit=3&cursor={cursor}").json()
+        found, cursor = [*found, *(one["name"] for one in page["items"])], page["next_cursor"]
+    assert found == named[::-1]
+    times = [one["created_at"] for one in get(alice, "/jobs?sort=created_at").json()["items"]]
+    span = f"created_after={times[2]}&created_before={times[-1]}"
+    for sort, expected in (("created_at", found[2:-1]), ("-created_at", found[2:-1][::-1])):
+        items = get(alice, f"/jobs?{span}&sort={sort}").json()["items"]
+        assert [one["name"] for one in items] == expected, sort
+    assert get(alice, "/jobs?created_after=2026-11-28").status_code == 422  # no time zone
+    assert get(alice, "/jobs?sort=name").status_code == 422
+
+
 def test_a_job_says_what_its_page_says(alice, job, attempt):
     found = get(alice, f"/jobs/{job.pk}").json()
     assert (found["state"], found["is_final"], found["host"]) == ("starting", False, "box")
     assert found["spec"]["kind"] == "train"
     assert [each["number"] for each in found["attempts"]] == [1]
-    assert found["allowed"] == ["stop", "clone", "abandon"]
+    assert found["allowed"] == ["stop", "run_again"]
     stopped = client_of(alice).post(f"/api/v1/jobs/{job.pk}/stop").json()
-    assert (stopped["state"], stopped["allowed"]) == ("stopping", ["clone", "abandon"])
+    assert (stopped["state"], stopped["allowed"]) == ("stopping", ["run_again"])
     Job.objects.filter(pk=job.pk).update(state="stopped", reason="stopped_by_user")
     again = client_of(alice).post(f"/api/v1/jobs/{job.pk}/stop")
     assert (again.status_code, again.json()["code"]) == (409, "not_stoppable")
-    outcome = get(alice, f"/jobs/{job.pk}").json()["outcome"]
+    ended = get(alice, f"/jobs/{job.pk}").json()
+    assert ended["allowed"] == ["run_again", "delete"]
+    outcome = ended["outcome"]
     assert outcome["reason"] == "stopped_by_user"
     assert outcome["sentence"]
     Attempt.objects.update(started_at=now())

@@ -103,5 +103,5 @@ def test_a_denial_tells_the_agent_why(alice, bob, team, plan):
     client_of(bob).post(f"/approvals/{asked['id']}/deny/", {"answer": "Not tonight."})
     found = client.get(f"/api/v1/launch-requests/{asked['id']}").json()
     assert (found["state"], found["answer"], found["job"]) == ("denied", "Not tonight.", None)
-    assert client.get("/api/v1/launch-requests").json() == []
+    assert client.get("/api/v1/launch-requests").json()["items"] == []
     assert not Job.objects.exists()

@@ -270,9 +270,9 @@ def test_only_the_first_host_is_held_against_the_prediction(gang):
 
 
 def test_a_script_reads_each_hosts_events_and_none_of_a_host_too_many(gang, alice):
-    answer = client_of(alice).get(f"/api/v1/jobs/{gang.pk}/events", {"host": 1, "kind": "log"})
+    answer = client_of(alice).get(f"/api/v1/jobs/{gang.pk}/events", {"rank": 1, "kind": "log"})
     assert [event["body"]["text"] for event in answer.json()["events"]] == ["[rank 1] step 1\n"]
-    answer = client_of(alice).get(f"/api/v1/jobs/{gang.pk}/series", {"host": 2, "metrics": "loss"})
+    answer = client_of(alice).get(f"/api/v1/jobs/{gang.pk}/series", {"rank": 2, "metrics": "loss"})
     assert answer.status_code == 422
     assert "the job runs on 2" in answer.json()["detail"]
 

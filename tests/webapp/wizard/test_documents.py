@@ -201,7 +201,7 @@ def test_a_merge_patch_makes_the_next_version_and_a_refused_one_none(alice, team
     refused = client.patch(path, json.dumps({"workload": {"concurrency": 0}}), "application/json")
     assert refused.status_code == 422
     assert Plan.objects.count() == 2
-    versions = client.get(f"{path}/versions").json()
+    versions = client.get(f"{path}/versions").json()["items"]
     assert [each["version"] for each in versions] == [2, 1]
     assert "Concurrent requests: 16 → 3" in versions[0]["changes"]
 

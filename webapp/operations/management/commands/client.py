@@ -15,6 +15,7 @@ from django.core.management.base import BaseCommand
 from django.http import HttpRequest
 
 import runners.client
+from webapp.api.openapi import JOB_SPEC
 from webapp.api.plans import plan_schema
 from webapp.api.urls import api
 from webapp.wizard.documents import SCHEMA_FILE
@@ -37,6 +38,8 @@ PLANNER = {
     ),
     "ModelSpec": "planner.specs.model",
 }
+# What a newer server may have more kinds of: any JSON object to the client.
+OPEN = {JOB_SPEC}
 PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 FORMATS = {"date-time": "datetime", "date": "date"}
 REF = "#/components/schemas/"
@@ -64,7 +67,7 @@ class Reply(BaseModel):
 OPERATIONS = '''\
 """The operations of the API, written by ``manage.py client`` from its schema."""
 
-# ruff: noqa: E501, F403, F405, W505
+# ruff: noqa: E501, F403, F405, PLR0913, W505
 # mypy: disable-error-code="empty-body"
 from __future__ import annotations
 
@@ -187,8 +190,8 @@ def _reachable(used: list[Any], schemas: Schema) -> set[str]:
         name = pending.pop()
         if name not in found:
             found.add(name)
-            pending += [] if name in PLANNER else list(_references(schemas[name]))
-    return found
+            pending += [] if name in {*PLANNER, *OPEN} else list(_references(schemas[name]))
+    return found - OPEN
 
 
 def _body(call: Schema) -> Schema | None:
@@ -210,7 +213,8 @@ def _success(call: Schema) -> Mapping[str, Any]:
 def _type(schema: Schema) -> str:  # noqa: PLR0911 (one per kind of schema)
     """Return the annotation of a schema."""
     if "$ref" in schema:
-        return str(schema["$ref"]).removeprefix(REF)
+        name = str(schema["$ref"]).removeprefix(REF)
+        return "dict[str, Any]" if name in OPEN else name
     if "const" in schema:
         return f"Literal[{schema['const']!r}]"
     if "enum" in schema:
