@@ -20,4 +20,5 @@ pytest_plugins = [
     "tests.plugins.packages",
     "tests.plugins.soak",
     "tests.plugins.unstable",
+    "tests.plugins.workers",
 ]

@@ -134,7 +134,6 @@ def test_pinned_memory_is_exact_and_is_given_back_with_its_last_view(driver):
             del part
             gc.collect()
             assert not driver, (shape, dtype)
-    gc.unfreeze()
 
 
 def test_memory_that_the_driver_does_not_pin_is_plain(monkeypatch):

@@ -1,6 +1,7 @@
 """The suite itself: its levels and extents, commit subjects, and the list of mutants."""
 
 import datetime as dt
+import gc
 import itertools
 import os
 import sqlite3
@@ -114,6 +115,12 @@ def test_the_longest_files_come_first_in_their_order():
 
 
 SCHEMA = "SELECT type, name, sql FROM sqlite_master ORDER BY type, name"
+
+
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="for workers of xdist")
+def test_a_worker_collects_garbage_again_but_not_what_it_has_imported():
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 50_000
 
 
 @pytest.mark.django_db(databases="__all__")

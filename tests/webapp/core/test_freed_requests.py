@@ -32,9 +32,8 @@ def _no_collector() -> Iterator[None]:
     logging.disable()  # pytest keeps log records, and those keep their requests
     gc.collect()
     gc.disable()
-    gc.freeze()  # what was there before is not looked through for each count
+    gc.freeze()  # what was there before is not looked through for each count, here or later
     yield
-    gc.unfreeze()
     gc.enable()
     logging.disable(logging.NOTSET)
 
