@@ -60,12 +60,6 @@ MAKE_TOKEN = """
 from webapp.hosts.services import token_create
 print(token_create(team=team, by=None, name="This machine", pool="default")[1])
 """
-MIGRATE = """
-from django.conf import settings
-from django.core.management import call_command
-for alias in settings.DATABASES:
-    call_command("migrate", database=alias, verbosity=0)
-"""
 
 
 def of_run(name: str) -> Path:
@@ -77,13 +71,6 @@ def copy_migrated(folder: Path) -> None:
     """Let a product begin with databases that this run has migrated once."""
     folder.mkdir(parents=True, exist_ok=True)
     with migrated_folder() as made:
-        if not made.exists():
-            unfinished = of_run("migrating")
-            variables = os.environ | {"SLIPWAY_DATA_DIR": str(unfinished)}
-            variables.pop("DATABASE_URL", None)
-            command = [sys.executable, "manage.py", "shell", "-c", MIGRATE]
-            subprocess.run(command, cwd=ROOT, env=variables, check=True, capture_output=True)
-            unfinished.rename(made)
         for name in FILES.values():
             shutil.copyfile(made / name, folder / name)
 

@@ -1,4 +1,4 @@
-"""The databases of a run: migrated by the first process that needs them, copied by the others.
+"""The databases of a run: migrated once, in a process of their own, and copied.
 
 To migrate an empty database takes most of ten seconds. Every worker of xdist needs both
 databases, and so do the products that tests start (``tests/stack.py``). On PostgreSQL
@@ -6,50 +6,52 @@ databases, and so do the products that tests start (``tests/stack.py``). On Post
 """
 
 import fcntl
+import os
 import shutil
-import sqlite3
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 FILES = {"default": "slipway.sqlite3", "metrics": "metrics.sqlite3"}
+
+
+MIGRATE = "from webapp.core.queries import migrate_databases; migrate_databases()"
 
 
 @contextmanager
 def migrated_folder() -> Iterator[Path]:
-    """Lock the folder of the databases that this run has migrated; until then there is none."""
+    """Lock the folder of the databases that this run has migrated, after it has made it."""
     folder = Path(tempfile.gettempdir()) / "migrated"
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            unfinished = folder.with_suffix(".unfinished")
+            variables = os.environ | {"SLIPWAY_DATA_DIR": str(unfinished)}
+            variables.pop("DATABASE_URL", None)
+            command = [sys.executable, "manage.py", "shell", "-c", MIGRATE]
+            subprocess.run(command, cwd=ROOT, env=variables, check=True, capture_output=True)
+            unfinished.rename(folder)
         yield folder
 
 
 @pytest.fixture(scope="session")
 def django_db_setup(request: pytest.FixtureRequest, django_db_modify_db_settings: None) -> None:
-    """Copy the run's migrated databases, or have pytest-django migrate and leave copies."""
+    """Use a copy of the run's migrated databases; on PostgreSQL, have pytest-django migrate."""
     from django.db import connections  # the settings are ready now
 
     if {each.vendor for each in connections.all()} != {"sqlite"}:
         request.getfixturevalue("django_db_setup")  # pytest-django's
         return
     with migrated_folder() as folder:
-        if folder.exists():
-            for alias, name in FILES.items():
-                shutil.copyfile(folder / name, connections[alias].settings_dict["TEST"]["NAME"])
-            request.config.option.reuse_db = True  # Django finds nothing left to migrate
-        request.getfixturevalue("django_db_setup")
-        names = {alias: connections[alias].settings_dict for alias in FILES}
-        is_whole = all(each["NAME"] == each["TEST"]["NAME"] for each in names.values())
-        if is_whole and not folder.exists():
-            unfinished = folder.with_suffix(".unfinished")
-            unfinished.mkdir()
-            for alias, name in FILES.items():
-                with (
-                    closing(sqlite3.connect(names[alias]["NAME"])) as source,
-                    closing(sqlite3.connect(unfinished / name)) as target,
-                ):
-                    source.backup(target)
-            unfinished.rename(folder)
+        for alias, name in FILES.items():
+            connection = connections[alias]
+            connection.close()
+            path = connection.settings_dict["TEST"]["NAME"]
+            shutil.copyfile(folder / name, path)
+            connection.settings_dict["NAME"] = connections.databases[alias]["NAME"] = path

@@ -14,14 +14,14 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from django.contrib.auth.models import User
-from django.core.management import call_command
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.db.backends.utils import CursorWrapper
 from django.test import Client
 
 from webapp.accounts.models import Membership, Team
 from webapp.bench.host_load import beat_of, facts_of
 from webapp.core.clock import now
+from webapp.core.queries import migrate_databases
 from webapp.hosts.models import Device, Host, HostState, Pool
 from webapp.jobs.models import IN_TURN, Attempt, Job, JobState, Measurement
 from webapp.jobs.waiting import FORESEEN_TURNS
@@ -233,8 +233,7 @@ def _seconds(client: Client, path: str) -> float:
 
 def main(num_jobs: int) -> None:
     """Fill the site of ``SLIPWAY_DATA_DIR`` and print the CPU time of its pages as JSON."""
-    for database in connections:
-        call_command("migrate", database=database, verbosity=0)
+    migrate_databases()
     waiting = fill(num_jobs)
     sys.stdout.write(json.dumps(seconds_of(waiting)) + "\n")
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from django.apps import apps
+from django.core.management import call_command
 from django.core.paginator import Page, Paginator
-from django.db import connections, models, router
+from django.db import DEFAULT_DB_ALIAS, connections, models, router
 from django.db.migrations.recorder import MigrationRecorder
 from django.db.models import Model, QuerySet
 from django.utils.timezone import localtime
@@ -212,6 +213,26 @@ def refuse_newer(applied: Mapping[str, Iterable[str]], what: str, way_out: str =
         f"{what} has the schema of a newer version ({', '.join(newer)}); this is Slipway "
         f"{VERSION}, which knows {', '.join(latest)}. {way_out}"
     )
+
+
+def migrate_databases() -> None:
+    """Apply every migration to every database, recorded only where its app has no tables.
+
+    Django would apply those too, and compute the models after each of them, only to find that the
+    router sends no operation to this database: five seconds of CPU time for an empty one.
+
+    Raises:
+        OperationalError: a database is unavailable.
+    """
+    known = known_migrations()
+    for alias in connections:
+        is_default = alias == DEFAULT_DB_ALIAS
+        for label, names in ({} if is_default else known).items():
+            if names and router.allow_migrate(alias, label):
+                call_command("migrate", label, database=alias, interactive=False, verbosity=0)
+        call_command(
+            "migrate", database=alias, fake=not is_default, interactive=False, verbosity=0
+        )
 
 
 def check_schema() -> None:

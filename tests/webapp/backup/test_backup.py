@@ -19,10 +19,7 @@ FILL = """
 from django.contrib.auth.models import User
 from webapp.accounts.models import Team
 from webapp.accounts.secrets import secret_store
-from django.conf import settings
 from django.core.management import call_command
-for alias in settings.DATABASES:
-    call_command("migrate", database=alias, verbosity=0)
 call_command("ensure_admin")
 secret_store(team=Team.objects.first(), name="HF_TOKEN", value="hf_0123456789", by=User.objects.first())
 """

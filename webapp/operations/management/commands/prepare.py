@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import OperationalError
+
+from webapp.core.queries import migrate_databases
 
 
 class Command(BaseCommand):
@@ -16,13 +17,12 @@ class Command(BaseCommand):
 
     def handle(self, *_arguments: Any, **_options: Any) -> None:
         """Do all steps in one process, because `up` waits for it before the first page."""
-        for alias in settings.DATABASES:
-            try:
-                call_command("migrate", database=alias, interactive=False, verbosity=0)
-            except OperationalError as error:
-                raise CommandError(
-                    f"the database cannot be used: {error}. Check that it runs, and DATABASE_URL "
-                    "(unset it for SQLite)."
-                ) from error
+        try:
+            migrate_databases()
+        except OperationalError as error:
+            raise CommandError(
+                f"the database cannot be used: {error}. Check that it runs, and DATABASE_URL "
+                "(unset it for SQLite)."
+            ) from error
         call_command("collectstatic", interactive=False, verbosity=0)
         call_command("ensure_admin", stdout=self.stdout)
