@@ -576,6 +576,7 @@ def serving_engines() -> dict[str, ServingEngine]:
     return {row["engine"]: ServingEngine.model_validate(row) for row in rows}
 
 
+@lru_cache(maxsize=64)
 def serving_engine(key: str) -> ServingEngine:
     """Return an engine's limits and options; empty ones for an engine without an entry."""
     return serving_engines().get(key) or ServingEngine(engine=key, source="")

@@ -3,6 +3,7 @@
 All rates are in bytes or FLOP per second and per direction; all peaks are dense.
 """
 
+from functools import lru_cache
 from typing import Literal, Self
 
 from pydantic import (
@@ -62,6 +63,18 @@ GEFORCE = ("rtx-20", "rtx-30", "rtx-40", "rtx-50")
 DeviceKind = Literal["gpu", "cpu", "uma", "accelerator"]
 
 
+@lru_cache(maxsize=1024)
+def _architecture_of(device_id: str) -> str:
+    chip = device_id.split("-", maxsplit=1)[0]
+    return next((name for name, chips in ARCHITECTURES.items() if chip in chips), chip)
+
+
+@lru_cache(maxsize=1024)
+def _named_family_of(device_id: str) -> str | None:
+    slug = f"{device_id}-"
+    return next((name for name, starts in FAMILIES if slug.startswith(starts)), None)
+
+
 class DeviceSpec(SparseSpec):
     """One device. ``provenance`` states whether its rates are measured or published.
 
@@ -108,8 +121,7 @@ class DeviceSpec(SparseSpec):
         ...            memory_bandwidth_bytes_per_second=1).architecture
         'blackwell'
         """
-        chip = self.id.split("-")[0]
-        return next((name for name, chips in ARCHITECTURES.items() if chip in chips), chip)
+        return _architecture_of(self.id)
 
     @property
     def family(self) -> str:
@@ -119,8 +131,7 @@ class DeviceSpec(SparseSpec):
         ...            memory_bandwidth_bytes_per_second=1).family
         'ada'
         """
-        slug = f"{self.id}-"
-        named = next((name for name, starts in FAMILIES if slug.startswith(starts)), None)
+        named = _named_family_of(self.id)
         return named or (self.kind if self.kind == "cpu" else self.architecture)
 
     @property
