@@ -117,7 +117,11 @@ def serving_case(row: Row) -> ServingCase:
     if not isinstance(workload, ServeWorkload) or workload.concurrency is None:
         raise TypeError("only rows of a closed loop have callers")
     serve(setting, workload, ledger)
-    inputs = {e.key: {item.name: float(item.value) for item in e.inputs()} for e in ledger.entries}
+    inputs = {
+        entry.key: {each.name: float(each.value) for each in entry.inputs()}
+        for entry in ledger.entries
+        if entry.key in {"tpot", "ttft", "slot"}
+    }
     running = inputs["tpot"]["running"]
     lanes = float(minimum(running, setting.layout.attention_data))
     prefill = parts_of(ledger, "prefill")

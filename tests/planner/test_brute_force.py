@@ -49,7 +49,8 @@ TIGHT = {"per_device_peak_bytes": {"max": 6e10}}
 VLLM = {"engine": "vllm"}
 SHORT = {**SMALL_BATCH, "sequence_length": 256}
 GROWING = {**SMALL_BATCH, "length_schedule": [[512, 0.5], [2048, 0.5]], "tokens": 10**9}
-FULL_8B = (LLAMA_8B, PRICED, SMALL_BATCH)
+TWO = {**TRAIN, "global_batch_size": 2}
+FULL_8B = (LLAMA_8B, {**PRICED, "devices_per_node": 2}, SMALL_BATCH)
 TWO_NODES = {"device": "a100-sxm-80gb", "devices_per_node": 2, "nodes": 2}
 
 
@@ -84,7 +85,7 @@ SPACES = {
     "70b does not fit": (LLAMA_70B, PAIR, SMALL_BATCH, "throughput", {}),
     "70b too slow": (LLAMA_70B, PAIR, LORA, "memory", {"constraints": QUICK}),
     "mixtral lora": (MIXTRAL, PAIR, LORA, "throughput", {}),
-    "two nodes": (LLAMA_8B, TWO_NODES, SMALL_BATCH, "throughput", {}),
+    "two nodes": (LLAMA_8B, TWO_NODES, TWO, "throughput", {}),
     "own host": (TINY, HOST, SHORT, "balanced", {}),
     "own host pretrain": (TINY, HOST, {**SHORT, "method": "pretrain"}, "memory", {}),
     "generate on a host": (TINY, HOST, GENERATE, "balanced", {}),

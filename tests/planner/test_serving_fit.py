@@ -270,7 +270,8 @@ def test_the_catalog_keeps_every_factor_and_habit_of_an_engine():
         assert tuple(ENGINES[engine]["arrival_factors"]["any"]) == HABITS, engine
 
 
-SOME = serving_cases()[::40]
+def some():
+    return serving_cases()[::40]
 
 
 def made_with(truth, cases):
@@ -305,9 +306,9 @@ def test_packing_keeps_every_factor_and_habit_and_what_is_possible():
 
 def test_slopes_are_what_a_small_step_changes():
     for name in ("decode_experts", "prefill_linear", "prefill_8bit", *HABITS):
-        sweep, at = sweep_of(SOME), NAMES.index(name)
+        sweep, at = sweep_of(some()), NAMES.index(name)
         values = np.tile(
-            pack_values({"decode_experts": 1.3, "company_ratio": 0.4}), (len(SOME), 1)
+            pack_values({"decode_experts": 1.3, "company_ratio": 0.4}), (len(some()), 1)
         )
         moved = values.copy()
         moved[:, at] += 1e-4
@@ -386,10 +387,10 @@ def test_a_point_ten_times_off_hardly_moves_its_layout():
 
 
 def test_pairs_that_nobody_asks_for_are_not_fitted():
-    fit = fit_serving(SOME, STRENGTHS, {SOME[0].pair, ("vllm", "another")})
-    assert set(fit.pairs) == {SOME[0].pair}
+    fit = fit_serving(some(), STRENGTHS, {some()[0].pair, ("vllm", "another")})
+    assert set(fit.pairs) == {some()[0].pair}
     assert {layout for _, layout in fit.layouts} == {
-        case.layout for case in SOME if case.pair == SOME[0].pair
+        case.layout for case in some() if case.pair == some()[0].pair
     }
 
 
@@ -405,7 +406,7 @@ def test_a_family_of_chips_shifts_what_it_decodes_alone():
 
 
 def test_the_points_of_a_pair_together_count_as_some():
-    first = SOME[0]
+    first = some()[0]
     weights = weights_of([first] * 40 + [replace(first, group="other")], 10.0)
     assert weights[:40].sum() == pytest.approx(10.0)
     assert weights[40] == 1.0
