@@ -52,14 +52,14 @@ def where(condition: object, then: Number, otherwise: Number) -> Number:
 
 def maximum(left: Number, right: Number) -> Number:
     """Return the larger of two quantities, element by element."""
-    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):  # type: ignore[redundant-expr]  # a column passes as a float
         return cast("Number", np.maximum(left, right))
     return max(left, right)
 
 
 def minimum(left: Number, right: Number) -> Number:
     """Return the smaller of two quantities, element by element."""
-    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):  # type: ignore[redundant-expr]  # a column passes as a float
         return cast("Number", np.minimum(left, right))
     return min(left, right)
 
