@@ -65,11 +65,11 @@ def test_the_whole_page_is_what_the_rows_give_today():
 
 def test_sections_and_pictures_are_what_the_rows_give_today():
     page = PAGE.read_text(encoding="utf-8")
-    for one in SECTIONS:
+    for one in sample(SECTIONS, share=0.4):
         assert one().strip() in page, one
     for title, errors_of in sample(FITTED.items()):
         assert accuracy._table(title, errors_of()).strip() in page, title
-    for name, drawn in pictures().items():
+    for name, drawn in sample(pictures().items()):
         kept = (PAGE.parent / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
         assert kept == drawn, name
 

@@ -20,7 +20,8 @@ from planner.cost.roofline import (
     run_joules,
     run_usd,
 )
-from planner.specs.estimate import Performance
+from planner.search.engine import explore
+from planner.specs.estimate import Performance, PlanRequest
 from planner.workload.outcome import HIGH, LOW, Confidence, Outcome, active_ratio
 from tests.planner.asking import (
     CPU,
@@ -31,8 +32,8 @@ from tests.planner.asking import (
     TINY,
     TRAIN,
     ask,
+    document,
     held,
-    search,
 )
 
 GIB = 1024**3
@@ -422,9 +423,10 @@ def test_a_run_of_known_length_has_energy_and_a_price():
     limits = {"run_cost_usd": {"max": 1e-6}}
     lora = {**RUN, "method": "lora", "global_batch_size": 1}
     fields = {"model": TINY, "device": RATED, "engine": "megatron"}
-    answer = search(**fields, workload=lora, constraints=limits)
-    assert not answer.plans
-    assert any(one.constraint == "run_cost_usd" for one in answer.rejected.values())
+    request = document(**fields, workload=lora, constraints=limits)
+    found = explore(PlanRequest.model_validate(request))
+    assert not len(found.table.feasible)
+    assert any(one.constraint == "run_cost_usd" for one in found.rejected.values())
 
     # An hour costs the hourly price.
     assert float(run_usd(num_devices=8, hourly_usd=2.5, duration_s=3600)) == 20.0

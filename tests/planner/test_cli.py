@@ -273,39 +273,39 @@ def test_an_answer_comes_before_the_next_question_is_asked():
         assert process.wait() == 0
 
 
-def test_nothing_asked_is_nothing_answered_and_no_error():
-    done = called("estimate")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+def test_nothing_asked_is_nothing_answered_and_no_error(run):
+    status, output = run(["estimate"])
+    assert (status, output.out, output.err) == (0, "", "")
 
 
-@pytest.mark.parametrize("given", first(["", "[]"]))
-def test_a_plan_of_no_request_is_status_two_and_one_line_of_words(given):
-    done = called("plan", given=given)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) <= 2
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize("given", ["", "[]"])
+def test_a_plan_of_no_request_is_status_two_and_one_line_of_words(run, given):
+    status, output = run(["plan"], [given])
+    assert (status, output.out) == (2, "")
+    assert len(output.err.splitlines()) <= 2
+    assert "Traceback" not in output.err
 
 
-def test_a_model_too_large_has_reasons_and_no_export():
+def test_a_model_too_large_has_reasons_and_no_export(run):
     # A model too large for its device is status three with the reasons.
-    done = called("plan", given=[document(model=LLAMA_405B)])
-    answer = json.loads(done.stdout)
-    assert done.returncode == 3
+    status, output = run(["plan"], [document(model=LLAMA_405B)])
+    answer = json.loads(output.out)
+    assert status == 3
     assert answer["plans"] == []
     assert answer["rejected"]
 
     # Exporting what does not fit says that there is no plan.
-    done = called("export", "--format", "vllm", given=[document(model=LLAMA_405B)])
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "nothing fits this request: there is no plan to export\n"
+    status, output = run(["export", "--format", "vllm"], [document(model=LLAMA_405B)])
+    assert (status, output.out) == (2, "")
+    assert output.err == "nothing fits this request: there is no plan to export\n"
 
 
-@pytest.mark.parametrize("rank", first(["0", "1000"]))
-def test_a_rank_counts_from_one_to_the_number_of_plans(rank):
-    given = [document(engine="vllm")]
-    done = called("export", "--format", "vllm", "--rank", rank, given=given)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"rank is {rank}: it must be 1 to ")
+@pytest.mark.parametrize("rank", ["0", "1000"])
+def test_a_rank_counts_from_one_to_the_number_of_plans(run, rank):
+    arguments = ["export", "--format", "vllm", "--rank", rank]
+    status, output = run(arguments, [document(engine="vllm")])
+    assert status == 2
+    assert output.err.startswith(f"rank is {rank}: it must be 1 to ")
 
 
 def test_a_plan_goes_from_one_process_through_a_pipe_into_the_next():

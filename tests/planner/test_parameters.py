@@ -14,6 +14,7 @@ from planner.specs.base import BadConfigError, NotCoveredError
 from tests.planner.asking import LLAMA_8B, LLAMA_70B, LLAMA_405B, MIXTRAL, TINY, ask, held
 from tests.planner.family_configs import CONFIGS, PUBLISHED, SMALL
 from tests.planner.tensors import all_tensors, bytes_on_a_rank, cached_bytes
+from tests.plugins.extent import sample
 
 CHECKPOINTS = {entry.id: entry.published_parameters for entry in list_models()}
 
@@ -73,7 +74,7 @@ def test_a_familys_count_equals_its_own_implementation():
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
     wrong = []
-    for model_type in sorted(set(FAMILIES) - ELSEWHERE):
+    for model_type in sample(sorted(set(FAMILIES) - ELSEWHERE), share=0.4):
         config = AutoConfig.for_model(model_type, **CONFIGS.get(model_type, SMALL))
         is_encoder = model_type == "distilbert"
         kind = AutoModelForSequenceClassification if is_encoder else AutoModelForCausalLM

@@ -249,7 +249,7 @@ def test_a_brute_force_over_numbers_of_devices_finds_the_same():
 
 
 def test_a_brute_force_over_all_devices_finds_none_that_is_cheaper():
-    for name in ("wide weights", "two pins"):
+    for name in sample(("wide weights", "two pins")):
         request = request_of(**SMALL[name])
 
         def price(device):
@@ -293,7 +293,7 @@ DEVICES = ("rtx-3060-12gb", "rtx-4090", "h100-sxm5-80gb", "mi355x", "gb300-nvl72
 
 
 def test_no_card_training_or_processor_is_left_without_an_offer():
-    for device in sample(DEVICES, share=0.4):
+    for device in sample(DEVICES):
         request = request_of(
             device=device, model=LLAMA_405B, pins=BF16, workload={**CHAT, **TARGETS}
         )

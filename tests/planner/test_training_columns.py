@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from functools import cache
+from operator import itemgetter
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from planner.workload.resolve import resolve
 from planner.workload.train import train
 from planner.workload.under_load import fits_of
 from tests.planner.asking import LLAMA_8B, LLAMA_70B, MIXTRAL, TRAIN, ask, document, held
+from tests.plugins.extent import sample
 
 AXES = {
     "tensor": (1, 2, 8),
@@ -133,7 +135,7 @@ def blocks(case, method="full"):
 
 
 def test_recomputing_more_never_keeps_a_strategy_from_fitting():
-    for method, case in itertools.product(METHODS, CASES):
+    for method, case in sample(itertools.product(METHODS, CASES), share=0.4, kind=itemgetter(0)):
         fitting = FitCheck(blocks(case, method))
         for block in blocks(case, method):
             assert fitting.may_fit(block) == block.column(fits_of(block.setting)).any()
