@@ -5,9 +5,9 @@ each property, and the soak. The suite itself runs enough combinations that ever
 two axes meet once, and each property with the examples that its own settings ask for, new ones in
 every run. A failing example is printed so that it can be kept.
 
-The gate leaves out what is marked ``slow``, and takes of ``sample`` and ``num_examples`` a quarter
-or more. Its sample follows the seed of the order, so ``--gate --randomly-seed=N`` repeats it;
-every run without ``--gate`` takes all.
+The gate leaves out what is marked ``slow``, and takes a quarter or more of ``sample`` and of each
+property's examples. Its sample follows the seed of the order, so ``--gate --randomly-seed=N``
+repeats it; every run without ``--gate`` takes all.
 """
 
 import itertools
@@ -22,6 +22,7 @@ from hypothesis import settings
 
 NIGHTLY_EXAMPLES = 500
 SMALLEST_SHARE = 0.25
+FEWEST_EXAMPLES = 5
 Case = TypeVar("Case")
 _nightly: list[bool] = []  # filled before test modules are imported
 _gate_seed: list[int] = []  # likewise
@@ -87,27 +88,32 @@ def sample(
     return [found[index] for index in sorted(itertools.islice(taken, number))]
 
 
-def num_examples(number: int) -> int:
-    """Return a quarter of a property's examples in the gate, all in every other run."""
-    return math.ceil(number * SMALLEST_SHARE) if _gate_seed else number
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave slow tests out of the gate; draw many examples where all is to be run."""
+    """Leave slow tests out of the gate, and set how many examples each property draws."""
     if config.getoption("gate", default=False):
         slow = [item for item in items if item.get_closest_marker("slow")]
         if slow:
             config.hook.pytest_deselected(items=slow)
             items[:] = [item for item in items if item not in slow]
-    if not _nightly:
-        return
-    for item in items:
-        function = getattr(item, "obj", None)
-        if getattr(function, "is_hypothesis_test", False):
-            _draw_more(getattr(function, "__func__", function))
+    functions = [getattr(item, "obj", None) for item in items]
+    properties = {  # the cases of a table share their function
+        getattr(each, "__func__", each)
+        for each in functions
+        if getattr(each, "is_hypothesis_test", False)
+    }
+    for function in properties:
+        found = getattr(function, "_hypothesis_internal_use_settings", None) or settings.default
+        number = num_examples(found.max_examples)
+        if number != found.max_examples:
+            function._hypothesis_internal_use_settings = settings(found, max_examples=number)
 
 
-def _draw_more(function: Any) -> None:
-    found = getattr(function, "_hypothesis_internal_use_settings", None) or settings.default
-    if found.max_examples < NIGHTLY_EXAMPLES:
-        function._hypothesis_internal_use_settings = settings(found, max_examples=NIGHTLY_EXAMPLES)
+def num_examples(number: int) -> int:
+    """Return how many examples a run draws of a property whose settings ask for ``number``."""
+    if _nightly:
+        return max(number, NIGHTLY_EXAMPLES)
+    return (
+        max(min(number, FEWEST_EXAMPLES), math.ceil(number * SMALLEST_SHARE))
+        if _gate_seed
+        else number
+    )

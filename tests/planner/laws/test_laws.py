@@ -5,10 +5,9 @@ from hypothesis import strategies as st
 
 from tests.planner.laws import checkers
 from tests.planner.laws.questions import Questions
-from tests.plugins.extent import num_examples
 
 SEEDS = st.integers(0, 2**32)
-few, fewer = (settings(max_examples=num_examples(number)) for number in (30, 5))
+few, fewer = settings(max_examples=30), settings(max_examples=5)
 
 
 def violations(documents, *laws):

@@ -223,14 +223,19 @@ def test_the_gate_takes_a_quarter_and_one_of_each_kind_by_the_seed(monkeypatch):
         drawn += found
     assert set(drawn) == set(cases)
     assert len(extent.sample(cases[:3], kind=itemgetter(1))) == 3
-    assert [extent.num_examples(number) for number in (1, 5, 30)] == [1, 2, 8]
+    assert [extent.num_examples(number) for number in (1, 5, 30, 100)] == [1, 5, 8, 25]
     for share in (0.2, 1.1):
         with pytest.raises(ValueError, match=f"share is {share}"):
             extent.sample(cases, share=share)
 
 
-@pytest.mark.parametrize(("words", "cases", "examples"), [((), 9, 7), (("--nightly",), 18, 500)])
-def test_a_nightly_run_takes_all_cases_and_many_examples(tmp_path, write, words, cases, examples):
+@pytest.mark.parametrize(
+    ("words", "cases", "examples"),
+    [((), 9, 7), (("-p", "tests.plugins.unstable", "--gate"), 9, 5), (("--nightly",), 18, 500)],
+)
+def test_a_nightly_run_takes_all_cases_and_many_examples_and_the_gate_few(
+    tmp_path, write, words, cases, examples
+):
     told = tmp_path / "told.txt"
     write(LINES.format(told=str(told)))
     status, printed = run_pytest("-q", "-p", "tests.plugins.extent", *words, str(tmp_path))
