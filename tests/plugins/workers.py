@@ -21,7 +21,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Take what lives until the end out of the garbage collector's sight, and start it."""
+    """Take what lives until the end out of the garbage collector's sight, and start it.
+
+    It collects the youngest objects every 10,000 allocations instead of 700: a test makes few
+    cycles and ends soon.
+    """
     if is_worker(session.config):
         gc.freeze()
+        gc.set_threshold(10_000)
         gc.enable()
