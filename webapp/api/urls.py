@@ -93,6 +93,8 @@ class DocumentedAPI(NinjaAPI):
     Handled exceptions keep neither the rejected values nor the frames that held them.
     """
 
+    _document: OpenAPISchema | None = None
+
     def on_exception(self, request: HttpRequest, exc: Exc[Exception]) -> HttpResponse:
         """Return the response to an expected exception, and delete its tracebacks."""
         response = super().on_exception(request, exc)
@@ -123,10 +125,14 @@ class DocumentedAPI(NinjaAPI):
         return ValidationError(faults)
 
     def get_openapi_schema(self, **options: Any) -> OpenAPISchema:
-        """Return the OpenAPI document with what holds for all operations alike."""
-        document = super().get_openapi_schema(**options)
-        openapi.complete(document)
-        return document
+        """Return the OpenAPI document with what holds for all operations alike.
+
+        It is made once for a process, which takes a second; nobody changes it.
+        """
+        if self._document is None:
+            self._document = super().get_openapi_schema(**options)
+            openapi.complete(self._document)
+        return self._document
 
 
 api = DocumentedAPI(
