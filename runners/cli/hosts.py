@@ -276,8 +276,28 @@ environments = typer.Typer(
 )
 hosts.add_typer(environments, name="environments")
 EnvironmentArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="Such as vllm; the host's page lists them.")
+    str, typer.Argument(metavar="NAME", help="Such as vllm: see `environments list`.")
 ]
+
+
+@environments.command("list")
+def environment_list(host: HostArgument, output: OutputOption = "table") -> None:
+    """List a host's environments: what each is for, and whether it is built."""
+    with server() as client:
+        found = client.get_host(host).environments
+    if output != "table":
+        write_reply(found, output)
+        return
+    rows = [
+        (
+            each.name,
+            f"{each.stage}, to {each.pending_action}" if each.pending_action else each.stage,
+            gib(each.size_bytes),
+            each.words or each.purpose,
+        )
+        for each in found
+    ]
+    show(table(("NAME", "STAGE", "SIZE", ""), rows, right=(2,)))
 
 
 @environments.command("build")

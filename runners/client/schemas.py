@@ -277,6 +277,18 @@ class EnrolmentState(Reply):
     checks: list[CheckReply]
 
 
+class EnvironmentReply(Reply):
+    """A named environment of a host, such as vllm, as the host reported it."""
+
+    name: str
+    stage: Literal["absent", "building", "ready", "failed", "outdated"] | str
+    purpose: str
+    size_bytes: int
+    num_packages: int
+    words: str
+    pending_action: Literal["", "build", "remove"] | str
+
+
 class EvaluationRequest(TypedDict):
     """Tasks of lm-evaluation-harness beside the perplexity; "" for none."""
 
@@ -1266,6 +1278,7 @@ class HostDetail(HostReply):
     microbench: dict[str, Any]
     calibration: dict[str, Any]
     devices: list[DeviceReply]
+    environments: list[EnvironmentReply]
     is_ready: bool
     checks: list[CheckReply]
 

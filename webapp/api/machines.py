@@ -9,6 +9,7 @@ from django.shortcuts import get_object_or_404
 from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
+from runners.shared.messages import EnvironmentStage
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import (
     check_role,
@@ -18,7 +19,7 @@ from webapp.accounts.services import (
     signed_in,
     visible_or_404,
 )
-from webapp.agents.environments import environment_order
+from webapp.agents.environments import environment_order, environments_of
 from webapp.api.auth import ADMIN, READ
 from webapp.api.jobs import PRIORITY_WORDS, JobDetail, PriorityWord, job_detail
 from webapp.api.requests import PageReply, Sent, ShortPaging, page_of
@@ -87,6 +88,20 @@ class DeviceReply(Schema):
     cordon_reason: str
 
 
+class EnvironmentReply(Schema):
+    """A named environment of a host, such as vllm, as the host reported it."""
+
+    name: str
+    stage: EnvironmentStage
+    purpose: str
+    size_bytes: Annotated[int, Field(description="On the disk; if it is not built, about")]
+    num_packages: int
+    words: Annotated[str, Field(description="The step of a build, or why it failed")]
+    pending_action: Annotated[
+        Literal["", "build", "remove"], Field(description="What it was ordered and has not done")
+    ]
+
+
 class HostReply(Schema):
     """A host; operations name it by its ``slug``."""
 
@@ -130,6 +145,9 @@ class HostDetail(HostReply):
         dict[str, Any], Field(description="Factors by operator class from measured jobs")
     ]
     devices: list[DeviceReply]
+    environments: Annotated[
+        list[EnvironmentReply], Field(description="The agent's own first; empty before its first")
+    ]
     is_ready: bool
     checks: list[CheckReply]
 
@@ -175,6 +193,18 @@ def host_detail(host: Host, request: HttpRequest) -> HostDetail:
                 cordon_reason=row.device.cordon_reason,
             )
             for row in devices_of(host, request.user)
+        ],
+        environments=[
+            EnvironmentReply(
+                name=row.state.name,
+                stage=row.state.stage,
+                purpose=row.state.purpose,
+                size_bytes=row.state.size_bytes,
+                num_packages=row.state.num_packages,
+                words=row.state.words,
+                pending_action=cast("Any", row.pending_action),
+            )
+            for row in environments_of(host)
         ],
         is_ready=is_ready(host),
         checks=_checks(token, host) if token else [],

@@ -454,10 +454,20 @@ def _model_by_means(model: ModelDocument, options: Options) -> dict[str, Any]:
 
 
 def _team_model(name: str, options: Options) -> str | None:
-    for each in options.team_models:
-        if name in {each.pk, each.name}:
-            return str(each.pk)
-    return None
+    """Return the id of the team's model of this id or name; None if there is none.
+
+    Raises:
+        InvalidProblem: several models have the name.
+    """
+    named = [each for each in options.team_models if name in {each.pk, each.name}]
+    if len(named) > 1:
+        listed = ", ".join(f"{each.pk} ({each.created_at:%Y-%m-%d %H:%M})" for each in named)
+        raise InvalidProblem(
+            "model",
+            f"The field model is {name!r}, and {len(named)} models of your team have this name. "
+            f"Name one by its id: {listed}.",
+        )
+    return str(named[0].pk) if named else None
 
 
 def _hardware_values(

@@ -529,6 +529,8 @@ def test_an_environment_is_built_and_removed_by_its_name(run, as_admin, host):
         assert (code, "at its next heartbeat" in out) == (DONE, True), err
         (order,) = orders_of(Host.objects.get())
         assert (order.name, order.action) == ("vllm", action)
+        code, out, err = run("hosts", "environments", "list", host.slug)
+        assert (code, out.split()[3:7]) == (DONE, ["vllm", "absent,", "to", action]), err
     code, _, err = run("hosts", "environments", "build", host.slug, "llama")
     assert (code, "has no environment llama" in err) == (FAILED, True)
 

@@ -104,6 +104,21 @@ def test_each_part_of_a_document_reaches_the_draft(team, alice, host):
     assert [row["source"] for row in document["workload"]["mixture"]] == ["host", "file"]
 
 
+def test_a_name_of_several_models_is_refused_with_their_ids(team, alice, host):
+    ids = {
+        TeamModel.objects.create(team=team, name="Own", source="config", config=demo_config()).pk
+        for _ in range(2)
+    }
+    for model in ("Own", {"team_model": "Own"}):
+        with pytest.raises(
+            InvalidProblem, match="2 models of your team have this name"
+        ) as refused:
+            filled(team, alice, {"goal": "serve", "model": model})
+        assert all(each in refused.value.detail for each in ids)
+    plan = filled(team, alice, {"goal": "serve", "model": min(ids)})
+    assert plan.draft["model"]["team_model"] == min(ids)
+
+
 @pytest.mark.parametrize(
     ("changes", "field", "words"),
     [
