@@ -5,7 +5,10 @@ that repeats it. ``HYPOTHESIS_PROFILE=repeatable`` draws the same ones each time
 """
 
 import os
+import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("fresh", database=None, deadline=None, print_blob=True)
@@ -22,3 +25,15 @@ pytest_plugins = [
     "tests.plugins.unstable",
     "tests.plugins.workers",
 ]
+
+
+@pytest.fixture(autouse=True)
+def _own_signal_handlers() -> Iterator[None]:
+    """Take back the handlers of Ctrl-C and SIGTERM that a test's commands installed.
+
+    With an agent's own handler left, a later test's Ctrl-C stopped that agent and nothing else.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
