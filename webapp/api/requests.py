@@ -210,7 +210,7 @@ def _repeated(row: StoredReply, request: HttpRequest) -> HttpResponse:
             )
         )
     try:
-        content_type, text, location = parse_json(vault.unseal(row.sealed, owner=_owner(row)))
+        content_type, text, *more = parse_json(vault.unseal(row.sealed, owner=_owner(row)))
     except vault.VaultError:  # the keys of the site were replaced since
         return problem_response(
             ConflictProblem(
@@ -221,8 +221,8 @@ def _repeated(row: StoredReply, request: HttpRequest) -> HttpResponse:
         )
     response = HttpResponse(text.encode(), status=row.status, content_type=content_type)
     response[REPLAYED] = "true"
-    if location:
-        response["Location"] = location
+    if any(more):  # none in a reply that was stored before an upgrade
+        response["Location"] = more[0]
     return response
 
 

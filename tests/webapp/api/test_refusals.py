@@ -8,8 +8,9 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
 from tests.webapp.conftest import client_of, make_job
-from webapp.accounts.models import Membership, Role
+from webapp.accounts.models import Membership, Role, StoredReply
 from webapp.accounts.tokens import token_make
+from webapp.core import vault
 from webapp.core.pace import PERSON
 from webapp.jobs.models import Job, LaunchRequest
 from webapp.modelhub.models import demo_config
@@ -146,6 +147,12 @@ def test_a_made_object_has_an_address_and_a_repetition_has_the_same(client, host
     again = post(client, "/plans", document, **{"Idempotency-Key": "k"})
     assert again["Idempotency-Replayed"] == "true"
     assert made["Location"] == again["Location"] == f"/api/v1/plans/{made.json()['id']}"
+    row = StoredReply.objects.get()
+    older = json.dumps(["application/json", made.content.decode()])  # as stored before an upgrade
+    row.sealed = vault.seal(older, owner=f"reply {row.caller} {row.key}")
+    row.save()
+    third = post(client, "/plans", document, **{"Idempotency-Key": "k"})
+    assert (third.content, "Location" in third) == (made.content, False)
     launched = post(client, f"/plans/{made.json()['id']}/launch", {})
     assert client.get(launched["Location"]).json()["id"] == launched.json()["job"]["id"]
 
