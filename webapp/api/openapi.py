@@ -12,10 +12,9 @@ from webapp.api.requests import (
     RATE_REMAINING,
     RATE_RESET,
     REPLAYED,
-    REQUEST_ID,
     WRITES,
 )
-from webapp.core.problems import JSON_TYPE, name_media_types
+from webapp.core.problems import JSON_TYPE, REQUEST_ID, name_media_types
 
 Document = dict[str, Any]
 JOB_SPEC = "JobSpec"  # what a job runs, by its kind

@@ -68,6 +68,7 @@ from webapp.wizard.documents import (
     adapter,
     document_of,
     document_of_request,
+    document_parse,
     draft_fill,
 )
 from webapp.wizard.drafts import first_host, proposals_fill, serve_draft, suggestion_apply
@@ -323,7 +324,7 @@ def plan_from_request(
     ``notes`` names what the wizard has no field for.
     """
     parts, notes = document_of_request(body.request, host=body.host, pool=body.pool)
-    document: PlanBase = adapter().validate_python(parts | {"name": body.name})
+    document = document_parse(parts | {"name": body.name})
     return _created(request, document, notes, keep=keep)
 
 
@@ -416,7 +417,7 @@ def plan_change(
     draft = plan if plan.is_draft else draft_begun_from(plan, signed_in(request))
     proposals_fill(draft)
     try:
-        document: PlanBase = adapter().validate_python(_merged(document_of(draft), body))
+        document = document_parse(_merged(document_of(draft), body))
         notes = draft_fill(draft, _without_launch(document))
     except Exception:
         if draft is not plan:

@@ -26,12 +26,11 @@ from webapp.core import vault
 from webapp.core.clock import now
 from webapp.core.ids import new_ulid
 from webapp.core.pace import calls
-from webapp.core.problems import ConflictProblem, InvalidProblem, problem_response
+from webapp.core.problems import REQUEST_ID, ConflictProblem, InvalidProblem, problem_response
 from webapp.core.queries import NewestFirst
 
 # Request ids: each response names one, and what is logged during the request names it too.
 
-REQUEST_ID = "X-Request-Id"
 KEY_HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
 RATE_LIMIT, RATE_REMAINING = "RateLimit-Limit", "RateLimit-Remaining"
@@ -115,7 +114,12 @@ def with_request_rules(view: View, inputs: Mapping[str, Inputs]) -> View:
         request.inputs = inputs.get(str(request.method))  # type: ignore[attr-defined]
         request_id = new_ulid()
         with structlog.contextvars.bound_contextvars(request_id=request_id), acting_as(None):
-            response = _once(view, request, *args, **kwargs)
+            try:
+                response = _once(view, request, *args, **kwargs)
+            except Exception as error:  # Django logs it with its notes
+                error.add_note(f"Request id: {request_id}")
+                request.request_id = request_id  # type: ignore[attr-defined]
+                raise
         response[REQUEST_ID] = request_id
         if paced := getattr(request, "paced", None):
             rest, seconds = calls.rest(*paced)

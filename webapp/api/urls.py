@@ -16,16 +16,14 @@ from ninja.errors import AuthenticationError, ValidationError, ValidationErrorCo
 from ninja.main import Exc
 from ninja.openapi.schema import OpenAPISchema
 from pydantic import BaseModel
-from pydantic import ValidationError as PydanticError
 
 from webapp.api import hosts, jobs, launches, library, machines, openapi, plans, team
 from webapp.api.auth import READ, TokenAuth
-from webapp.api.faults import in_words
 from webapp.api.requests import Inputs, inputs_of, with_request_rules
 from webapp.core import outages, problems
+from webapp.core.faults import in_words
 from webapp.core.problems import LimitedParser, MethodProblem, problem_response
-from webapp.wizard.documents import adapter
-from webapp.wizard.drafts import GOALS
+from webapp.wizard.documents import without_tags
 
 # ---------------------------------------------------------------------------
 # Liveness and readiness of the web process; public, without details.
@@ -68,23 +66,9 @@ def _broker() -> bool:
 # ---------------------------------------------------------------------------
 
 
-def _without_tags(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Return a field's path without the name of the body and the goal of a plan's document."""
-    path = location[1:] if location[:1] == ("body",) else location
-    start = int(path[:1] == ("document",))  # of a request for approval
-    has_tag = len(path) > start and path[start] in GOALS
-    return path[:start] + path[start + 1 :] if has_tag else path
-
-
 @cache
 def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_json_schema()
-
-
-@cache
-def _document_schema() -> dict[str, Any]:
-    """Return the JSON schema of the documents of plans."""
-    return adapter().json_schema()
 
 
 class DocumentedAPI(NinjaAPI):
@@ -119,7 +103,7 @@ class DocumentedAPI(NinjaAPI):
             error, model = context.pydantic_validation_error, context.model
             names = model.__ninja_flatten_map_reverse__
             for fault in in_words(problems.faults_of(error), _schema_of(model)):
-                location = _without_tags(names.get(fault["loc"], fault["loc"]))
+                location = without_tags(names.get(fault["loc"], fault["loc"]))
                 faults.append({**fault, "loc": (model.__ninja_param_source__, *location)})
             problems.release_frames(error)
         return ValidationError(faults)
@@ -143,17 +127,6 @@ api = DocumentedAPI(
     description="What hosts report to, and what pages and scripts read from.",
 )
 problems.install(api)
-
-
-@api.exception_handler(PydanticError)
-def on_invalid_document(_request: HttpRequest, error: PydanticError) -> HttpResponse:
-    """Answer a body that an operation parses itself, such as a changed plan's document."""
-    faults = problems.faults_of(error)
-    if all(fault["loc"][:1] == () or fault["loc"][0] in GOALS for fault in faults):
-        faults = in_words(faults, _document_schema())
-        faults = [{**fault, "loc": _without_tags(fault["loc"])} for fault in faults]
-    return problem_response(problems.invalid(faults))
-
 
 api.add_router("/hosts", hosts.router)
 api.add_router("/attempts", hosts.attempts_router)

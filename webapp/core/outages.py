@@ -17,7 +17,15 @@ from django.template.loader import render_to_string
 from django.views import defaults
 
 from runners.host.redis_access import connect
-from webapp.core.problems import BusyProblem, NotFoundProblem, UnavailableProblem
+from webapp.core.problems import (
+    REQUEST_ID,
+    BusyProblem,
+    NotFoundProblem,
+    Problem,
+    UnavailableProblem,
+    UnexpectedProblem,
+    problem_response,
+)
 
 # ---------------------------------------------------------------------------
 # Failures of the database or disk: one sentence, and when to retry.
@@ -113,14 +121,15 @@ def _problem(kind: Outage | None) -> UnavailableProblem | None:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """Answer an uncaught exception: an outage with 503, anything else with Django's 500."""
+    """Answer an uncaught exception: an outage with 503, anything else with 500.
+
+    The API answers both with a problem document; its request id is the one in the server's log.
+    """
     problem = outage_of(sys.exception())
+    if request.path.startswith(API_PREFIX):
+        return _problem_of(request, problem)
     if problem is None:
         return defaults.server_error(request)
-    if request.path.startswith(API_PREFIX):
-        from webapp.core.problems import problem_response  # here: avoids an import cycle
-
-        return problem_response(problem)
     seconds = problem.facts["retry_after_seconds"]
     html = render_to_string("503.html", {"detail": problem.detail, "seconds": seconds})
     response = HttpResponse(html, status=HTTPStatus.SERVICE_UNAVAILABLE)
@@ -129,12 +138,22 @@ def server_error(request: HttpRequest) -> HttpResponse:
     return response
 
 
+def _problem_of(request: HttpRequest, problem: Problem | None) -> HttpResponse:
+    request_id = getattr(request, "request_id", "")
+    words = (
+        "The server failed in a way that it does not expect. Its log has the error"
+        f"{' with the request id ' * bool(request_id)}{request_id}."
+    )
+    answer = problem_response(problem or UnexpectedProblem("unexpected", words))
+    if request_id:
+        answer[REQUEST_ID] = request_id
+    return answer
+
+
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     """Answer an unknown URL: with a problem document for the API, else with the 404 page."""
     if not request.path.startswith(API_PREFIX):
         return defaults.page_not_found(request, exception)
-    from webapp.core.problems import problem_response  # as above
-
     return problem_response(NotFoundProblem("no_such_address", "The API has no such address."))
 
 

@@ -22,6 +22,9 @@ from runners.jobspec.base import parse_json, plain
 # ---------------------------------------------------------------------------
 
 
+REQUEST_ID = "X-Request-Id"  # header of every reply of the API
+
+
 class Problem(Exception):  # noqa: N818 (RFC 9457 calls the document a problem)
     """An expected error with a stable ``code`` and a sentence that says what to do."""
 
@@ -40,6 +43,13 @@ class InvalidProblem(Problem):
 
     status = 422
     title = "The request is not valid"
+
+
+class UnexpectedProblem(Problem):
+    """The server failed: a fault of Slipway, not of the request."""
+
+    status = 500
+    title = "The server failed"
 
 
 class UnauthorizedProblem(Problem):

@@ -108,6 +108,9 @@ def plan_new(request: HttpRequest) -> HttpResponse:
     return redirect("plan-step", plan.pk, step)
 
 
+PASTED = "pasted"  # in the session: a refused text, until a page shows it again
+
+
 @require_POST
 @require_role(Role.PRACTITIONER)
 def plan_paste(request: HttpRequest) -> HttpResponse:
@@ -120,6 +123,7 @@ def plan_paste(request: HttpRequest) -> HttpResponse:
         )
     except Problem as problem:
         messages.error(request, problem.detail)
+        request.session[PASTED] = text  # for the new page's field
         return redirect("plan-new")
     plan.save(force_insert=True)
     steps.compute_quietly(plan)
@@ -141,7 +145,10 @@ def plan_step(request: HttpRequest, plan_id: str, step: str) -> HttpResponse:
     if request.method == "GET":
         if "offers" in request.GET:  # requested by a browser without JavaScript
             steps.offers_found(plan)
-        return render(request, "wizard/step.html", steps.step_page(plan, step))
+        page = steps.step_page(plan, step)
+        if step == "goal":
+            page["pasted"] = request.session.pop(PASTED, "")
+        return render(request, "wizard/step.html", page)
     if problem_page := _save(request, plan, step):
         status = CONFLICT if problem_page.get("stale") else UNPROCESSABLE
         page = problem_page | steps.problem_rail(plan, problem_page)

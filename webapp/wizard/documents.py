@@ -17,14 +17,15 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.http import HttpRequest, QueryDict
 from django.utils.datastructures import MultiValueDict
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
 from planner.catalog.devices import get_device
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import PlannerError
 from runners.launchers.launch import ENGINES
 from webapp.core.display import sentence
-from webapp.core.problems import InvalidProblem
+from webapp.core.faults import in_words
+from webapp.core.problems import InvalidProblem, faults_of, invalid, release_frames
 from webapp.jobs.endpoints import hashes_of
 from webapp.jobs.launching import LaunchOptions, launch_fields, launch_options_of, plan_launch
 from webapp.jobs.models import Job, Priority
@@ -36,6 +37,7 @@ from webapp.plans.questions import SLO_SECONDS, draft_shape, percentile_of
 from webapp.plans.serving import endpoint_options_of, engine_choices
 from webapp.plans.training import MIX_ROWS
 from webapp.wizard.drafts import (
+    GOALS,
     Options,
     adapt_pretraining,
     adapt_requests,
@@ -320,6 +322,34 @@ else:  # one document per goal, told apart by it
 def adapter() -> TypeAdapter[Any]:
     """Return the parser of plan documents."""
     return TypeAdapter(PlanDocument)
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    return adapter().json_schema()
+
+
+def document_parse(given: object) -> PlanBase:
+    """Return a document that was put together here, from what somebody sent.
+
+    Raises:
+        InvalidProblem: a field is unknown, missing or has a value of another type.
+    """
+    try:
+        parsed: PlanBase = adapter().validate_python(given)
+    except ValidationError as error:
+        faults = in_words(faults_of(error), _schema())
+        release_frames(error)
+        raise invalid([{**fault, "loc": without_tags(fault["loc"])} for fault in faults]) from None
+    return parsed
+
+
+def without_tags(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Return a fault's path without the name of the body and the goal of a plan's document."""
+    path = location[1:] if location[:1] == ("body",) else location
+    start = int(path[:1] == ("document",))  # of a request for approval
+    has_tag = len(path) > start and path[start] in GOALS
+    return path[:start] + path[start + 1 :] if has_tag else path
 
 
 # From a document to a draft

@@ -12,7 +12,7 @@ from webapp.core.display import sentence
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
 from webapp.plans.models import Plan
-from webapp.wizard.documents import PlanBase, adapter, document_of_request, draft_fill
+from webapp.wizard.documents import document_of_request, document_parse, draft_fill
 from webapp.wizard.drafts import DEFAULT_DEVICE, first_host, serve_draft
 
 MOST_SHOWN = 60  # settings of each kind that the review lists
@@ -48,7 +48,7 @@ def paste_draft(
     own = first_host(team)
     named = _with_device(request, own) if not host and not pool else []
     document, notes = document_of_request(request, host=host, pool=pool)
-    parsed: PlanBase = adapter().validate_python(document)
+    parsed = document_parse(document)
     plan = Plan(team=team, owner=owner, draft=serve_draft(own))
     notes = [*named, *notes, *draft_fill(plan, parsed)]
     plan.draft["is_touched"] = True

@@ -10,6 +10,7 @@ from django.test import Client
 from tests.webapp.conftest import client_of, make_job
 from webapp.accounts.models import Membership, Role, StoredReply
 from webapp.accounts.tokens import token_make
+from webapp.api import team as team_api
 from webapp.core import vault
 from webapp.core.pace import PERSON
 from webapp.jobs.models import Job, LaunchRequest
@@ -196,3 +197,29 @@ def test_a_plan_does_not_take_how_it_is_launched(client, host):
         code, detail = refused(answer)
         assert (code, "/launch" in detail) == ("launch", True)
     assert Plan.objects.count() == 1
+
+
+def test_a_failure_of_the_server_is_a_problem_document_and_no_fault_of_the_request(
+    client, monkeypatch, caplog
+):
+    client.raise_request_exception = False
+    monkeypatch.setattr(team_api, "_scope", lambda: "no scope")  # the reply breaks its own schema
+    answer = client.get("/api/v1/me")
+    body = answer.json()
+    assert (answer.status_code, body["code"]) == (500, "unexpected")
+    assert answer["Content-Type"] == "application/problem+json"
+    assert answer["X-Request-Id"] in body["detail"]
+    assert f"Request id: {answer['X-Request-Id']}" in caplog.text
+
+
+def test_a_document_put_together_by_an_operation_is_refused_field_by_field(client, team, alice):
+    plan = Plan.objects.create(team=team, owner=alice, draft=serve_draft(None))
+    for change, field, words in [
+        ({"workload": {"input_tokns": 3}}, "workload.input_tokns", "nearest is “input_tokens”"),
+        ({"goal": "sell"}, "goal", "It is 'sell'; it can be compress"),
+        ({"workload": {"input_tokens": "many"}}, "workload.input_tokens", "integer"),
+    ]:
+        answer = client.patch(f"/api/v1/plans/{plan.pk}", json.dumps(change), "application/json")
+        code, detail = refused(answer)
+        named = answer.json()["errors"][0]["field"]
+        assert (code, named, words in detail) == ("invalid", field, True), detail

@@ -75,6 +75,14 @@ def test_what_is_no_ones_command_is_refused_in_words(alice, host, text):
     assert script.status_code == 201 or script.json()["detail"]
 
 
+def test_a_refused_text_stays_in_its_field(alice, host):
+    client = client_of(alice)
+    page = client.post("/plans/paste/", {"text": "\nrm -rf <here>"}, follow=True)
+    text = page.content.decode()
+    assert "\n\nrm -rf &lt;here&gt;</textarea>" in text
+    assert "rm -rf" not in client.get("/plans/new/", follow=True).content.decode()
+
+
 def test_a_script_is_told_what_a_text_said_and_what_is_missing(alice, host):
     answer = client_of(alice).post(
         "/api/v1/plans/import", json.dumps({"text": VLLM, "host": host.slug}), "application/json"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,10 @@ from webapp.bench.ratios import keep
 
 ROUNDS = 5
 IMPORT_GOAL = "below 0.3"
+COMMAND_LINE = {
+    "slipway --help": (["--help"], "at most 0.2"),
+    "slipway plan serve": (["plan", "serve", "llama-3.1-8b", "--on", "h100-sxm"], "at most 1.0"),
+}
 SERVE = {
     "model": "meta-llama/Llama-3.1-8B",
     "cluster": {"device": "h100-sxm-80gb", "devices_per_node": 8, "nodes": 1},
@@ -103,6 +108,35 @@ def _first_call_program(function: str, document: str) -> str:
         f"from planner.api import {function}; from planner.specs.estimate import {document}; "
         f"{function}({document}.model_validate({SERVE!r}))"
     )
+
+
+def command_line() -> Iterator[Figure]:
+    """Measure the CPU time of `slipway --help` and `slipway plan`, each in a process of its own.
+
+    The bytecode is compiled before, as pip does it: where PYTHONDONTWRITEBYTECODE is set in a
+    checkout, every process compiles the planner again, which costs a third of a second more. The
+    ratio to a loop of twenty million additions does not depend on the machine's clock rate.
+    """
+    loop = "x = 0\nfor i in range(20_000_000): x += 1"
+    programs = {"twenty million additions": loop}
+    for name, (arguments, _) in COMMAND_LINE.items():
+        programs[name] = (
+            f"import sys; sys.argv[1:] = {arguments!r}; from runners.cli.main import run; run()"
+        )
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    with tempfile.TemporaryDirectory() as cache:
+        for code in programs.values():
+            _python(code, bytecode=cache, is_quiet=True)
+        for _ in range(ROUNDS):
+            for name, code in programs.items():
+                run = partial(_python, code, bytecode=cache, is_quiet=True)
+                times[name].append(_cpu_seconds(run))
+    seconds = {name: median(each) for name, each in times.items()}
+    additions = seconds.pop("twenty million additions")
+    yield Figure("twenty million additions, CPU time", additions, "s")
+    for name, taken in seconds.items():
+        yield Figure(f"{name}, CPU time", taken, "s", COMMAND_LINE[name][1])
+        yield Figure(f"{name} / twenty million additions", taken / additions, "ratio")
 
 
 def estimates() -> Iterator[Figure]:
@@ -240,6 +274,7 @@ def memory_terms(*, is_kept: bool = False, load: float = 0.0) -> Iterator[Figure
 
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "import": planner_import,
+    "command-line": command_line,
     "estimate": estimates,
     "replan": replan,
     "planner": search,
@@ -344,12 +379,23 @@ def _timed(run: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _python(code: str, bytecode: str | None = None) -> None:
+def _cpu_seconds(run: Callable[[], object]) -> float:
+    """Return the CPU time, user and system, of the processes that a function starts and awaits."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _python(code: str, bytecode: str | None = None, *, is_quiet: bool = False) -> None:
     """Run a separate Python with bytecode in a folder, or without any bytecode."""
     with tempfile.TemporaryDirectory() as unwritten:
         environment = {**os.environ, "PYTHONPYCACHEPREFIX": bytecode or unwritten}
         environment["PYTHONDONTWRITEBYTECODE"] = "" if bytecode else "1"
-        subprocess.run([sys.executable, "-c", code], cwd=site.ROOT, env=environment, check=True)
+        output = subprocess.DEVNULL if is_quiet else None
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=site.ROOT, env=environment, check=True, stdout=output
+        )
 
 
 def _seconds_to_first_page(data: Path) -> float:
