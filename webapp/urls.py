@@ -91,6 +91,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("models/", model_catalog.model_list, name="model-list"),
     path("models/new/", model_catalog.model_new, name="model-new"),
     path("models/<slug:model_id>/evaluate/", evaluation.model_evaluate, name="model-evaluate"),
+    path("models/<slug:model_id>/rename/", model_catalog.model_rename_view, name="model-rename"),
+    path("models/<slug:model_id>/delete/", model_catalog.model_delete_view, name="model-delete"),
     path("models/<path:model_id>/", model_catalog.model_detail, name="model-detail"),
     path("techniques/", model_catalog.technique_list, name="technique-list"),
     path("techniques/<str:key>/", model_catalog.technique_detail, name="technique-detail"),
@@ -124,6 +126,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
         calibration.measurement_decide_view,
         name="measurement-decide",
     ),
+    path(f"{JOB}files/delete/", job_actions.job_files_delete_view, name="job-files-delete"),
     path(f"{JOB}delete/", job_actions.job_delete_view, name="job-delete"),
     # approvals
     path("approvals/", approvals.approval_list, name="approvals"),

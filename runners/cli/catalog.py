@@ -1,19 +1,24 @@
 """``slipway models`` and ``slipway devices``: the planner's catalogs, listed or searched.
 
-``slipway models add`` registers a model of the team on the server.
+``slipway models add`` registers a model of the team on the server; ``team`` lists, ``rename`` and
+``delete`` change those models.
 """
 
+import itertools
 import json
 import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.output import OutputOption, gib, number, show, table, tokens, usd, write_document
+
+if TYPE_CHECKING:
+    from runners.client.generated import ModelReply, Slipway
 
 Row = dict[str, Any]
 
@@ -179,6 +184,84 @@ def model_add(
         write_reply(added, output)
         return
     typer.echo(f"{added.id}  {added.name}: {tokens(added.num_parameters)} parameters.")
+
+
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Id or name of a model of the team.")
+]
+
+
+@models.command("team")
+def models_of_team(output: OutputOption = "table") -> None:
+    """List the models of the team: added ones, and what its jobs made."""
+    from runners.cli.server import server, write_reply
+
+    with server() as client:
+        found = _of_team(client)
+    if output != "table":
+        write_reply(found, output)
+        return
+    rows = [
+        (each.id, each.name, tokens(each.num_parameters), each.source, each.host) for each in found
+    ]
+    show(table(("ID", "NAME", "PARAMETERS", "SOURCE", "HOST"), rows, right=(2,), fixed=[0]))
+
+
+@models.command("rename")
+def model_rename(
+    model: ModelArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The new name.")],
+) -> None:
+    """Give a model of the team another name."""
+    from runners.cli.server import server
+
+    with server() as client:
+        found = client.change_model(_model_of(client, model).id, {"name": name})
+    typer.echo(f"{found.id}  {found.name}")
+
+
+@models.command("delete")
+def model_delete(
+    model: ModelArgument,
+    *,
+    files: Annotated[
+        bool, typer.Option("--files", help="Also what the job that made it keeps on its host.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a model from the team's models."""
+    from runners.cli.server import confirm, server
+
+    with server() as client:
+        found = _model_of(client, model)
+        confirm(f"Delete the model {found.name} ({found.id}){' and its files' * files}?", yes=yes)
+        client.delete_model(found.id, files=files)
+    typer.echo(f"Deleted {found.name} ({found.id}).")
+
+
+def _of_team(client: "Slipway") -> "list[ModelReply]":
+    """Return the models of the team, which the list has before those of the catalog."""
+    listed = client.paginate(client.list_models, limit=200)
+    return list(itertools.takewhile(lambda each: each.source != "catalog", listed))
+
+
+def _model_of(client: "Slipway", text: str) -> "ModelReply":
+    """Return the model of the team with an id or a name.
+
+    Raises:
+        CliError: there is none, or several have the name.
+    """
+    own = _of_team(client)
+    found = [each for each in own if text.upper() == each.id or text == each.name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        ids = ", ".join(each.id for each in found)
+        raise CliError(f"MODEL is {text!r}, and several have this name: {ids}", field="MODEL")
+    raise CliError(
+        f"MODEL is {text!r}, and the team has no such model: `slipway models team` lists them",
+        field="MODEL",
+    )
 
 
 def read_config(source: str) -> tuple[Row, str]:

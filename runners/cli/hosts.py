@@ -269,6 +269,16 @@ def host_address(
             typer.echo(f"{each} (chosen)" if each == found.address else each)
 
 
+@hosts.command("files")
+def host_files(host: HostArgument, output: OutputOption = "table") -> None:
+    """List what ended jobs keep on a host's disk, the largest first."""
+    from runners.cli.jobs import write_files
+
+    with server() as client:
+        found = list(client.paginate(client.list_host_files, host))
+    write_files(found, output)
+
+
 environments = typer.Typer(
     help="Named environments of a host, such as vllm.",
     no_args_is_help=True,

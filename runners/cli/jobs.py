@@ -8,13 +8,14 @@ import time
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.output import (
     OutputOption,
+    file_size,
     gib,
     number,
     percent,
@@ -36,7 +37,7 @@ from runners.cli.server import (
 )
 
 if TYPE_CHECKING:
-    from runners.client.generated import JobDetail, JobReply, Slipway
+    from runners.client.generated import JobDetail, JobReply, Slipway, StoredFilesReply
     from runners.client.transport import Event
 
 OPEN_STATES = "queued,preflight,starting,running,stopping"
@@ -456,7 +457,7 @@ def artefacts(
                 (
                     each.name,
                     each.kind,
-                    f"{number(each.total_bytes / 2**20)} MiB",
+                    file_size(each.total_bytes),
                     "" if each.is_complete else "arriving",
                 )
                 for each in found
@@ -473,7 +474,7 @@ def artefacts(
                 unpacked = _unpack(file, folder)
             finally:
                 part.unlink(missing_ok=True)
-    typer.echo(f"{unpacked} ({number(num_bytes / 2**20)} MiB)")
+    typer.echo(f"{unpacked} ({file_size(num_bytes)})")
 
 
 def _unpack(file: "io.BufferedRandom", folder: Path) -> Path:
@@ -482,6 +483,52 @@ def _unpack(file: "io.BufferedRandom", folder: Path) -> Path:
         archive.extractall(folder, filter="data")
         roots = {member.name.split("/")[0] for member in archive.getmembers()}
     return folder / next(iter(roots), "")
+
+
+def files(
+    job: JobArgument,
+    *,
+    delete_part: Annotated[
+        Literal["", "checkpoint", "all"],
+        typer.Option(
+            "--delete",
+            metavar="PART",
+            help="checkpoint: it can no longer be resumed; all: what it made, too.",
+        ),
+    ] = "",
+    yes: YesOption = False,
+    output: OutputOption = "table",
+) -> None:
+    """List what an ended job keeps on the disks of its hosts, or delete it there."""
+    with server() as client:
+        job_id = job_id_of(client, job)
+        found = list(client.paginate(client.list_job_files, job_id))
+        if delete_part:
+            parts = ("checkpoint", "output") if delete_part == "all" else ("checkpoint",)
+            size = sum(getattr(each, f"{part}_bytes") for each in found for part in parts)
+            what = "all files" if delete_part == "all" else "the checkpoint"
+            confirm(f"Delete {what} of {job} ({file_size(size)}) from its hosts?", yes=yes)
+            found = list(client.delete_job_files(job_id, part=delete_part).items)
+    write_files(found, output)
+
+
+def write_files(found: "list[StoredFilesReply]", output: str) -> None:
+    """Print what ended jobs keep on hosts."""
+    if output != "table":
+        write_reply(found, output)
+        return
+    rows = [
+        (
+            each.job,
+            each.job_name,
+            each.host,
+            file_size(each.checkpoint_bytes),
+            file_size(each.output_bytes),
+            f"deletes {each.pending}" if each.pending else "",
+        )
+        for each in found
+    ]
+    show(table(("JOB", "NAME", "HOST", "CHECKPOINT", "OUTPUT", ""), rows, right=(3, 4), fixed=[0]))
 
 
 def delete(job: JobArgument, *, yes: YesOption = False) -> None:

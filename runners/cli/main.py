@@ -56,6 +56,7 @@ COMMANDS = {
     "clone": LazyCommand("jobs", "clone", "Make a draft plan of a job."),
     "compare": LazyCommand("jobs", "compare", "Put jobs side by side."),
     "artefacts": LazyCommand("jobs", "artefacts", "List or download what a job made."),
+    "files": LazyCommand("jobs", "files", "List or delete what a job keeps on its hosts."),
     "open": LazyCommand("jobs", "open_page", "Open a job's page in the browser."),
     "delete": LazyCommand("jobs", "delete", "Delete an ended job from the history."),
     "hosts": LazyCommand("hosts", "hosts", "List, add, check, label, cordon and drain hosts."),

@@ -149,6 +149,15 @@ def gib(value: float) -> str:
     return f"{value / 2**30:,.1f} GiB"
 
 
+def file_size(value: float) -> str:
+    """Return the bytes of files in MiB, from 1 GiB on in GiB.
+
+    >>> file_size(38_400_000), file_size(85899345920)
+    ('36.6 MiB', '80.0 GiB')
+    """
+    return gib(value) if value >= 2**30 else f"{number(value / 2**20)} MiB"
+
+
 def usd(value: float) -> str:
     """Return an amount of money.
 

@@ -244,7 +244,10 @@ class Operations:
 
     @operation("DELETE", "/jobs/{job_id}")
     def delete_job(self, job_id: str, *, idempotency_key: str | None = None) -> None:
-        """Delete an ended job from the history; its measurements still calibrate its host."""
+        """Delete an ended job from the history; its measurements still calibrate its host.
+
+        Its hosts delete its checkpoints, and its output unless that is a model of the team.
+        """
 
     @operation("POST", "/jobs/{job_id}/stop")
     def stop_job(self, job_id: str, *, idempotency_key: str | None = None) -> JobDetail:
@@ -325,6 +328,27 @@ class Operations:
     @operation("GET", "/tickets")
     def get_ticket(self, *, topics: str) -> Ticket:
         """Return a new ticket for those of the comma-separated topics that the caller may see."""
+
+    @operation("GET", "/hosts/{slug}/files")
+    def list_host_files(self, slug: str, *, limit: int = 50, cursor: str = "") -> StoredFilesPage:
+        """Return what ended jobs keep on a host's disk, the largest first."""
+
+    @operation("GET", "/jobs/{job_id}/files")
+    def list_job_files(self, job_id: str, *, limit: int = 50, cursor: str = "") -> StoredFilesPage:
+        """Return what an ended job keeps on its hosts' disks, its last attempt first."""
+
+    @operation("DELETE", "/jobs/{job_id}/files")
+    def delete_job_files(
+        self,
+        job_id: str,
+        *,
+        part: Literal["checkpoint", "all"],
+        idempotency_key: str | None = None,
+    ) -> StoredFilesPage:
+        """Order the hosts of an ended job to delete its checkpoints, or all that it keeps there.
+
+        A host does so after its next heartbeat. Log, measurements and uploaded artefacts stay.
+        """
 
     @operation("GET", "/hosts")
     def list_hosts(self, *, limit: int = 200, cursor: str = "", q: str = "") -> HostPage:
@@ -448,6 +472,18 @@ class Operations:
     @operation("GET", "/models/{model_id}")
     def get_model(self, model_id: str) -> ModelDetail:
         """Return a model of the team by its id, or one of the catalog by any of its names."""
+
+    @operation("PATCH", "/models/{model_id}")
+    def change_model(
+        self, model_id: str, body: ModelChanges | JsonObject, *, idempotency_key: str | None = None
+    ) -> ModelDetail:
+        """Rename a model of the team; plans and jobs keep the name that they were made with."""
+
+    @operation("DELETE", "/models/{model_id}")
+    def delete_model(
+        self, model_id: str, *, files: bool = False, idempotency_key: str | None = None
+    ) -> None:
+        """Delete a model from the team's models; jobs that ran with it stay in the history."""
 
     @operation("POST", "/evaluations/{model_id}")
     def evaluate_model(

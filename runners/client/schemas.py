@@ -725,6 +725,12 @@ class MemberReply(Reply):
     role: Role | str
 
 
+class ModelChanges(TypedDict):
+    """What changes of a team's model."""
+
+    name: str
+
+
 class ModelReply(Reply):
     """A model of the catalog, or of the team."""
 
@@ -1147,6 +1153,27 @@ class StoredEvent(Reply):
         | str
     )
     body: dict[str, Any]
+
+
+class StoredFilesPage(Reply):
+    """A page of what ended jobs keep."""
+
+    items: list[StoredFilesReply]
+    next_cursor: str | None = None
+
+
+class StoredFilesReply(Reply):
+    """What one attempt of an ended job keeps on its host's disk, as the host last reported."""
+
+    job: str
+    job_name: str
+    is_deleted: bool
+    attempt: str
+    host: str
+    checkpoint_bytes: int
+    output_bytes: int
+    ended_at: datetime | None
+    pending: Literal["", "checkpoint", "all"] | str
 
 
 class SuggestionReply(Reply):

@@ -17,6 +17,7 @@ from runners.environments.builder import Keeper
 from runners.host import enrolment, inventory
 from runners.host.bench import MicrobenchRunner, command_for
 from runners.host.enrolment import EpochMemory
+from runners.host.files import JobFiles
 from runners.host.reconcile import Reconciler, Render
 from runners.host.shipping import (
     RedisStream,
@@ -79,6 +80,8 @@ class Agent:
         )
         self._epoch = EpochMemory(host_dir.path)
         self.environments = Keeper(host_dir)
+        self.files = JobFiles(host_dir)
+        self._files_loop = RepeatingThread("files", self.files.step)
         self._credential = credential
         self._stream = _event_stream(host_dir, credential)
         self._companion: Companion | None = None
@@ -119,7 +122,11 @@ class Agent:
             wake = WakeListener(self._host_dir.wake)
             stack.callback(wake.close)
             self._reap_attempts()
-            loops = [self._shipping_loop, RepeatingThread("uploads", self.uploads.step)]
+            loops = [
+                self._shipping_loop,
+                RepeatingThread("uploads", self.uploads.step),
+                self._files_loop,
+            ]
             for loop in loops:
                 loop.start()
             self._companion = beside
@@ -188,6 +195,7 @@ class Agent:
         self._next_beat = self._clock() + self._seconds_to_next_heartbeat(reply)
         self._is_first_beat, self._measured = False, None
         self.environments.mark_reported()
+        self.files.mark_reported()
         if self._are_facts_due():
             self._facts_due_at = self._clock() + FACTS_SECONDS
         if reply.recheck:
@@ -204,13 +212,15 @@ class Agent:
         if reply.wanted:  # ship the first events of new attempts at once
             self._shipping_loop.wake()
         self.environments.obey(reply.environments)
+        if self.files.obey(reply.delete_files) or reply.forget:  # an attempt's end is stored
+            self._files_loop.wake()
         if reply.rotate:
             self._rotate()
 
     def _heartbeat(self) -> Beat:
         with inventory.gpu_library() as library:
             gpus = tuple(inventory.gpu_loads(library)) if library else ()
-        problems = [*self.reconciler.problems, self.bench.problem]
+        problems = [*self.reconciler.problems, *self.files.problems, self.bench.problem]
         return Beat(
             boot_id=self.reconciler.boot_id,
             sent_at_ms=time.time_ns() // 1_000_000,
@@ -227,6 +237,7 @@ class Agent:
             microbench=self._measured,
             is_agent_start=self._is_first_beat,
             environments=self.environments.news(everything=self._are_facts_due()),
+            files=self.files.news(everything=self._are_facts_due()),
             epoch=self._epoch.seen,
         )
 
@@ -235,6 +246,7 @@ class Agent:
 
     def _seconds_to_next_heartbeat(self, reply: BeatReply) -> float:
         is_awaited = bool(reply.wanted or reply.stop or reply.environments or self._verdicts)
+        is_awaited = is_awaited or bool(reply.delete_files)
         return min(LIVE_BEAT_SECONDS, self._beat_seconds) if is_awaited else self._beat_seconds
 
     def _rotate(self) -> None:

@@ -51,11 +51,13 @@ class EpochMemory:
         if epoch is None or (self.seen is not None and epoch.number == self.seen.number):
             return reply, ""
         if self.seen is not None and epoch.number < self.seen.number:
-            suspended = {"wanted": (), "stop": (), "forget": (), "rotate": False}
+            suspended = dict.fromkeys(
+                ("wanted", "stop", "forget", "environments", "delete_files"), ()
+            ) | {"rotate": False}
             return reply.model_copy(update=suspended), (
                 f"The server shows epoch {epoch.number}, but this host has seen "
-                f"{self.seen.number}: it was restored from a backup. Nothing is started or "
-                "stopped for it until `manage.py epoch raise` was run there."
+                f"{self.seen.number}: it was restored from a backup. Nothing is started, "
+                "stopped or deleted for it until `manage.py epoch raise` was run there."
             )
         write_secret(self._path, epoch.model_dump_json())
         self.seen = epoch

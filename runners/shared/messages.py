@@ -103,6 +103,28 @@ class EnvironmentOrder(Message):
     order_id: str = Field(max_length=40)
 
 
+# The files that ended attempts keep on a host's disk, and the orders to delete them.
+
+
+MAX_STORED = 5000  # attempts in a report, the largest first
+FilePart = Literal["checkpoint", "all"]
+
+
+class StoredFiles(Message):
+    """What one ended attempt keeps on the host's disk."""
+
+    attempt_id: Identifier
+    checkpoint_bytes: NonNegativeInt = 0  # what a resumed job goes on from
+    output_bytes: NonNegativeInt = 0  # what it made, such as a model
+
+
+class FilesOrder(Message):
+    """Order to delete files of an ended attempt; repeated until a report shows it done."""
+
+    attempt_id: str
+    part: FilePart
+
+
 # The requirements that a host checks before a claim, and the check results.
 
 
@@ -267,6 +289,9 @@ class Beat(Message):
     microbench: Microbench | None = None  # once after it ran
     is_agent_start: bool = False
     environments: tuple[EnvironmentState, ...] | None = Field(default=None, max_length=32)
+    files: tuple[StoredFiles, ...] | None = Field(  # of ended attempts; None: as last reported
+        default=None, max_length=MAX_STORED, fail_fast=True
+    )
     epoch: EpochShown | None = None  # the highest epoch that this host has received
 
 
@@ -292,16 +317,20 @@ class StopOrder(Message):
     grace_seconds: NonNegativeFloat = scale_duration(15.0, least=0.5)
 
 
-def _known_orders(value: object) -> object:
-    """Return environment orders without those of an action that only a newer server knows."""
-    if not isinstance(value, list | tuple):
-        return value
-    known = get_args(EnvironmentOrder.model_fields["action"].annotation)
-    return [
-        each
-        for each in value
-        if not isinstance(each, dict) or each.get("action", known[0]) in known
-    ]
+def _known_orders(kind: type[Message], field: str) -> BeforeValidator:
+    """Return what leaves out orders whose ``field`` has a value that only a newer server knows."""
+    known = get_args(kind.model_fields[field].annotation)
+
+    def without_newer(value: object) -> object:
+        if not isinstance(value, list | tuple):
+            return value
+        return [
+            each
+            for each in value
+            if not isinstance(each, dict) or each.get(field, known[0]) in known
+        ]
+
+    return BeforeValidator(without_newer)
 
 
 class BeatReply(Message):
@@ -317,8 +346,11 @@ class BeatReply(Message):
     epoch: EpochShown | None = None
     recheck: bool = False  # an operator fixed something: report the facts again
     environments: Annotated[
-        tuple[EnvironmentOrder, ...], BeforeValidator(_known_orders)
+        tuple[EnvironmentOrder, ...], _known_orders(EnvironmentOrder, "action")
     ] = ()  # builds and removals requested by an operator
+    delete_files: Annotated[
+        tuple[FilesOrder, ...], _known_orders(FilesOrder, "part")
+    ] = ()  # files of ended attempts that somebody deletes
 
 
 # Claim and start

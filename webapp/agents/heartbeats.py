@@ -31,8 +31,10 @@ from webapp.hosts.services import (
     publish_host_checks,
     publish_host_states,
 )
+from webapp.jobs import stored_files
 from webapp.jobs.models import LIVE_STATES, Attempt, Job, JobState
 
+NOT_KEPT = {"facts", "microbench", "environments", "files"}  # of a beat: in columns of their own
 READ = (
     *("team", "pool", "slug", "state", "microbench", "rotation_asked_at", "checks"),
     "epoch_seen",
@@ -92,6 +94,7 @@ def _reply(
         rotate=host.rotation_asked_at is not None,
         recheck=WANTS_RECHECK in host.checks,
         environments=orders_of(host),
+        delete_files=stored_files.orders_of(host),
     )
 
 
@@ -108,7 +111,8 @@ def _store(heartbeats: Sequence[HostHeartbeat]) -> dict[str, Host]:
         update_each(Host, [_apply(hosts[each.host_id], each.beat) for each in heartbeats])
     for each in heartbeats:
         host, beat = hosts[each.host_id], each.beat
-        if host.state == HostState.CHECKING or beat.facts or beat.microbench or beat.environments:
+        news = beat.facts or beat.microbench or beat.environments or beat.files
+        if host.state == HostState.CHECKING or news:
             publish_host_checks(host)
     publish_host_states([(host, contact_of(host)) for host in hosts.values()])
     return hosts
@@ -131,7 +135,7 @@ def _apply(host: Host, beat: Beat) -> RowChange:
 
 def _changes(host: Host, beat: Beat) -> dict[str, Any]:
     changes: dict[str, Any] = {
-        "last_beat": beat.model_dump(mode="json", exclude={"facts", "microbench", "environments"}),
+        "last_beat": beat.model_dump(mode="json", exclude=NOT_KEPT),
         "last_seen_at": now(),
         "boot_id": beat.boot_id,
         "agent_version": beat.agent_version,
@@ -144,6 +148,11 @@ def _changes(host: Host, beat: Beat) -> dict[str, Any]:
     if beat.environments is not None:
         checks = changes.get("checks", host.checks)
         changes["checks"] = checks_with_environments(checks, beat.environments)
+    if beat.files is not None:
+        orders = stored_files.report_store(host, beat.files)
+        if orders != host.checks.get(stored_files.ORDERS, {}):
+            checks = changes.get("checks", host.checks)
+            changes["checks"] = {**checks, stored_files.ORDERS: orders}
     epoch_seen = beat.epoch
     if epoch_seen is not None and epoch_seen.number > host.epoch_seen and is_authentic(epoch_seen):
         changes["epoch_seen"] = epoch_seen.number

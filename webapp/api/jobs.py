@@ -479,8 +479,11 @@ def job_give_up(request: HttpRequest, job_id: str, body: Abandoning) -> JobDetai
     "/jobs/{job_id}", auth=LAUNCH, response={204: None, **REFUSALS}, operation_id="delete_job"
 )
 def job_remove(request: HttpRequest, job_id: str) -> Status[None]:
-    """Delete an ended job from the history; its measurements still calibrate its host."""
-    job_delete(job=job_for(request, job_id, "delete"))
+    """Delete an ended job from the history; its measurements still calibrate its host.
+
+    Its hosts delete its checkpoints, and its output unless that is a model of the team.
+    """
+    job_delete(job=job_for(request, job_id, "delete"), by=request.user.get_username())
     return Status(204, None)
 
 

@@ -46,12 +46,13 @@ from webapp.jobs.artefacts import dataset_delete
 from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import figures_of
 from webapp.jobs.models import Job, Measurement
+from webapp.jobs.stored_files import model_delete, model_rename
 from webapp.modelhub.models import TeamModel, kv_bytes_per_token, num_parameters, shape_of
 from webapp.pages.calibration import may_decide, measurement_decide
 from webapp.pages.compare import MAX_JOBS, MIN_JOBS, rows_of, settings_of, sides_of
 from webapp.pages.evaluation import evaluation_submit, tasks_of
 from webapp.pages.home import SHORTEST, search_results
-from webapp.pages.model_catalog import ModelNewForm, row_of
+from webapp.pages.model_catalog import ModelNewForm, model_to_change, row_of
 from webapp.wizard.documents import form_problem
 
 router = Router(tags=["library"], auth=READ)
@@ -201,6 +202,54 @@ def model_get(request: HttpRequest, model_id: str) -> ModelDetail:
         facts={},
         aliases=list(entry.aliases),
     )
+
+
+class ModelChanges(Sent):
+    """What changes of a team's model."""
+
+    name: Annotated[
+        str,
+        Field(
+            max_length=120, description="1 to 120 characters; no other model of the team has it"
+        ),
+    ]
+
+
+@router.patch(
+    "/models/{path:model_id}",
+    auth=PLAN,
+    response={200: ModelDetail, **REFUSALS},
+    operation_id="change_model",
+)
+def model_change(request: HttpRequest, model_id: str, body: ModelChanges) -> ModelDetail:
+    """Rename a model of the team; plans and jobs keep the name that they were made with."""
+    model = model_to_change(request, model_id)
+    model_rename(model=model, name=body.name, by=request.user.get_username())
+    return _model_detail(model)
+
+
+@router.delete(
+    "/models/{path:model_id}",
+    auth=PLAN,
+    response={204: None, **REFUSALS},
+    operation_id="delete_model",
+)
+def model_remove(
+    request: HttpRequest,
+    model_id: str,
+    *,
+    files: Annotated[
+        bool,
+        Query(
+            description="Whether the host also deletes what the job that made it keeps there; a "
+            "folder that was there before is never deleted"
+        ),
+    ] = False,
+) -> Status[None]:
+    """Delete a model from the team's models; jobs that ran with it stay in the history."""
+    model = model_to_change(request, model_id, with_files=files)
+    model_delete(model=model, by=request.user.get_username(), with_files=files)
+    return Status(204, None)
 
 
 class EvaluationRequest(Sent):

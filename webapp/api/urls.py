@@ -17,7 +17,7 @@ from ninja.main import Exc
 from ninja.openapi.schema import OpenAPISchema
 from pydantic import BaseModel
 
-from webapp.api import hosts, jobs, launches, library, machines, openapi, plans, team
+from webapp.api import hosts, jobs, launches, library, machines, openapi, plans, stored_files, team
 from webapp.api.auth import READ, TokenAuth
 from webapp.api.requests import Inputs, inputs_of, with_request_rules
 from webapp.core import outages, problems
@@ -135,6 +135,7 @@ api.add_router("", plans.jobs_router)
 api.add_router("", launches.router)
 api.add_router("/planner", plans.planner_router)
 api.add_router("", jobs.router)
+api.add_router("", stored_files.router)
 api.add_router("/hosts", machines.router)
 api.add_router("/pools", machines.queue_router)
 api.add_router("", library.router)

@@ -251,6 +251,9 @@ class Attempt(UlidModel):
     stop_reason = models.CharField(max_length=40, blank=True)  # set: the host must stop it
     stop_requested_at = models.DateTimeField(null=True, blank=True)
     exit_record = models.JSONField(default=dict, blank=True)  # runners.shared.messages.ExitRecord
+    # What it keeps on its host's disk, as reported after its end; null: not reported yet.
+    checkpoint_bytes = models.PositiveBigIntegerField(null=True, blank=True)
+    output_bytes = models.PositiveBigIntegerField(null=True, blank=True)
     facts = models.JSONField(default=dict, blank=True)  # the host's facts at the time of the claim
     created_at = models.DateTimeField(auto_now_add=True)
     started_at = models.DateTimeField(null=True, blank=True)

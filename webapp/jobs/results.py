@@ -23,6 +23,7 @@ from webapp.hosts.machines import holders_among, store_validation_rates, twins_o
 from webapp.hosts.models import Device, Host
 from webapp.jobs.calibration import PROOF, PROOF_REPORT, recalibrate
 from webapp.jobs.models import Allocation, Artefact, Attempt, Job, Measurement
+from webapp.jobs.stored_files import free_name
 from webapp.modelhub.models import TeamModel, demo_config
 
 # Validity of a run's measurements: evidence of disturbances, and the verdict.
@@ -183,12 +184,11 @@ def _register(job: Job, attempt: Attempt, artefact: Artefact) -> TeamModel:
     parameters = measured.get("parameters") or 0.0
     if not 0 < parameters <= MAX_PARAMETERS:  # of no model, and too long for the column
         parameters = source.num_parameters if source else 0
-    model, _ = TeamModel.objects.update_or_create(
+    model, is_new = TeamModel.objects.update_or_create(
         attempt_id=attempt.pk,
         artefact_name=artefact.name,
         defaults={
             "team": job.team,
-            "name": _name(job, spec, source),
             "source": "job",
             "config": _config(job, spec, source),
             "num_parameters": int(parameters),
@@ -197,6 +197,9 @@ def _register(job: Job, attempt: Attempt, artefact: Artefact) -> TeamModel:
             "facts": {**artefact.facts, "measured": measured, "job": job.pk},
         },
     )
+    if is_new:
+        model.name = free_name(_name(job, spec, source), model)
+        model.save(update_fields=["name"])
     return model
 
 

@@ -31,6 +31,7 @@ from webapp.jobs.models import (
     Priority,
 )
 from webapp.jobs.quotas import check_submit, duration_within, quota_of
+from webapp.jobs.stored_files import ORDERS, files_release
 from webapp.jobs.transitions import Words, check_retries, transition, words_for
 from webapp.plans.models import Plan
 
@@ -438,6 +439,8 @@ def _host_to_resume_on(job: Job) -> Host:
         why = "never started"
     elif last.host.state == HostState.RETIRED:
         why = f"ran on {last.host.name}, which is retired"
+    elif last.checkpoint_bytes == 0 or last.pk in last.host.checks.get(ORDERS, {}):
+        why = f"keeps no checkpoint on {last.host.name}"
     if why or last is None:
         raise ConflictProblem("not_resumable", f"{job.name} {why}. {instead}")
     return last.host
@@ -470,8 +473,10 @@ def _copy_of(
     )
 
 
-def job_delete(*, job: Job) -> None:
+def job_delete(*, job: Job, by: str) -> None:
     """Hide a job from lists; its measurements still calibrate its host.
+
+    Its hosts are ordered to delete its checkpoints, and its output unless that is a team's model.
 
     Raises:
         ConflictProblem: the job has not ended.
@@ -481,6 +486,7 @@ def job_delete(*, job: Job) -> None:
         raise ConflictProblem(
             "still_live", f"{job.name} is {job.get_state_display().lower()}; stop it first."
         )
+    files_release(job=job, by=by)
 
 
 def queue_expire(*, older_than: timedelta) -> int:

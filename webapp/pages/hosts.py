@@ -23,7 +23,7 @@ from runners.jobspec import ProveSpec
 from runners.jobspec.base import Sentence
 from runners.prove import report as proof_reports
 from webapp.accounts.models import Role
-from webapp.accounts.services import has_role, visible_or_404
+from webapp.accounts.services import has_role, membership_of, visible_or_404
 from webapp.agents.environments import environment_order, environments_of
 from webapp.audit.models import Event, event_record, refuse_if_changed
 from webapp.core.display import OPERATOR_WORDS, clock
@@ -51,7 +51,9 @@ from webapp.jobs.calibration import PROOF_REPORT
 from webapp.jobs.launching import max_duration_of
 from webapp.jobs.lookup import JobCounts, counts_by_host, counts_of, devices_of, load_job
 from webapp.jobs.models import Artefact, Attempt, Job, Measurement
+from webapp.jobs.permissions import refusal
 from webapp.jobs.services import job_create, job_submit
+from webapp.jobs.stored_files import stored_on_host
 from webapp.live.stream import live_context, page_or_regions
 from webapp.pages.add_host import LabelsForm, labels_text
 from webapp.pages.calibration import rows_of
@@ -63,6 +65,7 @@ from webapp.pages.job_list import latest_at
 
 
 NUM_JOBS, NUM_EVENTS, NUM_MEASUREMENTS, NUM_REFUSED, NUM_LEFT_OUT = 10, 12, 200, 20, 10
+NUM_KEPT = 20  # jobs whose files are listed, the largest first
 BANDWIDTH = "memory_bandwidth_bytes_per_second"
 UNLISTED = ("labels", "microbench", "calibration", "last_beat", "checks")  # wide documents
 
@@ -149,6 +152,8 @@ def host_context(request: HttpRequest, host: Host) -> dict[str, Any]:
     is_operator = has_role(request.user, host.team, Role.OPERATOR)
     is_out = Q(is_excluded=True) | ~Q(held_back="")
     rows = Measurement.objects.filter(is_out, host=host, job__num_hosts=1, job__deleted_at=None)
+    kept = stored_on_host(host, Job.objects.visible_to(request.user))
+    membership = membership_of(request.user, host.team)
     context = {
         "host": host,
         "reach": reach_of(host),
@@ -171,6 +176,14 @@ def host_context(request: HttpRequest, host: Host) -> dict[str, Any]:
         "devices": devices_of(host, request.user),
         "beside": hosts_on_same_machine(host, request.user),
         "environments": environments_of(host),
+        "kept": kept[:NUM_KEPT],
+        "num_kept": len(kept),
+        "kept_bytes": sum(each.total_bytes for each in kept),
+        "may_delete": {
+            each.attempt.job_id
+            for each in kept[:NUM_KEPT]
+            if not refusal(membership, each.attempt.job, "delete")
+        },
         "is_operator": is_operator,
         "proof": latest_proof(host),
         "refused": host.refused_messages.all()[:NUM_REFUSED] if is_operator else (),

@@ -6,19 +6,20 @@ from typing import Any
 
 from django.contrib import messages
 from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
 from runners.shared.reasons import Reason
-from webapp.accounts.services import signed_in
+from webapp.accounts.services import membership_of, signed_in, visible_or_404
 from webapp.core.display import clock, listed
 from webapp.core.problems import Problem
 from webapp.hosts.models import Device, Host, HostState
 from webapp.hosts.services import Contact, contact_of, silent_seconds
 from webapp.jobs.launching import clone_begin
 from webapp.jobs.models import FINAL_STATES, Attempt, Job
-from webapp.jobs.permissions import job_for
+from webapp.jobs.permissions import job_for, refusal
 from webapp.jobs.progress import state_label_of
 from webapp.jobs.services import (
     devices_of,
@@ -32,6 +33,7 @@ from webapp.jobs.services import (
     open_parts,
     silent_parts,
 )
+from webapp.jobs.stored_files import files_delete
 from webapp.plans.explanation import DraftProblem
 
 
@@ -95,12 +97,30 @@ def job_delete_view(request: HttpRequest, job_id: str) -> HttpResponse:
     """Delete a job from the history; its measurements still calibrate its host."""
     job = job_for(request, job_id, "delete")
     try:
-        job_delete(job=job)
+        job_delete(job=job, by=request.user.get_username())
     except Problem as problem:
         messages.warning(request, problem.detail)
         return redirect("job-detail", job.pk)
     messages.success(request, f"{job.name} is deleted. Its measurements stay with its host.")
     return redirect("job-list")
+
+
+@require_POST
+def job_files_delete_view(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Order the hosts of an ended job to delete its checkpoints, or all that it keeps there."""
+    job = visible_or_404(Job, request.user, pk=job_id)  # also a deleted one: its files may be left
+    if why := refusal(membership_of(request.user, job.team), job, "delete"):
+        raise PermissionDenied(why)
+    hosts = Host.objects.visible_to(request.user).filter(slug=request.POST.get("host", ""))
+    host = hosts.first()
+    page = redirect("host-detail", host.slug) if host else redirect("job-artefacts", job.pk)
+    try:
+        files_delete(job=job, part=request.POST.get("part", ""), by=request.user.get_username())
+    except Problem as problem:
+        messages.warning(request, problem.detail)
+    else:
+        messages.success(request, "Its files are deleted after the next heartbeat of their host.")
+    return page
 
 
 # Page to abandon a job with an unreachable host, and to restart it elsewhere.

@@ -45,6 +45,7 @@ from webapp.jobs.progress import (
 )
 from webapp.jobs.replanning import Change, change_at, limit_words, replan, smallest_changes
 from webapp.jobs.services import is_resumable, names_of, resumed_job, silent_parts, words_of
+from webapp.jobs.stored_files import stored_of_job
 from webapp.jobs.targets import targets_of
 from webapp.jobs.waiting import waiting_line
 from webapp.live.stream import live_context, page_or_regions
@@ -203,6 +204,8 @@ def job_artefacts(request: HttpRequest, job_id: str) -> HttpResponse:
             for item in artefacts_of(job)
         ],
         **artefact_context(job),
+        "kept": stored_of_job(job),
+        "may_delete_files": {job.pk} if context["allowed"].delete else set(),
     }
     return page_or_regions(request, "jobs/artefacts.html", "jobs/_artefact_regions.html", context)
 

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 from django import forms
 from django.contrib import messages
+from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
-from django.views.decorators.http import require_GET, require_http_methods
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from planner.catalog.models import (
     ModelEntry,
@@ -26,14 +27,16 @@ from runners.host.abilities import ABILITIES
 from runners.host.bench import StoredRatio
 from runners.jobspec.compress import QUANTISED_DTYPES
 from webapp.accounts.models import Role
-from webapp.accounts.services import current_team, has_role, require_role
+from webapp.accounts.services import current_team, has_role, membership_of, require_role
 from webapp.bench.ratios import Proof, evidence, holds, level_of, stored
 from webapp.core.display import Figure, sentence
 from webapp.core.figures import REGISTRY
-from webapp.core.problems import Problem
+from webapp.core.problems import Problem, checked_name
 from webapp.core.search import folded
 from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import Host, HostState
+from webapp.jobs.permissions import refusal
+from webapp.jobs.stored_files import model_delete, model_rename, stored_of_model
 from webapp.modelhub.models import (
     TeamModel,
     kv_bytes_per_token,
@@ -149,6 +152,7 @@ def model_detail(request: HttpRequest, model_id: str) -> HttpResponse:
         "shape": shape,
         "narrow_dtypes": QUANTISED_DTYPES,
         "figures": figures_of(team_model.facts) if team_model else (),
+        **_changing(request, team_model),
     }
     if shape is not None:
         hosts = Host.objects.visible_to(request.user).exclude(state=HostState.RETIRED)
@@ -168,6 +172,15 @@ def _evaluation(request: HttpRequest, model: TeamModel | None) -> str:
     if model is None or not has_role(request.user, model.team, Role.PRACTITIONER):
         return ""
     return left_model(model).evaluation
+
+
+def _changing(request: HttpRequest, model: TeamModel | None) -> dict[str, Any]:
+    """Return whether the user may rename and delete a model, and what its job keeps."""
+    if model is None or not has_role(request.user, model.team, Role.PRACTITIONER):
+        return {}
+    kept, job = stored_of_model(model)
+    is_own = job is not None and not refusal(membership_of(request.user, job.team), job, "delete")
+    return {"may_change": True, "kept": kept if is_own else None}
 
 
 def figures_of(facts: Mapping[str, Any]) -> list[Figure]:
@@ -205,6 +218,52 @@ def _cell(dtype: str, estimate: Estimate | None) -> tuple[str, bool | None, int]
     if estimate is None:
         return dtype, None, 0
     return dtype, estimate.fits, estimate.memory.per_device_peak_bytes
+
+
+def model_to_change(request: HttpRequest, model_id: str, *, with_files: bool = False) -> TeamModel:
+    """Return a model of the caller's teams, which a practitioner may rename and delete.
+
+    Raises:
+        Http404: the caller's teams have no such model; those of the catalog cannot be changed.
+        PermissionDenied: the role is too low; its job's files belong to that job's owner.
+    """
+    own = TeamModel.objects.visible_to(request.user).select_related("host", "team")
+    model = get_object_or_404(own, pk=model_id)
+    if not has_role(request.user, model.team, Role.PRACTITIONER):
+        raise PermissionDenied("To change a model you need the role Practitioner or higher.")
+    job = stored_of_model(model)[1] if with_files else None
+    if job and (why := refusal(membership_of(request.user, job.team), job, "delete")):
+        raise PermissionDenied(why)
+    return model
+
+
+@require_POST
+def model_rename_view(request: HttpRequest, model_id: str) -> HttpResponse:
+    """Give a model of the team another name."""
+    model = model_to_change(request, model_id)
+    try:
+        name = checked_name(request.POST.get("name", ""), "name")
+        model_rename(model=model, name=name, by=request.user.get_username())
+    except Problem as problem:
+        messages.error(request, problem.detail)
+    else:
+        messages.success(request, f"The model is called {model.name} now.")
+    return redirect("model-detail", model.pk)
+
+
+@require_POST
+def model_delete_view(request: HttpRequest, model_id: str) -> HttpResponse:
+    """Delete a model of the team, with what its job keeps on a host if that is chosen."""
+    with_files = bool(request.POST.get("files"))
+    model = model_to_change(request, model_id, with_files=with_files)
+    name = model.name
+    try:
+        rest = model_delete(model=model, by=request.user.get_username(), with_files=with_files)
+    except Problem as problem:
+        messages.warning(request, problem.detail)
+        return redirect("model-detail", model.pk)
+    messages.success(request, f"{name} is deleted. {rest}".rstrip())
+    return redirect("model-list")
 
 
 @require_http_methods(["GET", "POST"])

@@ -489,6 +489,43 @@ def test_a_model_is_added_from_a_folder_a_file_standard_input_or_the_hub(
     assert (code, "hidden_size" in err) == (USAGE, True), err
 
 
+def test_files_and_models_are_listed_renamed_and_deleted(
+    run, logged_in, job_file, host, team, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "200")
+    run("launch", "-f", job_file, "-d", "--yes")
+    job, attempt = Job.objects.get(), Attempt.objects.get()
+    Job.objects.update(state="stopped")
+    Attempt.objects.update(checkpoint_bytes=3 * 2**30, output_bytes=2**30)
+    for name in ("mine", "mine", "other"):
+        TeamModel.objects.create(team=team, name=name, source="config", config={})
+    made = TeamModel.objects.create(team=team, name="made", source="job", attempt_id=attempt.pk)
+    for arguments in (("files", "night run"), ("hosts", "files", host.slug)):
+        code, out, err = run(*arguments)
+        assert (code, "3.0 GiB" in out, job.pk in out) == (DONE, True, True), err
+    assert run("files", job.pk, "--delete", "logs", "-y")[0] == USAGE
+    code, out, err = run("files", job.pk, "--delete", "checkpoint", "--yes")
+    assert (code, "deletes checkpoint" in out) == (DONE, True), err
+    code, out, _ = run("models", "team")
+    assert (code, [each in out for each in ("made", "other", "Llama")]) == (
+        DONE,
+        [True, True, False],
+    )
+    code, out, err = run("models", "rename", "other", "third")
+    assert (code, "third" in out) == (DONE, True), err
+    code, _, err = run("models", "rename", "third", "made")
+    assert (code, "Another model of the team is called made" in err) == (USAGE, True), err
+    code, out, err = run("models", "delete", "made", "--files", "--yes")
+    assert (code, out) == (DONE, f"Deleted made ({made.pk}).\n"), err
+    assert json.loads(run("files", job.pk, "-o", "json")[1])["items"][0]["pending"] == "all"
+    for name, words in (
+        ("mine", "several have this name"),
+        ("none", "the team has no such model"),
+    ):
+        code, _, err = run("models", "delete", name, "-y")
+        assert (code, words in err) == (USAGE, True), err
+
+
 def test_labels_and_the_address_of_a_host_are_changed_one_by_one(run, as_admin, host):
     Host.objects.update(facts={**host.facts, "addresses": ["10.0.0.5", "10.0.0.6"]})
     code, out, err = run("hosts", "label", host.slug, "rack=b", "gpu=4090")
@@ -633,7 +670,7 @@ def test_names_of_the_server_are_completed_in_time_and_silently(
 BY_NAME_ALONE = {
     # The planner and its catalogs are on this machine: `plan`, `export`, `models`, `devices`.
     "ask_plan", "ask_estimate", "ask_inverse", "import_plan", "list_exports", "export_plan",
-    "list_models", "get_model", "list_devices", "list_techniques", "get_technique",
+    "get_model", "list_devices", "list_techniques", "get_technique",
     # Steps of a plan that is edited on its pages; a file is changed and launched anew.
     "change_plan", "compute_plan", "clone_plan", "save_plan", "apply_suggestion",
     "list_plan_versions", "get_plan_limit",

@@ -116,8 +116,8 @@ def test_a_clone_is_a_draft_of_the_one_who_clones(job, bob):
 
 def test_a_live_job_cannot_be_deleted_and_a_deleted_one_keeps_its_row(job):
     with pytest.raises(ConflictProblem, match="stop it first"):
-        job_delete(job=job)
-    job_delete(job=job_stop(job=job, by="alice"))
+        job_delete(job=job, by="alice")
+    job_delete(job=job_stop(job=job, by="alice"), by="alice")
     assert Job.objects.get(pk=job.pk).deleted_at is not None
 
 
