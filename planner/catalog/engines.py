@@ -23,6 +23,7 @@ DEFAULT_ENGINE = "torch"
 COMMON_TRAINING, COMMON_SERVING = "common_training", "common_serving"
 COMMON = {"training": COMMON_TRAINING, "serving": COMMON_SERVING}
 STREAM = ("stream_factors", "stream_spread")
+STEP = ("training_factors", "step_spreads")
 EngineRole = Literal["runner", "serving", "training"]
 # What an engine's share of memory limits: everything on the device, weights and KV cache without
 # activations, or the KV cache as a share of what is free after loading.
@@ -342,6 +343,8 @@ def fitted_factors(name: str, kind: DeviceKind, role: EngineRole) -> dict[str, A
     # time.
     uses_common = role == "training" or name not in list_engines()
     common = fitted.get(COMMON.get(role, ""), {}) if uses_common else {}
+    if role == "runner":  # of whose own training steps on GPUs none are published
+        common = {part: fitted[COMMON_TRAINING][part] for part in STEP}
     return {**common, **fitted.get(wrapped_engine(name) or "", {}), **fitted.get(name, {})}
 
 

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from runners.cli.errors import CliError, ExitCode
-from runners.cli.output import OutputOption, gib, number, show, table, tokens, usd, write_document
+from runners.cli.output import (
+    OutputOption,
+    binary_size,
+    number,
+    show,
+    table,
+    tokens,
+    usd,
+    write_document,
+)
 
 if TYPE_CHECKING:
     from runners.client.generated import ModelReply, Slipway
@@ -66,7 +75,7 @@ def _device_cells(row: Row) -> tuple[str, ...]:
     price = row.get("price_usd_per_hour")
     return (
         row["id"],
-        gib(row["memory_bytes"]),
+        binary_size(row["memory_bytes"]),
         f"{number(row['memory_bandwidth_bytes_per_second'] / 1e9)} GB/s",
         f"{number(peak / 1e12)} TFLOP/s" if peak else "",
         usd(price) if price else "",
@@ -138,6 +147,10 @@ def _catalog_app(catalog: Catalog) -> typer.Typer:
     def listed(context: typer.Context, output: OutputOption = "table") -> None:
         if context.invoked_subcommand is None:
             write_rows(catalog, catalog.rows(), output)
+
+    @made.command("list", help=f"List the {catalog.noun}s of the planner's catalog.")
+    def whole(output: OutputOption = "table") -> None:
+        write_rows(catalog, catalog.rows(), output)
 
     @made.command("find", help=f"Find {catalog.noun}s whose name holds a text.")
     def find(text: TextArgument, output: OutputOption = "table") -> None:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from runners.cli.config import SERVER, Config, data_folder, load_config
 from runners.cli.errors import CliError, ExitCode
-from runners.cli.output import OutputOption, gib, show, table, write_document
+from runners.cli.output import OutputOption, binary_size, show, table, write_document
 from runners.shared.addresses import proxy_of
 from runners.shared.environment import NOT_USED, environment_lines
 
@@ -56,7 +56,7 @@ def machine_checks() -> Iterator[Check]:
     yield from _devices()
     from runners.cli.hardware import host_memory_bytes
 
-    yield Check("Memory", "ok", gib(host_memory_bytes()))
+    yield Check("Memory", "ok", binary_size(host_memory_bytes()))
     yield _disk(data_folder())
     for line in environment_lines(os.environ):
         yield Check("Environment", "note" if NOT_USED in line else "ok", line)
@@ -92,7 +92,7 @@ def _devices() -> Iterator[Check]:
     devices = inventory.devices()
     yield Check("CPU", "ok", cpu_name())
     for gpu in devices.gpus:
-        words = f"{gpu.name}, {gib(gpu.memory_bytes)}"
+        words = f"{gpu.name}, {binary_size(gpu.memory_bytes)}"
         if device_of_driver(gpu.name) is None:
             words += "; not in the catalog: give its rates with --set 'cluster.device={…}'"
             yield Check("GPU", "note", words)
@@ -113,9 +113,9 @@ def _disk(folder: Path) -> Check:
         words = f"{existing} cannot be written: make it yours, or set XDG_DATA_HOME"
         return Check("Disk", "failed", words)
     if free < LEAST_FREE_BYTES:
-        need = f"{gib(free)} free in {existing}: plans cannot be kept; free some"
+        need = f"{binary_size(free)} free in {existing}: plans cannot be kept; free some"
         return Check("Disk", "failed", need)
-    return Check("Disk", "ok", f"{gib(free)} free for plans in {folder}")
+    return Check("Disk", "ok", f"{binary_size(free)} free for plans in {folder}")
 
 
 def config_checks(variables: Mapping[str, str]) -> Iterator[Check]:

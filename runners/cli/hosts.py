@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from runners.cli.errors import CliError, ExitCode
-from runners.cli.output import OutputOption, gib, seconds, show, table
+from runners.cli.output import OutputOption, binary_size, seconds, show, table
 from runners.cli.server import (
     JobArgument,
     YesOption,
@@ -75,7 +75,7 @@ def host_get(host: HostArgument, output: OutputOption = "table") -> None:
         (
             f"{each.kind} {each.index}",
             each.name,
-            gib(each.memory_bytes),
+            binary_size(each.memory_bytes),
             each.job or ("held" if each.is_held else "free"),
             f"cordoned by {each.cordoned_by}: {each.cordon_reason}" if each.cordoned_by else "",
         )
@@ -302,7 +302,7 @@ def environment_list(host: HostArgument, output: OutputOption = "table") -> None
         (
             each.name,
             f"{each.stage}, to {each.pending_action}" if each.pending_action else each.stage,
-            gib(each.size_bytes),
+            binary_size(each.size_bytes),
             each.words or each.purpose,
         )
         for each in found

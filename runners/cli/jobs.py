@@ -15,8 +15,7 @@ import typer
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.output import (
     OutputOption,
-    file_size,
-    gib,
+    binary_size,
     number,
     percent,
     seconds,
@@ -143,7 +142,7 @@ def show_figures(client: "Slipway", job_id: str) -> None:
 # Unit of the API -> how its figures are written.
 UNITS: dict[str, Callable[[float], str]] = {
     "seconds": seconds,
-    "bytes": gib,
+    "bytes": binary_size,
     "share": percent,
     "ratio": lambda value: f"{value:.3g}",
     "count": lambda value: f"{value:,.0f}",
@@ -457,7 +456,7 @@ def artefacts(
                 (
                     each.name,
                     each.kind,
-                    file_size(each.total_bytes),
+                    binary_size(each.total_bytes),
                     "" if each.is_complete else "arriving",
                 )
                 for each in found
@@ -474,7 +473,7 @@ def artefacts(
                 unpacked = _unpack(file, folder)
             finally:
                 part.unlink(missing_ok=True)
-    typer.echo(f"{unpacked} ({file_size(num_bytes)})")
+    typer.echo(f"{unpacked} ({binary_size(num_bytes)})")
 
 
 def _unpack(file: "io.BufferedRandom", folder: Path) -> Path:
@@ -507,7 +506,7 @@ def files(
             parts = ("checkpoint", "output") if delete_part == "all" else ("checkpoint",)
             size = sum(getattr(each, f"{part}_bytes") for each in found for part in parts)
             what = "all files" if delete_part == "all" else "the checkpoint"
-            confirm(f"Delete {what} of {job} ({file_size(size)}) from its hosts?", yes=yes)
+            confirm(f"Delete {what} of {job} ({binary_size(size)}) from its hosts?", yes=yes)
             found = list(client.delete_job_files(job_id, part=delete_part).items)
     write_files(found, output)
 
@@ -522,8 +521,8 @@ def write_files(found: "list[StoredFilesReply]", output: str) -> None:
             each.job,
             each.job_name,
             each.host,
-            file_size(each.checkpoint_bytes),
-            file_size(each.output_bytes),
+            binary_size(each.checkpoint_bytes),
+            binary_size(each.output_bytes),
             f"deletes {each.pending}" if each.pending else "",
         )
         for each in found

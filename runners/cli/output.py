@@ -140,22 +140,15 @@ def seconds(value: float) -> str:
     return f"{number(value * 1000)} ms" if value < 1 else f"{number(value)} s"
 
 
-def gib(value: float) -> str:
-    """Return bytes in GiB.
+def binary_size(value: float) -> str:
+    """Return bytes of memory or disk in GiB, below a tenth of one in MiB.
 
-    >>> gib(85899345920)
-    '80.0 GiB'
+    >>> binary_size(85899345920), binary_size(38_400_000), binary_size(0)
+    ('80.0 GiB', '36.6 MiB', '0 MiB')
     """
+    if value < 2**30 / 10:
+        return f"{number(value / 2**20)} MiB"
     return f"{value / 2**30:,.1f} GiB"
-
-
-def file_size(value: float) -> str:
-    """Return the bytes of files in MiB, from 1 GiB on in GiB.
-
-    >>> file_size(38_400_000), file_size(85899345920)
-    ('36.6 MiB', '80.0 GiB')
-    """
-    return gib(value) if value >= 2**30 else f"{number(value / 2**20)} MiB"
 
 
 def usd(value: float) -> str:

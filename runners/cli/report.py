@@ -24,10 +24,10 @@ from planner.specs.workload import (
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.output import (
     between,
+    binary_size,
     bullets,
     capitalised,
     counted,
-    gib,
     number,
     percent,
     seconds,
@@ -78,7 +78,7 @@ COMPARED = {
 }
 MOST_COMPARED = 3
 FORMS: dict[str, Callable[[float], str]] = {  # by the end of a figure's name
-    "_bytes": gib,
+    "_bytes": binary_size,
     "_seconds": seconds,
     "_usd": usd,
     "_usd_per_million_tokens": usd,
@@ -267,7 +267,9 @@ def figure_rows(plan: PlannedStrategy, kind: str) -> Iterator[FigureRow]:
         if value is not None:
             yield FigureRow(label, shown(name, value), _interval(plan, name), modelled)
     memory = plan.memory
-    peak = between(gib(memory.per_device_peak_bytes), gib(memory.capacity_bytes), " of ")
+    peak = between(
+        binary_size(memory.per_device_peak_bytes), binary_size(memory.capacity_bytes), " of "
+    )
     yield FigureRow("Memory per device", peak, _interval(plan, "per_device_peak_bytes"), modelled)
     if plan.quality is not None and plan.quality.loss_ratio and plan.quality.as_score:
         high, _, low = (percent(1 - score) for score in plan.quality.as_score)
@@ -310,9 +312,9 @@ def _interval(plan: Estimate, name: str) -> str:
 def memory_words(plan: Estimate) -> str:
     """Return what the memory of the fullest device holds, the largest part first."""
     parts = sorted(plan.memory.breakdown_bytes.items(), key=lambda part: -part[1])
-    words = [f"{name.replace('_', ' ')} {gib(size)}" for name, size in parts if size > 0]
+    words = [f"{name.replace('_', ' ')} {binary_size(size)}" for name, size in parts if size > 0]
     if plan.memory.host_bytes:
-        words.append(f"and {gib(plan.memory.host_bytes)} in host memory")
+        words.append(f"and {binary_size(plan.memory.host_bytes)} in host memory")
     return ", ".join(words)
 
 
@@ -333,7 +335,7 @@ def comparison(answer: PlanAnswer) -> "Table":
             "" if value is None else shown(name, value)
             for name, value in zip(names, values, strict=True)
         ]
-        memory = gib(plan.memory.per_device_peak_bytes)
+        memory = binary_size(plan.memory.per_device_peak_bytes)
         on = [cluster_words(plan.cluster)] if has_choice else []
         rows.append((str(position), strategy_words(plan), *on, *cells, memory))
     before = ("#", "Strategy", *(["Hardware"] if has_choice else []))

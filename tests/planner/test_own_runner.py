@@ -64,6 +64,41 @@ def test_a_measured_training_step_lies_in_its_interval(batch, compute, measured_
     assert low < measured_seconds < high
 
 
+# PyTorch's own trainers with FSDP, which no fit has seen, in tokens per second of all devices:
+# torchtitan's benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3 with torch.compile (its
+# H100 have 96 GB and were limited to 500 W), and IBM's FSDP training of Llama 2 7B on 128 A100
+# (pytorch.org/blog/maximizing-training, without recomputation).
+@pytest.mark.parametrize(
+    ("model", "device", "nodes", "tokens", "recomputation", "measured"),
+    [
+        ("meta-llama/Llama-3.1-8B", "h100-sxm-80gb", 1, 8192, "selective", 8 * 6667),
+        ("meta-llama/Llama-3.1-8B", "h100-sxm-80gb", 16, 8192, "selective", 128 * 6514),
+        ("meta-llama/Llama-2-7b-hf", "a100-sxm4-80gb", 16, 4096, "none", 128 * 3700),
+    ],
+)
+def test_trainings_of_other_pytorch_trainers_are_predicted(
+    model, device, nodes, tokens, recomputation, measured
+):
+    found = ask(
+        model=model,
+        cluster={
+            "device": device, "devices_per_node": 8, "nodes": nodes,
+            "inter_node_bandwidth_bytes_per_second": 50e9,  # 400 Gb/s for each device
+        },
+        workload={
+            "kind": "train", "method": "pretrain",
+            "sequence_length": tokens, "global_batch_size": 2 * 8 * nodes,
+        },
+        strategy={
+            "data_parallel_size": 8 * nodes, "zero_stage": 3, "micro_batch_size": 2,
+            "activation_recomputation": recomputation, "compute_dtype": "bf16",
+        },
+    )  # fmt: skip
+    assert 0.9 < found.performance.tokens_per_second / measured < 1.1
+    low, high = found.interval["tokens_per_second"]
+    assert low < measured < high
+
+
 def test_the_measured_peak_of_the_demos_training_lies_in_its_interval():
     # The demo job on the same quiet cores, libraries included; its text was tokenised before.
     host = {**MEASURED_HOST, "training_overhead_bytes": 101_056_000}

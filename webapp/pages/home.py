@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from django.contrib.auth.models import AnonymousUser, User
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
@@ -249,13 +250,17 @@ def search(request: HttpRequest) -> HttpResponse:
 def search_results(
     request: HttpRequest, query: str, *, most: int = MAX_ROWS
 ) -> list[tuple[str, str, list[tuple[Any, str]]]]:
-    """Return groups of results: heading, URL name, and at most ``most`` (URL argument, text)."""
+    """Return groups of results: heading, URL name, and at most ``most`` (URL argument, text).
+
+    What has the query in its name is found, and what has it as its id.
+    """
     user, words = request.user, folded(query).split()
-    matching = Plan.objects.visible_to(user).filter(name__folded_contains=query)
-    plans = matching.filter(is_latest=True, deleted_at=None)
-    jobs = Job.objects.visible_to(user).filter(name__folded_contains=query, deleted_at=None)
-    hosts = Host.objects.visible_to(user).filter(name__folded_contains=query)
-    models = TeamModel.objects.visible_to(user).filter(name__folded_contains=query)
+    is_meant = Q(name__folded_contains=query) | Q(pk=query.upper())
+    matching = Plan.objects.visible_to(user).filter(is_meant, deleted_at=None)
+    plans = matching.filter(Q(is_latest=True) | Q(pk=query.upper()))
+    jobs = Job.objects.visible_to(user).filter(is_meant, deleted_at=None)
+    hosts = Host.objects.visible_to(user).filter(is_meant)
+    models = TeamModel.objects.visible_to(user).filter(is_meant)
     catalog = [
         (entry.id, entry.id)
         for entry in list_models()

@@ -382,11 +382,15 @@ def draft_fill(plan: Plan, document: PlanBase) -> list[str]:
     adapt_pretraining(draft, draft_shape(plan))
     adapt_requests(draft)
     shape = draft_shape(plan)
+    before = dict(draft["workload"][given["goal"]])
     if shape and fit_context(draft, shape.max_position_embeddings):
-        notes.append(
-            f"This model reads {shape.max_position_embeddings:,} tokens at once: workloads were "
-            "shortened."
-        )
+        after = draft["workload"][given["goal"]]
+        cut = {name for name, value in after.items() if value != before.get(name)}
+        if cut - set(_workload_values(given.get("workload") or {})):  # not of this document
+            notes.append(
+                f"This model reads {shape.max_position_embeddings:,} tokens at once: the usual "
+                "lengths of requests were shortened."
+            )
     if given.get("hardware") is not None:
         values = _hardware_values(given["hardware"], draft, options)
         _fill("hardware", draft, options, values, "hardware.")

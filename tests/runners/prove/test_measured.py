@@ -14,7 +14,6 @@ MEASURED = Path(planner.__file__).parent / "validation" / "measured"
 # Figures outside of the 80 % interval, and why.
 OUTSIDE = {"decode int8, batch 1, eager"}  # torchao's int8 is slower than bf16
 OUTSIDE_OF_RUN_4 = OUTSIDE | {
-    "training step",  # products at 0.66 of the datasheet's peak, which measured rates tell
     "decode int4, batch 1, compiled, peak memory",  # by a hundredth
 }
 

@@ -287,6 +287,12 @@ def test_the_search_finds_nothing_of_another_team(charlie, team, alice, host):
     assert groups_found(charlie, "secret") == {}
 
 
+def test_a_search_finds_what_has_the_query_as_its_id(alice, charlie, job, host):
+    for user, found in ((alice, {"Jobs": [job.name]}), (charlie, {})):
+        assert groups_found(user, job.pk.lower()) == found
+    assert groups_found(alice, host.pk) == {"Hosts": [host.name]}
+
+
 def test_a_search_shows_few_of_many(alice, team):
     for number in range(30):
         TeamModel.objects.create(team=team, name=f"many {number}", config={})
