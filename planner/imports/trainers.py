@@ -65,6 +65,7 @@ HUGGING_FACE = {
     "load_in_8bit": "load_in_8bit",
     "fp8": "fp8",
 }
+DEFAULT_MICRO_BATCH = 8  # transformers 5, src/transformers/training_args.py
 # TRL's commands whose trainers do more than supervised steps.
 OTHER_COMMANDS = frozenset({"dpo", "grpo", "kto", "reward", "rloo", "orpo", "ppo"})
 
@@ -264,15 +265,19 @@ def read_hugging_face_options(train: TrainDraft, options: Options) -> None:
     """Read arguments of transformers' and TRL's trainers, of a command or of a YAML file."""
     train.options |= {**rename(options, HUGGING_FACE), **train.options}
     draft = train.draft
+    if "accumulation" in train.options and "micro_batch" not in train.options:
+        source = f"per_device_train_batch_size {DEFAULT_MICRO_BATCH} (the default)"
+        train.options["micro_batch"] = Option("micro_batch", DEFAULT_MICRO_BATCH, source)
     peft = draft.take(train.options, "use_peft")
     quantised = quantised_base(train)
     config = draft.take(train.options, "config")
     if config is not None:
         draft.ignore(config.source, NO_FILE)
     scratch = [draft.take(train.options, name) for name in ("config_name", "config_overrides")]
-    if peft is not None and peft.is_on:
+    adapters = peft or (None if draft.kind == "trl" else train.options.get("rank"))
+    if adapters is not None and (adapters is not peft or adapters.is_on):
         train.method = "qlora" if quantised else "lora"
-        draft.put(sources(peft, quantised), "workload.method", train.method)
+        draft.put(sources(adapters, quantised), "workload.method", train.method)
     elif peft is not None or quantised is not None:
         source = sources(peft, quantised)
         draft.ignore(source, "no adapters: full training is planned")

@@ -63,7 +63,8 @@ NO_FILE = "the file is not read: paste it to have its settings"
 class TrainDraft:
     """A trainer's settings in reading, by their common names.
 
-    ``world`` is the number of devices if the text states it, else None.
+    ``world`` is the number of devices if the text states it, else None. ``method`` is that of a
+    trainer without adapters; the file of a launcher (not ``is_trainer``) states none.
     """
 
     draft: Draft
@@ -72,6 +73,7 @@ class TrainDraft:
     per_node: int | None = None
     spec: ModelSpec | None = None
     method: str = "full"
+    is_trainer: bool = True
     sizes: dict[str, int] = field(default_factory=dict)
 
     def take(self, name: Setting) -> Option | None:
@@ -119,6 +121,8 @@ def read_training(train: TrainDraft) -> None:
         train.spec = add_model(draft, draft.header.source, draft.header.model)
     elif draft.value("model") is None:
         draft.need("model", f"the text names none; {PASTE_CONFIG}")
+    if draft.value("workload.method") is None and train.is_trainer:
+        draft.put(f"no adapters ({train.method})", "workload.method", train.method)
     _add_parallel_sizes(train)
     _add_formats(train)
     add_deepspeed(train, train.take("deepspeed"))

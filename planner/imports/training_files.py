@@ -339,7 +339,7 @@ def from_version_1(draft: Draft, document: JsonObject) -> JsonObject:
 
 def read_deepspeed_config(draft: Draft, document: JsonObject) -> None:
     """Read DeepSpeed's JSON configuration by itself."""
-    train = TrainDraft(draft, {})
+    train = TrainDraft(draft, {}, is_trainer=False)
     draft.need("workload.method", "the launcher's file states none: full, lora, qlora …")
     add_deepspeed_config(train, options_of(document))
     read_training(train)
@@ -351,7 +351,7 @@ def read_accelerate_config(draft: Draft, document: JsonObject) -> None:
     Source: accelerate/commands/config/config_args.py.
     """
     options = _options_of_file(draft, document, "accelerate_config")
-    train = TrainDraft(draft, {})
+    train = TrainDraft(draft, {}, is_trainer=False)
     ranks, nodes = options.pop("num_processes", None), options.pop("num_machines", None)
     machines, kind = nodes.whole() if nodes else 1, options.pop("distributed_type", None)
     if ranks is not None:

@@ -673,7 +673,8 @@ def _training_defaults(
     if accumulation and accumulation != steps:
         raise NotPossibleError(
             f"gradient_accumulation_steps is {accumulation}, but {per_rank} sequences a "
-            f"rank at micro_batch_size {micro} make {steps}",
+            f"rank at micro_batch_size {micro} make {steps}: set global_batch_size to "
+            f"{micro * accumulation * layout.data}, or leave gradient_accumulation_steps out",
             "strategy.gradient_accumulation_steps",
         )
     half = sixteen_bit_dtype(resolve_device(request.cluster.device))

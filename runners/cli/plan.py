@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from typer._click import Context
+from typer._click.exceptions import NoSuchOption
+from typer.core import TyperGroup
 
 from runners.cli.errors import CliError, planner_error
 from runners.cli.output import OutputOption, progress, write_document
-from runners.cli.plans import is_file, keep_plan, read_document, read_text
+from runners.cli.plans import is_file, keep_plan, parse_document, read_document, read_text
 from runners.cli.quantities import (
     Reader,
     count,
@@ -357,7 +360,9 @@ def build_document(
         document["cluster"] = {**parse_hardware(THIS), **cluster}
     if base and not is_draft:
         return Requested(document)
-    return Requested(document, tuple(_fill_defaults(document, goal, {name for name, _ in given})))
+    named = {name for name, _ in given}
+    batch = _fill_batch(document, named) if base and goal.kind == "train" else ()
+    return Requested(document, (*batch, *_fill_defaults(document, goal, named)))
 
 
 def _object(document: Document, name: str) -> Document:
@@ -434,6 +439,42 @@ def _fill_defaults(document: Document, goal: Goal, given: Collection[str]) -> It
         yield f"engine {document['engine']} (--engine)"
 
 
+def _fill_batch(document: Document, given: Collection[str]) -> Iterator[str]:
+    """Set the sequences of one update that a trainer's file makes on the hardware, and yield them.
+
+    They are micro-batch x accumulation x data-parallel ranks, where the file states a micro-batch.
+    """
+    workload, pins = _object(document, "workload"), _object(document, "pins")
+    micro = pins.get("micro_batch_size")
+    name = "global_batch_size"
+    is_stated = name in workload or f"workload.{name}" in given
+    if is_stated or not isinstance(micro, int) or not (devices := _devices(document)):
+        return
+    steps = pins.get("gradient_accumulation_steps") or 1
+    ranks = devices
+    for axis in ("tensor", "pipeline", "context"):
+        ranks //= pins.get(f"{axis}_parallel_size") or 1
+    ranks = pins.get("data_parallel_size") or max(1, ranks)
+    workload[name] = micro * steps * ranks
+    yield (
+        f"global batch size {micro * steps * ranks:,} = micro-batch {micro} x accumulation "
+        f"{steps} x {ranks} ranks (--batch-size)"
+    )
+
+
+def _devices(document: Document) -> int | None:
+    """Return the number of devices of a request's first cluster, None if it is not known."""
+    from planner.specs.base import PlannerError
+    from planner.specs.cluster import ClusterSpec
+    from planner.workload.resolve import resolve_cluster
+
+    try:
+        cluster = ClusterSpec.model_validate(document["cluster"])
+        return resolve_cluster(cluster).num_devices
+    except (KeyError, ValueError, PlannerError):
+        return None  # validation of the request says what is wrong
+
+
 def usual_engine(cluster: Document) -> str:
     """Return the engine that most people serve with on a cluster's kind of device."""
     from planner.catalog.devices import find_device, find_instance
@@ -505,7 +546,33 @@ def answer_of(request: "PlanRequest") -> "PlanAnswer":
 # The commands: one for each goal, with the options of its table.
 
 
+class PlanGroup(TyperGroup):
+    """The goals; an option of a goal that stands without one is refused with the way out."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Parse the options before the goal.
+
+        Raises:
+            NoSuchOption: an option is unknown here.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except NoSuchOption as error:
+            goals = [
+                name
+                for name, goal in GOALS.items()
+                if any(error.option_name in each.names for each in (*goal.options, *SEARCH))
+            ]
+            if goals:
+                error.message += (
+                    f". It needs a GOAL: `slipway plan GOAL --from FILE {error.option_name} …`, "
+                    f"where GOAL is {' or '.join(goals)}"
+                )
+            raise
+
+
 app = typer.Typer(
+    cls=PlanGroup,
     help="Find the best plan for a goal, a model and hardware; no server is needed.",
     no_args_is_help=True,
     add_completion=False,
@@ -564,7 +631,10 @@ SetOption = Annotated[
 FromOption = Annotated[
     str | None,
     typer.Option(
-        "--from", metavar="FILE", help="A request or an answer in JSON or YAML; - reads."
+        "--from",
+        metavar="FILE",
+        help="A request or an answer in JSON or YAML, or another tool's command line or file; "
+        "- reads.",
     ),
 ]
 
@@ -593,24 +663,41 @@ def plan_from(
         return
     if from_ is None:
         raise CliError(f"GOAL is missing: one of {', '.join(GOALS)}, or --from FILE", field="GOAL")
-    from planner.imports import import_table, read_paste
-    from planner.specs.base import PlannerError
-
-    try:
-        imported = read_paste(read_text(from_))
-    except PlannerError as error:
-        raise planner_error(error) from error
-    typer.echo(import_table(imported), err=True)
-    base = json.loads(imported.model_dump_json())["request"]
-    workload = base.setdefault("workload", {})
-    kind = workload.setdefault("kind", imported.goal or "serve")
-    is_tuning = kind == "train" and workload.get("method", "full") != "pretrain"
-    goal = "tune" if is_tuning else kind
+    base = _imported(read_text(from_), hardware or ())
+    workload = base.get("workload", {})
+    goal = workload.get("kind", "serve")
+    if goal == "train" and workload.get("method", "full") != "pretrain":
+        goal = "tune"
     _plan_documents(
         partial(build_document, goal, None, {}, settings=set_ or (), base=base, is_draft=True),
         hardware or (),
         output,
     )
+
+
+def _imported(text: str, hardware: Sequence[str] = ()) -> Document:
+    """Return the draft request of another tool's text, after a table of what became of it.
+
+    Hardware that is named is no longer missing.
+
+    Raises:
+        CliError: the text is of no tool that is known.
+    """
+    from planner.imports import import_table, read_paste
+    from planner.specs.base import PlannerError
+
+    try:
+        imported = read_paste(text)
+    except PlannerError as error:
+        raise planner_error(error) from error
+    missing = tuple(
+        each for each in imported.missing if not (hardware and each.startswith("cluster."))
+    )
+    typer.echo(import_table(imported.model_copy(update={"missing": missing})), err=True)
+    base: Document = json.loads(imported.model_dump_json())["request"]
+    if imported.goal:
+        _object(base, "workload").setdefault("kind", imported.goal)
+    return base
 
 
 def _plan_command(goal_name: str) -> Callable[..., None]:
@@ -676,11 +763,44 @@ def run_plan(
     Raises:
         CliError: the request is wrong, or nothing fits: then after the reasons are printed.
     """
-    base = None if source is None else read_document(source)
-    if base is not None and "plans" in base:  # an answer holds its request
-        base = base.get("request")
-    build = partial(build_document, goal_name, model, options, settings=settings, base=base)
+    base, is_draft = (None, False) if source is None else _read_base(source, hardware)
+    build = partial(
+        build_document,
+        goal_name,
+        model,
+        options,
+        settings=settings,
+        base=base,
+        is_draft=is_draft,
+    )
     _plan_documents(build, hardware, output)
+
+
+# Keys of a request or an answer, of which another tool's file has none or the model alone.
+OWN_KEYS = frozenset({"workload", "plans", "cluster", "pins", "constraints", "objective"})
+
+
+def _read_base(source: str, hardware: Sequence[str]) -> tuple[Document | None, bool]:
+    """Return the request of a file, and whether it is a draft from another tool's text.
+
+    Raises:
+        CliError: it cannot be read, or is neither a request nor of a tool that is known.
+    """
+    text = read_text(source)
+    try:
+        base = parse_document(text, source)
+    except CliError as error:
+        try:
+            return _imported(text, hardware), True
+        except CliError as other:
+            raise CliError(
+                f"{error}; as another tool's text: {other}", field=other.field
+            ) from other
+    if "plans" in base:  # an answer holds its request
+        return base.get("request"), False
+    if OWN_KEYS & base.keys() or set(base) <= {"model", "engine"}:
+        return base, False
+    return _imported(text, hardware), True
 
 
 def _plan_documents(build: Callable[..., Requested], hardware: Sequence[str], output: str) -> None:

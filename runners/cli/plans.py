@@ -97,7 +97,15 @@ def read_document(source: str) -> dict[str, Any]:
     Raises:
         CliError: it cannot be read, or is not one object.
     """
-    text = read_text(source)
+    return parse_document(read_text(source), source)
+
+
+def parse_document(text: str, source: str) -> dict[str, Any]:
+    """Return the JSON or YAML object of a text that was read from a source.
+
+    Raises:
+        CliError: it is not one object.
+    """
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):

@@ -292,3 +292,19 @@ def test_a_line_takes_at_most_20_ms():
             read_paste(line)
             times.append(time.perf_counter() - start)
         assert min(times) < 0.020, line
+
+
+def test_a_trainer_without_adapters_trains_all_weights():
+    line = f"torchrun --nproc_per_node 8 train.py --model_name_or_path {LLAMA} "
+    for words, method in (
+        ("--per_device_train_batch_size 4 --fsdp 'full_shard auto_wrap'", "full"),
+        ("--use_peft False", "full"),
+        ("--use_peft", "lora"),
+        ("--lora_r 8", "lora"),  # a script of its own adapters, such as FastChat's train_lora.py
+        ("--use_peft --load_in_4bit", "qlora"),
+    ):
+        assert read_paste(line + words).request["workload"]["method"] == method, words
+    axolotl = read_paste(f"base_model: {LLAMA}\nmicro_batch_size: 2\n")
+    assert axolotl.request["workload"]["method"] == "full"
+    launcher = read_paste("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n")
+    assert "method" not in launcher.request["workload"]

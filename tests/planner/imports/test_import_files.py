@@ -455,6 +455,7 @@ def test_sharding_is_read_as_the_zero_stage_that_it_equals():
         "zero_stage": 2,
         "offload": {"optimizer": "cpu"},
         "compute_dtype": "bf16",
+        "micro_batch_size": 8,
         "gradient_accumulation_steps": 4,
         "data_parallel_size": 2,
     }

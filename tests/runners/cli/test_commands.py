@@ -295,6 +295,23 @@ def test_another_tools_command_is_planned_and_each_setting_told(slipway, folders
     (folders / "tune.yml").write_text("base_model: meta-llama/Llama-3.2-1B\nadapter: qlora\n")
     done = slipway("plan", "--from", str(folders / "tune.yml"), "--on", "rtx-4090", "-o", "json")
     assert json.loads(done.out)["request"]["workload"]["method"] == "qlora", done.err
+    (folders / "tune.yml").write_text(
+        "base_model: meta-llama/Llama-3.2-1B\nmicro_batch_size: 2\n"
+        "gradient_accumulation_steps: 4\n"
+    )
+    for words, batch in (
+        (("plan", "--from"), 16),  # micro-batch x accumulation x 2 ranks
+        (("plan", "tune", "--batch-size", "32", "--dp", "4", "--on", "4xh100", "--from"), 32),
+    ):
+        on = () if "--on" in words else ("--on", "2xh100")
+        done = slipway(*words, str(folders / "tune.yml"), *on, "-o", "json")
+        assert done.code == 0, done.err
+        request = json.loads(done.out)["request"]
+        assert request["workload"]["global_batch_size"] == batch, words
+        assert request["workload"]["method"] == "full", words
+        assert "cluster.device" not in done.err, words
+    done = slipway("plan", "--from", str(folders / "tune.yml"), "--batch-size", "8")
+    assert (done.code, "slipway plan GOAL --from FILE --batch-size" in done.err) == (2, True)
     (folders / "other").write_text("rm -rf /\n")
     done = slipway("plan", "--from", str(folders / "other"))
     assert (done.code, done.out) == (2, "")
