@@ -535,6 +535,9 @@ class ServingEngine(Spec):
     # Requests beyond the context of the config are refused at the start.
     bound_to_context: bool = False
     loads_gguf_alone: bool = False
+    # Tensor and pipeline ranks exclude each other; models of these types are not cut at all.
+    one_split: bool = False
+    whole_model_types: frozenset[str] = frozenset()
     source: str
 
 

@@ -51,6 +51,17 @@ SERVING_PORT = 8000
 # How published checkpoints of a format are usually named.
 CHECKPOINT_LABELS = {"int4": "AWQ", "int8": "W8A8", "fp8": "FP8", "nvfp4": "NVFP4"}
 SERVED_SHARE = 0.9  # share of device memory that servers use by default
+# Types of models whose repositories bring their configuration or tokenizer as Python, which tools
+# run with --trust-remote-code alone. Source: vLLM, tests/models/registry.py (2026-03,
+# trust_remote_code=True), without those that transformers 5 loads itself; for Kimi-K2 also its
+# docs/deploy_guidance.md.
+REMOTE_CODE = frozenset(
+    {
+        *("kimi_k2", "kimi_linear", "qwen", "baichuan", "chatglm", "internlm", "internlm2"),
+        *("bailing_moe_v2", "bailing_hybrid", "hunyuan_v1_moe", "minimax_m2", "mimo"),
+        *("mimo_v2_flash", "nemotron-nas", "interns1", "internvl_chat"),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -126,8 +137,21 @@ class ExportCase:
         if self.is_stored or (weight in at_load and self.shape.weight_dtype in {None, *WIDE}):
             return self.model
         name = self.model.rstrip("/").rsplit("/", 1)[-1]
+        if self.gguf_type:
+            return f"./{name}-{self.gguf_type}.gguf"
         label = (self.strategy.quantization or CHECKPOINT_LABELS.get(weight, weight)).upper()
         return f"./{name}-{label.replace(':', '-')}"
+
+    @property
+    def gguf_type(self) -> str:
+        """Return the type of the GGUF file that the plan names, as ``Q4_K_M``, else nothing."""
+        method, _, kind = (self.strategy.quantization or "").partition(":")
+        return kind.upper() if method == "gguf" else ""
+
+    @property
+    def runs_remote_code(self) -> bool:
+        """Return whether the model loads only with the Python of its repository."""
+        return self.shape.model_type in REMOTE_CODE
 
     @property
     def half(self) -> Dtype:
@@ -352,6 +376,7 @@ STAGED = "vllm"  # the only server that supports an uneven split of the layers
 WHOLE_WEIGHTS = frozenset({"pretrain", "full"})
 # Methods without a public trainer: only the product's jobs run them.
 OWN_METHODS = frozenset({"qft", "alphatuning"})
+FULLY_SHARDED = 3  # ZeRO's last stage
 PIPELINED_ZERO_STAGES = 2  # DeepSpeed's pipeline refuses this ZeRO stage and those above
 # Models with a full-size configuration in torchtitan 0.3: module and function.
 CONFIGURATIONS = {
@@ -441,13 +466,14 @@ def _trainers(case: Case, strategy: Strategy) -> list[str]:
 
 
 def _script_runs(method: str, strategy: Strategy) -> bool:
-    """Return whether the torchrun export's script runs a layout: quantised weights unsharded.
+    """Return whether the torchrun export's script runs a layout.
 
-    It offloads by FSDP alone, which moves sharded weights with their states.
+    It offloads by FSDP alone, which moves sharded weights with their states; quantised weights are
+    sharded in ZeRO 3 alone.
     """
     is_sharded = bool(strategy.zero_stage) and (strategy.data_parallel_size or 1) > 1
     offload = strategy.offload
-    if method == "qlora":
+    if method == "qlora" and strategy.zero_stage != FULLY_SHARDED:
         return not is_sharded and not strategy.offload_places
     if offload is None or not strategy.offload_places:
         return True

@@ -41,9 +41,8 @@ SINGLE_WIDTH = frozenset({"f32", "bf16", "f16"})
 
 def gguf_type(case: ExportCase) -> str:
     """Return the type of the GGUF file, as ``llama-quantize`` names it."""
-    named = case.strategy.quantization or ""
-    if named.startswith("gguf:"):
-        return named.removeprefix("gguf:").upper()
+    if case.gguf_type:
+        return case.gguf_type
     return GGUF.get(case.strategy.weight_dtype or "bf16", ("BF16", False))[0]
 
 
@@ -67,6 +66,11 @@ def llama_cpp_arguments(case: ExportCase) -> list[str]:
 
 
 def _placement(case: ExportCase) -> list[str]:
+    """Return where the layers lie: whole, in stages, or cut by tensor ranks.
+
+    Source: llama.cpp docs/multi-gpu.md (``row`` is deprecated for ``tensor``, which needs flash
+    attention and no ``--fit``).
+    """
     if case.device.kind == "cpu":
         return ["--n-gpu-layers", "0"]
     # The output layer counts as one more layer.
@@ -74,7 +78,7 @@ def _placement(case: ExportCase) -> list[str]:
     layers_on_device = int(layers * (1 - case.offload.weights_cpu))
     flags = ["--n-gpu-layers", "all" if layers_on_device == layers else str(layers_on_device)]
     if case.size("tensor") > 1:
-        flags += ["--split-mode", "row"]
+        flags += ["--split-mode", "tensor", "--fit", "off"]
     elif case.size("pipeline") > 1:
         flags += ["--split-mode", "layer"]
     return flags
@@ -87,7 +91,8 @@ CONVERTED = frozenset({"F32", "F16", "BF16", "Q8_0"})
 def _cache(case: ExportCase) -> list[str]:
     stored = CACHE_TYPES.get(case.strategy.kv_cache_dtype or "", "f16")
     flags = ["--cache-type-k", stored, "--cache-type-v", stored] if stored != "f16" else []
-    if case.strategy.attention == "flash" or stored not in SINGLE_WIDTH:
+    needs_flash = stored not in SINGLE_WIDTH or case.size("tensor") > 1
+    if case.strategy.attention == "flash" or needs_flash:
         flags += ["--flash-attn", "on"]
     return flags
 
@@ -118,6 +123,16 @@ def llama_cpp_notes(case: ExportCase) -> Notes:
     notes.append(f"the file: {_conversion(case.model, stored)}")
     if not GGUF.get(dtype, ("", False))[1]:
         notes.append(f"GGUF has no {dtype}: {stored} is the closest, and a little larger")
+    if case.size("tensor") > 1:
+        notes.append(
+            "--split-mode tensor is experimental, and fast with several NVIDIA GPUs and NCCL: if "
+            "llama.cpp refuses the model, use --split-mode layer"
+        )
+        if CACHE_TYPES.get(case.strategy.kv_cache_dtype or "", "f16") not in SINGLE_WIDTH:
+            notes.append(
+                "a quantised cache with --split-mode tensor needs llama.cpp of 2026-06 or later "
+                "(pull request 23792)"
+            )
     requests = case.sequences_per_replica or 1
     if requests > MOST_SLOTS:
         queued = f"{requests - MOST_SLOTS} wait"
@@ -150,6 +165,7 @@ OPTIONS_FILE = "trtllm-options.yaml"
 def trtllm_arguments(case: ExportCase) -> list[str]:
     """Return ``trtllm-serve`` with only the flags that the plan decides."""
     command = ["trtllm-serve", case.checkpoint(()), "--backend", "pytorch"]
+    command += ["--trust_remote_code"] if case.runs_remote_code else []
     command += size_flags(
         ("--tp_size", case.size("tensor") * case.attention_ranks),
         ("--pp_size", case.size("pipeline")),
@@ -178,8 +194,8 @@ def trtllm_options(case: ExportCase) -> JsonObject:
     cache: JsonObject = {}
     if case.strategy.kv_cache_dtype in CACHES:
         cache["dtype"] = case.strategy.kv_cache_dtype
-    if isinstance(case.workload, ServeWorkload):
-        cache["enable_block_reuse"] = case.workload.prefix_share_ratio > 0
+    if isinstance(case.workload, ServeWorkload) and case.workload.prefix_share_ratio:
+        cache["enable_block_reuse"] = True
     share = case.memory_share("tensorrt_llm")
     if share:
         cache["free_gpu_memory_fraction"] = share

@@ -16,9 +16,9 @@ from planner.exports.vllm import (
     cache_notes,
     checkpoint_notes,
     format_flags,
+    loading_flags,
     serving_notes,
 )
-from planner.specs.workload import ServeWorkload
 
 # Formats that SGLang makes of a 16-bit checkpoint while loading.
 AT_LOAD = {"fp8": "fp8", "nf4": "bitsandbytes"}
@@ -29,6 +29,7 @@ def sglang_arguments(case: ExportCase) -> list[str]:
     """Return SGLang's server with only the flags that the plan decides."""
     command = ["python", "-m", "sglang.launch_server", "--model-path"]
     command.append(case.checkpoint(AT_LOAD))
+    command += loading_flags(case, AT_LOAD, "--tokenizer-path")
     formats = format_flags(case, AT_LOAD, CACHES)
     return [*command, *_layout(case), *formats, *_limits(case), *_extras(case)]
 
@@ -95,8 +96,6 @@ def _limits(case: ExportCase) -> list[str]:
 
 def _extras(case: ExportCase) -> list[str]:
     flags: list[str] = []
-    if isinstance(case.workload, ServeWorkload) and not case.workload.prefix_share_ratio:
-        flags.append("--disable-radix-cache")
     if case.offload.weights_cpu:
         flags += ["--cpu-offload-gb", str(-(-case.offloaded_weight_bytes // GIB)).split(".")[0]]
     draft = case.strategy.speculative

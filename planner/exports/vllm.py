@@ -25,8 +25,17 @@ OWN_NF4 = (
     "nf4 through bitsandbytes is vLLM's own up to 0.27; from 0.28 on install the package "
     "vllm-bnb-plugin beside it, in its image too, or pin int4 or fp8 instead"
 )
+# vLLM's own up to 0.23: docs/features/quantization/gguf.md, pull request 39612.
+OWN_GGUF = (
+    "GGUF needs the package vllm-gguf-plugin beside vLLM from 0.24 on, in its image too; vLLM "
+    "calls it highly experimental and under-optimized: int4 (AWQ, GPTQ) or fp8 is its usual way"
+)
 # Source: vLLM 0.33, vllm/config/cache.py.
 CACHES = {"fp8": "fp8", "int8": "int8_per_token_head", "int4": "int4_per_token_head"}
+# Engines that keep prefixes by default, and whose option is --trust-remote-code.
+# Source: vLLM 0.33, vllm/config/cache.py enable_prefix_caching; sglang 0.5.23 server_args.py
+# disable_radix_cache; TensorRT-LLM 1.3 llmapi/llm_args.py enable_block_reuse.
+PREFIX_CACHING = frozenset({"vllm", "sglang", "tensorrt_llm"})
 FULL_CACHES = frozenset({"fp32", "bf16", "fp16"})  # formats that a server takes from the model
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -35,11 +44,23 @@ def vllm_arguments(case: ExportCase) -> list[str]:
     """Return ``vllm serve`` with only the flags that the plan decides."""
     return [
         *("vllm", "serve", case.checkpoint(AT_LOAD)),
+        *loading_flags(case, AT_LOAD, "--tokenizer"),
         *_layout(case),
         *format_flags(case, AT_LOAD, CACHES),
         *_limits(case),
         *_extras(case),
     ]
+
+
+def loading_flags(case: ExportCase, at_load: Container[str], tokenizer: str) -> list[str]:
+    """Return what a GGUF file and a repository with Python of its own need, by flags.
+
+    Source: vLLM docs/features/quantization/gguf.md (the tokenizer of the base model, because its
+    conversion from a GGUF file is slow and unstable).
+    """
+    is_file = case.checkpoint(at_load).endswith(".gguf")
+    flags = [tokenizer, case.model] if is_file else []
+    return [*flags, *(["--trust-remote-code"] if case.runs_remote_code else [])]
 
 
 def _layout(case: ExportCase) -> list[str]:
@@ -105,9 +126,8 @@ def _extras(case: ExportCase) -> list[str]:
     strategy, flags = case.strategy, []
     if strategy.chunked_prefill is not None:
         flags.append(f"--{'' if strategy.chunked_prefill else 'no-'}enable-chunked-prefill")
-    if isinstance(case.workload, ServeWorkload):
-        shared = case.workload.prefix_share_ratio > 0
-        flags.append(f"--{'' if shared else 'no-'}enable-prefix-caching")
+    if isinstance(case.workload, ServeWorkload) and case.workload.prefix_share_ratio:
+        flags.append("--enable-prefix-caching")
     if case.offload.weights_cpu:
         flags += ["--cpu-offload-gb", f"{case.offloaded_weight_bytes / GIB:.1f}"]
     if strategy.speculative:
@@ -129,6 +149,17 @@ def serving_notes(case: ExportCase, engine: str, title: str) -> Notes:
                 f"{title} starts with its own default"
             )
     notes += _length_notes(case)
+    is_serving = isinstance(case.workload, ServeWorkload)
+    if engine in PREFIX_CACHING and is_serving and not case.workload.prefix_share_ratio:
+        notes.append(
+            "prefix caching stays on, as by default; the figures count no common prefix: state "
+            "workload.prefix_share_ratio if prompts share one"
+        )
+    if engine in PREFIX_CACHING and case.runs_remote_code:
+        notes.append(
+            "--trust-remote-code runs the Python of the model's repository, in which its "
+            "tokenizer or configuration is: read it first"
+        )
     split = case.strategy.disaggregated
     if split:
         notes.append(
@@ -159,7 +190,7 @@ def _length_notes(case: ExportCase) -> list[str]:
         return []
     together = f"prompt and answer together ({case.typical_tokens} is typical)"
     limit_text = f"requests up to {case.accepted_tokens} tokens are taken, {together}"
-    return [f"{limit_text}: state another maximum in max_request_tokens"]
+    return [f"{limit_text}: state another maximum in workload.max_request_tokens"]
 
 
 def checkpoint_notes(case: ExportCase, at_load: Container[str]) -> Notes:
@@ -167,6 +198,12 @@ def checkpoint_notes(case: ExportCase, at_load: Container[str]) -> Notes:
     path = case.checkpoint(at_load)
     if path == case.model:
         return ()
+    if path.endswith(".gguf"):
+        note = (
+            f"{path} is one GGUF file of {case.model}: take a published one (merge its parts by "
+            "llama-gguf-split), or make it by llama.cpp's convert_hf_to_gguf.py and llama-quantize"
+        )
+        return (note,)
     weight = case.strategy.weight_dtype or "bf16"
     note = (
         f"{path} is a checkpoint of {case.model} in {weight}: take a published one, or make it "
@@ -181,6 +218,8 @@ def vllm_notes(case: ExportCase) -> Notes:
     notes += checkpoint_notes(case, AT_LOAD)
     if case.strategy.weight_dtype == "nf4":
         notes.append(OWN_NF4)
+    if case.checkpoint(AT_LOAD).endswith(".gguf"):
+        notes.append(OWN_GGUF)
     if case.strategy.weight_dtype == "fp8" and not case.is_stored:
         notes.append("vLLM before 0.20 writes --quantization fp8")
     if case.nodes > 1:

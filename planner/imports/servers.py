@@ -89,6 +89,8 @@ def _vllm_layout(server: ServerDraft) -> int:
         draft.ignore(experts.source, "the model has no experts")
     elif experts and experts.is_on:
         draft.put(experts.source, "pins.expert_parallel_size", tensor * data)
+    elif is_sparse:
+        _without_expert_parallel(server, "--enable-expert-parallel")
     nodes, local = server.take("nnodes"), server.take("data_parallel_size_local")
     replica = tensor * pipeline
     per_node = replica * local.whole() if local else None
@@ -98,6 +100,12 @@ def _vllm_layout(server: ServerDraft) -> int:
     add_devices(server, ", ".join(sources) or "one device", replica * data, per_node)
     add_offload(server, "cpu_offload_gb", replica)
     return data
+
+
+def _without_expert_parallel(server: ServerDraft, option: str) -> None:
+    """Record that the ranks cut each expert of a sparse model: the tools' default."""
+    if server.spec and server.spec.is_moe:
+        server.draft.put(f"no {option} (off by default)", "pins.expert_parallel_size", 1)
 
 
 VLLM_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -234,6 +242,8 @@ def _sglang_layout(server: ServerDraft) -> tuple[int, int]:
     ):
         if option:
             draft.put(option.source, f"pins.{name}", size)
+    if expert is None:
+        _without_expert_parallel(server, "--ep-size")
     server.nodes = nodes.whole() if nodes else None
     used = [each.source for each in (tensor, pipeline, data, nodes) if each]
     devices = ranks * stages * replicas
@@ -481,6 +491,8 @@ def read_tensorrt_llm(draft: Draft, words: list[str], files: dict[str, str]) -> 
     elif extra:
         draft.ignore(extra.source, "the file is not read: paste it above the command")
     is_shared = settings.get("enable_attention_dp") is True
+    if "ep_size" not in server.options:
+        _without_expert_parallel(server, "--ep_size")
     tensor, expert = server.take("tp_size"), server.size("ep_size", "expert_parallel_size")
     ranks = tensor.whole() if tensor else 1
     if tensor:

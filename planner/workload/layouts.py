@@ -304,6 +304,23 @@ def supported_size_rules(
             f"or choose {_engines_supporting('expert')}"
         ),
     )
+    yield Rule(
+        either(layout.tensor <= 1, model.model_type not in supported.whole_model_types),
+        field("tensor"),
+        lambda: (
+            f"tensor_parallel_size is {layout.tensor}, but {title} cuts no {model.model_type} "
+            "model by tensor ranks; set pipeline_parallel_size instead"
+        ),
+    )
+    yield Rule(
+        either(either(layout.tensor <= 1, layout.pipeline <= 1), not supported.one_split),
+        field("tensor"),
+        lambda: (
+            f"tensor_parallel_size is {layout.tensor} beside pipeline_parallel_size "
+            f"{layout.pipeline}: {title} splits a model by tensor ranks or by layers, not by "
+            "both; set one of them to 1"
+        ),
+    )
     if model.is_moe:
         yield from _expert_sharing_rules(supported, title, layout, separate=separate)
 

@@ -367,3 +367,18 @@ def test_serving_405b_is_planned_and_says_how_long_it_searched():
         answer = plan(request)
         assert answer.plans, devices
         assert answer.searched.seconds > 0, devices  # how few: `manage.py bench planner`
+
+
+def test_llama_cpp_splits_by_tensor_ranks_or_layers_and_some_models_by_layers_alone():
+    for model, pins, words in (
+        (LLAMA_8B, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "not by both"),
+        ("deepseek-ai/DeepSeek-V2-Lite", {"tensor_parallel_size": 2}, "cuts no deepseek_v2 model"),
+    ):
+        request = request_of(model, 4, SERVE, {"engine": "llama_cpp", "pins": pins})
+        with pytest.raises(NotPossibleError, match=words):
+            plan(request)
+    answer = plan(request_of(LLAMA_8B, 4, SERVE, {"engine": "llama_cpp"}))
+    sizes = {
+        (p.strategy.tensor_parallel_size, p.strategy.pipeline_parallel_size) for p in answer.plans
+    }
+    assert all(1 in both for both in sizes), sizes

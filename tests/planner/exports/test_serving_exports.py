@@ -28,8 +28,7 @@ DRAFT = {"draft_model": "org/tiny", "tokens": 5}
 def test_one_device_needs_no_flag_and_sizes_and_shares_become_each_engines():
     command = shlex.join(vllm_arguments(made(tensor_parallel_size=1)))
     assert command == (
-        f"vllm serve {LLAMA_8B} --dtype bfloat16 --max-model-len 4800 --max-num-seqs 64 "
-        "--no-enable-prefix-caching"
+        f"vllm serve {LLAMA_8B} --dtype bfloat16 --max-model-len 4800 --max-num-seqs 64"
     )
 
     case = made(tensor_parallel_size=2, pipeline_parallel_size=2, data_parallel_size=2)
@@ -40,7 +39,7 @@ def test_one_device_needs_no_flag_and_sizes_and_shares_become_each_engines():
         ),
         (sglang_arguments, "--tp-size 2 --pp-size 2 --dp-size 2"),
         (trtllm_arguments, "--tp_size 2 --pp_size 2"),
-        (llama_cpp_arguments, "--split-mode row"),
+        (llama_cpp_arguments, "--split-mode tensor --fit off --flash-attn on"),
     ):
         assert flags in shlex.join(arguments(case)), (arguments, flags)
 
@@ -57,6 +56,10 @@ def test_a_choice_becomes_vllms_flag():
     cases = (
         ({"weight_dtype": "fp8"}, "--quantization fp8_per_tensor"),
         ({"weight_dtype": "int4", "quantization": "gptq"}, "serve ./Llama-3.1-8B-GPTQ --dtype"),
+        (
+            {"quantization": "gguf:q4_k_m"},
+            f"serve ./Llama-3.1-8B-Q4_K_M.gguf --tokenizer {LLAMA_8B} --dtype",
+        ),
         ({"weight_dtype": "nvfp4"}, "serve ./Llama-3.1-8B-NVFP4 --dtype bfloat16 --max"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
         ({"max_batch_tokens": 8192}, "--max-num-batched-tokens 8192"),
@@ -75,6 +78,10 @@ def test_a_choice_becomes_vllms_flag():
 def test_a_choice_becomes_sglangs_flag():
     for strategy, flags in (
         ({"weight_dtype": "int8"}, "--model-path ./Llama-3.1-8B-W8A8 --dtype bfloat16 --context"),
+        (
+            {"quantization": "gguf:q4_k_m"},
+            f"./Llama-3.1-8B-Q4_K_M.gguf --tokenizer-path {LLAMA_8B}",
+        ),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8_e4m3"),
         ({"max_batch_tokens": 4096}, "--chunked-prefill-size 4096"),
         ({"chunked_prefill": False, "max_batch_tokens": 4096}, "--chunked-prefill-size -1"),
@@ -104,7 +111,7 @@ def test_tensorrt_llms_further_options_are_yaml_that_its_command_names():
     case = made(kv_cache_dtype="fp8", attention_data_parallel_size=4, speculative=DRAFT)
     text = trtllm_text(case)
     options = yaml.safe_load(text.split("<<'END'\n")[1].split("END\n")[0])
-    assert options["kv_cache_config"] == {"dtype": "fp8", "enable_block_reuse": False}
+    assert options["kv_cache_config"] == {"dtype": "fp8"}
     assert options["enable_attention_dp"] is True
     assert options["speculative_config"]["max_draft_len"] == 5
     assert "--extra_llm_api_options trtllm-options.yaml" in text
@@ -285,3 +292,27 @@ def test_what_is_to_be_filled_in_is_said_and_unlimited_requests_left_to_the_serv
     texts = [export(key, case).text for key in ("vllm", "sglang", "tensorrt_llm")]
     words = ("--max-num-seqs", "--max-running-requests", "--max_batch_size")
     assert not any(word in text for word, text in zip(words, texts, strict=True))
+
+
+def test_servers_run_a_repositorys_own_python_and_say_so_only_where_it_has_some():
+    for model, is_told in (("moonshotai/Kimi-K2-Instruct", True), (LLAMA_8B, False)):
+        case = made(model=model, device="h200-sxm-141gb")
+        for format_ in (VLLM, SGLANG, TENSORRT_LLM):
+            text = format_.text(case)
+            flag = "--trust_remote_code" if format_ is TENSORRT_LLM else "--trust-remote-code"
+            assert (f"  {flag}" in text.replace(" --", "   --")) == is_told, (model, format_.key)
+            assert ("Python of the model's repository" in text) == is_told, (model, format_.key)
+
+
+def test_prefix_caching_is_left_as_by_default_and_said():
+    for format_ in (VLLM, SGLANG, TENSORRT_LLM):
+        text = format_.text(made())
+        assert "prefix caching stays on" in text, format_.key
+        for switch in ("no-enable-prefix-caching", "disable-radix-cache", "block_reuse: false"):
+            assert switch not in text, format_.key
+
+
+def test_gguf_on_vllm_names_its_plugin():
+    text = VLLM.text(made(quantization="gguf:q4_k_m"))
+    assert "vllm-gguf-plugin" in text
+    assert "llm-compressor" not in text

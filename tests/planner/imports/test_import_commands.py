@@ -308,3 +308,17 @@ def test_a_trainer_without_adapters_trains_all_weights():
     assert axolotl.request["workload"]["method"] == "full"
     launcher = read_paste("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n")
     assert "method" not in launcher.request["workload"]
+
+
+def test_experts_are_cut_unless_expert_parallelism_is_asked():
+    sparse = "Qwen/Qwen3-235B-A22B"
+    sglang = f"python -m sglang.launch_server --model-path {sparse} --tp 8 "
+    for line, size in (
+        (sglang + "--enable-dp-attention --dp 8", 1),
+        (sglang + "--ep-size 4", 4),
+        (f"vllm serve {sparse} -tp 8", 1),
+        (f"vllm serve {sparse} -tp 8 --enable-expert-parallel", 8),
+        (f"trtllm-serve {sparse} --tp_size 8", 1),
+        (f"vllm serve {LLAMA} -tp 8", None),
+    ):
+        assert read_paste(line).request["pins"].get("expert_parallel_size") == size, line
