@@ -126,10 +126,38 @@ def megatron_arguments(case: ExportCase) -> list[str]:
         *_attention(case.shape),
         *_blocks(case.shape),
         *_experts(case.shape),
+        *_start(case),
         *_batch(case),
         *_layout(case),
         *_memory(case),
     ]
+
+
+CHECKPOINT = "checkpoint"
+
+
+def _start(case: ExportCase) -> list[str]:
+    """Return the flags of a run that goes on from weights, which pre-training does not.
+
+    Source: Megatron-LM d98e8a6, megatron/training/arguments.py (--finetune loads the weights
+    alone, and leaves optimiser, data and iteration).
+    """
+    is_new = train_workload(case).method == "pretrain"
+    return [] if is_new else ["--load", CHECKPOINT, "--finetune"]
+
+
+def rotary_note(case: ExportCase) -> Notes:
+    """Return what the user adds of the rotary embedding, which the plan does not know.
+
+    Source: Megatron-LM d98e8a6, megatron/training/arguments.py (--rotary-base 10000 by default).
+    """
+    if case.shape.learned_positions:
+        return ()
+    note = (
+        "add --rotary-base with the rope_theta of the model's config.json: Megatron-LM's default "
+        "is 10000, Llama 3 has 500000; for Llama 3.1 and later also --use-rope-scaling"
+    )
+    return (note,)
 
 
 def _batch(case: ExportCase) -> list[str]:
@@ -266,6 +294,13 @@ def megatron_notes(case: ExportCase) -> Notes:
     notes = ["add the data, the tokenizer (its vocabulary sets the logits) and the learning rate"]
     if steps_of(case) is None:
         notes.append("the plan does not say how long it runs: add --train-iters")
+    notes += rotary_note(case)
+    if _start(case):
+        notes.append(
+            f"--load {CHECKPOINT} names the weights of {case.model} in Megatron-LM's format: "
+            "convert them by its tools/checkpoint/convert.py or Megatron Bridge; without --load "
+            "the run starts from scratch"
+        )
     notes += [*shape_notes(case.shape), *_offload_notes(case)]
     if case.strategy.zero_stage in SHARDING and not is_sharded(case):
         notes.append(

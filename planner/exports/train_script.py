@@ -140,9 +140,11 @@ def model():
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=torch.bfloat16,
+            bnb_4bit_quant_storage=torch.bfloat16 if PLAN["fsdp"] else torch.uint8,
         )
-        device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if ON_GPU else "cpu"
-        options["device_map"] = {"": device}
+        if not PLAN["fsdp"]:
+            device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if ON_GPU else "cpu"
+            options["device_map"] = {"": device}
     wide = torch.bfloat16 if PLAN["lora"] else torch.float32
     loaded = AutoModelForCausalLM.from_pretrained(MODEL, dtype=wide, **options)
     return adapted(loaded) if PLAN["lora"] else loaded
@@ -152,13 +154,16 @@ def adapted(loaded):
     """Return the model with the adapters that the plan trains."""
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
-    if PLAN["method"] == "qlora":
+    # FSDP shards units of one dtype: what it shards stays in that of the packed 4-bit weights.
+    packed = PLAN["method"] == "qlora" and bool(PLAN["fsdp"])
+    if PLAN["method"] == "qlora" and not packed:
         loaded = prepare_model_for_kbit_training(
             loaded, use_gradient_checkpointing=PLAN["gradient_checkpointing"]
         )
     elif PLAN["gradient_checkpointing"]:
         loaded.enable_input_require_grads()
-    return get_peft_model(loaded, LoraConfig(task_type="CAUSAL_LM", **PLAN["lora"]))
+    lora = LoraConfig(task_type="CAUSAL_LM", **PLAN["lora"])
+    return get_peft_model(loaded, lora, autocast_adapter_dtype=not packed)
 
 
 def main():
@@ -172,8 +177,9 @@ def main():
         optim=PLAN["optimizer"],
         bf16=PLAN["compute_dtype"] == "bf16",
         fp16=PLAN["compute_dtype"] == "fp16" and ON_GPU,
-        gradient_checkpointing=PLAN["gradient_checkpointing"] and not PLAN["fsdp"],
-        fsdp=bool(PLAN["fsdp"]) or None,
+        gradient_checkpointing=PLAN["gradient_checkpointing"]
+        and not PLAN["fsdp"].get("activation_checkpointing"),
+        fsdp=PLAN["fsdp_mode"] or bool(PLAN["fsdp"]) or None,
         fsdp_config=PLAN["fsdp"] or None,
         logging_steps=1,
         save_strategy="no",
@@ -213,14 +219,32 @@ def train_script(case: ExportCase) -> str:
     return SCRIPT.replace("@PLAN@", plan)
 
 
+FULLY_SHARDED = 3  # ZeRO's last stage
+# FSDP of packed 4-bit weights, which has no second version yet (accelerate, issue 3874).
+# Source: PEFT docs/source/accelerate/fsdp.md; bitsandbytes docs/source/fsdp_qlora.md; TRL,
+# SFTTrainer (no cast of norms and adapters to fp32 in such a model).
+PACKED_FSDP: JsonObject = {
+    "version": 1,
+    "use_orig_params": False,
+    "cpu_ram_efficient_loading": True,
+    "sync_module_states": True,
+}
+PACKED_NOTE = (
+    "ranks share the 4-bit weights by FSDP 1, as PEFT documents it: it needs transformers from "
+    "4.45 to 4.57; release 5 loads all of them on every device first, and drops FSDP 1"
+)
+
+
 def script_plan(case: ExportCase) -> JsonObject:
     """Return the values that the plan sets in the script."""
     workload, strategy = train_workload(case), case.strategy
     recomputes = strategy.activation_recomputation not in {None, "none"}
     stage = strategy.zero_stage or 0
     sharded = stage >= 1 and case.devices > 1 and workload.method != "qlora"
-    fsdp = {
-        "reshard_after_forward": stage == 3,  # noqa: PLR2004 - ZeRO's last stage
+    packed = shards_packed_weights(case)
+    moved = " offload" if case.offload.weights_cpu else ""
+    fsdp: JsonObject = {
+        "reshard_after_forward": stage == FULLY_SHARDED,
         "activation_checkpointing": recomputes,
         "cpu_offload": case.offload.weights_cpu > 0,
     }
@@ -236,8 +260,15 @@ def script_plan(case: ExportCase) -> JsonObject:
         "compute_dtype": strategy.compute_dtype or "bf16",
         "gradient_checkpointing": recomputes,
         "fused_attention": strategy.attention == "flash",
-        "fsdp": fsdp if sharded else {},
+        "fsdp": PACKED_FSDP if packed else fsdp if sharded else {},
+        "fsdp_mode": f"full_shard auto_wrap{moved}" if packed else "",
     }
+
+
+def shards_packed_weights(case: ExportCase) -> bool:
+    """Return whether ranks share the 4-bit weights of a base model: QLoRA under ZeRO 3."""
+    is_sharded = case.strategy.zero_stage == FULLY_SHARDED and case.devices > 1
+    return train_workload(case).method == "qlora" and is_sharded
 
 
 def _lora(case: ExportCase) -> JsonObject:
@@ -278,9 +309,17 @@ def torchrun_notes(case: ExportCase) -> Notes:
         packages.append("bitsandbytes")
     if optimizer_of(case) in {"lomo", "adalomo"}:
         packages.append("lomo-optim")
+    packages[1] += "<5" if shards_packed_weights(case) else ""
     notes = [f"needs {', '.join(packages)}; DATA names a text file, OUTPUT where the result goes"]
     if steps_of(case) is None:
         notes.append(f"the plan does not say how long it runs: {DEFAULT_STEPS} steps, or STEPS")
+    if shards_packed_weights(case):
+        notes.append(PACKED_NOTE)
+    elif workload.method == "qlora" and strategy.zero_stage and case.devices > 1:
+        notes.append(
+            f"every rank keeps the 4-bit weights and all states of its adapters: ZeRO "
+            f"{strategy.zero_stage} would share these states, which are small"
+        )
     if strategy.activation_recomputation == "selective":
         notes.append("the trainer recomputes whole layers, not attention alone")
     if case.offload.optimizer != "none" or case.offload.weights_disk:
@@ -307,7 +346,6 @@ SCHEDULES = {
     "zero_bubble": "ZBVZeroBubble",
 }
 RECOMPUTATION = {"full": "FullAC.Config()", "selective": "SelectiveAC.Config()", "none": "None"}
-FULLY_SHARDED = 3
 # torchtitan 0.3's configuration of this size computes in float8, which GPUs before SM 8.9 reject
 # and the plan does not assume: use another size's configuration with this model.
 PLAIN = {"llama3_405b": ("llama3_70b", "405B", "./assets/hf/Llama-3.1-405B")}
@@ -350,6 +388,8 @@ def _settings(case: ExportCase) -> list[str]:
         *_parallelism(case),
         f"activation_checkpoint = {recomputation}",
     ]
+    if workload.method != "pretrain":  # from the weights in hf_assets_path
+        lines += ["checkpoint.enable = True", "checkpoint.initial_load_in_hf = True"]
     if case.offload.optimizer == "cpu" or case.offload.weights_cpu:
         lines.append("training.enable_cpu_offload = True")
     if case.size("pipeline") > 1 or case.size("expert") > 1:
@@ -382,6 +422,12 @@ def _parallelism(case: ExportCase) -> list[str]:
 def torchtitan_notes(case: ExportCase) -> Notes:
     """Return notes on settings that the configuration leaves to the user or cannot express."""
     notes = [f"save it as {MODULE}.py; written for torchtitan 0.3", *method_notes(case)]
+    if train_workload(case).method != "pretrain":
+        notes.append(
+            f"it starts from the safetensors of {case.model} in hf_assets_path: download them "
+            "with torchtitan's scripts/download_hf_assets.py; set your data set and the learning "
+            "rate, which are those of its pre-training"
+        )
     if case.strategy.zero_stage in {1, 2}:
         notes.append(
             f"ZeRO {case.strategy.zero_stage}: torchtitan shards the weights too, and keeps them "
@@ -423,7 +469,8 @@ def deepspeed_config(case: ExportCase) -> JsonObject:
         config[strategy.compute_dtype] = {"enabled": True}
     name = DEEPSPEED_OPTIMIZERS.get(optimizer_of(case))
     if name:
-        config["optimizer"] = {"type": name, "params": {}}
+        # Without a rate DeepSpeed takes 1e-3; transformers' trainer fills "auto" in.
+        config["optimizer"] = {"type": name, "params": {"lr": "auto"}}
     if strategy.gradient_dtype in {"bf16", "fp16", "fp32"}:
         config["data_types"] = {"grad_accum_dtype": strategy.gradient_dtype}
     if case.size("tensor") > 1:
@@ -463,6 +510,16 @@ def _place(device: str) -> JsonObject:
 def deepspeed_notes(case: ExportCase) -> Notes:
     """Return what the configuration leaves to the script or cannot express."""
     notes = [*method_notes(case)]
+    if optimizer_of(case) in DEEPSPEED_OPTIMIZERS:
+        notes.append(
+            'optimizer.params.lr is "auto": transformers\' trainer fills in its learning_rate; a '
+            "script without it needs the rate there"
+        )
+    if shards_packed_weights(case):
+        notes.append(
+            "ZeRO 3 shares 4-bit weights only if they are stored as bf16 (bnb_4bit_quant_storage) "
+            "and the script loads them without a device_map: the torchrun export does, with FSDP"
+        )
     notes += layout_notes(case, frozenset({"tensor", "context"}), "this configuration")
     if case.size("pipeline") > 1:
         notes.append(f"build a PipelineModule with num_stages={case.size('pipeline')}")
@@ -532,6 +589,8 @@ def accelerate_config(case: ExportCase) -> JsonObject:
         config |= {"main_process_ip": "MASTER_ADDR", "main_process_port": PORT}
     if config["distributed_type"] == "FSDP":
         config["fsdp_config"] = _fsdp(case)
+        if shards_packed_weights(case):
+            config["mixed_precision"] = "no"  # the script computes in bf16
     if config["distributed_type"] == "DEEPSPEED":
         config["deepspeed_config"] = _deepspeed(case)
     return config
@@ -553,6 +612,17 @@ def distributed_type(case: ExportCase) -> str:
 
 
 def _fsdp(case: ExportCase) -> JsonObject:
+    if shards_packed_weights(case):
+        return {
+            "fsdp_version": 1,
+            "fsdp_sharding_strategy": "FULL_SHARD",
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_offload_params": case.offload.weights_cpu > 0,
+            "fsdp_use_orig_params": False,
+            "fsdp_cpu_ram_efficient_loading": True,
+            "fsdp_sync_module_states": True,
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        }
     return {
         "fsdp_version": 2,
         "fsdp_reshard_after_forward": case.strategy.zero_stage == FULLY_SHARDED,
@@ -587,6 +657,7 @@ def accelerate_notes(case: ExportCase) -> Notes:
     notes = [
         f"the script sets micro batch {micro} and gradient_accumulation_steps={steps}",
         *method_notes(case),
+        *([PACKED_NOTE] if shards_packed_weights(case) else []),
         *layout_notes(case, frozenset(), "this file"),
     ]
     if case.offload.activations_cpu:

@@ -329,9 +329,11 @@ def read_megatron(train: TrainDraft, words: list[str]) -> None:
     arguments = read_options(draft, words, "megatron")
     ignore_words(draft, arguments.positional)
     train.options = rename(arguments.options, MEGATRON)
-    train.method = "pretrain"
-    draft.put("pretrain_gpt.py", "workload.method", train.method)
     options = train.options
+    tuned = draft.take(options, "finetune")
+    train.method = "full" if tuned is not None else "pretrain"
+    source = tuned.source if tuned is not None else "pretrain_gpt.py"
+    draft.put(source, "workload.method", train.method)
     sharding = draft.take(options, "data_parallel_sharding_strategy")
     distributed = draft.take(options, "use_distributed_optimizer")
     if sharding is not None:
@@ -398,6 +400,7 @@ def read_exported(train: TrainDraft, plan: JsonObject, arguments: list[str]) -> 
         "gradient_checkpointing": "recompute",
         "steps": "max_steps",
         "fsdp": "fsdp_config",
+        "fsdp_mode": "fsdp",
     }
     method, lora = options.pop("method", None), options.pop("lora", None)
     if method is not None:
@@ -418,5 +421,7 @@ def read_exported(train: TrainDraft, plan: JsonObject, arguments: list[str]) -> 
     train.options |= rename(options, names)
     if not isinstance(plan.get("fsdp"), dict) or not plan["fsdp"]:
         train.options.pop("fsdp_config", None)
+    if not plan.get("fsdp_mode"):
+        train.options.pop("fsdp", None)
     read_training(train)
     ignore_rest(draft, train.options, "transformers")

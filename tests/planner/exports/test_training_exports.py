@@ -18,12 +18,15 @@ from planner.exports.megatron import MEGATRON, megatron_arguments
 from planner.exports.train_script import (
     ACCELERATE,
     DEEPSPEED,
+    TORCHRUN,
     TORCHTITAN,
     accelerate_text,
     deepspeed_config,
     layout_notes,
+    script_plan,
     torchrun_arguments,
     torchtitan_text,
+    train_script,
 )
 from tests.planner.asking import MIXTRAL
 from tests.planner.exports.making import trained
@@ -347,3 +350,30 @@ def test_a_stage_that_deepspeed_would_keep_in_host_memory_is_raised_and_said():
         case = trained(zero_stage=stage, offload={"optimizer": "nvme"})
         assert deepspeed_config(case)["zero_optimization"]["stage"] == 3, (stage, is_said)
         assert (f"the plan has ZeRO stage {stage}" in " ".join(DEEPSPEED.notes(case))) == is_said
+
+
+def test_a_fine_tuning_starts_from_the_models_weights_and_names_what_the_plan_does_not_know():
+    for method, is_loaded in (("full", True), ("pretrain", False)):
+        case = trained(data_parallel_size=8, workload={"method": method})
+        assert ("--finetune" in megatron_arguments(case)) == is_loaded, method
+        assert "--rotary-base" in " ".join(MEGATRON.notes(case)), method
+        text = TORCHTITAN.text(case)
+        assert ("checkpoint.initial_load_in_hf = True" in text) == is_loaded, method
+    assert json.loads(DEEPSPEED.text(case))["optimizer"]["params"] == {"lr": "auto"}
+    assert 'lr is "auto"' in " ".join(DEEPSPEED.notes(case))
+
+
+def test_ranks_share_the_4_bit_weights_of_qlora_as_peft_documents_it():
+    sizes = {"data_parallel_size": 4, "workload": {"method": "qlora", "global_batch_size": 32}}
+    for stage, is_shared in ((3, True), (2, False)):
+        case = trained(zero_stage=stage, **sizes)
+        plan = script_plan(case)
+        assert plan["fsdp_mode"] == ("full_shard auto_wrap" if is_shared else ""), stage
+        assert plan["fsdp"].get("version") == (1 if is_shared else None), stage
+        assert ("transformers<5" in " ".join(TORCHRUN.notes(case))) == is_shared, stage
+        ast.parse(train_script(case))
+        config = yaml.safe_load(accelerate_text(case))
+        version, precision = config["fsdp_config"]["fsdp_version"], config["mixed_precision"]
+        assert (version, precision) == ((1, "no") if is_shared else (2, "bf16")), stage
+    offloaded = trained(zero_stage=3, offload={"weights_cpu": 1.0, "optimizer": "cpu"}, **sizes)
+    assert script_plan(offloaded)["fsdp_mode"] == "full_shard auto_wrap offload"
