@@ -149,8 +149,9 @@ def serving_notes(case: ExportCase, engine: str, title: str) -> Notes:
                 f"{title} starts with its own default"
             )
     notes += _length_notes(case)
-    is_serving = isinstance(case.workload, ServeWorkload)
-    if engine in PREFIX_CACHING and is_serving and not case.workload.prefix_share_ratio:
+    work = case.workload
+    has_no_prefix = isinstance(work, ServeWorkload) and not work.prefix_share_ratio
+    if engine in PREFIX_CACHING and has_no_prefix:
         notes.append(
             "prefix caching stays on, as by default; the figures count no common prefix: state "
             "workload.prefix_share_ratio if prompts share one"
