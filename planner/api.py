@@ -7,7 +7,7 @@ implementation on the first call: an estimate does not load the search, and a se
 the inverse questions.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TypeVar, get_args
 
@@ -109,26 +109,32 @@ def readable(error: ValidationError) -> BadRequestError:
     if first_error["type"] == "extra_forbidden":
         from planner.catalog.reading import nearest_names
 
-        nearest = ", ".join(nearest_names(path[-1], sorted(known_fields()))[:NEAREST_FIELDS])
+        names = nearest_names(path[-1], sorted(known_fields()))[:NEAREST_FIELDS]
+        # At the top of a request a field of one of its parts is named with its place.
+        nearest = ", ".join(known_fields()[each] if len(path) == 1 else each for each in names)
         return BadRequestError(f"{name}: there is no such field{shown}; nearest: {nearest}", name)
     return BadRequestError(f"{name}: {first_error['msg']}{shown}", name)
 
 
 @cache
-def known_fields() -> frozenset[str]:
-    """Return the names of all fields of a request, including nested ones."""
-    names: set[str] = set()
-    pending: list[type[BaseModel]] = [EstimateRequest, PlanRequest, InverseRequest]
+def known_fields() -> Mapping[str, str]:
+    """Return all fields of a request by name, including nested ones, with their dotted paths.
+
+    A name in several parts has the path that is nearest to the top of a plan's request.
+    """
+    paths: dict[str, str] = {}
+    pending: list[tuple[str, type[BaseModel]]] = [
+        ("", spec) for spec in (PlanRequest, EstimateRequest, InverseRequest)
+    ]
     visited: set[type[BaseModel]] = set()
-    while pending:
-        spec = pending.pop()
+    for prefix, spec in pending:  # grows while it is read: the parts of a part come last
+        if spec in visited:
+            continue
         visited.add(spec)
-        names |= set(spec.model_fields)
-        nested = (
-            one for field in spec.model_fields.values() for one in _specs_in(field.annotation)
-        )
-        pending += [one for one in nested if one not in visited]
-    return frozenset(names)
+        for name, field in spec.model_fields.items():
+            paths.setdefault(name, prefix + name)
+            pending += [(f"{prefix}{name}.", one) for one in _specs_in(field.annotation)]
+    return paths
 
 
 def _specs_in(annotation: object) -> Iterator[type[BaseModel]]:

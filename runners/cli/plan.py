@@ -464,15 +464,17 @@ def _fill_batch(document: Document, given: Collection[str]) -> Iterator[str]:
 
 def _devices(document: Document) -> int | None:
     """Return the number of devices of a request's first cluster, None if it is not known."""
-    from planner.specs.base import PlannerError
+    from planner.catalog.devices import find_instance
     from planner.specs.cluster import ClusterSpec
-    from planner.workload.resolve import resolve_cluster
 
     try:
         cluster = ClusterSpec.model_validate(document["cluster"])
-        return resolve_cluster(cluster).num_devices
-    except (KeyError, ValueError, PlannerError):
+    except (KeyError, ValueError):
         return None  # validation of the request says what is wrong
+    if cluster.instance is None:
+        return cluster.num_devices
+    offer = find_instance(cluster.instance)
+    return None if offer is None else offer.devices * cluster.nodes
 
 
 def usual_engine(cluster: Document) -> str:

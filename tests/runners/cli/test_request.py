@@ -110,6 +110,7 @@ def test_a_setting_reaches_every_field_and_a_wrong_one_is_named_with_the_nearest
         ("workload.kind=dance", "workload", "serve"),
         ("objective=speed", "objective", "throughput"),
         ("top=NaN", "top", "valid integer"),
+        ("max_request_tokens=5", "max_request_tokens", "nearest: workload.max_request_tokens"),
         ("workload=5", "workload", "must be an object"),
         ("cluster.device.memory_bytes=1", "cluster.device.memory_bytes", "has no fields"),
         ("model.hidden_size=1", "model.hidden_size", "has no fields; give it whole"),
