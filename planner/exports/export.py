@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.catalog.engines import engine_name, get_engine, refusal, sixteen_bit_dtype
+from planner.catalog.model_names import find
 from planner.cost.weights import WIDE
 from planner.specs.base import Dtype, JsonObject, PlannerError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
@@ -395,6 +396,14 @@ CONFIGURATIONS = {
 }
 
 
+def configuration_of(model_id: str) -> tuple[str, str] | None:
+    """Return torchtitan's module and function for a model of the same shape, None without one."""
+    found = find(model_id)
+    if found is None or found.stated is not None:
+        return None
+    return CONFIGURATIONS.get(found.entry.id.lower())
+
+
 def formats_for(case: Case, strategy: Strategy, engine: str | None = None) -> tuple[str, ...]:
     """Return the formats that can express a strategy and run on its device."""
     if case.workload.kind == "compress":
@@ -459,7 +468,7 @@ def _trainers(case: Case, strategy: Strategy) -> list[str]:
         "torchrun": is_public and not is_split and _script_runs(method, strategy),
         "accelerate": is_public and not is_split,
         "deepspeed": on_gpu and is_public and _deepspeed_runs(method, strategy, is_split=is_split),
-        "torchtitan": on_gpu and trains_all_weights and case.model.id.lower() in CONFIGURATIONS,
+        "torchtitan": on_gpu and trains_all_weights and bool(configuration_of(case.model.id)),
         "megatron": on_gpu and trains_all_weights,
     }
     return [name for name, applies in applicable.items() if applies]

@@ -4,12 +4,12 @@ import json
 from importlib.resources import files
 
 from planner.exports.export import (
-    CONFIGURATIONS,
     Export,
     ExportCase,
     Format,
     Notes,
     claims_of,
+    configuration_of,
     formats_for,
     heterogeneous_body,
     heterogeneous_notes,
@@ -160,6 +160,5 @@ def _lossy_formats(case: ExportCase) -> set[str]:
         return set()
     if not isinstance(case.workload, TrainWorkload):
         return {one.key for one in (*SERVERS, *MANAGERS)}
-    has_configuration = case.shape.id.lower() in CONFIGURATIONS
     trainers = {one.key for one in (*TRAINERS, *MANAGERS)}
-    return trainers if has_configuration else trainers - {TORCHTITAN.key}
+    return trainers if configuration_of(case.shape.id) else trainers - {TORCHTITAN.key}

@@ -2,7 +2,7 @@
 
 import json
 
-from planner.exports.export import CONFIGURATIONS, MASTER, PORT, ExportCase, Format, Notes
+from planner.exports.export import MASTER, PORT, ExportCase, Format, Notes, configuration_of
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import BadRequestError, JsonObject
 from planner.specs.workload import TrainWorkload
@@ -354,8 +354,10 @@ MODULE = "slipway_plan"
 
 def torchtitan_text(case: ExportCase) -> str:
     """Return a module for ``--module``, with the run command in its docstring."""
-    module, function = CONFIGURATIONS[case.shape.id.lower()]
-    lines, imports = _settings(case), ""
+    configuration = configuration_of(case.shape.id)
+    if configuration is None:
+        raise ValueError(f"torchtitan has no configuration for {case.shape.id}")
+    (module, function), lines, imports = configuration, _settings(case), ""
     if function in PLAIN:
         function, flavor, assets = PLAIN[function]
         imports = f"from torchtitan.models.{module} import model_registry\n"

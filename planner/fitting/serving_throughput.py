@@ -10,6 +10,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from planner.catalog.engines import COMMON_SERVING
+from planner.catalog.model_names import find
 from planner.cost.quantity import Ledger
 from planner.fitting.evidence import (
     TABLE,
@@ -292,10 +293,11 @@ def full_batch(row: Row) -> FullBatch:
         if entry.unit == "s" and entry.group in steps and entry.name in NAMES:
             seconds[_factor(entry.group, NAMES[entry.name])] += steps[entry.group] * entry.value
     produced = workload.burst_requests * workload.output_tokens
+    named = find(setting.model.id)
     return FullBatch(
         engine=setting.engine.key,
         source=row["source_id"],
-        model=setting.model.id,
+        model=named.entry.id if named else setting.model.id,  # of one shape: one group
         device=setting.device.id,
         architecture=setting.device.architecture,
         seconds=np.array([seconds[part] for part in PARTS]),

@@ -42,8 +42,8 @@ def test_the_catalog_begins_with_llama_and_is_large():
 
 def test_an_entry_is_found_by_its_usual_spellings():
     # A model is found by alias and in any case.
-    for name in ["meta-llama/Meta-Llama-3.1-8B-Instruct", "META-LLAMA/llama-3.1-8b"]:
-        assert get_model(name).id == "meta-llama/Llama-3.1-8B"
+    for name in ["meta-llama/Llama-3.1-8B-Instruct", "META-LLAMA/llama-3.1-8b-instruct"]:
+        assert get_model(name).id == "meta-llama/Llama-3.1-8B-Instruct"
 
     # A device is found by its usual spellings.
     for name, device_id in [

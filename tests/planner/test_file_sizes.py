@@ -12,6 +12,7 @@ from planner.__main__ import run_catalog
 from planner.api import estimate, plan
 from planner.catalog.format_names import split_format, with_format
 from planner.catalog.gguf import PackedFormat, file_bytes, file_sizes, packed_format
+from planner.catalog.model_names import read_name
 from planner.catalog.models import (
     checkpoint_name,
     get_entry,
@@ -355,7 +356,7 @@ def test_published_names_are_read_as_their_publishers_write_them():
         model = get_model(name)
         fields = ("weight_dtype", "quantization", "weight_block_size", "group_size", "part_dtypes")
         read = [getattr(model, field) for field in fields]
-        noted = get_entry(name).id in model.note and "config.json" in model.note
+        noted = read_name(name).repository in model.note and "config.json" in model.note
         if read != told or model.id != name or not noted:
             wrong.append((name, told, read, model.note))
     assert not wrong, wrong

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from planner.catalog.devices import get_device, list_devices
 from planner.catalog.engines import engine_name, get_engine, list_engines
 from planner.catalog.gguf import packed_format
-from planner.catalog.models import get_entry, get_model, list_models, model_from_config, shape_key
+from planner.catalog.model_names import name_words, shape_key
+from planner.catalog.models import (
+    checkpoint_name,
+    get_entry,
+    get_model,
+    list_models,
+    model_from_config,
+)
 from planner.specs.base import (
     BadConfigError,
     NotCoveredError,
@@ -135,8 +142,8 @@ def test_another_memory_is_another_card_and_an_alias_hides_no_device():
 
 def test_a_copy_of_a_model_has_the_shape_of_the_model():
     for named, known in (
-        ("NousResearch/Llama-2-7b-chat-hf", "meta-llama/Llama-2-7b"),
-        ("unsloth/Meta-Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B"),
+        ("NousResearch/Llama-2-7b-chat-hf", "meta-llama/Llama-2-7b-chat-hf"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct", "meta-llama/Meta-Llama-3.1-8B-Instruct"),
         ("Llama 2 13B", "meta-llama/Llama-2-13b"),
         ("Mixtral 8x7B", "mistralai/Mixtral-8x7B-v0.1"),
         ("gpt-j-6b", "EleutherAI/gpt-j-6b"),
@@ -144,6 +151,49 @@ def test_a_copy_of_a_model_has_the_shape_of_the_model():
         model = get_model(named)
         assert model.id == known, (named, known)
         assert known in model.note, (named, known)
+
+
+def test_every_alias_stands_for_its_own_repository_with_or_without_its_owner():
+    for entry in list_models():
+        for name in (each for each in entry.names if "/" in each):
+            short = name.rpartition("/")[2]
+            assert checkpoint_name(name) == get_model(name).id == name
+            for written in (short.lower(), short.replace("-", " ")):
+                named = checkpoint_name(written)
+                assert name_words(named) == name_words(name), (written, named)
+                assert get_model(written).id == named
+        assert set(entry.own) <= set(entry.aliases)
+
+
+def test_a_short_name_stands_for_the_model_with_its_version_tuning_and_limits_or_is_refused():
+    for named, known, context in (
+        ("llama-3.1-8b-instruct", "meta-llama/Llama-3.1-8B-Instruct", 131_072),
+        ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct", 131_072),
+        ("qwq-32b", "Qwen/QwQ-32B", 40_960),
+        ("phi-3.5-mini", "microsoft/Phi-3.5-mini-instruct", 131_072),
+        ("kimi-k2", "moonshotai/Kimi-K2-Instruct", 131_072),
+        ("qwen3-4b-instruct-2507", "Qwen/Qwen3-4B-Instruct-2507", 262_144),
+        ("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", 40_960),
+        ("qwen3-coder-30b-a3b", "Qwen/Qwen3-Coder-30B-A3B-Instruct", 262_144),
+        ("mixtral-8x22b", "mistralai/Mixtral-8x22B-v0.1", 65_536),
+        ("mistral-small-24b", "mistralai/Mistral-Small-24B-Base-2501", 32_768),
+        ("llama-4-scout", "meta-llama/Llama-4-Scout-17B-16E-Instruct", 10_485_760),
+    ):
+        model = get_model(named)
+        found = (checkpoint_name(named), model.id, model.max_position_embeddings)
+        assert found == (known, known, context), named
+    assert get_model("my/Phi-3.5-mini-instruct-AWQ").max_position_embeddings == 131_072
+
+    for named, nearest in (
+        ("mistral-7b", "mistralai/Mistral-7B-v0.3"),
+        ("zephyr-7b", "HuggingFaceH4/zephyr-7b-beta"),
+        ("qwen3", "Qwen/Qwen3-0.6B"),
+        ("qwen3-8b-instruct", "Qwen/Qwen3-8B"),
+        ("llama-2-7b-instruct", "meta-llama/Llama-2-7b"),
+    ):
+        with pytest.raises(UnknownModelError) as caught:
+            checkpoint_name(named)
+        assert nearest in caught.value.nearest, named
 
 
 def test_a_copy_has_the_models_own_name_and_the_nearest_are_named_as_they_are_written():

@@ -104,7 +104,7 @@ LINES = {
     # llama.cpp: tools/server/README.md and its discussions.
     "./llama-server -m models/7B/Llama-3.1-8B-Instruct-Q4_K_M.gguf -c 16384 -np 4 -ngl 99 -fa on": {
         "engine": "llama_cpp",
-        "model": LLAMA,
+        "model": f"{LLAMA}-Instruct",
         "pins.quantization": "gguf:q4_k_m",
         "workload.concurrency": 4,
         "workload.max_request_tokens": 4096,
