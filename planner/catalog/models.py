@@ -11,8 +11,10 @@ from planner.catalog.families import FAMILIES, NESTED_DEFAULTS, NOT_COVERED, Fam
 from planner.catalog.format_names import (
     StatedFormat,
     left_alone,
+    split_format,
     with_format,
 )
+from planner.catalog.gguf import MXFP4_EXPERTS
 from planner.catalog.hybrid_layers import read_towers, unknown_encoders
 from planner.catalog.layer_groups import (
     LARGEST,
@@ -25,6 +27,7 @@ from planner.catalog.layer_groups import (
 from planner.catalog.model_names import ModelEntry, entries, find, read_name
 from planner.catalog.published_weights import read_published_weights
 from planner.catalog.reading import data_text, nearest_names
+from planner.cost.weights import WIDE
 from planner.specs.base import BadConfigError, NotCoveredError
 from planner.specs.model import ModelSpec
 
@@ -155,6 +158,8 @@ def model_from_config(config: dict[str, Any], model_id: str = "custom") -> Model
             "note": _note(reader, family, towers["uncounted"]),
             **(family.extras(reader) if family.extras else {}),
         }
+        if reader.model_type in MXFP4_EXPERTS and fields["weight_dtype"] == "mxfp4":
+            fields["native_dtype"] = "mxfp4"
         return ModelSpec(id=model_id, model_type=reader.model_type, **fields)
     except ValidationError as error:
         raise _refusal(reader, error) from error
@@ -397,7 +402,8 @@ def _stated_model(known: str, stated: StatedFormat) -> ModelSpec:
     if stated.is_generic and own.weight_dtype == stated.style.dtype:
         return own
     spec = _spec(known, with_format(_config(known), own, stated))
-    return spec.model_copy(update={"source": f"{spec.source}; its format as the name states it"})
+    source = f"{spec.source}; its format as the name states it"
+    return spec.model_copy(update={"source": source, "native_dtype": own.native_dtype})
 
 
 def _config(known: str) -> dict[str, Any]:
@@ -407,6 +413,10 @@ def _config(known: str) -> dict[str, Any]:
 
 
 def _spec(known: str, config: dict[str, Any]) -> ModelSpec:
+    """Return a catalog model; a repository that names no format is the release itself."""
     found = read_name(known)
     spec = model_from_config(config, found.repository)
-    return spec.model_copy(update={"source": found.entry.source, "as_of": found.entry.as_of})
+    facts = {"source": found.entry.source, "as_of": found.entry.as_of}
+    if spec.weight_dtype not in WIDE and split_format(known) is None:
+        facts["native_dtype"] = spec.weight_dtype
+    return spec.model_copy(update=facts)

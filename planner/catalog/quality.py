@@ -287,6 +287,12 @@ def scheme_quality(scheme: str | None, family: str, billions: float) -> Quality:
     )
 
 
+def native_quality(dtype: Dtype) -> Quality:
+    """Return the quality of the weights of a release in its own narrow format: the baseline."""
+    evidence = f"{dtype} is the format of the release, to which losses are relative"
+    return Quality(perplexity_ratio=UNTOUCHED, evidence=(evidence,))
+
+
 def _sources(scheme: str, metric: str) -> list[str]:
     return sorted({r.source for r in quality_rows() if r.scheme == scheme and r.metric == metric})
 

@@ -174,7 +174,8 @@ def candidate_formats(question: Question) -> tuple[tuple[Dtype, Dtype], ...]:
     device, model = question.device, question.model
     engine = get_engine(question.request.engine, device.kind)
     published = model.weight_dtype
-    as_stored = serving_engine(engine.key).starts_as_stored
+    # An engine that converts checkpoints to files of its own keeps a format that files have.
+    as_stored = serving_engine(engine.key).starts_as_stored or published in engine.file_formats
     if as_stored and published is not None and published not in WIDE:
         return ((published, _activation(published, question)),)
     offered = RUNNER_FORMATS if engine.role == "runner" else SERVING_FORMATS

@@ -284,6 +284,11 @@ class ModelSpec(SparseSpec):
         default=(), description="parts of the checkpoint whose parameters no field counts"
     )
     weight_dtype: Dtype | None = Field(default=None, description="as published")
+    native_dtype: Dtype | None = Field(
+        default=None,
+        description="weights of the release itself if they are narrower than 16 bits: a loss of "
+        "quality is relative to them",
+    )
     group_size: PositiveInt | None = Field(default=None, description="of the published weights")
     group_metadata_bits: NonNegativeFloat | None = Field(
         default=None, description="of a group's scale and zero point, of the published weights"

@@ -14,6 +14,7 @@ from planner.catalog.quality import (
     combined_quality,
     family_of_model,
     kv_cache_quality,
+    native_quality,
     pruning_quality,
     scheme_quality,
     weight_quality,
@@ -703,16 +704,19 @@ def quality_of(setting: Setting) -> Quality | None:
         return weight_quality(
             dtype, "bf16", workload.method, family=family, billions=billions, group_size=group
         )
-    as_published = setting.weight_dtype == setting.model.weight_dtype
-    published = setting.model.quantization if as_published else None
-    weights = weight_quality(
-        _stored_as(setting, setting.weight_dtype),
-        setting.activation_dtype,
-        strategy.quantization or published,
-        family=family,
-        billions=billions,
-        group_size=strategy.group_size,
-    )
+    as_published = setting.weight_dtype == model.weight_dtype
+    published = model.quantization if as_published else None
+    if is_native(setting):
+        weights = native_quality(setting.weight_dtype)
+    else:
+        weights = weight_quality(
+            _stored_as(setting, setting.weight_dtype),
+            setting.activation_dtype,
+            strategy.quantization or published,
+            family=family,
+            billions=billions,
+            group_size=strategy.group_size,
+        )
     zeros = pruning_quality(
         strategy.sparsity,
         method="sparsegpt",
@@ -722,6 +726,17 @@ def quality_of(setting: Setting) -> Quality | None:
     )
     cache = kv_cache_quality(strategy.kv_cache_dtype, family=family, billions=billions)
     return combined_quality(weights, zeros, cache)
+
+
+def is_native(setting: Setting) -> bool:
+    """Return whether the weights are those of the release, in its own narrow format."""
+    native, method = setting.model.native_dtype, setting.strategy.quantization
+    if native is None:
+        return False
+    if method is not None and method == setting.engine.file_formats.get(native):
+        return True
+    same_method = method in {None, native, setting.model.quantization}
+    return setting.weight_dtype == native and same_method
 
 
 def _stored_as(setting: Setting, dtype: Dtype) -> Dtype:

@@ -215,6 +215,27 @@ def test_a_limit_on_the_loss_of_quality_leaves_what_keeps_it():
     assert not any(plan.strategy.weight_dtype == "int4" for plan in answer.plans)
 
 
+def test_a_release_in_a_narrow_format_loses_nothing_and_others_are_relative_to_it():
+    for model, devices, engine, strategy, loses in (
+        ("openai/gpt-oss-120b", 1, "vllm", {}, False),
+        ("openai/gpt-oss-20b", 1, "llama_cpp", {"quantization": "gguf:mxfp4_moe"}, False),
+        ("openai/gpt-oss-20b", 1, "llama_cpp", {"weight_dtype": "int8"}, True),
+        ("deepseek-ai/DeepSeek-V3", 16, "vllm", {}, False),
+        ("deepseek-ai/DeepSeek-V3", 8, "vllm", {"quantization": "awq"}, True),
+        ("unsloth/DeepSeek-R1-BF16", 32, "vllm", {}, False),
+        ("Qwen/Qwen3-32B-FP8", 1, "vllm", {}, True),
+        ("moonshotai/Kimi-K2-Thinking", 16, "vllm", {}, False),
+    ):
+        found = ask(model=model, devices=devices, engine=engine, strategy=strategy)
+        assert (found.quality.loss_ratio > 0) is loses, model
+
+    strict = {"quality_loss_ratio": {"max": 0.0}}
+    answer = search(
+        model="openai/gpt-oss-20b", device="strix-halo-395", engine="llama_cpp", constraints=strict
+    )
+    assert [plan.strategy.weight_dtype for plan in answer.plans] == ["mxfp4"]
+
+
 WEIGHTS = sorted(fitted_quality().kinds["weights"].schemes)
 RATIOS = st.tuples(st.floats(0.5, 4), st.floats(0.5, 4), st.floats(0.5, 4))
 
