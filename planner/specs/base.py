@@ -301,7 +301,31 @@ def read_formats(strategy: object) -> object:
         fields["quantization"] = fields.pop("weight_dtype")
     named = fields.pop("quantization", None)
     resolved = read_quantization(named) if isinstance(named, str) else {"quantization": named}
-    return {**({} if resolved == {"quantization": None} else resolved), **fields}
+    named_fields = {} if resolved == {"quantization": None} else resolved
+    return {**named_fields, **_with_compute_dtype(fields, resolved.get("quantization"))}
+
+
+# Named quantisations that store narrow weights, and those of them that compute in 16 bits.
+COMPUTED_IN_16_BITS = frozenset({"gptq", "awq", "nf4", "bnb.nf4", "w4a16", "w8a16"})
+STORED_NARROW = COMPUTED_IN_16_BITS | {"w4a8", "w8a8", "fptq", "fp8", "nvfp4"}
+WIDE_NAMES = frozenset({"fp32", "fp16", "bf16"})
+
+
+def _with_compute_dtype(fields: JsonObject, quantization: object) -> JsonObject:
+    """Return fields in which a wide dtype beside a quantisation is that of the computation.
+
+    The stored weights are those of the quantisation, as with ``--quantization awq --dtype
+    bfloat16`` of vLLM and SGLang, whose dtype is that of activations and unquantised weights:
+    https://docs.vllm.ai/en/latest/api/vllm/config/model.html (``ModelConfig.dtype``), and
+    ``get_supported_act_dtypes`` of vllm/model_executor/layers/quantization.
+    """
+    weight = fields.get("weight_dtype")
+    slug = weight.lower() if isinstance(weight, str) else ""
+    dtype = DTYPES.get(slug, slug)
+    if quantization not in STORED_NARROW or dtype not in WIDE_NAMES:
+        return fields
+    others = {name: value for name, value in fields.items() if name != "weight_dtype"}
+    return {"activation_dtype": dtype, **others} if quantization in COMPUTED_IN_16_BITS else others
 
 
 def _is_format(name: str) -> bool:

@@ -285,6 +285,34 @@ def _bits(name: str) -> float:
 # The share of memory that a serving engine is started with.
 
 
+# Widths of integers that published checkpoints of a method have beside its usual one.
+OTHER_WIDTHS: dict[str, frozenset[Dtype]] = {
+    "gptq": frozenset({"int8"}),
+    "awq": frozenset({"int8"}),
+    "nf4": frozenset({"int4"}),
+    "bnb.nf4": frozenset({"int4"}),
+}
+
+
+def refuse_contradicting_formats(strategy: Strategy) -> None:
+    """Reject stored weights that are not those of the named quantisation.
+
+    Raises:
+        NotPossibleError: names both fields, and the dtype that the quantisation stores.
+    """
+    name, weight = strategy.quantization or "", strategy.weight_dtype
+    if weight is None or name not in FORMAT_BY_QUANTIZATION:
+        return
+    stored = FORMAT_BY_QUANTIZATION[name][0]
+    if weight != stored and weight not in OTHER_WIDTHS.get(name, frozenset()):
+        raise NotPossibleError(
+            f"weight_dtype is {weight}, but quantization is {name}, whose weights are {stored}: "
+            "leave one of them out; a dtype of 16 bits beside a quantization is that of its "
+            "activations",
+            "strategy.weight_dtype",
+        )
+
+
 def refuse_memory_share(strategy: Strategy, engine: Engine) -> None:
     """Reject a share of memory for an engine that takes what it needs.
 
@@ -416,6 +444,8 @@ def resolve(request: EstimateRequest) -> Setting:
     refuse_unmodelled_fields(request.strategy, training=training)
     _refuse_serving_only(request)
     refuse_memory_share(request.strategy, engine)
+    if not training:
+        refuse_contradicting_formats(request.strategy)
     layout = layout_of(request, model, engine)
     strategy = _filled_strategy(request, model, engine, layout)
     devices = (device, *(resolve_device(group.device) for group in cluster.other_nodes))

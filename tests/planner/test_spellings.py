@@ -18,6 +18,7 @@ from planner.catalog.models import (
 from planner.specs.base import (
     BadConfigError,
     NotCoveredError,
+    NotPossibleError,
     UnknownDeviceError,
     UnknownModelError,
     UnknownNameError,
@@ -85,6 +86,26 @@ def test_a_format_is_read_from_a_name_unless_given_and_a_mix_weighs_between_neig
         for name in ("gguf:q3_k_m", "gguf:4.3", "gguf:q4_k_m")
     ]
     assert weights == sorted(weights)
+
+
+def test_a_wide_dtype_beside_a_quantisation_computes_and_another_narrow_one_is_refused():
+    for name, dtype, computes in (
+        ("awq", "bf16", "bf16"),
+        ("gptq-int4", "half", "fp16"),
+        ("w4a16", "float16", "fp16"),
+        ("fp8", "bfloat16", "fp8"),
+        ("w8a8", "bf16", "int8"),
+    ):
+        both = ask(strategy={"quantization": name, "weight_dtype": dtype}, engine="vllm")
+        alone = ask(strategy={"quantization": name}, engine="vllm")
+        assert held(both, "weights") == held(alone, "weights"), name
+        assert both.quality == alone.quality, name
+        assert both.strategy.activation_dtype == computes, name
+
+    for name, dtype in (("awq", "fp8"), ("fp8", "int4"), ("w8a8", "int4")):
+        with pytest.raises(NotPossibleError, match=name) as caught:
+            ask(strategy={"quantization": name, "weight_dtype": dtype})
+        assert caught.value.field == "strategy.weight_dtype"
 
 
 def test_other_tools_words_are_read_as_ours():
