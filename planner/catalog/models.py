@@ -416,7 +416,7 @@ def _spec(known: str, config: dict[str, Any]) -> ModelSpec:
     """Return a catalog model; a repository that names no format is the release itself."""
     found = read_name(known)
     spec = model_from_config(config, found.repository)
-    facts = {"source": found.entry.source, "as_of": found.entry.as_of}
+    facts: dict[str, Any] = {"source": found.entry.source, "as_of": found.entry.as_of}
     if spec.weight_dtype not in WIDE and split_format(known) is None:
         facts["native_dtype"] = spec.weight_dtype
     return spec.model_copy(update=facts)

@@ -279,8 +279,10 @@ def scheme_quality(scheme: str | None, family: str, billions: float) -> Quality:
     if not scores:
         return Quality(evidence=(UNKNOWN.format(what=scheme.replace("_", " ")),))
     sources = ", ".join(_sources(scheme, "score"))
+    middle = median(scores)
+    low = min(*scores, middle - LEAST_LOSS)
     return Quality(
-        score_ratio=(min(scores), median(scores), max(scores)),
+        score_ratio=(low, middle, max(*scores, middle + LEAST_LOSS)),
         evidence=(
             f"no perplexity table; task scores of {scheme.upper()}, {len(scores)} rows: {sources}",
         ),

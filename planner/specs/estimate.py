@@ -175,6 +175,16 @@ class Quality(SparseSpec):
         return 1 / high, 1 / middle, 1 / low
 
     @property
+    def losses(self) -> tuple[str, tuple[float, ...]]:
+        """Return the measure of the loss, and the relative loss (low, expected, high) in it.
+
+        A loss of perplexity is no loss of task scores: the two are not compared.
+        """
+        if self.perplexity_ratio is not None:
+            return "perplexity", tuple(ratio - 1 for ratio in self.perplexity_ratio)
+        return "task scores", tuple(1 - ratio for ratio in reversed(self.score_ratio or ()))
+
+    @property
     def loss_ratio(self) -> float | None:
         """Return the expected relative loss, or None if no table has it."""
         if self.perplexity_ratio is not None:

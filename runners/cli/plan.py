@@ -88,7 +88,12 @@ SEARCH = (
     GoalOption(
         ("--engine",), "engine", word, "Plan for one engine, such as vllm or 'vllm 0.12.0'."
     ),
-    GoalOption(("--dtype", "--weight-dtype"), "pins.weight_dtype", word, "Format of the weights."),
+    GoalOption(
+        ("--dtype", "--weight-dtype"),
+        "pins.weight_dtype",
+        word,
+        "Format of the weights; 16 bits beside --quantization: of the activations.",
+    ),
     GoalOption(
         ("--quantization",),
         "pins.quantization",

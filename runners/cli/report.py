@@ -271,10 +271,10 @@ def figure_rows(plan: PlannedStrategy, kind: str) -> Iterator[FigureRow]:
         binary_size(memory.per_device_peak_bytes), binary_size(memory.capacity_bytes), " of "
     )
     yield FigureRow("Memory per device", peak, _interval(plan, "per_device_peak_bytes"), modelled)
-    if plan.quality is not None and plan.quality.loss_ratio and plan.quality.as_score:
-        high, _, low = (percent(1 - score) for score in plan.quality.as_score)
-        loss = percent(plan.quality.loss_ratio)
-        yield FigureRow("Loss of quality", loss, between(low, high), "published")
+    if plan.quality is not None and plan.quality.loss_ratio:
+        kind, losses = plan.quality.losses
+        low, middle, high = (percent(loss) for loss in losses)
+        yield FigureRow(f"Loss of {kind}", middle, between(low, high), "published")
     if (hourly := price_of(plan.cluster)) is not None:
         yield FigureRow("Price", f"{usd(hourly.usd_per_hour)} an hour", "", "published")
     for name, label in (

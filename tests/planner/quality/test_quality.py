@@ -236,6 +236,13 @@ def test_a_release_in_a_narrow_format_loses_nothing_and_others_are_relative_to_i
     assert [plan.strategy.weight_dtype for plan in answer.plans] == ["mxfp4"]
 
 
+def test_a_loss_says_its_measure_and_no_interval_is_narrower_than_its_rounding():
+    for name, measure in (("awq", "perplexity"), ("fp8", "task scores")):
+        kind, (low, middle, high) = ask(strategy={"quantization": name}).quality.losses
+        assert kind == measure
+        assert low < middle < high, name
+
+
 WEIGHTS = sorted(fitted_quality().kinds["weights"].schemes)
 RATIOS = st.tuples(st.floats(0.5, 4), st.floats(0.5, 4), st.floats(0.5, 4))
 
