@@ -49,6 +49,10 @@ SCALE, RIDGE = 0.5, 0.35
 FAMILY_STIFFNESS = {"decode": 5.0, "prefill": 20.0}
 WEIGHT = 10.0
 LEAST_SECONDS = 1e-9
+# Parts that grow with the context, and the share of a measured pass from which on their factor is
+# fitted: below it in every row, it would follow what else those rows miss, and long contexts would
+# be charged that many times over.
+WITH_CONTEXT, LEAST_SHARE = (ATTENTION, SCORES), 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +122,12 @@ class Sweep:
             measured_s=np.array([c.measured_s for c in cases]),
             weights=np.array([WEIGHT * counts[c.sweep_key] ** -0.5 for c in cases]),
         )
+
+    def unseen_parts(self) -> list[int]:
+        """Return the parts of the context on which every pass spends little of its time."""
+        columns = {ATTENTION: 1, SCORES: 3}  # of ``parts_s``
+        shares = self.parts_s / self.measured_s[:, None]
+        return [part for part in WITH_CONTEXT if shares[:, columns[part]].max() < LEAST_SHARE]
 
     def seconds(self, factors: Columns) -> Columns:
         """Return the predicted seconds of every pass."""
@@ -229,7 +239,10 @@ def fit_streams(
         distance = float(np.abs(np.log(factors / start)).sum()) / SCALE
         return float(misfit) + RIDGE * stiffness * distance
 
-    return descend(regret, start, start * SCALE, LOWER_BOUNDS, UPPER_BOUNDS)
+    lower, upper = LOWER_BOUNDS.copy(), UPPER_BOUNDS.copy()
+    for part in sweep.unseen_parts():
+        lower[part] = upper[part] = start[part]
+    return descend(regret, start, start * SCALE, lower, upper)
 
 
 def fit_family(cases: Iterable[StreamCase], group: str, prior: Columns) -> Columns:
