@@ -190,7 +190,7 @@ def test_a_short_name_stands_for_the_model_with_its_version_tuning_and_limits_or
     for named, known, context in (
         ("llama-3.1-8b-instruct", "meta-llama/Llama-3.1-8B-Instruct", 131_072),
         ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct", 131_072),
-        ("qwq-32b", "Qwen/QwQ-32B", 40_960),
+        ("qwq-32b", "Qwen/QwQ-32B", 131_072),
         ("phi-3.5-mini", "microsoft/Phi-3.5-mini-instruct", 131_072),
         ("kimi-k2", "moonshotai/Kimi-K2-Instruct", 131_072),
         ("qwen3-4b-instruct-2507", "Qwen/Qwen3-4B-Instruct-2507", 262_144),
