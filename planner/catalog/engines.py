@@ -122,7 +122,6 @@ class Engine(Spec):
     file_formats: dict[Dtype, str] = Field(default_factory=dict)
     # Widths to which kernels round MXFP4 experts up, by architecture: intermediate, hidden.
     mxfp4_expert_multiples: dict[str, tuple[int, int]] = Field(default_factory=dict)
-    reserves_whole_requests: bool = False
     gathered_logits: bool = False
     # Logits of which the loss is computed at once; 0: of all.
     loss_chunk_logits: int = 0

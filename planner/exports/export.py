@@ -51,7 +51,6 @@ MASTER, PORT, RANK = "$MASTER_ADDR", 29500, "$NODE_RANK"
 SERVING_PORT = 8000
 # How published checkpoints of a format are usually named.
 CHECKPOINT_LABELS = {"int4": "AWQ", "int8": "W8A8", "fp8": "FP8", "nvfp4": "NVFP4"}
-SERVED_SHARE = 0.9  # share of device memory that servers use by default
 # Types of models whose repositories bring their configuration or tokenizer as Python, which tools
 # run with --trust-remote-code alone. Source: vLLM, tests/models/registry.py (2026-03,
 # trust_remote_code=True), without those that transformers 5 loads itself; for Kimi-K2 also its
@@ -179,7 +178,7 @@ class ExportCase:
         """Return the maximum tokens of one request.
 
         Without a stated maximum it is four times the typical request, limited by the model's
-        context and by the plan's cache plus free memory. A fixed batch has no longer request.
+        context and by what the plan's cache holds. A fixed batch has no longer request.
         """
         typical = self.typical_tokens
         if typical is None or not isinstance(self.workload, ServeWorkload):
@@ -196,17 +195,22 @@ class ExportCase:
         return None if tokens is None else min(tokens, self.shape.max_position_embeddings)
 
     @property
+    def held_per_replica(self) -> int | None:
+        """Return the typical requests that one replica's memory holds at once, if known."""
+        most = self.plan.performance.max_concurrency
+        return None if most is None else max(1, most // self.size("data"))
+
+    @property
     def _cache_capacity_tokens(self) -> int | None:
-        """Return the tokens that fit in a replica's cache, including free memory."""
-        cached = self.plan.memory.breakdown_bytes.get("kv_cache", 0)
-        requests = self.sequences_per_rank
-        if not cached or not requests or not self.typical_tokens:
+        """Return the tokens that one rank's cache holds at least: those of its whole requests.
+
+        A prefix that requests share is held once.
+        """
+        held, typical = self.held_per_replica, self.typical_tokens
+        if held is None or typical is None or not isinstance(self.workload, ServeWorkload):
             return None
-        planned_tokens = requests * self.typical_tokens
-        memory = self.plan.memory
-        served = self.strategy.gpu_memory_utilization or SERVED_SHARE
-        spare = memory.capacity_bytes * served - memory.per_device_peak_bytes
-        return int(planned_tokens * (1 + max(0.0, spare) / cached))
+        shared = int(self.workload.input_tokens * self.workload.prefix_share_ratio)
+        return shared + max(1, held // self.attention_ranks) * (typical - shared)
 
     @property
     def sequences(self) -> int | None:

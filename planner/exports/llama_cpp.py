@@ -56,7 +56,8 @@ def llama_cpp_arguments(case: ExportCase) -> list[str]:
     command = ["llama-server", "--model", gguf_file(case)]
     if case.context_tokens and case.typical_tokens:
         # One cache pool for all slots: a request may use any part of it.
-        slots = min(case.sequences_per_replica or 1, MOST_SLOTS)
+        held = case.held_per_replica or MOST_SLOTS
+        slots = min(case.sequences_per_replica or 1, held, MOST_SLOTS)
         pool = max(case.context_tokens, case.typical_tokens * slots)
         command += ["--ctx-size", str(pool), "--parallel", str(slots)]
         command += ["--kv-unified"] if slots > 1 else []

@@ -66,6 +66,10 @@ COVERED_SINCE_THE_FIT = frozenset(
         "openai/gpt-oss-20b",
     }
 )
+# Shares of memory in launch scripts of published sweeps, where weights leave little of a device:
+# by model, device, weights and tensor parallel size.
+# Source: InferenceX, benchmarks/single_node/fixed_seq_len/dsr1_fp8_b200.sh, 2026-08.
+LAUNCH_SHARES = {("deepseek-ai/DeepSeek-R1", "b200-sxm", "fp8", "4"): 0.95}
 # Training tools of rows that name only the underlying engine.
 HARNESSES = {
     "ms-swift": "ms_swift",
@@ -272,9 +276,17 @@ def serving_request(row: Row) -> JsonObject:
             "weight_dtype": row["weight_dtype"],
             "activation_dtype": row["activation_dtype"],
             **layout,
+            **_launch_share(row),
         },
         "engine": f"{row['engine']} {row['engine_version']}".strip(),
     }
+
+
+def _launch_share(row: Row) -> JsonObject:
+    """Return the share of memory that a row's launch script states, if it is not the default."""
+    key = row["model"], row["gpu_slug"], row["weight_dtype"], row["tp"]
+    share = LAUNCH_SHARES.get(key)
+    return {} if share is None else {"gpu_memory_utilization": share}
 
 
 def not_counted(row: Row) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast
 
+import numpy as np
+
 from planner.catalog.engines import calibration_of, get_engine, serving_engine
 from planner.cost.parameters import count_parameters
 from planner.cost.quantity import Quantity, equation
@@ -58,6 +60,7 @@ from planner.specs.workload import (
     ServeWorkload,
     Strategy,
     TrainWorkload,
+    Workload,
 )
 from planner.techniques.registry import inapplicable
 from planner.workload.resolve import is_stored_as, refuse_unmodelled_fields
@@ -122,6 +125,7 @@ def exceeds_peak(question: Question, limits: Mapping[str, Bound]) -> bool:
 
 
 MAX_FRONTIER = 24
+FEW_REQUESTS = 16  # of a load without a number of its own: fewer leave devices idle
 ScoreResult = tuple[list[Scores], PlannerError | None]
 Choice = tuple[Estimate, Scores]
 Enough = Callable[[Scores], bool]
@@ -400,15 +404,35 @@ def _unblocked_strategies(question: Question) -> tuple[Strategy, ...] | None:
 def _score_with_last_resort(
     question: Question, blocks: Sequence[Block], subject: Subject, *, only_fitting: bool
 ) -> Iterator[tuple[Block, Scores | PlannerError | None]]:
-    """Yield each scored block, and those of a trainer's offload if nothing fits without it."""
-    fits = False
+    """Yield each scored block, and the last resort of a search that they leave open.
+
+    That is a trainer's offload if nothing fits without it, and smaller steps of a server if no
+    strategy holds all requests at once.
+    """
+    workload, enough = question.request.workload, False
     for block, part in _score_blocks(blocks, subject, only_fitting=only_fitting):
-        fits = fits or (isinstance(part, Scores) and bool(part.fits.any()))
+        enough = enough or (isinstance(part, Scores) and _holds_all(part, workload))
         yield block, part
-    workload = question.request.workload
-    if not fits and blocks and isinstance(workload, TrainWorkload):
+    if enough or not blocks:
+        return
+    more: tuple[Block, ...] = ()
+    if isinstance(workload, TrainWorkload):
         more = training_blocks(question, workload, last_resort=True)
-        yield from _score_blocks(more, subject, only_fitting=only_fitting)
+    if isinstance(workload, ServeWorkload):
+        more = serving_blocks(question, workload, last_resort=True)
+    yield from _score_blocks(more, subject, only_fitting=only_fitting)
+
+
+def _holds_all(part: Scores, workload: Workload) -> bool:
+    """Return whether a strategy fits, and if it serves a load, holds its requests at once."""
+    held = part.fits
+    if isinstance(workload, ServeWorkload):
+        rate, callers = workload.request_rate_per_second, workload.concurrency
+        name = "max_concurrency" if rate is None else "requests_per_second"
+        wanted = (callers or workload.burst_requests or FEW_REQUESTS) if rate is None else rate
+        served = part.figures(name)
+        held = held & (served is not None and served >= wanted)
+    return bool(np.any(held))
 
 
 def _score_blocks(

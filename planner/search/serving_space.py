@@ -194,14 +194,19 @@ SIZES = frozenset(
 
 
 def serving_blocks(
-    question: Question, workload: ServeWorkload | GenerateWorkload
+    question: Question, workload: ServeWorkload | GenerateWorkload, *, last_resort: bool = False
 ) -> tuple[Block, ...]:
     """Return the blocks of all strategies; with idle devices only if there are no others.
+
+    With ``last_resort``, return only those whose steps are smaller than the engine's default,
+    which leave more memory to the cache.
 
     Raises:
         PlannerError: no strategy of this request can be costed, for the reason given.
     """
-    space = ServingSpace(question, workload)
+    space = ServingSpace(question, workload, last_resort=last_resort)
+    if last_resort and not space.smaller_budgets:
+        return ()
     full_blocks = tuple(space.blocks(idle=question.request.objective in FRUGAL))
     blocks = full_blocks or tuple(space.blocks(idle=True))
     if not question.cluster.other_nodes:
@@ -233,6 +238,7 @@ class ServingSpace:
 
     question: Question
     workload: ServeWorkload | GenerateWorkload
+    last_resort: bool = False
 
     def blocks(self, *, idle: bool) -> Iterator[Block]:
         """Yield the blocks that hold at least one strategy."""
@@ -292,6 +298,8 @@ class ServingSpace:
 
         Only long prompts are chunked, by an engine that schedules steps.
         """
+        if self.last_resort:
+            return [(False, size) for size in self.smaller_budgets]
         pinned = self.question.pinned
         long = self.workload.input_tokens > TOKEN_BUDGETS[0]
         serving = isinstance(self.workload, ServeWorkload) and self._engine.max_batch_tokens > 0
@@ -303,6 +311,23 @@ class ServingSpace:
         return [
             (cut, size) for cut in cuts for size in pinned_budgets or (offered if cut else [0])
         ]
+
+    @cached_property
+    def smaller_budgets(self) -> tuple[int, ...]:
+        """Return budgets below the default that hold a whole prompt and a token of each request.
+
+        They leave memory to the cache of an engine that sets aside its largest step. The budgets
+        of long prompts are open in any case.
+        """
+        engine, workload = self._engine, self.workload
+        is_open = not {"max_batch_tokens", "chunked_prefill"} & self.question.pinned.keys()
+        if not (engine.reserves_largest_step and is_open and isinstance(workload, ServeWorkload)):
+            return ()
+        requests = workload.concurrency or workload.burst_requests or 1
+        least = max(workload.input_tokens, min(requests, engine.max_batch_tokens))
+        if workload.input_tokens > TOKEN_BUDGETS[0]:
+            return ()
+        return tuple(size for size in TOKEN_BUDGETS if least <= size < engine.max_batch_tokens)
 
     def _block(self, shared: JsonObject, *, idle: bool) -> Block:
         question = self.question

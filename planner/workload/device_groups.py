@@ -312,9 +312,7 @@ def _round_to_digits(values: Floats) -> Floats:
 def _serving_times(setting: Setting, workload: ServeWorkload, shape: tuple[int, ...]) -> _Times:
     stages = len(setting.places)
     free = _with_layer_column(setting, shape)
-    room = _with_zero_layers(
-        [most for most, _ in max_concurrency_by_stage(free, workload)], free, shape
-    )
+    room = _with_zero_layers(list(max_concurrency_by_stage(free, workload)), free, shape)
     held = _concurrency_grid(setting, workload, float(room.max(axis=1).min(axis=0).max()))
     along = held.reshape(-1, *(1 for _ in shape))
     context = workload.input_tokens + workload.output_tokens / 2

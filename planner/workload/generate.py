@@ -429,9 +429,6 @@ def _combined_cost(first: PassCost, second: PassCost, times: float, scale: float
 # ---------------------------------------------------------------------------
 
 
-# Launch scripts of published sweeps fill 0.95 of a device if weights alone exceed TIGHT_RATIO
-# (InferenceX, benchmarks/single_node/fixed_seq_len/dsr1_fp8_b200.sh, 2026-08).
-TIGHT_RATIO, RAISED_RATIO = 0.8, 0.95
 MAX_SEARCHED_CONCURRENCY = 4096
 UNLIMITED = 1e9  # requests, where each takes no memory of a tier
 LAST_SEGMENT = 3  # of a step's bytes by requests
@@ -443,13 +440,11 @@ class HeldRequests(NamedTuple):
     """The full-length requests of one replica that fit in memory.
 
     ``whole`` has whole requests on every data-parallel attention rank: it is a multiple of the
-    ranks, or 0. ``usual`` and ``raised`` are means over the ranks, usually and with the raised
-    memory limit of launch scripts whose weights leave little memory.
+    ranks, or 0. ``mean`` is the mean over the ranks, which a queue that is never empty fills.
     """
 
     whole: float
-    usual: float
-    raised: float
+    mean: float
 
 
 def max_concurrency(setting: Setting, workload: ServeWorkload) -> float:
@@ -460,14 +455,38 @@ def max_concurrency(setting: Setting, workload: ServeWorkload) -> float:
 def fits_one_request(setting: Setting, workload: ServeWorkload) -> Flag:
     """Return whether ``max_concurrency`` is at least 1, at a fraction of its cost."""
     one = _memory_use(setting, workload, 1.0)
-    fits: Flag = True
-    limits = [usable for _, usable in stage_limits(setting)] or [usable_bytes(setting)]
-    for stage, usable in zip(one.stages, cycle(limits), strict=False):
-        fits = both(fits, stage.peak_bytes <= usable)
+    fits = _is_within_limits(setting, one)
+    if workload.max_request_tokens:
+        fits = both(fits, _is_within_limits(setting, _longest_use(setting, workload)))
     if any_of(one.host_bytes > 0) or any_of(one.disk_bytes > 0):
         uses = [one, _memory_use(setting, workload, 2.0)]
         fits = both(fits, _room_in_tiers(setting, uses) >= 1)
     return fits
+
+
+def _is_within_limits(setting: Setting, use: MemoryUse) -> Flag:
+    """Return whether every stage of a use stays within the memory that the engine may use."""
+    fits: Flag = True
+    limits = [usable for _, usable in stage_limits(setting)] or [usable_bytes(setting)]
+    for stage, usable in zip(use.stages, cycle(limits), strict=False):
+        fits = both(fits, stage.peak_bytes <= usable)
+    return fits
+
+
+def _longest_use(setting: Setting, workload: ServeWorkload) -> MemoryUse:
+    """Return the memory with one request of the stated maximum length on each rank.
+
+    An engine does not start with a longer maximum than its cache holds: vllm-project/vllm, pull
+    request 2163 and issue 2418.
+    """
+    return held_memory(setting, NullLedger(), longest_load(setting, workload))
+
+
+def longest_load(setting: Setting, workload: ServeWorkload) -> MemoryLoad:
+    """Return the memory load of one request of the longest stated length on each rank."""
+    load = memory_load(setting, workload, float(setting.layout.attention_data))
+    longest = float(workload.max_request_tokens or load.tokens_per_sequence)
+    return replace(load, tokens_per_sequence=longest)
 
 
 def held_at_once(setting: Setting, workload: ServeWorkload) -> HeldRequests:
@@ -483,20 +502,15 @@ def held_at_once(setting: Setting, workload: ServeWorkload) -> HeldRequests:
 
 def _held(setting: Setting, workload: ServeWorkload) -> HeldRequests:
     ranks = setting.layout.attention_data
-    usual, raised = (
-        reduce(minimum, room)
-        for room in zip(*max_concurrency_by_stage(setting, workload), strict=True)
-    )
-    whole = ranks * floor(maximum(0.0, usual) / ranks + CAPACITY_ROUNDING)
-    return HeldRequests(
-        whole, where(whole > 0, floor(usual), 0.0), where(whole > 0, floor(raised), 0.0)
-    )
+    room = reduce(minimum, max_concurrency_by_stage(setting, workload))
+    if workload.max_request_tokens:
+        room = where(_is_within_limits(setting, _longest_use(setting, workload)), room, 0.0)
+    whole = ranks * floor(maximum(0.0, room) / ranks + CAPACITY_ROUNDING)
+    return HeldRequests(whole, where(whole > 0, floor(room), 0.0))
 
 
-def max_concurrency_by_stage(
-    setting: Setting, workload: ServeWorkload
-) -> Iterator[tuple[float, float]]:
-    """Yield the full-length requests that fit on each stage, usually and with a raised limit.
+def max_concurrency_by_stage(setting: Setting, workload: ServeWorkload) -> Iterator[float]:
+    """Yield the full-length requests that fit on each stage, as a mean over the ranks.
 
     The peak of a stage grows linearly from the first request on: by its cache and by the logits of
     one more sampled token. Steps grow too once more requests run than a prompt has tokens.
@@ -508,20 +522,12 @@ def max_concurrency_by_stage(
     stages = zip(uses[0].stages, uses[1].stages, _layer_shares(setting, uses[0]), strict=True)
     uniform = [(setting.device.memory_bytes, usable_bytes(setting))] * len(uses[0].stages)
     limits = stage_limits(setting) or uniform
-    for (one, two, share), (whole, usable) in zip(stages, limits, strict=True):
+    for (one, two, share), (_, usable) in zip(stages, limits, strict=True):
         first = one.peak_bytes
-        each = two.peak_bytes - first
         start = steps.segment(0)
-        cache = each - start.each.of(share)
+        cache = two.peak_bytes - first - start.each.of(share)
         peaks = Peaks(first - start.at_start.of(share) - cache, cache, share, steps)
-        filled = first - each
-        usual = minimum(offloaded, ranks * _requests(usable, peaks))
-        is_tight: Flag = filled > TIGHT_RATIO * whole
-        if setting.strategy.gpu_memory_utilization is not None or not any_of(is_tight):
-            yield usual, usual
-            continue
-        tight = where(is_tight, maximum(usable, RAISED_RATIO * whole), usable)
-        yield usual, minimum(offloaded, ranks * _requests(tight, peaks))
+        yield minimum(offloaded, ranks * _requests(usable, peaks))
 
 
 class StepBytes(NamedTuple):
@@ -690,19 +696,6 @@ def _room_in_tier(per_node: int | None, nodes: int, needed: list[float]) -> floa
         return UNLIMITED
     requests = where(first <= available, 1 + _quotient(available - first, second - first), 0.0)
     return where(second > first, requests, UNLIMITED)
-
-
-def concurrency_limit(setting: Setting, workload: ServeWorkload, held: float) -> float:
-    """Return the concurrency where ``held`` full-length requests fit in memory.
-
-    In a closed loop, an engine that allocates KV cache as outputs grow holds half an output per
-    request on average.
-    """
-    if setting.engine.reserves_whole_requests:
-        return held
-    answer = workload.output_tokens
-    full_tokens = workload.input_tokens + answer
-    return floor(held * full_tokens / (full_tokens - answer / 2))
 
 
 def step_requests(setting: Setting) -> int:

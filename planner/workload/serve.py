@@ -37,11 +37,11 @@ from planner.specs.workload import ServeWorkload
 from planner.workload.forward import PassCost, forward_pass, wait_for_slowest_stage
 from planner.workload.generate import (
     MAX_SEARCHED_CONCURRENCY,
-    concurrency_limit,
     decode_cost,
     decode_work,
     held_at_once,
     held_memory,
+    longest_load,
     memory_load,
     prefill_cost,
     replica_requests,
@@ -231,13 +231,19 @@ class _Steady:
 def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
     """Return the cost of serving the workload at the concurrency that fits."""
     held = held_at_once(setting, workload)
-    most, closed = held.whole, workload.concurrency is not None
-    slots = concurrency_limit(setting, workload, held.raised) if closed else held.usual
+    most = held.whole
+    slots = held.mean if fills_every_slot(setting, workload) else most
     offered = _offered_concurrency(setting, workload, slots)
     running = maximum(1.0, minimum(offered, slots))
     # The busiest rank holds whole requests, at least one.
     full_requests = replica_requests(setting, minimum(running, maximum(1.0, most)))
-    memory = held_memory(setting, ledger, memory_load(setting, workload, full_requests))
+    load = memory_load(setting, workload, full_requests)
+    if workload.max_request_tokens:
+        # What does not fit is shown with the longest request: it is the one that does not.
+        longest = longest_load(setting, workload).tokens_per_sequence
+        tokens = where(most >= 1, load.tokens_per_sequence, longest)
+        load = replace(load, tokens_per_sequence=tokens)
+    memory = held_memory(setting, ledger, load)
     prompt = _prompt(setting, workload, ledger, running)
     steady = _steady(setting, workload, ledger, (running, offered), prompt)
     if fills_every_slot(setting, workload):

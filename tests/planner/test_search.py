@@ -72,6 +72,28 @@ def test_what_does_not_fit_or_apply_is_rejected_with_numbers_or_a_reason():
     assert "this cluster has 1" in rejected["tensor_parallel"].reason
 
 
+def test_one_number_of_requests_rules_the_speed_the_words_and_the_export_of_tight_memory():
+    request = {"model": LLAMA_70B, "device": "rtx-3090", "devices": 2, "engine": "vllm"}
+    pinned = {"weight_dtype": "int4"}
+    load = {"kind": "serve", "input_tokens": 1024, "output_tokens": 256, "concurrency": 16}
+    plan = search(**request, workload=load).plans[0]
+    held, figures = plan.performance.max_concurrency, plan.performance
+    assert f"memory holds {held} requests at once, 16 are offered: the rest wait" in plan.warnings
+    assert figures.output_tokens_per_second <= held / figures.tpot_seconds
+
+    # A smaller step than the default leaves memory to more requests.
+    default = search(**request, workload=load, pins={**pinned, "max_batch_tokens": 8192}).plans[0]
+    assert plan.strategy.max_batch_tokens < 8192
+    assert held > default.performance.max_concurrency
+    assert figures.tokens_per_second > default.performance.tokens_per_second
+
+    # An engine does not start with a longest request that its cache does not hold.
+    for longest, fits in ((2560, True), (65536, False)):
+        stated = {**load, "max_request_tokens": longest}
+        answer = search(**request, workload=stated, pins=pinned)
+        assert bool(answer.plans) is fits, longest
+
+
 def test_a_sparse_model_is_offered_expert_parallelism():
     answer = search(model=MIXTRAL, devices=4, engine="vllm", top=50)
     assert any("expert_parallel" in plan.techniques for plan in answer.plans)

@@ -28,9 +28,13 @@ def made(
     nodes: int = 1,
     devices_per_node: int = 8,
     memory: dict | None = None,
+    holds: int | None = None,
     **strategy,
 ) -> ExportCase:
-    """Return a case with the given strategy and figures that nobody computed."""
+    """Return a case with the given strategy and figures that nobody computed.
+
+    ``holds`` is the number of requests that its memory holds at once.
+    """
     work = workload or SERVE
     cluster = {"device": device, "nodes": nodes, "devices_per_node": devices_per_node}
     speeds = STEPPED if work["kind"] == "train" else SERVED
@@ -39,7 +43,7 @@ def made(
         fits=True,
         memory={**held, "breakdown_bytes": {"weights": 15 * GIB}, "per_stage_peak_bytes": [1]}
         | (memory or {}),
-        performance=speeds,
+        performance={**speeds, "max_concurrency": holds},
         interval={name: (value * 0.8, value * 1.25) for name, value in speeds.items()},
         error_class="same family",
         bound_by="compute",

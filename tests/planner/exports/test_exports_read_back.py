@@ -123,12 +123,23 @@ def test_without_a_maximum_four_typical_requests_are_taken_in_one():
 
 
 def test_a_maximum_is_what_the_cache_holds_and_slots_share_one_pool():
-    held = {"breakdown_bytes": {"kv_cache": 8 * GIB}, "per_device_peak_bytes": 71 * GIB}
-    case = made(
-        {**SERVE, "input_tokens": 1000, "output_tokens": 24, "concurrency": 2}, memory=held
-    )
-    tokens = int(options(export("vllm", case).text)["--max-model-len"])
-    assert tokens == int(2 * 1024 * (1 + (0.9 * 80 - 71) / 8))
+    # Four times the typical request of 1,024 tokens, unless the cache holds fewer requests.
+    lengths = {"input_tokens": 1000, "output_tokens": 24}
+    for concurrency, sizes, shared, held, tokens in (
+        (16, {}, 0.0, 2, 2 * 1024),
+        (16, {}, 0.0, 9, 4 * 1024),
+        (None, {}, 0.0, 3, 3 * 1024),
+        (16, {"data_parallel_size": 2}, 0.0, 4, 2 * 1024),
+        (16, {"attention_data_parallel_size": 4}, 0.0, 4, 1024),
+        (16, {}, 0.5, 2, 2 * 1024 - 500),
+    ):
+        load = {**lengths, "concurrency": concurrency, "prefix_share_ratio": shared}
+        case = made({**SERVE, **load}, holds=held, **sizes)
+        found = options(export("vllm", case).text)["--max-model-len"]
+        assert int(found) == tokens, (concurrency, sizes, shared, held)
+    case = made({**SERVE, **lengths, "concurrency": 16}, engine="llama_cpp", holds=3)
+    found = options(export("llama_cpp", case).text)
+    assert (found["--parallel"], found["--ctx-size"]) == ("3", str(3 * 1024))
     with pytest.raises(ValueError, match=r"max_request_tokens is 1000, less than .* 1200 tokens"):
         made({**SERVE, "max_request_tokens": 1000})
 

@@ -25,8 +25,6 @@ from tests.planner.laws.questions import device_of
 
 GIB = 1024**3
 ROUNDING = 1.001
-# Full launch scripts raise the limit of a device that weights nearly fill to 0.95.
-RAISED = 0.95
 HOST_FLOPS = 2e13  # more than the cores of any host compute beside the device
 RATES = ("prefill_tokens_per_second", "decode_tokens_per_second")
 PERCENTILES = ("p50", "p90", "p95", "p99")
@@ -53,8 +51,6 @@ def fits_within_memory(document: dict, answer: Estimate) -> Iterator[str]:
     )
     memory, serving = answer.memory, document["workload"]["kind"] == "serve"
     usable = usable_bytes(setting)
-    if serving:
-        usable = max(usable, RAISED * setting.device.memory_bytes if _tight(answer) else 0.0)
     if memory.per_device_peak_bytes > usable * ROUNDING:
         yield (
             f"fits with {memory.per_device_peak_bytes / GIB:.2f} of {usable / GIB:.2f} usable GiB"
@@ -63,16 +59,6 @@ def fits_within_memory(document: dict, answer: Estimate) -> Iterator[str]:
     ranks = (strategy.data_parallel_size or 1) * (strategy.attention_data_parallel_size or 1)
     if serving and most is not None and most < ranks:
         yield f"fits with {most} requests on {ranks} ranks that hold requests of their own"
-
-
-def _tight(answer: Estimate) -> bool:
-    memory = answer.memory
-    fixed = sum(
-        size
-        for name, size in memory.breakdown_bytes.items()
-        if name in {"weights", "runtime_overhead", "activations", "buffers"}
-    )
-    return fixed > 0.8 * memory.capacity_bytes
 
 
 def finite_and_ordered(document: dict, answer: Estimate) -> Iterator[str]:
