@@ -92,6 +92,13 @@ def list_instances() -> tuple[Instance, ...]:
     return tuple(_instances().values())
 
 
+@cache
+def largest_offer(device: str) -> Instance | None:
+    """Return the offer of one machine with the most of a device, None if there is none."""
+    offers = (each for each in list_instances() if each.device == device)
+    return max(offers, key=lambda each: each.devices, default=None)
+
+
 def find_instance(name: str) -> Instance | None:
     """Return an offer by its id, or by its type if only one provider has it, or None."""
     instance_id = _offers_by_name().get(name.strip().lower())

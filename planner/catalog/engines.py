@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from difflib import get_close_matches
 from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -9,7 +10,7 @@ from pydantic import Field
 
 from planner.catalog.reading import data_json, data_text, data_toml
 from planner.cost.weights import WIDE
-from planner.specs.base import Dtype, Spec
+from planner.specs.base import BadRequestError, Dtype, Spec
 from planner.specs.cluster import DeviceKind, DeviceSpec
 from planner.specs.estimate import HostCalibration
 from planner.specs.model import ModelSpec, WeightPart
@@ -29,6 +30,7 @@ EngineRole = Literal["runner", "serving", "training"]
 # activations, or the KV cache as a share of what is free after loading.
 MemoryShare = Literal["device", "weights_and_cache", "free"]
 NUMBER = re.compile(r"\d+")
+MISSPELT_RATIO = 0.8  # of the letters of a known name: vlm, sglan, tensorrt_lm
 
 
 class CapturedGraphs(Spec):
@@ -297,9 +299,13 @@ def get_engine(key: str | None, kind: DeviceKind, *, training: bool = False) -> 
     An engine without its own table is assumed to behave like its role: it has ``is_generic`` set,
     and the estimate adds a warning and widens intervals. The same holds for a serving engine that
     is requested for training.
+
+    Raises:
+        BadRequestError: the engine is unknown, and its name is a known one misspelt.
     """
     tables = data_toml("engines.toml")
     name = engine_name(key)
+    _refuse_misspelt(name)
     own = _at_release(_table_of(name) or {}, release_of(key)) or None
     if training and own and own["role"] == "serving":
         own = None
@@ -321,6 +327,25 @@ def get_engine(key: str | None, kind: DeviceKind, *, training: bool = False) -> 
             "arrival_factors": arrival_factors,
         }
     )
+
+
+@cache
+def _refuse_misspelt(name: str) -> None:
+    """Refuse an unknown engine whose name is so close to a known one that it means it.
+
+    Raises:
+        BadRequestError: names the known engine.
+    """
+    known = _names_by_slug()
+    if engine_slug(name) in known:
+        return
+    close = get_close_matches(engine_slug(name), known, n=1, cutoff=MISSPELT_RATIO)
+    if close:
+        raise BadRequestError(
+            f"engine {name!r} is unknown (nearest: {known[close[0]]}): "
+            "only a name unlike all known ones is planned with the figures of any engine",
+            "engine",
+        )
 
 
 def arrival_priors() -> dict[str, float]:

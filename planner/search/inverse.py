@@ -314,6 +314,8 @@ def _context(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
     base = request
     if isinstance(workload, ServeWorkload):
         base = _concurrent_request(request, workload.concurrency or 1)
+    else:
+        base = _changed(request, at_once=True)
 
     def at(tokens: int) -> PlanRequest:
         output = min(workload.output_tokens, tokens - 1)
@@ -335,7 +337,7 @@ def _batch(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
     workload = request.workload
     if isinstance(workload, GenerateWorkload):
         scale = SteppedQuantity(
-            "sequences", 1, MAX_BATCH, lambda n: _changed(request, batch_size=n)
+            "sequences", 1, MAX_BATCH, lambda n: _changed(request, batch_size=n, at_once=True)
         )
         return _limit_on_scale(scale, probe)
     if not isinstance(workload, TrainWorkload):

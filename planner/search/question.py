@@ -193,8 +193,13 @@ def unit_of(name: str) -> str:
     return next((unit for suffix, unit in UNITS.items() if name.endswith(suffix)), "")
 
 
+RATE_ROUNDING = 1e-9  # of the sum of the rates of several kinds of replicas
+
+
 def constraints_of(request: PlanRequest) -> dict[str, Bound]:
     """Return the request's constraints together with the workload's service objectives.
+
+    Arrivals that are not served queue without end, so the rate is an objective too.
 
     Raises:
         BadRequestError: a constraint names something that is not a figure of an estimate.
@@ -219,6 +224,9 @@ def constraints_of(request: PlanRequest) -> dict[str, Bound]:
                 constraint.startswith(percentile_prefix) for constraint in limits
             ):
                 limits.setdefault(name, Bound(max=limit))
+        rate = workload.request_rate_per_second
+        if rate is not None:
+            limits.setdefault("requests_per_second", Bound(min=rate * (1 - RATE_ROUNDING)))
     return limits
 
 

@@ -11,6 +11,7 @@ from planner.specs.estimate import Estimate, Objective, PlannedStrategy
 from planner.specs.workload import Strategy, TrainWorkload
 from planner.techniques.registry import used_by
 from planner.workload.layouts import Layout
+from planner.workload.training_memory import optimizer_of
 
 # ---------------------------------------------------------------------------
 # Rank strategies by an objective, as single estimates or columns, and compute the frontier.
@@ -234,6 +235,8 @@ class Facts:
     nodes: int
     estimate: Estimate
     is_training: bool
+    is_mixture: bool = False
+    keeps_adam_states: bool = False
 
     @property
     def held_bytes(self) -> float:
@@ -272,14 +275,17 @@ def plan_tier(question: Question) -> str:
 
 def advice_for(question: Question, estimate: Estimate) -> tuple[str, ...]:
     """Return the rules that a plan contradicts, each with its source and the computed figure."""
-    cluster = question.cluster
+    cluster, workload = question.cluster, question.request.workload
+    trains_all = isinstance(workload, TrainWorkload) and workload.method in {"full", "pretrain"}
     facts = Facts(
         parameters=count_parameters(question.model).total,
         device_bytes=question.device.memory_bytes,
         devices=cluster.num_devices,
         nodes=cluster.num_nodes,
         estimate=estimate,
-        is_training=isinstance(question.request.workload, TrainWorkload),
+        is_training=isinstance(workload, TrainWorkload),
+        is_mixture=question.model.is_moe,
+        keeps_adam_states=trains_all and optimizer_of(workload) == "adamw",
     )
     return tuple(
         f"{rule.says} ({rule.source}); here {rule.computed(facts)}"
@@ -301,7 +307,7 @@ def _professional_card(facts: Facts) -> bool:
 
 
 def _one_server_is_enough(facts: Facts) -> bool:
-    huge = facts.parameters > 300 * BILLION
+    huge = 380 * BILLION < facts.parameters < 430 * BILLION and not facts.is_mixture
     return huge and facts.nodes == 1 and facts.estimate.fits and not facts.is_training
 
 
@@ -319,7 +325,7 @@ def _states_per_parameter(facts: Facts) -> float:
 
 
 def _not_sixteen_bytes(facts: Facts) -> bool:
-    if not facts.is_training or facts.devices > 1:
+    if not facts.keeps_adam_states or facts.devices > 1:
         return False
     ratio = _states_per_parameter(facts) / ADAM_BYTES
     return ratio > CONTRADICTS or ratio < 1 / CONTRADICTS

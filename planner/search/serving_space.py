@@ -192,6 +192,8 @@ SIZES = frozenset(
     }
 )
 
+MIXTURE_SIZES = frozenset({"expert_parallel_size", "attention_data_parallel_size"})
+
 
 def serving_blocks(
     question: Question, workload: ServeWorkload | GenerateWorkload, *, last_resort: bool = False
@@ -388,11 +390,13 @@ class ServingSpace:
             choices["kv_cache_dtype"] = range(caches)
         if stages is None:
             choices["pipeline_parallel_size"] = self._pipeline_sizes
+        pinned = self.question.pinned
         if model.is_moe:
             most = min(self.question.cluster.num_devices, MAX_ATTENTION_RANKS)
             choices["expert_parallel_size"] = divisors(model.num_experts, most)
             choices["attention_data_parallel_size"] = divisors(most, most)
-        pinned = self.question.pinned
+        for name in MIXTURE_SIZES & pinned.keys():
+            choices[name] = (pinned[name],)  # a dense model refuses it, with the reason
         fixed = pinned.keys() - {"max_batch_tokens"}
         sizes = axes(
             {
@@ -422,7 +426,7 @@ class ServingSpace:
             "pipeline": pipeline,
             "expert": sizes.get("expert_parallel_size", 1),
             "context": context,
-            "attention_data": attention if self.question.model.is_moe else 1,
+            "attention_data": attention,
             "batch_tokens": np.where(budgets > 0, budgets, default_layout.batch_tokens),
             "chunked": sizes["chunked_prefill"] > 0,
         }

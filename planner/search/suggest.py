@@ -35,6 +35,7 @@ SERVER_DEVICES = 8  # a server holds up to eight devices
 MAX_FREED_TOGETHER = 4  # up to this many pins are freed in every combination
 CACHE_FORMATS: tuple[Dtype, ...] = ("fp8", "int8")
 OFFLOADING_TRAINER = "deepspeed"
+QUEUEING_ENGINE = "vllm"
 FORMATS = frozenset({"weight_dtype", "activation_dtype", "kv_cache_dtype", "quantization"})
 # Largest number of full servers of another device, when no single change helps.
 MOST_SERVERS = 128
@@ -104,6 +105,18 @@ def placements(request: PlanRequest) -> Iterator[RequestChange]:
         if placed is not None:
             title = "weights and cache placed over host memory and disk"
             yield RequestChange(title, {"pins": placed})
+
+
+def queueing_engines(request: PlanRequest) -> Iterator[RequestChange]:
+    """Yield vLLM for a batch that a runner would have to hold as a whole."""
+    kinds = {resolve_device(resolve_cluster(each).device).kind for each in clusters_of(request)}
+    if not isinstance(request.workload, GenerateWorkload) or kinds != {"gpu"}:
+        return
+    if get_engine(request.engine, "gpu").role == "runner":
+        title = (
+            f"{get_engine(QUEUEING_ENGINE, 'gpu').title}, which queues what memory does not hold"
+        )
+        yield RequestChange(title, {"engine": QUEUEING_ENGINE})
 
 
 def other_trainers(request: PlanRequest) -> Iterator[RequestChange]:
@@ -314,6 +327,7 @@ class _Trial:
         # If freeing all pins does not help, no subset does.
         if request.pins.stated and self._works(RequestChange("", {"pins": Strategy()})):
             yield from self._first_working(fewer_pins(request))
+        yield from self._first_working(queueing_engines(request))
         yield from self._first_working(placements(request))
         yield from self._first_working(other_trainers(request))
         yield from self._first_working(fewer_bits(request))

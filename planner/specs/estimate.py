@@ -242,6 +242,9 @@ class Bound(SparseSpec):
     max: float | None = None
 
 
+SERVICE_TARGETS = ("ttft_slo_seconds", "tpot_slo_seconds", "request_rate_per_second")
+
+
 class PlanRequest(SparseSpec):
     """A request for the best strategy for a workload, model and hardware."""
 
@@ -270,11 +273,14 @@ class PlanRequest(SparseSpec):
         )
 
     def without_targets(self) -> "PlanRequest":
-        """Return the request without performance targets, only limits on fit."""
+        """Return the request without performance targets, only limits on fit.
+
+        Without the target of its arrival rate, a service takes the load that memory allows.
+        """
         limits = {name: bound for name, bound in self.constraints.items() if name in FIT_LIMITS}
         workload = self.workload
         if isinstance(workload, ServeWorkload):
-            no_target = {"ttft_slo_seconds": None, "tpot_slo_seconds": None}
+            no_target = dict.fromkeys(SERVICE_TARGETS)
             workload = workload.model_copy(update=no_target)
         return self.model_copy(update={"constraints": limits, "workload": workload})
 

@@ -235,12 +235,17 @@ class ServeWorkload(SparseSpec):
 
 
 class GenerateWorkload(SparseSpec):
-    """Generate offline in one fixed batch."""
+    """Generate offline in one batch of ``batch_size`` prompts.
+
+    An engine that schedules steps queues the prompts that memory does not hold, unless the whole
+    batch has to be there ``at_once``.
+    """
 
     kind: Literal["generate"] = "generate"
     batch_size: PositiveInt
     input_tokens: PositiveInt
     output_tokens: PositiveInt
+    at_once: bool | None = None
 
     @property
     def longest_tokens(self) -> int:

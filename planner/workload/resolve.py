@@ -1,10 +1,12 @@
 """Resolve a request: model, cluster, and the formats of weights, cache and activations."""
 
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from planner.catalog.devices import get_device, get_instance
+from planner.catalog.devices import get_device, get_instance, largest_offer
 from planner.catalog.engines import (
     DEFAULT_ENGINE,
     UNITS_FROM,
@@ -524,11 +526,15 @@ def check_offload_shares(offload: OffloadSpec) -> None:
             )
 
 
+BIT_WIDTHS = re.compile(r"w\d+(a\d+)?")  # formats that exist, whether there is a formula or not
+
+
 def refuse_unmodelled_fields(strategy: Strategy, *, training: bool = False) -> None:
     """Reject strategy fields that the planner has no formula for.
 
     Raises:
         NotCoveredError: names the field.
+        BadRequestError: the quantisation is unknown.
     """
     for name, title in (SERVING_ONLY if training else TRAINING_ONLY).items():
         if _is_set(strategy, name):
@@ -537,13 +543,21 @@ def refuse_unmodelled_fields(strategy: Strategy, *, training: bool = False) -> N
                 f"strategy.{name}",
             )
     supported = {None, *FORMAT_BY_QUANTIZATION}
-    if strategy.quantization not in supported and packed_format(strategy.quantization) is None:
-        names = nearest_names(strategy.quantization or "", FORMAT_BY_QUANTIZATION)
+    named = strategy.quantization
+    if named not in supported and packed_format(named) is None:
+        names = nearest_names(named or "", FORMAT_BY_QUANTIZATION)
         nearest = f" (nearest: {names[0]})" if names else ""
-        raise NotCoveredError(
-            f"quantization {strategy.quantization!r} cannot be costed yet{nearest}: "
+        choices = (
             f"choose among {', '.join(FORMAT_BY_QUANTIZATION)}, gguf:q4_k_m and its like, or give "
-            "weight_dtype",
+            "weight_dtype"
+        )
+        if BIT_WIDTHS.fullmatch(named or ""):
+            raise NotCoveredError(
+                f"quantization {named!r} cannot be costed yet{nearest}: {choices}",
+                "strategy.quantization",
+            )
+        raise BadRequestError(
+            f"quantization {named!r} is no known method{nearest}: {choices}",
             "strategy.quantization",
         )
     if strategy.offload is not None:
@@ -750,8 +764,33 @@ def _kernel_warnings(setting: Setting) -> Iterator[str]:
         )
 
 
+SERVER_DEVICES = 8  # of the usual largest server
+RACK = "nvl"  # in the id of a device whose rack is one domain of its fast link
+
+
+def _server_warnings(setting: Setting) -> Iterator[str]:
+    """Yield a warning for each kind of server that holds more devices than any that is known.
+
+    Racks that name the size of their link, such as NVL72, are one server to the planner.
+    """
+    cluster = setting.cluster
+    for group in (cluster, *cluster.other_nodes):
+        device, inside = resolve_device(group.device), group.devices_per_node
+        offer = largest_offer(device.id)
+        if offer is None or RACK in device.id or inside <= max(SERVER_DEVICES, offer.devices):
+            continue
+        each = max(SERVER_DEVICES, offer.devices)
+        servers = math.ceil(inside * group.nodes / each)
+        yield (
+            f"{inside} {device.name or device.id} are taken as one server with its fast links: "
+            f"the largest in the catalog has {offer.devices} ({offer.id}); "
+            f"{servers}x{each}x{device.id} means servers of {each}"
+        )
+
+
 def _warn(setting: Setting, request: EstimateRequest) -> None:
     add = setting.warnings.append
+    setting.warnings.extend(_server_warnings(setting))
     if setting.engine.is_generic:
         add(
             f"engine {setting.engine.key} has no figures of its own: the generic figures of "

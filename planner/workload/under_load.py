@@ -44,9 +44,10 @@ from planner.workload.disaggregate import (
     serve_heterogeneous,
     serve_replica_shares,
 )
-from planner.workload.generate import fits_one_request, generate, max_concurrency
+from planner.workload.generate import fits_one_request, max_concurrency
 from planner.workload.inference_memory import default_requests
 from planner.workload.outcome import Confidence, Outcome, confidence_of, expense, intervals_of
+from planner.workload.queued_batch import answer_batch
 from planner.workload.resolve import resolve
 from planner.workload.serve import (
     GROUP,
@@ -544,7 +545,7 @@ def cost_workload(setting: Setting, ledger: Ledger) -> Outcome:
             pooled = setting.strategy.disaggregated is not None
             return (serve_disaggregated if pooled else serve)(setting, workload, ledger)
         case GenerateWorkload():
-            return generate(setting, workload, ledger)
+            return answer_batch(setting, workload, ledger)
         case TrainWorkload():
             return train_run(setting, workload, ledger)
         case CompressWorkload():

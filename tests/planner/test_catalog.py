@@ -105,7 +105,21 @@ def test_every_engine_has_figures_on_every_kind_of_device():
 
     # An engine without figures of its own is marked.
     assert get_engine("never-heard-of", "gpu").is_generic
+    for name, meant in (("vlm", "vllm"), ("sglan", "sglang"), ("llamacp", "llama.*cpp")):
+        with pytest.raises(BadRequestError, match=rf"engine .* is unknown \(nearest: {meant}\)"):
+            get_engine(name, "gpu")
     assert not get_engine("vllm", "gpu").is_generic
+
+
+def test_a_server_of_more_devices_than_any_in_the_catalog_is_told():
+    for device, inside, told in (
+        ("h100-sxm", 16, True),
+        ("h100-sxm", 8, False),
+        ("a100-40gb", 16, False),  # gcp/a2-megagpu-16g
+        ("gb200-nvl72", 16, False),
+    ):
+        warnings = ask(device=device, devices=inside).warnings
+        assert any("2x8xh100" in warning for warning in warnings) is told, (device, inside)
 
 
 def test_a_price_comes_with_its_offers_where_anybody_rents_the_device_out():

@@ -222,6 +222,22 @@ def test_a_mixture_too_large_for_a_card_gets_an_answer():
         assert all(one.estimate.fits for one in found.suggestions)
 
 
+def test_an_engine_that_schedules_steps_queues_the_prompts_that_memory_does_not_hold():
+    batch = {"kind": "generate", "batch_size": 1000, "input_tokens": 1024, "output_tokens": 256}
+    fields = {"device": "rtx-4090", "workload": batch}
+    for plan in search(**fields, engine="vllm").plans:
+        figures = plan.performance
+        assert figures.max_concurrency < 1000
+        assert figures.latency_seconds * figures.requests_per_second == pytest.approx(1000)
+        assert any("vLLM queues the rest" in warning for warning in plan.warnings)
+    assert search(**{**fields, "workload": {**batch, "at_once": True}}, engine="vllm").plans == ()
+
+    # A runner that holds its batch as a whole is told of an engine that queues.
+    runner = search(**fields)
+    assert runner.plans == ()
+    assert runner.suggestions[0].changes == {"engine": "vllm"}
+
+
 def test_experts_in_host_memory_are_scored_as_columns_too():
     offload = {"offload": {"weights_cpu": 0.8}}
     found = search(model=MIXTRAL, device="rtx-4090", devices=2, workload=OFFLINE, pins=offload)

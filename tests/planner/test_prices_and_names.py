@@ -262,7 +262,11 @@ def test_rules_of_thumb_about_sizes_are_held_against_the_plan():
     assert "that is 19 GB" in said
 
     lora = search(device="h100-sxm-80gb", workload={**TRAIN, "method": "lora"}).plans[0]
-    assert any("16 bytes per parameter" in one and "here it takes 2" in one for one in lora.advice)
+    assert lora.advice == ()  # the rule of 16 bytes is one of full training with Adam
+
+    for model, devices in (("deepseek-ai/DeepSeek-V3", 8), ("Qwen/Qwen3-235B-A22B", 8)):
+        said = advice(model=model, device="b200", devices=devices, workload=GENERATE)
+        assert "405B" not in said, model
 
 
 def test_every_rule_names_who_says_it_and_is_silent_where_it_holds():

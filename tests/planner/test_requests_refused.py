@@ -264,7 +264,7 @@ def test_a_wrong_name_or_type_is_refused_by_its_field_with_the_nearest():
         ask(device="h999")
     assert "h200" in caught.value.nearest
 
-    with pytest.raises(NotCoveredError, match="nearest: gptq"):
+    with pytest.raises(BadRequestError, match="nearest: gptq"):
         ask(strategy={"quantization": "gptqx"})
 
     with pytest.raises(BadRequestError, match="nvfp4") as caught:

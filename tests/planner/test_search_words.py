@@ -486,12 +486,27 @@ def test_every_figure_of_a_constraint_is_read_and_a_misspelt_one_told_its_name()
     assert "'ttft'" in caught.value.message
 
 
+def test_a_rate_above_what_is_served_is_a_target_that_no_plan_meets():
+    load = {key: value for key, value in SERVE.items() if key != "concurrency"}
+    answer = search(workload={**load, "request_rate_per_second": 1000.0}, engine="vllm")
+    assert answer.plans == ()
+    for one in numbered(answer).values():
+        assert one.constraint == "requests_per_second"
+        assert one.required < one.limit == pytest.approx(1000.0)
+    assert all(suggestion.purpose == "target" for suggestion in answer.suggestions)
+    assert answer.suggestions
+
+    most = max(one.required for one in numbered(answer).values())
+    assert search(workload={**load, "request_rate_per_second": most / 2}, engine="vllm").plans
+
+
 def test_an_own_limit_goes_before_the_services_and_a_pinned_strategy_is_rejected_as_itself():
     workload = {**SERVE, "ttft_slo_seconds": 1e-6}
     assert search(workload=workload).plans == ()
     assert search(workload=workload, constraints={"ttft_seconds": {"max": 60.0}}).plans
 
     pins = {"weight_dtype": "bf16", "kv_cache_dtype": "bf16", "tensor_parallel_size": 2}
+    pins |= {"max_batch_tokens": 8192}
     answer = search(model=LLAMA_70B, device="rtx-4090", devices=2, engine="vllm", pins=pins)
     found = ask(model=LLAMA_70B, device="rtx-4090", devices=2, engine="vllm", strategy=pins)
     (one,) = numbered(answer).values()

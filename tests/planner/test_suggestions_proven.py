@@ -24,7 +24,7 @@ INFEASIBLE = {
         "device": "rtx-4090",
         "engine": "vllm",
         "pins": WIDE,
-        "workload": {**GENERATE, "batch_size": 512, "input_tokens": 4096},
+        "workload": {**GENERATE, "batch_size": 512, "input_tokens": 4096, "at_once": True},
     },
     "full tuning": {"device": "rtx-4090", "workload": TRAIN},
     "streamed weights": {

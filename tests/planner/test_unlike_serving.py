@@ -135,7 +135,7 @@ def test_a_fast_kind_with_little_memory_leaves_the_rest_of_a_batch_to_the_other(
 
     assert found.fits
     assert room[0] == pytest.approx(0.9, abs=0.001)
-    assert not served({"device": "rtx-5090"}, batch).fits
+    assert not served({"device": "rtx-5090"}, {**batch, "at_once": True}).fits
 
 
 def test_two_kinds_serve_more_than_the_faster_alone_and_less_than_two_of_the_faster():

@@ -130,7 +130,8 @@ def _runs_more(document: dict, before: Estimate, after: Estimate) -> bool:
     """Return whether more requests may run at once, which decode faster together."""
     workload = document["workload"]
     if workload["kind"] == "generate":
-        return False
+        held = before.performance.max_concurrency  # of a queued batch: the others wait
+        return held is not None and held < workload["batch_size"]
     if "request_rate_per_second" in workload:
         return True  # slower requests overlap more
     room = [answer.performance.max_concurrency or 0 for answer in (before, after)]
