@@ -6,16 +6,17 @@ from typing import NamedTuple
 
 from planner.catalog.devices import list_devices
 from planner.catalog.engines import get_engine
-from planner.cost.weights import ELEMENT_BITS
+from planner.cost.weights import ELEMENT_BITS, WIDE
 from planner.exports.export import OWN_METHODS
 from planner.search.placement import placed_strategy
 from planner.search.question import clusters_of, memory_of, questions
-from planner.search.space import formats
+from planner.search.space import NEEDS_PEAK, SERVING_FORMATS, formats
 from planner.specs.base import Dtype, JsonObject, PlannerError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import Estimate, PlanRequest, Purpose, Suggestion
 from planner.specs.workload import (
     GenerateWorkload,
+    OffloadSpec,
     ServeWorkload,
     Strategy,
     TrainWorkload,
@@ -36,6 +37,8 @@ MAX_FREED_TOGETHER = 4  # up to this many pins are freed in every combination
 CACHE_FORMATS: tuple[Dtype, ...] = ("fp8", "int8")
 OFFLOADING_TRAINER = "deepspeed"
 QUEUEING_ENGINE = "vllm"
+HOST_ENGINE = "llama_cpp"
+HOST_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
 FORMATS = frozenset({"weight_dtype", "activation_dtype", "kv_cache_dtype", "quantization"})
 # Largest number of full servers of another device, when no single change helps.
 MOST_SERVERS = 128
@@ -94,6 +97,53 @@ def fewer_bits(request: PlanRequest) -> Iterator[RequestChange]:
     freed = [name for name in pinned if name in FORMATS]
     if freed:
         yield _unpinned(pinned, freed)
+
+
+def narrower_than_stored(request: PlanRequest) -> Iterator[RequestChange]:
+    """Yield formats with fewer bits than a checkpoint that is stored narrow, widest first.
+
+    A search starts such a checkpoint as it is; others make smaller ones of it, or publish them.
+    """
+    serves = isinstance(request.workload, ServeWorkload | GenerateWorkload)
+    pinned = request.pins.stated
+    if not serves or {"weight_dtype", "quantization"} & pinned.keys():
+        return
+    tried = {weight for question in questions(request) for weight, _ in formats(question)}
+    if not tried or any(weight in WIDE for weight in tried):
+        return
+    narrowest = min(ELEMENT_BITS[weight] for weight in tried)
+    for weight, activation in SERVING_FORMATS:
+        if ELEMENT_BITS[weight] < narrowest and weight not in NEEDS_PEAK:
+            pins = {**pinned, "weight_dtype": weight, "activation_dtype": activation}
+            yield RequestChange(f"weights in {weight}", {"pins": Strategy.model_validate(pins)})
+
+
+def host_shares(request: PlanRequest) -> Iterator[list[RequestChange]]:
+    """Yield growing shares of a served model's weights in host memory, by engine.
+
+    An engine that only streams weights from there is followed by llama.cpp, which computes what
+    stays on the host.
+    """
+    workload, pins = request.workload, request.pins
+    kinds = {resolve_device(resolve_cluster(each).device).kind for each in clusters_of(request)}
+    closed = pins.offload or pins.disaggregated or pins.speculative
+    if not isinstance(workload, ServeWorkload) or kinds != {"gpu"} or closed:
+        return
+    own = get_engine(request.engine, "gpu")
+    engines = [own] if own.computes_on_host else [own, get_engine(HOST_ENGINE, "gpu")]
+    for engine in engines:
+        named = {} if engine is own else {"engine": engine.key}
+        other = "" if engine is own else f"{engine.title} with "
+        yield [
+            RequestChange(
+                f"{other}{share:.0%} of the weights in host memory",
+                {
+                    **named,
+                    "pins": pins.model_copy(update={"offload": OffloadSpec(weights_cpu=share)}),
+                },
+            )
+            for share in HOST_SHARES
+        ]
 
 
 def placements(request: PlanRequest) -> Iterator[RequestChange]:
@@ -331,6 +381,10 @@ class _Trial:
         yield from self._first_working(placements(request))
         yield from self._first_working(other_trainers(request))
         yield from self._first_working(fewer_bits(request))
+        yield from self._first_working(narrower_than_stored(request))
+        if self.purpose == "fit":
+            for shares in host_shares(request):
+                yield from self._smallest_step(shares)
         yield from self._first_working(cheaper_methods(request))
         for ladder in smaller_workloads(request):
             yield from self._smallest_step(ladder)

@@ -30,7 +30,7 @@ from planner.specs.base import (
     NotPossibleError,
     PlannerError,
 )
-from planner.specs.cluster import ClusterSpec, DeviceSpec
+from planner.specs.cluster import ClusterSpec, DeviceSpec, NodeGroup
 from planner.specs.estimate import EstimateRequest
 from planner.specs.model import ModelSpec
 from planner.specs.workload import (
@@ -551,13 +551,9 @@ def refuse_unmodelled_fields(strategy: Strategy, *, training: bool = False) -> N
             f"choose among {', '.join(FORMAT_BY_QUANTIZATION)}, gguf:q4_k_m and its like, or give "
             "weight_dtype"
         )
-        if BIT_WIDTHS.fullmatch(named or ""):
-            raise NotCoveredError(
-                f"quantization {named!r} cannot be costed yet{nearest}: {choices}",
-                "strategy.quantization",
-            )
-        raise BadRequestError(
-            f"quantization {named!r} is no known method{nearest}: {choices}",
+        kind = NotCoveredError if BIT_WIDTHS.fullmatch(named or "") else BadRequestError
+        raise kind(
+            f"quantization {named!r} cannot be costed yet{nearest}: {choices}",
             "strategy.quantization",
         )
     if strategy.offload is not None:
@@ -774,7 +770,8 @@ def _server_warnings(setting: Setting) -> Iterator[str]:
     Racks that name the size of their link, such as NVL72, are one server to the planner.
     """
     cluster = setting.cluster
-    for group in (cluster, *cluster.other_nodes):
+    groups: tuple[ClusterSpec | NodeGroup, ...] = (cluster, *cluster.other_nodes)
+    for group in groups:
         device, inside = resolve_device(group.device), group.devices_per_node
         offer = largest_offer(device.id)
         if offer is None or RACK in device.id or inside <= max(SERVER_DEVICES, offer.devices):

@@ -11,7 +11,13 @@ from planner.catalog.reading import data_toml
 from planner.cost.parameters import count_parameters
 from planner.cost.weights import weight_bytes_per_element
 from planner.cost.weights import weight_bytes_per_element as element
-from planner.specs.base import BadConfigError, NotCoveredError, PlannerError, UnknownNameError
+from planner.specs.base import (
+    BadConfigError,
+    BadRequestError,
+    NotCoveredError,
+    PlannerError,
+    UnknownNameError,
+)
 from planner.specs.model import ModelSpec
 from tests.planner.asking import LLAMA_8B, TINY, TRAIN, ask, held
 
@@ -233,7 +239,7 @@ def test_a_named_quantisation_fills_in_its_formats_unless_one_is_given():
     assert strategy.weight_dtype == "int8"
     quality = ask(strategy={"quantization": "gptq"}, engine="vllm").quality
     assert "GPTQ" in quality.evidence[0]
-    with pytest.raises(NotCoveredError, match="gptq") as caught:
+    with pytest.raises(BadRequestError, match="gptq") as caught:
         ask(strategy={"quantization": "hqq"})
     assert caught.value.field == "strategy.quantization"
 

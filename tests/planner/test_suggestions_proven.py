@@ -270,7 +270,9 @@ def test_a_brute_force_over_all_devices_finds_none_that_is_cheaper():
 
 def test_what_fits_is_offered_before_the_target_and_only_what_is_missed_is_told():
     request = request_of(**SMALL["wide weights"], workload={**CHAT, **TARGETS})
-    assert titles(request)[0] == "8 devices instead of 1"
+    assert next(title for title in titles(request) if "host memory" not in title) == (
+        "8 devices instead of 1"
+    )
     assert "16 devices instead of 1" in titles(request, "target")
     assert "16 devices instead of 1" not in titles(request)
     request = request_of(device="rtx-4090", workload={**CHAT, **TARGETS, "concurrency": 256})
@@ -341,3 +343,15 @@ def test_a_training_that_fits_with_its_states_in_host_memory_has_a_plan_for_it()
     roomy = plan(request_of(model="meta-llama/Llama-3.2-1B", **fields))
     assert tight.plans[0].strategy.offload_places == ("optimiser states on cpu",)
     assert not any(each.strategy.offload_places for each in roomy.plans)
+
+
+def test_a_served_model_too_large_for_a_card_may_keep_weights_on_the_host_or_take_fewer_bits():
+    lone = {"kind": "serve", "input_tokens": 1024, "output_tokens": 256, "concurrency": 1}
+    for model, device, devices, engine, told in (
+        ("openai/gpt-oss-120b", "rtx-4090", 1, "llama_cpp", "of the weights in host memory"),
+        ("openai/gpt-oss-120b", "rtx-4090", 1, "vllm", "llama.cpp with"),
+        ("deepseek-ai/DeepSeek-V3", "h100-sxm5-80gb", 8, "vllm", "weights in int4"),
+    ):
+        fields = {"model": model, "device": device, "devices": devices, "engine": engine}
+        found = suggested(told, workload=lone, **fields)
+        assert plan(changed({"workload": lone, **fields}, found)).plans, model
