@@ -226,7 +226,8 @@ def constraints_of(request: PlanRequest) -> dict[str, Bound]:
                 limits.setdefault(name, Bound(max=limit))
         rate = workload.request_rate_per_second
         if rate is not None:
-            limits.setdefault("requests_per_second", Bound(min=rate * (1 - RATE_ROUNDING)))
+            served = Bound(min=rate * (1 - RATE_ROUNDING))
+            limits = {"requests_per_second": served, **limits}  # the cause of long waits
     return limits
 
 

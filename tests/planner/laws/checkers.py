@@ -120,7 +120,9 @@ def offload_is_no_faster(documents: Sequence[dict], answers: Answers) -> Iterato
     for (less, before), (more, after) in pairwise(known):
         for name in RATES:
             old, new = getattr(before.performance, name), getattr(after.performance, name)
-            if name.startswith("decode") and _runs_more(documents[0], before, after):
+            queued = documents[0]["workload"]["kind"] == "generate"  # its prompts too
+            is_rate = name.startswith("decode") or queued
+            if is_rate and _runs_more(documents[0], before, after):
                 continue
             if old and new and new > old * ROUNDING:
                 yield f"{name} {old:.4g} with {less}, {new:.4g} with {more}"
@@ -209,6 +211,8 @@ def _works(document: dict, question: str, value: int) -> bool:
     if workload["kind"] == "serve":
         workload["concurrency"] = callers
         fields["constraints"] = {"max_concurrency": {"min": callers}}
+    else:
+        workload["at_once"] = True
     return bool(plan(PlanRequest.model_validate({**fields, "workload": workload})).plans)
 
 
