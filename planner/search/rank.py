@@ -276,7 +276,11 @@ def plan_tier(question: Question) -> str:
 def advice_for(question: Question, estimate: Estimate) -> tuple[str, ...]:
     """Return the rules that a plan contradicts, each with its source and the computed figure."""
     cluster, workload = question.cluster, question.request.workload
-    trains_all = isinstance(workload, TrainWorkload) and workload.method in {"full", "pretrain"}
+    keeps_adam_states = (
+        isinstance(workload, TrainWorkload)
+        and workload.method in {"full", "pretrain"}
+        and optimizer_of(workload) == "adamw"
+    )
     facts = Facts(
         parameters=count_parameters(question.model).total,
         device_bytes=question.device.memory_bytes,
@@ -285,7 +289,7 @@ def advice_for(question: Question, estimate: Estimate) -> tuple[str, ...]:
         estimate=estimate,
         is_training=isinstance(workload, TrainWorkload),
         is_mixture=question.model.is_moe,
-        keeps_adam_states=trains_all and optimizer_of(workload) == "adamw",
+        keeps_adam_states=keeps_adam_states,
     )
     return tuple(
         f"{rule.says} ({rule.source}); here {rule.computed(facts)}"
