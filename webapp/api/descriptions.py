@@ -113,9 +113,10 @@ REQUEST_FIELDS: dict[str, dict[str, str]] = {
     },
     "GenerateWorkload": {
         "kind": "Offline generation",
-        "batch_size": "Prompts at a time, 1 or more",
+        "batch_size": "Prompts, 1 or more; engines that can queue what memory does not hold",
         "input_tokens": "Of a prompt, 1 or more",
         "output_tokens": "Of an answer, 1 or more",
+        "at_once": "Whether memory must hold the whole batch; left out: it may be queued",
     },
     "TrainWorkload": {
         "kind": "Training",
