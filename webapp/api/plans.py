@@ -32,9 +32,9 @@ from webapp.core.queries import in_order
 from webapp.jobs.gangs import deciding_part
 from webapp.jobs.launching import clone_begin, launch_note
 from webapp.jobs.lookup import load_job
-from webapp.jobs.measured_figures import story_of
+from webapp.jobs.measured_figures import shortage_of
 from webapp.jobs.permissions import job_for
-from webapp.jobs.replanning import replan
+from webapp.jobs.replanning import NO_SHORTAGE, replan
 from webapp.pages.jobs import fitting_changes
 from webapp.pages.plans import SHOWN, export_plan, exports_of
 from webapp.plans.explanation import DraftProblem
@@ -714,8 +714,8 @@ def postmortem(request: HttpRequest, job_id: str) -> PostMortem:
 class PlanFromJob(Sent):
     """How a job becomes a plan.
 
-    ``clone``: its plan with its launch options; ``need``: with the measured memory need as limit;
-    ``change``: with one of the changes of its post-mortem.
+    ``clone``: its plan with its launch options; ``need``: with the measured memory need as limit, of
+    a job that ran out of memory; ``change``: with one of the changes of its post-mortem.
     """
 
     how: Literal["clone", "need", "change"] = "clone"
@@ -731,6 +731,7 @@ class PlanFromJob(Sent):
 def plan_of_job(request: HttpRequest, job_id: str, body: PlanFromJob) -> Status[PlanReply]:
     """Make a draft plan from a job."""
     job, owner = job_for(request, job_id, "clone"), signed_in(request)
+    story = shortage_of(job) if body.how != "clone" else None
     changes = fitting_changes(job) if body.how == "change" else []
     if body.how == "change" and (body.change is None or body.change >= len(changes)):
         raise NotFoundProblem(
@@ -739,7 +740,9 @@ def plan_of_job(request: HttpRequest, job_id: str, body: PlanFromJob) -> Status[
     try:
         if body.how == "clone":
             return Status(201, plan_reply(clone_begin(job=job, owner=owner)))
-        plan = replan(job=job, owner=owner, story=story_of(job))
+        if story is None:
+            raise ConflictProblem("no_shortage", NO_SHORTAGE)
+        plan = replan(job=job, owner=owner, story=story)
     except DraftProblem as problem:
         raise ConflictProblem("no_plan", problem.sentence) from problem
     notes = []

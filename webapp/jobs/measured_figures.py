@@ -608,8 +608,12 @@ class MemoryComparison:
 
     @property
     def limit_bytes(self) -> float:
-        """Return a limit for predictions that keeps the margin which this job needed."""
-        return self.room_bytes / self.ratio if self.ratio else 0.0
+        """Return a limit for predictions that keeps the margin which this job needed.
+
+        It is at most the room that there was: a job that needed less than predicted was short of
+        room, and its need says nothing about the prediction's margin.
+        """
+        return self.room_bytes / max(1.0, self.ratio) if self.ratio else 0.0
 
 
 def story_of(job: Job) -> MemoryComparison | None:
@@ -621,8 +625,16 @@ def story_of(job: Job) -> MemoryComparison | None:
     return stories[0][1] if stories else None
 
 
+def shortage_of(job: Job) -> MemoryComparison | None:
+    """Return the memory comparison of the part that ran out of memory; None if none did."""
+    return next((story for _, story in stories_of(job) if story.is_oom), None)
+
+
 def stories_of(job: Job) -> list[tuple[Attempt, MemoryComparison]]:
-    """Return each host's part with its memory comparison, the largest need first."""
+    """Return each host's part with its memory comparison.
+
+    Parts that ran out of memory come first, then those with the largest need.
+    """
     if job.current_attempt is None:
         return []
     stories = [
@@ -631,7 +643,12 @@ def stories_of(job: Job) -> list[tuple[Attempt, MemoryComparison]]:
         if (story := _story(job, member)) is not None
     ]
     return sorted(
-        stories, key=lambda each: (not each[1].allocator.requested_bytes, -each[1].needed_bytes)
+        stories,
+        key=lambda each: (
+            not each[1].is_oom,
+            not each[1].allocator.requested_bytes,
+            -each[1].needed_bytes,
+        ),
     )
 
 
@@ -719,6 +736,8 @@ def story_sentence(story: MemoryComparison) -> str:
 def _need_words(story: MemoryComparison) -> str:
     needed, predicted = memory(story.needed_bytes), memory(story.predicted_bytes)
     if story.ratio <= NOTABLE_RATIO:
+        if not story.is_oom:  # it may have ended before it held everything
+            return f"It held at most {needed} until it ended; {predicted} were predicted."
         return f"It needed no more than was predicted: {needed} against {predicted}."
     if (worst := story.culprit) is not None:
         return (

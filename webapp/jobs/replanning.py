@@ -101,6 +101,12 @@ def _for_draft(request: PlanRequest, suggestion: Suggestion) -> dict[str, Any]:
     return {**suggestion.changes, "pins": pins}
 
 
+NO_SHORTAGE = (
+    "This job did not run out of memory, so its need sets no limit. "
+    "Clone it with changes, or run it again."
+)
+
+
 def replan(*, job: Job, owner: User, story: MemoryComparison | None) -> Plan:
     """Return a draft of the version that a job ran, limited to the measured need.
 
@@ -121,6 +127,11 @@ def replan(*, job: Job, owner: User, story: MemoryComparison | None) -> Plan:
 
 def limit_words(story: MemoryComparison) -> str:
     """Return why a replanned draft has a memory limit."""
+    if story.ratio <= 1:
+        return (
+            f"Planned with at most {memory(story.limit_bytes)} of each device: the job needed no "
+            "more than was predicted, and there was no more room."
+        )
     return (
         f"Planned with at most {memory(story.limit_bytes)} of each device: the job needed "
         f"{story.ratio:.2f} times what was predicted for it."

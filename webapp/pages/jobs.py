@@ -28,7 +28,7 @@ from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import (
     cards_of,
     figures_of,
-    story_of,
+    shortage_of,
     task_rows,
     why_energy_unmeasured,
 )
@@ -43,7 +43,14 @@ from webapp.jobs.progress import (
     silence_of,
     timeline,
 )
-from webapp.jobs.replanning import Change, change_at, limit_words, replan, smallest_changes
+from webapp.jobs.replanning import (
+    NO_SHORTAGE,
+    Change,
+    change_at,
+    limit_words,
+    replan,
+    smallest_changes,
+)
 from webapp.jobs.services import is_resumable, names_of, resumed_job, silent_parts, words_of
 from webapp.jobs.stored_files import stored_of_job
 from webapp.jobs.targets import targets_of
@@ -386,8 +393,10 @@ def job_postmortem(request: HttpRequest, job_id: str) -> HttpResponse:
     if has_postmortem(job):
         post_mortem = postmortem_of(job)
         context["postmortem"] = post_mortem
-        if post_mortem.memory and job.plan_id:
-            context["replan_words"] = replan_words(post_mortem.memory.story)
+        shortage = shortage_of(job)
+        context["is_short"] = shortage is not None
+        if shortage and job.plan_id:
+            context["replan_words"] = replan_words(shortage)
     context["changes"] = fitting_changes(job) if "changes" in request.GET else None
     return page_or_regions(request, "jobs/postmortem.html", "jobs/_status.html", context)
 
@@ -406,7 +415,7 @@ def job_changes(request: HttpRequest, job_id: str) -> HttpResponse:
 
 def fitting_changes(job: Job) -> list[Change]:
     """Return the smallest changes with which a job that ran out of memory would fit."""
-    story = story_of(job) if has_postmortem(job) else None
+    story = shortage_of(job) if has_postmortem(job) else None
     return smallest_changes(job, story) if story else []
 
 
@@ -415,7 +424,10 @@ def job_replan(request: HttpRequest, job_id: str) -> HttpResponse:
     """Create a plan from a failed job's: for editing, with its need as a limit, or changed."""
     job = job_for(request, job_id, "clone")
     how = request.POST.get("how", "")
-    story = story_of(job) if how != "edit" else None
+    story = shortage_of(job) if how != "edit" else None
+    if how != "edit" and story is None:
+        messages.warning(request, NO_SHORTAGE)
+        return redirect(TAB, job.pk)
     try:
         plan = replan(job=job, owner=signed_in(request), story=story)
     except DraftProblem as problem:

@@ -487,6 +487,11 @@ def _memory(job: Job, attempt: Attempt, story: MemoryComparison) -> MemoryPart |
 
 def replan_words(story: MemoryComparison) -> str:
     """Return the memory limit for planning again, as text."""
+    if story.ratio <= 1:
+        return (
+            f"The planner may then fill {memory(story.limit_bytes)}: this job needed no more than "
+            "was predicted, and there was no more room."
+        )
     return (
         f"The planner may then fill {memory(story.limit_bytes)} of the "
         f"{memory(story.room_bytes)} there were, as this job needed "

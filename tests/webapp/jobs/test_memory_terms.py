@@ -114,6 +114,12 @@ def test_the_limit_for_the_next_plan_leaves_what_was_really_needed(attempt):
     assert story.limit_bytes == pytest.approx(8 * GIB)
 
 
+def test_the_limit_for_the_next_plan_is_never_above_the_room_that_there_was(attempt):
+    tell(attempt, "host", {"rss_bytes": 5.5 * GIB})
+    story = story_of(fail(attempt))
+    assert story.limit_bytes == story.room_bytes == 5.5 * GIB
+
+
 def test_a_job_that_was_refused_had_no_more_room_than_its_peak(attempt):
     tell(attempt, "host", {"rss_bytes": 5.5 * GIB})
     story = story_of(fail(attempt, "Unable to allocate 5.50 GiB for an array"))

@@ -120,6 +120,16 @@ def test_planning_again_keeps_to_what_was_measured(starved, bob):
     assert best <= limit
 
 
+def test_a_job_that_failed_for_another_reason_gets_no_advice_about_memory(starved, alice):
+    Job.objects.filter(pk=starved.pk).update(reason="model_or_data_missing")
+    text = page(alice, starved)
+    assert "Memory against prediction" in text
+    for advice in ("measured memory need", "would have fitted", "The planner may then fill"):
+        assert advice not in text
+    client_of(alice).post(f"/jobs/{starved.pk}/replan/", {"how": "memory"})
+    assert not Plan.objects.exclude(pk=starved.plan_id).exists()
+
+
 def test_a_change_is_planned_by_one_press(starved, alice):
     client = client_of(alice)
     changes = client.get(f"/jobs/{starved.pk}/post-mortem/changes/").context["changes"]
