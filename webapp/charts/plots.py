@@ -1,5 +1,6 @@
 """Charts: the catalog, and Plotly figures made from measured points."""
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -7,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from runners.jobspec.compress import ORIGINAL_PREFIX
 from webapp.core.display import deviation_words, number, percent, quantity
-from webapp.core.figures import REGISTRY, definition_of
+from webapp.core.figures import LABELS, REGISTRY, definition_of
 
 # ---------------------------------------------------------------------------
 # The charts of each job kind: titles, units and metrics.
@@ -228,7 +229,7 @@ def _plain(metric: str) -> ChartSpec:
     for suffix, unit, axis, scale in _UNITS_BY_SUFFIX:
         if metric.endswith(suffix):
             title = metric.removesuffix(suffix).replace("_", " ").capitalize()
-            title = definition.label if is_listed else title
+            title = definition.label if is_listed or metric in LABELS else title
             return ChartSpec(metric, title, unit, axis, metric, scale, figures=figures)
     return ChartSpec(
         metric, definition.label, definition.unit, "", metric, from_zero=False, figures=figures
@@ -417,6 +418,7 @@ def value_text(value: float, chart: ChartSpec) -> str:
 
 WIDTH, HEIGHT = 462, 158
 LEFT, RIGHT, TOP, BOTTOM = 58, 10, 8, 26
+MOST_STEPS = 5  # between the levels of the vertical axis
 
 
 class Frame(NamedTuple):
@@ -458,7 +460,25 @@ def frame(figure: Figure) -> Frame:
     values = [y for trace in figure["data"] for y in trace["y"] if y is not None]
     values = values or [0.0, 1.0]
     pad = (max(values) - min(values)) * 0.06 or 0.5
-    return Frame(x0, x1, min(values) - pad, max(values) + pad)
+    low = min(values) - pad
+    if min(values) >= 0:  # what is never negative, such as a step, has no negative levels
+        low = max(0.0, low)
+    return Frame(x0, x1, low, max(values) + pad)
+
+
+def levels_between(low: float, high: float) -> list[float]:
+    """Return the round values in a range: multiples of 1, 2 or 5 times a power of ten."""
+    least = (high - low) / MOST_STEPS or 1.0
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(size * power for size in (1, 2, 5, 10) if size * power >= least * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+def level_text(value: float) -> str:
+    """Return a level as ``0.5`` or ``1,200``: without the zeros that no round value needs."""
+    text = number(value)
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def clock(ms: float) -> str:
@@ -480,7 +500,7 @@ def drawing(figure: Figure) -> dict[str, Any]:
         if trace["x"]
     ]
     is_timed = "origin_ms" in figure["layout"].get("meta", {"origin_ms": ORIGIN_MS})
-    levels = [box.y0 + (box.y1 - box.y0) * share for share in (0, 1 / 3, 2 / 3, 1)]
+    levels = levels_between(box.y0, box.y1)
     return {
         "width": WIDTH,
         "height": HEIGHT,
@@ -490,7 +510,7 @@ def drawing(figure: Figure) -> dict[str, Any]:
         "label_y": HEIGHT - 6,
         "paths": paths,
         "levels": [
-            {"y": f"{box.y(v):.1f}", "text_y": f"{box.y(v) + 3.5:.1f}", "text": number(v)}
+            {"y": f"{box.y(v):.1f}", "text_y": f"{box.y(v) + 3.5:.1f}", "text": level_text(v)}
             for v in levels
         ],
         "times": [

@@ -18,7 +18,7 @@ from webapp.charts.plots import (
     frame,
     template,
 )
-from webapp.core.display import number, quantity
+from webapp.core.display import quantity
 
 # A job's memory over time: the measured line over the stacked predicted terms.
 
@@ -132,7 +132,6 @@ def _measured_memory(series: Series, start_ms: int) -> Figure:
 
 
 HEADROOM = 1.08
-DIGITS = 2  # more do not fit next to the picture
 WHISKER = 3.0  # half the width of a point's mark in the SVG
 CHARTS = tuple(
     replace(chart, key=f"sweep-{chart.key}", metric=f"sweep_{chart.metric}", title=title)
@@ -172,8 +171,6 @@ class SweepChart(ChartFigure):
     def picture(self) -> dict[str, Any]:
         """Return the parts of the inline SVG, with intervals of measured points as bars."""
         parts, box = super().picture, frame(self.figure)
-        for level, share in zip(parts["levels"], (0, 1 / 3, 2 / 3, 1), strict=True):
-            level["text"] = number(share * box.y1, DIGITS)
         scale = self.chart.scale
         for each in self.measured:
             x, y = box.x(each.point), box.y(each.value * scale)

@@ -74,7 +74,10 @@ PEAK: Mapping[str, Taking] = {
 }
 TOKENS: Mapping[str, Taking] = {
     "train": of_steps(
-        "tokens_per_second", "median", f"tokens of a step over the median time of {STEPS}"
+        "tokens_per_second",
+        "median",
+        f"tokens of a step over the median time of {STEPS}; evaluating, saving and what lies "
+        "between steps are left out",
     ),
     "generate": Taking(
         f"written tokens over the seconds of {PROMPTS}, prefill included",
@@ -212,7 +215,8 @@ def _percentile(name: str, percent: int) -> FigureDefinition:
 
 _SPEED = (
     _figure("tokens_per_second", "Tokens per second", "tokens_per_second",
-            "Tokens trained, or written, in a second.", "higher", TOKENS, predicted=True),
+            "Tokens written in a second; of a training, tokens of a step over the time of a step.",
+            "higher", TOKENS, predicted=True),
     _figure("prefill_tokens_per_second", "Prefill speed", "tokens_per_second",
             "Prompt tokens read in a second.", "higher",
             speeds("prefill_tokens_per_second", "prompt tokens over the time of prefills"),
@@ -375,6 +379,12 @@ MAIN_FIGURES = (
 )
 
 
+LABELS = {  # of metrics that jobs report beside the figures, where the name reads badly
+    "grad_norm": "Gradient norm",
+    "data_wait_ratio": "Waiting for data, share of a step",
+}
+
+
 def definition_of(name: str) -> FigureDefinition:
     """Return the definition of a figure; for an unknown name, one with the name as label.
 
@@ -391,7 +401,7 @@ def definition_of(name: str) -> FigureDefinition:
     task, slash, metric = name.partition("/")
     if slash and task and metric:
         return _figure(name, f"{metric} of {task}", "", f"{metric} of the task {task}.")
-    label = name.replace("_", " ").capitalize()
+    label = LABELS.get(name) or name.replace("_", " ").capitalize()
     return _figure(name, label, "", "Reported by the job under this name.")
 
 
