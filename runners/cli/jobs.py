@@ -6,7 +6,7 @@ import sys
 import tarfile
 import time
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,6 +20,7 @@ from runners.cli.output import (
     percent,
     seconds,
     show,
+    state_words,
     table,
     usd,
     write_document,
@@ -36,7 +37,13 @@ from runners.cli.server import (
 )
 
 if TYPE_CHECKING:
-    from runners.client.generated import JobDetail, JobReply, Slipway, StoredFilesReply
+    from runners.client.generated import (
+        HistoryReply,
+        JobDetail,
+        JobReply,
+        Slipway,
+        StoredFilesReply,
+    )
     from runners.client.transport import Event
 
 OPEN_STATES = "queued,preflight,starting,running,stopping"
@@ -263,26 +270,44 @@ def finished(client: "Slipway", job_id: str, has_ended: bool) -> None:  # noqa: 
 
 
 def events(job: JobArgument, rank: RankOption = 0, output: OutputOption = "table") -> None:
-    """List what a job's supervisor reported, without its log."""
+    """List what happened to a job: who did what and why, and what its supervisor reported.
+
+    The log, metrics and progress are left out; with -o json or yaml, only what the supervisor
+    reported is listed, its progress included.
+    """
     with server() as client:
         job_id, after = job_id_of(client, job), 0
-        found = []
-        while page := (reply := client.list_job_events(job_id, after=after, rank=rank)).events:
-            found += [each for each in page if each.kind not in {"log", "metric"}]
+        reply = client.list_job_events(job_id, rank=rank)
+        history, found = reply.history, []
+        while reply.events:
+            found += [each for each in reply.events if each.kind not in {"log", "metric"}]
             after = reply.last_seq
+            reply = client.list_job_events(job_id, after=after, rank=rank)
     if output != "table":
         write_reply(found, output)
         return
-    rows = [
-        (
-            str(each.seq),
-            f"{each.at:%Y-%m-%d %H:%M:%S}Z",
-            each.kind,
-            ", ".join(f"{name} {value}" for name, value in each.body.items())[:200],
-        )
+    reported = [
+        (each.at, f"{each.seq}", each.kind, _fields_in_words(each.body))
         for each in found
+        if each.kind != "progress"
+    ]
+    done = [(each.at, "", each.kind, _history_words(each)) for each in history]
+    rows = [
+        (number, f"{at:%Y-%m-%d %H:%M:%S}Z", kind, what)
+        for at, number, kind, what in sorted([*done, *reported], key=lambda row: row[0])
     ]
     show(table(("NUMBER", "AT", "KIND", "WHAT"), rows, right=(0,), fixed=(1, 2)))
+
+
+def _fields_in_words(body: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in body.items())[:200]
+
+
+def _history_words(event: "HistoryReply") -> str:
+    """Return for example ``preflight to starting, by host:box``, with the reason if any."""
+    states = " to ".join(state for state in (event.from_state, event.to_state) if state)
+    parts = [part for part in (states, f"by {event.actor}") if part]
+    return ", ".join(parts) + (f": {event.reason}" if event.reason not in {"", "ok"} else "")
 
 
 def metrics(
@@ -351,7 +376,7 @@ def stop(
     elif had_ended:
         typer.echo(f"{found.name} ({found.id}) has ended already: {found.state}.")
     else:
-        typer.echo(f"{found.name} ({found.id}) is {found.state}.")
+        typer.echo(f"{found.name} ({found.id}) is {state_words(found.state)}.")
 
 
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Do not follow the new job.")]
@@ -383,7 +408,7 @@ def rerun(
 def _follow_new(
     client: "Slipway", new: "JobDetail", words: str, output: str, *, detach: bool
 ) -> None:
-    typer.echo(f"{new.name} is {new.state}: {new.id}, {words}", err=True)
+    typer.echo(f"{new.name} is {state_words(new.state)}: {new.id}, {words}", err=True)
     if output != "table":
         write_reply(new, output)
     if not detach:

@@ -8,7 +8,7 @@ import typer
 
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.jobs import finished, follow_job, show_figures
-from runners.cli.output import OutputOption, bullets, show
+from runners.cli.output import OutputOption, bullets, show, state_words
 from runners.cli.plans import ID, complete_plan, load_plan, read_document
 from runners.cli.quantities import value_of_field
 from runners.cli.server import (
@@ -166,7 +166,7 @@ def launch(  # noqa: PLR0913 (the command's options)
         if output != "table":
             write_reply(launched, output)
         else:
-            typer.echo(f"{job.name} is {job.state}: {job.id}", err=True)
+            typer.echo(f"{job.name} is {state_words(job.state)}: {job.id}", err=True)
             if launched.endpoint_key:
                 typer.echo(f"Its key, not shown again: {launched.endpoint_key}", err=True)
         if detach:

@@ -178,6 +178,11 @@ def capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def state_words(state: str) -> str:
+    """Return a job's state as it follows “is”: ``queued``, ``in preflight``."""
+    return "in preflight" if state == "preflight" else state
+
+
 def counted(value: int, noun: str, nouns: str = "") -> str:
     """Return a number of things.
 

@@ -446,6 +446,17 @@ class HardwareDocument(TypedDict):
     on_lost_rank: NotRequired[Literal["stop", "restart", "shrink"] | None]
 
 
+class HistoryReply(Reply):
+    """What happened to a job, as its page's events say it: who did it, and why."""
+
+    at: datetime
+    kind: str
+    from_state: str
+    to_state: str
+    actor: str
+    reason: str
+
+
 class HostChanges(TypedDict):
     """New labels or another address; what is left out stays."""
 
@@ -527,6 +538,7 @@ class JobEvents(Reply):
     attempt: str | None
     events: list[StoredEvent]
     last_seq: int
+    history: list[HistoryReply] = []
 
 
 class JobFiguresReply(Reply):
@@ -833,8 +845,8 @@ class PlanFormats(Reply):
 class PlanFromJob(TypedDict):
     """How a job becomes a plan.
 
-    ``clone``: its plan with its launch options; ``need``: with the measured memory need as limit;
-    ``change``: with one of the changes of its post-mortem.
+    ``clone``: its plan with its launch options; ``need``: with the measured memory need as limit,
+    of a job that ran out of memory; ``change``: with one of the changes of its post-mortem.
     """
 
     how: NotRequired[Literal["clone", "need", "change"]]

@@ -27,6 +27,7 @@ from webapp.accounts.models import Membership, team_ids_of
 from webapp.accounts.services import membership_of, signed_in, visible_or_404
 from webapp.api.auth import LAUNCH, READ
 from webapp.api.requests import PageReply, Paging, Sent, page_keys, page_of
+from webapp.audit.models import Event
 from webapp.core.clock import now, now_ms
 from webapp.core.problems import (
     REFUSALS,
@@ -636,12 +637,27 @@ class StoredEvent(Schema):
     body: Annotated[dict[str, Any], Field(description="Fields of the kind")]
 
 
+class HistoryReply(Schema):
+    """What happened to a job, as its page's events say it: who did it, and why."""
+
+    at: datetime
+    kind: Annotated[str, Field(description="Such as job.state or job.created")]
+    from_state: str
+    to_state: str
+    actor: Annotated[str, Field(description="A user name, host:SLUG or system:PART")]
+    reason: str
+
+
 class JobEvents(Schema):
     """Events after a sequence number, in order; continue after ``last_seq``."""
 
     attempt: str | None
     events: list[StoredEvent]
     last_seq: int
+    history: Annotated[
+        list[HistoryReply],
+        Field(description="Of the job, oldest first; empty unless ``after`` is 0"),
+    ] = []
 
 
 class Ticket(Schema):
@@ -721,7 +737,12 @@ def events(
         rows = rows.filter(kind__in=kind.split(","))
     listed = list(_bounded(rows[:MAX_EVENTS]))
     last = listed[-1].seq if listed else after
-    return JobEvents(attempt=part.pk if part else None, events=listed, last_seq=last)
+    fields = HistoryReply.model_fields
+    past = Event.objects.filter(subject=job.pk).order_by("pk") if after == 0 else []
+    history = [HistoryReply(**{name: getattr(row, name) for name in fields}) for row in past]
+    return JobEvents(
+        attempt=part.pk if part else None, events=listed, last_seq=last, history=history
+    )
 
 
 def _bounded(rows: QuerySet[AttemptEvent]) -> Iterator[StoredEvent]:

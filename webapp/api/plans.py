@@ -714,8 +714,8 @@ def postmortem(request: HttpRequest, job_id: str) -> PostMortem:
 class PlanFromJob(Sent):
     """How a job becomes a plan.
 
-    ``clone``: its plan with its launch options; ``need``: with the measured memory need as limit, of
-    a job that ran out of memory; ``change``: with one of the changes of its post-mortem.
+    ``clone``: its plan with its launch options; ``need``: with the measured memory need as limit,
+    of a job that ran out of memory; ``change``: with one of the changes of its post-mortem.
     """
 
     how: Literal["clone", "need", "change"] = "clone"

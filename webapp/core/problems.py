@@ -386,7 +386,11 @@ def release_frames(error: BaseException) -> None:
 
 def not_authenticated() -> UnauthorizedProblem:
     """Return the problem of a request without a session or credential."""
-    sentence = "Log in, or send this host's credential as `Authorization: Bearer …`."
+    sentence = (
+        "The request has no valid credential. Send an access token, which starts with slp_, as "
+        "`Authorization: Bearer slp_…`, or log in; the agent of a host sends the credential of "
+        "its enrolment."
+    )
     return UnauthorizedProblem("not_authenticated", sentence)
 
 

@@ -127,6 +127,10 @@ def test_a_file_is_launched_as_the_wizard_would_and_followed_to_its_end(
         code, out, err = run("stop", job.pk, *wait)
         assert (code, out) == (DONE, f"night run ({job.pk}) has ended already: succeeded.\n"), err
     assert json.loads(run("stop", job.pk, "-o", "json")[1])["state"] == "succeeded"
+    out = run("events", job.pk)[1]
+    assert "job.state" in out
+    assert "queued, by alice" in out
+    assert "progress" not in out
     code, _, err = run("logs", job.pk, "--rank", "1")
     assert (code, "no host of rank 1; the job runs on 1" in err) == (USAGE, True), err
     lines = json.loads(run("logs", job.pk, "-o", "json")[1])["lines"]

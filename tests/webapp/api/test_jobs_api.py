@@ -231,6 +231,8 @@ def test_events_begin_beyond_the_number_asked_for(alice, timed):
     first = ask(alice, timed, "events").json()
     again = ask(alice, timed, f"events?after={first['last_seq']}").json()
     assert (again["events"], again["last_seq"]) == ([], first["last_seq"])
+    assert ("queued", "alice") in {(e["to_state"], e["actor"]) for e in first["history"]}
+    assert again["history"] == []
     for after, found in (
         (-1, [1, 5]), (0, [1, 5]), (1, [5]), (4, [5]), (5, []), (BEYOND_EVERYTHING, []),
     ):  # fmt: skip

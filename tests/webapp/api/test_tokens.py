@@ -146,6 +146,8 @@ def test_the_schema_is_read_with_a_token_or_a_session_and_only_a_browser_is_redi
     for client, code in ((Client(), "not_authenticated"), (unknown, "unknown_token")):
         answer = client.get("/api/v1/openapi.json", headers={"Accept": "*/*"})
         assert (answer.status_code, answer.json()["code"]) == (401, code)
+    wrong = Client(headers={"Authorization": "Bearer wrong"}).get("/api/v1/jobs").json()
+    assert "Send an access token, which starts with slp_" in wrong["detail"]
     browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
     answer = Client().get("/api/v1/openapi.json", headers=browser)
     assert answer["Location"] == "/login/?next=/api/v1/openapi.json"
