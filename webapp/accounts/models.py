@@ -170,6 +170,7 @@ class LoginTry(models.Model):
             models.Index(fields=["account", "address", "at"], name="tries_of_account"),
             models.Index(fields=["at"], name="tries_at"),
         ]
+        verbose_name_plural = "login tries"
 
     def __str__(self) -> str:
         return f"try from {self.address}"
