@@ -84,10 +84,14 @@ def earlier_seconds(job: Job) -> float | None:
     return max(lengths, default=None)
 
 
-def left_seconds(attempt: Attempt, earlier: Earlier | None = None) -> float | None:
+def left_seconds(
+    attempt: Attempt, earlier: Earlier | None = None, *, margin: float = MARGIN
+) -> float | None:
     """Return the forecast time until an attempt releases its devices.
 
-    None if unknown, or if it exceeded its forecast.
+    The time that a running job reports as left is multiplied by ``margin``: decisions of the
+    queue keep one, pages show the job's own forecast, with a margin of 1. None if unknown, or if
+    the attempt exceeded its forecast.
     """
     job = attempt.job
     if job.state == JobState.STOPPING:
@@ -95,7 +99,7 @@ def left_seconds(attempt: Attempt, earlier: Earlier | None = None) -> float | No
     elapsed = (now() - (attempt.started_at or attempt.created_at)).total_seconds()
     bounds = [job.max_duration_seconds - elapsed] if job.max_duration_seconds else []
     if job.state == JobState.RUNNING and job.eta_seconds is not None:
-        bounds.append(job.eta_seconds * MARGIN)
+        bounds.append(job.eta_seconds * margin)
     elif (length := length_seconds(job, earlier)) is not None and length > elapsed:
         bounds.append(length - elapsed)
     soonest = min(bounds, default=None)

@@ -198,7 +198,7 @@ class Words:
         if wait.start_seconds is None:
             return f"next free {whose}, which nothing forecasts"
         at = when_words(now() + timedelta(seconds=wait.start_seconds))
-        return f"next free ≈ {at} {whose} (predicted)"
+        return f"next free ≈ {at} {whose} (predicted, with a margin)"
 
     def _quoted(self, job_id: str | None) -> str:
         job = self._picture.jobs.get(job_id or "")

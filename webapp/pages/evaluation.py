@@ -27,7 +27,7 @@ from webapp.core.display import Quantity, number, signed_percent
 from webapp.core.figures import REGISTRY
 from webapp.core.problems import InvalidProblem, Problem
 from webapp.jobs.measured_figures import JobFigures
-from webapp.jobs.models import Job
+from webapp.jobs.models import Job, Measurement
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.models import TeamModel
 from webapp.plans.drafting import perplexity_words, size_words, speed_words
@@ -65,16 +65,31 @@ def won_words(job: Job, figures: JobFigures) -> str:
     """Return a compression's gains and losses in one sentence, all measured.
 
     Empty before both models are measured. Size is of the weight files, quality is perplexity
-    per window, speed is decoding on the job's own host.
+    per window, speed is decoding on the job's own host. A speed that does not count, for example
+    because other programs took the processor, is not compared.
     """
     size, speed = _pair(figures, "disk_bytes"), _pair(figures, "decode_tokens_per_second")
     if job.kind != "compress" or size is None:
         return ""
     parts = [size_words(size[1] / size[0]), _quality_words(job)]
-    if speed is not None:
+    why = _why_speed_is_left_out(job) if speed is not None else ""
+    if speed is not None and not why:
         parts.append(f"{speed_words(speed[1] / speed[0])} here")
     sentence = ", ".join(part for part in parts if part)
-    return f"{sentence[0].upper()}{sentence[1:]}."
+    sentence = f"{sentence[0].upper()}{sentence[1:]}."
+    return f"{sentence} The speeds are not compared: {why}" if why else sentence
+
+
+def _why_speed_is_left_out(job: Job) -> str:
+    """Return why the job's speeds and times are excluded, as a sentence; "" if they count."""
+    rows = Measurement.objects.filter(job_id=job.pk, is_excluded=True).exclude(
+        metric__endswith="bytes"
+    )
+    row = rows.order_by("pk").first()
+    if row is None:
+        return ""
+    why = row.invalid_reason or "their measurements are excluded"
+    return f"{why.rstrip('.')}."
 
 
 def _pair(figures: JobFigures, name: str) -> tuple[float, float] | None:

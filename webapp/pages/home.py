@@ -177,11 +177,11 @@ def _latest(teams: Sequence[str]) -> list[tuple[datetime, str, float, str]]:
     """Return (time, metric, ratio, job id) of the teams' latest measurements, latest first.
 
     Each team's rows come in order from an index and are merged, as in ``webapp.core.queries``.
+    Those of deleted jobs count, as they do for the factors and the accuracy of their host.
     """
-    deleted = Job.objects.filter(team__in=teams, deleted_at__isnull=False).order_by()
     valid = Measurement.objects.filter(
         is_excluded=False, measured_at__gte=now() - timedelta(days=WINDOW_DAYS)
-    ).exclude(job__in=deleted.values("pk"))
+    )
     if not teams:
         return []
     shown = valid.order_by().values_list("measured_at", "metric", "ratio", "job_id")

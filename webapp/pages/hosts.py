@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from statistics import median
 from typing import Any, cast
 
 from csp.constants import NONE, UNSAFE_INLINE
@@ -305,9 +306,8 @@ def accuracy_of(host: Host) -> Accuracy | None:
     ]
     if not pairs:
         return None
-    errors = sorted(error for error, _ in pairs)
     inside = sum(1 for _, is_inside in pairs if is_inside)
-    return Accuracy(len(pairs), errors[len(errors) // 2], inside / len(pairs))
+    return Accuracy(len(pairs), median(error for error, _ in pairs), inside / len(pairs))
 
 
 def jobs_together(host: Host) -> int:

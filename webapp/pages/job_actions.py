@@ -101,7 +101,7 @@ def job_delete_view(request: HttpRequest, job_id: str) -> HttpResponse:
     except Problem as problem:
         messages.warning(request, problem.detail)
         return redirect("job-detail", job.pk)
-    messages.success(request, f"{job.name} is deleted. Its measurements stay with its host.")
+    messages.success(request, f"{job.name} is deleted. Its measurements still count for its host.")
     return redirect("job-list")
 
 

@@ -1,6 +1,6 @@
 """The list of jobs: filters in the query string, pages, live rows."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from django.contrib.auth.models import User
@@ -19,6 +19,7 @@ from webapp.jobs.progress import KIND_WORDS, Progress, elapsed_seconds, main_rat
 from webapp.live.stream import live_context, page_or_regions
 
 PAGE_SIZE = 50
+MOST_NAMED = 20  # values named where a filter has one that does not exist
 MOST_PARTS = 100  # newest gang attempts searched for a host's jobs
 FILTERS = ("state", "kind", "host", "owner", "q")
 OF_JOB = (
@@ -59,6 +60,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
         "page": page,
         "rows": rows_of(page, members),
         "is_filtered": is_filtered,
+        "unknown": unknown_values(request, KIND_WORDS, _owners(request)),
         "is_empty": not is_filtered and not page.paginator.count,
         "filters": request.GET,
         "without_page": query.urlencode(),
@@ -69,6 +71,26 @@ def job_list(request: HttpRequest) -> HttpResponse:
     }
     context |= live_context(request, ["jobs"])
     return page_or_regions(request, "jobs/list.html", "jobs/_list.html", context)
+
+
+def unknown_values(
+    request: HttpRequest, kinds: Collection[str], owners: Collection[str]
+) -> list[str]:
+    """Return a sentence for each filter whose value does not exist, with the values that do."""
+    hosts = list(_hosts(request).values_list("slug", flat=True))
+    known = {"state": JobState.values, "kind": kinds, "host": hosts, "owner": owners}
+    listed = {name: ", ".join(list(values)[:MOST_NAMED]) for name, values in known.items()}
+    return [
+        f"There is no {name} “{value[:40]}”; there are {listed[name] or 'none'}."
+        for name, values in known.items()
+        for value in _values(name, request.GET.get(name, ""))
+        if value not in values
+    ]
+
+
+def _values(name: str, text: str) -> list[str]:
+    parts = text.split(",") if name == "state" else [text]
+    return [part.strip() for part in parts if part.strip()]
 
 
 def filtered_jobs(request: HttpRequest) -> QuerySet[Job]:

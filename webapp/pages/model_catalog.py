@@ -35,6 +35,8 @@ from webapp.core.problems import Problem, checked_name
 from webapp.core.search import folded
 from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import Host, HostState
+from webapp.jobs.lookup import visible_jobs
+from webapp.jobs.models import Job
 from webapp.jobs.permissions import refusal
 from webapp.jobs.stored_files import model_delete, model_rename, stored_of_model
 from webapp.modelhub.models import (
@@ -152,6 +154,7 @@ def model_detail(request: HttpRequest, model_id: str) -> HttpResponse:
         "shape": shape,
         "narrow_dtypes": QUANTISED_DTYPES,
         "figures": figures_of(team_model.facts) if team_model else (),
+        "job": _job_of(request, team_model) if team_model else None,
         **_changing(request, team_model),
     }
     if shape is not None:
@@ -181,6 +184,12 @@ def _changing(request: HttpRequest, model: TeamModel | None) -> dict[str, Any]:
     kept, job = stored_of_model(model)
     is_own = job is not None and not refusal(membership_of(request.user, job.team), job, "delete")
     return {"may_change": True, "kept": kept if is_own else None}
+
+
+def _job_of(request: HttpRequest, team_model: TeamModel) -> Job | None:
+    """Return the job that made a model; None if none did, or if it is deleted."""
+    jobs = visible_jobs(request).only("id", "name")
+    return jobs.filter(pk=str(team_model.facts.get("job", ""))).first()
 
 
 def figures_of(facts: Mapping[str, Any]) -> list[Figure]:

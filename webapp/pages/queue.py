@@ -476,7 +476,7 @@ def _device_row(device_id: str, picture: PoolState, teams: set[str]) -> DeviceRo
                 name, None, f"used by process {listed}, which is not a Slipway job", "shut"
             )
         return DeviceRow(name, None, "free", "free")
-    remaining = left_seconds(holder)
+    remaining = left_seconds(holder, margin=1.0)  # as on the job's page
     until = f"until ≈ {_clock(remaining)}" if remaining is not None else "end not forecast"
     job = holder.job if holder.job.team_id in teams else None
     if through := picture.elsewhere.get(device_id):

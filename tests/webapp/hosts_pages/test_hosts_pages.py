@@ -168,7 +168,7 @@ def test_the_page_names_gpus_their_parts_other_vendors_and_complaints(alice, hos
 
 def test_the_page_says_how_well_plans_hold_by_measurements_that_count(alice, measured, olga):
     shown = page_of(alice, measured)
-    assert "within 4.0 % of what was then measured" in shown
+    assert "is 4.0 % off its prediction" in shown
     assert "90 % of the measurements lie inside the 80 % interval" in shown
     assert re.search(r"Arithmetic 1\.25 4 10 %", page_of(alice, measured))
     for path in ("/hosts/", f"/hosts/{measured.slug}/", "/hosts/add/"):

@@ -303,7 +303,11 @@ def test_a_host_that_takes_nothing_is_named_with_its_state(team, alice, host):
 
 
 def test_those_who_wait_before_are_counted(team, alice, host, job):
-    for ahead, words in [(0, "(predicted)."), (1, "It is number 2 in"), (2, "It is number 3 in")]:
+    for ahead, words in [
+        (0, "(predicted, with a margin)."),
+        (1, "It is number 2 in"),
+        (2, "It is number 3 in"),
+    ]:
         with undone(ahead, words):
             for _ in range(ahead):
                 queued(team, alice, host)

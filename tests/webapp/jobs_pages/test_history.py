@@ -122,6 +122,17 @@ def test_any_filter_value_is_answered_and_escaped(as_alice, draft):
     assert not wrong, wrong
 
 
+def test_a_filter_that_names_nothing_says_what_there_is(as_alice, draft):
+    for query, sentence in [
+        ("state=bogus", "There is no state “bogus”; there are draft, queued"),
+        ("state=running,bogus", "There is no state “bogus”"),
+        ("kind=bogus", "There is no kind “bogus”; there are train"),
+        ("host=bogus", "There is no host “bogus”"),
+        ("owner=bogus", "There is no owner “bogus”"),
+    ]:
+        assert sentence in as_alice.get(f"/jobs/?{query}").content.decode(), query
+
+
 def test_filters_are_taken_together(as_alice, draft):
     for query, found in [
         ({"q": "DEMO"}, True),

@@ -9,6 +9,7 @@ from django.utils.html import escape
 from planner.catalog.models import get_model, list_models
 from tests.plugins.extent import first
 from tests.webapp.conftest import client_of
+from webapp.core.clock import now
 from webapp.hosts.models import Host
 from webapp.modelhub.models import (
     TeamModel,
@@ -292,3 +293,15 @@ def test_an_odd_model_or_one_without_its_host_still_has_its_page(alice, team, ho
     )
     Host.objects.all().delete()
     assert client_of(alice).get(f"/models/{model.pk}/").status_code == 200
+
+
+def test_a_model_links_the_job_that_made_it_only_while_there_is_one(alice, team, job):
+    facts = {"job": job.pk, "measured": {"perplexity": 60.0}}
+    model = TeamModel.objects.create(
+        team=team, name="made", source="folder", config=demo_config(), facts=facts
+    )
+    assert f"/jobs/{job.pk}/" in text(alice, f"/models/{model.pk}/")
+    type(job).objects.update(deleted_at=now())
+    html = text(alice, f"/models/{model.pk}/")
+    assert f"/jobs/{job.pk}/" not in html
+    assert "the job is deleted" in html

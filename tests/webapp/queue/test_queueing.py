@@ -149,7 +149,7 @@ def test_the_sentence_names_need_what_is_free_when_and_after_whom(submit, node_a
     line = waiting_line(job)
     said = line.sentence.replace("\xa0", " ")
     assert said.startswith("It needs 2 × ≥ 11.0 GiB on one host; node-a has 1 of 4 free; next")  # noqa: RUF001 -- a multiplication sign
-    assert line.sentence.endswith(" when “Long one” ends (predicted).")
+    assert line.sentence.endswith(" when “Long one” ends (predicted, with a margin).")
     assert line.start_at > now()
 
 
