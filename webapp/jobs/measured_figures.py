@@ -352,7 +352,7 @@ def _figures(job: Job) -> Iterator[JobFigure]:
     notes = {**(result.get("notes") or {}), **{name: each.how for name, each in costs.items()}}
     facts = _Facts(job, predictions(job), final, notes, PointsTaken(job))
     for name in _names(final):
-        definition = _definition(job, name)
+        definition = definition_for(job, name)
         if job_figure := _figure_of(facts, definition):
             yield job_figure
 
@@ -363,10 +363,13 @@ def _names(final: Mapping[str, float]) -> list[str]:
     return list(dict.fromkeys([*listed, *device_figures(final), *metrics_of(final)]))
 
 
-def _definition(job: Job, name: str) -> FigureDefinition:
+def definition_for(job: Job, name: str) -> FigureDefinition:
+    """Return the definition of a figure of a job, whose kind may say more than the registry."""
     definition = definition_of(name)
     if name == "final_loss" and job.spec.get("objective") == "classification":
         return replace(definition, unit="nats per text")
+    if name == "tokens_per_second" and job.kind == "train":
+        return replace(definition, label="Tokens per second of steps")
     return definition
 
 
@@ -376,7 +379,7 @@ def _figure_of(facts: _Facts, definition: FigureDefinition) -> JobFigure | None:
         is_growing = name == "run_seconds" and not facts.is_over
         state: State = "so_far" if is_growing else "measured"
         words = "so far" if is_growing else ""
-        how = facts.notes.get(name, "")
+        how = _with_interval(facts.notes.get(name, ""), name, facts.final)
         return JobFigure(definition, prediction, facts.final[name], state, words, how)
     if name == MFU:
         return _utilisation(facts, definition)
@@ -388,6 +391,14 @@ def _figure_of(facts: _Facts, definition: FigureDefinition) -> JobFigure | None:
         return None
     words = "not measured" if facts.is_over else "not measured yet"
     return JobFigure(definition, prediction, None, "predicted", words, facts.notes.get(name, ""))
+
+
+def _with_interval(how: str, name: str, final: Mapping[str, float]) -> str:
+    """Return a note on a figure with the ends of its interval, if the job measured them."""
+    low, high = final.get(f"{name}_low"), final.get(f"{name}_high")
+    if not how or low is None or high is None:
+        return how
+    return f"{how}: {number(low)} to {number(high)}"
 
 
 def _so_far(facts: _Facts, definition: FigureDefinition) -> PartialValue | None:
@@ -409,7 +420,7 @@ def _state(
 
 def _utilisation(facts: _Facts, definition: FigureDefinition) -> JobFigure | None:
     """Return MFU, in the state of the speed that it derives from."""
-    speed = _figure_of(facts, definition_of("tokens_per_second"))
+    speed = _figure_of(facts, definition_for(facts.job, "tokens_per_second"))
     prediction = facts.predictions.get(MFU)
     if prediction is None or speed is None:
         return None

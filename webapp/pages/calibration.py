@@ -18,10 +18,10 @@ from webapp.accounts.services import has_role
 from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.display import OPERATOR_WORDS
-from webapp.core.figures import definition_of
 from webapp.core.problems import ConflictProblem, InvalidProblem, Problem
 from webapp.jobs.calibration import recalibrate
 from webapp.jobs.lookup import load_job
+from webapp.jobs.measured_figures import definition_for
 from webapp.jobs.models import FINAL_STATES, CalibrationChange, Job, JobState, Measurement
 
 # The calibration section of a job's page: changed factors, or why none changed.
@@ -139,7 +139,7 @@ def _move(
 def _row(row: Measurement) -> TaughtRow:
     original = row.metric.startswith(ORIGINAL)
     metric = row.metric.removeprefix(ORIGINAL)
-    label = definition_of(metric).label
+    label = definition_for(row.job, metric).label
     label = f"{label}, before" if original else label
     if row.is_excluded:
         decision = f"Excluded by {row.decided_by}: {row.decision_reason}"

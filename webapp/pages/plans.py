@@ -19,11 +19,11 @@ from planner.specs.estimate import PlanAnswer, PlanRequest
 from webapp.accounts.models import team_ids_of
 from webapp.accounts.services import signed_in, visible_or_404
 from webapp.core.display import quantity
-from webapp.core.figures import definition_of
 from webapp.core.problems import Problem
 from webapp.core.queries import NewestFirst, page_by_key
 from webapp.jobs.endpoints import hashes_of, keep_for_session, new_key
 from webapp.jobs.launching import launch_of, launch_options_of, plan_launch
+from webapp.jobs.measured_figures import definition_for
 from webapp.jobs.models import Job, Measurement
 from webapp.pages.limits import plan_panel
 from webapp.plans.alternatives import (
@@ -180,7 +180,11 @@ def measured_of(plan: Plan) -> list[FigureComparison]:
 
 
 def _comparison(row: Measurement) -> FigureComparison:
-    low, high, definition = row.predicted_low, row.predicted_high, definition_of(row.metric)
+    low, high, definition = (
+        row.predicted_low,
+        row.predicted_high,
+        definition_for(row.job, row.metric),
+    )
     return FigureComparison(
         job=row.job,
         metric=definition.label,

@@ -407,27 +407,6 @@ def estimate_figures(estimate: Estimate, draft: PlanDraft, plan_url: str = "") -
         _figure(estimate, name, label, unit, plan_url)
         for name, label, unit in GOAL_FIGURES[draft["goal"]["goal"]]
     ]
-    budget = draft["workload"][draft["goal"]["goal"]].get("time_budget_minutes")
-    rate = estimate.performance.tokens_per_second
-    if budget and rate:
-        low, high = estimate.interval.get("tokens_per_second", (rate, rate))
-        seconds = budget * 60
-        ends = (rate * seconds, low * seconds, high * seconds)
-        label = f"In {display.clock(seconds)}"
-        note = estimate.error_class
-        low, high = ends[1:]
-        figures.append(
-            Figure(
-                label,
-                ends[0],
-                "tokens",
-                low,
-                high,
-                note=note,
-                href=plan_url,
-                evidence=evidence_url(),
-            )
-        )
     return [figure for figure in figures if figure is not None]
 
 

@@ -277,7 +277,10 @@ class BestWeights:
         """Return a note on which step's weights are exported, and why."""
         if self.exported is None or self.last is None:
             return "the last step's: there was no evaluation before it"
-        text = f"held-out loss {self.exported.loss:.4f} nats, the lowest of all evaluations"
+        text = (
+            f"held-out loss {self.exported.loss:.4f} nats on the tokens read at each evaluation "
+            "(the perplexity of the result reads more), the lowest of all evaluations"
+        )
         if self.exported == self.last:
             return f"the last step's: {text}"
         return (

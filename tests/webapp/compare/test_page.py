@@ -40,10 +40,10 @@ def page(user, *jobs: Job, more: str = "") -> str:
 
 def test_it_says_first_which_is_faster_and_each_figure_with_its_prediction(slow, fast, alice):
     text = page(alice, slow, fast)
-    assert "B is fastest with 3 000 tok/s (tokens per second); A reached 2 000 tok/s" in text
+    assert "B is fastest with 3 000 tok/s (tokens per second of steps); A reached 2 000" in text
     assert "1.50 times apart" in text
 
-    row = page(alice, slow, fast).split('<th scope="row">Tokens per second</th>')[1]
+    row = page(alice, slow, fast).split('<th scope="row">Tokens per second of steps</th>')[1]
     assert "predicted 3 000 tok/s, ratio 0.667" in row
     assert "+50 %" in row
     assert "below the interval" in row
@@ -83,7 +83,8 @@ def test_metrics_lie_over_each_other_without_javascript_with_words_and_table(slo
         assert f'<path class="series-{number}"' in text
         assert f'<path class="series-{number} expected"' in text
 
-    assert "A: tokens per second 2 000 tok/s · B: tokens per second 3 000 tok/s" in text
+    assert "A: tokens per second of steps 2 000 tok/s ·" in text
+    assert "B: tokens per second of steps 3 000 tok/s" in text
     assert "B: peak memory 5.00 GiB" in text
     assert text.count("<summary>Table</summary>") == text.count("<figure")
 

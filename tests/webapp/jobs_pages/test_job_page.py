@@ -86,7 +86,7 @@ def test_a_chart_carries_its_figure_its_picture_its_prediction_its_sentence_and_
     assert 'class="pred"' in chart
     assert 'class="band"' in chart
     shown = plain(page).replace(THIN, " ")
-    assert re.search(r"Tokens per second 3 ?003", shown)
+    assert re.search(r"Tokens per second of steps 3 ?003", shown)
     assert "not compared yet: warm-up, 5 of 20 steps" in shown
 
 
@@ -257,7 +257,7 @@ def test_one_answer_carries_the_state_the_cards_the_captions_and_the_points(
     assert "69 of 120 steps" in after
     assert "9000 tok/s" in region(after, "words-tokens_per_second")
     assert "9000" in region(after, "table-tokens_per_second")
-    assert re.search(r"<dt>Tokens per second</dt>\s*<dd class=\"value\">9.000<", after)
+    assert re.search(r"<dt>Tokens per second of steps</dt>\s*<dd class=\"value\">9.000<", after)
     speeds = [value for _, value in points(after)["tokens_per_second"]]
     assert speeds[-20:] == [9000.0] * 20
 

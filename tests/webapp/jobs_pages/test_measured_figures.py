@@ -21,7 +21,7 @@ from webapp.jobs.measured_figures import (
     task_rows,
     utilisation_of,
 )
-from webapp.jobs.models import Job, JobState
+from webapp.jobs.models import Job, JobState, Measurement
 from webapp.pages.evaluation import before_after, significance_note, won_words
 from webapp.pages.job_charts import caption, figure_words
 
@@ -305,6 +305,27 @@ def won(kind: str = "compress", **measured: float) -> str:
     return won_words(job, figures_of(job))
 
 
+@pytest.mark.django_db(databases="__all__")
+def test_a_speed_that_does_not_count_is_not_in_the_sentence(attempt):
+    job = attempt.job
+    speeds = {"original_decode_tokens_per_second": 90.0, "decode_tokens_per_second": 30.0}
+    job.kind, job.result = (
+        "compress",
+        {"measured": {"original_disk_bytes": 100.0, "disk_bytes": 75.0, **speeds}},
+    )
+    Measurement.objects.create(
+        job=job, attempt=attempt, host=attempt.host, team=job.team, predicted=60.0,
+        metric="decode_tokens_per_second",
+        measured=30.0, ratio=0.5, unit="tokens_per_second", measured_at=now(), is_excluded=True,
+        invalid_reason="Other programs used 1.9 of the 2 cores",
+    )  # fmt: skip
+    assert won_words(job, figures_of(job)) == (
+        "25 % smaller, quality not measured. The speeds are not compared: Other programs used 1.9 "
+        "of the 2 cores."
+    )
+
+
+@pytest.mark.django_db
 def test_a_compression_says_what_was_won_and_what_it_cost_as_it_was_measured():
     assert won() == "25 % smaller, same quality, 3.0\N{MULTIPLICATION SIGN} slower here."
 

@@ -314,10 +314,9 @@ def test_every_figure_of_a_goal_has_a_source_an_equation_and_an_interval(goal):
 
 def test_a_figure_of_time_or_speed_has_its_value_and_one_that_does_not_apply_is_left_out():
     answer = answer_of("HuggingFaceTB/SmolLM2-135M", workload=WORK["pretrain"])
-    draft = draft_of("pretrain")
-    rate = answer.plans[0].performance.tokens_per_second
-    last = estimate_figures(answer.plans[0], draft)[-1]
-    assert (last.label, last.value) == ("In 2 min", pytest.approx(rate * 120))
+    labels = [each.label for each in estimate_figures(answer.plans[0], draft_of("pretrain"))]
+    assert "Speed" in labels
+    assert "In 2 min" not in labels  # it would leave out evaluations and saving
 
     best = answer_of().plans[0]
     value, low, high = figure_values(best, "tokens_per_second_per_person")
