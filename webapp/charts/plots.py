@@ -419,6 +419,7 @@ def value_text(value: float, chart: ChartSpec) -> str:
 WIDTH, HEIGHT = 462, 158
 LEFT, RIGHT, TOP, BOTTOM = 58, 10, 8, 26
 MOST_STEPS = 5  # between the levels of the vertical axis
+LEAST_STEP = 1e-300
 
 
 class Frame(NamedTuple):
@@ -467,8 +468,14 @@ def frame(figure: Figure) -> Frame:
 
 
 def levels_between(low: float, high: float) -> list[float]:
-    """Return the round values in a range: multiples of 1, 2 or 5 times a power of ten."""
-    least = (high - low) / MOST_STEPS or 1.0
+    """Return the round values in a range: multiples of 1, 2 or 5 times a power of ten.
+
+    A range too wide or too narrow for such steps, next to its values, has its ends alone.
+    """
+    least = (high - low) / MOST_STEPS
+    largest = max(abs(low), abs(high))
+    if not math.isfinite(least) or least < max(LEAST_STEP, largest * 1e-12):
+        return [low, high]
     power = 10.0 ** math.floor(math.log10(least))
     step = next(size * power for size in (1, 2, 5, 10) if size * power >= least * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)

@@ -20,6 +20,7 @@ from webapp.charts.plots import (
     clock,
     drawing,
     figure,
+    levels_between,
     template,
 )
 from webapp.charts.timelines import GIB, Backdrop, Layer, memory_timeline
@@ -291,3 +292,8 @@ def test_the_levels_of_an_axis_are_round_and_negative_only_where_values_are():
     ]:
         levels = drawing(drawn_of(LOSS, values))["levels"]
         assert [each["text"] for each in levels] == texts, values
+
+
+def test_an_extreme_range_has_its_ends_as_levels():
+    for low, high in [(-1.7e308, 1.7e308), (0.0, 5e-324), (1e20, 1e20), (1e16, 1e16 + 2)]:
+        assert levels_between(low, high) == [low, high], (low, high)
