@@ -173,6 +173,7 @@ def plan_reply(plan: Plan, notes: list[str] | None = None) -> PlanReply:
         else problem_verdict(problem, is_refused=is_refused)
     )
     note = launch_note(plan)
+    can_launch = bool(note["can"] or note.get("can_serve")) and not note.get("is_over")
     return PlanReply(
         **_summary(plan),
         revision=plan.revision,
@@ -187,9 +188,7 @@ def plan_reply(plan: Plan, notes: list[str] | None = None) -> PlanReply:
             detail=verdict.detail,
             warnings=list(verdict.warnings),
         ),
-        launch=LaunchNote(
-            can=bool(note["can"] or note.get("can_serve")), title=note["title"], text=note["text"]
-        ),
+        launch=LaunchNote(can=can_launch, title=note["title"], text=note["text"]),
         suggestions=[
             SuggestionReply(number=number, sentence=each.title, changes=each.changes)
             for number, each in enumerate(answer.suggestions if answer else ())

@@ -139,7 +139,9 @@ def quota_note(job: Job) -> dict[str, str]:
     try:
         check_submit(job)
     except Problem as problem:
-        return {"can": "", "title": "Your team's limit", "text": problem.detail, "limits": limits}
+        note = {"title": "Your team's limit", "text": problem.detail, "limits": limits}
+        # A shorter time limit is typed into the form itself, so the form stays.
+        return note | ({"is_over": "yes"} if problem.code == "max_duration" else {"can": ""})
     return {"limits": limits}
 
 

@@ -66,6 +66,7 @@ from webapp.plans.saving import (
 from webapp.plans.serving import endpoint_options_of, engines_named
 from webapp.plans.verdict import price_of, problem_verdict, verdict_of
 from webapp.wizard.documents import document_of, schema_address, yaml_of
+from webapp.wizard.refused import MAX_SECRETS, refused_keep
 
 # ---------------------------------------------------------------------------
 # Export a plan for other tools, with a script that measures its claims.
@@ -196,7 +197,6 @@ def _comparison(row: Measurement) -> FigureComparison:
 
 
 KEY_LENGTH = 64
-MAX_SECRETS = 16
 SHOWN_REJECTIONS = 8
 TABS = {
     "summary": "Summary",
@@ -369,6 +369,7 @@ def plan_launch_view(request: HttpRequest, plan_id: str) -> HttpResponse:
         job = _launch(request, plan)
     except (DraftProblem, Problem) as problem:
         messages.error(request, str(problem))
+        refused_keep(request, plan, problem)
         return redirect("plan-step", plan.pk, "review")
     return redirect("job-detail", job.pk)
 

@@ -37,6 +37,7 @@ from webapp.wizard.drafts import (
     suggestion_apply,
 )
 from webapp.wizard.pasting import paste_draft, paste_read
+from webapp.wizard.refused import refused_show
 from webapp.wizard.steps import (
     STAGES,
     compute_quietly,
@@ -148,6 +149,8 @@ def plan_step(request: HttpRequest, plan_id: str, step: str) -> HttpResponse:
         page = steps.step_page(plan, step)
         if step == "goal":
             page["pasted"] = request.session.pop(PASTED, "")
+        if step == "review":
+            page = refused_show(request, plan, page)
         return render(request, "wizard/step.html", page)
     if problem_page := _save(request, plan, step):
         status = CONFLICT if problem_page.get("stale") else UNPROCESSABLE

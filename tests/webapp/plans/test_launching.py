@@ -1,5 +1,7 @@
 """A plan as a job: which program, on which model, as predicted, by which button; refusals."""
 
+import re
+
 import pytest
 
 from planner.specs.workload import OffloadSpec
@@ -15,6 +17,7 @@ from runners.jobspec import (
 )
 from tests.webapp.conftest import client_of, enrol
 from tests.webapp.plans.conftest import SOURCES, with_model
+from webapp.accounts.models import Quota
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
 from webapp.jobs import launching
@@ -224,6 +227,27 @@ def test_a_refused_launch_goes_back_to_the_review_with_the_reason(demo_plan, ali
     page = client_of(alice).post(f"/plans/{demo_plan.pk}/launch/", {"go": "launch"}, follow=True)
     assert "only a catalog device" in page.content.decode()
     assert not Job.objects.exists()
+
+
+def test_a_refused_launch_shows_what_was_typed_and_marks_the_wrong_field_once(demo_plan, alice):
+    client, url = client_of(alice), f"/plans/{demo_plan.pk}/launch/"
+    typed = {"name": "my name", "retries": "2", "priority": "-1", "hours": "2h"}
+    page = client.post(url, {"go": "launch", **typed}, follow=True)
+
+    text = page.content.decode()
+    assert {name: page.context["filled"][name] for name in typed} == typed
+    assert 'value="my name"' in text
+    assert re.search(r'name="hours" aria-invalid="true"[^>]* value="2h"', text)
+    assert text.count('aria-invalid="true"') == 1
+    assert "2h" not in client.get(f"/plans/{demo_plan.pk}/edit/review/").content.decode()
+
+
+def test_a_plan_longer_than_the_team_allows_can_be_given_a_shorter_limit(demo_plan, alice):
+    Quota.objects.create(team=demo_plan.team, max_duration_seconds=60.0)
+    note = launch_note(demo_plan)
+    assert (note["can"], "Set a shorter time limit" in note["text"]) == ("yes", True)
+    review = client_of(alice).get(f"/plans/{demo_plan.pk}/edit/review/").content.decode()
+    assert 'name="hours"' in review
 
 
 def test_a_plan_can_be_kept_without_launching(demo_plan, alice):
