@@ -434,6 +434,9 @@ def verify(
 plans = typer.Typer(help="Plans of the server.", no_args_is_help=True, rich_markup_mode=None)
 
 
+UNNAMED = "Unfinished plan"  # a draft without a name, as the pages call it
+
+
 @plans.command("list")
 def plan_list(
     q: Annotated[str, typer.Argument(metavar="TEXT", help="Part of the name.")] = "",
@@ -448,7 +451,7 @@ def plan_list(
         write_reply(page, output)
         return
     rows = [
-        (each.id, each.name, each.verdict, str(each.version or ""), each.owner)
+        (each.id, each.name or UNNAMED, each.verdict, str(each.version or ""), each.owner)
         for each in page.items
     ]
     show(table(("ID", "NAME", "VERDICT", "VERSION", "OWNER"), rows, fixed=(0,)))
@@ -462,7 +465,7 @@ def plan_get(plan_id: ServerPlanArgument, output: OutputOption = "table") -> Non
     if output != "table":
         write_reply(plan, output)
         return
-    typer.echo(f"{plan.name}  {plan.id}")
+    typer.echo(f"{plan.name or UNNAMED}  {plan.id}")
     typer.echo(_verdict(plan.verdict_words))
     show(bullets([*plan.verdict_words.warnings, *plan.notes]))
     if plan.answer is not None:

@@ -16,8 +16,8 @@ from planner.exports.export import Export
 from planner.exports.registry import export, export_case
 from planner.specs.base import PlannerError
 from planner.specs.estimate import PlanAnswer, PlanRequest
-from webapp.accounts.models import team_ids_of
-from webapp.accounts.services import signed_in, visible_or_404
+from webapp.accounts.models import Role, team_ids_of
+from webapp.accounts.services import has_role, signed_in, visible_or_404
 from webapp.core.display import quantity
 from webapp.core.problems import Problem
 from webapp.core.queries import NewestFirst, page_by_key
@@ -229,6 +229,7 @@ def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> Htt
         "tab": tab,
         "tabs": [_tab(plan, slug, tab) for slug in TABS],
         "title": plan.name or "Draft plan",
+        "may_change": has_role(request.user, plan.team, Role.PRACTITIONER),
         "work": "" if missing_step(plan.draft) else workload_words(plan.draft),
         **version_context(plan, request.user),
     }
@@ -445,6 +446,7 @@ def plan_clone(request: HttpRequest, plan_id: str) -> HttpResponse:
 def plan_delete(request: HttpRequest, plan_id: str) -> HttpResponse:
     """Delete a draft, or a plan with all its versions; its jobs remain."""
     plan = changeable_plan(request, plan_id)
-    messages.success(request, f"{plan.name or 'The draft'} is deleted; its jobs stay.")
+    stays = "" if plan.is_draft else "; its jobs stay"
+    messages.success(request, f"{plan.name or 'The draft'} is deleted{stays}.")
     plan_remove(plan)
     return redirect("plan-list")

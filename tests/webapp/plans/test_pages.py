@@ -95,7 +95,9 @@ def test_a_deleted_plan_leaves_the_list_and_its_jobs_still_show_it(alice, kept):
 
 
 def test_a_viewer_reads_and_a_deleted_plan_that_no_job_ran_is_gone(vera, kept, alice):
-    assert page(vera, kept)
+    offered = page(vera, kept) + client_of(vera).get("/plans/").content.decode()
+    for barred in ("/clone/", "/delete/", "/edit/", "/plans/new/"):
+        assert barred not in offered, barred
     assert client_of(vera).post(f"/plans/{kept.pk}/delete/").status_code == 403
 
     client_of(alice).post(f"/plans/{kept.pk}/delete/")
@@ -206,7 +208,7 @@ def test_a_filter_is_text_that_matches_itself_without_the_blanks_around_it(alice
 
 def test_each_plan_of_the_list_says_how_far_it_came(alice, team):
     for fields, word in (
-        ({"state": PlanState.DRAFT, "answer": {"plans": [{}]}}, "draft"),
+        ({"state": PlanState.DRAFT, "revision": 1, "answer": {"plans": [{}]}}, "draft"),
         ({"state": PlanState.COMPUTED, "answer": {}}, "incomplete"),
         ({"state": PlanState.COMPUTED, "answer": {"plans": []}}, "does-not-fit"),
         ({"state": PlanState.COMPUTED, "answer": {"plans": [{}]}}, "computed"),
@@ -218,14 +220,19 @@ def test_each_plan_of_the_list_says_how_far_it_came(alice, team):
 
 
 def test_a_draft_without_a_name_leads_back_into_the_wizard_until_it_is_deleted(alice, demo_plan):
-    Plan.objects.filter(pk=demo_plan.pk).update(name="")
+    Plan.objects.filter(pk=demo_plan.pk).update(name="", revision=0)
+    assert demo_plan.pk not in html(alice, "/plans/")  # nobody changed it
+
+    Plan.objects.filter(pk=demo_plan.pk).update(revision=1)
     text = html(alice, "/plans/")
     assert "Unfinished plan" in text
+    for place in ("/plans/", f"/plans/{demo_plan.pk}/", f"/plans/{demo_plan.pk}/edit/review/"):
+        assert f'action="/plans/{demo_plan.pk}/delete/"' in html(alice, place), place
     assert f'href="/plans/{demo_plan.pk}/edit/goal/"' in text
 
     Plan.objects.filter(pk=demo_plan.pk).update(name="")
     answer = client_of(alice).post(f"/plans/{demo_plan.pk}/delete/", follow=True)
-    assert "The draft is deleted; its jobs stay." in answer.content.decode()
+    assert "The draft is deleted." in answer.content.decode()
     assert client_of(alice).get(f"/plans/{demo_plan.pk}/").status_code == 404
 
 

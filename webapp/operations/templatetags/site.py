@@ -33,6 +33,19 @@ class TeamChoices(NamedTuple):
     others: list[Membership]
 
     @property
+    def can_plan(self) -> bool:
+        """Return whether the user may make plans and launch jobs in the current team."""
+        return self.current is not None and is_at_least(Role(self.current.role), Role.PRACTITIONER)
+
+    @property
+    def planned_for(self) -> set[str]:
+        """Return the ids of the teams whose plans the user may change."""
+        memberships = [*([self.current] if self.current else []), *self.others]
+        return {
+            each.team_id for each in memberships if is_at_least(Role(each.role), Role.PRACTITIONER)
+        }
+
+    @property
     def can_add_hosts(self) -> bool:
         """Return whether the user may add hosts in any of their teams."""
         memberships = [*([self.current] if self.current else []), *self.others]
