@@ -9,9 +9,12 @@ from django.db.models import QuerySet
 
 from webapp.audit.models import event_record
 from webapp.core.clock import now
+from webapp.core.display import clock, counted
 from webapp.core.problems import ConflictProblem
-from webapp.jobs.launching import launch_of
+from webapp.jobs.budgets import cost_gpu_hours
+from webapp.jobs.launching import LaunchOptions, launch_of
 from webapp.jobs.models import Job, LaunchRequest
+from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_keep
 
@@ -55,6 +58,35 @@ def request_make(
         )
         event_record(made, "launch.requested", by.get_username(), detail={"plan": plan.pk})
     return made
+
+
+def cost_words(plan: Plan, options: LaunchOptions) -> str:
+    """Return the most that a launch can take, in GPU-hours and its factors; "" if it cannot start.
+
+    An endpoint or a plan without a time limit has no known cost, which the words say.
+    """
+    try:
+        launch = launch_of(
+            plan, options.endpoint, options.measuring, options.adapter, options.draft
+        )
+    except DraftProblem:
+        return ""
+    spread, attempts = launch.spread, 1 + options.max_retries
+    seconds = options.max_duration_seconds or launch.max_duration_seconds
+    devices = counted(spread.num_hosts * spread.devices_per_host, "device")
+    if seconds is None:
+        return f"It takes {devices} and has no time limit, so its GPU-hours are not known."
+    job = Job(
+        name=plan.name,
+        num_hosts=spread.num_hosts,
+        devices_per_host=spread.devices_per_host,
+        max_duration_seconds=seconds,
+        max_retries=options.max_retries,
+    )
+    return (
+        f"It may take {cost_gpu_hours(job):.3g} GPU-hours: {devices} for at most "
+        f"{clock(seconds)}, in {counted(attempts, 'attempt')}."
+    )
 
 
 def request_decide(

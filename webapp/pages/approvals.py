@@ -5,6 +5,7 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
+from pydantic import ValidationError
 
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import (
@@ -16,7 +17,7 @@ from webapp.accounts.services import (
     visible_or_404,
 )
 from webapp.core.problems import Problem
-from webapp.jobs.approvals import decided_before, open_requests, request_decide
+from webapp.jobs.approvals import cost_words, decided_before, open_requests, request_decide
 from webapp.jobs.endpoints import keep_for_session, new_key
 from webapp.jobs.launching import launch_note
 from webapp.jobs.models import Job, LaunchRequest
@@ -33,7 +34,7 @@ def approval_list(request: HttpRequest) -> HttpResponse:
     decided = LaunchRequest.objects.filter(team__in=teams).exclude(state="waiting")
     waiting = list(open_requests(teams))
     context = {
-        "waiting": [(row, launch_note(row.plan), _options(row)) for row in waiting],
+        "waiting": [(row, launch_note(row.plan), _options(row), _cost(row)) for row in waiting],
         "decided": decided.select_related("plan", "asked_by", "decided_by", "job").order_by(
             "-decided_at"
         )[:NUM_DECIDED],
@@ -45,6 +46,15 @@ def approval_list(request: HttpRequest) -> HttpResponse:
 def _options(row: LaunchRequest) -> str:
     """Return a launch's options in words, as they were sent."""
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in row.document.items())
+
+
+def _cost(row: LaunchRequest) -> str:
+    """Return the most that a launch can take, in words."""
+    try:
+        options = launch_options(LaunchDocument.model_validate(row.document), None)
+        return cost_words(row.plan, options)
+    except (Problem, ValidationError):  # of an older release: it will be refused at the button
+        return ""
 
 
 def _request(request: HttpRequest, request_id: str) -> LaunchRequest:

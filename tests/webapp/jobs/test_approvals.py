@@ -63,6 +63,7 @@ def test_a_request_becomes_a_job_of_the_one_who_asked_once(alice, bob, vera, cha
     again = post(client, f"/plans/{plan.pk}/launch-requests", asked).json()
     assert (first["state"], first["token"], again["id"]) == ("waiting", "agent", first["id"])
     page = client_of(bob).get("/approvals/").content.decode()
+    assert "It may take 1 GPU-hours: 1 device for at most 1 h, in 1 attempt." in page
     assert "to compare optimisers" in page
     assert "Approve and launch" in page
     assert "Approve and launch" not in client_of(vera).get("/approvals/").content.decode()
