@@ -110,6 +110,13 @@ function hideUnasked() {
   }
 }
 hideUnasked();
+
+/* A change that is saved ends the errors that the page was loaded with. */
+document.addEventListener("htmx:oobAfterSwap", (event) => {
+  if (event.target.id !== "errors") return;
+  for (const error of document.querySelectorAll("#step .error")) error.remove();
+  for (const field of document.querySelectorAll("#step [aria-invalid]")) field.removeAttribute("aria-invalid");
+});
 document.addEventListener("change", (event) => {
   if (event.target.matches("#step [name='method']")) hideUnasked();
 });

@@ -241,6 +241,17 @@ def _base_of(team: Team, model: ModelRef) -> ArtefactModel | None:
     return ArtefactModel.model_validate(source) if source["source"] == "artefact" else None
 
 
+def lacks_gguf(model: ModelRef) -> bool:
+    """Return whether a job of the site wrote the model, and in another format than GGUF.
+
+    What a folder on a host holds is not known here: its own check on the host refuses it.
+    """
+    if not isinstance(model, ArtefactModel):
+        return False
+    spec = Attempt.objects.filter(pk=model.attempt_id).values_list("job__spec", flat=True).first()
+    return spec is not None and spec.get("method") != "gguf"
+
+
 def _adapter_name(adapter: Artefact) -> str:
     """Return the name of an adapter: its job's, made unique by the end of the attempt id."""
     end = adapter.attempt_id[-ADAPTER_ID_LENGTH:].lower()

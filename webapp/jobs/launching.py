@@ -34,7 +34,7 @@ from runners.jobspec.serve import ON_GPUS, EngineName
 from runners.launchers.launch import ENGINES
 from webapp.core.problems import InvalidProblem, Problem
 from webapp.hosts.models import RUNS_JOBS, Host, Pool
-from webapp.jobs.artefacts import adapters_of
+from webapp.jobs.artefacts import adapters_of, lacks_gguf
 from webapp.jobs.models import Job, Priority
 from webapp.jobs.quotas import check_submit, limit_sentences
 from webapp.jobs.services import job_create, job_submit
@@ -414,6 +414,12 @@ def _endpoint_spec(
     else:
         spec = _serving_benchmark(plan.draft, model, best)
     needs_weights(model, "An endpoint")
+    if options.engine == "llamacpp" and lacks_gguf(model):
+        raise DraftProblem(
+            "“Engine” is llamacpp, which serves GGUF files, and the model has none. Compress the "
+            "model with the method GGUF and serve what that makes, or choose another engine.",
+            "engine",
+        )
     shape = draft_shape(plan)
     fields = {
         "name": _model_name(plan.draft, question.team_model),
@@ -526,7 +532,11 @@ def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, Any]:
         return points | {"endpoint": problem.sentence}
     count = len(adapters_of(plan.team, launch.spec.model))
     adapters = {"adapters": str(count)} if count else {}
-    engines = [(name, each.words) for name, each in engines_for(launch.host)]
+    engines = [
+        (name, each.words)
+        for name, each in engines_for(launch.host)
+        if name != "llamacpp" or not lacks_gguf(launch.spec.model)
+    ]
     if any(name in ON_GPUS for name, _words in engines):
         drafts = drafts_for(launch.host, launch.spec.model, draft_shape(plan))
         points |= {"drafts": drafts, "can_reuse": "yes"}

@@ -1,5 +1,7 @@
 """The wizard: its steps, uploads, offers, suggestions and the verdict beside them."""
 
+from typing import Any
+
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -133,7 +135,10 @@ def plan_paste(request: HttpRequest) -> HttpResponse:
 
 @require_http_methods(["GET", "POST"])
 def plan_step(request: HttpRequest, plan_id: str, step: str) -> HttpResponse:
-    """Show one step; a POST saves it and redirects, or shows the errors of its fields."""
+    """Show one step; a POST saves it and redirects, or shows the errors of its fields.
+
+    Back leads to the step before in any case, and says if the changes were not saved.
+    """
     if step not in SLUGS:
         raise Http404(step)
     plan = changeable_plan(request, plan_id)
@@ -152,16 +157,22 @@ def plan_step(request: HttpRequest, plan_id: str, step: str) -> HttpResponse:
         if step == "review":
             page = refused_show(request, plan, page)
         return render(request, "wizard/step.html", page)
-    if problem_page := _save(request, plan, step):
+    before, after = neighbours(step)
+    is_back = request.POST.get("go") == "back" and before is not None
+    problem_page = _save(request, plan, step)
+    if problem_page and is_back and not problem_page.get("stale"):
+        sentence = steps.problem_rail(plan, problem_page)["verdict"].sentence
+        name = problem_page["step"].name.lower()
+        messages.warning(request, f"The changes of the step {name} are not saved: {sentence}")
+    elif problem_page:
         status = CONFLICT if problem_page.get("stale") else UNPROCESSABLE
         page = problem_page | steps.problem_rail(plan, problem_page)
         return render(request, "wizard/step.html", page, status=status)
-    before, after = neighbours(step)
     target = {"back": before, "stay": None}.get(request.POST.get("go", "next"), after)
     return redirect("plan-step", plan.pk, target.slug if target else step)
 
 
-def _save(request: HttpRequest, plan: Plan, step: str) -> dict[str, object] | None:
+def _save(request: HttpRequest, plan: Plan, step: str) -> dict[str, Any] | None:
     """Store a step and compute the plan; return the page context with errors if invalid.
 
     After a concurrent write, the step is stored again on the new draft.
@@ -175,7 +186,7 @@ def _save(request: HttpRequest, plan: Plan, step: str) -> dict[str, object] | No
     raise PlanChangedError(plan, request.user.get_username())
 
 
-def _save_once(request: HttpRequest, plan: Plan, step: str) -> dict[str, object] | None:
+def _save_once(request: HttpRequest, plan: Plan, step: str) -> dict[str, Any] | None:
     posted = request.POST.dict()
     form = step_form(step, plan.draft, options_for(plan), request.POST, request.FILES)
     if form is None:

@@ -28,6 +28,7 @@ from webapp.jobs.artefacts import adapters_of
 from webapp.jobs.endpoints import playground_key
 from webapp.jobs.launching import launch_note, launch_of, launch_options_of, plan_launch
 from webapp.jobs.models import Artefact, Attempt, Job
+from webapp.modelhub.models import TeamModel
 from webapp.plans.explanation import DraftProblem
 from webapp.plans.planning import plan_compute
 from webapp.plans.predicting import CURVE, Measuring, curve_points, measuring_of, usual_points
@@ -357,6 +358,19 @@ def test_a_gguf_file_has_the_adapters_of_the_model_that_it_was_made_of_and_no_ot
     spec = CompressSpec(model=TRAINED, method="gptq").model_dump(mode="json")
     Job.objects.filter(kind="compress").update(spec=spec)
     assert adapters_of(plan.team, gguf) == ()
+
+
+def test_llama_cpp_is_not_offered_for_a_model_that_a_job_wrote_in_another_format(plan, gguf):
+    TeamModel.objects.update(attempt_id=gguf.attempt_id, artefact_name=gguf.name)
+    wish = EndpointOptions(engine="llamacpp")
+    assert launch_of(plan, wish).spec.engine == "llamacpp"
+    assert "llamacpp" in dict(launch_note(plan)["engines"])
+
+    spec = CompressSpec(model=TRAINED, method="gptq").model_dump(mode="json")
+    Job.objects.filter(kind="compress").update(spec=spec)
+    with pytest.raises(DraftProblem, match="Compress the model with the method GGUF"):
+        launch_of(plan, wish)
+    assert "llamacpp" not in dict(launch_note(plan)["engines"])
 
 
 # A serve plan measured: the load that is asked for, what the plan says of it, what is refused

@@ -45,6 +45,11 @@ def test_next_back_and_update_lead_to_their_step_and_save_what_was_typed(walk):
     assert walker.plan.draft["workload"]["pretrain"]["global_batch_size"] == 4
     assert walker.press("workload", go="stay")["Location"] == walker.url("workload")
 
+    refused = walker.press("workload", go="back", global_batch_size="many")
+    assert refused["Location"] == walker.url("model")
+    assert "are not saved: " in walker.page("model").content.decode()
+    assert walker.plan.draft["workload"]["pretrain"]["global_batch_size"] == 4
+
     walker.press("workload", global_batch_size=4)
     walker.press("goal", goal="serve")
     walker.press("workload", concurrency=3)
