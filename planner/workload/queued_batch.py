@@ -1,5 +1,6 @@
 """Batches that an engine with continuous batching queues, because memory holds a part of them."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
@@ -65,10 +66,17 @@ def _burst(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Outc
 
 
 def _either(first: Flag, one: Outcome, other: Outcome) -> Outcome:
-    """Return the figures of one outcome where ``first`` holds, else of another; columns."""
+    """Return the figures of one outcome where ``first`` holds, else of another; columns.
+
+    A figure that one of them lacks is NaN in its rows, which meets no limit.
+    """
 
     def chosen(left: float | None, right: float | None) -> float | None:
-        return right if left is None else left if right is None else where(first, left, right)
+        if left is None and right is None:
+            return None
+        return where(
+            first, math.nan if left is None else left, math.nan if right is None else right
+        )
 
     def classes(left: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
         names = {**left, **right}

@@ -8,7 +8,7 @@ from typing import get_args
 from planner.catalog.devices import get_device, list_instances
 from planner.catalog.engines import engine_name
 from planner.catalog.gguf import packed_format
-from planner.catalog.models import get_model
+from planner.catalog.models import get_entry
 from planner.exports.registry import FORMATS
 from planner.imports import import_table, read_paste
 from planner.imports.documents import MOST_ALIASES, MOST_DEPTH, MOST_VALUES
@@ -53,7 +53,7 @@ def test_the_pages_import_is_what_the_command_prints():
 
 def test_every_name_that_the_page_gives_is_read():
     for name, meant in (
-        ("NousResearch/Llama-2-7b-chat-hf", lambda n: get_model(n).id == "meta-llama/Llama-2-7b"),
+        ("NousResearch/Llama-2-7b-chat-hf", lambda n: get_entry(n).id == "meta-llama/Llama-2-7b"),
         ("NVIDIA H100 80GB HBM3", lambda n: get_device(n).id == "h100-sxm5-80gb"),
         ("Tesla T4", lambda n: get_device(n).id == "t4"),
         ("TensorRT-LLM", lambda n: engine_name(n) == "tensorrt_llm"),

@@ -17,6 +17,7 @@ from planner.catalog.models import (
 )
 from planner.specs.base import (
     BadConfigError,
+    BadRequestError,
     NotCoveredError,
     NotPossibleError,
     UnknownDeviceError,
@@ -61,7 +62,7 @@ def test_a_published_name_of_a_format_is_read_whole_or_refused_as_it_was_given()
     assert not wrong, wrong
 
     for name in ("int8 AMX experts on CPU, int4 on GPU", "gptq awq", "hqq", ":4"):
-        with pytest.raises((NotCoveredError, UnknownNameError)) as caught:
+        with pytest.raises((BadRequestError, NotCoveredError, UnknownNameError)) as caught:
             ask(strategy={"quantization": name})
         assert caught.value.field == "strategy.quantization", name
         assert name in str(caught.value), name

@@ -31,6 +31,9 @@ BEYOND = {  # layouts that the text of a format does not have
     ("tensorrt_llm", "deepseek-v3-two-nodes-experts"): "how many nodes share the ranks",
     ("deepspeed", "full-mixture-mi300x"): "experts",
     ("deepspeed", "pretrain-deepseek-experts"): "experts",
+    ("deepspeed", "pretrain-mixture-pipeline"): "stages and experts",
+    ("deepspeed", "pretrain-70b-32-nodes"): "stages",
+    ("deepspeed", "pretrain-405b-zero-bubble"): "stages",
 }
 
 
