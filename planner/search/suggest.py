@@ -382,15 +382,22 @@ class _Trial:
         yield from self._first_working(other_trainers(request))
         yield from self._first_working(fewer_bits(request))
         yield from self._first_working(narrower_than_stored(request))
-        if self.purpose == "fit":
-            for shares in host_shares(request):
-                yield from self._smallest_step(shares)
+        # Weights that a server streams from the host for each token cost most of its speed.
+        computes_on_host = get_engine(request.engine, "gpu").computes_on_host
+        if computes_on_host:
+            yield from self._with_host_memory()
         yield from self._first_working(cheaper_methods(request))
         for ladder in smaller_workloads(request):
             yield from self._smallest_step(ladder)
         more = [*self._first_working(more_devices(request)), *self._cheapest_device()]
         yield from more or self._cheapest_cluster()
+        if not computes_on_host:
+            yield from self._with_host_memory()
         yield from self._first_working(fewer_limits(request))
+
+    def _with_host_memory(self) -> Iterator[Suggestion]:
+        for shares in host_shares(self.request) if self.purpose == "fit" else ():
+            yield from self._smallest_step(shares)
 
     def _request_with(self, change: RequestChange) -> PlanRequest:
         changed = PlanRequest.model_validate({**dict(self.request), **change.changes})

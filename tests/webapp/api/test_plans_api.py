@@ -153,7 +153,7 @@ def test_people_of_the_team_read_everything_and_others_are_told_how_to_come_in(
     for path in PATHS:
         answer = client.get(f"/api/v1/plans/{served.pk}/{path}")
         assert (answer.status_code, answer["Content-Type"]) == (401, PROBLEM), path
-        assert "Log in" in answer.json()["detail"], path
+        assert "log in" in answer.json()["detail"], path
     with_credential = Client(headers={"Authorization": f"Bearer {credential}"})
     answer = with_credential.get(f"/api/v1/plans/{served.pk}/exports")
     assert (answer.status_code, answer.json()["code"]) == (401, "not_authenticated")
