@@ -186,6 +186,8 @@ def test_the_key_of_the_environment_is_sent_and_its_own_variable_goes_first(slip
 
 
 def test_ctrl_c_prints_what_was_measured_so_far(slipway):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
+
     def interrupt(number):
         if number == 6 + WARM_UP:
             os.kill(os.getpid(), signal.SIGINT)
