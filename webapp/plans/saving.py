@@ -316,12 +316,13 @@ def versions_of(plan: Plan) -> list[Version]:
 def listed_plans(user: User | AnonymousUser, query: str) -> QuerySet[Plan]:
     """Return the newest versions of the plans that a user may see, and the user's own drafts.
 
-    A draft that nobody changed is not listed. ``query`` is part of the name.
+    A draft that nobody changed or named is not listed. ``query`` is part of the name.
     """
     is_newest = Q(state=PlanState.COMPUTED, is_latest=True)
     is_own = Q(state=PlanState.DRAFT, owner=user.pk)
     plans = Plan.objects.visible_to(user).filter(is_newest | is_own, deleted_at=None)
-    plans = plans.exclude(state=PlanState.DRAFT, revision=0)
+    is_new_or_copy = Q(base__isnull=False) | Q(name="")
+    plans = plans.exclude(is_new_or_copy, state=PlanState.DRAFT, revision=0)
     return plans.filter(name__folded_contains=query) if query else plans
 
 

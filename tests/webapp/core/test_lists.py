@@ -132,7 +132,6 @@ def test_the_latest_measurements_of_several_teams(alice, two_teams):
     (question,) = of_table(questions, "jobs_measurement")
     told = explained(question)
     assert num_uses(told, "measurements_latest") >= 2, told
-    assert num_uses(told, "jobs_deleted"), told
 
 
 def test_the_jobs_of_a_queue_are_counted_and_read_from_its_index(waiting, team):
