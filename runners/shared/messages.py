@@ -108,14 +108,15 @@ class EnvironmentOrder(Message):
 
 MAX_STORED = 5000  # attempts in a report, the largest first
 FilePart = Literal["checkpoint", "all"]
+StoredBytes = Annotated[int, Field(ge=0, le=2**63 - 1)]  # what a column of the database holds
 
 
 class StoredFiles(Message):
     """What one ended attempt keeps on the host's disk."""
 
     attempt_id: Identifier
-    checkpoint_bytes: NonNegativeInt = 0  # what a resumed job goes on from
-    output_bytes: NonNegativeInt = 0  # what it made, such as a model
+    checkpoint_bytes: StoredBytes = 0  # what a resumed job goes on from
+    output_bytes: StoredBytes = 0  # what it made, such as a model
 
 
 class FilesOrder(Message):

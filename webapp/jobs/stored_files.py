@@ -17,7 +17,7 @@ from webapp.core.problems import ConflictProblem, InvalidProblem, NotFoundProble
 from webapp.core.queries import RowChange, update_each
 from webapp.hosts.models import Host
 from webapp.hosts.services import checks_update
-from webapp.jobs.models import FINAL_STATES, Attempt, Job
+from webapp.jobs.models import DOCUMENTS, FINAL_STATES, Attempt, Job
 from webapp.modelhub.models import TeamModel
 
 ORDERS = "file_orders"  # key of Host.checks: attempt id -> part
@@ -44,6 +44,10 @@ class Stored(NamedTuple):
 
 def _pending(host: Host) -> dict[str, FilePart]:
     return cast("dict[str, FilePart]", host.checks.get(ORDERS, {}))
+
+
+# Of a host thousands of attempts may be read for one page: without the documents of their jobs.
+UNREAD = ("exit_record", "facts", *(f"job__{name}" for name in DOCUMENTS))
 
 
 def _stored(attempts: QuerySet[Attempt]) -> QuerySet[Attempt]:
@@ -73,7 +77,8 @@ def stored_of_model(model: TeamModel) -> tuple[Stored | None, Job | None]:
 def stored_on_host(host: Host, jobs: QuerySet[Job]) -> list[Stored]:
     """Return what attempts of these jobs keep on a host, the largest first."""
     attempts = _stored(Attempt.objects.filter(host=host, job__in=jobs))
-    kept = _with_orders(attempts.select_related("job", "host").order_by("-pk"))
+    rows = attempts.select_related("job", "host").defer(*UNREAD)
+    kept = _with_orders(rows.order_by("-pk"))
     return sorted(kept, key=lambda each: each.total_bytes, reverse=True)
 
 
