@@ -208,6 +208,19 @@ def engines_by_work(*, training: bool) -> dict[str, str]:
     }
 
 
+AUTO = "auto"  # as the engine of a plan: compare the engines that sites run
+
+
+def compared_engines(kind: DeviceKind, *, training: bool) -> tuple[str, ...]:
+    """Return the engines that ``auto`` compares on a kind of device, the usual one first.
+
+    >>> compared_engines("gpu", training=False), compared_engines("cpu", training=False)
+    (('vllm', 'sglang', 'llama_cpp'), ('llama_cpp',))
+    """
+    lists = data_toml("engines.toml")["auto"]["training" if training else "serving"]
+    return tuple(lists.get(kind) or next(iter(lists.values())))
+
+
 def generic_engines() -> dict[str, EngineRole]:
     """Return the engines without their own table, with their roles."""
     generic = data_toml("engines.toml")["generic"]
@@ -305,6 +318,12 @@ def get_engine(key: str | None, kind: DeviceKind, *, training: bool = False) -> 
     """
     tables = data_toml("engines.toml")
     name = engine_name(key)
+    if name == AUTO:
+        raise BadRequestError(
+            "engine 'auto' compares the engines of a plan: an estimate is of one engine, so name "
+            f"it, such as {compared_engines(kind, training=training)[0]}",
+            "engine",
+        )
     _refuse_misspelt(name)
     own = _at_release(_table_of(name) or {}, release_of(key)) or None
     if training and own and own["role"] == "serving":

@@ -49,6 +49,9 @@ BLOCKS: dict[str, tuple[float, int]] = {
     "iq1_m": (1.75, 256),
     "iq1_s": (1.5625, 256),
 }
+# The file types that a plan chooses among, widest first: those that most repositories offer, with
+# measured losses. Narrower ones are pinned.
+USUAL_TYPES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m")
 # The type of rows that are not a multiple of a block of 256.
 FALLBACKS = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
 # The default type of each file type; files of other types have the type's own name.

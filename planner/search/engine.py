@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from planner.catalog.engines import calibration_of, get_engine, serving_engine
+from planner.catalog.engines import AUTO, calibration_of, get_engine, serving_engine
 from planner.cost.parameters import count_parameters
 from planner.cost.quantity import Quantity, equation
 from planner.cost.weights import RECIPES
@@ -34,10 +34,14 @@ from planner.search.select import (
     infeasible_strategy_families,
 )
 from planner.search.serving_space import (
+    HOST_SHARES,
+    blocks_by_host_share,
+    computes_on_host,
     heterogeneous_strategies,
     refused_layouts,
     serving_blocks,
     split_strategies,
+    usual_host_bytes,
 )
 from planner.search.space import FRUGAL, Block, refused_formats
 from planner.search.suggest import Best, Works, suggestions
@@ -129,6 +133,7 @@ FEW_REQUESTS = 16  # of a load without a number of its own: fewer leave devices 
 ScoreResult = tuple[list[Scores], PlannerError | None]
 Choice = tuple[Estimate, Scores]
 Enough = Callable[[Scores], bool]
+BlocksOfShare = tuple[Callable[[float], Block | None], ...]
 
 
 @dataclass
@@ -151,10 +156,13 @@ class SearchState:
 
         Techniques that do not apply, and what the engine refuses, come first.
         """
-        rejections = Rejections()
+        engines = {question.request.engine for question in self.questions}
+        rejections = Rejections(names_engines=len(engines) > 1)
         for question in self.questions:
-            for key, reason in (*inapplicable(question.case).items(), *_refusals(question)):
+            for key, reason in inapplicable(question.case).items():
                 rejections.add_technique(key, reason)
+            for key, reason in _refusals(question):
+                rejections.add_technique(key, reason, question.request.engine)
         for row, strategies in infeasible_strategy_families(self.table, MAX_FAMILIES):
             estimate, (part, own) = self.table.exact(row), self.table.part_of(row)
             miss = first_violation(estimate, self.limits)
@@ -406,12 +414,13 @@ def _score_with_last_resort(
 ) -> Iterator[tuple[Block, Scores | PlannerError | None]]:
     """Yield each scored block, and the last resort of a search that they leave open.
 
-    That is a trainer's offload if nothing fits without it, and smaller steps of a server if no
-    strategy holds all requests at once.
+    That is a trainer's offload if nothing fits without it, smaller steps of a server if no
+    strategy holds all requests at once, and layers on the host's cores if nothing fits.
     """
-    workload, enough = question.request.workload, False
+    workload, enough, fits = question.request.workload, False, False
     for block, part in _score_blocks(blocks, subject, only_fitting=only_fitting):
         enough = enough or (isinstance(part, Scores) and _holds_all(part, workload))
+        fits = fits or (isinstance(part, Scores) and bool(part.fits.any()))
         yield block, part
     if enough or not blocks:
         return
@@ -420,7 +429,52 @@ def _score_with_last_resort(
         more = training_blocks(question, workload, last_resort=True)
     if isinstance(workload, ServeWorkload):
         more = serving_blocks(question, workload, last_resort=True)
-    yield from _score_blocks(more, subject, only_fitting=only_fitting)
+    for block, part in _score_blocks(more, subject, only_fitting=only_fitting):
+        fits = fits or (isinstance(part, Scores) and bool(part.fits.any()))
+        yield block, part
+    if not fits and isinstance(workload, ServeWorkload | GenerateWorkload):
+        yield from _score_on_host(question, workload, subject)
+
+
+def _score_on_host(
+    question: Question, workload: ServeWorkload | GenerateWorkload, subject: Subject
+) -> Iterator[tuple[Block, Scores]]:
+    """Yield, per weight format, the strategies with the smallest host share that fits.
+
+    A larger share on the host takes less device memory, which allows bisection.
+    """
+    if not computes_on_host(question):
+        return
+    for blocks in blocks_by_host_share(question, workload):
+
+        def fitting(share: float, blocks: BlocksOfShare = blocks) -> list[tuple[Block, Scores]]:
+            found = [block for of_share in blocks if (block := of_share(share)) is not None]
+            parts = [(block, score(block, subject)) for block in found]
+            return [(block, part) for block, part in parts if _fits_with_host(part)]
+
+        low, high = 0, len(HOST_SHARES) - 1
+        best = fitting(HOST_SHARES[high])
+        while best and low < high:
+            middle = (low + high) // 2
+            if smaller := fitting(HOST_SHARES[middle]):
+                best, high = smaller, middle
+            else:
+                low = middle + 1
+        yield from best
+
+
+def _fits_with_host(part: Scores) -> bool:
+    """Return whether a strategy fits the devices, and its share on the host the host's memory.
+
+    A host that is not described is taken for a usual one, see ``usual_host_bytes``.
+    """
+    rows = np.flatnonzero(part.fits)
+    if not len(rows):
+        return False
+    cluster, device = part.question.cluster, part.question.device
+    usual = usual_host_bytes(device.memory_bytes * cluster.devices_per_node)
+    most = (cluster.host_memory_bytes or usual) * cluster.nodes
+    return (part.exact(int(rows[0])).memory.host_bytes or 0) <= most
 
 
 def _holds_all(part: Scores, workload: Workload) -> bool:
@@ -476,10 +530,41 @@ def _listed_strategies(question: Question) -> tuple[Strategy, ...]:
 def _best_choices(request: PlanRequest, table: Table, top: int) -> list[Choice]:
     """Return the best strategy of each family by exact estimates, at most ``top`` families.
 
+    The best plan of every compared engine comes before the second one of any.
+    """
+    chosen = _stored_first(request, table, top)
+    engines = dict.fromkeys(part.question.request.engine for part in table.parts)
+    if request.engine != AUTO or len(engines) <= 1 or not chosen:
+        return chosen
+    best_by_engine = [
+        choice
+        for engine in engines
+        for choice in _stored_first(request, _table_of_engine(table, engine), 1)
+        if choice[0] is not chosen[0][0]
+    ]
+    best_by_engine.sort(key=lambda choice: order_of(choice[0], request.objective))
+    leaders = [
+        chosen[0],
+        *(each for each in best_by_engine if each[0].engine != chosen[0][0].engine),
+    ]
+    shown = {id(estimate) for estimate, _ in leaders}
+    rest = [choice for choice in chosen if id(choice[0]) not in shown]
+    return [*leaders, *rest][:top]
+
+
+def _table_of_engine(table: Table, engine: str | None) -> Table:
+    parts = [part for part in table.parts if part.question.request.engine == engine]
+    return Table(parts, table.limits)
+
+
+def _stored_first(request: PlanRequest, table: Table, top: int) -> list[Choice]:
+    """Return the best strategy of each family, at most ``top``.
+
     The first one starts the checkpoint as it is stored, unless the objective is to save: the
     others may need another checkpoint.
     """
-    stored = [part for part in table.parts if _starts_as_stored(part)]
+    compares = len({part.question.request.engine for part in table.parts}) > 1
+    stored = [part for part in table.parts if _starts_as_stored(part, compares=compares)]
     others = [part for part in table.parts if part not in stored]
     if not stored or not others or request.objective in FRUGAL:
         return _best_of_table(request, table, top)
@@ -491,16 +576,23 @@ def _best_choices(request: PlanRequest, table: Table, top: int) -> list[Choice]:
     return [*own[:1], *rest][:top]
 
 
-def _starts_as_stored(part: Scores) -> bool:
+def _starts_as_stored(part: Scores, *, compares: bool) -> bool:
     """Return whether a part's strategies start the checkpoint in the format of its files.
 
-    Engines that quantise or convert on their own start any, and so does who pins a format.
+    Engines that quantise or convert on their own start any, and so does who pins a format. Among
+    several engines (``compares``), one that
+    needs files of its own does not, unless they hold the stored format. Weights that only fit
+    with a share on the host are no reason to prefer their format.
     """
     question = part.question
+    if computes_on_host(question) and part.strategy(0).offload is not None:
+        return False
     engine = get_engine(question.request.engine, question.device.kind)
     pinned = {"weight_dtype", "quantization"} & question.pinned.keys()
-    if not serving_engine(engine.key).starts_as_stored or pinned:
+    if pinned:
         return True
+    if not serving_engine(engine.key).starts_as_stored:
+        return not compares or question.model.weight_dtype in engine.file_formats
     return is_stored_as(question.model, part.strategy(0).weight_dtype)
 
 
@@ -511,7 +603,7 @@ def _best_of_table(request: PlanRequest, table: Table, top: int) -> list[Choice]
     best: dict[tuple[str, ...], Choice] = {}
     for estimate, part in choices:
         # Show only the best member of a family: its neighbours differ in details.
-        family = (strategy_family_of(estimate.strategy), *part.question.hardware)
+        family = (strategy_family_of(estimate.strategy), *part.question.compared)
         best.setdefault(family, (estimate, part))
     return list(best.values())[:top]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from planner.catalog.devices import Instance, list_instances
-from planner.catalog.engines import calibration_of
+from planner.catalog.engines import AUTO, calibration_of
 from planner.catalog.models import get_model, list_models
 from planner.cost.parameters import count_parameters
 from planner.cost.weights import element_bytes
@@ -28,7 +28,7 @@ from planner.specs.estimate import (
     PlanRequest,
     Rejection,
 )
-from planner.specs.workload import GenerateWorkload, ServeWorkload, Strategy, TrainWorkload
+from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload
 from planner.workload.resolve import resolve_cluster, resolve_device, resolve_model
 from planner.workload.under_load import estimate_request
 
@@ -82,7 +82,7 @@ class Probe:
         """Return the limit at a feasible value, with the failure at the next value."""
         estimate, cluster, request = self.yes[value]
         refused = None if beyond is None else self.no.get(beyond)
-        verified = full_estimate_of(request, cluster, estimate.strategy)
+        verified = full_estimate_of(request, cluster, estimate)
         return Limit(value=value, unit=unit, cluster=cluster, estimate=verified, beyond=refused)
 
 
@@ -93,9 +93,11 @@ def shortfall(beyond: FirstFailure) -> float:
     return abs(beyond.required / beyond.limit - 1)
 
 
-def full_estimate_of(request: PlanRequest, cluster: ClusterSpec, strategy: Strategy) -> Estimate:
-    """Return the full estimate of a found strategy, without terms."""
-    estimate = estimate_request(request.estimate_request(cluster, strategy))
+def full_estimate_of(request: PlanRequest, cluster: ClusterSpec, found: Estimate) -> Estimate:
+    """Return the full estimate of a found strategy on its engine, without terms."""
+    engine = found.engine if request.engine == AUTO else request.engine
+    named = request.estimate_request(cluster, found.strategy)
+    estimate = estimate_request(named.model_copy(update={"engine": engine}))
     return estimate.model_copy(update={"terms": ()})
 
 
@@ -274,12 +276,11 @@ def _limit_interval(
     limit: Limit, beyond: FirstFailure, value: int, scale: SteppedQuantity
 ) -> Interval | None:
     """Return the interval of a limit, clipped to the end of its scale."""
-    strategy = limit.estimate.strategy
 
     def at_half() -> Estimate:
         request_at = scale.at(value // 2)
         request = request_at[0] if isinstance(request_at, list) else request_at
-        return full_estimate_of(request, limit.cluster, strategy)
+        return full_estimate_of(request, limit.cluster, limit.estimate)
 
     interval = limit_interval(value, beyond.constraint, limit.estimate, at_half)
     return interval and (interval[0], min(interval[1], float(scale.top)))

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast, get_args
 
+from planner.catalog.engines import AUTO, compared_engines
+from planner.catalog.gguf import USUAL_TYPES
 from planner.specs.base import BadRequestError, Dtype, JsonObject
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import (
@@ -24,6 +26,7 @@ from planner.specs.workload import (
     OffloadSpec,
     ServeWorkload,
     Strategy,
+    TrainWorkload,
 )
 from planner.techniques.registry import Case
 from planner.workload.device_groups import clusters_by_node_kind
@@ -49,6 +52,11 @@ class Question:
         """Return the device ids and the cloud offer of the question."""
         others = (cast("DeviceSpec", group.device).id for group in self.cluster.other_nodes)
         return " + ".join((self.device.id, *others)), self.cluster.instance or ""
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """Return what plans of one strategy family may differ in: the hardware and the engine."""
+        return *self.hardware, self.request.engine or ""
 
     @property
     def devices(self) -> tuple[DeviceSpec, ...]:
@@ -100,7 +108,7 @@ def memory_of(cluster: ClusterSpec) -> int:
 
 
 def questions(request: PlanRequest) -> Iterator[Question]:
-    """Yield one question per candidate cluster.
+    """Yield one question per candidate cluster and, if the engine is ``auto``, per engine.
 
     For serving and generation on mixed nodes, also yield the nodes of each kind alone.
 
@@ -110,9 +118,28 @@ def questions(request: PlanRequest) -> Iterator[Question]:
     model = resolve_model(request.model)
     can_split = isinstance(request.workload, ServeWorkload | GenerateWorkload)
     for cluster in clusters_of(request):
-        yield _question(request, model, cluster)
-        for part in clusters_by_node_kind(cluster) if can_split and cluster.other_nodes else ():
-            yield _question(request, model, part)
+        for named in engine_requests(request, cluster):
+            yield _question(named, model, cluster)
+            for part in (
+                clusters_by_node_kind(cluster) if can_split and cluster.other_nodes else ()
+            ):
+                yield _question(named, model, part)
+
+
+def engine_requests(request: PlanRequest, cluster: ClusterSpec) -> Iterator[PlanRequest]:
+    """Yield the request for each engine to compare on a cluster: its own, or those of ``auto``.
+
+    Raises:
+        PlannerError: the device is unknown.
+    """
+    if request.engine != AUTO:
+        yield request
+        return
+    device = resolve_device(resolve_cluster(cluster).device)
+    kind = "gpu" if device.runs_cuda else device.kind
+    training = isinstance(request.workload, TrainWorkload)
+    for engine in compared_engines(kind, training=training):
+        yield request.model_copy(update={"engine": engine})
 
 
 def _question(request: PlanRequest, model: ModelSpec, requested_cluster: ClusterSpec) -> Question:
@@ -263,7 +290,8 @@ MAX_FAMILIES = 32
 
 def strategy_family_of(strategy: Strategy) -> str:
     """Return a strategy's family: weight format, parallel sizes and offloaded tensors."""
-    parts = [f"{strategy.weight_dtype or strategy.compute_dtype} weights"]
+    packed = strategy.quantization if _packed_number(strategy) else None
+    parts = [f"{packed or strategy.weight_dtype or strategy.compute_dtype} weights"]
     for size, name in (
         (strategy.tensor_parallel_size, "tensor"),
         (strategy.pipeline_parallel_size, "pipeline"),
@@ -278,6 +306,19 @@ def strategy_family_of(strategy: Strategy) -> str:
     return ", ".join((*parts, *strategy.offload_places))
 
 
+def _packed_number(strategy: Strategy) -> int:
+    """Return a number for the type of a packed file, 0 for other formats.
+
+    Types outside those that a search chooses are pinned, so that one search has one of them.
+    """
+    method, colon, kind = (strategy.quantization or "").partition(":")
+    if not colon:
+        return 0
+    return 1 + (
+        USUAL_TYPES.index(kind) if method == "gguf" and kind in USUAL_TYPES else len(USUAL_TYPES)
+    )
+
+
 def strategy_family_numbers(strategy: Strategy, layout: Layout) -> float:
     """Return the strategy family of each strategy as a number, for columns of layouts.
 
@@ -286,6 +327,7 @@ def strategy_family_numbers(strategy: Strategy, layout: Layout) -> float:
     number: float = DTYPES.index(strategy.weight_dtype or strategy.compute_dtype or "fp32")
     offload = strategy.offload or OffloadSpec()
     parts: tuple[tuple[float, int], ...] = (
+        (_packed_number(strategy), len(USUAL_TYPES) + 2),
         (layout.tensor, LARGEST_GROUP),
         (layout.pipeline, LARGEST_GROUP),
         (layout.context, LARGEST_GROUP),
@@ -301,12 +343,20 @@ def strategy_family_numbers(strategy: Strategy, layout: Layout) -> float:
 
 @dataclass
 class Rejections:
-    """Collect rejections, keeping the one closest to its limit per strategy family."""
+    """Collect rejections, keeping the one closest to its limit per strategy family.
+
+    ``names_engines`` keeps the families of several engines apart.
+    """
 
     by_family: dict[str, Rejection] = field(default_factory=dict)
+    names_engines: bool = False
 
-    def add_technique(self, key: str, reason: str) -> None:
-        """Add a technique that does not apply."""
+    def _named(self, family: str, engine: str | None) -> str:
+        return f"{family}, {engine}" if self.names_engines and engine else family
+
+    def add_technique(self, key: str, reason: str, engine: str | None = None) -> None:
+        """Add a technique that does not apply, or a format or layout that an engine refuses."""
+        key = self._named(key, engine)
         self.by_family[key] = Rejection(family=key, constraint=APPLICABILITY, reason=reason)
 
     def add_memory(self, estimate: Estimate, usable_bytes: float, strategies: int = 1) -> None:
@@ -335,7 +385,7 @@ class Rejections:
         self._add(estimate, LimitViolation(name, reason, value, limit, unit), strategies)
 
     def _add(self, estimate: Estimate, miss: "LimitViolation", strategies: int) -> None:
-        family = strategy_family_of(estimate.strategy)
+        family = self._named(strategy_family_of(estimate.strategy), estimate.engine)
         previous = self.by_family.get(family)
         count = (previous.strategies if previous else 0) + strategies
         if previous and previous.required is not None and not miss.closer_than(previous):

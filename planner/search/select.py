@@ -75,11 +75,11 @@ class Table:
 
     @cached_property
     def families(self) -> Rows:
-        """Return a number for each strategy family on each kind of hardware."""
+        """Return a number for each strategy family on each kind of hardware and engine."""
         numbers = np.concatenate([part.families for part in self.parts])
-        kinds_of_hardware = dict.fromkeys(part.question.hardware for part in self.parts)
-        order = {hardware: index for index, hardware in enumerate(kinds_of_hardware)}
-        own = [order[part.question.hardware] for part in self.parts]
+        compared = dict.fromkeys(part.question.compared for part in self.parts)
+        order = {kind: index for index, kind in enumerate(compared)}
+        own = [order[part.question.compared] for part in self.parts]
         kinds = np.repeat(own, [len(part) for part in self.parts])
         numbered: Rows = numbers.astype(np.int64) * len(order) + kinds
         return numbered

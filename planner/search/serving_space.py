@@ -1,17 +1,18 @@
 """The strategy space of serving and generation, on like, split and unlike devices."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from math import gcd
 from typing import cast
 
 import numpy as np
 
-from planner.catalog.engines import Engine, get_engine
+from planner.catalog.engines import Engine, get_engine, serving_engine
+from planner.catalog.gguf import USUAL_TYPES
 from planner.cost.quantity import both, divides, either
-from planner.cost.weights import element_bytes
+from planner.cost.weights import WIDE, element_bytes
 from planner.search.question import Question
 from planner.search.rank import PENALTIES
 from planner.search.scoring import score
@@ -26,7 +27,7 @@ from planner.search.space import (
     scalars,
 )
 from planner.search.training_space import divisors, pipeline_sizes, tensor_sizes, training_blocks
-from planner.specs.base import Dtype, JsonObject
+from planner.specs.base import Dtype, JsonObject, NotCoveredError, NotPossibleError
 from planner.specs.cluster import DeviceSpec
 from planner.specs.workload import (
     DisaggregatedSpec,
@@ -216,6 +217,48 @@ def serving_blocks(
     return tuple(part for block in blocks for part in by_layout(block))
 
 
+HOST_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
+
+
+DESKTOP_HOST_BYTES = 64 * 2**30
+HOST_TO_DEVICE_MEMORY = 2
+
+
+def usual_host_bytes(device_bytes: int) -> int:
+    """Return the memory of a host that is not described, in bytes, by that of its devices.
+
+    An assumption: twice the memory of the devices, and 64 GiB at least. ``host_memory_bytes`` of
+    the cluster replaces it.
+    """
+    return max(DESKTOP_HOST_BYTES, HOST_TO_DEVICE_MEMORY * device_bytes)
+
+
+def computes_on_host(question: Question) -> bool:
+    """Return whether the engine may compute a share of the layers on the host's cores.
+
+    That share is open on a GPU, unless the offload, a draft model or separate pools are pinned.
+    """
+    engine = get_engine(question.request.engine, question.device.kind)
+    closed = {"offload", "disaggregated", "speculative"} & question.pinned.keys()
+    like = question.device.kind == "gpu" and not question.cluster.other_nodes
+    return engine.computes_on_host and like and not closed
+
+
+def blocks_by_host_share(
+    question: Question, workload: ServeWorkload | GenerateWorkload
+) -> Iterator[tuple[Callable[[float], Block | None], ...]]:
+    """Yield, per weight format, the blocks of each pipeline size as functions of the host's share.
+
+    A function returns None if no layout of its block is valid.
+    """
+    space = ServingSpace(question, workload)
+    for chosen in space.formats:
+        yield tuple(
+            partial(space.block_on_host, {**chosen, "pipeline_parallel_size": stages})
+            for stages in space.pipeline_sizes
+        )
+
+
 def refused_layouts(
     question: Question, workload: ServeWorkload | GenerateWorkload
 ) -> Iterator[tuple[str, str]]:
@@ -232,6 +275,17 @@ def refused_layouts(
             broken = next((rule for rule in rules if not rule.holds), None)
             if broken is not None:
                 yield f"{weight} weights, tensor parallel {size}", broken.message()
+
+
+def in_gguf(offered: Sequence[JsonObject]) -> Iterator[JsonObject]:
+    """Yield formats as GGUF files hold them: the 16-bit ones as they are, then the usual types.
+
+    A checkpoint that is stored narrower is converted as it is.
+    """
+    wide = [pair for pair in offered if pair["weight_dtype"] in WIDE]
+    yield from wide or offered
+    if wide and len(wide) < len(offered):
+        yield from ({"quantization": f"gguf:{kind}"} for kind in USUAL_TYPES)
 
 
 @dataclass(frozen=True)
@@ -259,19 +313,21 @@ class ServingSpace:
         others = {name: value for name, value in pinned.items() if name not in SIZES}
         pins = self.question.request.pins
         by_stages = pins.offload is not None or pins.speculative is not None
-        stage_counts = self._pipeline_sizes if by_stages else (None,)
-        for formats_chosen, stages in product(self._formats, stage_counts):
+        stage_counts = self.pipeline_sizes if by_stages else (None,)
+        for formats_chosen, stages in product(self.formats, stage_counts):
             own = {"pipeline_parallel_size": stages} if stages else {}
             yield {**formats_chosen, **own, **others}
 
     @cached_property
-    def _formats(self) -> tuple[JsonObject, ...]:
+    def formats(self) -> tuple[JsonObject, ...]:
         """Return the weight and activation formats; a named quantisation sets its own."""
         pinned = self.question.pinned
         if "quantization" in pinned:
             return ({},)
         names = ("weight_dtype", "activation_dtype")
         offered = [dict(zip(names, pair, strict=True)) for pair in formats(self.question)]
+        if serving_engine(self._engine.key).loads_gguf_alone and not {*names} & pinned.keys():
+            return tuple(in_gguf(offered))
         pinned_formats = {name: pinned[name] for name in names if name in pinned}
         matching = [
             format_pair
@@ -281,7 +337,8 @@ class ServingSpace:
         return tuple(matching) or (pinned_formats,)
 
     @cached_property
-    def _pipeline_sizes(self) -> tuple[int, ...]:
+    def pipeline_sizes(self) -> tuple[int, ...]:
+        """Return the pipeline sizes to try."""
         pinned = self.question.pinned.get("pipeline_parallel_size")
         if pinned:
             return (pinned,)
@@ -330,6 +387,20 @@ class ServingSpace:
         if workload.input_tokens > TOKEN_BUDGETS[0]:
             return ()
         return tuple(size for size in TOKEN_BUDGETS if least <= size < engine.max_batch_tokens)
+
+    def block_on_host(self, chosen: JsonObject, share: float) -> Block | None:
+        """Return the block of a format and pipeline size with a share of the weights on the host.
+
+        None if no layout of it is valid, or the engine refuses all of them.
+        """
+        pinned = self.question.pinned
+        others = {name: value for name, value in pinned.items() if name not in SIZES}
+        shared = {**chosen, **others, "offload": {"weights_cpu": share}}
+        try:
+            block = self._block(shared, idle=self.question.request.objective in FRUGAL)
+        except (NotPossibleError, NotCoveredError):
+            return None
+        return block if block.keep.any() else None
 
     def _block(self, shared: JsonObject, *, idle: bool) -> Block:
         question = self.question
@@ -389,7 +460,7 @@ class ServingSpace:
         if caches > 1:
             choices["kv_cache_dtype"] = range(caches)
         if stages is None:
-            choices["pipeline_parallel_size"] = self._pipeline_sizes
+            choices["pipeline_parallel_size"] = self.pipeline_sizes
         pinned = self.question.pinned
         if model.is_moe:
             most = min(self.question.cluster.num_devices, MAX_ATTENTION_RANKS)

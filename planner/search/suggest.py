@@ -5,11 +5,12 @@ from itertools import combinations
 from typing import NamedTuple
 
 from planner.catalog.devices import list_devices
-from planner.catalog.engines import get_engine
+from planner.catalog.engines import AUTO, Engine, compared_engines, get_engine
 from planner.cost.weights import ELEMENT_BITS, WIDE
 from planner.exports.export import OWN_METHODS
 from planner.search.placement import placed_strategy
 from planner.search.question import clusters_of, memory_of, questions
+from planner.search.serving_space import HOST_SHARES
 from planner.search.space import NEEDS_PEAK, SERVING_FORMATS, formats
 from planner.specs.base import Dtype, JsonObject, PlannerError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
@@ -36,9 +37,6 @@ SERVER_DEVICES = 8  # a server holds up to eight devices
 MAX_FREED_TOGETHER = 4  # up to this many pins are freed in every combination
 CACHE_FORMATS: tuple[Dtype, ...] = ("fp8", "int8")
 OFFLOADING_TRAINER = "deepspeed"
-QUEUEING_ENGINE = "vllm"
-HOST_ENGINE = "llama_cpp"
-HOST_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
 FORMATS = frozenset({"weight_dtype", "activation_dtype", "kv_cache_dtype", "quantization"})
 # Largest number of full servers of another device, when no single change helps.
 MOST_SERVERS = 128
@@ -118,32 +116,50 @@ def narrower_than_stored(request: PlanRequest) -> Iterator[RequestChange]:
             yield RequestChange(f"weights in {weight}", {"pins": Strategy.model_validate(pins)})
 
 
-def host_shares(request: PlanRequest) -> Iterator[list[RequestChange]]:
-    """Yield growing shares of a served model's weights in host memory, by engine.
+def host_shares(request: PlanRequest) -> Iterator[RequestChange]:
+    """Yield growing shares of a served model's weights that an engine streams from host memory.
 
-    An engine that only streams weights from there is followed by llama.cpp, which computes what
-    stays on the host.
+    An engine that computes them there searches the share itself, and so does ``auto`` with it.
     """
     workload, pins = request.workload, request.pins
-    kinds = {resolve_device(resolve_cluster(each).device).kind for each in clusters_of(request)}
     closed = pins.offload or pins.disaggregated or pins.speculative
-    if not isinstance(workload, ServeWorkload) or kinds != {"gpu"} or closed:
+    if not isinstance(workload, ServeWorkload) or not _on_gpus(request) or closed:
         return
-    own = get_engine(request.engine, "gpu")
-    engines = [own] if own.computes_on_host else [own, get_engine(HOST_ENGINE, "gpu")]
-    for engine in engines:
-        named = {} if engine is own else {"engine": engine.key}
-        other = "" if engine is own else f"{engine.title} with "
-        yield [
-            RequestChange(
-                f"{other}{share:.0%} of the weights in host memory",
-                {
-                    **named,
-                    "pins": pins.model_copy(update={"offload": OffloadSpec(weights_cpu=share)}),
-                },
-            )
-            for share in HOST_SHARES
-        ]
+    if request.engine == AUTO or _own_engine(request).computes_on_host:
+        return
+    for share in HOST_SHARES:
+        yield RequestChange(
+            f"{share:.0%} of the weights in host memory",
+            {"pins": pins.model_copy(update={"offload": OffloadSpec(weights_cpu=share)})},
+        )
+
+
+def other_engines(request: PlanRequest) -> Iterator[RequestChange]:
+    """Yield the other engines that sites run on GPUs: one may queue, pack or offload more.
+
+    Runners hold a batch as a whole; the first engine that is yielded queues what does not fit.
+    """
+    serves = isinstance(request.workload, ServeWorkload | GenerateWorkload)
+    if not serves or request.engine == AUTO or not _on_gpus(request):
+        return
+    own = _own_engine(request)
+    for key in compared_engines("gpu", training=False):
+        if key != own.key:
+            engine = get_engine(key, "gpu")
+            replaced = own.title.partition(",")[0]
+            yield RequestChange(f"{engine.title} instead of {replaced}", {"engine": key})
+
+
+def _on_gpus(request: PlanRequest) -> bool:
+    kinds = {resolve_device(resolve_cluster(each).device).kind for each in clusters_of(request)}
+    return kinds == {"gpu"}
+
+
+def _own_engine(request: PlanRequest) -> Engine:
+    """Return the engine of a request on GPUs, the usual one of several."""
+    training = isinstance(request.workload, TrainWorkload)
+    usual = compared_engines("gpu", training=training)[0]
+    return get_engine(usual if request.engine == AUTO else request.engine, "gpu")
 
 
 def placements(request: PlanRequest) -> Iterator[RequestChange]:
@@ -157,25 +173,12 @@ def placements(request: PlanRequest) -> Iterator[RequestChange]:
             yield RequestChange(title, {"pins": placed})
 
 
-def queueing_engines(request: PlanRequest) -> Iterator[RequestChange]:
-    """Yield vLLM for a batch that a runner would have to hold as a whole."""
-    kinds = {resolve_device(resolve_cluster(each).device).kind for each in clusters_of(request)}
-    if not isinstance(request.workload, GenerateWorkload) or kinds != {"gpu"}:
-        return
-    if get_engine(request.engine, "gpu").role == "runner":
-        title = (
-            f"{get_engine(QUEUEING_ENGINE, 'gpu').title}, which queues what memory does not hold"
-        )
-        yield RequestChange(title, {"engine": QUEUEING_ENGINE})
-
-
 def other_trainers(request: PlanRequest) -> Iterator[RequestChange]:
     """Yield DeepSpeed, to which plans are exported and which offloads more than a runner."""
     workload = request.workload
     if not isinstance(workload, TrainWorkload) or workload.method in OWN_METHODS:
         return
-    kinds = {resolve_device(resolve_cluster(each).device).kind for each in clusters_of(request)}
-    if kinds == {"gpu"} and get_engine(request.engine, "gpu").role == "runner":
+    if _on_gpus(request) and request.engine != AUTO and _own_engine(request).role == "runner":
         title = "DeepSpeed with offload to host memory, exported to run outside Slipway"
         yield RequestChange(title, {"engine": OFFLOADING_TRAINER})
 
@@ -377,27 +380,24 @@ class _Trial:
         # If freeing all pins does not help, no subset does.
         if request.pins.stated and self._works(RequestChange("", {"pins": Strategy()})):
             yield from self._first_working(fewer_pins(request))
-        yield from self._first_working(queueing_engines(request))
+        engines = self._first_working(other_engines(request))
+        whole = [each for each in engines if each.estimate.strategy.offload is None]
+        yield from whole
         yield from self._first_working(placements(request))
         yield from self._first_working(other_trainers(request))
         yield from self._first_working(fewer_bits(request))
         yield from self._first_working(narrower_than_stored(request))
-        # Weights that a server streams from the host for each token cost most of its speed.
-        computes_on_host = get_engine(request.engine, "gpu").computes_on_host
-        if computes_on_host:
-            yield from self._with_host_memory()
         yield from self._first_working(cheaper_methods(request))
         for ladder in smaller_workloads(request):
             yield from self._smallest_step(ladder)
         more = [*self._first_working(more_devices(request)), *self._cheapest_device()]
         yield from more or self._cheapest_cluster()
-        if not computes_on_host:
-            yield from self._with_host_memory()
+        # Weights in host memory cost most of a server's speed.
+        if not whole:
+            yield from engines
+        if self.purpose == "fit":
+            yield from self._smallest_step(list(host_shares(request)))
         yield from self._first_working(fewer_limits(request))
-
-    def _with_host_memory(self) -> Iterator[Suggestion]:
-        for shares in host_shares(self.request) if self.purpose == "fit" else ():
-            yield from self._smallest_step(shares)
 
     def _request_with(self, change: RequestChange) -> PlanRequest:
         changed = PlanRequest.model_validate({**dict(self.request), **change.changes})
@@ -418,9 +418,10 @@ class _Trial:
         if estimate is None or ("engine" in change.changes and self._overfills_host(estimate)):
             return None
         shown = {name: _json(value) for name, value in change.changes.items()}
-        return Suggestion(
-            title=change.title, changes=shown, estimate=estimate, purpose=self.purpose
-        )
+        title, offload = change.title, estimate.strategy.offload
+        if "engine" in change.changes and offload is not None and offload.weights_cpu:
+            title += f", with {offload.weights_cpu:.0%} of the weights in host memory"
+        return Suggestion(title=title, changes=shown, estimate=estimate, purpose=self.purpose)
 
     def _overfills_host(self, estimate: Estimate) -> bool:
         """Return whether a suggested trainer leaves more to an unknown host than servers hold."""

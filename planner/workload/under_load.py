@@ -516,6 +516,7 @@ class Costing:
                 *setting.warnings,
                 *outcome.warnings,
                 *tier_warnings,
+                *_unchecked_host_warnings(setting, outcome),
                 *_unified_memory_warnings(setting, outcome),
                 *_reservation_warnings(setting, outcome),
                 *_graph_estimate_warnings(setting),
@@ -597,6 +598,15 @@ def _memory_tier_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]
             need, have = needed / GIB, available / GIB
             warnings.append(f"{content} needs {need:.1f} GiB of {name}, {have:.1f} GiB are there")
     return tuple(warnings)
+
+
+def _unchecked_host_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
+    """Return how much a server keeps in the memory of a host that is not described."""
+    held, described = outcome.memory.host_bytes, setting.cluster.host_memory_bytes
+    if not held or described or isinstance(setting.workload, TrainWorkload):
+        return ()
+    where = f"{held / GIB:.1f} GiB lie in host memory, which is not described"
+    return (f"{where}: state host_memory_bytes to have it checked",)
 
 
 def _unified_memory_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:

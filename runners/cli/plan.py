@@ -86,7 +86,10 @@ SEARCH = (
     ),
     GoalOption(("--top",), "top", count, "How many plans to return (5 without it)."),
     GoalOption(
-        ("--engine",), "engine", word, "Plan for one engine, such as vllm or 'vllm 0.12.0'."
+        ("--engine",),
+        "engine",
+        word,
+        "Plan for one engine, such as vllm or 'vllm 0.12.0'; auto compares those that sites run.",
     ),
     GoalOption(
         ("--dtype", "--weight-dtype"),
@@ -287,6 +290,7 @@ GOALS: dict[str, Goal] = {
     ),
     "compress": Goal("compress", "Plan a compression.", {"method": "gptq"}, COMPRESSION),
 }
+COMPARED = frozenset({"serve", "generate"})  # goals whose engine is open
 # Serving has one kind of arrival; the default holds only if none of them is given.
 ARRIVALS = ("concurrency", "request_rate_per_second", "burst_requests")
 
@@ -439,9 +443,9 @@ def _fill_defaults(document: Document, goal: Goal, given: Collection[str]) -> It
         flag = next(o.names[0] for o in goal.options if o.field == f"workload.{name}")
         shown = f"{value:,}" if isinstance(value, int) else str(value)
         yield f"{name.replace('_', ' ')} {shown} ({flag})"
-    if goal.kind == "serve" and "engine" not in document and "cluster" in document:
-        document["engine"] = usual_engine(document["cluster"])
-        yield f"engine {document['engine']} (--engine)"
+    if goal.kind in COMPARED and "engine" not in document and "cluster" in document:
+        document["engine"] = "auto"
+        yield "engine auto: the engines that sites run, compared (--engine)"
 
 
 def _fill_batch(document: Document, given: Collection[str]) -> Iterator[str]:
@@ -480,20 +484,6 @@ def _devices(document: Document) -> int | None:
         return cluster.num_devices
     offer = find_instance(cluster.instance)
     return None if offer is None else offer.devices * cluster.nodes
-
-
-def usual_engine(cluster: Document) -> str:
-    """Return the engine that most people serve with on a cluster's kind of device."""
-    from planner.catalog.devices import find_device, find_instance
-
-    device = cluster.get("device")
-    if not device and (instance := find_instance(cluster["instance"])) is not None:
-        device = instance.device
-    if isinstance(device, str) and (found := find_device(device)) is not None:
-        kind = str(found.kind)
-    else:
-        kind = device.get("kind", "gpu") if isinstance(device, dict) else "gpu"
-    return "llama_cpp" if kind in {"cpu", "uma"} else "vllm"
 
 
 def read_model(name: str) -> str | Document:

@@ -346,8 +346,7 @@ def test_a_training_that_fits_with_its_states_in_host_memory_has_a_plan_for_it()
 def test_a_served_model_too_large_for_a_card_may_keep_weights_on_the_host_or_take_fewer_bits():
     lone = {"kind": "serve", "input_tokens": 1024, "output_tokens": 256, "concurrency": 1}
     for model, device, devices, engine, told in (
-        ("openai/gpt-oss-120b", "rtx-4090", 1, "llama_cpp", "of the weights in host memory"),
-        ("openai/gpt-oss-120b", "rtx-4090", 1, "vllm", "llama.cpp with"),
+        ("openai/gpt-oss-120b", "rtx-4090", 1, "vllm", "llama.cpp instead of vLLM, with"),
         ("deepseek-ai/DeepSeek-V3", "h100-sxm5-80gb", 8, "vllm", "weights in int4"),
     ):
         fields = {"model": model, "device": device, "devices": devices, "engine": engine}

@@ -79,16 +79,18 @@ def test_defaults_are_named_and_only_one_kind_of_arrival_is_given():
         "kind": "serve", "input_tokens": 1024, "output_tokens": 64, "concurrency": 16,
     }  # fmt: skip
     assert made.assumed == (
-        "input tokens 1,024 (--input-len)", "concurrency 16 (--concurrency)", "engine vllm (--engine)",
+        "input tokens 1,024 (--input-len)", "concurrency 16 (--concurrency)",
+        "engine auto: the engines that sites run, compared (--engine)",
     )  # fmt: skip
     assert made.document["model"] == LLAMA
     for options in ({"rate": "5"}, {"burst": "5"}, {"concurrency": "max"}):
         assert "concurrency" not in document_of("serve", **options)["workload"]
     settings = ["workload.concurrency=null"]
     assert "concurrency" not in document_of("serve", settings=settings)["workload"]
-    for hardware, engine in (("apple-m3-max", "llama_cpp"), ("aws/p5.48xlarge", "vllm")):
-        assert document_of("serve", on=[hardware])["engine"] == engine
-    assert "engine" not in document_of("generate")
+    for goal in ("serve", "generate", "tune", "compress"):
+        compared = goal in {"serve", "generate"}
+        assert document_of(goal).get("engine") == ("auto" if compared else None), goal
+    assert document_of("serve", engine="sglang")["engine"] == "sglang"
 
 
 def test_a_setting_reaches_every_field_and_a_wrong_one_is_named_with_the_nearest():
