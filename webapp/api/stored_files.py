@@ -7,13 +7,13 @@ from django.http import HttpRequest
 from ninja import Query, Router, Schema
 from pydantic import Field
 
+from webapp.accounts.models import team_ids_of
 from webapp.accounts.services import visible_or_404
 from webapp.api.auth import LAUNCH, READ
 from webapp.api.requests import PageReply, Paging, page_of
 from webapp.core.problems import REFUSALS
 from webapp.hosts.models import Host
 from webapp.jobs.lookup import load_job
-from webapp.jobs.models import Job
 from webapp.jobs.permissions import job_for
 from webapp.jobs.stored_files import Stored, files_delete, stored_of_job, stored_on_host
 
@@ -68,7 +68,7 @@ def _page(kept: list[Stored], name: str, paging: Paging) -> StoredFilesPage:
 def host_files(request: HttpRequest, slug: str, paging: Query[Paging]) -> StoredFilesPage:
     """Return what ended jobs keep on a host's disk, the largest first."""
     host = visible_or_404(Host, request.user, slug=slug)
-    kept = stored_on_host(host, Job.objects.visible_to(request.user))
+    kept = stored_on_host(host, team_ids_of(request.user))
     return _page(kept, "host_files", paging)
 
 

@@ -46,19 +46,17 @@ class CasefoldContains(Lookup[str]):
         return "%s", (folded(str(value)),)
 
     def as_sql(self, compiler: Any, connection: Any) -> Condition:  # noqa: ANN401 -- as Django has it
-        """Return SQLite's condition."""
-        column, text, parameters = self._sides(compiler, connection)
-        return f"INSTR({FUNCTION}({column}), {text}) > 0", parameters
+        """Return SQLite's condition; it folds ASCII by itself, without a call into Python."""
+        column, of_column = self.process_lhs(compiler, connection)
+        text, of_text = self.process_rhs(compiler, connection)
+        own = f"CASE WHEN {column} GLOB '*[^ -~]*' THEN {FUNCTION}({column}) ELSE LOWER({column})"
+        return f"INSTR({own} END, {text}) > 0", (*of_column, *of_column, *of_column, *of_text)
 
     def as_postgresql(self, compiler: Any, connection: Any) -> Condition:  # noqa: ANN401 -- as Django has it
         """Return PostgreSQL's condition."""
-        column, text, parameters = self._sides(compiler, connection)
+        column, of_column = self.process_lhs(compiler, connection)
+        text, of_text = self.process_rhs(compiler, connection)
         column = f"LOWER(NORMALIZE(({column})::text, NFC))"
         for letter, letters in REPLACED:
             column = f"REPLACE({column}, '{letter}', '{letters}')"
-        return f"STRPOS(NORMALIZE({column}, NFC), {text}) > 0", parameters
-
-    def _sides(self, compiler: Any, connection: Any) -> tuple[str, str, tuple[Any, ...]]:  # noqa: ANN401 -- as Django has it
-        column, parameters = self.process_lhs(compiler, connection)
-        text, values = self.process_rhs(compiler, connection)
-        return column, text, (*parameters, *values)
+        return f"STRPOS(NORMALIZE({column}, NFC), {text}) > 0", (*of_column, *of_text)

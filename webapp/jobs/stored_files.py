@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import Count, F, Q, QuerySet, Sum
+from django.db.models.functions import Coalesce
 
 from runners.shared.messages import MAX_STORED, FilePart, FilesOrder, StoredFiles
 from webapp.audit.models import event_record
@@ -74,12 +75,37 @@ def stored_of_model(model: TeamModel) -> tuple[Stored | None, Job | None]:
     return (kept[0] if kept else None), (made_by.job if made_by else None)
 
 
-def stored_on_host(host: Host, jobs: QuerySet[Job]) -> list[Stored]:
-    """Return what attempts of these jobs keep on a host, the largest first."""
-    attempts = _stored(Attempt.objects.filter(host=host, job__in=jobs))
-    rows = attempts.select_related("job", "host").defer(*UNREAD)
-    kept = _with_orders(rows.order_by("-pk"))
-    return sorted(kept, key=lambda each: each.total_bytes, reverse=True)
+def _on_host(host: Host, teams: Sequence[str]) -> QuerySet[Attempt]:
+    """Return the attempts of these teams that keep something on a host, with their ``size``.
+
+    The teams are a condition on the joined job: ``job__in`` of a query of the teams' jobs would
+    read every one of them.
+    """
+    rows = _stored(Attempt.objects.filter(host=host, job__team_id__in=teams))
+    sizes = Coalesce(F("checkpoint_bytes"), 0) + Coalesce(F("output_bytes"), 0)
+    return rows.annotate(size=sizes)
+
+
+def stored_on_host(
+    host: Host, teams: Sequence[str], *, at_most: int | None = None
+) -> list[Stored]:
+    """Return what attempts of these teams' jobs keep on a host, the largest first."""
+    rows = _on_host(host, teams).select_related("job", "host").defer(*UNREAD)
+    return _with_orders(rows.order_by("-size", "-pk")[:at_most])
+
+
+class Kept(NamedTuple):
+    """How much the attempts of some teams keep on a host."""
+
+    num_attempts: int
+    num_bytes: int
+
+
+def kept_on_host(host: Host, teams: Sequence[str]) -> Kept:
+    """Return how much attempts of these teams' jobs keep on a host, summed by the database."""
+    rows = _on_host(host, teams).order_by()
+    found = rows.aggregate(number=Count("pk"), size_sum=Coalesce(Sum("size"), 0))
+    return Kept(found["number"], found["size_sum"])
 
 
 def orders_of(host: Host) -> tuple[FilesOrder, ...]:

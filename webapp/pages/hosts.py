@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field, ValidationError
 from runners.jobspec import ProveSpec
 from runners.jobspec.base import Sentence
 from runners.prove import report as proof_reports
-from webapp.accounts.models import Role
+from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import has_role, membership_of, visible_or_404
 from webapp.agents.environments import environment_order, environments_of
 from webapp.audit.models import Event, event_record, refuse_if_changed
@@ -54,7 +54,7 @@ from webapp.jobs.lookup import JobCounts, counts_by_host, counts_of, devices_of,
 from webapp.jobs.models import Artefact, Attempt, Job, Measurement
 from webapp.jobs.permissions import refusal
 from webapp.jobs.services import job_create, job_submit
-from webapp.jobs.stored_files import stored_on_host
+from webapp.jobs.stored_files import kept_on_host, stored_on_host
 from webapp.live.stream import live_context, page_or_regions
 from webapp.pages.add_host import LabelsForm, labels_text
 from webapp.pages.calibration import rows_of
@@ -153,7 +153,8 @@ def host_context(request: HttpRequest, host: Host) -> dict[str, Any]:
     is_operator = has_role(request.user, host.team, Role.OPERATOR)
     is_out = Q(is_excluded=True) | ~Q(held_back="")
     rows = Measurement.objects.filter(is_out, host=host, job__num_hosts=1, job__deleted_at=None)
-    kept = stored_on_host(host, Job.objects.visible_to(request.user))
+    teams = team_ids_of(request.user)
+    kept, kept_in_all = stored_on_host(host, teams, at_most=NUM_KEPT), kept_on_host(host, teams)
     membership = membership_of(request.user, host.team)
     context = {
         "host": host,
@@ -177,12 +178,12 @@ def host_context(request: HttpRequest, host: Host) -> dict[str, Any]:
         "devices": devices_of(host, request.user),
         "beside": hosts_on_same_machine(host, request.user),
         "environments": environments_of(host),
-        "kept": kept[:NUM_KEPT],
-        "num_kept": len(kept),
-        "kept_bytes": sum(each.total_bytes for each in kept),
+        "kept": kept,
+        "num_kept": kept_in_all.num_attempts,
+        "kept_bytes": kept_in_all.num_bytes,
         "may_delete": {
             each.attempt.job_id
-            for each in kept[:NUM_KEPT]
+            for each in kept
             if not refusal(membership, each.attempt.job, "delete")
         },
         "is_operator": is_operator,

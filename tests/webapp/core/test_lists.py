@@ -12,8 +12,9 @@ from webapp.accounts.models import Membership, Team, team_ids_of
 from webapp.core.clock import now
 from webapp.core.queries import NewestFirst, RowChange, page_by_key, update_each
 from webapp.hosts.models import Host
-from webapp.jobs.models import Job, JobState
+from webapp.jobs.models import Attempt, Job, JobState
 from webapp.jobs.pool_state import first_waiting, num_before, num_by_team
+from webapp.jobs.stored_files import kept_on_host, stored_on_host
 from webapp.pages.home import accuracy_for, attention_for
 from webapp.pages.job_list import latest_at
 from webapp.pages.plans import num_jobs_of
@@ -158,6 +159,27 @@ def test_the_newest_jobs_of_a_host(alice, host, rf):
     for question in questions[:2]:  # its own, and those that wait for it
         assert is_only(explained(question), "jobs_"), explained(question)
     assert not any('"jobs_job"."estimate"' in each for each in questions)
+
+
+def test_what_a_host_keeps_is_found_by_the_host_and_summed_in_sql(team, alice, host):
+    small, large, nothing = (make_job(team, alice, host, name=f"job {i}") for i in range(3))
+    for job, sizes in ((small, (1, None)), (large, (2, 5)), (nothing, (0, None))):
+        Attempt.objects.create(
+            job=job, number=1, host=host, checkpoint_bytes=sizes[0], output_bytes=sizes[1]
+        )
+    found: list[object] = []
+    teams = team_ids_of(alice)
+    for act in (
+        lambda: found.extend(each.attempt.job for each in stored_on_host(host, teams)),
+        lambda: found.extend(each.attempt.job for each in stored_on_host(host, teams, at_most=1)),
+        lambda: found.append(kept_on_host(host, teams)),
+    ):
+        (question,) = of_table(asked_by(act), "jobs_attempt")
+        told = explained(question)
+        assert "SCAN" not in told.upper().replace("INDEX SCAN", ""), told
+        assert "(SELECT" not in question.partition("WHERE")[2], question
+    assert found == [large, small, large, (2, 8)]
+    assert kept_on_host(host, []) == (0, 0)
 
 
 def test_what_waits_too_long(alice, waiting):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import webapp
 from tests.webapp.conftest import client_of, enrol, make_job
-from webapp.core.search import folded
+from webapp.core.search import FUNCTION, folded, register_function
 from webapp.hosts.models import Host
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
@@ -51,6 +51,33 @@ def test_a_database_folds_as_python_does():
         for text in ("ÜB", "ΣΑΣ", "STRASSE straße", "e\u0301", "", None):
             cursor.execute("SELECT slipway_folded(%s)", [text])
             assert cursor.fetchone()[0] == (None if text is None else folded(text))
+
+
+@pytest.mark.django_db
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL calls no Python")
+def test_ascii_names_are_searched_without_a_call_into_python_and_others_with_one(team):
+    calls: list[str] = []
+    names = [
+        "Plain-01 ~",
+        "tab\there",
+        "300 \N{KELVIN SIGN}",
+        "Stra\u00dfe",
+        "\u0130x",
+        "\u017fo",
+        "",
+    ]
+    for name in names:
+        TeamModel.objects.create(team=team, name=name, config={})
+    connection.connection.create_function(
+        FUNCTION, 1, lambda text: (calls.append(text), folded(text))[1], deterministic=True
+    )
+    try:
+        for query in ("PLAIN", "-01 ~", "\t", "k", "ss", "i", "SO", "", "n-0"):
+            found = set(TeamModel.objects.filter(name__folded_contains=query).values_list("name"))
+            assert found == {(each,) for each in names if folded(query) in folded(each)}, query
+    finally:
+        register_function(connection)
+    assert set(calls) == set(names[1:-1])
 
 
 @given(st.text())
