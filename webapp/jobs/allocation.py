@@ -1,7 +1,8 @@
 """Apply the decisions of the queue policy: create attempts, take devices, wake hosts.
 
 Runs at submit, at every end of a job, at every heartbeat and from the ticker; a surplus call
-changes nothing.
+changes nothing. Without a free device it reads no queue, and of a long queue only the first jobs
+while these take all that is free.
 """
 
 import secrets
@@ -29,13 +30,15 @@ from webapp.jobs.gangs import (
 from webapp.jobs.models import Attempt, Command, Job, JobState
 from webapp.jobs.pool_state import (
     PoolState,
+    first_candidates,
     held_elsewhere,
+    num_free_devices,
     pool_state_of,
     pools_sharing_devices,
     waiting_jobs,
 )
 from webapp.jobs.quotas import Rules, failed_preflights
-from webapp.jobs.scheduler import Grant, decide
+from webapp.jobs.scheduler import Grant, grants_of
 from webapp.jobs.transitions import transition
 
 ACTOR = "system:allocator"
@@ -51,17 +54,24 @@ def allocate_pool(pool: Pool) -> list[Job]:
         return []
     with transaction.atomic():
         pool_lock(pool.pk)
-        jobs = waiting_jobs(pool)
-        if not jobs or is_restored():
+        num_free = num_free_devices(pool)
+        if not num_free or is_restored():
             return []
+        jobs, turns = first_candidates(pool, num_free)
+        if not jobs:
+            return []
+        # The quota counts a team's devices in all pools: every team of the queue is in ``jobs``.
         for team in sorted({job.team_id for job in jobs}):
-            pool_lock(team)  # the quota counts the team's devices in all pools
+            pool_lock(team)
         rules = Rules(jobs)
         picture = pool_state_of(pool, jobs, rules)
-        granted = [
-            (picture.jobs[grant.job], _gang_of(grant, picture))
-            for grant in decide(picture.snapshot).grants
-        ]
+        grants = grants_of(picture.snapshot, turns)
+        if grants is None:  # these leave devices free: the rest of the queue may use them
+            jobs = waiting_jobs(pool)
+            rules = Rules(jobs)
+            picture = pool_state_of(pool, jobs, rules)
+            grants = grants_of(picture.snapshot) or ()
+        granted = [(picture.jobs[grant.job], _gang_of(grant, picture)) for grant in grants]
         hardware_lock(device for _, gang in granted for device in _devices(gang))
         return [
             job

@@ -8,9 +8,11 @@ from typing import NamedTuple
 from django.db.models import (
     Count,
     DurationField,
+    Exists,
     ExpressionWrapper,
     F,
     Max,
+    OuterRef,
     Prefetch,
     QuerySet,
     Sum,
@@ -35,6 +37,7 @@ from webapp.jobs.quotas import Earlier, Rules, cached_earlier_seconds, left_seco
 READ_OF_HOSTS = (  # fields for decisions and messages; a host that receives a job is read by key
     "name", "slug", "kind", "state", "pool", "team", "address", "last_seen_at", "last_beat",
 )  # fmt: skip
+SPARE_TURNS = 16  # turns of jobs that wait, before those that take the free devices
 LARGE_OF_JOBS = ("plan_request", "estimate", "result")
 
 
@@ -58,6 +61,33 @@ def first_waiting(pool: Pool, turns: int) -> Waiting:
         return Waiting(waiting_jobs(pool), num_waiting)
     keys = [key for team in numbers for key in _first_of(pool, team, turns)]
     return Waiting(_with_relations(_queued(pool).filter(pk__in=keys), pool), num_waiting)
+
+
+def first_candidates(pool: Pool, num_free: int) -> tuple[list[Job], int | None]:
+    """Return jobs that may take this many free devices, and how many turns they decide.
+
+    These are candidates of the first turns alone where the queue is much longer, else all jobs,
+    with None turns.
+    """
+    numbers = num_by_team(pool)
+    turns = 2 * num_free + SPARE_TURNS
+    if 2 * turns * len(numbers) >= sum(numbers.values()):
+        return waiting_jobs(pool), None
+    return first_waiting(pool, turns).jobs, turns
+
+
+def num_free_devices(pool: Pool) -> int:
+    """Return the number of usable devices of ready hosts that no attempt holds."""
+    held = Allocation.objects.filter(device=OuterRef("pk"), released_at=None)
+    ready = Device.objects.filter(
+        ~Exists(held),
+        host__pool=pool,
+        host__kind__in=RUNS_JOBS,
+        host__state=HostState.READY,
+        is_present=True,
+        cordoned_at=None,
+    )
+    return ready.count()
 
 
 def num_by_team(pool: Pool) -> dict[str, int]:

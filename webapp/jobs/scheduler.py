@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from heapq import heapify, heappop, heappush, nsmallest
+from itertools import islice
 from typing import Any, TypeVar
 
 # Input and output of a queue decision, as plain values.
@@ -231,7 +232,10 @@ class Ranking:
         self._seen = len(table.changed)
         self._versions = [0] * len(sites)
         self._states = [table.state_of(site) for site in sites]
-        self._roomy = {index for index in range(len(sites)) if self._has_room(index)}
+        self._roomy: set[int] = set()
+        self._num_roomy: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}  # by host
+        for index in range(len(sites)):
+            self._update_roomy(index)
         models = sorted(self.num_by_model)
         self._tightest: dict[str, list[tuple[int, str, int, int]]] = {m: [] for m in models}
         self._keeping: dict[str, set[int]] = {model: set() for model in models}
@@ -257,7 +261,7 @@ class Ranking:
             for index in self._of_host.get(host, ()):
                 self._states[index] = self._table.state_of(self.sites[index])
                 self._versions[index] += 1
-                (self._roomy.add if self._has_room(index) else self._roomy.discard)(index)
+                self._update_roomy(index)
                 self._update_tightest(index)
                 heappush(self._nearest[False], self._shortage_entry(index))
                 if self._is_open[index]:
@@ -281,8 +285,17 @@ class Ranking:
                 self._tightest[site.model], (left, site.host.id, index, self._versions[index])
             )
 
-    def _has_room(self, index: int) -> bool:
-        return self._states[index].num_free >= self.sites[index].num_needed
+    def _update_roomy(self, index: int) -> None:
+        """Record whether a site has enough free devices, and how many such sites its host has."""
+        site, is_roomy = self.sites[index], index in self._roomy
+        if (self._states[index].num_free >= site.num_needed) == is_roomy:
+            return
+        (self._roomy.discard if is_roomy else self._roomy.add)(index)
+        for is_open in (False, True) if self._is_open[index] else (False,):
+            numbers = self._num_roomy[is_open]
+            numbers[site.host.id] += -1 if is_roomy else 1
+            if not numbers[site.host.id]:
+                del numbers[site.host.id]
 
     def _shortage_entry(self, index: int) -> tuple[int, int, int, int]:
         free = self._states[index].num_free
@@ -319,8 +332,7 @@ class Ranking:
 
     def num_ready_hosts(self, *, is_open: bool) -> int:
         """Return the number of hosts with enough free devices; ``is_open``: only open hosts."""
-        ready = (index for index in self._roomy if self._is_open[index] or not is_open)
-        return len({self.sites[index].host.id for index in ready})
+        return len(self._num_roomy[is_open])
 
     def nearest(self, *, is_open: bool) -> tuple[Site, int] | None:
         """Return the site closest to having enough free devices, with its free count."""
@@ -400,6 +412,124 @@ def decide(snapshot: Snapshot, until: Until = nobody) -> Decision:
         else:
             waits.append(outcome)
     return Decision(tuple(grants), tuple(waits), tuple(order))
+
+
+# Grants alone: decided until nothing that is free can go to a job that has not had its turn.
+
+
+@dataclass(slots=True)
+class Shape:
+    """Demands alike in host and numbers of devices: how many remain, and where they might start.
+
+    A bound from above, as if each were the shortest of them and needed the least memory.
+    """
+
+    host: str | None
+    is_single: bool
+    num_hosts: int
+    devices_per_host: int | None
+    num_left: int = 0
+    seconds: float = FOREVER
+    least_bytes: int = 2**63
+    most_bytes: int = 0
+    num_possible: int = 0  # hosts that may take one now
+
+    def add(self, demand: Demand) -> None:
+        """Count one demand."""
+        self.num_left += 1
+        self.seconds = min(self.seconds, FOREVER if demand.seconds is None else demand.seconds)
+        self.least_bytes = min(self.least_bytes, demand.min_memory_bytes)
+        self.most_bytes = max(self.most_bytes, demand.min_memory_bytes)
+
+    def is_possible_on(self, host: Host, table: Table) -> bool:
+        """Return whether some demand of this shape might start on a host now."""
+        if not (host.takes_singles if self.is_single else host.takes_gangs):
+            return False
+        fit = [d for d in host.devices if d.is_usable and d.memory_bytes >= self.least_bytes]
+        num_open = sum(table.is_open(device, self.seconds) for device in fit)
+        if self.devices_per_host is not None:
+            return num_open >= self.devices_per_host
+        if any(device.kind == "slot" for device in fit):
+            return num_open > 0
+        whole = [device for device in fit if device.memory_bytes >= self.most_bytes]
+        return num_open > 0 and all(table.is_open(device, self.seconds) for device in whole)
+
+
+class Openings:
+    """The shapes of demands that may still be granted; a turn only ever takes from them."""
+
+    def __init__(self, snapshot: Snapshot, table: Table) -> None:
+        self._table, self._hosts = table, {host.id: host for host in snapshot.hosts}
+        shapes: dict[tuple[Any, ...], Shape] = {}
+        for demand in snapshot.demands:
+            if not demand.held_back:
+                key = _shape_key(demand)
+                if key not in shapes:
+                    shapes[key] = Shape(*key)
+                shapes[key].add(demand)
+        self._of_host: dict[str, list[tuple[Any, ...]]] = {host: [] for host in self._hosts}
+        for key, shape in shapes.items():
+            for host in self._hosts if shape.host is None else self._hosts.keys() & {shape.host}:
+                if shape.is_possible_on(self._hosts[host], table):
+                    shape.num_possible += 1
+                    self._of_host[host].append(key)
+        self.live = {k: one for k, one in shapes.items() if one.num_possible >= one.num_hosts}
+        self._num_seen = 0
+
+    def has_free(self) -> bool:
+        """Return whether any device of a host that accepts jobs is free, reserved or not."""
+        return any(
+            device.is_usable and device.id not in self._table.holder
+            for host in self._hosts.values()
+            if host.takes_singles or host.takes_gangs
+            for device in host.devices
+        )
+
+    def take_turn(self, demand: Demand) -> None:
+        """Forget a demand that had its turn, and what its devices no longer permit."""
+        changed = self._table.changed[self._num_seen :]
+        self._num_seen += len(changed)
+        key = _shape_key(demand)
+        if not demand.held_back and key in self.live:
+            self.live[key].num_left -= 1
+            self._end_if_over(key)
+        for host in set(changed):
+            for other in list(self._of_host[host]):
+                shape = self.live.get(other)
+                if shape is None:
+                    self._of_host[host].remove(other)
+                elif not shape.is_possible_on(self._hosts[host], self._table):
+                    self._of_host[host].remove(other)
+                    shape.num_possible -= 1
+                    self._end_if_over(other)
+
+    def _end_if_over(self, key: tuple[Any, ...]) -> None:
+        shape = self.live[key]
+        if not shape.num_left or shape.num_possible < shape.num_hosts:
+            del self.live[key]
+
+
+def _shape_key(demand: Demand) -> tuple[str | None, bool, int, int | None]:
+    return (demand.host, demand.is_single, demand.num_hosts, demand.devices_per_host)
+
+
+def grants_of(snapshot: Snapshot, turns: int | None = None) -> tuple[Grant, ...] | None:
+    """Return the grants of ``decide``: all of them, without the turns after the last one.
+
+    With ``turns`` the snapshot holds the candidates of the first turns alone: the answer is None
+    if these leave a free device, which a job that is not in the snapshot might get.
+    """
+    table = Table(snapshot.hosts)
+    openings = Openings(snapshot, table)
+    grants: list[Grant] = []
+    for demand in islice(in_order(snapshot) if openings.live else (), turns):
+        outcome = _serve(demand, table)
+        if isinstance(outcome, Grant):
+            grants.append(outcome)
+        openings.take_turn(demand)
+        if not openings.live:
+            break
+    return None if turns is not None and openings.has_free() else tuple(grants)
 
 
 def in_order(snapshot: Snapshot) -> Iterator[Demand]:

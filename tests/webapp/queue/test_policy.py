@@ -7,6 +7,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from webapp.jobs import scheduler
 from webapp.jobs.scheduler import (
     FOREVER,
     Decision,
@@ -18,6 +19,7 @@ from webapp.jobs.scheduler import (
     Wait,
     Why,
     decide,
+    grants_of,
 )
 
 GIB = 1024**3
@@ -423,3 +425,87 @@ def test_the_first_turns_are_decided_alone_as_among_all(snapshot, number):
     assert part.order == whole.order
     assert part.grants == tuple(one for one in whole.grants if one.job in first)
     assert part.waits == tuple(one for one in whole.waits if one.job in first)
+
+
+@given(snapshots, st.integers(1, 9))
+def test_grants_alone_are_those_of_the_whole_decision(snapshot, number):
+    whole = decide(snapshot)
+    assert grants_of(snapshot) == whole.grants
+    first = set(whole.order[:number])
+    part = replace(snapshot, demands=tuple(d for d in snapshot.demands if d.job in first))
+    assert grants_of(part, number) in {None, whole.grants}
+
+
+def long_queue(shuffler: Random, *, num_jobs: int, share_held: float) -> Snapshot:
+    """A pool of unlike hosts, some of whose devices are held, and a queue of every kind of job."""
+    hosts = tuple(
+        Host(
+            f"h{n}",
+            tuple(
+                Device(
+                    f"h{n}d{i}", i, "slot" if n == 4 else "gpu", shuffler.choice(["L4", "H100"]),
+                    shuffler.choice([24, 80]), *held, is_usable=shuffler.random() < 0.95,
+                )
+                for i in range(4)
+                for held in [
+                    (shuffler.choice([FOREVER, 20.0, 90.0]), True, "r")
+                    if shuffler.random() < share_held
+                    else ()
+                ]
+            ),
+            takes_singles=n != 3,
+            takes_gangs=n not in {2, 3},
+        )
+        for n in range(6)
+    )  # fmt: skip
+    demands = tuple(
+        Demand(
+            f"j{number}", shuffler.choice("xyz"), float(number),
+            priority=shuffler.choice([0, 0, 0, 1]),
+            rank=shuffler.choice([None, None, None, 2]),
+            num_hosts=shuffler.choice([1, 1, 1, 2, 3]),
+            devices_per_host=shuffler.choice([1, 1, 2, 3, 4, None]),
+            min_memory_bytes=shuffler.choice([0, 0, 30, 90]),
+            host=shuffler.choice([None, None, None, "h1"]),
+            seconds=shuffler.choice([None, 10.0, 50.0, 100.0]),
+            held_back=shuffler.choice(["", "", "", "quota"]),
+        )
+        for number in range(num_jobs)
+    )  # fmt: skip
+    return Snapshot(hosts, demands, used={"x": 50.0}, shares={"x": 2.0})
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 40), st.sampled_from([0.0, 0.4, 0.8, 1]))
+@settings(max_examples=300)
+def test_a_long_queue_is_granted_the_same_whether_its_end_is_decided_or_not(
+    shuffler, turns, share_held
+):
+    snapshot = long_queue(shuffler, num_jobs=60, share_held=share_held)
+    whole = decide(snapshot)
+    assert grants_of(snapshot) == whole.grants
+    first = set(whole.order[:turns])
+    part = replace(snapshot, demands=tuple(d for d in snapshot.demands if d.job in first))
+    assert grants_of(part, turns) in {None, whole.grants}
+
+
+def test_turns_behind_the_last_possible_grant_are_not_decided(monkeypatch):
+    served: list[str] = []
+    serve = scheduler._serve
+    monkeypatch.setattr(
+        scheduler, "_serve", lambda one, table: (served.append(one.job), serve(one, table))[1]
+    )
+    singles = [demand(f"j{n:02}", float(n), seconds=60.0) for n in range(50)]
+    gangs = [demand(f"g{n}", 90.0 + n, devices_per_host=3) for n in range(9)]
+    full = host("a", busy("d0"), busy("d1"))
+    half = host("a", device("d0"), busy("d1", 30.0), busy("d2", 30.0), busy("d3", 30.0))
+    for hosts, demands, num_grants, num_turns in (
+        ([full], singles, 0, 0),
+        ([box(3)], singles, 3, 3),
+        ([half], [replace(gangs[0], queued_at=-1.0), *singles, *gangs[1:]], 0, 1),
+        ([half], [*singles, *gangs], 1, 1),
+        ([half], gangs, 0, 0),
+        ([box(2)], [replace(one, held_back="quota") for one in singles], 0, 0),
+    ):
+        served.clear()
+        grants = grants_of(Snapshot(tuple(hosts), tuple(demands)))
+        assert (len(grants), len(served)) == (num_grants, num_turns), demands[0]

@@ -8,11 +8,12 @@ import time_machine
 from tests.webapp.conftest import EXIT_OK, GIB, batch_of, claim, make_beat, make_job
 from tests.webapp.jobs.undone import undone
 from tests.webapp.queue.conftest import gpu_host
+from webapp.agents import ingest
 from webapp.agents.heartbeats import host_beat
 from webapp.agents.ingest import events_accept
 from webapp.core.clock import now
 from webapp.hosts.models import Device, Host
-from webapp.jobs import waiting
+from webapp.jobs import allocation, pool_state, waiting
 from webapp.jobs.allocation import allocate_pool, may_take
 from webapp.jobs.models import Allocation, Attempt, Command, Job
 from webapp.jobs.pool_state import first_waiting, pool_state_of, used_by_team, waiting_jobs
@@ -272,6 +273,37 @@ def test_the_first_turns_and_every_jobs_place_are_those_of_the_whole_queue(mixed
         assert decided(node_a.pool, found.jobs, turns) == decided(node_a.pool, mixed, turns), turns
     lines = lines_of(node_a.pool)
     assert [waiting_line(line.job).position for line in lines] == list(range(1, 15))
+
+
+@pytest.mark.parametrize(
+    ("is_reserved", "seconds", "started", "num_read"),
+    [(False, 20, ["job 0"], [2]), (True, 20, ["job 0"], [2]), (True, 3600, [], [2, 10])],
+)
+def test_a_freed_device_reads_the_first_jobs_alone_unless_it_is_kept(
+    submit, node_a, monkeypatch, is_reserved, seconds, started, num_read
+):
+    monkeypatch.setattr(pool_state, "SPARE_TURNS", 0)
+    running = [submit(node_a, name=f"running {n}", max_duration_seconds=900) for n in range(4)]
+    if is_reserved:
+        submit(node_a, name="whole", devices_per_host=4)
+    for number in range(9):
+        submit(node_a, name=f"job {number}", max_duration_seconds=seconds)
+    read: list[int] = []
+    monkeypatch.setattr(
+        allocation,
+        "pool_state_of",
+        lambda pool, jobs, rules: (read.append(len(jobs)), pool_state_of(pool, jobs, rules))[1],
+    )
+    assert allocate_pool(node_a.pool) == []
+    assert read == []  # no device is free
+    with monkeypatch.context() as first:
+        first.setattr(ingest, "allocate_after", str)
+        end(running[0].attempts.get())
+    jobs = waiting_jobs(node_a.pool)
+    whole = decide(pool_state_of(node_a.pool, jobs, Rules(jobs)).snapshot)
+    granted = allocate_pool(node_a.pool)
+    assert [job.pk for job in granted] == [grant.job for grant in whole.grants]
+    assert ([job.name for job in granted], read) == (started, num_read)
 
 
 def test_far_behind_a_job_is_told_its_place_and_no_forecast(submit, node_a, monkeypatch):
