@@ -25,6 +25,7 @@ from runners.shared.facts import DeviceMeasurement, HostFacts, Microbench
 from runners.shared.messages import Beat, ClaimRequest, EnrollRequest, EventBatch, RunEvent
 from tests.runners.tools import redis_program
 from tests.webapp import answers
+from webapp.accounts import tokens
 from webapp.accounts.models import Membership, Role, Team
 from webapp.accounts.secrets import secret_store
 from webapp.accounts.tokens import token_make
@@ -64,6 +65,7 @@ def _no_calls_before() -> None:
     """Start every test with nobody having called."""
     calls.forget()
     pools.forget()
+    tokens.uses.forget()
 
 
 @pytest.fixture

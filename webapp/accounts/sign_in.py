@@ -31,7 +31,7 @@ from django.contrib.messages.storage.cookie import CookieStorage
 from django.contrib.messages.storage.fallback import FallbackStorage
 from django.contrib.messages.storage.session import SessionStorage
 from django.contrib.sessions.models import Session
-from django.db import DatabaseError, transaction
+from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.middleware.csrf import CsrfViewMiddleware
@@ -52,6 +52,7 @@ from webapp.audit.models import Event
 from webapp.core import vault
 from webapp.core.clock import now
 from webapp.core.middleware import redirect_to_own
+from webapp.core.outages import UseNotes
 from webapp.core.pace import Limit, Pace
 from webapp.core.problems import BusyProblem
 
@@ -155,12 +156,10 @@ def address_of(request: HttpRequest) -> str:
 
 # Session expiry: a session ends half a day after its last request, and a month after its login.
 #
-# If the database rejects the update, the page is still served. The update is retried after a
-# minute, because each try may wait for a lock timeout.
+# If the database rejects the update, the page is still served (``UseNotes``).
 
 
 SEEN_AT = "seen_at"
-REST_SECONDS = 60.0
 LONGEST_SESSION = timedelta(days=30)  # NIST SP 800-63B-4 at AAL1
 FORGET = '"cache", "storage"'  # what a browser deletes when its session is over
 REFUSALS = Limit("A line about a refused request", 1 / 10, 20)
@@ -176,7 +175,7 @@ class SessionInUse:
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
-        self._rests_until = 0.0
+        self._notes = UseNotes()
         self._lines = Pace()
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
@@ -195,7 +194,8 @@ class SessionInUse:
         response.headers.setdefault("Cache-Control", "no-store")
         instant = now().timestamp()
         is_due = instant - session.get(SEEN_AT, began) >= SEEN_EVERY.total_seconds()
-        if is_due and instant >= self._rests_until and self._note(session.session_key):
+        key = session.session_key
+        if is_due and self._notes.store(lambda: session_touch(key), "a session in use"):
             session[SEEN_AT] = instant
             seconds_left = int(began + LONGEST_SESSION.total_seconds() - instant)
             session.set_expiry(min(settings.SESSION_COOKIE_AGE, max(seconds_left, 1)))
@@ -215,16 +215,6 @@ class SessionInUse:
                 path=escape_uri_path(request.path[:200]),
                 status=status,
             )
-
-    def _note(self, session_key: str) -> bool:
-        """Record that a session is in use; return whether it was stored."""
-        try:
-            session_touch(session_key)
-        except DatabaseError:
-            self._rests_until = now().timestamp() + REST_SECONDS
-            log.warning("a session in use was not noted", exc_info=True)
-            return False
-        return True
 
 
 def _is_refused(request: HttpRequest, response: HttpResponse) -> bool:

@@ -36,6 +36,7 @@ from webapp.accounts.sign_in import session_secret_keep, session_secret_of
 from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.core.middleware import uncompressed
+from webapp.core.outages import UseNotes
 from webapp.core.problems import ConflictProblem, ForbiddenProblem, InvalidProblem, Problem
 
 PREFIX = "slp_"  # a known prefix, so that scanners for leaked secrets find a token in a repository
@@ -46,6 +47,7 @@ MOST_TOKENS = 50  # of one account in one team, valid at the same time
 NAME = re.compile(r"[\w .@+-]{1,60}")
 USED_EVERY = timedelta(minutes=1)  # writes of the last use
 SHOWN_ENDED = timedelta(days=30)  # ended tokens stay on the page for so long
+uses = UseNotes()
 SESSION_TOKENS = "access-tokens"  # session key: id -> text, encrypted, until it is shown
 token_revoked = Signal()  # received in webapp.hosts.epoch
 # The least role that a scope is of use to.
@@ -220,14 +222,18 @@ def _service_account(team: Team, name: str, role: Role) -> User:
 
 @sensitive_variables("text")
 def token_find(text: str) -> AccessToken | None:
-    """Return the valid token with this text, and note its use at most once a minute."""
+    """Return the valid token with this text, and note its use at most once a minute.
+
+    Reading does not depend on the note: it is left out while the database cannot be written.
+    """
     token = valid_tokens().filter(digest=digest_of(text)).first()
     if token is None:
         return None
     instant = now()
     is_due = Q(last_used_at=None) | Q(last_used_at__lt=instant - USED_EVERY)
     if token.last_used_at is None or token.last_used_at < instant - USED_EVERY:
-        AccessToken.objects.filter(is_due, pk=token.pk).update(last_used_at=instant)
+        due = AccessToken.objects.filter(is_due, pk=token.pk)
+        uses.store(lambda: due.update(last_used_at=instant), "a token's use")
     return token
 
 

@@ -4,14 +4,24 @@ import errno
 import shutil
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
 import redis
+import structlog
 from django.conf import settings
-from django.db import DatabaseError, InterfaceError, InternalError, OperationalError
+from django.db import (
+    DatabaseError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    connections,
+    transaction,
+)
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
 from django.views import defaults
@@ -36,6 +46,7 @@ from webapp.core.problems import (
 # ---------------------------------------------------------------------------
 
 
+log = structlog.get_logger(__name__)
 API_PREFIX = "/api/"
 SOON_SECONDS, LATER_SECONDS = 5, 30
 
@@ -155,6 +166,62 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     if not request.path.startswith(API_PREFIX):
         return defaults.page_not_found(request, exception)
     return problem_response(NotFoundProblem("no_such_address", "The API has no such address."))
+
+
+# ---------------------------------------------------------------------------
+# Notes of a use, stored beside a request that only reads: it waits for none and fails with none.
+# ---------------------------------------------------------------------------
+
+
+NOTE_WAIT_MS = 100
+REST_SECONDS = 60.0
+
+
+class UseNotes:
+    """Writes that a request can do without, such as the time of a token's last use.
+
+    A write that the database refuses or another process locks out is left out, and for a minute
+    none is tried again.
+    """
+
+    def __init__(self) -> None:
+        self._rests_until = 0.0
+
+    def store(self, write: Callable[[], object], what: str) -> bool:
+        """Write, and return whether it was stored; ``what`` names it in the log."""
+        if time.monotonic() < self._rests_until:
+            return False
+        try:
+            with _short_lock_wait():
+                write()
+        except DatabaseError:
+            self._rests_until = time.monotonic() + REST_SECONDS
+            log.warning("a use was not noted", what=what, exc_info=True)
+            return False
+        return True
+
+    def forget(self) -> None:
+        """Try again at once."""
+        self._rests_until = 0.0
+
+
+@contextmanager
+def _short_lock_wait() -> Iterator[None]:
+    """Let the writes of a block wait for a lock no longer than ``NOTE_WAIT_MS``."""
+    connection = connections["default"]
+    if connection.vendor == "postgresql":
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(f"SET LOCAL lock_timeout = {NOTE_WAIT_MS}")
+            yield
+        return
+    with connection.cursor() as cursor:
+        cursor.execute(f"PRAGMA busy_timeout = {NOTE_WAIT_MS}")
+        try:
+            with transaction.atomic():  # a failure within an outer transaction leaves that whole
+                yield
+        finally:
+            seconds = connection.settings_dict["OPTIONS"].get("timeout", 5)
+            cursor.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
 
 
 # ---------------------------------------------------------------------------

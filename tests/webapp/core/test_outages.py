@@ -16,13 +16,17 @@ from django.db import (
 )
 from django.db.backends.utils import CursorWrapper
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from tests.plugins.extent import sample
 from tests.webapp.accounts.test_matrix import RULES
 from tests.webapp.accounts.test_roles import filled
 from tests.webapp.api.test_hosts_api import bearer, knock, said
 from tests.webapp.conftest import client_of
+from webapp.accounts import tokens
+from webapp.accounts.models import AccessToken
 from webapp.accounts.sign_in import AUTHENTICATED_AT, SEEN_EVERY
+from webapp.accounts.tokens import token_make
 from webapp.core.clock import now
 from webapp.core.outages import outage_of
 
@@ -112,6 +116,41 @@ def test_a_login_on_a_full_disk_is_answered_in_words(monkeypatch, alice):
     assert "disk is full" in answer.content.decode()
 
 
+READ_BY_TOKEN = ["me", "plans", "jobs", "hosts", "models", "data", "search?q=ab"]
+
+
+def used_long_ago(team, user) -> tuple[AccessToken, Client]:
+    """Return a token whose use is to be noted, and a client that sends it."""
+    token, text = token_make(team=team, by=user, name="laptop", scope="read")
+    return token, quiet(Client(headers={"Authorization": f"Bearer {text}"}))
+
+
+@pytest.mark.parametrize(
+    "words", ["database or disk is full", "attempt to write a readonly database"]
+)
+def test_reading_by_token_goes_on_and_its_use_is_noted_later(team, olga, monkeypatch, words):
+    token, client = used_long_ago(team, olga)
+    with failing(monkeypatch, words, only_writes=True):
+        for path in READ_BY_TOKEN:
+            assert client.get(f"/api/v1/{path}").status_code == 200, path
+            forget_failures()
+            tokens.uses.forget()
+    assert not AccessToken.objects.get().last_used_at
+    assert client.get("/api/v1/jobs").status_code == 200
+    token.refresh_from_db()
+    assert token.last_used_at
+
+
+def test_a_note_that_failed_is_not_tried_with_every_request(team, olga, monkeypatch):
+    _, client = used_long_ago(team, olga)
+    with failing(monkeypatch, "database is locked", only_writes=True):
+        client.get("/api/v1/jobs")
+        forget_failures()
+    with CaptureQueriesContext(connection) as captured:
+        assert client.get("/api/v1/jobs").status_code == 200
+    assert not any(each["sql"].startswith(("UPDATE", "PRAGMA")) for each in captured)
+
+
 @pytest.mark.parametrize(
     "path", ["/", "/jobs/", "/plans/", "/hosts/", "/queue/", "/models/", "/docs/"]
 )
@@ -133,7 +172,6 @@ def test_a_session_that_could_not_be_noted_is_noted_later(olga, monkeypatch):
         client.get("/docs/")
     forget_failures()
     assert "seen_at" not in client.session
-    monkeypatch.setattr("webapp.accounts.sign_in.REST_SECONDS", 0.0)
     fresh = Client()  # another process: it does not rest
     fresh.cookies = client.cookies
     fresh.get("/docs/")
@@ -162,6 +200,32 @@ def test_a_database_that_is_really_locked(alice, monkeypatch):
     assert page.status_code == 200
     assert answer.status_code == 503
     assert "locked by another process" in answer.content.decode()
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="a lock of SQLite's")
+def test_nothing_that_only_reads_waits_for_a_lock_that_another_process_keeps(
+    team, olga, host, monkeypatch
+):
+    """The waits that SQLite is told are counted, so that no clock decides."""
+    _, by_token = used_long_ago(team, olga)
+    by_session = quiet(client_of(olga))
+    session = by_session.session
+    session[AUTHENTICATED_AT] = now().timestamp() - 2 * SEEN_EVERY.total_seconds()
+    session.save()
+    path = connection.settings_dict["NAME"]
+    connection.close()
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "timeout", 1000)
+    with closing(sqlite3.connect(path, isolation_level=None)) as locker:
+        locker.execute("BEGIN IMMEDIATE")
+        for each in READ_BY_TOKEN:
+            assert by_token.get(f"/api/v1/{each}").status_code == 200, each
+        for each in ("/", "/jobs/", "/hosts/", "/queue/", f"/hosts/{host.slug}/"):
+            assert by_session.get(each).status_code == 200, each
+        with connection.cursor() as cursor:
+            assert cursor.execute("PRAGMA busy_timeout").fetchone()[0] == 1_000_000
+        locker.execute("ROLLBACK")
+    connection.close()
 
 
 def test_each_outage_is_known_by_its_words():
