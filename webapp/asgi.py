@@ -25,6 +25,7 @@ from django.contrib.sessions.backends.db import SessionStore  # noqa: E402 (Djan
 
 from webapp.accounts.tokens import PREFIX, token_find  # noqa: E402 (as above)
 from webapp.api import hosts, jobs  # noqa: E402 (as above)
+from webapp.core.connections import raise_file_limit  # noqa: E402 (as above)
 from webapp.core.middleware import PERMISSIONS_POLICY, SerializePerCredential, limited  # noqa: E402 (as above)
 from webapp.core.problems import Receive, Scope, Send  # noqa: E402 (as above)
 from webapp.core.queries import SchemaTooNewError, check_schema  # noqa: E402 (as above)
@@ -127,6 +128,7 @@ async def _lifespan(receive: Receive, send: Send) -> None:
                 return
             end_streams_on_signals()
             freeze_loaded()
+            raise_file_limit()
             collecting = asyncio.create_task(_collect_periodically())
         await send({"type": f"{kind}.complete"})
         if kind == "lifespan.shutdown":

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +35,7 @@ from webapp.agents.dispatch import attempt_claim, attempt_secrets
 from webapp.agents.heartbeats import Answer, HeartbeatBatcher, heartbeat_refused, host_beat
 from webapp.agents.ingest import events_accept
 from webapp.core.outages import MIN_FREE_BYTES, check_room, outage_of
-from webapp.core.pace import BEAT, HOST, STRANGER, calls
+from webapp.core.pace import BEAT, HOST, MOST_KNOWN, STRANGER, calls
 from webapp.core.problems import (
     BYTES_TYPE,
     REFUSALS,
@@ -264,8 +265,10 @@ def is_same_machine(request: HttpRequest, boot_id: str) -> bool:
 PATH = "/api/v1/hosts/beat"
 MAX_BODY_BYTES = 1024**2
 RETRY_AFTER_SECONDS = 5
+KNOWN_SECONDS = 600.0
 JSON_HEADERS = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
 log = structlog.get_logger(__name__)
+_known_until: dict[str, float] = {}  # by digest of a host's credential
 _batchers: dict[asyncio.AbstractEventLoop, HeartbeatBatcher] = {}
 
 
@@ -277,10 +280,13 @@ def is_beat(scope: Scope) -> bool:
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer one heartbeat."""
     credential = refused = ""
+    is_read = False
     answer: Answer
     try:
-        body = await _body(receive)  # first: the server goes on reading what is answered before
         credential = _credential(scope)
+        await _check_known(credential, scope)  # before the body: a stranger's takes no memory
+        body = await _body(receive)
+        is_read = True
         calls.keep(BEAT, digest(credential))
         keep_heartbeat(digest(credential))
         beat = Beat.model_validate(read_json(body))
@@ -294,11 +300,33 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
         answer = outage_of(error) or busy
     if refused:  # not within `except`: an await there would keep the error alive in this frame
         await sync_to_async(heartbeat_refused)(credential, refused)
+    if isinstance(answer, UnauthorizedProblem):
+        _known_until.pop(digest(credential), None)  # revoked or rotated since
     if isinstance(answer, Problem):
-        is_unread = isinstance(answer, TooLargeProblem)
-        await send_problem(closing(receive, send) if is_unread else send, answer)
+        await send_problem(send if is_read else closing(receive, send), answer)
     else:
         await send_answer(send, 200, JSON_HEADERS, answer.model_dump_json().encode())
+
+
+async def _check_known(credential: str, scope: Scope) -> None:
+    """Check that a host has the credential, with one query in ten minutes for each host.
+
+    Whether it still has it is checked when the heartbeat is stored.
+
+    Raises:
+        UnauthorizedProblem: no host has it.
+        BusyProblem: the address sent too many that no host has.
+    """
+    key, instant = digest(credential), time.monotonic()
+    if _known_until.get(key, 0.0) > instant:
+        return
+    if len(_known_until) >= MOST_KNOWN:
+        _known_until.clear()
+    if await sync_to_async(host_by_credential)(credential) is None:
+        client = scope.get("client")
+        calls.keep(STRANGER, client[0] if client else "")
+        raise UnauthorizedProblem(*UNKNOWN_CREDENTIAL)
+    _known_until[key] = instant + KNOWN_SECONDS
 
 
 def _refusal(credential: str, error: ValueError | Problem) -> tuple[Problem, str]:

@@ -440,6 +440,7 @@ class Site:
     def _web_command(self) -> list[str]:
         command = [sys.executable, "-m", "uvicorn", "webapp.asgi:application", "--no-access-log"]
         command += ["--host", self.bound, "--port", str(self.port)]
+        command += ["--http", "webapp.core.connections:HeaderDeadlineProtocol"]
         if is_behind_proxy(os.environ):
             command += ["--forwarded-allow-ips", ",".join(trusted_proxies(os.environ))]
         else:

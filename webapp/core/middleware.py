@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from hashlib import sha256
 from http import HTTPStatus
@@ -329,7 +330,60 @@ LARGER = (
 )
 
 
+# Bodies whose sender is not known are held in memory together within these limits, and have to
+# arrive in time. A stranger is asked for his session or credential only when one is reached.
+FREE_BYTES = 16 * 1024  # of each body: a login, a heartbeat
+STRANGERS_BYTES = 32 * MEBIBYTE
+ADDRESS_BYTES = 8 * MEBIBYTE
+BODY_SECONDS = 30.0
+BODY_RETRY_SECONDS = 5
+
 IsKnown = Callable[[Scope], Awaitable[bool]]
+
+
+class SlowProblem(Problem):
+    """The body did not arrive in time."""
+
+    status = 408
+    title = "The request took too long to arrive"
+
+
+TOO_SLOW = SlowProblem(
+    "too_slow",
+    f"The body of this request was not there after {BODY_SECONDS:g} s. Send it at once, or log in "
+    "first.",
+)
+TOO_MANY_BODIES = BusyProblem(
+    "too_many_bodies",
+    f"The server reads at most {STRANGERS_BYTES // MEBIBYTE} MiB at one time from senders that it "
+    f"does not know, and {ADDRESS_BYTES // MEBIBYTE} MiB from one address. Try again soon, or log "
+    "in first.",
+    retry_after_seconds=BODY_RETRY_SECONDS,
+)
+
+
+class StrangersBodies:
+    """The bytes of open requests whose senders are unknown: in all, and by address."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._of_address: Counter[str] = Counter()
+
+    def take(self, address: str, num_bytes: int) -> bool:
+        """Count some bytes, unless they are too many together with the others."""
+        is_over = self.num_bytes + num_bytes > STRANGERS_BYTES
+        if is_over or self._of_address[address] + num_bytes > ADDRESS_BYTES:
+            return False
+        self.num_bytes += num_bytes
+        self._of_address[address] += num_bytes
+        return True
+
+    def give_back(self, address: str, num_bytes: int) -> None:
+        """Stop counting some bytes."""
+        self.num_bytes -= num_bytes
+        self._of_address[address] -= num_bytes
+        if not self._of_address[address]:
+            del self._of_address[address]
 
 
 def limit_of(scope: Scope) -> int:
@@ -344,53 +398,108 @@ def limited(
     application: Application, policy: Callable[[Send], Send], is_known: IsKnown
 ) -> Application:
     """Return the application with the request-body size limit; ``policy`` adds error headers."""
+    bodies = StrangersBodies()
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await application(scope, receive, send)
             return
-        request = SizeLimitedRequest(scope, receive, send, is_known)
+        request = SizeLimitedRequest(scope, receive, send, is_known, bodies)
         length = dict(scope.get("headers", ())).get(b"content-length", b"0")
         if length.isdigit() and await request.exceeds(int(length)):
             await _refuse(scope, closing(receive, policy(send)), request.limit)
             return
-        await application(scope, request.receive, request.send)
-        if request.is_too_large and not request.is_answered:
-            await _refuse(scope, closing(receive, policy(send)), request.limit)
+        try:
+            await application(scope, request.receive, request.send)
+        finally:
+            request.end()
+        if request.is_cut_off and not request.is_answered:
+            answer = closing(receive, policy(send))
+            await _refuse(scope, answer, request.limit, request.problem)
 
     return guarded
 
 
 class SizeLimitedRequest:
-    """One request with a counted body; over the limit it looks like a client disconnect."""
+    """One request with a counted body; over a limit it looks like a client disconnect."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, is_known: IsKnown) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        is_known: IsKnown,
+        bodies: StrangersBodies,
+    ) -> None:
         self._scope, self._receive, self._send = scope, receive, send
-        self._is_known = is_known
-        self._received = 0
-        self._is_looked_up = False
+        self._is_known, self._bodies = is_known, bodies
+        self._address = str((scope.get("client") or ("",))[0])
+        self._received = self._held = 0
+        self._deadline = asyncio.get_running_loop().time() + BODY_SECONDS
+        self._is_looked_up = self._is_of_known = self._is_whole = False
         self.limit = ANONYMOUS_BYTES
-        self.is_too_large = False
+        self.is_cut_off = False
+        self.problem: Problem | None = None  # None: the body is too large
         self.is_answered = False
 
     async def exceeds(self, num_bytes: int) -> bool:
         """Return whether a body is too large; look up who sends it if it is more than a few."""
-        if num_bytes > self.limit and not self._is_looked_up and _has_credentials(self._scope):
-            self._is_looked_up = True
-            if await self._is_known(self._scope):
-                self.limit = limit_of(self._scope)
-        return num_bytes > self.limit
+        return num_bytes > self.limit and (not await self._look_up() or num_bytes > self.limit)
 
     async def receive(self) -> MutableMapping[str, Any]:
-        """Return the next part of the body."""
-        message = await self._receive()
+        """Return the next part of the body; what comes after the answer is dropped."""
+        if self.is_answered and not self.is_cut_off:
+            return {**await self._receive(), "body": b""}
+        message = await self._next_part()
         self._received += len(message.get("body", b""))
-        self.is_too_large = self.is_too_large or await self.exceeds(self._received)
-        return {"type": "http.disconnect"} if self.is_too_large else message
+        if not self.is_cut_off and await self.exceeds(self._received):
+            self.is_cut_off = True
+        elif not self.is_cut_off and not await self._hold():
+            self.is_cut_off, self.problem = True, TOO_MANY_BODIES
+        return {"type": "http.disconnect"} if self.is_cut_off else message
+
+    def end(self) -> None:
+        """Stop counting the body of a request that is over."""
+        self._bodies.give_back(self._address, self._held)
+        self._held = 0
+
+    async def _next_part(self) -> MutableMapping[str, Any]:
+        """Return what the client sends next; a stranger's body has to be whole by a deadline."""
+        if self._is_whole or self._is_of_known:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            if await self._look_up():
+                return await self._receive()
+            self.is_cut_off, self.problem = True, TOO_SLOW
+            return {"type": "http.disconnect"}
+        self._is_whole = not message.get("more_body", False)
+        return message
+
+    async def _hold(self) -> bool:
+        """Count what a stranger sent among all that strangers send; False if it is too much."""
+        added = self._received - FREE_BYTES - self._held
+        if self._is_of_known or added <= 0:
+            return True
+        if self._bodies.take(self._address, added):
+            self._held += added
+            return True
+        return await self._look_up()
+
+    async def _look_up(self) -> bool:
+        """Return whether the sender is known, whose limits are then others."""
+        if not self._is_looked_up and _has_credentials(self._scope):
+            self._is_looked_up = True
+            if await self._is_known(self._scope):
+                self._is_of_known, self.limit = True, limit_of(self._scope)
+                self.end()
+        return self._is_of_known
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """Send a part of the response; one to a body that was cut off gives way to the refusal."""
-        if self.is_too_large and not self.is_answered:
+        if self.is_cut_off and not self.is_answered:
             return
         self.is_answered = True
         await self._send(message)
@@ -404,7 +513,8 @@ def _has_credentials(scope: Scope) -> bool:
     )
 
 
-async def _refuse(scope: Scope, send: Send, limit: int) -> None:
+async def _refuse(scope: Scope, send: Send, limit: int, problem: Problem | None = None) -> None:
+    """Answer a request whose body is not read on, being too large or for another problem."""
     from webapp.core.problems import TooLargeProblem, UnauthorizedProblem, send_problem
 
     who = " Log in first to send more." if limit == ANONYMOUS_BYTES else ""
@@ -412,12 +522,15 @@ async def _refuse(scope: Scope, send: Send, limit: int) -> None:
     if limit == ANONYMOUS_BYTES and any(name == b"authorization" for name, _ in scope["headers"]):
         # A host whose secret was replaced keeps its data for 401, and would give them up for 413.
         sentence += " This credential is unknown, replaced or revoked."
-        await send_problem(send, UnauthorizedProblem("not_authenticated", sentence))
-    elif scope["path"].startswith("/api/"):
-        await send_problem(send, TooLargeProblem("too_large", sentence))
+        unknown = UnauthorizedProblem("not_authenticated", sentence)
+        await send_problem(send, problem or unknown)
+        return
+    problem = problem or TooLargeProblem("too_large", sentence)
+    if scope["path"].startswith("/api/"):
+        await send_problem(send, problem)
     else:
         text = (b"content-type", b"text/plain; charset=utf-8")
-        await send_answer(send, 413, [text], sentence.encode())
+        await send_answer(send, problem.status, [text], problem.detail.encode())
 
 
 # ASGI middleware that serialises the requests of one credential.

@@ -8,7 +8,9 @@ and the time to wait.
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from heapq import nlargest
 from typing import NamedTuple
 
 from webapp.core.problems import BusyProblem
@@ -47,7 +49,8 @@ class Pace:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._free_at: dict[tuple[str, str], float] = {}  # when a caller's burst is full again
+        # Per kind and caller: when the caller's burst is full again.
+        self._free_at: dict[str, dict[str, float]] = defaultdict(dict)
 
     def keep(self, limit: Limit, caller: str) -> None:
         """Count a call.
@@ -62,26 +65,30 @@ class Pace:
         """Count calls and return 0, or return the seconds to wait if they are too many."""
         instant = self._clock()
         with self._lock:
-            if len(self._free_at) >= MOST_KNOWN:
-                self._forget_idle(instant)
-            before = max(self._free_at.get((limit.who, caller), instant), instant)
+            free_at = self._free_at[limit.who]
+            if len(free_at) >= MOST_KNOWN and caller not in free_at:
+                free_at = self._forget_idle(limit.who, instant)
+            before = max(free_at.get(caller, instant), instant)
             over = before - instant + (num - limit.burst) / limit.per_second
             if over <= ROUNDING:
-                self._free_at[limit.who, caller] = before + num / limit.per_second
+                free_at[caller] = before + num / limit.per_second
         return math.ceil(over) if over > ROUNDING else 0
 
     def rest(self, limit: Limit, caller: str) -> tuple[int, int]:
         """Return how many calls the caller has left at once, and the seconds to a full burst."""
         instant = self._clock()
         with self._lock:
-            busy = max(self._free_at.get((limit.who, caller), instant) - instant, 0.0)
+            busy = max(self._free_at[limit.who].get(caller, instant) - instant, 0.0)
         return max(0, math.floor(limit.burst - busy * limit.per_second)), math.ceil(busy)
 
-    def _forget_idle(self, instant: float) -> None:
-        """Delete callers with a full burst; keep at most the newest half of the others."""
-        busy = {key: at for key, at in self._free_at.items() if at > instant}
-        newest = list(busy.items())
-        self._free_at = dict(newest[-(MOST_KNOWN // 2) :])
+    def _forget_idle(self, who: str, instant: float) -> dict[str, float]:
+        """Delete callers of a kind with a full burst; keep the busiest half of the others.
+
+        A flood of invented callers so forgets its own, and none of another kind.
+        """
+        busy = ((at, caller) for caller, at in self._free_at[who].items() if at > instant)
+        self._free_at[who] = {caller: at for at, caller in nlargest(MOST_KNOWN // 2, busy)}
+        return self._free_at[who]
 
     def forget(self) -> None:
         """Reset all counters."""

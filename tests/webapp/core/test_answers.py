@@ -237,7 +237,6 @@ def test_no_more_is_read_than_an_address_takes(alice, credential):
         ("/plans/x/upload/", [session], "POST", UPLOAD_BYTES),
         ("/jobs/x/stop/", [session], "POST", DEFAULT_BYTES),
         ("/api/v1/hosts/enroll", [], "POST", ANONYMOUS_BYTES),
-        ("/api/v1/hosts/beat", [BEARER], "POST", ANONYMOUS_BYTES),
         ("/api/v1/attempts/a/events", [bearer], "POST", DEFAULT_BYTES),
         ("/api/v1/attempts/a/artefacts/m/f", [bearer], "PUT", PART_BYTES),
         ("/api/v1/attempts/a/artefacts/m/f", [BEARER], "PUT", ANONYMOUS_BYTES),
@@ -247,6 +246,9 @@ def test_no_more_is_read_than_an_address_takes(alice, credential):
         refusal = 401 if BEARER in headers else 413  # a host keeps its data for the first
         assert (status, read) == (refusal, limit // MEBIBYTE + 1), path
         assert str(limit) in body.decode(), path
+    status, body, read = send_body("/api/v1/hosts/beat", BEARER)
+    assert (status, read) == (401, 0)
+    assert json.loads(body)["code"] == "unknown_credential"
     status, body, read = send_body("/api/v1/hosts/enroll", announced=599 * MEBIBYTE)
     assert (status, read) == (413, 0)
     assert json.loads(body)["code"] == "too_large"

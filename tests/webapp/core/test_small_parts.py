@@ -276,7 +276,20 @@ def test_names_without_end_take_no_memory_without_end(kept, clock, monkeypatch):
     for number in range(1000):
         kept.keep(SMALL, f"caller {number}")
         clock.at += 0.001
-    assert len(kept._free_at) <= 101
+    assert sum(map(len, kept._free_at.values())) <= 101
+
+
+def test_a_flood_of_invented_names_forgets_neither_the_busiest_nor_another_kind(
+    kept, clock, monkeypatch
+):
+    monkeypatch.setattr(pace, "MOST_KNOWN", 100)
+    assert count(kept, SMALL, 9) == SMALL.burst
+    assert count(kept, HOST, HOST.burst, "host") == HOST.burst
+    for number in range(1000):
+        kept.count(SMALL, f"invented {number}")
+        clock.at += 0.0001
+    assert kept.rest(SMALL, "a")[0] == 0
+    assert kept.rest(HOST, "host")[0] < HOST.burst / 2
 
 
 def test_threads_together_get_no_more_than_one(kept):
