@@ -3,14 +3,17 @@
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import httpx
 import psutil
@@ -20,7 +23,8 @@ from runners.shared.log_text import last_line
 from webapp.boot import broker
 
 ROOT = Path(__file__).resolve().parents[2]
-START_LIMIT_S = 120.0
+START_LIMIT_S = 900.0  # a busy machine needs minutes; a start that failed ends at once
+STOP_LIMIT_S = 60.0
 
 
 def without_gpus() -> dict[str, str]:
@@ -93,8 +97,55 @@ def running(data: Path, **settings: str) -> Iterator[Site]:
         _wait(lambda: words in (data / "up.log").read_text("utf-8"), data / "up.log", up)
         yield Site(url, data, up, seconds)
     finally:
+        _end(up)
+
+
+def _end(up: subprocess.Popen[bytes]) -> None:
+    """Stop a site, and kill what is left of it after ``STOP_LIMIT_S``."""
+    parts = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parts = psutil.Process(up.pid).children(recursive=True)
+    try:
         up.terminate()
+        up.wait(STOP_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        for part in parts:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                part.kill()
+        up.kill()
         up.wait()
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end a block as Ctrl-C does, so that its sites, jobs and folders end with it."""
+
+    def leave(number: int, _frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def beside(*processes: BaseProcess) -> Iterator[None]:
+    """Run processes beside a block: started with it, ended with it at the latest."""
+    try:
+        for process in processes:
+            process.start()
+        yield
+        for process in processes:
+            process.join()
+    finally:
+        for process in processes:
+            if process.pid is not None and process.is_alive():
+                process.kill()
+                process.join()
 
 
 def _free_port() -> int:

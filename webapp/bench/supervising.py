@@ -44,9 +44,8 @@ def supervision_rows(up: site.Site, settle: float, seconds: float) -> Iterator[R
     shipping = context.Process(
         target=ship, args=(host_dir.path, up.redis_url, host_id, (settle, seconds), spent)
     )
-    with run_supervisor(folder) as pid:
+    with run_supervisor(folder) as pid, site.beside(shipping):
         supervisor = psutil.Process(pid)
-        shipping.start()
         time.sleep(settle)
         before, acked, began = _cpu_seconds(supervisor), folder.acked_seq(), time.monotonic()
         time.sleep(seconds)
@@ -54,7 +53,6 @@ def supervision_rows(up: site.Site, settle: float, seconds: float) -> Iterator[R
         used = (_cpu_seconds(supervisor) - before) / elapsed
         shipped = folder.acked_seq() - acked
         shipper = spent.get(timeout=60) / seconds
-    shipping.join()
     what = f"at {LINES_PER_SECOND} lines a second"
     yield f"supervisor {what}", used, "cores", "at most 0.01"
     yield f"shipper {what}", shipper, "cores", ""

@@ -3,11 +3,16 @@
 import datetime as dt
 import io
 import json
+import multiprocessing
+import os
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from django.conf import settings
 from django.core.management import CommandError, call_command
@@ -21,7 +26,8 @@ from runners.host.bench import CASES, CollectiveTime, RankMemory, Ratio, StoredR
 from runners.jobs.bench import offload_bench
 from runners.jobspec import CompressSpec, FolderModel
 from runners.jobspec.train import LayoutOptions
-from webapp.bench import compression, layouts, long_history, memory, peers
+from tests.webapp.boot.conftest import eventually
+from webapp.bench import compression, layouts, live_path, long_history, memory, peers, site
 from webapp.bench import peer_answer as script
 from webapp.bench.compression import CLAIMS, Claim, page, verdict
 from webapp.bench.host_load import CommitCount
@@ -519,3 +525,62 @@ def test_the_bench_names_who_is_absent(monkeypatch, tmp_path, as_json):
 def test_other_planners_belong_to_the_bench_of_the_planner(tmp_path):
     with pytest.raises(CommandError, match="belongs to `bench planner`, not to estimate"):
         call_command("bench", "estimate", peers=tmp_path)
+
+
+# Sites and processes of benches end with them, however they end.
+
+
+UP = """
+import pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+part = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path("part").write_text(str(part.pid))
+print("Slipway is ready", flush=True)
+time.sleep(600)
+"""
+
+
+def run_until(end, folder: Path, *processes) -> None:
+    with site.running(folder), site.beside(*processes):
+        end()
+
+
+def is_over(number: int) -> bool:
+    try:
+        return psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_bench_that_fails_or_is_stopped_leaves_no_process_of_its_site(tmp_path, monkeypatch):
+    (tmp_path / "manage.py").write_text(UP)
+    monkeypatch.setattr(site, "ROOT", tmp_path)
+    monkeypatch.setattr(site, "STOP_LIMIT_S", 0.1)
+    monkeypatch.setattr(site, "_has_page", lambda _url: (tmp_path / "part").exists())
+    context = multiprocessing.get_context("spawn")
+    for end in (
+        lambda: os.kill(os.getpid(), signal.SIGTERM),
+        lambda: pytest.fail("the bench broke"),
+    ):
+        (tmp_path / "part").unlink(missing_ok=True)
+        sleeper = context.Process(target=time.sleep, args=(600,))
+        with pytest.raises((SystemExit, pytest.fail.Exception)), site.ended_by_sigterm():
+            run_until(end, tmp_path, sleeper)
+        assert not sleeper.is_alive()
+        number = int((tmp_path / "part").read_text())
+        eventually(lambda number=number: is_over(number))
+
+
+def test_the_live_bench_divides_by_what_was_sent_and_handled():
+    found = {
+        name: value
+        for name, value, *_ in live_path._rows_of_sent(
+            100, [10, 35, 50], {"control": 0.36, "redis": 0.1}, [10] * 50, 2.0
+        )
+    }
+    assert found["control process, an event"] == pytest.approx(0.36 / (60 * live_path.EVENTS))
+    assert found["events with an instant that browsers saw"] == 50 / (100 * live_path.SHOWN)
+    assert found["redis process"] == 0.05
+    for num_sent, waits in ((0, [1]), (30, [1]), (100, [])):
+        with pytest.raises(CommandError, match="not busy"):
+            list(live_path._rows_of_sent(num_sent, [10, 50], {"control": 1.0}, waits, 2.0))

@@ -330,7 +330,8 @@ class Command(BaseCommand):
         load, *_ = os.getloadavg()
         figures = []
         for name in names:
-            found = list(_figures_of(name, load, is_kept=options["keep"]))
+            with site.ended_by_sigterm():
+                found = list(_figures_of(name, load, is_kept=options["keep"]))
             figures += found
             if options["keep"]:
                 command = f"manage.py bench {name} --keep"
