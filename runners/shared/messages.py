@@ -417,9 +417,12 @@ class ClaimReply(Message):
         default_factory=lambda data: _default_options(data["request"])
     )
 
-    @field_serializer("secrets", when_used="json")
+    @field_serializer("secrets")
     def _open(self, secrets: dict[str, SecretStr]) -> dict[str, str]:
-        """Serialise the plain values: only the reply to the claim contains them."""
+        """Serialise the plain values: only the reply to the claim contains them.
+
+        As Python values too: that is how the API takes a reply apart before it writes JSON.
+        """
         return {name: value.get_secret_value() for name, value in secrets.items()}
 
 

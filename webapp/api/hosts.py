@@ -110,7 +110,8 @@ def calling_host(request: HttpRequest) -> Host:
 # Operations of hosts on attempts: claim, report events, download data, upload artefacts.
 
 
-attempts_router = Router(tags=["attempts"], auth=HostAuth())
+# By alias, as messages write themselves: ninja says otherwise, even to models that say so.
+attempts_router = Router(tags=["attempts"], auth=HostAuth(), by_alias=True)
 
 
 @attempts_router.post(
@@ -188,7 +189,7 @@ def artefact_part(
     return UploadState(received_bytes=artefacts.write_part(file, offset, request))
 
 
-router = Router(tags=["hosts"])
+router = Router(tags=["hosts"], by_alias=True)
 MAX_ECHO_BYTES = 2 * 1024**2
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
