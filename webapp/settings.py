@@ -10,6 +10,7 @@ import django_stubs_ext
 from csp.constants import NONCE, NONE, SELF
 
 from webapp.boot.broker import own_url
+from webapp.core.bodies import DEFAULT_BYTES
 from webapp.core.log_collector import collector_start
 from webapp.core.logs import configure_logs, fault_logging
 from webapp.core.site_settings import (
@@ -156,6 +157,7 @@ HOST_REDIS_URL = redis_url(os.environ, "SLIPWAY_HOST_REDIS_URL") or (
 ALLOWS_DRILLS = flag(os.environ, "SLIPWAY_DRILLS")
 ARTEFACTS_DIR = DATA_DIR / "artefacts"
 DATASETS_DIR = DATA_DIR / "datasets"
+DATA_UPLOAD_MAX_MEMORY_SIZE = DEFAULT_BYTES  # of what is no file
 
 LANGUAGE_CODE = "en-gb"
 TIME_ZONE, ZONE_WORDS = time_zone(os.environ)

@@ -34,6 +34,7 @@ from webapp.accounts.sign_in import address_of
 from webapp.agents.dispatch import attempt_claim, attempt_secrets
 from webapp.agents.heartbeats import Answer, HeartbeatBatcher, heartbeat_refused, host_beat
 from webapp.agents.ingest import events_accept
+from webapp.core.bodies import takes_file
 from webapp.core.outages import MIN_FREE_BYTES, check_room, outage_of
 from webapp.core.pace import BEAT, HOST, MOST_KNOWN, STRANGER, calls
 from webapp.core.problems import (
@@ -177,6 +178,7 @@ def artefact_state(request: HttpRequest, attempt_id: str, name: str, path: str) 
     openapi_extra=bytes_in(),
     operation_id="upload_artefact_part",
 )
+@takes_file(artefacts.MAX_PART_BYTES, "PUT")
 def artefact_part(
     request: HttpRequest,
     attempt_id: str,
@@ -233,6 +235,7 @@ def rotate(request: HttpRequest, body: RotateRequest) -> RotateReply:
     openapi_extra=bytes_in() | bytes_out("The bytes"),
     operation_id="echo_bytes",
 )
+@takes_file(MAX_ECHO_BYTES)
 def echo(
     request: HttpRequest,
     num_bytes: Annotated[

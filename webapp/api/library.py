@@ -19,6 +19,7 @@ from planner.specs.model import ModelSpec
 from planner.techniques.registry import TECHNIQUES, get
 from runners.datasets.records import Format
 from runners.host.abilities import Level
+from runners.jobspec.base import MAX_UPLOAD_BYTES
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import (
     check_role,
@@ -32,6 +33,7 @@ from webapp.api.auth import ADMIN, LAUNCH, PLAN, READ
 from webapp.api.jobs import JobDetail, job_detail
 from webapp.api.requests import PageReply, Paging, Sent, ShortPaging, page_keys, page_of
 from webapp.bench.ratios import stored
+from webapp.core.bodies import takes_file
 from webapp.core.problems import (
     REFUSALS,
     ForbiddenProblem,
@@ -342,6 +344,7 @@ def data_list(request: HttpRequest, paging: Query[Paging]) -> DatasetPage:
 
 
 @router.post("/data", auth=PLAN, response={201: DatasetReply, **REFUSALS}, operation_id="add_data")
+@takes_file(MAX_UPLOAD_BYTES)
 def data_add(request: HttpRequest, file: File[UploadedFile]) -> Status[DatasetReply]:
     """Upload a file of training data: JSON lines, Parquet or text; it is checked at once."""
     membership = current_membership(request)

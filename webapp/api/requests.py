@@ -39,6 +39,7 @@ LONGEST_KEY = 64
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 NO_BODY = re.compile(rb"\s*(\{\}|null|--[^\r\n]{1,70}--)?\s*")  # nothing, as JSON or multipart
 KEPT = timedelta(hours=24)  # replies, for repetitions
+FORM_TYPE = "multipart/form-data"
 STUCK = timedelta(minutes=2)  # a request without a reply for so long was cut off
 
 View = Callable[..., HttpResponseBase]
@@ -178,7 +179,23 @@ def job_key(request: HttpRequest) -> str | None:
 
 
 def _digest(request: HttpRequest) -> str:
-    parts = (str(request.method).encode(), request.get_full_path().encode(), request.body)
+    """Return a digest of what is asked for; of a form its fields and files, not how they came.
+
+    Each sending of a form has a boundary of its own, and a file may be larger than memory allows.
+    """
+    parts = [str(request.method).encode(), request.get_full_path().encode()]
+    if request.content_type == FORM_TYPE:
+        fields = sorted((name, request.POST.getlist(name)) for name in request.POST)
+        parts.append(json.dumps(fields).encode())
+        for name, files in sorted(request.FILES.lists()):
+            for file in files:
+                digest = hashlib.sha256()
+                for piece in file.chunks():
+                    digest.update(piece)
+                file.seek(0)
+                parts.append(json.dumps([name, file.name, digest.hexdigest()]).encode())
+    else:
+        parts.append(request.body)
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 

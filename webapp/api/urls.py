@@ -8,6 +8,7 @@ from typing import Any, cast
 import redis
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.views import redirect_to_login
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connection
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, JsonResponse
 from django.urls import URLPattern, URLResolver, path
@@ -20,9 +21,9 @@ from pydantic import BaseModel
 from webapp.api import hosts, jobs, launches, library, machines, openapi, plans, stored_files, team
 from webapp.api.auth import READ, TokenAuth
 from webapp.api.requests import Inputs, inputs_of, with_request_rules
-from webapp.core import outages, problems
+from webapp.core import bodies, outages, problems
 from webapp.core.faults import in_words
-from webapp.core.problems import LimitedParser, MethodProblem, problem_response
+from webapp.core.problems import BYTES_TYPE, LimitedParser, MethodProblem, problem_response
 from webapp.wizard.documents import without_tags
 
 # ---------------------------------------------------------------------------
@@ -182,6 +183,27 @@ def _inputs() -> dict[str, dict[str, Inputs]]:
     }
 
 
+def _largest_files() -> dict[str, dict[str, int]]:
+    """Return the bytes of the files that operations take, by address and by method.
+
+    Raises:
+        ImproperlyConfigured: an operation takes a file or bytes and does not say how many.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for router in api._get_bound_routers():  # noqa: SLF001 (as above)
+        for address, view in router.path_operations.items():
+            at = f"{router.prefix}{address}".lstrip("/").replace("{", "<").replace("}", ">")
+            for each in view.operations:
+                stated = getattr(each.view_func, bodies.FILES, {})
+                takes_files = any(one.__ninja_param_source__ == "file" for one in each.models)
+                takes_bytes = BYTES_TYPE in str((each.openapi_extra or {}).get("requestBody"))
+                if stated.keys() != set(each.methods if takes_files or takes_bytes else ()):
+                    msg = f"{each.operation_id}: say by takes_file how many bytes it takes"
+                    raise ImproperlyConfigured(msg)
+                found.setdefault(at, {}).update(stated)
+    return found
+
+
 def _with_method_problem(view: View) -> View:
     """Return the view of an address whose 405 is a problem that names its methods."""
 
@@ -204,7 +226,7 @@ def _login_exempt(patterns: list[URLPattern | URLResolver]) -> list[URLPattern |
 
     Each gets a request id and idempotency keys.
     """
-    inputs = _inputs()
+    inputs, files = _inputs(), _largest_files()
     for pattern in patterns:
         if isinstance(pattern, URLPattern) and pattern.name not in NEEDS_LOGIN:
             view = pattern.callback
@@ -213,6 +235,7 @@ def _login_exempt(patterns: list[URLPattern | URLResolver]) -> list[URLPattern |
             view = _with_method_problem(view)
             rules = inputs.get(str(pattern.pattern), {})
             pattern.callback = login_not_required(with_request_rules(view, rules))
+            setattr(pattern.callback, bodies.FILES, files.get(str(pattern.pattern), {}))
     return patterns
 
 

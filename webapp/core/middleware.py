@@ -24,7 +24,7 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views import defaults
 from servestatic.utils import parse_accept_encoding
 
-from runners.jobspec.base import MAX_UPLOAD_BYTES
+from webapp.core.bodies import ANONYMOUS_BYTES, MEBIBYTE, largest_file, limit_at
 from webapp.core.pace import Limit, Pace
 from webapp.core.problems import (
     Application,
@@ -313,21 +313,9 @@ class ProblemMiddleware:
 # ASGI middleware that rejects request bodies over their URL's limit, before reading them.
 #
 # Django reads a whole body, into memory or a temporary file, before any view checks the caller, so
-# the limit applies before Django. It depends on the URL and on who sends the request: the session
-# or credential is looked up once the body exceeds what a stranger may send, so an invented cookie
-# gives nothing.
-
-
-MEBIBYTE = 1024**2
-ANONYMOUS_BYTES = MEBIBYTE  # enough for login and enrolment
-DEFAULT_BYTES = 8 * MEBIBYTE
-PART_BYTES = 17 * MEBIBYTE  # one part of an artefact has at most 16 MiB
-UPLOAD_BYTES = MAX_UPLOAD_BYTES + 8 * MEBIBYTE  # the page itself checks the exact limit
-LARGER = (
-    ("PUT", re.compile(r"/api/v1/attempts/[^/]+/artefacts/"), PART_BYTES),
-    ("POST", re.compile(r"/data/upload/$"), UPLOAD_BYTES),
-    ("POST", re.compile(r"/plans/[^/]+/(upload|edit/[^/]+)/$"), UPLOAD_BYTES),
-)
+# the limit applies before Django. It depends on the view (``webapp.core.bodies``) and on who sends
+# the request: the session or credential is looked up once the body exceeds what a stranger may
+# send, so an invented cookie gives nothing.
 
 
 # Bodies whose sender is not known are held in memory together within these limits, and have to
@@ -384,14 +372,6 @@ class StrangersBodies:
         self._of_address[address] -= num_bytes
         if not self._of_address[address]:
             del self._of_address[address]
-
-
-def limit_of(scope: Scope) -> int:
-    """Return the maximum body size, in bytes, of a request of somebody who is known."""
-    for method, pattern, limit in LARGER:
-        if scope["method"] == method and pattern.match(scope["path"]):
-            return limit
-    return DEFAULT_BYTES
 
 
 def limited(
@@ -493,7 +473,10 @@ class SizeLimitedRequest:
         if not self._is_looked_up and _has_credentials(self._scope):
             self._is_looked_up = True
             if await self._is_known(self._scope):
-                self._is_of_known, self.limit = True, limit_of(self._scope)
+                self._is_of_known, self.limit = (
+                    True,
+                    limit_at(self._scope["method"], self._scope["path"]),
+                )
                 self.end()
         return self._is_of_known
 
@@ -518,7 +501,9 @@ async def _refuse(scope: Scope, send: Send, limit: int, problem: Problem | None 
     from webapp.core.problems import TooLargeProblem, UnauthorizedProblem, send_problem
 
     who = " Log in first to send more." if limit == ANONYMOUS_BYTES else ""
-    sentence = f"A request to {scope['path'][:200]} has at most {limit} bytes.{who}"
+    file_bytes = limit > ANONYMOUS_BYTES and largest_file(scope["method"], scope["path"])
+    file = f", and a file in it {file_bytes // MEBIBYTE} MiB" if file_bytes else ""
+    sentence = f"A request to {scope['path'][:200]} has at most {limit} bytes{file}.{who}"
     if limit == ANONYMOUS_BYTES and any(name == b"authorization" for name, _ in scope["headers"]):
         # A host whose secret was replaced keeps its data for 401, and would give them up for 413.
         sentence += " This credential is unknown, replaced or revoked."

@@ -20,6 +20,7 @@ from webapp.accounts.services import (
     signed_in,
     visible_or_404,
 )
+from webapp.core.bodies import takes_file
 from webapp.core.problems import Problem
 from webapp.datasets.models import Dataset
 from webapp.datasets.services import UnusableDataError, dataset_store
@@ -52,6 +53,7 @@ def _context(
 
 @require_POST
 @require_role(Role.PRACTITIONER)
+@takes_file(MAX_UPLOAD_BYTES)
 def dataset_upload(request: HttpRequest) -> HttpResponse:
     """Store an uploaded file; show the errors of an unusable one."""
     stored = upload_of_request(request, current_team(request))

@@ -29,6 +29,7 @@ from runners.jobspec.compress import QUANTISED_DTYPES
 from webapp.accounts.models import Role
 from webapp.accounts.services import current_team, has_role, membership_of, require_role
 from webapp.bench.ratios import Proof, evidence, holds, level_of, stored
+from webapp.core.bodies import takes_file
 from webapp.core.display import Figure, sentence
 from webapp.core.figures import REGISTRY
 from webapp.core.problems import Problem, checked_name
@@ -48,7 +49,7 @@ from webapp.modelhub.models import (
 )
 from webapp.pages.evaluation import left_model
 from webapp.plans.planning import fits_on
-from webapp.wizard.forms import ConfigJson, read_upload
+from webapp.wizard.forms import MAX_CONFIG_BYTES, ConfigJson, read_upload
 
 # ---------------------------------------------------------------------------
 # Pages of models: the catalog, the team's own, their memory needs, registration.
@@ -277,6 +278,7 @@ def model_delete_view(request: HttpRequest, model_id: str) -> HttpResponse:
 
 @require_http_methods(["GET", "POST"])
 @require_role(Role.PRACTITIONER)
+@takes_file(MAX_CONFIG_BYTES)
 def model_new(request: HttpRequest) -> HttpResponse:
     """Register a model by its config.json, or show the form with its errors."""
     form = ModelNewForm(request.POST or None, request.FILES or None, label_suffix="")

@@ -9,8 +9,10 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from runners.datasets.text import unix_lines
+from runners.jobspec.base import MAX_UPLOAD_BYTES
 from webapp.accounts.models import Role
 from webapp.accounts.services import current_team, require_role, signed_in, visible_or_404
+from webapp.core.bodies import takes_file
 from webapp.core.display import whole
 from webapp.core.problems import Problem
 from webapp.modelhub.models import TeamModel
@@ -38,6 +40,7 @@ from webapp.wizard.drafts import (
     store,
     suggestion_apply,
 )
+from webapp.wizard.forms import MAX_CONFIG_BYTES
 from webapp.wizard.pasting import paste_draft, paste_read
 from webapp.wizard.refused import refused_show
 from webapp.wizard.steps import (
@@ -56,6 +59,7 @@ from webapp.wizard.workload_forms import TRAINING_FORMS
 
 
 @require_POST
+@takes_file(MAX_UPLOAD_BYTES)
 def plan_upload(request: HttpRequest, plan_id: str) -> HttpResponse:
     """Store the file, choose it in both training goals of the plan, and return to the step."""
     plan = changeable_plan(request, plan_id)
@@ -134,6 +138,7 @@ def plan_paste(request: HttpRequest) -> HttpResponse:
 
 
 @require_http_methods(["GET", "POST"])
+@takes_file(MAX_UPLOAD_BYTES)
 def plan_step(request: HttpRequest, plan_id: str, step: str) -> HttpResponse:
     """Show one step; a POST saves it and redirects, or shows the errors of its fields.
 
@@ -224,6 +229,7 @@ def _fit_context(request: HttpRequest, plan: Plan) -> None:
 
 
 @require_http_methods(["GET", "POST"])
+@takes_file(MAX_CONFIG_BYTES)
 def plan_verdict(request: HttpRequest, plan_id: str) -> HttpResponse:
     """Return the rail; a POST of a step's form saves it first."""
     step = request.GET.get("step", "")

@@ -25,11 +25,8 @@ from tests.webapp.conftest import client_of
 from webapp import asgi
 from webapp.accounts.models import Membership, Quota, Role, Secret, Team
 from webapp.accounts.secrets import secrets_open
+from webapp.core.bodies import ANONYMOUS_BYTES, DEFAULT_BYTES, limit_at
 from webapp.core.middleware import (
-    ANONYMOUS_BYTES,
-    DEFAULT_BYTES,
-    PART_BYTES,
-    UPLOAD_BYTES,
     CompressionMiddleware,
     ProblemMiddleware,
     uncompressed,
@@ -185,6 +182,8 @@ def test_the_page_with_an_enrolment_command_is_not_compressed(olga):
 
 
 MEBIBYTE = 1024**2
+PART_BYTES = limit_at("PUT", "/api/v1/attempts/a/artefacts/m/f")
+UPLOAD_BYTES = limit_at("POST", "/api/v1/data")
 COOKIE = (b"cookie", b"sessionid=invented")
 BEARER = (b"authorization", b"Bearer invented")
 
@@ -235,6 +234,7 @@ def test_no_more_is_read_than_an_address_takes(alice, credential):
         ("/data/upload/", [strange], "POST", ANONYMOUS_BYTES),
         ("/data/upload/", [session], "POST", UPLOAD_BYTES),
         ("/plans/x/upload/", [session], "POST", UPLOAD_BYTES),
+        ("/api/v1/data", [session], "POST", UPLOAD_BYTES),
         ("/jobs/x/stop/", [session], "POST", DEFAULT_BYTES),
         ("/api/v1/hosts/enroll", [], "POST", ANONYMOUS_BYTES),
         ("/api/v1/attempts/a/events", [bearer], "POST", DEFAULT_BYTES),
