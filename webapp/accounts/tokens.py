@@ -36,6 +36,7 @@ from webapp.accounts.sign_in import session_secret_keep, session_secret_of
 from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.core.middleware import uncompressed
+from webapp.core.names import checked_name
 from webapp.core.outages import UseNotes
 from webapp.core.problems import ConflictProblem, ForbiddenProblem, InvalidProblem, Problem
 
@@ -183,7 +184,7 @@ def token_make(
 
 
 def _checked(name: str, scope: str, days: float, budget: float | None) -> Scope:
-    if not NAME.fullmatch(name):
+    if not NAME.fullmatch(checked_name(name, "name")):
         raise InvalidProblem(
             "name",
             f"The name {name[:60]!r} is not valid. Use 1 to 60 letters, digits, blanks and "

@@ -20,10 +20,11 @@ from pydantic import BaseModel
 
 from webapp.api import hosts, jobs, launches, library, machines, openapi, plans, stored_files, team
 from webapp.api.auth import READ, TokenAuth
+from webapp.api.parsing import LimitedParser
 from webapp.api.requests import Inputs, inputs_of, with_request_rules
 from webapp.core import bodies, outages, problems
 from webapp.core.faults import in_words
-from webapp.core.problems import BYTES_TYPE, LimitedParser, MethodProblem, problem_response
+from webapp.core.problems import BYTES_TYPE, MethodProblem, problem_response
 from webapp.wizard.documents import without_tags
 
 # ---------------------------------------------------------------------------

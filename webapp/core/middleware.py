@@ -473,10 +473,8 @@ class SizeLimitedRequest:
         if not self._is_looked_up and _has_credentials(self._scope):
             self._is_looked_up = True
             if await self._is_known(self._scope):
-                self._is_of_known, self.limit = (
-                    True,
-                    limit_at(self._scope["method"], self._scope["path"]),
-                )
+                self._is_of_known = True
+                self.limit = limit_at(self._scope["method"], self._scope["path"])
                 self.end()
         return self._is_of_known
 

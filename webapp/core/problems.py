@@ -1,19 +1,15 @@
 """Problems as problem+json and as pages: status, field, limit and way out."""
 
 import asyncio
-import unicodedata
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from ninja import NinjaAPI, Schema
 from ninja.errors import AuthenticationError, AuthorizationError, HttpError, ValidationError
-from ninja.parser import Parser
 from pydantic import ValidationError as PydanticError
-
-from runners.jobspec.base import parse_json, plain
 
 # ---------------------------------------------------------------------------
 # Expected errors of services, with messages that a person or a host can act on.
@@ -173,80 +169,8 @@ async def send_answer(send: Send, status: int, headers: Headers, body: bytes) ->
 
 
 # ---------------------------------------------------------------------------
-# RFC 9457: every error of the API is a problem document; request bodies are parsed here.
+# RFC 9457: every error of the API is a problem document.
 # ---------------------------------------------------------------------------
-
-
-# Parse request bodies of the API: accept only JSON that every database can store.
-
-
-class LimitedParser(Parser):
-    """Rejects integers beyond 64 bits, deep nesting and invalid JSON.
-
-    Events of an attempt are checked one by one (``runners.shared.messages``), so that one invalid
-    event does not block the others.
-    """
-
-    def parse_body(self, request: HttpRequest) -> dict[str, Any]:
-        """Return the body of a request; one without a Content-Type is read as JSON.
-
-        Raises:
-            MediaTypeProblem: the body is said not to be JSON.
-            InvalidProblem: a name in it is blank, or holds characters that do not show.
-            ValueError: the body cannot be parsed; ninja answers with status 400.
-        """
-        kind = request.content_type or JSON_TYPE
-        if kind != JSON_TYPE and not kind.endswith("+json"):
-            raise MediaTypeProblem(
-                "unsupported_media_type",
-                f"The Content-Type is {kind[:80]}; this operation reads JSON. Send the header "
-                f"Content-Type: {JSON_TYPE}, with a JSON document as the body.",
-            )
-        body = parse_json(request.body)
-        is_batch = request.path.startswith("/api/v1/attempts/") and request.path.endswith(
-            "/events"
-        )
-        if is_batch:
-            return cast("dict[str, Any]", body)
-        body = plain(body)
-        for holder, field in ((body, "name"), (_part(body, "launch"), "launch.name")):
-            if isinstance(name := _part(holder, "name"), str):
-                holder["name"] = checked_name(name, field)
-        return cast("dict[str, Any]", body)
-
-
-def _part(body: Any, name: str) -> Any:  # noqa: ANN401 (JSON)
-    return body.get(name) if isinstance(body, dict) else None
-
-
-# Characters that reverse the text after them, so that a name shows as another one (UAX #9).
-BIDIRECTIONAL = frozenset(
-    "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-)
-
-
-def checked_name(name: str, field: str) -> str:
-    """Return a name without blanks at its ends; an empty one is left to its field's own rules.
-
-    Raises:
-        InvalidProblem: it is blank, or holds control or bidirectional characters.
-    """
-    stripped = name.strip()
-    hidden = [one for one in stripped if unicodedata.category(one) == "Cc" or one in BIDIRECTIONAL]
-    if hidden:
-        message = (
-            f"The name {ascii(stripped)[:80]} holds the character U+{ord(hidden[0]):04X}, which "
-            "does not show. Leave out control and bidirectional characters."
-        )
-    elif name and not stripped:
-        message = "The name is blank. Give it a character that shows, or leave the field out."
-    else:
-        return stripped
-    raise InvalidProblem(
-        "invalid",
-        f"The field {field} is not valid: {message}",
-        errors=[{"field": field, "message": message}],
-    )
 
 
 MEDIA_TYPE = "application/problem+json"

@@ -18,6 +18,7 @@ from runners.jobspec.base import MAX_UPLOAD_BYTES
 from webapp.accounts.models import Team
 from webapp.audit.models import event_record
 from webapp.core.ids import new_ulid
+from webapp.core.names import checked_name
 from webapp.core.outages import MIN_FREE_BYTES, check_room
 from webapp.core.problems import (
     InvalidProblem,
@@ -72,7 +73,7 @@ def dataset_store(*, team: Team, by: User, upload: UploadedFile[Any]) -> Dataset
         TooLargeProblem: the file, or the team's files together, exceed a limit.
         BusyProblem: the disk is nearly full.
     """
-    name = stored_name(str(upload.name or ""))
+    name = stored_name(checked_name(str(upload.name or ""), "file"))
     _check_size(team, name, upload.size or 0)
     folder = Path(settings.DATASETS_DIR)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -32,6 +32,7 @@ from runners.jobspec import (
 from runners.jobspec.request_options import refusal_lines
 from runners.jobspec.serve import ON_GPUS, EngineName
 from runners.launchers.launch import ENGINES
+from webapp.core.names import checked_name
 from webapp.core.problems import InvalidProblem, Problem
 from webapp.hosts.models import RUNS_JOBS, Host, Pool
 from webapp.jobs.artefacts import adapters_of, lacks_gguf
@@ -258,7 +259,7 @@ def plan_launch(
         num_hosts=launch.spread.num_hosts,
         devices_per_host=launch.spread.devices_per_host,
         spec=launch.spec.model_copy(update={"secrets": tuple(secrets)}),
-        name=name.strip() or saved.name,
+        name=checked_name(name, "name") or saved.name,
         model_name=launch.model_name,
         plan=saved,
         estimate=launch.best.model_dump(mode="json"),

@@ -22,6 +22,7 @@ from webapp.accounts.sign_in import session_secret_keep, session_secret_of
 from webapp.core import display
 from webapp.core.clock import now
 from webapp.core.middleware import uncompressed
+from webapp.core.names import shown_name
 from webapp.hosts.health import checklist, is_ready
 from webapp.hosts.machines import GIB, virtual_host_create, wrong_price
 from webapp.hosts.models import EnrolmentToken
@@ -81,6 +82,7 @@ class AddHostForm(forms.Form):
 
     name = forms.CharField(
         max_length=80,
+        validators=[shown_name],
         help_text="Name shown on pages, such as lab-dgx or workstation-2.",
     )
     pool = forms.CharField(
@@ -255,7 +257,11 @@ def _devices() -> list[tuple[str, str]]:
 class VirtualHostForm(forms.Form):
     """A machine that the team considers buying or renting."""
 
-    name = forms.CharField(max_length=80, help_text="Name shown on pages, such as next-rack.")
+    name = forms.CharField(
+        max_length=80,
+        validators=[shown_name],
+        help_text="Name shown on pages, such as next-rack.",
+    )
     device = forms.ChoiceField(choices=_devices)
     num_devices = forms.IntegerField(
         min_value=1, max_value=1024, initial=8, label="Devices in the machine"

@@ -32,7 +32,8 @@ from webapp.bench.ratios import Proof, evidence, holds, level_of, stored
 from webapp.core.bodies import takes_file
 from webapp.core.display import Figure, sentence
 from webapp.core.figures import REGISTRY
-from webapp.core.problems import Problem, checked_name
+from webapp.core.names import checked_name, shown_name
+from webapp.core.problems import Problem
 from webapp.core.search import folded
 from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import Host, HostState
@@ -67,6 +68,7 @@ class ModelNewForm(forms.Form):
     name = forms.CharField(
         label="Name",
         max_length=120,
+        validators=[shown_name],
         error_messages={"required": "Give the model a name that your team will recognise."},
     )
     config = ConfigJson("config.json", "Paste the file as Hugging Face publishes it.")

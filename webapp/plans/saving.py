@@ -14,6 +14,7 @@ from webapp.accounts.models import Role
 from webapp.accounts.services import check_role, membership_of, visible_or_404
 from webapp.core.clock import now
 from webapp.core.display import NOTHING
+from webapp.core.names import checked_name
 from webapp.core.problems import ConflictProblem
 from webapp.core.queries import changed_words
 from webapp.hosts.models import Host
@@ -199,11 +200,12 @@ def version_save(plan: Plan, *, name: str = "", by: str = "", as_new: bool = Fal
 
     Raises:
         PlanChangedError: somebody wrote the draft since it was read.
+        InvalidProblem: the name holds what does not show.
     """
     if not plan.is_draft:
         return plan
     if name:
-        plan.name, plan.is_named = name[:NAME_LENGTH], True
+        plan.name, plan.is_named = checked_name(name, "name")[:NAME_LENGTH], True
     elif not plan.name:
         plan.name, plan.is_named = title_of(plan), False
     else:

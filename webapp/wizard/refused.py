@@ -24,13 +24,18 @@ def refused_keep(request: HttpRequest, plan: Plan, problem: DraftProblem | Probl
     posted = request.POST
     values: dict[str, Any] = {name: posted[name][:LONGEST] for name in FIELDS if name in posted}
     values["secrets"] = [each[:LONGEST] for each in posted.getlist("secret")[:MAX_SECRETS]]
-    field = problem.field if isinstance(problem, DraftProblem) else problem.code
+    field = problem.field if isinstance(problem, DraftProblem) else _field_of(problem)
     request.session[REFUSED] = {
         "plan": plan.pk,
         "values": values,
         "wrong": field if field in values else "",
         "words": str(problem),
     }
+
+
+def _field_of(problem: Problem) -> str:
+    errors: Any = problem.facts.get("errors")
+    return str(errors[0]["field"]) if errors else problem.code
 
 
 def refused_show(request: HttpRequest, plan: Plan, page: Mapping[str, Any]) -> dict[str, Any]:
