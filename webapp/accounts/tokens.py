@@ -37,6 +37,7 @@ from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.core.middleware import uncompressed
 from webapp.core.names import checked_name
+from webapp.core.numbers import PLAIN, number_of
 from webapp.core.outages import UseNotes
 from webapp.core.problems import ConflictProblem, ForbiddenProblem, InvalidProblem, Problem
 
@@ -358,19 +359,19 @@ def token_save(request: HttpRequest) -> HttpResponse:
 
 def _budget(text: str) -> float | None:
     try:
-        return float(text) if text.strip() else None
-    except ValueError:
+        return number_of(text, PLAIN) if text.strip() else None
+    except ValueError as fault:
         raise InvalidProblem(
-            "budget_gpu_hours", f"“Budget” is {text[:20]}; it can be a number, or empty."
+            "budget_gpu_hours", f"“Budget” is {text[:20]}, {fault}; it can be a number, or empty."
         ) from None
 
 
 def _days(text: str) -> float:
     try:
-        return float(text.strip() or DEFAULT_DAYS)
-    except ValueError:
+        return number_of(text.strip() or f"{DEFAULT_DAYS}", PLAIN)
+    except ValueError as fault:
         raise InvalidProblem(
-            "days", f"“Valid for” is {text[:20]}; it can be 1 to {MOST_DAYS} days."
+            "days", f"“Valid for” is {text[:20]}, {fault}; it can be 1 to {MOST_DAYS} days."
         ) from None
 
 

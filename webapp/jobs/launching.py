@@ -2,7 +2,6 @@
 
 import copy
 import json
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -33,6 +32,7 @@ from runners.jobspec.request_options import refusal_lines
 from runners.jobspec.serve import ON_GPUS, EngineName
 from runners.launchers.launch import ENGINES
 from webapp.core.names import checked_name
+from webapp.core.numbers import number_fault
 from webapp.core.problems import InvalidProblem, Problem
 from webapp.hosts.models import RUNS_JOBS, Host, Pool
 from webapp.jobs.artefacts import adapters_of, lacks_gguf
@@ -114,16 +114,16 @@ def launch_options_of(posted: Mapping[str, str]) -> LaunchOptions:
         InvalidProblem: a field is invalid.
     """
     hours, retries = posted.get("hours", "").strip(), posted.get("retries", "0").strip() or "0"
-    try:
-        seconds = float(hours) * 3600 if hours else None
-    except ValueError:
-        seconds = math.nan
-    if seconds is not None and not LEAST_SECONDS <= seconds <= MOST_SECONDS:
+    fault = number_fault(hours) if hours else ""
+    seconds = float(hours) * 3600 if hours and not fault else None
+    if fault or (seconds is not None and not LEAST_SECONDS <= seconds <= MOST_SECONDS):
+        why = f", {fault}" if fault else ""
         raise InvalidProblem(
             "hours",
-            f"“Time limit, in hours” is {hours[:20]}; it can be 0.01 to 8784 hours, or empty.",
+            f"“Time limit, in hours” is {hours[:20]}{why}; it can be 0.01 to 8784 hours, or "
+            "empty.",
         )
-    if not retries.isdecimal():
+    if not (retries.isascii() and retries.isdecimal()):
         raise InvalidProblem(
             "retries", f"“Retries after a host failure” is {retries[:20]}; it can be 0 to 5."
         )

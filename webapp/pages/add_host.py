@@ -23,6 +23,7 @@ from webapp.core import display
 from webapp.core.clock import now
 from webapp.core.middleware import uncompressed
 from webapp.core.names import shown_name
+from webapp.core.numbers import DecimalField, WholeField
 from webapp.hosts.health import checklist, is_ready
 from webapp.hosts.machines import GIB, virtual_host_create, wrong_price
 from webapp.hosts.models import EnrolmentToken
@@ -263,10 +264,10 @@ class VirtualHostForm(forms.Form):
         help_text="Name shown on pages, such as next-rack.",
     )
     device = forms.ChoiceField(choices=_devices)
-    num_devices = forms.IntegerField(
+    num_devices = WholeField(
         min_value=1, max_value=1024, initial=8, label="Devices in the machine"
     )
-    memory_gib = forms.FloatField(
+    memory_gib = DecimalField(
         required=False,
         min_value=1,
         max_value=1_000_000,

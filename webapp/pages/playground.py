@@ -25,6 +25,7 @@ from runners.datasets.text import unix_lines
 from runners.shared.event_streams import read_events
 from webapp.accounts.models import Role
 from webapp.accounts.services import is_at_least, membership_of
+from webapp.core.numbers import DecimalField, WholeField
 from webapp.core.problems import ConflictProblem
 from webapp.jobs.endpoints import Endpoint, endpoint_of, playground_key
 from webapp.jobs.lookup import load_job
@@ -50,8 +51,8 @@ class PlaygroundForm(forms.Form):
         choices=[("chat", "Chat message"), ("text", "Text to complete")],
         initial="chat",
     )
-    temperature = forms.FloatField(min_value=0.0, max_value=2.0, initial=0.7)
-    max_tokens = forms.IntegerField(label="Max tokens", min_value=1, max_value=100_000, initial=64)
+    temperature = DecimalField(min_value=0.0, max_value=2.0, initial=0.7)
+    max_tokens = WholeField(label="Max tokens", min_value=1, max_value=100_000, initial=64)
 
     def clean_prompt(self) -> str:
         """Return the prompt as it was written: its lines' ends are those of the browser."""

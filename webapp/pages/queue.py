@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import messages
@@ -20,6 +20,7 @@ from webapp.accounts.models import Quota, Role, Team, team_ids_of
 from webapp.accounts.services import check_role, current_role, current_team, has_role, is_at_least
 from webapp.audit.models import Event, event_record, refuse_if_changed
 from webapp.core.clock import now
+from webapp.core.numbers import DecimalField, WholeField
 from webapp.core.problems import ConflictProblem, InvalidProblem, Problem
 from webapp.core.queries import SEEN, mark_of
 from webapp.hosts.models import Host, HostState, Pool
@@ -161,7 +162,7 @@ BOUNDS = {
 class QuotaForm(forms.ModelForm[Quota]):
     """A form for a team's quota; an empty field means no limit."""
 
-    max_duration_hours = forms.FloatField(
+    max_duration_hours = DecimalField(
         required=False,
         label="Longest job, in hours",
         help_text="A job that runs longer is stopped. Empty: no limit.",
@@ -170,6 +171,12 @@ class QuotaForm(forms.ModelForm[Quota]):
     class Meta:
         model = Quota
         fields = ("max_devices", "max_gpu_hours_per_month", "max_queued_per_user", "share")
+        field_classes: ClassVar = {
+            "max_devices": WholeField,
+            "max_queued_per_user": WholeField,
+            "max_gpu_hours_per_month": DecimalField,
+            "share": DecimalField,
+        }
         labels = {
             "max_devices": "Devices at once",
             "max_gpu_hours_per_month": "GPU-hours a month",

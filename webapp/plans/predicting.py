@@ -25,6 +25,7 @@ from runners.jobspec import (
 from runners.jobspec.base import RandomModel
 from runners.jobspec.compress import LoadOptions, window_of
 from runners.jobspec.generate import PolicyOffload
+from webapp.core.numbers import number_of
 from webapp.core.problems import InvalidProblem, Problem
 from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import Host
@@ -204,14 +205,25 @@ def measuring_of(posted: Mapping[str, str], *, is_load: bool) -> Measuring:
 
 def _count(posted: Mapping[str, str], name: str, most: int) -> int:
     text = posted.get(name, "").strip()
-    if not text.isdecimal() or not 1 <= int(text) <= most:
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= most:
         raise InvalidProblem(name, f"“{LABELS[name]}” is {text[:20]}; it can be 1 to {most}.")
     return int(text)
 
 
+PAIR = re.compile(r"\d+,\d+", re.ASCII)
+
+
 def _points(text: str, kind: str) -> list[float]:
+    for each in re.split(r"[\s;]+", text):
+        if PAIR.fullmatch(each):  # in half of the world's languages one number
+            one, other = each.split(",")
+            raise InvalidProblem(
+                "points",
+                f"“Load levels” has {each[:20]}, which may be {one}.{other} or two levels; write "
+                f"{one}.{other}, or a blank after the comma: {one}, {other}.",
+            )
     try:
-        points = [float(each) for each in re.split(r"[\s,;]+", text.strip()) if each]
+        points = [number_of(each) for each in re.split(r"[\s,;]+", text.strip()) if each]
     except ValueError:
         raise _bad_points(text, kind) from None
     if not all(map(math.isfinite, points)):

@@ -43,6 +43,7 @@ from runners.jobspec.serve import (
     PhaseSplit,
 )
 from runners.launchers.launch import ENGINES, Engine
+from webapp.core.numbers import number_fault
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
 from webapp.plans.draft import PlanDraft
@@ -159,14 +160,13 @@ def endpoint_options_of(posted: Mapping[str, str], key_hashes: tuple[str, ...]) 
     text, has_adapters = posted.get("idle", "").strip(), posted.get("adapters") == "yes"
     if not text:
         return EndpointOptions(key_hashes, None, has_adapters, engine, reuse, draft)
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = math.nan
+    fault = number_fault(text)
+    minutes = math.nan if fault else float(text)
     if not LEAST_MINUTES <= minutes <= MOST_MINUTES:
+        why = f", {fault}" if fault else ""
         raise InvalidProblem(
             "idle",
-            f"“Stop when idle” is {text[:20]}; it can be {LEAST_MINUTES:g} to "
+            f"“Stop when idle” is {text[:20]}{why}; it can be {LEAST_MINUTES:g} to "
             f"{MOST_MINUTES:g} minutes, or empty.",
         )
     return EndpointOptions(key_hashes, minutes * 60.0, has_adapters, engine, reuse, draft)

@@ -14,6 +14,7 @@ from planner.catalog.models import checkpoint_name, list_models, model_from_conf
 from planner.specs.base import PlannerError
 from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
 from webapp.core.display import gib, listed, sentence
+from webapp.core.numbers import DecimalField, WholeField
 from webapp.hosts.models import Host, Pool
 from webapp.modelhub.models import TeamModel
 from webapp.plans.questions import DEFAULT_PERCENTILE
@@ -26,7 +27,7 @@ MAX_DIGITS = 18  # of an integer; no model has a longer one
 Choices = list[tuple[str, Any]]
 
 
-class WholeNumber(forms.IntegerField):
+class WholeNumber(WholeField):
     """A whole number whose error names the value and the limits."""
 
     def __init__(self, label: str, low: int, high: int, hint: str = "", **options: Any) -> None:
@@ -36,7 +37,7 @@ class WholeNumber(forms.IntegerField):
         _name_limits(self, label, limits)
 
 
-class DecimalNumber(forms.FloatField):
+class DecimalNumber(DecimalField):
     """A number whose error names the limits."""
 
     def __init__(
