@@ -41,12 +41,13 @@ class AccumulatedAnswer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     output_tokens: int = 0
+    stop_text: str | None = None
 
     def add(self, chunk: StreamChunk) -> None:
         """Append a chunk."""
         self.text += chunk.text
         self.logprobs += chunk.logprobs
-        self.finish_reason = chunk.finish_reason
+        self.finish_reason, self.stop_text = chunk.finish_reason, chunk.stop_text
         self.output_tokens = max(self.output_tokens, chunk.output_tokens)
 
 
@@ -104,6 +105,8 @@ class ResponseFormat(ABC):
     ) -> Document:
         logprobs = self._logprobs(written.logprobs) if self.has_logprobs else None
         ending = {"logprobs": logprobs, "finish_reason": written.finish_reason}
+        if written.stop_text is not None:
+            ending["stop_reason"] = written.stop_text  # as in vLLM
         return {"index": index, **text, **ending}
 
     @abstractmethod

@@ -9,7 +9,7 @@ import json
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import count
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -20,6 +20,7 @@ from runners.jobs.serve.contract import Answer
 from runners.jobs.serve.event_stream import server_sent_event
 from runners.jobs.serve.openai_requests import (
     MAX_MESSAGES,
+    MAX_PARTS,
     MAX_STOPS,
     ClientFields,
     Document,
@@ -27,6 +28,7 @@ from runners.jobs.serve.openai_requests import (
     RequestError,
     Stop,
     TextPart,
+    TextParts,
     checked,
     is_neutral,
     read_document,
@@ -34,6 +36,7 @@ from runners.jobs.serve.openai_requests import (
 )
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 CHAT_DATA = b"data: {"
 WAY_OUT = "leave it out, or use /v1/chat/completions"
 Event = tuple[str, Document]  # name and data, which repeats the name as its type
@@ -45,6 +48,7 @@ class ChatChunk(NamedTuple):
     text: str
     finish_reason: str | None
     usage: Document
+    stop_text: str | None = None  # the stop string that ended the answer
 
 
 class TranslatedRequest(ClientFields, ABC):
@@ -135,7 +139,17 @@ async def _chunks(events: AsyncIterator[bytes]) -> AsyncGenerator[ChatChunk]:
             raise RequestError(500, message[:1000], code="engine_error")
         choice: Document = next(iter(document.get("choices") or ()), {})
         text = (choice.get("delta") or {}).get("content") or ""
-        yield ChatChunk(text, choice.get("finish_reason"), document.get("usage") or {})
+        usage, stop_text = document.get("usage") or {}, _stop_text(choice)
+        yield ChatChunk(text, choice.get("finish_reason"), usage, stop_text)
+
+
+def _stop_text(choice: Document) -> str | None:
+    """Return the stop string that ended a choice: of our engines and vLLM, else of SGLang.
+
+    Both engines put the number of a stop token there, too.
+    """
+    found = choice.get("stop_reason") or choice.get("matched_stop")
+    return found if isinstance(found, str) else None
 
 
 def _text_of(parts: str | Sequence[TextPart]) -> str:
@@ -149,45 +163,81 @@ class AnthropicMessage(ClientFields):
     """One message of a conversation."""
 
     role: Literal["user", "assistant"]
-    content: str | list[TextPart]
+    content: str | TextParts
+
+
+NO_TOOLS: dict[str, tuple[object, ...]] = {
+    "tools": ([],),
+    "tool_choice": ({"type": "none"}, {"type": "auto"}),
+    "thinking": ({"type": "disabled"},),
+}
+Turns = Annotated[
+    list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+]
+
+
+def chat_turns(
+    system: str | Sequence[TextPart] | None, messages: Sequence[AnthropicMessage]
+) -> list[dict[str, str]]:
+    """Return a conversation as a chat completion has it."""
+    first = [{"role": "system", "content": _text_of(system)}] if system else []
+    return [*first, *({"role": each.role, "content": _text_of(each.content)} for each in messages)]
+
+
+class CountRequest(ClientFields):
+    """``POST /v1/messages/count_tokens``."""
+
+    model: str
+    messages: Turns
+    system: str | TextParts | None = None
+    cache_control: Ignored = None
+
+    @property
+    def chat(self) -> list[dict[str, str]]:
+        """Return the conversation as a chat completion has it."""
+        return chat_turns(self.system, self.messages)
+
+    @property
+    def document(self) -> Document:
+        """Return the request for an engine that counts itself."""
+        first, *turns = self.chat if self.system else (None, *self.chat)
+        system = {"system": first["content"]} if first else {}
+        return {"model": self.model, "messages": turns, **system}
 
 
 class MessagesRequest(TranslatedRequest):
     """``POST /v1/messages``."""
 
-    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
-        "tools": ([],),
-        "tool_choice": ({"type": "none"}, {"type": "auto"}),
-        "thinking": ({"type": "disabled"},),
-    }
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = NO_TOOLS
 
     max_tokens: Annotated[int, Field(ge=1)]
-    messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: str | list[TextPart] | None = None
+    messages: Turns
+    system: str | TextParts | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
-    stop_sequences: Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop_sequences: Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS)] | None = (
+        None
+    )
     cache_control: Ignored = None
 
     @property
     def chat(self) -> Document:
         """Return the conversation and the limits as fields of a chat completion."""
-        system = [{"role": "system", "content": _text_of(self.system)}] if self.system else []
-        turns = [{"role": each.role, "content": _text_of(each.content)} for each in self.messages]
         limits = {"max_tokens": self.max_tokens, "top_k": self.top_k, "stop": self.stop_sequences}
-        return {"messages": [*system, *turns], **limits}
+        return {"messages": chat_turns(self.system, self.messages), **limits}
 
     def document(self, chat: Document) -> Document:
         """Return the message of a whole chat completion."""
         choice = chat["choices"][0]
         block = {"type": "text", "text": choice["message"].get("content") or "", "citations": None}
-        end = _anthropic_end(choice["finish_reason"])
+        end = self._end(choice["finish_reason"], _stop_text(choice))
         return self._message([block], chat.get("usage") or {}) | end
 
     async def events(self, chunks: AsyncIterator[ChatChunk]) -> AsyncGenerator[Event]:
         """Yield a message's start, the deltas of its one text block, and its end."""
-        has_begun, reason, usage = False, None, Document()
+        has_begun, reason, stop_text, usage = False, None, None, Document()
         async for chunk in chunks:
             usage, reason = chunk.usage or usage, chunk.finish_reason or reason
+            stop_text = chunk.stop_text or stop_text
             if not has_begun:
                 has_begun = True
                 yield "message_start", {"message": self._message([], usage)}
@@ -197,8 +247,17 @@ class MessagesRequest(TranslatedRequest):
                 delta = {"type": "text_delta", "text": chunk.text}
                 yield "content_block_delta", {"index": 0, "delta": delta}
         yield "content_block_stop", {"index": 0}
-        yield "message_delta", {"delta": _anthropic_end(reason), "usage": _anthropic_usage(usage)}
+        end = self._end(reason, stop_text)
+        yield "message_delta", {"delta": end, "usage": _anthropic_usage(usage)}
         yield "message_stop", {}
+
+    def _end(self, reason: str | None, stop_text: str | None) -> Document:
+        """Return why a message ended; a stop string of the chat template's is the model's end."""
+        if reason == "length":
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
+        if stop_text in (self.stop_sequences or ()):
+            return {"stop_reason": "stop_sequence", "stop_sequence": stop_text}
+        return {"stop_reason": "end_turn", "stop_sequence": None}
 
     def _message(self, content: Sequence[Document], usage: Document) -> Document:
         return {
@@ -225,11 +284,6 @@ _ANTHROPIC_ERRORS = {
 }  # fmt: skip
 
 
-def _anthropic_end(reason: str | None) -> Document:
-    stop_reason = "max_tokens" if reason == "length" else "end_turn"
-    return {"stop_reason": stop_reason, "stop_sequence": None}
-
-
 def _anthropic_usage(usage: Document) -> Document:
     return {
         "input_tokens": usage.get("prompt_tokens", 0),
@@ -253,7 +307,7 @@ class InputMessage(ClientFields):
     """One message of a conversation, or an answer that is sent back."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ResponsePart]
+    content: str | Annotated[list[ResponsePart], Field(fail_fast=True, max_length=MAX_PARTS)]
     type: Literal["message"] = "message"
     id: Ignored = None
     status: Ignored = None
@@ -276,7 +330,9 @@ class ResponsesRequest(TranslatedRequest):
 
     input: (
         Annotated[str, Field(min_length=1)]
-        | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+        | Annotated[
+            list[InputMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+        ]
     )
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -406,8 +462,23 @@ def parse_translated(path: str, body: bytes) -> TranslatedRequest:
     Raises:
         RequestError: a field is invalid, or asks for more than text; the error names it.
     """
-    kind, document = TRANSLATED[path], read_document(body)
-    for name, neutral in kind.NEUTRAL.items():
+    kind = TRANSLATED[path]
+    return checked(kind.model_validate, _of_text(path, kind.NEUTRAL, body))
+
+
+def parse_count(body: bytes) -> CountRequest:
+    """Return the parsed request to count a conversation's tokens.
+
+    Raises:
+        RequestError: a field is invalid, or asks for more than text; the error names it.
+    """
+    return checked(CountRequest.model_validate, _of_text(COUNT_TOKENS, NO_TOOLS, body))
+
+
+def _of_text(path: str, neutral_values: Mapping[str, tuple[object, ...]], body: bytes) -> Document:
+    """Return a body's document without the fields that ask for nothing here."""
+    document = read_document(body)
+    for name, neutral in neutral_values.items():
         if not is_neutral(document.pop(name, None), neutral):
             raise unsupported(name, f"{name} is not supported by {path}; {WAY_OUT}")
-    return checked(kind.model_validate, document)
+    return document

@@ -5,9 +5,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from runners.jobs.runtime import BadInputError
+from runners.jobs.serve.openai_requests import RequestError
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import NO_ADAPTER
 
@@ -72,6 +73,7 @@ class StreamChunk:
     logprobs: Sequence[TokenLogprob] = ()
     finish_reason: FinishReason | None = None
     output_tokens: int = 0  # of the whole answer so far
+    stop_text: str | None = None  # the stop string that ended the answer
 
 
 class GenerationRequest(NamedTuple):
@@ -102,6 +104,11 @@ class Limits:
     end_ids: frozenset[int]
     step_tokens: int = 512  # token budget of a step: prefill chunks and decoding tokens together
 
+    @property
+    def most_answers(self) -> int:
+        """Return how many answers run and wait at once."""
+        return self.max_concurrency + self.queue_limit
+
 
 class BoundedEngine(ABC):
     """The capacity of an engine: how many answers it has, and whether it takes more."""
@@ -125,13 +132,25 @@ class BoundedEngine(ABC):
         """Check that the engine or its queue has room for a request.
 
         Raises:
+            RequestError: the request has more answers than the engine ever holds.
             QueueFullError: the queue is full.
             EngineEndedError: the engine has failed or was stopped.
         """
         if self.is_closed:
             raise EngineEndedError
-        if self.num_open + answers > self.limits.max_concurrency + self.limits.queue_limit:
+        if answers > self.limits.most_answers:
+            raise self._too_many(answers)
+        if self.num_open + answers > self.limits.most_answers:
             raise QueueFullError
+
+    def _too_many(self, answers: int) -> RequestError:
+        limits = self.limits
+        message = (
+            f"The request has {answers} answers (its prompts times n); this endpoint holds at "
+            f"most {limits.most_answers}: {limits.max_concurrency} at once (max_concurrency) and "
+            f"{limits.queue_limit} waiting (queue_limit). Send fewer prompts, or a smaller n."
+        )
+        return RequestError(400, message, param="n", code="too_many_answers")
 
     def wait_until_idle(self, timeout_seconds: float) -> bool:
         """Wait until no request is running or queued; return whether that happened in time."""
@@ -262,6 +281,13 @@ class ForwardingModel(Protocol):
 
         Raises:
             RequestError: a field is invalid; the error names it.
+        """
+
+    async def count_tokens(self, document: dict[str, Any]) -> int:
+        """Return the prompt tokens of a conversation in the form of Anthropic's count request.
+
+        Raises:
+            RequestError: the engine rejects the request, or is down.
         """
 
 

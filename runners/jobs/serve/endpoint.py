@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Generator
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import uvicorn
 
@@ -40,6 +40,7 @@ DRAINING = "Finishing open requests"
 TICK_SECONDS = 0.1
 FIGURES_SECONDS = 1.0
 QUIET_FIGURES_SECONDS = 15.0  # while no request arrives
+HEAD_SECONDS = 30.0  # for the head of a request; the server bounds the body's time itself
 DRAIN_SECONDS = scale_duration(8.0, least=0.3)  # within the grace period of a stop
 LAST_WORDS_SECONDS = 2  # time for clients to receive an error
 STALL_SECONDS = 600.0  # a step that takes longer counts as a hung device
@@ -138,6 +139,32 @@ class QuietServer(uvicorn.Server):
         yield
 
 
+class HeadDeadline:
+    """Closes connections that send no whole request head; uvicorn itself waits for ever."""
+
+    def __init__(self, server: uvicorn.Server) -> None:
+        self._server = server
+        self._since: dict[Any, float] = {}  # by connection
+
+    def close_late(self) -> None:
+        """Close connections that have been sending a head for ``HEAD_SECONDS``."""
+        now, before = time.monotonic(), self._since
+        self._since = {
+            each: before.get(each, now)
+            for each in self._server.server_state.connections
+            if self._is_reading_head(each)
+        }
+        for each, since in self._since.items():
+            if now - since >= HEAD_SECONDS:
+                each.transport.close()
+
+    @staticmethod
+    def _is_reading_head(connection: Any) -> bool:  # noqa: ANN401 - of uvicorn's two protocols
+        """Return whether no request is being answered, and uvicorn has no timer of its own."""
+        is_free = connection.cycle is None or connection.cycle.response_complete
+        return is_free and connection.timeout_keep_alive_task is None
+
+
 class Endpoint:
     """The HTTP server in this thread, the engine in another, and the reports on both."""
 
@@ -166,11 +193,12 @@ class Endpoint:
             timeout_graceful_shutdown=LAST_WORDS_SECONDS,
         )
         server = QuietServer(config)
+        heads = HeadDeadline(server)
         serving = asyncio.ensure_future(server.serve(sockets=[self.listener]))
         self.job.emitter.phase(LOADING)
         self._engine.start()
         try:
-            ending = await self._watch(serving)
+            ending = await self._watch(serving, heads)
             if ending != "failed":
                 await self._drain()
         finally:
@@ -210,9 +238,10 @@ class Endpoint:
             return False
         return True
 
-    async def _watch(self, serving: asyncio.Future[None]) -> Ending:
+    async def _watch(self, serving: asyncio.Future[None], heads: "HeadDeadline") -> Ending:
         while not serving.done():
             await asyncio.sleep(TICK_SECONDS)
+            heads.close_late()
             if self.fault is not None:
                 return "failed"
             if self.job.stop_requested.is_set():

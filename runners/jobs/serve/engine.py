@@ -225,7 +225,7 @@ class Engine(BoundedEngine):
             reason, (text, logprobs) = "stop", reply.answer.finish()
         else:
             text, logprobs = reply.answer.add_token(choice)
-            if reply.answer.is_stopped:
+            if reply.answer.stopped_by is not None:
                 reason = "stop"
             elif (
                 reply.num_written >= reply.sampling.max_tokens
@@ -237,7 +237,8 @@ class Engine(BoundedEngine):
             self._release(reply)
             self.figures.count("requests")
         if text or logprobs or reason:
-            reply.deliver(StreamChunk(text, logprobs, reason, reply.num_written))
+            stop_text = reply.answer.stopped_by if reason else None
+            reply.deliver(StreamChunk(text, logprobs, reason, reply.num_written, stop_text))
 
     def _record_step(self, seconds: float, tokens: int) -> None:
         gauges = {

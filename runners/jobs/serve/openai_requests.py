@@ -7,12 +7,16 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     StringConstraints,
+    Tag,
     ValidationError,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from runners.jobspec.request_options import refusal_text, refused_options
 from runners.jobspec.serve import EngineName
@@ -20,8 +24,11 @@ from runners.jobspec.serve import EngineName
 Document = dict[str, Any]
 
 MAX_CHOICES = 16
-MAX_STOPS = 4
+MAX_STOPS = 64  # OpenAI's API takes four; vLLM, SGLang and Anthropic's API take more
+MAX_PROMPTS = 64
 MAX_MESSAGES = 2000
+MAX_PARTS = 2000  # of one message
+MAX_BIASES = 4096
 MAX_TOP_LOGPROBS = 20
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 ENGINE_ENDED = "The engine ended while it answered. See the job's page for the reason."
@@ -34,10 +41,43 @@ IGNORED = (
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+# A list ends at its first wrong element: an error for each would hold the endpoint for minutes.
+Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True, min_length=1)]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Each = TypeVar("Each")
-Several = Annotated[list[Each], Field(min_length=1, max_length=64)]
+Several = Annotated[list[Each], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
+
+
+def bounded_dict(most: int) -> BeforeValidator:
+    """Return a check of a dict's length, which pydantic itself makes after all its values."""
+
+    def check(sent: object) -> object:
+        if isinstance(sent, dict) and len(sent) > most:
+            message = "Dictionary should have at most {most} items, not {count}"
+            values = {"most": most, "count": len(sent)}
+            raise PydanticCustomError("dict_too_long", message, values)
+        return sent
+
+    return BeforeValidator(check)
+
+
+def _prompt_kind(sent: object) -> str:
+    """Return which of its four forms a prompt has, by its first element."""
+    first = sent[0] if isinstance(sent, list) and sent else None
+    if isinstance(first, list):
+        return "lists of token ids"
+    if isinstance(first, str):
+        return "texts"
+    return "token ids" if isinstance(sent, list) else "text"
+
+
+Prompt = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[Ids, Tag("token ids")]
+    | Annotated[Several[Text], Tag("texts")]
+    | Annotated[Several[Ids], Tag("lists of token ids")],
+    Discriminator(_prompt_kind),
+]
 
 
 class RequestError(Exception):
@@ -97,10 +137,17 @@ class ClientFields(BaseModel):
     def _without_nulls(cls, sent: object) -> object:
         if not isinstance(sent, dict):
             return sent
-        return {
+        found = {
             name: value
             for name, value in sent.items()
             if value is not None and not (name in cls.EMPTY and value in ("", []))
+        }
+        # One unknown field is enough for the refusal.
+        unknown = next((name for name in found if name not in cls.model_fields), None)
+        return {
+            name: value
+            for name, value in found.items()
+            if name in cls.model_fields or name == unknown
         }
 
 
@@ -125,9 +172,11 @@ class RequestBody(ClientFields):
     repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[Annotated[int, Field(ge=0)], Bias] | None = None  # by token id
+    logit_bias: (
+        Annotated[dict[Annotated[int, Field(ge=0)], Bias], bounded_dict(MAX_BIASES)] | None
+    ) = None  # by token id
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
     ignore_eos: bool = False  # as in vLLM: generate max_tokens tokens
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -158,7 +207,7 @@ class RequestBody(ClientFields):
 class CompletionRequest(RequestBody):
     """``POST /v1/completions``."""
 
-    prompt: Text | Ids | Several[Text] | Several[Ids]
+    prompt: Prompt
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     @property
@@ -183,13 +232,16 @@ class TextPart(ClientFields):
     cache_control: Ignored = None  # a hint for caches of prompts
 
 
+TextParts = Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)]
+
+
 class BaseMessage(ClientFields):
     """What every engine takes in a message, also an endpoint's own answer as history."""
 
     EMPTY: ClassVar[frozenset[str]] = frozenset({"tool_calls", "refusal", "annotations"})
 
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | TextParts | None = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # vLLM's newer name of the same
@@ -243,7 +295,9 @@ class ChatFields(RequestBody):
 class ChatRequest(ChatFields):
     """A chat request for Slipway's own engines: text only."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[
+        list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+    ]
 
 
 def checked_token_ids(ids: Iterable[int], vocabulary: int, param: str = "prompt") -> list[int]:

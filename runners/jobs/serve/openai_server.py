@@ -1,12 +1,14 @@
 """The Starlette application of an endpoint: state, routes, API keys and errors."""
 
+import asyncio
 import hmac
 import json
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -26,9 +28,12 @@ from runners.jobs.serve.answers import (
     RequestAnswers,
 )
 from runners.jobs.serve.chat_translations import (
+    COUNT_TOKENS,
+    MESSAGES,
     TRANSLATED,
     TranslatedAnswer,
     TranslatedRequest,
+    parse_count,
     parse_translated,
 )
 from runners.jobs.serve.contract import (
@@ -135,11 +140,16 @@ class ServiceState:
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MAX_BODY_BYTES = 4 * 1024**2
+MAX_BODIES_BYTES = 256 * 1024**2  # of all bodies that are being received
+BODY_SECONDS = 60.0  # for a whole body
+LARGE_BODY_BYTES = 64 * 1024  # parsed in a thread, so that others' answers go on
 LOADING_SECONDS, FULL_SECONDS = 5, 1  # Retry-After while the model loads, and with a full queue
 JSON, PLAIN = "application/json", "text/plain; version=0.0.4; charset=utf-8"
 LOGGED_CHARACTERS = 300  # of an error's message
 METHOD_NOT_ALLOWED = 405
 CLIENT_GONE = 499  # nginx's number; nobody reads it
+CLOSE = {"Connection": "close"}  # the rest of a body is not read
+Parsed = TypeVar("Parsed")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -151,6 +161,8 @@ class OpenAIServer(Starlette):
         refused = dict.fromkeys(
             (HTTPException, RequestError, QueueFullError, EngineEndedError), self._refuse
         )
+        self._bodies_bytes = 0
+        self._parser = ThreadPoolExecutor(1, "parser")  # one: pure Python work gains from no more
         super().__init__(
             routes=[
                 Route("/health", self._health, methods=["GET"]),
@@ -161,6 +173,7 @@ class OpenAIServer(Starlette):
                     Route(path, self._guarded(self._answer), methods=["POST"])
                     for path in (COMPLETIONS, CHAT, *TRANSLATED)
                 ),
+                Route(COUNT_TOKENS, self._guarded(self._count_tokens), methods=["POST"]),
             ],
             exception_handlers={**refused, ClientDisconnect: _nobody_reads},
             # Around Starlette's own, which would answer an unforeseen error and raise it again.
@@ -297,7 +310,7 @@ class OpenAIServer(Starlette):
     async def _answer(self, request: Request) -> Response:
         check_stated_body(request)
         ready = self._accepting()
-        body = await read_body(request)
+        body = await self._body(request)
         answer = await self._parsed(ready, request.scope["path"], body)
         self.service.touch()
         if not answer.is_streamed:
@@ -305,23 +318,74 @@ class OpenAIServer(Starlette):
         error_event = partial(self._error_event, request.scope)
         return await EventStream.begun(request, answer.events(), error_event)
 
+    async def _count_tokens(self, request: Request) -> Response:
+        check_stated_body(request)
+        ready = self._accepting()
+        body = await self._body(request)
+        asked = await self._in_thread(parse_count, body)
+        self._adapter_of(asked.model)
+        self.service.touch()
+        if isinstance(ready, ForwardingModel):
+            count = await ready.count_tokens(asked.document)
+        else:
+            count = len(await self._conversation_ids(ready, asked.chat))
+        return _json({"input_tokens": count})
+
+    async def _body(self, request: Request) -> bytes:
+        """Return the whole request body.
+
+        Raises:
+            RequestError: the body is too large or too slow, or other bodies take too much memory.
+            ClientDisconnect: the client disconnected while it sent the body.
+        """
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = bytearray()
+                async for part in request.stream():
+                    body += part
+                    size += len(part)
+                    self._bodies_bytes += len(part)
+                    if size > MAX_BODY_BYTES:
+                        raise _too_large()
+                    if self._bodies_bytes > MAX_BODIES_BYTES:
+                        raise _too_many_bodies()
+        except TimeoutError:
+            message = (
+                f"The body did not arrive within {BODY_SECONDS:g} s ({size} bytes of it did); "
+                "send it again over a faster connection."
+            )
+            raise RequestError(408, message, code="body_timeout", headers=CLOSE) from None
+        finally:
+            self._bodies_bytes -= size
+        return bytes(body)
+
+    async def _in_thread(self, parse: Callable[[bytes], Parsed], body: bytes) -> Parsed:
+        """Return a parsed body; a large one is parsed in a thread."""
+        if len(body) <= LARGE_BODY_BYTES:
+            return parse(body)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._parser, parse, body)
+
     async def _parsed(
         self, ready: ServingModel | ForwardingModel, path: str, body: bytes
     ) -> Answer:
         """Return a request that is parsed and not yet sent to the engine."""
         if path in TRANSLATED:
-            asked = parse_translated(path, body)
+            asked = await self._in_thread(partial(parse_translated, path), body)
             return TranslatedAnswer(asked, await self._parsed(ready, CHAT, asked.chat_body))
         if isinstance(ready, ForwardingModel):
-            forwarded = ready.forwarded_request(path, body)
+            forwarded = await self._in_thread(partial(ready.forwarded_request, path), body)
             self._adapter_of(forwarded.model)
             return forwarded
         prepare = self._chat if path == CHAT else self._completion
         return RequestAnswers(ready, await prepare(ready, body))
 
     async def _completion(self, ready: ServingModel, body: bytes) -> ParsedRequest:
-        request = parse_completion(body, self.service.spec.engine)
+        parse = partial(parse_completion, engine=self.service.spec.engine)
+        request = await self._in_thread(parse, body)
         adapter = self._adapter_of(request.model)
+        ready.engine.admit(len(request.prompts) * request.num_choices)  # before any is tokenised
         prompts = [await ready.prompt_ids(each) for each in request.prompts]
         form = CompletionFormat(
             request.model, ready.token_text, has_logprobs=request.logprobs is not None
@@ -332,19 +396,31 @@ class OpenAIServer(Starlette):
         )
 
     async def _chat(self, ready: ServingModel, body: bytes) -> ParsedRequest:
-        request = parse_chat(body, self.service.spec.engine)
+        parse = partial(parse_chat, engine=self.service.spec.engine)
+        request = await self._in_thread(parse, body)
         adapter = self._adapter_of(request.model)
-        try:
-            prompt = await ready.chat_ids([each.plain for each in request.messages])
-        except TemplateRefusedError as refusal:
-            message = f"The model's chat template refuses these messages: {refusal}"
-            raise RequestError(400, message, param="messages") from None
+        ready.engine.admit(request.num_choices)
+        prompt = await self._conversation_ids(ready, [each.plain for each in request.messages])
         form = ChatFormat(request.model, ready.token_text, has_logprobs=bool(request.logprobs))
         top = (request.top_logprobs or 0) if request.logprobs else None
         limit = request.max_completion_tokens or request.max_tokens
         return ParsedRequest(
             request, [prompt], form, CommonFields(limit, top, "messages", adapter)
         )
+
+    async def _conversation_ids(
+        self, ready: ServingModel, messages: Sequence[dict[str, str]]
+    ) -> list[int]:
+        """Return the tokens of a conversation.
+
+        Raises:
+            RequestError: the chat template rejects the messages.
+        """
+        try:
+            return await ready.chat_ids(messages)
+        except TemplateRefusedError as refusal:
+            message = f"The model's chat template refuses these messages: {refusal}"
+            raise RequestError(400, message, param="messages") from None
 
 
 def check_stated_body(request: Request) -> None:
@@ -362,29 +438,21 @@ def check_stated_body(request: Request) -> None:
         raise _too_large()
 
 
-async def read_body(request: Request) -> bytes:
-    """Return the whole request body.
-
-    Raises:
-        RequestError: the body is too large.
-        ClientDisconnect: the client disconnected while it sent the body.
-    """
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise _too_large()
-    return bytes(body)
-
-
 def _too_large() -> RequestError:
     message = f"The body is larger than {MAX_BODY_BYTES} bytes."
     return RequestError(413, message, code="body_too_large")
 
 
+def _too_many_bodies() -> RequestError:
+    message = "The bodies that are being received here take too much memory; try again shortly."
+    headers = {**retry_after(FULL_SECONDS), **CLOSE}
+    return RequestError(503, message, code="too_many_bodies", headers=headers)
+
+
 def _translated(scope: Scope) -> type[TranslatedRequest] | None:
-    """Return the API of an address, if it has errors of its own form."""
-    return TRANSLATED.get(scope["path"])
+    """Return the API of an address, or of one below it, if it has errors of its own form."""
+    path = MESSAGES if scope["path"].startswith(f"{MESSAGES}/") else scope["path"]
+    return TRANSLATED.get(path)
 
 
 def _json(

@@ -18,7 +18,7 @@ class IncrementalDetokenizer:
     tokenizer: PreTrainedTokenizerFast
     stops: Sequence[str] = ()
     ids: list[int] = field(default_factory=list)
-    is_stopped: bool = False
+    stopped_by: str | None = None  # the stop string that ended the answer
     _num_returned: int = 0  # characters returned so far
     _held: str = ""  # characters that may begin a stop string
     _logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -30,16 +30,16 @@ class IncrementalDetokenizer:
         self.ids.append(choice.token)
         self._logprobs.append(TokenLogprob(choice, self._num_returned + len(self._held)))
         self._held += self._new_text()
-        cuts = [at for each in self.stops if (at := self._held.find(each)) >= 0]
+        cuts = [(at, each) for each in self.stops if (at := self._held.find(each)) >= 0]
         if cuts:
-            self.is_stopped = True
-            self._held = self._held[: min(cuts)]
+            at, self.stopped_by = min(cuts, key=lambda cut: cut[0])
+            self._held = self._held[:at]
             return self._release(len(self._held))
         return self._release(len(self._held) - self._partial_stop_length())
 
     def finish(self) -> tuple[str, list[TokenLogprob]]:
         """Return the remaining text and logprobs of an answer that ends without a stop string."""
-        if self.is_stopped:
+        if self.stopped_by is not None:
             return "", []
         self._held += self._decoded(self._before)[len(self._decoded(self._before, self._read)) :]
         text, certain = self._held, self._logprobs
@@ -58,13 +58,10 @@ class IncrementalDetokenizer:
 
     def _partial_stop_length(self) -> int:
         """Return how many of the last characters may begin a stop string."""
-        lengths = [
-            count
-            for stop in self.stops
-            for count in range(1, len(stop))
-            if self._held.endswith(stop[:count])
-        ]
-        return max(lengths, default=0)
+        for at in range(len(self._held)):
+            if any(stop.startswith(self._held[at:]) for stop in self.stops):
+                return len(self._held) - at
+        return 0
 
     def _release(self, count: int) -> tuple[str, list[TokenLogprob]]:
         text, self._held = self._held[:count], self._held[count:]

@@ -94,7 +94,9 @@ class Answer(Pending):
         logprobs = self._token_logprobs(event.get("completion_probabilities") or ())
         self.is_over = reason is not None
         if text or logprobs or reason:
-            self.request.deliver(StreamChunk(text, logprobs, reason, self.num_written))
+            stop_text = str(event["stopping_word"]) if event.get("stop_type") == "word" else None
+            chunk = StreamChunk(text, logprobs, reason, self.num_written, stop_text)
+            self.request.deliver(chunk)
         return self.num_written - before
 
     def fail(self) -> None:

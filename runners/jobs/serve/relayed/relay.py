@@ -173,14 +173,14 @@ class Sampling(BaseModel):
 
     response_format: Object | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=64)] | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=64)] | None = None
 
 
 class RelayedMessage(BaseMessage):
     """One message of a conversation, including tool calls and results."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    tool_calls: Annotated[list[Object], Field(max_length=MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[Object], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
 
 
@@ -198,8 +198,10 @@ class RelayedCompletion(CompletionRequest, Sampling):
 class RelayedChat(ChatFields, Sampling):
     """``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[RelayedMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    tools: Annotated[list[Object], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[
+        list[RelayedMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+    ]
+    tools: Annotated[list[Object], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: str | Object | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateSettings | None = None
@@ -350,6 +352,8 @@ def _parsed(answer: httpx.Response) -> tuple[Document | None, TokenCounts]:
 
 
 CONNECT_SECONDS = 10.0
+COUNT_SECONDS = 60.0
+COUNT_TOKENS = "/v1/messages/count_tokens"
 SCRAPE_SECONDS = 1.0
 CONNECTIONS = httpx.Limits(max_keepalive_connections=0)  # idle connections may be dropped
 
@@ -450,6 +454,33 @@ class RelayServingModel:
             RequestError: a field is invalid; the error names it.
         """
         return ProxiedRequest(self, path, parse_request(path, body, self._engine_name))
+
+    async def count_tokens(self, document: Document) -> int:
+        """Return the prompt tokens of a conversation, by the engine's own count of them.
+
+        vLLM and SGLang have the address (``entrypoints/anthropic``).
+
+        Raises:
+            RequestError: the engine rejects the request, or is down.
+        """
+        engine = self.engine.engines.decode[0]
+        document = document | {"model": self.served_name(document["model"])}
+        timeout = httpx.Timeout(COUNT_SECONDS, connect=CONNECT_SECONDS)
+        try:
+            async with httpx.AsyncClient(
+                timeout=timeout, limits=CONNECTIONS, trust_env=False
+            ) as client:
+                answer = await client.post(
+                    f"{engine.address}{COUNT_TOKENS}", json=document, headers=engine.headers
+                )
+            if not answer.is_success:
+                raise refusal(answer.status_code, answer.content)
+            return int(answer.json()["input_tokens"])
+        except httpx.HTTPError:
+            raise RequestError(500, ENGINE_ENDED, code="engine_ended") from None
+        except (ValueError, KeyError, TypeError):
+            message = "The engine did not say how many tokens these messages have."
+            raise RequestError(500, message, code="engine_error") from None
 
 
 class ProxiedRequest:

@@ -10,10 +10,21 @@ import pytest
 from openai.types import Completion, Model, responses
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from runners.jobs.serve.contract import Choice, Pending, StreamChunk, TokenLogprob
+from runners.jobs.serve.chat_translations import _stop_text
+from runners.jobs.serve.contract import (
+    Choice,
+    GenerationRequest,
+    Pending,
+    Sampling,
+    StreamChunk,
+    TokenLogprob,
+)
+from runners.jobs.serve.llamacpp.writer import Answer
 from runners.jobs.serve.openai_requests import RequestError
 from runners.jobs.serve.relayed.relay import parse_request
-from tests.runners.jobs.serve.test_openai_server import CHAT, Door, Echo
+from runners.jobs.serve.text import IncrementalDetokenizer
+from tests.runners.jobs.serve.test_event_stream import Forwarding
+from tests.runners.jobs.serve.test_openai_server import ASKED, CHAT, Door, Echo
 
 RECORDED = json.loads(Path(__file__).with_name("conversations.json").read_text())
 NEEDED = RECORDED["anthropic_required"]
@@ -221,3 +232,88 @@ def test_what_carries_more_than_text_is_refused_in_the_form_of_its_api():
         name, data = events(ended.ask("POST", path, json=sent | {"stream": True}))[-1]
         assert (name, data["type"]) == ("error", "error")
         assert "engine ended" in data["error"]["message"]
+
+
+def test_a_message_that_a_stop_sequence_ended_says_so_whole_and_streamed():
+    turn = {"role": "user", "content": "a"}
+    message = {"model": "model", "max_tokens": 4, "messages": [turn]}
+    many = [f"stop {at}" for at in range(64)]
+    for stops, stop_text, expected in (
+        (["x", "END"], "END", ("stop_sequence", "END")),
+        (many, many[-1], ("stop_sequence", many[-1])),
+        (["x"], None, ("end_turn", None)),
+        (["x"], "of the chat template", ("end_turn", None)),
+    ):
+        door = Door(Echo(StreamChunk("h"), StreamChunk("i", (), "stop", 2, stop_text)))
+        sent = message | {"stop_sequences": stops}
+        whole = door.ask("POST", "/v1/messages", json=sent)
+        streamed = events(door.ask("POST", "/v1/messages", json=sent | {"stream": True}))
+        for found in (whole.json(), streamed[-2][1]["delta"]):
+            assert (found["stop_reason"], found["stop_sequence"]) == expected, stops
+        choice = door.ask("POST", CHAT, json=ASKED).json()["choices"][0]
+        assert choice.get("stop_reason") == stop_text
+    too_many = Door().ask("POST", "/v1/messages", json=message | {"stop_sequences": [*many, "x"]})
+    assert "at most 64 items" in too_many.json()["error"]["message"]
+
+
+def test_each_engines_name_of_a_stop_string_is_read_and_a_stop_tokens_number_is_not():
+    for choice, expected in (
+        ({"stop_reason": "END"}, "END"),  # vLLM
+        ({"stop_reason": 2}, None),
+        ({"matched_stop": "END"}, "END"),  # SGLang
+        ({"matched_stop": 2}, None),
+        ({}, None),
+    ):
+        assert _stop_text(choice) == expected, choice
+
+    got: list[StreamChunk] = []
+    answer = Answer(GenerationRequest([1], Sampling(4, stops=("END",)), got.append))
+    for event in (
+        {"content": "a", "tokens_predicted": 1},
+        {"content": "", "tokens_predicted": 2, "stop": True, "stop_type": "word",
+         "stopping_word": "END"},
+    ):  # fmt: skip
+        answer.take(event)
+    assert (got[-1].finish_reason, got[-1].stop_text) == ("stop", "END")
+
+
+def test_an_answers_text_ends_at_the_first_stop_string_and_names_it():
+    class Letters:
+        def decode(self, ids, **_options):
+            return "".join(map(chr, ids))
+
+    for text, stops, shown, stopped_by in (
+        ("one END two", ("two", "END"), "one ", "END"),
+        ("aab", ("ab", "aab"), "", "aab"),
+        ("EN and on", ("END",), "EN and on", None),
+    ):
+        answer = IncrementalDetokenizer(Letters(), stops)
+        found = ""
+        for each in text:
+            found += answer.add_token(Choice(ord(each)))[0]
+            if answer.stopped_by is not None:
+                break
+        assert (found + answer.finish()[0], answer.stopped_by) == (shown, stopped_by), text
+
+
+def test_tokens_of_a_message_are_counted_and_every_error_below_it_is_anthropics():
+    door, path = Door(Echo()), "/v1/messages/count_tokens"
+    turn = {"role": "user", "content": "a"}
+    asked = {"model": "model", "messages": [turn], "system": "b", "tools": []}
+    counted = door.ask("POST", path, json=asked)
+    assert (counted.status_code, counted.json()) == (200, {"input_tokens": 1})
+    assert door.service.loaded.asked == [[{"role": "system", "content": "b"}, turn]]
+    relayed = Door(Forwarding(None)).ask("POST", path, json=asked)
+    assert relayed.json() == {"input_tokens": 1}  # its engine has the system text apart
+
+    for method, path_below, sent, status, kind in (
+        ("POST", path, asked | {"model": "x"}, 404, "not_found_error"),
+        ("POST", path, asked | {"messages": []}, 400, "invalid_request_error"),
+        ("POST", path, asked | {"tools": [{"name": "f"}]}, 400, "invalid_request_error"),
+        ("GET", path, None, 405, "invalid_request_error"),
+        ("POST", "/v1/messages/batches", asked, 404, "not_found_error"),
+    ):
+        answer = door.ask(method, path_below, json=sent)
+        assert answer.status_code == status, (path_below, sent)
+        assert answer.json()["type"] == "error"
+        assert answer.json()["error"]["type"] == kind

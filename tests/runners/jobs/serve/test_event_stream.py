@@ -50,6 +50,9 @@ class Forwarding:
     def forwarded_request(self, _path, _body):
         return self
 
+    async def count_tokens(self, document):
+        return len(document["messages"])
+
 
 def call(door: Door, *messages: dict, method="POST", path=CHAT, headers=()) -> list[dict]:
     """Return what the server sends to a client that sends these messages and no other."""

@@ -2,13 +2,17 @@
 
 import asyncio
 import json
+import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import httpx
 import pytest
 
+from runners.jobs.serve import endpoint, openai_requests, openai_server
 from runners.jobs.serve.answers import ResponseFormat
+from runners.jobs.serve.chat_translations import CountRequest, MessagesRequest, ResponsesRequest
 from runners.jobs.serve.contract import (
     BoundedEngine,
     EngineEndedError,
@@ -17,15 +21,22 @@ from runners.jobs.serve.contract import (
     QueueFullError,
     StreamChunk,
 )
-from runners.jobs.serve.openai_requests import RequestError, parse_chat, parse_completion
+from runners.jobs.serve.openai_requests import (
+    ChatRequest,
+    CompletionRequest,
+    RequestError,
+    parse_chat,
+    parse_completion,
+)
 from runners.jobs.serve.openai_server import ErrorLog, OpenAIServer, ServiceState
 from runners.jobs.serve.process import ProcessEngine
-from runners.jobs.serve.relayed.relay import parse_request
+from runners.jobs.serve.relayed.relay import RelayedChat, RelayedCompletion, parse_request
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import key_hash
 from tests.runners.jobs.serve.test_endpoint_job import RANDOM
 
 CHAT, MODELS = "/v1/chat/completions", "/v1/models"
+COMPLETIONS = "/v1/completions"
 OWN = "slipway"
 ASKED = {"model": "model", "messages": [{"role": "user", "content": "hi"}]}
 NULLS = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "tool_calls"))
@@ -40,10 +51,18 @@ class OpenAnswers(BoundedEngine):
 def test_an_engine_takes_answers_up_to_its_limits_and_none_once_it_is_closed():
     engine = OpenAnswers(Limits(2, 3, 64, frozenset()))
     assert engine.is_idle
-    for count, answers, is_taken in [(0, 5, True), (0, 6, False), (4, 1, True), (5, 1, False)]:
+    for count, answers, fault in [
+        (0, 5, None), (4, 1, None), (5, 1, QueueFullError), (1, 5, QueueFullError),
+        (0, 6, RequestError), (5, 6, RequestError),  # no later try would succeed
+    ]:  # fmt: skip
         engine.num_open = count
-        with nullcontext() if is_taken else pytest.raises(QueueFullError):
+        with pytest.raises(fault) if fault else nullcontext() as caught:
             engine.admit(answers)
+        if fault is RequestError:
+            assert (caught.value.status, caught.value.param) == (400, "n")
+            assert "6 answers" in str(caught.value)
+            assert "at most 5: 2 at once (max_concurrency) and 3 waiting" in str(caught.value)
+    assert OpenAnswers(Limits(4, 0, 64, frozenset())).limits.most_answers == 4
     engine.is_closed = True
     with pytest.raises(EngineEndedError):
         engine.admit(0)
@@ -328,3 +347,129 @@ def test_a_flood_of_errors_does_not_flood_the_log(monkeypatch):
     assert lines[0] == "\\udcff is no text"
     assert lines[-2:] == ["5 further errors of that minute are not listed", "later"]
     assert len(lines) == ErrorLog.LINES + 2
+
+
+def many(value, count: int = 5_000) -> str:
+    return "[" + ",".join([value] * count) + "]"
+
+
+def test_a_large_wrong_body_costs_an_error_or_two_whatever_is_wrong_in_it(monkeypatch):
+    counted = []
+    as_it_was = openai_requests._field_error
+
+    def counting(error, document):
+        counted.append(error.error_count())
+        return as_it_was(error, document)
+
+    monkeypatch.setattr(openai_requests, "_field_error", counting)
+    turn, part = '{"role":"user","content":"a"}', '{"type":"text","text":1}'
+    base = '"model":"model","max_tokens":1,'
+    fields = ",".join(f'"f{at}":1' for at in range(5_000))
+    biases = ",".join(f'"{at}":"x"' for at in range(5_000))
+    asked = {
+        COMPLETIONS: f'{{{base}"prompt":"a"',
+        CHAT: f'{{{base}"messages":[{turn}]',
+        "/v1/messages": f'{{{base}"messages":[{turn}]',
+        "/v1/messages/count_tokens": f'{{"model":"model","messages":[{turn}]',
+        "/v1/responses": '{"model":"model","input":"a"',
+    }
+    parts = f'[{{"role":"user","content":{many(part)}}}]'
+    cases = [(path, fields) for path in asked]
+    cases += [(COMPLETIONS, f'"prompt":{many(each)}') for each in ('"a"', "-1", "[1.5]", "{}")]
+    cases += [(COMPLETIONS, f'"prompt":[{many("-1")}]')]
+    cases += [(path, f'"stop":{many("1")}') for path in (COMPLETIONS, CHAT)]
+    cases += [(path, f'"logit_bias":{{{biases}}}') for path in (COMPLETIONS, CHAT)]
+    cases += [
+        (path, f'"messages":{each}')
+        for path in (CHAT, "/v1/messages", "/v1/messages/count_tokens")
+        for each in (many("1"), many("{}", 2000), parts)
+    ]
+    cases += [(path, f'"system":{many(part)}') for path in list(asked)[2:4]]
+    cases += [("/v1/messages", f'"stop_sequences":{many("1")}')]
+    cases += [("/v1/responses", f'"input":{each}') for each in (many("1"), parts)]
+    for path, sent in cases:
+        counted.clear()
+        answer = Door().ask("POST", path, content=f"{asked[path]},{sent}}}")
+        assert answer.status_code == 400, (path, sent[:40])
+        assert counted, (path, sent[:40])
+        assert counted[0] <= 5, (path, sent[:40])
+    for sent in (
+        f'"messages":{many("1")}',
+        f'"tools":{many("1")}',
+        f'"stop_token_ids":{many("{}")}',
+    ):
+        counted.clear()
+        with pytest.raises(RequestError):
+            parse_request(CHAT, f"{asked[CHAT]},{sent}}}".encode(), "vllm")
+        assert counted[0] <= 5, sent[:40]
+
+
+def test_every_list_of_a_request_ends_at_its_first_error():
+    def lists(schema):
+        if isinstance(schema, dict):
+            if schema.get("type") == "list":
+                yield schema
+            for each in schema.values():
+                yield from lists(each)
+        elif isinstance(schema, list | tuple):
+            for each in schema:
+                yield from lists(each)
+
+    forms = (CompletionRequest, ChatRequest, RelayedCompletion, RelayedChat, MessagesRequest,
+             CountRequest, ResponsesRequest)  # fmt: skip
+    for form in forms:
+        found = list(lists(form.__pydantic_core_schema__))
+        assert found, form
+        assert all(each.get("fail_fast") for each in found), form
+
+
+def test_a_large_body_is_parsed_beside_the_event_loop(monkeypatch):
+    threads = []
+
+    def parse(body, engine):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return parse_chat(body, engine)
+
+    monkeypatch.setattr(openai_server, "parse_chat", parse)
+    for size in (10, openai_server.LARGE_BODY_BYTES):
+        assert Door().ask("POST", CHAT, content=chat(user("a" * size))).is_success
+    assert threads == [True, False]
+
+
+def test_a_slow_body_and_too_many_bodies_are_refused_and_leave_nothing_behind(monkeypatch):
+    async def slowly():
+        yield b'{"model"'
+        await asyncio.sleep(60)
+
+    door = Door()
+    monkeypatch.setattr(openai_server, "BODY_SECONDS", 0.01)
+    late = door.ask("POST", CHAT, content=slowly())
+    assert (late.status_code, late.json()["error"]["code"]) == (408, "body_timeout")
+    assert "8 bytes of it did" in late.json()["error"]["message"]
+    assert late.headers["connection"] == "close"
+
+    monkeypatch.setattr(openai_server, "MAX_BODIES_BYTES", 100)
+    refused = door.ask("POST", CHAT, content=chat(user("a" * 100)))
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert door.ask("POST", CHAT, json=ASKED).is_success
+
+
+def test_a_head_that_does_not_come_closes_its_connection(monkeypatch):
+    monkeypatch.setattr(endpoint, "HEAD_SECONDS", 0.0)
+    closed = []
+
+    def connection(name, cycle, timer=None):
+        found = Mock(cycle=cycle, timeout_keep_alive_task=timer)
+        found.transport.close = lambda: closed.append(name)
+        return found
+
+    answering, answered = (SimpleNamespace(response_complete=each) for each in (False, True))
+    connections = [
+        connection("no head", None),
+        connection("answering", answering),
+        connection("idle", answered, "uvicorn's timer"),
+        connection("half of the next head", answered),
+    ]
+    server = SimpleNamespace(server_state=SimpleNamespace(connections=connections))
+    endpoint.HeadDeadline(server).close_late()
+    assert closed == ["no head", "half of the next head"]
