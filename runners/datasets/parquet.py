@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 
 ROWS_AT_A_TIME = 256
 MAX_NAMES_BYTES = 16 * 1024**2  # of one string in the file's metadata
+LEAST_ROW_BYTES = 3  # {} and the end of the line
+NAMED_ROWS = 100  # of a file without a known column: more than errors are shown
 
 
 class ParquetError(ValueError):
@@ -24,17 +26,18 @@ class ParquetError(ValueError):
 
 
 def rows_of(
-    file: BinaryIO, fields: Collection[str], max_group_bytes: int
+    file: BinaryIO, fields: Collection[str], max_group_bytes: int, max_rows_bytes: int
 ) -> Iterator[tuple[int, bytes]]:
     """Yield each row's number, counted from 1, and the given columns as UTF-8 JSON.
 
     Number 0 comes first, with a list of the other columns' names.
 
-    ``max_group_bytes`` limits the read columns of one row group. If the file has none of the
-    columns, each row has all column names with null values, so that the caller can list them.
+    ``max_group_bytes`` limits the read columns of one row group, ``max_rows_bytes`` the number of
+    rows that the file states. If the file has none of the columns, its first rows have all column
+    names with null values, so that the caller can list them.
 
     Raises:
-        ParquetError: the file cannot be read, or a row group is too large.
+        ParquetError: the file cannot be read, or is too large: a row group, or the stated rows.
     """
     try:
         table = pq.ParquetFile(
@@ -48,8 +51,9 @@ def rows_of(
         unread = [name for name in names if name not in fields]
         yield 0, json.dumps(unread if selected else []).encode()
         _check_groups(table, selected, max_group_bytes)
+        _check_rows(table.metadata.num_rows, max_rows_bytes // LEAST_ROW_BYTES)
         if not selected:
-            yield from _empty_rows(table.metadata.num_rows, names)
+            yield from _empty_rows(min(table.metadata.num_rows, NAMED_ROWS), names)
             return
         number = 0
         for batch in table.iter_batches(batch_size=ROWS_AT_A_TIME, columns=selected):
@@ -86,6 +90,13 @@ def _check_groups(table: pq.ParquetFile, selected: Collection[str], most: int) -
             )
 
 
+def _check_rows(stated: int, most: int) -> None:
+    if not 0 <= stated <= most:
+        raise ParquetError(
+            f"it states {stated:,} rows, and a file of its size may have {most:,}; divide it"
+        )
+
+
 def _empty_rows(count: int, names: list[str]) -> Iterator[tuple[int, bytes]]:
     line = json.dumps(dict.fromkeys(names)).encode()
     for number in range(1, count + 1):
@@ -106,15 +117,18 @@ def main(arguments: list[str]) -> int:
     """Write the rows of the file at standard input as lines.
 
     An error line begins with ``!``, the line of the columns that are not read with ``?``.
-    Arguments: the byte limits of a row group and of the address space, then the columns.
+    Arguments: the byte limits of a row group, of the address space and of all rows, the seconds of
+    processor time, then the columns.
     """
-    max_group_bytes, max_bytes, *fields = arguments
-    resource.setrlimit(resource.RLIMIT_AS, (int(max_bytes), int(max_bytes)))
+    max_group_bytes, max_bytes, max_rows_bytes, seconds = map(int, arguments[:4])
+    fields = arguments[4:]
+    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     out = sys.stdout.buffer
     try:
         with os.fdopen(0, "rb") as file:
-            for number, line in rows_of(file, fields, int(max_group_bytes)):
+            for number, line in rows_of(file, fields, max_group_bytes, max_rows_bytes):
                 out.write((line if number else b"?" + line) + b"\n")
     except (ParquetError, MemoryError) as error:
         out.write(b"!" + (str(error) or "it takes too much memory").encode() + b"\n")

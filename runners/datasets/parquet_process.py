@@ -1,11 +1,14 @@
 """Reads a Parquet file in a subprocess.
 
 Uploads are parsed by a C++ library of 31 MB: a file that crashes it or exhausts memory ends
-the subprocess, not the server.
+the subprocess, not the server. A dictionary or run lengths make rows without end of a file of a
+few hundred bytes, so the rows together, and the reader's processor time, have limits that grow
+with the file.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +23,10 @@ READER = Path(__file__).with_name("parquet.py")
 PASSED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "TZDIR")  # of the environment
 MAX_GROUP_BYTES = 512 * 1024**2  # of the columns that are read, as the file states them
 MAX_BYTES = 8 * 1024**3  # of the process's address space; a row group's values are far smaller
+MIN_ROWS_BYTES = 256 * 1024**2  # that the rows of a file may take, however small it is
+ROWS_RATIO = 20  # bytes of rows per byte of a file
+START_SECONDS, SLOWEST_BYTES_PER_S = 60, 10 * 1024**2  # of the reader's processor time
+MEBIBYTE = 1024**2
 
 
 class UnreadableTableError(ValueError):
@@ -38,19 +45,23 @@ def rows_in_subprocess(
     other columns before the first row.
 
     Raises:
-        UnreadableTableError: the file cannot be read.
+        UnreadableTableError: the file cannot be read, or its rows are too large or too slow.
     """
     with ExitStack() as stack:
+        source = _with_descriptor(file, stack)
+        most = max(MIN_ROWS_BYTES, ROWS_RATIO * os.fstat(source.fileno()).st_size)
+        seconds = START_SECONDS + most // SLOWEST_BYTES_PER_S
+        limits = [str(each) for each in (MAX_GROUP_BYTES, MAX_BYTES, most, seconds)]
         process = subprocess.Popen(
-            [sys.executable, "-P", str(READER), str(MAX_GROUP_BYTES), str(MAX_BYTES), *fields],
-            stdin=_with_descriptor(file, stack),
+            [sys.executable, "-P", str(READER), *limits, *fields],
+            stdin=source,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=_environment(),
         )
         rows = cast("BinaryIO", process.stdout)
         stack.callback(_end, process, rows)
-        number = 0
+        number = size = 0
         while line := rows.readline(max_line_bytes + 2):
             if not line.endswith(b"\n") and len(line) <= max_line_bytes:
                 break  # the process ended within a row
@@ -60,8 +71,19 @@ def rows_in_subprocess(
                 skip(json.loads(line[1:]))
                 continue
             number += 1
+            size += len(line)
+            if size > most:
+                raise UnreadableTableError(
+                    f"its first {number:,} rows take {most // MEBIBYTE:,} MiB, {ROWS_RATIO} times "
+                    "the file, and there are more; write the file without repeated values, or "
+                    "divide it"
+                )
             yield number, line.removesuffix(b"\n")
-        if status := process.wait():
+        if (status := process.wait()) == -signal.SIGXCPU:
+            raise UnreadableTableError(
+                f"its reader took more than {seconds} s of processor time; divide the file"
+            )
+        if status:
             raise UnreadableTableError(
                 f"its reader ended with status {status}: the file is damaged, or needs more than "
                 f"{MAX_BYTES // 1024**3} GiB of memory"
@@ -80,6 +102,7 @@ def _with_descriptor(file: BinaryIO, stack: ExitStack) -> BinaryIO:
         file.fileno()
     except UnsupportedOperation:
         copy: BinaryIO = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        file.seek(0)
         copyfileobj(file, copy)
         copy.flush()
         file = copy

@@ -3,8 +3,11 @@
 import hashlib
 import os
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from threading import Lock
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -21,6 +24,7 @@ from webapp.core.ids import new_ulid
 from webapp.core.names import checked_name
 from webapp.core.outages import MIN_FREE_BYTES, check_room
 from webapp.core.problems import (
+    BusyProblem,
     InvalidProblem,
     TooLargeProblem,
 )
@@ -71,10 +75,59 @@ def dataset_store(*, team: Team, by: User, upload: UploadedFile[Any]) -> Dataset
         UnusableDataError: a record is invalid, or there are too few records.
         InvalidProblem: the file type is not supported.
         TooLargeProblem: the file, or the team's files together, exceed a limit.
-        BusyProblem: the disk is nearly full.
+        BusyProblem: the disk is nearly full, or enough uploads are being checked.
     """
     name = stored_name(checked_name(str(upload.name or ""), "file"))
     _check_size(team, name, upload.size or 0)
+    with _CHECKS.of(by):
+        return _store_checked(team, by, name, upload)
+
+
+class ConcurrentChecks:
+    """How many uploads are checked at once, of one person and of all, in this process.
+
+    A check reads every record, which takes minutes for a large file, in a thread that pages need.
+    """
+
+    MOST_OF_ONE, MOST = 2, 6
+    RETRY_SECONDS = 30
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._running: Counter[int] = Counter()
+
+    @contextmanager
+    def of(self, person: User) -> Iterator[None]:
+        """Hold a place for a check.
+
+        Raises:
+            BusyProblem: the person, or all together, have as many checks as there may be.
+        """
+        with self._lock:
+            own, every = self._running[person.pk], self._running.total()
+            if own >= self.MOST_OF_ONE or every >= self.MOST:
+                whose = (
+                    f"{own} uploads of yours" if own >= self.MOST_OF_ONE else f"{every} uploads"
+                )
+                raise BusyProblem(
+                    "uploads_busy",
+                    f"{whose} are being checked at the moment; upload this file when one of them "
+                    "is done.",
+                    retry_after_seconds=self.RETRY_SECONDS,
+                )
+            self._running[person.pk] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running[person.pk] -= 1
+                self._running += Counter()  # without those at zero
+
+
+_CHECKS = ConcurrentChecks()
+
+
+def _store_checked(team: Team, by: User, name: str, upload: UploadedFile[Any]) -> Dataset:
     folder = Path(settings.DATASETS_DIR)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_room(folder, MIN_FREE_BYTES + (upload.size or 0))

@@ -4,6 +4,7 @@ import datetime as dt
 import hashlib
 import io
 import json
+import re
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import pytest
 
 from runners.datasets import parquet_process
 from runners.datasets.conversations import ChatSample, DataError, Turn
+from runners.datasets.parquet_process import rows_in_subprocess
 from runners.datasets.records import (
     MAX_LINE_BYTES,
     CompletionSample,
@@ -390,6 +392,55 @@ def test_a_row_group_too_large_for_memory_is_refused_before_it_is_read(monkeypat
     with pytest.raises(DataError, match="smaller row groups"):
         read(table(ASKED))
     assert len(read(table(ASKED, row_group_size=10))) == 600
+
+
+def written(rows: pa.Table) -> io.BytesIO:
+    file = io.BytesIO()
+    pq.write_table(rows, file, compression="zstd", store_schema=False)
+    return file
+
+
+def test_a_small_file_of_endless_rows_is_refused_after_a_bounded_part_of_them(monkeypatch):
+    """One string in a dictionary, or run lengths: a few hundred bytes state gigabytes of rows."""
+    monkeypatch.setattr(parquet_process, "MIN_ROWS_BYTES", 3 * 1024**2)
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), ["a" * 1024**2])
+    nulls = pa.nulls(2_000_000, pa.string())
+    wide, empty, unknown = (
+        written(each)
+        for each in (
+            pa.table({"text": texts}), pa.table({"text": nulls}), pa.table({"other": nulls}),
+        )
+    )  # fmt: skip
+    assert len(wide.getvalue()) < 1000
+    for file, number, words in (
+        (wide, 2, r"its first 3 rows take 3 MiB, 20 times the file, and there are more"),
+        (empty, 0, r"it states 2,000,000 rows, and a file of its size may have 1,048,576"),
+        (unknown, 0, r"it states 2,000,000 rows"),
+    ):
+        found: list[tuple[int, bytes]] = []
+        rows = rows_in_subprocess(file, ["text"], MAX_LINE_BYTES, lambda _names: None)
+        with pytest.raises(parquet_process.UnreadableTableError, match=words):
+            found.extend(rows)
+        assert len(found) <= number, words
+    [error] = check_file(wide, "a.parquet").errors
+    assert re.search("its first 3 rows take 3 MiB", error)
+
+    monkeypatch.setattr(parquet_process, "MIN_ROWS_BYTES", 2**40)  # so many rows may be stated
+    [error, *_] = check_file(unknown, "a.parquet").errors
+    assert "it has the fields of no known format" in error
+
+
+def test_a_reader_ends_when_nobody_reads_and_after_its_time(monkeypatch):
+    rows = rows_in_subprocess(table(ASKED * 100), ["instruction"], MAX_LINE_BYTES, print)
+    next(rows)
+    process = rows.gi_frame.f_locals["process"]
+    rows.close()
+    assert process.returncode == -9
+
+    monkeypatch.setattr(parquet_process, "START_SECONDS", 0)
+    monkeypatch.setattr(parquet_process, "SLOWEST_BYTES_PER_S", 2**64)
+    with pytest.raises(DataError, match="more than 0 s of processor time"):
+        read(table(ASKED))
 
 
 CRASHING = """

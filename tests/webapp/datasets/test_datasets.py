@@ -15,10 +15,10 @@ from django.test import Client
 from runners.jobspec import ArtefactModel, TrainSpec
 from tests.webapp.conftest import claim, client_of, make_job, new_attempt
 from webapp.audit.models import Event
-from webapp.core.problems import ConflictProblem
+from webapp.core.problems import BusyProblem, ConflictProblem
 from webapp.datasets import services
 from webapp.datasets.models import Dataset
-from webapp.datasets.services import dataset_store, path_of
+from webapp.datasets.services import ConcurrentChecks, dataset_store, path_of
 from webapp.jobs.artefacts import dataset_delete
 from webapp.jobs.services import job_submit
 from webapp.plans.training import data_fields
@@ -156,6 +156,27 @@ def test_what_is_too_large_is_refused_with_the_limit(alice, monkeypatch, dataset
 
 
 # Who sees them, and how they go
+
+
+def test_so_many_files_are_checked_at_once_of_one_person_and_of_all(
+    alice, bob, team, monkeypatch, dataset
+):
+    checks = ConcurrentChecks()
+    monkeypatch.setattr(services, "_CHECKS", checks)
+    monkeypatch.setattr(ConcurrentChecks, "MOST", 3)
+    with checks.of(alice), checks.of(alice):
+        answer = client_of(alice).post("/data/upload/", {"file": upload()}, follow=True)
+        assert "2 uploads of yours are being checked" in answer.content.decode()
+        with pytest.raises(BusyProblem) as refused:
+            dataset_store(team=team, by=alice, upload=upload())
+        assert (refused.value.code, refused.value.facts["retry_after_seconds"]) == (
+            "uploads_busy", 30,
+        )  # fmt: skip
+        assert dataset_store(team=team, by=bob, upload=upload()) == dataset
+        with checks.of(bob), pytest.raises(BusyProblem, match="3 uploads are being checked"):
+            dataset_store(team=team, by=bob, upload=upload())
+    assert dataset_store(team=team, by=alice, upload=upload()) == dataset
+    assert not checks._running
 
 
 def test_another_team_sees_nothing_of_them(dataset, charlie, bob):
