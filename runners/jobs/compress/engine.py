@@ -45,6 +45,7 @@ from runners.jobs.evaluation import (
     windows_of,
 )
 from runners.jobs.events import Stages
+from runners.jobs.inputs import model_digest
 from runners.jobs.loading import (
     BASE_DTYPE,
     SEQUENCES_AT_ONCE,
@@ -404,7 +405,8 @@ def compress_folder(
     model = LayerwiseModel(source, device, BASE_DTYPE)
     loaded = LoadedModel(model.model, tokenizer, device)
     windows, calibration = texts(job, loaded, spec)
-    store = LayerStore(job.checkpoint_dir, settings_of(spec))
+    inputs = {"model": model_digest(source), "host's own text": load_corpus().digest}
+    store = LayerStore(job.checkpoint_dir, settings_of(spec), inputs)
     engine = Engine(model, spec, store)
 
     def on_layer(done: int, count: int, figures: Mapping[str, float]) -> None:
@@ -412,6 +414,8 @@ def compress_folder(
         stages.advance(done / count)
 
     result = engine.run(calibration, windows, on_layer)
+    if store.remark:
+        job.emitter.log(f"layers of an earlier attempt were used; {store.remark}")
     store.assemble(target, engine.keys)
     (target / "config.json").write_text(json.dumps(engine.config(), indent=2, sort_keys=True))
     if loaded.tokenizer is not None:

@@ -35,6 +35,7 @@ from runners.jobs.compress.quantization import (
     scale_for_rounding,
     smooth,
 )
+from runners.jobs.inputs import check_unchanged
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import CompressSpec
 from runners.jobspec.compress import PATTERN_BLOCK
@@ -430,29 +431,44 @@ AROUND = "around"  # tensors outside the layers: embeddings, final norm, output
 
 
 class LayerStore:
-    """A folder of finished layers; files written with other settings are ignored."""
+    """A folder of finished layers; files written with other settings are ignored.
 
-    def __init__(self, folder: Path, settings: str) -> None:
+    ``inputs`` are digests by what the layers are made of; a layer made of others is refused.
+    """
+
+    def __init__(
+        self, folder: Path, settings: str, inputs: Mapping[str, str] | None = None
+    ) -> None:
         """Open an existing folder."""
         self.folder = folder
         self._settings = settings
+        self._inputs = inputs or {}
+        self.remark = ""  # about layers that say nothing of their inputs
 
     def write(self, key: str, tensors: Tensors, figures: Mapping[str, float]) -> None:
         """Write one layer's tensors and figures atomically, after fsync."""
         building = self.folder / f".{key}-building"
         metadata = {"settings": self._settings, "figures": json.dumps(dict(figures))}
+        metadata["inputs"] = json.dumps(dict(self._inputs))
         save_file(tensors, building, metadata={"format": "pt", **metadata})
         with building.open("rb") as file:
             os.fsync(file.fileno())
         building.rename(self._path(key))
 
     def read(self, key: str) -> tuple[Tensors, dict[str, float]] | None:
-        """Return one layer's tensors and figures; None if not finished with these settings."""
+        """Return one layer's tensors and figures; None if not finished with these settings.
+
+        Raises:
+            BadInputError: the layer is of another model or text.
+        """
         try:
             with safe_open(self._path(key), framework="pt") as file:
                 metadata = file.metadata()
                 if metadata.get("settings") != self._settings:
                     return None
+                before = json.loads(metadata.get("inputs", "{}"))
+                where = f"the finished layer {key}"
+                self.remark = check_unchanged(where, before, self._inputs) or self.remark
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         except (FileNotFoundError, SafetensorError):
             return None

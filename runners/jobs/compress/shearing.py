@@ -21,6 +21,7 @@ from runners.jobs.compress.quantization import check_shape_known
 from runners.jobs.corpus import Domains, Losses, domains_of, load_corpus
 from runners.jobs.evaluation import evaluate
 from runners.jobs.events import Stages
+from runners.jobs.inputs import check_unchanged, model_digest
 from runners.jobs.loading import BASE_DTYPE, ready, require_tokenizer
 from runners.jobs.runtime import BadInputError, Job, weight_file_bytes
 from runners.jobs.train.checkpoint import checkpoints, publish_checkpoint, remove_older_checkpoints
@@ -162,6 +163,7 @@ class Progress:
 
     folder: Path
     every_seconds: float = EVERY_SECONDS
+    inputs: Mapping[str, str] = field(default_factory=dict)  # digests by what the run reads
     _next_at: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -176,6 +178,18 @@ class Progress:
             return {}
         document: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
         return document
+
+    def check(self) -> str:
+        """Return a remark if the newest checkpoint says nothing of its inputs, else nothing.
+
+        Raises:
+            BadInputError: it is of another model or text.
+        """
+        document = self.document
+        if not document:
+            return ""
+        where = f"the checkpoint at step {document['step']} of the phase {document['phase']}"
+        return check_unchanged(where, document.get("inputs", {}), self.inputs)
 
     def resume(self, phase: Phase, learner: PruningState) -> int:
         """Load the newest checkpoint if it is of the phase; return its step, else 0."""
@@ -214,7 +228,8 @@ class Progress:
         if started < self._next_at and not is_due:
             return
         document = {
-            "phase": phase, "step": step, RANDOM: learner.random.bit_generator.state, **figures,
+            "phase": phase, "step": step, "inputs": dict(self.inputs),
+            RANDOM: learner.random.bit_generator.state, **figures,
         }  # fmt: skip
 
         def write(building: Path) -> None:
@@ -288,7 +303,10 @@ def prune_by_shearing(
     reference, before = domains.losses(model), model.num_parameters()
     matrices = matrix_count(model)
     shape = spec.shear.target(shape_of(model.config), spec.sparsity)
-    progress, done = Progress(job.checkpoint_dir), spec.shear.mask_steps
+    inputs = {"model": model_digest(source), "host's own text": load_corpus().digest}
+    progress, done = Progress(job.checkpoint_dir, inputs=inputs), spec.shear.mask_steps
+    if remark := progress.check():
+        job.emitter.log(f"resumed; {remark}")
     masks = train_masks(
         model, domains, shape, spec.shear, lambda at: stages.advance(at / steps), progress
     )

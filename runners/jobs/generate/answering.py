@@ -57,6 +57,7 @@ from runners.jobs.generate.static import (
     StopRequestedError,
     run_batch,
 )
+from runners.jobs.inputs import UNCHECKED
 from runners.jobs.loading import LoadedModel
 from runners.jobs.memory import Peak, PeakMeter
 from runners.jobs.model_files import model_roots, open_file
@@ -75,19 +76,28 @@ Record = dict[str, Any]
 
 
 class Journal:
-    """Answers by prompt position; ``digest`` identifies prompts and settings."""
+    """Answers by prompt position, with what they depend on.
 
-    def __init__(self, path: Path, digest: str) -> None:
+    ``digest`` identifies prompts and settings, ``model`` the weights' folder (empty without one).
+    """
+
+    def __init__(self, path: Path, digest: str, model: str = "") -> None:
         self.path = path
         self.digest = digest
+        self.model = model
         self.records: dict[int, Record] = {}
+        self._num_others = self._num_unchecked = 0
         if not self._load(path):
-            path.write_text(_line({"digest": digest}))
+            path.write_text(self._head)
+
+    @property
+    def _head(self) -> str:
+        return _line({"digest": self.digest} | ({"model": self.model} if self.model else {}))
 
     def take_over(self, paths: Iterable[Path]) -> None:
-        """Copy the answers of earlier attempts with the same digest."""
+        """Copy the answers of earlier attempts that depend on the same."""
         for path in paths:
-            earlier = read_records(path, self.digest) or {}
+            earlier = self._same(path) or {}
             self.add({at: each for at, each in earlier.items() if at not in self.records})
 
     def add(self, records: Mapping[int, Record]) -> None:
@@ -98,26 +108,57 @@ class Journal:
             os.fsync(file.fileno())
         self.records |= records
 
+    def remark(self) -> str:
+        """Return the sentences about earlier answers that are not used, or not known to fit."""
+        others = unchecked = ""
+        if self._num_others:
+            others = (
+                f"{self._num_others} earlier answers are to other prompts, or of other settings "
+                "or weights: they are not used, and their prompts are answered again"
+            )
+        if self._num_unchecked:
+            unchecked = f"{self._num_unchecked} earlier answers are used; {UNCHECKED}"
+        return "; ".join(filter(None, (others, unchecked)))
+
     def _load(self, path: Path) -> bool:
-        records = read_records(path, self.digest)
+        records = self._same(path)
         if records is None:
             return False
         lines = [_line({"at": at, **record}) for at, record in records.items()]
-        path.write_text("".join([_line({"digest": self.digest}), *lines]))  # drops a partial line
+        path.write_text("".join([self._head, *lines]))  # drops a partial line
         self.records = records
         return True
 
+    def _same(self, path: Path) -> dict[int, Record] | None:
+        """Return a journal's records; None if it is missing, or depends on something else."""
+        found = read_journal(path)
+        if found is None:
+            return None
+        if found.digest != self.digest or found.model not in {None, self.model}:
+            self._num_others += len(found.records)
+            return None
+        self._num_unchecked += len(found.records) if found.model is None and self.model else 0
+        return found.records
 
-def read_records(path: Path, digest: str) -> dict[int, Record] | None:
-    """Return the complete records of a journal; None if it is missing or has another digest."""
+
+class StoredJournal(NamedTuple):
+    """The complete records of a journal file; an older one says nothing of the model."""
+
+    digest: str
+    model: str | None
+    records: dict[int, Record]
+
+
+def read_journal(path: Path) -> StoredJournal | None:
+    """Return the content of a journal; None if it is missing or none."""
     try:
         head, *lines = path.read_bytes().split(b"\n")
-        if json.loads(head) != {"digest": digest}:
-            return None
-    except (OSError, ValueError):
+        document = json.loads(head)
+        digest, model = document["digest"], document.get("model")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     records = [json.loads(line) for line in lines[:-1]]  # the last one is empty or partial
-    return {int(record.pop("at")): record for record in records}
+    return StoredJournal(digest, model, {int(record.pop("at")): record for record in records})
 
 
 def earlier_journals(job: Job) -> list[Path]:

@@ -31,6 +31,7 @@ from runners.jobs.generate.chained import run_chain
 from runners.jobs.generate.placement import PlacedModel, place_model
 from runners.jobs.generate.stage_model import Chain, check_cache, run_rank
 from runners.jobs.generate.static import AnswerLimits, StopRequestedError, check_packable
+from runners.jobs.inputs import digest_of_model
 from runners.jobs.loading import (
     HOW_QUANTISED,
     LoadedModel,
@@ -112,8 +113,11 @@ def _prepare(
     prompts = tokenise_prompts(job, loaded, spec.prompts, texts, names)
     positions = getattr(loaded.model.config, "max_position_embeddings", None)
     check_lengths(prompts, spec.output_tokens, positions)
-    journal = Journal(job.checkpoint_dir / JOURNAL, _digest(spec, prompts))
+    model = digest_of_model(spec.model, job.host_dir)
+    journal = Journal(job.checkpoint_dir / JOURNAL, _digest(spec, prompts), model)
     journal.take_over(earlier_journals(job))
+    if remark := journal.remark():
+        job.emitter.log(remark)
     ends = end_ids(loaded) if spec.stop_at_end else frozenset()
     limits = AnswerLimits(spec.output_tokens, ends, job.stop_requested.is_set)
     run = GenerationRun(

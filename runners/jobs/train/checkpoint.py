@@ -127,7 +127,8 @@ class TrainState:
     without overflow since it changed. ``best_validation_loss`` is the lowest so far, 0 before the
     first, and ``validations_without_gain`` counts the validations since. ``mixture`` is the
     history of mixture weights: per entry the first row they apply to, then one weight per source.
-    ``mixture_reference`` holds the reference losses in nats.
+    ``mixture_reference`` holds the reference losses in nats. ``inputs`` has what the training
+    read with its digest, in pairs; empty in checkpoints of older versions.
     """
 
     step: int = 0
@@ -139,11 +140,13 @@ class TrainState:
     validations_without_gain: int = 0
     mixture: tuple[tuple[float, ...], ...] = ()
     mixture_reference: tuple[float, ...] = ()
+    inputs: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         """Convert the lists of JSON to tuples, so that a copy shares nothing mutable."""
         self.mixture = tuple(tuple(each) for each in self.mixture)
         self.mixture_reference = tuple(self.mixture_reference)
+        self.inputs = tuple((name, digest) for name, digest in self.inputs)
 
 
 class CheckpointContent(NamedTuple):
@@ -223,8 +226,16 @@ def read_latest(folder: Path) -> CheckpointContent | None:
     if not folders:
         return None
     weights, optimizer = (load_file(folders[-1] / file) for file in FILES.values())
-    state = TrainState(**json.loads((folders[-1] / "state.json").read_text()))
-    return CheckpointContent(weights, optimizer, state)
+    return CheckpointContent(weights, optimizer, _state_of(folders[-1]))
+
+
+def read_latest_state(folder: Path) -> TrainState | None:
+    """Return the progress of the newest checkpoint without its tensors, or None."""
+    return next((_state_of(each) for each in checkpoints(folder)[-1:]), None)
+
+
+def _state_of(checkpoint: Path) -> TrainState:
+    return TrainState(**json.loads((checkpoint / "state.json").read_text()))
 
 
 def load_latest(

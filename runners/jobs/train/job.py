@@ -15,6 +15,7 @@ from runners.jobs.adapters import Lora, weights_digest
 from runners.jobs.corpus import Corpus, TokenIds, demo_tokenizer, load_corpus, tokenize_documents
 from runners.jobs.energy import Work
 from runners.jobs.evaluation import evaluate
+from runners.jobs.inputs import digest_of_model
 from runners.jobs.loading import (
     TORCH_DTYPES,
     demo_config,
@@ -224,7 +225,8 @@ def _course_notes(trainer: Trainer) -> dict[str, str]:
         notes["checkpoint_wait_seconds"] = trainer.writer.note()
     notes |= trainer.watch.notes() | trainer.evaluator.notes(trainer.state)
     if trainer.resumed_at_step is not None:
-        notes["resumed"] = f"from the checkpoint at step {trainer.resumed_at_step}"
+        remark = f"; {trainer.resumed_remark}" if trainer.resumed_remark else ""
+        notes["resumed"] = f"from the checkpoint at step {trainer.resumed_at_step}{remark}"
     return notes
 
 
@@ -321,6 +323,8 @@ def _prepare(job: Job, spec: TrainSpec, ranks: Ranks) -> PreparedTraining:
     data, held_out = _data(job, spec, tokenizer, corpus)
     _check_same_text(ranks, corpus.digest + data.digest)
     text = f"corpus {corpus.digest[:16]}, {len(corpus.train)} training documents"
+    inputs = {"host's own text": corpus.digest, "training data": data.digest}
+    inputs["model"] = digest_of_model(spec.model, job.host_dir)
     del corpus
     device = pick_device()
     job.emitter.phase("Building the model")
@@ -345,6 +349,7 @@ def _prepare(job: Job, spec: TrainSpec, ranks: Ranks) -> PreparedTraining:
         trainer.evaluator.sampler = TextSampler(
             job, spec.text_samples, tokenizer, prompts, longest
         )
+    trainer.inputs = {name: digest for name, digest in inputs.items() if digest}
     trainer.resume()
     if lora is None:
         weights = trainer.layout.weight_bytes()

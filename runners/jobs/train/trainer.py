@@ -21,11 +21,12 @@ from transformers import PreTrainedModel
 
 from runners.jobs.corpus import TokenIds
 from runners.jobs.events import Emitter
+from runners.jobs.inputs import check_unchanged
 from runners.jobs.loading import fresh_model, ready, use_attn_implementation
 from runners.jobs.memory import PeakMeter, activations_counted, optimizer_bytes, terms_held
 from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import BadInputError, Job
-from runners.jobs.train.checkpoint import CheckpointWriter, TrainState
+from runners.jobs.train.checkpoint import CheckpointWriter, TrainState, read_latest_state
 from runners.jobs.train.communication import CollectiveProfiler
 from runners.jobs.train.divided import chosen_layout
 from runners.jobs.train.evaluator import Evaluator, HeldOutData
@@ -275,6 +276,8 @@ class Trainer:
     resumed_at_step: int | None = None
     meter: PeakMeter | None = None  # of the training, started before the model was built
     trained_tokens: int = 0  # by this process alone, as its energy measurement
+    inputs: Mapping[str, str] = field(default_factory=dict)  # digests by what the training reads
+    resumed_remark: str = ""  # what could not be checked of the checkpoint's inputs
 
     def __post_init__(self) -> None:
         spec, scratch = self.spec, self.job.scratch_dir()
@@ -328,16 +331,37 @@ class Trainer:
         return math.nan if self._last is None else self._last.figures.loss
 
     def resume(self) -> None:
-        """Resume from the lead's newest checkpoint, if any, with equal weights on all ranks."""
+        """Resume from the lead's newest checkpoint, if any, with equal weights on all ranks.
+
+        Raises:
+            BadInputError: the checkpoint is of other data or another model.
+        """
+        self._check_inputs()
         state = self.layout.resume(self.job.checkpoint_dir, self.optimizer)
         if state is not None:
             self.state = state
             self.resumed_at_step = state.step
             where = f"resumed from the checkpoint at step {state.step}"
-            self.job.emitter.log(self.ranks.name + where)
+            remark = f"; {self.resumed_remark}" if self.resumed_remark else ""
+            self.job.emitter.log(self.ranks.name + where + remark)
             if self.scale is not None and state.loss_scale:
                 self.scale.value, self.scale.good_steps = state.loss_scale, state.scaled_steps
             self.evaluator.resume(state)
+        self.state.inputs = tuple(self.inputs.items())
+
+    def _check_inputs(self) -> None:
+        """Compare the lead's checkpoint with what this training reads, before it is loaded."""
+        state = read_latest_state(self.job.checkpoint_dir) if self.ranks.is_lead else None
+        fault: BadInputError | None = None
+        if state is not None:
+            where = f"the checkpoint at step {state.step}"
+            try:
+                self.resumed_remark = check_unchanged(where, dict(state.inputs), self.inputs)
+            except BadInputError as error:
+                fault = error
+        (num_faults,) = self.ranks.total([float(fault is not None)])
+        if num_faults:
+            raise fault or BadInputError("the first rank's checkpoint is of other data or weights")
 
     def run(self) -> bool:
         """Train to the end; return False if stopped after a checkpoint.

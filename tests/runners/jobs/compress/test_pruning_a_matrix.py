@@ -6,11 +6,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from runners.jobs.compress import pruning
-from runners.jobs.compress.pruning import magnitude, sparsegpt, wanda
+from runners.jobs.compress.pruning import LayerStore, magnitude, sparsegpt, wanda
 from runners.jobs.compress.quantization import output_error
 from runners.jobs.compress.shearing import (
     Masks,
     Progress,
+    PruningState,
     Recovery,
     apply_masks,
     prune_to_indices,
@@ -218,3 +219,26 @@ def test_a_killed_pruning_makes_the_steps_that_an_unbroken_one_makes(tmp_path):
         assert resumed_weights == weights, killed_at
         for (name, ours), theirs in zip(again.named_parameters(), whole.parameters(), strict=True):
             assert torch.equal(ours, theirs), (killed_at, name)
+
+
+def test_a_resumed_compression_of_another_model_is_refused_by_name(tmp_path):
+    old, new = {"model": "a" * 64}, {"model": "b" * 64}
+    refusal = r"model \(sha256 aaaaaaaaaaaa, now bbbbbbbbbbbb\) changed since"
+    tensors = {"w": torch.ones(2)}
+    LayerStore(tmp_path, "settings", old).write("layer-0", tensors, {"error": 1.0})
+    assert LayerStore(tmp_path, "settings", old).read("layer-0")[1] == {"error": 1.0}
+    assert LayerStore(tmp_path, "other settings", new).read("layer-0") is None
+    with pytest.raises(BadInputError, match=f"{refusal} the finished layer layer-0"):
+        LayerStore(tmp_path, "settings", new).read("layer-0")
+    LayerStore(tmp_path, "settings").write("layer-1", tensors, {})
+    store = LayerStore(tmp_path, "settings", new)
+    assert store.read("layer-1") is not None
+    assert "could not be checked" in store.remark
+
+    learner = PruningState({}, {}, np.random.default_rng(0))
+    folder = tmp_path / "shear"
+    assert Progress(folder, inputs=new).check() == ""
+    Progress(folder, inputs=old).keep("masks", 3, learner, {}, is_due=True)
+    assert Progress(folder, inputs=old).check() == ""
+    with pytest.raises(BadInputError, match=f"{refusal} the checkpoint at step 3"):
+        Progress(folder, inputs=new).check()

@@ -18,7 +18,7 @@ from runners.jobs.generate.answering import (
     Prompt,
     check_lengths,
     earlier_journals,
-    read_records,
+    read_journal,
     read_texts,
     remarks_of,
 )
@@ -192,10 +192,33 @@ def test_answers_to_these_prompts_alone_are_there_again(path):
     assert Journal(path, "d").records == {3: RECORD}
     Journal(path, "d").add({0: dict(RECORD)})
     assert Journal(path, "other").records == {}
-    assert read_records(path, "d") is None
+    assert read_journal(path).records == {}
     for content in (b"", b"\xff", b"[]\n", b'{"digest'):
         path.write_bytes(content)
         assert Journal(path, "d").records == {}, content
+
+
+def test_answers_of_other_weights_are_not_taken_over_and_the_log_says_so(path, tmp_path):
+    earlier = tmp_path / "earlier.jsonl"
+    for before, now, is_used, words in (
+        ("m1", "m1", True, ""),
+        ("m1", "m2", False, "1 earlier answers are to other prompts, or of other settings or"),
+        (
+            "",
+            "m2",
+            True,
+            "1 earlier answers are used; whether data and weights are the same could",
+        ),
+        ("", "", True, ""),
+    ):
+        for other in (path, earlier):
+            other.unlink(missing_ok=True)
+        Journal(earlier, "d", before).add({0: dict(RECORD)})
+        journal = Journal(path, "d", now)
+        journal.take_over([earlier])
+        assert journal.records == ({0: RECORD} if is_used else {}), (before, now)
+        assert journal.remark().startswith(words), (before, now)
+        assert bool(journal.remark()) == bool(words), (before, now)
 
 
 def test_a_line_that_a_kill_cut_off_is_dropped_and_written_anew(path):

@@ -1,6 +1,8 @@
 """Checkpoints stand whole or not at all, beside the steps too, and the best weights are kept."""
 
 import math
+import re
+import shutil
 import time
 
 import pytest
@@ -9,7 +11,9 @@ import torch
 
 from planner.api import estimate
 from planner.specs.estimate import EstimateRequest
+from runners.jobs.inputs import model_digest
 from runners.jobs.loading import fresh_model
+from runners.jobs.runtime import BadInputError
 from runners.jobs.train import checkpoint
 from runners.jobs.train.checkpoint import (
     CheckpointContent,
@@ -50,6 +54,51 @@ def _step(model, optimizer):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
+
+
+def test_a_resume_on_other_data_or_another_base_is_refused_by_name(make_job, capsys):
+    read = {"training data": "a" * 64, "model": "b" * 64}
+    for before, now, words in (
+        (read, read, ""),
+        (read, read | {"training data": "c" * 64}, (
+            "training data (sha256 aaaaaaaaaaaa, now cccccccccccc) changed since the checkpoint "
+            "at step 2; put it back as it was and resume again, or run the job again from the "
+            "start"
+        )),
+        (read, read | {"model": "c" * 64}, "model (sha256 bbbbbbbbbbbb, now cccccccccccc) changed"),
+        (read, {"model": "c" * 64}, "and training data (sha256 aaaaaaaaaaaa, now none) changed"),
+        ({}, read, ""),
+    ):  # fmt: skip
+        job = make_job(tiny_training(max_steps=4))
+        shutil.rmtree(job.checkpoint_dir)
+        first, resumed = (tiny_trainer(job) for _ in range(2))
+        first.inputs, resumed.inputs = before, now
+        first.resume()
+        first.state.step = 2
+        first.checkpoint()
+        if words:
+            with pytest.raises(BadInputError, match=re.escape(words)):
+                resumed.resume()
+            assert resumed.resumed_at_step is None
+            continue
+        resumed.resume()
+        assert resumed.resumed_at_step == 2
+        assert resumed.state.inputs == tuple(now.items())
+        assert bool(resumed.resumed_remark) == (not before)
+    assert "resumed from the checkpoint at step 2; whether data and weights are the same" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_model_has_another_digest_once_its_weights_config_or_tokenizer_changed(tmp_path):
+    safetensors.torch.save_file({"w": torch.zeros(8)}, tmp_path / "model.safetensors")
+    digests = [model_digest(tmp_path)]
+    for name, content in (("config.json", b"{}"), ("tokenizer.json", b"{}")):
+        (tmp_path / name).write_bytes(content)
+        digests.append(model_digest(tmp_path))
+    safetensors.torch.save_file({"w": torch.ones(8)}, tmp_path / "model.safetensors")
+    digests.append(model_digest(tmp_path))
+    assert len(set(digests)) == len(digests)
 
 
 def test_a_half_written_one_is_not_seen_and_the_same_step_can_be_saved_twice(tmp_path, pair):
