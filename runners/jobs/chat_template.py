@@ -13,6 +13,26 @@ USER, SYSTEM = {"role": "user", "content": "a"}, {"role": "system", "content": "
 PROBES = ([USER], [SYSTEM, USER])  # some templates demand a system message
 
 
+def num_repeated_bos(ids: Sequence[int], bos: int | None) -> int:
+    """Return how many BOS tokens follow the first at a text's begin.
+
+    A text that a template rendered begins with the BOS token that its tokenizer adds again.
+    """
+    count = 0
+    while bos is not None and list(ids[count : count + 2]) == [bos, bos]:
+        count += 1
+    return count
+
+
+def repeated_bos_words(count: int, what: str, bos: str | None) -> str:
+    """Return the sentence about texts that began with the BOS token already."""
+    return (
+        f"{count:,} {what} begin with {bos} already, which the tokenizer adds: they have one"
+        if count
+        else ""
+    )
+
+
 class TemplateRefusedError(Exception):
     """The model's chat template rejects these messages; the text is the template's own."""
 

@@ -44,6 +44,7 @@ class Emitter:
         self._writer.start()
         self.dropped = 0
         self.meter: EnergyMeter | None = None  # the job's energy meter, if active
+        self.notes: dict[str, str] = {}  # that every result of this process has
 
     @classmethod
     def from_environment(cls) -> "Emitter":
@@ -99,7 +100,10 @@ class Emitter:
             msg = f"result figures are not finite: {', '.join(bad)}"
             raise ValueError(msg)
         drawn, how = self.meter.figures(work) if self.meter is not None else ({}, {})
-        self._send("result", ResultBody(measured={**measured, **drawn}, notes={**notes, **how}))
+        self._send(
+            "result",
+            ResultBody(measured={**measured, **drawn}, notes={**self.notes, **notes, **how}),
+        )
 
     def artefact(self, body: ArtefactBody) -> None:
         """Announce a complete folder of the attempt's output."""

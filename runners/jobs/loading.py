@@ -77,6 +77,12 @@ HOW_QUANTISED = {
 }
 
 
+RANDOM_WEIGHTS = (
+    "random, in the shape of the job's config, as its spec names no folder: speed and memory are "
+    "real, text and its quality are not"
+)
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A model on its device, with its tokenizer if it has one."""
@@ -111,6 +117,8 @@ def load_model(
     if isinstance(ref, DemoModel):
         ref = RandomModel(config=demo_config(ref))
     if isinstance(ref, RandomModel):
+        job.emitter.log(f"the model's weights: {RANDOM_WEIGHTS}")
+        job.emitter.notes["weights"] = RANDOM_WEIGHTS
         return LoadedModel(_load_random(job, ref, dtype or "bf16", device), None, device)
     folder = opened_model(ref, job.host_dir)
     dtype = dtype or stored_quantisation(folder) or "bf16"

@@ -29,6 +29,7 @@ from runners.datasets.text import (
     storable,
 )
 from runners.jobs.adapters import MixedAdapters
+from runners.jobs.chat_template import num_repeated_bos, repeated_bos_words
 from runners.jobs.evaluation import held_out_ids
 from runners.jobs.events import Stages
 from runners.jobs.generate.batching import (
@@ -398,15 +399,19 @@ def tokenise_prompts(
             "choose the demo prompts"
         )
         raise MissingModelError(msg)
+    tokenised = [(each, tuple(tokenizer(each.text)["input_ids"])) for each in texts]
     prompts = [
         Prompt(
             each.name,
             each.text,
-            tuple(tokenizer(each.text)["input_ids"]),
+            ids[num_repeated_bos(ids, tokenizer.bos_token_id) :],
             _adapter_index(each, adapters),
         )
-        for each in texts
+        for each, ids in tokenised
     ]
+    num_begun = sum(num_repeated_bos(ids, tokenizer.bos_token_id) > 0 for _, ids in tokenised)
+    if words := repeated_bos_words(num_begun, "prompts", tokenizer.bos_token):
+        job.emitter.log(words)
     empty = next((each.name for each in prompts if not each.ids), None)
     if empty is not None:
         raise BadInputError(f"prompt {empty} has no tokens; give it some text, or remove it")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerFast
 
-from runners.jobs.chat_template import rendered_chat
+from runners.jobs.chat_template import num_repeated_bos, rendered_chat
 from runners.jobs.serve.contract import UNFINISHED, Choice, TokenLogprob
 
 
@@ -78,8 +78,9 @@ class RequestTokenizer:
     tokenizer: PreTrainedTokenizerFast
 
     def prompt_ids(self, text: str) -> list[int]:
-        """Return the tokens of a plain prompt, with the model's special tokens."""
-        return [int(each) for each in self.tokenizer(text, verbose=False)["input_ids"]]
+        """Return the tokens of a plain prompt, with the model's special tokens, BOS once."""
+        ids = [int(each) for each in self.tokenizer(text, verbose=False)["input_ids"]]
+        return ids[num_repeated_bos(ids, self.tokenizer.bos_token_id) :]
 
     def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Return the tokens of a conversation, by the chat template or as plain lines.

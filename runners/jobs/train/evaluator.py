@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
 
+from runners.jobs.chat_template import num_repeated_bos
 from runners.jobs.corpus import TokenIds
 from runners.jobs.evaluation import evaluate
 from runners.jobs.ranks import Ranks
@@ -152,7 +153,8 @@ def prompts_of(
 ) -> list[list[int]]:
     """Return the prompts in tokens: the requested ones, or the beginnings of held-out text."""
     if options.prompts:
-        return [list(tokenizer(each)["input_ids"]) for each in options.prompts]
+        prompts = [list(tokenizer(each)["input_ids"]) for each in options.prompts]
+        return [each[num_repeated_bos(each, tokenizer.bos_token_id) :] for each in prompts]
     if isinstance(evaluated_on, HeldOutRows):
         return [
             _first_words(evaluated_on, at)

@@ -28,7 +28,7 @@ from runners.datasets.records import (
     num_characters,
     too_few,
 )
-from runners.jobs.chat_template import TemplateRefusedError, rendered_chat
+from runners.jobs.chat_template import TemplateRefusedError, num_repeated_bos, rendered_chat
 from runners.jobs.corpus import HELD_OUT_ONE_IN, TokenIds, cached_folder, tokenizer_digest
 from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import BadInputError, EndsAgainError
@@ -161,7 +161,7 @@ def set_default_template(tokenizer: PreTrainedTokenizerFast) -> bool:
 # transformers ships types, but leaves some of its functions untyped.
 
 
-LAYOUT_VERSION = 3  # raise when the meaning of the cached files changes
+LAYOUT_VERSION = 4  # raise when the meaning of the cached files changes
 BATCH_CHARACTERS = 2**20
 BATCH_RECORDS = 256
 READ_BYTES = 2**20
@@ -318,7 +318,9 @@ class Encoder:
         self._split = split
         self._name = name
         self._renderer = Renderer(tokenizer)
-        self.counts = {"num_records": 0, "num_held_out": 0, "num_chats": 0}
+        self.counts = dict.fromkeys(
+            ("num_records", "num_held_out", "num_chats", "num_repeated_bos"), 0
+        )
 
     @property
     def num_last_only(self) -> int:
@@ -346,6 +348,10 @@ class Encoder:
             ids = encoding["input_ids"][at]
             learnt = _loss_mask(encoding["offset_mapping"][at], rendered[at])
             if not is_chat:
+                num_repeated = num_repeated_bos(ids, self._tokenizer.bos_token_id)
+                self.counts["num_repeated_bos"] += num_repeated > 0
+                ids = [*ids[:1], *ids[1 + num_repeated :]]  # the first one has no loss
+                learnt = np.delete(learnt, slice(1, 1 + num_repeated))
                 ids, learnt = _with_end_token(ids, learnt, self._tokenizer.eos_token_id)
             is_held_out = self._split.is_held_out(digest_of(record.sample))
             self.counts["num_held_out"] += is_held_out
@@ -373,6 +379,7 @@ def _write(data: DataFile, tokenizer: PreTrainedTokenizerFast, target: Path) -> 
         "left_out": reader.left_out,
         "not_rendered": encoder.left_out,
         **encoder.counts,
+        "bos": tokenizer.bos_token,
     }
     (target / "facts.json").write_text(json.dumps(facts))
 

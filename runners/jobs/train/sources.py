@@ -26,6 +26,7 @@ from runners.datasets.records import (
     left_out_words,
     part_words,
 )
+from runners.jobs.chat_template import num_repeated_bos, repeated_bos_words
 from runners.jobs.corpus import VALIDATION_SEQUENCES, TokenIds, updated_weights
 from runners.jobs.model_files import model_roots, open_file
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
@@ -282,7 +283,8 @@ def _token_ids(
         first = tokenizer.bos_token_id
     if first is None:
         return ids
-    return [each if each[:1] == [first] else [int(first), *each] for each in ids]
+    begun = (each[num_repeated_bos(each, first) :] for each in ids)
+    return [each if each[:1] == [first] else [int(first), *each] for each in begun]
 
 
 class _Part:
@@ -481,6 +483,8 @@ class _SourceSummary:
                 f"{name}: of {facts['num_last_only']} conversations only some answers are learnt, "
                 "as the chat template writes the others differently once more turns follow"
             )
+        if words := repeated_bos_words(facts["num_repeated_bos"], "records", facts["bos"]):
+            self.remarks.append(f"{name}: {words}")
         if facts["num_empty"]:
             self.remarks.append(
                 f"{name}: {facts['num_empty']} records without an answer to learn are left out"

@@ -233,9 +233,11 @@ def test_linear_layers_alone_are_quantised_and_rotary_frequencies_not_cast():
     assert {each.dtype for each in model.buffers()} == {torch.float32}
 
 
-def test_random_weights_repeat_with_their_seed_and_leave_no_folder(make_job):
+def test_random_weights_repeat_with_their_seed_and_leave_no_folder(make_job, capsys):
     job = make_job(BenchmarkSpec(model=TINY))
     loaded = load_model(job, job.spec.model, "fp32", CPU)
+    assert "the model's weights: random, in the shape of the job's" in capsys.readouterr().out
+    assert job.emitter.notes["weights"].startswith("random, in the shape")
     assert loaded.num_parameters == sum(each.numel() for each in loaded.model.parameters())
 
     job = make_job(BenchmarkSpec(model=RandomModel(config=TINY_CONFIG), seed=5))

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from runners.jobs.adapter_config import CONFIG_NAME, WEIGHTS_NAME
-from runners.jobs.chat_template import TemplateRefusedError
+from runners.jobs.chat_template import TemplateRefusedError, num_repeated_bos
 from runners.jobs.model_files import check_gguf, gguf_files, opened_model, read_config
 from runners.jobs.runtime import (
     BadInputError,
@@ -55,6 +55,7 @@ class LlamaServingModel:
         self.engine = engine
         self.vocabulary = vocabulary
         self._has_template = has_template
+        self._bos: int | None = None  # the token that the model's file adds to a text
 
     async def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         """Return a prompt's token ids; ids sent by the client are validated.
@@ -79,7 +80,15 @@ class LlamaServingModel:
         return await self._tokens(_prompt_of(rendered), is_plain=False)
 
     async def _tokens(self, text: str, *, is_plain: bool) -> list[int]:
-        body = {"content": text, "add_special": is_plain, "parse_special": True}
+        ids = await self._tokenized(text, adds_special=is_plain)
+        if not is_plain or ids[:1] != ids[1:2]:
+            return ids
+        if self._bos is None:
+            self._bos = next(iter(await self._tokenized("", adds_special=True)), -1)
+        return ids[num_repeated_bos(ids, self._bos) :]
+
+    async def _tokenized(self, text: str, *, adds_special: bool) -> list[int]:
+        body = {"content": text, "add_special": adds_special, "parse_special": True}
         return [int(each) for each in (await self._post_json("/tokenize", body)).get("tokens", ())]
 
     async def _post_json(self, path: str, body: Document) -> Document:

@@ -3,6 +3,7 @@
 ``conversations.json`` holds the requests, recorded from the packages that it names.
 """
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from runners.jobs.serve.contract import (
     StreamChunk,
     TokenLogprob,
 )
+from runners.jobs.serve.llamacpp.__main__ import LlamaServingModel
 from runners.jobs.serve.llamacpp.writer import Answer
 from runners.jobs.serve.openai_requests import RequestError
 from runners.jobs.serve.relayed.relay import parse_request
@@ -275,6 +277,26 @@ def test_each_engines_name_of_a_stop_string_is_read_and_a_stop_tokens_number_is_
     ):  # fmt: skip
         answer.take(event)
     assert (got[-1].finish_reason, got[-1].stop_text) == ("stop", "END")
+
+
+def test_a_prompt_of_llama_cpp_that_begins_with_bos_already_has_one(monkeypatch):
+    async def post(_path, body):
+        words = body["content"].split()
+        return {"tokens": [1] * body["add_special"] + [{"<s>": 1}.get(each, 5) for each in words]}
+
+    async def post_without_bos(_path, body):
+        return {"tokens": [5 for _ in body["content"].split()]}
+
+    for fake, prompt, expected in (
+        (post, "<s> a", [1, 5]),
+        (post, "<s> <s> a", [1, 5]),
+        (post, "a a", [1, 5, 5]),
+        (post_without_bos, "a a", [5, 5]),
+        (post_without_bos, "", []),
+    ):
+        model = LlamaServingModel(None, 10, has_template=False)
+        monkeypatch.setattr(model, "_post_json", fake)
+        assert asyncio.run(model.prompt_ids(prompt)) == expected, prompt
 
 
 def test_an_answers_text_ends_at_the_first_stop_string_and_names_it():

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
 from runners.datasets.conversations import ChatSample, Turn
 from runners.jobs.corpus import Corpus, Document, demo_tokenizer
-from runners.jobs.loading import fresh_model
+from runners.jobs.generate.answering import TextPrompt, tokenise_prompts
+from runners.jobs.loading import LoadedModel, fresh_model
 from runners.jobs.runtime import BadInputError
+from runners.jobs.serve.text import RequestTokenizer
 from runners.jobs.train.rows import (
     IGNORED,
     DataBatches,
@@ -33,10 +37,10 @@ from runners.jobs.train.samples import (
     set_default_template,
     tokenised_file,
 )
-from runners.jobspec import SampleOptions
+from runners.jobspec import GenerateSpec, InlinePrompts, SampleOptions
 from runners.jobspec.base import FileData
 from tests.runners.jobs.cases import refused
-from tests.runners.jobs.tiny import TINY_CONFIG, tiny_training
+from tests.runners.jobs.tiny import TINY, TINY_CONFIG, tiny_training
 
 PADDED, PACKED = SampleOptions(rows="padded"), SampleOptions()
 LEFT_OUT = SampleOptions(too_long="leave_out")
@@ -286,6 +290,50 @@ def test_a_tokenizer_without_a_template_is_given_ours_and_keeps_it(make_tokenize
     assert learnt.endswith(f"<|im_end|>{end}")
     assert found.facts["is_template_ours"] is True
     assert tokenizer.chat_template == DEFAULT_TEMPLATE
+
+
+def test_a_text_that_begins_with_bos_already_has_one_and_is_counted(make_job, tmp_path, capsys):
+    tokenizer = adding_bos()
+    bos = tokenizer.bos_token_id
+    for documents, expected in (
+        ([{"text": f"<s>user {n}"} for n in range(20)], 20),
+        ([{"prompt": f"<s>user {n}", "completion": " hi"} for n in range(20)], 20),
+        ([{"text": f"user {n}"} for n in range(20)], 0),
+    ):
+        found = tokenised(tokenizer, lines(documents), tmp_path)
+        ids, learnt = (getattr(found.train, name)[: found.train.offsets[1]] for name in
+                       ("ids", "learnt"))  # fmt: skip
+        assert (ids[0], learnt[0]) == (bos, 0), documents[0]
+        assert bos not in ids[1:], documents[0]
+        assert found.facts["num_repeated_bos"] == expected, documents[0]
+    requests = RequestTokenizer(tokenizer)
+    assert requests.prompt_ids("<s><s>user") == requests.prompt_ids("user")
+
+    job, source = make_job(GenerateSpec(model=TINY)), InlinePrompts(texts=("a",))
+    loaded = LoadedModel(None, tokenizer, torch.device("cpu"))
+    texts = [TextPrompt("1", "<s>user"), TextPrompt("2", "user")]
+    prompts = tokenise_prompts(job, loaded, source, texts, ())
+    assert prompts[0].ids == prompts[1].ids
+    assert "1 prompts begin with <s> already, which the tokenizer adds" in capsys.readouterr().out
+
+
+def adding_bos():
+    """Return a byte-level tokenizer that writes ``<s>`` before each text."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    specials = ["<s>", "</s>", "<pad>"]
+    bpe.train_from_iterator(
+        ["user hi"], trainers.BpeTrainer(vocab_size=300, special_tokens=specials,
+                                         initial_alphabet=alphabet)
+    )  # fmt: skip
+    bpe.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
 
 
 def test_a_completion_is_learnt_with_its_end_and_a_text_whole(make_tokenizer, tmp_path):
