@@ -612,6 +612,7 @@ class LoadReport(BaseModel):
 
 FIRST_STEPS_SKIPPED = 2  # they include allocation and kernel selection
 TRAINING = "Training"  # phase of a training
+EVALUATING = "Evaluating between steps"  # another, within it
 MEASURING = "Measuring speed and perplexity"  # phase of a benchmark
 JUDGING = "Reading held-out text"  # phase of an evaluation
 ORIGINAL = "Measuring the original"  # phases of a compression

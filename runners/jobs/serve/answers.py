@@ -104,7 +104,7 @@ class ResponseFormat(ABC):
         self, index: int, text: Document, written: AccumulatedAnswer | StreamChunk
     ) -> Document:
         logprobs = self._logprobs(written.logprobs) if self.has_logprobs else None
-        ending = {"logprobs": logprobs, "finish_reason": written.finish_reason}
+        ending: Document = {"logprobs": logprobs, "finish_reason": written.finish_reason}
         if written.stop_text is not None:
             ending["stop_reason"] = written.stop_text  # as in vLLM
         return {"index": index, **text, **ending}

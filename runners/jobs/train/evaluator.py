@@ -4,8 +4,8 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from runners.jobs.train.samples import RunProgress
 from runners.jobs.train.sources import HeldOutRows, LabelEvaluator, Mixture
 from runners.jobspec import TrainSpec
 from runners.jobspec.base import MOST_PROMPTS, TextSamples
+from runners.jobspec.compress import EVALUATING, TRAINING
 
 # Text samples from the current weights during training.
 #
@@ -415,11 +416,19 @@ class Evaluator:
         model = self.layout.gathered_model()
         if model is None:
             return
-        with self.aside(model):
+        with self._phase(state), self.aside(model):
             evaluated = self._evaluated(model, state)
         self.patience.take(state, evaluated.loss)
         if self.spec.keep_best:
             self.best.take(model, evaluated, self.writer)
+
+    @contextmanager
+    def _phase(self, state: TrainState) -> Iterator[None]:
+        """Report the evaluation as a phase, without a time left: no step is made meanwhile."""
+        self.job.emitter.phase(EVALUATING)
+        self.job.emitter.progress(*self.pace.progress(state))
+        yield
+        self.job.emitter.phase(TRAINING)
 
     def _sample_when_due(self, state: TrainState) -> None:
         """Generate text with the whole model; diverged replicas are not synchronised first."""

@@ -51,7 +51,7 @@ from runners.jobs.train.quantized import (
 from runners.jobs.train.sources import Data, OwnText, mixture_of, read_data
 from runners.jobs.train.trainer import Trainer, steady
 from runners.jobspec import ArtefactModel, DemoModel, FolderModel, RandomModel, TrainSpec
-from runners.jobspec.compress import TRAINING, WeightDtype
+from runners.jobspec.compress import EVALUATING, TRAINING, WeightDtype
 
 # Final evaluation and publication of a training: model or adapter, card and figures.
 
@@ -105,7 +105,7 @@ def finish(prepared: PreparedTraining, peak: Peak) -> None:
         _publish_model(prepared, model, card, {"perplexity": perplexity.value})
     folder = job.output_dir("model" if spec.lora is None or spec.lora.is_merged else "adapter")
     measured["disk_bytes"] = float(weight_file_bytes(folder))
-    job.emitter.result(measured, notes, Work((TRAINING,), trainer.trained_tokens))
+    job.emitter.result(measured, notes, Work((TRAINING, EVALUATING), trainer.trained_tokens))
 
 
 def _finish_classifier(prepared: PreparedTraining, peak: Peak) -> None:
@@ -126,7 +126,7 @@ def _finish_classifier(prepared: PreparedTraining, peak: Peak) -> None:
     quality = {name: measured[name] for name in ("accuracy", "f1")}
     _publish_model(prepared, model, _card(spec, measured, notes), quality)
     measured["disk_bytes"] = float(weight_file_bytes(job.output_dir("model")))
-    job.emitter.result(measured, notes, Work((TRAINING,), trainer.trained_tokens))
+    job.emitter.result(measured, notes, Work((TRAINING, EVALUATING), trainer.trained_tokens))
 
 
 def _trained_figures(trainer: Trainer) -> dict[str, float]:

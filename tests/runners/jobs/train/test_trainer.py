@@ -62,7 +62,17 @@ def test_a_training_tells_its_falling_loss_what_it_holds_and_its_peak(make_train
     assert trainer.run()
     trainer.job.emitter.close()
 
-    told = [each["body"] for each in read_events(events_path) if each["kind"] == "metric"]
+    events = read_events(events_path)
+    shown = [
+        each["body"].get("name") or each["body"].get("eta_seconds")
+        for each in events
+        if each["kind"] in {"phase", "progress"}
+    ]
+    evaluations = [at for at, each in enumerate(shown) if each == "Evaluating between steps"]
+    assert len(evaluations) >= 5
+    for at in evaluations:  # while no step is made no time is left to count down
+        assert shown[at + 1 : at + 3] == [None, "Training"]
+    told = [each["body"] for each in events if each["kind"] == "metric"]
     values = [each["values"] for each in told]
     losses = [each["loss"] for each in values if "loss" in each]
     assert losses[-1] < 0.7 * losses[0]
