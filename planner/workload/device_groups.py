@@ -317,7 +317,7 @@ def _serving_times(setting: Setting, workload: ServeWorkload, shape: tuple[int, 
     along = held.reshape(-1, *(1 for _ in shape))
     context = workload.input_tokens + workload.output_tokens / 2
     cached = workload.input_tokens * workload.prefix_share_ratio
-    lanes = float(setting.layout.attention_data)
+    lanes: float = setting.layout.attention_data
     prompt = prefill_work(setting, lanes, workload.input_tokens - cached, cached)
     micro = cast("float", np.maximum(1.0, along / stages))
     steps = (workload.output_tokens - 1) / micro

@@ -206,9 +206,9 @@ def _pools(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> _Pools:
 
 def _lanes(setting: Setting, workload: ServeWorkload, replicas: int) -> float:
     """Return the number of data-parallel attention ranks per replica that read prompts."""
-    ranks = float(setting.layout.attention_data)
+    ranks: float = setting.layout.attention_data
     callers = workload.concurrency or workload.burst_requests
-    return ranks if callers is None else max(1.0, min(ranks, callers / replicas))
+    return ranks if callers is None else maximum(1.0, minimum(ranks, callers / replicas))
 
 
 def _transfer(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> float:

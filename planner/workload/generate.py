@@ -484,7 +484,7 @@ def _longest_use(setting: Setting, workload: ServeWorkload) -> MemoryUse:
 
 def longest_load(setting: Setting, workload: ServeWorkload) -> MemoryLoad:
     """Return the memory load of one request of the longest stated length on each rank."""
-    load = memory_load(setting, workload, float(setting.layout.attention_data))
+    load = memory_load(setting, workload, setting.layout.attention_data)
     longest = float(workload.max_request_tokens or load.tokens_per_sequence)
     return replace(load, tokens_per_sequence=longest)
 
