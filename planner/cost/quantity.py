@@ -5,11 +5,12 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache, cached_property, reduce, update_wrapper
-from typing import ClassVar, Generic, ParamSpec, TypeVar, cast
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from planner.cost.column import Varying
 from planner.specs.base import OperatorClass
 from planner.specs.estimate import EquationInput, ProvenanceKind, Term
 from planner.specs.model import LayerGroup, ModelSpec
@@ -20,14 +21,15 @@ Quantity = float | npt.NDArray[np.float64]
 # Selection functions for numbers and for numpy columns.
 #
 # A formula that costs single strategies and whole spaces of them must use these functions instead
-# of ``if``, ``min``, ``max`` and ``ceil`` on values. On plain numbers they are plain Python with
-# identical results; if an argument is a numpy array, they work element by element with
-# broadcasting, so a value that depends on few choices is computed once for all others. All
-# arguments are evaluated, so an unselected branch must not divide by zero where it matters.
+# of ``if``, ``min``, ``max`` and ``ceil`` on values, of the type in ``planner.cost.column``. On
+# plain numbers they are plain Python with identical results; if an argument is a numpy array,
+# they work element by element with broadcasting, so a value that depends on few choices is
+# computed once for all others. All arguments are evaluated, so an unselected branch must not
+# divide by zero where it matters.
 
 
 # Numbers give a number, also for the type checker; a column gives a column.
-Number = TypeVar("Number", float, Quantity)
+Number = TypeVar("Number", Varying, float, Quantity)
 Flag = bool | npt.NDArray[np.bool_]
 
 
@@ -39,6 +41,12 @@ def is_column(*values: object) -> bool:
     return False
 
 
+@overload
+def where(condition: object, then: Varying, otherwise: float) -> Varying: ...
+@overload
+def where(condition: object, then: float, otherwise: Varying) -> Varying: ...
+@overload
+def where(condition: object, then: Number, otherwise: Number) -> Number: ...
 def where(condition: object, then: Number, otherwise: Number) -> Number:
     """Return ``then`` where the condition holds, else ``otherwise``.
 
@@ -50,6 +58,12 @@ def where(condition: object, then: Number, otherwise: Number) -> Number:
     return then if condition else otherwise
 
 
+@overload
+def maximum(left: Varying, right: float) -> Varying: ...
+@overload
+def maximum(left: float, right: Varying) -> Varying: ...
+@overload
+def maximum(left: Number, right: Number) -> Number: ...
 def maximum(left: Number, right: Number) -> Number:
     """Return the larger of two quantities, element by element."""
     if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):  # type: ignore[redundant-expr]  # a column passes as a float
@@ -57,6 +71,12 @@ def maximum(left: Number, right: Number) -> Number:
     return max(left, right)
 
 
+@overload
+def minimum(left: Varying, right: float) -> Varying: ...
+@overload
+def minimum(left: float, right: Varying) -> Varying: ...
+@overload
+def minimum(left: Number, right: Number) -> Number: ...
 def minimum(left: Number, right: Number) -> Number:
     """Return the smaller of two quantities, element by element."""
     if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):  # type: ignore[redundant-expr]  # a column passes as a float
@@ -75,16 +95,14 @@ def largest(values: Iterable[Number]) -> Number:
 
 def ceil(value: Number) -> Number:
     """Return the quantity rounded up to a whole number."""
-    if is_column(value):
-        return cast("Number", np.ceil(value))
-    return float(math.ceil(value))
+    number: Any = value
+    return cast("Number", np.ceil(number) if is_column(value) else float(math.ceil(number)))
 
 
 def floor(value: Number) -> Number:
     """Return the quantity rounded down to a whole number."""
-    if is_column(value):
-        return cast("Number", np.floor(value))
-    return float(math.floor(value))
+    number: Any = value
+    return cast("Number", np.floor(number) if is_column(value) else float(math.floor(number)))
 
 
 def round_up(value: Quantity, step: Quantity = 1.0) -> Quantity:
@@ -98,7 +116,8 @@ def round_up(value: Quantity, step: Quantity = 1.0) -> Quantity:
 
 def log(value: Number) -> Number:
     """Return the natural logarithm of a positive quantity, element by element."""
-    return cast("Number", np.log(value)) if is_column(value) else math.log(value)
+    number: Any = value
+    return cast("Number", np.log(number) if is_column(value) else math.log(number))
 
 
 def divides(divisor: Quantity, value: Quantity) -> Flag:
@@ -286,7 +305,7 @@ class Ledger:
 
     def term(
         self, formula: Equation[P], line: Line, /, *args: P.args, **kwargs: P.kwargs
-    ) -> float:
+    ) -> Varying:
         """Return the formula's value times the line's calibration factor, and record both."""
         value = float(formula.compute(*args, **kwargs)) * line.factor
         values: dict[str, Quantity] = dict(kwargs)  # type: ignore[arg-type]  # formulas take quantities only
@@ -307,7 +326,7 @@ class Ledger:
                 origin=Origin(line.origin.provenance, line.origin.source or formula.source),
             )
         )
-        return value
+        return cast("Varying", value)
 
     def copy(self) -> "Ledger":
         """Return an independent ledger with a copy of the entries."""
@@ -341,15 +360,14 @@ class Ledger:
 class NullLedger(Ledger):
     """A ledger that computes terms without recording them, also for columns of strategies.
 
-    Columns give a column. Its type is float for the type checker, because both support the same
-    arithmetic; ``planner.cost.quantity`` has the operations that differ.
+    Columns give a column: the type of a term is ``Varying`` for the type checker.
     """
 
     records = False
 
     def term(
         self, formula: Equation[P], line: Line, /, *args: P.args, **kwargs: P.kwargs
-    ) -> float:
+    ) -> Varying:
         """Return the formula's value times the line's calibration factor."""
         return formula.compute(*args, **kwargs) * line.factor  # type: ignore[return-value]  # a column passes as a float
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from planner.catalog.engines import arrival_priors
-from planner.cost.quantity import Ledger, minimum
+from planner.cost.column import single
+from planner.cost.quantity import Ledger
 from planner.cost.queueing import (
     ArrivalParameters,
     mean_token_gap,
@@ -123,7 +124,7 @@ def serving_case(row: Row) -> ServingCase:
         if entry.key in {"tpot", "ttft", "slot"}
     }
     running = inputs["tpot"]["running"]
-    lanes = float(minimum(running, setting.layout.attention_data))
+    lanes = min(running, single(setting.layout.attention_data))
     prefill = parts_of(ledger, "prefill")
     return ServingCase(
         row_id=row["row_id"],

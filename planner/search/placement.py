@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.catalog.engines import Engine, get_engine
+from planner.cost.column import Varying
 from planner.cost.memory import overlapped_seconds
 from planner.cost.quantity import Equation, Ledger, Line, NullLedger
 from planner.search.question import Question
@@ -76,7 +77,7 @@ class _Channels(NullLedger):
         super().__init__()
         self.inputs_by_phase: dict[str, dict[str, Any]] = {}
 
-    def term(self, formula: Equation[Any], line: Line, /, *args: Any, **kwargs: Any) -> float:
+    def term(self, formula: Equation[Any], line: Line, /, *args: Any, **kwargs: Any) -> Varying:
         """Return the formula's value; record the channels of an overlap."""
         if formula is overlapped_seconds:
             self.inputs_by_phase[line.group] = kwargs

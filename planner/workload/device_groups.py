@@ -8,6 +8,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from planner.cost.column import single
 from planner.cost.communication import split_in_flight
 from planner.cost.quantity import NullLedger, Quantity
 from planner.cost.weights import stage_layers
@@ -98,7 +99,7 @@ def mean_device(setting: Setting) -> DeviceSpec:
     """Return a device with the mean price and power of the devices in use."""
     if not setting.cluster.other_nodes:
         return setting.device
-    paid = None if setting.cluster.instance else plain_layout(setting.layout).devices
+    paid = None if setting.cluster.instance else single(plain_layout(setting.layout).devices)
     devices = devices_of(setting)[:paid]
     names = ("tdp_watts", "price_usd_per_hour")
     values_by_name = {name: [getattr(device, name) for device in devices] for name in names}
@@ -129,10 +130,11 @@ def plain_layout(layout: Layout) -> Layout:
 def group_replicas(setting: Setting) -> tuple[ReplicaGroup, ...]:
     """Return the replicas of a layout grouped by their devices, in cluster order."""
     layout = setting.layout
-    size = layout.devices // layout.data
+    count = single(layout.devices)
+    size = count // single(layout.data)
     slots = list(_slots(setting))
     kinds: list[ReplicaGroup] = []
-    for first in range(0, layout.devices, size):
+    for first in range(0, count, size):
         places = tuple(_places(setting, slots[first : first + size]))
         index = next((at for at, one in enumerate(kinds) if one.places == places), None)
         if index is None:
@@ -162,7 +164,7 @@ def _slots(setting: Setting) -> Iterator[_Slot]:
 
 def _places(setting: Setting, slots: Sequence[_Slot]) -> Iterator[StagePlace]:
     """Yield the place of each stage of a replica."""
-    width = len(slots) // setting.layout.pipeline
+    width = len(slots) // single(setting.layout.pipeline)
     kinds = clusters_by_node_kind(setting.cluster)
     for first in range(0, len(slots), width):
         stage, next_slot = slots[first : first + width], slots[first + width : first + width + 1]

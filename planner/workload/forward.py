@@ -6,6 +6,7 @@ from functools import reduce
 from typing import cast
 
 from planner.catalog.engines import routing_evenness
+from planner.cost.column import Varying
 from planner.cost.communication import (
     all_gather_seconds,
     all_reduce_seconds,
@@ -591,7 +592,7 @@ class SuffixedLedger(Ledger):
 
     def term(
         self, formula: Equation[P], line: Line, /, *args: P.args, **kwargs: P.kwargs
-    ) -> float:
+    ) -> Varying:
         """Return the result of a formula and record it under the suffixed group."""
         suffixed = replace(line, group=f"{line.group} on {self.where_to}")
         return super().term(formula, suffixed, *args, **kwargs)

@@ -13,6 +13,7 @@ from planner.catalog.engines import (
     serving_engine,
     serving_engines,
 )
+from planner.cost.column import Varying, VaryingField, single, varying
 from planner.cost.quantity import (
     Flag,
     both,
@@ -34,6 +35,9 @@ from planner.specs.workload import CompressWorkload, Strategy, TrainWorkload
 # Parallel layouts: one layout, or columns of them.
 
 
+ONE, NONE = varying(1), varying(0)  # defaults of fields that may be columns
+
+
 @dataclass(frozen=True)
 class Layout:
     """The parallel sizes, micro-batches and sharding of a strategy.
@@ -45,54 +49,54 @@ class Layout:
     split to it. ``cache_element_bytes`` is 0 if the KV cache has the format of the strategy.
     """
 
-    data: int = 1
-    tensor: int = 1
-    pipeline: int = 1
-    expert: int = 1
-    context: int = 1
-    micro_batch: int = 1
-    micro_batches: int = 1
-    chunks: int = 1
-    zero_stage: int = 0
-    sequence_parallel: bool = False
-    attention_data: int = 1
-    batch_tokens: int = 0
-    chunked: bool = False
-    cache_element_bytes: float = 0.0
-    shard: int = 0
+    data: VaryingField = ONE
+    tensor: VaryingField = ONE
+    pipeline: VaryingField = ONE
+    expert: VaryingField = ONE
+    context: VaryingField = ONE
+    micro_batch: VaryingField = ONE
+    micro_batches: VaryingField = ONE
+    chunks: VaryingField = ONE
+    zero_stage: VaryingField = NONE
+    sequence_parallel: Flag = False
+    attention_data: VaryingField = ONE
+    batch_tokens: VaryingField = NONE
+    chunked: Flag = False
+    cache_element_bytes: VaryingField = NONE
+    shard: VaryingField = NONE
 
     @property
-    def devices(self) -> int:
+    def devices(self) -> Varying:
         """Return the number of devices of the layout."""
         return self.data * self.tensor * self.pipeline * self.context * self.attention_data
 
     @property
-    def expert_group(self) -> float:
+    def expert_group(self) -> Varying:
         """Return the ranks that hold all experts once, split by expert and then by column."""
         return maximum(self.tensor * self.attention_data, self.expert)
 
     @property
-    def expert_ranks(self) -> float:
+    def expert_ranks(self) -> Varying:
         """Return the ranks that split the experts of a layer in training."""
         return maximum(self.tensor, self.expert)
 
     @property
-    def state_ranks(self) -> int:
+    def state_ranks(self) -> Varying:
         """Return the ranks with the same weights, which can shard the training states."""
         return self.data * self.context * self.attention_data
 
     @cached_property
-    def shard_ranks(self) -> float:
+    def shard_ranks(self) -> Varying:
         """Return the ranks that shard one copy of the states, by default all state ranks."""
         return where(self.shard > 0, self.shard, self.state_ranks)
 
     @property
-    def replicas(self) -> float:
+    def replicas(self) -> Varying:
         """Return the number of copies of the sharded states (HSDP), by default 1."""
         return self.state_ranks / self.shard_ranks
 
     @property
-    def sequence_ranks(self) -> float:
+    def sequence_ranks(self) -> Varying:
         """Return the number of ranks that split the residual stream."""
         return where(self.sequence_parallel, self.tensor, 1)
 
@@ -446,7 +450,7 @@ def _nearest_size(model: ModelSpec, layout: Layout, width: int, block: int, name
     """Return the nearest tensor size that works, or expert parallelism for experts."""
     works = [
         tensor
-        for tensor in range(1, layout.tensor)
+        for tensor in range(1, single(layout.tensor))
         if width % (tensor * block) == 0 and rules_mask(_division_rules(model, tensor, 1))
     ]
     fewer = f"; the nearest that works is {max(works)}" if works else ""
@@ -662,10 +666,10 @@ def _with_tensor_as_all_ranks(layout: Layout, available: int) -> Layout:
 
     There, tensor parallel size 8 with 8 data-parallel attention ranks is 8 devices.
     """
-    ranks = layout.attention_data
-    if layout.devices <= available or layout.tensor % ranks:
+    tensor, ranks = single(layout.tensor), single(layout.attention_data)
+    if layout.devices <= available or tensor % ranks:
         return layout
-    inner = replace(layout, tensor=layout.tensor // ranks)
+    inner = replace(layout, tensor=tensor // ranks)
     return inner if inner.devices <= available else layout
 
 
@@ -676,13 +680,13 @@ def _merge_all_data_ranks(layout: Layout, strategy: Strategy, experts: int) -> L
     all of them cut by columns. A layout that states neither size spreads the experts over as many
     ranks as divide them.
     """
-    ranks = layout.attention_data * layout.data
+    tensor, ranks = single(layout.tensor), single(layout.attention_data * layout.data)
     if strategy.data_parallel_size or strategy.expert_parallel_size or layout.data == 1:
         return replace(layout, data=1, attention_data=ranks)
-    spread = math.gcd(layout.tensor * ranks, experts)
-    if spread % layout.tensor:
+    spread = math.gcd(tensor * ranks, experts)
+    if spread % tensor:
         return replace(layout, data=1)
-    return replace(layout, data=1, attention_data=spread // layout.tensor, expert=spread)
+    return replace(layout, data=1, attention_data=spread // tensor, expert=spread)
 
 
 def _merge_expert_parallel_data_ranks(layout: Layout) -> Layout:
@@ -690,10 +694,9 @@ def _merge_expert_parallel_data_ranks(layout: Layout) -> Layout:
 
     There, data parallel size 8 with expert parallel size 8 is data-parallel attention.
     """
-    ranks = layout.tensor * layout.attention_data * layout.context
-    joined = layout.expert // ranks
-    if joined <= 1 or layout.expert % ranks or layout.data % joined:
+    ranks = single(layout.tensor * layout.attention_data * layout.context)
+    data, expert = single(layout.data), single(layout.expert)
+    joined = expert // ranks
+    if joined <= 1 or expert % ranks or data % joined:
         return layout
-    return replace(
-        layout, data=layout.data // joined, attention_data=layout.attention_data * joined
-    )
+    return replace(layout, data=data // joined, attention_data=layout.attention_data * joined)

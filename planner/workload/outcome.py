@@ -311,7 +311,8 @@ def _energy(setting: Setting, outcome: Outcome, ledger: Ledger) -> Expense:
         active_ratio=active_ratio(outcome),
     )
     count, rate = setting.layout.devices, outcome.energy_tokens_per_second
-    figures, intervals = {}, {}
+    figures: dict[str, float] = {}
+    intervals: dict[str, tuple[float, float]] = {}
     name = "energy_joules_per_token"
     if _is_positive(rate):
         figures[name] = ledger.term(
@@ -350,7 +351,7 @@ def _money(setting: Setting, outcome: Outcome, ledger: Ledger, rented: float) ->
     if not device.price_usd_per_hour:
         return {}
     origin = Origin("published", device.price_source or device.source or "")
-    figures = {}
+    figures: dict[str, float] = {}
     if _is_positive(rate):
         figures["cost_usd_per_million_tokens"] = ledger.term(
             usd_per_million_tokens,
@@ -372,7 +373,7 @@ def _money(setting: Setting, outcome: Outcome, ledger: Ledger, rented: float) ->
 
 def _electricity(setting: Setting, energy: dict[str, float], ledger: Ledger) -> dict[str, float]:
     """Return carbon and price of the electricity if the cluster has grid data."""
-    cluster, figures = setting.cluster, {}
+    cluster, figures = setting.cluster, dict[str, float]()
     amounts = {
         "per_million_tokens": energy.get("energy_joules_per_token", 0.0) * MILLION,
         "of_the_run": energy.get("run_energy_joules", 0.0),

@@ -21,6 +21,7 @@ from planner.catalog.engines import (
 from planner.catalog.gguf import packed_format
 from planner.catalog.models import get_model, model_from_config
 from planner.catalog.reading import nearest_names
+from planner.cost.column import single
 from planner.cost.parameters import count_parameters
 from planner.cost.weights import ELEMENT_BITS, SIXTEEN_BIT, WIDE, reason_against, unquantised_dtype
 from planner.specs.base import (
@@ -806,7 +807,7 @@ def _warn(setting: Setting, request: EstimateRequest) -> None:
         )
     if setting.model.note:
         add(setting.model.note)
-    unused = request.cluster.num_devices - setting.layout.devices
+    unused = request.cluster.num_devices - single(setting.layout.devices)
     if unused:
         add(f"{unused} of {request.cluster.num_devices} devices stay unused")
     if request.engine and not request.strategy.kv_cache_dtype and setting.strategy.kv_cache_dtype:

@@ -7,6 +7,7 @@ from typing import TypeVar, cast
 
 from planner.catalog.engines import Engine, sources
 from planner.catalog.gguf import PackedFormat, packed_format
+from planner.cost.column import single
 from planner.cost.communication import StageShare, stage_shares
 from planner.cost.parameters import ParameterCounts
 from planner.cost.quantity import Flag, Line, Origin, Quantity, any_of, both, where
@@ -221,7 +222,7 @@ class SweepFactors:
     def layout_name(self) -> str:
         """Return the key of the pair's factors for this layout."""
         ranks = (self.layout.tensor, self.layout.expert, self.layout.attention_data)
-        return f"{self.chip}/{'-'.join(str(int(count)) for count in ranks)}"
+        return f"{self.chip}/{'-'.join(str(single(count)) for count in ranks)}"
 
     def factor(self, part: str) -> float:
         """Return the factor for a part of a pass; 1 if no sweep measured it or a similar part."""

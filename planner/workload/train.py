@@ -6,6 +6,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from planner.cost.column import single
 from planner.cost.communication import Pace, split_layers, stage_time
 from planner.cost.memory import MemoryUse
 from planner.cost.quantity import Ledger, NullLedger, Quantity, maximum, where
@@ -326,10 +327,11 @@ Table = npt.NDArray[np.float64]
 def stage_devices(setting: Setting) -> tuple[DeviceSpec, ...]:
     """Return the device of each stage; a mixed stage has its slowest speed and least memory."""
     line, layout = devices_of(setting), setting.layout
-    width = layout.devices // layout.pipeline
+    stages = single(layout.pipeline)
+    width = single(layout.devices) // stages
     return tuple(
         slowest_device(setting, line[stage * width : (stage + 1) * width])
-        for stage in range(layout.pipeline)
+        for stage in range(stages)
     )
 
 
@@ -468,7 +470,7 @@ def _rate_at(setting: Setting, workload: TrainWorkload, length: int) -> float:
     """Return the tokens per second at a shorter length with equal tokens per step."""
     ratio = workload.sequence_length / length
     shorter = workload.model_copy(update={"sequence_length": length})
-    rows = replace(setting.layout, micro_batch=setting.layout.micro_batch * ratio)  # type: ignore[arg-type]  # a mean number of rows
+    rows = replace(setting.layout, micro_batch=setting.layout.micro_batch * ratio)
     outcome = _step(replace(setting, workload=shorter, layout=rows), shorter, NullLedger())
     return _rate_of(outcome) * ratio
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import cast
 
 from planner.catalog.engines import Engine
+from planner.cost.column import single
 from planner.cost.memory import MemoryUse, StageMemory, fullest_of
 from planner.cost.quantity import Flag, Ledger, NullLedger, either, maximum, where
 from planner.cost.training import (
@@ -553,7 +554,7 @@ def micro_batch_bytes(setting: Setting, workload: TrainWorkload) -> float:
 
 def stage_moments(setting: Setting, workload: TrainWorkload) -> tuple[StageMemory, ...]:
     """Return the memory of every stage at every moment that can be its peak."""
-    stages = range(setting.layout.pipeline)
+    stages = range(single(setting.layout.pipeline))
     whole = (_Stage(setting, NullLedger(), workload, index).full_moments() for index in stages)
     return tuple(moment for moments in whole for moment in moments)
 

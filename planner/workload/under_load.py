@@ -267,7 +267,7 @@ def percentiles(
     names: Collection[str] = ALL_PERCENTILES,
 ) -> dict[str, float]:
     """Return the named percentiles of each time that has a mean, from the simulation."""
-    values = {}
+    values: dict[str, float] = {}
     for name in ("ttft", "tpot", "latency"):
         mean: float | None = getattr(means, f"{name}_seconds")
         times: Floats = getattr(simulated, f"{name}_s")
