@@ -1,10 +1,20 @@
 """Peak memory of a device by tensor class, and the costs of offload."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
-from planner.cost.quantity import Quantity, equation, largest, maximum, minimum, where
+from planner.cost.quantity import (
+    Flag,
+    Ledger,
+    Line,
+    Quantity,
+    equation,
+    largest,
+    maximum,
+    minimum,
+    where,
+)
 from planner.specs.estimate import MemoryAnswer
 
 CLASSES = (
@@ -112,6 +122,50 @@ class MemoryUse:
             disk_bytes=round(self.disk_bytes) or None,
             checkpoint_bytes=round(self.checkpoint_bytes) or None,
         )
+
+
+# The cache while requests wait for memory: it has no room for another one.
+
+ROUNDING = 1e-9  # of sums of bytes that must stay within a limit
+
+
+@equation(
+    "M_queue = r · M_cache",
+    unit="B",
+    symbols={"cache_bytes": "M_cache", "free_ratio": "r"},
+    source="vllm-project/vllm, vllm/v1/core/sched/scheduler.py: waiting requests are scheduled "
+    "until no block of the cache is free",
+)
+def queue_cache_bytes(*, cache_bytes: Quantity, free_ratio: Quantity) -> Quantity:
+    """Return the cache that the next requests of a queue fill, beside that of whole requests.
+
+    ``free_ratio`` is the memory that whole requests leave free on the fullest device, relative to
+    their cache.
+    """
+    return cache_bytes * free_ratio
+
+
+def with_queue(use: MemoryUse, waits: Flag, ledger: Ledger, line: Line) -> MemoryUse:
+    """Return the memory with a cache that requests fill, where some ``waits`` for memory.
+
+    Without this, a queue of longer requests would take less memory, because fewer whole ones fit.
+    """
+    usable = [limit for _, limit in use.limits] or [use.usable_bytes] * len(use.stages)
+    free_ratio: Quantity = 0.0
+    for at, (stage, limit) in enumerate(zip(use.stages, usable, strict=True)):
+        cache = stage.by_class["kv_cache"]
+        room = maximum(0.0, limit * (1 - ROUNDING) - stage.peak_bytes)
+        ratio = where(cache > 0, room / where(cache > 0, cache, 1.0), 0.0)
+        free_ratio = minimum(free_ratio, ratio) if at else ratio
+    free_ratio = where(waits, free_ratio, 0.0)
+    if ledger.records:
+        cache = use.fullest.by_class["kv_cache"]
+        ledger.term(queue_cache_bytes, line, cache_bytes=cache, free_ratio=free_ratio)
+    stages = tuple(
+        StageMemory({**each.by_class, "kv_cache": each.by_class["kv_cache"] * (1 + free_ratio)})
+        for each in use.stages
+    )
+    return replace(use, stages=stages)
 
 
 # Offload costs: overlap of memory tiers, expert cache hits, streaming buffers, host updates.

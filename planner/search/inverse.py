@@ -312,11 +312,9 @@ def _context(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
     if not isinstance(workload, ServeWorkload | GenerateWorkload):
         raise _unsuited(request, "longest_context", "serve and generate")
     trained = resolve_model(request.model).max_position_embeddings
-    base = request
+    base = request  # a batch may be queued, as a plan of it is, unless it is asked for at once
     if isinstance(workload, ServeWorkload):
         base = _concurrent_request(request, workload.concurrency or 1)
-    else:
-        base = _changed(request, at_once=True)
 
     def at(tokens: int) -> PlanRequest:
         output = min(workload.output_tokens, tokens - 1)

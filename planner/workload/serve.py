@@ -3,10 +3,12 @@
 from dataclasses import dataclass, replace
 
 from planner.cost.kv_cache import cached_tokens_by_layer_group
+from planner.cost.memory import with_queue
 from planner.cost.quantity import (
     Ledger,
     NullLedger,
     any_of,
+    both,
     ceil,
     either,
     falling_root,
@@ -32,6 +34,7 @@ from planner.cost.queueing import (
     waves_seconds,
 )
 from planner.cost.roofline import pairs_by_layer_group
+from planner.cost.weights import GEMM_SPEEDUP
 from planner.specs.estimate import Performance
 from planner.specs.workload import ServeWorkload
 from planner.workload.forward import PassCost, forward_pass, wait_for_slowest_stage
@@ -244,6 +247,10 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
         tokens = where(most >= 1, load.tokens_per_sequence, longest)
         load = replace(load, tokens_per_sequence=tokens)
     memory = held_memory(setting, ledger, load)
+    waits = both(offered > slots, most >= 1)
+    if any_of(waits) and not setting.strategy.offload:
+        line = setting.line("memory", "KV cache of the queue", key="kv_cache")
+        memory = with_queue(memory, waits, ledger, line)
     prompt = _prompt(setting, workload, ledger, running)
     steady = _steady(setting, workload, ledger, (running, offered), prompt)
     if fills_every_slot(setting, workload):
@@ -409,11 +416,17 @@ def _service_seconds(
 ) -> float:
     """Return the least seconds of a replica's devices per request: its arithmetic and its steps.
 
-    ``step`` is the cost of a decode step and the requests that share it.
+    Prompts that are read together share the weights: what remains of each is its arithmetic, at
+    the share of the peak that the engine reaches. ``step`` is the cost of a decode step and the
+    requests that share it.
     """
     decode, running = step
-    peak = setting.rates.peak_flops_per_s
-    reading = maximum(prompt.cost.compute_s, prompt.cost.flops / peak)
+    rates, cost = setting.rates, prompt.cost
+    peak = rates.peak_flops_per_s * (GEMM_SPEEDUP if setting.skips_zeros else 1)
+    products = setting.part_line("prefill", "Linear layers", "linear", "compute")
+    arithmetic = products.factor * cost.flops / (peak * rates.compute_efficiency)
+    least = maximum(cost.flops / peak, minimum(arithmetic, cost.total_s))
+    reading = maximum(cost.compute_s, least)
     share = prompt.concurrent_passes(setting) * prompt.lanes
     return reading / share + (workload.output_tokens - 1) * decode.total_s / running
 

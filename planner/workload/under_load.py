@@ -622,11 +622,10 @@ def _unified_memory_warnings(setting: Setting, outcome: Outcome) -> tuple[str, .
             f"{name} gives the GPU {limits.assured_bytes / GIB:.1f} GiB {limits.otherwise}: "
             f"{peak / GIB:.1f} GiB need {limits.advice}"
         )
-    room = outcome.performance.max_concurrency
-    serves = isinstance(setting.workload, ServeWorkload) and fills_every_slot(
-        setting, setting.workload
-    )
-    takes_what_is_free = serves and room is not None and room > 1
+    room, workload = outcome.performance.max_concurrency, setting.workload
+    is_filled = isinstance(workload, ServeWorkload) and fills_every_slot(setting, workload)
+    offered = getattr(workload, "concurrency", None) or getattr(workload, "batch_size", None) or 0
+    takes_what_is_free = room is not None and room > 1 and (is_filled or offered > room)
     if not takes_what_is_free and memory.filled_ratio > 1 - UNIFIED_MARGIN:
         warnings.append(
             f"{name} is filled to {memory.filled_ratio:.0%} of the {memory.usable_bytes / GIB:.1f}"

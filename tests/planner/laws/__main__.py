@@ -6,7 +6,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from tests.planner.laws import checkers
+from tests.planner.laws import checkers, growth
 from tests.planner.laws.questions import Questions
 
 SHOWN = 3  # violations of a law that are printed
@@ -51,12 +51,19 @@ def main(seed: int, count: int) -> int:
         (questions.offloads, checkers.offload_is_no_faster),
         (questions.one_caller, checkers.one_memory),
         (questions.batches, checkers.whole_sequences),
+        (lambda: growth.grown(questions), growth.takes_no_less_memory),
     ):
         for _ in range(count // 10):
             documents = draw()
             tally.add(law.__name__, documents, law(documents, tally.checked(documents)))
+    for _ in range(count // 10):
+        document = growth.shortest(questions)
+        for answer in filter(None, tally.checked([document])):
+            words = growth.keeps_to_reached_rate(document, answer)
+            tally.add("keeps_to_reached_rate", document, words)
     for draw, law, share in (
         (questions.inverse, checkers.limit_is_the_limit, 50),
+        (lambda: growth.pinned_limit(questions), growth.no_estimate_fits_beyond, 50),
         (questions.plan, checkers.exports_start_the_plan, 25),
     ):
         for _ in range(count // share):

@@ -207,12 +207,10 @@ def _works(document: dict, question: str, value: int) -> bool:
     elif question == "most_users":
         callers = value
     else:
-        workload["batch_size"] = value
+        workload |= {"batch_size": value, "at_once": True}
     if workload["kind"] == "serve":
         workload["concurrency"] = callers
         fields["constraints"] = {"max_concurrency": {"min": callers}}
-    else:
-        workload["at_once"] = True
     return bool(plan(PlanRequest.model_validate({**fields, "workload": workload})).plans)
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.planner.laws import checkers
+from tests.planner.laws import checkers, growth
 from tests.planner.laws.questions import Questions
 
 SEEDS = st.integers(0, 2**32)
@@ -58,3 +58,87 @@ def test_every_export_starts_the_devices_of_the_plan(seed):
     questions = Questions(seed)
     assert list(checkers.exports_start_the_plan(questions.plan())) == []
     assert list(checkers.exports_start_the_plan(questions.plan(training=True))) == []
+
+
+SMOLLM3 = {
+    "id": "smollm3-3b",
+    "model_type": "smollm3",
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 128256,
+    "max_position_embeddings": 65536,
+    "tie_word_embeddings": True,
+}
+QUEUED = {"kind": "generate", "input_tokens": 8192, "output_tokens": 256, "batch_size": 256}
+
+
+def on(device, engine, **fields):
+    return {"cluster": {"device": device}, "engine": engine, **fields}
+
+
+def test_longer_prompts_and_more_layers_take_no_less_memory_while_requests_wait():
+    on_vllm = on("rtx-a4500", "vllm", model="Qwen/Qwen3-1.7B")
+    for fields, less, more in (
+        (on_vllm, {"workload": {**QUEUED, "input_tokens": 4096}}, {"workload": QUEUED}),
+        (
+            on("rtx-3070-ti", "llama_cpp", strategy={"quantization": "gguf:q4_k_m"}),
+            {"model": {**SMOLLM3, "num_hidden_layers": 36}, "workload": QUEUED},
+            {"model": {**SMOLLM3, "num_hidden_layers": 72}, "workload": QUEUED},
+        ),
+        *(
+            (
+                on("rtx-a4500", "vllm", model="Qwen/Qwen3-1.7B"),
+                {"workload": {"kind": "serve", **lengths, **load, "input_tokens": 4096}},
+                {"workload": {"kind": "serve", **lengths, **load, "input_tokens": 8192}},
+            )
+            for lengths in ({"output_tokens": 256},)
+            for load in ({"concurrency": 300}, {"burst_requests": 256})
+        ),
+    ):
+        documents = [{"strategy": {}, **fields, **each} for each in (less, more)]
+        assert violations(documents, growth.takes_no_less_memory) == [], documents
+
+
+def test_many_short_prompts_keep_to_the_rate_that_the_engine_reaches():
+    short = {"kind": "serve", "input_tokens": 17, "output_tokens": 1}
+    for device, engine, model, load in (
+        ("apple-m1-8gpu", "llama_cpp", "google/gemma-4-E2B-it", {"concurrency": 16}),
+        ("rtx-a4000", "vllm", "facebook/opt-13b", {"request_rate_per_second": 1000}),
+    ):
+        document = on(device, engine, model=model, workload={**short, **load}, strategy={})
+        answer = checkers.estimated(document)
+        assert list(growth.keeps_to_reached_rate(document, answer)) == [], document
+
+
+def test_no_estimate_fits_beyond_the_longest_context_of_a_batch():
+    batch = {"kind": "generate", "input_tokens": 512, "output_tokens": 16}
+    one = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "kv_cache_dtype": "bf16"}
+    for device, engine, model, size in (
+        ("t4", "ktransformers", "google/gemma-2-9b", 4),
+        ("rtx-4090", "vllm", "meta-llama/Llama-3.1-8B", 4),
+    ):
+        document = on(device, engine, model=model, workload={**batch, "batch_size": size})
+        document |= {"question": "longest_context", "pins": {**one, "weight_dtype": "int8"}}
+        assert list(growth.no_estimate_fits_beyond(document)) == [], document
+
+
+@few
+@given(seed=SEEDS)
+def test_what_grows_takes_no_less_memory(seed):
+    assert violations(growth.grown(Questions(seed)), growth.takes_no_less_memory) == []
+
+
+@few
+@given(seed=SEEDS)
+def test_the_shortest_answers_keep_to_the_rate_that_the_engine_reaches(seed):
+    document = growth.shortest(Questions(seed))
+    answer = checkers.estimated(document)
+    assert answer is None or list(growth.keeps_to_reached_rate(document, answer)) == []
+
+
+@fewer
+@given(seed=SEEDS)
+def test_no_estimate_fits_beyond_the_longest_context_with_a_pinned_layout(seed):
+    assert list(growth.no_estimate_fits_beyond(growth.pinned_limit(Questions(seed)))) == []
