@@ -1,4 +1,4 @@
-"""Benchmark of the planner's search speed; seconds depend on the machine."""
+"""Benchmark of the planner's search speed, in CPU seconds; they depend on the machine."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -140,11 +140,11 @@ def scoring_rate(request: PlanRequest, rounds: int = ROUNDS) -> float:
     """Return the number of strategies scored per second of CPU time."""
     blocks = [block for question in questions(request) for block in blocks_of(question)]
     rows = sum(len(block.cells) for block in blocks)
-    return rows / _seconds(lambda: [score(block) for block in blocks], rounds, time.process_time)
+    return rows / _seconds(lambda: [score(block) for block in blocks], rounds)
 
 
 def planning_seconds(request: PlanRequest, rounds: int = ROUNDS) -> float:
-    """Return the seconds of a complete search: plans, frontier, rejections, suggestions.
+    """Return the CPU seconds of a complete search: plans, frontier, rejections, suggestions.
 
     The cache is cleared before each round.
     """
@@ -152,7 +152,7 @@ def planning_seconds(request: PlanRequest, rounds: int = ROUNDS) -> float:
 
 
 def replanning_seconds(before: PlanRequest, request: PlanRequest, rounds: int = ROUNDS) -> float:
-    """Return the seconds of a complete search with only another request in the cache."""
+    """Return the CPU seconds of a complete search with only another request in the cache."""
 
     def warm_up() -> None:
         ESTIMATES.clear()
@@ -164,14 +164,13 @@ def replanning_seconds(before: PlanRequest, request: PlanRequest, rounds: int = 
 def _seconds(
     work: Callable[[], object],
     rounds: int,
-    clock: Callable[[], float] = time.perf_counter,
     before: Callable[[], None] = lambda: None,
 ) -> float:
     work()
     durations = []
     for _ in range(rounds):
         before()
-        started = clock()
+        started = time.process_time()
         work()
-        durations.append(clock() - started)
+        durations.append(time.process_time() - started)
     return median(durations)

@@ -29,6 +29,7 @@ from planner.search.scoring import ESTIMATES, FitCheck, Scores, Subject, score, 
 from planner.search.select import (
     Table,
     best_rows,
+    best_value,
     frontier_rows,
     has_feasible_row,
     infeasible_strategy_families,
@@ -44,7 +45,7 @@ from planner.search.serving_space import (
     usual_host_bytes,
 )
 from planner.search.space import FRUGAL, Block, refused_formats
-from planner.search.suggest import Best, Works, suggestions
+from planner.search.suggest import Best, Reach, Works, suggestions
 from planner.search.training_space import training_blocks
 from planner.specs.base import NotCoveredError, NotPossibleError, PlannerError
 from planner.specs.cluster import ClusterSpec
@@ -238,23 +239,23 @@ def _suggestions(request: PlanRequest, exploration: SearchState) -> tuple[Sugges
     Fitting into memory and meeting the targets are searched separately: the first only if nothing
     fits, the second only if the request has targets.
     """
-    best, works = _searches(request, exploration)
+    best, works, reach = _searches(request, exploration)
     bare = request.without_targets()
     fits = bool(exploration.parts) and has_feasible_row(
         Table(exploration.parts, constraints_of(bare))
     )
-    helpful = () if fits else suggestions(request, best, works)
+    helpful = () if fits else suggestions(request, best, works, reach=reach)
     if fits or constraints_of(bare) != exploration.limits:
         known_changes = [suggestion.changes for suggestion in helpful]
-        more = suggestions(request, best, works, purpose="target")
+        more = suggestions(request, best, works, reach=reach, purpose="target")
         helpful += tuple(
             suggestion for suggestion in more if suggestion.changes not in known_changes
         )
     return helpful
 
 
-def _searches(request: PlanRequest, exploration: SearchState) -> tuple[Best, Works]:
-    """Return two searches of changed requests: the best plan, and whether a plan exists."""
+def _searches(request: PlanRequest, exploration: SearchState) -> tuple[Best, Works, Reach]:
+    """Return searches of changed requests: best plan, existence of one, best of one figure."""
     own = request.model_copy(update={"constraints": {}})
 
     def explored(changed: PlanRequest, enough: Enough | None = None) -> SearchState:
@@ -277,7 +278,13 @@ def _searches(request: PlanRequest, exploration: SearchState) -> tuple[Best, Wor
     def best(changed: PlanRequest) -> Estimate | None:
         return _best_among(changed, explored(changed))
 
-    return best, works
+    def reach(asked: PlanRequest, name: str, bound: Bound) -> float | None:
+        limits = {key: other for key, other in constraints_of(asked).items() if key != name}
+        if not exploration.parts:
+            return None
+        return best_value(Table(exploration.parts, limits), name, least=bound.max is not None)
+
+    return best, works, reach
 
 
 def _best_among(request: PlanRequest, exploration: SearchState) -> Estimate | None:

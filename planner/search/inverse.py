@@ -440,23 +440,43 @@ def models_by_size() -> list[tuple[str, int]]:
 
 
 def _devices(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
-    """Return the fewest devices, found by doubling because layouts need divisible sizes."""
-    counts = [2**doubling for doubling in range(MAX_DOUBLINGS + 1)]
-    for fewer, count in pairwise([0, *counts]):
-        sized = [
-            _on_cluster(request, _resized_cluster(cluster, count))
-            for cluster in clusters_of(request)
-        ]
-        if probe.works(count, *sized):
-            return (probe.limit(count, "devices", fewer or None),)
+    """Return the fewest devices: any number within a server, then whole servers.
+
+    The counts are doubled until one works; then those between it and the last that fails are
+    tried, the fewest first, because odd counts have fewer layouts.
+    """
+
+    def works(count: int) -> bool:
+        return probe.works(
+            count,
+            *(
+                _on_cluster(request, _resized_cluster(cluster, count))
+                for cluster in clusters_of(request)
+            ),
+        )
+
+    servers = [_devices_per_server(cluster) for cluster in clusters_of(request)]
+    doubled = [2**doubling for doubling in range(MAX_DOUBLINGS + 1)]
+    for fewer, count in pairwise([0, *doubled]):
+        if not works(count):
+            continue
+        counts = range(fewer + 1, count)
+        offered = [n for n in counts if all(n <= each or n % each == 0 for each in servers)]
+        found = next((n for n in offered if works(n)), count)
+        beyond = max((n for n in (fewer, *offered) if n < found), default=0)
+        return (probe.limit(found, "devices", beyond or None),)
     return ()
+
+
+def _devices_per_server(cluster: ClusterSpec) -> int:
+    return max(resolve_cluster(cluster).devices_per_node, SERVER_DEVICES)
 
 
 def _resized_cluster(cluster: ClusterSpec, count: int) -> ClusterSpec:
     """Return a cluster with ``count`` devices, in servers at least of the usual size."""
     resolved = resolve_cluster(cluster)
     device = cluster.device or resolve_device(resolved.device).id
-    per_node = min(count, max(resolved.devices_per_node, SERVER_DEVICES))
+    per_node = min(count, _devices_per_server(cluster))
     size = {"devices_per_node": per_node, "nodes": -(-count // per_node)}
     return resolved.model_copy(update={"device": device, "instance": None, **size})
 

@@ -220,6 +220,37 @@ def unit_of(name: str) -> str:
     return next((unit for suffix, unit in UNITS.items() if name.endswith(suffix)), "")
 
 
+GIB = 1024**3
+ABBREVIATIONS = {"ttft": "TTFT", "tpot": "TPOT", "slo": "SLO", "mfu": "MFU"}
+
+
+def words_of(name: str) -> str:
+    """Return the field's words for a figure, without its unit.
+
+    >>> words_of("ttft_p95_seconds"), words_of("per_device_peak_bytes")
+    ('TTFT p95', 'per device peak')
+    >>> words_of("tokens_per_second")
+    'tokens per second'
+    """
+    stem = next(
+        (name.removesuffix(end) for end in ("_seconds", "_bytes") if name.endswith(end)), ""
+    )
+    return " ".join(ABBREVIATIONS.get(word, word) for word in (stem or name).split("_"))
+
+
+def value_words(name: str, value: float) -> str:
+    """Return a figure's value with its unit; seconds below one are in milliseconds.
+
+    >>> value_words("ttft_p95_seconds", 0.3431), value_words("per_device_peak_bytes", 2.0**31)
+    ('343 ms', '2 GiB')
+    >>> value_words("tokens_per_second", 1234.5)
+    '1234'
+    """
+    if name.endswith("_seconds"):
+        return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.4g} s"
+    return f"{value / GIB:.4g} GiB" if name.endswith("_bytes") else f"{value:.4g}"
+
+
 RATE_ROUNDING = 1e-9  # of the sum of the rates of several kinds of replicas
 
 
@@ -281,7 +312,6 @@ def violation(value: float | None, bound: Bound) -> tuple[float | None, float] |
 # Reasons for rejected strategies by family, each with the numbers of its closest miss.
 
 
-GIB = 1024**3
 DTYPES = get_args(Dtype)
 OFFLOADS = ("none", "cpu", "nvme")
 LARGEST_GROUP = 4096
@@ -380,6 +410,9 @@ class Rejections:
         unit = unit_of(name)
         shown = "unknown" if value is None else f"{value:.4g} {unit}".strip()
         reason = f"{name} is {shown}, the limit is {limit:g} {unit}".strip()
+        if value is not None and is_percentile(name):
+            shown, most = value_words(name, value), value_words(name, limit)
+            reason = f"{words_of(name)} is {shown}, the limit is {most}"
         if value is None and is_simulated(name):
             value, reason = _without_percentiles(estimate, name, limit)
         self._add(estimate, LimitViolation(name, reason, value, limit, unit), strategies)
@@ -416,9 +449,15 @@ def _without_percentiles(estimate: Estimate, name: str, limit: float) -> tuple[f
     most = estimate.performance.max_requests_per_second
     if most is not None or far is None:
         served = "" if most is None else f", the most is {most:.3g} a second"
-        return None, f"more requests come than can be served{served}: {name} has no value"
-    mean, unit = figure(estimate, far[0]), unit_of(name)
-    reason = f"{far[0]} is {mean:.4g} {unit}, the limit on {name} is {limit:g} {unit}"
+        return (
+            None,
+            f"more requests come than can be served{served}: {words_of(name)} has no value",
+        )
+    mean = figure(estimate, far[0]) or 0.0
+    reason = (
+        f"the mean {words_of(far[0])} is {value_words(name, mean)}, "
+        f"the limit on {words_of(name)} is {value_words(name, limit)}"
+    )
     return mean, reason
 
 

@@ -205,6 +205,27 @@ def has_feasible_row(table: Table) -> bool:
     return any(table.passes(int(row)) for row in rows[np.argsort(shares)[:MAX_SIMULATED_ROWS]])
 
 
+def best_value(table: Table, name: str, *, least: bool) -> float | None:
+    """Return the least or largest value of a figure over the rows that fit and meet all limits.
+
+    A percentile is simulated for the few rows of the least mean; None if no row has a value.
+    """
+    rows = [int(row) for row in table.feasible if not table.undecided_rows[row]]
+    mean = mean_bound(name, Bound(max=1.0))
+    if not rows or (is_simulated(name) and mean is None):
+        return None
+    values = table.column(mean[0] if mean else name)[rows]
+    if mean is not None:
+        few = [rows[at] for at in np.argsort(values)[:MAX_SIMULATED_ROWS]]
+        parts = [table.part_of(row) for row in few]
+        found = [getattr(part.simulated(own).performance, name) for part, own in parts]
+        values = np.array([np.nan if value is None else value for value in found])
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return None
+    return float(values.min() if least else values.max())
+
+
 def _is_near(value: float | None, bound: Bound) -> bool:
     """Return whether rounding may decide between a value and its limit."""
     limits = [limit for limit in (bound.min, bound.max) if limit]

@@ -1,20 +1,27 @@
-"""The smallest changes that make a request fit or meet its target, each verified by a search."""
+"""Small changes that make a request fit or meet its target, each verified by a search."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from planner.catalog.devices import list_devices
 from planner.catalog.engines import AUTO, Engine, compared_engines, get_engine
 from planner.cost.weights import ELEMENT_BITS, WIDE
 from planner.exports.export import OWN_METHODS
 from planner.search.placement import placed_strategy
-from planner.search.question import clusters_of, memory_of, questions
+from planner.search.question import (
+    clusters_of,
+    constraints_of,
+    memory_of,
+    questions,
+    value_words,
+    words_of,
+)
 from planner.search.serving_space import HOST_SHARES
 from planner.search.space import NEEDS_PEAK, SERVING_FORMATS, formats
 from planner.specs.base import Dtype, JsonObject, PlannerError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
-from planner.specs.estimate import Estimate, PlanRequest, Purpose, Suggestion
+from planner.specs.estimate import Bound, Estimate, PlanRequest, Purpose, Suggestion
 from planner.specs.workload import (
     GenerateWorkload,
     OffloadSpec,
@@ -31,10 +38,23 @@ from planner.workload.resolve import resolve_cluster, resolve_device
 # device, and drop a limit.
 
 
-MAX_HALVINGS = 6
+LEAST_PART = 64  # a smaller part of a workload's size is another workload
+STEPS = {"input_tokens": 16, "sequence_length": 64}  # pages of a cache, blocks of a kernel
 MAX_DOUBLINGS = 4
+FEW = 8  # steps that are tried one by one: fewer devices need not be less demanding
 SERVER_DEVICES = 8  # a server holds up to eight devices
 MAX_FREED_TOGETHER = 4  # up to this many pins are freed in every combination
+# Methods that hold less beside or of the weights, first those that change the result least.
+# Adapters need pretrained weights.
+CHEAPER_METHODS: dict[str, tuple[str, ...]] = {
+    "full": ("lora", "lomo", "qlora"),
+    "pretrain": ("adalomo",),
+    "lora": ("qlora",),
+    "lomo": ("lora", "qlora"),
+    "qft": ("qlora",),
+}
+ROUNDING = 1e-6  # of a limit at the best that is reached
+RATE = "requests_per_second"
 CACHE_FORMATS: tuple[Dtype, ...] = ("fp8", "int8")
 OFFLOADING_TRAINER = "deepspeed"
 FORMATS = frozenset({"weight_dtype", "activation_dtype", "kv_cache_dtype", "quantization"})
@@ -43,11 +63,23 @@ MOST_SERVERS = 128
 FABRIC_BYTES_PER_SECOND = 1e11  # minimum bandwidth of a link faster than PCI Express
 
 
+# The best value of a figure that any strategy of a request reaches without its limit, or None.
+Reach = Callable[[PlanRequest, str, Bound], float | None]
+
+
 class RequestChange(NamedTuple):
     """One change of a request: its title and the request fields that it replaces."""
 
     title: str
     changes: JsonObject
+
+
+class Ladder(Protocol):
+    """Changes of one kind, each less demanding than the one before."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, at: int, /) -> RequestChange: ...
 
 
 def fewer_pins(request: PlanRequest) -> Iterator[RequestChange]:
@@ -186,21 +218,25 @@ def other_trainers(request: PlanRequest) -> Iterator[RequestChange]:
 def cheaper_methods(request: PlanRequest) -> Iterator[RequestChange]:
     """Yield optimisers, then methods, that need less memory in addition to the weights."""
     workload = request.workload
-    if not isinstance(workload, TrainWorkload) or workload.method not in {"full", "pretrain"}:
+    if not isinstance(workload, TrainWorkload):
         return
-    for optimizer in ("adamw_8bit", "adafactor"):
+    for optimizer in (
+        ("adamw_8bit", "adafactor") if workload.method in {"full", "pretrain"} else ()
+    ):
         if workload.optimizer != optimizer:
             changed = workload.model_copy(update={"optimizer": optimizer})
             yield RequestChange(f"optimiser {optimizer}", {"workload": changed})
-    # Adapters need pretrained weights.
-    methods = ("lora", "lomo", "qlora") if workload.method == "full" else ("adalomo",)
-    for method in methods:
-        changed = workload.model_copy(update={"method": method, "optimizer": None})
-        yield RequestChange(f"method {method}", {"workload": changed})
+    for method in CHEAPER_METHODS.get(workload.method, ()):
+        optimizer = workload.optimizer if workload.method == "lora" else None
+        changed = workload.model_copy(update={"method": method, "optimizer": optimizer})
+        changes: JsonObject = {"workload": changed}
+        if method == "qlora" and "weight_dtype" in request.pins.stated:
+            changes["pins"] = request.pins.model_copy(update={"weight_dtype": None})
+        yield RequestChange(f"method {method}", changes)
 
 
-def smaller_workloads(request: PlanRequest) -> Iterator[list[RequestChange]]:
-    """Yield successive halvings of each workload size, the largest first."""
+def smaller_workloads(request: PlanRequest) -> Iterator[Ladder]:
+    """Yield the smaller values of each size of the workload, the largest first."""
     workload = request.workload
     names: dict[type, tuple[str, ...]] = {
         ServeWorkload: ("concurrency", "input_tokens"),
@@ -208,22 +244,47 @@ def smaller_workloads(request: PlanRequest) -> Iterator[list[RequestChange]]:
         TrainWorkload: ("sequence_length",),
     }
     for name in names.get(type(workload), ()):
-        sizes = [(getattr(workload, name) or 1) >> step for step in range(1, MAX_HALVINGS + 1)]
-        yield [
-            RequestChange(
-                f"{name.replace('_', ' ')} {size}",
-                {"workload": workload.model_copy(update={name: size})},
-            )
-            for size in sizes
-            if size
-        ]
+        size, step = getattr(workload, name) or 1, STEPS.get(name, 1)
+        yield _Sizes(
+            request, name, range((size - 1) // step * step, (size - 1) // LEAST_PART, -step)
+        )
 
 
-def fewer_limits(request: PlanRequest) -> Iterator[RequestChange]:
-    """Yield the request without each of its limits in turn."""
-    for name in request.constraints:
-        rest = {key: bound for key, bound in request.constraints.items() if key != name}
-        yield RequestChange(f"no limit on {name.replace('_', ' ')}", {"constraints": rest})
+class _Sizes:
+    """The changes of one size of a workload, made when they are tried."""
+
+    def __init__(self, request: PlanRequest, name: str, sizes: Sequence[int]) -> None:
+        self._workload, self._name, self._sizes = request.workload, name, sizes
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __getitem__(self, at: int) -> RequestChange:
+        size = self._sizes[at]
+        return RequestChange(
+            f"{self._name.replace('_', ' ')} {size}",
+            {"workload": self._workload.model_copy(update={self._name: size})},
+        )
+
+
+def fewer_limits(request: PlanRequest, reach: Reach, purpose: Purpose) -> Iterator[RequestChange]:
+    """Yield the request with each limit in turn at the best that is reached, or without it."""
+    limits = dict(request.constraints)
+    if purpose == "target":
+        own_rate = isinstance(request.workload, ServeWorkload) and request.constraints.keys()
+        stated = constraints_of(request).items()
+        limits |= {
+            name: bound for name, bound in stated if name != RATE or name in (own_rate or ())
+        }
+    for name, bound in limits.items():
+        rest = {key: other for key, other in request.constraints.items() if key != name}
+        words, value = words_of(name), reach(request, name, bound)
+        if value is not None and (bound.min is None) != (bound.max is None):
+            loose = value * (1 + ROUNDING if bound.min is None else 1 - ROUNDING)
+            reached = Bound(max=loose) if bound.min is None else Bound(min=loose)
+            title = f"{words} of {value_words(name, value)}, the best found"
+            yield RequestChange(title, {"constraints": {**rest, name: reached}})
+        yield RequestChange(f"no limit on {words}", {"constraints": rest})
 
 
 # Hardware
@@ -251,32 +312,33 @@ def _replaced_hardware(request: PlanRequest, cluster: ClusterSpec) -> JsonObject
     return {"cluster": cluster, **({"hardware_options": ()} if request.hardware_options else {})}
 
 
-def more_devices(request: PlanRequest) -> Iterator[RequestChange]:
-    """Yield more of the same device, fewest first; CPUs are not multiplied."""
+def more_devices(request: PlanRequest) -> list[RequestChange]:
+    """Return more of the same device, fewest first; CPUs are not multiplied."""
     cluster = largest_option(request)
     if resolve_device(cluster.device).kind == "cpu":
-        return
+        return []
+    changes = []
     for inside, nodes in larger_sizes(cluster.devices_per_node, cluster.nodes):
         larger = cluster.model_copy(update={"devices_per_node": inside, "nodes": nodes})
         title = f"{larger.num_devices} devices instead of {cluster.num_devices}"
-        yield RequestChange(title, _replaced_hardware(request, larger))
+        changes.append(RequestChange(title, _replaced_hardware(request, larger)))
+    return changes
 
 
 def larger_sizes(inside: int, nodes: int) -> list[tuple[int, int]]:
     """Return larger (devices per server, servers) pairs, fewest devices first, up to 16 times.
 
-    A server is filled first. Full servers, and servers whose size does not divide a full one, are
-    multiplied by doubling.
+    A server is filled first, device by device. Then there are more full servers, and servers of
+    the stated size if that does not divide a full one.
 
     >>> larger_sizes(6, 1)[:5]
-    [(8, 1), (6, 2), (8, 2), (6, 4), (8, 4)]
+    [(7, 1), (8, 1), (6, 2), (8, 2), (6, 3)]
     """
     full = max(SERVER_DEVICES, inside)
     max_devices = inside * nodes * 2**MAX_DOUBLINGS
-    doubled = [inside * 2**step for step in range(1, MAX_DOUBLINGS) if inside * 2**step < full]
     servers = {full} if inside * 2 <= full else {full, inside}
-    sizes = {(each, nodes) for each in (*doubled, full)}
-    sizes |= {(each, nodes * 2**step) for each in servers for step in range(1, MAX_DOUBLINGS + 1)}
+    sizes = {(each, nodes) for each in range(inside + 1, full + 1)}
+    sizes |= {(each, more) for each in servers for more in range(nodes, nodes * 16 + 1)}
     larger = (size for size in sizes if inside * nodes < size[0] * size[1] <= max_devices)
     return sorted(larger, key=lambda size: (size[0] * size[1], size[1]))
 
@@ -298,14 +360,14 @@ def other_devices(request: PlanRequest) -> list[tuple[DeviceSpec, RequestChange]
 def clusters_of_other_devices(
     request: PlanRequest,
 ) -> Iterator[tuple[DeviceSpec, list[RequestChange]]]:
-    """Yield each priced GPU with a fast server fabric, in growing numbers."""
+    """Yield each priced GPU with a fast server fabric, in growing numbers: then whole servers."""
     current = resolve_device(largest_option(request).device)
     for device in sorted(_gpus(), key=_price_order):
         link = device.intra_node_bandwidth_bytes_per_second or 0.0
         if device.price_usd_per_hour is None or link < FABRIC_BYTES_PER_SECOND:
             continue
-        sizes = [(2**step, 1) for step in range(SERVER_DEVICES.bit_length())]
-        sizes += [(SERVER_DEVICES, 2**step) for step in range(1, MOST_SERVERS.bit_length())]
+        sizes = [(1, 1), *larger_sizes(1, 1)[: SERVER_DEVICES - 1]]
+        sizes += [(SERVER_DEVICES, servers) for servers in range(2, MOST_SERVERS + 1)]
         named = current.name or current.id
         yield (
             device,
@@ -353,7 +415,12 @@ Works = Callable[[PlanRequest], bool]
 
 
 def suggestions(
-    request: PlanRequest, best: Best, works: Works | None = None, *, purpose: Purpose = "fit"
+    request: PlanRequest,
+    best: Best,
+    works: Works | None = None,
+    *,
+    reach: Reach = lambda *_: None,
+    purpose: Purpose = "fit",
 ) -> tuple[Suggestion, ...]:
     """Return up to six changes, the smallest working one of each kind, cheapest kind first.
 
@@ -362,6 +429,7 @@ def suggestions(
     of a plan.
     """
     trial = _Trial(request, best, works or (lambda changed: best(changed) is not None), purpose)
+    trial.reach = reach
     return tuple(trial.smallest())[:MAX_SUGGESTIONS]
 
 
@@ -373,6 +441,7 @@ class _Trial:
         self.best = best
         self.works = works
         self.purpose = purpose
+        self.reach: Reach = lambda *_: None
 
     def smallest(self) -> Iterator[Suggestion]:
         """Yield the smallest working change of each kind, kinds ordered by cost."""
@@ -390,14 +459,14 @@ class _Trial:
         yield from self._first_working(cheaper_methods(request))
         for ladder in smaller_workloads(request):
             yield from self._smallest_step(ladder)
-        more = [*self._first_working(more_devices(request)), *self._cheapest_device()]
+        more = [*self._fewest_devices(), *self._cheapest_device()]
         yield from more or self._cheapest_cluster()
         # Weights in host memory cost most of a server's speed.
         if not whole:
             yield from engines
         if self.purpose == "fit":
             yield from self._smallest_step(list(host_shares(request)))
-        yield from self._first_working(fewer_limits(request))
+        yield from self._first_working(fewer_limits(request, self.reach, self.purpose))
 
     def _request_with(self, change: RequestChange) -> PlanRequest:
         changed = PlanRequest.model_validate({**dict(self.request), **change.changes})
@@ -436,7 +505,7 @@ class _Trial:
                 return [suggestion]
         return []
 
-    def _smallest_step(self, ladder: Sequence[RequestChange]) -> list[Suggestion]:
+    def _smallest_step(self, ladder: Ladder) -> list[Suggestion]:
         """Return the first working step of a ladder, or nothing if the last step fails.
 
         Assumes that each step is less demanding than the one before, which allows bisection. Only
@@ -446,14 +515,49 @@ class _Trial:
         suggestion = None if index is None else self._verified_suggestion(ladder[index])
         return [suggestion] if suggestion else []
 
-    def _first_step(self, ladder: Sequence[RequestChange]) -> int | None:
-        low, high = 0, len(ladder) - 1
-        if not ladder or not self._works(ladder[high]):
+    def _first_step(self, ladder: Ladder) -> int | None:
+        last = len(ladder) - 1
+        if last < 0 or not self._works(ladder[last]):
             return None
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._works(ladder[middle]) else (middle + 1, high)
-        return high
+        return self._first_between(ladder, -1, last)
+
+    def _first_between(self, ladder: Ladder, fails: int, works: int) -> int:
+        """Return the first working step after one that fails, up to one that works."""
+        while works - fails > 1:
+            middle = (fails + works) // 2
+            if self._works(ladder[middle]):
+                works = middle
+            else:
+                fails = middle
+        return works
+
+    def _fewest_devices(self) -> list[Suggestion]:
+        ladder = more_devices(self.request)
+        at = self._first_count(ladder)
+        suggestion = None if at is None else self._verified_suggestion(ladder[at])
+        return [suggestion] if suggestion else []
+
+    def _first_count(self, ladder: Ladder) -> int | None:
+        """Return the first working step of a ladder of growing clusters.
+
+        The counts are doubled until one works. Of those between it and the last that fails, a few
+        are tried one by one: seven devices have fewer layouts than four. Many are bisected.
+        """
+        counts = [ladder[at].changes["cluster"].num_devices for at in range(len(ladder))]
+        fails = -1
+        while fails + 1 < len(ladder):
+            at = 0
+            if fails >= 0:
+                within = [i for i, count in enumerate(counts) if count <= 2 * counts[fails]]
+                at = max(fails + 1, within[-1])
+            if not self._works(ladder[at]):
+                fails = at
+            elif at - fails > FEW:
+                return self._first_between(ladder, fails, at)
+            else:
+                between = range(fails + 1, at)
+                return next((each for each in between if self._works(ladder[each])), at)
+        return None
 
     def _cheapest_device(self) -> list[Suggestion]:
         """Return the first device that works, skipping devices dominated by a failed one.
@@ -491,6 +595,9 @@ class _Trial:
                 if best is None or cost < best[0]
             ]
             index = self._first_step(cheaper)
+            if index is not None and index < FEW:
+                works = (at for at in range(index) if self._works(cheaper[at]))
+                index = next(works, index)
             if index is not None:
                 best = costs[index], cheaper[index]
         suggestion = self._verified_suggestion(best[1]) if best else None
@@ -500,5 +607,7 @@ class _Trial:
 def _json(value: object) -> object:
     if isinstance(value, tuple):
         return [_json(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _json(each) for name, each in value.items()}
     dump = getattr(value, "model_dump", None)
     return dump(mode="json") if dump else value

@@ -357,7 +357,8 @@ def test_what_is_refused_unsearched_is_refused_by_searching():
     unreachable = plan(limited(1e12))
     assert not unreachable.plans
     assert unreachable.rejected
-    assert [one.title for one in unreachable.suggestions] == ["no limit on tokens per second"]
+    (best,) = [one.title for one in unreachable.suggestions]
+    assert best.startswith("tokens per second of ")
 
 
 def test_memory_is_costed_once_for_fitting_and_for_the_score(monkeypatch):

@@ -22,7 +22,6 @@ from webapp.plans.saving import draft_begun_from
 PEAK = "per_device_peak_bytes"
 GIB = 2**30
 CACHE_SECONDS = 3600
-NO_LIMIT = "no limit on"  # suggestions that would lift the limit itself
 
 
 class Change(NamedTuple):
@@ -85,7 +84,7 @@ def _near(request: PlanRequest) -> list[Change]:
         )
         for suggestion in answer.suggestions
         if suggestion.purpose == "fit"
-        and not suggestion.title.startswith(NO_LIMIT)
+        and "constraints" not in suggestion.changes  # the need is measured
         and "engine" not in suggestion.changes  # the job runs again on the same host
     ]
 

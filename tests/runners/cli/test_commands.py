@@ -100,7 +100,7 @@ def test_what_does_not_fit_prints_its_reasons_and_is_status_three(slipway):
 
     missed = slipway(*SERVE, "--ttft-p95", "1us")
     assert missed.code == ExitCode.NOTHING_FITS
-    assert re.match(r"slipway: no plan meets the targets: .* the limit on ttft_p95", missed.err)
+    assert re.match(r"slipway: no plan meets the targets: .* the limit on TTFT p95", missed.err)
     assert "No plan meets the targets." in missed.out
 
     plan_id = answer_of(done).id
