@@ -480,7 +480,7 @@ class Scope(Spec):
             and (self.below is None or (capability is not None and capability < self.below))
             and (self.at_least is None or (capability is not None and capability >= self.at_least))
             and (not self.named_release or bool(release_number(subject.release)))
-            and _in_span(subject.release, self.since, self.until)
+            and in_span(subject.release, self.since, self.until)
         )
 
 
@@ -664,12 +664,12 @@ def _limits_of(subject: Subject) -> tuple[EngineLimit, ...]:
     return tuple(limit for limit in _limits() if limit.is_for(subject))
 
 
-def _in_span(release: str, since: str, until: str) -> bool:
+def in_span(release: str, since: str, until: str) -> bool:
     """Return whether a release lies in a span; one without a number lies in every span.
 
     Releases are compared by as many numbers as the ends of the span have.
 
-    >>> _in_span("0.13.0", "", "0.13"), _in_span("0.14.1", "", "0.13"), _in_span("", "0.31", "")
+    >>> in_span("0.13.0", "", "0.13"), in_span("0.14.1", "", "0.13"), in_span("", "0.31", "")
     (True, False, True)
     """
     known, first, last = map(release_number, (release, since, until))

@@ -32,7 +32,14 @@ from planner.workload.layouts import (
     supported_size_rules,
     weight_blocks,
 )
-from planner.workload.resolve import is_stored_as, resolve, resolve_cluster, resolve_device
+from planner.workload.option_rules import option_rules
+from planner.workload.resolve import (
+    filled_layout,
+    is_stored_as,
+    resolve,
+    resolve_cluster,
+    resolve_device,
+)
 from planner.workload.setting import Setting
 from planner.workload.training_memory import FUSED_METHODS
 
@@ -49,6 +56,10 @@ GIB = 1024**3
 MASTER, PORT, RANK = "$MASTER_ADDR", 29500, "$NODE_RANK"
 # Port of a started server, also used by its measurement.
 SERVING_PORT = 8000
+# Of the tokens that the cache is predicted to hold, those that one request may take: a server
+# refuses to start if the cache is smaller than its longest request.
+POOL_SHARE = 0.8
+LENGTH_STEP, SHORT_STEP = 1024, 256
 # How published checkpoints of a format are usually named.
 CHECKPOINT_LABELS = {"int4": "AWQ", "int8": "W8A8", "fp8": "FP8", "nvfp4": "NVFP4"}
 # Types of models whose repositories bring their configuration or tokenizer as Python, which tools
@@ -190,9 +201,32 @@ class ExportCase:
 
     @property
     def accepted_tokens(self) -> int | None:
-        """Return the maximum tokens of one request, at most the context of the model's config."""
+        """Return the maximum tokens of one request at a server with one pool of cache blocks.
+
+        It is the stated one, else what the pool holds, at most the context of the model's config.
+        With chunked prefill off a step holds the longest request.
+        """
         tokens = self.context_tokens
-        return None if tokens is None else min(tokens, self.shape.max_position_embeddings)
+        if tokens is None:
+            return None
+        context, held = self.shape.max_position_embeddings, self._cache_capacity_tokens
+        if held is not None and self._takes_what_memory_holds:
+            tokens = max(self.typical_tokens or 1, min(context, _rounded(POOL_SHARE * held)))
+            step = self.strategy.max_batch_tokens
+            if self.strategy.chunked_prefill is False and step:
+                tokens = min(tokens, step)
+        return min(tokens, context)
+
+    @property
+    def _takes_what_memory_holds(self) -> bool:
+        """Return whether the longest request is open: the figures depend on it nowhere.
+
+        A workspace of split attention grows with the context that the server is started with.
+        """
+        if not isinstance(self.workload, ServeWorkload) or self.workload.max_request_tokens:
+            return False
+        splits = get_engine(self.plan.engine, self.device.kind).attention_partition
+        return not (splits and (self.device.vendor or "").lower() == "amd")
 
     @property
     def held_per_replica(self) -> int | None:
@@ -231,6 +265,15 @@ class ExportCase:
         return None if requests is None else -(-requests // self.attention_ranks)
 
     @property
+    def running_per_rank(self) -> int | None:
+        """Return the requests that one rank is told to run at once: at most a step's tokens.
+
+        Servers refuse to start with more; a larger batch queues.
+        """
+        requests, step = self.sequences_per_rank, self.strategy.max_batch_tokens
+        return requests if requests is None or not step else min(requests, step)
+
+    @property
     def offloaded_weight_bytes(self) -> float:
         """Return one device's weights in host memory, in bytes."""
         share = self.offload.weights_cpu
@@ -239,6 +282,16 @@ class ExportCase:
             return on_device * share / (1 - share)
         copies = get_engine(self.plan.engine, self.device.kind).host_copy_ratio
         return (self.plan.memory.host_bytes or 0) / self.devices / copies
+
+
+def _rounded(tokens: float) -> int:
+    """Return tokens as whole steps of a length that people write.
+
+    >>> _rounded(100_000.0), _rounded(900.0)
+    (99328, 768)
+    """
+    step = LENGTH_STEP if tokens >= LENGTH_STEP else SHORT_STEP
+    return int(tokens // step) * step
 
 
 # A plan's predicted figures with intervals, for comparison with a measurement.
@@ -382,7 +435,8 @@ WHOLE_WEIGHTS = frozenset({"pretrain", "full"})
 # Methods without a public trainer: only the product's jobs run them.
 OWN_METHODS = frozenset({"qft", "alphatuning"})
 FULLY_SHARDED = 3  # ZeRO's last stage
-PIPELINED_ZERO_STAGES = 2  # DeepSpeed's pipeline refuses this ZeRO stage and those above
+# The engine of each trainer whose name differs.
+ENGINE_OF_TRAINER = {"torchrun": "torch", "accelerate": "transformers"}
 # Models with a full-size configuration in torchtitan 0.3: module and function.
 CONFIGURATIONS = {
     "meta-llama/llama-3.1-8b": ("llama3", "llama3_8b"),
@@ -448,6 +502,14 @@ def _accepts(name: str, case: Case, strategy: Strategy) -> bool:
         *supported_size_rules(case.model, engine, layout, separate=separate),
         *shard_width_rules(case.model, engine, layout, blocks, case.device),
     )
+    return all(rule.holds for rule in rules) and _pairs_hold(name, case, strategy)
+
+
+def _pairs_hold(name: str, case: Case, strategy: Strategy) -> bool:
+    """Return whether an engine's own validation takes the options of a strategy together."""
+    engine = get_engine(name, case.device.kind, training=isinstance(case.workload, TrainWorkload))
+    layout = filled_layout(requested_layout(strategy, case.cluster.num_devices), strategy)
+    rules = option_rules(case.model, case.workload, engine, strategy, layout)
     return all(rule.holds for rule in rules)
 
 
@@ -471,11 +533,15 @@ def _trainers(case: Case, strategy: Strategy) -> list[str]:
     applicable = {
         "torchrun": is_public and not is_split and _script_runs(method, strategy),
         "accelerate": is_public and not is_split,
-        "deepspeed": on_gpu and is_public and _deepspeed_runs(method, strategy, is_split=is_split),
+        "deepspeed": on_gpu and is_public and _deepspeed_runs(method, is_split=is_split),
         "torchtitan": on_gpu and trains_all_weights and bool(configuration_of(case.model.id)),
         "megatron": on_gpu and trains_all_weights,
     }
-    return [name for name, applies in applicable.items() if applies]
+    return [
+        name
+        for name, applies in applicable.items()
+        if applies and _pairs_hold(ENGINE_OF_TRAINER.get(name, name), case, strategy)
+    ]
 
 
 def _script_runs(method: str, strategy: Strategy) -> bool:
@@ -494,18 +560,14 @@ def _script_runs(method: str, strategy: Strategy) -> bool:
     return is_sharded and moves and not offload.activations_cpu
 
 
-def _deepspeed_runs(method: str, strategy: Strategy, *, is_split: bool) -> bool:
+def _deepspeed_runs(method: str, *, is_split: bool) -> bool:
     """Return whether DeepSpeed runs a layout.
 
-    Adapters run under ZeRO alone: a PipelineModule of them is a program of its own. A pipeline
-    goes with ZeRO 0 and 1.
+    Adapters run under ZeRO alone: a PipelineModule of them is a program of its own.
 
-    Sources: DeepSpeed, runtime/pipe/engine.py; PEFT's documentation on DeepSpeed.
+    Source: PEFT's documentation on DeepSpeed.
     """
-    if method not in WHOLE_WEIGHTS | FUSED_METHODS:
-        return not is_split
-    staged = (strategy.pipeline_parallel_size or 1) > 1
-    return not staged or (strategy.zero_stage or 0) < PIPELINED_ZERO_STAGES
+    return method in WHOLE_WEIGHTS | FUSED_METHODS or not is_split
 
 
 def is_heterogeneous(cluster: ClusterSpec, workload: Workload) -> bool:

@@ -174,7 +174,7 @@ def trtllm_arguments(case: ExportCase) -> list[str]:
         ("--ep_size", case.size("expert")),
     )
     for flag, count in (
-        ("--max_batch_size", case.sequences_per_rank),
+        ("--max_batch_size", case.running_per_rank),
         ("--max_num_tokens", case.strategy.max_batch_tokens),
         ("--max_seq_len", case.accepted_tokens),
     ):

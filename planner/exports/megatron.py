@@ -178,6 +178,7 @@ def _layout(case: ExportCase) -> list[str]:
         ("--context-parallel-size", case.size("context")),
         ("--expert-model-parallel-size", case.size("expert")),
     )
+    flags += _expert_tensor(case)
     chunks = case.strategy.virtual_pipeline_size or 1
     # Only one of the two flags: the layout also states the chunks per rank.
     if needs_layout(case):
@@ -193,6 +194,18 @@ def _layout(case: ExportCase) -> list[str]:
         flags += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", strategy]
         flags += ["--ckpt-format", "fsdp_dtensor"]
     return flags
+
+
+def _expert_tensor(case: ExportCase) -> list[str]:
+    """Return the tensor ranks of an expert, where they are not all of a layer's.
+
+    Plans give whole experts to ranks first; by default Megatron-LM cuts them by all tensor ranks.
+
+    Source: Megatron-LM d98e8a6, megatron/core/model_parallel_config.py.
+    """
+    tensor, expert = case.size("tensor"), case.size("expert")
+    cut = max(tensor, expert) // expert
+    return ["--expert-tensor-parallel-size", str(cut)] if cut != tensor else []
 
 
 def _optimizer(case: ExportCase) -> str:

@@ -82,8 +82,10 @@ def drafts(case: ExportCase) -> bool:
 
 def _limits(case: ExportCase) -> list[str]:
     flags = ["--context-length", str(case.accepted_tokens)] if case.accepted_tokens else []
-    if case.sequences_per_replica:
-        flags += ["--max-running-requests", str(case.sequences_per_replica)]
+    if case.sequences_per_rank:
+        # SGLang divides this number by the attention ranks, rounded down, and refuses a rank of 0.
+        running = case.sequences_per_rank * case.attention_ranks
+        flags += ["--max-running-requests", str(running)]
     tokens = case.strategy.max_batch_tokens
     if case.strategy.chunked_prefill is False:
         flags += ["--chunked-prefill-size", "-1"]

@@ -114,8 +114,8 @@ def format_flags(
 
 def _limits(case: ExportCase) -> list[str]:
     flags = ["--max-model-len", str(case.accepted_tokens)] if case.accepted_tokens else []
-    if case.sequences_per_rank:
-        flags += ["--max-num-seqs", str(case.sequences_per_rank)]
+    if case.running_per_rank:
+        flags += ["--max-num-seqs", str(case.running_per_rank)]
     if case.strategy.max_batch_tokens:
         flags += ["--max-num-batched-tokens", str(case.strategy.max_batch_tokens)]
     share = case.memory_share("vllm")

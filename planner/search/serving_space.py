@@ -47,6 +47,7 @@ from planner.workload.layouts import (
     supported_size_rules,
     weight_blocks,
 )
+from planner.workload.option_rules import option_rules
 from planner.workload.resolve import default_group, resolve, resolve_device
 from planner.workload.setting import Setting
 
@@ -367,9 +368,23 @@ class ServingSpace:
         longest = max(self.workload.input_tokens, TOKEN_BUDGETS[1])
         offered = [size for size in TOKEN_BUDGETS if size <= 2 * longest]
         pinned_budgets = [pinned["max_batch_tokens"]] if "max_batch_tokens" in pinned else None
+        whole = self._whole_budgets
         return [
-            (cut, size) for cut in cuts for size in pinned_budgets or (offered if cut else [0])
+            (cut, size) for cut in cuts for size in pinned_budgets or (offered if cut else whole)
         ]
+
+    @cached_property
+    def _whole_budgets(self) -> list[int]:
+        """Return the budgets of prompts that are not cut: the default, and what a load needs.
+
+        Engines refuse a step that holds fewer tokens than requests or, with chunked prefill
+        pinned off, than the longest request.
+        """
+        workload, default = self.workload, self._engine.max_batch_tokens
+        needed = workload.concurrency or 0 if isinstance(workload, ServeWorkload) else 0
+        if self.question.pinned.get("chunked_prefill") is False:
+            needed = max(needed, workload.longest_tokens)
+        return [0, needed] if needed > default > 0 else [0]
 
     @cached_property
     def smaller_budgets(self) -> tuple[int, ...]:
@@ -405,7 +420,7 @@ class ServingSpace:
     def _block(self, shared: JsonObject, *, idle: bool) -> Block:
         question = self.question
         single_replica = Strategy.model_validate({**shared, "data_parallel_size": 1})
-        setting = resolve(question.estimate_request(single_replica))
+        setting = resolve(question.estimate_request(single_replica), leaves_layout_open=True)
         caches = self._caches(setting.strategy.kv_cache_dtype)
         sizes = self._sizes(shared.get("pipeline_parallel_size"), len(caches))
         layout = self._layout(shared.get("pipeline_parallel_size"), sizes, setting.layout)
@@ -438,6 +453,7 @@ class ServingSpace:
         yield from rank_rules(model, cluster.num_devices, layout)
         yield from serving_rules(model, layout)
         yield from supported_size_rules(model, engine, layout, separate=separate)
+        yield from option_rules(model, self.workload, engine, setting.strategy, layout)
         for device in self.question.devices:
             blocks = weight_blocks(setting.model, setting.strategy)
             yield from shard_width_rules(model, engine, layout, blocks, device)

@@ -31,6 +31,7 @@ from planner.workload.layouts import (
     rules_mask,
     training_rules,
 )
+from planner.workload.option_rules import option_rules
 from planner.workload.resolve import resolve
 from planner.workload.setting import Setting
 from planner.workload.train import held_memory
@@ -306,12 +307,17 @@ class TrainingSpace:
             )
         grid = self._grids[grid_key]
         setting = replace(setting, layout=grid.layout)
+        keep = np.logical_and(grid.keep, self._held_by_host(setting))
+        engine, strategy = setting.engine, setting.strategy
+        pairs = option_rules(question.model, self.workload, engine, strategy, grid.layout)
+        for rule in pairs:
+            keep = np.logical_and(keep, rule.holds)
         return Block(
             question=question,
             shared=shared,
             sizes=grid.sizes,
             setting=setting,
-            keep=cast("Flags", np.logical_and(grid.keep, self._held_by_host(setting))),
+            keep=cast("Flags", keep),
         )
 
     def _held_by_host(self, setting: Setting) -> Flags:
@@ -336,7 +342,9 @@ class TrainingSpace:
         setting_key = str(sorted({**shared, **dict.fromkeys(recomputation)}.items()))
         if setting_key not in self._settings:
             strategy = Strategy.model_validate({**shared, **single})
-            self._settings[setting_key] = resolve(self.question.estimate_request(strategy))
+            self._settings[setting_key] = resolve(
+                self.question.estimate_request(strategy), leaves_layout_open=True
+            )
         setting = self._settings[setting_key]
         return replace(setting, strategy=setting.strategy.model_copy(update=recomputation))
 

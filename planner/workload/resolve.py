@@ -51,6 +51,7 @@ from planner.workload.layouts import (
     training_rules,
     weight_blocks,
 )
+from planner.workload.option_rules import option_rules
 from planner.workload.setting import Setting, compute_dtype_of, emulates_narrow_products
 from planner.workload.training_memory import optimizer_of
 
@@ -428,8 +429,11 @@ def _refuse_encoder(model: ModelSpec, *, training: bool) -> None:
         )
 
 
-def resolve(request: EstimateRequest) -> Setting:
+def resolve(request: EstimateRequest, *, leaves_layout_open: bool = False) -> Setting:
     """Return the setting of a request: names resolved, defaults filled in.
+
+    With ``leaves_layout_open`` the options that an engine ties to its layout are not checked: a
+    search has them as rules of the layouts that it tries.
 
     Raises:
         PlannerError: a name is unknown, or the strategy contradicts the model or the cluster.
@@ -466,11 +470,13 @@ def resolve(request: EstimateRequest) -> Setting:
         blocks = weight_blocks(model, strategy)
         check_rules(shard_width_rules(model, engine, layout, blocks, device))
     refuse_beyond_context(request, model, engine)
-    layout = _filled_layout(layout, strategy)
+    layout = filled_layout(layout, strategy)
     if isinstance(request.workload, TrainWorkload):
         schedule = strategy.pipeline_schedule
         check_rules(training_rules(model, request.workload, layout, schedule))
     check_rules(attention_rules(strategy.attention, engine, device, layout, training=training))
+    if not leaves_layout_open:
+        check_rules(option_rules(model, request.workload, engine, strategy, layout))
     setting = Setting(
         model=model,
         counts=count_parameters(model),
@@ -623,7 +629,7 @@ def _is_set(strategy: Strategy, name: str) -> bool:
     return getattr(strategy, name) not in (None, 1, 0.0)
 
 
-def _filled_layout(layout: Layout, strategy: Strategy) -> Layout:
+def filled_layout(layout: Layout, strategy: Strategy) -> Layout:
     """Return the layout with the batching and sharding fields of the filled strategy."""
     return replace(
         layout,

@@ -63,8 +63,8 @@ def refusals(tool, command):
     return [*unknown, *wrong, *numbers, *RULES.get(tool, lambda _: [])(found)]
 
 
-def size(found, name):
-    return int(found.get(name, 1))
+def size(found, name, default=1):
+    return int(found.get(name, default))
 
 
 def sglang_rules(found):
@@ -79,6 +79,9 @@ def sglang_rules(found):
         "replicas stand on one node": replicas == 1 or nodes == 1,
         "a draft model takes no stages": not drafts or size(found, "pp-size") == 1,
         "a draft model takes no attention ranks": not drafts or ranks == 1,
+        "each attention rank runs a request": (
+            "max-running-requests" not in found or size(found, "max-running-requests") >= ranks
+        ),
         "experts fill the tensor ranks at most": size(found, "ep-size") <= size(found, "tp-size"),
     }
     return [words for words, holds in checks.items() if not holds]
@@ -97,6 +100,9 @@ def vllm_rules(found):
         "without chunks a batch holds the longest request": (
             "no-enable-chunked-prefill" not in found or tokens >= longest
         ),
+        "a draft model takes no stages": (
+            "speculative-config" not in found or size(found, "pipeline-parallel-size") == 1
+        ),
         "a batch holds a token of every sequence": tokens >= size(found, "max-num-seqs"),
     }
     return [words for words, holds in checks.items() if not holds]
@@ -108,12 +114,27 @@ def megatron_rules(found):
         size(found, "tensor-model-parallel-size"), size(found, "context-parallel-size"),
     )  # fmt: skip
     sharded = "use-megatron-fsdp" in found
+    experts, stages = (
+        size(found, "expert-model-parallel-size"),
+        size(found, "pipeline-model-parallel-size"),
+    )
+    cut = size(found, "expert-tensor-parallel-size", tensor)
+    world = size(found, "nnodes") * size(found, "nproc-per-node")
     precise = "use-precision-aware-optimizer" in found
     optimizer = found.get("optimizer", "adam")
     groups = int(found.get("num-query-groups", found["num-attention-heads"]))
     checks = {
         "sharding has its own checkpoints": (found.get("ckpt-format") == "fsdp_dtensor")
         == sharded,
+        "ranks of a mixture split the sequence": (
+            tensor == 1 or "num-experts" not in found or "sequence-parallel" in found
+        ),
+        "experts and their columns are dealt evenly": world % (experts * cut * stages) == 0,
+        "chunks need stages": "num-virtual-stages-per-pipeline-rank" not in found or stages > 1,
+        "parameters are gathered beside gradients": (
+            "overlap-param-gather" not in found
+            or ("overlap-grad-reduce" in found and "use-distributed-optimizer" in found)
+        ),
         "sharding has two optimisers": not sharded or optimizer in {"adam", "sgd"},
         "a precise optimiser is Adam": not precise or optimizer == "adam",
         "a precise optimiser is sharded": not precise or "use-distributed-optimizer" in found,
@@ -134,8 +155,13 @@ def megatron_rules(found):
 
 
 def llama_cpp_rules(found):
-    """The rule of llama.cpp b11434, src/llama-cparams.h, which its context checks."""
-    return [] if size(found, "parallel") <= 256 else ["256 slots at most"]
+    """The rules of llama.cpp b11434, src/llama-cparams.h, which its context checks."""
+    narrow = found.get("cache-type-v", "f16") not in {"f16", "f32", "bf16"}
+    checks = {
+        "256 slots at most": size(found, "parallel") <= 256,
+        "a quantised cache needs flash attention": not narrow or found.get("flash-attn") == "on",
+    }
+    return [words for words, holds in checks.items() if not holds]
 
 
 RULES = {
