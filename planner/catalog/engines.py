@@ -125,8 +125,15 @@ class Engine(Spec):
     # Widths to which kernels round MXFP4 experts up, by architecture: intermediate, hidden.
     mxfp4_expert_multiples: dict[str, tuple[int, int]] = Field(default_factory=dict)
     gathered_logits: bool = False
+    # Whether fine-tuning loads weights in the checkpoint's dtype, and whether fp32 weights are
+    # multiplied in 16 bits, where nothing is stated.
+    loads_as_stored: bool = False
+    autocasts: bool = False
     # Logits of which the loss is computed at once; 0: of all.
     loss_chunk_logits: int = 0
+    # Tokens whose logits exist at once, where the loss computes them chunk by chunk from the last
+    # hidden states; 0: all.
+    loss_chunk_tokens: int = 0
     lora_targets: Literal["all", "query_value"] = "all"
     wide_norms: bool = False
     unties_embeddings: bool = False

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from planner.catalog.engines import get_engine
 from planner.specs.base import JsonObject
 
 FOLDER = Path(__file__).parents[1] / "validation"
@@ -212,7 +213,17 @@ def strategy_of(row: Row) -> JsonObject:
         strategy["sequence_parallel"] = row["sequence_parallel"] in {"1", "true", "True"}
     if row.get("quantization"):
         strategy["quantization"] = row["quantization"]
-    return {**strategy, **_noted_fields(row)}
+    return {**strategy, **_noted_fields(row), **_loaded_as(row, strategy)}
+
+
+def _loaded_as(row: Row, strategy: JsonObject) -> JsonObject:
+    """Return the fp32 weights of a fine-tuning that says nothing of them.
+
+    The releases of the tables' tools loaded every checkpoint so: transformers before 5.
+    """
+    is_open = not {"weight_dtype", "quantization", "gradient_dtype"} & strategy.keys()
+    loads = get_engine(row["engine"], "gpu", training=True).loads_as_stored
+    return {"weight_dtype": "fp32"} if is_open and loads and row["method"] == "full" else {}
 
 
 def _noted_fields(row: Row) -> JsonObject:

@@ -129,14 +129,8 @@ def default_weight_dtype(
 
     16-bit weights are loaded in the 16-bit dtype that the device has.
     """
-    workload = request.workload
-    if isinstance(workload, TrainWorkload):
-        if workload.method in DTYPE_BY_TRAINING:
-            return DTYPE_BY_TRAINING[workload.method]
-        own_runner = engine.role == "runner" and workload.method in {"pretrain", "full"}
-        if request.strategy.gradient_dtype in SIXTEEN_BIT:
-            return request.strategy.gradient_dtype
-        return "fp32" if own_runner else sixteen_bit_dtype(device)
+    if isinstance(request.workload, TrainWorkload):
+        return _default_training_dtype(request, request.workload, model, engine, device)
     packed = packed_format(request.strategy.quantization)
     if packed is not None:
         return packed.nominal
@@ -145,6 +139,25 @@ def default_weight_dtype(
         return named[0]
     published = model.weight_dtype or "bf16"
     return sixteen_bit_dtype(device, published) if published in SIXTEEN_BIT else published
+
+
+def _default_training_dtype(
+    request: EstimateRequest,
+    workload: TrainWorkload,
+    model: ModelSpec,
+    engine: Engine,
+    device: DeviceSpec,
+) -> Dtype:
+    """Return the default dtype of trained weights, or of the frozen ones beside adapters."""
+    if workload.method in DTYPE_BY_TRAINING:
+        return DTYPE_BY_TRAINING[workload.method]
+    if request.strategy.gradient_dtype in SIXTEEN_BIT:
+        return request.strategy.gradient_dtype
+    trains_all = engine.role == "runner" and workload.method in {"pretrain", "full"}
+    stored = model.weight_dtype or "bf16"
+    if trains_all and engine.loads_as_stored and workload.method == "full" and stored != "fp32":
+        return sixteen_bit_dtype(device, stored)
+    return "fp32" if trains_all else sixteen_bit_dtype(device)
 
 
 def default_activation_dtype(
@@ -727,7 +740,8 @@ def _training_defaults(
     half = sixteen_bit_dtype(resolve_device(request.cluster.device))
     plain_dtype = weight if weight in WIDE else half
     return {
-        "compute_dtype": given.compute_dtype or (half if weight != "fp32" else "fp32"),
+        "compute_dtype": given.compute_dtype
+        or (half if weight != "fp32" or engine.autocasts else "fp32"),
         "activation_dtype": given.activation_dtype or given.compute_dtype or plain_dtype,
         "zero_stage": (default_zero_stage(given) or engine.zero_stage)
         if given.zero_stage is None

@@ -8,7 +8,7 @@ from typing import cast
 from planner.catalog.engines import Engine
 from planner.cost.column import single
 from planner.cost.memory import MemoryUse, StageMemory, fullest_of
-from planner.cost.quantity import Flag, Ledger, NullLedger, either, maximum, where
+from planner.cost.quantity import Flag, Ledger, NullLedger, either, maximum, minimum, where
 from planner.cost.training import (
     LOSS_FP32_COPIES,
     SCORE_GRADIENT_BYTES,
@@ -352,8 +352,11 @@ class StageActivations:
         line = replace(
             self.setting.line(GROUP, "Logits in the loss", key="activations"), factor=loss_ratio
         )
+        tokens = self.tokens
+        if engine.loss_chunk_tokens:
+            tokens = minimum(tokens, float(engine.loss_chunk_tokens))
         sizes = {
-            "num_tokens": self.tokens,
+            "num_tokens": tokens,
             "vocab_size": self.setting.model.output_width,
             "tensor_parallel_size": 1 if engine.gathered_logits else self.setting.layout.tensor,
             "bytes_per_element": self.operand_element_bytes,

@@ -34,7 +34,7 @@ from planner.workload.training_memory import (
     with_spare_blocks_freed,
     without_spare_blocks,
 )
-from tests.planner.asking import document
+from tests.planner.asking import ask, document
 
 TUNE = {"kind": "train", "sequence_length": 2048, "global_batch_size": 2, "method": "lora"}
 LLAMA = "meta-llama/Llama-2-7b-hf"
@@ -261,3 +261,38 @@ def test_a_part_of_many_rows_widens_no_more_and_half_of_litgpts_peaks_are_near()
     found, _ = left_out_peaks(own, model_of, SEEN)
     errors = sorted(abs(row.error) for row in found)
     assert errors[len(errors) // 2] < 0.05
+
+
+def test_trl_never_holds_all_logits_since_its_loss_is_chunked():
+    # One sequence of 1,048,576 tokens on 8 H100 80GB: 364 s and 56.2 GB a device (trl 6846).
+    host = {"device": "h100-sxm-80gb", "devices_per_node": 8, "host_memory_bytes": 2 * 1024**4}
+    long = {**TUNE, "method": "full", "sequence_length": 1024**2, "global_batch_size": 1}
+    layout = {"context_parallel_size": 8, "zero_stage": 3, "activation_recomputation": "full"}
+    ways = {**layout, "weight_dtype": "bf16", "offload": {"activations_cpu": 1.0}}
+    asked = {"model": "Qwen/Qwen3-8B", "cluster": host, "workload": long, "strategy": ways}
+
+    for engine, chunked in (("trl", True), ("trl 1.7.0", True), ("trl 1.6.2", False),
+                            ("axolotl", False), ("transformers", False)):  # fmt: skip
+        found = ask(engine=engine, **asked)
+        peak = found.memory.per_device_peak_bytes
+        assert found.fits == chunked, engine
+        assert peak == pytest.approx(56.2e9, rel=0.3) if chunked else peak > 200e9, engine
+        assert found.performance.step_seconds == pytest.approx(364, rel=0.25)
+
+
+def test_a_fine_tuning_loads_and_multiplies_in_the_dtypes_of_its_tools_release():
+    full = {**TUNE, "method": "full"}
+    for engine, weight, compute in (
+        ("trl", "fp32", "bf16"),
+        ("transformers", "bf16", "bf16"),
+        ("transformers 5.2", "bf16", "bf16"),
+        ("transformers 4.57", "fp32", "fp32"),
+        ("llama_factory", "bf16", "bf16"),
+        ("torch", "fp32", "fp32"),
+    ):
+        chosen = ask(engine=engine, workload=full).strategy
+        assert (chosen.weight_dtype, chosen.compute_dtype) == (weight, compute), engine
+    # What the tables measured with older releases was loaded in fp32.
+    rows = [row for row in usable(table("memory_fit")) if row["engine"] == "transformers"]
+    stated = [strategy_of(row) for row in rows if row["method"] == "full"]
+    assert all("weight_dtype" in one or "gradient_dtype" in one for one in stated)
