@@ -76,6 +76,14 @@ def inverse(request: InverseRequest) -> InverseAnswer:
 
 S = TypeVar("S", bound=BaseModel)
 NEAREST_FIELDS = 3
+# Fields of other tools that stand for something that no request can say, with what to do.
+NOT_MODELLED = dict.fromkeys(
+    ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "lora_modules", "lora_paths"),
+    # Source: vLLM, vllm/config/lora.py and vllm/lora/layers (the buffers of a start).
+    "adapters at serving time are not modelled: vLLM sets max_loras x max_lora_rank of adapter "
+    "weights aside before it sizes the cache; leave it out, and plan with a "
+    "gpu_memory_utilization that is lower by their share",
+)
 # Parts of pydantic's error paths that name a union branch instead of a field.
 UNION_PARTS = frozenset(
     {"str", "ModelSpec", "dict[str,any]", "DeviceSpec", "serve", "generate", "train", "compress"}
@@ -91,41 +99,68 @@ def parse_model(spec: type[S], text: str) -> S:
     try:
         return spec.model_validate_json(text)
     except ValidationError as error:
-        raise readable(error) from error
+        raise readable(error, spec) from error
 
 
-def readable(error: ValidationError) -> BadRequestError:
-    """Return the first validation error as a request error: field, message, given value."""
+def readable(error: ValidationError, spec: type[BaseModel]) -> BadRequestError:
+    """Return the first error of a document of a spec: field, message, given value."""
     details = error.errors(include_url=False)
     first_error = next((d for d in details if d["type"] != "string_type"), details[0])
-    path = [
-        part
-        for part in map(str, first_error["loc"])
-        if part not in UNION_PARTS and "(" not in part
-    ]
+    location = [part for part in map(str, first_error["loc"]) if "(" not in part]
+    path = [part for part in location if part not in UNION_PARTS]
     name = ".".join(path) or "request"
     given = first_error.get("input")
     shown = "" if isinstance(given, dict | list) else f" (given: {given!r})"
     if first_error["type"] == "extra_forbidden":
-        from planner.catalog.reading import nearest_names
-
-        names = nearest_names(path[-1], sorted(known_fields()))[:NEAREST_FIELDS]
-        # At the top of a request a field of one of its parts is named with its place.
-        nearest = ", ".join(known_fields()[each] if len(path) == 1 else each for each in names)
-        return BadRequestError(f"{name}: there is no such field{shown}; nearest: {nearest}", name)
+        hint = NOT_MODELLED.get(path[-1]) or _fields_to_use(spec, location)
+        return BadRequestError(f"{name}: there is no such field{shown}; {hint}", name)
     return BadRequestError(f"{name}: {first_error['msg']}{shown}", name)
 
 
+def _fields_to_use(spec: type[BaseModel], location: list[str]) -> str:
+    """Return the fields that may stand in place of an unknown one, the nearest where any is near.
+
+    At the top of a request a field of one of its parts is named with its place.
+    """
+    from planner.catalog.reading import nearest_names
+
+    *parents, unknown = location
+    valid = known_fields(spec) if not parents else {one: one for one in fields_at(spec, parents)}
+    names = nearest_names(unknown, sorted(valid))[:NEAREST_FIELDS]
+    if names:
+        return f"nearest: {', '.join(valid[each] for each in names)}"
+    return f"choose among {', '.join(sorted(valid))}"
+
+
+def fields_at(spec: type[BaseModel], parents: list[str]) -> frozenset[str]:
+    """Return the fields of a document at a path, such as ``["workload", "serve"]``.
+
+    A part that is no field names a branch of a union: its ``kind``, or its class.
+    """
+    specs = [spec]
+    for part in parents:
+        fields = [one.model_fields[part] for one in specs if part in one.model_fields]
+        if fields:
+            specs = [one for field in fields for one in _specs_in(field.annotation)]
+            continue
+        branch = [one for one in specs if part in {one.__name__, _kind_of(one)}]
+        specs = branch or specs
+    return frozenset(name for one in specs for name in one.model_fields)
+
+
+def _kind_of(spec: type[BaseModel]) -> object:
+    """Return the value of ``kind`` that selects a spec in a union."""
+    return spec.model_fields["kind"].default if "kind" in spec.model_fields else None
+
+
 @cache
-def known_fields() -> Mapping[str, str]:
+def known_fields(root: type[BaseModel]) -> Mapping[str, str]:
     """Return all fields of a request by name, including nested ones, with their dotted paths.
 
-    A name in several parts has the path that is nearest to the top of a plan's request.
+    A name in several parts has the path that is nearest to the top.
     """
     paths: dict[str, str] = {}
-    pending: list[tuple[str, type[BaseModel]]] = [
-        ("", spec) for spec in (PlanRequest, EstimateRequest, InverseRequest)
-    ]
+    pending: list[tuple[str, type[BaseModel]]] = [("", root)]
     visited: set[type[BaseModel]] = set()
     for prefix, spec in pending:  # grows while it is read: the parts of a part come last
         if spec in visited:

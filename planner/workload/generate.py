@@ -1,5 +1,6 @@
 """Batch generation, and the sequences that fit in memory at once."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -30,7 +31,7 @@ from planner.cost.quantity import (
 from planner.cost.queueing import speculative_gap, tokens_per_round
 from planner.cost.roofline import decode_pairs_by_layer_group, pairs_by_layer_group
 from planner.cost.weights import WIDE
-from planner.specs.base import NotCoveredError, NotPossibleError
+from planner.specs.base import NotCoveredError, NotPossibleError, UnknownModelError
 from planner.specs.model import ModelSpec
 from planner.specs.workload import GenerateWorkload, ServeWorkload, SpeculativeSpec, Strategy
 from planner.workload.forward import PassCost, forward_pass
@@ -342,6 +343,14 @@ def held_memory(setting: Setting, ledger: Ledger, load: MemoryLoad) -> MemoryUse
     return replace(target, stages=stages)
 
 
+# Heads that are trained on the states of one target. Sources: the methods of vLLM's
+# speculative_config (vllm/config/speculative.py) and SGLang's --speculative-algorithm.
+DRAFT_HEADS = re.compile(
+    r"eagle|medusa|hydra|nextn|mlp.?speculator|(?<![a-z])mtp(?![a-z])", re.IGNORECASE
+)
+DRAFTS = "name a smaller model of the target's family in the catalog, or leave speculative out"
+
+
 def draft_of(setting: Setting, guess: SpeculativeSpec) -> Setting:
     """Return the setting of the draft model: the target's devices and split, its own weights.
 
@@ -350,12 +359,28 @@ def draft_of(setting: Setting, guess: SpeculativeSpec) -> Setting:
 
     Raises:
         UnknownModelError: the catalog has no such draft model.
+        NotCoveredError: it is a draft head.
         NotPossibleError: the draft's vocabulary differs from the target's, or the engine refuses
             the draft's format.
         NotCoveredError: the target is split into pipeline stages.
     """
-    model, target = get_model(guess.draft_model), setting.model
-    field = "strategy.speculative.draft_model"
+    target, field = setting.model, "strategy.speculative.draft_model"
+    if DRAFT_HEADS.search(guess.draft_model):
+        raise NotCoveredError(
+            f"draft_model is {guess.draft_model!r}: draft heads (EAGLE, MTP, Medusa), which read "
+            f"the states of their target, are not modelled; {DRAFTS}",
+            field,
+        )
+    try:
+        model = get_model(guess.draft_model)
+    except UnknownModelError as error:
+        nearest = ", ".join(error.nearest) or "none"
+        raise UnknownModelError(
+            f"draft_model is {guess.draft_model!r}, which is no model of the catalog (nearest: "
+            f"{nearest}); {DRAFTS}",
+            field,
+            nearest=error.nearest,
+        ) from error
     if abs(model.vocab_size / target.vocab_size - 1) > VOCABULARY_SLACK:
         raise NotPossibleError(
             f"draft_model {model.id} has {model.vocab_size} tokens in its vocabulary, {target.id} "

@@ -369,6 +369,12 @@ SOLVER_ROUNDING = 1e-9
 
 INFERENCE_OFFLOAD = {"kv_cpu": 0.0, "kv_disk": 0.0, "weights_active_ratio": None}
 TRAINING_OFFLOAD = {"optimizer": "none"}
+# The same tensors on disk; activations have no place there.
+ON_DISK = {
+    "weights_cpu": "offload.weights_disk",
+    "kv_cpu": "offload.kv_disk",
+    "optimizer": "offload.optimizer to nvme",
+}
 HOST_OFFLOAD = ("weights_cpu", "kv_cpu", "optimizer", "activations_cpu")
 
 
@@ -611,9 +617,10 @@ def _refuse_offload(
     processor = next((device for device in devices if device.kind == "cpu"), None)
     if to_host and processor is not None:
         name, value = next(iter(to_host.items()))
+        elsewhere = f"set {ON_DISK[name]}, or " if name in ON_DISK else ""
         raise NotPossibleError(
             f"offload.{name} is {value!r}: {processor.name} is a CPU, which computes from the "
-            "host's memory already; offload to disk, or leave it out",
+            f"host's memory already; {elsewhere}leave it out",
             f"strategy.offload.{name}",
         )
     if engine.key != DEFAULT_ENGINE or not isinstance(workload, TrainWorkload):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from planner.__main__ import parse_model
+from planner.catalog.engines import get_engine
 from planner.catalog.models import get_model
 from planner.specs.base import (
     BadRequestError,
@@ -18,7 +19,7 @@ from planner.specs.base import (
     UnknownModelError,
 )
 from planner.specs.estimate import EstimateRequest
-from planner.specs.workload import ServeWorkload, TrainWorkload
+from planner.specs.workload import ServeWorkload, Strategy, TrainWorkload
 from planner.workload.layouts import (
     Layout,
     Rule,
@@ -28,6 +29,7 @@ from planner.workload.layouts import (
     rules_mask,
     training_rules,
 )
+from planner.workload.option_rules import option_rules
 from tests.planner.asking import (
     GENERATE,
     LLAMA_8B,
@@ -399,11 +401,14 @@ def rules_of(model, workload, sizes, stages, schedule):
         micro_batches=workload.global_batch_size / data / micro,
         chunks=columns["virtual_pipeline_size"],
         zero_stage=columns["zero_stage"],
+        sequence_parallel=columns["tensor_parallel_size"] > 1,
         shard=columns["zero_shard_size"],
     )
     yield from rank_rules(model, DEVICES, layout)
     yield from batch_rules(workload, data, micro)
     yield from training_rules(model, workload, layout, schedule)
+    engine, strategy = get_engine("megatron", "gpu", training=True), Strategy()
+    yield from option_rules(model, workload, engine, strategy, layout)
 
 
 @settings(max_examples=300, deadline=None)
