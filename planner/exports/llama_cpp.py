@@ -1,5 +1,8 @@
 """Launch commands of llama.cpp and TensorRT-LLM."""
 
+import math
+
+from planner.cost.parameters import count_parameters
 from planner.exports.export import (
     ExportCase,
     Format,
@@ -36,6 +39,8 @@ CACHE_TYPES |= {"int4": "q4_0", "nf4": "iq4_nl"}
 MOST_SLOTS = (
     256  # llama.cpp b11434, LLAMA_MAX_SEQ in src/llama-cparams.h: larger values are rejected
 )
+# Of a layer: shares of the weights are written with three decimals.
+SHARE_SLACK = 0.06
 SINGLE_WIDTH = frozenset({"f32", "bf16", "f16"})
 
 
@@ -75,14 +80,34 @@ def _placement(case: ExportCase) -> list[str]:
     if case.device.kind == "cpu":
         return ["--n-gpu-layers", "0"]
     # The output layer counts as one more layer.
-    layers = case.shape.num_hidden_layers + 1
-    layers_on_device = int(layers * (1 - case.offload.weights_cpu))
+    layers, (experts, rest) = case.shape.num_hidden_layers + 1, _away(case)
+    layers_on_device = int(layers * (1 - rest))
     flags = ["--n-gpu-layers", "all" if layers_on_device == layers else str(layers_on_device)]
+    flags += ["--n-cpu-moe", str(experts)] if experts else []
     if case.size("tensor") > 1:
         flags += ["--split-mode", "tensor", "--fit", "off"]
     elif case.size("pipeline") > 1:
         flags += ["--split-mode", "layer"]
     return flags
+
+
+def _away(case: ExportCase) -> tuple[int, float]:
+    """Return the first layers whose experts are in host memory, and the share of all else there.
+
+    Experts leave the device first, those of as few layers as hold the plan's share of the weights.
+
+    Source: llama.cpp common/arg.cpp (--n-cpu-moe counts all layers from the first, those without
+    experts too).
+    """
+    shape, share = case.shape, case.offload.weights_cpu
+    if not share or not shape.is_moe:
+        return 0, share
+    counts = count_parameters(shape)
+    of_experts = counts.experts / counts.total
+    moved = min(1.0, share / of_experts) * shape.num_moe_layers
+    whole = min(shape.num_moe_layers, math.ceil(moved - SHARE_SLACK))
+    rest = max(0.0, share - of_experts) / (1 - of_experts)
+    return shape.num_dense_layers + whole, rest if rest > SHARE_SLACK else 0.0
 
 
 # Types that llama.cpp's convert_hf_to_gguf.py writes with --outtype.
@@ -190,8 +215,11 @@ def trtllm_options(case: ExportCase) -> JsonObject:
     options: JsonObject = {}
     if case.attention_ranks > 1:
         options["enable_attention_dp"] = True
-    if case.strategy.chunked_prefill is not None:
-        options["enable_chunked_prefill"] = case.strategy.chunked_prefill
+    chunked, step = case.strategy.chunked_prefill, case.strategy.max_batch_tokens
+    if chunked is None and step and (case.accepted_tokens or 0) > step:
+        chunked = True  # off by default, where a prompt longer than a step is refused
+    if chunked is not None:
+        options["enable_chunked_prefill"] = chunked
     cache: JsonObject = {}
     if case.strategy.kv_cache_dtype in CACHES:
         cache["dtype"] = case.strategy.kv_cache_dtype

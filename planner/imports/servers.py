@@ -377,9 +377,7 @@ def _llama_devices(server: ServerDraft) -> None:
     if tensors and not all_experts and ALL_EXPERTS.fullmatch(tensors.text):
         all_experts = server.take("override_tensor")
     if all_experts or experts:
-        _llama_experts(server, all_experts or experts, is_all=all_experts is not None)
-        if layers:
-            draft.ignore(layers.source, "the experts in host memory decide the share")
+        _llama_experts(server, all_experts or experts, layers, is_all=all_experts is not None)
     elif layers:
         _llama_layers(server, layers)
 
@@ -419,18 +417,41 @@ def _llama_layers(server: ServerDraft, option: Option) -> None:
         draft.put(option.source, "pins.offload", {"weights_cpu": share})
 
 
-def _llama_experts(server: ServerDraft, option: Option | None, *, is_all: bool) -> None:
-    """Record experts in host memory as a share of all weights."""
+def _llama_experts(
+    server: ServerDraft, option: Option | None, layers: Option | None, *, is_all: bool
+) -> None:
+    """Record experts in host memory as a share of all weights, with the layers that are there.
+
+    The option counts layers from the first, those without experts too.
+    """
     spec = server.spec
     if option is None or spec is None or not spec.is_moe:
         if option is not None:
             reason = "the model has no experts" if spec else "the model's experts are not known"
             server.draft.ignore(option.source, reason)
+        if layers:
+            _llama_layers(server, layers)
         return
     counts = count_parameters(spec)
-    moved = spec.num_moe_layers if is_all else min(spec.num_moe_layers, option.whole(0))
-    share = round(counts.experts / counts.total * moved / spec.num_moe_layers, 3)
-    server.draft.put(option.source, "pins.offload", {"weights_cpu": share})
+    last = spec.num_dense_layers + spec.num_moe_layers
+    moved = last if is_all else min(last, option.whole(0))
+    with_experts = max(0, moved - spec.num_dense_layers)
+    share = counts.experts / counts.total * with_experts / spec.num_moe_layers
+    source = option.source
+    on_device = _layers_on_device(layers, spec)
+    if layers and on_device < 1 and with_experts == spec.num_moe_layers:
+        share += (1 - share) * (1 - on_device)
+        source = f"{layers.source} {source}"
+    elif layers:
+        server.draft.ignore(layers.source, "the experts in host memory decide the share")
+    server.draft.put(source, "pins.offload", {"weights_cpu": round(share, 3)})
+
+
+def _layers_on_device(option: Option | None, spec: ModelSpec) -> float:
+    """Return the share of the layers on the device, the output layer among them."""
+    if option is None or option.text.lower() in ALL_LAYERS:
+        return 1.0
+    return min(1.0, option.whole(0, LARGEST_TOKENS) / (spec.num_hidden_layers + 1))
 
 
 def _llama_cache(server: ServerDraft) -> None:

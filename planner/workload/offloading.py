@@ -180,7 +180,11 @@ def tier_traffic(run: Operation) -> TierTraffic:
 
 
 def _fetched_weights(run: Operation) -> float:
-    """Return the offloaded weight bytes that one pass fetches; experts are offloaded first."""
+    """Return the offloaded weight bytes that one pass fetches; experts are offloaded first.
+
+    An engine that computes on the host leaves the experts of whole layers there, popular or not
+    (llama.cpp's --n-cpu-moe); others keep the most visited ones on the device.
+    """
     setting, counts = run.setting, run.setting.counts
     offloaded, ranks = setting.offload.weights_share, setting.layout.tensor
     if not offloaded:
@@ -204,7 +208,7 @@ def _fetched_weights(run: Operation) -> float:
             expert_hit_ratio,
             _line(run, "Experts found on the device", "expert_hits"),
             cached_share=cached,
-            skew_ratio=EXPERT_SKEW,
+            skew_ratio=0.0 if setting.engine.computes_on_host else EXPERT_SKEW,
         )
     return run.ledger.term(
         fetched_weight_bytes,

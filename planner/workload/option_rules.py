@@ -49,7 +49,6 @@ def _sizes(model: ModelSpec, layout: Layout) -> dict[str, Number]:
         "zero_stage": layout.zero_stage,
         "sequence_parallel": where(layout.sequence_parallel, 1.0, 0.0),
         "batch_tokens": layout.batch_tokens,
-        "chunked": where(layout.chunked, 1.0, 0.0),
         "sparse": float(model.is_moe),
         "ranks": layout.state_ranks * layout.tensor,
         "expert_tensor": layout.expert_ranks / maximum(layout.expert, 1),

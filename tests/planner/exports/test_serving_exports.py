@@ -316,3 +316,14 @@ def test_gguf_on_vllm_names_its_plugin():
     text = VLLM.text(made(quantization="gguf:q4_k_m"))
     assert "vllm-gguf-plugin" in text
     assert "llm-compressor" not in text
+
+
+def test_tensorrt_llm_cuts_prompts_longer_than_a_step_unless_it_is_told_not_to():
+    longer = {**SERVE, "max_request_tokens": 20_000}
+    for chunked, written in ((None, "enable_chunked_prefill: true"),
+                             (True, "enable_chunked_prefill: true"),
+                             (False, "enable_chunked_prefill: false")):  # fmt: skip
+        case = made(longer, max_batch_tokens=8192, chunked_prefill=chunked)
+        assert written in export("tensorrt_llm", case).text
+    short = made({**SERVE, "max_request_tokens": 4096}, max_batch_tokens=8192)
+    assert "chunked" not in export("tensorrt_llm", short).text

@@ -11,9 +11,12 @@ import pytest
 
 from planner.api import plan
 from planner.catalog.models import get_model
+from planner.cost.parameters import count_parameters
 from planner.exports.registry import FORMATS, export, export_case
 from planner.imports import read_paste
 from planner.specs.estimate import PlanRequest
+from tests.planner.asking import ask
+from tests.planner.exports.making import made
 
 QUESTIONS = tomllib.loads((Path(__file__).parents[1] / "exports" / "plans.toml").read_text())
 # A Python module and a shape without a name have no reader of their own.
@@ -132,3 +135,54 @@ def workload_differences(draft, work):
             yield "tokens", told["tokens"]
     if told.get("max_request_tokens", 10**9) < getattr(work, "longest_tokens", 0):
         yield "max_request_tokens", told["max_request_tokens"]
+
+
+def test_experts_of_whole_layers_in_host_memory_come_back_as_they_were_told():
+    """--n-cpu-moe counts all layers from the first; the share is that of the layers it moves."""
+    for model, layers, dense in (
+        ("Qwen/Qwen3-30B-A3B", 48, 0),
+        ("deepseek-ai/DeepSeek-V2-Lite", 27, 1),
+    ):
+        shape, asked = get_model(model), None
+        counts = count_parameters(shape)
+        for count in (dense + 1, layers // 2, layers):
+            share = counts.experts / counts.total * (count - dense) / (layers - dense)
+            for _ in range(2):  # written, read, and written again
+                offload = {"weights_cpu": round(share, 3)}
+                case = made(model=model, engine="llama_cpp", device="rtx-4090", offload=offload,
+                            devices_per_node=1, quantization="gguf:q4_k_m")  # fmt: skip
+                text = export("llama_cpp", case).text
+                assert f"--n-gpu-layers all --n-cpu-moe {count}" in " ".join(text.split()).replace(
+                    " \\ ", " "
+                ), (model, count)
+                asked = read_paste(text).request["pins"]["offload"]
+                share = asked["weights_cpu"]
+            assert asked == offload, (model, count)
+
+    # More than all experts: the other layers follow, and come back with them.
+    case = made(model="Qwen/Qwen3-30B-A3B", engine="llama_cpp", offload={"weights_cpu": 0.975})
+    text = export("llama_cpp", case).text
+    assert "--n-cpu-moe 48" in text
+    assert "--n-gpu-layers 24" in text
+    assert read_paste(text).request["pins"]["offload"]["weights_cpu"] == pytest.approx(
+        0.975, abs=0.01
+    )
+
+
+def test_experts_on_the_host_are_those_of_whole_layers_whoever_is_popular():
+    # 14 of 40 layers' experts on the CPU: 52 tokens/s (ik_llama.cpp#1593), host memory assumed.
+    fields = {
+        "model": "Qwen/Qwen3.5-35B-A3B",
+        "cluster": {"device": "rtx-5060-ti-16gb", "host_memory_bytes": 64 * 1024**3,
+                    "host_memory_bandwidth_bytes_per_second": 51.2e9},
+        "workload": {"kind": "generate", "batch_size": 1, "input_tokens": 2048,
+                     "output_tokens": 256},
+        "engine": "llama_cpp",
+    }  # fmt: skip
+    speeds = [
+        1 / ask(**fields, strategy={"quantization": "gguf:q4_k_m",
+                                    "offload": {"weights_cpu": share}}).performance.tpot_seconds
+        for share in (0.321, 0.9)
+    ]  # fmt: skip
+    assert speeds[0] == pytest.approx(52, rel=0.15)
+    assert speeds[1] < speeds[0]
