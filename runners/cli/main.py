@@ -19,7 +19,7 @@ from typer._completion_classes import completion_init
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from runners.cli.errors import CliError
+from runners.cli.errors import CliError, ExitCode
 
 
 class LazyCommand(NamedTuple):
@@ -71,6 +71,9 @@ COMMANDS = {
 }
 COLLECTION_THRESHOLD = 100_000  # objects
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+DEBUG = "SLIPWAY_DEBUG"  # a variable that prints the traceback of an unexpected error
+ERROR_FILE = "last-error.txt"
+MOST_SAID = 200  # characters of an unexpected error's own text
 
 
 class LazyGroup(TyperGroup):
@@ -163,7 +166,39 @@ def main(arguments: Sequence[str]) -> int:
         return _report(CliError(error.format_message(), code="usage"), as_json=True)
     except typer.Abort:
         return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 (a fault of the program, of any kind)
+        return _report(_unexpected(error), as_json=is_json(arguments))
     return int(status or 0)
+
+
+def _unexpected(error: Exception) -> CliError:
+    """Return the error for a fault of the program; its traceback is kept in a file.
+
+    Arguments are left out of the file: they may hold a token or a secret.
+    """
+    import platform
+    import traceback
+
+    from runners.cli.config import data_folder, write_private
+
+    details = "".join(traceback.format_exception(error))
+    if os.environ.get(DEBUG):
+        typer.echo(details, err=True, nl=False)
+        where = "its traceback is above"
+    else:
+        try:
+            path = data_folder() / ERROR_FILE
+            write_private(path, f"Python {platform.python_version()}\n{details}")
+            where = f"its traceback is in {path}"
+        except CliError:
+            where = f"set {DEBUG}=1 to print its traceback"
+    said = f": {error}".splitlines()[0][:MOST_SAID] if str(error) else ""
+    return CliError(
+        f"a fault of Slipway, not of your input ({type(error).__name__}{said}); {where}; please "
+        "report it with the command",
+        code="unexpected",
+        exit_code=ExitCode.FAILED,
+    )
 
 
 def is_json(arguments: Sequence[str]) -> bool:

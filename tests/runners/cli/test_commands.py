@@ -140,6 +140,31 @@ def test_an_error_is_a_sentence_on_stderr_with_a_code_and_json_on_request(
         assert re.search(words, problem["detail"], re.DOTALL)
 
 
+def test_an_unexpected_error_is_a_sentence_and_its_traceback_is_kept_without_arguments(
+    slipway, folders, monkeypatch
+):
+    def crash(_):
+        raise IndexError("list index")
+
+    monkeypatch.setattr("planner.api.plan", crash)
+    for arguments in (SERVE, (*SERVE, "-o", "json")):
+        done = slipway(*arguments)
+        assert (done.code, done.out) == (ExitCode.FAILED, "")
+        assert "Traceback" not in done.err
+    problem = json.loads(done.err)
+    assert (problem["status"], problem["code"]) == (500, "unexpected")
+    (kept,) = folders.rglob("last-error.txt")
+    assert "IndexError: list index" in kept.read_text()
+    assert "llama-3.1-8b" not in kept.read_text()
+    assert str(kept) in problem["detail"]
+    monkeypatch.setenv("SLIPWAY_DEBUG", "1")
+    assert "Traceback" in slipway(*SERVE).err
+    monkeypatch.delenv("SLIPWAY_DEBUG")
+    (folders / "file").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(folders / "file"))
+    assert "SLIPWAY_DEBUG=1" in slipway(*SERVE).err
+
+
 def test_a_request_is_read_from_a_file_or_an_answer_in_json_and_yaml(slipway, folders):
     answer = answer_of(slipway(*SERVE, "-o", "json"))
     request = folders / "request.yaml"
