@@ -5,11 +5,12 @@ import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from pydantic import NonNegativeFloat, PositiveInt
 
+from planner.catalog.device_names import DeviceNames, NamedDevice, Sizes
 from planner.catalog.reading import data_text, nearest_names
 from planner.specs.base import Dtype, SparseSpec, UnknownDeviceError, UnknownInstanceError
 from planner.specs.cluster import DeviceSpec
@@ -368,10 +369,88 @@ def _id_of(slug: str) -> str | None:
     return names[sized[1]] if abs(memory_bytes / named_bytes - 1.0) <= SIZE_ROUNDING else None
 
 
+@cache
+def memory_sizes() -> dict[str, Sizes]:
+    """Return the memory sizes of the devices that were sold with several, by device."""
+    rows = csv.DictReader(data_text("memory_sizes.csv").splitlines())
+    return {
+        row["device"]: Sizes(row["chip"], tuple(map(int, row["sizes_gib"].split(";"))))
+        for row in rows
+    }
+
+
+@cache
+def _names() -> DeviceNames:
+    devices = _devices()
+    return DeviceNames(
+        {each.id: (each.id, *each.aliases, each.name or each.id) for each in devices.values()},
+        {each.id: each.memory_bytes for each in devices.values()},
+        memory_sizes(),
+    )
+
+
+@lru_cache(maxsize=4096)
 def find_device(name: str) -> DeviceSpec | None:
-    """Return a device by id, alias or full name, or None."""
-    device_id = _id_of(device_slug(name))
-    return None if device_id is None else _devices()[device_id]
+    """Return a device by id, alias or full name in any spelling, or None.
+
+    A memory size in the name is one with which the device was sold, as in "m2 8gb".
+
+    >>> [find_device(name).id for name in ("rtx4090", "4060 Ti 8GB", "macbook air m2 8gb")]
+    ['rtx-4090', 'rtx-4060-ti-8gb', 'apple-m2-10gpu-8gb']
+    """
+    exact = _id_of(device_slug(name))
+    found = _names().find(name) if exact is None else NamedDevice(exact)
+    if found is None:
+        return None
+    device = _devices()[found.id]
+    return device if found.memory_gib is None else _of_size(device, found.memory_gib)
+
+
+def _of_size(device: DeviceSpec, memory_gib: int) -> DeviceSpec:
+    """Return a device with another of the memory sizes with which it was sold."""
+    return device.model_copy(
+        update={
+            "id": f"{device.id}-{memory_gib}gb",
+            "name": f"{device.name} {memory_gib}GB",
+            "aliases": (),
+            "memory_bytes": memory_gib * GIB,
+        }
+    )
+
+
+@cache
+def devices_of_every_size() -> tuple[DeviceSpec, ...]:
+    """Return every device of the catalog with each memory size with which it was sold."""
+    return tuple(
+        each
+        for device in list_devices()
+        for each in (
+            device,
+            *(
+                _of_size(device, size)
+                for size in (memory_sizes()[device.id].gib if device.id in memory_sizes() else ())
+                if size * GIB != device.memory_bytes
+            ),
+        )
+    )
+
+
+def nearest_devices(name: str) -> tuple[str, ...]:
+    """Return the names of devices that are most like an unknown one.
+
+    Of a known device with a memory with which it was not sold they are those with the sizes sold.
+    """
+    bare = re.sub(r"[-\s]*\d+\s*(?:gi?b|g)$", "", name.strip(), flags=re.IGNORECASE)
+    device = find_device(bare) if bare != name.strip() else None
+    if device is not None and device.id in memory_sizes():
+        chip = memory_sizes()[device.id].chip
+        return tuple(
+            f"{each}-{size}gb"
+            for each, sizes in memory_sizes().items()
+            if sizes.chip == chip
+            for size in sizes.gib
+        )
+    return nearest_names(device_slug(name), _ids_by_name())
 
 
 def get_device(name: str) -> DeviceSpec:
@@ -382,7 +461,7 @@ def get_device(name: str) -> DeviceSpec:
     """
     device = find_device(name)
     if device is None:
-        nearest = nearest_names(device_slug(name), _ids_by_name())
+        nearest = nearest_devices(name)
         raise UnknownDeviceError(
             f"no device {name!r} in the catalog; nearest: {', '.join(nearest) or 'none'}; "
             "any other device can be given as an object with memory_bytes, "

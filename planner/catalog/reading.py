@@ -58,3 +58,20 @@ def nearest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
         name.lower(), list(by_lower), n=MAX_NEAREST, cutoff=FALLBACK_CUTOFF
     )
     return tuple(by_lower[lower] for lower in matches)[:MAX_NEAREST]
+
+
+def search_names(text: str, names: Iterable[str]) -> list[int]:
+    """Return the places of the names that hold every word of a text.
+
+    Where none does, separators do not count: "llama3.3" is found in Llama-3.3-70B.
+    """
+    words, lower = text.lower().split(), [name.lower() for name in names]
+    found = [at for at, name in enumerate(lower) if all(word in name for word in words)]
+    if found:
+        return found
+    words = [_squeezed(word) for word in words]
+    return [at for at, name in enumerate(lower) if all(word in _squeezed(name) for word in words)]
+
+
+def _squeezed(text: str) -> str:
+    return text.translate({ord(each): None for each in "-_ :"})

@@ -39,6 +39,31 @@ class Catalog(NamedTuple):
     rows: Callable[[], list[Row]]
     columns: tuple[str, ...]
     cells: Callable[[Row], tuple[str, ...]]
+    named: Callable[[str], Row | None]
+
+
+def _named_model(text: str) -> Row | None:
+    """Return the row of the model that a name stands for, as `slipway plan` reads it."""
+    from planner.catalog.models import get_entry
+    from planner.specs.base import UnknownModelError
+
+    try:
+        known = get_entry(text).id
+    except UnknownModelError:
+        return None
+    return next(row for row in model_rows() if row["id"] == known)
+
+
+def _named_device(text: str) -> Row | None:
+    """Return the row of the device that a text names, with or without a count."""
+    from planner.catalog.devices import get_device
+    from planner.catalog.hardware_names import read_hardware
+    from planner.specs.base import PlannerError
+
+    try:
+        return get_device(read_hardware(text).cluster["device"]).model_dump(mode="json")
+    except (PlannerError, KeyError):
+        return None
 
 
 def model_rows() -> list[Row]:
@@ -83,28 +108,29 @@ def _device_cells(row: Row) -> tuple[str, ...]:
     )
 
 
-MODELS = Catalog("model", model_rows, ("Model", "Parameters", "Also"), _model_cells)
+MODELS = Catalog("model", model_rows, ("Model", "Parameters", "Also"), _model_cells, _named_model)
 DEVICES = Catalog(
     "device",
     device_rows,
     ("Device", "Memory", "Bandwidth", "16-bit peak", "Price/h", "Also"),
     _device_cells,
+    _named_device,
 )
 
 
 def found_rows(catalog: Catalog, text: str) -> list[Row]:
-    """Return the rows whose id, name or alias holds every word of a text.
+    """Return the rows whose id, name or alias holds every word of a text, or that it stands for.
 
     Raises:
         CliError: no row does; the message gives the nearest ids.
     """
-    words = text.lower().split()
-    rows = catalog.rows()
-    found = [row for row in rows if all(word in _searched(row) for word in words)]
-    if found:
-        return found
-    from planner.catalog.reading import nearest_names
+    from planner.catalog.reading import nearest_names, search_names
 
+    rows = catalog.rows()
+    if found := [rows[at] for at in search_names(text, map(_searched, rows))]:
+        return found
+    if (named := catalog.named(text)) is not None:
+        return [named]
     nearest = ", ".join(nearest_names(text, [row["id"] for row in rows])) or "none"
     raise CliError(
         f"TEXT is {text!r}: no {catalog.noun} of the catalog has it in its name; nearest: "

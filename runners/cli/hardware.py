@@ -3,92 +3,65 @@
 import datetime as dt
 import json
 import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from planner.catalog.devices import (
-    DriverDevice,
-    MeasuredRates,
-    find_device,
-    find_instance,
-    host_device,
-    list_devices,
-    list_instances,
-)
-from planner.catalog.reading import nearest_names
+from planner.catalog.devices import DriverDevice, MeasuredRates, host_device
+from planner.catalog.hardware_names import Hardware, read_hardware
+from planner.specs.base import PlannerError, UnknownDeviceError
 from planner.specs.cluster import DeviceSpec
 from runners.cli.config import data_folder, write_private
-from runners.cli.errors import CliError, ExitCode
+from runners.cli.errors import CliError, ExitCode, planner_error
+from runners.cli.quantities import size
 
-THIS = "this"
+THIS, RAM = "this", "ram"
 MEASURED_FILE = "this-machine.json"
-NODES_AND_COUNT = re.compile(r"(\d+)\s*[x\u00d7]\s*(\d+)\s*[x\u00d7]\s*(.+)", re.IGNORECASE)
-COUNT_FIRST = re.compile(r"(\d+)\s*[x\u00d7]\s*(.+)", re.IGNORECASE)
-COUNT_LAST = re.compile(r"(.+?)\s*[x\u00d7]\s*(\d+)", re.IGNORECASE)
-FORMS = "8xh200, 2x8xh100 (nodes x devices), a cloud offer such as aws/p5.48xlarge, or this"
-
 Cluster = dict[str, Any]  # the JSON of a ClusterSpec
 
 
 def parse_hardware(text: str, option: str = "--on") -> Cluster:
     """Return the cluster that a text names, as the JSON of a ClusterSpec.
 
-    A count before or after a device is the devices of one node, before a cloud offer the number
-    of its machines; two counts are nodes and devices per node.
+    Raises:
+        CliError: nothing has this name, or a count or an option of it is wrong.
+    """
+    return read_hardware_option(text, option).cluster
+
+
+def read_hardware_option(text: str, option: str = "--on") -> Hardware:
+    """Return the cluster that a text names, and what was assumed of it.
+
+    After a comma ``ram`` is the memory of each host: ``rtx-4060,ram=32GB``.
 
     Raises:
-        CliError: nothing has this name, or a count is 0; the message gives the nearest names.
+        CliError: nothing has this name, or a count or an option of it is wrong.
     """
-    text = text.strip()
-    if text.lower() == THIS:
-        return this_machine()
-    if (exact := _named(text)) is not None:
-        return exact
-    counts: tuple[int, ...] = ()
-    name = text
-    if match := NODES_AND_COUNT.fullmatch(text):
-        counts, name = (int(match[1]), int(match[2])), match[3]
-    elif match := COUNT_FIRST.fullmatch(text):
-        counts, name = (int(match[1]),), match[2]
-    elif match := COUNT_LAST.fullmatch(text):
-        counts, name = (int(match[2]),), match[1]
-    cluster = _named(name)
-    if cluster is None:
-        raise _unknown(option, text, name)
-    if 0 in counts:
-        raise CliError(f"{option} is {text!r}: a count must be 1 or more", field=option)
-    if "instance" in cluster:
-        if len(counts) > 1:
+    name, *parts = (part.strip() for part in text.split(","))
+    given = [part.partition("=") for part in parts]
+    if any(key.strip().lower() != RAM or not value for key, _, value in given):
+        raise CliError(
+            f"{option} is {text!r}: after a comma it takes {RAM}=SIZE, the memory of each host, "
+            f"such as {name},{RAM}=64GB",
+            field=option,
+        )
+    if name.lower() == THIS:
+        found = Hardware(this_machine())
+    else:
+        try:
+            found = read_hardware(name, option)
+        except UnknownDeviceError as error:
             raise CliError(
-                f"{option} is {text!r}: the offer {name} sets the devices of a machine; give only "
-                f"the number of machines, such as {counts[0]}x{name}",
+                f"{error.message}, or this; `slipway devices find TEXT` searches",
+                code="unknown_device",
                 field=option,
-            )
-        return {**cluster, "nodes": counts[0]}
-    nodes, devices = counts if len(counts) > 1 else (1, counts[0])
-    return {**cluster, "devices_per_node": devices, "nodes": nodes}
-
-
-def _named(name: str) -> Cluster | None:
-    """Return one device or machine of the catalog with exactly this name, or None."""
-    if (device := find_device(name)) is not None:
-        return {"device": device.id}
-    instance = find_instance(name)
-    return None if instance is None else {"instance": instance.id}
-
-
-def _unknown(option: str, text: str, name: str) -> CliError:
-    names = [*(device.id for device in list_devices()), *(each.id for each in list_instances())]
-    nearest = ", ".join(nearest_names(name, names)) or "none"
-    return CliError(
-        f"{option} is {text!r}: no device or cloud offer is named {name!r}; nearest: {nearest}. "
-        f"Write {FORMS}; `slipway devices find TEXT` searches",
-        code="unknown_device",
-        field=option,
-    )
+            ) from error
+        except PlannerError as error:
+            raise planner_error(error) from error
+    for _, _, value in given:
+        found.cluster["host_memory_bytes"] = size(f"{option} {RAM}", value)
+    return found
 
 
 # This machine: its GPUs by their drivers, else its CPU by a short measurement.

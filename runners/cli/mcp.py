@@ -185,13 +185,13 @@ class Writing:
         model: str,
         host: str = "",
         device: str = "",
-        devices_per_node: int = 1,
-        nodes: int = 1,
+        devices_per_node: int | None = None,
+        nodes: int | None = None,
         workload: dict[str, Any] | None = None,
         pins: dict[str, Any] | None = None,
         objective: str = "balanced",
     ) -> dict[str, Any]:
-        """Plan a goal for a model on a host of the team, or on devices of the catalog.
+        """Plan a goal for a model on a host of the team, or on devices of the catalog (8xh100).
 
         ``workload`` has fields such as input_tokens, output_tokens, concurrency, method,
         sequence_length, million_tokens; ``pins`` fixes parts of the strategy, such as
@@ -199,7 +199,9 @@ class Writing:
         """
         hardware: dict[str, Any] = {"host": host} if host else {}
         if device:
-            hardware = {"device": device, "devices_per_node": devices_per_node, "nodes": nodes}
+            counts = {"devices_per_node": devices_per_node, "nodes": nodes}
+            given = {name: count for name, count in counts.items() if count is not None}
+            hardware = {"device": device, **given}
         document: dict[str, Any] = {"goal": goal, "model": model, "objective": objective}
         document |= {
             name: value

@@ -339,7 +339,7 @@ def build_document(
         )
     if model is not None:
         document["model"] = read_model(model)
-    clusters = _clusters(document, hardware) if has_cluster else [_object(document, "cluster")]
+    clusters, notes = _clusters(document, hardware if has_cluster else ())
     known = {option.key: option for option in (*goal.options, *SEARCH)}
     given: list[tuple[str, object]] = []
     for key, text in options.items():
@@ -368,10 +368,10 @@ def build_document(
     elif not {"device", "instance"} & cluster.keys():
         document["cluster"] = {**parse_hardware(THIS), **cluster}
     if base and not is_draft:
-        return Requested(document)
+        return Requested(document, notes)
     named = {name for name, _ in given}
     batch = _fill_batch(document, named) if base and goal.kind == "train" else ()
-    return Requested(document, (*batch, *_fill_defaults(document, goal, named)))
+    return Requested(document, (*notes, *batch, *_fill_defaults(document, goal, named)))
 
 
 def _object(document: Document, name: str) -> Document:
@@ -407,18 +407,24 @@ def set_field(document: Document, path: str, value: object) -> None:
         place[last] = value
 
 
-def _clusters(document: Document, hardware: Sequence[str]) -> list[Document]:
-    """Set the clusters that texts name, and return them; without texts the document's own."""
-    from runners.cli.hardware import parse_hardware
+def _clusters(
+    document: Document, hardware: Sequence[str]
+) -> tuple[list[Document], tuple[str, ...]]:
+    """Set the clusters that texts name, and return them with what was assumed of them.
 
-    clusters = [parse_hardware(each) for each in hardware]
-    if not clusters:
-        return [_object(document, "cluster")]
+    Without texts they are the document's own.
+    """
+    from runners.cli.hardware import read_hardware_option
+
+    if not hardware:
+        return [_object(document, "cluster")], ()
+    found = [read_hardware_option(each) for each in hardware]
+    clusters = [each.cluster for each in found]
     document["cluster"] = clusters[0]
     document.pop("hardware_options", None)
     if len(clusters) > 1:
         document["hardware_options"] = clusters
-    return clusters
+    return clusters, tuple(each.note for each in found if each.note)
 
 
 def _setting(text: str) -> tuple[str, object]:
@@ -587,13 +593,13 @@ def complete_model(incomplete: str) -> list[str]:
 
 def complete_hardware(incomplete: str) -> list[str]:
     """Return the catalog's devices that a text begins, else the server's hosts; a count stays."""
-    from planner.catalog.devices import list_devices
-    from runners.cli.hardware import COUNT_FIRST
+    from planner.catalog.devices import devices_of_every_size
+    from planner.catalog.hardware_names import COUNT_FIRST
 
     match = COUNT_FIRST.fullmatch(incomplete)
     name = match[2] if match else incomplete
     before = incomplete.removesuffix(name)
-    found = [each.id for each in list_devices() if each.id.startswith(name.lower())]
+    found = [each.id for each in devices_of_every_size() if each.id.startswith(name.lower())]
     names = [*(f"{before}{each}" for each in found), *(["this"] if incomplete in "this" else [])]
     if names:
         return names

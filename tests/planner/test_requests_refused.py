@@ -239,7 +239,7 @@ def test_a_wrong_name_or_type_is_refused_by_its_field_with_the_nearest():
         ask(strategy={"tensor_paralel_size": 2})
 
     with pytest.raises(UnknownDeviceError) as device:
-        ask(device="h100-sxm-80g")
+        ask(device="h100-sxm-90gb")
     with pytest.raises(UnknownModelError) as model:
         ask(model="meta-llama/Llama-3.1-8")
 

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from planner.catalog.devices import list_devices
 from planner.catalog.models import checkpoint_name, get_entry, get_model, list_models
+from planner.catalog.reading import search_names
 from planner.specs.base import PlannerError, UnknownTechniqueError
 from planner.specs.cluster import DeviceKind
 from planner.specs.model import ModelSpec
@@ -113,9 +114,8 @@ def model_list(request: HttpRequest, filters: Query[ModelFilters]) -> ModelPage:
     own = TeamModel.objects.visible_to(request.user).order_by("-created_at", "-pk")
     if part := filters.q.strip():
         own = own.filter(name__folded_contains=part)
-    words = folded(filters.q).split()
-    names = (entry.id for entry in list_models())
-    catalog = dict.fromkeys(one for one in names if all(word in folded(one) for word in words))
+    names = [entry.id for entry in list_models()]
+    catalog = dict.fromkeys(names[at] for at in search_names(folded(filters.q), names))
     ids = [*own.values_list("pk", flat=True), *catalog]
     shown, more = page_of("models", ids, str, filters)
     models = TeamModel.objects.select_related("host").in_bulk(
@@ -415,7 +415,8 @@ class DeviceFilters(ShortPaging):
 @router.get("/devices", response={200: DevicePage, **REFUSALS}, operation_id="list_devices")
 def device_list(request: HttpRequest, filters: Query[DeviceFilters]) -> DevicePage:  # noqa: ARG001 (ninja)
     """Return the devices of the hardware catalog."""
-    words = folded(filters.q).split()
+    devices = list_devices()
+    names = [f"{each.id} {each.name} {each.vendor}" for each in devices]
     found = [
         DeviceSummary(
             id=each.id or "",
@@ -425,8 +426,7 @@ def device_list(request: HttpRequest, filters: Query[DeviceFilters]) -> DevicePa
             memory_bytes=int(each.memory_bytes),
             price_usd_per_hour=each.price_usd_per_hour,
         )
-        for each in list_devices()
-        if all(word in folded(f"{each.id} {each.name} {each.vendor}") for word in words)
+        for each in (devices[at] for at in search_names(folded(filters.q), names))
     ]
     items, more = page_of("devices", found, lambda one: one.id, filters)
     return DevicePage(items=items, next_cursor=more)

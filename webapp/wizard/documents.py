@@ -19,7 +19,7 @@ from django.http import HttpRequest, QueryDict
 from django.utils.datastructures import MultiValueDict
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
-from planner.catalog.devices import get_device
+from planner.catalog.hardware_names import read_hardware
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import PlannerError
 from runners.launchers.launch import ENGINES
@@ -504,6 +504,29 @@ def _team_model(name: str, options: Options) -> str | None:
     return str(named[0].pk) if named else None
 
 
+def _named_devices(text: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the device that a text names, with its counts where it states some."""
+    try:
+        cluster = read_hardware(text, "hardware.device").cluster
+    except PlannerError as error:
+        raise InvalidProblem("device", sentence(error.message)) from error
+    if "instance" in cluster:
+        raise InvalidProblem(
+            "device",
+            f"The field hardware.device is {text!r}, a cloud offer. Give its device, with "
+            "devices_per_node and nodes.",
+        )
+    for name in ("devices_per_node", "nodes"):
+        stated = given.get(name)
+        if name in cluster and stated is not None and stated != cluster[name]:
+            raise InvalidProblem(
+                name,
+                f"The field hardware.{name} is {stated}, and hardware.device, {text!r}, says "
+                f"{cluster[name]}. Give one of them.",
+            )
+    return cluster
+
+
 def _hardware_values(
     given: Mapping[str, Any], draft: PlanDraft, options: Options
 ) -> dict[str, Any]:
@@ -527,13 +550,7 @@ def _hardware_values(
             else f"pool:{_place(pool, 'pool', options)}"
         )
     elif device := given.get("device"):
-        try:
-            values["device"] = get_device(device).id
-        except PlannerError as error:
-            raise InvalidProblem(
-                "device", f"The field hardware.device: {sentence(error.message)}"
-            ) from error
-        values |= {"choice": "catalog"}
+        values |= {"choice": "catalog", **_named_devices(device, given)}
         values.setdefault("devices_per_node", 1)
         values.setdefault("nodes", 1)
     if "engine" in values and "engine" not in _form("hardware", draft, options).fields:

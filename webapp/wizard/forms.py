@@ -9,7 +9,7 @@ from django import forms
 from django.core.files.uploadedfile import UploadedFile
 from django.core.validators import BaseValidator
 
-from planner.catalog.devices import list_devices
+from planner.catalog.devices import devices_of_every_size
 from planner.catalog.models import checkpoint_name, list_models, model_from_config
 from planner.specs.base import PlannerError
 from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
@@ -148,9 +148,9 @@ def read_upload(upload: UploadedFile[Any] | None) -> dict[str, Any]:
 
 @cache
 def device_choices() -> tuple[tuple[str, list[tuple[str, str]]], ...]:
-    """Return every catalog device with its memory, grouped by vendor."""
+    """Return every catalog device with each memory it was sold with, grouped by vendor."""
     groups: dict[str, list[tuple[str, str]]] = {}
-    for device in list_devices():
+    for device in devices_of_every_size():
         label = f"{device.name or device.id} · {gib(device.memory_bytes)} GiB"
         groups.setdefault(device.vendor or "Other", []).append((device.id, label))
     return tuple(

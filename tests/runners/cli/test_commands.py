@@ -188,6 +188,14 @@ def test_catalogs_are_listed_and_searched(slipway):
     (h200,) = json.loads(slipway("devices", "find", "h200-sxm", "-o", "json").out)
     assert h200["memory_bytes"] > 140e9
     assert "GB/s" in slipway("devices").out
+    for catalog, text, found in (
+        ("models", "llama3.3", "meta-llama/Llama-3.1-70B"),  # whose alias is Llama-3.3-70B
+        ("models", "llama3.3:70b", "meta-llama/Llama-3.1-70B"),
+        ("devices", "rtx4090", "rtx-4090"),
+        ("devices", "2x m2 8gb", "apple-m2-10gpu-8gb"),
+    ):
+        rows = json.loads(slipway(catalog, "find", text, "-o", "json").out)
+        assert found in [row["id"] for row in rows], text
 
 
 def test_a_slow_command_shows_on_a_terminal_that_it_runs_and_a_fast_one_does_not(

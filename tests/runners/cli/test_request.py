@@ -83,6 +83,9 @@ def test_defaults_are_named_and_only_one_kind_of_arrival_is_given():
         "engine auto: the engines that sites run, compared (--engine)",
     )  # fmt: skip
     assert made.document["model"] == LLAMA
+    split = build_document("serve", "llama-3.1-8b", {}, hardware=["64xh200"])
+    assert split.document["cluster"]["nodes"] == 8
+    assert split.assumed[0].startswith("64xh200 as 8 nodes of 8")
     for options in ({"rate": "5"}, {"burst": "5"}, {"concurrency": "max"}):
         assert "concurrency" not in document_of("serve", **options)["workload"]
     settings = ["workload.concurrency=null"]
@@ -156,6 +159,7 @@ def test_a_request_from_a_file_takes_the_place_of_defaults_and_options_win(tmp_p
         ),
         ("aws/p5.48xlarge", {"instance": "aws/p5.48xlarge"}),
         ("4xaws/p5.48xlarge", {"instance": "aws/p5.48xlarge", "nodes": 4}),
+        ("4090,ram=32GB", {"device": "rtx-4090", "host_memory_bytes": 32 * 10**9}),
     ],
 )
 def test_hardware_is_devices_nodes_or_a_cloud_offer(text, cluster):
@@ -177,6 +181,8 @@ def test_every_name_of_the_catalogs_is_itself_and_its_count_may_stand_before():
         ("0xh100", "1 or more"),
         ("2x8xaws/p5.48xlarge", "2xaws/p5.48xlarge"),
         ("lab", "slipway devices find"),
+        ("h100,rom=3", "after a comma it takes ram=SIZE"),
+        ("h100,ram=3", "it has no unit"),
     ],
 )
 def test_unknown_hardware_is_refused_with_the_nearest_names_and_the_forms(text, words):

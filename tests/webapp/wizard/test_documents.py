@@ -104,6 +104,26 @@ def test_each_part_of_a_document_reaches_the_draft(team, alice, host):
     assert [row["source"] for row in document["workload"]["mixture"]] == ["host", "file"]
 
 
+def test_a_device_is_named_as_people_write_it_with_counts_that_agree(team, alice):
+    for hardware, expected in (
+        ({"device": "2x8xh200"}, ("h200-sxm-141gb", 8, 2)),
+        ({"device": "rtx4090"}, ("rtx-4090", 1, 1)),
+        ({"device": "m2 8gb"}, ("apple-m2-10gpu-8gb", 1, 1)),
+        ({"device": "A100-80GB:4", "nodes": 1}, ("a100-sxm4-80gb", 4, 1)),
+    ):
+        plan = filled(team, alice, {"goal": "serve", "model": "demo", "hardware": hardware})
+        chosen = plan.draft["hardware"]
+        found = (chosen["device"], chosen["devices_per_node"], chosen["nodes"])
+        assert found == expected, hardware
+    for hardware, words in (
+        ({"device": "8xh200", "devices_per_node": 4}, "Give one of them"),
+        ({"device": "aws/p5.48xlarge"}, "a cloud offer"),
+        ({"device": "m2 12gb"}, "apple-m2-10gpu-8gb"),
+    ):
+        with pytest.raises(InvalidProblem, match=words):
+            filled(team, alice, {"goal": "serve", "model": "demo", "hardware": hardware})
+
+
 def test_a_name_of_several_models_is_refused_with_their_ids(team, alice, host):
     ids = {
         TeamModel.objects.create(team=team, name="Own", source="config", config=demo_config()).pk
