@@ -201,9 +201,41 @@ def _names_without_format() -> dict[Words, str]:
     return names
 
 
+ADDRESS = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co|modelscope\.cn/models|ollama\.com/library)/"
+    r"(?P<path>[^?#]+)(?:[?#].*)?",
+    re.IGNORECASE,
+)
+FILE_OF_ADDRESS = re.compile(
+    r"[^/]+/[^/]+/(?:blob|resolve)/[^/]+/(?:.*/)?(?P<file>[^/]+\.gguf)", re.IGNORECASE
+)
+MULTI_TOKEN = re.compile(r"[-_]MTP$", re.IGNORECASE)  # with its multi-token prediction layers
+
+
+def without_address(name: str) -> str:
+    """Return the repository, or the GGUF file, that the address of its page names.
+
+    >>> without_address("https://huggingface.co/Qwen/Qwen3-8B/tree/main")
+    'Qwen/Qwen3-8B'
+    """
+    match = ADDRESS.fullmatch(name.strip())
+    if match is None:
+        return name.strip()
+    path = match["path"].strip("/")
+    if file := FILE_OF_ADDRESS.fullmatch(path):
+        return file["file"]
+    return "/".join(path.split("/")[:2])
+
+
 def find(model_id: str) -> Named | None:
     """Return what a name stands for with its format, None if the catalog has no such name."""
-    name = model_id.strip()
+    name = without_address(model_id)
+    if (found := _find(name)) is None and MULTI_TOKEN.search(name):
+        return _find(MULTI_TOKEN.sub("", name))
+    return found
+
+
+def _find(name: str) -> Named | None:
     exact, split = _by_lower_name().get(name.lower()), split_format(name)
     is_other_publishers = split is not None and split[1].is_publishers
     known = exact or (None if is_other_publishers else _known(name))
@@ -239,16 +271,16 @@ def read_name(model_id: str) -> Named:
 
 def _unknown(model_id: str) -> UnknownModelError:
     """Return the error for an unknown name, with the nearest ones."""
-    rest = names_gguf(model_id)
+    rest = names_gguf(without_address(model_id))
     base = _base_of(rest) if rest else None
     if base is not None:
         return UnknownModelError(
-            f"{model_id} holds GGUF files of several types: name the model itself, {base}, and "
-            "the type of the file as strategy.quantization, such as gguf:q4_k_m",
+            f"{model_id} holds GGUF files: name the model itself, {base}, and the type of the "
+            "file as a quantization, such as gguf:q4_k_m",
             "model",
             nearest=(base,),
         )
-    if several := _matches(model_id.strip()):
+    if several := _matches(without_address(model_id)):
         nearest, more = several[:MAX_NEAREST], len(several) - MAX_NEAREST
         others = f" and {more} more" if more > 0 else ""
         return UnknownModelError(
@@ -257,7 +289,7 @@ def _unknown(model_id: str) -> UnknownModelError:
             "model",
             nearest=nearest,
         )
-    nearest = nearest_names(model_id, _ids_by_name())
+    nearest = nearest_names(without_address(model_id), _ids_by_name())
     return UnknownModelError(
         f"no model {model_id!r} in the catalog; nearest: {', '.join(nearest) or 'none'}; "
         "any other model can be given as its config.json",

@@ -24,7 +24,7 @@ from planner.catalog.layer_groups import (
     read_experts,
     read_layer_groups,
 )
-from planner.catalog.model_names import ModelEntry, entries, find, read_name
+from planner.catalog.model_names import ModelEntry, entries, find, read_name, without_address
 from planner.catalog.published_weights import read_published_weights
 from planner.catalog.reading import data_text, nearest_names
 from planner.cost.weights import WIDE
@@ -351,7 +351,7 @@ def checkpoint_name(model_id: str) -> str:
     Raises:
         UnknownModelError: the catalog has no such name; the message gives the nearest ones.
     """
-    found, name = read_name(model_id), model_id.strip()
+    found, name = read_name(model_id), without_address(model_id)
     is_known = found.known.lower() == name.lower()
     if not is_known and (found.stated is not None or "/" in name):
         return name
@@ -366,7 +366,7 @@ def get_model(model_id: str) -> ModelSpec:
     Raises:
         UnknownModelError: the catalog has no such name; the message gives the nearest ones.
     """
-    found, name = read_name(model_id), model_id.strip()
+    found, name = read_name(model_id), without_address(model_id)
     spec = _model(found.known)
     if name.lower() == found.known.lower():
         return spec

@@ -5,6 +5,8 @@ from pathlib import PurePosixPath
 
 from planner.catalog.format_names import names_gguf
 from planner.catalog.gguf import supports
+from planner.catalog.gguf_names import DEFAULT_GGUF_TYPE, GGUF_TYPE, PART, WIDE_TYPES
+from planner.catalog.model_names import without_address
 from planner.catalog.models import get_model, is_known_model
 from planner.imports.draft import Draft, shown
 from planner.specs.base import BadRequestError, PlannerError
@@ -13,13 +15,6 @@ from planner.specs.model import ModelSpec
 # A snapshot in the cache of huggingface_hub: models--owner--name/snapshots/revision.
 CACHED = re.compile(r"models--([^/]+?)--([^/]+)")
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", re.ASCII)
-PART = re.compile(r"-\d{5}-of-\d{5}$")
-GGUF_TYPE = re.compile(
-    r"[-._](?:UD[-_])?((?:I?Q\d(?:_\w+?)?|TQ\d_0|BF16|F16|F32|MXFP4(?:_MOE)?))(?:_XL)?$",
-    re.IGNORECASE | re.ASCII,
-)
-WIDE_TYPES = {"bf16": "bf16", "f16": "fp16", "f32": "fp32", "mxfp4": "mxfp4", "mxfp4_moe": "mxfp4"}
-DEFAULT_GGUF_TYPE = "Q4_K_M"  # llama.cpp, common/arg.cpp: --hf-repo without a type
 LONGEST_NAME = 512
 PASTE_CONFIG = "paste its config.json, or choose a model of the catalog"
 
@@ -56,7 +51,7 @@ def add_model(draft: Draft, source: str, name: str) -> ModelSpec | None:
     A repository that the catalog lacks stays in the request by its name; of a path only the name
     of the folder can be looked up.
     """
-    text = name.strip().rstrip("/")
+    text = without_address(name).rstrip("/")
     _refuse_long(text)
     if "$" in text or not text:
         draft.ignore(source, "the model is a shell variable, which is not expanded")
@@ -98,7 +93,7 @@ def add_gguf(draft: Draft, source: str, name: str, kind: str | None = None) -> M
 
     ``kind`` is the type if the text states it apart from the name.
     """
-    text = name.strip().replace("\\", "/").rstrip("/")
+    text = without_address(name).replace("\\", "/").rstrip("/")
     _refuse_long(text)
     if "$" in text or not text:
         return add_model(draft, source, text)

@@ -32,6 +32,7 @@ from runners.cli.quantities import (
 )
 
 if TYPE_CHECKING:
+    from planner.catalog.gguf_names import ModelName
     from planner.specs.estimate import PlanAnswer, PlanRequest
 
 Document = dict[str, Any]  # the JSON of a PlanRequest
@@ -337,8 +338,6 @@ def build_document(
             "use the goal of the file",
             field="workload.kind",
         )
-    if model is not None:
-        document["model"] = read_model(model)
     clusters, notes = _clusters(document, hardware if has_cluster else ())
     known = {option.key: option for option in (*goal.options, *SEARCH)}
     given: list[tuple[str, object]] = []
@@ -346,6 +345,9 @@ def build_document(
         option = known[key]
         given.append((option.field, option.read(option.names[0], text)))
     given += map(_setting, settings)
+    if model is not None:
+        stated, assumed = _set_model(document, model, dict(given))
+        given, notes = [*stated, *given], (*notes, *assumed)
     for field, value in given:
         if field.partition(".")[0] in {"cluster", "hardware_options"} and not has_cluster:
             raise CliError(
@@ -372,6 +374,36 @@ def build_document(
     named = {name for name, _ in given}
     batch = _fill_batch(document, named) if base and goal.kind == "train" else ()
     return Requested(document, (*notes, *batch, *_fill_defaults(document, goal, named)))
+
+
+def _set_model(
+    document: Document, name: str, given: Mapping[str, object]
+) -> tuple[list[tuple[str, object]], list[str]]:
+    """Set the model that a name stands for, and return the fields that it states, and notes.
+
+    Raises:
+        CliError: no model has this name, or it states another quantisation than an option.
+    """
+    found = read_model(name)
+    if isinstance(found, dict):
+        document["model"] = found
+        return [], []
+    from planner.catalog.gguf_names import agreed_pins
+    from planner.specs.base import PlannerError
+
+    document["model"] = found.id
+    pins = {**document.get("pins", {})}
+    if (quantization := given.get("pins.quantization")) is not None:
+        pins["quantization"] = quantization
+    try:
+        stated = agreed_pins(found, pins, "--quantization")
+    except PlannerError as error:
+        raise planner_error(error) from error
+    if not stated or document["workload"]["kind"] not in {"serve", "generate"}:
+        return [], []
+    return [(f"pins.{pin}", value) for pin, value in stated.items()], [
+        found.assumed or f"{' '.join(stated.values())}, as MODEL states (--quantization)"
+    ]
 
 
 def _object(document: Document, name: str) -> Document:
@@ -450,8 +482,10 @@ def _fill_defaults(document: Document, goal: Goal, given: Collection[str]) -> It
         shown = f"{value:,}" if isinstance(value, int) else str(value)
         yield f"{name.replace('_', ' ')} {shown} ({flag})"
     if goal.kind in COMPARED and "engine" not in document and "cluster" in document:
-        document["engine"] = "auto"
-        yield "engine auto: the engines that sites run, compared (--engine)"
+        is_gguf = str(_object(document, "pins").get("quantization")).startswith("gguf")
+        document["engine"] = "llama_cpp" if is_gguf else "auto"
+        compared = "" if is_gguf else ": the engines that sites run, compared"
+        yield f"engine {document['engine']}{compared} (--engine)"
 
 
 def _fill_batch(document: Document, given: Collection[str]) -> Iterator[str]:
@@ -492,26 +526,40 @@ def _devices(document: Document) -> int | None:
     return None if offer is None else offer.devices * cluster.nodes
 
 
-def read_model(name: str) -> str | Document:
-    """Return a catalog model as engines name it, or the config of a folder or file.
+def read_model(name: str) -> "ModelName | Document":
+    """Return a model of the catalog with what its name states, or the config of a folder or file.
 
     Raises:
-        CliError: the file is not a JSON object.
+        CliError: the file is not there or is not a JSON object, or no model has the name.
     """
     for path in (Path(name, "config.json"), Path(name)):
         if path.suffix == ".json" and is_file(path):
             return read_document(str(path))
-    from planner.catalog.models import checkpoint_name
-    from planner.specs.base import UnknownModelError
+    from planner.catalog.gguf_names import read_model_name
+    from planner.specs.base import PlannerError
 
     try:
-        return checkpoint_name(name)
-    except UnknownModelError as error:
+        return read_model_name(name)
+    except PlannerError as error:
+        if is_path(name):
+            what = "a folder without a config.json" if Path(name).is_dir() else "not there"
+            raise CliError(
+                f"MODEL is {name!r}: this path is {what}; give a config.json, a folder with one, "
+                "or a name of the catalog",
+                code="not_found",
+                field="model",
+            ) from error
         raise CliError(
             f"MODEL is {name!r}: {error}; `slipway models find TEXT` searches",
             code=error.code,
             field="model",
         ) from error
+
+
+def is_path(name: str) -> bool:
+    """Return whether a text is written as a path: not as a repository's or a model's name."""
+    is_written = name.startswith(("/", "./", "../", "~", ".\\")) or name.endswith((".json", "/"))
+    return is_written or name.count("/") > 1 or Path(name).is_dir()
 
 
 def request_of(document: Document) -> "PlanRequest":

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from planner.catalog.devices import get_device, list_devices
 from planner.catalog.engines import engine_name, get_engine, list_engines
 from planner.catalog.gguf import packed_format
+from planner.catalog.gguf_names import agreed_pins, read_model_name
 from planner.catalog.model_names import name_words, shape_key
 from planner.catalog.models import (
     checkpoint_name,
@@ -412,3 +413,41 @@ def test_a_pattern_says_what_each_layer_does_and_how_many_there_are():
         model = model_from_config({**config, "sliding_window_pattern": step})
         counted = sum(g.count for g in model.layers_by_attention if g.kind == "full")
         assert counted == full, (step, full)
+
+
+def test_a_name_with_a_gguf_type_is_its_model_in_that_type_however_it_is_published():
+    for name, model, pins in (
+        ("bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:Q4_K_M", "meta-llama/Meta-Llama-3.1-8B-Instruct", "q4_k_m"),
+        ("hf.co/unsloth/Qwen3-8B-GGUF:Q4_K_M", "Qwen/Qwen3-8B", "q4_k_m"),
+        ("Qwen2.5-7B-Instruct-Q4_K_M.gguf", "Qwen/Qwen2.5-7B-Instruct", "q4_k_m"),
+        ("/m/Llama-3.3-70B-Instruct-Q6_K-00001-of-00002.gguf", "meta-llama/Llama-3.3-70B-Instruct", "q6_k"),
+        ("https://huggingface.co/x/Y/resolve/main/Qwen3-8B-Q8_0.gguf", "Qwen/Qwen3-8B", "q8_0"),
+        ("bartowski/Qwen_Qwen3-8B-GGUF:IQ4_XS", "Qwen/Qwen3-8B", "iq4_xs"),
+        ("unsloth/Qwen3.6-27B-MTP-GGUF:UD-Q4_K_XL", "Qwen/Qwen3.6-27B", "q4_k"),
+        ("unsloth/Qwen3-8B-GGUF", "Qwen/Qwen3-8B", "q4_k_m"),  # llama.cpp's own choice
+        ("llama3.3:70b-instruct-q4_K_M", "meta-llama/Llama-3.3-70B-Instruct", "q4_k_m"),
+        ("qwen3:8b-q8_0", "Qwen/Qwen3-8B", "q8_0"),
+        ("Qwen3-8B-Q5_K_M", "Qwen/Qwen3-8B", "q5_k_m"),
+        ("ggml-org/gpt-oss-20b-GGUF", "openai/gpt-oss-20b", None),  # keeps its own format
+        ("qwen3:8b", "Qwen/Qwen3-8B", None),
+        ("Qwen3-8B:latest", "Qwen/Qwen3-8B", None),
+        ("https://huggingface.co/Qwen/Qwen3-8B", "Qwen/Qwen3-8B", None),
+        ("https://huggingface.co/Qwen/Qwen3-8B/tree/main?x=1", "Qwen/Qwen3-8B", None),
+        ("Qwen/Qwen3-8B-AWQ", "Qwen/Qwen3-8B-AWQ", None),
+    ):  # fmt: skip
+        found = read_model_name(name)
+        stated = {"quantization": f"gguf:{pins}"} if pins else {}
+        assert (found.id, found.pins) == (model, stated), name
+    found = read_model_name("Qwen/Qwen3-8B-GGUF:BF16")
+    assert (found.id, found.pins) == ("Qwen/Qwen3-8B", {"weight_dtype": "bf16"})
+    for entry in list_models():
+        for address in ("https://huggingface.co/{}", "hf.co/{}", "huggingface.co/{}/tree/main"):
+            assert checkpoint_name(address.format(entry.id)) == entry.id
+            assert get_model(address.format(entry.id)) == get_model(entry.id)
+
+    with pytest.raises(BadRequestError, match=r"Q9_K, whose size is not known.*Qwen/Qwen3-8B"):
+        read_model_name("unsloth/Qwen3-8B-GGUF:Q9_K")
+    named = read_model_name("qwen3:8b-q8_0")
+    assert agreed_pins(named, {"quantization": "Q8_0"}, "--quantization") == {}
+    with pytest.raises(BadRequestError, match="'awq', but the name of the model states gguf:q8_0"):
+        agreed_pins(named, {"quantization": "awq"}, "--quantization")

@@ -19,6 +19,7 @@ from django.http import HttpRequest, QueryDict
 from django.utils.datastructures import MultiValueDict
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
+from planner.catalog.gguf_names import read_model_name
 from planner.catalog.hardware_names import read_hardware
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import PlannerError
@@ -378,7 +379,10 @@ def draft_fill(plan: Plan, document: PlanBase) -> list[str]:
     _fill("goal", draft, options, goal, "")
     notes = []
     if document.model is not None:
-        _fill("model", draft, options, _model_values(document.model, options), "model.")
+        values = _model_values(document.model, options)
+        if isinstance(document.model, str) and values["source"] == "catalog":
+            notes += _read_model(values)
+        _fill("model", draft, options, values, "model.")
     adapt_pretraining(draft, draft_shape(plan))
     adapt_requests(draft)
     shape = draft_shape(plan)
@@ -461,6 +465,20 @@ def _model_values(model: str | ModelDocument, options: Options) -> dict[str, Any
     if (found := _team_model(model, options)) is not None:
         return {"source": "team", "team_model": found}
     return {"source": "catalog", "catalog_id": model}
+
+
+def _read_model(values: dict[str, Any]) -> list[str]:
+    """Set the model that a name stands for, and return what of the name is not used."""
+    try:
+        named = read_model_name(values["catalog_id"])
+    except PlannerError:
+        return []  # the form says what is wrong
+    values["catalog_id"] = named.id
+    stated = named.pins.get("quantization")
+    if stated is None or named.assumed:
+        return []
+    unpinned = "the server's search chooses among its own formats, and this type is not pinned."
+    return [f"The name of the model states {stated}: {unpinned}"]
 
 
 def _model_by_means(model: ModelDocument, options: Options) -> dict[str, Any]:

@@ -96,6 +96,31 @@ def test_defaults_are_named_and_only_one_kind_of_arrival_is_given():
     assert document_of("serve", engine="sglang")["engine"] == "sglang"
 
 
+def test_a_models_name_states_its_quantisation_and_a_missing_path_is_said(tmp_path):
+    def made(model, **options):
+        return build_document("serve", model, options, hardware=["4090"])
+
+    gguf = made("hf.co/unsloth/Qwen3-8B-GGUF:Q5_K_M")
+    assert gguf.document["model"] == "Qwen/Qwen3-8B"
+    assert gguf.document["pins"] == {"quantization": "gguf:q5_k_m"}
+    assert gguf.document["engine"] == "llama_cpp"
+    assert "gguf:q5_k_m, as MODEL states (--quantization)" in gguf.assumed
+    assert "llama.cpp's own" in made("unsloth/Qwen3-8B-GGUF").assumed[0]
+    assert made("unsloth/Qwen3-8B-GGUF", quantization="q8_0").document["pins"] == {
+        "quantization": "q8_0"
+    }
+    assert made("https://huggingface.co/Qwen/Qwen3-8B").document["model"] == "Qwen/Qwen3-8B"
+    for model, options, words in (
+        ("qwen3:8b-q8_0", {"quantization": "awq"}, "--quantization is 'awq', but .* gguf:q8_0"),
+        ("/nonexistent/config.json", {}, "this path is not there"),
+        ("./model.json", {}, "this path is not there"),
+        (str(tmp_path), {}, "a folder without a config.json"),
+        ("llama-99", {}, "no model"),
+    ):
+        with pytest.raises(CliError, match=words):
+            made(model, **options)
+
+
 def test_a_setting_reaches_every_field_and_a_wrong_one_is_named_with_the_nearest():
     document = document_of(
         "serve",

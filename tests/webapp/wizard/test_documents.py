@@ -124,6 +124,17 @@ def test_a_device_is_named_as_people_write_it_with_counts_that_agree(team, alice
             filled(team, alice, {"goal": "serve", "model": "demo", "hardware": hardware})
 
 
+def test_a_models_name_is_its_id_and_a_type_in_it_that_is_not_pinned_is_said(team, alice):
+    for name, model, words in (
+        ("hf.co/unsloth/Qwen3-8B-GGUF:Q5_K_M", "Qwen/Qwen3-8B", "gguf:q5_k_m"),
+        ("https://huggingface.co/Qwen/Qwen3-8B", "Qwen/Qwen3-8B", ""),
+    ):
+        plan = Plan(team=team, owner=alice, draft=serve_draft(None))
+        notes = draft_fill(plan, adapter().validate_python({"goal": "serve", "model": name}))
+        assert plan.draft["model"]["catalog_id"] == model, name
+        assert words in " ".join(notes), name
+
+
 def test_a_name_of_several_models_is_refused_with_their_ids(team, alice, host):
     ids = {
         TeamModel.objects.create(team=team, name="Own", source="config", config=demo_config()).pk
