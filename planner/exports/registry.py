@@ -115,6 +115,17 @@ def export_case(request: PlanRequest, plan: PlannedStrategy) -> ExportCase:
     )
 
 
+def possible_formats(case: ExportCase) -> tuple[str, ...]:
+    """Return the formats that express a plan whole."""
+    return tuple(
+        formats_for(
+            Case(case.shape, case.device, case.plan.cluster, case.workload),
+            case.strategy,
+            case.plan.engine,
+        )
+    )
+
+
 def export(format_name: str, case: ExportCase) -> Export:
     """Return a plan in another tool's format, with its notes and measuring script.
 
@@ -126,11 +137,7 @@ def export(format_name: str, case: ExportCase) -> Export:
             f"no export format {format_name!r}: choose among {', '.join(FORMATS)}", "format"
         )
     chosen = FORMATS[format_name]
-    possible = formats_for(
-        Case(case.shape, case.device, case.plan.cluster, case.workload),
-        case.strategy,
-        case.plan.engine,
-    )
+    possible = possible_formats(case)
     if format_name not in (*possible, *_lossy_formats(case)):
         raise BadRequestError(
             f"{format_name} cannot express this plan ({case.workload.kind} on {case.device.id}): "

@@ -90,7 +90,10 @@ def whoami(output: OutputOption = "table") -> None:
 
 
 tokens = typer.Typer(
-    help="Access tokens of the server.", no_args_is_help=True, rich_markup_mode=None
+    help="Access tokens of the server.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 
@@ -118,7 +121,8 @@ def token_list(output: OutputOption = "table") -> None:
     show(table(columns, shown, fixed=(0,)))
 
 
-@tokens.command("make")
+@tokens.command("make", hidden=True)
+@tokens.command("add")
 def token_make(
     name: Annotated[str, typer.Argument(help="Where it will be used.")],
     scope: Annotated[str, typer.Option("--scope", help="read, plan, launch or admin.")] = "read",
@@ -157,15 +161,21 @@ def token_make(
 @tokens.command("revoke")
 def token_revoke(
     token_id: Annotated[str, typer.Argument(metavar="ID", help="From `slipway tokens list`.")],
+    *,
+    yes: Yes = False,
 ) -> None:
     """Revoke an access token at once."""
+    confirm(f"Revoke the token {token_id}?", yes=yes)
     with server() as client:
         client.revoke_token(token_id)
     typer.echo(f"Revoked {token_id}.")
 
 
 secrets = typer.Typer(
-    help="Secrets that jobs receive by name.", no_args_is_help=True, rich_markup_mode=None
+    help="Secrets that jobs receive by name.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 
@@ -181,7 +191,8 @@ def secret_list(output: OutputOption = "table") -> None:
     show(table(("NAME", "STORED BY", "AT"), shown))
 
 
-@secrets.command("set")
+@secrets.command("set", hidden=True)
+@secrets.command("add")
 def secret_set(name: Annotated[str, typer.Argument(help="Such as HF_TOKEN.")]) -> None:
     """Store a secret; its value is read from standard input, or typed hidden."""
     value = (

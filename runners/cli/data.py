@@ -6,11 +6,14 @@ from typing import Annotated
 import typer
 
 from runners.cli.errors import CliError
-from runners.cli.output import OutputOption, number, show, table
+from runners.cli.output import OutputOption, binary_size, show, table
 from runners.cli.server import YesOption, confirm, server, write_reply
 
 data = typer.Typer(
-    help="Uploaded training data of the team.", no_args_is_help=True, rich_markup_mode=None
+    help="Uploaded training data of the team.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 
@@ -27,7 +30,7 @@ def data_list(output: OutputOption = "table") -> None:
             each.id,
             each.name,
             f"{each.num_records:,}",
-            f"{number(each.size_bytes / 2**20)} MiB",
+            binary_size(each.size_bytes),
             each.format,
         )
         for each in rows

@@ -28,7 +28,12 @@ DevicesArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="DEVICE...", help="Such as 0 or gpu0; every device without one."),
 ]
-hosts = typer.Typer(help="GPU hosts of the server.", no_args_is_help=True, rich_markup_mode=None)
+hosts = typer.Typer(
+    help="GPU hosts of the server.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
 CHECK_SECONDS = 2.0
 
 
@@ -282,6 +287,7 @@ def host_files(host: HostArgument, output: OutputOption = "table") -> None:
 environments = typer.Typer(
     help="Named environments of a host, such as vllm.",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
 )
 hosts.add_typer(environments, name="environments")
@@ -369,7 +375,9 @@ def host_validate(
             finished(client, job.id, follow_job(client, job.id))
 
 
-queue = typer.Typer(help="Queues of the pools.", no_args_is_help=True, rich_markup_mode=None)
+queue = typer.Typer(
+    help="Queues of the pools.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+)
 
 
 @queue.command("list")

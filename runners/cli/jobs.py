@@ -6,7 +6,7 @@ import sys
 import tarfile
 import time
 import webbrowser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -46,6 +46,11 @@ if TYPE_CHECKING:
     )
     from runners.client.transport import Event
 
+# Names that most jobs report: runners/shared/messages.py, MetricPoint.
+USUAL_METRICS = (
+    "loss", "tokens_per_second", "step_seconds", "learning_rate", "grad_norm", "rss_bytes",
+    "cpu_utilization", "gpu0_memory_bytes", "gpu0_utilization",
+)  # fmt: skip
 OPEN_STATES = "queued,preflight,starting,running,stopping"
 INTERRUPTED = 130  # 128 + SIGINT
 RankOption = Annotated[
@@ -202,6 +207,10 @@ def logs(
             return
         for line in found.lines:
             typer.echo(line.text)
+        if not found.lines:
+            state = state_words(client.get_job(job_id).state)
+            of_it = f" with {grep!r}" if grep else ""
+            typer.echo(f"No lines{of_it}: the job is {state}.", err=True)
 
 
 def follow_job(
@@ -328,6 +337,7 @@ def metrics(
                 show_figures(client, job_id)
             return
         reply = client.get_job_series(job_id, metrics=",".join(names), rank=rank)
+        _refuse_unknown(client, job_id, names, [each.metric for each in reply.series if each.t_ms])
     if output != "table":
         write_reply(reply, output)
         return
@@ -337,6 +347,29 @@ def metrics(
             for t, value in zip(each.t_ms, each.value, strict=True)
         ]
         show(table(("TIME", each.metric), rows, right=(0, 1)))
+
+
+def _refuse_unknown(
+    client: "Slipway", job_id: str, names: Sequence[str], found: Collection[str]
+) -> None:
+    """Refuse a metric that a job has no points of, with those that it has.
+
+    Raises:
+        CliError: a name has no points.
+    """
+    unknown = [name for name in names if name not in found]
+    if not unknown:
+        return
+    usual = client.get_job_series(job_id, metrics=",".join(USUAL_METRICS))
+    known = sorted({each.metric for each in usual.series if each.t_ms})
+    raise CliError(
+        f"NAMES has {', '.join(map(repr, unknown))}, of which this job has no points; it has "
+        f"{', '.join(known) or 'none of the usual ones yet'}, and its page draws all: "
+        f"{client.base_url}/jobs/{job_id}/",
+        code="not_found",
+        exit_code=ExitCode.FAILED,
+        field="NAMES",
+    )
 
 
 def stop(

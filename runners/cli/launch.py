@@ -431,7 +431,9 @@ def verify(
             show_figures(client, job.id)
 
 
-plans = typer.Typer(help="Plans of the server.", no_args_is_help=True, rich_markup_mode=None)
+plans = typer.Typer(
+    help="Plans of the server.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+)
 
 
 UNNAMED = "Unfinished plan"  # a draft without a name, as the pages call it

@@ -5,6 +5,7 @@ person of the team, who approves or denies it in a browser. The tools speak over
 and output, and use the configured server and token.
 """
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -27,6 +28,7 @@ INSTRUCTIONS = """Slipway plans, runs and measures open language models on a tea
 
 Ask `plan` first: it searches precision, layout, offload and engine, and returns figures with 80 %
 intervals and their origin (modelled, measured, published). Say figures with their interval.
+Plans are forgotten unless `keep` is true; `explain`, `export` and `launch` take a kept one.
 `explain` has why other strategies lost. `launch` starts a job only within the token's budget;
 otherwise it asks a person: give the reason, tell them the address, and read `launch_request`.
 Never stop a job that you did not start unless you were asked to."""
@@ -66,7 +68,11 @@ def tools(client: "Slipway") -> "MCPServer[Any]":
 
     from runners.client.transport import ApiError, UnreachableError
 
-    made: MCPServer[Any] = MCPServer("slipway", instructions=INSTRUCTIONS)
+    # The client logs each request to the server at INFO, which is no message for the agent's host.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    made: MCPServer[Any] = MCPServer(
+        "slipway", version=_version(), instructions=INSTRUCTIONS, log_level="WARNING"
+    )
 
     def in_words(function: Callable[..., Any]) -> Callable[..., Any]:
         """Let a refusal of the server reach the agent as the sentence that it is."""
@@ -96,6 +102,15 @@ def tools(client: "Slipway") -> "MCPServer[Any]":
     register([writing.plan, writing.import_command, writing.launch], reads=False)
     register([writing.stop], reads=False, ends=True)
     return made
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("slipway")
+    except PackageNotFoundError:
+        return "checkout"
 
 
 class Reading:
@@ -190,12 +205,15 @@ class Writing:
         workload: dict[str, Any] | None = None,
         pins: dict[str, Any] | None = None,
         objective: str = "balanced",
+        *,
+        keep: bool = False,
     ) -> dict[str, Any]:
         """Plan a goal for a model on a host of the team, or on devices of the catalog (8xh100).
 
         ``workload`` has fields such as input_tokens, output_tokens, concurrency, method,
         sequence_length, million_tokens; ``pins`` fixes parts of the strategy, such as
-        weight_dtype or tensor_parallel_size. What is left out has a usual value.
+        weight_dtype or tensor_parallel_size. What is left out has a usual value. A plan is
+        computed and forgotten; ``keep`` saves it for the team, for explain, export and launch.
         """
         hardware: dict[str, Any] = {"host": host} if host else {}
         if device:
@@ -208,13 +226,25 @@ class Writing:
             for name, value in (("hardware", hardware), ("workload", workload), ("pins", pins))
             if value
         }
-        return summary(self._client.create_plan(document))
+        found = summary(self._client.create_plan(document, keep=keep))
+        return found if keep else {**found, "plan_id": None, "page": None}
 
     def import_command(self, text: str, host: str = "") -> dict[str, Any]:
-        """Make a draft of a vllm, sglang, llama-server or torchrun line, or of a tool's YAML."""
+        """Make a draft of a vllm, sglang, llama-server or torchrun line, or of a tool's YAML.
+
+        The reply says for which hardware; without ``host`` that is the wizard's default.
+        """
         found = self._client.import_plan({"text": text, "host": host})
         parts = {name: getattr(found, name) for name in ("understood", "ignored", "unknown")}
-        return {"plan": summary(found.plan), **parts, "missing": found.missing}
+        hardware = _hardware_words(found.plan)
+        if hardware and not host:
+            hardware += ", by default: give a host, or plan with a device for other hardware"
+        return {
+            "plan": summary(found.plan),
+            "planned_for": hardware,
+            **parts,
+            "missing": found.missing,
+        }
 
     def launch(
         self,
@@ -261,6 +291,16 @@ def summary(plan: "PlanReply") -> dict[str, Any]:
         "suggestions": [each.sentence for each in plan.suggestions],
         "page": plan.url,
     }
+
+
+def _hardware_words(plan: "PlanReply") -> str:
+    """Return for which hardware a plan was made: 8 x h200-sxm-141gb."""
+    if plan.request is None:
+        return ""
+    cluster = plan.request.cluster
+    device = cluster.device
+    name = device if isinstance(device, str) else device.name or device.id
+    return f"{cluster.num_devices} x {name}"
 
 
 def _figures(estimate: "Estimate") -> dict[str, Any]:

@@ -23,6 +23,7 @@ OutputOption = Annotated[
     Output, typer.Option("--output", "-o", help="table for people, json or yaml for programs.")
 ]
 TRAILING = re.compile(r" +$", re.MULTILINE)
+GUTTER, LEAST_WRAPPED = 2, 8  # blanks after a column; the least width of one that wraps
 UNWRAPPED_COLUMNS = 100_000  # more than any row has
 SLOW_SECONDS = 0.5  # a command that takes longer shows that it runs
 
@@ -51,9 +52,41 @@ def show(*parts: "RenderableType", style: str | None = None) -> None:
     console = Console(highlight=False, emoji=False, markup=False, width=width)
     with console.capture() as captured:
         for part in parts:
+            left_out = _fit_columns(part, console.width)
             console.print(part, style=style)
+            if left_out:
+                columns = ", ".join(left_out)
+                console.print(f"Not shown in {console.width} columns: {columns}")
     sys.stdout.write(TRAILING.sub("", captured.get()))
     sys.stdout.flush()
+
+
+def _fit_columns(part: "RenderableType", width: int) -> list[str]:
+    """Take the last columns that never wrap off a table that is too wide; return their titles.
+
+    A figure that is cut is a wrong figure, so it is left out whole.
+    """
+    from rich.cells import cell_len
+    from rich.table import Table
+
+    if not isinstance(part, Table) or not part.show_header:
+        return []
+
+    def need(column: Any) -> int:  # noqa: ANN401 (rich's column)
+        cells = [str(cell) for cell in (column.header, *column.cells)]
+        if column.no_wrap:
+            return max(map(cell_len, cells)) + GUTTER
+        return LEAST_WRAPPED + GUTTER
+
+    left_out: list[str] = []
+    while len(part.columns) > 1 and sum(map(need, part.columns)) - GUTTER > width:
+        at = max((i for i, each in enumerate(part.columns) if i and each.no_wrap), default=None)
+        left_out.insert(
+            0, str(part.columns.pop(len(part.columns) - 1 if at is None else at).header)
+        )
+    if len(part.columns) == 1:
+        part.columns[0].no_wrap = False
+    return left_out
 
 
 def table(
@@ -141,11 +174,15 @@ def seconds(value: float) -> str:
 
 
 def binary_size(value: float) -> str:
-    """Return bytes of memory or disk in GiB, below a tenth of one in MiB.
+    """Return bytes of memory or disk in GiB, below a tenth of one in MiB, KiB or B.
 
-    >>> binary_size(85899345920), binary_size(38_400_000), binary_size(0)
-    ('80.0 GiB', '36.6 MiB', '0 MiB')
+    >>> binary_size(85899345920), binary_size(38_400_000), binary_size(2100), binary_size(49)
+    ('80.0 GiB', '36.6 MiB', '2.05 KiB', '49 B')
     """
+    if value < 2**10:
+        return f"{number(value)} B"
+    if value < 2**20:
+        return f"{number(value / 2**10)} KiB"
     if value < 2**30 / 10:
         return f"{number(value / 2**20)} MiB"
     return f"{value / 2**30:,.1f} GiB"

@@ -25,6 +25,7 @@ from runners.cli.quantities import (
     count,
     count_or_max,
     duration,
+    length,
     rate,
     share,
     value_of_field,
@@ -60,6 +61,7 @@ class GoalOption(NamedTuple):
 METAVARS: dict[Reader, str] = {
     count: "N",
     count_or_max: "N",
+    length: "TOKENS",
     duration: "DURATION",
     rate: "RATE",
     share: "SHARE",
@@ -83,14 +85,18 @@ SEARCH = (
         ("--objective",),
         "objective",
         word,
-        "What to rank by: throughput, latency, cost, energy, memory, quality or balanced.",
+        "What to rank by: throughput, latency, cost, energy, memory, quality or balanced "
+        "(default).",
     ),
     GoalOption(("--top",), "top", count, "How many plans to return (5 without it)."),
     GoalOption(
         ("--engine",),
         "engine",
         word,
-        "Plan for one engine, such as vllm or 'vllm 0.12.0'; auto compares those that sites run.",
+        "Plan for one engine, also with its version as 'vllm 0.12.0': vllm, sglang, tensorrt_llm, "
+        "llama_cpp, ik_llama_cpp, ktransformers, exllamav2, flexgen or gpt_fast to serve; torch, "
+        "torchtitan, megatron, deepspeed, nemo, llm_foundry or litgpt to train. auto compares "
+        "those that sites run.",
     ),
     GoalOption(
         ("--dtype", "--weight-dtype"),
@@ -102,7 +108,9 @@ SEARCH = (
         ("--quantization",),
         "pins.quantization",
         word,
-        "Quantisation of the weights: gptq, awq, fp8, q4_k_m, …",
+        "Quantisation of the weights: fp8, w8a8, int8, gptq, awq, nf4, nvfp4, mxfp4, gguf:TYPE "
+        "(q4_k_m, q8_0, iq4_xs), exl2:BITS, aqlm:BITS or quip:BITS; chosen by the search without "
+        "it.",
     ),
     GoalOption(
         ("--max-quality-loss",),
@@ -136,13 +144,13 @@ LENGTHS = (
     GoalOption(
         ("--input-len", "--prompt-tokens"),
         "workload.input_tokens",
-        count,
+        length,
         "Tokens of a typical prompt.",
     ),
     GoalOption(
         ("--output-len", "--output-tokens"),
         "workload.output_tokens",
-        count,
+        length,
         "Tokens of a typical answer.",
     ),
 )
@@ -182,7 +190,7 @@ SERVING = (
     GoalOption(
         ("--max-model-len",),
         "workload.max_request_tokens",
-        count,
+        length,
         "Tokens of the longest request, prompt and answer together.",
     ),
     GoalOption(("--ttft",), "workload.ttft_slo_seconds", duration, f"{TTFT}, mean at most."),
@@ -194,7 +202,10 @@ SERVING = (
     *_percentiles("latency", ("latency",), "Time of a whole request"),
     *CACHE,
     GoalOption(
-        ("--max-num-batched-tokens",), "pins.max_batch_tokens", count, "Tokens of one engine step."
+        ("--max-num-batched-tokens",),
+        "pins.max_batch_tokens",
+        length,
+        "Tokens of one engine step.",
     ),
 )
 GENERATION = (
@@ -206,7 +217,7 @@ TRAINING = (
     GoalOption(
         ("--seq-len", "--sequence-length"),
         "workload.sequence_length",
-        count,
+        length,
         "Tokens of a training sequence.",
     ),
     GoalOption(
@@ -227,7 +238,12 @@ TRAINING = (
     ),
     GoalOption(("--lora-rank",), "workload.lora_rank", count, "Rank of the adapter."),
     GoalOption(("--lora-targets",), "workload.lora_targets", word, "all or query_value."),
-    GoalOption(("--optimizer",), "workload.optimizer", word, "adamw, adamw_8bit, lion, sgd, …"),
+    GoalOption(
+        ("--optimizer",),
+        "workload.optimizer",
+        word,
+        "adamw (default), adamw_8bit, adafactor, lion, sgd, lomo or adalomo.",
+    ),
     GoalOption(
         ("--micro-batch-size",), "pins.micro_batch_size", count, "Sequences of one pass of a rank."
     ),
@@ -247,7 +263,12 @@ TRAINING = (
 )
 COMPRESSION = (
     GoalOption(
-        ("--method",), "workload.method", word, "gptq, awq, int8_weight_only, sparsegpt, nf4, …"
+        ("--method",),
+        "workload.method",
+        word,
+        "int8_weight_only, int8_dynamic, fp8, gguf, int4_weight_only, nf4, gptq, awq, "
+        "autoround, sparsegpt, fptq, norm_tweaking, finequant, quantease, qmoe, "
+        "llm_pruner or sheared_llama.",
     ),
     GoalOption(("--bits",), "workload.bits", count, "Bits of a weight."),
     GoalOption(("--group-size",), "workload.group_size", count, "Weights that share a scale."),
@@ -369,9 +390,10 @@ def build_document(
             document.pop(name, None)
     elif not {"device", "instance"} & cluster.keys():
         document["cluster"] = {**parse_hardware(THIS), **cluster}
+    named = {name for name, _ in given}
+    _settle_run_length(document, named)
     if base and not is_draft:
         return Requested(document, notes)
-    named = {name for name, _ in given}
     batch = _fill_batch(document, named) if base and goal.kind == "train" else ()
     return Requested(document, (*notes, *batch, *_fill_defaults(document, goal, named)))
 
@@ -404,6 +426,28 @@ def _set_model(
     return [(f"pins.{pin}", value) for pin, value in stated.items()], [
         found.assumed or f"{' '.join(stated.values())}, as MODEL states (--quantization)"
     ]
+
+
+def _settle_run_length(document: Document, named: Collection[str]) -> None:
+    """Let a run end by its tokens or its time: an option takes the place of a file's other one.
+
+    Raises:
+        CliError: both are given.
+    """
+    both = {"tokens", "time_budget_seconds"}
+    workload = _object(document, "workload")
+    if not both <= workload.keys():
+        return
+    given = {name for name in both if f"workload.{name}" in named}
+    if len(given) == 1:
+        workload.pop(*(both - given))
+    elif given:
+        raise CliError(
+            "--tokens and --time-budget are both given, and a run ends by one of them: with "
+            "--tokens the plan says how long it takes, with --time-budget how many tokens it "
+            "trains",
+            field="workload.time_budget_seconds",
+        )
 
 
 def _object(document: Document, name: str) -> Document:
@@ -473,11 +517,11 @@ def _setting(text: str) -> tuple[str, object]:
 def _fill_defaults(document: Document, goal: Goal, given: Collection[str]) -> Iterator[str]:
     """Set the goal's defaults that nobody gave, and yield each with its option."""
     workload = _object(document, "workload")
-    for name, value in goal.defaults.items():
+    for name in goal.defaults:
         names = ARRIVALS if name in ARRIVALS else (name,)
         if name in workload or any(f"workload.{each}" in given for each in names):
             continue
-        workload[name] = value
+        workload[name] = value = _default_of(name, goal, document)
         flag = next(o.names[0] for o in goal.options if o.field == f"workload.{name}")
         shown = f"{value:,}" if isinstance(value, int) else str(value)
         yield f"{name.replace('_', ' ')} {shown} ({flag})"
@@ -486,6 +530,55 @@ def _fill_defaults(document: Document, goal: Goal, given: Collection[str]) -> It
         document["engine"] = "llama_cpp" if is_gguf else "auto"
         compared = "" if is_gguf else ": the engines that sites run, compared"
         yield f"engine {document['engine']}{compared} (--engine)"
+
+
+# Tokens of one update in pre-training, by parameters: GPT-3's 0.5 to 3.2 million (Brown et al.
+# 2020, table 2.1) and the 4 million of Llama 2 (Touvron et al. 2023, section 2.2).
+BATCH_TOKENS = ((1e9, 2**19), (6e9, 2**20), (30e9, 2**21), (float("inf"), 2**22))
+CLUSTER_DEVICES = 8  # fewer are for trials, whose batch is small
+
+
+def _default_of(name: str, goal: Goal, document: Document) -> object:
+    """Return a goal's default for the model and the hardware of a request."""
+    usual = goal.defaults[name]
+    if name == "concurrency":
+        return 1 if "cluster" in document and _is_personal(document["cluster"]) else usual
+    if name not in {"sequence_length", "global_batch_size"}:
+        return usual
+    from planner.cost.parameters import count_parameters
+    from planner.specs.base import PlannerError
+    from planner.workload.resolve import resolve_model
+
+    try:
+        model = resolve_model(document["model"])
+    except PlannerError:
+        return usual  # the search says what is wrong
+    if name == "sequence_length":
+        return min(int(str(usual)), model.max_position_embeddings)
+    workload = document["workload"]
+    sequence = workload.get("sequence_length")
+    is_cluster = (_devices(document) or 1) >= CLUSTER_DEVICES
+    if (
+        workload.get("method", goal.defaults.get("method")) != "pretrain"
+        or not is_cluster
+        or not sequence
+    ):
+        return usual
+    total = count_parameters(model).total
+    tokens = next(tokens for most, tokens in BATCH_TOKENS if total < most)
+    return max(1, tokens // int(sequence))
+
+
+def _is_personal(cluster: Document) -> bool:
+    """Return whether a cluster is one computer of a person: a laptop, a CPU, unified memory."""
+    from planner.catalog.devices import find_device
+
+    device = cluster.get("device")
+    found = find_device(device) if isinstance(device, str) else None
+    fields = found.model_dump(include={"id", "kind"}) if found else device
+    if not isinstance(fields, dict):
+        return False
+    return fields.get("kind") in {"cpu", "uma"} or str(fields.get("id")).endswith("-laptop")
 
 
 def _fill_batch(document: Document, given: Collection[str]) -> Iterator[str]:

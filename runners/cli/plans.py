@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ from runners.cli.errors import CliError, ExitCode, planner_error
 from runners.cli.output import OutputOption, write_document
 
 if TYPE_CHECKING:
-    from planner.exports.export import Export
+    from planner.exports.export import Export, ExportCase
     from planner.specs.estimate import PlanAnswer
 
 ID_DIGITS, LEAST_DIGITS = 10, 4
@@ -165,24 +166,38 @@ RankOption = Annotated[int, typer.Option("--rank", help="Which of its plans, fro
 
 
 def export(
-    plan: PlanArgument,
+    plan: Annotated[str | None, PlanArgument.__metadata__[0]] = None,
     to: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--to",
             metavar="FORMAT",
-            help="vllm, sglang, llama.cpp, torchrun, deepspeed, slurm, kubernetes, …",
+            help="vllm, sglang, tensorrt_llm, llama.cpp, torchrun, accelerate, deepspeed, "
+            "torchtitan, megatron, slurm, kubernetes or compose.",
             autocompletion=complete_format,
         ),
-    ],
+    ] = None,
     *,
     rank: RankOption = 1,
     measure: Annotated[
         bool,
         typer.Option("--measure", help="Write the script that checks the plan's figures instead."),
     ] = False,
+    listed: Annotated[
+        bool,
+        typer.Option("--list", help="List the formats, of a PLAN those that can express it."),
+    ] = False,
 ) -> None:
     """Write a plan as another tool's arguments or files."""
+    if listed:
+        _show_formats(plan, rank)
+        return
+    if plan is None or to is None:
+        name = "PLAN" if plan is None else "--to"
+        raise CliError(
+            f"{name} is missing: `slipway export PLAN --to FORMAT`; --list lists the formats",
+            field=name,
+        )
     answer = load_plan(plan)
     exporting = _exported(answer, to, rank)
     typer.echo(exporting.measure if measure else exporting.text, nl=False)
@@ -193,8 +208,34 @@ def export(
             typer.echo(note, err=True)
 
 
+def _show_formats(plan: str | None, rank: int) -> None:
+    """Print the export formats with the tool of each: all, or those that can express a plan."""
+    from planner.exports.registry import FORMATS, possible_formats
+    from runners.cli.output import show, table
+
+    keys: Iterable[str] = FORMATS
+    if plan is not None:
+        answer = load_plan(plan)
+        keys = possible_formats(_case(answer, rank))
+    show(table(("FORMAT", "TOOL"), [(key, FORMATS[key].title) for key in keys], fixed=(0,)))
+
+
 def _exported(answer: "PlanAnswer", to: str, rank: int) -> "Export":
     from planner.exports.registry import export as exported
+    from planner.specs.base import PlannerError
+
+    try:
+        return exported(format_key(to), _case(answer, rank))
+    except PlannerError as error:
+        raise planner_error(error) from error
+
+
+def _case(answer: "PlanAnswer", rank: int) -> "ExportCase":
+    """Return one of the plans of an answer, as exports take it.
+
+    Raises:
+        CliError: the answer has no such plan.
+    """
     from planner.exports.registry import export_case
     from planner.specs.base import PlannerError
     from runners.cli.report import nothing_fits
@@ -206,7 +247,7 @@ def _exported(answer: "PlanAnswer", to: str, rank: int) -> "Export":
             f"--rank is {rank}: this answer has plans 1 to {len(answer.plans)}", field="--rank"
         )
     try:
-        return exported(format_key(to), export_case(answer.request, answer.plans[rank - 1]))
+        return export_case(answer.request, answer.plans[rank - 1])
     except PlannerError as error:
         raise planner_error(error) from error
 

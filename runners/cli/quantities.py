@@ -83,6 +83,28 @@ def count(name: str, text: str) -> int:
     return round(value)
 
 
+def length(name: str, text: str) -> int:
+    """Return a number of tokens of a text, as vLLM reads it: k is 1,000, and K is 1,024.
+
+    A context is seldom 8,000 tokens long where 8k is written, so that a k is said.
+
+    >>> length("--max-model-len", "16K"), length("--max-model-len", "4000")
+    (16384, 4000)
+    """
+    bare = text.strip()
+    if bare.endswith("K"):
+        return count(name, f"{bare}i")
+    value = count(name, text)
+    if bare.endswith("k"):
+        import typer
+
+        typer.echo(
+            f"{name} {bare} is {value:,} tokens; {bare[:-1].strip()}K is {value // 1000 * 1024:,}",
+            err=True,
+        )
+    return value
+
+
 def count_or_max(name: str, text: str) -> int | None:
     """Return a count, or None for ``max``, which leaves it to the planner.
 
@@ -151,6 +173,8 @@ def value_of_field(path: str, text: str) -> object:
             return duration(path, text)
         if name.endswith("_bytes"):
             return size(path, text)
-        if name.endswith(("tokens", "length", "_size", "concurrency", "requests")):
+        if name.endswith(("_tokens", "length")):
+            return length(path, text)
+        if name.endswith(("tokens", "_size", "concurrency", "requests")):
             return count(path, text)
     return text

@@ -30,12 +30,12 @@ def api(
     output: OutputOption = "json",
 ) -> None:
     """Call an operation of the API and print its reply."""
-    from runners.client.generated import Slipway
+    from runners.client.generated import Operations
 
     methods = {
         name: each
-        for name, each in inspect.getmembers(Slipway, inspect.isfunction)
-        if not name.startswith("_") and name != "close"
+        for name, each in inspect.getmembers(Operations, inspect.isfunction)
+        if not name.startswith("_")
     }
     if operation is None:
         _show_operations(methods, output)
@@ -44,9 +44,11 @@ def api(
     if method is None:
         from difflib import get_close_matches
 
-        nearest = ", ".join(get_close_matches(operation, methods)) or "`slipway api` lists them"
+        alike = get_close_matches(operation, methods)
+        nearest = f"nearest: {', '.join(alike)}; " if alike else ""
         raise CliError(
-            f"OPERATION is {operation!r}: there is none of this name; nearest: {nearest}",
+            f"OPERATION is {operation!r}: there is none of this name; {nearest}"
+            "`slipway api` lists them",
             field="OPERATION",
         )
     call = _arguments(method, arguments or (), body)

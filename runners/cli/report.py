@@ -163,7 +163,7 @@ def workload_words(request: PlanRequest) -> str:
         case ServeWorkload() as work:
             load = "at the load that memory allows"
             if work.concurrency:
-                load = f"{work.concurrency:,} concurrent requests"
+                load = counted(work.concurrency, "concurrent request")
             elif work.request_rate_per_second:
                 load = f"{number(work.request_rate_per_second)} requests/s"
             elif work.burst_requests:

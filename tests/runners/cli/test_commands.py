@@ -12,9 +12,11 @@ import pytest
 import yaml
 
 from planner.api import parse_model, plan
+from planner.exports.registry import FORMATS
 from planner.specs.estimate import PlanAnswer, PlanRequest
 from runners.cli import output
 from runners.cli.errors import ExitCode
+from runners.cli.main import COMMANDS
 from runners.cli.plan import build_document
 from runners.cli.plans import plans_folder
 
@@ -196,6 +198,49 @@ def test_catalogs_are_listed_and_searched(slipway):
     ):
         rows = json.loads(slipway(catalog, "find", text, "-o", "json").out)
         assert found in [row["id"] for row in rows], text
+
+
+def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_figure(slipway, monkeypatch):
+    figures = re.compile(r"\$?[\d,.]+ (?:GiB|GB/s|TFLOP/s)|\$[\d.]+")
+    whole = set(figures.findall(slipway("devices", "find", "h200").out))
+    for columns in (30, 50, 70):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        shown = slipway("devices", "find", "h200").out
+        assert max(map(len, shown.splitlines())) <= columns
+        body, _, note = shown.partition("Not shown in")
+        assert set(figures.findall(body)) <= whole, columns
+        assert ("Price/h" in note) == (columns < 70)
+
+
+def test_sizes_have_a_suitable_unit_and_api_lists_operations_alone(slipway):
+    listed = slipway("api", "-o", "json")
+    assert "list_jobs" in listed.out
+    assert not {"paginate", "close"} & set(json.loads(listed.out))
+    for name in ("paginate", "nosuch"):
+        done = slipway("api", name)
+        assert (done.code, "`slipway api` lists them" in done.err) == (ExitCode.USAGE, True), name
+        assert "nearest: `" not in done.err
+
+
+def test_no_command_offers_the_completion_that_is_a_command_of_its_own(slipway):
+    for name in COMMANDS:
+        assert "--install-completion" not in slipway(name, "--help").out, name
+
+
+def test_the_formats_of_an_export_are_listed_all_or_of_a_plan(slipway):
+    shown = slipway("export", "--list").out
+    assert [name for name in FORMATS if not re.search(rf"^{name} ", shown, re.MULTILINE)] == []
+    plan_id = answer_of(slipway(*SERVE, "-o", "json")).id
+    of_plan = slipway("export", plan_id, "--list").out
+    assert "vllm" in of_plan
+    assert "torchtitan" not in of_plan
+    for arguments, words in ((("export",), "PLAN is missing"), (("export", plan_id), "--to is")):
+        done = slipway(*arguments)
+        assert (done.code, words in done.err) == (ExitCode.USAGE, True)
+    words = slipway("export", "--help").out
+    assert [
+        name for name in FORMATS if name.replace("_", ".") not in words.replace("_", ".")
+    ] == []
 
 
 def test_a_slow_command_shows_on_a_terminal_that_it_runs_and_a_fast_one_does_not(

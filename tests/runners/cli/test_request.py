@@ -7,12 +7,14 @@ from typing import get_args
 import pytest
 
 from planner.catalog.devices import get_device, list_devices, list_instances
-from planner.specs.workload import TrainMethod
+from planner.catalog.engines import get_engine, list_engines
+from planner.specs.estimate import Objective
+from planner.specs.workload import CompressMethod, Optimizer, TrainMethod
 from runners.cli import output, quantities
 from runners.cli.errors import CliError
 from runners.cli.hardware import parse_hardware
 from runners.cli.plan import GOALS, SEARCH, build_document, request_of
-from runners.cli.quantities import count, duration, rate, share, size, value_of_field
+from runners.cli.quantities import count, duration, length, rate, share, size, value_of_field
 
 H100 = get_device("h100").id
 LLAMA = "meta-llama/Llama-3.1-8B"
@@ -32,6 +34,9 @@ def document_of(goal, *, on=("h100",), settings=(), **options):
         ("serve", {"ttft_p95": "500ms"}, "constraints.ttft_p95_seconds.max", 0.5),
         ("serve", {"itl_p99": "30ms"}, "constraints.tpot_p99_seconds.max", 0.03),
         ("serve", {"max_model_len": "128Ki"}, "workload.max_request_tokens", 131_072),
+        ("serve", {"max_model_len": "16K"}, "workload.max_request_tokens", 16_384),
+        ("tune", {"seq_len": "4K"}, "workload.sequence_length", 4096),
+        ("train", {"seq_len": "4k"}, "workload.sequence_length", 4000),
         ("serve", {"prefix_share": "30%"}, "workload.prefix_share_ratio", 0.3),
         ("serve", {"kv_cache_dtype": "fp8"}, "pins.kv_cache_dtype", "fp8"),
         ("serve", {"tensor_parallel_size": "1"}, "pins.tensor_parallel_size", 1),
@@ -58,7 +63,14 @@ def test_every_option_of_every_goal_names_a_field_and_no_two_have_one_name():
     samples = {"method": "qlora", "objective": "cost", "engine": "vllm", "lora_targets": "all",
                "optimizer": "lion", "activation_recomputation": "full", "quantization": "awq",
                "dtype": "bf16", "kv_cache_dtype": "fp8", "zero_stage": "3"}  # fmt: skip
-    texts = {"count": "2", "count_or_max": "2", "duration": "2s", "rate": "2", "share": "50%"}
+    texts = {
+        "length": "2",
+        "count": "2",
+        "count_or_max": "2",
+        "duration": "2s",
+        "rate": "2",
+        "share": "50%",
+    }
     for name, goal in GOALS.items():
         options = (*goal.options, *SEARCH)
         names = [each for option in options for each in option.names]
@@ -119,6 +131,48 @@ def test_a_models_name_states_its_quantisation_and_a_missing_path_is_said(tmp_pa
     ):
         with pytest.raises(CliError, match=words):
             made(model, **options)
+
+
+def test_a_k_of_a_length_is_said_and_a_large_k_is_1024(capsys):
+    for path, text, value in (
+        ("--seq-len", "8K", 8192), ("--seq-len", "4096", 4096), ("--seq-len", "1M", 10**6),
+    ):  # fmt: skip
+        assert length(path, text) == value
+        assert capsys.readouterr().err == ""
+    assert length("--max-model-len", "8k") == 8000
+    assert capsys.readouterr().err == "--max-model-len 8k is 8,000 tokens; 8K is 8,192\n"
+    assert value_of_field("workload.max_request_tokens", "16K") == 16_384
+    assert value_of_field("workload.tokens", "2K") == 2000
+
+
+def test_defaults_are_those_of_the_situation():
+    def workload(goal, model, on, **options):
+        return build_document(goal, model, options, hardware=[on]).document["workload"]
+
+    for on, concurrency in (
+        ("m2 8gb", 1), ("4090 laptop", 1), ("cpu-ryzen-7950x", 1), ("4090", 16), ("8xh100", 16),
+    ):  # fmt: skip
+        assert workload("serve", "llama-3.1-8b", on)["concurrency"] == concurrency, on
+    for model, on, options, sequences in (
+        ("llama-3.1-8b", "64xh200", {}, 1024),  # 2M tokens in sequences of 2,048
+        ("llama-3.1-8b", "64xh200", {"seq_len": "8K"}, 256),
+        ("llama-3.1-70b", "64xh200", {}, 2048),
+        ("gpt2", "8xh100", {}, 512),  # of 1,024 tokens, its context
+        ("gpt2", "h100", {}, 16),
+        ("gpt2", "8xh100", {"batch_size": "32"}, 32),
+    ):
+        made = workload("train", model, on, **options)
+        assert made["global_batch_size"] == sequences, (model, on, options)
+    assert workload("train", "gpt2", "h100")["sequence_length"] == 1024
+    assert workload("tune", "gpt2", "8xh100")["global_batch_size"] == 16
+
+
+def test_a_run_ends_by_its_tokens_or_its_time_and_both_are_refused():
+    with pytest.raises(CliError, match="--tokens and --time-budget are both given"):
+        document_of("train", tokens="10B", time_budget="3d")
+    base = {"workload": {"kind": "train", "tokens": 10}, "model": "openai-community/gpt2"}
+    made = build_document("train", None, {"time_budget": "1h"}, base=base, hardware=["h100"])
+    assert made.document["workload"] == {"kind": "train", "time_budget_seconds": 3600.0}
 
 
 def test_a_setting_reaches_every_field_and_a_wrong_one_is_named_with_the_nearest():
@@ -283,9 +337,27 @@ def test_a_settings_value_is_json_a_quantity_of_its_field_or_text():
         assert value_of_field(path, text) == value
 
 
-def test_the_help_of_tuning_names_every_method():
-    (words,) = (option.words for option in GOALS["tune"].options if option.key == "method")
-    assert [name for name in get_args(TrainMethod) if name not in words] == []
+def test_the_help_of_an_option_names_every_choice():
+    served = {
+        name
+        for name in list_engines()
+        if get_engine(name, "gpu").role == "serving" or name in {"torch", "torchtitan", "megatron"}
+    }
+    words_of = {
+        (goal, option.key): option.words
+        for goal in GOALS
+        for option in (*GOALS[goal].options, *SEARCH)
+    }
+    for goal, option, choices in (
+        ("tune", "method", get_args(TrainMethod)),
+        ("compress", "method", get_args(CompressMethod)),
+        ("tune", "optimizer", get_args(Optimizer)),
+        ("serve", "objective", get_args(Objective)),
+        ("serve", "engine", served),
+    ):
+        missing = [each for each in choices if each not in words_of[goal, option]]
+        assert missing == [], (goal, option)
+    assert not [key for key, words in words_of.items() if "…" in words]
 
 
 def test_the_examples_of_docstrings_hold():

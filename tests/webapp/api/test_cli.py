@@ -17,6 +17,7 @@ import yaml
 
 from runners.cli import main as cli
 from runners.cli.config import config_path
+from runners.cli.output import state_words
 from runners.cli.server import COMPLETION_SECONDS
 from runners.client.generated import Slipway
 from runners.client.transport import Event
@@ -114,6 +115,8 @@ def test_a_file_is_launched_as_the_wizard_would_and_followed_to_its_end(
     code, out, _ = run("ps")
     assert job.pk in out
     assert "night run" in out
+    code, out, err = run("logs", job.pk)
+    assert (code, out, err) == (DONE, "", f"No lines: the job is {state_words(job.state)}.\n")
     attempt = Attempt.objects.get()
     log = ("log", {"stream": "stdout", "text": "step 1\nstep 2\n"})
     claim(attempt)
@@ -121,6 +124,8 @@ def test_a_file_is_launched_as_the_wizard_would_and_followed_to_its_end(
     events_accept(host=attempt.host, batch=batch)
     code, out, _ = run("logs", "night run", "-n", "2")
     assert (code, out.splitlines()[0]) == (DONE, "step 2")
+    code, _, err = run("metrics", job.pk, "nosuch")
+    assert (code, "NAMES has 'nosuch', of which this job has no points" in err) == (FAILED, True)
     code, out, _ = run("get", "night run")
     assert (code, "succeeded" in out) == (DONE, True)
     for wait in ((), ("--wait",)):
@@ -437,6 +442,19 @@ def test_a_token_is_made_with_a_budget_that_is_listed_and_shown_to_its_bearer(ru
     assert run("login", "http://testserver", "--token", out.strip())[0] == DONE
     assert "2.5 of 2.5 GPU-hours are left" in run("whoami")[1]
     run("logout")
+
+
+def test_new_things_are_added_and_the_old_verbs_still_work(run, as_admin):
+    for verb in ("add", "make"):
+        assert run("tokens", verb, f"by {verb}")[0] == DONE
+    token_id = AccessToken.objects.get(name="by add").pk
+    code, _, err = run("tokens", "revoke", token_id)
+    assert (code, "repeat it with --yes" in err) == (USAGE, True)
+    assert run("tokens", "revoke", token_id, "--yes")[0] == DONE
+    for verb in ("add", "set"):
+        assert run("secrets", verb, f"BY_{verb.upper()}", stdin="hf_0123456789")[0] == DONE
+    assert " make " not in run("tokens", "--help")[1]
+    assert " set " not in run("secrets", "--help")[1]
 
 
 def test_a_budget_that_cannot_be_is_refused_by_its_field(run, as_admin):

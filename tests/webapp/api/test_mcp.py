@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.webapp.api.test_client import by_django
 from tests.webapp.conftest import client_of
 from webapp.accounts.tokens import token_make
 from webapp.jobs.models import Job, LaunchRequest
+from webapp.plans.models import Plan
 
 pytestmark = pytest.mark.django_db(databases="__all__", transaction=True)
 
@@ -53,14 +55,18 @@ def test_every_tool_says_what_it_does_and_whether_it_only_reads(alice, team):
     assert {name for name, each in found.items() if not each.annotations.read_only_hint} == writes
     assert all(each.description for each in found.values())
     assert found["stop"].annotations.destructive_hint
+    assert served.version
 
 
 def test_an_agent_plans_and_reads_and_is_refused_a_launch_without_an_approval(
     alice, bob, team, host
 ):
     call = agent(alice, team, "plan")
+    forgotten = call("plan", goal="pretrain", model="demo", host=host.slug)
+    assert (forgotten["plan_id"], bool(forgotten["best"])) == (None, True)
+    assert not Plan.objects.exists()
     plan = call("plan", goal="pretrain", model="demo", host=host.slug,
-                workload={"time_budget_minutes": 1})  # fmt: skip
+                workload={"time_budget_minutes": 1}, keep=True)  # fmt: skip
     assert plan["can_launch"], plan
     assert plan["best"]["performance"]
     assert call("explain", plan_id=plan["plan_id"])["rejected"] is not None
@@ -78,7 +84,7 @@ def test_an_agent_plans_and_reads_and_is_refused_a_launch_without_an_approval(
 
 def test_a_budget_launches_and_what_is_over_it_is_told(alice, team, host):
     call = agent(alice, team, "launch", budget=2)
-    plan = call("plan", goal="pretrain", model="demo", host=host.slug)["plan_id"]
+    plan = call("plan", goal="pretrain", model="demo", host=host.slug, keep=True)["plan_id"]
     job = call("launch", plan_id=plan, reason="within", hours=1.5)["job"]
     assert job["id"] == Job.objects.get().pk
     assert call("whoami")["rest_gpu_hours"] == 0.5
@@ -94,6 +100,9 @@ def test_another_tools_command_becomes_a_plan_and_faults_are_sentences(alice, te
     found = call("import_command", text="vllm serve meta-llama/Llama-3.1-8B -tp 2 --made-up 1")
     assert found["unknown"][0]["source"] == "--made-up 1"
     assert found["plan"]["plan_id"]
+    assert re.match(r"\d+ x .*, by default: give a host", found["planned_for"])
+    at = call("import_command", text="vllm serve meta-llama/Llama-3.1-8B", host=host.slug)
+    assert "by default" not in at["planned_for"]
     assert "not valid" in call("plan", goal="serve", model="demo", workload={"input_tokens": 0})
     assert "No object of your teams" in call("job", job_id="nothing")
     readonly = agent(alice, team, "read")
