@@ -7,15 +7,20 @@
 - ``containers`` the command in a Docker Compose file or in Kubernetes objects
 - ``models``     a tool's name of a model as one of the catalog
 - ``servers``    vLLM, SGLang, llama.cpp and TensorRT-LLM
+- ``local_servers``  Ollama and MLX LM
 - ``serving``    what their options share: formats, devices, offloading, speculation
+- ``programs``   which trainer a launcher or Python starts, by its script and its arguments
 - ``trainers``   launchers, Hugging Face trainers and Megatron-LM, by their command lines
+- ``trainer_scripts``  ms-swift, nanoGPT and MLX LM's trainer, by their command lines
+- ``torchtitan`` its files, command lines and Python modules
+- ``python_text`` scripts of Unsloth and TRL, by their syntax
 - ``training_files``  Axolotl, LLaMA-Factory, TRL, DeepSpeed and Accelerate, by their files
 - ``training``   what trainers share: batch, precision, sharding, adapters
 
 The options of each tool are in ``planner/catalog/data/tool_options``.
 """
 
-from planner.imports.draft import Import, Item, import_table
+from planner.imports.draft import Import, Item, became, import_table
 from planner.imports.paste import read_paste
 
-__all__ = ["Import", "Item", "import_table", "read_paste"]
+__all__ = ["Import", "Item", "became", "import_table", "read_paste"]

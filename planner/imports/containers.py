@@ -19,6 +19,9 @@ def is_container_file(document: JsonObject) -> bool:
 def container_script(documents: list[Any]) -> Script:
     """Return the commands of the first container that has one, with the files mounted beside it.
 
+    The container's other settings are those of the script: its devices, its environment, and words
+    for the rest.
+
     Raises:
         BadRequestError: no container has a command.
     """
@@ -31,6 +34,9 @@ def container_script(documents: list[Any]) -> Script:
             words = _words(container)
             if words and not script.commands:
                 script.commands = _commands(words)
+                _add_settings(script, container)
+            elif container:
+                script.beside.append(("another container", str(container.get("image", ""))))
     if not script.commands:
         raise BadRequestError(
             "no container of the file has a command: paste the command that it runs", "text"
@@ -80,6 +86,53 @@ def _words(container: JsonObject) -> list[str]:
     started = [KUBERNETES_VARIABLE.sub(r"$\1", word) for word in started]
     # An image that starts a server takes the arguments after its name.
     return ["container", image, *started] if isinstance(image, str) and started else started
+
+
+def _add_settings(script: Script, container: JsonObject) -> None:
+    """Record what a container states beside its command."""
+    environment = container.get("environment", container.get("env"))
+    pairs: list[tuple[str, str]] = []
+    if isinstance(environment, dict):
+        pairs = [(str(name), _text(value)) for name, value in environment.items()]
+    for each in environment if isinstance(environment, list) else ():
+        if isinstance(each, dict):
+            pairs.append((str(each.get("name")), _text(each.get("value"))))
+        else:
+            name, _, value = str(each).partition("=")
+            pairs.append((name, value))
+    script.commands[0].variables += pairs
+    for path, value in _leaves(container):
+        name = path.rpartition(".")[2]
+        is_count = path.startswith("deploy.") and name == "count"
+        if is_count or name in DEVICE_LIMITS or path == "gpus":
+            script.devices.append((f"{path}: {_text(value)}", _text(value)))
+        elif path.split(".")[0] not in COMMAND_KEYS:
+            script.beside.append((path, _text(value)))
+
+
+DEVICE_LIMITS = frozenset({"nvidia/gpu", "amd/gpu", "intel/gpu"})
+COMMAND_KEYS = frozenset(
+    {"entrypoint", "command", "args", "environment", "env", "image", "configs"}
+)
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - as in YAML
+    """Yield the settings of a container by dotted path; a list of plain values is one."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            key = str(name).replace(".com/", "/")
+            yield from _leaves(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and any(isinstance(each, dict) for each in value):
+        for each in value:
+            yield from _leaves(each, path)
+    else:
+        yield path, value
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
 
 
 def _commands(words: list[str]) -> list[Command]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from planner.imports.draft import Option, is_secret, refuse_many_settings, shown
+from planner.imports.draft import REFUSED, Option, is_secret, refuse_many_settings, shown
 from planner.specs.base import BadRequestError, JsonObject
 
 MOST_DEPTH, MOST_VALUES, MOST_ALIASES, MOST_DOCUMENTS = 16, 10_000, 64, 32
@@ -167,7 +167,7 @@ def _inside(value: object) -> Iterator[object]:
 
 
 def options_of(document: JsonObject, prefix: str = "") -> dict[str, Option]:
-    """Return the keys of a mapping as options, without those that are null.
+    """Return the keys of a mapping as options, without those that are null or refused before.
 
     Raises:
         BadRequestError: there are more keys than any tool knows.
@@ -179,7 +179,7 @@ def options_of(document: JsonObject, prefix: str = "") -> dict[str, Option]:
         written = f"{prefix}{name}"
         hidden = "***" if is_secret(name) else _scalar(value)
         source = shown(f"{written}: {hidden}")
-        if value is not None and value != "":
+        if value is not None and value != "" and source not in REFUSED.get():
             options[name] = Option(name, value, source, written)
     return options
 

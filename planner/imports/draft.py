@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -24,6 +25,12 @@ Kind = Literal[
     "trl",
     "axolotl",
     "llama_factory",
+    "swift",
+    "torchtitan",
+    "nanogpt",
+    "unsloth",
+    "ollama",
+    "mlx",
     "hf_config",
     "deepspeed_config",
     "accelerate_config",
@@ -41,6 +48,12 @@ TITLES: dict[Kind, str] = {
     "trl": "TRL",
     "axolotl": "Axolotl",
     "llama_factory": "LLaMA-Factory",
+    "swift": "ms-swift",
+    "torchtitan": "torchtitan",
+    "nanogpt": "nanoGPT",
+    "unsloth": "Unsloth",
+    "ollama": "Ollama",
+    "mlx": "MLX LM",
     "hf_config": "Hugging Face config.json",
     "deepspeed_config": "DeepSpeed's configuration",
     "accelerate_config": "Accelerate's configuration",
@@ -60,7 +73,7 @@ class Item(SparseSpec):
     """One setting of the text: its source, and the request field it became or why it did not.
 
     ``field`` is the dotted name in the request, ``value`` the value there. ``reason`` states why
-    the setting was not used.
+    the setting was not used, or what of one that was used the plan leaves out.
     """
 
     source: str
@@ -75,6 +88,8 @@ class Import(SparseSpec):
     ``request`` has the fields of a ``PlanRequest`` as far as they are known; ``missing`` lists the
     others that a plan needs. ``ignored`` settings are known to the tool, with the reason why the
     plan does not use them; ``unknown`` ones are not known to it, with the nearest name as reason.
+    A setting stands in one of the three. ``assumptions`` are those of them that change the work,
+    as sentences for the plan that is made of the draft.
     """
 
     kind: Kind
@@ -85,6 +100,7 @@ class Import(SparseSpec):
     ignored: tuple[Item, ...] = ()
     unknown: tuple[Item, ...] = ()
     missing: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
 
 
 def is_secret(name: str) -> bool:
@@ -101,6 +117,18 @@ def shown(text: object) -> str:
     """Return a value as one short line for a message."""
     line = " ".join(str(text).split())
     return line if len(line) <= SHOWN_CHARACTERS else f"{line[: SHOWN_CHARACTERS - 1]}…"
+
+
+@dataclass(eq=False)
+class BadSettingError(BadRequestError):
+    """A setting has no value, or one outside its limit; the rest of the text can be read."""
+
+    source: str = ""
+    reason: str = ""
+
+
+# The sources of settings that an earlier reading of the same text refused (see ``paste``).
+REFUSED: ContextVar[frozenset[str]] = ContextVar("REFUSED", default=frozenset())
 
 
 @dataclass(frozen=True)
@@ -169,12 +197,14 @@ class Option:
             raise self.refusal(f"a number from {least:g} to {most:g}")
         return number
 
-    def refusal(self, limit: str) -> BadRequestError:
+    def refusal(self, limit: str) -> BadSettingError:
         """Return the error for a value outside its limit."""
-        return BadRequestError(
+        return BadSettingError(
             f"{self.title} is {shown(self.value)!r}: it must be {limit}; correct it, or leave it "
             "out, and paste the text again",
             self.title,
+            self.source,
+            f"{shown(self.value)!r} is not used: it must be {limit}",
         )
 
 
@@ -223,6 +253,8 @@ class Draft:
     ignored: list[Item] = field(default_factory=list)
     unknown: list[Item] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    assumptions: list[str] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
 
     def put(self, source: str, name: str, value: object) -> None:
         """Record that a setting became a field of the request, by its dotted name."""
@@ -236,6 +268,21 @@ class Draft:
     def ignore(self, source: str, reason: str) -> None:
         """Record that a setting of the tool does not become part of the request, and why."""
         self.ignored.append(Item(source=source, reason=reason))
+
+    def assume(self, source: str, reason: str) -> None:
+        """Record a setting that is not used though it changes the work: the plan says so too."""
+        self.ignore(source, reason)
+        self.assumptions.append(f"{source}: {reason}")
+
+    def variable(self, name: str) -> Option | None:
+        """Remove and return an environment variable of the command that a tool reads."""
+        if name not in self.variables:
+            return None
+        value = self.variables.pop(name)
+        option = Option(name, value, shown(f"{name}={value}"), name, "$" in value)
+        if option.source in REFUSED.get():
+            return None
+        return self.take({name: option}, name)
 
     def reject(self, source: str, name: str, known: Iterable[str], title: str = "") -> None:
         """Record that a name is no setting of the tool, with the nearest one.
@@ -252,9 +299,10 @@ class Draft:
         named = [f"--{each.replace('_', '-')}" if is_option else each for each in nearest]
         near = f"; nearest: {named[0]}" if named else ""
         title = title or TITLES[self.kind]
-        self.unknown.append(
-            Item(source=source, reason=f"{shown(name)} is not a setting of {title}{near}")
-        )
+        reason = f"{shown(name)} is not a setting of {title}{near}"
+        self.unknown.append(Item(source=source, reason=reason))
+        if len(self.unknown) <= MOST_NEAREST:
+            self.assumptions.append(f"{source}: {reason}, and is not used")
 
     def need(self, name: str, why: str) -> None:
         """Record that a plan still needs a field."""
@@ -290,6 +338,7 @@ class Draft:
         elif self.goal is not None:
             self.request["workload"] = {"kind": self.goal}
         self._check()
+        self._state_once()
         return Import(
             kind=self.kind,
             goal=self.goal,
@@ -299,7 +348,30 @@ class Draft:
             ignored=tuple(self.ignored),
             unknown=tuple(self.unknown),
             missing=tuple(self.missing),
+            assumptions=tuple(dict.fromkeys(self.assumptions)),
         )
+
+    def _state_once(self) -> None:
+        """Let each setting stand in one list: what is used in part has the reason beside it."""
+        ignored: dict[str, str] = {}
+        for item in self.ignored:
+            reason = item.reason or ""
+            at = next(
+                (
+                    at
+                    for at, each in enumerate(self.understood)
+                    if _is_of(item.source, each.source)
+                ),
+                None,
+            )
+            if at is not None:
+                understood = self.understood[at]
+                words = _joined(understood.reason, reason)
+                self.understood[at] = understood.model_copy(update={"reason": words})
+            else:
+                ignored[item.source] = _joined(ignored.get(item.source), reason)
+        self.ignored = [Item(source=name, reason=reason) for name, reason in ignored.items()]
+        self.unknown = list({item.source: item for item in self.unknown}.values())
 
     def _check(self) -> None:
         try:
@@ -318,6 +390,25 @@ class Draft:
             ) from error
 
 
+def _joined(before: str | None, reason: str) -> str:
+    return "; ".join(dict.fromkeys(each for each in (before, reason) if each))
+
+
+def _is_of(part: str, whole: str) -> bool:
+    """Return whether the source of an item has another setting's source as a part."""
+    if part == whole:
+        return True
+    is_setting = part.startswith("-") or ": " in part
+    return is_setting and re.search(rf"(?:^|[ ,]){re.escape(part)}(?:$|[ ,])", whole) is not None
+
+
+def became(item: Item) -> str:
+    """Return what became of a setting: its field of the request, or the reason why it has none."""
+    if not item.field:
+        return item.reason or ""
+    return f"{item.field} = {item.value}" + (f" ({item.reason})" if item.reason else "")
+
+
 def import_table(imported: Import) -> str:
     """Return a draft as lines of text: what became of each setting, and what is missing."""
     inline = "a model by its config.json" if imported.model else "no model"
@@ -331,7 +422,6 @@ def import_table(imported: Import) -> str:
     for title, items in sections:
         lines += [f"{title}:"] if items else []
         for item in items:
-            became = f"{item.field} = {item.value}" if item.field else item.reason
-            lines.append(f"  {item.source:44} {became}")
+            lines.append(f"  {item.source:44} {became(item)}")
     lines += ["missing:"] if imported.missing else []
     return "\n".join([*lines, *(f"  {each}" for each in imported.missing)]) + "\n"

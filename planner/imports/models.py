@@ -101,6 +101,7 @@ def add_gguf(draft: Draft, source: str, name: str, kind: str | None = None) -> M
     stem = PART.sub("", repository.removesuffix(".gguf"))
     typed = GGUF_TYPE.search(stem)
     base = stem[: typed.start()] if typed else stem
+    kind_stated = kind
     stated = kind or tag or (typed[1] if typed else "")
     if not stated and names_gguf(repository):
         stated = DEFAULT_GGUF_TYPE
@@ -114,13 +115,31 @@ def add_gguf(draft: Draft, source: str, name: str, kind: str | None = None) -> M
         draft.need("model", f"{shown(base)} is not in the catalog; {PASTE_CONFIG}")
     else:
         _put(draft, source, spec.id, spec)
-    _add_type(draft, source, re.sub(r"^UD[-_]|_XL$", "", stated, flags=re.IGNORECASE).lower())
+    kind = re.sub(r"^UD[-_]|_XL$", "", stated, flags=re.IGNORECASE).lower()
+    is_default = not (kind_stated or tag or typed)
+    put_gguf_type(draft, source, kind, spec, is_default=is_default)
     return spec
 
 
-def _add_type(draft: Draft, source: str, kind: str) -> None:
-    """Record the type of a GGUF file as a pinned format."""
-    if kind in WIDE_TYPES:
+MXFP4 = "mxfp4"
+KEPT_EXPERTS = (
+    "its GGUF files keep the experts in MXFP4, as they are published, whatever the others' type"
+)
+
+
+def put_gguf_type(
+    draft: Draft, source: str, kind: str, spec: ModelSpec | None, *, is_default: bool = False
+) -> None:
+    """Record the type of a GGUF file as a pinned format.
+
+    A model that is published in MXFP4 keeps it for its experts, which are nearly all of it.
+    Source: ggml-org/llama.cpp#15091 (gpt-oss).
+    """
+    if spec is not None and spec.weight_dtype == MXFP4:
+        draft.put(source, "pins.weight_dtype", MXFP4)
+        if not is_default and kind not in {MXFP4, "mxfp4_moe"}:
+            draft.ignore(source, KEPT_EXPERTS)
+    elif kind in WIDE_TYPES:
         draft.put(source, "pins.weight_dtype", WIDE_TYPES[kind])
     elif kind and supports(kind):
         draft.put(source, "pins.quantization", f"gguf:{kind}")

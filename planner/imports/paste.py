@@ -14,15 +14,35 @@ from planner.catalog.models import model_from_config
 from planner.imports.containers import container_script, is_container_file, server_replicas
 from planner.imports.documents import read_json, read_yaml
 from planner.imports.draft import (
+    REFUSED,
+    BadSettingError,
     Draft,
     Header,
     Import,
     Item,
     Kind,
     Option,
+    is_secret,
     refuse_many_settings,
     shown,
 )
+from planner.imports.local_servers import (
+    VARIABLES,
+    is_modelfile,
+    read_mlx,
+    read_modelfile,
+    read_ollama,
+)
+from planner.imports.programs import (
+    FACTORY_PROGRAMS,
+    SWIFT_PROGRAMS,
+    TRL_PROGRAMS,
+    read_launcher,
+    read_python,
+    refuse_unread,
+    tool_of_arguments,
+)
+from planner.imports.python_text import PYTHON_LINE, read_python_text
 from planner.imports.servers import read_llama_cpp, read_sglang, read_tensorrt_llm, read_vllm
 from planner.imports.shell import (
     LITERAL_DOLLAR,
@@ -35,13 +55,9 @@ from planner.imports.shell import (
     read_script,
     source_of,
 )
-from planner.imports.trainers import (
-    OTHER_COMMANDS,
-    paste_file,
-    read_hugging_face,
-    read_launcher,
-    read_trl,
-)
+from planner.imports.torchtitan import is_torchtitan_file, read_torchtitan_file
+from planner.imports.trainer_scripts import read_swift
+from planner.imports.trainers import PREFERENCE, paste_file, read_trl
 from planner.imports.training import TrainDraft
 from planner.imports.training_files import (
     from_version_1,
@@ -59,6 +75,7 @@ Reader = Callable[[Draft, list[str], Files], None]
 ToolMatch = tuple[Kind, int, Reader]
 MOST_CHARACTERS = 64 * 1024
 MOST_OTHERS = 20
+MOST_REFUSED = 20  # settings with values outside their limits, each of which reads the text again
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 YAML_LINE = re.compile(r"(---\s*$|[\w.\-\"']+\s*:(\s|$))")
 PROMPT = re.compile(r"^[ \t]*[$>%] (?=\S)", re.MULTILINE)
@@ -73,9 +90,10 @@ SERVERS_NOTE = re.compile(
     re.MULTILINE,
 )
 KNOWN_TOOLS = (
-    "vllm serve, python -m sglang.launch_server, llama-server, trtllm-serve, torchrun, accelerate "
-    "launch, deepspeed, trl, python train.py --model_name_or_path …, a YAML file of Axolotl, "
-    "LLaMA-Factory or Accelerate, DeepSpeed's JSON, or a model's config.json"
+    "vllm serve, python -m sglang.launch_server, llama-server, trtllm-serve, ollama run, "
+    "mlx_lm.server, torchrun, accelerate launch, deepspeed, trl, swift sft, python train.py "
+    "--model_name_or_path …, a script of Unsloth, a YAML file of Axolotl, LLaMA-Factory or "
+    "Accelerate, torchtitan's TOML, DeepSpeed's JSON, a Modelfile, or a model's config.json"
 )
 VISIBLE_DEVICES = frozenset(
     {
@@ -109,9 +127,11 @@ DEEPSPEED_KEYS = frozenset(
 def read_paste(text: str) -> Import:
     """Return the draft of a plan request that another tool's command line or file describes.
 
+    A setting whose value is outside its limits is left out and named, and the others are read.
+
     Raises:
-        PlannerError: the text is too long, for no known tool, not complete, or has a value
-            outside its limits; the message names it and the way out.
+        PlannerError: the text is too long, for no known tool or not complete, or its settings
+            contradict each other; the message names it and the way out.
     """
     if len(text) > MOST_CHARACTERS:
         raise BadRequestError(
@@ -127,12 +147,51 @@ def read_paste(text: str) -> Import:
             "plain text",
             "text",
         )
+    refused: dict[str, str] = {}
+    while True:
+        token = REFUSED.set(frozenset(refused))
+        try:
+            return _with_refused(_read(text), refused)
+        except BadSettingError as error:
+            if not error.source or error.source in refused or len(refused) == MOST_REFUSED:
+                raise
+            refused[error.source] = error.reason
+        finally:
+            REFUSED.reset(token)
+
+
+def _with_refused(imported: Import, refused: dict[str, str]) -> Import:
+    """Return an import with the settings that it leaves out because of their values."""
+    items = tuple(Item(source=source, reason=reason) for source, reason in refused.items())
+    words = tuple(f"{source}: {reason}" for source, reason in refused.items())
+    return imported.model_copy(
+        update={
+            "ignored": imported.ignored + items,
+            "assumptions": imported.assumptions + words,
+        }
+    )
+
+
+def _read(text: str) -> Import:
+    """Read a text whose characters and length are checked, without settings refused before."""
     header = read_header(text)
     first = next((line for line in text.splitlines() if _is_content(line)), "")
     if not first:
         raise BadRequestError(f"the text is empty: paste {KNOWN_TOOLS}", "text")
     if first.lstrip().startswith("{"):
         return _read_document(read_json(text), header).finish()
+    if is_torchtitan_file(text):
+        draft = Draft("torchtitan", "train", header)
+        read_torchtitan_file(draft, text)
+        return draft.finish()
+    if is_modelfile(text):
+        draft = Draft("ollama", "serve", header)
+        read_modelfile(draft, text)
+        return draft.finish()
+    if PYTHON_LINE.match(first.strip()):
+        draft = Draft("transformers", "train", header)
+        read_python_text(draft, text)
+        return draft.finish()
     if YAML_LINE.match(first):
         return _read_yaml(text, header)
     return _read_commands(read_script(PROMPT.sub("", text)), header).finish()
@@ -279,7 +338,12 @@ def _read_config(draft: Draft, document: JsonObject) -> None:
 # ---------------------------------------------------------------------------
 
 
-SERVERS = frozenset({"vllm", "sglang", "llama_server", "tensorrt_llm"})
+SERVERS = frozenset({"vllm", "sglang", "llama_server", "tensorrt_llm", "ollama", "mlx"})
+# Environment variables that a tool's reader takes.
+READ_VARIABLES: dict[Kind, frozenset[str]] = {
+    "swift": frozenset({"NPROC_PER_NODE", "NNODES"}),
+    "ollama": frozenset(VARIABLES),
+}
 
 
 @dataclass
@@ -316,7 +380,11 @@ def _read_commands(script: Script, header: Header | None) -> Draft:
         named = source_of(*words[:4]) or "no command"
         raise _unknown_tool(f"{named!r} is no command of a known tool")
     draft = Draft(chosen.kind, "serve" if chosen.kind in SERVERS else "train", header)
+    read = READ_VARIABLES.get(chosen.kind, frozenset())
+    draft.variables = {name: value for name, value in chosen.variables if name in read}
+    chosen.variables = [each for each in chosen.variables if each[0] not in read]
     _read_before(draft, chosen)
+    _read_container(draft, script)
     chosen.read(draft, chosen.words, script.files)
     rest = [command for command in others if command.words]
     for command in rest[:MOST_OTHERS]:
@@ -339,7 +407,8 @@ def find_invocation(command: Command) -> Invocation | None:
             for again in (["vllm", "serve"], ["serve"]):
                 if kind in SERVERS and arguments[: len(again)] == again:
                     arguments = arguments[len(again) :]
-            return Invocation(kind, arguments, words[:at], read)
+            is_image = bool(at) and any(each.search(words[at]) for each, _ in IMAGES)
+            return Invocation(kind, arguments, words[: at + is_image], read)
     return None
 
 
@@ -348,14 +417,43 @@ def _read_llama_once(draft: Draft, words: list[str], _files: Files) -> None:
     read_llama_cpp(draft, words, answers_once=True)
 
 
-def _read_python(draft: Draft, words: list[str], _files: Files) -> None:
-    read_hugging_face(TrainDraft(draft, {}, world=1, per_node=1), words)
+def _read_swift(draft: Draft, words: list[str], _files: Files) -> None:
+    _refuse_files(words[:2])
+    command = plain(words[0]) if words else ""
+    if command not in SWIFT_COMMANDS:
+        raise BadRequestError(
+            f"'swift {shown(command)}' is no training that Slipway reads: paste swift sft, swift "
+            "pt or swift rlhf, or the command of the engine that serves",
+            "text",
+        )
+    read_swift(TrainDraft(draft, {}), f"swift {command}", command, words[1:])
+
+
+def _mlx(command: str | None) -> Reader:
+    def read(draft: Draft, words: list[str], _files: Files) -> None:
+        first = command or (plain(words[0]) if words else "")
+        read_mlx(draft, first, words if command else words[1:])
+
+    return read
+
+
+def _refused(title: str) -> Reader:
+    def read(_draft: Draft, _words: list[str], _files: Files) -> None:
+        raise BadRequestError(
+            f"the command is of {title}, whose settings Slipway does not read: state the model, "
+            "the lengths, the batch and the hardware in a plan of your own",
+            "text",
+        )
+
+    return read
 
 
 def _read_llama_factory(draft: Draft, words: list[str], _files: Files) -> None:
     _refuse_files(words)
     table = option_table("llama_factory")
     arguments = read_arguments(words, table)
+    for source in arguments.repeated:
+        draft.ignore(source, "the option stands there again, and the last one counts")
     for source, name in arguments.unknown:
         draft.reject(source, name, table.names)
     command, *rest = arguments.positional or [""]
@@ -401,6 +499,8 @@ LLAMA_ONCE: tuple[Kind, Reader] = ("llama_server", _read_llama_once)
 TORCHRUN: tuple[Kind, Reader] = ("torchrun", read_launcher)
 FACTORY: tuple[Kind, Reader] = ("llama_factory", _read_llama_factory)
 AXOLOTL: tuple[Kind, Reader] = ("axolotl", _read_axolotl_line)
+MLX_COMMANDS = ("server", "generate", "chat", "lora")
+SWIFT_COMMANDS = frozenset({"sft", "pt", "rlhf"})
 # The name of a program, without its folder.
 BY_NAME: dict[str, tuple[Kind, Reader]] = {
     "llama-server": LLAMA,
@@ -411,7 +511,32 @@ BY_NAME: dict[str, tuple[Kind, Reader]] = {
     "trtllm-serve": ("tensorrt_llm", read_tensorrt_llm),
     "llamafactory-cli": FACTORY,
     "axolotl": AXOLOTL,
+    "ollama": ("ollama", _without_files(read_ollama)),
+    **{f"mlx_lm.{name}": ("mlx", _mlx(name)) for name in MLX_COMMANDS},
 }
+# Tools that no reader knows, by their program or by the module after -m, to be refused by name.
+UNREAD_TOOLS: dict[str, str] = {
+    "text-generation-launcher": "Text Generation Inference",
+    "lmdeploy": "LMDeploy",
+    "ktransformers": "KTransformers",
+    "ktransformers.server.main": "KTransformers",
+    "mistralrs": "mistral.rs",
+    "mistralrs-server": "mistral.rs",
+    "aphrodite": "Aphrodite",
+    "mlc_llm": "MLC LLM",
+    "tabbyapi": "TabbyAPI",
+    "koboldcpp": "KoboldCpp",
+    "tune": "torchtune",
+    "litgpt": "LitGPT",
+    "xtuner": "XTuner",
+    "oumi": "Oumi",
+    "nemo": "NeMo",
+    "automodel": "NeMo",
+    "composer": "Composer",
+}
+UNREAD_COMMANDS = frozenset(
+    {"run", "serve", "train", "pretrain", "finetune", "finetune_lora", "llm", "chat"}
+)
 # llama.cpp's names before 2024-06, which are common words: only with their folder.
 BY_PATH = {"server": LLAMA, "main": LLAMA_ONCE}
 # Two words: a program and its command, or -m and a module of Python.
@@ -427,11 +552,14 @@ BY_TWO_WORDS: dict[tuple[str, str], tuple[Kind, Reader]] = {
     ("accelerate", "launch"): ("accelerate", read_launcher),
     ("-m", "accelerate.commands.launch"): ("accelerate", read_launcher),
     ("-m", "axolotl.cli.train"): AXOLOTL,
+    ("-m", "mlx_lm"): ("mlx", _mlx(None)),
+    **{("-m", f"mlx_lm.{name}"): ("mlx", _mlx(name)) for name in MLX_COMMANDS},
+    **{("mlx_lm", name): ("mlx", _mlx(name)) for name in MLX_COMMANDS},
 }
 # Commands of LLaMA-Factory that answer prompts.
 CHAT_COMMANDS = frozenset({"api", "chat", "webchat"})
 # Commands of TRL; the word stays, because the reader reads it.
-TRL_COMMANDS = frozenset({"sft", *OTHER_COMMANDS})
+TRL_COMMANDS = frozenset({"sft", *PREFERENCE})
 # Images that start a server with the words after their name.
 IMAGES: tuple[tuple[re.Pattern[str], tuple[Kind, Reader]], ...] = (
     (re.compile(r"(^|/)vllm-openai(-[\w.]+)?([:@]|$)"), VLLM),
@@ -459,18 +587,42 @@ def _match_tool(words: list[str], at: int) -> ToolMatch | None:
         found = ("deepspeed", 1, read_launcher)
     elif name == "trl" and following in TRL_COMMANDS:
         found = ("trl", 1, _without_files(read_trl))
-    elif name.endswith(".py") and _runs_trainer(words, at):
-        found = ("transformers", 1, _read_python)
+    elif name == "swift" and following and not following.startswith("-"):
+        found = ("swift", 1, _read_swift)
+    elif _is_unread(words, at):
+        found = ("transformers", 1, _refused(UNREAD_TOOLS[name]))
+    elif _runs_trainer(words, at):
+        found = ("transformers", 0, read_python)
     return found
 
 
-def _runs_trainer(words: list[str], at: int) -> bool:
-    """Return whether Python runs the script at a position with a trainer's arguments."""
-    if not at or not PYTHON.fullmatch(_program(words[at - 1])):
+def _is_unread(words: list[str], at: int) -> bool:
+    """Return whether a tool that no reader knows starts at a position."""
+    name, following = _program(words[at]), words[at + 1] if at + 1 < len(words) else ""
+    if name not in UNREAD_TOOLS:
         return False
-    table = option_table("transformers")
-    options = (word.partition("=")[0] for word in words[at + 1 :] if word.startswith("--"))
-    return any(table.name_of(option) for option in options)
+    is_module = at > 0 and words[at - 1] == "-m"
+    return is_module or following in UNREAD_COMMANDS or following.startswith("--")
+
+
+def _runs_trainer(words: list[str], at: int) -> bool:
+    """Return whether Python runs the script or module at a position with a trainer's arguments."""
+    word = plain(words[at])
+    before = [_program(each) for each in words[:at]]
+    if any(PYTHON.fullmatch(each) for each in before):
+        is_first = all(each.startswith("-") for each in before[_last_python(before) + 1 :])
+    else:
+        is_first = at == 0 or before[-1] == "run" or before[0] in {"uv", "poetry", "pixi", "pdm"}
+    is_module = at > 0 and words[at - 1] == "-m"
+    if not is_first or not (is_module or word.endswith(".py")):
+        return False
+    refuse_unread(word)
+    known = any(each.search(word) for each in (FACTORY_PROGRAMS, SWIFT_PROGRAMS, TRL_PROGRAMS))
+    return known or tool_of_arguments([plain(each) for each in words[at + 1 :]]) is not None
+
+
+def _last_python(names: list[str]) -> int:
+    return max(at for at, each in enumerate(names) if PYTHON.fullmatch(each))
 
 
 def _program(word: str) -> str:
@@ -495,6 +647,19 @@ def _read_before(draft: Draft, chosen: Invocation) -> None:
     if count is not None:
         draft.put(count[0], "cluster.devices_per_node", count[1])
     draft.ignore(source_of(*chosen.before), "what starts the command does not change the plan")
+
+
+def _read_container(draft: Draft, script: Script) -> None:
+    """Record a container's devices, and its settings beside the command."""
+    for source, text in script.devices:
+        if re.fullmatch(r"[1-9]\d{0,3}", text):
+            draft.put(shown(source), "cluster.devices_per_node", int(text))
+        else:
+            draft.ignore(shown(source), "as many as the machine has, which is not stated")
+    for name, value in script.beside:
+        hidden = "***" if is_secret(name.rpartition(".")[2]) else value
+        reason = "what starts the command does not change the plan"
+        draft.ignore(shown(f"{name}: {hidden}"), reason)
 
 
 def _container_devices(words: list[str]) -> tuple[str, int] | None:

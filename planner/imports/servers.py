@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from planner.cost.parameters import count_parameters
-from planner.imports.documents import read_yaml
+from planner.imports.documents import options_of, read_yaml
 from planner.imports.draft import LARGEST_TOKENS, Draft, Option, shown
 from planner.imports.models import add_gguf, add_model
 from planner.imports.serving import (
@@ -26,6 +27,9 @@ from planner.specs.model import ModelSpec
 
 # The patterns with which people keep all experts in host memory, as --cpu-moe does.
 ALL_EXPERTS = re.compile(r"[\\.*]*(ffn_[\\.*]*_?)?exps[\\.*]*=CPU")
+# Slots of a server that is given no number: they share the context as one pool.
+# Source: ggml-org/llama.cpp, tools/server/server.cpp (b11434).
+AUTO_SLOTS = 4
 ALL_LAYERS = frozenset({"all", "auto", "-1", "-2"})
 PREFIX = (
     "the engine reuses common prefixes by itself: state their share of the prompts in "
@@ -53,7 +57,7 @@ def read_vllm(draft: Draft, words: list[str]) -> None:
     if named is None:
         draft.need("model", "the command names none")
     else:
-        server.spec = _add_any_model(draft, named)
+        server.spec = add_any_model(draft, named)
     add_quantization(server)
     add_dtype(server)
     add_cache_dtype(server)
@@ -67,7 +71,8 @@ def read_vllm(draft: Draft, words: list[str]) -> None:
     ignore_rest(draft, server.options, "vllm")
 
 
-def _add_any_model(draft: Draft, named: Option) -> ModelSpec | None:
+def add_any_model(draft: Draft, named: Option) -> ModelSpec | None:
+    """Record a model that may be a GGUF file, by its name."""
     is_gguf = named.text.lower().endswith(".gguf") or "-gguf" in named.text.lower()
     return (add_gguf if is_gguf else add_model)(draft, named.source, named.text)
 
@@ -166,7 +171,7 @@ def _vllm_speculative_config(server: ServerDraft, option: Option) -> None:
         server.draft.ignore(option.source, WITHOUT_DRAFT)
         return
     tokens = setting.get("num_speculative_tokens")
-    count = None if tokens is None else Option("num_speculative_tokens", tokens, "").whole()
+    count = None if tokens is None else replace(option, value=tokens).whole()
     add_draft_model(server, option.source, model, count)
 
 
@@ -191,7 +196,7 @@ def read_sglang(draft: Draft, words: list[str]) -> None:
     if named is None:
         draft.need("model", "the command names none")
     else:
-        server.spec = _add_any_model(draft, named)
+        server.spec = add_any_model(draft, named)
     add_quantization(server)
     add_dtype(server)
     add_cache_dtype(server)
@@ -226,9 +231,12 @@ def _sglang_layout(server: ServerDraft) -> tuple[int, int]:
     replicas = data.whole() if data else 1
     attention_ranks = attention.whole() if attention else 1
     if shared and data and not attention:  # releases before 0.5.23
-        attention, attention_ranks, data, replicas = data, replicas, None, 1
-    elif shared:
+        attention = replace(data, source=f"{data.source} {shared.source}")
+        attention_ranks, data, replicas = replicas, None, 1
+    elif shared and not attention:
         draft.ignore(shared.source, "it has an effect together with --dp-size alone")
+    elif shared:
+        draft.ignore(shared.source, "the attention ranks are stated")
     if tensor:
         if ranks % attention_ranks:
             raise tensor.refusal(f"a multiple of the {attention_ranks} attention ranks")
@@ -324,15 +332,18 @@ def _llama_context(server: ServerDraft, *, answers_once: bool) -> None:
                     option.source, "a batch of one prompt takes the context that it needs"
                 )
         return
-    count = 1
-    if slots and slots.text != "-1":
+    is_auto = slots is None or slots.text == "-1"
+    if slots is not None and not is_auto:
         count = slots.whole()
         draft.put(slots.source, "workload.concurrency", count)
-    elif slots:
-        draft.ignore(slots.source, "-1: the server chooses its slots itself")
+    else:
+        count = AUTO_SLOTS
+        source = slots.source if slots else f"--parallel {AUTO_SLOTS} (the default)"
+        draft.put(source, "workload.concurrency", count)
     if context and context.text != "0":
         tokens = context.whole(most=LARGEST_TOKENS)
-        longest = tokens if unified and unified.is_on else tokens // count
+        is_shared = unified.is_on if unified else is_auto
+        longest = tokens if is_shared else tokens // count
         if server.spec is not None:
             longest = min(longest, server.spec.max_position_embeddings)
         draft.put(context.source, "workload.max_request_tokens", max(1, longest))
@@ -379,7 +390,7 @@ def _llama_devices(server: ServerDraft) -> None:
     if all_experts or experts:
         _llama_experts(server, all_experts or experts, layers, is_all=all_experts is not None)
     elif layers:
-        _llama_layers(server, layers)
+        add_llama_layers(server, layers)
 
 
 def _llama_split(server: ServerDraft, mode: Option, devices: int) -> None:
@@ -393,7 +404,7 @@ def _llama_split(server: ServerDraft, mode: Option, devices: int) -> None:
         server.draft.ignore(mode.source, "none: one device")
 
 
-def _llama_layers(server: ServerDraft, option: Option) -> None:
+def add_llama_layers(server: ServerDraft, option: Option) -> None:
     """Record the layers that are not on the device as a share of the weights in host memory."""
     draft, text = server.draft, option.text.lower()
     if text in ALL_LAYERS:
@@ -490,6 +501,9 @@ def _llama_speculation(server: ServerDraft) -> None:
 # ---------------------------------------------------------------------------
 
 
+OF_FREE_MEMORY = "of the memory that the weights leave, as TensorRT-LLM and its plan take it"
+
+
 def read_tensorrt_llm(draft: Draft, words: list[str], files: dict[str, str]) -> None:
     """Read the arguments of ``trtllm-serve``, and its options file if the text has it.
 
@@ -526,7 +540,7 @@ def read_tensorrt_llm(draft: Draft, words: list[str], files: dict[str, str]) -> 
     _add_concurrency(server, "max_batch_size", ranks if is_shared else 1)
     server.put_whole("max_num_tokens", "pins.max_batch_tokens")
     server.put_whole("max_seq_len", "workload.max_request_tokens")
-    add_share(server, "kv_cache_free_gpu_memory_fraction")
+    add_share(server, "kv_cache_free_gpu_memory_fraction", OF_FREE_MEMORY)
     _trtllm_settings(server, settings)
     add_servers(server)
     need_requests(draft)
@@ -546,12 +560,15 @@ def _trtllm_settings(server: ServerDraft, settings: dict[str, Any]) -> None:
         (cache, "enable_block_reuse",
          lambda o: draft.ignore(o.source, PREFIX) if o.is_on
          else draft.put(o.source, "workload.prefix_share_ratio", 0.0)),
-        (cache, "free_gpu_memory_fraction",
-         lambda o: draft.put(o.source, "pins.gpu_memory_utilization", o.number(0.01, 1.0))),
+        (cache, "free_gpu_memory_fraction", lambda o: _put_free_share(server, o)),
     )  # fmt: skip
     for mapping, name, put in fields:
-        if mapping.get(name) is not None:
-            put(Option(name, mapping[name], shown(f"{name}: {mapping[name]}")))
+        options = options_of({name: mapping[name]} if name in mapping else {})
+        if name in options:
+            put(options[name])
+    rest = sorted(set(map(str, cache)) - {name for inside, name, _ in fields if inside is cache})
+    for name in rest:
+        draft.ignore(shown(f"kv_cache_config.{name}: {cache[name]}"), "Slipway does not model it")
     model, tokens = speculation.get("speculative_model"), speculation.get("max_draft_len")
     if isinstance(model, str) and speculation.get("decoding_type") == "Draft_Target":
         count = None if tokens is None else Option("max_draft_len", tokens, "").whole()
@@ -561,6 +578,11 @@ def _trtllm_settings(server: ServerDraft, settings: dict[str, Any]) -> None:
     read = {"enable_chunked_prefill", "kv_cache_config", "speculative_config"}
     for name in sorted(set(map(str, settings)) - read - {"enable_attention_dp"}):
         draft.ignore(shown(name), "Slipway does not model it")
+
+
+def _put_free_share(server: ServerDraft, option: Option) -> None:
+    server.options["free_share"] = option
+    add_share(server, "free_share", OF_FREE_MEMORY)
 
 
 def _put_cache(server: ServerDraft, option: Option) -> None:

@@ -150,12 +150,14 @@ def add_cache_dtype(server: ServerDraft, name: str = "kv_cache_dtype") -> None:
         server.draft.ignore(option.source, f"Slipway does not model a cache in {shown(text)}")
 
 
-def add_share(server: ServerDraft, name: str) -> None:
-    """Record the engine's share of memory, in the engine's own meaning."""
+def add_share(server: ServerDraft, name: str, meaning: str = "") -> None:
+    """Record the engine's share of memory, in the engine's own meaning, which may be told."""
     option = server.take(name)
     if option is not None:
         share = option.number(0.01, 1.0)
         server.draft.put(option.source, "pins.gpu_memory_utilization", share)
+        if meaning:
+            server.draft.ignore(option.source, meaning)
 
 
 def weight_bytes(server: ServerDraft) -> float | None:

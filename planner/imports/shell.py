@@ -5,14 +5,25 @@ POSIX shell reads them. A command substitution becomes a marker, which the reade
 command refuses; a variable stays a variable.
 """
 
+import json
 import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from planner.catalog.reading import data_toml
-from planner.imports.draft import Draft, Option, Options, is_secret, refuse_many_settings, shown
+from planner.imports.draft import (
+    REFUSED,
+    BadSettingError,
+    Draft,
+    Option,
+    Options,
+    is_secret,
+    refuse_many_settings,
+    shown,
+)
 from planner.specs.base import BadRequestError
 
 # Private markers: the text itself has no control characters (see ``paste.read_paste``).
@@ -35,10 +46,16 @@ class Command:
 
 @dataclass
 class Script:
-    """The commands of a shell text in order, and the files that its here documents write."""
+    """The commands of a shell text in order, and the files that its here documents write.
+
+    Of a container file, ``devices`` are the settings that state a number of devices, with it, and
+    ``beside`` the container's other settings, each a name and a value.
+    """
 
     commands: list[Command] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
+    devices: list[tuple[str, str]] = field(default_factory=list)
+    beside: list[tuple[str, str]] = field(default_factory=list)
 
 
 def plain(word: str) -> str:
@@ -331,26 +348,34 @@ class OptionTable:
 
 @cache
 def option_table(tool: str) -> OptionTable:
-    """Return the options of a tool, from the catalog."""
+    """Return the options of a tool, from the catalog, with those of the tool that it extends."""
     document = data_toml(f"tool_options/{tool}.toml")
     groups = document["options"]
+    base = option_table(document["extends"]) if "extends" in document else None
+    kinds = ("values", "lists", "switches")
+    own = {name for group in groups for kind in kinds for name in group.get(kind, ())}
+    inherited = base.names - own if base else frozenset()
 
     def names(kind: str) -> frozenset[str]:
-        return frozenset(name for group in groups for name in group.get(kind, ()))
+        of_base: frozenset[str] = getattr(base, kind) if base else frozenset()
+        named = (name for group in groups for name in group.get(kind, ()))
+        return frozenset(named) | (of_base & inherited)
 
     reasons = {
         name: group["reason"]
         for group in groups
-        for kind in ("values", "lists", "switches")
+        for kind in kinds
         for name in group.get(kind, ())
         if "reason" in group
     }
+    if base:
+        reasons = {name: base.reasons[name] for name in inherited & base.reasons.keys()} | reasons
     return OptionTable(
         title=document["title"],
         values=names("values"),
         switches=names("switches"),
         lists=names("lists"),
-        aliases=document.get("aliases", {}),
+        aliases={**(base.aliases if base else {}), **document.get("aliases", {})},
         reasons=reasons,
         abbreviates=document.get("abbreviates", False),
     )
@@ -376,7 +401,8 @@ def read_arguments(words: list[str], table: OptionTable, *, launches: bool = Fal
     positional words.
 
     Raises:
-        BadRequestError: an option that needs a value has none, or a word is a substitution.
+        BadSettingError: an option that needs a value has none.
+        BadRequestError: a word is a substitution.
     """
     found, at = Arguments(), 0
     refuse_many_settings(len(words))
@@ -395,6 +421,8 @@ def read_arguments(words: list[str], table: OptionTable, *, launches: bool = Fal
             found.positional += words[at + 1 :]
             break
         at += _parse_option(found, words, at, table)
+    refused = REFUSED.get()
+    found.options = {n: each for n, each in found.options.items() if each.source not in refused}
     return found
 
 
@@ -416,8 +444,8 @@ def _parse_option(found: Arguments, words: list[str], at: int, table: OptionTabl
     """Record the option at a position, and return how many words it has."""
     written, joined, value = words[at].partition("=")
     name, is_on = table.name_of(written), True
-    if name is None and "." in written:  # vLLM: --compilation-config.level 3
-        name = table.name_of(written.split(".")[0])
+    if name is None and "." in written and table.name_of(written.split(".")[0]):
+        return _parse_dotted(found, words, at, table)
     slug = written.lstrip("-")
     if name is None and slug.startswith("no"):
         name = table.name_of(re.sub(r"^no[-_]", "", slug))
@@ -432,12 +460,11 @@ def _parse_option(found: Arguments, words: list[str], at: int, table: OptionTabl
         values = _leading_values(following)
     elif not joined and name in table.values and is_on:
         values = following[:1] if _is_value(following[:1]) else []
+        if not values and written in REFUSED.get():
+            return 1
         if not values:
-            raise BadRequestError(
-                f"{written} has no value: {table.title} takes one after it; add it, or leave the "
-                "option out, and paste the text again",
-                written,
-            )
+            reason = f"it has no value: {table.title} takes one after it"
+            raise BadSettingError(f"{written} {reason[3:]}", written, written, reason)
     elif not joined and following and following[0].lower() in STATES:
         values = following[:1]
     source = source_of(*words[at : at + 1 + (0 if joined else len(values))])
@@ -449,10 +476,55 @@ def _parse_option(found: Arguments, words: list[str], at: int, table: OptionTabl
         written=written,
         is_variable=any(is_variable(each) for each in values),
     )
+    if source in REFUSED.get():
+        return 1 + (0 if joined else len(values))
     if name in found.options:
         found.repeated.append(found.options[name].source)
     found.options[name] = option
     return 1 + (0 if joined else len(values))
+
+
+def _parse_dotted(found: Arguments, words: list[str], at: int, table: OptionTable) -> int:
+    """Record one key of a JSON option, such as ``--speculative-config.method mtp``.
+
+    Keys of one option become one JSON object. Source: vLLM, FlexibleArgumentParser.
+    """
+    written, joined, value = words[at].partition("=")
+    option, *path = written.split(".")
+    name = table.name_of(option) or option
+    values = [value] if joined else words[at + 1 : at + 2] if _is_value(words[at + 1 :]) else []
+    used = 0 if joined else len(values)
+    source = source_of(*words[at : at + 1 + used])
+    if source in REFUSED.get():
+        return 1 + used
+    before = found.options.get(name)
+    document = _json_object(before.value) if before else {}
+    place = document
+    for part in path[:-1]:
+        inner = place.get(part)
+        place[part] = inner = inner if isinstance(inner, dict) else {}
+        place = inner
+    place[path[-1]] = _json_value(plain(values[0])) if values else True
+    found.options[name] = Option(
+        name=name,
+        value=json.dumps(document),
+        source=f"{before.source} {source}" if before else source,
+        written=option,
+        is_variable=any(map(is_variable, values)) or bool(before and before.is_variable),
+    )
+    return 1 + used
+
+
+def _json_object(text: object) -> dict[str, Any]:
+    value = _json_value(str(text))
+    return value if isinstance(value, dict) else {}
+
+
+def _json_value(text: str) -> Any:  # noqa: ANN401 - as in JSON
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _is_value(words: list[str]) -> bool:

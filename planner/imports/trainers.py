@@ -1,10 +1,12 @@
-"""Read trainers' command lines: torchrun, Accelerate, DeepSpeed, TRL, Megatron-LM.
+"""Read trainers' command lines: of launchers, Hugging Face trainers, TRL and Megatron-LM.
 
-A launcher states the devices, the trainer behind it the model, the batch and the method.
+A launcher states the devices, the trainer behind it the model, the batch and the method; which
+trainer that is, ``programs`` finds out.
 """
 
 import json
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from planner.imports.documents import options_of
@@ -17,7 +19,6 @@ from planner.imports.shell import (
     plain,
     read_arguments,
     read_options,
-    source_of,
 )
 from planner.imports.training import (
     NO_FILE,
@@ -31,7 +32,7 @@ from planner.specs.base import BadRequestError, JsonObject
 
 SUPERVISED = (
     "Slipway plans supervised steps: this method also runs a reference or a reward model, or "
-    "generates answers, which the draft leaves out"
+    "generates answers, which the plan leaves out"
 )
 # Names of transformers' TrainingArguments, TRL's ModelConfig and trainers' arguments, and
 # LLaMA-Factory's keys, by the common setting. The first of several counts.
@@ -52,6 +53,7 @@ HUGGING_FACE = {
     "attn_implementation": "attention",
     "flash_attn": "attention",
     "packing": "packing",
+    "activation_offloading": "activation_offload",
     "max_steps": "max_steps",
     "num_train_epochs": "epochs",
     "deepspeed": "deepspeed",
@@ -66,34 +68,63 @@ HUGGING_FACE = {
     "fp8": "fp8",
 }
 DEFAULT_MICRO_BATCH = 8  # transformers 5, src/transformers/training_args.py
-# TRL's commands whose trainers do more than supervised steps.
-OTHER_COMMANDS = frozenset({"dpo", "grpo", "kto", "reward", "rloo", "orpo", "ppo"})
+# What trainers that do more than supervised steps are called, by words of their scripts' names.
+PREFERENCE = {
+    "dpo": "DPO",
+    "grpo": "GRPO",
+    "kto": "KTO",
+    "ppo": "PPO",
+    "orpo": "ORPO",
+    "cpo": "CPO",
+    "simpo": "SimPO",
+    "ipo": "IPO",
+    "bco": "BCO",
+    "xpo": "XPO",
+    "rloo": "RLOO",
+    "gspo": "GSPO",
+    "dapo": "DAPO",
+    "gkd": "generalised knowledge distillation",
+    "minillm": "distillation",
+    "gold": "distillation",
+    "distillation": "distillation",
+    "distill": "distillation",
+    "nash": "Nash-MD",
+    "prm": "a reward model",
+    "reward": "a reward model",
+    "rm": "a reward model",
+    "rlhf": "reinforcement learning",
+}
+# Arguments that only such trainers have. Source: TRL 2026-07, the configurations in trl/trainer.
+PREFERENCE_ARGUMENTS = {
+    "beta": "preference training",
+    "desirable_weight": "KTO",
+    "undesirable_weight": "KTO",
+    "num_generations": "GRPO",
+    "reward_funcs": "GRPO",
+    "reward_weights": "GRPO",
+    "max_completion_length": "GRPO",
+    "steps_per_generation": "GRPO",
+    "max_prompt_length": "preference training",
+    "precompute_ref_log_probs": "DPO",
+    "sync_ref_model": "preference training",
+    "reward_model_path": "PPO",
+    "reward_model_name_or_path": "PPO",
+    "sft_model_path": "PPO",
+    "num_ppo_epochs": "PPO",
+    "kl_coef": "PPO",
+    "cliprange": "PPO",
+    "total_episodes": "PPO",
+    "rloo_k": "RLOO",
+    "cpo_alpha": "CPO",
+    "simpo_gamma": "SimPO",
+    "center_rewards_coefficient": "a reward model",
+    "teacher_model_name_or_path": "distillation",
+}
 
 
 # ---------------------------------------------------------------------------
 # Launchers
 # ---------------------------------------------------------------------------
-
-
-def read_launcher(draft: Draft, words: list[str], files: dict[str, str]) -> None:
-    """Read ``torchrun``, ``accelerate launch`` or ``deepspeed`` with the program that it starts.
-
-    Sources: torch/distributed/run.py; accelerate/commands/launch.py; deepspeed/launcher/runner.py.
-    """
-    table = option_table(draft.kind)
-    arguments = read_arguments(words, table, launches=True)
-    for source, name in arguments.unknown:
-        draft.reject(source, name, table.names | set(table.aliases))
-    train = TrainDraft(draft, {})
-    {"torchrun": _torchrun, "accelerate": _accelerate, "deepspeed": _deepspeed}[draft.kind](
-        train, arguments.options
-    )
-    ignore_rest(draft, arguments.options, draft.kind)
-    if not arguments.positional:
-        draft.need("workload", "the launcher names no program")
-        draft.need("model", "the launcher names no program")
-        return
-    read_program(train, arguments.positional, files)
 
 
 def _torchrun(train: TrainDraft, options: Options) -> None:
@@ -102,6 +133,7 @@ def _torchrun(train: TrainDraft, options: Options) -> None:
     number = 1
     if nodes is not None and ":" in nodes.text:
         draft.ignore(nodes.source, "a range of nodes: Slipway plans a fixed number")
+        nodes = None
     elif nodes is not None:
         number = nodes.whole()
     if ranks is not None and ranks.text in {"gpu", "cpu", "auto", "xpu"}:
@@ -190,32 +222,6 @@ def put_precision(draft: Draft, option: Option) -> None:
         raise option.refusal("no, fp16, bf16 or fp8")
 
 
-def read_program(train: TrainDraft, words: list[str], files: dict[str, str]) -> None:
-    """Read the program that a launcher starts, by its arguments.
-
-    Raises:
-        BadRequestError: its settings are in a file that the text does not have.
-    """
-    program, *arguments = words
-    name = plain(program).rsplit("/", 1)[-1]
-    script = files.get(plain(program))
-    if script is not None and (plan := exported_plan(script)) is not None:
-        read_exported(train, plan, arguments)
-        return
-    if name in MEGATRON_PROGRAMS:
-        read_megatron(train, arguments)
-        return
-    configuration = next(
-        (plain(word) for word in arguments if word.endswith((".yaml", ".yml"))), ""
-    )
-    if configuration and ("axolotl" in plain(program) or "llamafactory" in plain(program)):
-        raise paste_file(configuration)
-    if configuration and len(arguments) == 1:
-        raise paste_file(configuration)
-    train.draft.ignore(source_of(program), f"{shown(name)} is read by the names of its arguments")
-    read_hugging_face(train, arguments)
-
-
 def paste_file(name: str) -> BadRequestError:
     """Return the error for a command whose settings are in a file."""
     return BadRequestError(
@@ -225,19 +231,27 @@ def paste_file(name: str) -> BadRequestError:
     )
 
 
+LAUNCHERS: dict[str, Callable[[TrainDraft, Options], None]] = {
+    "torchrun": _torchrun,
+    "accelerate": _accelerate,
+    "deepspeed": _deepspeed,
+}
+
+
 # ---------------------------------------------------------------------------
 # Hugging Face trainers and TRL
 # ---------------------------------------------------------------------------
 
 
-def read_trl(draft: Draft, words: list[str]) -> None:
+def read_trl(draft: Draft, words: list[str], train: TrainDraft | None = None) -> None:
     """Read ``trl sft …`` and its like, which pass Accelerate's options on to it.
+
+    ``train`` has the devices of a launcher before it.
 
     Source: TRL, trl/cli, trl/scripts/utils.py, trl/trainer/sft_config.py and model_config.py.
     """
     command, *arguments = words or [""]
-    if plain(command) in OTHER_COMMANDS:
-        draft.ignore(f"trl {plain(command)}", SUPERVISED)
+    add_preference(draft, f"trl {plain(command)}", plain(command), arguments)
     own, launcher = option_table("transformers"), option_table("accelerate")
     passed: list[str] = []
     kept: list[str] = []
@@ -248,24 +262,56 @@ def read_trl(draft: Draft, words: list[str]) -> None:
             is_passed = own.name_of(name) is None and launcher.name_of(name) is not None
             target = passed if is_passed else kept
         target.append(word)
-    train, options = TrainDraft(draft, {}), read_arguments(passed, launcher).options
+    train = train or TrainDraft(draft, {})
+    options = read_arguments(passed, launcher).options
     _accelerate(train, options)
     ignore_rest(draft, options, "accelerate")
     read_hugging_face(train, kept)
 
 
-def read_hugging_face(train: TrainDraft, words: list[str]) -> None:
-    """Read the arguments of a script that uses transformers' or TRL's trainers."""
+def preference_of(program: str, arguments: Iterable[str]) -> str | None:
+    """Return the method of a trainer that does more than supervised steps, None for others.
+
+    It is known by a word of its script, module or command, or by an argument that no supervised
+    trainer has.
+    """
+    stem = program.replace("\\", "/").removesuffix(".py")
+    last = re.split(r"[/.]", stem)[-1]
+    for word in re.split(r"[^a-z0-9]+", last.lower()):
+        if word in PREFERENCE:
+            return PREFERENCE[word]
+    for argument in arguments:
+        name = argument.partition("=")[0].lstrip("-").replace("-", "_")
+        if argument.startswith("-") and name in PREFERENCE_ARGUMENTS:
+            return PREFERENCE_ARGUMENTS[name]
+    return None
+
+
+def add_preference(draft: Draft, source: str, program: str, arguments: Iterable[str]) -> bool:
+    """Record a trainer that does more than the plan's supervised steps; return whether it does."""
+    method = preference_of(program, arguments)
+    if method is not None:
+        draft.assume(source, f"it trains by {method}. {SUPERVISED}")
+    return method is not None
+
+
+def read_hugging_face(train: TrainDraft, words: list[str], *, is_known: bool = True) -> None:
+    """Read the arguments of a script that uses transformers' or TRL's trainers.
+
+    One that is not known to use them has none of their defaults.
+    """
     arguments: Arguments = read_options(train.draft, words, "transformers")
     ignore_words(train.draft, arguments.positional)
-    read_hugging_face_options(train, arguments.options)
+    read_hugging_face_options(train, arguments.options, is_known=is_known)
 
 
-def read_hugging_face_options(train: TrainDraft, options: Options) -> None:
+def read_hugging_face_options(
+    train: TrainDraft, options: Options, *, is_known: bool = True
+) -> None:
     """Read arguments of transformers' and TRL's trainers, of a command or of a YAML file."""
     train.options |= {**rename(options, HUGGING_FACE), **train.options}
     draft = train.draft
-    if "accumulation" in train.options and "micro_batch" not in train.options:
+    if is_known and "accumulation" in train.options and "micro_batch" not in train.options:
         source = f"per_device_train_batch_size {DEFAULT_MICRO_BATCH} (the default)"
         train.options["micro_batch"] = Option("micro_batch", DEFAULT_MICRO_BATCH, source)
     peft = draft.take(train.options, "use_peft")
@@ -293,7 +339,7 @@ def quantised_base(train: TrainDraft) -> Option | None:
     narrow, eight = train.take_on("load_in_4bit"), train.take_on("load_in_8bit")
     if eight is not None:
         reason = "Slipway plans adapters on 16-bit or 4-bit weights: 16-bit is the draft"
-        train.draft.ignore(eight.source, reason)
+        train.draft.assume(eight.source, reason)
     return narrow
 
 

@@ -32,6 +32,7 @@ Setting = Literal[
     "fp8",
     "attention",
     "packing",
+    "activation_offload",
     "max_steps",
     "epochs",
     "deepspeed",
@@ -54,6 +55,20 @@ ALL_PROJECTIONS = frozenset(
 )
 ALL_LINEAR = frozenset({"all", "all-linear", "all_linear"})
 PAGED = re.compile(r"^paged_|_32bit$")
+# Names of trainers that requests have not. Source: LLaMA-Factory, hparams/model_args.py;
+# transformers, integrations/hub_kernels.py and trainer_utils.py.
+TRAINERS_ATTENTION = {
+    **dict.fromkeys(("fa2", "fa3", "fa4", "flash_attn3", "flash_attention_4"), "flash"),
+    **dict.fromkeys(("vllm_flash_attn3", "cudnn"), "flash"),
+    **dict.fromkeys(("disabled", "math"), "eager"),
+    "flex_attention": "flex",
+}
+TRAINERS_OPTIMIZERS = {
+    **dict.fromkeys(("adamw_torch_8bit", "adamw_8bit_torch"), "adamw_8bit"),
+    "adamw_torch_npu_fused": "adamw",
+}
+# Values of Axolotl's activation_offloading beside true and false.
+OFFLOADING, TO_DISK = frozenset({"legacy", "hidden_states"}), frozenset({"disk"})
 BY_TRAINER = "auto: the trainer fills it in from its own arguments"
 OTHER_ATTENTION = "Slipway plans eager, flash or flex attention"
 NO_FILE = "the file is not read: paste it to have its settings"
@@ -156,11 +171,20 @@ def _add_formats(train: TrainDraft) -> None:
         add_recomputation(draft, recompute)
     attention = train.take("attention")
     if attention is not None:
-        read = alias_parser(get_args(Attention), ATTENTION)(attention.text)
+        text = attention.text.lower().removeprefix("kernels-community/").replace("-", "_")
+        read = alias_parser(get_args(Attention), {**ATTENTION, **TRAINERS_ATTENTION})(text)
         if read in get_args(Attention):
             draft.put(attention.source, "pins.attention", read)
         else:
             draft.ignore(attention.source, OTHER_ATTENTION)
+    moved = train.take("activation_offload")
+    if moved is not None and moved.text.lower() in TO_DISK:
+        draft.assume(moved.source, "Slipway moves activations to host memory, not to disk")
+    elif moved is not None and (moved.text.lower() in OFFLOADING or moved.is_on):
+        setting = {**(draft.value("pins.offload") or {}), "activations_cpu": 1.0}
+        draft.put(moved.source, "pins.offload", setting)
+    elif moved is not None:
+        draft.ignore(moved.source, "off, as without it")
     optimizer = train.take("optimizer")
     if optimizer is not None:
         add_optimizer(draft, optimizer)
@@ -185,13 +209,13 @@ def add_recomputation(draft: Draft, option: Option) -> None:
 def add_optimizer(draft: Draft, option: Option) -> None:
     """Record the optimiser; one that Slipway has no states for is ignored."""
     text = option.text.lower()
-    parse = alias_parser(get_args(Optimizer), OPTIMIZERS)
+    parse = alias_parser(get_args(Optimizer), {**OPTIMIZERS, **TRAINERS_OPTIMIZERS})
     read = next((each for name in (text, PAGED.sub("", text)) if (each := parse(name)) in
                  get_args(Optimizer)), None)  # fmt: skip
     if read is None:
         known = ", ".join(get_args(Optimizer))
         reason = f"Slipway does not model its states; choose among {known}"
-        draft.ignore(option.source, reason)
+        draft.assume(option.source, reason)
         return
     draft.put(option.source, "workload.optimizer", read)
     if text.startswith("paged_"):
@@ -301,10 +325,14 @@ def add_deepspeed_config(train: TrainDraft, options: Options) -> None:
     _add_zero(train, options.pop("zero_optimization", None))
     _add_deepspeed_optimizer(draft, options.pop("optimizer", None))
     _add_deepspeed_recomputation(draft, options.pop("activation_checkpointing", None))
-    gradient = _part(options.pop("data_types", None), "grad_accum_dtype")
+    types = options.pop("data_types", None)
+    gradient = _part(types, "grad_accum_dtype")
+    _ignore_parts(draft, types, "grad_accum_dtype", "Slipway does not model it")
     if gradient is not None:
         draft.put(gradient.source, "pins.gradient_dtype", gradient.text)
-    tensor = _part(options.pop("tensor_parallel", None), "autotp_size")
+    split = options.pop("tensor_parallel", None)
+    tensor = _part(split, "autotp_size")
+    _ignore_parts(draft, split, "autotp_size", "Slipway does not model it")
     if tensor is not None:
         train.sizes["tensor"] = tensor.whole()
         draft.put(tensor.source, "pins.tensor_parallel_size", train.sizes["tensor"])
@@ -316,12 +344,27 @@ def add_deepspeed_config(train: TrainDraft, options: Options) -> None:
             draft.reject(option.source, name, known)
 
 
+def _ignore_parts(draft: Draft, option: Option | None, read: str, reason: str) -> None:
+    """Record the keys of a mapping beside the one that is read."""
+    if option is not None and isinstance(option.value, dict):
+        for name, part in options_of(option.value, f"{option.title}.").items():
+            if name != read:
+                draft.ignore(part.source, reason)
+
+
+LOSS_SCALE = "no effect on the plan: the scale of the loss"
+
+
 def _add_deepspeed_precision(draft: Draft, name: str, option: Option | None) -> None:
     if option is None:
         return
     enabled = _part(option, "enabled")
-    if enabled is None or enabled.text.lower() == "auto":
+    if enabled is not None:
+        _ignore_parts(draft, option, "enabled", LOSS_SCALE)
+    if enabled is None:
         draft.ignore(option.source, BY_TRAINER)
+    elif enabled.text.lower() == "auto":
+        draft.ignore(enabled.source, BY_TRAINER)
     elif enabled.is_on and draft.value("pins.compute_dtype") is None:
         draft.put(enabled.source, "pins.compute_dtype", name)
     else:
@@ -332,6 +375,7 @@ def _add_deepspeed_optimizer(draft: Draft, option: Option | None) -> None:
     kind = _part(option, "type")
     if kind is not None and draft.value("workload.optimizer") is None:
         add_optimizer(draft, kind)
+        _ignore_parts(draft, option, "type", "no effect on the plan: the learning rate")
     elif option is not None:
         draft.ignore(option.source, BY_TRAINER)
 

@@ -6,9 +6,10 @@ from typing import Any
 from planner.imports.documents import options_of
 from planner.imports.draft import LARGEST_TOKENS, Draft, Option, Options, shown
 from planner.imports.models import add_model
-from planner.imports.shell import ignore_rest, option_table
+from planner.imports.shell import ignore_rest, ignore_words, option_table, read_options
 from planner.imports.trainers import (
     HUGGING_FACE,
+    PREFERENCE,
     SUPERVISED,
     put_precision,
     put_world,
@@ -44,6 +45,7 @@ AXOLOTL = {
     "fp8": "fp8",
     "attn_implementation": "attention",
     "sample_packing": "packing",
+    "activation_offloading": "activation_offload",
     "max_steps": "max_steps",
     "num_epochs": "epochs",
     "deepspeed": "deepspeed",
@@ -84,7 +86,7 @@ def read_axolotl(draft: Draft, document: JsonObject) -> None:
         train.method = "qlora" if is_narrow else "lora"
         draft.put(sources(adapter, quantised), "workload.method", train.method)
     elif adapter is not None:
-        draft.ignore(adapter.source, "Slipway plans lora and qlora; full training is the draft")
+        draft.assume(adapter.source, "Slipway plans lora and qlora; full training is the draft")
     elif scratch is not None and scratch.is_on:
         train.method = "pretrain"
         draft.put(scratch.source, "workload.method", train.method)
@@ -98,7 +100,8 @@ def read_axolotl(draft: Draft, document: JsonObject) -> None:
     _attention_switches(train)
     preference = train.options.pop("rl", None)
     if preference is not None:
-        draft.ignore(preference.source, SUPERVISED)
+        method = PREFERENCE.get(preference.text.lower(), shown(preference.text))
+        draft.assume(preference.source, f"it trains by {method}. {SUPERVISED}")
     _axolotl_devices(train)
     read_training(train)
     ignore_rest(draft, train.options, "axolotl")
@@ -143,6 +146,8 @@ def _options_of_file(draft: Draft, document: JsonObject, tool: str) -> Options:
         if key not in table.names and key not in table.aliases:
             option = options.pop(key, None)
             draft.reject(option.source if option else shown(f"{key}:"), key, table.names)
+        elif document[key] in (None, ""):
+            draft.ignore(shown(f"{key}:"), "empty: as without it")
     return options
 
 
@@ -170,8 +175,17 @@ STAGES = frozenset({"sft", "pt"})
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "huggingface": "transformers"}
 
 
-def read_llama_factory(draft: Draft, options: Options) -> None:
-    """Read a file of LLaMA-Factory: of a training, of a chat or an API, or of an export.
+def read_llama_factory_line(train: TrainDraft, words: list[str]) -> None:
+    """Read LLaMA-Factory's arguments behind a launcher or Python, which state the devices."""
+    arguments = read_options(train.draft, words, "llama_factory")
+    ignore_words(train.draft, arguments.positional)
+    read_llama_factory(train.draft, arguments.options, train)
+
+
+def read_llama_factory(draft: Draft, options: Options, train: TrainDraft | None = None) -> None:
+    """Read settings of LLaMA-Factory: of a training, of a chat or an API, or of an export.
+
+    ``train`` has the devices of a launcher.
 
     Source: hiyouga/LLaMA-Factory, src/llamafactory/hparams (2026-08).
     """
@@ -181,7 +195,7 @@ def read_llama_factory(draft: Draft, options: Options) -> None:
         _llama_factory_chat(draft, options)
     else:
         draft.goal = "train"
-        _llama_factory_training(draft, options)
+        _llama_factory_training(train or TrainDraft(draft, {}), options)
     ignore_rest(draft, options, "llama_factory")
 
 
@@ -190,8 +204,9 @@ def read_llama_factory_file(draft: Draft, document: JsonObject) -> None:
     read_llama_factory(draft, _options_of_file(draft, document, "llama_factory"))
 
 
-def _llama_factory_training(draft: Draft, options: Options) -> None:
-    train = TrainDraft(draft, rename(options, LLAMA_FACTORY))
+def _llama_factory_training(train: TrainDraft, options: Options) -> None:
+    draft = train.draft
+    train.options = {**rename(options, LLAMA_FACTORY), **train.options}
     options.clear()
     stage, kind = train.options.pop("stage", None), train.options.pop("finetuning_type", None)
     scratch, bits = train.options.pop("train_from_scratch", None), train.options.pop(
@@ -201,7 +216,8 @@ def _llama_factory_training(draft: Draft, options: Options) -> None:
     if stage is not None and stage.text.lower() in STAGES:
         draft.ignore(stage.source, "supervised steps on the tokens of the texts")
     elif stage is not None:
-        draft.ignore(stage.source, SUPERVISED)
+        method = PREFERENCE.get(stage.text.lower(), shown(stage.text))
+        draft.assume(stage.source, f"it trains by {method}. {SUPERVISED}")
     if scratch is not None and scratch.is_on:
         train.method = "pretrain"
         draft.put(scratch.source, "workload.method", train.method)
@@ -214,12 +230,12 @@ def _llama_factory_training(draft: Draft, options: Options) -> None:
     elif kind is not None and text == "full":
         draft.put(kind.source, "workload.method", "full")
     if kind is not None and text not in {"lora", "full"}:
-        draft.ignore(
+        draft.assume(
             kind.source, f"Slipway does not model {shown(text)}: full training is the draft"
         )
     if bits is not None:
         reason = "Slipway plans adapters on 16-bit or 4-bit weights: 16-bit is the draft"
-        draft.ignore(bits.source, reason)
+        draft.assume(bits.source, reason)
     pure = train.options.pop("pure_bf16", None)
     if pure is not None and pure.is_on:
         train.options.setdefault("bf16", pure)

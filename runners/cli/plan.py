@@ -807,7 +807,7 @@ def plan_from(
         return
     if from_ is None:
         raise CliError(f"GOAL is missing: one of {', '.join(GOALS)}, or --from FILE", field="GOAL")
-    base = _imported(read_text(from_), hardware or ())
+    base, words = _imported(read_text(from_), hardware or ())
     workload = base.get("workload", {})
     goal = workload.get("kind", "serve")
     if goal == "train" and workload.get("method", "full") != "pretrain":
@@ -816,13 +816,14 @@ def plan_from(
         partial(build_document, goal, None, {}, settings=set_ or (), base=base, is_draft=True),
         hardware or (),
         output,
+        words,
     )
 
 
-def _imported(text: str, hardware: Sequence[str] = ()) -> Document:
-    """Return the draft request of another tool's text, after a table of what became of it.
+def _imported(text: str, hardware: Sequence[str] = ()) -> tuple[Document, tuple[str, ...]]:
+    """Return the draft request of another tool's text, and what it plans in place of the text.
 
-    Hardware that is named is no longer missing.
+    A table of what became of each setting is printed. Hardware that is named is no longer missing.
 
     Raises:
         CliError: the text is of no tool that is known.
@@ -841,7 +842,7 @@ def _imported(text: str, hardware: Sequence[str] = ()) -> Document:
     base: Document = json.loads(imported.model_dump_json())["request"]
     if imported.goal:
         _object(base, "workload").setdefault("kind", imported.goal)
-    return base
+    return base, imported.assumptions
 
 
 def _plan_command(goal_name: str) -> Callable[..., None]:
@@ -907,7 +908,7 @@ def run_plan(
     Raises:
         CliError: the request is wrong, or nothing fits: then after the reasons are printed.
     """
-    base, is_draft = (None, False) if source is None else _read_base(source, hardware)
+    base, is_draft, words = _read_base(source, hardware) if source else (None, False, ())
     build = partial(
         build_document,
         goal_name,
@@ -917,15 +918,17 @@ def run_plan(
         base=base,
         is_draft=is_draft,
     )
-    _plan_documents(build, hardware, output)
+    _plan_documents(build, hardware, output, words)
 
 
 # Keys of a request or an answer, of which another tool's file has none or the model alone.
 OWN_KEYS = frozenset({"workload", "plans", "cluster", "pins", "constraints", "objective"})
 
 
-def _read_base(source: str, hardware: Sequence[str]) -> tuple[Document | None, bool]:
-    """Return the request of a file, and whether it is a draft from another tool's text.
+def _read_base(
+    source: str, hardware: Sequence[str]
+) -> tuple[Document | None, bool, tuple[str, ...]]:
+    """Return the request of a file, whether it is a draft of another tool's text, and its words.
 
     Raises:
         CliError: it cannot be read, or is neither a request nor of a tool that is known.
@@ -935,22 +938,40 @@ def _read_base(source: str, hardware: Sequence[str]) -> tuple[Document | None, b
         base = parse_document(text, source)
     except CliError as error:
         try:
-            return _imported(text, hardware), True
+            draft, words = _imported(text, hardware)
         except CliError as other:
             raise CliError(
                 f"{error}; as another tool's text: {other}", field=other.field
             ) from other
+        return draft, True, words
     if "plans" in base:  # an answer holds its request
-        return base.get("request"), False
+        return base.get("request"), False, ()
     if OWN_KEYS & base.keys() or set(base) <= {"model", "engine"}:
-        return base, False
-    return _imported(text, hardware), True
+        return base, False, ()
+    draft, words = _imported(text, hardware)
+    return draft, True, words
 
 
-def _plan_documents(build: Callable[..., Requested], hardware: Sequence[str], output: str) -> None:
+def _with_words(answer: "PlanAnswer", words: Sequence[str]) -> "PlanAnswer":
+    """Return an answer whose plans say what they leave out of another tool's text."""
+    said = tuple(f"not as in the text: {each}" for each in words)
+    plans = [
+        tuple(each.model_copy(update={"warnings": (*each.warnings, *said)}) for each in listed)
+        for listed in (answer.plans, answer.pareto)
+    ]
+    return answer.model_copy(update={"plans": plans[0], "pareto": plans[1]})
+
+
+def _plan_documents(
+    build: Callable[..., Requested],
+    hardware: Sequence[str],
+    output: str,
+    words: Sequence[str] = (),
+) -> None:
     """Plan the request that ``build`` makes for the hardware, keep the answer, and print it.
 
-    Hardware that no catalog knows is looked up among the server's hosts and pools.
+    ``words`` are what the plans leave out of the text that the request was made of. Hardware that
+    no catalog knows is looked up among the server's hosts and pools.
 
     Raises:
         CliError: the request is wrong, or nothing fits: then after the reasons are printed.
@@ -966,7 +987,7 @@ def _plan_documents(build: Callable[..., Requested], hardware: Sequence[str], ou
         answer = plan_on_server(requested.document, hardware, unknown=error)
     else:
         answer = answer_of(request_of(requested.document))
-    answer = keep_plan(answer)
+    answer = keep_plan(_with_words(answer, words))
     if output == "table":
         from runners.cli.report import print_plan
 

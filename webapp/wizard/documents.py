@@ -61,6 +61,7 @@ from webapp.wizard.workload_forms import TRAINING_FORMS, WORKLOAD_FORMS
 LONGEST_TEXT = 20_000
 MOST_SECRETS = 16
 SCHEMA_FILE = "schemas/job.json"  # below static/, written by manage.py client
+NO_FIELD = "has no field in the wizard and is left out."
 MIXTURE = ("source", "path", "weight", "reference")
 
 
@@ -831,10 +832,7 @@ def document_of_request(
     _move_hardware(goal, rest, document["hardware"], host=host, pool=pool)
     _move_pins(rest.get("pins") or {}, document["pins"], goal)
     rest["workload"] = workload
-    notes = [
-        f"{path} = {json.dumps(value)[:60]} has no field in the wizard and is left out."
-        for path, value in _leaves(rest)
-    ]
+    notes = [f"{path} = {json.dumps(value)[:60]} {NO_FIELD}" for path, value in _leaves(rest)]
     return {name: value for name, value in document.items() if value != {}}, notes
 
 

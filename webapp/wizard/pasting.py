@@ -5,15 +5,15 @@ from typing import Any
 
 from django.contrib.auth.models import User
 
-from planner.imports import Import, read_paste
+from planner.imports import Import, became, read_paste
 from planner.specs.base import PlannerError
 from webapp.accounts.models import Team
 from webapp.core.display import sentence
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
 from webapp.plans.models import Plan
-from webapp.wizard.documents import document_of_request, document_parse, draft_fill
-from webapp.wizard.drafts import DEFAULT_DEVICE, first_host, serve_draft
+from webapp.wizard.documents import NO_FIELD, document_of_request, document_parse, draft_fill
+from webapp.wizard.drafts import DEFAULT_DEVICE, DEFAULT_MODEL, first_host, serve_draft
 
 MOST_SHOWN = 60  # settings of each kind that the review lists
 
@@ -50,10 +50,10 @@ def paste_draft(
     document, notes = document_of_request(request, host=host, pool=pool)
     parsed = document_parse(document)
     plan = Plan(team=team, owner=owner, draft=serve_draft(own))
-    notes = [*named, *notes, *draft_fill(plan, parsed)]
+    notes = [*named, *_without_model(imported), *notes, *draft_fill(plan, parsed)]
     plan.draft["is_touched"] = True
     plan.draft["imported"] = imported_words(imported, notes)
-    return plan, notes
+    return plan, [*imported.assumptions, *notes]
 
 
 def _with_device(request: dict[str, Any], own: Host | None) -> list[str]:
@@ -71,14 +71,50 @@ def _with_device(request: dict[str, Any], own: Host | None) -> list[str]:
     return [note]
 
 
+def _without_model(imported: Import) -> list[str]:
+    """Return the note on the model of a text that names none of the catalog."""
+    if imported.goal is None or "model" in imported.request:
+        return []
+    named = f"the model {imported.model}" if isinstance(imported.model, str) else "no model"
+    found = ", which the catalog does not have" if isinstance(imported.model, str) else ""
+    note = (
+        f"The text names {named}{found}: the plan is for {DEFAULT_MODEL}. Choose yours in the "
+        "Model step."
+    )
+    return [note]
+
+
 def imported_words(imported: Import, notes: list[str]) -> dict[str, list[list[str]]]:
-    """Return what became of each setting, for the review page: pairs of source and words."""
-    understood = [[each.source, f"{each.field} = {each.value}"] for each in imported.understood]
-    unused = [[each.source, each.reason or ""] for each in imported.ignored]
+    """Return what became of each setting, for the review page: pairs of source and words.
+
+    A setting stands in one of the lists, those that change the work first in theirs.
+    """
+    left_out = [note.partition(" = ")[0] for note in notes if NO_FIELD in note]
+    understood: list[list[str]] = []
+    without_field: list[list[str]] = []
+    for item in imported.understood:
+        has_field = not any(_is_within(path, item.field or "") for path in left_out)
+        words = became(item) if has_field else f"{became(item)} {NO_FIELD}"
+        (understood if has_field else without_field).append([item.source, words])
+    said = set(imported.assumptions)
+    ignored = sorted(
+        imported.ignored, key=lambda each: f"{each.source}: {each.reason}" not in said
+    )
+    unused = [["", note] for note in notes if NO_FIELD not in note]
+    unused += [[each.source, each.reason or ""] for each in ignored] + without_field
     unknown = [[each.source, each.reason or ""] for each in imported.unknown]
-    unused += [["", note] for note in notes]
     return {
-        "understood": understood[:MOST_SHOWN],
-        "unused": unused[:MOST_SHOWN],
-        "unknown": unknown[:MOST_SHOWN],
+        name: _first(rows)
+        for name, rows in (("understood", understood), ("unused", unused), ("unknown", unknown))
     }
+
+
+def _first(rows: list[list[str]]) -> list[list[str]]:
+    """Return the first rows, and how many others there are."""
+    more = len(rows) - MOST_SHOWN
+    return rows[:MOST_SHOWN] + ([["", f"{more} further settings"]] if more > 0 else [])
+
+
+def _is_within(path: str, field: str) -> bool:
+    """Return whether a path of a request is a field, or lies in it."""
+    return path == field or path.startswith(f"{field}.")

@@ -30,11 +30,6 @@ REFUSED = {
     "x" * (MOST_CHARACTERS + 1): "at most 65,536 are read",
     "ls -la /": "no command of a known tool: paste vllm serve",
     "vllm\x00serve": "control character",
-    f"vllm serve {LLAMA} -tp four": "'four': it must be a whole number from 1 to 65,536",
-    f"vllm serve {LLAMA} -tp 0": "'0': it must be a whole number from 1",
-    f"vllm serve {LLAMA} -tp": "-tp has no value: vLLM takes one",
-    f"vllm serve {LLAMA} --gpu-memory-utilization 1.5": "a number from 0.01 to 1",
-    f"vllm serve {LLAMA} --speculative-config '{{'": "a JSON object such as",
     "vllm serve $(cat model.txt)": "is never run; write the value itself",
     "vllm serve `cat model.txt`": "is never run",
     f"vllm serve '{LLAMA}": "the quote ' before",
@@ -43,7 +38,6 @@ REFUSED = {
     "llamafactory-cli webui": "has no settings: paste its file",
     "llamafactory-cli train examples/lora.yaml": "paste the content of the file",
     "accelerate launch -m axolotl.cli.train my.yml": "paste the content of the file",
-    "accelerate launch --num_processes 3 --num_machines 2 x.py": "a multiple of the 2 machines",
     "torchrun --nproc_per_node 3 pretrain_gpt.py --tensor-model-parallel-size 2": "multiple of",
     "base_model: a\nbase_model: b\n": "line 2: the key 'base_model' stands there twice",
     "base_model: [\n": "line 2",
@@ -53,22 +47,14 @@ REFUSED = {
     "base_model: !!python/object/apply:os.system [ls]\n": "YAML is not read",
     BOMB: "aliases",
     "base_model: x\nsequence_len: 0x" + "f" * 5000: "64 bits",
-    "base_model: x\nmicro_batch_size: true\n": "a whole number from 1",
     "one: 1\ntwo: 2\n": "no known tool has a file with the keys one, two",
     "services: {llm: {image: vllm}}\n": "no container of the file has a command",
     "--- \n- a\n": "the YAML has no mapping of settings",
     "a: 1\n---\n" * 40: "more than 32 documents",
     "base_model: 2026-99-99\n": "YAML is not read: a value cannot be read",
-    "base_model: x\nfsdp: full_shard\nfsdp_config: '{'": "a JSON object such as",
-    '{"zero_optimization": {"offload_param": {"device": "tape"}}}': "must be none, cpu or nvme",
     '{"zero_optimization": {}, "data_types": {"grad_accum_dtype": "int7"}}': "gradient_dtype is",
     "base_model: " + "a" * 600: "at most 512 are a name or a path",
     "base_model: x\n" + "".join(f"k{at}: 1\n" for at in range(1001)): "at most 1,000 are read",
-    "torchrun pretrain_gpt.py --data-parallel-sharding-strategy x": "no_shard, optim,",
-    "accelerate launch --mixed_precision x x.py": "it must be no, fp16, bf16 or fp8",
-    f"sglang serve {LLAMA} --tp 3 --attn-dp-size 2": "a multiple of the 2 attention ranks",
-    f"vllm serve {LLAMA} --dtype int3": "auto, half, float16",
-    f"torchrun x.py --bf16=maybe --model_name_or_path {LLAMA}": "it must be true or false",
     "axolotl train": "paste the content of the file",
     '{"model_type": "llama"': "not valid JSON",
     '{"model_type": "llama", "model_type": "x"}': "stands twice",
@@ -84,6 +70,64 @@ def test_a_text_is_refused_in_words(text):
         read_paste(text)
     assert REFUSED[text] in str(refused.value)
     assert len(str(refused.value)) < 700
+
+
+# A text, the source of a setting in it whose value is outside its limits, and words of its reason.
+LEFT_OUT = {
+    f"vllm serve {LLAMA} -tp four": (
+        "-tp four",
+        "'four' is not used: it must be a whole number from 1 to 65,536",
+    ),
+    f"vllm serve {LLAMA} -tp 0": ("-tp 0", "'0' is not used: it must be a whole number from 1"),
+    f"vllm serve {LLAMA} -tp": ("-tp", "it has no value: vLLM takes one"),
+    f"vllm serve {LLAMA} --gpu-memory-utilization 1.5": (
+        "--gpu-memory-utilization 1.5",
+        "a number from 0.01 to 1",
+    ),
+    f"vllm serve {LLAMA} --speculative-config '{{'": (
+        "--speculative-config {",
+        "a JSON object such as",
+    ),
+    "accelerate launch --num_processes 3 --num_machines 2 x.py": (
+        "--num_processes 3",
+        "a multiple of the 2 machines",
+    ),
+    "base_model: x\nmicro_batch_size: true\n": ("micro_batch_size: true", "a whole number from 1"),
+    "base_model: x\nfsdp: full_shard\nfsdp_config: '{'": (
+        "fsdp_config: {",
+        "a JSON object such as",
+    ),
+    '{"zero_optimization": {"offload_param": {"device": "tape"}}}': (
+        "zero_optimization.offload_param.device: tape",
+        "must be none, cpu or nvme",
+    ),
+    "torchrun pretrain_gpt.py --data-parallel-sharding-strategy x": (
+        "--data-parallel-sharding-strategy x",
+        "no_shard, optim,",
+    ),
+    "accelerate launch --mixed_precision x x.py": (
+        "--mixed_precision x",
+        "it must be no, fp16, bf16 or fp8",
+    ),
+    f"sglang serve {LLAMA} --tp 3 --attn-dp-size 2": (
+        "--tp 3",
+        "a multiple of the 2 attention ranks",
+    ),
+    f"vllm serve {LLAMA} --dtype int3": ("--dtype int3", "auto, half, float16"),
+    f"torchrun x.py --bf16=maybe --model_name_or_path {LLAMA}": (
+        "--bf16=maybe",
+        "it must be true or false",
+    ),
+}
+
+
+@pytest.mark.parametrize("text", LEFT_OUT, ids=lambda text: repr(text[:40]))
+def test_a_value_outside_its_limits_is_left_out_and_the_rest_is_read(text):
+    source, words = LEFT_OUT[text]
+    draft = read_paste(text)
+    (item,) = (each for each in draft.ignored if each.source == source)
+    assert words in item.reason
+    assert any(each.startswith(f"{source}: ") for each in draft.assumptions)
 
 
 PIECES = st.sampled_from(

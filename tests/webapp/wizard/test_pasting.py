@@ -120,3 +120,29 @@ def test_a_job_as_yaml_launches_the_same_job_again(alice, host):
     assert text in client.get(f"/jobs/{first.pk}/config/").content.decode().replace("&#x27;", "'")
     assert adapter().validate_python(document).launch.name == "night"
     assert "slipway launch" in client.get(f"/plans/{first.plan_id}/exports/").content.decode()
+
+
+def test_a_model_that_no_catalog_has_is_never_another_one_without_a_word(alice, host):
+    answer = paste(alice, "vllm serve /data/my-model-9b --tensor-parallel-size 2")
+    page = client_of(alice).get(answer["Location"]).content.decode()
+    assert "/data/my-model-9b, which the catalog does not have: the plan is for" in page
+    found = client_of(alice).post(
+        "/api/v1/plans/import", json.dumps({"text": "vllm serve /data/my-model-9b"}),
+        "application/json",
+    ).json()  # fmt: skip
+    assert any("/data/my-model-9b" in each for each in found["plan"]["notes"])
+
+
+def test_a_pasted_setting_stands_in_one_list(alice, host):
+    paste(alice, "python trl/scripts/dpo.py --model_name_or_path meta-llama/Llama-3.2-1B "
+          "--use_peft --lora_r 8 --packing --optim paged_adamw_8bit --bf16 --made_up 3 "
+          "--fp16 --max_steps ten")  # fmt: skip
+    words = Plan.objects.get().draft["imported"]
+    places: dict[str, set[str]] = {}
+    for name, rows in words.items():
+        for source, _ in rows:
+            places.setdefault(source, set()).add(name)
+    places.pop("", None)
+    assert {source: names for source, names in places.items() if len(names) > 1} == {}
+    assert words["unused"][0][0] == "trl/scripts/dpo.py"  # what changes the work stands first
+    assert "Slipway plans supervised steps" in words["unused"][0][1]
