@@ -48,11 +48,11 @@ def read_swift(train: TrainDraft, program: str, command: str, words: list[str]) 
     _swift_method(train)
     dtype = options.pop("torch_dtype", None)
     if dtype is not None:
-        name = {"bfloat16": "bf16", "float16": "fp16"}.get(dtype.text)
-        if name is None or name in options:
+        precision = {"bfloat16": "bf16", "float16": "fp16"}.get(dtype.text)
+        if precision is None or precision in options:
             draft.ignore(dtype.source, "bf16 or fp16 state the precision of training")
         else:
-            options[name] = replace(dtype, name=name, value="true")
+            options[precision] = replace(dtype, name=precision, value="true")
     if "recompute" not in options:
         source = "gradient checkpointing (on by default)"
         options["recompute"] = Option("recompute", "true", source, source)
