@@ -269,7 +269,7 @@ def _read_document(document: JsonObject, header: Header | None) -> Draft:
     elif "model" in keys and LLAMA_FACTORY_V1_KEYS & keys:
         draft = Draft("llama_factory", "train", header)
         read_llama_factory_file(draft, from_version_1(draft, document))
-    elif "model_name_or_path" in keys and LLAMA_FACTORY_KEYS & keys - {"dataset"}:
+    elif "model_name_or_path" in keys and _is_llama_factory(keys):
         draft = Draft("llama_factory", header=header)
         read_llama_factory_file(draft, document)
     elif "model_name_or_path" in keys:
@@ -288,6 +288,14 @@ def _read_document(document: JsonObject, header: Header | None) -> Draft:
         named = ", ".join(sorted(keys)[:6]) or "no keys"
         raise _unknown_tool(f"no known tool has a file with the keys {shown(named)}")
     return draft
+
+
+def _is_llama_factory(keys: set[str]) -> bool:
+    """Return whether LLaMA-Factory knows more keys of a file than the Hugging Face trainer."""
+    own, other = (
+        len(keys & option_table(tool).names) for tool in ("llama_factory", "transformers")
+    )
+    return own > other or (own == other and bool(LLAMA_FACTORY_KEYS & keys - {"dataset"}))
 
 
 def _server_of_file(keys: set[str]) -> tuple[Kind, Reader] | None:
@@ -542,6 +550,8 @@ BY_PATH = {"server": LLAMA, "main": LLAMA_ONCE}
 # Two words: a program and its command, or -m and a module of Python.
 BY_TWO_WORDS: dict[tuple[str, str], tuple[Kind, Reader]] = {
     ("vllm", "serve"): VLLM,
+    ("trl", "vllm-serve"): VLLM,
+    ("llama", "serve"): LLAMA,
     ("-m", "vllm.entrypoints.openai.api_server"): VLLM,
     ("-m", "vllm.entrypoints.api_server"): VLLM,
     ("-m", "vllm.entrypoints.cli.main"): VLLM,

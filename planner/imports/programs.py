@@ -180,7 +180,8 @@ def tool_of_arguments(arguments: list[str]) -> str | None:
     written = {word.partition("=")[0] for word in arguments if word.startswith("--")}
     names = {word.lstrip("-").replace("-", "_") for word in written}
     scores = {tool: len(names & _exact(tool)) for tool in BY_ARGUMENTS}
-    scores["nanogpt"] = 0 if names & OF_HUGGING_FACE else 2 * scores["nanogpt"]
+    is_hugging_face = names & (OF_HUGGING_FACE - option_table("nanogpt").names)
+    scores["nanogpt"] = 0 if is_hugging_face else 2 * scores["nanogpt"]
     best = max(BY_ARGUMENTS, key=lambda tool: scores[tool])
     return best if scores[best] else None
 

@@ -294,6 +294,9 @@ def read_llama_cpp(draft: Draft, words: list[str], *, answers_once: bool = False
     if named or (file and not repository):
         chosen = named or file
         server.spec = add_gguf(draft, chosen.source, chosen.text) if chosen else None
+        for option in (repository, file):
+            if option is not None and option is not chosen:
+                draft.ignore(option.source, "another option names the file")
     elif repository:
         stem = file.text.removesuffix(".gguf") if file else ""
         kind = stem.rsplit("-", 1)[-1] if file else None
@@ -346,10 +349,12 @@ def _llama_context(server: ServerDraft, *, answers_once: bool) -> None:
         longest = tokens if is_shared else tokens // count
         if server.spec is not None:
             longest = min(longest, server.spec.max_position_embeddings)
-        draft.put(context.source, "workload.max_request_tokens", max(1, longest))
+        is_pool = unified is not None and unified.is_on
+        source = f"{context.source} {unified.source}" if unified and is_pool else context.source
+        draft.put(source, "workload.max_request_tokens", max(1, longest))
     elif context:
         draft.ignore(context.source, "0: the model's own context is planned without it")
-    if unified:
+    if unified and not (context and context.text != "0" and unified.is_on):
         pool = "one pool of cache for all slots is how Slipway plans them"
         draft.ignore(unified.source, pool if unified.is_on else "each slot has its own part")
     if predict:

@@ -83,7 +83,10 @@ class ServerDraft:
     def put_whole(self, name: str, field: str, most: int = LARGEST_TOKENS) -> int | None:
         """Record a whole number as a field of the request, and return it."""
         option = self.take(name)
-        if option is None or option.text.lower() in AUTO:
+        if option is None:
+            return None
+        if option.text.lower() in AUTO:
+            self.draft.ignore(option.source, "the engine's default is planned without it")
             return None
         number = option.whole(most=most)
         self.draft.put(option.source, field, number)

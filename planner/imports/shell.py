@@ -348,13 +348,17 @@ class OptionTable:
 
 @cache
 def option_table(tool: str) -> OptionTable:
-    """Return the options of a tool, from the catalog, with those of the tool that it extends."""
+    """Return the options of a tool, from the catalog, with those of the tool that it extends.
+
+    It has not those of ``without``.
+    """
     document = data_toml(f"tool_options/{tool}.toml")
     groups = document["options"]
     base = option_table(document["extends"]) if "extends" in document else None
     kinds = ("values", "lists", "switches")
     own = {name for group in groups for kind in kinds for name in group.get(kind, ())}
-    inherited = base.names - own if base else frozenset()
+    without = own | set(document.get("without", ()))
+    inherited = base.names - without if base else frozenset()
 
     def names(kind: str) -> frozenset[str]:
         of_base: frozenset[str] = getattr(base, kind) if base else frozenset()
@@ -375,7 +379,10 @@ def option_table(tool: str) -> OptionTable:
         values=names("values"),
         switches=names("switches"),
         lists=names("lists"),
-        aliases={**(base.aliases if base else {}), **document.get("aliases", {})},
+        aliases={
+            **({name: to for name, to in base.aliases.items() if to in inherited} if base else {}),
+            **document.get("aliases", {}),
+        },
         reasons=reasons,
         abbreviates=document.get("abbreviates", False),
     )
@@ -539,6 +546,7 @@ def _leading_values(words: list[str]) -> list[str]:
 # What became of options and words, for the draft.
 
 
+OWN = "own:"  # before a tool's own name that is also the common name of another setting
 ALONE = "it has no effect without the option that it belongs to"
 
 
@@ -557,7 +565,7 @@ def ignore_rest(draft: Draft, options: Options, tool: str) -> None:
     """Record the options that no field of a plan stands for, each with its reason."""
     reasons = option_table(tool).reasons
     for name, option in options.items():
-        draft.ignore(option.source, reasons.get(name, ALONE))
+        draft.ignore(option.source, reasons.get(name.removeprefix(OWN), ALONE))
     options.clear()
 
 

@@ -328,10 +328,9 @@ def _add_titan_sharding(train: TrainDraft) -> None:
             draft.ignore(copies.source, "the copies of the sharded ranks, whose number is open")
         return
     size = width.whole() if width else 1
+    draft.put(sources(copies, width), "pins.data_parallel_size", size * number)
     if size > 1 and number > 1:
         draft.put(sources(copies, width), "pins.zero_shard_size", size)
-    elif copies is not None:
-        draft.ignore(copies.source, "the copies, from which the number of devices follows")
     world = size * number
     for axis in ("tensor", "pipeline", "context"):
         world *= options[axis].whole() if axis in options else 1

@@ -5,7 +5,14 @@ from dataclasses import replace
 
 from planner.imports.draft import Option
 from planner.imports.models import add_model
-from planner.imports.shell import ignore_rest, ignore_words, plain, read_options, source_of
+from planner.imports.shell import (
+    ignore_rest,
+    ignore_words,
+    option_table,
+    plain,
+    read_options,
+    source_of,
+)
 from planner.imports.trainers import HUGGING_FACE, SUPERVISED, put_world, sources
 from planner.imports.training import NO_FILE, TrainDraft, read_training, rename
 
@@ -15,7 +22,7 @@ from planner.imports.training import NO_FILE, TrainDraft, read_training, rename
 
 
 SWIFT = {
-    **HUGGING_FACE,
+    **{name: HUGGING_FACE[name] for name in HUGGING_FACE if name in option_table("swift").names},
     "model": "model",
     "attn_impl": "attention",
     "sequence_parallel_size": "context",
@@ -167,7 +174,7 @@ def _nanogpt_steps(train: TrainDraft, *, has_file: bool) -> None:
     elif steps % ranks:
         reason = f"nanoGPT shares {steps} among its ranks, and they are no multiple of {ranks}"
         train.draft.assume(option.source, f"{reason}: it would stop; each rank takes one here")
-        train.options["accumulation"] = Option("accumulation", 1, "one batch of each rank")
+        train.options["accumulation"] = replace(option, value=1)
     else:
         train.options["accumulation"] = replace(option, value=steps // ranks)
 

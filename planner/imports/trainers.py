@@ -311,7 +311,9 @@ def read_hugging_face_options(
     """Read arguments of transformers' and TRL's trainers, of a command or of a YAML file."""
     train.options |= {**rename(options, HUGGING_FACE), **train.options}
     draft = train.draft
-    if is_known and "accumulation" in train.options and "micro_batch" not in train.options:
+    accumulation = train.options.get("accumulation")
+    is_stated = accumulation is not None and accumulation.text.lower() != "auto"
+    if is_known and is_stated and "micro_batch" not in train.options:
         source = f"per_device_train_batch_size {DEFAULT_MICRO_BATCH} (the default)"
         train.options["micro_batch"] = Option("micro_batch", DEFAULT_MICRO_BATCH, source)
     peft = draft.take(train.options, "use_peft")
@@ -324,12 +326,17 @@ def read_hugging_face_options(
     if adapters is not None and (adapters is not peft or adapters.is_on):
         train.method = "qlora" if quantised else "lora"
         draft.put(sources(adapters, quantised), "workload.method", train.method)
-    elif peft is not None or quantised is not None:
-        source = sources(peft, quantised)
-        draft.ignore(source, "no adapters: full training is planned")
+        peft = quantised = None
     elif any(scratch) and "model" not in train.options:
         train.method = "pretrain"
         draft.put(sources(*scratch), "workload.method", train.method)
+        scratch = []
+    for option in (peft, quantised):
+        if option is not None:
+            draft.ignore(option.source, "no adapters: full training is planned")
+    for option in scratch:
+        if option is not None:
+            draft.ignore(option.source, "the model's weights are stated: they are trained")
     read_training(train)
     ignore_rest(draft, train.options, "transformers")
 
@@ -399,14 +406,15 @@ def read_megatron(train: TrainDraft, words: list[str]) -> None:
     parallel = draft.take(options, "sequence_parallel")
     if parallel is not None:
         draft.put(parallel.source, "pins.sequence_parallel", parallel.is_on)
-    moved, narrow = (
-        draft.take(options, "optimizer_cpu_offload"),
-        draft.take(options, "grad_reduce_in_bf16"),
-    )
-    if moved is not None and moved.is_on:
-        draft.put(moved.source, "pins.offload", {"optimizer": "cpu"})
-    if narrow is not None and narrow.is_on:
-        draft.put(narrow.source, "pins.gradient_dtype", "bf16")
+    for name, field, value in (
+        ("optimizer_cpu_offload", "pins.offload", {"optimizer": "cpu"}),
+        ("grad_reduce_in_bf16", "pins.gradient_dtype", "bf16"),
+    ):
+        switch = draft.take(options, name)
+        if switch is not None and switch.is_on:
+            draft.put(switch.source, field, value)
+        elif switch is not None:
+            draft.ignore(switch.source, "off, as without it")
     attention = draft.take(options, "attention_backend")
     if attention is not None and attention.text == "flash":
         draft.put(attention.source, "pins.attention", "flash")

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from planner.imports.documents import options_of
 from planner.imports.draft import LARGEST_TOKENS, Draft, Option, Options, shown
 from planner.imports.models import PASTE_CONFIG, add_model
+from planner.imports.shell import OWN
 from planner.specs.base import ATTENTION, OPTIMIZERS, alias_parser
 from planner.specs.model import ModelSpec
 from planner.specs.workload import Attention, Optimizer
@@ -116,8 +117,9 @@ def rename(options: Options, names: Mapping[str, str]) -> Options:
     renamed: Options = {}
     order = {name: at for at, name in enumerate(names)}
     for name, option in sorted(options.items(), key=lambda each: order.get(each[0], -1)):
-        target = names.get(name, name)
-        key = name if target in renamed else target
+        own = f"{OWN}{name}" if name in get_args(Setting) else name
+        target = names.get(name, own)
+        key = own if target in renamed else target
         renamed[key] = replace(option, name=key)
     return renamed
 
@@ -455,8 +457,9 @@ def _add_fsdp(train: TrainDraft) -> None:
     elif config is not None and config.text.startswith("{"):
         parts = _json_parts(config)
     elif config is not None:
-        draft.ignore(config.source, NO_FILE)
-    add_fsdp_parts(train, mode, parts)
+        draft.assume(config.source, NO_FILE)
+    if mode is not None or parts:
+        add_fsdp_parts(train, mode, parts, config.source if config is not None else "fsdp_config")
 
 
 def _json_parts(config: Option) -> Options:
@@ -471,13 +474,18 @@ def _json_parts(config: Option) -> Options:
     return {name.removeprefix("fsdp_"): option for name, option in read.items()}
 
 
-def add_fsdp_parts(train: TrainDraft, mode: Option | None, parts: Options) -> None:
-    """Record FSDP from its mode (``full_shard auto_wrap``) and its configuration's keys."""
+def add_fsdp_parts(
+    train: TrainDraft, mode: Option | None, parts: Options, source: str = "fsdp_config"
+) -> None:
+    """Record FSDP from its mode (``full_shard auto_wrap``) and its configuration's keys.
+
+    ``source`` is that of the configuration, which alone means full sharding.
+    """
     draft, words = train.draft, set(re.findall(r"\w+", mode.text.lower())) if mode else set()
     strategy = parts.pop("sharding_strategy", None)
     words |= {strategy.text.lower()} if strategy else set()
     reshard = parts.pop("reshard_after_forward", None)
-    sources = [each.source for each in (mode, strategy, reshard) if each] or ["fsdp_config"]
+    sources = [each.source for each in (mode, strategy, reshard) if each] or [source]
     draft.put(", ".join(sources), "pins.zero_stage", _fsdp_stage(words, reshard))
     if words & {"hybrid_shard", "hybrid_shard_zero2", "_hybrid_shard_zero2"} and train.per_node:
         draft.put(", ".join(sources), "pins.zero_shard_size", train.per_node)

@@ -85,13 +85,17 @@ def read_axolotl(draft: Draft, document: JsonObject) -> None:
         is_narrow = adapter.text.lower() == "qlora" or quantised is not None
         train.method = "qlora" if is_narrow else "lora"
         draft.put(sources(adapter, quantised), "workload.method", train.method)
+        quantised = None
     elif adapter is not None:
         draft.assume(adapter.source, "Slipway plans lora and qlora; full training is the draft")
     elif scratch is not None and scratch.is_on:
         train.method = "pretrain"
         draft.put(scratch.source, "workload.method", train.method)
-    elif quantised is not None:
+        scratch = None
+    if quantised is not None:
         draft.ignore(quantised.source, "no adapter: full training is planned")
+    if scratch is not None:
+        draft.ignore(scratch.source, "off, or adapters on the model's weights")
     linear = train.options.pop("lora_target_linear", None)
     if linear is not None and linear.is_on and "targets" not in train.options:
         train.options["targets"] = replace(linear, value="all")
@@ -132,11 +136,9 @@ def _axolotl_devices(train: TrainDraft) -> None:
     for size in inner:
         world *= size
     train.world = world
+    train.draft.put(sources(shard, replicate), "pins.data_parallel_size", width * copies)
     if copies > 1 and width > 1:
         train.draft.put(sources(shard, replicate), "pins.zero_shard_size", width)
-    else:
-        reason = "the data-parallel ranks, from which the number of devices follows"
-        train.draft.ignore(sources(shard, replicate), reason)
 
 
 def _options_of_file(draft: Draft, document: JsonObject, tool: str) -> Options:
@@ -162,8 +164,9 @@ def read_trl_file(draft: Draft, document: JsonObject) -> None:
 # ---------------------------------------------------------------------------
 
 
+OTHER_LENGTHS = frozenset({"max_length", "max_seq_length", "block_size", "model_max_length"})
 LLAMA_FACTORY = {
-    **HUGGING_FACE,
+    **{name: HUGGING_FACE[name] for name in HUGGING_FACE if name not in OTHER_LENGTHS},
     "tensor_model_parallel_size": "tensor",
     "pipeline_model_parallel_size": "pipeline",
     "context_parallel_size": "context",
@@ -221,6 +224,7 @@ def _llama_factory_training(train: TrainDraft, options: Options) -> None:
     if scratch is not None and scratch.is_on:
         train.method = "pretrain"
         draft.put(scratch.source, "workload.method", train.method)
+        scratch = None
     elif text == "lora":
         narrow = bits if bits is not None and bits.text == "4" else None
         train.method = "qlora" if narrow else "lora"
@@ -233,6 +237,8 @@ def _llama_factory_training(train: TrainDraft, options: Options) -> None:
         draft.assume(
             kind.source, f"Slipway does not model {shown(text)}: full training is the draft"
         )
+    if scratch is not None:
+        draft.ignore(scratch.source, "off, as without it")
     if bits is not None:
         reason = "Slipway plans adapters on 16-bit or 4-bit weights: 16-bit is the draft"
         draft.assume(bits.source, reason)
@@ -240,6 +246,8 @@ def _llama_factory_training(train: TrainDraft, options: Options) -> None:
     if pure is not None and pure.is_on:
         train.options.setdefault("bf16", pure)
         draft.put(pure.source, "pins.optimizer_dtype", "bf16")
+    elif pure is not None:
+        draft.ignore(pure.source, "off, as without it")
     _without_recompute(train)
     read_training(train)
     options |= train.options
@@ -248,6 +256,9 @@ def _llama_factory_training(train: TrainDraft, options: Options) -> None:
 def _without_recompute(train: TrainDraft) -> None:
     """Record recomputation, which LLaMA-Factory has on unless it is switched off."""
     off = train.options.pop("disable_gradient_checkpointing", None)
+    stated = train.options.get("recompute")
+    if stated is not None and stated.text.lower() == "auto":
+        train.draft.ignore(train.options.pop("recompute").source, "auto: it is on by default")
     if off is not None and off.is_on:
         train.options["recompute"] = replace(off, value="false")
     elif off is not None:

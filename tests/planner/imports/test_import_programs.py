@@ -96,12 +96,11 @@ def cases():
         yield launcher.format(script), SCRIPTS[script]
     for launcher, script in itertools.product(MODULES, MODULE_SCRIPTS):
         yield launcher.format(script), MODULE_SCRIPTS[script]
-    for line, expected in (
+    yield from (
         (f"accelerate launch --num_processes 8 trl dpo {HF}", ("full", "DPO")),
         (f"trl grpo {HF} --use_peft", ("lora", "GRPO")),
         (f"uvx trl kto {HF}", ("full", "KTO")),
-    ):
-        yield line, expected
+    )
 
 
 def test_a_script_is_read_as_what_it_trains_under_every_launcher():
