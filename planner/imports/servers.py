@@ -446,7 +446,7 @@ def _llama_experts(
             reason = "the model has no experts" if spec else "the model's experts are not known"
             server.draft.ignore(option.source, reason)
         if layers:
-            _llama_layers(server, layers)
+            add_llama_layers(server, layers)
         return
     counts = count_parameters(spec)
     last = spec.num_dense_layers + spec.num_moe_layers
