@@ -453,7 +453,9 @@ def _without_percentiles(estimate: Estimate, name: str, limit: float) -> tuple[f
             None,
             f"more requests come than can be served{served}: {words_of(name)} has no value",
         )
-    mean = figure(estimate, far[0]) or 0.0
+    mean = figure(estimate, far[0])
+    if mean is None:
+        return None, f"this workload has no {words_of(name)}: leave out constraints.{name}"
     reason = (
         f"the mean {words_of(far[0])} is {value_words(name, mean)}, "
         f"the limit on {words_of(name)} is {value_words(name, limit)}"

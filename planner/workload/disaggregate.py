@@ -360,7 +360,7 @@ def _performance(
         ttft_seconds=ttft,
         tpot_seconds=gap.total_s,
         latency_seconds=ttft + (workload.output_tokens - 1) * gap.total_s,
-        queue_seconds=ttft - pools.prefill.total_s - pools.transfer_s,
+        queue_seconds=maximum(0.0, ttft - pools.prefill.total_s - pools.transfer_s),
         prefill_seconds=pools.prefill.total_s,
         max_concurrency=int(pools.most) * pools.decode_replicas,
         max_requests_per_second=min(limits),

@@ -340,9 +340,19 @@ def _offloaded_bytes(setting: Setting, load: MemoryLoad, shares: tuple[str, ...]
         shares,
         lambda stage: stage_weight_bytes(setting, NullLedger(), stage),
         lambda stage: stage_kv_bytes(setting, NullLedger(), load, stage),
-        setting.shares,
+        _all_stages(setting),
         load.step_tokens + load.waiting_tokens,
     )
+
+
+def _all_stages(setting: Setting) -> tuple[StageShare, ...]:
+    """Return stages that hold the model once; a column of stage counts has only the fullest."""
+    shares, stages = setting.shares, setting.layout.pipeline
+    if not is_column(stages):
+        return shares
+    first, last = shares[0].vocabulary, shares[-1].vocabulary
+    layers = float(setting.model.num_hidden_layers)
+    return (StageShare(layers, where(stages > 1, first + last, first), is_last=True),)
 
 
 def stage_weight_bytes(setting: Setting, ledger: Ledger, stage: StageShare) -> float:

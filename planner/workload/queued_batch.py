@@ -86,7 +86,14 @@ def _either(first: Flag, one: Outcome, other: Outcome) -> Outcome:
         StageMemory(classes(left.by_class, right.by_class))
         for left, right in zip(one.memory.stages, other.memory.stages, strict=True)
     )
-    memory: MemoryUse = replace(one.memory, stages=stages)
+    left, right = one.memory, other.memory
+    memory: MemoryUse = replace(
+        left,
+        stages=stages,
+        usable_bytes=where(first, left.usable_bytes, right.usable_bytes),
+        host_bytes=where(first, left.host_bytes, right.host_bytes),
+        disk_bytes=where(first, left.disk_bytes, right.disk_bytes),
+    )
     names = Performance.model_fields
     performance = {
         name: chosen(getattr(one.performance, name, None), getattr(other.performance, name, None))

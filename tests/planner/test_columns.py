@@ -5,6 +5,7 @@ import pytest
 from planner.api import estimate, inverse, plan
 from planner.specs.estimate import EstimateRequest, InverseRequest, PlanRequest
 from tests.planner.asking import LLAMA_8B, document
+from tests.planner.laws.checkers import columns_cost_as_numbers
 
 CHAT = {"kind": "serve", "input_tokens": 1024, "output_tokens": 256}
 # Model, device, devices, engine, callers, longest request; what is pinned and whether it fits.
@@ -67,3 +68,35 @@ def test_a_stated_longest_request_limits_the_users(model, devices):
 
     assert most_users(2048)[0] > 1
     assert most_users(10**7) == []
+
+
+def test_a_column_counts_offloaded_caches_and_queued_batches_as_an_estimate_does():
+    offloaded = {
+        "model": "nvidia/DeepSeek-V4-Flash-NVFP4",
+        "cluster": {"device": "mi250", "devices_per_node": 8, "host_memory_bytes": 32 * 1024**3},
+        "engine": "qwen_scripts",
+        "workload": {"kind": "serve", "input_tokens": 32_768, "output_tokens": 128},
+        "strategy": {"tensor_parallel_size": 4, "offload": {"kv_cpu": 1.0}},
+    }
+    queued = {
+        "model": "openai/gpt-oss-120b",
+        "cluster": {"device": "rtx-a2000-12gb", "devices_per_node": 1},
+        "engine": "exllama",
+        "workload": {"kind": "generate", "input_tokens": 1, "output_tokens": 128, "batch_size": 1},
+        "strategy": {"max_batch_tokens": 512},
+    }
+    for fields in (offloaded, queued):
+        answer = estimate(EstimateRequest.model_validate(fields))
+        assert list(columns_cost_as_numbers(fields, answer)) == [], fields
+
+
+def test_a_limit_on_a_figure_that_a_workload_lacks_is_refused_in_words():
+    request = {
+        **document(workload={"kind": "compress", "method": "gguf"}, engine="llama_cpp"),
+        "constraints": {"tpot_p95_seconds": {"max": 1.0}},
+    }
+    answer = plan(PlanRequest.model_validate(request))
+
+    reasons = [rejection.reason for rejection in answer.rejected.values()]
+    assert not answer.plans
+    assert any("this workload has no tpot_p95_seconds" in reason for reason in reasons)

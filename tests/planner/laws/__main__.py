@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from tests.planner.laws import checkers, growth
-from tests.planner.laws.questions import Questions
+from tests.planner.laws.questions import Questions, fresh_questions
 
 SHOWN = 3  # violations of a law that are printed
 
@@ -43,8 +43,22 @@ class Tally:
 
 
 def main(seed: int, count: int) -> int:
-    """Request ``count`` estimates, a tenth of that of each pair; return 1 on a violation."""
+    """Ask ``count`` fresh questions and estimates, a tenth of that of each pair.
+
+    Prints how often each field was drawn and answered, and returns 1 on a violation.
+    """
     questions, tally = Questions(seed), Tally()
+    drawn, answered = Counter[str](), Counter[str]()
+    for question in fresh_questions(seed, count):
+        ask, document = question.ask, question.document
+        found = tally.guarded(document, lambda one, ask=ask: checkers.violations_of(ask, one))
+        drawn.update(question.names)
+        if found is not None:
+            answered.update(question.names if found[0] else ())
+            tally.add(f"fresh {ask}", document, found[1])
+    print("drawn / answered")
+    for name, times in sorted(drawn.items()):
+        print(f"  {name}: {times} / {answered[name]}")
     for _ in range(count):
         tally.checked([questions.estimate()])
     for draw, law in (

@@ -1,27 +1,37 @@
 """Laws that every answer of the planner keeps; a checker yields the violations it finds."""
 
+import json
 import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import yaml
 
-from planner.api import estimate, inverse, plan
+from planner.api import estimate, inverse, parse_model, plan
+from planner.cost.quantity import NullLedger
 from planner.exports.registry import export, export_case
+from planner.search.question import strategy_family_numbers
+from planner.search.rank import complexity_columns
 from planner.specs.base import PlannerError
 from planner.specs.estimate import (
     Estimate,
     EstimateRequest,
     InverseRequest,
+    Limit,
     PlannedStrategy,
     PlanRequest,
 )
 from planner.workload.inference_memory import usable_bytes
+from planner.workload.outcome import expense
 from planner.workload.resolve import resolve
-from tests.planner.laws.questions import device_of
+from planner.workload.setting import Setting
+from planner.workload.under_load import cost_workload, fits_of, paid_setting, rented_devices
 
 GIB = 1024**3
 ROUNDING = 1.001
@@ -34,7 +44,7 @@ Answers = Sequence[Estimate | None]
 def estimated(document: dict) -> Estimate | None:
     """Return the estimate of a question, None if it is refused in words."""
     try:
-        return estimate(EstimateRequest.model_validate(document))
+        return estimate(parse_model(EstimateRequest, json.dumps(document)))
     except PlannerError:
         return None
 
@@ -42,6 +52,12 @@ def estimated(document: dict) -> Estimate | None:
 def fits_within_memory(document: dict, answer: Estimate) -> Iterator[str]:
     """What fits stays within the usable memory, with a whole request on every rank."""
     if not answer.fits:
+        return
+    if document["cluster"].get("other_nodes"):
+        sizes = answer.memory.per_stage_capacity_bytes or ()
+        for peak, size in zip(answer.memory.per_stage_peak_bytes, sizes, strict=False):
+            if peak > size:
+                yield f"fits with {peak / GIB:.2f} of {size / GIB:.2f} GiB of a stage"
         return
     strategy = answer.strategy
     setting = resolve(
@@ -81,10 +97,12 @@ def finite_and_ordered(document: dict, answer: Estimate) -> Iterator[str]:
 
 def within_physics(document: dict, answer: Estimate) -> Iterator[str]:
     """No rate needs more arithmetic than the peak of what computes it."""
-    workload, device = document["workload"], device_of(document)
-    if workload["kind"] == "train" or not device.peak_flops_per_second:
+    workload, setting = document["workload"], resolve(EstimateRequest.model_validate(document))
+    device, is_measured = setting.device, document.get("host_calibration")
+    if workload["kind"] not in {"serve", "generate"} or not device.peak_flops_per_second:
         return
-    setting = resolve(EstimateRequest.model_validate(document))
+    if setting.cluster.other_nodes or is_measured:
+        return
     counts, strategy = setting.counts, answer.strategy
     # Routers, norms and the vocabulary come on top: this is what each prompt token takes at least.
     per_token = 2 * (counts.layer_linear - counts.experts + counts.experts_active)
@@ -108,6 +126,45 @@ def within_physics(document: dict, answer: Estimate) -> Iterator[str]:
     rate = figures.decode_tokens_per_second
     if rate and rate * per_token > total * ROUNDING and not strategy.speculative:
         yield f"decode_tokens_per_second {rate:.4g} is above the peak"
+
+
+def columns_cost_as_numbers(document: dict, answer: Estimate) -> Iterator[str]:
+    """A layout of columns costs what its rows cost: the search and the estimate are one."""
+    setting = resolve(EstimateRequest.model_validate(document))
+    strategy, kind = setting.strategy, setting.workload.kind
+    if kind == "compress" or strategy.disaggregated or setting.cluster.other_nodes:
+        return  # a search costs these one by one
+    single = {each.name: getattr(setting.layout, each.name) for each in fields(setting.layout)}
+    fixed = {"pipeline"} if kind == "train" else set()
+    columns = {
+        name: value if name in fixed else np.array([value, value])
+        for name, value in single.items()
+    }
+    column = replace(setting, layout=replace(setting.layout, **columns))
+    costs, one = costs_of(column), costs_of(resolve(EstimateRequest.model_validate(document)))
+    for name, value in one.items():
+        rows = np.broadcast_to(np.asarray(costs[name], dtype=np.float64), 2)
+        if not np.allclose(rows, float(value), rtol=1e-6, equal_nan=True):
+            yield f"{name} is {value}, in a column {rows}"
+
+
+def costs_of(setting: Setting) -> dict[str, Any]:
+    """Return what a search reads of a setting, a number or a column each."""
+    outcome, ledger = cost_workload(setting, NullLedger()), NullLedger()
+    paid = paid_setting(setting)
+    return {
+        **{name: value for name, value in outcome.performance if value is not None},
+        **expense(paid, outcome, ledger, rented_devices(setting)).figures,
+        "peak_bytes": outcome.memory.peak_bytes,
+        "usable_bytes": outcome.memory.usable_bytes,
+        "fits": outcome.fits,
+        "fits at a first look": fits_of(setting),
+        "families": strategy_family_numbers(setting.strategy, setting.layout),
+        **{
+            f"complexity {at}": number
+            for at, number in enumerate(complexity_columns(setting.strategy, setting.layout))
+        },
+    }
 
 
 def offload_is_no_faster(documents: Sequence[dict], answers: Answers) -> Iterator[str]:
@@ -157,6 +214,45 @@ def whole_sequences(documents: Sequence[dict], answers: Answers) -> Iterator[str
     if uneven < whole / ROUNDING:
         sizes = [document["workload"]["batch_size"] for document in documents]
         yield f"{uneven / GIB:.2f} GiB for {sizes[0]} sequences, {whole / GIB:.2f} for {sizes[1]}"
+
+
+def planned(document: dict) -> tuple[PlannedStrategy, ...] | None:
+    """Return the plans of a question, each exported; None if it is refused in words."""
+    try:
+        request = parse_model(PlanRequest, json.dumps(document))
+        answer = plan(request)
+    except PlannerError:
+        return None
+    for chosen in answer.plans:
+        case = export_case(request, chosen)
+        for name in chosen.exports:
+            with suppress(PlannerError):
+                export(name, case)
+    return answer.plans
+
+
+def limited(document: dict) -> tuple[Limit, ...] | None:
+    """Return the limits of an inverse question; None if it is refused in words."""
+    try:
+        return inverse(parse_model(InverseRequest, json.dumps(document))).limits
+    except PlannerError:
+        return None
+
+
+def violations_of(ask: str, document: dict) -> tuple[bool, list[str]]:
+    """Return whether a fresh question has an answer, and the laws that the answer breaks."""
+    if ask == "plan":
+        found: Sequence[Estimate] = planned(document) or ()
+    elif ask == "inverse":
+        found = [limit.estimate for limit in limited(document) or ()]
+    else:
+        answer = estimated(document)
+        checks = OF_ONE_ANSWER if answer else ()
+        words = [f"{law.__name__}: {text}" for law in checks for text in law(document, answer)]
+        return answer is not None, words
+    words = [text for answer in found for text in finite_and_ordered(document, answer)]
+    words += [f"{one.strategy} is offered and does not fit" for one in found if not one.fits]
+    return bool(found), words
 
 
 def exports_start_the_plan(document: dict) -> Iterator[str]:
@@ -312,4 +408,4 @@ def _product(flags: dict[str, Any], *names: str, form: str) -> int:
     return math.prod(int(flags.get(form.format(name), 1)) for name in names)
 
 
-OF_ONE_ANSWER = (fits_within_memory, finite_and_ordered, within_physics)
+OF_ONE_ANSWER = (fits_within_memory, finite_and_ordered, within_physics, columns_cost_as_numbers)

@@ -1,12 +1,29 @@
 """Random valid questions: catalog models on catalog devices, every goal, engine and layout."""
 
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
 from random import Random
+from typing import get_args
 
-from planner.catalog.devices import list_devices
-from planner.catalog.engines import get_engine
+from planner.catalog.devices import get_device, list_devices
+from planner.catalog.engines import engine_name, generic_engines, get_engine, list_engines
 from planner.catalog.models import get_model, list_models
-from planner.specs.cluster import DeviceSpec
+from planner.specs.base import SparseSpec
+from planner.specs.cluster import ClusterSpec, DeviceSpec
+from planner.specs.estimate import EstimateRequest, InverseRequest, PlanRequest
+from planner.specs.model import AttentionLayers, LatentLayers, ModelSpec
+from planner.specs.workload import (
+    CompressMethod,
+    CompressWorkload,
+    GenerateWorkload,
+    ServeWorkload,
+    Strategy,
+    TrainMethod,
+    TrainWorkload,
+)
 from planner.workload.resolve import resolve_device
+from tests.planner.laws.fields import DEVICES, Fields, some_fields
 
 SERVING = ("vllm", "sglang", "tensorrt_llm", "llama_cpp", "ik_llama_cpp", "exllamav2")
 LOCAL = ("ktransformers", "flexgen", "gpt_fast", "transformers", "torch")
@@ -184,6 +201,169 @@ class Questions:
         engine = self.draw.choice((*SERVING, "torch"))
         workload = self.generate() if kind == "largest_batch" else self.serve()
         return _question(self.model(), self.cluster(nodes=1), workload, engine, question=kind)
+
+
+# An encoder, of which the catalog has none.
+ENCODER = {
+    "model_type": "distilbert",
+    "dim": 768,
+    "hidden_dim": 3072,
+    "n_layers": 6,
+    "n_heads": 12,
+    "vocab_size": 30522,
+    "max_position_embeddings": 512,
+}
+INVERSE = {
+    "serve": ("longest_context", "most_users", "fewest_devices", "cheapest_instance"),
+    "generate": ("longest_context", "largest_batch", "fewest_devices", "largest_model"),
+    "train": ("longest_sequence", "largest_batch", "fewest_devices"),
+}
+ROLES = {
+    "serve": {"serving", "runner"},
+    "generate": {"serving", "runner"},
+    "train": {"training", "runner"},
+}
+
+
+@cache
+def models_by_family() -> dict[str, tuple[str, ...]]:
+    """Return the catalog's models by what decides the formulas of their layers."""
+    families = defaultdict[str, list[str]](list)
+    for entry in list_models():
+        families[_family_of(get_model(entry.id))].append(entry.id)
+    return {family: tuple(names) for family, names in sorted(families.items())}
+
+
+def _family_of(model: ModelSpec) -> str:
+    groups = model.layers_by_attention
+    plain = [group for group in groups if isinstance(group, AttentionLayers)]
+    sparse = "mixture, " if model.is_moe else ""
+    if any(isinstance(group, LatentLayers) for group in groups):
+        return f"{sparse}latent"
+    if len(plain) < len(groups):
+        return f"{sparse}hybrid"
+    return f"{sparse}windows" if any(group.window for group in plain) else sparse or "dense"
+
+
+@cache
+def engines_by_role() -> dict[str, tuple[str, ...]]:
+    """Return every engine of the catalog, and those without a table of their own, by role."""
+    roles = defaultdict[str, list[str]](list)
+    for name in list_engines():
+        roles[get_engine(name, "gpu").role].append(engine_name(name))
+    for name, role in generic_engines().items():
+        roles[role].append(name)
+    return {role: tuple(names) for role, names in roles.items()}
+
+
+# One in so many requests of a run asks for a plan, and one for a limit; the others are estimates.
+PLAN_SHARE, INVERSE_SHARE = 30, 90
+
+
+def fresh_questions(seed: int, count: int, *, quick: bool = False) -> Iterator["FreshQuestion"]:
+    """Yield the first questions of a seed, each drawn by itself; ``quick`` ones search briefly."""
+    for number in range(1, count + 1):
+        ask = "estimate"
+        if number % PLAN_SHARE == 0:
+            ask = "inverse" if number % INVERSE_SHARE == 0 else "plan"
+        yield FreshQuestion(f"{seed}/{number}", ask, quick=quick)
+
+
+class FreshQuestion:
+    """One question with fields at random, of any goal, family, engine and cluster.
+
+    ``names`` are the fields that it has, with the model's family and the engine among them.
+    """
+
+    def __init__(self, seed: str, ask: str, *, quick: bool = False) -> None:
+        self.seed, self.ask = seed, ask
+        self.draw = Random(seed)  # noqa: S311 - questions, not secrets
+        self.names: set[str] = set()
+        goals = ("serve", "serve", "serve", "generate", "train")
+        self.goal = self.draw.choice(goals if ask == "inverse" else (*goals, "compress"))
+        self.document = self._document()
+        if quick and ask != "estimate" and self.goal == "train":
+            # A search on unlike nodes estimates each of its layouts exactly, in ten seconds.
+            self.document["cluster"].pop("other_nodes", None)
+
+    def _document(self) -> Fields:
+        draw = self.draw
+        document = {"model": self._model(), "cluster": self._cluster(), **self._engine()}
+        document["workload"] = self._workload()
+        strategy = self._some(Strategy, most=3)
+        if self.ask == "estimate":
+            if draw.random() < 0.3 and isinstance(document["model"], str):
+                own = Questions(draw.random()).strategy(document["model"], document["cluster"])
+                strategy = {**own, **strategy}
+            return self._some(EstimateRequest, {**document, "strategy": strategy}, most=1)
+        spec = PlanRequest if self.ask == "plan" else InverseRequest
+        document = self._some(spec, {"top": 1, **document, "pins": strategy}, most=2)
+        if self.ask == "inverse":
+            document["question"] = draw.choice(INVERSE[self.goal])
+        return document
+
+    def _some(self, spec: type[SparseSpec], own: Fields | None = None, *, most: int) -> Fields:
+        fields, names = some_fields(self.draw, spec, own, most=most)
+        self.names |= names
+        return fields
+
+    def _model(self) -> str | Fields:
+        if self.draw.random() < 0.03:
+            self.names.add("model: encoder")
+            return ENCODER
+        family, models = self.draw.choice(list(models_by_family().items()))
+        self.names.add(f"model: {family}")
+        return self.draw.choice(models)
+
+    def _engine(self) -> Fields:
+        roles = engines_by_role()
+        if self.draw.random() < 0.1:
+            return {}
+        fitting = [name for role in ROLES.get(self.goal, roles) for name in sorted(roles[role])]
+        name = self.draw.choice(sorted(fitting))
+        self.names.add(f"engine: {name}")
+        return {"engine": name}
+
+    def _cluster(self) -> Fields:
+        draw = self.draw
+        nodes = draw.choice((1, 1, 1, 2))
+        count = draw.choice((1, 2, 8) if nodes == 1 else (1, 4))
+        device: str | Fields = draw.choice(DEVICES)
+        if draw.random() < 0.15:
+            known = get_device(device).model_dump(mode="json", exclude_none=True)
+            device = self._some(DeviceSpec, most=4)
+            device = {**known, **device, "id": "custom"}
+        own = {"device": device, "devices_per_node": count, "nodes": nodes}
+        return self._some(ClusterSpec, own, most=3)
+
+    def _workload(self) -> Fields:
+        draw, few = self.draw, draw_most(self.draw)
+        lengths = {"input_tokens": draw.choice(PROMPTS), "output_tokens": draw.choice(ANSWERS)}
+        if self.goal == "serve":
+            load = self._some(ServeWorkload, {"kind": "serve", **lengths}, most=few)
+            arrivals = ("concurrency", "request_rate_per_second", "burst_requests")
+            for name in [name for name in arrivals if name in load][1:]:
+                del load[name]  # one kind of arrival
+                self.names.discard(f"ServeWorkload.{name}")
+            return load
+        if self.goal == "generate":
+            batch = {"batch_size": draw.choice((1, 2, 3, 8, 64, 256))}
+            return self._some(GenerateWorkload, {"kind": "generate", **lengths, **batch}, most=1)
+        if self.goal == "compress":
+            method = draw.choice(get_args(CompressMethod))
+            return self._some(CompressWorkload, {"kind": "compress", "method": method}, most=2)
+        rows = {
+            "kind": "train",
+            "sequence_length": draw.choice((512, 2048, 4096, 8192)),
+            "global_batch_size": draw.choice((8, 16, 64)),
+            "method": draw.choice(("pretrain", "full", "lora", *get_args(TrainMethod))),
+        }
+        return self._some(TrainWorkload, rows, most=few)
+
+
+def draw_most(draw: Random) -> int:
+    """Return how many optional fields of a workload a question has at most."""
+    return draw.choice((1, 2, 4))
 
 
 def _question(model: str, cluster: dict, workload: dict, engine: str, **more: object) -> dict:

@@ -1,10 +1,18 @@
-"""Random valid questions keep the laws; ``python -m tests.planner.laws SEED COUNT`` asks more."""
+"""Random valid questions keep the laws; ``python -m tests.planner.laws SEED COUNT`` asks more.
 
+The last test asks new questions in every run, the gate's too. Their seed is that of the order,
+which every run prints at its end: ``--randomly-seed=N`` repeats them.
+"""
+
+import json
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.planner.laws import checkers, growth
-from tests.planner.laws.questions import Questions
+from tests.planner.laws.fields import BUILT, SPECS, value_of
+from tests.planner.laws.questions import Questions, fresh_questions
 
 SEEDS = st.integers(0, 2**32)
 few, fewer = settings(max_examples=30), settings(max_examples=5)
@@ -142,3 +150,25 @@ def test_the_shortest_answers_keep_to_the_rate_that_the_engine_reaches(seed):
 @given(seed=SEEDS)
 def test_no_estimate_fits_beyond_the_longest_context_with_a_pinned_layout(seed):
     assert list(growth.no_estimate_fits_beyond(growth.pinned_limit(Questions(seed)))) == []
+def test_every_field_of_a_request_is_drawn():
+    draw = Questions(0).draw
+    own = {"input_tokens": 8, "output_tokens": 8, "sequence_length": 64}
+    for spec in SPECS:
+        for name in set(spec.model_fields) - BUILT:
+            value_of(draw, spec, name, own)  # names the field that has no drawer
+
+
+SLICES, IN_SLICE = 2, 90
+
+
+@pytest.mark.parametrize("part", range(SLICES))
+def test_a_fresh_question_has_an_answer_or_a_refusal_in_words(part, request):
+    seed = request.config.getoption("randomly_seed") + part
+    for question in fresh_questions(seed, IN_SLICE, quick=True):
+        repeat = f"python -m tests.planner.laws {seed} {IN_SLICE}"
+        where = f"{repeat}; {question.ask}: {json.dumps(question.document)}"
+        try:
+            _, words = checkers.violations_of(question.ask, question.document)
+        except Exception as error:
+            raise AssertionError(f"{error!r} in question {question.seed} of {where}") from error
+        assert words == [], where
