@@ -320,7 +320,7 @@ def test_headings_say_whether_a_change_is_for_the_fit_or_for_the_target():
     fit, meets = offers_of(answer, draft_of())
 
     assert fit.heading.endswith("make it fit")
-    assert fit.chips[0].title == "8 devices instead of 1"
+    assert fit.chips[0].title == "7 devices instead of 1"
     assert meets.heading.endswith("meet the target")
     assert all(chip.effect.startswith("meets it, ") for chip in meets.chips)
 
