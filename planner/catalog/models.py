@@ -3,7 +3,7 @@
 import json
 from collections import ChainMap
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -26,7 +26,7 @@ from planner.catalog.layer_groups import (
 )
 from planner.catalog.model_names import ModelEntry, entries, find, read_name, without_address
 from planner.catalog.published_weights import read_published_weights
-from planner.catalog.reading import data_text, nearest_names
+from planner.catalog.reading import data_text, data_toml, nearest_names
 from planner.cost.weights import WIDE
 from planner.specs.base import BadConfigError, NotCoveredError
 from planner.specs.model import ModelSpec
@@ -382,6 +382,26 @@ def get_model(model_id: str) -> ModelSpec:
         "ones of such names usually are; give its config.json to have it exactly"
     )
     return _noted(spec, note).model_copy(update={"id": name})
+
+
+class RotaryEmbedding(NamedTuple):
+    """The base of a model's rotary embedding, and its scaling factor; 1 without one."""
+
+    base: int
+    factor: float = 1.0
+
+
+def rotary_embedding(model_id: str) -> RotaryEmbedding | None:
+    """Return the rotary embedding of a catalog model, None if the catalog does not know it.
+
+    Other names of a shape may stand for longer contexts, with another base.
+    """
+    tables, name = data_toml("models.toml"), model_id.strip().removesuffix("-Instruct")
+    scaled = tables["rotary_scaling"].get(name)
+    if scaled:
+        return RotaryEmbedding(scaled["base"], scaled["factor"])
+    base = tables["rotary_bases"].get(name)
+    return RotaryEmbedding(base) if base else None
 
 
 def _noted(spec: ModelSpec, note: str) -> ModelSpec:

@@ -325,11 +325,24 @@ def claims_of(estimate: Estimate, kind: str) -> JsonObject:
     return claims
 
 
+# Names and units of the figures, as people write them.
+WORDS = {
+    "ttft_seconds": ("time to first token", "s"),
+    "tpot_seconds": ("time per output token", "s"),
+    "output_tokens_per_second": ("output", "tokens/s"),
+    "requests_per_second": ("throughput", "requests/s"),
+    "latency_seconds": ("whole batch", "s"),
+    "step_seconds": ("step", "s"),
+    "tokens_per_second": ("training", "tokens/s"),
+    "duration_seconds": ("duration", "s"),
+}
+
+
 def prediction_line(case: ExportCase) -> str:
     """Return the prediction as one line, for the header of an export."""
     memory = case.plan.memory
     figures = [
-        f"{name} {claim['value']:.4g}{_bounds(claim)}"
+        f"{WORDS[name][0]} {claim['value']:.4g} {WORDS[name][1]}{_bounds(claim)}"
         for name, claim in claims_of(case.plan, case.workload.kind).items()
     ]
     peak = f"{memory.per_device_peak_bytes / 1024**3:.1f} GiB"

@@ -1,9 +1,13 @@
 """Export a plan as Kubernetes objects or as a Docker Compose file."""
 
+import math
 import re
 
+from planner.cost.parameters import count_parameters
+from planner.cost.weights import element_bytes
 from planner.exports.export import (
     BALANCER,
+    GIB,
     PORT,
     SERVING_PORT,
     ExportCase,
@@ -12,6 +16,7 @@ from planner.exports.export import (
     servers_per_node,
 )
 from planner.exports.launch import (
+    OPEN_TAG,
     image_of,
     is_training,
     launch_arguments,
@@ -90,8 +95,13 @@ def _devices(case: ExportCase) -> JsonObject:
 
 
 def _image_notes(case: ExportCase) -> list[str]:
-    notes = ["the image's tag moves: pin the version that you measure"]
-    if image_of(case) is None:
+    image = image_of(case)
+    notes = []
+    if image is not None and image.endswith(f":{OPEN_TAG}"):
+        notes.append(f"put the tag of the release that you measure for {OPEN_TAG}")
+    elif image is not None:
+        notes.append(f"the options are those of {image.rpartition(':')[2]}, the image's tag")
+    if image is None:
         notes.append(f"no public image for {case.device.vendor}: put your own for IMAGE")
     return notes
 
@@ -133,10 +143,37 @@ def object_name(case: ExportCase) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")[:MAX_NAME].rstrip("-") or "plan"
 
 
+# The token of gated models; a pod starts without the secret too.
+HF_TOKEN: JsonObject = {
+    "name": "HF_TOKEN",
+    "valueFrom": {"secretKeyRef": {"name": "huggingface", "key": "token", "optional": True}},
+}
+GIB_STEP = 10
+FILES_RATIO = 1.2  # of the weights: tokenizer, configuration, and what a download leaves
+
+
+def _claim(case: ExportCase) -> str:
+    return f"{object_name(case)}-models"
+
+
+def _models(case: ExportCase) -> JsonObject:
+    """Return the claim of a volume that holds the downloaded checkpoint, for all pods."""
+    weights = count_parameters(case.shape).total * element_bytes(case.shape.weight_dtype or "bf16")
+    size = math.ceil(weights * FILES_RATIO / GIB / GIB_STEP) * GIB_STEP
+    pods = case.nodes if is_training(case) or _spans_nodes(case) else separate_servers(case)
+    spec = {
+        "accessModes": ["ReadWriteMany" if pods > 1 else "ReadWriteOnce"],
+        "resources": {"requests": {"storage": f"{size}Gi"}},
+    }
+    claim = _object("v1", "PersistentVolumeClaim", case, {"spec": spec})
+    return {**claim, "metadata": {**claim["metadata"], "name": _claim(case)}}
+
+
 def kubernetes_objects(case: ExportCase) -> list[JsonObject]:
     """Return the objects in the order of application."""
     data = launch_files(case)
-    files = [_object("v1", "ConfigMap", case, {"data": data})] if data else []
+    files = [_models(case)]
+    files += [_object("v1", "ConfigMap", case, {"data": data})] if data else []
     if is_training(case):
         rendezvous = [_service(case, headless=True)] if case.nodes > 1 else []
         return [*files, *rendezvous, _job(case)]
@@ -198,6 +235,7 @@ def _object(version: str, kind: str, case: ExportCase, content: JsonObject) -> J
 
 def _pod(case: ExportCase, *, kind: str) -> JsonObject:
     volumes: list[JsonObject] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    volumes.append({"name": "models", "persistentVolumeClaim": {"claimName": _claim(case)}})
     if launch_files(case):
         volumes.append({"name": "files", "configMap": {"name": object_name(case)}})
     spec: JsonObject = {"containers": [_container(case, kind)], "volumes": volumes}
@@ -209,6 +247,7 @@ def _pod(case: ExportCase, *, kind: str) -> JsonObject:
 
 def _container(case: ExportCase, kind: str) -> JsonObject:
     mounts = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 - a mount in the pod
+    mounts.append({"name": "models", "mountPath": CACHE})
     if launch_files(case):
         mounts.append({"name": "files", "mountPath": WORKDIR})
     container: JsonObject = {
@@ -245,6 +284,7 @@ def _environment(case: ExportCase, kind: str) -> list[JsonObject]:
     entries: list[JsonObject] = [
         {"name": name, "value": value} for name, value in variables.items()
     ]
+    entries += [{"name": "HF_HOME", "value": CACHE}, HF_TOKEN]
     if is_training(case) and launch_files(case):  # the folder of the script is read-only
         entries += [{"name": "DATA", "value": TEXT}, {"name": "OUTPUT", "value": OUTPUT}]
     if not _spans_nodes(case):
@@ -258,6 +298,10 @@ def _environment(case: ExportCase, kind: str) -> list[JsonObject]:
 def kubernetes_notes(case: ExportCase) -> Notes:
     """Return notes on settings that the export leaves to the user."""
     notes = _image_notes(case)
+    notes.append(
+        "a gated model needs your token: kubectl create secret generic huggingface "
+        "--from-literal=token=…"
+    )
     if case.device.kind not in {"cpu", "gpu"} and vendor_of(case) not in RESOURCES:
         notes.append("add the resource that your cluster calls this device")
     if is_training(case):

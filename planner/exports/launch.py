@@ -54,23 +54,28 @@ def replicas(case: ExportCase) -> int:
 
 # SGLang 0.5.23, TensorRT-LLM 00209af and llama.cpp b11434 listen on loopback by default.
 ANY_HOST = ("--host", "0.0.0.0")  # noqa: S104 - inside a container, whose ports are mapped
+OPEN_TAG = "TAG"
 SERVERS = {
     "vllm": Server(
         vllm_arguments,
         vllm_notes,
-        {"nvidia": "vllm/vllm-openai", "amd": "rocm/vllm", "cpu": "vllm/vllm-openai-cpu"},
+        {
+            "nvidia": "vllm/vllm-openai:v0.33.0",
+            "amd": "rocm/vllm",
+            "cpu": "vllm/vllm-openai-cpu:v0.33.0",
+        },
     ),
     "sglang": Server(
         sglang_arguments,
         sglang_notes,
-        {"nvidia": "lmsysorg/sglang", "amd": "lmsysorg/sglang"},
+        {"nvidia": "lmsysorg/sglang:v0.5.23", "amd": "lmsysorg/sglang"},
         ANY_HOST,
         servers=servers,
     ),
     "tensorrt_llm": Server(
         trtllm_arguments,
         trtllm_notes,
-        {"nvidia": "nvcr.io/nvidia/tensorrt-llm/release"},
+        {"nvidia": "nvcr.io/nvidia/tensorrt-llm/release:1.2.1"},
         ANY_HOST,
         servers=replicas,
     ),
@@ -78,17 +83,18 @@ SERVERS = {
         llama_cpp_arguments,
         llama_cpp_notes,
         {
-            "nvidia": "ghcr.io/ggml-org/llama.cpp:server-cuda",
-            "amd": "ghcr.io/ggml-org/llama.cpp:server-rocm",
-            "intel": "ghcr.io/ggml-org/llama.cpp:server-intel",
-            "cpu": "ghcr.io/ggml-org/llama.cpp:server",
+            "nvidia": "ghcr.io/ggml-org/llama.cpp:server-cuda-b11434",
+            "amd": "ghcr.io/ggml-org/llama.cpp:server-rocm-b11434",
+            "intel": "ghcr.io/ggml-org/llama.cpp:server-intel-b11434",
+            "cpu": "ghcr.io/ggml-org/llama.cpp:server-b11434",
         },
         ANY_HOST,
         "/app/llama-server",  # llama.cpp 1cad66d, .devops/cpu.Dockerfile and its siblings
         servers=replicas,
     ),
 }
-TRAINING_IMAGES = {"nvidia": "pytorch/pytorch", "amd": "rocm/pytorch", "cpu": "pytorch/pytorch"}
+PYTORCH = "pytorch/pytorch:2.11.0-cuda12.8-cudnn9-runtime"
+TRAINING_IMAGES = {"nvidia": PYTORCH, "amd": "rocm/pytorch", "cpu": PYTORCH}
 
 
 def is_training(case: ExportCase) -> bool:
@@ -170,10 +176,14 @@ def vendor_of(case: ExportCase) -> str:
 
 
 def image_of(case: ExportCase) -> str | None:
-    """Return the public image of the engine for the device, if there is one."""
+    """Return the public image of the engine for the device, if there is one.
+
+    Its tag is that of the release whose options the export writes; where releases have no tag of
+    one form, ``TAG`` stands for the one to choose.
+    """
     images = TRAINING_IMAGES if is_training(case) else SERVERS[server_name(case)].images
     image = images.get(vendor_of(case))
-    return image if image is None or ":" in image else f"{image}:latest"
+    return image if image is None or ":" in image else f"{image}:{OPEN_TAG}"
 
 
 # Export a plan as a Slurm batch script: one task per node, the command under ``srun``.

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from planner.catalog.models import rotary_embedding
 from planner.exports.export import ExportCase, Format, Notes, shell_lines, size_flags
 from planner.exports.train_script import (
     ADAPTERS,
@@ -15,6 +16,7 @@ from planner.exports.train_script import (
 from planner.specs.base import PlannerError
 from planner.specs.estimate import EstimateRequest
 from planner.specs.model import LatentLayers, ModelSpec
+from planner.workload.training_exchange import SHARDED_GRADIENTS
 from planner.workload.under_load import estimate_request
 
 # Convert a model's shape to Megatron-LM arguments: widths, attention, experts.
@@ -124,6 +126,7 @@ def megatron_arguments(case: ExportCase) -> list[str]:
         *program,
         *_widths(case.shape, train_workload(case).sequence_length),
         *_attention(case.shape),
+        *_rotary(case),
         *_blocks(case.shape),
         *_experts(case.shape),
         *_start(case),
@@ -146,12 +149,43 @@ def _start(case: ExportCase) -> list[str]:
     return [] if is_new else ["--load", CHECKPOINT, "--finetune"]
 
 
+def _rotary(case: ExportCase) -> list[str]:
+    """Return the base and the scaling of the rotary embedding, where the catalog knows them.
+
+    Source: Megatron-LM d98e8a6, megatron/training/arguments.py (--use-rope-scaling is Llama 3's,
+    of factor 8 by default).
+    """
+    rotary = rotary_embedding(case.model)
+    if rotary is None or case.shape.learned_positions:
+        return []
+    flags = ["--rotary-base", str(rotary.base)]
+    if rotary.factor > 1:
+        flags += ["--use-rope-scaling", "--rope-scaling-factor", f"{rotary.factor:g}"]
+    return flags
+
+
+def _overlap(case: ExportCase) -> list[str]:
+    """Return the overlap of gradients and parameters with computation, where the plan has it.
+
+    A pipeline reduces whole gradients after its last micro-batch.
+
+    Source: Megatron-LM d98e8a6, megatron/training/arguments.py (parameters are gathered beside
+    gradients, and by the distributed optimiser alone).
+    """
+    ranks = case.size("data") * case.size("context")
+    overlaps = case.size("pipeline") == 1 or (case.strategy.zero_stage or 0) >= SHARDED_GRADIENTS
+    if ranks == 1 or not overlaps:
+        return []
+    gathers = (case.strategy.zero_stage or 0) >= 1 or _moves_states(case)
+    return ["--overlap-grad-reduce", *(["--overlap-param-gather"] if gathers else [])]
+
+
 def rotary_note(case: ExportCase) -> Notes:
     """Return what the user adds of the rotary embedding, which the plan does not know.
 
     Source: Megatron-LM d98e8a6, megatron/training/arguments.py (--rotary-base 10000 by default).
     """
-    if case.shape.learned_positions:
+    if case.shape.learned_positions or _rotary(case):
         return ()
     note = (
         "add --rotary-base with the rope_theta of the model's config.json: Megatron-LM's default "
@@ -189,6 +223,7 @@ def _layout(case: ExportCase) -> list[str]:
         flags.append("--sequence-parallel")
     if (case.strategy.zero_stage or 0) >= 1 or _moves_states(case):
         flags.append("--use-distributed-optimizer")
+    flags += _overlap(case)
     if is_sharded(case):
         strategy = SHARDING[case.strategy.zero_stage or 0]
         flags += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", strategy]

@@ -310,7 +310,14 @@ def torchrun_notes(case: ExportCase) -> Notes:
     if optimizer_of(case) in {"lomo", "adalomo"}:
         packages.append("lomo-optim")
     packages[1] += "<5" if shards_packed_weights(case) else ""
-    notes = [f"needs {', '.join(packages)}; DATA names a text file, OUTPUT where the result goes"]
+    purpose = (
+        "the script measures the plan: it reads one text file into memory, and writes no "
+        "checkpoint to go on from; give a long run to a trainer of your own"
+    )
+    notes = [
+        purpose,
+        f"needs {', '.join(packages)}; DATA names a text file, OUTPUT where the result goes",
+    ]
     if steps_of(case) is None:
         notes.append(f"the plan does not say how long it runs: {DEFAULT_STEPS} steps, or STEPS")
     if shards_packed_weights(case):

@@ -119,6 +119,31 @@ def test_kubernetes_serves_trains_and_mounts_with_names_that_dns_allows():
     assert spec["template"]["spec"]["subdomain"] == found["Service"]["metadata"]["name"]
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
 
+    # A volume for the checkpoint, the token of gated models, and an image that stays as it is.
+    for case, mode in (
+        (made(model="meta-llama/Llama-3.1-70B", tensor_parallel_size=8), "ReadWriteOnce"),
+        (made(tensor_parallel_size=8, pipeline_parallel_size=2, nodes=2), "ReadWriteMany"),
+        (trained(**TWO_NODES), "ReadWriteMany"),
+    ):
+        found = objects(case)
+        claim = found["PersistentVolumeClaim"]
+        one = next(found[kind] for kind in ("Deployment", "StatefulSet", "Job") if kind in found)
+        volumes = {each["name"]: each for each in one["spec"]["template"]["spec"]["volumes"]}
+        named = volumes["models"]["persistentVolumeClaim"]["claimName"]
+        assert named == claim["metadata"]["name"]
+        assert claim["spec"]["accessModes"] == [mode]
+        variables = {each["name"]: each for each in container(one)["env"]}
+        folder = variables["HF_HOME"]["value"]
+        assert {"name": "models", "mountPath": folder} in container(one)["volumeMounts"]
+        assert variables["HF_TOKEN"]["valueFrom"]["secretKeyRef"]["optional"] is True
+        assert not container(one)["image"].endswith(":latest")
+        assert ":" in container(one)["image"]
+    storage = objects(made(model="meta-llama/Llama-3.1-70B"))["PersistentVolumeClaim"]
+    assert storage["spec"]["resources"]["requests"]["storage"] == "160Gi"  # 141 GB and a fifth
+    case = made(device="mi300x", engine="vllm")
+    assert container(objects(case)["Deployment"])["image"] == "rocm/vllm:TAG"
+    assert any("for TAG" in note for note in KUBERNETES.notes(case))
+
     case = made(engine="tensorrt_llm", kv_cache_dtype="fp8")
     found = objects(case)
     assert "trtllm-options.yaml" in found["ConfigMap"]["data"]

@@ -167,8 +167,8 @@ def test_a_format_is_refused_with_those_that_can_or_made_with_what_is_lost():
 def test_the_head_says_what_is_predicted_and_json_has_its_notes_beside_it():
     head = KUBERNETES.text(SERVED).split("apiVersion")[0]
     assert "meta-llama/Llama-3.1-70B on 8 x NVIDIA H100" in head
-    assert "# predicted: ttft_seconds 0.25 (80 %: 0.2 to 0.3125)" in head
-    assert "# note: the image's tag moves" in head
+    assert "# predicted: time to first token 0.25 s (80 %: 0.2 to 0.3125)" in head
+    assert "# note: the options are those of v0.33.0, the image's tag" in head
     found = export("deepspeed", TRAINED)
     assert json.loads(found.text)["train_batch_size"] == 64
     assert found.notes
@@ -280,7 +280,7 @@ def test_megatrons_figures_are_for_a_schedule_that_it_runs(zero_bubble):
     for key in ("megatron", "slurm"):
         made_one = export(key, export_case(request, plan))
         assert any("figures are for 1F1B" in note for note in made_one.notes), key
-        seconds = float(re.search(r"step_seconds ([0-9.e+]+)", made_one.text)[1])
+        seconds = float(re.search(r"predicted: step ([0-9.e+]+) s", made_one.text)[1])
         assert seconds > plan.performance.step_seconds * 1.001, key
         command = shlex.split(made_one.text.replace("\\\n", ""), comments=True)
         accepts(command, 126)

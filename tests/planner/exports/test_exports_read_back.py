@@ -260,7 +260,7 @@ def test_the_head_says_which_figures_it_predicts_and_every_note():
         made_one = export(key, made(data_parallel_size=2, weight_dtype="int4"))
         head = [line[2:] for line in made_one.text.splitlines() if re.match(r"# ", line)]
         assert head[0].startswith("meta-llama/Llama-3.1-8B on 2 x NVIDIA H100"), key
-        assert "ttft_seconds 0.25 (80 %: 0.2 to 0.3125)" in head[1], key
+        assert "time to first token 0.25 s (80 %: 0.2 to 0.3125)" in head[1], key
         assert head[2:] == [f"note: {note}" for note in made_one.notes], key
 
 

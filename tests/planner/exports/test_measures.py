@@ -148,7 +148,7 @@ def test_claims_carry_their_bounds():
     found = claims_of(case.plan, "serve")
     assert found["ttft_seconds"] == {"value": 0.25, "low": 0.2, "high": 0.3125}
     assert found["output_tokens_per_second"]["value"] == 2500.0
-    assert "ttft_seconds 0.25 (80 %: 0.2 to 0.3125)" in prediction_line(case)
+    assert "time to first token 0.25 s (80 %: 0.2 to 0.3125)" in prediction_line(case)
 
 
 SHORT_LOAD = {"global_batch_size": 32, "sequence_length": 1000, "devices": 4}

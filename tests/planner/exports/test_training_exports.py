@@ -15,6 +15,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from torch.distributed.run import get_args_parser
 
 from planner.exports.megatron import MEGATRON, megatron_arguments
+from planner.exports.registry import export
 from planner.exports.train_script import (
     ACCELERATE,
     DEEPSPEED,
@@ -164,7 +165,7 @@ def test_megatron_gets_the_models_shape_experts_and_steps():
     line = shlex.join(megatron_arguments(trained(data_parallel_size=8)))
     for flags in (
         "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32",
-        "--group-query-attention --num-query-groups 8 --swiglu",
+        "--group-query-attention --num-query-groups 8 --rotary-base 500000",
         "--untie-embeddings-and-output-weights --disable-bias-linear",
         "--seq-length 4096 --micro-batch-size 2 --global-batch-size 64",
     ):
@@ -356,7 +357,8 @@ def test_a_fine_tuning_starts_from_the_models_weights_and_names_what_the_plan_do
     for method, is_loaded in (("full", True), ("pretrain", False)):
         case = trained(data_parallel_size=8, workload={"method": method})
         assert ("--finetune" in megatron_arguments(case)) == is_loaded, method
-        assert "--rotary-base" in " ".join(MEGATRON.notes(case)), method
+        named = trained(model="Qwen/Qwen3-4B-Instruct-2507", workload={"method": method})
+        assert "--rotary-base" in " ".join(MEGATRON.notes(named)), method
         text = TORCHTITAN.text(case)
         assert ("checkpoint.initial_load_in_hf = True" in text) == is_loaded, method
     assert json.loads(DEEPSPEED.text(case))["optimizer"]["params"] == {"lr": "auto"}
@@ -377,3 +379,43 @@ def test_ranks_share_the_4_bit_weights_of_qlora_as_peft_documents_it():
         assert (version, precision) == ((1, "no") if is_shared else (2, "bf16")), stage
     offloaded = trained(zero_stage=3, offload={"weights_cpu": 1.0, "optimizer": "cpu"}, **sizes)
     assert script_plan(offloaded)["fsdp_mode"] == "full_shard auto_wrap offload"
+
+
+def test_megatron_overlaps_where_the_plan_does_and_knows_the_rotary_base():
+    for layout, reduces, gathers in (
+        ({"data_parallel_size": 8, "zero_stage": 0}, True, False),
+        ({"data_parallel_size": 8, "zero_stage": 1}, True, True),
+        ({"tensor_parallel_size": 8, "zero_stage": 1}, False, False),
+        ({"data_parallel_size": 4, "pipeline_parallel_size": 2, "zero_stage": 1}, False, False),
+        ({"data_parallel_size": 4, "pipeline_parallel_size": 2, "zero_stage": 2}, True, True),
+    ):
+        text = export("megatron", trained(**layout)).text
+        assert ("--overlap-grad-reduce" in text) == reduces, layout
+        assert ("--overlap-param-gather" in text) == gathers, layout
+
+    for model, flags in (
+        ("Qwen/Qwen3-8B", "--rotary-base 1000000"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "--rotary-base 500000"),
+        ("meta-llama/Llama-3.1-8B", "--use-rope-scaling"),
+    ):
+        made_one = export("megatron", trained(model=model))
+        assert flags in made_one.text, model
+        assert not any("rope_theta" in note for note in made_one.notes), model
+    # Other names of the shape have another base, which the catalog does not know.
+    unknown = export("megatron", trained(model="Qwen/Qwen3-4B-Instruct-2507"))
+    assert "--rotary-base" not in shlex.split(unknown.text, comments=True)
+    assert any("rope_theta" in note for note in unknown.notes)
+
+
+def test_megatron_cuts_experts_by_the_tensor_ranks_that_are_left():
+    for tensor, expert, cut in ((1, 8, None), (2, 1, None), (2, 8, 1), (4, 2, 2), (8, 8, 1)):
+        case = trained(model=MIXTRAL, tensor_parallel_size=tensor, expert_parallel_size=expert,
+                       sequence_parallel=tensor > 1)  # fmt: skip
+        flag = "--expert-tensor-parallel-size"
+        text = export("megatron", case).text
+        assert (f"{flag} {cut}" in text) if cut else (flag not in text), (tensor, expert)
+
+
+def test_the_script_says_that_it_measures():
+    notes = export("torchrun", trained(data_parallel_size=8)).notes
+    assert any("measures the plan" in note and "into memory" in note for note in notes)
