@@ -101,8 +101,8 @@ def split_gguf(name: str) -> tuple[str, str]:
         return (f"{base}:{before}" if before else base), typed[1]
     is_file = name.lower().endswith(".gguf")
     stem = PART.sub("", name[: -len(".gguf")] if is_file else name)
-    if (base := names_gguf(stem)) is not None and not is_file:
-        return base, ""
+    if not is_file and (model := names_gguf(stem)) is not None:
+        return model, ""
     stated = GGUF_TYPE.search(stem)
     is_narrow = stated is not None and "q" in stated[1].lower()  # X-BF16 is no GGUF file
     if stated is None or not (is_file or is_narrow):

@@ -1,5 +1,6 @@
 """``slipway doctor``: checks of this machine and of the configuration, each with a remedy."""
 
+import datetime as dt
 import importlib.metadata
 import json
 import os
@@ -9,11 +10,21 @@ import sys
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+import typer
 
 from runners.cli.config import SERVER, Config, data_folder, load_config
 from runners.cli.errors import CliError, ExitCode
-from runners.cli.output import OutputOption, binary_size, show, table, write_document
+from runners.cli.output import (
+    OutputOption,
+    binary_size,
+    number,
+    seconds,
+    show,
+    table,
+    write_document,
+)
 from runners.shared.addresses import proxy_of
 from runners.shared.environment import NOT_USED, environment_lines
 
@@ -31,8 +42,18 @@ class Check(NamedTuple):
     words: str
 
 
-def doctor(output: OutputOption = "table") -> None:
+def doctor(
+    output: OutputOption = "table",
+    *,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure this machine's CPU again for plans.")
+    ] = False,
+) -> None:
     """Check Python, packages, devices, memory, disk and the server; say what to do."""
+    if measure:
+        from runners.cli.hardware import measure_this_machine
+
+        measure_this_machine()
     checks = [*machine_checks(), *config_checks(os.environ)]
     if output == "table":
         show(table(("Check", "State", "Finding"), checks, fixed=[0, 1]))
@@ -57,6 +78,7 @@ def machine_checks() -> Iterator[Check]:
     from runners.cli.hardware import host_memory_bytes
 
     yield Check("Memory", "ok", binary_size(host_memory_bytes()))
+    yield _rates()
     yield _disk(data_folder())
     for line in environment_lines(os.environ):
         yield Check("Environment", "note" if NOT_USED in line else "ok", line)
@@ -104,6 +126,25 @@ def _devices() -> Iterator[Check]:
         yield Check("GPU", "note" if problem else "ok", problem or without)
     for problem in devices.problems:
         yield Check("GPU driver", "note", problem)
+
+
+def _rates() -> Check:
+    """Return the rates that plans for this machine's CPU take, their age and their load."""
+    from runners.cli.hardware import kept_rates
+
+    kept = kept_rates()
+    if kept is None:
+        return Check("CPU rates", "ok", "not measured: the first plan for the CPU measures them")
+    flops = kept.device.peak_flops_per_second.get("fp32", 0.0)
+    age = (dt.datetime.now(dt.UTC) - kept.measured_at).total_seconds()
+    words = (
+        f"{number(kept.device.memory_bandwidth_bytes_per_second / 1e9)} GB/s, "
+        f"{number(flops / 1e9)} GFLOP/s in fp32, measured {seconds(max(age, 1.0))} ago at a load "
+        f"of {kept.load_per_core:.1f} on each core"
+    )
+    if kept.was_busy:
+        words += ": the machine was busy; `slipway doctor --measure` when it is idle"
+    return Check("CPU rates", "note" if kept.was_busy else "ok", words)
 
 
 def _disk(folder: Path) -> Check:

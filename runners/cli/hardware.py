@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.catalog.devices import DriverDevice, MeasuredRates, host_device
 from planner.catalog.hardware_names import Hardware, read_hardware
@@ -18,6 +18,7 @@ from runners.cli.quantities import size
 
 THIS, RAM = "this", "ram"
 MEASURED_FILE = "this-machine.json"
+BUSY_LOAD = 0.5  # programs on each core, from which on they slow a measurement
 Cluster = dict[str, Any]  # the JSON of a ClusterSpec
 
 
@@ -76,7 +77,7 @@ def this_machine() -> Cluster:
     memory_bytes = host_memory_bytes()
     gpus = list(_gpus())
     if not gpus:
-        device = _this_cpu(memory_bytes)
+        device = _this_cpu()
         return {"device": device.model_dump(mode="json"), "host_memory_bytes": memory_bytes}
     same = [gpu for gpu in gpus if gpu.name == gpus[0].name]
     device_spec = host_device(
@@ -139,20 +140,71 @@ def cpu_name() -> str:
     return f"{named[0] if named else model} ({cores} core{'s' if cores > 1 else ''})"
 
 
-def _this_cpu(memory_bytes: int) -> DeviceSpec:
-    """Return this machine's CPU with measured rates, which are kept for the next plan."""
-    name, kept = cpu_name(), data_folder() / MEASURED_FILE
+class MeasuredMachine(NamedTuple):
+    """This machine's CPU with measured rates, the instant, and the load of each core then."""
+
+    device: DeviceSpec
+    measured_at: dt.datetime
+    load_per_core: float
+
+    @property
+    def was_busy(self) -> bool:
+        """Return whether other programs took much of the cores, so that the rates are too low."""
+        return self.load_per_core > BUSY_LOAD
+
+
+def kept_rates() -> MeasuredMachine | None:
+    """Return the rates that are kept of this machine, None if there are none or of another."""
     try:
-        device = DeviceSpec.model_validate_json(kept.read_bytes())
-    except (OSError, ValueError):
-        device = None
-    if device is not None and (device.name, device.memory_bytes) == (name, memory_bytes):
-        return device
-    measured = host_device(DriverDevice(name, "cpu", memory_bytes), measure_cpu()).measured
-    if measured is None:  # measured rates always make a device
+        kept = json.loads((data_folder() / MEASURED_FILE).read_bytes())
+        found = MeasuredMachine(
+            DeviceSpec.model_validate(kept["device"]),
+            dt.datetime.fromisoformat(kept["measured_at"]),
+            float(kept["load_per_core"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    is_this = (found.device.name, found.device.memory_bytes) == (cpu_name(), host_memory_bytes())
+    return found if is_this else None
+
+
+def measure_this_machine() -> MeasuredMachine:
+    """Measure this machine's CPU, and keep its rates for the next plan.
+
+    Raises:
+        CliError: the file cannot be written.
+    """
+    load, now = load_per_core(), dt.datetime.now(dt.UTC)
+    described = DriverDevice(cpu_name(), "cpu", host_memory_bytes())
+    rates = measure_cpu()
+    if load > BUSY_LOAD:
+        rates = rates._replace(source=f"{rates.source}, at a load of {load:.1f} on each core")
+    device = host_device(described, rates).measured
+    if device is None:  # measured rates always make a device
         raise CliError("this machine's CPU gave no rates", exit_code=ExitCode.FAILED)
-    write_private(kept, json.dumps(measured.model_dump(mode="json"), indent=1))
-    return measured
+    document = {
+        "device": device.model_dump(mode="json"),
+        "measured_at": now.isoformat(),
+        "load_per_core": load,
+    }
+    write_private(data_folder() / MEASURED_FILE, json.dumps(document, indent=1))
+    return MeasuredMachine(device, now, load)
+
+
+def load_per_core() -> float:
+    """Return the mean number of running programs of the last minute, for each usable core."""
+    try:
+        return os.getloadavg()[0] / usable_cores()
+    except (OSError, AttributeError):  # not on Windows
+        return 0.0
+
+
+def _this_cpu() -> DeviceSpec:
+    """Return this machine's CPU with the kept rates, or new ones where those were disturbed."""
+    kept = kept_rates()
+    if kept is None or (kept.was_busy and load_per_core() < kept.load_per_core / 2):
+        kept = measure_this_machine()
+    return kept.device
 
 
 COPY_BYTES = 2**27

@@ -545,12 +545,13 @@ def _default_of(name: str, goal: Goal, document: Document) -> object:
         return 1 if "cluster" in document and _is_personal(document["cluster"]) else usual
     if name not in {"sequence_length", "global_batch_size"}:
         return usual
+    from planner.catalog.models import get_model, model_from_config
     from planner.cost.parameters import count_parameters
     from planner.specs.base import PlannerError
-    from planner.workload.resolve import resolve_model
 
+    given = document["model"]
     try:
-        model = resolve_model(document["model"])
+        model = get_model(given) if isinstance(given, str) else model_from_config(given, "custom")
     except PlannerError:
         return usual  # the search says what is wrong
     if name == "sequence_length":

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from planner.catalog.devices import get_device, list_devices, list_instances
+from planner.catalog.devices import MeasuredRates, get_device, list_devices, list_instances
 from planner.catalog.engines import get_engine, list_engines
 from planner.specs.estimate import Objective
 from planner.specs.workload import CompressMethod, Optimizer, TrainMethod
@@ -271,6 +271,7 @@ def test_unknown_hardware_is_refused_with_the_nearest_names_and_the_forms(text, 
 
 def test_this_machine_is_its_cpu_with_rates_that_are_kept(folders, monkeypatch):
     monkeypatch.setattr("runners.cli.hardware._gpus", tuple)
+    monkeypatch.setattr("runners.cli.hardware.load_per_core", lambda: 0.0)
     first = parse_hardware("this")
     device = first["device"]
     assert (device["kind"], device["provenance"]) == ("cpu", "measured")
@@ -278,8 +279,39 @@ def test_this_machine_is_its_cpu_with_rates_that_are_kept(folders, monkeypatch):
     assert device["memory_bandwidth_bytes_per_second"] > 1e8
     assert parse_hardware("this") == first
     (kept,) = folders.rglob("this-machine.json")
-    assert json.loads(kept.read_text()) == device
+    assert json.loads(kept.read_text())["device"] == device
     assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_rates_of_a_busy_machine_are_measured_again_and_shown_with_age_and_load(
+    folders, slipway, monkeypatch
+):
+    monkeypatch.setattr("runners.cli.hardware._gpus", tuple)
+    bandwidths = iter(range(1, 9))
+
+    def measured():
+        return MeasuredRates(next(bandwidths) * 1e9, {"fp32": 1e12}, "a test")
+
+    monkeypatch.setattr("runners.cli.hardware.measure_cpu", measured)
+
+    def rates(load):
+        monkeypatch.setattr("runners.cli.hardware.load_per_core", lambda: load)
+        device = parse_hardware("this")["device"]
+        return device["memory_bandwidth_bytes_per_second"] / 1e9, device["source"]
+
+    def checked(*options):
+        rows = json.loads(slipway("doctor", *options, "-o", "json").out)
+        return next((row["state"], row["words"]) for row in rows if row["name"] == "CPU rates")
+
+    assert checked()[1].startswith("not measured")
+    assert rates(load=3.0) == (1, "a test, at a load of 3.0 on each core")
+    state, words = checked()
+    assert (state, "1 GB/s" in words, "a load of 3.0" in words) == ("note", True, True)
+    assert rates(load=4.0)[0] == 1  # as busy as then
+    assert rates(load=0.1) == (2, "a test")
+    assert rates(load=0.0)[0] == 2
+    state, words = checked("--measure")
+    assert (state, words.startswith("3 GB/s, 1,000 GFLOP/s")) == ("ok", True)
 
 
 def test_this_machines_gpu_is_the_catalogs_with_the_drivers_memory(folders, monkeypatch):
