@@ -9,6 +9,7 @@ import random
 import re
 import secrets
 import shlex
+from functools import cache
 
 import yaml
 
@@ -52,7 +53,7 @@ ODD = (
 # Settings that decide how the others are read: the kind of work, or a file beside the command.
 DECIDE = frozenset({"model", "model_tag", "model_path", "config", "config_file", "export_dir", "infer_backend", "n_embd", "n_head",
                     "n_layer", "template"})  # fmt: skip
-CASES = int(os.environ.get("SLIPWAY_IMPORT_CASES", "350"))
+CASES = int(os.environ.get("SLIPWAY_IMPORT_CASES", "150"))
 
 
 def sections(draft):
@@ -119,9 +120,14 @@ def is_stated(base, name, table):
     return name in stated | DECIDE
 
 
+@cache
+def read_base(text):
+    return read_paste(text)
+
+
 def inserted(base, text, written, seed):
     """Return what is wrong with the draft of a text that has one setting more than another."""
-    before = read_paste(base)
+    before = read_base(base)
     try:
         after = read_paste(text)
     except PlannerError as error:
