@@ -2,14 +2,17 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import httpx
 import psutil
 
 from tests.webapp.boot.conftest import eventually
+from tests.webapp.conftest import make_microbench
 from webapp.boot import up
 
 START_LIMIT_S = 600.0
@@ -85,3 +88,14 @@ class RunningUp:
         for process in self.members():
             process.kill()
         self.process.wait()
+
+
+def spare_the_benchmark(running: RunningUp) -> None:
+    """Let this machine count as measured: it takes a minute of a core, at which no test looks."""
+    bench = make_microbench().model_dump_json()
+    with closing(sqlite3.connect(running.data / "slipway.sqlite3", timeout=60)) as rows, rows:
+        rows.execute("update hosts_host set microbench = ?", [bench])
+    agent = psutil.Process(running.pid_of("runners work"))
+    for process in agent.children(recursive=True):
+        if "runners.jobs.bench.device_rates" in command_of(process):
+            process.kill()

@@ -7,20 +7,16 @@ one story, told by the fixtures in turn; each test looks at one moment of it.
 import os
 import re
 import signal
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from types import SimpleNamespace
 
 import httpx
-import psutil
 import pytest
 
 from tests.stack import PASSWORD, copy_migrated
-from tests.system.running_up import START_LIMIT_S, RunningUp, command_of
+from tests.system.running_up import START_LIMIT_S, RunningUp, spare_the_benchmark
 from tests.webapp.boot.conftest import eventually, free_port
-from tests.webapp.conftest import make_microbench
 from webapp.boot import up
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -36,17 +32,6 @@ def running(tmp_path_factory):
         yield found
     finally:
         found.end_by_force()
-
-
-def spare_the_benchmark(running: RunningUp) -> None:
-    """Let this machine count as measured: it takes a minute of a core, at which no test looks."""
-    bench = make_microbench().model_dump_json()
-    with closing(sqlite3.connect(running.data / "slipway.sqlite3", timeout=60)) as rows, rows:
-        rows.execute("update hosts_host set microbench = ?", [bench])
-    agent = psutil.Process(running.pid_of("runners work"))
-    for process in agent.children(recursive=True):
-        if "runners.jobs.bench.device_rates" in command_of(process):
-            process.kill()
 
 
 @pytest.fixture(scope="module")
