@@ -3,8 +3,9 @@
 import asyncio
 import resource
 from contextlib import suppress
+from typing import cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEADER_SECONDS = 20.0
 MOST_FILES = 65_536
@@ -50,7 +51,8 @@ class HeaderDeadlineProtocol(HttpToolsProtocol):
 
     def _expire(self) -> None:
         self._deadline = None
-        if self.cycle is not None and not self.cycle.response_complete:
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        if cycle is not None and not cycle.response_complete:
             self._expect_headers()  # the answer to the request before is still being sent
         else:
             self.transport.close()

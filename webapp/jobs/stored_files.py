@@ -48,6 +48,7 @@ def _pending(host: Host) -> dict[str, FilePart]:
 
 
 # Of a host thousands of attempts may be read for one page: without the documents of their jobs.
+SIZE = Coalesce(F("checkpoint_bytes"), 0) + Coalesce(F("output_bytes"), 0)
 UNREAD = ("exit_record", "facts", *(f"job__{name}" for name in DOCUMENTS))
 
 
@@ -76,14 +77,12 @@ def stored_of_model(model: TeamModel) -> tuple[Stored | None, Job | None]:
 
 
 def _on_host(host: Host, teams: Sequence[str]) -> QuerySet[Attempt]:
-    """Return the attempts of these teams that keep something on a host, with their ``size``.
+    """Return the attempts of these teams that keep something on a host.
 
     The teams are a condition on the joined job: ``job__in`` of a query of the teams' jobs would
     read every one of them.
     """
-    rows = _stored(Attempt.objects.filter(host=host, job__team_id__in=teams))
-    sizes = Coalesce(F("checkpoint_bytes"), 0) + Coalesce(F("output_bytes"), 0)
-    return rows.annotate(size=sizes)
+    return _stored(Attempt.objects.filter(host=host, job__team_id__in=teams))
 
 
 def stored_on_host(
@@ -91,7 +90,7 @@ def stored_on_host(
 ) -> list[Stored]:
     """Return what attempts of these teams' jobs keep on a host, the largest first."""
     rows = _on_host(host, teams).select_related("job", "host").defer(*UNREAD)
-    return _with_orders(rows.order_by("-size", "-pk")[:at_most])
+    return _with_orders(rows.order_by(SIZE.desc(), "-pk")[:at_most])
 
 
 class Kept(NamedTuple):
@@ -104,8 +103,8 @@ class Kept(NamedTuple):
 def kept_on_host(host: Host, teams: Sequence[str]) -> Kept:
     """Return how much attempts of these teams' jobs keep on a host, summed by the database."""
     rows = _on_host(host, teams).order_by()
-    found = rows.aggregate(number=Count("pk"), size_sum=Coalesce(Sum("size"), 0))
-    return Kept(found["number"], found["size_sum"])
+    found = rows.aggregate(number=Count("pk"), size=Coalesce(Sum(SIZE), 0))
+    return Kept(found["number"], found["size"])
 
 
 def orders_of(host: Host) -> tuple[FilesOrder, ...]:
