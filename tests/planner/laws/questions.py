@@ -257,7 +257,7 @@ def engines_by_role() -> dict[str, tuple[str, ...]]:
 
 
 # One in so many requests of a run asks for a plan, and one for a limit; the others are estimates.
-PLAN_SHARE, INVERSE_SHARE = 30, 90
+PLAN_SHARE, INVERSE_SHARE = 45, 135
 
 
 def fresh_questions(seed: int, count: int, *, quick: bool = False) -> Iterator["FreshQuestion"]:
@@ -279,7 +279,7 @@ class FreshQuestion:
         self.seed, self.ask = seed, ask
         self.draw = Random(seed)  # noqa: S311 - questions, not secrets
         self.names: set[str] = set()
-        goals = ("serve", "serve", "serve", "generate", "train")
+        goals = ("serve", "serve", "serve", "generate", "train", "train")
         self.goal = self.draw.choice(goals if ask == "inverse" else (*goals, "compress"))
         self.document = self._document()
         if quick and ask != "estimate" and self.goal == "train":
