@@ -151,7 +151,7 @@ def with_queue(use: MemoryUse, waits: Flag, ledger: Ledger, line: Line) -> Memor
     Without this, a queue of longer requests would take less memory, because fewer whole ones fit.
     """
     usable = [limit for _, limit in use.limits] or [use.usable_bytes] * len(use.stages)
-    free_ratio: Quantity = 0.0
+    free_ratio: float = 0.0  # or a column
     for at, (stage, limit) in enumerate(zip(use.stages, usable, strict=True)):
         cache = stage.by_class["kv_cache"]
         room = maximum(0.0, limit * (1 - ROUNDING) - stage.peak_bytes)

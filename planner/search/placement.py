@@ -12,6 +12,7 @@ from planner.catalog.engines import Engine, get_engine
 from planner.cost.column import Varying
 from planner.cost.memory import overlapped_seconds
 from planner.cost.quantity import Equation, Ledger, Line, NullLedger
+from planner.search.linear import minimised
 from planner.search.question import Question
 from planner.search.space import Block
 from planner.specs.base import JsonObject, PlannerError
@@ -191,28 +192,22 @@ def solve(
 
     ``steps`` is the number of decode steps after one prefill.
     """
-    # Imported here: the solver takes half a second to load, and few requests need it.
-    from scipy.optimize import linprog
-    from scipy.sparse import block_diag
-
-    blocks = [programme.rows(block, limits_bytes) for block in range(programme.sizes)]
-    goals = [
-        [*_offload_penalties(programme, block, steps), 1.0, steps, SECONDS_PER_GIB_OVER]
-        for block in range(programme.sizes)
-    ]
-    ranges = [(0.0, move.width) for move in programme.moves] + [(0.0, None)] * 3
-    solved = linprog(
-        np.concatenate(goals),
-        A_ub=block_diag([rows for rows, _ in blocks], format="csr"),
-        b_ub=np.concatenate([bounds for _, bounds in blocks]),
-        bounds=ranges * programme.sizes,
-        method="highs",
-    )
-    if not solved.success:
-        return [None] * programme.sizes
     placements_by_block: list[tuple[float, OffloadSpec] | None] = []
-    for unknowns in solved.x.reshape(programme.sizes, -1):
-        *pieces, prefill, decode, excess = unknowns
+    widths = np.array([move.width for move in programme.moves])
+    for block in range(programme.sizes):
+        rows, bounds = programme.rows(block, limits_bytes)
+        within = np.eye(len(widths), rows.shape[1])
+        goals = [*_offload_penalties(programme, block, steps), 1.0, steps, SECONDS_PER_GIB_OVER]
+        unknowns = minimised(
+            np.array(goals),
+            np.vstack([rows, within]),
+            np.concatenate([bounds, widths]),
+            len(PHASES) + 1,
+        )
+        if unknowns is None:
+            placements_by_block.append(None)
+            continue
+        *pieces, prefill, decode, excess = unknowns.tolist()
         fits = excess <= TOLERANCE_GIB
         placements_by_block.append(
             (prefill + steps * decode, _shares(programme, pieces)) if fits else None

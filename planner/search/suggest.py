@@ -227,8 +227,8 @@ def cheaper_methods(request: PlanRequest) -> Iterator[RequestChange]:
             changed = workload.model_copy(update={"optimizer": optimizer})
             yield RequestChange(f"optimiser {optimizer}", {"workload": changed})
     for method in CHEAPER_METHODS.get(workload.method, ()):
-        optimizer = workload.optimizer if workload.method == "lora" else None
-        changed = workload.model_copy(update={"method": method, "optimizer": optimizer})
+        kept = workload.optimizer if workload.method == "lora" else None
+        changed = workload.model_copy(update={"method": method, "optimizer": kept})
         changes: JsonObject = {"workload": changed}
         if method == "qlora" and "weight_dtype" in request.pins.stated:
             changes["pins"] = request.pins.model_copy(update={"weight_dtype": None})
