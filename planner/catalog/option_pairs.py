@@ -9,7 +9,7 @@ from pydantic import BeforeValidator
 
 from planner.catalog.engines import Engine, in_span
 from planner.catalog.reading import data_toml
-from planner.cost.quantity import Flag, both, divides, either, negate
+from planner.cost.quantity import Flag, Quantity, both, divides, either, negate
 from planner.specs.base import Spec
 
 COMPARISON = re.compile(r"(?P<left>.+?) (?P<how><=|>=|==|divides) (?P<right>.+)")
@@ -41,7 +41,7 @@ class Condition(NamedTuple):
         """Return the quantities that it compares."""
         return frozenset(word for word in (*self.left, *self.right) if not word[0].isdigit())
 
-    def holds(self, quantities: Mapping[str, float]) -> Flag:
+    def holds(self, quantities: Mapping[str, Quantity]) -> Flag:
         """Return whether, or in which rows of columns, the condition holds."""
         left, right = (_product(side, quantities) for side in (self.left, self.right))
         if self.how == "divides":
@@ -51,8 +51,8 @@ class Condition(NamedTuple):
         return left <= right if self.how == "<=" else left >= right
 
 
-def _product(words: tuple[str, ...], quantities: Mapping[str, float]) -> float:
-    product: float = 1.0
+def _product(words: tuple[str, ...], quantities: Mapping[str, Quantity]) -> Quantity:
+    product: Quantity = 1.0
     for word in words:
         product = product * (float(word) if word[0].isdigit() else quantities[word])
     return product
@@ -83,14 +83,14 @@ class OptionPair(Spec):
         """Return the quantities that the row compares."""
         return frozenset(self.needs.names.union(*(one.names for one in self.when)))
 
-    def holds(self, quantities: Mapping[str, float]) -> Flag:
+    def holds(self, quantities: Mapping[str, Quantity]) -> Flag:
         """Return whether the engine takes the options, for one layout or columns of them."""
         concerned: Flag = True
         for condition in self.when:
             concerned = both(concerned, condition.holds(quantities))
         return either(negate(concerned), self.needs.holds(quantities))
 
-    def message(self, engine: Engine, quantities: Mapping[str, float]) -> str:
+    def message(self, engine: Engine, quantities: Mapping[str, Quantity]) -> str:
         """Return the refusal with the values of the options, and the way out."""
         shown = {name: f"{value:g}" for name, value in quantities.items()}
         shown |= {name: f"{value:.0f}" for name, value in quantities.items() if value >= 1}

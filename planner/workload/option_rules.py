@@ -5,7 +5,7 @@ from functools import partial
 
 from planner.catalog.engines import Engine
 from planner.catalog.option_pairs import pairs_of
-from planner.cost.quantity import ceil, maximum, where
+from planner.cost.quantity import Quantity, ceil, maximum, where
 from planner.cost.weights import WIDE
 from planner.specs.model import ModelSpec
 from planner.specs.workload import (
@@ -37,7 +37,7 @@ def option_rules(
             yield Rule(row.holds(quantities), row.field, message)
 
 
-def _sizes(model: ModelSpec, layout: Layout) -> dict[str, float]:
+def _sizes(model: ModelSpec, layout: Layout) -> dict[str, Quantity]:
     """Return the sizes of a layout."""
     return {
         "tensor": layout.tensor,
@@ -55,7 +55,7 @@ def _sizes(model: ModelSpec, layout: Layout) -> dict[str, float]:
     }
 
 
-def _switches(strategy: Strategy, layout: Layout) -> dict[str, float]:
+def _switches(strategy: Strategy, layout: Layout) -> dict[str, Quantity]:
     """Return the options that are on or off, as 1 and 0."""
     offload = strategy.offload or OffloadSpec()
     is_off = strategy.chunked_prefill is False
@@ -69,7 +69,7 @@ def _switches(strategy: Strategy, layout: Layout) -> dict[str, float]:
     }
 
 
-def _lengths(workload: ServeWorkload | GenerateWorkload | TrainWorkload) -> Mapping[str, float]:
+def _lengths(workload: ServeWorkload | GenerateWorkload | TrainWorkload) -> Mapping[str, Quantity]:
     """Return the tokens of a prompt and of the longest request, or of a sequence."""
     if isinstance(workload, TrainWorkload):
         return {"sequence_length": float(workload.sequence_length)}
@@ -81,7 +81,7 @@ def _lengths(workload: ServeWorkload | GenerateWorkload | TrainWorkload) -> Mapp
 
 def _requests(
     workload: ServeWorkload | GenerateWorkload | TrainWorkload, layout: Layout
-) -> float:
+) -> Quantity:
     """Return the requests that one rank is told to run at once, 0 where it is told none.
 
     A batch and a burst queue: they are written with as many requests as a step takes.
