@@ -1,6 +1,7 @@
 """The catalog's models, and the reading of a Hugging Face ``config.json``."""
 
 import json
+import re
 from collections import ChainMap
 from functools import cache
 from typing import Any, NamedTuple
@@ -83,6 +84,9 @@ UNKNOWN_FAMILY = Family(output_bias_follows=True)
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
+FAMILY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
+
+
 def _family_of(reader: ConfigReader) -> Family:
     """Return the structure of a config's family, or of a plain decoder for an unknown family.
 
@@ -99,6 +103,12 @@ def _family_of(reader: ConfigReader) -> Family:
             )
     if model_type in FAMILIES:
         return FAMILIES[model_type]
+    if model_type and not FAMILY_NAME.fullmatch(model_type):
+        raise BadConfigError(
+            f"model_type {model_type[:80]!r} is not the name of a model family, which has "
+            "letters, digits and any of _ . -; give the name that config.json was published with",
+            "model.model_type",
+        )
     missing = [name for name in PLAIN_DECODER if reader.get(name) is None]
     other = [name for name in reader.config if any(part in name for part in OTHER_LAYERS)]
     if missing or other or any(reader.has(name) for name in NOT_PLAIN):

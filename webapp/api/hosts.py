@@ -111,8 +111,9 @@ def calling_host(request: HttpRequest) -> Host:
 # Operations of hosts on attempts: claim, report events, download data, upload artefacts.
 
 
+OF_HOSTS = "host agents"  # the tag of operations that are not for people
 # By alias, as messages write themselves: ninja says otherwise, even to models that say so.
-attempts_router = Router(tags=["attempts"], auth=HostAuth(), by_alias=True)
+attempts_router = Router(tags=[OF_HOSTS], auth=HostAuth(), by_alias=True)
 
 
 @attempts_router.post(
@@ -191,7 +192,7 @@ def artefact_part(
     return UploadState(received_bytes=artefacts.write_part(file, offset, request))
 
 
-router = Router(tags=["hosts"], by_alias=True)
+router = Router(tags=[OF_HOSTS], by_alias=True)
 MAX_ECHO_BYTES = 2 * 1024**2
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -18,7 +18,7 @@ from django.http import HttpRequest, StreamingHttpResponse
 from django.urls import reverse
 from ninja import Query, Router, Schema, Status
 from numpy.typing import NDArray
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 
 from runners.shared.log_text import shortened
 from runners.shared.messages import ArtefactKind, EventKind
@@ -26,8 +26,10 @@ from runners.shared.reasons import Reason
 from webapp.accounts.models import Membership, team_ids_of
 from webapp.accounts.services import membership_of, signed_in, visible_or_404
 from webapp.api.auth import LAUNCH, READ
+from webapp.api.instants import Instant
 from webapp.api.requests import PageReply, Paging, Sent, page_keys, page_of
 from webapp.audit.models import Event
+from webapp.charts.plots import BY_KIND
 from webapp.core.clock import now, now_ms
 from webapp.core.problems import (
     REFUSALS,
@@ -315,12 +317,10 @@ class JobFilters(Paging):
     plan: Annotated[str, Query(description="Id of a plan")] = ""
     q: Annotated[str, Query(description="Part of the job's or the model's name")] = ""
     created_after: Annotated[
-        AwareDatetime | None,
+        Instant | None,
         Query(description="Made at this instant, such as 2026-11-28T09:00:00Z, or later"),
     ] = None
-    created_before: Annotated[
-        AwareDatetime | None, Query(description="Made before this instant")
-    ] = None
+    created_before: Annotated[Instant | None, Query(description="Made before this instant")] = None
     sort: Annotated[
         Literal["-created_at", "created_at"],
         Query(description="-created_at: newest first; created_at: oldest first"),
@@ -528,9 +528,19 @@ def job_log(request: HttpRequest, job_id: str, query: Query[LogQuery]) -> LogRep
         lines = log_lines(part, limit=query.limit, needle=query.q)
         last = lines[-1].seq if lines else 0
     else:
-        lines, last = lines_after(part, query.after, query.limit, is_over=is_over, needle=query.q)
+        after = _within(part, query.after)
+        lines, last = lines_after(part, after, query.limit, is_over=is_over, needle=query.q)
     shown = [_log_line(one) for one in lines]
     return LogReply(attempt=part.pk if part else None, lines=shown, last_seq=last)
+
+
+def _within(part: Attempt | None, after: int) -> int:
+    """Return a place among an attempt's events: its end for one beyond it.
+
+    Else who goes on after what was returned would never read anything again.
+    """
+    numbers = AttemptEvent.objects.filter(attempt=part).order_by("-seq").values_list("seq")
+    return min(after, next((seq for (seq,) in numbers[:1]), 0))
 
 
 def _log_line(line: Line) -> LogLine:
@@ -674,10 +684,10 @@ def series(
     job_id: str,
     metrics: Annotated[str, Query(description="Names separated by commas, such as loss")],
     since: Annotated[
-        AwareDatetime | None,
+        Instant | None,
         Query(description="First instant, such as 2026-11-28T09:00:00Z; included"),
     ] = None,
-    until: Annotated[AwareDatetime | None, Query(description="Last instant; included")] = None,
+    until: Annotated[Instant | None, Query(description="Last instant; included")] = None,
     points: Annotated[
         int, Query(ge=10, le=5000, description="Most points of each metric, 10 to 5000")
     ] = 600,
@@ -686,11 +696,38 @@ def series(
     """Return metrics of a job's current attempt between two instants, down-sampled."""
     job = visible_or_404(Job, request.user, pk=job_id, deleted_at=None)
     part = part_at(job, rank)
+    if since and until and since > until:
+        raise InvalidProblem(
+            "since",
+            f"The field since is {since.isoformat()}, after until, which is {until.isoformat()}; "
+            "exchange the two.",
+        )
     span = Range(_ms(since) if since else 0, _ms(until) if until else FOREVER_MS)
     attempt = part.pk if part else None
     names = [name.strip() for name in metrics.split(",") if name.strip()]
+    _check_metrics(attempt, names)
     reports = read_series(attempt, names, span, points=points) if attempt else []
     return JobSeries(job=job.pk, attempt=attempt, series=[_reply(item) for item in reports])
+
+
+CHARTED = {chart.metric for charts in BY_KIND.values() for chart in charts}
+MOST_NAMES = 40
+
+
+def _check_metrics(attempt: str | None, names: list[str]) -> None:
+    """Refuse a metric that the attempt, which has begun to report, has not and no chart draws.
+
+    Raises:
+        InvalidProblem: there is no such metric; the message has those that there are.
+    """
+    sources = MetricSource.objects.filter(attempt_id=attempt).values_list("metrics", flat=True)
+    reported = {name for names in sources for name in names}
+    for name in names:
+        if reported and name not in reported | CHARTED:
+            near = ", ".join(sorted(reported)[:MOST_NAMES])
+            raise InvalidProblem(
+                "metrics", f"There is no metric {name[:40]!r}; this attempt reported {near}."
+            )
 
 
 def _ms(instant: datetime) -> int:
@@ -732,13 +769,14 @@ def events(
     """
     job = visible_or_404(Job, request.user, pk=job_id, deleted_at=None)
     part = part_at(job, rank)
+    is_begin, after = after == 0, _within(part, after)
     rows = AttemptEvent.objects.filter(attempt=part, seq__gt=after)
     if kind:
         rows = rows.filter(kind__in=kind.split(","))
     listed = list(_bounded(rows[:MAX_EVENTS]))
     last = listed[-1].seq if listed else after
     fields = HistoryReply.model_fields
-    past = Event.objects.filter(subject=job.pk).order_by("pk") if after == 0 else []
+    past = Event.objects.filter(subject=job.pk).order_by("pk") if is_begin else []
     history = [HistoryReply(**{name: getattr(row, name) for name in fields}) for row in past]
     return JobEvents(
         attempt=part.pk if part else None, events=listed, last_seq=last, history=history

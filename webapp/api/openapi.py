@@ -6,6 +6,7 @@ from typing import Any
 
 from webapp.api.descriptions import describe
 from webapp.api.requests import (
+    FORM_TYPE,
     KEY_HEADER,
     LONGEST_KEY,
     RATE_LIMIT,
@@ -109,20 +110,23 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 def complete(document: Document) -> None:
     """Add to ninja's OpenAPI document, in place, what holds for its operations alike."""
     name_media_types(document)
+    document["servers"] = [{"url": "/", "description": "This site"}]
     components = document["components"]
     components["parameters"] = {KEY_HEADER: KEY_PARAMETER}
     components["headers"] = HEADERS
+    _unname_schemes(components["securitySchemes"])
     _name_job_specs(components["schemas"])
     describe(components["schemas"])
     for method, operation in _operations(document):
         operation["summary"] = summary_of(operation["operationId"])
         for each in operation["parameters"]:
-            if each["in"] == "path":
-                each["description"] = PATH_ARGUMENTS[each["name"]]
+            _complete_parameter(each)
         if method in WRITES:
             key = {"$ref": f"#/components/parameters/{KEY_HEADER}"}
             operation["parameters"] = [*operation["parameters"], key]
-        if JSON_TYPE in operation.get("requestBody", {}).get("content", {}):
+        if method == "GET":
+            operation["responses"].pop(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, None)
+        if {JSON_TYPE, FORM_TYPE} & operation.get("requestBody", {}).get("content", {}).keys():
             refusal = operation["responses"][HTTPStatus.CONFLICT]
             operation["responses"][415] = {**refusal, "description": "Unsupported Media Type"}
         for status, response in operation["responses"].items():
@@ -137,6 +141,21 @@ def complete(document: Document) -> None:
             response["headers"] = refs
         if example := EXAMPLES.get(operation["operationId"]):
             operation["requestBody"]["content"][JSON_TYPE]["example"] = example
+
+
+def _unname_schemes(schemes: dict[str, Any]) -> None:
+    """Take the name from schemes that are no ``apiKey``, which alone has one; ninja names all."""
+    for scheme in schemes.values():
+        if scheme["type"] != "apiKey":
+            scheme.pop("name", None)
+
+
+def _complete_parameter(parameter: dict[str, Any]) -> None:
+    """Describe a path's parameter; put examples where they are a list, into the schema."""
+    if parameter["in"] == "path":
+        parameter["description"] = PATH_ARGUMENTS[parameter["name"]]
+    if examples := parameter.pop("examples", None):
+        parameter["schema"]["examples"] = examples
 
 
 def _is_for_people(operation: dict[str, Any]) -> bool:

@@ -26,7 +26,13 @@ from webapp.core import vault
 from webapp.core.clock import now
 from webapp.core.ids import new_ulid
 from webapp.core.pace import calls
-from webapp.core.problems import REQUEST_ID, ConflictProblem, InvalidProblem, problem_response
+from webapp.core.problems import (
+    REQUEST_ID,
+    ConflictProblem,
+    InvalidProblem,
+    MediaTypeProblem,
+    problem_response,
+)
 from webapp.core.queries import NewestFirst
 
 # Request ids: each response names one, and what is logged during the request names it too.
@@ -52,6 +58,7 @@ class Inputs(NamedTuple):
     query: frozenset[str]
     repeated: frozenset[str]
     has_body: bool
+    has_file: bool
 
 
 def inputs_of(operation: Operation) -> Inputs:
@@ -69,6 +76,7 @@ def inputs_of(operation: Operation) -> Inputs:
             name for model in queries for name in model.__ninja_collection_fields__ or ()
         ),
         has_body=bool(sources & {"body", "form", "file"}),
+        has_file="file" in sources,
     )
 
 
@@ -78,6 +86,7 @@ def inputs_check(request: HttpRequest) -> None:
     Raises:
         InvalidProblem: a query parameter is unknown or stands twice, or there is a body where
             none is read.
+        MediaTypeProblem: there is no form where a file is read.
     """
     inputs: Inputs | None = getattr(request, "inputs", None)
     if inputs is None:
@@ -95,6 +104,12 @@ def inputs_check(request: HttpRequest) -> None:
             raise InvalidProblem(
                 name, f"The query parameter {name} stands {len(values)} times; it is read once."
             )
+    if inputs.has_file and request.content_type != FORM_TYPE:
+        raise MediaTypeProblem(
+            "unsupported_media_type",
+            f"The Content-Type is {request.content_type[:80] or 'missing'}; this operation reads "
+            f"a file as a part of {FORM_TYPE}, such as `curl -F file=@data.jsonl`.",
+        )
     if not inputs.has_body and request.method in WRITES and not NO_BODY.fullmatch(request.body):
         raise InvalidProblem(
             "body",

@@ -1,6 +1,6 @@
 """Operations on the caller and the team: tokens, secrets, sessions, limits, audit."""
 
-from datetime import date, datetime
+from datetime import datetime
 from typing import Annotated, Any
 
 from django.db.models import QuerySet
@@ -30,6 +30,7 @@ from webapp.accounts.tokens import (
     visible_token,
 )
 from webapp.api.auth import ADMIN, READ
+from webapp.api.instants import Day
 from webapp.api.requests import PageReply, Paging, Sent, ShortPaging, page_keys, page_of
 from webapp.audit.models import Event
 from webapp.core import vault
@@ -433,9 +434,9 @@ class EventFilters(Paging):
     ] = ""
     subject: Annotated[str, Query(description="Id of the job, host or other object")] = ""
     since: Annotated[
-        date | None, Query(description="First day, such as 2026-11-01, in the site's time zone")
+        Day | None, Query(description="First day, such as 2026-11-01, in the site's time zone")
     ] = None
-    until: Annotated[date | None, Query(description="Last day, included")] = None
+    until: Annotated[Day | None, Query(description="Last day, included")] = None
 
 
 @router.get("/audit", response={200: EventPage, **REFUSALS}, operation_id="list_audit")

@@ -126,7 +126,11 @@ api = DocumentedAPI(
     version="1",
     urls_namespace="api-v1",
     parser=LimitedParser(),
-    description="What hosts report to, and what pages and scripts read from.",
+    description=(
+        "What people do on the pages, for scripts: models, hosts, plans, launches, jobs, data, "
+        "limits and tokens, with an access token as bearer. The operations of the tag “host "
+        "agents” are those by which hosts report; their credentials come from an enrolment."
+    ),
 )
 problems.install(api)
 

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 import logging
+import sys
 import time
 from functools import partial
 from typing import Any
@@ -40,7 +41,8 @@ def configure_logs(collector: LogCollector | None = None) -> None:
     """Configure structlog's defaults with plain tracebacks, and a copy to the log collector."""
     *before, _, _ = structlog.get_config()["processors"]  # without local time and the renderer
     stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
-    renderer = ConsoleRenderer(exception_formatter=plain_traceback)
+    # A file of terminal colours is no text; `up` writes all its parts' output to files.
+    renderer = ConsoleRenderer(colors=sys.stdout.isatty(), exception_formatter=plain_traceback)
     copies = [collector.copy] if collector is not None else []
     structlog.configure(
         processors=[*before, stamp, *copies, renderer],
