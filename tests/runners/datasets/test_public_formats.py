@@ -200,7 +200,7 @@ def in_this_process(monkeypatch):
 
     def rows(file, fields, _max_bytes, skip):
         try:
-            (_, names), *found = parquet.rows_of(file, fields, 2**20)
+            (_, names), *found = parquet.rows_of(file, fields, 2**20, 2**20)
         except parquet.ParquetError as error:
             raise UnreadableTableError(str(error)) from None
         skip(json.loads(names))
