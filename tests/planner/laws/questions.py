@@ -242,7 +242,7 @@ def _family_of(model: ModelSpec) -> str:
         return f"{sparse}latent"
     if len(plain) < len(groups):
         return f"{sparse}hybrid"
-    return f"{sparse}windows" if any(group.window for group in plain) else sparse or "dense"
+    return f"{sparse}windows" if any(group.window for group in plain) else f"{sparse}dense"
 
 
 @cache
