@@ -26,6 +26,7 @@ SIZES = [f"{axis}_parallel_size" for axis in
 # What a format says less exactly than the plan, by format or by kind of format.
 COARSER = {
     "llama_cpp": {"quantization", "weight_dtype", "kv_cache_dtype", "attention"},
+    "tensorrt_llm": {"chunked_prefill"},  # on where it would refuse a longer prompt
     "train": {"activation_recomputation"},  # whole layers, or none
     # Weights stay gathered in stages 1 and 2, and are moved with the optimiser's states.
     "torchtitan": {"zero_stage", "offload"},
