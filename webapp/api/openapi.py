@@ -124,8 +124,6 @@ def complete(document: Document) -> None:
         if method in WRITES:
             key = {"$ref": f"#/components/parameters/{KEY_HEADER}"}
             operation["parameters"] = [*operation["parameters"], key]
-        if method == "GET":
-            operation["responses"].pop(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, None)
         if {JSON_TYPE, FORM_TYPE} & operation.get("requestBody", {}).get("content", {}).keys():
             refusal = operation["responses"][HTTPStatus.CONFLICT]
             operation["responses"][415] = {**refusal, "description": "Unsupported Media Type"}

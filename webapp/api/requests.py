@@ -107,7 +107,7 @@ def inputs_check(request: HttpRequest) -> None:
     if inputs.has_file and request.content_type != FORM_TYPE:
         raise MediaTypeProblem(
             "unsupported_media_type",
-            f"The Content-Type is {request.content_type[:80] or 'missing'}; this operation reads "
+            f"The Content-Type is {(request.content_type or '')[:80] or 'missing'}; this operation reads "
             f"a file as a part of {FORM_TYPE}, such as `curl -F file=@data.jsonl`.",
         )
     if not inputs.has_body and request.method in WRITES and not NO_BODY.fullmatch(request.body):
