@@ -102,6 +102,12 @@ def pick_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def note_weights(job: Job, ref: ModelRef) -> None:
+    """Add to the result that weights are random; a child process cannot add it to its parent's."""
+    if isinstance(ref, DemoModel | RandomModel):
+        job.emitter.notes["weights"] = RANDOM_WEIGHTS
+
+
 def load_model(
     job: Job, ref: ModelRef, dtype: WeightDtype | None, device: torch.device | None = None
 ) -> LoadedModel:
@@ -118,7 +124,7 @@ def load_model(
         ref = RandomModel(config=demo_config(ref))
     if isinstance(ref, RandomModel):
         job.emitter.log(f"the model's weights: {RANDOM_WEIGHTS}")
-        job.emitter.notes["weights"] = RANDOM_WEIGHTS
+        note_weights(job, ref)
         return LoadedModel(_load_random(job, ref, dtype or "bf16", device), None, device)
     folder = opened_model(ref, job.host_dir)
     dtype = dtype or stored_quantisation(folder) or "bf16"

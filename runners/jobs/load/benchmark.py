@@ -28,6 +28,7 @@ from runners.jobs.load.job import measure_under_load
 from runners.jobs.loading import (
     HOW_QUANTISED,
     load_model,
+    note_weights,
     pick_device,
     preload_library,
     require_tokenizer,
@@ -266,6 +267,7 @@ def work(job: Job) -> None:
     preload_library(spec.weight_dtype)
     with job_telemetry(job):
         stages = Stages(job.emitter, _stage_shares(job, spec))
+        note_weights(job, spec.model)
         assessment, profiled = run_isolated(job, partial(_assess, spec, stages))
         measured = assessment.result_metrics()
         notes = {**assessment.notes(), **_context(spec)}
