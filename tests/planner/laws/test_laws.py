@@ -151,6 +151,8 @@ def test_the_shortest_answers_keep_to_the_rate_that_the_engine_reaches(seed):
 @given(seed=SEEDS)
 def test_no_estimate_fits_beyond_the_longest_context_with_a_pinned_layout(seed):
     assert list(growth.no_estimate_fits_beyond(growth.pinned_limit(Questions(seed)))) == []
+
+
 def test_every_field_of_a_request_is_drawn():
     draw = Questions(0).draw
     own = {"input_tokens": 8, "output_tokens": 8, "sequence_length": 64}
