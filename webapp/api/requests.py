@@ -105,10 +105,11 @@ def inputs_check(request: HttpRequest) -> None:
                 name, f"The query parameter {name} stands {len(values)} times; it is read once."
             )
     if inputs.has_file and request.content_type != FORM_TYPE:
+        kind = (request.content_type or "missing")[:80]
         raise MediaTypeProblem(
             "unsupported_media_type",
-            f"The Content-Type is {(request.content_type or '')[:80] or 'missing'}; this operation reads "
-            f"a file as a part of {FORM_TYPE}, such as `curl -F file=@data.jsonl`.",
+            f"The Content-Type is {kind}; this operation reads a file as a part of "
+            f"{FORM_TYPE}, such as `curl -F file=@data.jsonl`.",
         )
     if not inputs.has_body and request.method in WRITES and not NO_BODY.fullmatch(request.body):
         raise InvalidProblem(
