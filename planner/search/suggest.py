@@ -488,7 +488,8 @@ class _Trial:
             return None
         shown = {name: _json(value) for name, value in change.changes.items()}
         title, offload = change.title, estimate.strategy.offload
-        if "engine" in change.changes and offload is not None and offload.weights_cpu:
+        trains = isinstance(self.request.workload, TrainWorkload)
+        if "engine" in change.changes and offload and offload.weights_cpu and not trains:
             title += f", with {offload.weights_cpu:.0%} of the weights in host memory"
         return Suggestion(title=title, changes=shown, estimate=estimate, purpose=self.purpose)
 

@@ -603,7 +603,8 @@ def _memory_tier_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]
 def _unchecked_host_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
     """Return how much a server keeps in the memory of a host that is not described."""
     held, described = outcome.memory.host_bytes, setting.cluster.host_memory_bytes
-    if not held or described or isinstance(setting.workload, TrainWorkload):
+    serves = isinstance(setting.workload, ServeWorkload | GenerateWorkload)
+    if not held or described or not serves:
         return ()
     where = f"{held / GIB:.1f} GiB lie in host memory, which is not described"
     return (f"{where}: state host_memory_bytes to have it checked",)
