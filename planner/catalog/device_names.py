@@ -22,9 +22,18 @@ LAPTOP = re.compile(r"\b(?:mobile|notebook|max-?q)\b")
 SPACED_SIZE = re.compile(r"(?<=\d)(?:-?(?:gib|gb)|g)\b")
 SIZE = re.compile(r"(\d+)gb")
 MADE_BY = re.compile(rf"(?:{'|'.join(MAKERS)})+")
-SIZE_ROUNDING = 0.1  # names are rounded, in gigabytes or gibibytes
 GIB = 1024**3
+SIZE_ROUNDING = 0.03  # of the size in a name, in gigabytes or gibibytes
 Key = TypeVar("Key", str, tuple[str, ...])
+
+
+def is_named_size(memory_bytes: int, size: int) -> bool:
+    """Return whether a name with ``size`` gigabytes or gibibytes means a memory.
+
+    >>> [is_named_size(80 * 2**30, size) for size in (80, 86, 90)], is_named_size(141 * 10**9, 141)
+    ([True, True, False], True)
+    """
+    return any(abs(memory_bytes / (size * unit) - 1.0) <= SIZE_ROUNDING for unit in (10**9, 2**30))
 
 
 class NamedDevice(NamedTuple):
@@ -149,5 +158,4 @@ class DeviceNames:
             if form is None:
                 return None
             return NamedDevice(form, None if size * GIB == self._memory[form] else size)
-        is_right = abs(self._memory[device] / (size * 1e9) - 1.0) <= SIZE_ROUNDING
-        return NamedDevice(device) if is_right else None
+        return NamedDevice(device) if is_named_size(self._memory[device], size) else None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import NonNegativeFloat, PositiveInt
 
-from planner.catalog.device_names import DeviceNames, NamedDevice, Sizes
+from planner.catalog.device_names import DeviceNames, NamedDevice, Sizes, is_named_size
 from planner.catalog.reading import data_text, nearest_names
 from planner.specs.base import Dtype, SparseSpec, UnknownDeviceError, UnknownInstanceError
 from planner.specs.cluster import DeviceSpec
@@ -283,7 +283,6 @@ MAKERS = frozenset(
     {"nvidia", "amd", "intel", "google", "aws", "geforce", "tesla", "instinct", "radeon"}
 )
 SIZE = re.compile(r"(.+)-(\d+)gb")
-SIZE_ROUNDING = 0.1  # names are rounded, in gigabytes or gibibytes
 # Driver names that omit or spell differently the form factor -> catalog id.
 DRIVER_NAMES = {
     "NVIDIA H100 80GB HBM3": "h100-sxm5-80gb",
@@ -365,8 +364,8 @@ def _id_of(slug: str) -> str | None:
     sized = SIZE.fullmatch(short_name)
     if device_id or sized is None or sized[1] not in names:
         return device_id
-    named_bytes, memory_bytes = float(sized[2]) * 1e9, _devices()[names[sized[1]]].memory_bytes
-    return names[sized[1]] if abs(memory_bytes / named_bytes - 1.0) <= SIZE_ROUNDING else None
+    memory_bytes = _devices()[names[sized[1]]].memory_bytes
+    return names[sized[1]] if is_named_size(memory_bytes, int(sized[2])) else None
 
 
 @cache

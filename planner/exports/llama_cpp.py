@@ -80,7 +80,7 @@ def _placement(case: ExportCase) -> list[str]:
     if case.device.kind == "cpu":
         return ["--n-gpu-layers", "0"]
     # The output layer counts as one more layer.
-    layers, (experts, rest) = case.shape.num_hidden_layers + 1, _away(case)
+    layers, (experts, rest) = case.shape.num_hidden_layers + 1, _offloaded(case)
     layers_on_device = int(layers * (1 - rest))
     flags = ["--n-gpu-layers", "all" if layers_on_device == layers else str(layers_on_device)]
     flags += ["--n-cpu-moe", str(experts)] if experts else []
@@ -91,7 +91,7 @@ def _placement(case: ExportCase) -> list[str]:
     return flags
 
 
-def _away(case: ExportCase) -> tuple[int, float]:
+def _offloaded(case: ExportCase) -> tuple[int, float]:
     """Return the first layers whose experts are in host memory, and the share of all else there.
 
     Experts leave the device first, those of as few layers as hold the plan's share of the weights.

@@ -403,6 +403,15 @@ def _default_options(request: RunRequest) -> tuple[str, ...]:
     return tuple(path for path in every if path not in chosen)
 
 
+class ShownMasked(str):
+    """A secret on its way into JSON: a log or traceback that shows its object shows no value."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(str(SecretStr(self)))
+
+
 class ClaimReply(Message):
     """The claimed attempt's spec; it starts if ``may_start``, otherwise the host claims again.
 
@@ -423,7 +432,7 @@ class ClaimReply(Message):
 
         As Python values too: that is how the API takes a reply apart before it writes JSON.
         """
-        return {name: value.get_secret_value() for name, value in secrets.items()}
+        return {name: ShownMasked(value.get_secret_value()) for name, value in secrets.items()}
 
 
 class Doorbell(Message):

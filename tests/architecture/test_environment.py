@@ -28,7 +28,7 @@ EXCEPTIONS = {
     "webapp/operations/backup.py": {"variable"},
     "webapp/core/vault.py": {"VARIABLE"},
     # The user of the command line, who is neither the site's nor a host's operator.
-    "runners/cli/main.py": {"PYDANTIC_DISABLE_PLUGINS"},
+    "runners/cli/main.py": {"PYDANTIC_DISABLE_PLUGINS", "DEBUG"},
     "runners/cli/catalog.py": {"HF_ENDPOINT", "HF_TOKEN"},
     "runners/cli/output.py": {"COLUMNS"},
     # The host's operator.

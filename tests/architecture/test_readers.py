@@ -54,7 +54,7 @@ SHIPPED = "part of the product"
 OTHERS: dict[str, tuple[str, set[str]]] = {
     "runners/cli/plan.py": ("a copy of a document", {"json.loads"}),
     "runners/cli/config.py": ("the user's own configuration", {"read_text", "tomllib.loads"}),
-    "runners/cli/hardware.py": (SYSTEM, {"read_text"}),
+    "runners/cli/hardware.py": (f"{SYSTEM}; rates that it kept", {"read_text", "json.loads"}),
     "runners/cli/mcp.py": (OWN, {"read_text"}),
     "runners/cli/output.py": (OWN, {"json.loads"}),
     "runners/cli/quantities.py": ("an argument of the command", {"json.loads"}),
@@ -95,6 +95,7 @@ OTHERS: dict[str, tuple[str, set[str]]] = {
     "runners/shared/*": (OWN, {"json.loads", "read_text"}),
     "runners/supervision/*": (f"{SYSTEM}, or {MESSAGE}", {"json.loads", "read_text"}),
     "webapp/accounts/*": (OWN, {"json.loads"}),
+    "webapp/api/parsing.py": ("the body of a request, strictly", {"json.loads"}),
     "webapp/api/*": (SYSTEM, {"read_text"}),
     "webapp/bench/*": (OWN, {"json.load", "json.loads", "read_text"}),
     "webapp/boot/*": (

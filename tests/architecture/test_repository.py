@@ -180,7 +180,9 @@ def test_every_public_function_of_the_planner_has_a_docstring():
     for path in files("planner"):
         for node in ast.parse((ROOT / path).read_text()).body:
             is_public = isinstance(node, FUNCTION) and not node.name.startswith("_")
-            if is_public and not ast.get_docstring(node):
+            is_overload = any(isinstance(d, ast.Name) and d.id == "overload"
+                              for d in getattr(node, "decorator_list", ()))  # fmt: skip
+            if is_public and not is_overload and not ast.get_docstring(node):
                 lacking.append(f"{path}:{node.lineno} {node.name}")
     assert lacking == []
 

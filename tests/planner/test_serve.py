@@ -325,7 +325,7 @@ def test_a_draft_that_is_unknown_unlike_or_beside_stages_is_refused():
         guessing(draft="meta-llama/no-such-1B")
     with pytest.raises(NotPossibleError, match="vocabulary"):
         guessing(draft="Qwen/Qwen3-32B")
-    with pytest.raises(NotCoveredError, match="pipeline"):
+    with pytest.raises(NotPossibleError, match="pipeline"):
         guessing(tensor_parallel_size=2, pipeline_parallel_size=2)
 
 

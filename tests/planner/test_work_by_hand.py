@@ -187,9 +187,9 @@ def test_limits_are_said_with_estimates_that_fit_and_are_the_most_and_the_fewest
         fields = {"model": LLAMA_70B, "device": {**CARD, "memory_bytes": 48 * GIB}}
         fields |= {"engine": "vllm", "pins": {"weight_dtype": pinned}}
         found = limit_of("fewest_devices", **fields)
-        tried = [count for count in (1, 2, 4, 8) if search(**fields, devices=count).plans]
+        tried = [count for count in range(1, 9) if search(**fields, devices=count).plans]
         assert found.value == tried[0], pinned
-        assert found.beyond.value == found.value // 2, pinned
+        assert found.beyond.value == found.value - 1, pinned
 
     found = limit_of("most_users", model=LLAMA_8B, device=CARD, engine="vllm")
     assert found.estimate.fits

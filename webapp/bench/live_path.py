@@ -155,7 +155,7 @@ def load_rows(up: site.Site, jobs: int, settle: float, seconds: float) -> Iterat
         context.Process(target=watch, args=(up.url, data["tickets"], ends_at + 2.0, seen)),
         context.Process(target=send, args=(url, attempts, (begins_at, ends_at), done)),
     ]
-    with site.beside(*others):
+    with site.in_background(*others):
         time.sleep(settle)
         parts = {name: up.part(name) for name in PARTS}
         before = {name: _cpu_seconds(part) for name, part in parts.items()}

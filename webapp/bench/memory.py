@@ -219,6 +219,10 @@ separate formulas:
   is fixed (the third step); the planner counts that as buffers.
 - **Selective recomputation**: our trainer keeps a layer's input and the outputs of its matrix
   products, and recomputes norms, gates and scores; Megatron keeps everything except the scores.
+- **Chunked loss**: our trainer keeps the logits once and computes the loss of a part of them at a
+  time. TRL since 1.7 (engine `trl`) never has more than the logits of 256 tokens.
+- **Default dtypes**: where nothing is stated, TRL loads fp32 weights and multiplies in bf16,
+  transformers since 5 fine-tunes in the checkpoint's dtype, and before that in fp32.
 - **Adapters**: the adapter of each matrix keeps its own copy of that matrix's input, while
   the frozen matrix and the frozen norm keep none.
 - **The active layer**: its recomputed tensors, and the gradients in its feed-forward block or, for

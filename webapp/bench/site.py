@@ -133,7 +133,7 @@ def ended_by_sigterm() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def beside(*processes: BaseProcess) -> Iterator[None]:
+def in_background(*processes: BaseProcess) -> Iterator[None]:
     """Run processes beside a block: started with it, ended with it at the latest."""
     try:
         for process in processes:

@@ -44,7 +44,7 @@ def supervision_rows(up: site.Site, settle: float, seconds: float) -> Iterator[R
     shipping = context.Process(
         target=ship, args=(host_dir.path, up.redis_url, host_id, (settle, seconds), spent)
     )
-    with run_supervisor(folder) as pid, site.beside(shipping):
+    with run_supervisor(folder) as pid, site.in_background(shipping):
         supervisor = psutil.Process(pid)
         time.sleep(settle)
         before, acked, began = _cpu_seconds(supervisor), folder.acked_seq(), time.monotonic()

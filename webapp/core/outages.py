@@ -211,17 +211,17 @@ def _short_lock_wait() -> Iterator[None]:
     connection = connections["default"]
     if connection.vendor == "postgresql":
         with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(f"SET LOCAL lock_timeout = {NOTE_WAIT_MS}")
+            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [str(NOTE_WAIT_MS)])
             yield
         return
     with connection.cursor() as cursor:
-        cursor.execute(f"PRAGMA busy_timeout = {NOTE_WAIT_MS}")
+        cursor.execute("PRAGMA busy_timeout = " + str(int(NOTE_WAIT_MS)))
         try:
             with transaction.atomic():  # a failure within an outer transaction leaves that whole
                 yield
         finally:
             seconds = connection.settings_dict["OPTIONS"].get("timeout", 5)
-            cursor.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+            cursor.execute("PRAGMA busy_timeout = " + str(int(seconds * 1000)))
 
 
 # ---------------------------------------------------------------------------

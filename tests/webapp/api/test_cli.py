@@ -43,7 +43,9 @@ from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
 
 pytestmark = pytest.mark.django_db(databases="__all__")
-LOGGED = re.compile(r"^\x1b\[2m.*\n", re.MULTILINE)  # the site's log, in the same process
+LOGGED = re.compile(
+    r"^(\x1b\[2m)?\d{4}-\d\d-\d\dT\S+Z .*\n", re.MULTILINE
+)  # the site's log, in the same process
 CLIENT = httpx.Client
 DONE, FAILED, USAGE, NOTHING_FITS, DENIED = range(5)
 PRETRAIN = {"goal": "pretrain", "model": "demo", "workload": {"time_budget_minutes": 1}}
@@ -56,6 +58,7 @@ def own_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.delenv("SLIPWAY_SERVER", raising=False)
     monkeypatch.delenv("SLIPWAY_TOKEN", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest's workers set it
     client = httpx.Client
 
     def reaching(**_options):

@@ -541,7 +541,7 @@ time.sleep(600)
 
 
 def run_until(end, folder: Path, *processes) -> None:
-    with site.running(folder), site.beside(*processes):
+    with site.running(folder), site.in_background(*processes):
         end()
 
 

@@ -391,7 +391,7 @@ def test_a_job_is_called_as_its_plan(plan_of, alice):
     for name, expected in (
         ("First light", "First light"),
         ("  padded  ", "padded"),
-        ("   ", "Pre-train Slipway demo on Box"),
+        ("", "Pre-train Slipway demo on Box"),
         ("x" * 500, "x" * 120),
         ("<b>bold</b>", "<b>bold</b>"),
     ):

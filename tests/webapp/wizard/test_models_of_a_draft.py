@@ -8,7 +8,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.catalog.devices import list_devices
+from planner.catalog.devices import devices_of_every_size
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.wizard.forms import device_choices, parse_config, read_upload
 
@@ -232,7 +232,7 @@ def test_an_upload_is_read_by_its_length_and_weights_are_refused_as_no_text():
 
 
 def test_every_device_is_offered_under_its_maker_in_the_order_of_its_label():
-    makers = {device.id: device.vendor or "Other" for device in list_devices()}
+    makers = {device.id: device.vendor or "Other" for device in devices_of_every_size()}
     for maker, group in device_choices():
         labels = [label for _, label in group]
         assert labels == sorted(labels)

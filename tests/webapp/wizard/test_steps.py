@@ -377,9 +377,9 @@ def vllm_of(plan):
     return next(one.text for one in exports_of(plan, current_answer(plan)) if one.key == "vllm")
 
 
-def test_the_longest_request_is_what_a_server_takes_or_four_typical_ones(long_server):
+def test_the_longest_request_is_stated_or_the_models_context_where_memory_holds_it(long_server):
     assert long_server.plan.draft["workload"]["serve"]["max_request_tokens"] is None
-    assert "--max-model-len 5120" in vllm_of(long_server.plan)
+    assert "--max-model-len 131072" in vllm_of(long_server.plan)
 
     html = long_server.press("workload", max_request_tokens="1000").content.decode()
     assert "Longest request is 1,000 tokens, and a typical one has 1,280" in html
