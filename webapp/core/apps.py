@@ -11,7 +11,7 @@ class CoreConfig(AppConfig):
     label = "core"
 
     def ready(self) -> None:
-        """Give every connection the function of searches, and models their lookup."""
+        """Give every connection the function of searches, and models their lookups."""
         from webapp.core.search import register_function
 
         connection_created.connect(register_function, dispatch_uid="folded_search")

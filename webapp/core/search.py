@@ -1,14 +1,16 @@
 """Searches text as people read it: in any alphabet and any case, alike on every database.
 
 SQLite knows the cases of ASCII only; PostgreSQL folds by its locale and knows no normal forms.
-Both compare here what ``folded`` gives: ``name__folded_contains="größe"`` finds GRÖSSE.
+Both compare here what ``folded`` gives: ``name__folded_contains="größe"`` finds GRÖSSE. Numbers
+beyond a column's range, which both drivers refuse, are found in no row.
 """
 
 import unicodedata
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import CharField, Lookup, TextField
+from django.db.models import CharField, IntegerField, Lookup, TextField
+from django.db.models.lookups import In
 
 FUNCTION = "slipway_folded"
 # PostgreSQL's lower() keeps what casefold() writes with other letters; those in use are replaced.
@@ -60,3 +62,26 @@ class CasefoldContains(Lookup[str]):
         for letter, letters in REPLACED:
             column = f"REPLACE({column}, '{letter}', '{letters}')"
         return f"STRPOS(NORMALIZE({column}, NFC), {text}) > 0", (*of_column, *of_text)
+
+
+@IntegerField.register_lookup
+class InRange(In):
+    """``in`` for whole numbers: one beyond the column's range is equal to no row's.
+
+    Django's ``exact`` and comparisons know the range (``IntegerFieldOverflow``); its ``in`` hands
+    the number to the database, whose driver fails.
+    """
+
+    def as_sql(self, compiler: Any, connection: Any) -> Any:  # noqa: ANN401 -- as Django has it
+        """Return the condition for the numbers that the column can hold."""
+        if self.rhs_is_direct_value():
+            kind = self.lhs.output_field.get_internal_type()
+            least, most = connection.ops.integer_field_range(kind)
+            self.rhs = [each for each in self.rhs if _lies_within(each, least, most)]
+        return super().as_sql(compiler, connection)
+
+
+def _lies_within(value: object, least: int | None, most: int | None) -> bool:
+    if not isinstance(value, int):
+        return True
+    return (least is None or value >= least) and (most is None or value <= most)

@@ -70,6 +70,7 @@ from webapp.jobs.models import (
 )
 from webapp.metrics.models import MetricSource
 from webapp.modelhub.models import TeamModel
+from webapp.operations.staff_site import KeyFields
 from webapp.plans.models import Plan
 
 # ---------------------------------------------------------------------------
@@ -358,7 +359,7 @@ admin.site.unregister(User)
 admin.site.register(User, AccountAdmin)
 
 
-class MembershipInline(admin.TabularInline[Membership, Team]):
+class MembershipInline(KeyFields, admin.TabularInline[Membership, Team]):
     """A team's members on the team's own page."""
 
     model = Membership

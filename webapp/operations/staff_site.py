@@ -6,10 +6,15 @@ from typing import Any
 
 import structlog
 from django.conf import settings
-from django.contrib.admin import AdminSite
+from django.contrib.admin import AdminSite, ModelAdmin
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.options import BaseModelAdmin
+from django.contrib.admin.widgets import AutocompleteSelect
 from django.contrib.auth.decorators import login_not_required
-from django.core.exceptions import PermissionDenied
-from django.db import transaction
+from django.contrib.messages import ERROR
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import models, transaction
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
@@ -29,10 +34,78 @@ from webapp.core.middleware import redirect_to_own
 log = structlog.get_logger(__name__)
 RECENT_SECONDS = 15 * 60
 LONGEST_PATH = 200
+LONGEST_KEY = 40  # shown of a key that is none
+
+
+# Keys in requests that no row can have: Django's admin would ask the database for them, and fail.
+
+
+def is_key(field: "models.Field[Any, Any]", text: object) -> bool:
+    """Return whether a text can be a value of a key."""
+    try:
+        field.to_python(text)
+    except ValidationError:
+        return False
+    return True
+
+
+class KeySelect(AutocompleteSelect):
+    """A select of a row by its key, which shows none for what is no key."""
+
+    def optgroups(self, name: str, value: list[str], attrs: Any = None) -> Any:  # noqa: ANN401 (Django's signature)
+        """Return the options of the values that can be keys."""
+        return super().optgroups(
+            name,
+            [each for each in value if not each or is_key(self.field.target_field, each)],
+            attrs,
+        )
+
+
+class KeyFields(BaseModelAdmin):  # type: ignore[type-arg] # of any model
+    """Mixin of admin classes whose selects show a form again, whatever key was sent."""
+
+    def formfield_for_foreignkey(
+        self,
+        db_field: Any,  # noqa: ANN401 (Django's signature)
+        request: HttpRequest,
+        **kwargs: Any,
+    ) -> Any:  # noqa: ANN401 (Django's signature)
+        """Return the form field of a foreign key."""
+        if db_field.name in self.get_autocomplete_fields(request):
+            kwargs.setdefault("widget", KeySelect(db_field, self.admin_site))
+        return super().formfield_for_foreignkey(db_field, request, **kwargs)
+
+
+class KeyActions(KeyFields, ModelAdmin):  # type: ignore[type-arg] # of any model
+    """Mixin of every ``ModelAdmin``: an action on what is no key is refused by words."""
+
+    def response_action(self, request: HttpRequest, queryset: "QuerySet[Any]") -> Any:  # noqa: ANN401 (Django's signature)
+        """Return the response of an action on the chosen rows, or None after a message."""
+        key = self.model._meta.pk
+        chosen = request.POST.getlist(ACTION_CHECKBOX_NAME)
+        wrong = next((each for each in chosen if not is_key(key, each)), None)
+        if wrong is not None:
+            name = self.model._meta.verbose_name_plural
+            words = f"“{wrong[:LONGEST_KEY]}” is no key of {name}. Choose rows of the list."
+            self.message_user(request, words, ERROR)
+            return None
+        return super().response_action(request, queryset)
 
 
 class StaffSite(AdminSite):
     """Admin site for staff who entered their password recently."""
+
+    def register(
+        self,
+        model_or_iterable: Any,  # noqa: ANN401 (Django's signature)
+        admin_class: Any = None,  # noqa: ANN401 (Django's signature)
+        **options: Any,
+    ) -> None:
+        """Register models with an admin class that checks the keys in requests."""
+        given = admin_class or ModelAdmin
+        body = {"__module__": given.__module__, "__doc__": given.__doc__}
+        checked = type(given.__name__, (KeyActions, given), body)
+        super().register(model_or_iterable, checked, **options)
 
     def has_permission(self, request: HttpRequest) -> bool:
         """Return whether the user is staff, in an allowed network, and confirmed recently."""

@@ -12,11 +12,9 @@ import httpx
 from django.urls import Resolver404, resolve
 
 TOKEN = "csrfmiddlewaretoken"
-# The administration is left out: Django answers 500 there to keys that are no integers of 64 bits.
-NOT_VISITED = re.compile(
-    r"^/admin/|/(logout|static|live|api/v1/(docs|openapi))|\.(zip|csv|tar|log|bin)$"
-)
-NOT_POSTED = re.compile(r"/(logout|settings/(password|sessions))/")  # they end the session
+NOT_VISITED = re.compile(r"/(logout|static|live|api/v1/(docs|openapi))|\.(zip|csv|tar|log|bin)$")
+# They end the session.
+NOT_POSTED = re.compile(r"/(logout|settings/(password|sessions)|admin/auth/user/\d+/password)/")
 ENDS_SOMETHING = re.compile(r"/(delete|revoke|retire|remove|abandon|stop)/")  # sent last
 PAGES_OF_A_SHAPE = 3  # such as the pages of three jobs
 SERVER_ERROR = 500

@@ -7,7 +7,7 @@ import pytest
 import time_machine
 from django.apps import apps
 from django.contrib import admin
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import Group, Permission, User
 from django.db import connection, transaction
 from django.urls import reverse
 
@@ -330,3 +330,36 @@ def test_nobody_gives_rights_to_their_own_account(root):
     User.objects.filter(pk=root.pk).update(is_superuser=False)
     client.post(f"/admin/auth/user/{root.pk}/change/", account(root))
     assert administrators().get() == other
+
+
+def test_a_key_that_no_row_can_have_is_refused_by_words_and_never_a_server_error(
+    as_root, admin_user, team
+):
+    member = Membership.objects.create(team=team, user=admin_user, role=Role.ADMIN)
+    users, groups = reverse("admin:auth_user_changelist"), reverse("admin:auth_group_add")
+    change = reverse("admin:accounts_membership_change", args=[member.pk])
+    of_team = reverse("admin:accounts_team_change", args=[team.pk])
+    rows = {"membership_set-TOTAL_FORMS": "1", "membership_set-INITIAL_FORMS": "0"}
+    for key in (
+        "' OR 1=1 --",
+        "9223372036854775808",
+        "-9223372036854775809",
+        "9" * 400,
+        "9" * 5000,
+    ):
+        sent = {
+            users: {"action": "password_link", "_selected_action": key},
+            f"{users}?": {"action": "delete_selected", "_selected_action": [admin_user.pk, key]},
+            groups: {"name": "G", "permissions": key},
+            change: {"user": key, "team": team.pk, "role": "admin"},
+            of_team: {"name": "T", **rows, "membership_set-0-user": key},
+        }
+        for address, form in sent.items():
+            answer = as_root.post(address, form, follow=True)
+            assert answer.status_code == 200, (address, key[:30])
+            if key.startswith("'") and address.startswith(users):
+                assert "is no key of users" in answer.content.decode()
+        for address in (f"{change}?user={key}", f"{users}?id__in={key}", f"{users}?id={key}"):
+            assert as_root.get(address, follow=True).status_code in {200, 404}, (address, key[:30])
+    assert User.objects.filter(pk=admin_user.pk).exists()
+    assert not Group.objects.exists()
