@@ -53,7 +53,7 @@
   const load = async (isWhole) => {
     const headers = isWhole ? {} : { "HX-Request": "true" };
     const address = new URL(location.href);
-    if (job && !isWhole && charts?.has()) address.searchParams.set("since", charts.lastInstant());
+    if (job && !isWhole && charts?.has()) address.searchParams.set("since", Math.floor(charts.lastInstant()));
     const answer = await fetch(address, { headers, cache: "no-store" });
     if (!answer.ok) return null;
     return new DOMParser().parseFromString(await answer.text(), "text/html");

@@ -39,6 +39,7 @@ from webapp.core.middleware import uncompressed
 from webapp.core.names import checked_name
 from webapp.core.numbers import PLAIN, number_of
 from webapp.core.outages import UseNotes
+from webapp.core.parameters import reads_query
 from webapp.core.problems import ConflictProblem, ForbiddenProblem, InvalidProblem, Problem
 
 PREFIX = "slp_"  # a known prefix, so that scanners for leaked secrets find a token in a repository
@@ -290,6 +291,7 @@ def visible_token(request: HttpRequest, token_id: str) -> AccessToken:
 
 
 @require_GET
+@reads_query("new")
 def token_list(request: HttpRequest) -> HttpResponse:
     """List the user's tokens in the current team; a new one is shown once."""
     user, team = signed_in(request), current_team(request)

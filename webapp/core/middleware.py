@@ -30,6 +30,7 @@ from webapp.core.problems import (
     Application,
     BusyProblem,
     Problem,
+    QueryProblem,
     Receive,
     Scope,
     Send,
@@ -299,6 +300,9 @@ class ProblemMiddleware:
             return defaults.page_not_found(request, Http404(exception.detail))
         if exception.status == HTTPStatus.FORBIDDEN:
             return defaults.permission_denied(request, PermissionDenied(exception.detail))
+        if isinstance(exception, QueryProblem):
+            context = {"detail": exception.detail, "heading": exception.title}
+            return render(request, "400.html", context, status=exception.status)
         messages.warning(request, exception.detail)
         before = request.headers.get("Referer", "")
         is_other = urlsplit(before).path != request.path

@@ -41,6 +41,12 @@ class InvalidProblem(Problem):
     title = "The request is not valid"
 
 
+class QueryProblem(Problem):
+    """A parameter in the address of a page that the page does not read; ``code`` names it."""
+
+    title = "The address has a parameter that is not read"
+
+
 class UnexpectedProblem(Problem):
     """The server failed: a fault of Slipway, not of the request."""
 

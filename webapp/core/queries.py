@@ -118,12 +118,10 @@ class NewestFirst:
         return list(self.sorted[:number])
 
 
-def page_by_key(
-    keys: NewestFirst, rows: QuerySet[Row], number: str | None, size: int
-) -> Page[Row]:
+def page_by_key(keys: NewestFirst, rows: QuerySet[Row], number: int, size: int) -> Page[Row]:
     """Return one page of ``rows``, in the order of ``keys``.
 
-    An invalid number yields the first page; a number beyond the last page yields the last one.
+    A number beyond the last page yields the last one, because lists become shorter.
     """
     page: Page[Row] = Paginator(cast("Sequence[Row]", keys), size).get_page(number)
     page.object_list = in_order(rows, cast("list[str]", list(page.object_list)))

@@ -24,6 +24,7 @@ from webapp.core.clock import now
 from webapp.core.middleware import uncompressed
 from webapp.core.names import shown_name
 from webapp.core.numbers import DecimalField, WholeField
+from webapp.core.parameters import choice_in_query, reads_query
 from webapp.hosts.health import checklist, is_ready
 from webapp.hosts.machines import GIB, virtual_host_create, wrong_price
 from webapp.hosts.models import EnrolmentToken
@@ -197,6 +198,7 @@ def host_add(request: HttpRequest) -> HttpResponse:
 @never_cache
 @require_GET
 @require_role(Role.OPERATOR)
+@reads_query("way")
 def host_check(request: HttpRequest, token_id: str) -> HttpResponse:
     """Show the enrolment command of a token and the check-list of the host that used it."""
     token = _token(request, token_id)
@@ -233,7 +235,8 @@ def _context(request: HttpRequest, token: EnrolmentToken) -> dict[str, Any]:
     text = session_secret_of(request, SECRETS, token.pk) if is_open else ""
     server, is_local = server_for_hosts(request)
     choices = install_commands(server, text) if text else []
-    chosen = next((each for each in choices if each.key == request.GET.get("way")), None)
+    way = choice_in_query(request, "way", [each.key for each in choices]) if choices else ""
+    chosen = next((each for each in choices if each.key == way), None)
     return {
         "token": token,
         "host": token.host,

@@ -1,6 +1,5 @@
 """What pages show of an attempt: its log, its preflight checks, its parts on several hosts."""
 
-import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -17,7 +16,8 @@ from runners.shared.log_text import plain, shortened
 from runners.shared.reasons import STOPPED, Reason
 from webapp.audit.models import Event
 from webapp.core.display import capitalised, clock, memory
-from webapp.core.problems import InvalidProblem
+from webapp.core.parameters import whole_in_query
+from webapp.core.problems import InvalidProblem, QueryProblem
 from webapp.core.search import folded
 from webapp.hosts.services import Contact, contact_of, silent_seconds
 from webapp.jobs.allocation import MAX_PREFLIGHTS
@@ -247,7 +247,6 @@ def _check_run(event: Event) -> CheckRun:
 
 
 PARAMETER = "host"  # query parameter: rank of the host, from 0
-NUMBER = re.compile(r"[0-9]{1,4}")
 
 
 @dataclass(frozen=True)
@@ -304,16 +303,22 @@ def part_at(job: Job, rank: int) -> Attempt | None:
 
 
 def rank_of(request: HttpRequest) -> int:
-    """Return the host rank in the query string; 0 if it is invalid."""
-    value = request.GET.get(PARAMETER, "0")
-    return int(value) if NUMBER.fullmatch(value) else 0
+    """Return the host rank in the query string; 0 if it is missing."""
+    return whole_in_query(request, PARAMETER, least=0, default=0)
 
 
 def shown_part(request: HttpRequest, job: Job) -> Attempt | None:
-    """Return the requested part; the first if it does not exist."""
+    """Return the requested part; the first while that host has not begun.
+
+    Raises:
+        QueryProblem: the job has no host of this rank.
+    """
+    rank = rank_of(request)
     try:
-        return part_at(job, rank_of(request))
-    except InvalidProblem:
+        return part_at(job, rank)
+    except InvalidProblem as problem:
+        if rank >= job.num_hosts:
+            raise QueryProblem(PARAMETER, problem.detail) from problem
         return job.current_attempt
 
 

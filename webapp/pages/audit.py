@@ -7,25 +7,27 @@ from django.core.paginator import Paginator
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.utils.dateparse import parse_date
 from django.views.decorators.http import require_GET
 
 from webapp.accounts.models import Role
 from webapp.accounts.services import current_team, require_role
 from webapp.audit.models import Event, Link
 from webapp.core.display import cell
+from webapp.core.parameters import day_in_query, page_number, reads_query
 
 PAGE_SIZE = 50
 MOST_EXPORTED = 20_000
 EXACT = ("kind", "actor", "subject")
+FILTERS = (*EXACT, "from", "to")
 COLUMNS = ("at", "kind", "subject", "from_state", "to_state", "reason", "actor", "detail")
 
 
 @require_GET
 @require_role(Role.ADMIN)
+@reads_query(*FILTERS, "page")
 def audit_list(request: HttpRequest) -> HttpResponse:
     """Show the history of the team, newest first, filtered by the query string."""
-    page = Paginator(filtered_events(request), PAGE_SIZE).get_page(request.GET.get("page"))
+    page = Paginator(filtered_events(request), PAGE_SIZE).get_page(page_number(request))
     query = request.GET.copy()
     query.pop("page", None)
     sealed = Link.objects.filter(event_id__in=[event.pk for event in page])
@@ -44,6 +46,7 @@ def audit_list(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 @require_role(Role.ADMIN)
+@reads_query(*FILTERS)
 def audit_export(request: HttpRequest) -> HttpResponse:
     """Return the same rows as CSV, with cells escaped against formulas."""
     response = HttpResponse(content_type="text/csv; charset=utf-8")
@@ -74,18 +77,11 @@ def _kinds(request: HttpRequest) -> list[str]:
 
 
 def filtered_events(request: HttpRequest) -> QuerySet[Event]:
-    """Return the visible events that match the filters; invalid dates are ignored."""
+    """Return the visible events that match the filters."""
     exact = {name: request.GET.get(name, "").strip() for name in EXACT}
     events = visible_events(request).filter(**{name: text for name, text in exact.items() if text})
-    if first := _date(request, "from"):
+    if first := day_in_query(request, "from"):
         events = events.filter(at__date__gte=first)
-    if last := _date(request, "to"):
+    if last := day_in_query(request, "to"):
         events = events.filter(at__date__lte=last)
     return events
-
-
-def _date(request: HttpRequest, name: str) -> object:
-    try:
-        return parse_date(request.GET.get(name, "").strip())
-    except ValueError:
-        return None

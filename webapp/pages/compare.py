@@ -31,6 +31,7 @@ from webapp.core.display import (
     signed_percent,
 )
 from webapp.core.figures import MAIN_FIGURES, REGISTRY, definition_of
+from webapp.core.parameters import reads_query
 from webapp.hosts.pools import facts_for
 from webapp.jobs.lookup import visible_jobs
 from webapp.jobs.measured_figures import JobFigure, JobFigures, TermRow, figures_of, story_of
@@ -520,6 +521,7 @@ UNPROCESSABLE = 422
 
 
 @require_GET
+@reads_query("choose", "all", repeated=(PARAMETER,))
 def compare(request: HttpRequest) -> HttpResponse:
     """Compare the jobs in the URL, or show a list to choose from."""
     jobs = requested_jobs(request)

@@ -12,12 +12,13 @@ from django.views.decorators.http import require_GET
 
 from webapp.core.clock import now
 from webapp.core.display import cell
+from webapp.core.parameters import reads_query
 from webapp.jobs.artefacts import PIECE_BYTES, folder_of, path_inside
 from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import as_json, figures_of
 from webapp.jobs.models import Artefact, Job
 from webapp.jobs.targets import target_json, targets_of
-from webapp.pages.attempt_log import Line, log_of, shown_part
+from webapp.pages.attempt_log import PARAMETER, Line, log_of, shown_part
 
 END_BLOCKS = 2
 LINES_AT_ONCE = 200
@@ -111,6 +112,7 @@ async def in_threads(
 
 
 @require_GET
+@reads_query(PARAMETER)
 def job_log(request: HttpRequest, job_id: str) -> StreamingHttpResponse:
     """Stream the log of the job's current attempt on the host of ``?host=`` as text."""
     job = load_job(request, job_id)

@@ -18,6 +18,7 @@ from planner.techniques.registry import TECHNIQUES
 from webapp.accounts.models import team_ids_of
 from webapp.core.clock import now
 from webapp.core.display import clock
+from webapp.core.parameters import reads_query
 from webapp.core.search import folded
 from webapp.hosts.epoch import RESTORED, is_restored
 from webapp.hosts.models import DOCUMENTS as DOCUMENTS_OF_HOSTS
@@ -239,6 +240,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 @require_GET
+@reads_query("q")
 def search(request: HttpRequest) -> HttpResponse:
     """List matches of ``q`` in the user's objects, then in the catalogs."""
     query = request.GET.get("q", "").strip()

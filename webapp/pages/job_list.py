@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_GET
 
 from webapp.accounts.models import Membership, team_ids_of
+from webapp.core.parameters import page_number, reads_query
 from webapp.core.queries import NewestFirst, page_by_key
 from webapp.hosts.models import RUNS_JOBS, Host
 from webapp.jobs.lookup import visible_jobs
@@ -24,8 +25,8 @@ MOST_PARTS = 100  # newest gang attempts searched for a host's jobs
 FILTERS = ("state", "kind", "host", "owner", "q")
 OF_JOB = (
     "team", "kind", "name", "model_name", "state", "num_hosts", "progress_done",
-    "progress_total", "progress_unit", "eta_seconds", "phase", "created_at", "started_at",
-    "ended_at", "current_attempt",
+    "progress_total", "progress_unit", "eta_seconds", "phase", "created_at",
+    "started_at", "ended_at", "current_attempt",
 )  # fmt: skip
 OF_HOST = ("name", "slug", "state", "kind", "contact", "last_seen_at")
 SHOWN = (
@@ -47,10 +48,11 @@ class Row:
 
 
 @require_GET
+@reads_query(*FILTERS, "page")
 def job_list(request: HttpRequest) -> HttpResponse:
     """List the teams' jobs, newest first, filtered by the query string."""
     keys = NewestFirst(filtered_jobs(request), "created_at", team_ids_of(request.user))
-    page = page_by_key(keys, _rows(), request.GET.get("page"), PAGE_SIZE)
+    page = page_by_key(keys, _rows(), page_number(request), PAGE_SIZE)
     memberships = Membership.objects.filter(user__username=request.user.get_username())
     members = {row.team_id: row for row in memberships}
     is_filtered = any(request.GET.get(name) for name in FILTERS)

@@ -1,7 +1,6 @@
 """The tabs of a job's page, and planning it again."""
 
 import json
-import re
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +18,7 @@ from webapp.audit.models import Event
 from webapp.core.clock import now, now_ms
 from webapp.core.display import clock
 from webapp.core.middleware import uncompressed
+from webapp.core.parameters import reads_query, whole_in_query
 from webapp.core.problems import Problem
 from webapp.hosts.pools import facts_for
 from webapp.jobs.calibration import as_read
@@ -56,8 +56,10 @@ from webapp.jobs.stored_files import stored_of_job
 from webapp.jobs.targets import targets_of
 from webapp.jobs.waiting import waiting_line
 from webapp.live.stream import live_context, page_or_regions
+from webapp.metrics.store import FOREVER_MS
 from webapp.modelhub.models import TeamModel
 from webapp.pages.attempt_log import (
+    PARAMETER,
     ChecklistLine,
     Line,
     checks_of,
@@ -109,7 +111,6 @@ def scheduler_words(job: Job) -> str:
     return str(matching[0].get("waits_for") or "") if matching else ""
 
 
-INSTANT = re.compile(r"[0-9]{1,15}")  # ms since the epoch
 ARRIVAL_TIME = timedelta(hours=1)
 TAIL_LINES = 200
 LOG_PAGE_LINES = 2000
@@ -126,6 +127,7 @@ TABS = (
 
 
 @require_GET
+@reads_query("since")
 def job_detail(request: HttpRequest, job_id: str) -> HttpResponse:
     """Show a running job, or its results."""
     job = load_job(request, job_id)
@@ -142,6 +144,7 @@ def job_detail(request: HttpRequest, job_id: str) -> HttpResponse:
 
 
 @require_GET
+@reads_query("since", PARAMETER)
 def job_metrics(request: HttpRequest, job_id: str) -> HttpResponse:
     """Show every metric of a job as a chart."""
     job = load_job(request, job_id)
@@ -154,6 +157,7 @@ def job_metrics(request: HttpRequest, job_id: str) -> HttpResponse:
 
 
 @require_GET
+@reads_query("q", "since", PARAMETER)
 def job_logs(request: HttpRequest, job_id: str) -> HttpResponse:
     """Show the job's output, optionally only lines that contain ``?q=``."""
     job = load_job(request, job_id)
@@ -304,10 +308,10 @@ def fresh_points(
     A refresh returns them with its regions, so that charts and figures change together; None
     if none are requested.
     """
-    since = request.GET.get("since", "")
-    if part is None or not INSTANT.fullmatch(since):
+    since = whole_in_query(request, "since", least=0, default=-1)
+    if part is None or since < 0:
         return None
-    return points_since(part, [each.chart.metric for each in drawn], int(since))
+    return points_since(part, [each.chart.metric for each in drawn], min(since, FOREVER_MS))
 
 
 def log_context(lines: list[Line]) -> dict[str, Any]:
@@ -386,6 +390,7 @@ TAB = "job-postmortem"
 
 
 @require_GET
+@reads_query("changes", "since")
 def job_postmortem(request: HttpRequest, job_id: str) -> HttpResponse:
     """Explain why a job failed, with its measurements and changes that would fit."""
     job = load_job(request, job_id)

@@ -31,6 +31,7 @@ from webapp.core.display import (
     sentence,
     whole,
 )
+from webapp.core.parameters import choice_in_query, reads_query
 from webapp.hosts.models import RUNS_JOBS, Host, HostState
 from webapp.plans.alternatives import TARGET_WORDS
 from webapp.plans.draft import PlanDraft
@@ -436,12 +437,18 @@ def _row(limit: Limit) -> Row:
 UNPROCESSABLE = 422
 # Query parameters that links to other questions keep.
 KEPT = ("goal", "model", "hardware", "devices_per_node", "nodes", "slo", "weight_dtype")
+# Those of the page: the fields of every goal, for a form that changes its goal sends the old ones.
+PARAMETERS = {
+    *("question", "ask", "objective", *KEPT, *HARDWARE_FIELDS),
+    *(name for form in WORKLOAD_FORMS.values() for name in form.base_fields),
+}
 
 
 @require_GET
+@reads_query(*PARAMETERS)
 def limits(request: HttpRequest) -> HttpResponse:
     """Show the form of a question, and the answer after it was submitted."""
-    question = BY_KEY.get(request.GET.get("question", ""), QUESTIONS[0])
+    question = BY_KEY.get(choice_in_query(request, "question", BY_KEY), QUESTIONS[0])
     team = _team(request)
     form = LimitForm(request.GET.dict(), question, _hosts(team))
     is_submitted = "ask" in request.GET

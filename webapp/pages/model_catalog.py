@@ -33,6 +33,7 @@ from webapp.core.bodies import takes_file
 from webapp.core.display import Figure, sentence
 from webapp.core.figures import REGISTRY
 from webapp.core.names import checked_name, shown_name
+from webapp.core.parameters import reads_query
 from webapp.core.problems import Problem
 from webapp.core.search import folded
 from webapp.hosts.machines import cluster_for_host
@@ -119,6 +120,7 @@ class Fit(NamedTuple):
 
 
 @require_GET
+@reads_query("q")
 def model_list(request: HttpRequest) -> HttpResponse:
     """List the team's models, then the catalog; ``q`` filters by name."""
     query = request.GET.get("q", "").strip()
@@ -392,6 +394,7 @@ PHASES = (
 
 
 @require_GET
+@reads_query("q")
 def technique_list(request: HttpRequest) -> HttpResponse:
     """List every technique by phase."""
     query = request.GET.get("q", "").strip()

@@ -19,6 +19,7 @@ from planner.specs.estimate import PlanAnswer, PlanRequest
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import has_role, signed_in, visible_or_404
 from webapp.core.display import quantity
+from webapp.core.parameters import page_number, reads_query
 from webapp.core.problems import Problem
 from webapp.core.queries import NewestFirst, page_by_key
 from webapp.jobs.endpoints import hashes_of, keep_for_session, new_key
@@ -130,7 +131,7 @@ def page_of_plans(request: HttpRequest, query: str) -> Page[Plan]:
     teams = team_ids_of(request.user)
     keys = NewestFirst(listed_plans(request.user, query), "saved_at", teams)
     rows = Plan.objects.select_related("owner", "base").only(*SHOWN)
-    page = page_by_key(keys, rows, request.GET.get("page"), PAGE_SIZE)
+    page = page_by_key(keys, rows, page_number(request), PAGE_SIZE)
     _read_verdicts([plan for plan in page if not plan.is_draft and not plan.verdict])
     return page
 
@@ -209,6 +210,7 @@ TABS = {
 
 
 @require_GET
+@reads_query("q", "page")
 def plan_list(request: HttpRequest) -> HttpResponse:
     """List the team's plans, newest first; ``q`` filters by name."""
     query = request.GET.get("q", "").strip()
@@ -219,6 +221,7 @@ def plan_list(request: HttpRequest) -> HttpResponse:
 
 
 @require_GET
+@reads_query("offers", "question")
 def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> HttpResponse:
     """Show a plan: the answer first, then the figures, then the reasons."""
     if tab not in TABS:

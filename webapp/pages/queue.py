@@ -21,6 +21,7 @@ from webapp.accounts.services import check_role, current_role, current_team, has
 from webapp.audit.models import Event, event_record, refuse_if_changed
 from webapp.core.clock import now
 from webapp.core.numbers import DecimalField, WholeField
+from webapp.core.parameters import choice_in_query, reads_query, whole_in_query
 from webapp.core.problems import ConflictProblem, InvalidProblem, Problem
 from webapp.core.queries import SEEN, mark_of
 from webapp.hosts.models import Host, HostState, Pool
@@ -280,7 +281,6 @@ def _values(quota: Quota) -> dict[str, object]:
 
 NUM_TURNS, MOST_TURNS = 25, FORESEEN_TURNS  # turns per page, and in total
 NUM_HOSTS = 20  # per pool, unless all are requested
-LONGEST = 6  # digits
 
 
 @dataclass(frozen=True)
@@ -383,12 +383,14 @@ def visible_pools(request: HttpRequest) -> QuerySet[Pool]:
 
 
 @require_GET
+@reads_query("offset", "hosts")
 def queue_list(request: HttpRequest) -> HttpResponse:
     """Show the queues of all pools in which the person's teams may launch."""
     return _page(request, list(visible_pools(request)), is_one=False)
 
 
 @require_GET
+@reads_query("job", "offset", "hosts")
 def queue_detail(request: HttpRequest, pool_id: str) -> HttpResponse:
     """Show the queue of one pool; with ``job``, redirect to the page with its turn."""
     pool = _pool(request, pool_id)
@@ -417,8 +419,7 @@ def _page(request: HttpRequest, pools: Sequence[Pool], *, is_one: bool) -> HttpR
 
 
 def _section(request: HttpRequest, pool: Pool, teams: set[str]) -> Section:
-    text = request.GET.get("offset", "")
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < LONGEST else 0
+    number = whole_in_query(request, "offset", least=0, default=0)
     offset = min(number, MOST_TURNS - NUM_TURNS)
     turns = offset + NUM_TURNS
     jobs, num_waiting = first_waiting(pool, turns)
@@ -441,7 +442,7 @@ def _section(request: HttpRequest, pool: Pool, teams: set[str]) -> Section:
         offset=offset,
         num_waiting=num_waiting,
         hosts=sorted(hosts, key=lambda row: row.is_idle),
-        num_hosts=len(hosts) if request.GET.get("hosts") == "all" else NUM_HOSTS,
+        num_hosts=len(hosts) if choice_in_query(request, "hosts", ["all"]) else NUM_HOSTS,
         seal=order_digest(decision.order[:turns]),
         is_operator=has_role(request.user, pool.team, Role.OPERATOR),
     )

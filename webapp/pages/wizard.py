@@ -14,7 +14,9 @@ from webapp.accounts.models import Role
 from webapp.accounts.services import current_team, require_role, signed_in, visible_or_404
 from webapp.core.bodies import takes_file
 from webapp.core.display import whole
+from webapp.core.parameters import choice_in_query, reads_query
 from webapp.core.problems import Problem
+from webapp.hosts.models import Host
 from webapp.modelhub.models import TeamModel
 from webapp.pages.compare import address_of
 from webapp.pages.datasets import upload_of_request
@@ -27,6 +29,7 @@ from webapp.wizard import steps
 from webapp.wizard.drafts import (
     FIRST_STEPS,
     MODEL_PRESETS,
+    PRESETS,
     SLUGS,
     adapt_pretraining,
     adapt_requests,
@@ -99,17 +102,20 @@ SAVED_MEANWHILE = (
 
 @require_GET
 @require_role(Role.PRACTITIONER)
+@reads_query("preset", "model", "host")
 def plan_new(request: HttpRequest) -> HttpResponse:
     """Create a draft with defaults and redirect to its first open step.
 
     A preset opens at its step in ``FIRST_STEPS``; one that needs a model and has none opens at the
     goal step.
     """
-    preset, model = request.GET.get("preset", ""), None
+    preset, model, host = choice_in_query(request, "preset", PRESETS), None, None
     if model_id := request.GET.get("model"):
         model = visible_or_404(TeamModel, request.user, pk=model_id)
+    if host_id := request.GET.get("host"):
+        host = visible_or_404(Host, request.user, pk=host_id)
     team, owner = current_team(request), signed_in(request)
-    plan = draft_begin(team=team, owner=owner, preset=preset, model=model)
+    plan = draft_begin(team=team, owner=owner, preset=preset, model=model, host=host)
     lacks_model = preset in MODEL_PRESETS and model is None
     step = "goal" if lacks_model else FIRST_STEPS.get(preset, "goal")
     return redirect("plan-step", plan.pk, step)
@@ -139,6 +145,7 @@ def plan_paste(request: HttpRequest) -> HttpResponse:
 
 @require_http_methods(["GET", "POST"])
 @takes_file(MAX_UPLOAD_BYTES)
+@reads_query("offers")
 def plan_step(request: HttpRequest, plan_id: str, step: str) -> HttpResponse:
     """Show one step; a POST saves it and redirects, or shows the errors of its fields.
 
@@ -230,9 +237,10 @@ def _fit_context(request: HttpRequest, plan: Plan) -> None:
 
 @require_http_methods(["GET", "POST"])
 @takes_file(MAX_CONFIG_BYTES)
+@reads_query("step")
 def plan_verdict(request: HttpRequest, plan_id: str) -> HttpResponse:
     """Return the rail; a POST of a step's form saves it first."""
-    step = request.GET.get("step", "")
+    step = choice_in_query(request, "step", SLUGS)
     if request.method == "GET":
         plan = proposals_fill(visible_or_404(Plan, request.user, pk=plan_id))
         return render(request, "wizard/rail.html", steps.rail(plan, step))
@@ -258,12 +266,13 @@ def plan_verdict(request: HttpRequest, plan_id: str) -> HttpResponse:
 
 
 @require_GET
+@reads_query("step")
 def plan_offers(request: HttpRequest, plan_id: str) -> HttpResponse:
     """Return the suggested changes, which the rail loads after its verdict."""
     plan = proposals_fill(visible_or_404(Plan, request.user, pk=plan_id))
     context = {
         "plan": plan,
-        "slug": request.GET.get("step", ""),
+        "slug": choice_in_query(request, "step", SLUGS),
         "offers": steps.offers_found(plan),
     }
     return render(request, "plans/offers.html", context)

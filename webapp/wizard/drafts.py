@@ -59,6 +59,7 @@ MODEL_PRESETS = {
     "tune": "finetune",
 }
 # Preset -> first step to show, if not the goal step.
+PRESETS = ("demo", "serve", *MODEL_PRESETS)  # that a link to a new plan may name
 FIRST_STEPS = dict.fromkeys(("demo", *MODEL_PRESETS), "review") | {"tune": "workload"}
 
 READERS = ("serve", "generate", "finetune")  # goals limited by the model's context
@@ -262,16 +263,23 @@ def first_host(team: Team) -> Host | None:
 
 
 def draft_begin(
-    *, team: Team, owner: User, preset: str = "", model: TeamModel | None = None
+    *,
+    team: Team,
+    owner: User,
+    preset: str = "",
+    model: TeamModel | None = None,
+    host: Host | None = None,
 ) -> Plan:
-    """Return a new draft plan; if the owner has an identical unedited draft, return that one."""
-    draft = _first_draft(team, preset, model)
+    """Return a new draft plan; if the owner has an identical unedited draft, return that one.
+
+    Without ``host`` it is for the team's default one.
+    """
+    draft = _first_draft(team, preset, model, host or first_host(team))
     untouched = Plan.objects.filter(team=team, owner=owner, state=PlanState.DRAFT, draft=draft)
     return untouched.first() or Plan.objects.create(team=team, owner=owner, draft=draft)
 
 
-def _first_draft(team: Team, preset: str, model: TeamModel | None) -> PlanDraft:
-    host = first_host(team)
+def _first_draft(team: Team, preset: str, model: TeamModel | None, host: Host | None) -> PlanDraft:
     if preset in MODEL_PRESETS and model is not None:
         return model_draft(preset, model, host)
     if preset == "demo":

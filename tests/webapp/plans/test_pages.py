@@ -184,9 +184,9 @@ def test_one_plan_more_than_a_page_holds_is_on_the_second(alice, team):
 
     add_plans(team, alice, 1, name="one more")
     assert f"1{DASH}50 of 51" in html(alice, "/plans/")
-    for number in ("1", "abc", "", "1.5"):  # what is no number is the first page
+    for number in ("1", ""):
         assert names(shown(alice, f"/plans/?page={number}"))[0] == "one more", number
-    for number in ("2", "0", "-1", "3", str(10**30)):  # what is not there is the last
+    for number in ("2", "3", str(10**30)):  # what is not there any more is the last
         assert names(shown(alice, f"/plans/?page={number}")) == ["plan 0"], number
 
 
