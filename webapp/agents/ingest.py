@@ -194,6 +194,7 @@ def job_figures(kind: str, body: dict[str, Any]) -> dict[str, Any]:
         "progress_done": progress.done,
         "progress_total": progress.total,
         "progress_unit": progress.unit[:24],
+        "progress_at": now(),
         "eta_seconds": eta if eta is not None and eta < LONGEST_ETA_SECONDS else None,
     }
 

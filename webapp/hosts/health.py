@@ -31,6 +31,8 @@ FATAL_XIDS = {
 LOW_DISK_SHARE = 0.05
 LOW_DISK_BYTES = 2 * 1024**3
 MAX_CLOCK_OFFSET_MS = 5000
+MS_SHOWN_SECONDS = 10.0  # of a clock's offset; a longer one is shown in whole parts
+YEAR_SECONDS = 365.25 * 86_400
 
 
 class Reason(NamedTuple):
@@ -236,8 +238,12 @@ def gpu_words(facts: dict[str, Any]) -> str:
 
 
 def clock_words(offset_ms: int) -> str:
-    """Return the offset of a host's clock in words."""
-    return f"{abs(offset_ms)} ms {'behind' if offset_ms < 0 else 'ahead of'} this server's"
+    """Return the offset of a host's clock in words; one of more than 10 s in whole parts."""
+    seconds, years = abs(offset_ms) / 1000, abs(offset_ms) / 1000 // YEAR_SECONDS
+    size = display.clock(seconds) if seconds > MS_SHOWN_SECONDS else f"{abs(offset_ms)} ms"
+    if years:
+        size = display.counted(int(years), "year")
+    return f"{size} {'behind' if offset_ms < 0 else 'ahead of'} this server's"
 
 
 def _contact(host: Host, facts: dict[str, Any]) -> Check:

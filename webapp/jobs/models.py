@@ -179,6 +179,7 @@ class Job(TeamOwned):
     progress_done = models.FloatField(null=True, blank=True)
     progress_total = models.FloatField(null=True, blank=True)
     progress_unit = models.CharField(max_length=24, blank=True)
+    progress_at = models.DateTimeField(null=True, blank=True)  # when the last one was received
     eta_seconds = models.FloatField(null=True, blank=True)
     phase = models.CharField(max_length=80, blank=True)
     result = models.JSONField(default=dict, blank=True)  # runners.shared.messages.ResultBody
@@ -467,8 +468,13 @@ class LaunchRequest(TeamOwned):
     token_name = models.CharField(max_length=60, blank=True)
     asked_at = models.DateTimeField()
     state = models.CharField(
-        max_length=8,
-        choices=[("waiting", "Waiting"), ("approved", "Approved"), ("denied", "Denied")],
+        max_length=9,
+        choices=[
+            ("waiting", "Waiting"),
+            ("approved", "Approved"),
+            ("denied", "Denied"),
+            ("withdrawn", "Withdrawn"),
+        ],
         default="waiting",
     )
     decided_by = models.ForeignKey(
@@ -479,7 +485,7 @@ class LaunchRequest(TeamOwned):
         related_name="+",
     )
     decided_at = models.DateTimeField(null=True, blank=True)
-    answer = models.CharField(max_length=400, blank=True)  # why it was denied
+    answer = models.CharField(max_length=400, blank=True)  # why it was denied or withdrawn
     job = models.ForeignKey(
         Job, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )

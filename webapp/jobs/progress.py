@@ -72,9 +72,9 @@ def _end(job: Job) -> Milestone:
         status = "bad" if job.state in {JobState.FAILED, JobState.ERROR} else "done"
         took = clock(elapsed_seconds(job)) if job.started_at else ""
         return Milestone(job.get_state_display(), status, job.ended_at, took)
-    if job.state == JobState.RUNNING and job.eta_seconds is not None:
-        end = localtime(now() + timedelta(seconds=job.eta_seconds))
-        day = "" if job.eta_seconds < DAY else f"{end.day} {end:%b} "
+    if (left := remaining_seconds(job)) is not None:
+        end = localtime(now() + timedelta(seconds=left))
+        day = "" if left < DAY else f"{end.day} {end:%b} "
         return Milestone("Done", "", None, f"about {day}{end:%H:%M}")
     return Milestone("Done")
 
@@ -89,27 +89,62 @@ def elapsed_seconds(job: Job) -> float:
 # Progress
 
 
+QUIET_SECONDS = 30.0
+QUIET_STEPS = 3.0
+
+
+def quiet_seconds(job: Job) -> float | None:
+    """Return how long a running job has reported no progress, if unusually long; else None.
+
+    That is longer than half a minute and than three of its steps so far.
+    """
+    if job.state != JobState.RUNNING or job.progress_at is None:
+        return None
+    quiet = (now() - job.progress_at).total_seconds()
+    per_step = (elapsed_seconds(job) - quiet) / job.progress_done if job.progress_done else 0.0
+    return quiet if quiet > max(QUIET_SECONDS, QUIET_STEPS * per_step) else None
+
+
+def remaining_seconds(job: Job) -> float | None:
+    """Return the time that a running job forecast as left; None if it forecast none, or is quiet.
+
+    A process that has stopped says nothing, and its last forecast would stay as it is.
+    """
+    if job.state != JobState.RUNNING or quiet_seconds(job) is not None:
+        return None
+    return job.eta_seconds
+
+
 @dataclass(frozen=True)
 class Progress:
-    """A job's progress: a share between 0 and 1, and text."""
+    """A job's progress: a share between 0 and 1, text, and the rest.
+
+    ``remaining_seconds`` is the job's own forecast, ``quiet_seconds`` how long it has said
+    nothing; at most one of them is known.
+    """
 
     share: float | None
     percent: str
     words: str
+    remaining_seconds: float | None = None
+    quiet_seconds: float | None = None
 
 
 def progress(job: Job) -> Progress:
-    """Return a job's progress and, while it runs, the remaining time."""
+    """Return a job's progress and, while it runs, the remaining time or since when it is quiet."""
     share = None
     if job.progress_total and job.progress_done is not None:
         share = min(1.0, job.progress_done / job.progress_total)
     words = [_counted(job)] if share is not None else []
-    if job.state == JobState.RUNNING and job.eta_seconds is not None:
-        words.append(f"{about(job.eta_seconds)} left")
+    left, quiet = remaining_seconds(job), quiet_seconds(job)
+    if left is not None:
+        words.append(f"{about(left)} left")
+    if quiet is not None:
+        words.append(f"no news for {clock(quiet)}")
     if job.phase and job.state not in FINAL_STATES:
         words.insert(0, job.phase)
     percent = "" if share is None else f"{int(share * 100)} %"
-    return Progress(share, percent, " · ".join(words))
+    return Progress(share, percent, " · ".join(words), left, quiet)
 
 
 def _counted(job: Job) -> str:

@@ -53,6 +53,7 @@ def fresh_start() -> dict[str, Any]:
         "started_at": None,
         "progress_done": None,
         "progress_total": None,
+        "progress_at": None,
         "eta_seconds": None,
         "phase": "",
     }

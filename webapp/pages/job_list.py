@@ -25,7 +25,7 @@ MOST_PARTS = 100  # newest gang attempts searched for a host's jobs
 FILTERS = ("state", "kind", "host", "owner", "q")
 OF_JOB = (
     "team", "kind", "name", "model_name", "state", "num_hosts", "progress_done",
-    "progress_total", "progress_unit", "eta_seconds", "phase", "created_at",
+    "progress_total", "progress_unit", "progress_at", "eta_seconds", "phase", "created_at",
     "started_at", "ended_at", "current_attempt",
 )  # fmt: skip
 OF_HOST = ("name", "slug", "state", "kind", "contact", "last_seen_at")

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib import messages
+from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -18,7 +19,7 @@ from webapp.audit.models import Event
 from webapp.core.clock import now, now_ms
 from webapp.core.display import clock
 from webapp.core.middleware import uncompressed
-from webapp.core.parameters import reads_query, whole_in_query
+from webapp.core.parameters import page_number, reads_query, whole_in_query
 from webapp.core.problems import Problem
 from webapp.hosts.pools import facts_for
 from webapp.jobs.calibration import as_read
@@ -40,6 +41,7 @@ from webapp.jobs.progress import (
     elapsed_seconds,
     leftover_of,
     progress,
+    remaining_seconds,
     silence_of,
     timeline,
 )
@@ -114,6 +116,7 @@ def scheduler_words(job: Job) -> str:
 ARRIVAL_TIME = timedelta(hours=1)
 TAIL_LINES = 200
 LOG_PAGE_LINES = 2000
+FILES_PER_PAGE = 200
 TABS = (
     ("job-detail", "Overview"),
     ("job-metrics", "Metrics"),
@@ -202,18 +205,20 @@ def job_config(request: HttpRequest, job_id: str) -> HttpResponse:
 
 
 @require_GET
+@reads_query("page", "since")
 def job_artefacts(request: HttpRequest, job_id: str) -> HttpResponse:
-    """List the job's artefacts for download."""
+    """List the job's artefacts for download, and their files by pages."""
     job = load_job(request, job_id)
     context = job_context(request, job, "job-artefacts")
+    files = [(item, path) for item in artefacts_of(job) for path in item.files]
+    page = Paginator(files, FILES_PER_PAGE).get_page(page_number(request))
+    listings: dict[str, list[tuple[str, int, str]]] = {}
+    for item, path in page:
+        row = (path, item.files[path], item.sha256.get(path, ""))
+        listings.setdefault(item.name, []).append(row)
     context |= {
-        "listings": [
-            (
-                item.name,
-                [(path, item.files[path], item.sha256.get(path, "")) for path in item.files],
-            )
-            for item in artefacts_of(job)
-        ],
+        "listings": listings.items(),
+        "page": page,
         **artefact_context(job),
         "kept": stored_of_job(job),
         "may_delete_files": {job.pk} if context["allowed"].delete else set(),
@@ -321,9 +326,8 @@ def log_context(lines: list[Line]) -> dict[str, Any]:
 
 def expected_ms(job: Job) -> int | str:
     """Return the expected total duration of a running job in ms, if it reports an ETA."""
-    if job.state != JobState.RUNNING or job.eta_seconds is None:
-        return ""
-    return int(1000 * (elapsed_seconds(job) + job.eta_seconds))
+    left = remaining_seconds(job)
+    return "" if left is None else int(1000 * (elapsed_seconds(job) + left))
 
 
 def silence_context(job: Job) -> dict[str, Any]:

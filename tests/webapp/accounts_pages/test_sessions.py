@@ -389,7 +389,7 @@ def test_a_page_that_says_no_names_why_and_a_way_out(alice, vera):
     client.force_login(alice)
     response = client.post("/theme/", {"theme": "dark"})
     assert response.status_code == 403
-    assert "This form has expired" in response.content.decode()
+    assert "Your session expired" in response.content.decode()
     html = render_to_string("500.html")
     assert "An error occurred on this page" in html
 

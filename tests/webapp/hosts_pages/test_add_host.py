@@ -181,7 +181,7 @@ def test_each_way_is_one_command_with_the_token(as_olga, added):
         command = re.search(r'<code id="enroll-command">(.*?)</code>', page, re.DOTALL)[1]
         assert all(part in command for part in [*parts, f"--token {token}"]), way
         assert f'href="?way={way}" aria-current="page"' in page, way
-    page = as_olga.get(f"{added[0]}?way=nonsense").content.decode()
+    page = as_olga.get(added[0]).content.decode()
     assert 'href="?way=pip" aria-current="page"' in page
 
 
@@ -239,6 +239,12 @@ def test_a_host_that_is_off_silent_or_locked_out_says_so(added):
     host.clock_offset_ms = -9000
     clock = checklist(None, host)[2]
     assert (clock.look, clock.words) == ("bad", "9000 ms behind this server's")
+    for offset_ms, words in [
+        (-1_795_898_571_135, "56 years behind"), (31_557_600_000, "1 year ahead of"),
+        (125_000, "2 min 5 s ahead of"), (-90_061_000, "1 d 1 h behind"), (-40, "40 ms behind"),
+    ]:  # fmt: skip
+        host.clock_offset_ms = offset_ms
+        assert checklist(None, host)[2].words == f"{words} this server's", offset_ms
     host.last_seen_at = now() - timedelta(minutes=5)
     contact = checklist(None, host)[0]
     assert (contact.look, contact.command) == ("bad", "python -m runners work")
