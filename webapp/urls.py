@@ -132,6 +132,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("approvals/", approvals.approval_list, name="approvals"),
     path("approvals/<slug:request_id>/approve/", approvals.approve, name="approve"),
     path("approvals/<slug:request_id>/deny/", approvals.deny, name="deny"),
+    path("approvals/<slug:request_id>/withdraw/", approvals.withdraw, name="withdraw"),
     # compare
     path("compare/", compare.compare, name="compare"),
     # queue

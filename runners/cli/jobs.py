@@ -6,7 +6,7 @@ import sys
 import tarfile
 import time
 import webbrowser
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -46,11 +46,6 @@ if TYPE_CHECKING:
     )
     from runners.client.transport import Event
 
-# Names that most jobs report: runners/shared/messages.py, MetricPoint.
-USUAL_METRICS = (
-    "loss", "tokens_per_second", "step_seconds", "learning_rate", "grad_norm", "rss_bytes",
-    "cpu_utilization", "gpu0_memory_bytes", "gpu0_utilization",
-)  # fmt: skip
 OPEN_STATES = "queued,preflight,starting,running,stopping"
 INTERRUPTED = 130  # 128 + SIGINT
 RankOption = Annotated[
@@ -336,8 +331,9 @@ def metrics(
             else:
                 show_figures(client, job_id)
             return
+        reported = client.get_job_series(job_id, rank=rank).reported
+        _refuse_unknown(names, reported)
         reply = client.get_job_series(job_id, metrics=",".join(names), rank=rank)
-        _refuse_unknown(client, job_id, names, [each.metric for each in reply.series if each.t_ms])
     if output != "table":
         write_reply(reply, output)
         return
@@ -349,23 +345,18 @@ def metrics(
         show(table(("TIME", each.metric), rows, right=(0, 1)))
 
 
-def _refuse_unknown(
-    client: "Slipway", job_id: str, names: Sequence[str], found: Collection[str]
-) -> None:
-    """Refuse a metric that a job has no points of, with those that it has.
+def _refuse_unknown(names: Sequence[str], reported: Sequence[str]) -> None:
+    """Refuse a metric that a job has not reported, with those that it has.
 
     Raises:
-        CliError: a name has no points.
+        CliError: a name is not among them.
     """
-    unknown = [name for name in names if name not in found]
+    unknown = [name for name in names if name not in reported]
     if not unknown:
         return
-    usual = client.get_job_series(job_id, metrics=",".join(USUAL_METRICS))
-    known = sorted({each.metric for each in usual.series if each.t_ms})
     raise CliError(
-        f"NAMES has {', '.join(map(repr, unknown))}, of which this job has no points; it has "
-        f"{', '.join(known) or 'none of the usual ones yet'}, and its page draws all: "
-        f"{client.base_url}/jobs/{job_id}/",
+        f"NAMES has {', '.join(map(repr, unknown))}, which this job has not reported; it has "
+        f"{', '.join(reported) or 'none yet'}",
         code="not_found",
         exit_code=ExitCode.FAILED,
         field="NAMES",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from runners.cli.approvals import decision_of
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.jobs import finished, follow_job, show_figures
 from runners.cli.output import OutputOption, bullets, show, state_words
@@ -26,7 +27,13 @@ from runners.cli.server import (
 
 if TYPE_CHECKING:
     from planner.specs.estimate import PlanAnswer
-    from runners.client.generated import Launched, PlanReply, Slipway, VerdictReply
+    from runners.client.generated import (
+        Launched,
+        LaunchRequestReply,
+        PlanReply,
+        Slipway,
+        VerdictReply,
+    )
     from runners.client.transport import ApiError
 
 ULID_LENGTH = 26
@@ -121,6 +128,10 @@ def launch(  # noqa: PLR0913 (the command's options)
             help="Ask a person of the team to approve the launch, and launch nothing now.",
         ),
     ] = "",
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="With --request-approval: wait for it, and follow the job."),
+    ] = False,
     yes: YesOption = False,
     detach: DetachOption = False,
     output: OutputOption = "table",
@@ -132,6 +143,7 @@ def launch(  # noqa: PLR0913 (the command's options)
     from runners.client.transport import ApiError
 
     _check_key(key)
+    _check_wait(wait=wait, approval=approval)
     options = {
         name: value
         for name, value in (
@@ -145,7 +157,8 @@ def launch(  # noqa: PLR0913 (the command's options)
         _check(client, wanted.plan, output)
         if approval and not dry_run:
             confirm(f"Request its approval? {title}.", yes=yes)
-            _request_approval(client, wanted, options, approval, key=key, output=output)
+            made = _request_approval(client, wanted, options, approval, key=key)
+            _show_request(client, made, output, wait=wait, detach=detach)
             return
         if not dry_run:
             confirm(f"Launch it? {title}.", yes=yes)
@@ -169,11 +182,15 @@ def launch(  # noqa: PLR0913 (the command's options)
             typer.echo(f"{job.name} is {state_words(job.state)}: {job.id}", err=True)
             if launched.endpoint_key:
                 typer.echo(f"Its key, not shown again: {launched.endpoint_key}", err=True)
-        if detach:
-            if output == "table":
-                typer.echo(job.id)
-            return
-        finished(client, job.id, follow_job(client, job.id, quiet=output != "table"))
+        _follow(client, job.id, output, detach=detach)
+
+
+def _follow(client: "Slipway", job_id: str, output: str, *, detach: bool) -> None:
+    """Follow a launched job to its end; with ``detach`` print its id alone."""
+    if not detach:
+        finished(client, job_id, follow_job(client, job_id, quiet=output != "table"))
+    elif output == "table":
+        typer.echo(job_id)
 
 
 def _to_launch(
@@ -225,6 +242,16 @@ def _check_key(key: str) -> None:
         )
 
 
+def _check_wait(*, wait: bool, approval: str) -> None:
+    """Refuse to wait where nothing is requested.
+
+    Raises:
+        CliError: ``--wait`` stands without ``--request-approval``.
+    """
+    if wait and not approval:
+        raise CliError("--wait needs --request-approval REASON to wait for", field="--wait")
+
+
 def _request_approval(
     client: "Slipway",
     wanted: ToLaunch,
@@ -232,25 +259,37 @@ def _request_approval(
     reason: str,
     *,
     key: str,
-    output: str,
-) -> None:
-    """Request that a person of the team approves a launch, and say where they do."""
+) -> "LaunchRequestReply":
+    """Request that a person of the team approves a launch."""
     launch = {**wanted.launch, **options}
     if wanted.document is None:
         body = {"launch": launch, "reason": reason}
-        made = client.request_launch(wanted.plan.id, body, idempotency_key=key or None)
-    else:
-        body = {"document": {**wanted.document, "launch": launch}, "reason": reason}
-        made = client.request_launch_of_document(body, idempotency_key=key or None)
-    if output != "table":
+        return client.request_launch(wanted.plan.id, body, idempotency_key=key or None)
+    body = {"document": {**wanted.document, "launch": launch}, "reason": reason}
+    return client.request_launch_of_document(body, idempotency_key=key or None)
+
+
+def _show_request(
+    client: "Slipway", made: "LaunchRequestReply", output: str, *, wait: bool, detach: bool
+) -> None:
+    """Say where a person decides on a request; with ``wait`` follow the job that is approved."""
+    if output == "table":
+        typer.echo(
+            f"The launch of {made.plan_name} ({made.plan}) is {made.state}: "
+            f"{client.base_url}{made.url}",
+            err=True,
+        )
+        typer.echo(made.id, err=wait)
+    elif not wait:
         write_reply(made, output)
+    if not wait:
         return
-    typer.echo(
-        f"The launch of {made.plan_name} ({made.plan}) is {made.state}: "
-        f"{client.base_url}{made.url}",
-        err=True,
-    )
-    typer.echo(made.id)
+    decided = decision_of(client, made)
+    if output == "table":
+        typer.echo(f"Approved by {decided.decided_by or 'somebody'}: {decided.job}", err=True)
+    else:
+        write_reply(decided, output)
+    _follow(client, str(decided.job), output, detach=detach)
 
 
 def _command(

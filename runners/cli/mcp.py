@@ -227,20 +227,21 @@ class Writing:
             if value
         }
         found = summary(self._client.create_plan(document, keep=keep))
-        return found if keep else {**found, "plan_id": None, "page": None}
+        return _kept(found, keep=keep)
 
-    def import_command(self, text: str, host: str = "") -> dict[str, Any]:
-        """Make a draft of a vllm, sglang, llama-server or torchrun line, or of a tool's YAML.
+    def import_command(self, text: str, host: str = "", *, keep: bool = False) -> dict[str, Any]:
+        """Plan a vllm, sglang, llama-server or torchrun line, or a tool's YAML.
 
-        The reply says for which hardware; without ``host`` that is the wizard's default.
+        The reply says for which hardware; without ``host`` that is the wizard's default. The plan
+        is forgotten; ``keep`` saves it as a draft of the team, for explain, export and launch.
         """
-        found = self._client.import_plan({"text": text, "host": host})
+        found = self._client.import_plan({"text": text, "host": host}, keep=keep)
         parts = {name: getattr(found, name) for name in ("understood", "ignored", "unknown")}
         hardware = _hardware_words(found.plan)
         if hardware and not host:
             hardware += ", by default: give a host, or plan with a device for other hardware"
         return {
-            "plan": summary(found.plan),
+            "plan": _kept(summary(found.plan), keep=keep),
             "planned_for": hardware,
             **parts,
             "missing": found.missing,
@@ -291,6 +292,11 @@ def summary(plan: "PlanReply") -> dict[str, Any]:
         "suggestions": [each.sentence for each in plan.suggestions],
         "page": plan.url,
     }
+
+
+def _kept(plan: dict[str, Any], *, keep: bool) -> dict[str, Any]:
+    """Return the summary of a plan, without the id and page that a forgotten one has not."""
+    return plan if keep else {**plan, "plan_id": None, "page": None}
 
 
 def _hardware_words(plan: "PlanReply") -> str:

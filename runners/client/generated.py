@@ -54,7 +54,7 @@ class Operations:
 
     @operation("POST", "/plans/import")
     def import_plan(
-        self, body: Pasted | JsonObject, *, idempotency_key: str | None = None
+        self, body: Pasted | JsonObject, *, keep: bool = True, idempotency_key: str | None = None
     ) -> Imported:
         """Make a draft of a command line of an engine or a trainer, or of one of their files."""
 
@@ -187,6 +187,12 @@ class Operations:
     def get_launch_request(self, request_id: str) -> LaunchRequestReply:
         """Return a request with its decision, and the job of an approved one."""
 
+    @operation("POST", "/launch-requests/{request_id}/withdraw")
+    def withdraw_launch_request(
+        self, request_id: str, body: Withdrawal | JsonObject, *, idempotency_key: str | None = None
+    ) -> LaunchRequestReply:
+        """Withdraw a launch that waits for an approval; only the account that asked may."""
+
     @operation("POST", "/templates/classification")
     def launch_classification(
         self, body: TwoJobs | JsonObject, *, idempotency_key: str | None = None
@@ -290,13 +296,16 @@ class Operations:
         self,
         job_id: str,
         *,
-        metrics: str,
+        metrics: str = "",
         since: datetime | None = None,
         until: datetime | None = None,
         points: int = 600,
         rank: int = 0,
     ) -> JobSeries:
-        """Return metrics of a job's current attempt between two instants, down-sampled."""
+        """Return metrics of a job's current attempt between two instants, down-sampled.
+
+        The reply lists the names of all metrics that it has reported, whichever are requested.
+        """
 
     @operation("GET", "/jobs/{job_id}/figures")
     def get_job_figures(self, job_id: str) -> JobFiguresReply:

@@ -571,6 +571,7 @@ class JobSeries(Reply):
     job: str
     attempt: str | None
     series: list[SeriesReply]
+    reported: list[str]
 
 
 JobState = Literal[
@@ -638,6 +639,7 @@ class LaunchRequestReply(Reply):
     token: str
     asked_at: datetime
     state: Literal["waiting", "approved", "denied"] | str
+    withdrawn: bool
     decided_by: str
     decided_at: datetime | None
     answer: str
@@ -979,7 +981,10 @@ class PretrainWorkloadDocument(TypedDict):
 
 
 class ProgressReply(Reply):
-    """How far a job is; ``share`` is between 0 and 1, ``eta_seconds`` the time that remains."""
+    """How far a job is; ``share`` is between 0 and 1, ``eta_seconds`` the time that remains.
+
+    A running job that has reported no progress for unusually long has no ``eta_seconds``.
+    """
 
     share: float | None
     done: float | None
@@ -988,6 +993,7 @@ class ProgressReply(Reply):
     phase: str
     words: str
     eta_seconds: float | None
+    quiet_seconds: float | None
 
 
 class QueueMove(TypedDict):
@@ -1299,6 +1305,12 @@ class VersionReply(Reply):
     words: str
     changes: list[str]
     num_jobs: int
+
+
+class Withdrawal(TypedDict):
+    """Why a request is withdrawn."""
+
+    reason: NotRequired[str]
 
 
 class ExportReply(FormatReply):

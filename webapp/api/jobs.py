@@ -112,7 +112,10 @@ EPOCH = datetime.fromtimestamp(0, tz=UTC)
 
 
 class ProgressReply(Schema):
-    """How far a job is; ``share`` is between 0 and 1, ``eta_seconds`` the time that remains."""
+    """How far a job is; ``share`` is between 0 and 1, ``eta_seconds`` the time that remains.
+
+    A running job that has reported no progress for unusually long has no ``eta_seconds``.
+    """
 
     share: float | None
     done: Annotated[float | None, Field(description="Of ``total``, in ``unit``")]
@@ -121,6 +124,10 @@ class ProgressReply(Schema):
     phase: Annotated[str, Field(description="What the job does now, such as Training")]
     words: Annotated[str, Field(description="All of it as a text")]
     eta_seconds: float | None
+    quiet_seconds: Annotated[
+        float | None,
+        Field(description="Since the last report, if unusually long for a running job"),
+    ]
 
 
 class OutcomeReply(Schema):
@@ -242,7 +249,8 @@ def _job_fields(job: Job) -> dict[str, Any]:
             unit=job.progress_unit,
             phase=job.phase,
             words=shown.words,
-            eta_seconds=job.eta_seconds if job.state == JobState.RUNNING else None,
+            eta_seconds=shown.remaining_seconds,
+            quiet_seconds=shown.quiet_seconds,
         ),
         "elapsed_seconds": elapsed_seconds(job),
         "created_at": job.created_at,
@@ -598,6 +606,9 @@ class JobSeries(Schema):
     job: str
     attempt: str | None
     series: list[SeriesReply]
+    reported: Annotated[
+        list[str], Field(description="Names of every metric that the attempt has reported")
+    ]
 
 
 class FigureReply(Schema):
@@ -682,7 +693,10 @@ class Ticket(Schema):
 def series(
     request: HttpRequest,
     job_id: str,
-    metrics: Annotated[str, Query(description="Names separated by commas, such as loss")],
+    metrics: Annotated[
+        str,
+        Query(description="Names separated by commas, such as loss; without one, none is read"),
+    ] = "",
     since: Annotated[
         Instant | None,
         Query(description="First instant, such as 2026-11-28T09:00:00Z; included"),
@@ -693,7 +707,10 @@ def series(
     ] = 600,
     rank: Rank = 0,
 ) -> JobSeries:
-    """Return metrics of a job's current attempt between two instants, down-sampled."""
+    """Return metrics of a job's current attempt between two instants, down-sampled.
+
+    The reply lists the names of all metrics that it has reported, whichever are requested.
+    """
     job = visible_or_404(Job, request.user, pk=job_id, deleted_at=None)
     part = part_at(job, rank)
     if since and until and since > until:
@@ -705,23 +722,33 @@ def series(
     span = Range(_ms(since) if since else 0, _ms(until) if until else FOREVER_MS)
     attempt = part.pk if part else None
     names = [name.strip() for name in metrics.split(",") if name.strip()]
-    _check_metrics(attempt, names)
-    reports = read_series(attempt, names, span, points=points) if attempt else []
-    return JobSeries(job=job.pk, attempt=attempt, series=[_reply(item) for item in reports])
+    reported = _reported(attempt)
+    _check_metrics(reported, names)
+    reports = read_series(attempt, names, span, points=points) if attempt and names else []
+    return JobSeries(
+        job=job.pk,
+        attempt=attempt,
+        series=[_reply(item) for item in reports],
+        reported=sorted(reported),
+    )
 
 
 CHARTED = {chart.metric for charts in BY_KIND.values() for chart in charts}
 MOST_NAMES = 40
 
 
-def _check_metrics(attempt: str | None, names: list[str]) -> None:
+def _reported(attempt: str | None) -> set[str]:
+    """Return the names of the metrics that an attempt has reported."""
+    sources = MetricSource.objects.filter(attempt_id=attempt).values_list("metrics", flat=True)
+    return {name for names in sources for name in names}
+
+
+def _check_metrics(reported: set[str], names: list[str]) -> None:
     """Refuse a metric that the attempt, which has begun to report, has not and no chart draws.
 
     Raises:
         InvalidProblem: there is no such metric; the message has those that there are.
     """
-    sources = MetricSource.objects.filter(attempt_id=attempt).values_list("metrics", flat=True)
-    reported = {name for names in sources for name in names}
     for name in names:
         if reported and name not in reported | CHARTED:
             near = ", ".join(sorted(reported)[:MOST_NAMES])

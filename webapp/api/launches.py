@@ -19,7 +19,7 @@ from webapp.api.jobs import router as jobs_router
 from webapp.api.plans import plan_of_document, plan_to_change
 from webapp.api.requests import PageReply, Paging, Sent, job_key, page_of
 from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem
-from webapp.jobs.approvals import open_requests, request_make
+from webapp.jobs.approvals import open_requests, request_make, request_withdraw
 from webapp.jobs.endpoints import new_key
 from webapp.jobs.models import LaunchRequest
 from webapp.plans.explanation import DraftProblem
@@ -159,7 +159,11 @@ class LaunchRequestReply(Schema):
     asked_by: str
     token: str
     asked_at: datetime
-    state: Literal["waiting", "approved", "denied"]
+    state: Annotated[
+        Literal["waiting", "approved", "denied"],
+        Field(description="A withdrawn request is denied, and withdrawn is true"),
+    ]
+    withdrawn: Annotated[bool, Field(description="By the one who asked")]
     decided_by: str
     decided_at: datetime | None
     answer: str
@@ -177,7 +181,8 @@ def _request_reply(row: LaunchRequest) -> LaunchRequestReply:
         asked_by=row.asked_by.get_username() if row.asked_by else "",
         token=row.token_name,
         asked_at=row.asked_at,
-        state=cast("Any", row.state),
+        state=cast("Any", "denied" if row.state == "withdrawn" else row.state),
+        withdrawn=row.state == "withdrawn",
         decided_by=row.decided_by.get_username() if row.decided_by else "",
         decided_at=row.decided_at,
         answer=row.answer,
@@ -269,6 +274,27 @@ def launch_request_list(request: HttpRequest, paging: Query[Paging]) -> LaunchRe
 def launch_request_get(request: HttpRequest, request_id: str) -> LaunchRequestReply:
     """Return a request with its decision, and the job of an approved one."""
     return _request_reply(visible_or_404(LaunchRequest, request.user, pk=request_id))
+
+
+class Withdrawal(Sent):
+    """Why a request is withdrawn."""
+
+    reason: Annotated[str, Field(max_length=400, description="Kept with the request")] = ""
+
+
+@router.post(
+    "/launch-requests/{request_id}/withdraw",
+    auth=PLAN,
+    response={200: LaunchRequestReply, **REFUSALS},
+    operation_id="withdraw_launch_request",
+)
+def launch_request_withdraw(
+    request: HttpRequest, request_id: str, body: Withdrawal
+) -> LaunchRequestReply:
+    """Withdraw a launch that waits for an approval; only the account that asked may."""
+    row = visible_or_404(LaunchRequest, request.user, pk=request_id)
+    done = request_withdraw(request=row, by=signed_in(request), why=body.reason)
+    return _request_reply(done)
 
 
 class TwoJobs(Sent):

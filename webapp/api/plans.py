@@ -289,15 +289,20 @@ def _created(
     plan, more = plan_of_document(request, _without_launch(document))
     notes = [*notes, *more]
     if not keep:
-        plan.saved_at = now()
-        with suppress(DraftProblem):  # the reply says what it is
-            answer_set(plan)
-        shown = plan_reply(plan, notes)
-        shown.id, shown.url, shown.name = "", "", shown.name or title_of(plan)
-        shown.verdict = stored_state(plan.answer, plan.draft) if plan.answer else "draft"
-        return Status(200, shown)
+        return Status(200, _forgotten(plan, notes))
     plan.save(force_insert=True)
     return Status(201, _planned(plan, notes, by=request.user.get_username()))
+
+
+def _forgotten(plan: Plan, notes: list[str]) -> PlanReply:
+    """Return the reply about a plan that is computed and not saved."""
+    plan.saved_at = now()
+    with suppress(DraftProblem):  # the reply says what it is
+        answer_set(plan)
+    shown = plan_reply(plan, notes)
+    shown.id, shown.url, shown.name = "", "", shown.name or title_of(plan)
+    shown.verdict = stored_state(plan.answer, plan.draft) if plan.answer else "draft"
+    return shown
 
 
 class PlannerRequest(Sent):
@@ -356,9 +361,12 @@ class Imported(Schema):
 
 
 @router.post(
-    "/import", auth=PLAN, response={201: Imported, **REFUSALS}, operation_id="import_plan"
+    "/import",
+    auth=PLAN,
+    response={200: Imported, 201: Imported, **REFUSALS},
+    operation_id="import_plan",
 )
-def plan_import(request: HttpRequest, body: Pasted) -> Status[Imported]:
+def plan_import(request: HttpRequest, body: Pasted, *, keep: Keep = True) -> Status[Imported]:
     """Make a draft of a command line of an engine or a trainer, or of one of their files."""
     membership = current_membership(request)
     check_role(Role(membership.role), Role.PRACTITIONER)
@@ -370,17 +378,18 @@ def plan_import(request: HttpRequest, body: Pasted) -> Status[Imported]:
         host=body.host,
         pool=body.pool,
     )
-    plan.save(force_insert=True)
-    with suppress(DraftProblem):
-        plan_compute(plan)
+    if keep:
+        plan.save(force_insert=True)
+        with suppress(DraftProblem):
+            plan_compute(plan)
     parts = imported.model_dump(mode="json")
     reply = Imported(
-        plan=plan_reply(plan, notes),
+        plan=plan_reply(plan, notes) if keep else _forgotten(plan, notes),
         kind=imported.kind,
         missing=list(imported.missing),
         **{name: parts.get(name) or [] for name in ("understood", "ignored", "unknown")},
     )
-    return Status(201, reply)
+    return Status(201 if keep else 200, reply)
 
 
 @router.get("/schema", response={200: dict[str, Any], **REFUSALS}, operation_id="get_plan_schema")

@@ -10,7 +10,7 @@ from django.db.models import QuerySet
 from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.core.display import clock, counted
-from webapp.core.problems import ConflictProblem
+from webapp.core.problems import ConflictProblem, ForbiddenProblem
 from webapp.jobs.budgets import cost_gpu_hours
 from webapp.jobs.launching import LaunchOptions, launch_of
 from webapp.jobs.models import Job, LaunchRequest
@@ -108,6 +108,30 @@ def request_decide(
             f"launch.{state}",
             by.get_username(),
             detail={"plan": request.plan_id, "job": job.pk if job else None},
+        )
+    request.refresh_from_db()
+    return request
+
+
+def request_withdraw(*, request: LaunchRequest, by: User, why: str = "") -> LaunchRequest:
+    """Withdraw a request that nobody has decided on; only who asked may.
+
+    Raises:
+        ForbiddenProblem: somebody else asked.
+        ConflictProblem: it was decided, or withdrawn, before.
+    """
+    if request.asked_by_id != by.pk:
+        who = request.asked_by.get_username() if request.asked_by else "a deleted account"
+        raise ForbiddenProblem(
+            "not_yours", f"{who} asked for this launch, and alone withdraws it. Deny it instead."
+        )
+    with transaction.atomic():
+        rows = LaunchRequest.objects.filter(pk=request.pk, state="waiting")
+        fields = {"decided_by": by, "decided_at": now(), "answer": why.strip()[:LONGEST_REASON]}
+        if not rows.update(state="withdrawn", **fields):
+            raise decided_before(request)
+        event_record(
+            request, "launch.withdrawn", by.get_username(), detail={"plan": request.plan_id}
         )
     request.refresh_from_db()
     return request

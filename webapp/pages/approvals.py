@@ -1,4 +1,4 @@
-"""The page on which people approve or deny launches that agents ask for."""
+"""The page on which people approve, deny or withdraw launches that agents ask for."""
 
 from django.contrib import messages
 from django.db import transaction
@@ -16,8 +16,14 @@ from webapp.accounts.services import (
     signed_in,
     visible_or_404,
 )
-from webapp.core.problems import Problem
-from webapp.jobs.approvals import cost_words, decided_before, open_requests, request_decide
+from webapp.core.problems import ConflictProblem, Problem
+from webapp.jobs.approvals import (
+    cost_words,
+    decided_before,
+    open_requests,
+    request_decide,
+    request_withdraw,
+)
 from webapp.jobs.endpoints import keep_for_session, new_key
 from webapp.jobs.launching import launch_note
 from webapp.jobs.models import Job, LaunchRequest
@@ -104,4 +110,17 @@ def deny(request: HttpRequest, request_id: str) -> HttpResponse:
         messages.warning(request, problem.detail)
     else:
         messages.success(request, f"The launch of {row.plan} is denied.")
+    return redirect("approvals")
+
+
+@require_POST
+def withdraw(request: HttpRequest, request_id: str) -> HttpResponse:
+    """Withdraw a launch that one asked for oneself."""
+    row = visible_or_404(LaunchRequest, request.user, pk=request_id)
+    try:
+        request_withdraw(request=row, by=signed_in(request))
+    except ConflictProblem as problem:
+        messages.warning(request, problem.detail)
+    else:
+        messages.success(request, f"The request to launch {row.plan} is withdrawn.")
     return redirect("approvals")

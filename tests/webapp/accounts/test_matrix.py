@@ -67,6 +67,7 @@ RULES = {
     "approvals/": PAGE,
     "approvals/<slug:request_id>/approve/": ACT,
     "approvals/<slug:request_id>/deny/": ACT,
+    "approvals/<slug:request_id>/withdraw/": Rule("post", SELF, is_object=True),
     "plans/template/classification/": Rule("post", PRACTITIONER),
     f"{PLAN}/": OBJECT,
     f"{PLAN}/exports/<slug:key>/": OBJECT,

@@ -158,6 +158,7 @@ RULES = {
     "delete_secret": OPERATE,
     "make_token": rule(PRACTITIONER),
     "revoke_token": rule(SELF, is_object=True),
+    "withdraw_launch_request": rule(SELF, is_object=True),
     "list_audit": rule(ADMIN),
 }
 BODIES: dict[str, dict] = {
@@ -166,6 +167,7 @@ BODIES: dict[str, dict] = {
     "change_plan": {"objective": "latency"},
     "save_plan": {},
     "request_launch": {},
+    "withdraw_launch_request": {},
     "launch_document": {"goal": "serve", "model": "demo"},
     "request_launch_of_document": {"document": {"goal": "serve", "model": "demo"}},
     "import_plan": {"text": "vllm serve meta-llama/Llama-3.1-8B"},
@@ -328,6 +330,7 @@ TWINS = {
     "home": "list_jobs", "search": "search",
     "plan-paste": "import_plan", "approvals": "list_launch_requests",
     "approve": "-a person decides, in a browser", "deny": "-a person decides, in a browser",
+    "withdraw": "withdraw_launch_request",
     "plan-new": "create_plan", "template-launch": "launch_classification",
     "plan-step": "change_plan", "plan-upload": "add_data", "plan-offers": "get_plan",
     "plan-verdict": "get_plan", "plan-suggestion": "apply_suggestion",

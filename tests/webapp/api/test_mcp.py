@@ -97,9 +97,13 @@ def test_a_budget_launches_and_what_is_over_it_is_told(alice, team, host):
 
 def test_another_tools_command_becomes_a_plan_and_faults_are_sentences(alice, team, host):
     call = agent(alice, team, "plan")
-    found = call("import_command", text="vllm serve meta-llama/Llama-3.1-8B -tp 2 --made-up 1")
+    line = "vllm serve meta-llama/Llama-3.1-8B -tp 2 --made-up 1"
+    found = call("import_command", text=line)
     assert found["unknown"][0]["source"] == "--made-up 1"
-    assert found["plan"]["plan_id"]
+    assert (found["plan"]["plan_id"], bool(found["plan"]["verdict"])) == (None, True)
+    assert not Plan.objects.exists()
+    kept = call("import_command", text=line, keep=True)["plan"]["plan_id"]
+    assert Plan.objects.get().pk == kept
     assert re.match(r"\d+ x .*, by default: give a host", found["planned_for"])
     at = call("import_command", text="vllm serve meta-llama/Llama-3.1-8B", host=host.slug)
     assert "by default" not in at["planned_for"]

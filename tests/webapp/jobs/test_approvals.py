@@ -106,3 +106,26 @@ def test_a_denial_tells_the_agent_why(alice, bob, team, plan):
     assert (found["state"], found["answer"], found["job"]) == ("denied", "Not tonight.", None)
     assert client.get("/api/v1/launch-requests").json()["items"] == []
     assert not Job.objects.exists()
+
+
+def test_who_asked_withdraws_a_request_once_and_nobody_else_does(alice, bob, olga, team, plan):
+    client = agent(alice, team, "plan")
+    asked = post(client, f"/plans/{plan.pk}/launch-requests", {}).json()
+    path = f"/launch-requests/{asked['id']}/withdraw"
+    refused = post(agent(olga, team, "plan"), path, {})
+    assert (refused.status_code, refused.json()["code"]) == (403, "not_yours")
+    assert client_of(bob).post(f"/approvals/{asked['id']}/withdraw/").status_code == 403
+    assert "Withdraw" not in client_of(bob).get("/approvals/").content.decode()
+    assert "Withdraw" in client_of(alice).get("/approvals/").content.decode()
+    done = post(client, path, {"reason": "a typing error"}).json()
+    assert (done["state"], done["withdrawn"], done["answer"]) == ("denied", True, "a typing error")
+    assert post(client, path, {}).json()["code"] == "decided"
+    client_of(bob).post(f"/approvals/{asked['id']}/approve/")
+    assert (Job.objects.count(), LaunchRequest.objects.get().state) == (0, "withdrawn")
+    page = client_of(bob).get("/approvals/").content.decode()
+    assert "Withdrawn: a typing error" in page
+    assert Event.objects.filter(kind="launch.withdrawn", actor="alice").count() == 1
+    again = post(client, f"/plans/{plan.pk}/launch-requests", {}).json()
+    assert again["id"] != asked["id"]
+    client_of(alice).post(f"/approvals/{again['id']}/withdraw/")
+    assert client.get("/api/v1/launch-requests").json()["items"] == []

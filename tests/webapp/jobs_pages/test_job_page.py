@@ -5,13 +5,14 @@ import re
 from datetime import timedelta
 
 import pytest
+import time_machine
 
 from tests.webapp.conftest import batch_of, claim, client_of
 from tests.webapp.jobs.test_claims import FIT, UNFIT, refuse, try_again
 from tests.webapp.jobs.undone import undone
 from webapp.agents.ingest import events_accept
-from webapp.core.clock import now_ms
-from webapp.core.display import THIN
+from webapp.core.clock import now, now_ms
+from webapp.core.display import THIN, clock
 from webapp.jobs.gangs import devices_release
 from webapp.jobs.models import Artefact, Job
 
@@ -201,6 +202,49 @@ def test_the_number_of_queries_does_not_grow_with_the_log(
         text_of(as_alice, running)
 
 
+def test_a_running_job_that_says_nothing_more_is_shown_as_quiet_and_not_as_nearly_done(
+    as_alice, running, report
+):
+    def said() -> tuple[str, str, dict]:
+        found = as_alice.get(f"/api/v1/jobs/{running.pk}").json()["progress"]
+        return text_of(as_alice, running), as_alice.get("/jobs/").content.decode(), found
+
+    began = now()
+    Job.objects.update(started_at=began - timedelta(seconds=40), progress_at=began)
+    for seconds, is_quiet in [(0, False), (29, False), (45, True), (3600, True)]:
+        with time_machine.travel(began + timedelta(seconds=seconds), tick=False):
+            page, rows, found = said()
+            words = f"no news for {clock(seconds)}"
+            assert [words in text for text in (page, rows, found["words"])] == [is_quiet] * 3, (
+                seconds
+            )
+            assert ("left" in found["words"], found["eta_seconds"]) == (
+                (False, None) if is_quiet else (True, 66.0)
+            )
+            assert (found["quiet_seconds"] is not None) == is_quiet
+    Job.objects.update(
+        started_at=began - timedelta(hours=8)
+    )  # 12 min a step: half an hour is usual
+    for minutes, is_quiet in [(30, False), (40, True)]:
+        with time_machine.travel(began + timedelta(minutes=minutes), tick=False):
+            assert ("no news for" in said()[0]) == is_quiet, minutes
+    report(("progress", {"done": 41.0, "total": 120.0, "unit": "steps", "eta_seconds": 60.0}))
+    assert "no news" not in said()[0]
+
+
+def test_thousands_of_files_are_listed_by_pages(as_alice, finished):
+    files = {f"part-{number:05}.bin": 2**60 for number in range(20_000)}
+    Artefact.objects.filter(attempt=finished.current_attempt_id).update(files=files)
+    address, seen = f"/jobs/{finished.pk}/artefacts/", []
+    for number in (1, 2, 100):
+        page = as_alice.get(f"{address}?page={number}").content.decode()
+        assert len(page) < 200_000
+        seen += re.findall(r"part-\d+\.bin", page)
+    assert len(seen) == len(set(seen)) == 600
+    assert (seen[0], seen[-1]) == ("part-00000.bin", "part-19999.bin")
+    assert "of 20000" in page
+
+
 # A live page changes as one: state line, cards, captions, tables and points of one answer.
 
 
@@ -280,10 +324,11 @@ def test_an_answer_says_of_which_instant_it_is_and_sends_no_points_again(as_alic
     rest = points(refreshed(as_alice, running, since=int(everything[2][0])))["loss"]
     assert rest == everything[2:]
 
-    for since in ["", "x", "-1", "1e9", "9" * 16, "1;drop"]:
-        page = refreshed(as_alice, running, since=since)
-        assert FRESH.search(page) is None, since
-        assert 'data-region="figures"' in page, since
+    page = refreshed(as_alice, running, since="")
+    assert (FRESH.search(page), 'data-region="figures"' in page) == (None, True)
+    assert not points(refreshed(as_alice, running, since="9" * 40)).get("loss")
+    for since in ["x", "-1", "1e9", "1;drop"]:
+        assert "“since”" in refreshed(as_alice, running, since=since), since
 
 
 def test_the_captions_of_the_metrics_tab_change_with_its_points(as_alice, running, go_on):
