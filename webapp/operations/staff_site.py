@@ -1,6 +1,6 @@
 """Django's admin with a recent password check and an event for every write."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from typing import Any
 
@@ -52,12 +52,12 @@ def is_key(field: "models.Field[Any, Any]", text: object) -> bool:
 class KeySelect(AutocompleteSelect):
     """A select of a row by its key, which shows none for what is no key."""
 
-    def optgroups(self, name: str, value: list[str], attrs: Any = None) -> Any:  # noqa: ANN401 (Django's signature)
+    def optgroups(self, name: str, value: Sequence[str], attr: Any = None) -> Any:  # noqa: ANN401 (Django's signature)
         """Return the options of the values that can be keys."""
         return super().optgroups(
             name,
             [each for each in value if not each or is_key(self.field.target_field, each)],
-            attrs,
+            attr,
         )
 
 
@@ -79,7 +79,7 @@ class KeyFields(BaseModelAdmin):  # type: ignore[type-arg] # of any model
 class KeyActions(KeyFields, ModelAdmin):  # type: ignore[type-arg] # of any model
     """Mixin of every ``ModelAdmin``: an action on what is no key is refused by words."""
 
-    def response_action(self, request: HttpRequest, queryset: "QuerySet[Any]") -> Any:  # noqa: ANN401 (Django's signature)
+    def response_action(self, request: HttpRequest, queryset: "QuerySet[Any]", *args: Any) -> Any:  # noqa: ANN401 (Django's signature)
         """Return the response of an action on the chosen rows, or None after a message."""
         key = self.model._meta.pk
         chosen = request.POST.getlist(ACTION_CHECKBOX_NAME)
@@ -89,7 +89,7 @@ class KeyActions(KeyFields, ModelAdmin):  # type: ignore[type-arg] # of any mode
             words = f"“{wrong[:LONGEST_KEY]}” is no key of {name}. Choose rows of the list."
             self.message_user(request, words, ERROR)
             return None
-        return super().response_action(request, queryset)
+        return super().response_action(request, queryset, *args)
 
 
 class StaffSite(AdminSite):
