@@ -26,7 +26,7 @@ from runners.cli.output import (
     show,
     table,
 )
-from runners.cli.quantities import count, duration, rate
+from runners.cli.quantities import count, duration, length, rate
 
 if TYPE_CHECKING:
     import httpx
@@ -160,8 +160,8 @@ def bench(  # noqa: PLR0913 (the command's options)
     if requests is None and for_ is None:
         requests = REQUESTS_PER_CLIENT * clients if clients else REQUESTS_OF_A_RATE
     load = Load(
-        input_tokens=count("--input-tokens", input_tokens),
-        output_tokens=count("--output-tokens", output_tokens),
+        input_tokens=length("--input-tokens", input_tokens),
+        output_tokens=length("--output-tokens", output_tokens),
         concurrency=clients,
         request_rate=per_second,
         num_requests=requests,

@@ -73,6 +73,15 @@ def test_a_chats_role_is_no_token_and_the_report_comes_as_table_and_yaml(slipway
         assert words in shown.out, words
 
 
+def test_lengths_are_read_as_engines_read_them(slipway):
+    with serving() as endpoint:
+        shown = slipway("bench", endpoint.url, "--input-tokens", "1K", "--output-tokens", "1k",
+                        "--num-requests", "1", "-o", "json")  # fmt: skip
+    report = report_of(shown)
+    assert (report["input_tokens"], report["output_tokens"]) == (1024, 1000)
+    assert "--output-tokens 1k is 1,000 tokens; 1K is 1,024" in shown.err
+
+
 def test_a_rate_is_a_poisson_process_that_its_seed_repeats_and_a_duration_ends(slipway):
     with serving(ttft_seconds=0.01) as endpoint:
 

@@ -40,6 +40,21 @@ def test_a_field_with_an_error_is_never_hidden(workload):
     expect(workload.locator("#id_group_size_error")).to_contain_text("Group size is 3.")
 
 
+def test_a_decimal_comma_that_is_typed_is_refused_by_its_field(new_page, stack):
+    for locale in ("en-US", "de-DE"):
+        page = new_page(locale=locale)
+        page.goto(f"{stack.base_url}/plans/new/?preset=demo")
+        page.goto(re.sub("/edit/.*", "/edit/workload/", page.url))
+        field = page.get_by_label("Time budget", exact=True)
+        field.press("Control+a")
+        page.keyboard.type("0,5")
+        expect(field).to_have_value("0,5")
+        page.locator("button[name='go'][value='next']").click()
+        error = page.locator("#id_time_budget_minutes_error")
+        expect(error).to_contain_text("Time budget is 0,5, which has a comma")
+        expect(field).to_have_value("0,5")
+
+
 @pytest.fixture
 def mixture(page, stack) -> Page:
     """Open the workload step of the demo's plan at several sources by weight."""
