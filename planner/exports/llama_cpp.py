@@ -60,15 +60,22 @@ def llama_cpp_arguments(case: ExportCase) -> list[str]:
     """Return ``llama-server`` with only the flags that the plan decides."""
     command = ["llama-server", "--model", gguf_file(case)]
     if case.context_tokens and case.typical_tokens:
-        # One cache pool for all slots: a request may use any part of it.
-        held = case.held_per_replica or MOST_SLOTS
-        slots = min(case.sequences_per_replica or 1, held, MOST_SLOTS)
-        pool = max(case.context_tokens, case.typical_tokens * slots)
-        command += ["--ctx-size", str(pool), "--parallel", str(slots)]
+        slots = _slots(case)
+        command += ["--ctx-size", str(_pool_tokens(case)), "--parallel", str(slots)]
         command += ["--kv-unified"] if slots > 1 else []
     if case.strategy.max_batch_tokens:
         command += ["--batch-size", str(case.strategy.max_batch_tokens)]
     return [*command, *_placement(case), *_cache(case), *_draft(case)]
+
+
+def _slots(case: ExportCase) -> int:
+    held = case.held_per_replica or MOST_SLOTS
+    return min(case.sequences_per_replica or 1, held, MOST_SLOTS)
+
+
+def _pool_tokens(case: ExportCase) -> int:
+    """Return the tokens of the cache pool of all slots: a request may use any part of it."""
+    return max(case.context_tokens or 0, (case.typical_tokens or 0) * _slots(case))
 
 
 def _placement(case: ExportCase) -> list[str]:
@@ -144,10 +151,11 @@ def _conversion(model: str, stored: str) -> str:
 
 def llama_cpp_notes(case: ExportCase) -> Notes:
     """Return notes on the file's source, and on settings that the command leaves to the user."""
-    notes = list(serving_notes(case, "llama_cpp", "llama.cpp"))
+    longest = min(_pool_tokens(case), case.shape.max_position_embeddings)
+    notes = list(serving_notes(case, "llama_cpp", "llama.cpp", accepted_tokens=longest))
     dtype, stored = case.strategy.weight_dtype or "bf16", gguf_type(case)
     notes.append(f"the file: {_conversion(case.model, stored)}")
-    if not GGUF.get(dtype, ("", False))[1]:
+    if not (case.gguf_type or GGUF.get(dtype, ("", False))[1]):
         notes.append(f"GGUF has no {dtype}: {stored} is the closest, and a little larger")
     if case.size("tensor") > 1:
         notes.append(

@@ -137,8 +137,13 @@ def _extras(case: ExportCase) -> list[str]:
     return flags
 
 
-def serving_notes(case: ExportCase, engine: str, title: str) -> Notes:
-    """Return notes on settings that any server's command leaves to the user."""
+def serving_notes(
+    case: ExportCase, engine: str, title: str, *, accepted_tokens: int | None = None
+) -> Notes:
+    """Return notes on settings that any server's command leaves to the user.
+
+    ``accepted_tokens`` is the longest request that the command takes, if not the case's.
+    """
     notes = []
     if case.plan.engine != engine:
         notes.append(f"the figures are for {case.plan.engine}; {title} has speeds of its own")
@@ -148,7 +153,7 @@ def serving_notes(case: ExportCase, engine: str, title: str) -> Notes:
                 f"gpu_memory_utilization {share:g} is in the meaning of {case.plan.engine}: "
                 f"{title} starts with its own default"
             )
-    notes += _length_notes(case)
+    notes += _length_notes(case, accepted_tokens or case.accepted_tokens)
     work = case.workload
     has_no_prefix = isinstance(work, ServeWorkload) and not work.prefix_share_ratio
     if engine in PREFIX_CACHING and has_no_prefix:
@@ -182,7 +187,7 @@ def cache_notes(case: ExportCase, formats: Container[str], title: str) -> Notes:
     return (f"{title} has no cache in {dtype}: it is kept in the model's format, and is larger",)
 
 
-def _length_notes(case: ExportCase) -> list[str]:
+def _length_notes(case: ExportCase, accepted_tokens: int | None) -> list[str]:
     """Return a note on the assumed maximum request length, if none is stated."""
     context = case.shape.max_position_embeddings
     if (case.typical_tokens or 0) > context:
@@ -190,7 +195,7 @@ def _length_notes(case: ExportCase) -> list[str]:
     if not isinstance(case.workload, ServeWorkload) or case.workload.max_request_tokens:
         return []
     together = f"prompt and answer together ({case.typical_tokens} is typical)"
-    limit_text = f"requests up to {case.accepted_tokens} tokens are taken, {together}"
+    limit_text = f"requests up to {accepted_tokens} tokens are taken, {together}"
     return [f"{limit_text}: state another maximum in workload.max_request_tokens"]
 
 

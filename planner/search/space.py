@@ -191,7 +191,8 @@ def candidate_formats(question: Question) -> tuple[tuple[Dtype, Dtype], ...]:
     ]
     if engine.role == "runner" and device.kind == "cpu":
         pairs = [*FULL_PRECISION_CPU, *pairs]
-    if published in NEEDS_PEAK and any(weight == published for weight, _ in pairs):
+    stored_alone = published in NEEDS_PEAK and not serving_engine(engine.key).loads_gguf_alone
+    if stored_alone and any(weight == published for weight, _ in pairs):
         return tuple(pair for pair in pairs if pair[0] == published)
     return tuple(pairs)
 

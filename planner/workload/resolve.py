@@ -240,7 +240,7 @@ def refuse_unsupported(
         raise NotPossibleError(refusal.message, refusal.field)
     value = str(getattr(request.given, chosen))
     nearest = None
-    if value in CANDIDATES[chosen]:
+    if value in CANDIDATES[chosen] and not serving_engine(engine.key).loads_gguf_alone:
         nearest = _nearest_format(engine, model, kinds, request, chosen)
     subject = f"{chosen} is {value}"
     if chosen != name and value != refusal.value:

@@ -15,8 +15,10 @@ from planner.specs.estimate import (
     Rejection,
 )
 from planner.specs.workload import (
+    AWAY_TITLES,
     CompressWorkload,
     GenerateWorkload,
+    OffloadSpec,
     ServeWorkload,
     Strategy,
     TrainWorkload,
@@ -247,7 +249,18 @@ def _layout_words(strategy: Strategy) -> Iterator[str]:
         yield f"{strategy.activation_recomputation} recomputation"
     if strategy.speculative:
         yield f"speculative decoding with {strategy.speculative.draft_model}"
-    yield from strategy.offload_places
+    if strategy.offload:
+        yield from _away_words(strategy.offload)
+
+
+def _away_words(offload: OffloadSpec) -> Iterator[str]:
+    """Yield what is off the devices, each with its share if that is a part."""
+    if offload.optimizer != "none":
+        yield f"optimiser states on {offload.optimizer}"
+    for name, title in AWAY_TITLES.items():
+        share = getattr(offload, name)
+        if share:
+            yield f"{share:.0%} of the {title}" if share < 1 else title
 
 
 class FigureRow(NamedTuple):
@@ -314,7 +327,10 @@ def memory_words(plan: Estimate) -> str:
     parts = sorted(plan.memory.breakdown_bytes.items(), key=lambda part: -part[1])
     words = [f"{name.replace('_', ' ')} {binary_size(size)}" for name, size in parts if size > 0]
     if plan.memory.host_bytes:
-        words.append(f"and {binary_size(plan.memory.host_bytes)} in host memory")
+        # A trainer that moves nothing there holds a copy of each checkpoint while it is written.
+        copies = plan.performance.step_seconds and not plan.strategy.offload_places
+        held = ", for the copy of a checkpoint" if copies else ""
+        words.append(f"and {binary_size(plan.memory.host_bytes)} in host memory{held}")
     return ", ".join(words)
 
 

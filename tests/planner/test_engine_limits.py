@@ -229,6 +229,19 @@ def test_methods_of_quantisation_are_refused_where_the_engine_lacks_them():
     assert not wrong, wrong
 
 
+def test_llama_cpp_loads_gguf_alone_and_names_its_types():
+    for engine, (name, value) in product(
+        ("llama_cpp", "ik_llama_cpp"),
+        (
+            *(("quantization", method) for method in ("awq", "gptq", "nf4", "hqq:4", "exl2:4.5")),
+            ("weight_dtype", "fp8"),
+        ),
+    ):
+        field, told = refusal(engine=engine, strategy={name: value}) or ("", "")
+        assert field == f"strategy.{name}", (engine, value, told)
+        assert re.search(rf"{name} is {value}.* GGUF.* such as gguf:", told), told
+
+
 def test_checkpoints_of_methods_that_an_engine_lacks_are_never_planned():
     for model, engine, device, accepted in STORED:
         fields = {"model": model, "engine": engine, "device": device}

@@ -99,6 +99,21 @@ def test_llama_cpp_is_planned_in_the_types_of_gguf_files():
         assert set(plain) <= {"bf16", "fp16", "mxfp4"}, (model, device)
 
 
+def test_files_in_gguf_are_of_llama_cpp_and_other_formats_of_the_others():
+    """An FP8 checkpoint is converted for llama.cpp, not loaded; a pin picks engines."""
+    for model, devices, pins, engines, weights in (
+        ("deepseek-ai/DeepSeek-R1", 8, {}, {"llama_cpp"}, {"q6_k", "q5_k_m", "q4_k_m"}),
+        ("deepseek-ai/DeepSeek-R1", 8, {"quantization": "gguf:q4_k_m"}, {"llama_cpp"}, {"q4_k_m"}),
+        ("Qwen/Qwen3-8B", 1, {"quantization": "awq"}, {"vllm", "sglang"}, {"awq"}),
+        ("Qwen/Qwen3-8B", 1, {"weight_dtype": "fp8"}, {"vllm", "sglang"}, {None}),
+    ):
+        found = planned(model, "h100-sxm-80gb", devices=devices, pins=pins, top=10)
+        assert {each.engine for each in found.plans} == engines, (model, pins)
+        named = {each.strategy.quantization for each in found.plans}
+        assert {name and name.removeprefix("gguf:") for name in named} == weights, (model, pins)
+        assert not any(each.strategy.offload for each in found.plans), (model, pins)
+
+
 def test_rejections_name_the_engine_of_several():
     rejected = planned("Qwen/Qwen3-30B-A3B", "rtx-4060").rejected
     families = [each.family for each in rejected.values() if each.constraint == "memory"]

@@ -151,6 +151,20 @@ def test_a_maximum_is_what_the_cache_holds_and_slots_share_one_pool():
     assert "--kv-unified" in found
 
 
+def test_notes_of_llama_cpp_say_what_its_command_does():
+    """The longest request is that of the pool, and a GGUF type of the plan is no substitute."""
+    load = {**SERVE, "input_tokens": 1000, "output_tokens": 24, "concurrency": 16}
+    for key, fields, told in (
+        ("llama_cpp", {"quantization": "gguf:q5_k_m", "weight_dtype": "int4"}, False),
+        ("llama_cpp", {"weight_dtype": "int4"}, True),
+        ("sglang", {"weight_dtype": "bf16"}, False),
+    ):
+        made_one = export("llama_cpp", made(load, engine=key, holds=1852, **fields))
+        pool = options(made_one.text)["--ctx-size"]
+        assert any(f"up to {pool} tokens are taken" in note for note in made_one.notes), fields
+        assert any("GGUF has no" in note for note in made_one.notes) is told, fields
+
+
 def test_narrow_weights_keep_the_width_in_which_they_compute_and_wide_ones_are_not_cut():
     for dtype, vllm, sglang in (
         ("fp8", "fp8_per_tensor", "fp8"),

@@ -66,6 +66,20 @@ def test_the_table_has_figures_with_interval_and_origin_and_alternatives_and_ass
     assert done.err == ""
 
 
+def test_what_lies_in_host_memory_is_told_with_its_share_and_reason(slipway):
+    for arguments, told in (
+        (
+            ("serve", "qwen3-30b-a3b", "--on", "rtx-4060", "--concurrency", "1"),
+            r"Best: \S+ weights · \d0% of the weights in host memory .* GiB in host memory Limited",
+        ),
+        (
+            ("train", "llama-3.1-8b", "--on", "8xh200"),
+            r"GiB in host memory, for the copy of a checkpoint Limited",
+        ),
+    ):
+        assert re.search(told, " ".join(slipway("plan", *arguments).out.split())), arguments
+
+
 def test_a_plan_has_the_id_of_its_content_and_is_exported_and_explained_by_it(slipway):
     answer = answer_of(slipway(*SERVE, "-o", "json"))
     again = slipway(*SERVE)
