@@ -574,6 +574,15 @@ TRL_COMMANDS = frozenset({"sft", *PREFERENCE})
 IMAGES: tuple[tuple[re.Pattern[str], tuple[Kind, Reader]], ...] = (
     (re.compile(r"(^|/)vllm-openai(-[\w.]+)?([:@]|$)"), VLLM),
     (re.compile(r"llama\.cpp:server"), LLAMA),
+    *(
+        (re.compile(rf"(^|/){name}([:@]|$)"), ("transformers", _refused(title)))
+        for name, title in (
+            ("text-generation-inference", "Text Generation Inference"),
+            ("mistral.rs", "mistral.rs"),
+            ("tabbyapi", "TabbyAPI"),
+            ("koboldcpp", "KoboldCpp"),
+        )
+    ),
 )
 PYTHON = re.compile(r"python[\d.]*")
 

@@ -80,6 +80,8 @@ REFUSED = {
     "tune run --nproc_per_node 4 lora_finetune_distributed --config x": "torchtune",
     "text-generation-launcher --model-id x --num-shard 2": "Text Generation Inference",
     "docker run --gpus all ghcr.io/x text-generation-launcher --model-id x": "Text Generation",
+    "docker run --gpus all -p 8080:80 ghcr.io/huggingface/text-generation-inference:3.3 "
+    "--model-id x --num-shard 2": "Text Generation Inference",
     "lmdeploy serve api_server internlm/internlm2_5-7b-chat --tp 2": "LMDeploy",
     "python -m ktransformers.server.main --model_path x": "KTransformers",
     "nemo llm finetune --factory llama3_8b": "NeMo",
