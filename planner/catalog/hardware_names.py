@@ -21,6 +21,9 @@ NODES = re.compile(
     rf"(\d+)(?:{TIMES}|\s*nodes?\s*(?:of|with|x)?\s*)(\d+)(?:{TIMES}|\s+)(.+)", re.IGNORECASE
 )
 COUNT_FIRST = re.compile(rf"(\d+)(?:{TIMES}|\s+)(.+)", re.IGNORECASE)
+COUNT_WORDS = {"single": 1, "one": 1, "dual": 2, "two": 2, "triple": 3, "three": 3}
+COUNT_WORDS |= {"quad": 4, "four": 4, "eight": 8}
+COUNT_WORD = re.compile(rf"({'|'.join(COUNT_WORDS)})\s+(.+)", re.IGNORECASE)
 COUNT_LAST = re.compile(r"(.+?)\s*[x\u00d7*:]\s*(\d+)", re.IGNORECASE)
 FORMS = (
     "8xh200, h200:8, 2x8xh100 (nodes x devices), a device with its memory such as m2-16gb, a "
@@ -89,6 +92,8 @@ def _readings(text: str) -> Iterator[tuple[tuple[int, ...], str]]:
         found.append(((int(match[1]), int(match[2])), match[3]))
     if match := COUNT_FIRST.fullmatch(text):
         found.append(((int(match[1]),), match[2]))
+    if match := COUNT_WORD.fullmatch(text):
+        found.append(((COUNT_WORDS[match[1].lower()],), match[2]))
     if match := COUNT_LAST.fullmatch(text):
         found.append(((int(match[2]),), match[1]))
     for counts, name in found:

@@ -46,6 +46,9 @@ AS_PEOPLE_WRITE_IT = """
     8*h100 h100-sxm5-80gb 8
     8 h100s|h100-sxm5-80gb 8
     2 l40s|l40s 2
+    dual 3090|rtx-3090 2
+    Two RTX 4090s|rtx-4090 2
+    quad a6000|rtx-a6000 4
     h100x8 h100-sxm5-80gb 8
     mi250xx2 mi250x 2
     h100 80gb pcie|h100-pcie-80gb
