@@ -283,7 +283,8 @@ def invalid(errors: list[dict[str, Any]]) -> InvalidProblem:
     A list of thousands of invalid values has as many faults, so the response is bounded.
     """
     named = [
-        (".".join(map(str, error["loc"])), str(error["msg"])) for error in errors[:MOST_FAULTS]
+        (".".join(map(str, error["loc"])), str(error["msg"]).removeprefix("Value error, "))
+        for error in errors[:MOST_FAULTS]
     ]
     where, message = named[0]
     detail = f"The field {where or 'body'} is not valid: {message}."
