@@ -250,10 +250,10 @@ def _layout_words(strategy: Strategy) -> Iterator[str]:
     if strategy.speculative:
         yield f"speculative decoding with {strategy.speculative.draft_model}"
     if strategy.offload:
-        yield from _away_words(strategy.offload)
+        yield from _offload_words(strategy.offload)
 
 
-def _away_words(offload: OffloadSpec) -> Iterator[str]:
+def _offload_words(offload: OffloadSpec) -> Iterator[str]:
     """Yield what is off the devices, each with its share if that is a part."""
     if offload.optimizer != "none":
         yield f"optimiser states on {offload.optimizer}"
