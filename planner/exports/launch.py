@@ -55,6 +55,8 @@ def replicas(case: ExportCase) -> int:
 # SGLang 0.5.23, TensorRT-LLM 00209af and llama.cpp b11434 listen on loopback by default.
 ANY_HOST = ("--host", "0.0.0.0")  # noqa: S104 - inside a container, whose ports are mapped
 OPEN_TAG = "TAG"
+# Tags are those of releases: vLLM 0.33.0 and SGLang 0.5.23 on PyPI (2026-11). Whether a registry
+# still serves a tag is not checked.
 SERVERS = {
     "vllm": Server(
         vllm_arguments,

@@ -22,7 +22,8 @@ OLLAMA_TYPE = "q4_k_m"  # of Ollama's library, unless a tag names another
 TAGGED = re.compile(
     r"^(?P<size>.*?)[-_]?(?P<kind>i?q\d(_[\w]+)?|fp16|bf16|f16|f32|mxfp4)$", re.IGNORECASE
 )
-# The sizes that the library's tag "latest" stands for. Source: ollama.com/library (2026).
+# The sizes that the library's tag "latest" stands for. Sources: the README of ollama/ollama until
+# 2025 (gemma2, gemma3, llama3.1 to 3.3); the others as users of the library list them.
 LATEST = {
     "gemma2": "9b",
     "gemma3": "4b",
@@ -204,6 +205,7 @@ def _read_ollama(draft: Draft, settings: dict[str, Option]) -> None:
     else:
         if slots is not None:
             draft.ignore(slots.source, "0: the server chooses its slots itself")
+        # Source: ollama/ollama, envconfig/config.go at fb30760 (2026-08).
         draft.put("OLLAMA_NUM_PARALLEL=1 (the default)", "workload.concurrency", 1)
     server.put_whole("context", "workload.max_request_tokens", most=LARGEST_TOKENS)
     server.put_whole("batch", "pins.max_batch_tokens")
