@@ -23,7 +23,7 @@ from planner.specs.model import ModelSpec, WeightPart
 DEFAULT_ENGINE = "torch"
 COMMON_TRAINING, COMMON_SERVING = "common_training", "common_serving"
 COMMON = {"training": COMMON_TRAINING, "serving": COMMON_SERVING}
-STREAM = ("stream_factors", "stream_spread")
+STREAM = ("stream_factors", "stream_spread", "stream_support", "lone_stream_spread")
 STEP = ("training_factors", "step_spreads")
 EngineRole = Literal["runner", "serving", "training"]
 # What an engine's share of memory limits: everything on the device, weights and KV cache without
@@ -174,6 +174,10 @@ class Engine(Spec):
     ttft_spreads: dict[str, float] = Field(default_factory=dict)
     stream_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
     stream_spread: float | None = None
+    # Sources and devices of the fit, by kind of device, then pass and width of weights; and the
+    # log spread of passes that one source measured on one device.
+    stream_support: dict[str, dict[str, list[int]]] = Field(default_factory=dict)
+    lone_stream_spread: float = 0.0
     sums_in_16_bits: bool = False
     score_bytes: float = 0.0
     computes_on_host: bool = False

@@ -49,6 +49,7 @@ SCALE, RIDGE = 0.5, 0.35
 FAMILY_STIFFNESS = {"decode": 5.0, "prefill": 20.0}
 WEIGHT = 10.0
 LEAST_SECONDS = 1e-9
+LONE = (1, 1)  # one source, one device
 # Parts that grow with the context, and the share of a measured pass from which on their factor is
 # fitted: below it in every row, it would follow what else those rows miss, and long contexts would
 # be charged that many times over.
@@ -224,11 +225,34 @@ def has_serving_factors(row: Row) -> bool:
     return bool(engine.tpot_spreads) and not engine.is_generic
 
 
+def support_of(cases: Iterable[StreamCase]) -> tuple[int, int]:
+    """Return the number of sources and of devices of cases."""
+    own = tuple(cases)
+    return len({case.source for case in own}), len({case.device for case in own})
+
+
+def without_lone_widths(cases: Iterable[StreamCase]) -> tuple[StreamCase, ...]:
+    """Return the cases without narrow widths of one source and device, if others have more."""
+    all_cases = tuple(cases)
+    if len({case.source for case in all_cases}) <= 1:
+        return all_cases
+    lone = {
+        width
+        for width, part in WIDTHS.items()
+        if part and support_of(case for case in all_cases if case.width == width) == LONE
+    }
+    return tuple(case for case in all_cases if case.width not in lone)
+
+
 def fit_streams(
     cases: Iterable[StreamCase], prior: Columns | None = None, stiffness: float = 1.0
 ) -> Columns:
-    """Return the factors of one kind of pass, in the order of ``PARTS``, near the prior."""
-    fitted_cases = tuple(cases)
+    """Return the factors of one kind of pass, in the order of ``PARTS``, near the prior.
+
+    A width of weights that one source measured on one device takes no part where the others have
+    more sources, and keeps their factor: one table says more of itself than of a width.
+    """
+    fitted_cases = without_lone_widths(cases)
     start = np.ones(len(PARTS)) if prior is None else prior
     if not fitted_cases:
         return start
@@ -297,6 +321,15 @@ def engine_factors(cases: Sequence[StreamCase]) -> dict[str, dict[str, float]]:
         place: with_kind_factors(factors, factors_by_place, cases, place)
         for place, factors in factors_by_place.items()
     }
+
+
+def engine_support(cases: Sequence[StreamCase]) -> dict[str, dict[str, tuple[int, int]]]:
+    """Return one engine's numbers of sources and devices, by kind of device, pass and width."""
+    support: dict[str, dict[str, tuple[int, int]]] = {}
+    for kind, group, width in sorted({(c.kind, c.group, c.width) for c in cases}):
+        own = (c for c in cases if (c.kind, c.group, c.width) == (kind, group, width))
+        support.setdefault(kind, {})[f"{group}_{width}"] = support_of(own)
+    return support
 
 
 def common_factors(cases: Sequence[StreamCase]) -> dict[str, dict[str, float]]:
@@ -384,9 +417,14 @@ def fit_single_stream_decode_factors() -> dict[str, dict[str, Any]]:
         COMMON_SERVING: {"stream_factors": common_factors(cases)}
     }
     unseen = left_out(cases, device_of)
+    elsewhere = spread_of([error for _, error in left_out(cases, source_of)])
     for engine in sorted({case.engine for case in cases}):
         own = [case for case in cases if case.engine == engine]
-        fields_by_engine[engine] = {"stream_factors": engine_factors(own)}
+        fields_by_engine[engine] = {
+            "stream_factors": engine_factors(own),
+            "stream_support": engine_support(own),
+            "lone_stream_spread": elsewhere,
+        }
         compared_places = {
             place for place in {c.place for c in own} if len(cards_of(own, place)) > 1
         }

@@ -109,6 +109,17 @@ RATE_FIELDS = (
     "duration_seconds",
     "mfu",
 )
+FIELDS_OF_PASS = {
+    "prefill": ("prefill_tokens_per_second", "prefill_seconds", "ttft_seconds"),
+    "decode": (
+        "tokens_per_second",
+        "output_tokens_per_second",
+        "decode_tokens_per_second",
+        "requests_per_second",
+        "tpot_seconds",
+        "latency_seconds",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -119,6 +130,7 @@ class Confidence:
     time_spread: float
     memory_spread: float
     serving_spreads: Mapping[str, float] = field(default_factory=dict)
+    lone_spreads: Mapping[str, float] = field(default_factory=dict)
 
     def interval(self, value: float, spread: float) -> Interval:
         """Return the 80 % interval of a figure whose log error has this spread."""
@@ -143,7 +155,19 @@ def confidence_of(setting: Setting, phases: Phases | None = None) -> Confidence:
         time_spread=times * widening,
         memory_spread=_memory_spread(setting, error_class) * widening,
         serving_spreads={} if of_this_host else _serving_spreads(setting, widening),
+        lone_spreads={} if of_this_host else _lone_spreads(setting, widening),
     )
+
+
+def _lone_spreads(setting: Setting, widening: float) -> dict[str, float]:
+    """Return the log spreads of passes that one source measured on one device.
+
+    They are the errors of single streams in sources that no fit has seen.
+    """
+    if not isinstance(setting.workload, GenerateWorkload | ServeWorkload):
+        return {}
+    spread = setting.engine.lone_stream_spread * widening
+    return {name: spread for group in setting.lone_streams for name in FIELDS_OF_PASS[group]}
 
 
 def _serving_spreads(setting: Setting, widening: float) -> dict[str, float]:
@@ -229,11 +253,12 @@ def _residual(factors: Sequence[CalibrationFactor | None]) -> float:
 
 def _spread_of(name: str, confidence: Confidence, *, queued: bool) -> float:
     fitted = confidence.serving_spreads.get(name)
+    least = confidence.lone_spreads.get(name, 0.0)
     if fitted is not None and queued:
-        return fitted
+        return max(fitted, least)
     if name != "ttft_seconds" or not queued:
-        return confidence.time_spread
-    return math.hypot(confidence.time_spread, QUEUE_SPREAD)
+        return max(confidence.time_spread, least)
+    return math.hypot(max(confidence.time_spread, least), QUEUE_SPREAD)
 
 
 def intervals_of(

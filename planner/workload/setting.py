@@ -294,6 +294,7 @@ WEIGHT_PRODUCTS = frozenset({"linear", "experts"})
 UNIT_WIDTHS = {1.0: "8bit", 0.5: "4bit"}
 ANY_ARCHITECTURE = "any"
 NARROW_BYTES = 0.75  # between 6 and 7 bits: wider weights are costed as 8-bit
+LONE = [1, 1]  # one source, one device
 DEFAULT_DISK_BYTES_PER_S = 1e9
 DEFAULT_HOST_LINK_BYTES_PER_S = 16e9
 HOST_LINK_EFFICIENCY = 0.82  # FlexLLMGen cost_model.py: 12.9 of the 15.8 GB/s of a T4's link
@@ -572,6 +573,15 @@ class Setting:
         return engine.stream_factors.get(device.family) or engine.stream_factors.get(
             device.kind, {}
         )
+
+    @cached_property
+    def lone_streams(self) -> tuple[str, ...]:
+        """Return the passes that one source measured on one device, at this width of weights."""
+        if self.is_measured or not self._single_stream_factors:
+            return ()
+        support, width = self.engine.stream_support.get(self.device.kind, {}), width_of(self)
+        passes = ("prefill", "decode")
+        return tuple(name for name in passes if support.get(f"{name}_{width}") == LONE)
 
     def power_factor(self, group: str) -> float:
         """Return the factor for seconds under the power limit, fitted on single streams.

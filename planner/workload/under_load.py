@@ -57,7 +57,7 @@ from planner.workload.serve import (
     saturation_rate,
     serve,
 )
-from planner.workload.setting import Setting
+from planner.workload.setting import Setting, width_of
 from planner.workload.train import held_memory, train_run
 
 # ---------------------------------------------------------------------------
@@ -65,6 +65,13 @@ from planner.workload.train import held_memory, train_run
 # ---------------------------------------------------------------------------
 
 
+WIDTH_NAMES = {"wide": "16-bit", "8bit": "8-bit", "4bit": "4-bit"}
+KIND_NAMES = {
+    "gpu": "GPU",
+    "cpu": "CPU",
+    "uma": "chip with unified memory",
+    "accelerator": "accelerator",
+}
 PERCENTILES = (50, 90, 95, 99)
 MAX_CALLERS = 1024
 MAX_REQUESTS = 1500
@@ -520,6 +527,7 @@ class Costing:
                 *_unified_memory_warnings(setting, outcome),
                 *_reservation_warnings(setting, outcome),
                 *_graph_estimate_warnings(setting),
+                *_lone_source_warnings(setting),
             ),
             calibration=calibration_of(setting.host_calibration),
             terms=ledger.terms() if explain else (),
@@ -671,6 +679,22 @@ def _graph_estimate_warnings(setting: Setting) -> tuple[str, ...]:
         f"{engine.title} from {since} on sets aside an estimate of its CUDA graphs, which took 62 "
         "GiB of a B200 and 119 GiB of a GB300 from mixtures with data parallel attention: if its "
         "log says as much, set VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0"
+    )
+    return (warning,)
+
+
+def _lone_source_warnings(setting: Setting) -> tuple[str, ...]:
+    """Return a warning where one published source on one device measured a pass of these weights.
+
+    Its interval is then as wide as single streams are off in sources that no fit has seen.
+    """
+    answers = isinstance(setting.workload, GenerateWorkload | ServeWorkload)
+    if not (answers and setting.lone_streams):
+        return ()
+    passes, width = " and ".join(setting.lone_streams), WIDTH_NAMES[width_of(setting)]
+    warning = (
+        f"the speed of {passes} with {width} weights in {setting.engine.title} is fitted to one "
+        f"published source on one {KIND_NAMES[setting.device.kind]}: the interval is wider"
     )
     return (warning,)
 

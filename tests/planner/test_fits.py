@@ -244,12 +244,14 @@ def test_a_run_that_ran_bounds_its_memory_from_above():
     assert memory_regret(ran, found) < memory_regret(ran, PRIORS)
 
 
-def stream_of(linear, attention, *, engine="e", family="hopper", width="wide", measured=None):
+def stream_of(
+    linear, attention, *, engine="e", family="hopper", width="wide", measured=None, **place
+):
     truth = measured if measured is not None else 1.5 * linear + 3.0 * attention + 1e-4
     return StreamCase(
         engine=engine,
-        source="a",
-        device="d",
+        source=place.get("source", "a"),
+        device=place.get("device", "d"),
         family=family,
         kind="gpu",
         group="decode",
@@ -286,6 +288,22 @@ def test_a_fit_finds_what_products_and_caches_of_a_stream_reach():
         found = dict(zip(STREAM_PARTS, fit_streams([*wide, *narrow]), strict=True))
         assert found["linear"] == pytest.approx(1.5, rel=0.03)
         assert found[name] == pytest.approx(5 / 3, rel=0.03)
+
+    # A width that one source measured on one device keeps its prior, that of the other widths,
+    # where these have more sources; a second source or device moves it.
+    wide = [*wide, *(stream_of(s, 0.0, source="b", device="d2") for s in seconds)]
+    for places, expected in (
+        ([{}], 1.0),
+        ([{}, {"source": "b"}], 5 / 3),
+        ([{}, {"device": "d2"}], 5 / 3),
+    ):
+        narrow = [
+            stream_of(s, 0.0, width="8bit", measured=2.5 * s + 1e-4, **place)
+            for s in seconds
+            for place in places
+        ]
+        found = dict(zip(STREAM_PARTS, fit_streams([*wide, *narrow]), strict=True))
+        assert found["linear_8bit"] == pytest.approx(expected, rel=0.05), places
 
     # An engine that no stream is of takes what all have in common.
     target = stream_of(0.01, 0.01, engine="unheard of")

@@ -26,7 +26,14 @@ from planner.fitting.decode_fitting import (
     spread_of,
     stream_cases,
 )
-from planner.fitting.evidence import PREFILL, format_of, inference_request, model_named, speed_rows
+from planner.fitting.evidence import (
+    ENOUGH_THREADS,
+    PREFILL,
+    format_of,
+    inference_request,
+    model_named,
+    speed_rows,
+)
 from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from planner.workload.generate import generate
@@ -56,6 +63,10 @@ def streaming(device, engine="llama_cpp", quantization="gguf:q4_k_m", model=LLAM
     ).performance
 
 
+def streaming_wide(device):
+    return ask(device=device, engine="llama_cpp", workload=STREAM).performance
+
+
 def test_names_are_read_from_the_sources_spelling_and_shared_cards_are_a_pipeline():
     for written, expected in (
         ("gguf:q4_k_m (ollama default, assumed)", {"quantization": "gguf:q4_k_m"}),
@@ -74,6 +85,69 @@ def test_names_are_read_from_the_sources_spelling_and_shared_cards_are_a_pipelin
     row = next(row for row in rows_of("xdai-llamacpp-2024-05") if row["num_gpus"] == "4")
     assert inference_request(row)["strategy"]["pipeline_parallel_size"] == 4
     assert not any("SUSPECT" in row["notes"] for row in speed_rows())
+
+
+def test_starved_runs_teach_nothing():
+    rows = list(speed_rows())
+    threads = [int(row["mode"].split()[1]) for row in rows if row["mode"].startswith("CPU, ")]
+    assert threads
+    assert min(threads) >= ENOUGH_THREADS
+    # The cores of a chip say nothing of its GPU.
+    on_cores = [row["gpu_slug"] for row in rows if row["mode"] == "single stream CPU"]
+    assert on_cores
+    assert all(slug.startswith("cpu-") for slug in on_cores)
+
+
+# Decode of one stream, in tokens per second, that no factor was fitted to. Sources:
+# ikawrakow/ik_llama.cpp#1075, kyuz0/amd-strix-halo-toolboxes#76 and docs/results.json (of which
+# the fit has other models), lhl/strix-halo-testing#33,
+# intel/ipex-llm#12991, ikawrakow/ik_llama.cpp#1593 (experts of 14 of 40 layers on the host, whose
+# two channels of DDR4-3200 are assumed).
+Q4, Q5 = {"quantization": "gguf:q4_k_m"}, {"quantization": "gguf:q5_k_m"}
+ON_HOST = {**Q4, "offload": {"weights_cpu": 0.321}}
+UNSEEN = (
+    ("llama_cpp", "cpu-ryzen-7950x", "Qwen/Qwen3-30B-A3B", Q4, 27.2),
+    ("llama_cpp", "cpu-ryzen-7950x", "openai/gpt-oss-20b", {}, 21.5),
+    ("llama_cpp", "strix-halo-395", "google/gemma-4-31B-it", Q4, 11.0),
+    ("llama_cpp", "strix-halo-395", "Qwen/Qwen3.5-27B", Q4, 11.6),
+    ("llama_cpp", "strix-halo-395", "Qwen/Qwen3.5-122B-A10B", Q5, 22.3),
+    ("llama_cpp", "strix-halo-395", "openai/gpt-oss-120b", {}, 47.4),
+    ("llama_cpp", "arc-b580", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", Q4, 66.5),
+    ("llama_cpp", "rtx-5060-ti-16gb", "Qwen/Qwen3.5-35B-A3B", ON_HOST, 52.0),
+    ("ik_llama_cpp", "rtx-5060-ti-16gb", "Qwen/Qwen3.5-35B-A3B", ON_HOST, 62.3),
+)
+
+
+@pytest.mark.parametrize(("engine", "device", "model", "strategy", "measured"), UNSEEN)
+def test_streams_of_unseen_reports_are_within_a_quarter(engine, device, model, strategy, measured):
+    host = {"host_memory_bytes": 64 * 2**30, "host_memory_bandwidth_bytes_per_second": 51.2e9}
+    answer = ask(
+        model=model,
+        cluster={"device": device, "devices_per_node": 1}
+        | (host if "offload" in strategy else {}),
+        engine=engine,
+        workload=STREAM,
+        strategy=strategy,
+    )
+    assert answer.performance.decode_tokens_per_second == pytest.approx(measured, rel=0.25)
+
+
+def test_a_format_of_more_bits_decodes_slower_and_a_width_of_one_source_is_told():
+    formats = ("gguf:q4_k_m", "gguf:q5_k_m", "gguf:q6_k", "gguf:q8_0")
+    speeds = [streaming("rtx-4090", quantization=name).tpot_seconds for name in formats]
+    speeds.append(streaming_wide("rtx-4090").tpot_seconds)
+    assert speeds == sorted(speeds)
+
+    # Decode of exllamav2's 8-bit weights is of one table on one device, of its 4-bit ones not.
+    widths = {}
+    for dtype, is_told in (("int8", True), ("int4", False)):
+        weights = {"weight_dtype": dtype}
+        answer = ask(device="rtx-4090", engine="exllamav2", workload=STREAM, strategy=weights)
+        told = [one for one in answer.warnings if "one published source" in one]
+        assert any("decode" in one for one in told) == is_told, dtype
+        low, high = answer.interval["decode_tokens_per_second"]
+        widths[dtype] = high / low
+    assert widths["int8"] > widths["int4"]
 
 
 def test_the_estimate_says_what_the_factors_say_and_none_beats_the_bandwidth():
