@@ -1,8 +1,7 @@
 """The search: score all strategies, filter those that fit, estimate the best, explain the rest."""
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast
@@ -10,9 +9,8 @@ from typing import cast
 import numpy as np
 
 from planner.catalog.engines import AUTO, calibration_of, get_engine, serving_engine
-from planner.cost.parameters import count_parameters
-from planner.cost.quantity import Quantity, equation
 from planner.cost.weights import RECIPES
+from planner.search.bounds import exceeds_peak
 from planner.search.placement import offloaded_placements
 from planner.search.question import (
     MAX_FAMILIES,
@@ -69,65 +67,6 @@ from planner.specs.workload import (
 )
 from planner.techniques.registry import inapplicable
 from planner.workload.resolve import is_stored_as, refuse_unmodelled_fields
-
-# Upper bound on the token rate: the peak arithmetic of all devices together.
-#
-# A target above this bound needs no search. The bound is generous, so that it rejects only targets
-# that a full scoring would reject as well.
-
-
-# One multiply and one add per weight and token, for every strategy.
-FLOPS_PER_WEIGHT = 2
-# Measured rates exceed the datasheet by less than this, and so do kernels for half-sparse weights.
-SLACK = 4.0
-
-
-@equation(
-    "r = k · n · π / (2 · P)",
-    unit="tokens/s",
-    symbols={
-        "devices": "n",
-        "peak_flops_per_s": "π",
-        "weights_per_token": "P",
-        "slack": "k",
-    },
-    source="Kaplan et al. 2020, arXiv:2001.08361, section 2.1: a multiply and an add per weight",
-)
-def most_tokens_per_second(
-    *,
-    devices: Quantity,
-    peak_flops_per_s: Quantity,
-    weights_per_token: Quantity,
-    slack: Quantity = SLACK,
-) -> Quantity:
-    """Return an upper bound on the token rate of any strategy, training or serving."""
-    return slack * devices * peak_flops_per_s / (FLOPS_PER_WEIGHT * weights_per_token)
-
-
-def throughput_bound(question: Question) -> float:
-    """Return the upper bound on a question's tokens per second, infinite if unknown.
-
-    The bound does not apply to host calibrations and pruned weights: these may exceed a datasheet.
-    """
-    request, counts = question.request, count_parameters(question.model)
-    visited = counts.layer_linear - counts.experts + counts.experts_active
-    peaks = (max(each.peak_flops_per_second.values(), default=0) for each in question.devices)
-    peak = max(peaks, default=0)
-    unknown = request.host_calibration or request.pins.sparsity or not peak or not visited
-    if unknown or isinstance(request.workload, CompressWorkload):
-        return math.inf
-    return float(
-        most_tokens_per_second(
-            devices=question.cluster.num_devices, peak_flops_per_s=peak, weights_per_token=visited
-        )
-    )
-
-
-def exceeds_peak(question: Question, limits: Mapping[str, Bound]) -> bool:
-    """Return whether a throughput target exceeds the peak arithmetic of the cluster."""
-    target = limits.get("tokens_per_second", Bound()).min
-    return target is not None and target > throughput_bound(question)
-
 
 MAX_FRONTIER = 24
 FEW_REQUESTS = 16  # of a load without a number of its own: fewer leave devices idle
@@ -541,7 +480,7 @@ def _best_choices(request: PlanRequest, table: Table, top: int) -> list[Choice]:
     """
     chosen = _stored_first(request, table, top)
     engines = dict.fromkeys(part.question.request.engine for part in table.parts)
-    if request.engine != AUTO or len(engines) <= 1 or not chosen:
+    if request.engine != AUTO or len(engines) <= 1 or not chosen or top == 1:
         return chosen
     best_by_engine = [
         choice
@@ -576,6 +515,8 @@ def _stored_first(request: PlanRequest, table: Table, top: int) -> list[Choice]:
     if not stored or not others or request.objective in FRUGAL:
         return _best_of_table(request, table, top)
     own = _best_of_table(request, Table(stored, table.limits), top)
+    if own and top == 1:
+        return own
     converted = _best_of_table(request, Table(others, table.limits), top)
     rest = sorted(
         (*own[1:], *converted), key=lambda choice: order_of(choice[0], request.objective)

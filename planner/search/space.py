@@ -86,7 +86,12 @@ class Block:
 
     def column(self, values: object) -> Numbers:
         """Return a figure of the whole grid as one number per strategy."""
-        grid = np.broadcast_to(np.asarray(values, dtype=np.float64), self.keep.shape)
+        numbers = np.asarray(values, dtype=np.float64)
+        if not numbers.ndim:  # a broadcast of one number takes several times as long
+            return np.full(len(self.cells), numbers)
+        grid = numbers
+        if numbers.shape != self.keep.shape:
+            grid = np.broadcast_to(numbers, self.keep.shape)
         return grid[self.keep]
 
     def fields(self, row: int) -> JsonObject:

@@ -1,7 +1,7 @@
 """Small changes that make a request fit or meet its target, each verified by a search."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 from typing import NamedTuple, Protocol
 
 from planner.catalog.devices import list_devices
@@ -430,7 +430,7 @@ def suggestions(
     """
     trial = _Trial(request, best, works or (lambda changed: best(changed) is not None), purpose)
     trial.reach = reach
-    return tuple(trial.smallest())[:MAX_SUGGESTIONS]
+    return tuple(islice(trial.smallest(), MAX_SUGGESTIONS))
 
 
 class _Trial:

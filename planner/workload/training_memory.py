@@ -587,7 +587,10 @@ class _Stage:
         """Return the candidate peaks, with the allocator's spare blocks freed as needed."""
         if not self.setting.engine.returns_blocks:
             return self.full_moments()
-        bare_setting = without_spare_blocks(self.setting)
+        setting = self.setting
+        bare_setting = setting.cached_cost(
+            "without_spare_blocks", lambda: without_spare_blocks(setting)
+        )
         bare = _Stage(bare_setting, NullLedger(), self.workload, self.index).full_moments()
         pairs = zip(self.full_moments(), bare, strict=True)
         return tuple(

@@ -1,5 +1,6 @@
 """The search answers what brute force answers, quickly, and refuses what no device reaches."""
 
+import contextlib
 from functools import cache
 from itertools import product
 
@@ -11,17 +12,19 @@ from hypothesis import strategies as st
 from planner import api
 from planner.api import plan
 from planner.search import engine
-from planner.search.engine import (
-    best_of,
+from planner.search.bounds import (
     exceeds_peak,
-    explore,
+    least_latency_seconds,
+    least_seconds_of_callers,
     most_tokens_per_second,
     throughput_bound,
 )
+from planner.search.engine import best_of, explore
 from planner.search.question import constraints_of, first_violation, questions, strategy_family_of
 from planner.search.rank import criteria, frontier, order_of
 from planner.search.scoring import ESTIMATES
 from planner.search.select import Table, frontier_rows, pareto_rows
+from planner.specs.base import PlannerError
 from planner.specs.estimate import APPLICABILITY, Bound, PlanRequest
 from planner.workload import generate
 from planner.workload.under_load import estimate_request
@@ -345,6 +348,60 @@ def test_the_ceiling_by_hand_grows_with_the_devices_and_spares_pruned_weights():
     for least in [None, 1.0]:
         question = next(questions(asked_on(SERVE)))
         assert not exceeds_peak(question, {"tokens_per_second": Bound(min=least, max=9.0)})
+
+
+CALLERS = {
+    "prompts": {**SERVE, "input_tokens": 4096, "concurrency": 512},
+    "answers": {**SERVE, "input_tokens": 16, "output_tokens": 512, "concurrency": 1024},
+    "a shared prefix": {**SERVE, "prefix_share_ratio": 0.5, "concurrency": 64},
+    "one token": {**SERVE, "output_tokens": 1, "concurrency": 4096},
+    "one caller": {**SERVE, "concurrency": 1},
+}
+SERVERS = (*product((LLAMA_8B, MIXTRAL), ("h100-sxm-80gb", "b200-sxm", "l4", "rtx-4090")),
+    ("openai/gpt-oss-20b", "rtx-5090"), ("google/gemma-3-27b-it", "rtx-3090"),
+    ("Qwen/Qwen3-30B-A3B", "mi300x"), (LLAMA_8B, "rtx-2080-ti"))  # fmt: skip
+
+
+def test_no_strategy_answers_callers_before_the_devices_have_computed_their_answers():
+    closest = 0.0
+    for workload, (model, device) in sample(product(CALLERS.values(), SERVERS), 0.4):
+        for engine_of, devices in (("vllm", 4), ("runner", 1)):
+            request = asked_on(workload, model, device, devices=devices, engine=engine_of)
+            (question,) = questions(request)
+            least = least_latency_seconds(question)
+            with contextlib.suppress(PlannerError):  # what the engine refuses has no latency
+                found = explore(request).table.column("latency_seconds").min()
+                assert 0 < least <= found, (workload, model, device, engine_of)
+                closest = max(closest, least / found)
+    assert 0.2 < closest < 1
+
+
+def test_a_latency_below_the_bound_is_refused_by_the_full_search_too():
+    request = asked_on(CALLERS["prompts"], engine="vllm")
+    (question,) = questions(request)
+    least = least_latency_seconds(question)
+    for name, share in (("latency_seconds", 1.0), ("latency_p99_seconds", 0.8)):
+        below, above = (
+            request.model_copy(update={"constraints": {name: Bound(max=least * share * rest)}})
+            for rest in (0.99, 1.01)
+        )
+        assert exceeds_peak(question, constraints_of(below)), name
+        assert not exceeds_peak(question, constraints_of(above)), name
+        assert not len(explore(below).table.feasible), name
+
+
+def test_the_least_latency_by_hand_is_unknown_where_others_help():
+    # 100 callers with answers of 10^12 FLOP on 2 devices of 1 PFLOP/s.
+    found = least_seconds_of_callers.compute(
+        callers=100, weights_per_token=1e9, tokens=500, devices=2, peak_flops_per_s=1e15
+    )
+    assert found == pytest.approx(0.05)
+    for fields in (
+        {"workload": WORKLOADS["open"]}, {"workload": STEP}, {"pins": {"sparsity": 0.5}},
+        {"engine": "llama.cpp"}, {"device": {**CPU, "kind": "gpu"}},
+    ):  # fmt: skip
+        question = next(questions(asked_on(**{"workload": SERVE, "engine": "vllm", **fields})))
+        assert least_latency_seconds(question) == 0.0, fields
 
 
 def test_a_target_out_of_reach_is_refused_without_scoring(monkeypatch):
