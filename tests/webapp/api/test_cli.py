@@ -59,6 +59,7 @@ def own_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.delenv("SLIPWAY_SERVER", raising=False)
     monkeypatch.delenv("SLIPWAY_TOKEN", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest's workers set it
     client = httpx.Client
 
     def reaching(**_options):
