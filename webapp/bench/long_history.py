@@ -324,7 +324,7 @@ def verdict_seconds(client: Client) -> Iterator[tuple[str, float]]:
 
 
 def _draft_of(client: Client, case: Case) -> Plan:
-    location = client.get(f"/plans/new/?preset={case.preset}")["Location"]
+    location = client.get("/plans/new/")["Location"]
     plan = Plan.objects.get(pk=location.split("/")[2])
     plan.draft["goal"]["goal"] = case.preset
     plan.draft["model"] |= {"source": "catalog", "catalog_id": case.model}

@@ -104,7 +104,7 @@ def test_no_hostile_value_fails_or_is_repeated_unescaped(alice):
         client = client_of(alice)
         for value in ("🚢", "<script>", "9" * 400, "-1", "1e9", "nan"):
             answer = client.get("/limits/", {"ask": "1", field: value})
-            assert answer.status_code in {200, 422}, value
+            assert answer.status_code in {200, 400, 422}, value
             assert b"<script>" not in answer.content, value
 
 
