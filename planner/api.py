@@ -114,7 +114,8 @@ def readable(error: ValidationError, spec: type[BaseModel]) -> BadRequestError:
     if first_error["type"] == "extra_forbidden":
         hint = NOT_MODELLED.get(path[-1]) or _fields_to_use(spec, location)
         return BadRequestError(f"{name}: there is no such field{shown}; {hint}", name)
-    return BadRequestError(f"{name}: {first_error['msg']}{shown}", name)
+    message = str(first_error["msg"]).removeprefix("Value error, ")
+    return BadRequestError(f"{name}: {message}{shown}", name)
 
 
 def _fields_to_use(spec: type[BaseModel], location: list[str]) -> str:

@@ -36,6 +36,8 @@ FAMILIES = (
     ("arc", ("arc",)),
     ("apple", ("apple",)),
 )
+# The devices of a cluster are listed one by one; ten times the largest clusters known in 2025.
+MAX_DEVICES = 2_000_000
 # CUDA compute capability by family, else by chip; source: developer.nvidia.com/cuda-gpus.
 CAPABILITIES = {
     "pascal": 6.1,
@@ -218,6 +220,15 @@ class ClusterSpec(SparseSpec):
         if isinstance(fields, dict) and fields.get("instance") and not fields.get("device"):
             return {**fields, "device": ""}
         return fields
+
+    @model_validator(mode="after")
+    def _check_size(self) -> Self:
+        if self.num_devices > MAX_DEVICES:
+            raise ValueError(
+                f"the nodes have {self.num_devices} devices in all, "
+                f"a cluster has at most {MAX_DEVICES}: lower devices_per_node or nodes"
+            )
+        return self
 
     @property
     def num_nodes(self) -> int:

@@ -234,6 +234,19 @@ def test_arrivals_schedules_and_loads_out_of_their_range_are_refused():
             ask(workload={**SERVE, name: value})
 
 
+def test_a_cluster_of_more_devices_than_any_is_refused_by_both_numbers():
+    mixed = {"device": "rtx-2080-ti", "devices_per_node": 4, "nodes": 2}
+    others = [{"device": "quadro-rtx-8000", "devices_per_node": 10**12}, {"device": "mi210"}]
+    for cluster, words in (
+        ({**mixed, "other_nodes": others}, "1000000000009 devices in all"),
+        ({**mixed, "nodes": 500_001}, "2000004 devices in all"),
+    ):
+        with pytest.raises(BadRequestError, match=f"^cluster: the nodes have {words}") as caught:
+            parse_model(EstimateRequest, json.dumps(document(cluster=cluster)))
+        assert "at most 2000000: lower devices_per_node or nodes" in str(caught.value)
+        assert caught.value.field == "cluster"
+
+
 def test_a_wrong_name_or_type_is_refused_by_its_field_with_the_nearest():
     with pytest.raises(ValidationError, match="tensor_paralel_size"):
         ask(strategy={"tensor_paralel_size": 2})
