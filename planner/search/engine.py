@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import cast
 
 import numpy as np
@@ -17,6 +17,7 @@ from planner.search.question import (
     Question,
     Rejections,
     constraints_of,
+    figure,
     first_violation,
     is_simulated,
     questions,
@@ -28,6 +29,7 @@ from planner.search.select import (
     Table,
     best_rows,
     best_value,
+    fastest_row,
     frontier_rows,
     has_feasible_row,
     infeasible_strategy_families,
@@ -43,7 +45,7 @@ from planner.search.serving_space import (
     usual_host_bytes,
 )
 from planner.search.space import FRUGAL, Block, refused_formats
-from planner.search.suggest import Best, Reach, Works, suggestions
+from planner.search.suggest import Best, Miss, Reach, Works, suggestions
 from planner.search.training_space import training_blocks
 from planner.specs.base import NotCoveredError, NotPossibleError, PlannerError
 from planner.specs.cluster import ClusterSpec
@@ -179,6 +181,7 @@ def _suggestions(request: PlanRequest, exploration: SearchState) -> tuple[Sugges
     fits, the second only if the request has targets.
     """
     best, works, reach = _searches(request, exploration)
+    miss = _miss_of_fastest(exploration)
     bare = request.without_targets()
     fits = bool(exploration.parts) and has_feasible_row(
         Table(exploration.parts, constraints_of(bare))
@@ -186,7 +189,7 @@ def _suggestions(request: PlanRequest, exploration: SearchState) -> tuple[Sugges
     helpful = () if fits else suggestions(request, best, works, reach=reach)
     if fits or constraints_of(bare) != exploration.limits:
         known_changes = [suggestion.changes for suggestion in helpful]
-        more = suggestions(request, best, works, reach=reach, purpose="target")
+        more = suggestions(request, best, works, reach=reach, miss=miss, purpose="target")
         helpful += tuple(
             suggestion for suggestion in more if suggestion.changes not in known_changes
         )
@@ -224,6 +227,48 @@ def _searches(request: PlanRequest, exploration: SearchState) -> tuple[Best, Wor
         return best_value(Table(exploration.parts, limits), name, least=bound.max is not None)
 
     return best, works, reach
+
+
+def _miss_of_fastest(exploration: SearchState) -> Miss:
+    """Return the figure over its limit of a search's strategy of least delay, under changes.
+
+    It is known for limits that need a simulation: for others, a search takes little more time.
+    """
+
+    @cache
+    def fastest() -> tuple[tuple[str, ...], Strategy] | None:
+        row = fastest_row(exploration.table) if exploration.parts else None
+        if row is None:
+            return None
+        part, own = exploration.table.part_of(row)
+        return part.question.compared, part.strategy(own)
+
+    def miss(changed: PlanRequest) -> float | None:
+        limits = constraints_of(changed)
+        if not any(map(is_simulated, limits)) or (found := fastest()) is None:
+            return None
+        compared, strategy = found
+        try:
+            question = next(each for each in questions(changed) if each.compared == compared)
+            estimate = ESTIMATES.of(question).with_percentiles(question, strategy)
+        except (PlannerError, StopIteration):
+            return None
+        ratios = (
+            ratio
+            for name, bound in limits.items()
+            for ratio in _ratios_to_limits(figure(estimate, name), bound)
+        )
+        return max(ratios, default=None) if estimate.fits else None
+
+    return miss
+
+
+def _ratios_to_limits(value: float | None, bound: Bound) -> Iterator[float]:
+    """Yield a figure over its upper limit, and its lower limit over the figure."""
+    if value and bound.max:
+        yield value / bound.max
+    if value and bound.min:
+        yield bound.min / value
 
 
 def _best_among(request: PlanRequest, exploration: SearchState) -> Estimate | None:

@@ -195,6 +195,17 @@ def has_feasible_row(table: Table) -> bool:
     rows = table.feasible
     if not len(rows) or not table.undecided_rows[rows].all():
         return bool(len(rows))
+    return any(table.passes(int(row)) for row in _by_delay(table, rows)[:MAX_SIMULATED_ROWS])
+
+
+def fastest_row(table: Table) -> int | None:
+    """Return the row of least delay for the limits among those that fit, None if none fits."""
+    rows = np.flatnonzero(table.fits)
+    return int(_by_delay(table, rows)[0]) if len(rows) else None
+
+
+def _by_delay(table: Table, rows: Rows) -> Rows:
+    """Return rows by the means that limits on percentiles bound, the least delay first."""
     means = [
         mean_limit[0]
         for name, bound in table.limits.items()
@@ -202,7 +213,7 @@ def has_feasible_row(table: Table) -> bool:
     ]
     waits = [table.column(mean)[rows] for mean in means] or [np.asarray(table.merit.delay)[rows]]
     shares = np.max([wait / wait.min() for wait in waits], axis=0)
-    return any(table.passes(int(row)) for row in rows[np.argsort(shares)[:MAX_SIMULATED_ROWS]])
+    return rows[np.argsort(shares)]
 
 
 def best_value(table: Table, name: str, *, least: bool) -> float | None:

@@ -1,5 +1,6 @@
 """Small changes that make a request fit or meet its target, each verified by a search."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations, islice
 from typing import NamedTuple, Protocol
@@ -41,6 +42,7 @@ from planner.workload.resolve import resolve_cluster, resolve_device
 LEAST_PART = 64  # a smaller part of a workload's size is another workload
 STEPS = {"input_tokens": 16, "sequence_length": 64}  # pages of a cache, blocks of a kernel
 MAX_DOUBLINGS = 4
+MAX_GUESSES = 4  # estimates of one strategy, before searches around the step that it tells
 FEW = 8  # steps that are tried one by one: fewer devices need not be less demanding
 SERVER_DEVICES = 8  # a server holds up to eight devices
 MAX_FREED_TOGETHER = 4  # up to this many pins are freed in every combination
@@ -65,6 +67,8 @@ FABRIC_BYTES_PER_SECOND = 1e11  # minimum bandwidth of a link faster than PCI Ex
 
 # The best value of a figure that any strategy of a request reaches without its limit, or None.
 Reach = Callable[[PlanRequest, str, Bound], float | None]
+# The figure over its limit of one strategy under a changed request: above 1, it misses.
+Miss = Callable[[PlanRequest], float | None]
 
 
 class RequestChange(NamedTuple):
@@ -420,16 +424,19 @@ def suggestions(
     works: Works | None = None,
     *,
     reach: Reach = lambda *_: None,
+    miss: Miss = lambda _: None,
     purpose: Purpose = "fit",
 ) -> tuple[Suggestion, ...]:
     """Return up to six changes, the smallest working one of each kind, cheapest kind first.
 
     For the purpose ``fit`` a change works if something fits, regardless of targets; for ``target``
     a plan must also meet the targets. ``works`` is a faster test than ``best`` for the existence
-    of a plan.
+    of a plan. ``miss`` tells where to test first for a target, and decides nothing.
     """
     trial = _Trial(request, best, works or (lambda changed: best(changed) is not None), purpose)
     trial.reach = reach
+    if purpose == "target":
+        trial.miss = miss
     return tuple(islice(trial.smallest(), MAX_SUGGESTIONS))
 
 
@@ -442,6 +449,7 @@ class _Trial:
         self.works = works
         self.purpose = purpose
         self.reach: Reach = lambda *_: None
+        self.miss: Miss = lambda _: None
 
     def smallest(self) -> Iterator[Suggestion]:
         """Yield the smallest working change of each kind, kinds ordered by cost."""
@@ -512,9 +520,46 @@ class _Trial:
         Assumes that each step is less demanding than the one before, which allows bisection. Only
         the suggested step is searched for its best plan.
         """
-        index = self._first_step(ladder)
+        guess = self._guess(ladder)
+        index = self._first_step(ladder) if guess is None else self._first_near(ladder, guess)
         suggestion = None if index is None else self._verified_suggestion(ladder[index])
         return [suggestion] if suggestion else []
+
+    def _guess(self, ladder: Ladder) -> int | None:
+        """Return the first step at which one strategy meets the limits, by the secant method.
+
+        Delays grow about linearly with a workload, and the estimate of one strategy takes a
+        fraction of a search.
+        """
+        last, before = len(ladder) - 1, -1
+        missed = self.miss(self.request) if ladder else None
+        if missed is None or missed <= 1:
+            return None
+        at = math.ceil(last * (1 - 1 / missed))  # as if the last step took no time
+        for _ in range(MAX_GUESSES):
+            now = self.miss(self._request_with(ladder[at]))
+            if now is None or now in {missed, math.inf}:
+                return None
+            crossing = at + (1 - now) * (at - before) / (now - missed)
+            following = min(max(math.ceil(crossing), 0), last)
+            if abs(following - at) <= 1:
+                return following
+            before, missed, at = at, now, following
+        return at
+
+    def _first_near(self, ladder: Ladder, guess: int) -> int | None:
+        """Return what ``_first_step`` returns, with few searches if the guess is close."""
+        fails, works, stride = -1, len(ladder), 1
+        at = guess
+        while fails < at < works:
+            if self._works(ladder[at]):
+                works, at = at, max(at - stride, 0)
+            else:
+                fails, at = at, min(at + stride, len(ladder) - 1)
+            if fails >= 0 and works < len(ladder):
+                break
+            stride *= 2
+        return self._first_between(ladder, fails, works) if works < len(ladder) else None
 
     def _first_step(self, ladder: Ladder) -> int | None:
         last = len(ladder) - 1

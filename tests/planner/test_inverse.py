@@ -8,6 +8,7 @@ import pytest
 
 from planner.api import estimate, inverse, plan
 from planner.catalog.devices import get_instance, list_instances
+from planner.search import engine
 from planner.search.engine import best_of
 from planner.search.inverse import (
     CONTEXT_STEP,
@@ -16,7 +17,7 @@ from planner.search.inverse import (
     limit_interval,
     models_by_size,
 )
-from planner.search.suggest import larger_sizes
+from planner.search.suggest import _Trial, larger_sizes, smaller_workloads
 from planner.specs.base import BadRequestError, PlannerError
 from planner.specs.estimate import (
     CalibrationFactor,
@@ -65,6 +66,50 @@ def test_the_largest_step_is_found_wherever_it_is_by_few_probes():
     largest_step(lambda value: asked.append(value) or value <= 60_000, 2**20)
     assert len(asked) < 40
     assert len(set(asked)) == len(asked)
+
+
+def test_the_first_step_near_any_guess_is_the_first_of_all_and_a_right_guess_takes_two_searches():
+    asked = []
+    trial = _Trial(PlanRequest.model_validate(document(workload=SERVE)), works, works, "target")
+    for length in (1, 2, 7, 40):
+        for first, guess in product(range(length + 1), range(length)):
+            asked.clear()
+            trial._works = lambda step, first=first: asked.append(step) or step >= first
+            expected = first if first < length else None
+            assert trial._first_near(range(length), guess) == expected
+            assert len(set(asked)) == len(asked) <= 2 * length.bit_length()
+            assert guess != first or len(asked) <= 2
+
+
+TAILS = {
+    "latency": ({"concurrency": 64}, {"latency_p99_seconds": {"max": 6.0}}),
+    "two": ({"concurrency": 40}, {"ttft_p95_seconds": {"max": 1.0}, "tpot_p95_seconds": {"max": 0.02}}),
+    "out of reach": ({"concurrency": 40}, {"tpot_p99_seconds": {"max": 1e-4}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAILS)
+def test_a_guess_saves_searches_of_a_ladder_and_changes_no_suggestion(name):
+    load, limits = TAILS[name]
+    fields = {"device": "rtx-4090", "engine": "vllm", "constraints": limits}
+    request = PlanRequest.model_validate(document(workload={**SERVE, **load}, **fields))
+    exploration, searched = engine.explore(request), []
+    best, has_plan, _ = engine._searches(request, exploration)
+    trial = _Trial(request, best, lambda step: searched.append(step) or has_plan(step), "target")
+
+    def found():
+        searched.clear()
+        steps = [
+            step for ladder in smaller_workloads(request) for step in trial._smallest_step(ladder)
+        ]
+        return [step.model_dump_json() for step in steps], len(searched)
+
+    bisected, many = found()
+    trial.miss = engine._miss_of_fastest(exploration)
+    guessed, few = found()
+    assert guessed == bisected
+    assert bool(guessed) == (name != "out of reach")
+    assert few <= many if name == "out of reach" else few < many
 
 
 def test_the_longest_context_fits_and_a_block_more_does_not():
