@@ -1,8 +1,9 @@
 """Every form of every page that links lead to, sent with odd values: no answer is a 5xx.
 
-``manage.py test -m soak tests/system/webapp/test_forms_soak.py`` runs ``SECONDS`` on a site of its
-own with a demo; ``SLIPWAY_FUZZ_URL`` and ``SLIPWAY_FUZZ_LOGIN`` (``name:password``) name a running
-one instead, and ``--soak-seed`` repeats a run.
+``manage.py test -m soak tests/system/webapp/test_forms_soak.py`` runs ``SECONDS`` as each of two
+people, on a site of its own with a demo; only one of them opens the administration.
+``SLIPWAY_FUZZ_URL`` and ``SLIPWAY_FUZZ_LOGIN`` (``name:password``) name a running one instead, and
+``--soak-seed`` repeats a run.
 """
 
 import os
@@ -21,6 +22,7 @@ from tests.system.webapp.forms import (
     SERVER_ERROR,
     TOKEN,
     Fault,
+    Form,
     Page,
     crawl,
     fuzz,
@@ -28,10 +30,16 @@ from tests.system.webapp.forms import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(1800)]
 SECONDS = float(os.environ.get("SLIPWAY_FUZZ_SECONDS", "300"))
+MAKE_SUPERUSER = f"""
+from django.contrib.auth.models import User
+from webapp.accounts.models import Membership, Team
+user = User.objects.create_superuser("root", password={PASSWORD!r})
+Membership.objects.create(user=user, team=Team.objects.earliest("created_at"), role="admin")
+"""
 
 
-@pytest.fixture
-def site(tmp_path) -> Iterator[tuple[str, str, str]]:
+@pytest.fixture(params=["olga", "root"])
+def site(tmp_path, request) -> Iterator[tuple[str, str, str]]:
     """A site's address, and the name and password of a person."""
     if url := os.environ.get("SLIPWAY_FUZZ_URL"):
         name, _, password = os.environ["SLIPWAY_FUZZ_LOGIN"].partition(":")
@@ -39,7 +47,8 @@ def site(tmp_path) -> Iterator[tuple[str, str, str]]:
         return
     with Stack(tmp_path / "stack", demo_seconds=20) as running:
         running.client().launch_demo()
-        yield running.base_url, "olga", PASSWORD
+        running.run("manage.py", "shell", "-c", MAKE_SUPERUSER)
+        yield running.base_url, request.param, PASSWORD
 
 
 def log_in(browser: httpx.Client, name: str, password: str) -> None:
@@ -56,11 +65,11 @@ def test_no_form_and_no_page_answers_with_a_server_error(site, soak_seed, capsys
     url, name, password = site
     random = Random(soak_seed)  # noqa: S311 (values of a test)
     faults = dict[tuple[str, int], Fault]()
+    forms = dict[tuple[str, ...], tuple[Form, str]]()  # of all crawls: a late one is cut short
     ends_at, num_sent = time.monotonic() + SECONDS, 0
     with httpx.Client(base_url=url, follow_redirects=True, timeout=120) as browser:
         log_in(browser, name, password)
         while time.monotonic() < ends_at:
-            forms = {}
             for answer, page in crawl(browser, f"{url}/"):
                 if answer.status_code >= SERVER_ERROR:
                     where = str(answer.url)
@@ -82,6 +91,7 @@ def test_no_form_and_no_page_answers_with_a_server_error(site, soak_seed, capsys
                 if time.monotonic() > ends_at:
                     break
     with capsys.disabled():
-        print(f"\nforms, --soak-seed {soak_seed}: {num_sent} sent, {len(faults)} failed")  # noqa: T201
+        words = f"{len(forms)} forms, {num_sent} sent, {len(faults)} failed"
+        print(f"\nas {name}, --soak-seed {soak_seed}: {words}")  # noqa: T201
     assert num_sent > 0
     assert not faults, "\n".join(map(str, faults.values()))
