@@ -28,7 +28,7 @@ from webapp.api import hosts, jobs  # noqa: E402 (as above)
 from webapp.core.connections import raise_file_limit  # noqa: E402 (as above)
 from webapp.core.middleware import PERMISSIONS_POLICY, SerializePerCredential, limited  # noqa: E402 (as above)
 from webapp.core.problems import Receive, Scope, Send  # noqa: E402 (as above)
-from webapp.core.queries import SchemaTooNewError, check_schema  # noqa: E402 (as above)
+from webapp.core.queries import SchemaError, check_schema  # noqa: E402 (as above)
 from webapp.hosts.services import host_by_credential  # noqa: E402 (as above)
 from webapp.live import stream  # noqa: E402 (as above)
 
@@ -148,7 +148,7 @@ def _schema_refusal() -> str:
     """Return why this version cannot use the database; "" if it can or the database is down."""
     try:
         check_schema()
-    except SchemaTooNewError as error:
+    except SchemaError as error:
         return str(error)
     except DatabaseError:
         return ""

@@ -1,7 +1,7 @@
 """The databases of a run: migrated once, in a process of their own, and copied.
 
-To migrate an empty database takes most of ten seconds. Every worker of xdist needs both
-databases, and so do the products that tests start (``tests/stack.py``). On PostgreSQL
+To migrate empty databases takes two seconds of a core. Every worker of xdist needs both of them,
+and so do the products that tests start (``tests/stack.py``). On PostgreSQL
 (SLIPWAY_TEST_DATABASE_URL) each worker migrates its own.
 """
 

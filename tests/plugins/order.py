@@ -21,7 +21,6 @@ FIRST = (  # the longest at the head: a minute and more, then half a minute to t
     "tests/webapp/accounts/test_matrix.py",
     "tests/webapp/core/test_freed_requests.py",
     "tests/runners/prove/test_proof.py",
-    "tests/webapp/jobs/test_migrations.py",
 )
 
 

@@ -61,7 +61,7 @@ def _django(arguments: list[str]) -> int:
 
 
 def _check_schema() -> None:
-    """Raise a problem if a newer version has migrated the database.
+    """Raise a problem if this version cannot work with the database's schema.
 
     An unavailable database is reported by the command itself.
     """
@@ -70,7 +70,7 @@ def _check_schema() -> None:
     errors = importlib.import_module("django.db.utils")
     try:
         schema.check_schema()
-    except schema.SchemaTooNewError as error:
+    except schema.SchemaError as error:
         raise console.Problem(str(error), "") from error
     except errors.DatabaseError:
         return

@@ -5,6 +5,8 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -139,6 +141,8 @@ def in_order(rows: QuerySet[Row], keys: Sequence[str]) -> list[Row]:
 #
 # Django applies missing migrations but ignores unknown ones, so that an older version could write
 # rows that the newer one cannot read. A schema is identified by its migrations, ``app.0012_name``.
+# Before release 0.1, tables were made in many steps, which each app's first migration replaces:
+# Django records their names for new databases too, and cannot complete a part of them.
 # ---------------------------------------------------------------------------
 
 
@@ -149,8 +153,8 @@ WAY_OUT = (
 )
 
 
-class SchemaTooNewError(Exception):
-    """A schema has migrations that this version lacks; the message says what to do."""
+class SchemaError(Exception):
+    """This version cannot work with a schema; the message says why and what to do."""
 
 
 def applied_migrations(alias: str = "default") -> dict[str, list[str]]:
@@ -173,44 +177,61 @@ def known_migrations() -> dict[str, list[str]]:
     }
 
 
-def newer_migrations(applied: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return the migrations that this version lacks, except squashed ones.
+@cache
+def replaced_migrations() -> dict[str, list[str]]:
+    """Return the names of the migrations that this version's own replace, by app label."""
+    replaced: dict[str, list[str]] = {}
+    for config in apps.get_app_configs():
+        for name in known_migrations()[config.label] if config.name.startswith("webapp.") else ():
+            migration = import_module(f"{config.name}.migrations.{name}").Migration
+            for app, old in migration.replaces:
+                replaced.setdefault(app, []).append(old)
+    return replaced
 
-    A squashed migration has a lower number than the app's last one.
-    """
-    own = known_migrations()
+
+def newer_migrations(applied: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the applied migrations that this version neither has nor replaces."""
+    own, replaced = known_migrations(), replaced_migrations()
     return [
         f"{app}.{name}"
         for app, names in sorted(applied.items())
         for name in names
-        if name not in own.get(app, []) and _number(name) >= _last_number(own.get(app, []))
+        if name not in own.get(app, []) and name not in replaced.get(app, [])
     ]
 
 
-def _number(name: str) -> str:
-    return name.partition("_")[0]
+def missing_migrations(applied: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the last replaced migration that each app has not applied although it has others."""
+    missing = {
+        app: [name for name in names if name not in applied[app]]
+        for app, names in replaced_migrations().items()
+        if applied.get(app)
+    }
+    return [f"{app}.{names[-1]}" for app, names in sorted(missing.items()) if names]
 
 
-def _last_number(names: list[str]) -> str:
-    return _number(names[-1]) if names else ""
-
-
-def refuse_newer(applied: Mapping[str, Iterable[str]], what: str, way_out: str = WAY_OUT) -> None:
-    """Raise if ``applied`` has migrations unknown to this release; ``what`` names their source.
+def refuse_schema(applied: Mapping[str, Sequence[str]], what: str, way_out: str = WAY_OUT) -> None:
+    """Raise if this release cannot work with ``applied`` migrations; ``what`` names their source.
 
     Raises:
-        SchemaTooNewError: ``applied`` has migrations that this release does not know.
+        SchemaError: they are of a newer release (``way_out`` says what to do), or only a part of
+            those from before release 0.1.
     """
-    newer = newer_migrations(applied)
-    if not newer:
-        return
-    known = known_migrations()
-    labels = list(dict.fromkeys(name.partition(".")[0] for name in newer))
-    latest = [f"{app}.{known[app][-1]}" if known.get(app) else f"no {app}" for app in labels]
-    raise SchemaTooNewError(
-        f"{what} has the schema of a newer version ({', '.join(newer)}); this is Slipway "
-        f"{VERSION}, which knows {', '.join(latest)}. {way_out}"
-    )
+    if missing := missing_migrations(applied):
+        raise SchemaError(
+            f"{what} is from before release 0.1 and has not taken its last steps "
+            f"({', '.join(missing)}), which Slipway {VERSION} no longer has. Start the last "
+            "version from before 0.1 with it once, and then this one; or begin with an empty "
+            "SLIPWAY_DATA_DIR."
+        )
+    if newer := newer_migrations(applied):
+        known = known_migrations()
+        labels = list(dict.fromkeys(name.partition(".")[0] for name in newer))
+        latest = [f"{app}.{known[app][-1]}" if known.get(app) else f"no {app}" for app in labels]
+        raise SchemaError(
+            f"{what} has the schema of a newer version ({', '.join(newer)}); this is Slipway "
+            f"{VERSION}, which knows {', '.join(latest)}. {way_out}"
+        )
 
 
 def migrate_databases() -> None:
@@ -237,11 +258,11 @@ def check_schema() -> None:
     """Check that this version can work with the configured databases, including empty ones.
 
     Raises:
-        SchemaTooNewError: a newer version migrated one of them.
+        SchemaError: one of them is of a newer release, or incomplete from before 0.1.
         OperationalError: a database is unavailable.
     """
     for alias in connections:
-        refuse_newer(applied_migrations(alias), "The database")
+        refuse_schema(applied_migrations(alias), "The database")
 
 
 # ---------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db import connections
 
 from webapp.core.clock import now
-from webapp.core.queries import VERSION, SchemaTooNewError, refuse_newer
+from webapp.core.queries import VERSION, SchemaError, refuse_schema
 from webapp.core.vault import VARIABLE as SECRETS_VARIABLE
 from webapp.jobs.artefacts import PARTIAL_SUFFIX
 from webapp.operations import database_copies
@@ -218,14 +218,14 @@ def check(folder: Path) -> Manifest:
     """Return the manifest of a backup, if this version and these settings can restore it.
 
     Raises:
-        BackupError: the backup is damaged, has a newer schema or another kind of database, or its
+        BackupError: the backup is damaged, has another schema or another kind of database, or its
             keys differ from those of the environment.
     """
     manifest = verify(folder)
     try:
         way_out = "Restore the backup with the version that created it, or a newer one."
-        refuse_newer(manifest.migrations, f"The backup (made by {manifest.version})", way_out)
-    except SchemaTooNewError as error:
+        refuse_schema(manifest.migrations, f"The backup (made by {manifest.version})", way_out)
+    except SchemaError as error:
         raise BackupError(str(error)) from error
     if manifest.engine != engine():
         raise BackupError(

@@ -22,6 +22,7 @@ from tests.plugins import databases, extent, order, unstable
 from tests.webapp.boot.conftest import run_pytest
 from webapp.boot import subjects, suite
 from webapp.boot.suite import ROOT
+from webapp.core.queries import replaced_migrations
 
 # How ``manage.py test`` chooses tests, and what a run prints beside their results.
 
@@ -127,6 +128,7 @@ def test_a_worker_collects_garbage_again_but_not_what_it_has_imported():
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="files of SQLite are copied")
 def test_the_databases_that_a_run_copies_have_every_migration_and_the_tables_of_their_models():
     known = set(MigrationLoader(None, ignore_no_migrations=True).disk_migrations)
+    known |= {(app, name) for app, names in replaced_migrations().items() for name in names}
     models = apps.get_models(include_auto_created=True)
     with databases.migrated_folder() as folder:
         for alias, name in databases.FILES.items():

@@ -7,12 +7,14 @@ import os
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command, get_commands
 from django.db import OperationalError, connection
+from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.recorder import MigrationRecorder
 from django.test import Client
 from django.urls import reverse
 
@@ -25,7 +27,7 @@ from webapp.boot import cli
 from webapp.boot.console import Problem
 from webapp.core import queries, site_settings
 from webapp.core.problems import InvalidProblem
-from webapp.core.queries import SchemaTooNewError
+from webapp.core.queries import SchemaError
 from webapp.core.site_settings import (
     YEAR_SECONDS,
     DataFolderError,
@@ -475,12 +477,44 @@ def newer(db) -> None:
 @pytest.mark.django_db(databases=["default", "metrics"])
 def test_only_a_migration_that_this_version_does_not_know_is_newer():
     queries.check_schema()
-    assert queries.newer_migrations({"hosts": ["0001_of_old", "0002_control"]}) == []
+    assert queries.newer_migrations({"hosts": ["0001_initial", "0002_control"]}) == []
     assert queries.newer_migrations({"hosts": ["9999_one"]}) == ["hosts.9999_one"]
 
 
+@pytest.mark.parametrize(
+    ("dropped", "missing"),
+    [
+        ({"jobs": []}, []),
+        ({"jobs": None}, []),  # an app that the database does not have yet
+        ({"jobs": ["0004_queue"]}, ["jobs.0004_queue"]),
+        (
+            {"accounts": ["0002_quota", "0008_login_tries"], "jobs": ["0019_stored_files"]},
+            ["accounts.0008_login_tries", "jobs.0019_stored_files"],
+        ),
+    ],
+)
+def test_a_database_of_before_the_first_release_needs_every_step_of_its_apps(dropped, missing):
+    applied = {app: ["0001_initial", *old] for app, old in queries.replaced_migrations().items()}
+    for app, names in dropped.items():
+        applied[app] = [] if names is None else [n for n in applied[app] if n not in names]
+
+    assert queries.missing_migrations(applied) == missing
+
+    with pytest.raises(SchemaError, match=missing[-1]) if missing else nullcontext():
+        queries.refuse_schema(applied, "The database")
+
+
+@pytest.mark.django_db(databases=["default", "metrics"])
+def test_a_database_that_took_every_replaced_migration_has_nothing_to_take():
+    MigrationRecorder(connection).migration_qs.filter(app="audit", name="0001_initial").delete()
+    queries.check_schema()
+    executor = MigrationExecutor(connection)
+
+    assert executor.migration_plan(executor.loader.graph.leaf_nodes()) == []
+
+
 def test_a_newer_schema_is_refused_with_both_versions_but_what_helps_out_runs(newer, capsys):
-    with pytest.raises(SchemaTooNewError) as refusal:
+    with pytest.raises(SchemaError) as refusal:
         queries.check_schema()
     last = queries.known_migrations()["hosts"][-1]
     assert "hosts.9999_future, later.0001_new" in str(refusal.value)
@@ -516,7 +550,7 @@ def lifespan() -> list[dict]:
 
 def test_the_web_process_does_not_start_on_a_newer_schema(monkeypatch):
     def refuse() -> None:
-        raise SchemaTooNewError("newer")
+        raise SchemaError("newer")
 
     monkeypatch.setattr(asgi, "check_schema", refuse)
 

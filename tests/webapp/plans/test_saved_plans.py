@@ -296,18 +296,6 @@ def test_a_clone_of_a_plan_is_a_draft_of_its_own(alice, bob, kept):
     assert (copy.series, copy.version) == (copy.pk, 1)
 
 
-def test_an_older_release_s_plan_is_its_first_version(team, alice, kept):
-    Plan.objects.filter(pk=kept.pk).update(series="", version=None)
-    from importlib import import_module
-
-    from django.apps import apps
-
-    import_module("webapp.plans.migrations.0003_first_versions").forward(apps, None)
-
-    kept.refresh_from_db()
-    assert (kept.series, kept.version) == (kept.pk, 1)
-
-
 def test_fields_that_the_goal_does_not_ask_are_no_change(alice, kept):
     draft = draft_of(kept, alice)
     draft.draft["workload"]["serve"]["concurrency"] = 99
