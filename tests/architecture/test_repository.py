@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+from runners.host.inventory import AGENT_VERSION
 from tests.plugins.extent import sample
 from webapp.boot.suite import ROOT
 
@@ -20,6 +21,8 @@ TOP_LEVEL = {
     "manage.py", "pyproject.toml", "webapp", "planner", "runners", "templates", "static", "tests",
     "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "constraints.txt",
 }  # fmt: skip
+# Groups of changes of Keep a Changelog, and of the first release.
+CHANGES = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Known limits"}
 # Paths of build machines; the leading slash is added below, so that they are not found here.
 FOREIGN = [re.compile(rf"(?<![\w.])/{name}\b") for name in ("work/", "opt/wheels", "opt/pypi")]
 SECRETS = [re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY"), re.compile(r"\bAKIA[0-9A-Z]{16}\b")]
@@ -50,6 +53,16 @@ def test_the_top_level_holds_nothing_unexpected_and_no_large_file():
     assert {name for name in names if not name.startswith(".")} <= TOP_LEVEL
     sizes = {path: (ROOT / path).stat().st_size for path in tracked()}
     assert [path for path, size in sizes.items() if size > 2_000_000] == []
+
+
+def test_the_changelog_says_in_sixty_lines_what_each_release_brings():
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    _, *releases = re.split(r"^## ", text, flags=re.MULTILINE)
+    assert releases[0].startswith((f"[{AGENT_VERSION}] - ", "[Unreleased]"))
+    for release in releases:
+        title, *lines = release.splitlines()
+        assert len(lines) <= 60, title
+        assert {line[4:] for line in lines if line.startswith("### ")} <= CHANGES, title
 
 
 def test_no_tracked_file_holds_a_path_of_a_build_machine_or_a_secret():
