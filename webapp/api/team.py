@@ -33,12 +33,12 @@ from webapp.api.auth import ADMIN, READ
 from webapp.api.instants import Day
 from webapp.api.requests import PageReply, Paging, Sent, ShortPaging, page_keys, page_of
 from webapp.audit.models import Event
+from webapp.audit.reading import EXACT, filter_events, visible_events
 from webapp.core import vault
 from webapp.core.problems import REFUSALS, ScopeProblem, UnavailableProblem
 from webapp.core.queries import in_order
 from webapp.jobs.budgets import spent_gpu_hours
 from webapp.jobs.quotas import limit_sentences, quota_of
-from webapp.pages.audit import visible_events
 from webapp.pages.queue import QuotaForm, quota_store
 from webapp.wizard.documents import form_problem
 
@@ -453,10 +453,6 @@ def audit(request: HttpRequest, filters: Query[EventFilters]) -> EventPage:
 
 
 def _events(request: HttpRequest, filters: EventFilters) -> QuerySet[Event]:
-    exact = {name: getattr(filters, name) for name in ("kind", "actor", "subject")}
-    rows = visible_events(request).filter(**{name: text for name, text in exact.items() if text})
-    if filters.since is not None:
-        rows = rows.filter(at__date__gte=filters.since)
-    if filters.until is not None:
-        rows = rows.filter(at__date__lte=filters.until)
-    return rows
+    visible = visible_events(current_team(request).pk, request.user)
+    exact = {name: getattr(filters, name) for name in EXACT}
+    return filter_events(visible, exact, first=filters.since, last=filters.until)

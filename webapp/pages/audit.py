@@ -4,7 +4,7 @@ import csv
 import json
 
 from django.core.paginator import Paginator
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
@@ -12,12 +12,12 @@ from django.views.decorators.http import require_GET
 from webapp.accounts.models import Role
 from webapp.accounts.services import current_team, require_role
 from webapp.audit.models import Event, Link
+from webapp.audit.reading import EXACT, filter_events, visible_events
 from webapp.core.display import cell
 from webapp.core.parameters import day_in_query, page_number, reads_query
 
 PAGE_SIZE = 50
 MOST_EXPORTED = 20_000
-EXACT = ("kind", "actor", "subject")
 FILTERS = (*EXACT, "from", "to")
 COLUMNS = ("at", "kind", "subject", "from_state", "to_state", "reason", "actor", "detail")
 
@@ -64,24 +64,16 @@ def _values(event: Event) -> list[str]:
     return [event.at.isoformat(), *texts, json.dumps(event.detail, sort_keys=True)]
 
 
-def visible_events(request: HttpRequest) -> QuerySet[Event]:
-    """Return the team's events; for a superuser also those of the administration."""
-    mine = Q(team_id=current_team(request).pk)
-    if getattr(request.user, "is_superuser", False):
-        mine |= Q(team_id="")
-    return Event.objects.filter(mine).order_by("-pk")
-
-
 def _kinds(request: HttpRequest) -> list[str]:
-    return sorted(visible_events(request).order_by().values_list("kind", flat=True).distinct())
+    events = visible_events(current_team(request).pk, request.user)
+    return sorted(events.order_by().values_list("kind", flat=True).distinct())
 
 
 def filtered_events(request: HttpRequest) -> QuerySet[Event]:
-    """Return the visible events that match the filters."""
-    exact = {name: request.GET.get(name, "").strip() for name in EXACT}
-    events = visible_events(request).filter(**{name: text for name, text in exact.items() if text})
-    if first := day_in_query(request, "from"):
-        events = events.filter(at__date__gte=first)
-    if last := day_in_query(request, "to"):
-        events = events.filter(at__date__lte=last)
-    return events
+    """Return the visible events that match the filters of the query string."""
+    return filter_events(
+        visible_events(current_team(request).pk, request.user),
+        {name: request.GET.get(name, "").strip() for name in EXACT},
+        first=day_in_query(request, "from"),
+        last=day_in_query(request, "to"),
+    )
