@@ -49,12 +49,12 @@ from webapp.jobs.artefacts import dataset_delete
 from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import figures_of
 from webapp.jobs.models import Job, Measurement
+from webapp.jobs.searching import SHORTEST, search_results
 from webapp.jobs.stored_files import model_delete, model_rename
 from webapp.modelhub.models import TeamModel, kv_bytes_per_token, num_parameters, shape_of
 from webapp.pages.calibration import may_decide, measurement_decide
 from webapp.pages.compare import MAX_JOBS, MIN_JOBS, rows_of, settings_of, sides_of
 from webapp.pages.evaluation import evaluation_submit, tasks_of
-from webapp.pages.home import SHORTEST, search_results
 from webapp.pages.model_catalog import ModelNewForm, model_to_change, row_of
 from webapp.wizard.documents import form_problem
 
@@ -521,7 +521,7 @@ def search(request: HttpRequest, query: Query[SearchQuery]) -> SearchPage:
     """
     found = [
         SearchMatch(kind=KINDS[page], id=key, name=name)
-        for _, page, rows in search_results(request, query.q.strip(), most=MOST_MATCHES)
+        for _, page, rows in search_results(request.user, query.q.strip(), most=MOST_MATCHES)
         for key, name in rows
     ]
     items, more = page_of("search", found, lambda one: f"{one.kind} {one.id}", query)

@@ -3,23 +3,19 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.contrib.auth.models import AnonymousUser, User
-from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_GET
 
-from planner.catalog.models import list_models
-from planner.techniques.registry import TECHNIQUES
 from webapp.accounts.models import team_ids_of
 from webapp.core.clock import now
 from webapp.core.display import clock
 from webapp.core.parameters import reads_query
-from webapp.core.search import folded
 from webapp.hosts.epoch import RESTORED, is_restored
 from webapp.hosts.models import DOCUMENTS as DOCUMENTS_OF_HOSTS
 from webapp.hosts.models import RUNS_JOBS, Host, HostState, Pool
@@ -27,14 +23,8 @@ from webapp.hosts.services import Contact, contact_of, silent_seconds
 from webapp.jobs.lookup import JobCounts, counts_of
 from webapp.jobs.models import DOCUMENTS, LIVE_STATES, Job, JobState, Measurement
 from webapp.jobs.progress import progress
+from webapp.jobs.searching import MAX_ROWS, SHORTEST, search_results
 from webapp.jobs.transitions import words_for
-from webapp.modelhub.models import TeamModel
-from webapp.plans.models import Plan
-
-# ---------------------------------------------------------------------------
-# Items that need attention: restored database, failed jobs, unreachable hosts, stuck jobs.
-# ---------------------------------------------------------------------------
-
 
 FAILED_FOR = timedelta(days=3)  # older failures are not shown
 QUEUED_TOO_LONG = timedelta(minutes=10)
@@ -128,11 +118,6 @@ def _stuck_jobs(user: User | AnonymousUser) -> list[Attention]:
     ]
 
 
-# ---------------------------------------------------------------------------
-# The home page and the search, with the accuracy of predictions.
-# ---------------------------------------------------------------------------
-
-
 # Prediction accuracy: the median error of measured against predicted figures.
 
 
@@ -191,8 +176,6 @@ def _latest(teams: Sequence[str]) -> list[tuple[datetime, str, float, str]]:
     return list(merged.order_by("-measured_at")[:MOST_FIGURES])
 
 
-MAX_ROWS = 8
-SHORTEST = 2
 LEFT_OUT = (
     *DOCUMENTS,
     *(f"{host}__{name}" for host in ("host", "requested_host") for name in DOCUMENTS_OF_HOSTS),
@@ -244,44 +227,6 @@ def _counted(number: int, noun: str) -> str:
 def search(request: HttpRequest) -> HttpResponse:
     """List matches of ``q`` in the user's objects, then in the catalogs."""
     query = request.GET.get("q", "").strip()
-    groups = search_results(request, query) if len(query) >= SHORTEST else []
+    groups = search_results(request.user, query) if len(query) >= SHORTEST else []
     context = {"query": query, "groups": [group for group in groups if group[2]]}
     return render(request, "home/search.html", context)
-
-
-def search_results(
-    request: HttpRequest, query: str, *, most: int = MAX_ROWS
-) -> list[tuple[str, str, list[tuple[Any, str]]]]:
-    """Return groups of results: heading, URL name, and at most ``most`` (URL argument, text).
-
-    What has the query in its name is found, and what has it as its id.
-    """
-    user, words = request.user, folded(query).split()
-    is_meant = Q(name__folded_contains=query) | Q(pk=query.upper())
-    matching = Plan.objects.visible_to(user).filter(is_meant, deleted_at=None)
-    plans = matching.filter(Q(is_latest=True) | Q(pk=query.upper()))
-    jobs = Job.objects.visible_to(user).filter(is_meant, deleted_at=None)
-    hosts = Host.objects.visible_to(user).filter(is_meant)
-    models = TeamModel.objects.visible_to(user).filter(is_meant)
-    catalog = [
-        (entry.id, entry.id)
-        for entry in list_models()
-        if all(word in folded(entry.id) for word in words)
-    ]
-    techniques = [
-        (each.key, each.title)
-        for each in TECHNIQUES.values()
-        if all(word in folded(f"{each.key} {each.title}") for word in words)
-    ]
-    return [
-        ("Plans", "plan-detail", [(plan.pk, plan.name) for plan in plans[:most]]),
-        ("Jobs", "job-detail", [(job.pk, job.name) for job in jobs[:most]]),
-        ("Hosts", "host-detail", [(host.slug, host.name) for host in hosts[:most]]),
-        (
-            "Models of your team",
-            "model-detail",
-            [(model.pk, model.name) for model in models[:most]],
-        ),
-        ("Catalog", "model-detail", catalog[:most]),
-        ("Techniques", "technique-detail", techniques[:most]),
-    ]
