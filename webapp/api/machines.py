@@ -31,7 +31,7 @@ from webapp.hosts.machines import (
     virtual_host_create,
 )
 from webapp.hosts.models import Device, EnrolmentToken, Host, HostState, Pool
-from webapp.hosts.pools import facts_for
+from webapp.hosts.pools import facts_for, visible_pools
 from webapp.hosts.services import (
     Contact,
     contact_of,
@@ -49,6 +49,7 @@ from webapp.hosts.services import (
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.lookup import devices_of, load_job
 from webapp.jobs.models import Job
+from webapp.jobs.queue_order import job_move, job_prioritise, order_digest
 from webapp.jobs.waiting import lines_of
 from webapp.pages.add_host import (
     AddHostForm,
@@ -64,7 +65,6 @@ from webapp.pages.hosts import (
     labels_set,
     prove_host,
 )
-from webapp.pages.queue import job_move, job_prioritise, order_digest, visible_pools
 from webapp.wizard.documents import form_problem
 
 router = Router(tags=["hosts"], auth=READ)
@@ -612,7 +612,7 @@ class PoolPage(PageReply[PoolReply]):
 @queue_router.get("", response={200: PoolPage, **REFUSALS}, operation_id="list_pools")
 def pool_list(request: HttpRequest, paging: Query[ShortPaging]) -> PoolPage:
     """Return the pools in which the caller's teams may launch."""
-    shown, more = page_of("pools", list(visible_pools(request)), lambda pool: pool.pk, paging)
+    shown, more = page_of("pools", list(visible_pools(request.user)), lambda pool: pool.pk, paging)
     items = [PoolReply(**_pool_fields(pool, request)) for pool in shown]
     return PoolPage(items=items, next_cursor=more)
 
@@ -643,7 +643,7 @@ def queue_get(request: HttpRequest, pool_id: str) -> QueueReply:
 
 def _pool(request: HttpRequest, pool_id: str) -> Pool:
     by_key = Q(pk=pool_id) | Q(slug=pool_id)
-    pool = visible_pools(request).filter(by_key).order_by("pk").first()
+    pool = visible_pools(request.user).filter(by_key).order_by("pk").first()
     if pool is None:
         raise NotFoundProblem("not_found", "No pool of your teams has this id or name.")
     return pool

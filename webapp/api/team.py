@@ -38,8 +38,8 @@ from webapp.core import vault
 from webapp.core.problems import REFUSALS, ScopeProblem, UnavailableProblem
 from webapp.core.queries import in_order
 from webapp.jobs.budgets import spent_gpu_hours
+from webapp.jobs.quota_form import QuotaForm, quota_store
 from webapp.jobs.quotas import limit_sentences, quota_of
-from webapp.pages.queue import QuotaForm, quota_store
 from webapp.wizard.documents import form_problem
 
 router = Router(tags=["team"], auth=READ)

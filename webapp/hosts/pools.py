@@ -5,20 +5,15 @@ from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 from django.contrib.auth.models import AnonymousUser, User
-from django.db.models import F, Q
+from django.db.models import F, Q, QuerySet
 
 from runners.shared.facts import HostFacts, SchedulerFacts
-from webapp.accounts.models import Team
+from webapp.accounts.models import Team, team_ids_of
 from webapp.accounts.services import membership_of
 from webapp.core.clock import now
 from webapp.core.pace import Limit, Pace
 from webapp.core.problems import BusyProblem
 from webapp.hosts.models import Device, Host, Pool, RefusedMessage
-
-# ---------------------------------------------------------------------------
-# Pools of hosts with their devices, and hosts that another team shares.
-# ---------------------------------------------------------------------------
-
 
 DEFAULT = "default"
 CPU_UUID = "cpu"
@@ -32,6 +27,13 @@ def pool_ensure(*, team: Team, slug: str = DEFAULT) -> Pool:
 def teams_of(pool: Pool) -> set[str]:
     """Return the ids of the teams whose jobs a pool takes: its own and those it is shared with."""
     return {pool.team_id, *pool.shared_with.values_list("pk", flat=True)}
+
+
+def visible_pools(user: User | AnonymousUser) -> QuerySet[Pool]:
+    """Return the pools in which one of the person's teams may launch."""
+    teams = team_ids_of(user)
+    accessible = Q(team__in=teams) | Q(shared_with__in=teams)
+    return Pool.objects.filter(accessible).select_related("team").distinct()
 
 
 def devices_sync(host: Host, facts: HostFacts) -> None:
@@ -129,11 +131,6 @@ def facts_for(
     if host is None or is_team_host(user, host):
         return dict(facts)
     return {name: value for name, value in facts.items() if name in SHARED_FACTS}
-
-
-# ---------------------------------------------------------------------------
-# Hourly quotas on what one host may send, and the store of its refused messages.
-# ---------------------------------------------------------------------------
 
 
 # Refused messages of hosts: stored, counted and bounded, for operators.

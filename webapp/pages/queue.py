@@ -1,219 +1,46 @@
 """Pages of the queue, and their actions."""
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any
 
-from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.db import transaction
-from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from webapp.accounts.models import Quota, Role, Team, team_ids_of
+from webapp.accounts.models import Role, Team, team_ids_of
 from webapp.accounts.services import check_role, current_role, current_team, has_role, is_at_least
-from webapp.audit.models import Event, event_record, refuse_if_changed
 from webapp.core.clock import now
-from webapp.core.numbers import DecimalField, WholeField
 from webapp.core.parameters import choice_in_query, reads_query, whole_in_query
-from webapp.core.problems import ConflictProblem, InvalidProblem, Problem
+from webapp.core.problems import Problem
 from webapp.core.queries import SEEN, mark_of
 from webapp.hosts.models import Host, HostState, Pool
+from webapp.hosts.pools import visible_pools
 from webapp.hosts.services import Contact, contact_of
 from webapp.jobs.allocation import allocate_pool
-from webapp.jobs.gangs import pool_lock
 from webapp.jobs.lookup import JobCounts, counts_of
-from webapp.jobs.models import Job, JobState, Priority
+from webapp.jobs.models import Job
 from webapp.jobs.pool_state import (
     PoolState,
     first_waiting,
     foreign_pids,
     pool_state_of,
-    waiting_jobs,
 )
-from webapp.jobs.quotas import HOUR, Rules, left_seconds, limit_sentences, quota_of
-from webapp.jobs.scheduler import decide, in_order
+from webapp.jobs.queue_order import job_move, job_prioritise, order_digest
+from webapp.jobs.quota_form import QuotaForm, quota_store, quota_values
+from webapp.jobs.quotas import Rules, left_seconds, limit_sentences, quota_of
+from webapp.jobs.scheduler import decide
 from webapp.jobs.waiting import FORESEEN_TURNS, Line, lines_in, waiting_line, when_words
-from webapp.live.stream import jobs_topic, live_context, page_or_regions, publish_all
-
-# ---------------------------------------------------------------------------
-# Changes by operators: the order of a queue, priorities, and a team's quota.
-# ---------------------------------------------------------------------------
-
+from webapp.live.stream import live_context, page_or_regions
 
 # Changes of a queue by operators: the order of jobs and their priority.
 
 
-MOST_DIGITS = 9  # digits
-
-
-def order_digest(order: Sequence[str]) -> str:
-    """Return a digest of the first turns of a queue; a different order has another digest."""
-    return f"{len(order)}_{hashlib.sha256(','.join(order).encode()).hexdigest()[:16]}"
-
-
-def is_sealed(order: Sequence[str], seen: str) -> bool:
-    """Return whether an order begins with the turns that a page showed."""
-    number = seen.partition("_")[0]
-    is_number = number.isascii() and number.isdigit() and len(number) < MOST_DIGITS
-    return is_number and order_digest(order[: int(number)]) == seen
-
-
-def job_move(*, pool: Pool, job_id: str, is_up: bool, seen: str, by: str) -> Job:
-    """Swap a job with its neighbour, if the order still matches the digest ``seen``.
-
-    Raises:
-        ConflictProblem: the queue changed meanwhile, the job left it, or its neighbour has
-            another priority.
-    """
-    with transaction.atomic():
-        pool_lock(pool.pk)
-        waiting = waiting_jobs(pool)
-        jobs = {job.pk: job for job in waiting}
-        snapshot = pool_state_of(pool, waiting, Rules(waiting)).snapshot
-        order = [demand.job for demand in in_order(snapshot)]
-        if job_id not in jobs or not is_sealed(order, seen):
-            raise ConflictProblem(
-                "queue_changed", "The queue has changed, so nothing was moved. Try again."
-            )
-        job = jobs[job_id]
-        group = [pk for pk in order if jobs[pk].priority == job.priority]
-        old = group.index(job_id)
-        new = old + (-1 if is_up else 1)
-        if not 0 <= new < len(group):
-            raise ConflictProblem(
-                "at_the_edge",
-                f"{job.name} is {'first' if is_up else 'last'} of its priority; change the "
-                "priority to move it further.",
-            )
-        group[old], group[new] = group[new], group[old]
-        ranked = [i for i, pk in enumerate(group) if jobs[pk].queue_rank is not None]
-        _rank(group, upto=max(old, new, *ranked))
-        _record(job, "job.moved", by, {"from": old + 1, "to": new + 1})
-    _publish_change(pool)
-    return job
-
-
-def _rank(group: Sequence[str], *, upto: int) -> None:
-    """Set manual ranks for the first jobs of a group; later jobs remain in fair order."""
-    for rank, pk in enumerate(group[: upto + 1], 1):
-        Job.objects.filter(pk=pk).update(queue_rank=rank)
-
-
-def job_prioritise(*, pool: Pool, job_id: str, priority: str, by: str, seen: str = "") -> Job:
-    """Change the priority of a queued job and clear its manual rank.
-
-    Raises:
-        InvalidProblem: the priority is unknown.
-        ConflictProblem: the job is not queued in this pool any more, or its priority changed
-            since the page that showed ``seen``.
-    """
-    if priority not in {str(value) for value in Priority.values}:
-        choices = ", ".join(f"{value} ({label})" for value, label in Priority.choices)
-        raise InvalidProblem("priority", f"priority is {priority!r}; it can be {choices}.")
-    with transaction.atomic():
-        rows = Job.objects.filter(pk=job_id, pool=pool, state=JobState.QUEUED, deleted_at=None)
-        job = rows.select_for_update().first()
-        if job is None:
-            raise ConflictProblem("not_waiting", "The job has left the queue.")
-        refuse_if_changed(
-            seen=seen,
-            now_there=job.priority,
-            what=f"The priority of {job.name} was",
-            subject=job.pk,
-            kind="job.priority",
-            reader=by,
-        )
-        before, job.priority, job.queue_rank = job.priority, int(priority), None
-        job.save(update_fields=["priority", "queue_rank"])
-        _record(job, "job.priority", by, {"from": before, "to": job.priority})
-    _publish_change(pool)
-    return job
-
-
-def _record(job: Job, kind: str, by: str, detail: dict[str, int]) -> None:
-    event_record(job, kind, by, from_state=job.state, to_state=job.state, detail=detail)
-
-
-def _publish_change(pool: Pool) -> None:
-    """Refresh open pages of all teams that may launch in the pool."""
-    teams = [pool.team_id, *pool.shared_with.values_list("pk", flat=True)]
-    publish_all((jobs_topic(team), "queue.changed", {"pool": pool.pk}) for team in teams)
-
-
 # Quota of the current team: visible to all members, editable by operators.
-
-
-HOURS_PER_YEAR = 366 * 24
-BOUNDS = {
-    "max_devices": (0, 100_000),
-    "max_gpu_hours_per_month": (0, 1e9),
-    "max_duration_hours": (0.01, HOURS_PER_YEAR),
-    "max_queued_per_user": (0, 10_000),
-    "share": (0.01, 1000),
-}
-
-
-class QuotaForm(forms.ModelForm[Quota]):
-    """A form for a team's quota; an empty field means no limit."""
-
-    max_duration_hours = DecimalField(
-        required=False,
-        label="Longest job, in hours",
-        help_text="A job that runs longer is stopped. Empty: no limit.",
-    )
-
-    class Meta:
-        model = Quota
-        fields = ("max_devices", "max_gpu_hours_per_month", "max_queued_per_user", "share")
-        field_classes: ClassVar = {
-            "max_devices": WholeField,
-            "max_queued_per_user": WholeField,
-            "max_gpu_hours_per_month": DecimalField,
-            "share": DecimalField,
-        }
-        labels = {
-            "max_devices": "Devices at once",
-            "max_gpu_hours_per_month": "GPU-hours a month",
-            "max_queued_per_user": "Queued jobs per person",
-            "share": "Fair-share weight",
-        }
-        help_texts = {
-            "max_devices": "Over all pools. Empty: no limit.",
-            "max_gpu_hours_per_month": "Counted while a GPU is held. Empty: no limit.",
-            "share": "A team of weight 2 gets two turns while a team of weight 1 gets one.",
-        }
-
-    field_order = ("max_devices", "max_gpu_hours_per_month", "max_duration_hours")
-
-    def __init__(self, data: Mapping[str, object] | None, *, instance: Quota) -> None:
-        seconds = instance.max_duration_seconds
-        initial = {"max_duration_hours": seconds / HOUR if seconds else None}
-        super().__init__(data, instance=instance, initial=initial)
-        for name, (least, most) in BOUNDS.items():
-            self.fields[name].validators.append(_between(least, most))
-
-    def save(self, commit: bool = True) -> Quota:  # noqa: FBT001, FBT002 -- Django's signature
-        """Store the limits, with the maximum duration in seconds."""
-        hours = self.cleaned_data["max_duration_hours"]
-        self.instance.max_duration_seconds = hours * HOUR if hours else None
-        return super().save(commit)
-
-
-def _between(least: float, most: float) -> Callable[[float], None]:
-    def check(value: float) -> None:
-        if not least <= value <= most:
-            raise forms.ValidationError(
-                f"The value is {value:g}; it can be {least:g} to {most:g}."
-            )
-
-    return check
 
 
 @require_http_methods(["GET", "POST"])
@@ -235,48 +62,11 @@ def queue_limits(request: HttpRequest) -> HttpResponse:
     context = {
         "form": form,
         "team": team,
-        "seen": mark_of(_values(quota)) if not form.is_bound else request.POST.get(SEEN, ""),
+        "seen": mark_of(quota_values(quota)) if not form.is_bound else request.POST.get(SEEN, ""),
         "told": limit_sentences(team, request.user.pk),
         "is_operator": is_at_least(role, Role.OPERATOR),
     }
     return render(request, "queue/limits.html", context, status=422 if form.errors else 200)
-
-
-def quota_store(form: QuotaForm, team: Team, by: str, seen: str) -> None:
-    """Store the limits if they are unchanged since the person loaded the page.
-
-    Raises:
-        ConflictProblem: somebody changed the limits after the page was opened.
-    """
-    with transaction.atomic():
-        Team.objects.select_for_update(no_key=True).get(pk=team.pk)
-        refuse_if_changed(
-            seen=seen,
-            now_there=_values(quota_of(team)),
-            what=f"The limits of {team.name} were",
-            subject=team.pk,
-            kind="team.quota",
-            reader=by,
-        )
-        form.save()
-        Event.objects.create(
-            at=now(),
-            team_id=form.instance.team_id,
-            kind="team.quota",
-            subject=form.instance.team_id,
-            actor=by,
-            detail={"changed": form.changed_data},
-        )
-
-
-def _values(quota: Quota) -> dict[str, object]:
-    names = ("max_duration_seconds", *QuotaForm.Meta.fields)
-    return {name: getattr(quota, name) for name in names}
-
-
-# ---------------------------------------------------------------------------
-# Queue pages of the pools: job order, reasons to wait, and device holders.
-# ---------------------------------------------------------------------------
 
 
 NUM_TURNS, MOST_TURNS = 25, FORESEEN_TURNS  # turns per page, and in total
@@ -375,18 +165,11 @@ class Section:
         return f"{sum(row.num_free for row in others)} of {number}"
 
 
-def visible_pools(request: HttpRequest) -> QuerySet[Pool]:
-    """Return the pools in which one of the person's teams may launch."""
-    teams = team_ids_of(request.user)
-    accessible = Q(team__in=teams) | Q(shared_with__in=teams)
-    return Pool.objects.filter(accessible).select_related("team").distinct()
-
-
 @require_GET
 @reads_query("offset", "hosts")
 def queue_list(request: HttpRequest) -> HttpResponse:
     """Show the queues of all pools in which the person's teams may launch."""
-    return _page(request, list(visible_pools(request)), is_one=False)
+    return _page(request, list(visible_pools(request.user)), is_one=False)
 
 
 @require_GET
@@ -502,7 +285,7 @@ def _clock(seconds: float) -> str:
 
 
 def _pool(request: HttpRequest, pool_id: str) -> Pool:
-    return get_object_or_404(visible_pools(request), pk=pool_id)
+    return get_object_or_404(visible_pools(request.user), pk=pool_id)
 
 
 def _operator_action(

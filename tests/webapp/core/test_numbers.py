@@ -12,10 +12,10 @@ from webapp.core.numbers import PLAIN, WHOLE, NumberText, number_fault, number_o
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
 from webapp.jobs.launching import launch_options_of
+from webapp.jobs.quota_form import QuotaForm
 from webapp.pages.add_host import VirtualHostForm
 from webapp.pages.limits import BY_KEY, LimitForm
 from webapp.pages.playground import PlaygroundForm
-from webapp.pages.queue import QuotaForm
 from webapp.plans.predicting import measuring_of
 from webapp.plans.serving import endpoint_options_of
 from webapp.wizard import forms as wizard_forms

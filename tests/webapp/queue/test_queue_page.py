@@ -13,10 +13,10 @@ from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.hosts.models import Device
 from webapp.jobs.models import Job
+from webapp.jobs.queue_order import job_move, job_prioritise, order_digest
 from webapp.jobs.services import job_submit
 from webapp.jobs.waiting import lines_of
 from webapp.pages import queue
-from webapp.pages.queue import job_move, job_prioritise, order_digest
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
