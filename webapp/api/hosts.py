@@ -58,6 +58,7 @@ from webapp.core.problems import (
     send_answer,
     send_problem,
 )
+from webapp.core.streaming import in_threads
 from webapp.datasets.services import file_chunks, path_of
 from webapp.hosts.models import Host
 from webapp.hosts.pools import QuotaProblem, is_first_in_a_minute, keep_heartbeat
@@ -70,7 +71,6 @@ from webapp.hosts.services import (
 )
 from webapp.jobs import artefacts
 from webapp.jobs.artefacts import promised_dataset
-from webapp.pages.downloads import in_threads
 
 # ---------------------------------------------------------------------------
 # API authentication of hosts by bearer credential.

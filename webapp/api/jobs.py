@@ -31,17 +31,12 @@ from webapp.api.requests import PageReply, Paging, Sent, page_keys, page_of
 from webapp.audit.models import Event
 from webapp.charts.plots import BY_KIND
 from webapp.core.clock import now, now_ms
-from webapp.core.problems import (
-    REFUSALS,
-    BusyProblem,
-    ConflictProblem,
-    InvalidProblem,
-    bytes_out,
-)
+from webapp.core.problems import REFUSALS, BusyProblem, ConflictProblem, InvalidProblem, bytes_out
 from webapp.core.queries import in_order
 from webapp.core.search import folded
 from webapp.hosts.models import Host
 from webapp.hosts.services import Contact, contact_of
+from webapp.jobs.artefact_archive import artefact_response
 from webapp.jobs.endpoints import endpoint_of
 from webapp.jobs.lookup import load_job, visible_jobs
 from webapp.jobs.measured_figures import as_json, figures_of
@@ -71,15 +66,7 @@ from webapp.jobs.targets import target_json, targets_of
 from webapp.live.stream import ticket_for
 from webapp.metrics.models import MetricSource
 from webapp.metrics.store import FOREVER_MS, Range, Series, read_series
-from webapp.pages.attempt_log import (
-    LOG_KINDS,
-    Line,
-    lines_of,
-    log_lines,
-    part_at,
-    with_replaced,
-)
-from webapp.pages.downloads import artefact_response
+from webapp.pages.attempt_log import LOG_KINDS, Line, lines_of, log_lines, part_at, with_replaced
 from webapp.pages.job_actions import start_elsewhere
 from webapp.pages.job_list import filter_jobs
 from webapp.pages.jobs import artefacts_of, waiting_sentence

@@ -1,111 +1,30 @@
 """Downloads of a job: an artefact as a streamed .tar, its log as text, its figures."""
 
 import csv
-import tarfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
-from pathlib import Path
 
-from asgiref.sync import sync_to_async
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.views.decorators.http import require_GET
 
 from webapp.core.clock import now
 from webapp.core.display import cell
 from webapp.core.parameters import reads_query
-from webapp.jobs.artefacts import PIECE_BYTES, folder_of, path_inside
+from webapp.core.streaming import in_threads
+from webapp.jobs.artefact_archive import artefact_response, file_name
 from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import as_json, figures_of
-from webapp.jobs.models import Artefact, Job
+from webapp.jobs.models import Job
 from webapp.jobs.targets import target_json, targets_of
 from webapp.pages.attempt_log import PARAMETER, Line, log_of, shown_part
 
-END_BLOCKS = 2
 LINES_AT_ONCE = 200
-MODE = 0o644
 
 
 @require_GET
 def job_download(request: HttpRequest, job_id: str, name: str) -> StreamingHttpResponse:
     """Stream a complete artefact of the job's current attempt as a .tar file."""
     return artefact_response(load_job(request, job_id), name)
-
-
-def artefact_response(job: Job, name: str) -> StreamingHttpResponse:
-    """Return a complete artefact of a job's current attempt as a .tar file.
-
-    Raises:
-        Http404: there is none of this name, or its files are gone.
-    """
-    artefact = _complete_artefact(job, name)
-    members = [(path, path_inside(folder_of(artefact), path)) for path in sorted(artefact.files)]
-    if not all(file.is_file() for _, file in members):
-        raise Http404("The files of this artefact are no longer on the server.")
-    root = f"{file_name(job.name)}-{file_name(artefact.name)}"
-    pieces = tar_chunks(root, members, int(artefact.created_at.timestamp()))
-    response = StreamingHttpResponse(in_threads(pieces), content_type="application/x-tar")
-    response["Content-Disposition"] = f'attachment; filename="{root}.tar"'
-    response["Content-Length"] = str(tar_bytes(root, members))
-    return response
-
-
-def _complete_artefact(job: Job, name: str) -> Artefact:
-    artefact = Artefact.objects.filter(
-        attempt=job.current_attempt, name=name, is_complete=True
-    ).first()
-    if artefact is None:
-        raise Http404("This job has no complete artefact of this name.")
-    return artefact
-
-
-def file_name(name: str) -> str:
-    """Return a job's name, restricted to characters for file names and headers."""
-    cleaned = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name)
-    return cleaned.strip("-.") or "job"
-
-
-def _header(root: str, path: str, size: int, mtime: int) -> bytes:
-    info = tarfile.TarInfo(f"{root}/{path}")
-    info.size, info.mtime, info.mode = size, mtime, MODE
-    return info.tobuf(tarfile.PAX_FORMAT)
-
-
-def _padding(size: int) -> int:
-    return -size % tarfile.BLOCKSIZE
-
-
-def tar_bytes(root: str, members: list[tuple[str, Path]]) -> int:
-    """Return the size of the .tar in bytes, so that a browser can show progress."""
-    sizes = [(path, file.stat().st_size) for path, file in members]
-    body = sum(len(_header(root, path, n, 0)) + n + _padding(n) for path, n in sizes)
-    return body + END_BLOCKS * tarfile.BLOCKSIZE
-
-
-def tar_chunks(root: str, members: list[tuple[str, Path]], mtime: int) -> Iterator[bytes]:
-    """Yield the .tar in chunks, at most one chunk of one file at a time."""
-    for path, file in members:
-        size = file.stat().st_size
-        yield _header(root, path, size, mtime)
-        with file.open("rb") as source:
-            while piece := source.read(PIECE_BYTES):
-                yield piece
-        yield b"\0" * _padding(size)
-    yield b"\0" * END_BLOCKS * tarfile.BLOCKSIZE
-
-
-async def in_threads(
-    pieces: Iterator[bytes], *, is_one_thread: bool = False
-) -> AsyncIterator[bytes]:
-    """Yield the chunks, reading them in threads so that the event loop is not blocked.
-
-    With ``is_one_thread`` it is the request's own thread, which has the database's connection.
-    """
-
-    def read() -> bytes | None:
-        return next(pieces, None)
-
-    while (piece := await sync_to_async(read, thread_sensitive=is_one_thread)()) is not None:
-        yield piece
 
 
 # The log as a text file: every line in full, with its time (UTC) and its stream.

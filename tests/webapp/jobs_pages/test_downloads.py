@@ -9,9 +9,9 @@ from django.test import AsyncClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from webapp.jobs.artefact_archive import file_name, tar_bytes, tar_chunks
 from webapp.jobs.artefacts import folder_of
 from webapp.jobs.models import Artefact, Job
-from webapp.pages.downloads import file_name, tar_bytes, tar_chunks
 
 database = pytest.mark.django_db(databases="__all__", transaction=True)
 aio = pytest.mark.asyncio
