@@ -35,17 +35,13 @@ from webapp.api.jobs import JobDetail, job_detail
 from webapp.api.requests import PageReply, Paging, Sent, ShortPaging, page_keys, page_of
 from webapp.bench.ratios import stored
 from webapp.core.bodies import takes_file
-from webapp.core.problems import (
-    REFUSALS,
-    ForbiddenProblem,
-    InvalidProblem,
-    NotFoundProblem,
-)
+from webapp.core.problems import REFUSALS, ForbiddenProblem, InvalidProblem, NotFoundProblem
 from webapp.core.queries import in_order
 from webapp.core.search import folded
 from webapp.datasets.models import Dataset
 from webapp.datasets.services import UnusableDataError, dataset_store
 from webapp.jobs.artefacts import dataset_delete
+from webapp.jobs.comparing import MAX_JOBS, MIN_JOBS, rows_of, settings_of, sides_of
 from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import figures_of
 from webapp.jobs.models import Job, Measurement
@@ -53,7 +49,6 @@ from webapp.jobs.searching import SHORTEST, search_results
 from webapp.jobs.stored_files import model_delete, model_rename
 from webapp.modelhub.models import TeamModel, kv_bytes_per_token, num_parameters, shape_of
 from webapp.pages.calibration import may_decide, measurement_decide
-from webapp.pages.compare import MAX_JOBS, MIN_JOBS, rows_of, settings_of, sides_of
 from webapp.pages.evaluation import evaluation_submit, tasks_of
 from webapp.pages.model_catalog import ModelNewForm, model_to_change, row_of
 from webapp.wizard.documents import form_problem

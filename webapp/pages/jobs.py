@@ -25,6 +25,7 @@ from webapp.hosts.pools import facts_for
 from webapp.jobs.calibration import as_read
 from webapp.jobs.endpoints import endpoint_of, key_shown_once
 from webapp.jobs.gangs import deciding_part
+from webapp.jobs.job_charts import Drawn, draw
 from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import (
     cards_of,
@@ -79,7 +80,6 @@ from webapp.pages.evaluation import (
     significance_note,
     won_words,
 )
-from webapp.pages.job_charts import Drawn, draw
 from webapp.pages.postmortem import has_postmortem, postmortem_of, replan_words
 from webapp.pages.training import mixture_of, samples_of
 from webapp.plans.explanation import DraftProblem

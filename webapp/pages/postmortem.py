@@ -16,6 +16,7 @@ from webapp.core.clock import now
 from webapp.core.display import capitalised, clock, listed, memory, number
 from webapp.hosts.services import Contact, contact_of, silent_seconds
 from webapp.jobs.gangs import first_ended, members_of
+from webapp.jobs.job_charts import span_ms
 from webapp.jobs.measured_figures import (
     MemoryComparison,
     TermRow,
@@ -30,7 +31,6 @@ from webapp.jobs.services import words_of
 from webapp.jobs.transitions import words_for
 from webapp.metrics.store import read_series
 from webapp.pages.attempt_log import SUPERVISOR, log_lines
-from webapp.pages.job_charts import span_ms
 
 # Text for an attempt's end: exit code or signal, and the host's condition at that time.
 

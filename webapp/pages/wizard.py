@@ -17,8 +17,8 @@ from webapp.core.display import whole
 from webapp.core.parameters import choice_in_query, reads_query
 from webapp.core.problems import Problem
 from webapp.hosts.models import Host
+from webapp.jobs.comparing import address_of
 from webapp.modelhub.models import TeamModel
-from webapp.pages.compare import address_of
 from webapp.pages.datasets import upload_of_request
 from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan

@@ -7,19 +7,12 @@ import pytest
 
 from runners.jobspec import TrainSpec
 from tests.webapp.conftest import client_of, make_job
+from webapp.jobs import comparing
+from webapp.jobs.comparing import Side, cell_text, flat, setting_label, settings_of, sides_of
+from webapp.jobs.job_charts import draw
 from webapp.jobs.measured_figures import TermRow
 from webapp.jobs.models import Job
-from webapp.pages import compare
-from webapp.pages.compare import (
-    Side,
-    cell_text,
-    flat,
-    overlays,
-    setting_label,
-    settings_of,
-    sides_of,
-)
-from webapp.pages.job_charts import draw
+from webapp.jobs.overlay_charts import overlays
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -249,9 +242,9 @@ def test_ranks_are_compared_by_what_each_holds(monkeypatch):
         ]
         return SimpleNamespace(rows=tuple(rows))
 
-    monkeypatch.setattr(compare, "story_of", story)
+    monkeypatch.setattr(comparing, "story_of", story)
 
-    (row,) = compare._rank_rows([Side(at + 1, job, "") for at, job in enumerate(jobs)])
+    (row,) = comparing._rank_rows([Side(at + 1, job, "") for at, job in enumerate(jobs)])
 
     assert row.label == "Optimiser states on a rank"
     assert [cell.measured for cell in row.cells] == [200.0, 100.0]
@@ -261,4 +254,4 @@ def test_ranks_are_compared_by_what_each_holds(monkeypatch):
 
 def test_one_process_beside_several_has_no_rows_of_a_rank():
     alone, shared = Job(kind="train", spec={}), Job(kind="train", spec={}, devices_per_host=2)
-    assert compare._rank_rows([Side(1, alone, ""), Side(2, shared, "")]) == []
+    assert comparing._rank_rows([Side(1, alone, ""), Side(2, shared, "")]) == []

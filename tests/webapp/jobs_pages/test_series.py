@@ -12,13 +12,14 @@ import pytest
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, new_attempt
 from webapp.agents.ingest import events_accept
 from webapp.core.clock import now
+from webapp.jobs.comparing import sides_of
+from webapp.jobs.job_charts import Drawn, draw, span_ms
 from webapp.jobs.measured_figures import figures_of
 from webapp.jobs.models import Job
+from webapp.jobs.overlay_charts import overlays
 from webapp.jobs.points import BREAK_MS, GAP_MS, series_of
 from webapp.metrics.store import Series as Stored
 from webapp.operations.ticker import seal_due
-from webapp.pages.compare import overlays, sides_of
-from webapp.pages.job_charts import Drawn, draw, span_ms
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 NAN = math.nan
