@@ -24,13 +24,14 @@ from webapp.api.auth import ADMIN, READ
 from webapp.api.jobs import PRIORITY_WORDS, JobDetail, PriorityWord, job_detail
 from webapp.api.requests import PageReply, Sent, ShortPaging, page_of
 from webapp.core.problems import REFUSALS, ForbiddenProblem, InvalidProblem, NotFoundProblem
+from webapp.hosts.adding import AddHostForm, VirtualHostForm
+from webapp.hosts.addresses import address_choose
 from webapp.hosts.health import checklist, is_ready
-from webapp.hosts.machines import (
-    hosts_mark_distinct,
-    hosts_on_same_machine,
-    virtual_host_create,
-)
+from webapp.hosts.install_commands import install_commands, server_for_hosts
+from webapp.hosts.labels import LabelsForm, labels_set, labels_text
+from webapp.hosts.machines import hosts_mark_distinct, hosts_on_same_machine, virtual_host_create
 from webapp.hosts.models import Device, EnrolmentToken, Host, HostState, Pool
+from webapp.hosts.permissions import host_for_operator
 from webapp.hosts.pools import facts_for, visible_pools
 from webapp.hosts.services import (
     Contact,
@@ -49,22 +50,9 @@ from webapp.hosts.services import (
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.lookup import devices_of, load_job
 from webapp.jobs.models import Job
+from webapp.jobs.proofs import prove_host
 from webapp.jobs.queue_order import job_move, job_prioritise, order_digest
 from webapp.jobs.waiting import lines_of
-from webapp.pages.add_host import (
-    AddHostForm,
-    LabelsForm,
-    VirtualHostForm,
-    install_commands,
-    labels_text,
-    server_for_hosts,
-)
-from webapp.pages.hosts import (
-    address_choose,
-    host_for_operator,
-    labels_set,
-    prove_host,
-)
 from webapp.wizard.documents import form_problem
 
 router = Router(tags=["hosts"], auth=READ)

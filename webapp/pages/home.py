@@ -1,8 +1,6 @@
 """The home page: what needs attention; and the search over everything."""
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
-from statistics import median
+from datetime import timedelta
 from typing import NamedTuple
 
 from django.contrib.auth.models import AnonymousUser, User
@@ -12,7 +10,6 @@ from django.urls import reverse
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_GET
 
-from webapp.accounts.models import team_ids_of
 from webapp.core.clock import now
 from webapp.core.display import clock
 from webapp.core.parameters import reads_query
@@ -20,8 +17,9 @@ from webapp.hosts.epoch import RESTORED, is_restored
 from webapp.hosts.models import DOCUMENTS as DOCUMENTS_OF_HOSTS
 from webapp.hosts.models import RUNS_JOBS, Host, HostState, Pool
 from webapp.hosts.services import Contact, contact_of, silent_seconds
+from webapp.jobs.accuracy import accuracy_for
 from webapp.jobs.lookup import JobCounts, counts_of
-from webapp.jobs.models import DOCUMENTS, LIVE_STATES, Job, JobState, Measurement
+from webapp.jobs.models import DOCUMENTS, LIVE_STATES, Job, JobState
 from webapp.jobs.progress import progress
 from webapp.jobs.searching import MAX_ROWS, SHORTEST, search_results
 from webapp.jobs.transitions import words_for
@@ -116,64 +114,6 @@ def _stuck_jobs(user: User | AnonymousUser) -> list[Attention]:
         for job in (by_id[pk] for pk in longest if pk in by_id)
         if job.queued_at
     ]
-
-
-# Prediction accuracy: the median error of measured against predicted figures.
-
-
-WINDOW_DAYS = 30
-MOST_FIGURES = 2000  # the latest figures that are read
-KINDS = (
-    ("memory", ("peak_memory_bytes",)),
-    ("speed", ("tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second")),
-    ("time", ("ttft_seconds", "tpot_seconds", "step_seconds")),
-)
-
-
-class Accuracy(NamedTuple):
-    """The median of |measured / predicted - 1|, with its numbers of figures and jobs."""
-
-    error: float
-    num_figures: int
-    num_jobs: int
-    by_kind: list[tuple[str, float]]
-
-    @property
-    def is_cut(self) -> bool:
-        """Return whether there may be more figures than were read."""
-        return self.num_figures == MOST_FIGURES
-
-
-def accuracy_for(user: User | AnonymousUser) -> Accuracy | None:
-    """Return the accuracy of the latest predictions in the window, or None without any."""
-    rows = _latest(team_ids_of(user))
-    errors = [(metric, abs(ratio - 1)) for _, metric, ratio, _ in rows]
-    if not errors:
-        return None
-    by_kind = [
-        (name, median(kind_errors))
-        for name, metrics in KINDS
-        if (kind_errors := [error for metric, error in errors if metric in metrics])
-    ]
-    overall = median(error for _, error in errors)
-    return Accuracy(overall, len(errors), len({job for *_, job in rows}), by_kind)
-
-
-def _latest(teams: Sequence[str]) -> list[tuple[datetime, str, float, str]]:
-    """Return (time, metric, ratio, job id) of the teams' latest measurements, latest first.
-
-    Each team's rows come in order from an index and are merged, as in ``webapp.core.queries``.
-    Those of deleted jobs count, as they do for the factors and the accuracy of their host.
-    """
-    valid = Measurement.objects.filter(
-        is_excluded=False, measured_at__gte=now() - timedelta(days=WINDOW_DAYS)
-    )
-    if not teams:
-        return []
-    shown = valid.order_by().values_list("measured_at", "metric", "ratio", "job_id")
-    first, *others = (shown.filter(team=team) for team in teams)
-    merged = first.union(*others, all=True) if others else first
-    return list(merged.order_by("-measured_at")[:MOST_FIGURES])
 
 
 LEFT_OUT = (

@@ -2,37 +2,35 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
-from statistics import median
 from typing import Any, cast
 
 from csp.constants import NONE, UNSAFE_INLINE
 from csp.decorators import csp
 from django.contrib import messages
 from django.contrib.auth.models import User
-from django.core.exceptions import PermissionDenied
-from django.db import transaction
 from django.db.models import Q
 from django.db.models.fields.json import KeyTransform
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import ValidationError
 
-from runners.jobspec import ProveSpec
-from runners.jobspec.base import Sentence
 from runners.prove import report as proof_reports
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import has_role, membership_of, visible_or_404
 from webapp.agents.environments import environment_order, environments_of
-from webapp.audit.models import Event, event_record, refuse_if_changed
+from webapp.audit.models import Event
 from webapp.core.display import OPERATOR_WORDS, clock
-from webapp.core.problems import ConflictProblem, InvalidProblem, Problem
+from webapp.core.problems import ConflictProblem, Problem
 from webapp.core.queries import SEEN
+from webapp.hosts.addresses import address_choose
 from webapp.hosts.health import clock_words, health_of, machine_words, open_checks
+from webapp.hosts.labels import LabelsForm, labels_set, labels_text
 from webapp.hosts.machines import hosts_mark_distinct, hosts_on_same_machine, planned_words
+from webapp.hosts.microbenchmark import bench_of
 from webapp.hosts.models import Device, EnrolmentToken, Host, HostState, Pool
+from webapp.hosts.permissions import any_operator, host_for_operator
 from webapp.hosts.services import (
     Contact,
     contact_of,
@@ -49,23 +47,17 @@ from webapp.hosts.services import (
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.artefacts import folder_of
 from webapp.jobs.calibration import PROOF_REPORT
-from webapp.jobs.launching import max_duration_of
+from webapp.jobs.host_accuracy import accuracy_of, jobs_together
 from webapp.jobs.lookup import JobCounts, counts_by_host, counts_of, devices_of, load_job
-from webapp.jobs.models import Artefact, Attempt, Job, Measurement
+from webapp.jobs.models import Artefact, Job, Measurement
 from webapp.jobs.permissions import refusal
-from webapp.jobs.services import job_create, job_submit
+from webapp.jobs.proofs import latest_proof, prove_host
 from webapp.jobs.stored_files import kept_on_host, stored_on_host
 from webapp.live.stream import live_context, page_or_regions
-from webapp.pages.add_host import LabelsForm, labels_text
 from webapp.pages.calibration import rows_of
 from webapp.pages.job_list import latest_at
 
-# ---------------------------------------------------------------------------
-# The list of hosts and the page of one host.
-# ---------------------------------------------------------------------------
-
-
-NUM_JOBS, NUM_EVENTS, NUM_MEASUREMENTS, NUM_REFUSED, NUM_LEFT_OUT = 10, 12, 200, 20, 10
+NUM_JOBS, NUM_EVENTS, NUM_REFUSED, NUM_LEFT_OUT = 10, 12, 20, 10
 NUM_KEPT = 20  # jobs whose files are listed, the largest first
 BANDWIDTH = "memory_bandwidth_bytes_per_second"
 UNLISTED = ("labels", "microbench", "calibration", "last_beat", "checks")  # wide documents
@@ -130,14 +122,6 @@ def _row(host: Host, bandwidth: float | None, counts: JobCounts) -> Row:
         bandwidth,
         counts,
     )
-
-
-def any_operator(request: HttpRequest) -> bool:
-    """Return whether the user may add hosts in any of their teams."""
-    if not request.user.is_authenticated:
-        return False
-    roles = request.user.memberships.values_list("role", flat=True)
-    return bool({Role.OPERATOR, Role.ADMIN} & {Role(role) for role in roles})
 
 
 @require_GET
@@ -223,54 +207,6 @@ def _words_of_detail(event: Event) -> str:
 
 
 @dataclass(frozen=True)
-class Bench:
-    """A host's stored rates: the micro-benchmark's time and versions, and the rates per device.
-
-    ``disk_proof`` and each device's ``proof`` are the jobs whose proofs measured them since, or
-    None.
-    """
-
-    at: datetime
-    torch_version: str
-    num_threads: int
-    duration_seconds: float
-    disk_write_bytes_per_second: float
-    devices: list[dict[str, Any]]
-    links: list[dict[str, Any]]
-    network: dict[str, Any] | None
-    disk_proof: str | None
-
-
-def bench_of(host: Host) -> Bench | None:
-    """Return the host's micro-benchmark, or None before the first run."""
-    result = host.microbench
-    if not result:
-        return None
-    return Bench(
-        datetime.fromtimestamp(result["measured_at_ms"] / 1000, tz=UTC),
-        result["torch_version"],
-        result["num_threads"],
-        result["duration_seconds"],
-        result["disk_write_bytes_per_second"],
-        [_device(device) for device in result["devices"]],
-        result.get("links") or [],
-        result.get("network"),
-        result.get("disk_proof"),
-    )
-
-
-def _device(measured: Mapping[str, Any]) -> dict[str, Any]:
-    overhead_us = measured["op_overhead_seconds"] * 1e6
-    at_ms = measured.get("measured_at_ms")
-    return {
-        **measured,
-        "op_overhead_microseconds": f"{overhead_us:.1f}",
-        "proof": measured.get("proof"),
-        "at": at_ms and datetime.fromtimestamp(at_ms / 1000, tz=UTC),
-    }
-
-
-@dataclass(frozen=True)
 class Factor:
     """Calibration factor of one operator class on a host, and its number of runs."""
 
@@ -287,56 +223,6 @@ def factors_of(calibration: Mapping[str, Any]) -> list[Factor]:
         Factor(OPERATOR_WORDS.get(name, name), each["factor"], each["n"], each["spread"])
         for name, each in factors.items()
     ]
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Prediction accuracy on a host: median relative error, share inside the interval."""
-
-    n: int
-    median_error: float
-    share_inside: float
-
-
-def accuracy_of(host: Host) -> Accuracy | None:
-    """Return the accuracy of the last predictions for this host, or None without any."""
-    rows = Measurement.objects.filter(host=host, job__num_hosts=1, is_excluded=False)
-    rows = rows.order_by("-id")
-    pairs = [
-        (abs(row.ratio - 1), _is_inside(row)) for row in rows[:NUM_MEASUREMENTS] if row.ratio > 0
-    ]
-    if not pairs:
-        return None
-    inside = sum(1 for _, is_inside in pairs if is_inside)
-    return Accuracy(len(pairs), median(error for error, _ in pairs), inside / len(pairs))
-
-
-def jobs_together(host: Host) -> int:
-    """Return the number of measured jobs that ran here together with other hosts."""
-    parts = Attempt.objects.filter(host=host, job__num_hosts__gt=1)
-    return parts.filter(job__measurements__isnull=False).values("job").distinct().count()
-
-
-def _is_inside(row: Measurement) -> bool:
-    low, high = row.predicted_low, row.predicted_high
-    return low is not None and high is not None and low <= row.measured <= high
-
-
-# Operator actions
-
-
-def host_for_operator(request: HttpRequest, slug: str) -> Host:
-    """Return a host for one of its team's operators.
-
-    Raises:
-        PermissionDenied: the user is not an operator.
-    """
-    host = visible_or_404(Host, request.user, slug=slug)
-    if not has_role(request.user, host.team, Role.OPERATOR):
-        raise PermissionDenied(
-            "Only operators change hosts. An admin of your team can give you the role."
-        )
-    return host
 
 
 def _run_action(
@@ -404,14 +290,6 @@ def host_revoke(request: HttpRequest, slug: str) -> HttpResponse:
     return _run_action(request, slug, lambda host, by: credential_revoke(host=host, by=by), words)
 
 
-# ---------------------------------------------------------------------------
-# Operators' actions on hosts: cordons, maintenance, environments, labels, addresses.
-# ---------------------------------------------------------------------------
-
-
-# Operator actions: cordon and uncordon devices, maintenance and retirement of hosts.
-
-
 def _try_action(
     request: HttpRequest, slug: str, act: Callable[[], object], done: str
 ) -> HttpResponse:
@@ -470,9 +348,6 @@ def host_retire(request: HttpRequest, slug: str) -> HttpResponse:
     return _take_out(request, slug, HostState.RETIRED, "is retired; enrol it again to use it")
 
 
-# Operator actions on a host's environments: build and remove.
-
-
 def _order(request: HttpRequest, slug: str, name: str, action: str, words: str) -> HttpResponse:
     host, by = host_for_operator(request, slug), request.user.get_username()
     act = partial(environment_order, host=host, name=name, action=action, by=by)
@@ -490,34 +365,6 @@ def environment_build(request: HttpRequest, slug: str, name: str) -> HttpRespons
 def environment_remove(request: HttpRequest, slug: str, name: str) -> HttpResponse:
     """Request that a host deletes an environment that no job runs in."""
     return _order(request, slug, name, "remove", "removes")
-
-
-# Change a host's labels, including its prices; operators only.
-
-
-def labels_set(*, host: Host, labels: Mapping[str, str], by: str, seen: str = "") -> bool:
-    """Replace a host's labels; return whether they changed.
-
-    ``seen`` is the version mark of the labels that the page showed.
-
-    Raises:
-        ConflictProblem: another person changed the labels after the page was opened.
-    """
-    with transaction.atomic():
-        before = Host.objects.select_for_update(no_key=True).get(pk=host.pk).labels
-        if before == labels:
-            return False
-        refuse_if_changed(
-            seen=seen,
-            now_there=before,
-            what=f"The labels of {host.name} were",
-            subject=host.pk,
-            kind="host.labels",
-            reader=by,
-        )
-        Host.objects.filter(pk=host.pk).update(labels=dict(labels))
-        event_record(host, "host.labels", by, detail={"labels": dict(labels), "before": before})
-    return True
 
 
 @require_POST
@@ -543,39 +390,6 @@ def host_labels(request: HttpRequest, slug: str) -> HttpResponse:
     return redirect("host-detail", slug)
 
 
-# The operator's choice of the address at which a job's other hosts reach a host.
-
-
-def address_choose(*, host: Host, address: str, by: str, seen: str = "") -> None:
-    """Set the address at which later jobs reach a host, one of those it reported.
-
-    ``seen`` is the version mark of the choice that the page showed.
-
-    Raises:
-        InvalidProblem: the host has no such address.
-        ConflictProblem: another person changed the address since.
-    """
-    known = [str(each) for each in host.facts.get("addresses") or []]
-    if address not in known:
-        raise InvalidProblem(
-            "no_such_address",
-            f"{host.name} has {', '.join(known) or 'no address'}, not “{address[:60]}”. Choose a "
-            "reported address, or enrol the host again with --address.",
-        )
-    with transaction.atomic():
-        chosen = Host.objects.select_for_update(no_key=True).get(pk=host.pk).address
-        refuse_if_changed(
-            seen=seen,
-            now_there=chosen,
-            what=f"The address of {host.name} was",
-            subject=host.pk,
-            kind="host.address",
-            reader=by,
-        )
-        Host.objects.filter(pk=host.pk).update(address=address)
-        event_record(host, "host.address", by, detail={"address": address})
-
-
 @require_POST
 def host_address(request: HttpRequest, slug: str) -> HttpResponse:
     """Set the address at which other hosts reach this one."""
@@ -584,9 +398,6 @@ def host_address(request: HttpRequest, slug: str) -> HttpResponse:
     by, seen = request.user.get_username(), request.POST.get(SEEN, "")
     act = partial(address_choose, host=host, address=address, by=by, seen=seen)
     return _try_action(request, slug, act, f"Later jobs reach {host.name} at {address}.")
-
-
-# Operator action: mark two hosts as different machines, or undo it.
 
 
 def _requested_host(request: HttpRequest, host: Host) -> Host:
@@ -623,60 +434,6 @@ def host_apart(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 MAX_REPORT_BYTES = 16 * 1024**2
-
-
-class ProofSummary(BaseModel):
-    """The verdict of a validation's report and what is wrong; its other keys are ignored."""
-
-    verdict: proof_reports.Verdict
-    problems: tuple[Sentence, ...] = Field(default=(), max_length=100, fail_fast=True)
-
-
-@dataclass(frozen=True)
-class Proof:
-    """The newest validation of a host: its job, and its verdict once the report has arrived."""
-
-    job: Job
-    summary: ProofSummary | None
-    is_damaged: bool = False  # a report has arrived, but its summary is none
-
-
-def prove_host(*, host: Host, owner: User) -> Job:
-    """Queue a validation on every device of a host.
-
-    Raises:
-        Problem: the host takes no jobs, or a quota does not allow it.
-    """
-    spec = ProveSpec()
-    job = job_create(
-        team=host.team,
-        owner=owner,
-        host=host,
-        spec=spec,
-        name=f"Validation of {host.name}",
-        model_name="",
-        max_duration_seconds=max_duration_of(spec),
-    )
-    return job_submit(job=job, by=owner.get_username())
-
-
-def latest_proof(host: Host) -> Proof | None:
-    """Return the newest validation of a host, or None."""
-    job = (
-        Job.objects.filter(requested_host=host, kind="prove", deleted_at=None)
-        .select_related("current_attempt")
-        .order_by("-pk")
-        .first()
-    )
-    if job is None:
-        return None
-    report = Artefact.objects.filter(attempt=job.current_attempt, name=PROOF_REPORT).first()
-    if report is None:
-        return Proof(job, None)
-    try:
-        return Proof(job, ProofSummary.model_validate(report.facts))
-    except ValidationError:
-        return Proof(job, None, is_damaged=True)
 
 
 @require_GET

@@ -10,10 +10,10 @@ from tests.webapp.conftest import client_of
 from webapp.accounts.models import AccessToken
 from webapp.core.numbers import PLAIN, WHOLE, NumberText, number_fault, number_of
 from webapp.core.problems import InvalidProblem
+from webapp.hosts.adding import VirtualHostForm
 from webapp.hosts.models import Host
 from webapp.jobs.launching import launch_options_of
 from webapp.jobs.quota_form import QuotaForm
-from webapp.pages.add_host import VirtualHostForm
 from webapp.pages.limits import BY_KEY, LimitForm
 from webapp.pages.playground import PlaygroundForm
 from webapp.plans.predicting import measuring_of

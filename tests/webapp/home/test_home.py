@@ -7,18 +7,11 @@ import pytest
 from tests.webapp.conftest import client_of, enrol, make_job
 from webapp.core.clock import now
 from webapp.hosts.models import Host
+from webapp.jobs.accuracy import WINDOW_DAYS, accuracy_for
 from webapp.jobs.lookup import JobCounts
 from webapp.jobs.models import Attempt, Job, JobState, Measurement
 from webapp.modelhub.models import TeamModel
-from webapp.pages.home import (
-    FAILED_FOR,
-    MOST_JOBS,
-    QUEUED_TOO_LONG,
-    WINDOW_DAYS,
-    accuracy_for,
-    attention_for,
-    headline,
-)
+from webapp.pages.home import FAILED_FOR, MOST_JOBS, QUEUED_TOO_LONG, attention_for, headline
 from webapp.plans.models import Plan
 
 # The first page: what needs a person, what runs, how good the predictions are.

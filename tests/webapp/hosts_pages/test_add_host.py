@@ -17,12 +17,12 @@ from webapp.agents.heartbeats import host_beat
 from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.problems import InvalidProblem
+from webapp.hosts.addresses import address_choose
 from webapp.hosts.health import checklist
 from webapp.hosts.models import Distinction, EnrolmentToken, Host
 from webapp.hosts.services import checks_update, host_enroll
 from webapp.jobs.models import Job
 from webapp.jobs.services import job_submit
-from webapp.pages.hosts import address_choose
 
 # Adding a host: form, command, check-list.
 

@@ -10,8 +10,8 @@ from webapp.hosts.machines import cluster_for_host
 from webapp.jobs.artefacts import folder_of
 from webapp.jobs.calibration import attributed_measurements, recalibrate
 from webapp.jobs.models import Artefact, Job
+from webapp.jobs.proofs import prove_host
 from webapp.jobs.results import job_finished
-from webapp.pages.hosts import prove_host
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
 

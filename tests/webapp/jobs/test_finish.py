@@ -36,6 +36,7 @@ from webapp.audit.models import Event
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import Host
+from webapp.jobs.accuracy import accuracy_for
 from webapp.jobs.calibration import (
     RowsRead,
     as_read,
@@ -44,12 +45,11 @@ from webapp.jobs.calibration import (
     recalibrate,
     rows_read,
 )
+from webapp.jobs.host_accuracy import accuracy_of, jobs_together
 from webapp.jobs.models import Attempt, Job, JobState, Measurement
 from webapp.jobs.services import job_submit
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.pages.evaluation import evaluation_of, evaluation_submit, left_model, tasks_of
-from webapp.pages.home import accuracy_for
-from webapp.pages.hosts import accuracy_of, jobs_together
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 MEASURED = {"step_seconds": 2.0, "peak_memory_bytes": 1.5e9, "perplexity": 40.0, "parameters": 7e6}

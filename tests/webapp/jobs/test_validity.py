@@ -12,6 +12,7 @@ from webapp.agents.ingest import events_accept
 from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.hosts.models import Host
+from webapp.jobs.accuracy import accuracy_for
 from webapp.jobs.allocation import attempts_make
 from webapp.jobs.calibration import recalibrate
 from webapp.jobs.gangs import devices_take
@@ -19,7 +20,6 @@ from webapp.jobs.models import Allocation, Attempt, CalibrationChange, Job, Meas
 from webapp.jobs.results import evidence_of, invalid_reason
 from webapp.jobs.services import job_submit
 from webapp.pages.calibration import calibration_effect_of, measurement_decide
-from webapp.pages.home import accuracy_for
 from webapp.plans.planning import estimate_as_planned
 
 pytestmark = pytest.mark.django_db(databases="__all__")
