@@ -34,6 +34,7 @@ from webapp.api.auth import ADMIN, LAUNCH, PLAN, READ
 from webapp.api.jobs import JobDetail, job_detail
 from webapp.api.requests import PageReply, Paging, Sent, ShortPaging, page_keys, page_of
 from webapp.bench.ratios import stored
+from webapp.bench.technique_states import row_of
 from webapp.core.bodies import takes_file
 from webapp.core.problems import REFUSALS, ForbiddenProblem, InvalidProblem, NotFoundProblem
 from webapp.core.queries import in_order
@@ -42,16 +43,16 @@ from webapp.datasets.models import Dataset
 from webapp.datasets.services import UnusableDataError, dataset_store
 from webapp.jobs.artefacts import dataset_delete
 from webapp.jobs.comparing import MAX_JOBS, MIN_JOBS, rows_of, settings_of, sides_of
+from webapp.jobs.evaluating import evaluation_submit, tasks_of
 from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import figures_of
+from webapp.jobs.measurement_decisions import may_decide, measurement_decide
 from webapp.jobs.models import Job, Measurement
 from webapp.jobs.searching import SHORTEST, search_results
-from webapp.jobs.stored_files import model_delete, model_rename
+from webapp.jobs.stored_files import model_delete, model_rename, model_to_change
 from webapp.modelhub.models import TeamModel, kv_bytes_per_token, num_parameters, shape_of
-from webapp.pages.calibration import may_decide, measurement_decide
-from webapp.pages.evaluation import evaluation_submit, tasks_of
-from webapp.pages.model_catalog import ModelNewForm, model_to_change, row_of
 from webapp.wizard.documents import form_problem
+from webapp.wizard.model_form import ModelNewForm
 
 router = Router(tags=["library"], auth=READ)
 MOST_MATCHES = 1000  # of each kind, in a search

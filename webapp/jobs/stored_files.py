@@ -7,11 +7,16 @@ delete with the replies to its heartbeats, until a report shows that they were c
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
+from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Count, F, Q, QuerySet, Sum
 from django.db.models.functions import Coalesce
+from django.http import HttpRequest
+from django.shortcuts import get_object_or_404
 
 from runners.shared.messages import MAX_STORED, FilePart, FilesOrder, StoredFiles
+from webapp.accounts.models import Role
+from webapp.accounts.services import has_role, membership_of
 from webapp.audit.models import event_record
 from webapp.core.display import memory
 from webapp.core.problems import ConflictProblem, InvalidProblem, NotFoundProblem
@@ -19,6 +24,7 @@ from webapp.core.queries import RowChange, update_each
 from webapp.hosts.models import Host
 from webapp.hosts.services import checks_update
 from webapp.jobs.models import DOCUMENTS, FINAL_STATES, Attempt, Job
+from webapp.jobs.permissions import refusal
 from webapp.modelhub.models import TeamModel
 
 ORDERS = "file_orders"  # key of Host.checks: attempt id -> part
@@ -307,3 +313,20 @@ def model_delete(*, model: TeamModel, by: str, with_files: bool) -> str:
     if with_files:
         return f"{place} deletes {size} of files after its next heartbeat."
     return f"Its files stay on {place}: {size}."
+
+
+def model_to_change(request: HttpRequest, model_id: str, *, with_files: bool = False) -> TeamModel:
+    """Return a model of the caller's teams, which a practitioner may rename and delete.
+
+    Raises:
+        Http404: the caller's teams have no such model; those of the catalog cannot be changed.
+        PermissionDenied: the role is too low; its job's files belong to that job's owner.
+    """
+    own = TeamModel.objects.visible_to(request.user).select_related("host", "team")
+    model = get_object_or_404(own, pk=model_id)
+    if not has_role(request.user, model.team, Role.PRACTITIONER):
+        raise PermissionDenied("To change a model you need the role Practitioner or higher.")
+    job = stored_of_model(model)[1] if with_files else None
+    if job and (why := refusal(membership_of(request.user, job.team), job, "delete")):
+        raise PermissionDenied(why)
+    return model

@@ -13,8 +13,8 @@ from django.utils.safestring import mark_safe
 from django.views.decorators.http import require_GET
 from markdown.extensions.toc import slugify_unicode
 
+from webapp.bench.technique_states import ratio_table, state_table
 from webapp.core.figures import figure_table
-from webapp.pages.model_catalog import ratio_table, state_table
 
 # Find and render documentation pages: Markdown files in templates/docs.
 

@@ -23,7 +23,10 @@ from webapp.core.parameters import page_number, reads_query, whole_in_query
 from webapp.core.problems import Problem
 from webapp.hosts.pools import facts_for
 from webapp.jobs.calibration import as_read
+from webapp.jobs.calibration_effect import calibration_effect_of
+from webapp.jobs.compression_effect import before_after, significance_note, won_words
 from webapp.jobs.endpoints import endpoint_of, key_shown_once
+from webapp.jobs.evaluating import LeftModel, left_model
 from webapp.jobs.gangs import deciding_part
 from webapp.jobs.job_charts import Drawn, draw
 from webapp.jobs.lookup import load_job
@@ -71,14 +74,6 @@ from webapp.pages.attempt_log import (
     parts_for,
     preflight_of,
     shown_part,
-)
-from webapp.pages.calibration import calibration_effect_of
-from webapp.pages.evaluation import (
-    LeftModel,
-    before_after,
-    left_model,
-    significance_note,
-    won_words,
 )
 from webapp.pages.postmortem import has_postmortem, postmortem_of, replan_words
 from webapp.pages.training import mixture_of, samples_of

@@ -4,44 +4,35 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from django import forms
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from planner.catalog.models import (
-    ModelEntry,
-    checkpoint_name,
-    get_entry,
-    get_model,
-    list_models,
-    model_from_config,
-)
+from planner.catalog.models import ModelEntry, checkpoint_name, get_entry, get_model, list_models
 from planner.specs.base import PlannerError, UnknownTechniqueError
 from planner.specs.estimate import Estimate
 from planner.specs.model import ModelSpec
 from planner.techniques.registry import TECHNIQUES, get
-from runners.host.abilities import ABILITIES
-from runners.host.bench import StoredRatio
 from runners.jobspec.compress import QUANTISED_DTYPES
 from webapp.accounts.models import Role
 from webapp.accounts.services import current_team, has_role, membership_of, require_role
-from webapp.bench.ratios import Proof, evidence, holds, level_of, stored
+from webapp.bench.ratios import level_of, stored
+from webapp.bench.technique_states import row_of
 from webapp.core.bodies import takes_file
-from webapp.core.display import Figure, sentence
+from webapp.core.display import Figure
 from webapp.core.figures import REGISTRY
-from webapp.core.names import checked_name, shown_name
+from webapp.core.names import checked_name
 from webapp.core.parameters import reads_query
 from webapp.core.problems import Problem
 from webapp.core.search import folded
 from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import Host, HostState
+from webapp.jobs.evaluating import left_model
 from webapp.jobs.lookup import visible_jobs
 from webapp.jobs.models import Job
 from webapp.jobs.permissions import refusal
-from webapp.jobs.stored_files import model_delete, model_rename, stored_of_model
+from webapp.jobs.stored_files import model_delete, model_rename, model_to_change, stored_of_model
 from webapp.modelhub.models import (
     TeamModel,
     kv_bytes_per_token,
@@ -49,55 +40,9 @@ from webapp.modelhub.models import (
     parameter_parts,
     shape_of,
 )
-from webapp.pages.evaluation import left_model
 from webapp.plans.planning import fits_on
-from webapp.wizard.forms import MAX_CONFIG_BYTES, ConfigJson, read_upload
-
-# ---------------------------------------------------------------------------
-# Pages of models: the catalog, the team's own, their memory needs, registration.
-# ---------------------------------------------------------------------------
-
-
-# The form that registers a model from its config.json.
-
-
-class ModelNewForm(forms.Form):
-    """A name and a ``config.json``, pasted or uploaded."""
-
-    use_required_attribute = False
-
-    name = forms.CharField(
-        label="Name",
-        max_length=120,
-        validators=[shown_name],
-        error_messages={"required": "Give the model a name that your team will recognise."},
-    )
-    config = ConfigJson("config.json", "Paste the file as Hugging Face publishes it.")
-    config_file = forms.FileField(
-        label="Or upload the file",
-        required=False,
-        widget=forms.FileInput(attrs={"accept": ".json,application/json"}),
-    )
-
-    def clean(self) -> dict[str, Any]:
-        """Parse the config; reject one that describes no model, with the missing field."""
-        values = super().clean() or self.cleaned_data
-        if "config" in self.errors:
-            return values
-        try:
-            values["config"] = read_upload(values.get("config_file")) or values.get("config")
-        except forms.ValidationError as error:
-            self.add_error("config_file", error)
-            return values
-        if not values["config"]:
-            self.add_error("config", "Paste the content of config.json, or upload the file.")
-            return values
-        try:
-            values["shape"] = model_from_config(values["config"])
-        except PlannerError as error:
-            self.add_error("config", sentence(error.message))
-        return values
-
+from webapp.wizard.forms import MAX_CONFIG_BYTES
+from webapp.wizard.model_form import ModelNewForm
 
 CONVERSATION_TOKENS = 2048
 FIT_DTYPES = ("bf16", "int8", "int4")
@@ -234,23 +179,6 @@ def _cell(dtype: str, estimate: Estimate | None) -> tuple[str, bool | None, int]
     return dtype, estimate.fits, estimate.memory.per_device_peak_bytes
 
 
-def model_to_change(request: HttpRequest, model_id: str, *, with_files: bool = False) -> TeamModel:
-    """Return a model of the caller's teams, which a practitioner may rename and delete.
-
-    Raises:
-        Http404: the caller's teams have no such model; those of the catalog cannot be changed.
-        PermissionDenied: the role is too low; its job's files belong to that job's owner.
-    """
-    own = TeamModel.objects.visible_to(request.user).select_related("host", "team")
-    model = get_object_or_404(own, pk=model_id)
-    if not has_role(request.user, model.team, Role.PRACTITIONER):
-        raise PermissionDenied("To change a model you need the role Practitioner or higher.")
-    job = stored_of_model(model)[1] if with_files else None
-    if job and (why := refusal(membership_of(request.user, job.team), job, "delete")):
-        raise PermissionDenied(why)
-    return model
-
-
 @require_POST
 def model_rename_view(request: HttpRequest, model_id: str) -> HttpResponse:
     """Give a model of the team another name."""
@@ -298,92 +226,6 @@ def model_new(request: HttpRequest) -> HttpResponse:
         return redirect("model-detail", model.pk)
     status = UNPROCESSABLE if form.errors else 200
     return render(request, "modelhub/new.html", {"form": form}, status=status)
-
-
-# ---------------------------------------------------------------------------
-# The state of each technique with its proofs, and the pages of techniques.
-# ---------------------------------------------------------------------------
-
-
-# The state of each technique with its proofs, for command, docs pages and UI.
-
-
-Row = dict[str, Any]
-
-
-def all_rows() -> list[Row]:
-    """Return the row of every technique, in registry order."""
-    ratios = stored()
-    return [row_of(key, ratios) for key in TECHNIQUES]
-
-
-def row_of(key: str, stored_ratios: dict[str, StoredRatio]) -> Row:
-    """Return the row of one technique: state, job, library and proofs."""
-    ability, technique = ABILITIES.get(key), TECHNIQUES[key]
-    return {
-        "id": key,
-        "title": technique.title,
-        "state": level_of(key, stored_ratios),
-        "headline": technique.headline,
-        "job_kind": ability.job_kind if ability else "",
-        "library": ability.library if ability else "",
-        "version": ability.version if ability else "",
-        "test": ability.test if ability else "",
-        "ratios": [_ratio(proof, ratio) for proof, ratio in evidence(key, stored_ratios)],
-    }
-
-
-def _ratio(proof: Proof, ratio: StoredRatio) -> Row:
-    return {
-        **ratio.model_dump(mode="json"),
-        "shows": proof.shows,
-        "floor": proof.floor,
-        "holds": holds(proof, ratio),
-        "test": proof.test,
-    }
-
-
-def state_table() -> str:
-    """Return the states of all techniques as a Markdown table."""
-    lines = map(_state, all_rows())
-    return "\n".join((*_head(*STATE_COLUMNS), *lines))
-
-
-def ratio_table() -> str:
-    """Return the measured ratios as a Markdown table, with dates, machines and versions."""
-    rows = all_rows()
-    lines = [_line(row["id"], each) for row in rows for each in row["ratios"]]
-    provenance = {
-        f"- `{each['command']}` on {each['date']}: {each['machine']}; "
-        + ", ".join(f"{name} {version}" for name, version in each["versions"].items())
-        for row in rows
-        for each in row["ratios"]
-    }
-    return "\n".join((*_head(*RATIO_COLUMNS), *lines, "", *sorted(provenance)))
-
-
-STATE_COLUMNS = ("Name", "Technique", "State", "Job and library", "Published headline")
-RATIO_COLUMNS = ("Name", "What it shows", "Ratio", "Of", "Measured (95 %)", "n", "Holds")
-
-
-def _head(*names: str) -> tuple[str, str]:
-    return _cells(*names), "|---" * len(names) + "|"
-
-
-def _state(row: Row) -> str:
-    through = f"{row['job_kind']}, {row['library']}" if row["job_kind"] else ""
-    return _cells(f"`{row['id']}`", row["title"], row["state"], through, row["headline"])
-
-
-def _line(key: str, ratio: Row) -> str:
-    value = f"{ratio['value']:.3g} ({ratio['low']:.3g} to {ratio['high']:.3g})"
-    verdict = "yes" if ratio["holds"] else f"no: not clear of {ratio['floor']:g}"
-    name, kind = ratio["name"], ratio["of"]
-    return _cells(f"`{key}`", ratio["shows"], name, kind, value, ratio["n"], verdict)
-
-
-def _cells(*cells: object) -> str:
-    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 PHASES = (

@@ -45,11 +45,11 @@ from webapp.jobs.calibration import (
     recalibrate,
     rows_read,
 )
+from webapp.jobs.evaluating import evaluation_of, evaluation_submit, left_model, tasks_of
 from webapp.jobs.host_accuracy import accuracy_of, jobs_together
 from webapp.jobs.models import Attempt, Job, JobState, Measurement
 from webapp.jobs.services import job_submit
 from webapp.modelhub.models import TeamModel, demo_config
-from webapp.pages.evaluation import evaluation_of, evaluation_submit, left_model, tasks_of
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 MEASURED = {"step_seconds": 2.0, "peak_memory_bytes": 1.5e9, "perplexity": 40.0, "parameters": 7e6}

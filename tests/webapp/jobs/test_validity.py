@@ -15,11 +15,12 @@ from webapp.hosts.models import Host
 from webapp.jobs.accuracy import accuracy_for
 from webapp.jobs.allocation import attempts_make
 from webapp.jobs.calibration import recalibrate
+from webapp.jobs.calibration_effect import calibration_effect_of
 from webapp.jobs.gangs import devices_take
+from webapp.jobs.measurement_decisions import measurement_decide
 from webapp.jobs.models import Allocation, Attempt, CalibrationChange, Job, Measurement
 from webapp.jobs.results import evidence_of, invalid_reason
 from webapp.jobs.services import job_submit
-from webapp.pages.calibration import calibration_effect_of, measurement_decide
 from webapp.plans.planning import estimate_as_planned
 
 pytestmark = pytest.mark.django_db(databases="__all__")

@@ -11,6 +11,7 @@ from webapp.charts.plots import BY_KIND, Prediction, Series, charts_for
 from webapp.core.clock import now
 from webapp.core.display import NBSP
 from webapp.core.figures import REGISTRY, definition_of
+from webapp.jobs.compression_effect import before_after, significance_note, won_words
 from webapp.jobs.job_charts import caption, figure_words
 from webapp.jobs.measured_figures import (
     JobFigure,
@@ -23,7 +24,6 @@ from webapp.jobs.measured_figures import (
     utilisation_of,
 )
 from webapp.jobs.models import Job, JobState, Measurement
-from webapp.pages.evaluation import before_after, significance_note, won_words
 
 SAID = {"value": 3000.0, "low": 2700.0, "high": 3400.0, "unit": "tokens_per_second"}
 LOSS, TOKENS = BY_KIND["train"][:2]

@@ -21,12 +21,12 @@ from webapp.agents.ingest import events_accept
 from webapp.charts.plots import BY_KIND
 from webapp.core.display import number, quantity
 from webapp.core.figures import REGISTRY, definition_of
+from webapp.jobs.compression_effect import before_after
 from webapp.jobs.job_charts import draw
 from webapp.jobs.measured_figures import figures_of
 from webapp.jobs.models import Attempt, Job
 from webapp.jobs.progress import KIND_WORDS
 from webapp.jobs.services import job_submit
-from webapp.pages.evaluation import before_after
 from webapp.pages.plans import measured_of
 from webapp.plans.models import Plan
 

@@ -13,8 +13,8 @@ from runners.host.abilities import ABILITIES, OWN
 from runners.launchers.launch import JOB_MODULES
 from tests.webapp.conftest import client_of
 from webapp.bench.ratios import PROOFS, stored
+from webapp.bench.technique_states import row_of
 from webapp.pages.docs import find_page
-from webapp.pages.model_catalog import row_of
 
 pytestmark = pytest.mark.django_db
 

@@ -9,10 +9,10 @@ from planner.cost.weights import RECIPES
 from runners.jobspec import ArtefactModel, CompressSpec, EvaluateSpec, TrainSpec
 from tests.webapp.conftest import make_job
 from tests.webapp.plans.test_verdict_words import answer_of, draft_of
+from webapp.jobs.evaluating import evaluation_submit
 from webapp.jobs.measured_figures import predictions
 from webapp.jobs.models import Job
 from webapp.modelhub.models import TeamModel, demo_config
-from webapp.pages.evaluation import evaluation_submit
 from webapp.plans.alternatives import comparison
 from webapp.plans.explanation import DraftProblem
 from webapp.plans.planning import plan_compute

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from webapp.pages.model_catalog import all_rows
+from webapp.bench.technique_states import all_rows
 
 
 class Command(BaseCommand):
