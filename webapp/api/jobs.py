@@ -37,7 +37,10 @@ from webapp.core.search import folded
 from webapp.hosts.models import Host
 from webapp.hosts.services import Contact, contact_of
 from webapp.jobs.artefact_archive import artefact_response
+from webapp.jobs.artefacts import artefacts_of
 from webapp.jobs.endpoints import endpoint_of
+from webapp.jobs.listing import filter_jobs
+from webapp.jobs.logs import LOG_KINDS, Line, lines_of, log_lines, with_replaced
 from webapp.jobs.lookup import load_job, visible_jobs
 from webapp.jobs.measured_figures import as_json, figures_of
 from webapp.jobs.models import (
@@ -49,8 +52,10 @@ from webapp.jobs.models import (
     JobState,
     Priority,
 )
+from webapp.jobs.parts import part_at
 from webapp.jobs.permissions import allowed, job_for
 from webapp.jobs.progress import KIND_WORDS, elapsed_seconds, progress, silence_of
+from webapp.jobs.restarting import start_elsewhere
 from webapp.jobs.services import (
     is_resumable,
     job_abandon,
@@ -63,13 +68,10 @@ from webapp.jobs.services import (
     words_of,
 )
 from webapp.jobs.targets import target_json, targets_of
+from webapp.jobs.waiting import waiting_sentence
 from webapp.live.stream import ticket_for
 from webapp.metrics.models import MetricSource
 from webapp.metrics.store import FOREVER_MS, Range, Series, read_series
-from webapp.pages.attempt_log import LOG_KINDS, Line, lines_of, log_lines, part_at, with_replaced
-from webapp.pages.job_actions import start_elsewhere
-from webapp.pages.job_list import filter_jobs
-from webapp.pages.jobs import artefacts_of, waiting_sentence
 from webapp.plans.models import Plan
 
 router = Router(tags=["jobs"], auth=READ)

@@ -34,8 +34,8 @@ from webapp.jobs.launching import clone_begin, launch_note
 from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import shortage_of
 from webapp.jobs.permissions import job_for
+from webapp.jobs.postmortem import fitting_changes
 from webapp.jobs.replanning import NO_SHORTAGE, replan
-from webapp.pages.jobs import fitting_changes
 from webapp.pages.plans import SHOWN, export_plan, exports_of
 from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan

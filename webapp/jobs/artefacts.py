@@ -12,12 +12,7 @@ from runners.jobspec import ArtefactModel, ModelRef, NamedAdapter, TrainSpec
 from runners.jobspec.base import UploadedData, uploads_of
 from webapp.accounts.models import Team
 from webapp.core.outages import check_room
-from webapp.core.problems import (
-    ConflictProblem,
-    InvalidProblem,
-    NotFoundProblem,
-    TooLargeProblem,
-)
+from webapp.core.problems import ConflictProblem, InvalidProblem, NotFoundProblem, TooLargeProblem
 from webapp.datasets.models import Dataset
 from webapp.datasets.services import change_record, path_of
 from webapp.hosts.models import Host
@@ -301,3 +296,9 @@ def promised_dataset(attempt_id: str, host: Host, dataset_id: str) -> Dataset:
     raise NotFoundProblem(
         "no_dataset", "The training data was deleted, or the job does not name it."
     )
+
+
+def artefacts_of(job: Job) -> list[Artefact]:
+    """Return the artefacts of the job's current attempt."""
+    attempt = job.current_attempt
+    return list(Artefact.objects.filter(attempt=attempt)) if attempt else []

@@ -139,3 +139,10 @@ def evaluation_submit(*, model: TeamModel, by: User, tasks: EvaluationTasks | No
         prediction=evaluation_prediction(spec, model, shape),
     )
     return job_submit(job=job, by=by.get_username())
+
+
+def models_of(job: Job) -> list[LeftModel]:
+    """Return the models that the job's current attempt added to the team's models."""
+    attempt = job.current_attempt_id
+    models = TeamModel.objects.filter(attempt_id=attempt) if attempt else []
+    return [left_model(model) for model in models]

@@ -49,13 +49,13 @@ from webapp.jobs.artefacts import folder_of
 from webapp.jobs.calibration import PROOF_REPORT
 from webapp.jobs.calibration_effect import rows_of
 from webapp.jobs.host_accuracy import accuracy_of, jobs_together
+from webapp.jobs.listing import latest_at
 from webapp.jobs.lookup import JobCounts, counts_by_host, counts_of, devices_of, load_job
 from webapp.jobs.models import Artefact, Job, Measurement
 from webapp.jobs.permissions import refusal
 from webapp.jobs.proofs import latest_proof, prove_host
 from webapp.jobs.stored_files import kept_on_host, stored_on_host
 from webapp.live.stream import live_context, page_or_regions
-from webapp.pages.job_list import latest_at
 
 NUM_JOBS, NUM_EVENTS, NUM_REFUSED, NUM_LEFT_OUT = 10, 12, 20, 10
 NUM_KEPT = 20  # jobs whose files are listed, the largest first

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.contrib import messages
-from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -15,12 +14,13 @@ from runners.shared.reasons import Reason
 from webapp.accounts.services import membership_of, signed_in, visible_or_404
 from webapp.core.display import clock, listed
 from webapp.core.problems import Problem
-from webapp.hosts.models import Device, Host, HostState
-from webapp.hosts.services import Contact, contact_of, silent_seconds
+from webapp.hosts.models import Device, Host
+from webapp.hosts.services import silent_seconds
 from webapp.jobs.launching import clone_begin
 from webapp.jobs.models import FINAL_STATES, Attempt, Job
 from webapp.jobs.permissions import job_for, refusal
 from webapp.jobs.progress import state_label_of
+from webapp.jobs.restarting import ANYWHERE, is_enough, other_hosts, start_elsewhere
 from webapp.jobs.services import (
     devices_of,
     job_abandon,
@@ -127,7 +127,6 @@ def job_files_delete_view(request: HttpRequest, job_id: str) -> HttpResponse:
 
 
 UNPROCESSABLE = 422
-ANYWHERE = "pool"
 
 
 @dataclass(frozen=True)
@@ -194,33 +193,6 @@ def _page(request: HttpRequest, job: Job, typed: str = "", problem: str = "") ->
     }
     status = UNPROCESSABLE if problem else 200
     return render(request, "jobs/abandon.html", context, status=status)
-
-
-def live_hosts(job: Job) -> list[Host]:
-    """Return the hosts of the job's pool that can run it now."""
-    hosts = Host.objects.filter(pool=job.pool_id, state=HostState.READY)
-    return [host for host in hosts if contact_of(host) is Contact.LIVE]
-
-
-def other_hosts(job: Job) -> list[Host]:
-    """Return the other hosts on which a single-host job can be restarted."""
-    return [] if job.num_hosts > 1 else [each for each in live_hosts(job) if each != job.host]
-
-
-def is_enough(job: Job) -> bool:
-    """Return whether a job on several hosts could restart without the unreachable ones."""
-    return job.num_hosts > 1 and len(live_hosts(job)) >= job.num_hosts
-
-
-def start_elsewhere(job: Job, place: str, owner: User) -> Job | None:
-    """Queue a copy of an abandoned job on a host by id, or on the ``pool``; None if it cannot."""
-    chosen = next((host for host in other_hosts(job) if host.pk == place), None)
-    if chosen is None and not (place == ANYWHERE and is_enough(job)):
-        return None
-    copy = job_clone(job=job, owner=owner)
-    copy.requested_host = chosen
-    copy.save(update_fields=["requested_host"])
-    return job_submit(job=copy, by=owner.get_username())
 
 
 def _start_elsewhere(request: HttpRequest, job: Job) -> HttpResponse:

@@ -22,13 +22,15 @@ from webapp.core.middleware import uncompressed
 from webapp.core.parameters import page_number, reads_query, whole_in_query
 from webapp.core.problems import Problem
 from webapp.hosts.pools import facts_for
+from webapp.jobs.artefacts import artefacts_of
 from webapp.jobs.calibration import as_read
 from webapp.jobs.calibration_effect import calibration_effect_of
 from webapp.jobs.compression_effect import before_after, significance_note, won_words
 from webapp.jobs.endpoints import endpoint_of, key_shown_once
-from webapp.jobs.evaluating import LeftModel, left_model
+from webapp.jobs.evaluating import models_of
 from webapp.jobs.gangs import deciding_part
 from webapp.jobs.job_charts import Drawn, draw
+from webapp.jobs.logs import Line, is_full, log_lines
 from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import (
     cards_of,
@@ -37,9 +39,13 @@ from webapp.jobs.measured_figures import (
     task_rows,
     why_energy_unmeasured,
 )
-from webapp.jobs.models import FINAL_STATES, Artefact, Attempt, Job, JobState
+from webapp.jobs.mixtures import mixture_of
+from webapp.jobs.models import FINAL_STATES, Attempt, Job
+from webapp.jobs.parts import PARAMETER, parts_for
 from webapp.jobs.permissions import allowed, job_for
 from webapp.jobs.points import operators_of, points_since, under_load
+from webapp.jobs.postmortem import fitting_changes, has_postmortem, postmortem_of, replan_words
+from webapp.jobs.preflight_checks import ChecklistLine, checks_of, preflight_of
 from webapp.jobs.progress import (
     KIND_WORDS,
     elapsed_seconds,
@@ -49,64 +55,20 @@ from webapp.jobs.progress import (
     silence_of,
     timeline,
 )
-from webapp.jobs.replanning import (
-    NO_SHORTAGE,
-    Change,
-    change_at,
-    limit_words,
-    replan,
-    smallest_changes,
-)
+from webapp.jobs.replanning import NO_SHORTAGE, change_at, limit_words, replan
+from webapp.jobs.samples import samples_of
 from webapp.jobs.services import is_resumable, names_of, resumed_job, silent_parts, words_of
 from webapp.jobs.stored_files import stored_of_job
 from webapp.jobs.targets import targets_of
-from webapp.jobs.waiting import waiting_line
+from webapp.jobs.waiting import scheduler_words, waiting_sentence
 from webapp.live.stream import live_context, page_or_regions
 from webapp.metrics.store import FOREVER_MS
-from webapp.modelhub.models import TeamModel
-from webapp.pages.attempt_log import (
-    PARAMETER,
-    ChecklistLine,
-    Line,
-    checks_of,
-    is_full,
-    log_lines,
-    parts_for,
-    preflight_of,
-    shown_part,
-)
-from webapp.pages.postmortem import has_postmortem, postmortem_of, replan_words
-from webapp.pages.training import mixture_of, samples_of
+from webapp.pages.shown_part import shown_part
 from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute
 from webapp.wizard.documents import job_document_of, schema_address, yaml_of
 from webapp.wizard.drafts import suggestion_apply
-
-# Queries of pages about jobs, mainly why one is waiting.
-
-
-def waiting_sentence(job: Job) -> str | None:
-    """Return why a queued job has not started, in one sentence; None for any other job."""
-    if job.state != JobState.QUEUED:
-        return None
-    line = waiting_line(job)
-    if line is None:
-        return None
-    retry = f"Retry {job.num_retries} of {job.max_retries}. " if job.num_retries else ""
-    is_first = line.position is None or line.position == 1
-    turn = "" if is_first else f" It is number {line.position} in the queue."
-    return f"{retry}{line.sentence}{turn}"
-
-
-def scheduler_words(job: Job) -> str:
-    """Return what a claimed job waits for in its host's scheduler: “Slurm: Resources”."""
-    if job.state != JobState.STARTING or job.host is None:
-        return ""
-    reported = job.host.last_beat.get("attempts") or ()
-    matching = [each for each in reported if each.get("attempt_id") == job.current_attempt_id]
-    return str(matching[0].get("waits_for") or "") if matching else ""
-
 
 ARRIVAL_TIME = timedelta(hours=1)
 TAIL_LINES = 200
@@ -369,19 +331,6 @@ def artefact_context(job: Job) -> dict[str, Any]:
     return {"artefacts": artefacts, "arriving_url": url}
 
 
-def artefacts_of(job: Job) -> list[Artefact]:
-    """Return the artefacts of the job's current attempt."""
-    attempt = job.current_attempt
-    return list(Artefact.objects.filter(attempt=attempt)) if attempt else []
-
-
-def models_of(job: Job) -> list[LeftModel]:
-    """Return the models that the job's current attempt added to the team's models."""
-    attempt = job.current_attempt_id
-    models = TeamModel.objects.filter(attempt_id=attempt) if attempt else []
-    return [left_model(model) for model in models]
-
-
 # The post-mortem tab and its actions.
 
 
@@ -415,12 +364,6 @@ def job_changes(request: HttpRequest, job_id: str) -> HttpResponse:
         "allowed": job_context(request, job, TAB)["allowed"],
     }
     return render(request, "jobs/_changes.html", context)
-
-
-def fitting_changes(job: Job) -> list[Change]:
-    """Return the smallest changes with which a job that ran out of memory would fit."""
-    story = shortage_of(job) if has_postmortem(job) else None
-    return smallest_changes(job, story) if story else []
 
 
 @require_POST

@@ -5,8 +5,8 @@ from pathlib import Path
 from runners.shared.log_text import LINE_CHARACTERS, shortened
 from runners.supervision.output import LogEvents
 from tests.runners.program_logs import HOSTILE, PROGRAMS
+from webapp.jobs.logs import lines_of, with_replaced
 from webapp.jobs.models import AttemptEvent
-from webapp.pages.attempt_log import lines_of, with_replaced
 
 SCRIPT = Path(__file__).parents[3] / "static/js/jobs.js"
 TEXTS = ["🚢" * (LINE_CHARACTERS + 1) + "\n", "x" * LINE_CHARACTERS + " \n\n"]

@@ -13,11 +13,11 @@ from webapp.core.clock import now
 from webapp.core.queries import NewestFirst, RowChange, page_by_key, update_each
 from webapp.hosts.models import Host
 from webapp.jobs.accuracy import accuracy_for
+from webapp.jobs.listing import latest_at
 from webapp.jobs.models import Attempt, Job, JobState
 from webapp.jobs.pool_state import first_waiting, num_before, num_by_team
 from webapp.jobs.stored_files import kept_on_host, stored_on_host
 from webapp.pages.home import attention_for
-from webapp.pages.job_list import latest_at
 from webapp.pages.plans import num_jobs_of
 from webapp.plans.models import Plan, PlanState
 

@@ -36,8 +36,7 @@ from webapp.hosts.services import (
 from webapp.jobs.gangs import run_checks
 from webapp.jobs.models import Job, JobState
 from webapp.jobs.services import job_submit
-from webapp.jobs.waiting import closed_words
-from webapp.pages.jobs import scheduler_words
+from webapp.jobs.waiting import closed_words, scheduler_words
 
 # A one-time token becomes a host, once.
 

@@ -33,7 +33,7 @@ from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.gangs import devices_release, run_checks
 from webapp.jobs.models import Attempt, Command, Job
 from webapp.jobs.services import job_submit
-from webapp.pages.jobs import waiting_sentence
+from webapp.jobs.waiting import waiting_sentence
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

@@ -13,8 +13,7 @@ from webapp.jobs.measured_figures import (
     story_sentence,
 )
 from webapp.jobs.models import Attempt, Job
-from webapp.metrics.store import Point, append
-from webapp.pages.postmortem import (
+from webapp.jobs.postmortem import (
     ending_words,
     first_failure,
     host_rows,
@@ -22,6 +21,7 @@ from webapp.pages.postmortem import (
     only_rank,
     split_by_rank,
 )
+from webapp.metrics.store import Point, append
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

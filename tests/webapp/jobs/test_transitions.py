@@ -27,7 +27,7 @@ from webapp.jobs.transitions import (
     transition,
     words_for,
 )
-from webapp.pages.jobs import waiting_sentence
+from webapp.jobs.waiting import waiting_sentence
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

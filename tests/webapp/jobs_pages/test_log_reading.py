@@ -9,8 +9,8 @@ from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, client_of
 from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, silence, start, tell
 from webapp.agents.ingest import announce
 from webapp.jobs.job_charts import draw
+from webapp.jobs.logs import MOST_CHARACTERS, Line, lines_of, log_lines
 from webapp.jobs.models import AttemptEvent, Job
-from webapp.pages.attempt_log import MOST_CHARACTERS, Line, lines_of, log_lines
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

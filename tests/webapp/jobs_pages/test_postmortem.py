@@ -14,8 +14,8 @@ from webapp.jobs.gangs import settle_all
 from webapp.jobs.launching import plan_launch
 from webapp.jobs.measured_figures import stories_of, story_of
 from webapp.jobs.models import Attempt, Job
+from webapp.jobs.postmortem import part_ends
 from webapp.jobs.services import job_stop
-from webapp.pages.postmortem import part_ends
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute
 from webapp.wizard.drafts import demo_draft, draft_begin

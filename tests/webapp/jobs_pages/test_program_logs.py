@@ -10,8 +10,8 @@ from runners.shared.log_text import lines_of as text_lines
 from runners.supervision.output import LogEvents
 from tests.runners.program_logs import HOSTILE, PROGRAMS
 from tests.webapp.conftest import EXIT_OK
+from webapp.jobs.logs import lines_of, log_lines, log_of, with_replaced
 from webapp.jobs.models import AttemptEvent
-from webapp.pages.attempt_log import lines_of, log_lines, log_of, with_replaced
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 OUTPUT = {name: log.encode() for name, log in PROGRAMS.items()} | {

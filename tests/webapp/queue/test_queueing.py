@@ -21,8 +21,7 @@ from webapp.jobs.queue_order import is_sealed, order_digest
 from webapp.jobs.quotas import Rules
 from webapp.jobs.scheduler import decide
 from webapp.jobs.services import job_abandon, job_submit
-from webapp.jobs.waiting import lines_of, waiting_line
-from webapp.pages.jobs import waiting_sentence
+from webapp.jobs.waiting import lines_of, waiting_line, waiting_sentence
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

@@ -17,20 +17,22 @@ from webapp.core.display import capitalised, clock, listed, memory, number
 from webapp.hosts.services import Contact, contact_of, silent_seconds
 from webapp.jobs.gangs import first_ended, members_of
 from webapp.jobs.job_charts import span_ms
+from webapp.jobs.logs import SUPERVISOR, log_lines
 from webapp.jobs.measured_figures import (
     MemoryComparison,
     TermRow,
     facts_of,
+    shortage_of,
     stories_of,
     story_sentence,
 )
 from webapp.jobs.models import Attempt, Job, JobState
 from webapp.jobs.points import series_of
 from webapp.jobs.progress import elapsed_seconds
+from webapp.jobs.replanning import Change, smallest_changes
 from webapp.jobs.services import words_of
 from webapp.jobs.transitions import words_for
 from webapp.metrics.store import read_series
-from webapp.pages.attempt_log import SUPERVISOR, log_lines
 
 # Text for an attempt's end: exit code or signal, and the host's condition at that time.
 
@@ -497,3 +499,9 @@ def replan_words(story: MemoryComparison) -> str:
         f"{memory(story.room_bytes)} there were, as this job needed "
         f"{story.ratio:.2f} times what was predicted."
     )
+
+
+def fitting_changes(job: Job) -> list[Change]:
+    """Return the smallest changes with which a job that ran out of memory would fit."""
+    story = shortage_of(job) if has_postmortem(job) else None
+    return smallest_changes(job, story) if story else []

@@ -1,0 +1,91 @@
+"""The preflight checks of an attempt, by host and server."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from runners.shared.reasons import Reason
+from webapp.audit.models import Event
+from webapp.core.display import capitalised
+from webapp.jobs.allocation import MAX_PREFLIGHTS
+from webapp.jobs.models import Job, JobState
+
+
+@dataclass(frozen=True)
+class ChecklistLine:
+    """One line of a checklist."""
+
+    name: str
+    is_ok: bool
+    sentence: str
+    remedy: str
+
+    @property
+    def status(self) -> str:
+        """Return the status that selects the line's icon."""
+        return "ready" if self.is_ok else "failed"
+
+
+@dataclass(frozen=True)
+class CheckRun:
+    """One run of the preflight checks: title, time, and every check."""
+
+    title: str
+    at: datetime
+    checks: tuple[ChecklistLine, ...]
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """The state of a job's preflight: a sentence, and the latest check runs."""
+
+    sentence: str
+    looks: tuple[CheckRun, ...]
+
+
+def checks_of(event: Event) -> tuple[ChecklistLine, ...]:
+    """Return the checks of an event: failed ones first, then those with advice."""
+    checks = [
+        ChecklistLine(
+            capitalised(str(check.get("name", ""))),
+            bool(check.get("ok")),
+            str(check.get("sentence", "")),
+            str(check.get("remedy", "")),
+        )
+        for check in event.detail.get("checks", ())
+    ]
+    return tuple(sorted(checks, key=lambda check: (check.is_ok, not check.remedy)))
+
+
+def preflight_of(job: Job, events: Sequence[Event]) -> Preflight | None:
+    """Return the preflight of a job in preflight or returned from it, else None."""
+    is_back = job.state == JobState.QUEUED or job.reason == Reason.PREFLIGHT_FAILED
+    check_events = [event for event in events if event.kind == "job.state" and event.detail]
+    check_events = [event for event in check_events if event.detail.get("checks")]
+    if not check_events or not (is_back or job.state == JobState.PREFLIGHT):
+        return None
+    last = check_events[-1]
+    if job.state == JobState.PREFLIGHT:
+        sentence = (
+            f"{_host(job)} passes the checks by its last heartbeat. The host now runs its own "
+            "checks, then the job starts."
+        )
+        return Preflight(sentence, (_check_run(last),))
+    return Preflight(_outcome(job, events), (_check_run(last),))
+
+
+def _host(job: Job) -> str:
+    return job.place
+
+
+def _outcome(job: Job, events: Sequence[Event]) -> str:
+    failed = sum(1 for event in events if event.reason == Reason.PREFLIGHT_FAILED)
+    if job.state == JobState.QUEUED:
+        return f"Try {failed} of {MAX_PREFLIGHTS} failed; the next attempt is in half a minute."
+    return f"{failed} tries failed, so the job ended. Correct the problem and clone the job."
+
+
+def _check_run(event: Event) -> CheckRun:
+    by_host = event.actor.startswith("host:")
+    title = "Checked by the host" if by_host else "By the host's last heartbeat"
+    return CheckRun(title, event.at, checks_of(event))
