@@ -59,7 +59,8 @@ from webapp.metrics import store
 
 
 LIST_SECONDS = 1.0
-# Of one message: Redis and every web process keep the messages of the last minutes in memory.
+LONGEST_PHASE = 80
+# Of one message's lines: Redis and every web process keep those of the last minutes in memory.
 MAX_LIVE_CHARACTERS = 64 * 1024
 RESYNC = "resync"  # the page reads the store instead
 Message = tuple[str, str, Mapping[str, Any]]  # topic, event, data
@@ -91,44 +92,29 @@ def announce(attempt: Attempt, events: list[RunEvent]) -> None:
 
 
 def messages_of(attempt: Attempt, team_id: str, events: list[RunEvent]) -> Iterator[Message]:
-    """Yield the messages of a batch: points and log lines together, the latest progress.
+    """Yield the messages of a batch: its log lines, the latest progress, and what else has come.
 
-    A message that is too long for the live stream tells its pages to read the store.
+    Points and results are not in them: pages read them from the store, with what belongs to them.
     """
-    for topic, event, data in _whole_messages_of(attempt, team_id, events):
-        is_short = _num_characters(data) <= MAX_LIVE_CHARACTERS
-        yield (topic, event, data) if is_short else (topic, RESYNC, {})
-
-
-def _num_characters(value: object) -> int:
-    """Return about how long a value is as JSON."""
-    if isinstance(value, str):
-        return len(value) + 3
-    if isinstance(value, Mapping):
-        return 2 + sum(len(name) + 4 + _num_characters(each) for name, each in value.items())
-    if isinstance(value, list | tuple):
-        return 2 + sum(map(_num_characters, value))
-    return 8
-
-
-def _whole_messages_of(
-    attempt: Attempt, team_id: str, events: list[RunEvent]
-) -> Iterator[Message]:
     topic = f"job:{attempt.job_id}"
     common = {"job": attempt.job_id, "attempt": attempt.pk, "host": attempt.node_rank}
     by_kind: dict[str, list[RunEvent]] = {}
     for event in events:
         by_kind.setdefault(event.kind, []).append(event)
-    if points := by_kind.get("metric"):
-        data = [{"t_ms": event.t_ms, **_drawable(event.body)} for event in points]
-        yield topic, "job.metric", {**common, "points": data}
+    if "metric" in by_kind:
+        yield topic, "job.metric", {"host": attempt.node_rank}
     if lines := by_kind.get("log"):
-        data = [{"seq": event.seq, "t_ms": event.t_ms, **event.body} for event in lines]
-        yield topic, "job.log", {**common, "lines": data}
-    if result := by_kind.get("result"):
-        yield topic, "job.result", {**common, **result[-1].body}
+        data = [{"seq": event.seq, "t_ms": event.t_ms, **_line(event.body)} for event in lines]
+        is_short = sum(len(line["text"]) for line in data) <= MAX_LIVE_CHARACTERS
+        yield (topic, "job.log", {**common, "lines": data}) if is_short else (topic, RESYNC, {})
+    if "result" in by_kind:
+        yield topic, "job.result", {"host": attempt.node_rank}
     if not attempt.node_rank:  # rank 0 reports for the whole job
         yield from _publish_progress(topic, team_id, common, by_kind)
+
+
+def _line(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {"stream": body["stream"], "text": body["text"]}
 
 
 def _publish_progress(
@@ -140,18 +126,12 @@ def _publish_progress(
         return
     data = {**common}
     if progress:
-        data |= progress[-1].body
+        data |= {name: progress[-1].body[name] for name in ("done", "total")}
     if phases:
-        data["phase"] = phases[-1].body.get("name")
+        data["phase"] = phases[-1].body["name"][:LONGEST_PHASE]
     yield topic, "job.progress", data
     if list_pace.may_go(team_id):
         yield jobs_topic(team_id), "job.progress", data
-
-
-def _drawable(point: dict[str, Any]) -> dict[str, Any]:
-    """Return a point without non-finite values, which JSON cannot carry."""
-    values = {name: value for name, value in point["values"].items() if math.isfinite(value)}
-    return {**point, "values": values}
 
 
 # Apply each kind of event to its attempt and, if that is current, to its job.
@@ -184,7 +164,7 @@ def job_figures(kind: str, body: dict[str, Any]) -> dict[str, Any]:
         ValidationError: the body does not match the event's kind.
     """
     if kind == "phase":
-        return {"phase": PhaseBody.model_validate(body).name[:80]}
+        return {"phase": PhaseBody.model_validate(body).name[:LONGEST_PHASE]}
     if kind == "log":
         LogBody.model_validate(body)
         return {}

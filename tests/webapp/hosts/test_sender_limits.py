@@ -77,14 +77,15 @@ def test_messages_that_cannot_be_built_hold_back_no_others(
     assert [topic for topic, _, _ in told] == [f"job:{good.job_id}"]
 
 
-def test_what_is_too_long_for_the_live_stream_has_its_pages_read_the_store(attempt):
-    long = "x" * 1000
+def test_frames_of_the_live_stream_are_short_and_for_long_output_pages_read_the_store(attempt):
+    long, names = "x" * 1000, [f"m{n}" for n in range(250)]
     for kind, bodies, event in (
         ("log", [{"stream": "stdout", "text": long}] * 200, RESYNC),
         ("log", [{"stream": "stdout", "text": long}] * 20, "job.log"),
-        ("metric", [{"source": "job", "values": {f"m{n}": 1.0 for n in range(250)}}] * 40, RESYNC),
-        ("progress", [{"done": 1, "total": 2, "unit": long * 100}], RESYNC),
-        ("result", [{"measured": {}, "notes": {str(n): long for n in range(100)}}], RESYNC),
+        ("metric", [{"source": "job", "values": dict.fromkeys(names, 1.0)}] * 40, "job.metric"),
+        ("progress", [{"done": 1, "total": 2, "unit": long * 100}], "job.progress"),
+        ("result", [{"measured": {}, "notes": {str(n): long for n in range(100)}}], "job.result"),
+        ("phase", [{"name": long * 100}], "job.progress"),
     ):
         events = batch_of(attempt, *[(kind, body) for body in bodies]).events
         found = list(messages_of(attempt, "team", list(events)))
