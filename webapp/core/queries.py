@@ -217,13 +217,6 @@ def refuse_schema(applied: Mapping[str, Sequence[str]], what: str, way_out: str 
         SchemaError: they are of a newer release (``way_out`` says what to do), or only a part of
             those from before release 0.1.
     """
-    if missing := missing_migrations(applied):
-        raise SchemaError(
-            f"{what} is from before release 0.1 and has not taken its last steps "
-            f"({', '.join(missing)}), which Slipway {VERSION} no longer has. Start the last "
-            "version from before 0.1 with it once, and then this one; or begin with an empty "
-            "SLIPWAY_DATA_DIR."
-        )
     if newer := newer_migrations(applied):
         known = known_migrations()
         labels = list(dict.fromkeys(name.partition(".")[0] for name in newer))
@@ -231,6 +224,13 @@ def refuse_schema(applied: Mapping[str, Sequence[str]], what: str, way_out: str 
         raise SchemaError(
             f"{what} has the schema of a newer version ({', '.join(newer)}); this is Slipway "
             f"{VERSION}, which knows {', '.join(latest)}. {way_out}"
+        )
+    if missing := missing_migrations(applied):
+        raise SchemaError(
+            f"{what} is from before release 0.1 and has not taken its last steps "
+            f"({', '.join(missing)}), which Slipway {VERSION} no longer has. Start the last "
+            "version from before 0.1 with it once, and then this one; or begin with an empty "
+            "SLIPWAY_DATA_DIR."
         )
 
 
