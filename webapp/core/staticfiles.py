@@ -49,7 +49,7 @@ NEVER_LOADED = ("*.map", "django_htmx", "redoc.standalone.js")
 class LoadedFilesFinder(AppDirectoriesFinder):
     """Finder of the files of installed apps, without those that no page loads."""
 
-    def list(self, ignore_patterns: Iterable[str] | None) -> Iterator[Any]:  # type: ignore[override]
+    def list(self, ignore_patterns: Iterable[str] | None) -> Iterator[Any]:
         """Yield the path and storage of each file to collect; servestatic ignores none."""
         yield from super().list([*(ignore_patterns or ()), *NEVER_LOADED])
 
