@@ -340,7 +340,7 @@ class ApiClient:
         plan_id = re.search(r"/plans/([0-9A-Za-z]+)/", headers.get("Location", ""))
         if plan_id is None:
             raise StackError(f"the demo preset made no plan: status {status}, {text[-800:]}")
-        _, where = self.post(f"/plans/{plan_id[1]}/launch/", {"go": "launch"})
+        _, where = self.post(f"/plans/{plan_id[1]}/launch/", {"run": "job"})
         job_id = re.search(r"/jobs/([0-9A-Za-z]+)/", where)
         if job_id is None:
             raise StackError(f"the launch led to {where!r}: {self.get(where)[-3000:]}")

@@ -93,8 +93,10 @@ SetOption = Annotated[
     typer.Option("--set", metavar="FIELD=VALUE", help="A field of the file, by its path."),
 ]
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Do not follow the job.")]
+HOUR = 3600.0
 LONGEST_KEY = 64  # characters of an idempotency key, as the API has it
-OPTIONS = {"secrets": "secret"}  # field of a launch -> its option, if that has another name
+# Field of a launch -> its option, if that has another name.
+OPTIONS = {"secrets": "secret", "max_duration_seconds": "hours"}
 
 
 def launch(  # noqa: PLR0913 (the command's options)
@@ -147,7 +149,8 @@ def launch(  # noqa: PLR0913 (the command's options)
     options = {
         name: value
         for name, value in (
-            ("run", run), ("name", name), ("hours", hours), ("secrets", secret)
+            ("run", run), ("name", name), ("secrets", secret),
+            ("max_duration_seconds", hours * HOUR if hours else None),
         )
         if value
     }  # fmt: skip
@@ -306,6 +309,8 @@ def _command(
     words += [word for text in settings for word in ("--set", text)]
     for name, value in options.items():
         values = value if isinstance(value, list) else [value]
+        if name == "max_duration_seconds":
+            values = [f"{value / HOUR:g}"]
         words += [word for each in values for word in (f"--{OPTIONS.get(name, name)}", str(each))]
     return shlex.join([*words, "--request-approval", "REASON"])
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from planner.specs.estimate import Estimate, PlanAnswer
     from runners.client.generated import PlanReply, Slipway
 
+HOUR = 3600.0
 SKILL = Path(__file__).with_name("SKILL.md")
 MOST_LINES, MOST_ROWS, MOST_REASONS = 400, 50, 12
 INSTRUCTIONS = """Slipway plans, runs and measures open language models on a team's own GPUs.
@@ -211,7 +212,7 @@ class Writing:
         """Plan a goal for a model on a host of the team, or on devices of the catalog (8xh100).
 
         ``workload`` has fields such as input_tokens, output_tokens, concurrency, method,
-        sequence_length, million_tokens; ``pins`` fixes parts of the strategy, such as
+        sequence_length, tokens; ``pins`` fixes parts of the strategy, such as
         weight_dtype or tensor_parallel_size. What is left out has a usual value. A plan is
         computed and forgotten; ``keep`` saves it for the team, for explain, export and launch.
         """
@@ -259,7 +260,8 @@ class Writing:
 
         The reply has the job, or the request that a person approves at its address.
         """
-        wanted = {"run": run, "hours": hours, **({"name": name} if name else {})}
+        wanted: dict[str, Any] = {"run": run, "max_duration_seconds": hours * HOUR}
+        wanted |= {"name": name} if name else {}
         me = self._client.get_me()
         if me.scope in {"launch", "admin"} and me.budget_gpu_hours is not None:
             return {"job": _plain(self._client.launch_plan(plan_id, wanted).job)}

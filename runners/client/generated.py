@@ -20,6 +20,7 @@ from planner.specs.estimate import (
 from runners.client.operation import JsonObject, event_stream, operation
 from runners.client.schemas import *
 from runners.client.transport import AsyncCaller, Caller, Event
+from runners.plans.launch import Launch
 
 
 class Operations:
@@ -150,7 +151,7 @@ class Operations:
     def launch_plan(
         self,
         plan_id: str,
-        body: LaunchDocument | JsonObject,
+        body: Launch | JsonObject,
         *,
         dry_run: bool = False,
         idempotency_key: str | None = None,

@@ -9,6 +9,14 @@ from pydantic import BaseModel, ConfigDict
 
 from planner.specs.estimate import PlanAnswer, PlanRequest
 from planner.specs.model import ModelSpec
+from runners.plans.document import (
+    CompressPlan,
+    FinetunePlan,
+    GeneratePlan,
+    PretrainPlan,
+    ServePlan,
+)
+from runners.plans.launch import Launch
 
 
 class Reply(BaseModel):
@@ -115,53 +123,6 @@ class Comparison(Reply):
     settings: list[ComparedSetting]
 
 
-class CompressPlanDocument(TypedDict):
-    """Make the weights smaller and measure the loss of quality."""
-
-    name: NotRequired[str]
-    objective: NotRequired[
-        Literal["balanced", "throughput", "latency", "cost", "memory", "quality", "energy"] | None
-    ]
-    latency_target: NotRequired[Literal["chat", "code", "none"] | None]
-    percentile: NotRequired[Literal["p95", "p99", "p50", "mean"] | None]
-    model: NotRequired[str | ModelDocument | None]
-    hardware: NotRequired[HardwareDocument | None]
-    pins: NotRequired[PinsDocument | None]
-    launch: NotRequired[LaunchDocument | None]
-    goal: Literal["compress"]
-    workload: NotRequired[CompressWorkloadDocument | None]
-
-
-class CompressWorkloadDocument(TypedDict):
-    """Compression workload: quantisation and pruning methods."""
-
-    method: NotRequired[
-        Literal[
-            "int8_weight_only",
-            "int8_dynamic",
-            "fp8",
-            "int4_weight_only",
-            "nf4",
-            "gguf",
-            "gptq",
-            "norm_tweaking",
-            "quantease",
-            "awq",
-            "finequant",
-            "fptq",
-            "sparsegpt",
-            "llm_pruner",
-            "sheared_llama",
-            "qmoe",
-        ]
-        | None
-    ]
-    bits: NotRequired[Literal[4, 3, 2, 8] | None]
-    group_size: NotRequired[int | None]
-    sparsity: NotRequired[Literal["50", "20", "30", "60", "2:4"] | None]
-    recovery_steps: NotRequired[int | None]
-
-
 Contact = Literal["unknown", "live", "degraded", "unreachable"]
 
 
@@ -237,13 +198,7 @@ class DeviceSummary(Reply):
 class DocumentToApprove(TypedDict):
     """A document whose launch a person is asked to approve, and why."""
 
-    document: (
-        ServePlanDocument
-        | GeneratePlanDocument
-        | FinetunePlanDocument
-        | PretrainPlanDocument
-        | CompressPlanDocument
-    )
+    document: ServePlan | GeneratePlan | FinetunePlan | PretrainPlan | CompressPlan
     reason: NotRequired[str]
 
 
@@ -343,107 +298,6 @@ class FigureReply(Reply):
     state_words: str
     definition: str
     how: str
-
-
-class FinetunePlanDocument(TypedDict):
-    """Train an existing model on your own text."""
-
-    name: NotRequired[str]
-    objective: NotRequired[
-        Literal["balanced", "throughput", "latency", "cost", "memory", "quality", "energy"] | None
-    ]
-    latency_target: NotRequired[Literal["chat", "code", "none"] | None]
-    percentile: NotRequired[Literal["p95", "p99", "p50", "mean"] | None]
-    model: NotRequired[str | ModelDocument | None]
-    hardware: NotRequired[HardwareDocument | None]
-    pins: NotRequired[PinsDocument | None]
-    launch: NotRequired[LaunchDocument | None]
-    goal: Literal["finetune"]
-    workload: NotRequired[FinetuneWorkloadDocument | None]
-
-
-class FinetuneWorkloadDocument(TypedDict):
-    """Fine-tuning workload: a training run that starts from trained weights."""
-
-    method: NotRequired[
-        Literal["full", "lora", "qlora", "lomo", "adalomo", "qft", "classification", "alphatuning"]
-        | None
-    ]
-    lora_rank: NotRequired[int | None]
-    data_source: NotRequired[Literal["host", "file", "upload", "mixed"] | None]
-    data_path: NotRequired[str | None]
-    data_format: NotRequired[
-        Literal["text", "chat", "sharegpt", "instruction", "classification", "completion"] | None
-    ]
-    dataset: NotRequired[str | None]
-    rows: NotRequired[Literal["packed", "padded"] | None]
-    too_long: NotRequired[Literal["cut", "leave_out"] | None]
-    sequence_length: NotRequired[int | None]
-    global_batch_size: NotRequired[int | None]
-    optimizer: NotRequired[
-        Literal["adamw", "adamw_8bit", "adafactor", "lion", "sgd", "lomo", "adalomo"] | None
-    ]
-    time_budget_minutes: NotRequired[float | None]
-    million_tokens: NotRequired[float | None]
-    activation_offload: NotRequired[Literal["none", "cpu", "disk"] | None]
-    optimizer_offload: NotRequired[Literal["none", "cpu", "disk"] | None]
-    lengths: NotRequired[Literal["fixed", "grow"] | None]
-    rounding: NotRequired[Literal["none", "8", "4"] | None]
-    attention: NotRequired[Literal["auto", "flash", "eager", "flex"] | None]
-    products: NotRequired[Literal["auto", "fp8"] | None]
-    training_step: NotRequired[Literal["plain", "compiled"] | None]
-    early_stop: NotRequired[Literal["never", "2", "3"] | None]
-    exported_weights: NotRequired[Literal["best", "last"] | None]
-    checkpoint_writing: NotRequired[Literal["auto", "background", "in_step"] | None]
-    text_samples: NotRequired[Literal["none", "20", "100", "500"] | None]
-    sample_prompts: NotRequired[str | None]
-    on_spike: NotRequired[Literal["stop", "skip"] | None]
-    mix_weights: NotRequired[Literal["fixed", "dynamic"] | None]
-    mix_every: NotRequired[int | None]
-    mixture: NotRequired[list[SourceDocument] | None]
-
-
-class GeneratePlanDocument(TypedDict):
-    """Process a batch of prompts at the highest throughput."""
-
-    name: NotRequired[str]
-    objective: NotRequired[
-        Literal["balanced", "throughput", "latency", "cost", "memory", "quality", "energy"] | None
-    ]
-    latency_target: NotRequired[Literal["chat", "code", "none"] | None]
-    percentile: NotRequired[Literal["p95", "p99", "p50", "mean"] | None]
-    model: NotRequired[str | ModelDocument | None]
-    hardware: NotRequired[HardwareDocument | None]
-    pins: NotRequired[PinsDocument | None]
-    launch: NotRequired[LaunchDocument | None]
-    goal: Literal["generate"]
-    workload: NotRequired[GenerateWorkloadDocument | None]
-
-
-class GenerateWorkloadDocument(TypedDict):
-    """Offline generation workload: batches of prompts."""
-
-    batch_size: NotRequired[int | None]
-    input_tokens: NotRequired[int | None]
-    output_tokens: NotRequired[int | None]
-    prompts_path: NotRequired[str | None]
-    batching: NotRequired[Literal["given", "sorted", "turbo", "packed", "continuous"] | None]
-    kv_cache: NotRequired[Literal["plain", "fp8", "int4", "int2"] | None]
-    guessing: NotRequired[Literal["lookup"] | None]
-    decode_step: NotRequired[Literal["compiled"] | None]
-
-
-class HardwareDocument(TypedDict):
-    """Where it runs: a host or a pool by name, or catalog hardware to plan for."""
-
-    host: NotRequired[str | None]
-    pool: NotRequired[str | None]
-    device: NotRequired[str | None]
-    devices_per_node: NotRequired[int | None]
-    nodes: NotRequired[int | None]
-    engine: NotRequired[str | None]
-    memory_limit_gib: NotRequired[float | None]
-    on_lost_rank: NotRequired[Literal["stop", "restart", "shrink"] | None]
 
 
 class HistoryReply(Reply):
@@ -589,29 +443,6 @@ JobState = Literal[
 ]
 
 
-class LaunchDocument(TypedDict):
-    """The launch form: what is started, for how long, and the options of the program."""
-
-    run: NotRequired[Literal["job", "endpoint", "load"]]
-    name: NotRequired[str]
-    save_as: NotRequired[Literal["next", "new"]]
-    hours: NotRequired[float | None]
-    retries: NotRequired[int]
-    priority: NotRequired[Literal["normal", "low"]]
-    secrets: NotRequired[list[str]]
-    engine: NotRequired[Literal["slipway", "llamacpp", "vllm", "sglang"]]
-    idle_minutes: NotRequired[float | None]
-    prefix_cache: NotRequired[bool | None]
-    draft: NotRequired[str]
-    adapters: NotRequired[bool]
-    adapter: NotRequired[str]
-    profile: NotRequired[bool]
-    arrivals: NotRequired[Literal["closed", "open", "burst"]]
-    points: NotRequired[list[float]]
-    requests: NotRequired[int]
-    repetitions: NotRequired[int]
-
-
 class LaunchNote(Reply):
     """Whether the plan can be launched, and what that would do."""
 
@@ -650,7 +481,7 @@ class LaunchRequestReply(Reply):
 class LaunchToApprove(TypedDict):
     """A launch that a person is asked to approve, and why."""
 
-    launch: NotRequired[LaunchDocument]
+    launch: NotRequired[Launch]
     reason: NotRequired[str]
 
 
@@ -756,15 +587,6 @@ class ModelReply(Reply):
     created_at: datetime | None
 
 
-class ModelDocument(TypedDict):
-    """A model by other means than its name: a team's model, a config.json, a folder on a host."""
-
-    catalog_id: NotRequired[str | None]
-    team_model: NotRequired[str | None]
-    config: NotRequired[dict[str, Any] | None]
-    path: NotRequired[str | None]
-
-
 class ModelPage(Reply):
     """A page of models."""
 
@@ -820,21 +642,6 @@ class Pasted(TypedDict):
     text: str
     host: NotRequired[str]
     pool: NotRequired[str]
-
-
-class PinsDocument(TypedDict):
-    """Parts of the strategy that are fixed for the planner."""
-
-    weight_dtype: NotRequired[
-        Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4", "nf4", "nvfp4"] | None
-    ]
-    kv_cache_dtype: NotRequired[Literal["bf16", "fp16", "fp8", "int8"] | None]
-    tensor_parallel_size: NotRequired[int | None]
-    pipeline_parallel_size: NotRequired[int | None]
-    micro_batch_size: NotRequired[int | None]
-    activation_recomputation: NotRequired[Literal["none", "selective", "full"] | None]
-    prefill_devices: NotRequired[int | None]
-    decode_devices: NotRequired[int | None]
 
 
 class PlanFormats(Reply):
@@ -925,59 +732,6 @@ class PostMortem(Reply):
     signal: int | None
     last_lines: list[str]
     changes: list[ChangeReply]
-
-
-class PretrainPlanDocument(TypedDict):
-    """Train a model from random weights."""
-
-    name: NotRequired[str]
-    objective: NotRequired[
-        Literal["balanced", "throughput", "latency", "cost", "memory", "quality", "energy"] | None
-    ]
-    latency_target: NotRequired[Literal["chat", "code", "none"] | None]
-    percentile: NotRequired[Literal["p95", "p99", "p50", "mean"] | None]
-    model: NotRequired[str | ModelDocument | None]
-    hardware: NotRequired[HardwareDocument | None]
-    pins: NotRequired[PinsDocument | None]
-    launch: NotRequired[LaunchDocument | None]
-    goal: Literal["pretrain"]
-    workload: NotRequired[PretrainWorkloadDocument | None]
-
-
-class PretrainWorkloadDocument(TypedDict):
-    """Training workload: sequence length, batch size, duration, and training options."""
-
-    data_source: NotRequired[Literal["host", "file", "upload", "mixed"] | None]
-    data_path: NotRequired[str | None]
-    data_format: NotRequired[
-        Literal["text", "chat", "sharegpt", "instruction", "classification", "completion"] | None
-    ]
-    dataset: NotRequired[str | None]
-    rows: NotRequired[Literal["packed", "padded"] | None]
-    too_long: NotRequired[Literal["cut", "leave_out"] | None]
-    sequence_length: NotRequired[int | None]
-    global_batch_size: NotRequired[int | None]
-    optimizer: NotRequired[
-        Literal["adamw", "adamw_8bit", "adafactor", "lion", "sgd", "lomo", "adalomo"] | None
-    ]
-    time_budget_minutes: NotRequired[float | None]
-    million_tokens: NotRequired[float | None]
-    activation_offload: NotRequired[Literal["none", "cpu", "disk"] | None]
-    optimizer_offload: NotRequired[Literal["none", "cpu", "disk"] | None]
-    lengths: NotRequired[Literal["fixed", "grow"] | None]
-    rounding: NotRequired[Literal["none", "8", "4"] | None]
-    attention: NotRequired[Literal["auto", "flash", "eager", "flex"] | None]
-    products: NotRequired[Literal["auto", "fp8"] | None]
-    training_step: NotRequired[Literal["plain", "compiled"] | None]
-    early_stop: NotRequired[Literal["never", "2", "3"] | None]
-    exported_weights: NotRequired[Literal["best", "last"] | None]
-    checkpoint_writing: NotRequired[Literal["auto", "background", "in_step"] | None]
-    text_samples: NotRequired[Literal["none", "20", "100", "500"] | None]
-    sample_prompts: NotRequired[str | None]
-    on_spike: NotRequired[Literal["stop", "skip"] | None]
-    mix_weights: NotRequired[Literal["fixed", "dynamic"] | None]
-    mix_every: NotRequired[int | None]
-    mixture: NotRequired[list[SourceDocument] | None]
 
 
 class ProgressReply(Reply):
@@ -1099,33 +853,6 @@ class SeriesReply(Reply):
     high: list[float | None]
 
 
-class ServePlanDocument(TypedDict):
-    """Answer requests as they arrive."""
-
-    name: NotRequired[str]
-    objective: NotRequired[
-        Literal["balanced", "throughput", "latency", "cost", "memory", "quality", "energy"] | None
-    ]
-    latency_target: NotRequired[Literal["chat", "code", "none"] | None]
-    percentile: NotRequired[Literal["p95", "p99", "p50", "mean"] | None]
-    model: NotRequired[str | ModelDocument | None]
-    hardware: NotRequired[HardwareDocument | None]
-    pins: NotRequired[PinsDocument | None]
-    launch: NotRequired[LaunchDocument | None]
-    goal: Literal["serve"]
-    workload: NotRequired[ServeWorkloadDocument | None]
-
-
-class ServeWorkloadDocument(TypedDict):
-    """Serving workload: online requests."""
-
-    input_tokens: NotRequired[int | None]
-    output_tokens: NotRequired[int | None]
-    max_request_tokens: NotRequired[int | None]
-    concurrency: NotRequired[int | None]
-    prefix_share_percent: NotRequired[int | None]
-
-
 class SessionPage(Reply):
     """A page of sessions."""
 
@@ -1140,15 +867,6 @@ class SessionReply(Reply):
     address: str
     began_at: datetime
     seen_at: datetime
-
-
-class SourceDocument(TypedDict):
-    """One source of a data mixture: the host's own text, a file on it, or an upload's id."""
-
-    source: str
-    path: NotRequired[str]
-    weight: NotRequired[float]
-    reference: NotRequired[float | None]
 
 
 class StoredEvent(Reply):

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from planner.exports.registry import FORMATS, export
+from runners.plans.launch import Launch
+from runners.plans.refusals import DraftProblem
 from runners.shared.messages import RunRequest
 from tests.books.book import FOLDER, Book, json_differences, json_text, line_differences
 from tests.books.host_side import HostSide
@@ -21,18 +23,16 @@ from tests.webapp.conftest import claim, make_beat, make_facts
 from tests.webapp.jobs.gangs import make_hosts, members
 from webapp.agents.heartbeats import host_beat
 from webapp.hosts.models import Host
-from webapp.jobs.launching import LaunchOptions, plan_launch
+from webapp.jobs.launching import plan_launch
 from webapp.jobs.models import Job
-from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
-from webapp.plans.serving import EndpointOptions
 
 BOOK = Book("launches", ".json", json_differences)
 EXPORT_BOOK = Book("launches", ".txt", line_differences)
 SPECS: dict[str, dict[str, Any]] = tomllib.loads(
     (FOLDER / "launches" / "specs.toml").read_text("utf-8")
 )
-KEY_HASHES = ("a" * 64,)
+KEY, KEY_HASHES = "key", ("a" * 64,)
 GPU = {"name": "NVIDIA A100-SXM4-80GB", "memory_bytes": 80 * 1024**3}
 PLANS: dict[str, dict[str, Any]] = {
     "plan-serve-measured": {"goal": "serve", "source": "catalog"},
@@ -119,9 +119,10 @@ JOB_FIELDS = (
 def launched(plan: Plan, entry: dict[str, Any], host_side: HostSide) -> dict[str, Any]:
     """Return the job of a plan, and what each of its hosts starts; a refusal is its sentence."""
     engine = entry.get("engine")
-    endpoint = EndpointOptions(KEY_HASHES, 90.0, engine=engine) if engine else None
+    endpoint = {"run": "endpoint", "idle_stop_seconds": 90.0, "engine": engine} if engine else {}
+    key = KEY if engine else None
     try:
-        job = plan_launch(plan=plan, by=plan.owner, wish=LaunchOptions(endpoint=endpoint))
+        job = plan_launch(plan=plan, by=plan.owner, launch=Launch(**endpoint), endpoint_key=key)
     except DraftProblem as problem:
         return {"refused": problem.sentence, "field": problem.field}
     return {
@@ -134,8 +135,9 @@ def launched(plan: Plan, entry: dict[str, Any], host_side: HostSide) -> dict[str
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_is_launched_as_stored(
     name: str, plan_of: Any, team: Any, host: Host, host_side: HostSide, tmp_path: Path,
-    is_rewriting: bool,
+    is_rewriting: bool, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    monkeypatch.setattr("webapp.jobs.launching.hashes_of", {KEY: KEY_HASHES}.__getitem__)
     entry = PLANS[name]
     plan = plan_of(entry["goal"], entry["source"])
     plan.draft["pins"] |= entry.get("pins", {})
@@ -146,7 +148,7 @@ def test_a_plan_is_launched_as_stored(
         hosts = make_hosts(team, count)
         Host.objects.filter(pk__in=[each.pk for each in hosts]).update(microbench=host.microbench)
         Host.objects.filter(pk=host.pk).update(state="draining")
-        plan.draft["hardware"]["choice"] = f"pool:{hosts[0].pool_id}"
+        plan.draft["hardware"] |= {"host": None, "pool": hosts[0].pool_id}
     plan.save()
 
     found = launched(plan, entry, host_side)

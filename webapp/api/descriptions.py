@@ -26,11 +26,6 @@ _SEARCH = _QUESTION | {
     "top": "Strategies in the answer, 1 to 100",
     "hardware_options": "Other hardware, of which the best is chosen",
 }
-_PLAN_DOCUMENT = {
-    "objective": "What is best among the plans that fit; left out: balanced",
-    "hardware": "Where it runs; left out: the team's first host",
-    "workload": "The work; what is left out has the wizard's default",
-}
 REQUEST_FIELDS: dict[str, dict[str, str]] = {
     "EstimateRequest": _QUESTION | {"strategy": "The layout; what is left out is the default"},
     "PlanRequest": _SEARCH,
@@ -191,15 +186,6 @@ REQUEST_FIELDS: dict[str, dict[str, str]] = {
     "DisaggregatedSpec": {
         "prefill_devices": "1 or more",
         "decode_devices": "1 or more",
-    },
-    **{
-        f"{goal}PlanDocument": _PLAN_DOCUMENT
-        for goal in ("Serve", "Generate", "Finetune", "Pretrain", "Compress")
-    },
-    "SourceDocument": {"weight": "Share of the mixture against the others, 0.001 to 1000"},
-    "LaunchDocument": {
-        "priority": "Of the job in its pool",
-        "repetitions": "Of each load level, 1 or more",
     },
     "LaunchToApprove": {
         "launch": "How it is launched, as for POST /plans/{plan_id}/launch",

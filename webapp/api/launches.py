@@ -10,6 +10,9 @@ from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
 from runners.jobspec.serve import key_hash
+from runners.plans.document import PlanDocument
+from runners.plans.launch import Launch
+from runners.plans.refusals import DraftProblem
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import check_role, current_membership, signed_in, visible_or_404
 from webapp.accounts.tokens import acting_token
@@ -21,17 +24,11 @@ from webapp.api.requests import PageReply, Paging, Sent, job_key, page_of
 from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem
 from webapp.jobs.approvals import open_requests, request_make, request_withdraw
 from webapp.jobs.endpoints import new_key
+from webapp.jobs.launching import plan_launch
 from webapp.jobs.models import LaunchRequest
-from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
-from webapp.plans.planning import answer_set, plan_keep
-from webapp.wizard.documents import (
-    LaunchDocument,
-    PlanDocument,
-    launch_by_document,
-    launch_check,
-    launch_options,
-)
+from webapp.plans.planning import plan_answer, plan_keep
+from webapp.wizard.documents import SentLaunch, SentPlan, check_launch
 from webapp.wizard.steps import launch_both, ready_hosts
 
 router = Router(tags=["launches"], auth=READ)
@@ -61,7 +58,7 @@ DryRun = Annotated[
     operation_id="launch_plan",
 )
 def plan_start(
-    request: HttpRequest, plan_id: str, body: LaunchDocument, *, dry_run: DryRun = False
+    request: HttpRequest, plan_id: str, body: SentLaunch, *, dry_run: DryRun = False
 ) -> Status[Launched]:
     """Launch a plan as a job; with an ``Idempotency-Key`` a repetition launches nothing more.
 
@@ -83,7 +80,7 @@ def plan_start(
     operation_id="launch_document",
 )
 def document_start(
-    request: HttpRequest, body: PlanDocument, *, dry_run: DryRun = False
+    request: HttpRequest, body: SentPlan, *, dry_run: DryRun = False
 ) -> Status[Launched]:
     """Plan a document, save the plan, and launch it as its field ``launch`` says.
 
@@ -91,7 +88,7 @@ def document_start(
     """
     plan = _planned(request, body)
     with transaction.atomic():
-        launched = _launched(request, _saved(plan), body.launch or LaunchDocument())
+        launched = _launched(request, _saved(plan), body.launch)
         if dry_run or launched.job.plan != plan.pk:  # else an earlier request with this key did
             transaction.set_rollback(True)
     return Status(200, _without_id(launched)) if dry_run else Status(201, launched)
@@ -112,7 +109,7 @@ def _planned(request: HttpRequest, document: PlanDocument) -> Plan:
     """
     plan, _ = plan_of_document(request, document)
     try:
-        answer_set(plan)
+        plan_answer(plan)
     except DraftProblem as problem:
         raise InvalidProblem("draft", problem.sentence) from problem
     return plan
@@ -124,16 +121,17 @@ def _saved(plan: Plan) -> Plan:
     return plan_keep(plan, by=plan.owner.get_username() if plan.owner else "")
 
 
-def _launched(request: HttpRequest, plan: Plan, document: LaunchDocument) -> Launched:
-    launch_check(plan, document)
-    key = new_key() if document.run == "endpoint" else None
+def _launched(request: HttpRequest, plan: Plan, launch: Launch) -> Launched:
+    check_launch(plan, launch)
+    key = new_key() if launch.run == "endpoint" else None
     try:
-        job = launch_by_document(
-            plan,
-            signed_in(request),
-            document,
-            launch_options(document, key),
+        job = plan_launch(
+            plan=plan,
+            by=signed_in(request),
+            launch=launch,
+            endpoint_key=key,
             idempotency_key=job_key(request),
+            is_named=bool(launch.name.strip()),
         )
     except DraftProblem as problem:
         raise ConflictProblem("cannot_launch", problem.sentence) from problem
@@ -144,7 +142,7 @@ def _launched(request: HttpRequest, plan: Plan, document: LaunchDocument) -> Lau
 class LaunchToApprove(Sent):
     """A launch that a person is asked to approve, and why."""
 
-    launch: LaunchDocument = Field(default_factory=LaunchDocument)
+    launch: SentLaunch = Field(default_factory=Launch)
     reason: Annotated[str, Field(max_length=400)] = ""
 
 
@@ -208,9 +206,7 @@ def launch_request(
 class DocumentToApprove(Sent):
     """A document whose launch a person is asked to approve, and why."""
 
-    document: Annotated[
-        PlanDocument, Field(description="A plan's document, with its field launch")
-    ]
+    document: Annotated[SentPlan, Field(description="A plan's document, with its field launch")]
     reason: Annotated[str, Field(max_length=400, description="Shown to who decides")] = ""
 
 
@@ -227,15 +223,15 @@ def launch_request_of_document(
 
     It is done as a whole or not at all: a request that is refused keeps no plan.
     """
-    plan, launch = _planned(request, body.document), body.document.launch or LaunchDocument()
+    plan, launch = _planned(request, body.document), body.document.launch
     with transaction.atomic():
         return Status(201, _requested(request, _saved(plan), launch, body.reason))
 
 
 def _requested(
-    request: HttpRequest, plan: Plan, launch: LaunchDocument, reason: str
+    request: HttpRequest, plan: Plan, launch: Launch, reason: str
 ) -> LaunchRequestReply:
-    launch_check(plan, launch)
+    check_launch(plan, launch)
     token = acting_token()
     try:
         made = request_make(

@@ -103,7 +103,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "hardware": {"host": "this-machine"},
         "pins": {"weight_dtype": "fp8"},
     },
-    "launch_plan": {"run": "endpoint", "engine": "vllm", "hours": 8},
+    "launch_plan": {"run": "endpoint", "engine": "vllm", "max_duration_seconds": 28800},
 }
 
 

@@ -21,6 +21,10 @@ from planner.specs.estimate import (
     PlanAnswer,
     PlanRequest,
 )
+from runners.plans.document import HardwareChoice, PlanDocument
+from runners.plans.old_names import read_document
+from runners.plans.refusals import DraftProblem
+from runners.plans.workloads import WORKLOADS
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import check_role, current_membership, signed_in, visible_or_404
 from webapp.api.auth import PLAN, READ
@@ -37,14 +41,13 @@ from webapp.jobs.permissions import job_for
 from webapp.jobs.postmortem import fitting_changes
 from webapp.jobs.replanning import NO_SHORTAGE, replan
 from webapp.pages.plans import SHOWN, export_plan, exports_of
-from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import (
-    answer_set,
     current_answer,
     is_outdated,
     limit_of,
     plan_again,
+    plan_answer,
     plan_compute,
     plan_keep,
     stored_answer,
@@ -63,15 +66,20 @@ from webapp.plans.saving import (
 )
 from webapp.plans.verdict import VerdictState, problem_verdict, stored_state, verdict_of
 from webapp.wizard.documents import (
-    PlanBase,
-    PlanDocument,
+    SentPlan,
     adapter,
     document_of,
     document_of_request,
     document_parse,
     draft_fill,
 )
-from webapp.wizard.drafts import first_host, proposals_fill, serve_draft, suggestion_apply
+from webapp.wizard.drafts import (
+    first_host,
+    proposals_fill,
+    serve_document,
+    stored_draft,
+    suggestion_apply,
+)
 from webapp.wizard.pasting import paste_draft, paste_read
 
 router = Router(tags=["plans"], auth=READ)
@@ -168,7 +176,7 @@ def plan_reply(plan: Plan, notes: list[str] | None = None) -> PlanReply:
     except DraftProblem as error:
         problem, is_refused = error.sentence, error.is_refused
     verdict = (
-        verdict_of(answer, plan.draft, speed=planned_speed(plan))
+        verdict_of(answer, plan.document, speed=planned_speed(plan))
         if answer
         else problem_verdict(problem, is_refused=is_refused)
     )
@@ -236,9 +244,7 @@ Keep = Annotated[
     response={200: PlanReply, 201: PlanReply, **REFUSALS},
     operation_id="create_plan",
 )
-def plan_create(
-    request: HttpRequest, body: PlanDocument, *, keep: Keep = True
-) -> Status[PlanReply]:
+def plan_create(request: HttpRequest, body: SentPlan, *, keep: Keep = True) -> Status[PlanReply]:
     """Make a plan from a document, plan it, and save it as its first version.
 
     What the document leaves out has the wizard's default. A plan that nothing fits is saved too:
@@ -247,13 +253,13 @@ def plan_create(
     return _created(request, body, [], keep=keep)
 
 
-def _without_launch(document: PlanBase) -> PlanBase:
+def _without_launch(document: PlanDocument) -> PlanDocument:
     """Return a document of a plan alone.
 
     Raises:
         InvalidProblem: it says how to launch the plan, which a plan does not keep.
     """
-    if document.launch is not None:
+    if "launch" in document.model_fields_set:
         raise InvalidProblem(
             "launch",
             "A plan does not keep the field launch. Leave it out here and launch the plan by POST "
@@ -262,7 +268,7 @@ def _without_launch(document: PlanBase) -> PlanBase:
     return document
 
 
-def plan_of_document(request: HttpRequest, document: PlanBase) -> tuple[Plan, list[str]]:
+def plan_of_document(request: HttpRequest, document: PlanDocument) -> tuple[Plan, list[str]]:
     """Return a draft of a document, neither planned nor saved, and notes on what else changed.
 
     Raises:
@@ -274,9 +280,8 @@ def plan_of_document(request: HttpRequest, document: PlanBase) -> tuple[Plan, li
     plan = Plan(
         team=membership.team,
         owner=signed_in(request),
-        draft=serve_draft(first_host(membership.team)),
+        draft=stored_draft(serve_document(first_host(membership.team))),
     )
-    plan.draft["preset"] = ""
     notes = draft_fill(plan, document)
     if document.name:
         plan.name, plan.is_named = document.name, True
@@ -284,7 +289,7 @@ def plan_of_document(request: HttpRequest, document: PlanBase) -> tuple[Plan, li
 
 
 def _created(
-    request: HttpRequest, document: PlanBase, notes: list[str], *, keep: bool
+    request: HttpRequest, document: PlanDocument, notes: list[str], *, keep: bool
 ) -> Status[PlanReply]:
     plan, more = plan_of_document(request, _without_launch(document))
     notes = [*notes, *more]
@@ -298,10 +303,10 @@ def _forgotten(plan: Plan, notes: list[str]) -> PlanReply:
     """Return the reply about a plan that is computed and not saved."""
     plan.saved_at = now()
     with suppress(DraftProblem):  # the reply says what it is
-        answer_set(plan)
+        plan_answer(plan)
     shown = plan_reply(plan, notes)
     shown.id, shown.url, shown.name = "", "", shown.name or title_of(plan)
-    shown.verdict = stored_state(plan.answer, plan.draft) if plan.answer else "draft"
+    shown.verdict = stored_state(plan.answer, plan.document) if plan.answer else "draft"
     return shown
 
 
@@ -425,13 +430,13 @@ def plan_change(
     draft = plan if plan.is_draft else draft_begun_from(plan, signed_in(request))
     proposals_fill(draft)
     try:
-        document = document_parse(_merged(document_of(draft), body))
+        document = document_parse(_changed(document_of(draft), read_document(body)))
         notes = draft_fill(draft, _without_launch(document))
     except Exception:
         if draft is not plan:
             draft.delete()
         raise
-    draft.draft["is_touched"] = True
+    draft.wizard["is_touched"] = True
     if document.name and document.name != draft.name:
         draft.name, draft.is_named = document.name, True
     return _planned(draft, notes, by=request.user.get_username())
@@ -449,6 +454,18 @@ def plan_to_change(request: HttpRequest, plan_id: str) -> Plan:
     if plan.deleted_at is not None:
         raise NotFoundProblem("not_found", "This plan is deleted.")
     return plan
+
+
+def _changed(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """Return a plan's document with a merge patch applied; null empties a field that can be."""
+    merged: dict[str, Any] = _merged(document, patch)
+    parts = {"workload": WORKLOADS.get(str(merged.get("goal"))), "hardware": HardwareChoice}
+    for name, part in parts.items():
+        values = patch.get(name)
+        if part is not None and isinstance(values, dict):
+            deleted = [each for each, value in values.items() if value is None]
+            merged[name] |= dict.fromkeys(each for each in deleted if each in part.model_fields)
+    return merged
 
 
 def _merged(document: Any, patch: Any) -> Any:  # noqa: ANN401 (JSON)
@@ -493,7 +510,7 @@ def plan_suggestion(request: HttpRequest, plan_id: str, number: int) -> PlanRepl
         count = len(answer.suggestions) if answer else 0
         raise NotFoundProblem("no_suggestion", f"The plan has {count} suggestions, from 0 on.")
     draft = plan if plan.is_draft else draft_of(plan, signed_in(request), is_untouched=True)
-    unapplied = suggestion_apply(proposals_fill(draft).draft, answer.suggestions[number].changes)
+    unapplied = suggestion_apply(proposals_fill(draft), answer.suggestions[number].changes)
     notes = [f"Not changed, because the plan lacks the field: {name}." for name in unapplied]
     return _planned(draft, notes, by=request.user.get_username())
 
@@ -755,7 +772,7 @@ def plan_of_job(request: HttpRequest, job_id: str, body: PlanFromJob) -> Status[
         raise ConflictProblem("no_plan", problem.sentence) from problem
     notes = []
     if body.how == "change":
-        left = suggestion_apply(plan.draft, changes[body.change or 0].changes)
+        left = suggestion_apply(plan, changes[body.change or 0].changes)
         notes = [f"Not changed, because the plan lacks the field: {name}." for name in left]
     with suppress(DraftProblem):
         plan_compute(plan)

@@ -18,6 +18,7 @@ from django.db import connection, transaction
 from django.db.backends.utils import CursorWrapper
 from django.test import Client
 
+from runners.plans.document import HardwareChoice, ModelChoice
 from webapp.accounts.models import Membership, Team
 from webapp.bench.host_load import beat_of, facts_of
 from webapp.core.clock import now
@@ -26,7 +27,7 @@ from webapp.hosts.models import Device, Host, HostState, Pool
 from webapp.jobs.models import IN_TURN, Attempt, Job, JobState, Measurement
 from webapp.jobs.waiting import FORESEEN_TURNS
 from webapp.plans.models import Plan, PlanState
-from webapp.wizard.drafts import options_for, step_form
+from webapp.wizard.drafts import goal_change, options_for, step_form
 
 HOSTS, PLANS, WAITING = 200, 1_000, 5_000
 JOB_BYTES, PLAN_BYTES = 36_000, 180_000  # documents per row, as of the demo and a large plan
@@ -326,16 +327,18 @@ def verdict_seconds(client: Client) -> Iterator[tuple[str, float]]:
 def _draft_of(client: Client, case: Case) -> Plan:
     location = client.get("/plans/new/")["Location"]
     plan = Plan.objects.get(pk=location.split("/")[2])
-    plan.draft["goal"]["goal"] = case.preset
-    plan.draft["model"] |= {"source": "catalog", "catalog_id": case.model}
-    plan.draft["hardware"] |= {"choice": "catalog", **case.hardware}
+    goal_change(plan, case.preset)
+    document = plan.document
+    document.model = ModelChoice(source="catalog", catalog_id=case.model)
+    document.hardware = HardwareChoice(**case.hardware)
+    plan.document = document
     plan.save()
     return plan
 
 
 def _verdict_seconds(client: Client, plan: Plan, case: Case, change: int) -> float:
     plan.refresh_from_db()
-    form = step_form("workload", plan.draft, options_for(plan))
+    form = step_form("workload", plan.document, options_for(plan))
     shown = {field.html_name: field.value() for field in form or ()}
     sent = {name: value for name, value in shown.items() if value is not None}
     sent[case.changed] = int(sent[case.changed]) + change + 1

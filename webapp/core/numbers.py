@@ -64,7 +64,8 @@ class _AsTyped:
             limits = str(self.error_messages["invalid"])  # type: ignore[attr-defined]
             name = self.label or "It"
             raise forms.ValidationError(f"{name} is {text[:MOST_SHOWN]}, {fault}. {limits}")
-        return super().to_python(value)  # type: ignore[misc]
+        typed = text if isinstance(value, str) else value
+        return super().to_python(typed)  # type: ignore[misc]
 
 
 class WholeField(_AsTyped, forms.IntegerField):

@@ -11,6 +11,8 @@ from ninja import NinjaAPI, Schema
 from ninja.errors import AuthenticationError, AuthorizationError, HttpError, ValidationError
 from pydantic import ValidationError as PydanticError
 
+from runners.plans.fields import location_of
+
 # ---------------------------------------------------------------------------
 # Expected errors of services, with messages that a person or a host can act on.
 #
@@ -269,7 +271,7 @@ def faults_of(error: PydanticError) -> list[dict[str, Any]]:
     """
     faults = []
     for item in error.errors(include_url=False, include_input=False):
-        fault: dict[str, Any] = dict(item)
+        fault: dict[str, Any] = {**item, "loc": location_of(item)}
         context = fault.pop("ctx", {})
         if item["type"] == "union_tag_invalid":
             fault["tag"] = str(context["tag"])

@@ -7,14 +7,16 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import QuerySet
 
+from runners.plans.launch import Launch
+from runners.plans.old_names import read_launch
+from runners.plans.refusals import DraftProblem
 from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.core.display import clock, counted
 from webapp.core.problems import ConflictProblem, ForbiddenProblem
 from webapp.jobs.budgets import cost_gpu_hours
-from webapp.jobs.launching import LaunchOptions, launch_of
+from webapp.jobs.launching import launch_of
 from webapp.jobs.models import Job, LaunchRequest
-from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_keep
 
@@ -60,15 +62,22 @@ def request_make(
     return made
 
 
-def cost_words(plan: Plan, options: LaunchOptions) -> str:
+def stored_launch(request: LaunchRequest) -> Launch:
+    """Return the options of the launch that a request is for.
+
+    Raises:
+        ValidationError: an earlier release wrote options that are no longer known.
+    """
+    return Launch.model_validate(read_launch(request.document))
+
+
+def cost_words(plan: Plan, options: Launch) -> str:
     """Return the most that a launch can take, in GPU-hours and its factors; "" if it cannot start.
 
     An endpoint or a plan without a time limit has no known cost, which the words say.
     """
     try:
-        launch = launch_of(
-            plan, options.endpoint, options.measuring, options.adapter, options.draft
-        )
+        launch = launch_of(plan, options)
     except DraftProblem:
         return ""
     spread, attempts = launch.spread, 1 + options.max_retries

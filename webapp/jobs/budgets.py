@@ -27,9 +27,10 @@ def cost_gpu_hours(job: Job) -> float:
     """
     if job.max_duration_seconds is None:
         raise InvalidProblem(
-            "hours",
+            "max_duration_seconds",
             f"{job.name} has no time limit, so its GPU-hours are not known, and a token with a "
-            "budget starts only what has a limit. Give hours, or let a person start it.",
+            "budget starts only what has a limit. Give max_duration_seconds, "
+            f"or let a person start it.",
         )
     per_host = job.devices_per_host or most_devices(job)
     attempts = 1 + job.max_retries

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -31,16 +30,25 @@ from runners.jobspec import (
 from runners.jobspec.request_options import refusal_lines
 from runners.jobspec.serve import ON_GPUS, EngineName
 from runners.launchers.launch import ENGINES
+from runners.plans.document import PlanDocument
+from runners.plans.launch import Launch
+from runners.plans.refusals import DraftProblem
+from runners.plans.workloads import (
+    CompressWork,
+    GenerateWork,
+    ServeWork,
+    TrainingData,
+)
+from webapp.accounts.models import Team
 from webapp.core.names import checked_name
-from webapp.core.numbers import number_fault
-from webapp.core.problems import InvalidProblem, Problem
+from webapp.core.problems import Problem
 from webapp.hosts.models import RUNS_JOBS, Host, Pool
 from webapp.jobs.artefacts import adapters_of, lacks_gguf
+from webapp.jobs.endpoints import hashes_of
 from webapp.jobs.models import Job, Priority
 from webapp.jobs.quotas import check_submit, limit_sentences
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.models import TeamModel, demo_config
-from webapp.plans.draft import PlanDraft
 from webapp.plans.drafting import (
     LOOKUP,
     compress_spec,
@@ -49,15 +57,14 @@ from webapp.plans.drafting import (
     with_draft,
     with_engine_draft,
 )
-from webapp.plans.explanation import DraftProblem, model_words, plan_title
+from webapp.plans.explanation import model_words, plan_title
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.planning import plan_keep, verdict_answer
-from webapp.plans.predicting import Measuring, prediction_of, usual_points
-from webapp.plans.questions import Question, draft_shape, question_of
+from webapp.plans.predicting import load_options, prediction_of, usual_points
+from webapp.plans.questions import Question, question_of
 from webapp.plans.saving import draft_begun_from, is_unchanged
 from webapp.plans.serving import (
     ALL_ADAPTERS,
-    EndpointOptions,
     check_engine,
     check_host,
     check_serving,
@@ -72,7 +79,6 @@ from webapp.plans.serving import (
     with_chained_stages,
 )
 from webapp.plans.sharing import (
-    TRAININGS,
     Spread,
     check_model,
     policy_of,
@@ -84,54 +90,6 @@ from webapp.plans.training import needs_weights, shared_out, text_words, train_s
 # ---------------------------------------------------------------------------
 # Launch a plan as a job: its program, model, options and predicted measurements.
 # ---------------------------------------------------------------------------
-
-
-# Launch options of a person, and the team's quota for the launch.
-
-
-LEAST_SECONDS, MOST_SECONDS = 36.0, 8784 * 3600.0
-
-
-class LaunchOptions(NamedTuple):
-    """The options of a launch form."""
-
-    max_duration_seconds: float | None = None
-    max_retries: int = 0
-    priority: int = Priority.NORMAL
-    endpoint: EndpointOptions | None = None  # run as an endpoint instead of a benchmark
-    measuring: Measuring = Measuring()
-    adapter: str = ""  # for a generation: an adapter by name, or "all"
-    draft: str = ""  # id of the team model that drafts
-
-
-NOTHING_MORE = LaunchOptions()
-
-
-def launch_options_of(posted: Mapping[str, str]) -> LaunchOptions:
-    """Return the options of a posted launch form.
-
-    Raises:
-        InvalidProblem: a field is invalid.
-    """
-    hours, retries = posted.get("hours", "").strip(), posted.get("retries", "0").strip() or "0"
-    fault = number_fault(hours) if hours else ""
-    seconds = float(hours) * 3600 if hours and not fault else None
-    if fault or (seconds is not None and not LEAST_SECONDS <= seconds <= MOST_SECONDS):
-        why = f", {fault}" if fault else ""
-        raise InvalidProblem(
-            "hours",
-            f"“Time limit, in hours” is {hours[:20]}{why}; it can be 0.01 to 8784 hours, or "
-            "empty.",
-        )
-    if not (retries.isascii() and retries.isdecimal()):
-        raise InvalidProblem(
-            "retries", f"“Retries after a host failure” is {retries[:20]}; it can be 0 to 5."
-        )
-    is_low = posted.get("priority") == str(Priority.LOW.value)
-    adapter = posted.get("adapter", "").strip()
-    priority = Priority.LOW if is_low else Priority.NORMAL
-    draft = posted.get("draft", "").strip()
-    return LaunchOptions(seconds, int(retries), priority, adapter=adapter, draft=draft)
 
 
 def quota_note(job: Job) -> dict[str, str]:
@@ -198,12 +156,12 @@ TRAINING_PLACES = frozenset(
     {"optimiser states on cpu", "optimiser states on nvme", AWAY_TITLES["activations_cpu"]}
 )
 RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4")
-NOTHING_BESIDES = Measuring()
+AS_PLANNED = Launch()
 TRAINING_SHARE = 3  # limit relative to the time budget: setup and saving need time too
 GRACE_SECONDS = 900.0
 
 
-class Launch(NamedTuple):
+class Launchable(NamedTuple):
     """The parts of a job to be created."""
 
     host: Host  # of a pool: a representative host
@@ -229,60 +187,81 @@ def plan_launch(
     *,
     plan: Plan,
     by: User,
+    launch: Launch = AS_PLANNED,
     name: str = "",
+    endpoint_key: str | None = None,
     idempotency_key: str | None = None,
-    secrets: Sequence[str] = (),
-    wish: LaunchOptions = NOTHING_MORE,
     is_named: bool = True,
-    as_new: bool = False,
 ) -> Job:
-    """Queue the job described by the plan and return it; ``secrets`` are names.
+    """Queue the job that a plan's document and ``launch`` describe, and return it.
 
-    A draft is saved first: as the next version of its original plan, or with ``as_new`` as a
-    separate plan. The job refers to that version. ``name`` names the job, and the plan too if a
-    person chose it (``is_named``).
+    A draft is saved first: as the next version of its original plan, or as a separate plan if
+    ``launch`` says so. The job refers to that version. ``name``, else the launch's, names the
+    job, and the plan too if a person chose it (``is_named``). ``endpoint_key`` is the new key of
+    an endpoint; only its hashes are stored.
 
     Raises:
         DraftProblem: there is nothing to launch, or this release cannot run it.
         Problem: the job service refuses.
     """
-    launch = launch_of(plan, wish.endpoint, wish.measuring, wish.adapter, wish.draft)
+    hashes = hashes_of(endpoint_key) if endpoint_key else ()
+    parts = launch_of(plan, launch, hashes)
+    name = name or launch.name
     if not plan.name and not name:
-        plan.name, plan.is_named = plan_title(plan.draft, launch.model_name, launch.place), False
+        title = plan_title(plan.document.goal, parts.model_name, parts.place)
+        plan.name, plan.is_named = title, False
     plan_name = name if is_named and not is_unchanged(plan) else ""
-    saved = plan_keep(plan, plan_name, by=by.get_username(), as_new=as_new)
+    by_name = by.get_username()
+    saved = plan_keep(plan, plan_name, by=by_name, as_new=launch.save_as == "new")
     job = job_create(
         team=plan.team,
         owner=by,
-        host=launch.host if launch.is_pinned else None,
-        pool=launch.pool,
-        num_hosts=launch.spread.num_hosts,
-        devices_per_host=launch.spread.devices_per_host,
-        spec=launch.spec.model_copy(update={"secrets": tuple(secrets)}),
+        host=parts.host if parts.is_pinned else None,
+        pool=parts.pool,
+        num_hosts=parts.spread.num_hosts,
+        devices_per_host=parts.spread.devices_per_host,
+        spec=parts.spec.model_copy(update={"secrets": tuple(launch.secrets)}),
         name=checked_name(name, "name") or saved.name,
-        model_name=launch.model_name,
+        model_name=parts.model_name,
         plan=saved,
-        estimate=launch.best.model_dump(mode="json"),
-        prediction=launch.prediction,
+        estimate=parts.best.model_dump(mode="json"),
+        prediction=parts.prediction,
         idempotency_key=idempotency_key,
-        max_duration_seconds=wish.max_duration_seconds or launch.max_duration_seconds,
-        max_retries=wish.max_retries,
-        priority=wish.priority,
+        max_duration_seconds=launch.max_duration_seconds or parts.max_duration_seconds,
+        max_retries=launch.max_retries,
+        priority=Priority.LOW if launch.priority == "low" else Priority.NORMAL,
     )
-    return job_submit(job=job, by=by.get_username())
+    return job_submit(job=job, by=by_name)
 
 
-def launch_of(
-    plan: Plan,
-    endpoint: EndpointOptions | None = None,
-    measuring: Measuring = NOTHING_BESIDES,
-    adapter: str = "",
-    draft: str = "",
-) -> Launch:
-    """Return the launch of a plan; with ``endpoint`` a serve plan becomes an endpoint.
+class Launching(NamedTuple):
+    """What every launch of a plan starts from: its question, its best strategy and its model."""
+
+    document: PlanDocument
+    question: Question
+    host: Host
+    best: PlannedStrategy
+    model: ModelRef
+    shape: ModelShape | None
+    team: Team
+
+    @property
+    def model_name(self) -> str:
+        """Return the model's short name."""
+        team_model = self.question.team_model
+        return model_words(self.document.model, team_model.name if team_model else "")
+
+    @property
+    def drafts(self) -> list[TeamModel]:
+        """Return the models of the team on the host that could draft for this one."""
+        return drafts_for(self.host, self.model, self.shape)
+
+
+def launching_of(plan: Plan) -> Launching:
+    """Return what every launch of a plan starts from.
 
     Raises:
-        DraftProblem: there is nothing to launch, or this release cannot run it.
+        DraftProblem: there is nothing to launch.
     """
     question = question_of(plan)
     answer = verdict_answer(plan)
@@ -298,41 +277,58 @@ def launch_of(
         )
     if not answer.plans:
         raise DraftProblem("Nothing fits on this host, so there is nothing to launch.", "choice")
-    best = answer.plans[0]
-    goal = plan.draft["goal"]["goal"]
-    check_engine(plan.draft, endpoint.engine if endpoint else None)
-    if endpoint is not None:
-        check_host(endpoint.engine, question.host)
-    on_gpus = endpoint.engine if endpoint and endpoint.engine in ON_GPUS else None
-    spread = spread_on(best, on_gpus) if on_gpus else spread_of(best, goal)
-    model = _model_ref(plan.draft, question)
-    processes = processes_of(best, plan.draft["hardware"])
+    document, shape = plan.document, question.shape
+    model = _model_ref(document, question)
+    return Launching(document, question, question.host, answer.plans[0], model, shape, plan.team)
+
+
+def launch_of(
+    plan: Plan, launch: Launch = AS_PLANNED, key_hashes: tuple[str, ...] = ()
+) -> Launchable:
+    """Return the job of a plan and of the options of its launch.
+
+    Raises:
+        DraftProblem: there is nothing to launch, or this release cannot run it.
+        InvalidProblem: the load levels of a load test are invalid.
+    """
+    return launchable_of(launching_of(plan), launch, key_hashes)
+
+
+def launchable_of(
+    case: Launching, launch: Launch = AS_PLANNED, key_hashes: tuple[str, ...] = ()
+) -> Launchable:
+    """Return the job of a plan's strategy and of the options of its launch.
+
+    Raises:
+        DraftProblem: this release cannot run it.
+        InvalidProblem: the load levels of a load test are invalid.
+    """
+    document, best, question = case.document, case.best, case.question
+    is_endpoint = launch.run == "endpoint"
+    check_engine(document, launch.engine if is_endpoint else None)
+    if is_endpoint:
+        check_host(launch.engine, case.host)
+    on_gpus = is_endpoint and launch.engine in ON_GPUS
+    spread = spread_on(best, launch.engine) if on_gpus else spread_of(best, document.goal)
+    processes = processes_of(best, document.hardware)
     # CPU ranks share the host's one CPU device.
     spread = Spread(spread.num_hosts, 1) if processes > 1 else spread
-    check_model(model, spread)
-    if endpoint is not None and goal == "serve":
-        spec: ModelSpec = _endpoint_spec(plan, question, model, endpoint, best)
-    else:
-        spec = _spec(plan.draft, model, best, draft_shape(plan))
-        if endpoint is not None:
-            raise DraftProblem("Only a plan to serve can be started as an endpoint.", "goal")
-        if isinstance(spec, BenchmarkSpec):
-            if measuring.load is not None:
-                needs_weights(spec.model, "Load on an endpoint")
-            spec = spec.model_copy(update=measuring._asdict())
-    policy = policy_of(plan.draft["hardware"], spread, processes)
-    if isinstance(spec, TrainSpec):
-        spec = spec.model_copy(update=shared_out(spec, policy, processes, plan))
+    check_model(case.model, spread)
+    spec = _spec(case, launch, key_hashes)
+    policy = policy_of(document.hardware, spread, processes)
+    if isinstance(spec, TrainSpec) and isinstance(document.workload, TrainingData):
+        fields = shared_out(spec, policy, processes, document.workload, case.team)
+        spec = spec.model_copy(update=fields)
     if isinstance(spec, GenerateSpec):
-        trained = adapters_of(plan.team, spec.model)
-        drafts = drafts_for(question.host, model, draft_shape(plan))
-        spec = with_adapters(
-            with_draft(with_chained_stages(spec, policy), drafts, draft), trained, adapter
-        )
-    return Launch(
-        host=question.host,
+        spec = with_chained_stages(spec, policy)
+        drafts = case.drafts if launch.draft_model else []
+        spec = with_draft(spec, drafts, launch.draft_model)
+        trained = adapters_of(case.team, spec.model) if launch.adapter else ()
+        spec = with_adapters(spec, trained, launch.adapter)
+    return Launchable(
+        host=case.host,
         spec=spec,
-        model_name=_model_name(plan.draft, question.team_model),
+        model_name=case.model_name,
         best=best,
         prediction=prediction_of(spec, best, question),
         max_duration_seconds=max_duration_of(spec),
@@ -342,47 +338,53 @@ def launch_of(
     )
 
 
-def _model_name(draft: PlanDraft, team_model: TeamModel | None) -> str:
-    return model_words(draft, team_model.name if team_model else "")
-
-
 # The model
 
 
-def _model_ref(draft: PlanDraft, question: Question) -> ModelRef:
-    chosen = draft["model"]
+def _model_ref(document: PlanDocument, question: Question) -> ModelRef:
+    chosen = document.model
     if question.team_model is not None:
         return team_model_ref(question.team_model, question.host, question.pool)
-    if chosen["source"] == "folder":
-        return FolderModel(path=chosen["path"])
-    if chosen["source"] == "demo":
-        is_training = draft["goal"]["goal"] == "pretrain"
+    if chosen.source == "folder":
+        return FolderModel(path=chosen.path or "")
+    if chosen.source == "demo":
+        is_training = document.goal == "pretrain"
         return DemoModel() if is_training else RandomModel(config=demo_config())
-    if chosen["source"] == "catalog":
-        entry = get_entry(chosen["catalog_id"])
+    if chosen.source == "catalog":
+        entry = get_entry(chosen.catalog_id)
         return RandomModel(config=json.loads(data_text(f"configs/{entry.config}.json")))
-    return RandomModel(config=chosen["config"])
+    return RandomModel(config=chosen.config or {})
 
 
 # The program
 
 
-def _spec(
-    draft: PlanDraft, model: ModelRef, best: PlannedStrategy, shape: ModelShape | None
-) -> ModelSpec:
-    goal = draft["goal"]["goal"]
-    if goal != "generate":
-        _refuse_offloaded(best, allowed=TRAINING_PLACES if goal in TRAININGS else frozenset())
-    if goal == "compress":
-        compression = compress_spec(draft, model)
+def _spec(case: Launching, launch: Launch, key_hashes: tuple[str, ...]) -> ModelSpec:
+    values, model, best = case.document.workload, case.model, case.best
+    if isinstance(values, ServeWork):
+        if launch.run == "endpoint":
+            return _endpoint_spec(case, values, launch, key_hashes)
+        spec = _serving_benchmark(values, model, best)
+        if launch.run == "load":
+            needs_weights(model, "Load on an endpoint")
+        return spec.model_copy(
+            update={
+                "load": load_options(launch),
+                "profile": launch.profile and launch.run == "job",
+            }
+        )
+    if launch.run == "endpoint":
+        raise DraftProblem("Only a plan to serve can be started as an endpoint.", "goal")
+    if isinstance(values, GenerateWork):
+        offload = offload_of(best.strategy, case.shape) if case.shape else None
+        return generate_spec(values, model, _runnable_dtype(best), best.strategy, offload)
+    if isinstance(values, CompressWork):
+        _refuse_offloaded(best)
+        compression = compress_spec(values, model)
         needs_weights(model, "Compressing")
         return compression
-    if goal == "serve":
-        return _serving_benchmark(draft, model, best)
-    if goal == "generate":
-        offload = offload_of(best.strategy, shape) if shape else None
-        return generate_spec(draft, model, _runnable_dtype(best), best.strategy, offload)
-    return train_spec(draft, model, best, shape)
+    _refuse_offloaded(best, allowed=TRAINING_PLACES)
+    return train_spec(values, model, best, case.shape)
 
 
 def _refuse_offloaded(best: PlannedStrategy, allowed: frozenset[str] = frozenset()) -> None:
@@ -394,57 +396,50 @@ def _refuse_offloaded(best: PlannedStrategy, allowed: frozenset[str] = frozenset
         )
 
 
-def _serving_benchmark(draft: PlanDraft, model: ModelRef, best: PlannedStrategy) -> BenchmarkSpec:
+def _serving_benchmark(values: ServeWork, model: ModelRef, best: PlannedStrategy) -> BenchmarkSpec:
     """Return the benchmark of a serve plan on the built-in engine."""
     _refuse_offloaded(best)
     check_split("slipway", best.strategy)
     check_serving(best.strategy)
-    return _benchmark_spec(draft, model, best)
+    return _benchmark_spec(values, model, best)
 
 
 def _endpoint_spec(
-    plan: Plan,
-    question: Question,
-    model: ModelRef,
-    options: EndpointOptions,
-    best: PlannedStrategy,
+    case: Launching, values: ServeWork, launch: Launch, key_hashes: tuple[str, ...]
 ) -> ServeSpec:
     """Return the endpoint spec of a serve plan."""
-    if options.engine in ON_GPUS:
-        spec = _benchmark_spec(plan.draft, model, best)
-    else:
-        spec = _serving_benchmark(plan.draft, model, best)
+    model, best, on_gpus = case.model, case.best, launch.engine in ON_GPUS
+    make = _benchmark_spec if on_gpus else _serving_benchmark
+    spec = make(values, model, best)
     needs_weights(model, "An endpoint")
-    if options.engine == "llamacpp" and lacks_gguf(model):
+    if launch.engine == "llamacpp" and lacks_gguf(model):
         raise DraftProblem(
             "“Engine” is llamacpp, which serves GGUF files, and the model has none. Compress the "
             "model with the method GGUF and serve what that makes, or choose another engine.",
             "engine",
         )
-    shape = draft_shape(plan)
     fields = {
-        "name": _model_name(plan.draft, question.team_model),
+        "name": case.model_name,
         "weight_dtype": spec.weight_dtype,
-        "positions": shape.max_position_embeddings if shape else None,
+        "positions": case.shape.max_position_embeddings if case.shape else None,
         "max_batch_tokens": best.strategy.max_batch_tokens,
-        "engine_options": options_of(best) if options.engine in ON_GPUS else None,
+        "engine_options": options_of(best) if on_gpus else None,
     }
-    endpoint = serve_spec(plan.draft, model, fields, options)
-    adapters = adapters_of(plan.team, model) if options.has_adapters else ()
+    endpoint = serve_spec(values, model, fields, launch, key_hashes)
+    adapters = adapters_of(case.team, model) if launch.adapters else ()
     endpoint = endpoint.model_copy(update={"adapters": adapters})
-    drafts = drafts_for(question.host, model, shape) if question.host else []
-    return with_engine_draft(endpoint, drafts, options.draft, options.reuse)
+    drafts = case.drafts if launch.draft_model else []
+    return with_engine_draft(endpoint, drafts, launch.draft_model, launch.prefix_caching)
 
 
-def _benchmark_spec(draft: PlanDraft, model: ModelRef, best: PlannedStrategy) -> BenchmarkSpec:
-    values = draft["workload"]["serve"]
+def _benchmark_spec(values: ServeWork, model: ModelRef, best: PlannedStrategy) -> BenchmarkSpec:
     return BenchmarkSpec.model_validate(
         {
             "model": model,
             "weight_dtype": _runnable_dtype(best),
-            "batch_size": values["concurrency"],
-            "prompt_tokens": values["input_tokens"],
-            "output_tokens": values["output_tokens"],
+            "batch_size": values.concurrency,
+            "prompt_tokens": values.input_tokens,
+            "output_tokens": values.output_tokens,
         }
     )
 
@@ -475,72 +470,81 @@ def max_duration_of(spec: JobSpec) -> float | None:
 def launch_note(plan: Plan) -> dict[str, Any]:
     """Return what launching would do, or why not: ``can``, ``title`` and ``text``."""
     try:
-        launch = launch_of(plan)
+        case = launching_of(plan)
     except DraftProblem as problem:
-        again = "yes" if problem.is_passing else ""
-        title = "In a moment" if again else "This plan cannot be launched yet"
-        note = {"can": "", "again": again, "title": title, "text": problem.sentence}
-        return note if again else note | _only_endpoint_note(plan)
-    text = launch_description(launch.spec)
-    host = launch.place
-    note = {"can": "yes", "title": f"Launch on {host}", "text": text, "host": host}
-    is_generation = isinstance(launch.spec, GenerateSpec)
-    adapters = adapters_of(plan.team, launch.spec.model) if is_generation else ()
+        return _refusal_note(problem)
+    try:
+        parts = launchable_of(case)
+    except DraftProblem as problem:
+        note = _refusal_note(problem)
+        return note if note["again"] else note | _only_endpoint_note(case)
+    host = parts.place
+    note = {
+        "can": "yes",
+        "title": f"Launch on {host}",
+        "text": launch_description(parts.spec),
+        "host": host,
+    }
     job = Job(
         team=plan.team,
         owner=plan.owner,
         name="The job",
-        spec=launch.spec.model_dump(mode="json"),
-        prediction=launch.prediction,
-        max_duration_seconds=launch.max_duration_seconds,
-        num_hosts=launch.spread.num_hosts,
-        devices_per_host=launch.spread.devices_per_host,
+        spec=parts.spec.model_dump(mode="json"),
+        prediction=parts.prediction,
+        max_duration_seconds=parts.max_duration_seconds,
+        num_hosts=parts.spread.num_hosts,
+        devices_per_host=parts.spread.devices_per_host,
     )
-    names: dict[str, Any] = {"adapter_names": [each.name for each in adapters]}
-    if is_generation:
-        names |= {"drafts": drafts_for(launch.host, launch.spec.model, draft_shape(plan))}
-    return note | names | _endpoint_note(plan, launch) | quota_note(job)
+    names: dict[str, Any] = {"adapter_names": []}
+    if isinstance(parts.spec, GenerateSpec):
+        names["adapter_names"] = [each.name for each in adapters_of(plan.team, parts.spec.model)]
+        names["drafts"] = case.drafts
+    return note | names | _endpoint_note(case, parts) | quota_note(job)
 
 
-def _only_endpoint_note(plan: Plan) -> dict[str, Any]:
+def _refusal_note(problem: DraftProblem) -> dict[str, Any]:
+    again = "yes" if problem.is_passing else ""
+    title = "In a moment" if again else "This plan cannot be launched yet"
+    return {"can": "", "again": again, "title": title, "text": problem.sentence}
+
+
+def _only_endpoint_note(case: Launching) -> dict[str, Any]:
     """Return the endpoint note of a plan that only GPU engines can run, if any can."""
-    launches: dict[EngineName, Launch] = {}
+    launches: dict[EngineName, Launchable] = {}
     for engine in ON_GPUS:
         with suppress(DraftProblem):
-            launches[engine] = launch_of(plan, EndpointOptions(engine=engine))
+            launches[engine] = launchable_of(case, Launch(run="endpoint", engine=engine))
     if not launches:
         return {}
-    launch = next(iter(launches.values()))
     return {
         "endpoint": EXPLANATIONS["serve"],
         "can_serve": "yes",
-        "host": launch.place,
+        "host": next(iter(launches.values())).place,
         "engines": [(engine, ENGINES[engine].words) for engine in launches],
         "refusals": refusal_lines(launches),
         "can_reuse": "yes",
-        "drafts": drafts_for(launch.host, launch.spec.model, draft_shape(plan)),
+        "drafts": case.drafts,
     }
 
 
-def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, Any]:
+def _endpoint_note(case: Launching, parts: Launchable) -> dict[str, Any]:
     """Return the endpoint note of a plan, or why it cannot run as an endpoint."""
-    if not isinstance(launch.spec, BenchmarkSpec):
+    if not isinstance(parts.spec, BenchmarkSpec):
         return {}
-    points: dict[str, Any] = {"measures": "yes", "points": usual_points(launch.spec.batch_size)}
+    points: dict[str, Any] = {"measures": "yes", "points": usual_points(parts.spec.batch_size)}
     try:
-        launch_of(plan, EndpointOptions())
+        launchable_of(case, Launch(run="endpoint"))
     except DraftProblem as problem:
         return points | {"endpoint": problem.sentence}
-    count = len(adapters_of(plan.team, launch.spec.model))
+    count = len(adapters_of(case.team, case.model))
     adapters = {"adapters": str(count)} if count else {}
     engines = [
         (name, each.words)
-        for name, each in engines_for(launch.host)
-        if name != "llamacpp" or not lacks_gguf(launch.spec.model)
+        for name, each in engines_for(case.host)
+        if name != "llamacpp" or not lacks_gguf(case.model)
     ]
     if any(name in ON_GPUS for name, _words in engines):
-        drafts = drafts_for(launch.host, launch.spec.model, draft_shape(plan))
-        points |= {"drafts": drafts, "can_reuse": "yes"}
+        points |= {"drafts": case.drafts, "can_reuse": "yes"}
     serving: dict[str, Any] = {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes"}
     serving |= {"engines": engines, "refusals": refusal_lines(name for name, _words in engines)}
     return points | adapters | serving
@@ -551,7 +555,6 @@ def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, Any]:
 # ---------------------------------------------------------------------------
 
 
-HOUR, MINUTE = 3600.0, 60.0
 _SPEC: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
 
 
@@ -569,71 +572,64 @@ def clone_begin(*, job: Job, owner: User) -> Plan:
             "This job was not launched from a plan, or its plan was deleted. Start a new plan."
         )
     clones = Plan.objects.filter(base=plan, owner=owner, state=PlanState.DRAFT, revision=0)
-    if existing := clones.filter(draft__launch__job=job.pk).first():
+    if existing := clones.filter(draft__wizard__copied_job=job.pk).first():
         return existing
-    draft = {**copy.deepcopy(plan.draft), "launch": launch_fields(job)}
+    draft = {
+        **copy.deepcopy(plan.draft),
+        "launch": launch_of_job(job).model_dump(mode="json"),
+        "wizard": {"copied_job": job.pk, "copied_name": job.name},
+    }
     return draft_begun_from(plan, owner, draft=draft)
 
 
-def launch_fields(job: Job) -> dict[str, Any]:
-    """Return the launch form's values that correspond to a job, by field name."""
-    fields: dict[str, Any] = {
-        "job": job.pk,
-        "job_name": job.name,
-        "priority": str(job.priority),
-        "retries": str(job.max_retries),
-        "secrets": list(job.spec.get("secrets") or ()),
-    }
+def launch_of_job(job: Job) -> Launch:
+    """Return the options with which a job was launched, without its name."""
+    launch = Launch(
+        priority="low" if job.priority == Priority.LOW else "normal",
+        max_retries=job.max_retries,
+        secrets=list(job.spec.get("secrets") or ()),
+    )
     try:
         spec = _SPEC.validate_python(job.spec)
     except ValidationError:  # written by an older release; the plan's own fields are still usable
-        return fields
+        return launch
     limit = job.max_duration_seconds
     if limit is not None and limit != max_duration_of(spec):
-        fields["hours"] = f"{limit / HOUR:g}"
+        launch.max_duration_seconds = limit
     if isinstance(spec, ServeSpec):
-        fields |= _endpoint_fields(spec, job)
+        _read_endpoint(launch, spec, job)
     elif isinstance(spec, BenchmarkSpec):
-        fields["profile"] = spec.profile
+        launch.profile = spec.profile
         if load := spec.load:
-            fields |= {
-                "arrivals": load.arrivals.kind,
-                "points": ", ".join(f"{point:g}" for point in load.arrivals.points),
-                "requests": str(load.requests_per_repetition),
-                "repetitions": str(load.repetitions),
-            }
+            launch.run, launch.arrivals = "load", load.arrivals.kind
+            launch.points = [float(point) for point in load.arrivals.points]
+            launch.requests_per_repetition = load.requests_per_repetition
+            launch.repetitions = load.repetitions
     elif isinstance(spec, GenerateSpec):
-        fields |= _generate_fields(spec, job)
-    return fields
+        _read_generation(launch, spec, job)
+    return launch
 
 
-def _endpoint_fields(spec: ServeSpec, job: Job) -> dict[str, Any]:
-    idle, options = spec.idle_stop_seconds, spec.engine_options
-    fields: dict[str, Any] = {
-        "idle": f"{idle / MINUTE:g}" if idle else "",
-        "engine": spec.engine,
-        "adapters": bool(spec.adapters),
-    }
+def _read_endpoint(launch: Launch, spec: ServeSpec, job: Job) -> None:
+    launch.run, launch.engine = "endpoint", spec.engine
+    launch.idle_stop_seconds, launch.adapters = spec.idle_stop_seconds, bool(spec.adapters)
+    options = spec.engine_options
     if options is None:
-        return fields
-    if options.has_prefix_cache is not None:
-        fields["reuse"] = "yes" if options.has_prefix_cache else "no"
+        return
+    launch.prefix_caching = options.has_prefix_cache
     if options.lookup_tokens is not None:
-        fields["draft"] = LOOKUP
+        launch.draft_model = LOOKUP
     elif options.draft is not None:
-        fields["draft"] = _team_model_id(options.draft.model, job)
-    return fields
+        launch.draft_model = _team_model_id(options.draft.model, job)
 
 
-def _generate_fields(spec: GenerateSpec, job: Job) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
+def _read_generation(launch: Launch, spec: GenerateSpec, job: Job) -> None:
     if len(spec.adapters) > 1:
-        fields["adapter"] = ALL_ADAPTERS
+        launch.adapter = ALL_ADAPTERS
     elif spec.adapters:
-        fields["adapter"] = spec.adapters[0].name
+        launch.adapter = spec.adapters[0].name
     if isinstance(spec.speculation, DraftModelSpeculation):
-        fields["draft"] = _team_model_id(spec.speculation.model, job)
-    return fields
+        launch.draft_model = _team_model_id(spec.speculation.model, job)
 
 
 def _team_model_id(ref: ModelRef, job: Job) -> str:

@@ -460,7 +460,7 @@ class LaunchRequest(TeamOwned):
     """A launch that somebody, usually an agent, asks a person of the team to approve."""
 
     plan = models.ForeignKey(Plan, on_delete=models.CASCADE, related_name="launch_requests")
-    document = models.JSONField(default=dict)  # webapp.wizard.documents.LaunchDocument
+    document = models.JSONField(default=dict)  # runners.plans.launch.Launch
     reason = models.CharField(max_length=400, blank=True)  # of the one who asks
     asked_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"

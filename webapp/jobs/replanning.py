@@ -11,11 +11,12 @@ from planner import api
 from planner.specs.base import PlannerError
 from planner.specs.estimate import Bound, PlanRequest, Suggestion
 from planner.specs.workload import Strategy
+from runners.plans.refusals import DraftProblem
 from webapp.core.display import capitalised, memory
 from webapp.jobs.measured_figures import MemoryComparison
 from webapp.jobs.models import Job
 from webapp.plans.alternatives import suggestion_effect
-from webapp.plans.explanation import DraftProblem, strategy_words
+from webapp.plans.explanation import strategy_words
 from webapp.plans.models import Plan
 from webapp.plans.saving import draft_begun_from
 
@@ -116,8 +117,7 @@ def replan(*, job: Job, owner: User, story: MemoryComparison | None) -> Plan:
         raise DraftProblem(
             "This job was not launched from a plan, so there is nothing to plan again."
         )
-    draft = copy.deepcopy(job.plan.draft)
-    draft["is_touched"] = True
+    draft = {**copy.deepcopy(job.plan.draft), "wizard": {"is_touched": True}}
     if story is not None and story.limit_bytes > 0:
         draft["hardware"]["memory_limit_gib"] = round(story.limit_bytes / GIB, 3)
     cleared: dict[str, Any] = {"request": {}, "answer": {}, "computed_at": None}

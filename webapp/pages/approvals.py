@@ -7,6 +7,9 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 from pydantic import ValidationError
 
+from runners.plans.launch import Launch
+from runners.plans.pins import FIELD_TITLES
+from runners.plans.refusals import DraftProblem
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import (
     check_role,
@@ -23,12 +26,12 @@ from webapp.jobs.approvals import (
     open_requests,
     request_decide,
     request_withdraw,
+    stored_launch,
 )
 from webapp.jobs.endpoints import keep_for_session, new_key
-from webapp.jobs.launching import launch_note
+from webapp.jobs.launching import launch_note, plan_launch
 from webapp.jobs.models import Job, LaunchRequest
-from webapp.plans.explanation import DraftProblem
-from webapp.wizard.documents import LaunchDocument, launch_by_document, launch_options
+from webapp.wizard.forms import to_form
 
 NUM_DECIDED = 20
 
@@ -50,15 +53,27 @@ def approval_list(request: HttpRequest) -> HttpResponse:
 
 
 def _options(row: LaunchRequest) -> str:
-    """Return a launch's options in words, as they were sent."""
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in row.document.items())
+    """Return a launch's options that were sent, by the labels of the launch form."""
+    try:
+        launch = stored_launch(row)
+    except ValidationError:  # of an older release: as they were sent
+        return ", ".join(f"{name} {value}" for name, value in row.document.items())
+    names = [each for each in Launch.model_fields if each in launch.model_fields_set]
+    return ", ".join(f"“{FIELD_TITLES[each]}” {_shown(to_form(launch, each))}" for each in names)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _cost(row: LaunchRequest) -> str:
     """Return the most that a launch can take, in words."""
     try:
-        options = launch_options(LaunchDocument.model_validate(row.document), None)
-        return cost_words(row.plan, options)
+        return cost_words(row.plan, stored_launch(row))
     except (Problem, ValidationError):  # of an older release: it will be refused at the button
         return ""
 
@@ -90,10 +105,14 @@ def _launched(row: LaunchRequest, request: HttpRequest, key: str) -> Job:
     current = LaunchRequest.objects.select_for_update().get(pk=row.pk)
     if current.state != "waiting":
         raise decided_before(row)
-    document = LaunchDocument.model_validate(row.document)
-    by = signed_in(request)
-    options = launch_options(document, key)
-    job = launch_by_document(row.plan, row.asked_by or by, document, options)
+    by, launch = signed_in(request), stored_launch(row)
+    job = plan_launch(
+        plan=row.plan,
+        by=row.asked_by or by,
+        launch=launch,
+        endpoint_key=key if launch.run == "endpoint" else None,
+        is_named=bool(launch.name.strip()),
+    )
     request_decide(request=row, by=by, job=job)
     return job
 

@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
+from runners.plans.refusals import DraftProblem
 from runners.shared.reasons import Reason
 from webapp.accounts.services import membership_of, signed_in, visible_or_404
 from webapp.core.display import clock, listed
@@ -34,7 +35,6 @@ from webapp.jobs.services import (
     silent_parts,
 )
 from webapp.jobs.stored_files import files_delete
-from webapp.plans.explanation import DraftProblem
 
 
 @require_POST

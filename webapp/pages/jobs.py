@@ -12,6 +12,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
 from runners.jobspec.compress import QUANTISED_DTYPES
+from runners.plans.refusals import DraftProblem
 from runners.shared.reasons import Reason
 from webapp.accounts.models import Membership, Role
 from webapp.accounts.services import has_role, membership_of, signed_in
@@ -64,7 +65,6 @@ from webapp.jobs.waiting import scheduler_words, waiting_sentence
 from webapp.live.stream import live_context, page_or_regions
 from webapp.metrics.store import FOREVER_MS
 from webapp.pages.shown_part import shown_part
-from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute
 from webapp.wizard.documents import job_document_of, schema_address, yaml_of
@@ -391,7 +391,7 @@ def job_replan(request: HttpRequest, job_id: str) -> HttpResponse:
 def _apply(request: HttpRequest, job: Job, plan: Plan) -> None:
     """Apply the chosen change to the draft and plan it."""
     chosen = change_at(fitting_changes(job), request.POST.get("change", ""))
-    if chosen and (ignored := suggestion_apply(plan.draft, chosen.changes)):
+    if chosen and (ignored := suggestion_apply(plan, chosen.changes)):
         messages.warning(
             request, f"Not changed, because this draft lacks the field: {', '.join(ignored)}."
         )

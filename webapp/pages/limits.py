@@ -11,10 +11,25 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.utils.http import urlencode
 from django.views.decorators.http import require_GET
+from pydantic import ValidationError
 
 from planner.catalog.models import checkpoint_name
 from planner.specs.base import PlannerError
 from planner.specs.estimate import FirstFailure, InverseAnswer, InverseQuestion, Limit
+from planner.specs.workload import Strategy
+from runners.plans.document import (
+    DEFAULT_DEVICE,
+    DEFAULT_MODEL,
+    GOALS,
+    PLANS,
+    HardwareChoice,
+    ModelChoice,
+    PlanDocument,
+)
+from runners.plans.fields import faults_in
+from runners.plans.pins import PINS
+from runners.plans.refusals import DraftProblem
+from runners.plans.workloads import WORKLOADS
 from webapp.accounts.models import Team
 from webapp.accounts.services import chosen_of, memberships_of
 from webapp.core.display import (
@@ -34,29 +49,21 @@ from webapp.core.display import (
 from webapp.core.parameters import choice_in_query, reads_query
 from webapp.hosts.models import RUNS_JOBS, Host, HostState
 from webapp.plans.alternatives import TARGET_WORDS
-from webapp.plans.draft import PlanDraft
-from webapp.plans.explanation import (
-    GOAL_WORDS,
-    DraftProblem,
-    device_words,
-    dtype_words,
-    missing_step,
-    strategy_words,
-)
+from webapp.plans.explanation import device_words, dtype_words, strategy_words
 from webapp.plans.models import Plan
 from webapp.plans.planning import limit_of
 from webapp.plans.verdict import Verdict, estimate_figures, evidence_url, memory_rows
-from webapp.wizard.drafts import DEFAULT_DEVICE, DEFAULT_MODEL, WORKLOADS, serve_draft
+from webapp.wizard.drafts import stored_draft
 from webapp.wizard.forms import (
-    GoalForm,
-    HardwareForm,
+    Choice,
     ModelForm,
-    PinsForm,
     StepForm,
     device_choices,
+    form_field,
+    from_form,
     model_ids,
+    to_form,
 )
-from webapp.wizard.workload_forms import WORKLOAD_FORMS
 
 # ---------------------------------------------------------------------------
 # The questions about limits: texts, unknowns, their form, and the answers' figures.
@@ -152,17 +159,19 @@ def questions_for_goal(goal: str) -> tuple[Question, ...]:
 
 # Fields for the length of a run, and details that do not affect limits.
 UNASKED = {
-    "time_budget_minutes",
-    "million_tokens",
-    "prefix_share_percent",
+    "time_budget_seconds",
+    "tokens",
+    "prefix_share_ratio",
     "prompts_path",
     "batching",
     "kv_cache",
-    "guessing",
-    "decode_step",
+    "speculation",
+    "compiled_step",
     "attention",
-    "products",
-    "training_step",
+    "compute_dtype",
+    "compiled",
+    "mixture",
+    "dataset",
 }
 PRICES = [("balanced", "The lowest price by the hour"), ("cost", "The lowest price by the token")]
 HOST = "host:"
@@ -184,7 +193,7 @@ class LimitForm(StepForm):
         goal = _goal(data, question)
         super().__init__(_with_defaults(data, goal, hosts))
         self.question, self.chosen_goal = question, goal
-        goals = [(each, GOAL_WORDS[each]) for each in question.goals]
+        goals = [(each, GOALS[each][0]) for each in question.goals]
         self.fields["goal"] = forms.ChoiceField(label="Goal", choices=goals)
         own = [(f"{HOST}{host.pk}", host.name) for host in hosts]
         groups: list[tuple[str, Any]] = [("Your hosts", own)] if own else []
@@ -194,16 +203,18 @@ class LimitForm(StepForm):
             help_text="All devices of a host are used." if own else "",
         )
         for name in HARDWARE_FIELDS:
-            self.fields[name] = deepcopy(HardwareForm.base_fields[name])
-        for name, field in WORKLOAD_FORMS[goal].base_fields.items():
-            self.fields[name] = deepcopy(field)
+            self.fields[name] = form_field(HardwareChoice, name)
+        self.part = WORKLOADS[goal]
+        for name in self.part.model_fields.keys() - UNASKED:
+            self.fields[name] = form_field(self.part, name)
         if goal == "serve":
-            self.fields["slo"] = deepcopy(GoalForm.base_fields["slo"])
-            self.fields["slo"].help_text = ""
-        self.fields["weight_dtype"] = deepcopy(PinsForm.base_fields["weight_dtype"])
+            self.fields["latency_target"] = form_field(PlanDocument, "latency_target")
+            self.fields["latency_target"].help_text = ""
+        dtypes = PINS["weight_dtype"]
+        self.fields["weight_dtype"] = Choice(dtypes.title, dtypes.choices or {}, None)
         if question.key == "cheapest_instance":
             self.fields["objective"] = forms.ChoiceField(label="Cheapest by", choices=PRICES)
-        for name in {*question.sought, *UNASKED}:
+        for name in question.sought:
             self.fields.pop(name, None)
 
     def clean_model(self) -> str:
@@ -217,25 +228,27 @@ class LimitForm(StepForm):
             raise forms.ValidationError(sentence(error.message)) from error
 
     @property
-    def draft(self) -> PlanDraft:
-        """Return the form as a draft; the unknown of the question has its default."""
-        values, draft = self.cleaned_data, serve_draft(None)
-        goal = self.chosen_goal
-        draft["goal"] |= {"goal": goal, "slo": values.get("slo", "none")}
-        draft["goal"]["objective"] = values.get("objective", "balanced")
-        draft["model"]["catalog_id"] = values.get("model", DEFAULT_MODEL)
+    def document(self) -> PlanDocument:
+        """Return the form as a document; the unknown of the question has its default."""
+        values = self.cleaned_data
         hardware = values.get("hardware", DEFAULT_DEVICE)
-        if hardware.startswith(HOST):
-            draft["hardware"]["choice"] = hardware
-        else:
-            draft["hardware"]["device"] = hardware
-        counts = draft["hardware"]
-        counts["devices_per_node"] = values.get("devices_per_node", counts["devices_per_node"])
-        counts["nodes"] = values.get("nodes", counts["nodes"])
-        own = {name: values[name] for name in draft["workload"][goal] if name in values}
-        draft["workload"][goal] |= own
-        draft["pins"] = {"weight_dtype": values.get("weight_dtype", "")}
-        return draft
+        is_host = hardware.startswith(HOST)
+        place = {"host": hardware.removeprefix(HOST)} if is_host else {"device": hardware}
+        counts = {name: values[name] for name in HARDWARE_FIELDS if name in values}
+        own = {
+            name: from_form(self.part, name, values[name])
+            for name in self.part.model_fields
+            if name in values
+        }
+        return PLANS[self.chosen_goal](
+            goal=self.chosen_goal,
+            objective=values.get("objective", "balanced"),
+            latency_target=values.get("latency_target", "none"),
+            model=ModelChoice(source="catalog", catalog_id=values.get("model", DEFAULT_MODEL)),
+            hardware=HardwareChoice(**place, **counts),
+            workload=self.part.model_validate(own),
+            pins=Strategy(weight_dtype=values.get("weight_dtype") or None),
+        )
 
     def refuse(self, problem: str, field: str) -> None:
         """Add a planner error to its form field, or to the form if there is no such field."""
@@ -258,12 +271,23 @@ def _with_defaults(data: Mapping[str, Any], goal: str, hosts: Sequence[Host]) ->
         "hardware": f"{HOST}{hosts[0].pk}" if hosts else DEFAULT_DEVICE,
         "devices_per_node": 1,
         "nodes": 1,
-        "slo": "chat",
+        "latency_target": "chat",
         "objective": PRICES[0][0],
-        **WORKLOADS[goal],
+        **_default_values(goal),
     }
     sent = {name: data[name] for name in data if name != "goal"}
     return {**proposed, **sent}
+
+
+def _default_values(goal: str) -> dict[str, Any]:
+    """Return the texts of a goal's workload that its form has if none are sent."""
+    part = WORKLOADS[goal]()
+    fields = {
+        name: form_field(type(part), name)
+        for name in type(part).model_fields
+        if name not in UNASKED
+    }
+    return {name: each.prepare_value(to_form(part, name)) for name, each in fields.items()}
 
 
 # Texts and figures of an answer about a limit: the limit, its figures, the first failure.
@@ -298,7 +322,7 @@ class LimitAnswer:
     calibration: str = ""
 
 
-def shown(answer: InverseAnswer, draft: PlanDraft) -> LimitAnswer:
+def shown(answer: InverseAnswer, document: PlanDocument) -> LimitAnswer:
     """Return an answer as texts and figures."""
     question = BY_KEY[answer.question]
     noun = "search" if answer.searches == 1 else "searches"
@@ -311,7 +335,7 @@ def shown(answer: InverseAnswer, draft: PlanDraft) -> LimitAnswer:
     return LimitAnswer(
         question=question,
         verdict=Verdict("good", "fits", _sentence(answer.question, best), _detail(best)),
-        figures=_figures(best, draft),
+        figures=_figures(best, document),
         rows=memory_rows(best.estimate),
         ends=_failure_sentence(best.beyond, best.unit, enough=answer.question in ENOUGH),
         others=tuple(_row(limit) for limit in several),
@@ -372,9 +396,9 @@ def _detail(limit: Limit) -> str:
     return f"{strategy_words(limit.estimate.strategy)}."
 
 
-def _figures(limit: Limit, draft: PlanDraft) -> tuple[Figure, ...]:
+def _figures(limit: Limit, document: PlanDocument) -> tuple[Figure, ...]:
     """Return the limit and the figures at the limit: four in total."""
-    others = estimate_figures(limit.estimate, draft)
+    others = estimate_figures(limit.estimate, document)
     return (*_own_figure(limit), *others)[:FIGURES]
 
 
@@ -436,11 +460,11 @@ def _row(limit: Limit) -> Row:
 
 UNPROCESSABLE = 422
 # Query parameters that links to other questions keep.
-KEPT = ("goal", "model", "hardware", "devices_per_node", "nodes", "slo", "weight_dtype")
+KEPT = ("goal", "model", "hardware", "devices_per_node", "nodes", "latency_target", "weight_dtype")
 # Those of the page: the fields of every goal, for a form that changes its goal sends the old ones.
 PARAMETERS = {
     *("question", "ask", "objective", *KEPT, *HARDWARE_FIELDS),
-    *(name for form in WORKLOAD_FORMS.values() for name in form.base_fields),
+    *(name for part in WORKLOADS.values() for name in part.model_fields),
 }
 
 
@@ -470,10 +494,15 @@ def limits(request: HttpRequest) -> HttpResponse:
 
 def _answer(form: LimitForm, team: Team | None) -> LimitAnswer | None:
     """Return the answer, or None after adding the planner's error to the form."""
-    draft = form.draft
-    plan = Plan(team=team, draft=draft)
     try:
-        return shown(limit_of(plan, form.question.key), draft)
+        document = form.document
+    except ValidationError as error:
+        fault = faults_in(error)[0]
+        form.refuse(fault.sentence, fault.path[-1])
+        return None
+    plan = Plan(team=team, draft=stored_draft(document))
+    try:
+        return shown(limit_of(plan, form.question.key), document)
     except DraftProblem as problem:
         form.refuse(problem.sentence, problem.field)
         return None
@@ -499,14 +528,14 @@ def _tab(each: Question, current: Question, request: HttpRequest) -> dict[str, A
 
 def plan_panel(plan: Plan, question_key: str) -> dict[str, Any]:
     """Return the context of a plan's limits tab: applicable questions, and one answer."""
-    if missing_step(plan.draft):
+    if not plan.is_complete:
         return {"questions": (), "limit_problem": ""}
-    questions = questions_for_goal(plan.draft["goal"]["goal"])
+    questions = questions_for_goal(plan.document.goal)
     chosen = next((each for each in questions if each.key == question_key), None)
     panel: dict[str, Any] = {"questions": questions, "question": chosen}
     if chosen is None:
         return panel
     try:
-        return {**panel, "limit": shown(limit_of(plan, chosen.key), plan.draft)}
+        return {**panel, "limit": shown(limit_of(plan, chosen.key), plan.document)}
     except DraftProblem as problem:
         return {**panel, "limit_problem": problem.sentence}

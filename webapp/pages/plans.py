@@ -16,14 +16,16 @@ from planner.exports.export import Export
 from planner.exports.registry import export, export_case
 from planner.specs.base import PlannerError
 from planner.specs.estimate import PlanAnswer, PlanRequest
+from runners.plans.launch import Launch
+from runners.plans.refusals import DraftProblem
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import has_role, signed_in, visible_or_404
 from webapp.core.display import quantity
 from webapp.core.parameters import page_number, reads_query
 from webapp.core.problems import Problem
 from webapp.core.queries import NewestFirst, page_by_key
-from webapp.jobs.endpoints import hashes_of, keep_for_session, new_key
-from webapp.jobs.launching import launch_of, launch_options_of, plan_launch
+from webapp.jobs.endpoints import keep_for_session, new_key
+from webapp.jobs.launching import launch_of, plan_launch
 from webapp.jobs.measured_figures import definition_for
 from webapp.jobs.models import Job, Measurement
 from webapp.pages.limits import plan_panel
@@ -35,14 +37,7 @@ from webapp.plans.alternatives import (
     offers_of,
     rejections,
 )
-from webapp.plans.explanation import (
-    DraftProblem,
-    Phase,
-    explain,
-    missing_step,
-    phases_of,
-    workload_words,
-)
+from webapp.plans.explanation import Phase, explain, phases_of, workload_words
 from webapp.plans.models import Plan
 from webapp.plans.planning import (
     current_answer,
@@ -52,7 +47,7 @@ from webapp.plans.planning import (
     plan_keep,
     verdict_answer,
 )
-from webapp.plans.predicting import measuring_of, planned_speed
+from webapp.plans.predicting import planned_speed
 from webapp.plans.saving import (
     PlanChangedError,
     changeable_plan,
@@ -64,10 +59,12 @@ from webapp.plans.saving import (
     version_context,
     versions_of,
 )
-from webapp.plans.serving import endpoint_options_of, engines_named
+from webapp.plans.serving import engines_named
 from webapp.plans.verdict import price_of, problem_verdict, verdict_of
 from webapp.wizard.documents import document_of, schema_address, yaml_of
-from webapp.wizard.refused import MAX_SECRETS, refused_keep
+from webapp.wizard.drafts import proposals_fill
+from webapp.wizard.launch_form import LaunchForm
+from webapp.wizard.steps import launch_form_of, step_page
 
 # ---------------------------------------------------------------------------
 # Export a plan for other tools, with a script that measures its claims.
@@ -198,6 +195,7 @@ def _comparison(row: Measurement) -> FigureComparison:
 
 
 KEY_LENGTH = 64
+UNPROCESSABLE = 422
 SHOWN_REJECTIONS = 8
 TABS = {
     "summary": "Summary",
@@ -233,7 +231,7 @@ def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> Htt
         "tabs": [_tab(plan, slug, tab) for slug in TABS],
         "title": plan.name or "Draft plan",
         "may_change": has_role(request.user, plan.team, Role.PRACTITIONER),
-        "work": "" if missing_step(plan.draft) else workload_words(plan.draft),
+        "work": workload_words(plan.document.workload) if plan.is_complete else "",
         **version_context(plan, request.user),
     }
     try:
@@ -243,14 +241,14 @@ def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> Htt
         context["verdict"] = problem_verdict(problem.sentence, is_refused=problem.is_refused)
         context["slug"] = "review"
         if problem.is_refused:
-            context["engines"] = engines_named(problem.sentence, plan.draft)
+            context["engines"] = engines_named(problem.sentence, plan.document)
         return render(request, "plans/detail.html", context)
-    url = reverse("plan-tab", args=[plan.pk, "why"])
+    url, document = reverse("plan-tab", args=[plan.pk, "why"]), plan.document
     context |= {
         "answer": answer,
         "best": answer.plans[0] if answer.plans else None,
-        "verdict": verdict_of(answer, plan.draft, url, speed=planned_speed(plan)),
-        "is_on_host": plan.draft["hardware"]["choice"] != "catalog",
+        "verdict": verdict_of(answer, document, url, speed=planned_speed(plan)),
+        "is_on_host": not document.hardware.is_catalog,
         "has_offers_to_come": lacks_only_suggestions(plan),
         "is_outdated": plan.is_latest and is_outdated(plan),
         **(_limits(request, plan) if tab == "limits" else PANELS[tab](plan, answer)),
@@ -269,26 +267,26 @@ def _tab(plan: Plan, slug: str, current: str) -> dict[str, Any]:
 
 def _summary(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
     return {
-        "frontier": frontier_of(answer, plan.draft),
-        "columns": columns_for(answer, plan.draft),
-        "comparison": comparison(answer, plan.draft),
+        "frontier": frontier_of(answer, plan.document),
+        "columns": columns_for(answer, plan.document),
+        "comparison": comparison(answer, plan.document),
         "price": price_of(answer.plans[0] if answer.plans else None),
         "phases": _phases(plan, answer),
         **_ruled_out(answer),
-        "offers": offers_of(answer, plan.draft),
+        "offers": offers_of(answer, plan.document),
         "slug": "review",
     }
 
 
 def _phases(plan: Plan, answer: PlanAnswer) -> list[Phase]:
-    is_batch = plan.draft["goal"]["goal"] == "generate"
+    is_batch = plan.document.goal == "generate"
     return phases_of(answer.plans[0], is_batch=is_batch) if answer.plans else []
 
 
 def _alternatives(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
     return {
-        "columns": columns_for(answer, plan.draft),
-        "comparison": comparison(answer, plan.draft),
+        "columns": columns_for(answer, plan.document),
+        "comparison": comparison(answer, plan.document),
         **_ruled_out(answer),
     }
 
@@ -361,21 +359,33 @@ PANELS = {
 
 @require_POST
 def plan_launch_view(request: HttpRequest, plan_id: str) -> HttpResponse:
-    """Launch a plan's job and go to its page, or only save the plan."""
+    """Launch a plan's job and go to its page, or only save the plan.
+
+    A launch that is refused shows the form again, with the problem at its field.
+    """
     plan = changeable_plan(request, plan_id)
-    posted = request.POST.dict()
+    form = launch_form_of(proposals_fill(plan), request.POST)
     try:
+        if not form.is_valid():
+            return _refused(request, plan, form)
         reviewed = request.POST.get("revision", "")  # the draft may have changed since
         if plan.is_draft and reviewed not in {"", str(plan.revision)}:
             raise PlanChangedError(plan, request.user.get_username())
-        if posted.get("go") == "keep":
-            return _keep(request, plan)
-        job = _launch(request, plan)
+        if request.POST.get("go") == "keep":
+            return _keep(request, plan, form.launch)
+        job = _launch(request, plan, form.launch)
     except (DraftProblem, Problem) as problem:
-        messages.error(request, str(problem))
-        refused_keep(request, plan, problem)
-        return redirect("plan-step", plan.pk, "review")
+        form.refuse(problem)
+        return _refused(request, plan, form)
     return redirect("job-detail", job.pk)
+
+
+def _refused(request: HttpRequest, plan: Plan, form: LaunchForm) -> HttpResponse:
+    """Show the review page with the form as it was sent, and what is wrong."""
+    page = step_page(plan, "review", launch=form)
+    for texts in form.errors.values():
+        messages.error(request, " ".join(map(str, texts)))
+    return render(request, "wizard/step.html", page, status=UNPROCESSABLE)
 
 
 def _chosen_name(posted: Mapping[str, str]) -> str:
@@ -384,10 +394,10 @@ def _chosen_name(posted: Mapping[str, str]) -> str:
     return "" if name == posted.get("proposed", "").strip() else name
 
 
-def _keep(request: HttpRequest, plan: Plan) -> HttpResponse:
-    posted = request.POST.dict()
-    base, as_new = plan.base, posted.get("save_as") == "new"
-    saved = plan_keep(plan, _chosen_name(posted), by=request.user.get_username(), as_new=as_new)
+def _keep(request: HttpRequest, plan: Plan, launch: Launch) -> HttpResponse:
+    base, as_new = plan.base, launch.save_as == "new"
+    name = _chosen_name(request.POST.dict())
+    saved = plan_keep(plan, name, by=request.user.get_username(), as_new=as_new)
     if base is not None and saved.pk == base.pk:
         messages.info(
             request, f"The draft equals version {base.version}, so no new version was saved."
@@ -399,24 +409,16 @@ def _keep(request: HttpRequest, plan: Plan) -> HttpResponse:
     return redirect("plan-detail", saved.pk)
 
 
-def _launch(request: HttpRequest, plan: Plan) -> Job:
+def _launch(request: HttpRequest, plan: Plan, launch: Launch) -> Job:
     """Launch the plan with the review form's options and return the job."""
-    posted = request.POST.dict()
-    endpoint_key = new_key() if posted.get("go") == "endpoint" else ""
-    options = launch_options_of(posted)
-    if endpoint_key:
-        options = options._replace(endpoint=endpoint_options_of(posted, hashes_of(endpoint_key)))
-    is_load = posted.get("go") == "load"
-    options = options._replace(measuring=measuring_of(posted, is_load=is_load))
+    endpoint_key = new_key() if launch.run == "endpoint" else None
     job = plan_launch(
         plan=plan,
         by=signed_in(request),
-        name=posted.get("name", ""),
-        idempotency_key=posted.get("key", "")[:KEY_LENGTH] or None,
-        secrets=request.POST.getlist("secret")[:MAX_SECRETS],
-        wish=options,
-        is_named=bool(_chosen_name(posted)),
-        as_new=posted.get("save_as") == "new",
+        launch=launch,
+        endpoint_key=endpoint_key,
+        idempotency_key=request.POST.get("key", "")[:KEY_LENGTH] or None,
+        is_named=bool(_chosen_name(request.POST.dict())),
     )
     if endpoint_key:
         keep_for_session(request, job, endpoint_key)

@@ -10,6 +10,8 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from runners.datasets.text import unix_lines
 from runners.jobspec.base import MAX_UPLOAD_BYTES
+from runners.plans.refusals import DraftProblem
+from runners.plans.workloads import TrainingData
 from webapp.accounts.models import Role
 from webapp.accounts.services import current_team, require_role, signed_in, visible_or_404
 from webapp.core.bodies import takes_file
@@ -20,7 +22,6 @@ from webapp.hosts.models import Host
 from webapp.jobs.comparing import address_of
 from webapp.modelhub.models import TeamModel
 from webapp.pages.datasets import upload_of_request
-from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute, stored_answer
 from webapp.plans.questions import draft_shape
@@ -31,8 +32,6 @@ from webapp.wizard.drafts import (
     MODEL_PRESETS,
     PRESETS,
     SLUGS,
-    adapt_pretraining,
-    adapt_requests,
     draft_begin,
     fit_context,
     neighbours,
@@ -45,7 +44,6 @@ from webapp.wizard.drafts import (
 )
 from webapp.wizard.forms import MAX_CONFIG_BYTES
 from webapp.wizard.pasting import paste_draft, paste_read
-from webapp.wizard.refused import refused_show
 from webapp.wizard.steps import (
     STAGES,
     compute_quietly,
@@ -56,7 +54,6 @@ from webapp.wizard.steps import (
     ready_hosts,
     stale_words,
 )
-from webapp.wizard.workload_forms import TRAINING_FORMS
 
 # Upload of a training data file within the wizard.
 
@@ -80,12 +77,15 @@ def plan_upload(request: HttpRequest, plan_id: str) -> HttpResponse:
 
 
 def _choose(plan: Plan, dataset: str) -> None:
-    """Choose an upload in the draft's training goals; retry after a concurrent write."""
+    """Choose an upload for the draft's training; retry after a concurrent write."""
     for _ in range(TRIES):
-        proposals_fill(plan)
-        for goal in sorted(TRAINING_FORMS):
-            plan.draft["workload"][goal] |= {"data_source": "upload", "dataset": dataset}
-        plan.draft["is_touched"] = True
+        document = proposals_fill(plan).document
+        if isinstance(document.workload, TrainingData):
+            document.workload = document.workload.with_values(
+                data_source="upload", dataset=dataset
+            )
+        plan.document = document
+        plan.wizard["is_touched"] = True
         try:
             return compute_quietly(plan)
         except PlanChangedError:
@@ -166,8 +166,6 @@ def plan_step(request: HttpRequest, plan_id: str, step: str) -> HttpResponse:
         page = steps.step_page(plan, step)
         if step == "goal":
             page["pasted"] = request.session.pop(PASTED, "")
-        if step == "review":
-            page = refused_show(request, plan, page)
         return render(request, "wizard/step.html", page)
     before, after = neighbours(step)
     is_back = request.POST.get("go") == "back" and before is not None
@@ -200,10 +198,11 @@ def _save(request: HttpRequest, plan: Plan, step: str) -> dict[str, Any] | None:
 
 def _save_once(request: HttpRequest, plan: Plan, step: str) -> dict[str, Any] | None:
     posted = request.POST.dict()
-    form = step_form(step, plan.draft, options_for(plan), request.POST, request.FILES)
+    document = plan.document
+    form = step_form(step, document, options_for(plan), request.POST, request.FILES)
     if form is None:
         return None
-    pins = pins_form(plan.draft, request.POST) if step == "hardware" else None
+    pins = pins_form(document, request.POST) if step == "hardware" else None
     is_autosave = "HX-Request" in request.headers
     if is_overtaken(plan, step, posted, is_autosave=is_autosave):
         return None
@@ -212,12 +211,9 @@ def _save_once(request: HttpRequest, plan: Plan, step: str) -> dict[str, Any] | 
         return page | {"stale": stale, **form_marks(plan, step, posted)}
     if not form.is_valid() or (pins and not pins.is_valid()):
         return steps.step_page(plan, step, form, pins) | form_marks(plan, step, posted)
-    store(step, plan.draft, form.cleaned_data)
+    store(plan, form)
     if pins:
-        store("pins", plan.draft, pins.cleaned_data)
-    if step in {"goal", "model"}:
-        adapt_pretraining(plan.draft, draft_shape(plan))
-        adapt_requests(plan.draft)
+        store(plan, pins)
     edit_note(plan, step, posted, request.user.get_username())
     if step == "model" and not is_autosave:
         _fit_context(request, plan)
@@ -227,8 +223,13 @@ def _save_once(request: HttpRequest, plan: Plan, step: str) -> dict[str, Any] | 
 
 def _fit_context(request: HttpRequest, plan: Plan) -> None:
     """Shorten the workloads to the chosen model's context, and add a message."""
-    shape = draft_shape(plan)
-    if shape and fit_context(plan.draft, shape.max_position_embeddings):
+    shape, document = draft_shape(plan), plan.document
+    if shape is None:
+        return
+    fitting = fit_context(document.workload, shape.max_position_embeddings)
+    if fitting != document.workload:
+        document.workload = fitting
+        plan.document = document
         tokens = whole(shape.max_position_embeddings)
         messages.info(
             request, f"This model reads {tokens} tokens at once: workloads were shortened."
@@ -305,7 +306,7 @@ def plan_suggestion(request: HttpRequest, plan_id: str) -> HttpResponse:
 
 
 def _apply(request: HttpRequest, plan: Plan, changes: dict[str, object]) -> None:
-    if unapplied := suggestion_apply(plan.draft, changes):
+    if unapplied := suggestion_apply(plan, changes):
         messages.warning(
             request, f"Not changed, because this draft lacks the field: {', '.join(unapplied)}."
         )

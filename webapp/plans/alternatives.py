@@ -17,6 +17,10 @@ from planner.specs.estimate import (
     Suggestion,
 )
 from planner.techniques.registry import TECHNIQUES
+from runners.plans.document import PlanDocument
+from runners.plans.methods import METHOD_NAMES
+from runners.plans.pins import FIELD_TITLES
+from runners.plans.workloads import CompressWork
 from webapp.core.display import (
     DASH,
     capitalised,
@@ -28,10 +32,7 @@ from webapp.core.display import (
     whole,
 )
 from webapp.core.display import whole as whole_number
-from webapp.plans.draft import PlanDraft
 from webapp.plans.explanation import (
-    FIELD_WORDS,
-    METHOD_WORDS,
     compression_words,
     strategy_words,
 )
@@ -86,9 +87,9 @@ class Row:
     is_chosen: bool
 
 
-def columns_for(answer: PlanAnswer, draft: PlanDraft) -> tuple[Column, ...]:
+def columns_for(answer: PlanAnswer, document: PlanDocument) -> tuple[Column, ...]:
     """Return the comparison figures of a goal that at least one strategy has."""
-    columns = (Column(*entry) for entry in GOAL_FIGURES[draft["goal"]["goal"]])
+    columns = (Column(*entry) for entry in GOAL_FIGURES[document.goal])
     available = (
         column
         for column in columns
@@ -97,14 +98,14 @@ def columns_for(answer: PlanAnswer, draft: PlanDraft) -> tuple[Column, ...]:
     return tuple(available)[:COLUMNS]
 
 
-def comparison(answer: PlanAnswer, draft: PlanDraft) -> list[Row]:
+def comparison(answer: PlanAnswer, document: PlanDocument) -> list[Row]:
     """Return the ranked strategies, the chosen one first, each with its reason."""
-    columns = columns_for(answer, draft)
+    columns = columns_for(answer, document)
     starts = [start_of(answer, plan) for plan in answer.plans]
     first = _first_words(starts)
     return [
         Row(
-            words=_row_words(plan, draft),
+            words=_row_words(plan, document),
             cells=tuple(_cell(plan, column) for column in columns),
             memory=str(memory(plan.memory.per_device_peak_bytes)),
             why=_with_need(_why(plan, answer.plans[0], columns[0]) if rank else first, start),
@@ -127,13 +128,14 @@ def _with_need(why: str, start: Start | None) -> str:
     return f"{why}; {start.need}" if start and start.need else why
 
 
-def _row_words(plan: PlannedStrategy, draft: PlanDraft) -> str:
+def _row_words(plan: PlannedStrategy, document: PlanDocument) -> str:
     """Return a strategy's description; a compression is described by its output."""
-    if draft["goal"]["goal"] != "compress":
+    values = document.workload
+    if not isinstance(values, CompressWork):
         return strategy_words(plan.strategy)
     copies = plan.strategy.data_parallel_size or 1
     shared = f" · text shared by {copies} devices" if copies > 1 else ""
-    return compression_words(draft) + shared
+    return compression_words(values) + shared
 
 
 def _cell(plan: PlannedStrategy, column: Column) -> str:
@@ -295,9 +297,9 @@ class Point(NamedTuple):
     loss: float
 
 
-def frontier_of(answer: PlanAnswer, draft: PlanDraft) -> Frontier | None:
+def frontier_of(answer: PlanAnswer, document: PlanDocument) -> Frontier | None:
     """Return the frontier's drawing, or None if there are too few strategies to draw."""
-    axes = AXES.get(draft["goal"]["goal"])
+    axes = AXES.get(document.goal)
     if axes is None or not answer.plans:
         return None
     (x_key, x_name, x_scale), (y_key, y_name, y_scale) = axes  # lower is better on the x axis
@@ -313,7 +315,7 @@ def frontier_of(answer: PlanAnswer, draft: PlanDraft) -> Frontier | None:
     drawing = draw_frontier(
         points, (x_name, y_name), answer.searched.strategies, less_is_more=True
     )
-    looked_for = LOOKED_FOR[draft["goal"]["objective"]]
+    looked_for = LOOKED_FOR[document.objective]
     return replace(drawing, decided=drawing.decided.format(looked_for=looked_for))
 
 
@@ -440,38 +442,38 @@ class Offers(NamedTuple):
     chips: tuple[Chip, ...]
 
 
-def offers_of(answer: PlanAnswer, draft: PlanDraft) -> list[Offers]:
+def offers_of(answer: PlanAnswer, document: PlanDocument) -> list[Offers]:
     """Return the suggestions that apply to the draft, by purpose."""
     offers = []
     for purpose, heading in HEADINGS.items():
         chips = tuple(
-            Chip(index, _title(suggestion, draft), suggestion_effect(suggestion))
+            Chip(index, _title(suggestion, document), suggestion_effect(suggestion))
             for index, suggestion in enumerate(answer.suggestions)
-            if suggestion.purpose == purpose and _has_place(suggestion, draft)
+            if suggestion.purpose == purpose and _has_place(suggestion, document)
         )
         offers += [Offers(heading, chips)] if chips else []
     return offers
 
 
-def _has_place(suggestion: Suggestion, draft: PlanDraft) -> bool:
+def _has_place(suggestion: Suggestion, document: PlanDocument) -> bool:
     """Return whether the draft has the suggested method, and the plan would meet its targets."""
     if suggestion.purpose == "target" and "constraints" in suggestion.changes:
         return False  # to lift a target is no way to meet it
     method = suggestion.changes.get("workload", {}).get("method")
-    has_methods = "method" in draft["workload"][draft["goal"]["goal"]]
+    has_methods = hasattr(document.workload, "method")
     return has_methods or method in {None, "pretrain"}
 
 
-def _title(suggestion: Suggestion, draft: PlanDraft) -> str:
+def _title(suggestion: Suggestion, document: PlanDocument) -> str:
     """Return the title of a suggestion, with old and new value of a size or method."""
-    now = draft["workload"][draft["goal"]["goal"]]
+    now = document.workload.model_dump()
     then = suggestion.changes.get("workload") or {}
     for name in SIZES:
         if name in then and name in now and then[name] != now[name]:
-            return f"{FIELD_WORDS[name]} {whole(then[name])} instead of {whole(now[name])}"
-    method = then.get("method")
-    if method in METHOD_WORDS and now.get("method") in METHOD_WORDS and method != now["method"]:
-        return f"{capitalised(METHOD_WORDS[method])} instead of {METHOD_WORDS[now['method']]}"
+            return f"{FIELD_TITLES[name]} {whole(then[name])} instead of {whole(now[name])}"
+    method, before = str(then.get("method")), str(now.get("method"))
+    if method in METHOD_NAMES and before in METHOD_NAMES and before != method:
+        return f"{capitalised(METHOD_NAMES[method])} instead of {METHOD_NAMES[before]}"
     return capitalised(suggestion.title)
 
 

@@ -1,7 +1,7 @@
 """Drafts of plans, and drafts of compression."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -17,14 +17,14 @@ from runners.jobspec import (
     RandomModel,
     ServeSpec,
 )
-from runners.jobspec.compress import CompressMethod, GgufType
+from runners.jobspec.compress import GgufType
 from runners.jobspec.serve import ON_GPUS, Draft, EngineName, EngineOptions
+from runners.plans.methods import COMPRESSIONS
+from runners.plans.refusals import DraftProblem, first_message
+from runners.plans.workloads import PATTERN, CompressWork
 from webapp.core.display import TIMES, memory, number, signed_percent
-from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host, Pool
 from webapp.modelhub.models import TeamModel
-from webapp.plans.draft import PlanDraft
-from webapp.plans.explanation import METHOD_WORDS, DraftProblem, first_message
 
 # ---------------------------------------------------------------------------
 # Launch options that save work: speculative decoding and prefix caching.
@@ -33,7 +33,6 @@ from webapp.plans.explanation import METHOD_WORDS, DraftProblem, first_message
 # ---------------------------------------------------------------------------
 
 
-Reuse = Literal["", "yes", "no"]  # prefix caching; "" is the engine's default
 MOST_OFFERED = 50
 LOOKUP = "lookup"  # prompt lookup instead of a draft model
 LOOKUP_TOKENS = 4  # per step, as with a draft model
@@ -80,24 +79,18 @@ def drafts_for(host: Host, model: ModelRef, shape: ModelShape | None) -> list[Te
     return candidates[:MOST_OFFERED]
 
 
-def reuse_of(posted: Mapping[str, str], engine: EngineName) -> Reuse:
-    """Return the prefix-caching choice of a launch form.
+def check_prefix_caching(chosen: bool | None, engine: EngineName) -> None:  # noqa: FBT001
+    """Refuse a choice about prefix caching for an engine that has no such option.
 
     Raises:
-        InvalidProblem: the choice is unknown, or the engine has no such option.
+        DraftProblem: the sentence names the engines that have it.
     """
-    for choice in ("", "yes", "no"):
-        if posted.get("reuse", "") == choice:
-            if choice and engine not in ON_GPUS:
-                raise InvalidProblem(
-                    "reuse",
-                    f"“Prefix caching” is {choice}, and {OWN_WAYS[engine]}. Choose “Engine "
-                    f"default”, or {' or '.join(ON_GPUS)}.",
-                )
-            return choice
-    raise InvalidProblem(
-        "reuse", f"“Prefix caching” is {posted['reuse'][:20]}; it can be yes, no or empty."
-    )
+    if chosen is not None and engine not in ON_GPUS:
+        raise DraftProblem(
+            f"“Prefix caching” is {'yes' if chosen else 'no'}, and {OWN_WAYS[engine]}. Choose "
+            f"“Engine default”, or {' or '.join(ON_GPUS)}.",
+            "prefix_caching",
+        )
 
 
 def with_draft(spec: GenerateSpec, known: Sequence[TeamModel], chosen: str) -> GenerateSpec:
@@ -114,12 +107,15 @@ def with_draft(spec: GenerateSpec, known: Sequence[TeamModel], chosen: str) -> G
     except ValidationError as error:
         why = first_message(error)
         raise DraftProblem(
-            f"The draft model is incompatible with the other options: {why}.", "draft"
+            f"The draft model is incompatible with the other options: {why}.", "draft_model"
         ) from error
 
 
 def with_engine_draft(
-    spec: ServeSpec, known: Sequence[TeamModel], chosen: str, reuse: Reuse
+    spec: ServeSpec,
+    known: Sequence[TeamModel],
+    chosen: str,
+    prefix_caching: bool | None,  # noqa: FBT001
 ) -> ServeSpec:
     """Return an endpoint with speculative decoding and prefix caching as chosen.
 
@@ -131,7 +127,7 @@ def with_engine_draft(
             f"“Speculative decoding” is for {' and '.join(ON_GPUS)}, and the engine is "
             f"{spec.engine}, which supports no draft model. Choose one of these engines, or "
             "“None”.",
-            "draft",
+            "draft_model",
         )
     changes: dict[str, Any] = {}
     if chosen == LOOKUP:
@@ -139,15 +135,16 @@ def with_engine_draft(
             raise DraftProblem(
                 f"Only vLLM supports prompt lookup, and the engine is {spec.engine}. Choose vLLM, "
                 "or the draft “None”.",
-                "draft",
+                "draft_model",
             )
         changes["lookup_tokens"] = LOOKUP_TOKENS
     elif chosen:
         if spec.engine_options and spec.engine_options.split:
-            raise DraftProblem(DRAFT_OR_SPLIT, "draft")
+            raise DraftProblem(DRAFT_OR_SPLIT, "draft_model")
         changes["draft"] = Draft(model=_ref_of(known, chosen))
-    if reuse:
-        changes["has_prefix_cache"] = reuse == "yes"
+    check_prefix_caching(prefix_caching, spec.engine)
+    if prefix_caching is not None:
+        changes["has_prefix_cache"] = prefix_caching
     if not changes:
         return spec
     options = (spec.engine_options or EngineOptions()).model_copy(update=changes)
@@ -163,7 +160,7 @@ def _ref_of(known: Sequence[TeamModel], chosen: str) -> ArtefactModel | FolderMo
     raise DraftProblem(
         f"The chosen draft model is not available for this model and host; available: {names}. A "
         "draft model must be on the same host and have the same tokenizer.",
-        "draft",
+        "draft_model",
     )
 
 
@@ -172,86 +169,39 @@ def _ref_of(known: Sequence[TeamModel], chosen: str) -> ArtefactModel | FolderMo
 # ---------------------------------------------------------------------------
 
 
-USUAL_BITS = 4
-PATTERN = "2:4"
-USUAL_SPARSITY = "50"  # per cent
-# The planner's method -> the job's method, if it can run.
-COMPRESS_METHODS: dict[str, CompressMethod] = {
-    "int8_weight_only": "int8",
-    "int8_dynamic": "int8_dynamic",
-    "fp8": "fp8",
-    "gguf": "gguf",
-    "int4_weight_only": "nf4",
-    "nf4": "nf4",
-    "gptq": "gptq",
-    "norm_tweaking": "norm_tweaking",
-    "quantease": "quantease",
-    "awq": "awq",
-    "finequant": "finequant",
-    "fptq": "fptq",
-    "sparsegpt": "sparsegpt",
-    "llm_pruner": "llm_pruner",
-    "sheared_llama": "sheared_llama",
-    "qmoe": "qmoe",
-}
-# Methods with a configurable number of bits.
-CODED_METHODS = ("gptq", "norm_tweaking", "quantease", "awq", "finequant", "fptq")
 GGUF_TYPES: dict[int, GgufType] = {4: "Q4_K_M", 8: "Q8_0"}
-GROUPED_METHODS = ("int4_weight_only", "nf4", *CODED_METHODS)  # weights share a scale
-STRUCTURAL_METHODS = ("llm_pruner", "sheared_llama")
-RECOVERED_METHODS = ("llm_pruner",)  # recovery training with a configurable number of steps
-PRUNING_METHODS = ("sparsegpt", *STRUCTURAL_METHODS)
 
 
-def compress_spec(draft: PlanDraft, model: ModelRef) -> CompressSpec:
-    """Return the job spec of a drafted compression.
+def compress_spec(values: CompressWork, model: ModelRef) -> CompressSpec:
+    """Return the job spec of a compression.
 
     Raises:
         DraftProblem: no job runs the method, or it does not support the options.
     """
-    values = draft["workload"]["compress"]
-    method = COMPRESS_METHODS.get(values["method"])
-    if method is None:
-        runs = ", ".join(METHOD_WORDS[name] for name in COMPRESS_METHODS)
+    method = COMPRESSIONS[values.method]
+    if method.job is None:
+        runs = ", ".join(each.name for each in COMPRESSIONS.values() if each.job)
         raise DraftProblem(
-            f"{METHOD_WORDS[values['method']]} can be planned, but no job runs it yet. Choose one "
-            f"of these methods: {runs}.",
+            f"{method.name} can be planned, but no job runs it yet. Choose one of these methods: "
+            f"{runs}.",
             "method",
         )
-    fields: dict[str, Any] = {"method": method, "group_size": values["group_size"]}
-    if values["method"] in CODED_METHODS:
-        fields["bits"] = bits_of(values)
-    if values["method"] in RECOVERED_METHODS:
-        fields["recovery_steps"] = int(values.get("recovery_steps") or 0)
-    if method == "gguf":
-        bits = bits_of(values)
-        if bits not in GGUF_TYPES:
+    fields: dict[str, Any] = {"method": method.job, "group_size": values.group_size}
+    if method.job == "gguf":
+        if values.bits not in GGUF_TYPES:
             raise DraftProblem(
-                f"GGUF files are written here with 4 bits (Q4_K_M) or 8 (Q8_0), not {bits}. "
-                "Choose one of them.",
+                f"GGUF files are written here with 4 bits (Q4_K_M) or 8 (Q8_0), not "
+                f"{values.bits}. Choose one of them.",
                 "bits",
             )
-        fields["gguf_type"] = GGUF_TYPES[bits]
-    return CompressSpec.model_validate({"model": model, **fields, **_sparsity(values)})
-
-
-def bits_of(values: dict[str, Any]) -> int:
-    """Return the bits of a code; older drafts have no value."""
-    return int(values.get("bits") or USUAL_BITS)
-
-
-def _sparsity(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the sparsity of a pruning: a ratio, or a pattern."""
-    chosen = values.get("sparsity") or USUAL_SPARSITY
-    if chosen != PATTERN:
-        return {"sparsity": int(chosen) / 100}
-    if values["method"] in STRUCTURAL_METHODS:
-        raise DraftProblem(
-            f"Structured pruning ({METHOD_WORDS[values['method']]}) does not support "
-            "2:4 sparsity. Choose a sparsity ratio.",
-            "sparsity",
-        )
-    return {"pattern": PATTERN}
+        fields["gguf_type"] = GGUF_TYPES[values.bits]
+    elif "bits" in method.options:
+        fields["bits"] = values.bits
+    if "recovery_steps" in method.options:
+        fields["recovery_steps"] = values.recovery_steps
+    is_pattern = values.sparsity == PATTERN
+    pruned = {"pattern": PATTERN} if is_pattern else {"sparsity": int(values.sparsity) / 100}
+    return CompressSpec.model_validate({"model": model, **fields, **pruned})
 
 
 # Gains and losses of a compression as text: size, quality, speed.

@@ -1,16 +1,21 @@
 """A plan in words: terms, reasons and errors."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-from pydantic import ValidationError
+from typing import NamedTuple
 
 from planner.catalog.devices import get_device
 from planner.specs.base import PlannerError
 from planner.specs.estimate import EquationInput, Estimate, Term
 from planner.specs.workload import Strategy
+from runners.plans.document import GOALS, HardwareChoice, ModelChoice
+from runners.plans.fields import Part
+from runners.plans.methods import COMPRESSIONS
+from runners.plans.workloads import (
+    CompressWork,
+    GenerateWork,
+    PretrainWork,
+    ServeWork,
+)
 from webapp.core import display
 from webapp.core.display import (
     DAY,
@@ -28,7 +33,6 @@ from webapp.core.display import (
     whole,
 )
 from webapp.modelhub.models import DEMO_NAME
-from webapp.plans.draft import PlanDraft, StoredDraft
 
 # ---------------------------------------------------------------------------
 # Explanation of an estimate: every term with its equation, inputs and source.
@@ -145,7 +149,7 @@ OF_A_BATCH = {"prefill": "Prefill", "decode": "Each further token"}  # all at on
 SPENT_TWICE = "Overlapped with the others"
 
 
-class Part(NamedTuple):
+class OperatorTime(NamedTuple):
     """The time of one operator in a phase."""
 
     name: str
@@ -160,7 +164,7 @@ class Phase(NamedTuple):
     name: str
     total: str
     seconds: float
-    parts: tuple[Part, ...]
+    parts: tuple[OperatorTime, ...]
 
 
 def phases_of(estimate: Estimate, *, is_batch: bool = False) -> list[Phase]:
@@ -213,10 +217,10 @@ def _operators(estimate: Estimate, key: str, by_class: dict[str, float]) -> dict
     return seconds
 
 
-def _part(name: str, seconds: float, total: float) -> Part:
+def _part(name: str, seconds: float, total: float) -> OperatorTime:
     part = seconds / total
     percent = f"{whole(100 * part)} %" if abs(part) >= 1 / 100 else "< 1 %"
-    return Part(name, _in_unit_of_total(seconds, total), percent, seconds)
+    return OperatorTime(name, _in_unit_of_total(seconds, total), percent, seconds)
 
 
 def _in_unit_of_total(seconds: float, total: float) -> str:
@@ -237,63 +241,7 @@ def _in_unit_of_total(seconds: float, total: float) -> str:
 # ---------------------------------------------------------------------------
 
 
-GOAL_WORDS = {
-    "serve": "Serve",
-    "generate": "Generate in batch",
-    "finetune": "Fine-tune",
-    "pretrain": "Pre-train",
-    "compress": "Compress",
-}
 SLO_WORDS = {"chat": "chat", "code": "code", "none": "no target"}
-METHOD_WORDS = {
-    "pretrain": "all weights",
-    "full": "all weights",
-    "classification": "classification",
-    "lora": "LoRA",
-    "qlora": "QLoRA",
-    "int8_weight_only": "8-bit weights",
-    "int8_dynamic": "8-bit weights and activations",
-    "fp8": "8-bit floats",
-    "gguf": "GGUF",
-    "int4_weight_only": "4-bit weights",
-    "nf4": "NormalFloat 4",
-    "gptq": "GPTQ",
-    "quantease": "QuantEase",
-    "awq": "AWQ",
-    "fptq": "FPTQ",
-    "norm_tweaking": "norm tweaking",
-    "finequant": "FineQuant",
-    "llm_pruner": "LLM-Pruner",
-    "sheared_llama": "Sheared LLaMA",
-    "qmoe": "QMoE",
-    "autoround": "AutoRound",
-    "sparsegpt": "SparseGPT",
-}
-FIELD_WORDS = {  # draft field -> label in the wizard
-    "objective": "Objective",
-    "slo": "Latency target",
-    "percentile": "Latency percentile",
-    "engine": "Engine",
-    "catalog_id": "Model",
-    "concurrency": "Concurrent requests",
-    "input_tokens": "Prompt length",
-    "output_tokens": "Answer length",
-    "max_request_tokens": "Longest request",
-    "prefix_share_percent": "Shared prefix",
-    "batch_size": "Batch size",
-    "sequence_length": "Sequence length",
-    "global_batch_size": "Batch size",
-    "optimizer": "Optimiser",
-    "time_budget_minutes": "Time budget",
-    "lora_rank": "Adapter rank",
-    "devices_per_node": "Devices in one machine",
-    "nodes": "Machines",
-    "memory_limit_gib": "Memory limit",
-    "weight_dtype": "Weights",
-    "kv_cache_dtype": "KV cache",
-    "tensor_parallel_size": "Tensor parallel",
-    "pipeline_parallel_size": "Pipeline parallel",
-}
 DTYPE_WORDS = {
     "fp32": "FP32",
     "bf16": "BF16",
@@ -322,10 +270,6 @@ OPTIMISER_WORDS: dict[str, tuple[str, ...]] = {
     "cpu": ("optimiser in host memory",),
     "nvme": ("optimiser on disk",),
 }
-# Methods that imply their format, and methods that keep the weights' dtype.
-OWN_WIDTHS = ("int8_weight_only", "int8_dynamic", "fp8", "int4_weight_only", "nf4", "qmoe")
-UNPACKED = ("sparsegpt", "llm_pruner", "sheared_llama")
-USUAL_BITS = 4
 
 
 def dtype_words(dtype: str | None) -> str:
@@ -333,17 +277,14 @@ def dtype_words(dtype: str | None) -> str:
     return DTYPE_WORDS.get(dtype or "", (dtype or "").upper())
 
 
-def compression_words(draft: PlanDraft) -> str:
+def compression_words(values: CompressWork) -> str:
     """Return a compression's method with its output format."""
-    values = draft["workload"]["compress"]
-    method = values["method"]
-    if method in OWN_WIDTHS:  # the method implies the format
-        return METHOD_WORDS[method]
-    if method in UNPACKED:
-        return f"{METHOD_WORDS[method]}, weights in {dtype_words('bf16')}"
-    bits = values.get("bits") or USUAL_BITS
-    group = f" in groups of {values['group_size']}" if values.get("group_size") else ""
-    return f"{METHOD_WORDS[method]}, {bits}-bit weights{group}"
+    method = COMPRESSIONS[values.method]
+    if method.format == "fixed":
+        return method.name
+    if method.format == "kept":
+        return f"{method.name}, weights in {dtype_words('bf16')}"
+    return f"{method.name}, {values.bits}-bit weights in groups of {values.group_size}"
 
 
 def strategy_words(strategy: Strategy) -> str:
@@ -385,28 +326,26 @@ def _offload_words(strategy: Strategy) -> list[str]:
     return [*words, *OPTIMISER_WORDS[offload.optimizer]]
 
 
-def model_words(draft: PlanDraft, team_model_name: str = "") -> str:
+def model_words(chosen: ModelChoice, team_model_name: str = "") -> str:
     """Return the chosen model's short name."""
-    chosen = draft["model"]
-    if chosen["source"] == "demo":
+    if chosen.source == "demo":
         return DEMO_NAME
-    if chosen["source"] == "team":
+    if chosen.source == "team":
         return team_model_name or "a model of the team"
-    if chosen["source"] == "catalog":
-        return str(chosen["catalog_id"]).rsplit("/", 1)[-1].replace("-", " ")
-    if chosen["source"] == "folder":
-        return str(chosen.get("path") or "folder").rstrip("/").rsplit("/", 1)[-1]
-    config = chosen.get("config") or {}
+    if chosen.source == "catalog":
+        return chosen.catalog_id.rsplit("/", 1)[-1].replace("-", " ")
+    if chosen.source == "folder":
+        return (chosen.path or "folder").rstrip("/").rsplit("/", 1)[-1]
+    config = chosen.config or {}
     return str(config.get("_name_or_path") or config.get("model_type") or "pasted config")
 
 
-def hardware_words(draft: PlanDraft, host_name: str = "") -> str:
+def hardware_words(hardware: HardwareChoice, host_name: str = "") -> str:
     """Return the hardware of a plan: a host's name, or a number of devices."""
     if host_name:
         return host_name
-    hardware = draft["hardware"]
-    count = hardware["devices_per_node"] * hardware["nodes"]
-    name = device_words(hardware["device"])
+    count = hardware.devices_per_node * hardware.nodes
+    name = device_words(hardware.device)
     return f"{count} {TIMES} {name}" if count > 1 else name
 
 
@@ -424,105 +363,24 @@ def short_name(device_name: str) -> str:
     return device_name.removeprefix("NVIDIA ").removeprefix("GeForce ")
 
 
-def workload_words(draft: PlanDraft) -> str:
+def workload_words(values: Part) -> str:
     """Return the summary of the workload step, such as ``16 requests · 1,280 tokens each``."""
-    goal = draft["goal"]["goal"]
-    values = draft["workload"][goal]
-    if goal == "serve":
-        each = values["input_tokens"] + values["output_tokens"]
-        requests = counted(values["concurrency"], "request")
+    if isinstance(values, ServeWork):
+        each = values.input_tokens + values.output_tokens
+        requests = counted(values.concurrency, "request")
         return f"{requests} · {whole(each)} tokens each"
-    if goal == "generate":
-        return f"batch of {values['batch_size']}"
-    if goal == "compress":
-        return METHOD_WORDS[values["method"]]
-    end = values.get("time_budget_minutes")
-    length = clock(end * 60) if end else str(tokens((values.get("million_tokens") or 0) * 1e6))
-    rows, row = values["global_batch_size"], whole(values["sequence_length"])
+    if isinstance(values, GenerateWork):
+        return f"batch of {values.batch_size}"
+    if isinstance(values, CompressWork):
+        return COMPRESSIONS[values.method].name
+    if not isinstance(values, PretrainWork):
+        raise TypeError(values)
+    end = values.time_budget_seconds
+    length = clock(end) if end else str(tokens(values.tokens or 0))
+    rows, row = values.global_batch_size, whole(values.sequence_length)
     return f"{rows} {TIMES} {row} tokens · {length}"
 
 
-def plan_title(draft: PlanDraft, model: str, hardware: str) -> str:
+def plan_title(goal: str, model: str, hardware: str) -> str:
     """Return a plan's derived title: goal, model, hardware."""
-    return f"{GOAL_WORDS[draft['goal']['goal']]} {model} on {hardware}"[:120]
-
-
-# ---------------------------------------------------------------------------
-# Problems of a draft, as a sentence with the field; missing steps are problems.
-# ---------------------------------------------------------------------------
-
-
-def first_message(error: ValidationError) -> str:
-    """Return the message of the first invalid field, without pydantic's prefix."""
-    return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
-
-
-@dataclass(unsafe_hash=True)  # not frozen: exception handling sets the traceback
-class DraftProblem(Exception):  # noqa: N818 -- shown to people, who have problems
-    """A draft that cannot be planned or launched; the sentence includes a remedy."""
-
-    sentence: str
-    field: str = ""
-    is_passing: bool = False  # temporary: callers may retry
-    is_refused: bool = False  # complete, but the planner or the engine refuses it
-
-    def __str__(self) -> str:
-        return self.sentence
-
-
-# Required fields of each step.
-NEEDED = {
-    "goal": ("goal", "objective", "slo"),
-    "model": ("source",),
-    "hardware": ("choice", "device", "devices_per_node", "nodes"),
-    "pins": (),
-}
-
-
-def missing_step(draft: StoredDraft) -> str:
-    """Return the first incomplete step of a draft, or "" if all are complete."""
-    for step, fields in NEEDED.items():
-        values = draft.get(step)
-        if not isinstance(values, Mapping) or any(name not in values for name in fields):
-            return step
-    goal, workload = draft["goal"]["goal"], draft.get("workload")
-    if goal not in GOAL_WORDS:
-        return "goal"
-    values = workload.get(goal) if isinstance(workload, Mapping) else None
-    return "" if values and isinstance(values, Mapping) else "workload"
-
-
-def refuse_incomplete(draft: StoredDraft) -> None:
-    """Refuse an incomplete draft.
-
-    Raises:
-        DraftProblem: a step is missing; the sentence names it.
-    """
-    step = missing_step(draft)
-    if step:
-        raise DraftProblem(
-            f"This plan has no value for its {step} yet. Choose Edit: each step has a proposal.",
-            step,
-        )
-
-
-def completed_draft(draft: StoredDraft, proposal: PlanDraft) -> dict[str, Any]:
-    """Return a draft with missing values filled from a proposal.
-
-    An unknown goal counts as missing.
-    """
-    whole = {step: _filled(draft.get(step), value) for step, value in proposal.items()}
-    if whole["goal"]["goal"] not in GOAL_WORDS:
-        whole["goal"] = proposal["goal"]
-    workloads = draft.get("workload")
-    each = workloads if isinstance(workloads, Mapping) else {}
-    whole["workload"] = {
-        goal: _filled(each.get(goal), values) for goal, values in proposal["workload"].items()
-    }
-    return whole
-
-
-def _filled(own: Any, proposed: Any) -> Any:  # noqa: ANN401 -- JSON of any shape
-    if isinstance(proposed, dict):
-        return {**proposed, **own} if isinstance(own, Mapping) else proposed
-    return proposed if own is None else own
+    return f"{GOALS[goal][0]} {model} on {hardware}"[:120]

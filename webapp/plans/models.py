@@ -8,6 +8,8 @@ from typing import Any
 from django.conf import settings
 from django.db import models
 
+from runners.plans.document import PlanDocument, read_stored
+from runners.plans.refusals import DraftProblem
 from webapp.accounts.models import Team, TeamOwned
 
 
@@ -36,7 +38,8 @@ class Plan(TeamOwned):
     # False: the name is derived from the content; null: saved before this was recorded.
     is_named = models.BooleanField(null=True, default=None)
     state = models.CharField(max_length=16, choices=PlanState, default=PlanState.DRAFT)
-    draft = models.JSONField(default=dict, blank=True)  # wizard step -> cleaned form fields
+    # The document (runners.plans.document) and, under "wizard", what only the wizard knows.
+    draft = models.JSONField(default=dict, blank=True)
     request = models.JSONField(default=dict, blank=True)  # planner PlanRequest
     answer = models.JSONField(default=dict, blank=True)  # planner PlanAnswer
     # The answer contains only the best plan, without frontier, runners-up and suggestions.
@@ -90,6 +93,36 @@ class Plan(TeamOwned):
         if self.state == PlanState.COMPUTED and not self.series:
             self.series, self.version = self.pk, 1
         super().save(*args, **kwargs)
+
+    @property
+    def document(self) -> PlanDocument:
+        """Return the question as the document that command line, API and wizard share.
+
+        Raises:
+            DraftProblem: the row has none, or one that today's model does not read.
+        """
+        return read_stored(self.draft)
+
+    @document.setter
+    def document(self, document: PlanDocument) -> None:
+        """Set the question; what only the wizard knows stays."""
+        wizard = {name: self.draft[name] for name in ("wizard",) if name in self.draft}
+        self.draft = {**document.model_dump(mode="json"), **wizard}
+
+    @property
+    def wizard(self) -> dict[str, Any]:
+        """Return what only the wizard knows of a draft; changes of it are stored with the row."""
+        known: dict[str, Any] = self.draft.setdefault("wizard", {})
+        return known
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether the row has a document that today's model reads."""
+        try:
+            read_stored(self.draft)
+        except DraftProblem:
+            return False
+        return True
 
     @property
     def is_draft(self) -> bool:

@@ -1,9 +1,9 @@
 """Run the planner for plans and store its answers."""
 
 import contextlib
-import copy
 import threading
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from django.contrib.auth.models import User
@@ -21,9 +21,10 @@ from planner.specs.estimate import (
     PlanRequest,
 )
 from planner.specs.workload import GenerateWorkload, Strategy, Workload
+from runners.plans.document import read_stored
+from runners.plans.refusals import DraftProblem
 from webapp.core.clock import now
 from webapp.core.display import sentence
-from webapp.plans.explanation import DraftProblem, refuse_incomplete
 from webapp.plans.models import Plan
 from webapp.plans.questions import question_of, recomputations_of
 from webapp.plans.saving import ANSWERED, answer_write, draft_begun_from, draft_write, version_save
@@ -33,49 +34,89 @@ _LOCKS: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 _LOCKS_GUARD = threading.Lock()
 
 
+class Answered(NamedTuple):
+    """A question and the planner's answer to it."""
+
+    request: PlanRequest
+    answer: PlanAnswer
+    is_brief: bool
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Return the values of a plan's columns ``ANSWERED``."""
+        return {
+            "request": self.request.model_dump(mode="json"),
+            "answer": self.answer.model_dump(mode="json"),
+            "is_brief": self.is_brief,
+            "computed_at": now(),
+        }
+
+
+UNANSWERED: Mapping[str, Any] = {
+    "request": {},
+    "answer": {},
+    "is_brief": False,
+    "computed_at": None,
+}
+
+
+def compute(plan: Plan, *, brief: bool = False) -> Answered:
+    """Run the planner and return the question with its answer; the plan is not changed.
+
+    With ``brief`` only the best plan is computed, which is several times faster.
+
+    Raises:
+        DraftProblem: the document cannot be planned.
+    """
+    try:
+        request = question_of(plan).request
+        search = api.best_plan if brief else _search
+        answer = search(request)
+        for each in recomputations_of(plan.document) if _recomputes_in_part(answer) else ():
+            pins = request.pins.model_copy(update={"activation_recomputation": each})
+            pinned = request.model_copy(update={"pins": pins})
+            if (found := search(pinned)).plans:
+                return Answered(pinned, found, brief)
+    except PlannerError as error:
+        raise DraftProblem(sentence(error.message), error.field or "", is_refused=True) from error
+    return Answered(request, answer, brief)
+
+
+def _set_columns(plan: Plan, columns: Mapping[str, Any]) -> None:
+    for name, value in columns.items():
+        setattr(plan, name, value)
+
+
 def plan_compute(plan: Plan, *, brief: bool = False) -> PlanAnswer:
     """Plan a draft, store draft, question and answer, and return the answer.
 
-    For a saved plan only a missing answer is stored. With ``brief`` only the best plan is
-    computed, which is several times faster.
+    For a saved plan only a missing answer is stored.
 
     Raises:
         DraftProblem: the draft cannot be planned; the stored answer is cleared.
         PlanChangedError: somebody wrote or saved the draft since it was read.
     """
+    store = draft_write if plan.is_draft else answer_write
     try:
-        return answer_set(plan, brief=brief)
-    finally:
-        if plan.is_draft:
-            draft_write(plan)
-        else:
-            answer_write(plan)
+        found = compute(plan, brief=brief)
+    except DraftProblem:
+        _set_columns(plan, {**UNANSWERED, "is_brief": brief})
+        store(plan)
+        raise
+    _set_columns(plan, found.columns)
+    store(plan)
+    return found.answer
 
 
-def answer_set(plan: Plan, *, brief: bool = False) -> PlanAnswer:
-    """Run the planner, set question and answer on the plan without storing them, and return it.
+def plan_answer(plan: Plan) -> PlanAnswer:
+    """Plan a draft that is not stored, and return its answer.
 
     Raises:
-        DraftProblem: the draft cannot be planned; question and answer are empty.
+        DraftProblem: the draft cannot be planned.
     """
-    plan.request, plan.answer, plan.computed_at = {}, {}, None
-    plan.is_brief = brief
-    try:
-        request = question_of(plan).request
-        search = api.best_plan if brief else _search
-        answer = search(request)
-        for each in recomputations_of(plan.draft) if _recomputes_in_part(answer) else ():
-            pins = request.pins.model_copy(update={"activation_recomputation": each})
-            pinned = request.model_copy(update={"pins": pins})
-            if (found := search(pinned)).plans:
-                request, answer = pinned, found
-                break
-    except PlannerError as error:
-        raise DraftProblem(sentence(error.message), error.field or "", is_refused=True) from error
-    plan.request = request.model_dump(mode="json")
-    plan.answer = answer.model_dump(mode="json")
-    plan.computed_at = now()
-    return answer
+    found = compute(plan)
+    _set_columns(plan, found.columns)
+    return found.answer
 
 
 def _recomputes_in_part(answer: PlanAnswer) -> bool:
@@ -92,10 +133,7 @@ def plan_again(plan: Plan, by: User) -> Plan:
     if plan.is_draft:
         plan_compute(plan)
         return plan
-    probe = copy.copy(plan)
-    answer_set(probe)
-    answered = {name: getattr(probe, name) for name in ANSWERED}
-    draft = draft_begun_from(plan, by, **answered)
+    draft = draft_begun_from(plan, by, **compute(plan).columns)
     saved = version_save(draft, by=by.get_username())
     if saved.pk != draft.pk:  # question and answer are unchanged
         draft.delete()
@@ -133,21 +171,16 @@ def current_answer(plan: Plan) -> PlanAnswer:
     Raises:
         DraftProblem: the draft cannot be planned.
     """
-    refuse_incomplete(plan.draft)
+    read_stored(plan.draft)  # an answer to a document that is not valid today is not shown
     if plan.answer and not plan.is_brief:
         return PlanAnswer.model_validate(plan.answer)
     with _search_lock(str(plan.pk)):
-        if found := _stored_meanwhile(plan):
-            return found
-        before = {name: getattr(plan, name) for name in ANSWERED}
-        try:
-            answer = answer_set(plan)
-        except DraftProblem:
-            for name, value in before.items():  # keep the brief answer
-                setattr(plan, name, value)
-            raise
+        if stored := _stored_meanwhile(plan):
+            return stored
+        found = compute(plan)  # a plan that is refused keeps its brief answer
+        _set_columns(plan, found.columns)
         answer_write(plan)
-    return answer
+    return found.answer
 
 
 def _search_lock(key: str) -> threading.Lock:
@@ -162,8 +195,7 @@ def _stored_meanwhile(plan: Plan) -> PlanAnswer | None:
     row = stored.exclude(answer={}).values(*ANSWERED).first()
     if row is None:
         return None
-    for name, value in row.items():
-        setattr(plan, name, value)
+    _set_columns(plan, row)
     return PlanAnswer.model_validate(plan.answer)
 
 
@@ -173,13 +205,13 @@ def verdict_answer(plan: Plan) -> PlanAnswer:
     Raises:
         DraftProblem: the draft cannot be planned.
     """
-    refuse_incomplete(plan.draft)
+    read_stored(plan.draft)
     if plan.answer:
         return PlanAnswer.model_validate(plan.answer)
-    try:
-        return answer_set(plan, brief=True)
-    finally:
-        answer_write(plan)
+    found = compute(plan, brief=True)
+    _set_columns(plan, found.columns)
+    answer_write(plan)
+    return found.answer
 
 
 def lacks_suggestions(plan: Plan) -> bool:

@@ -1,9 +1,7 @@
 """Predictions that jobs carry: of evaluation, measurements, compressed models."""
 
-import math
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -25,13 +23,14 @@ from runners.jobspec import (
 from runners.jobspec.base import RandomModel
 from runners.jobspec.compress import LoadOptions, window_of
 from runners.jobspec.generate import PolicyOffload
-from webapp.core.numbers import number_of
+from runners.plans.launch import Launch
+from runners.plans.refusals import DraftProblem
+from runners.plans.workloads import CompressWork
 from webapp.core.problems import InvalidProblem, Problem
 from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import Host
 from webapp.modelhub.models import TeamModel, catalog_shape, shape_of
 from webapp.plans.drafting import compress_spec, speed_words
-from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import estimate_as_planned, estimate_generation
 from webapp.plans.questions import Question
@@ -165,74 +164,33 @@ LIMITS = {
     "open": "1 to 12 rising numbers of requests a second above 0",
     "burst": "1 to 12 rising numbers of requests from 1 to 1024",
 }
-COUNTS = {"requests": ("requests_per_repetition", 100_000), "repetitions": ("repetitions", 20)}
-LABELS = {"requests": "Requests per repetition", "repetitions": "Repetitions"}
 CURVE = "under_load"  # key of the load curve in a job's prediction
 CURVE_FIGURES = ("tokens_per_second", "ttft_seconds", "tpot_seconds")
 BETWEEN = 16  # points of the curve between the measured ones
 
 
-class Measuring(NamedTuple):
-    """Measurement options of a serving plan."""
-
-    load: LoadOptions | None = None
-    profile: bool = False
-
-
-def measuring_of(posted: Mapping[str, str], *, is_load: bool) -> Measuring:
-    """Return the measurement options of a launch form.
+def load_options(launch: Launch) -> LoadOptions | None:
+    """Return the load test of a launch; None if it is none.
 
     Raises:
-        InvalidProblem: a field is invalid.
+        InvalidProblem: the load levels do not rise, or are outside the limits of their kind.
     """
-    if not is_load:
-        return Measuring(profile=bool(posted.get("profile")))
-    kind = posted.get("arrivals", "closed")
-    if kind not in FIELDS:
-        raise InvalidProblem(
-            "arrivals", f"“Arrivals” is {kind[:20]}; it can be {' or '.join(FIELDS)}."
-        )
-    counts = {field: _count(posted, name, most) for name, (field, most) in COUNTS.items()}
-    points = _points(posted.get("points", ""), kind)
+    if launch.run != "load":
+        return None
+    kind, points = launch.arrivals, launch.points
     try:
-        options = LoadOptions.model_validate(
-            {"arrivals": {"kind": kind, FIELDS[kind]: points}, **counts}
+        return LoadOptions.model_validate(
+            {
+                "arrivals": {"kind": kind, FIELDS[kind]: points},
+                "requests_per_repetition": launch.requests_per_repetition,
+                "repetitions": launch.repetitions,
+            }
         )
     except ValidationError:
-        raise _bad_points(posted.get("points", ""), kind) from None
-    return Measuring(load=options)
-
-
-def _count(posted: Mapping[str, str], name: str, most: int) -> int:
-    text = posted.get(name, "").strip()
-    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= most:
-        raise InvalidProblem(name, f"“{LABELS[name]}” is {text[:20]}; it can be 1 to {most}.")
-    return int(text)
-
-
-PAIR = re.compile(r"\d+,\d+", re.ASCII)
-
-
-def _points(text: str, kind: str) -> list[float]:
-    for each in re.split(r"[\s;]+", text):
-        if PAIR.fullmatch(each):  # in half of the world's languages one number
-            one, other = each.split(",")
-            raise InvalidProblem(
-                "points",
-                f"“Load levels” has {each[:20]}, which may be {one}.{other} or two levels; write "
-                f"{one}.{other}, or a blank after the comma: {one}, {other}.",
-            )
-    try:
-        points = [number_of(each) for each in re.split(r"[\s,;]+", text.strip()) if each]
-    except ValueError:
-        raise _bad_points(text, kind) from None
-    if not all(map(math.isfinite, points)):
-        raise _bad_points(text, kind)
-    return points
-
-
-def _bad_points(text: str, kind: str) -> InvalidProblem:
-    return InvalidProblem("points", f"“Load levels” is {text[:60]}; give {LIMITS[kind]}.")
+        text = ", ".join(f"{point:g}" for point in points)
+        raise InvalidProblem(
+            "points", f"“Load levels” is {text[:60]}; give {LIMITS[kind]}."
+        ) from None
 
 
 def usual_points(concurrency: int) -> str:
@@ -428,11 +386,12 @@ def planned_speed(plan: Plan) -> str:
     On a host it is what the job will measure; on catalog hardware it is vLLM's speed with the
     format. Empty if the planner cannot predict it, and for other goals.
     """
-    if plan.draft["goal"]["goal"] != "compress" or not plan.request:
+    values = plan.document.workload
+    if not isinstance(values, CompressWork) or not plan.request:
         return ""
     request = PlanRequest.model_validate(plan.request)
     try:
-        spec = compress_spec(plan.draft, RandomModel(config={}))
+        spec = compress_spec(values, RandomModel(config={}))
     except DraftProblem:
         return ""
     if isinstance(request.cluster.device, str):

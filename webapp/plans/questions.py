@@ -22,24 +22,32 @@ from planner.specs.workload import (
     Workload,
 )
 from runners.jobspec.train import UNSHARDED, LayoutOptions, layout_conflicts, layout_limits
+from runners.plans.document import HardwareChoice, ModelChoice, PlanDocument
+from runners.plans.methods import CLASSIFICATION, COMPRESSIONS, TRAININGS
+from runners.plans.pins import FIELD_TITLES
+from runners.plans.refusals import DraftProblem
+from runners.plans.workloads import (
+    TRAINING_GOALS,
+    CompressWork,
+    FinetuneWork,
+    GenerateWork,
+    PretrainWork,
+    ServeWork,
+)
 from webapp.core.display import quantity
 from webapp.core.problems import Problem
 from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import RUNS_JOBS, Host, Pool
 from webapp.modelhub.models import TeamModel, catalog_shape, demo_config, shape_of
-from webapp.plans.draft import PlanDraft
-from webapp.plans.drafting import CODED_METHODS, PRUNING_METHODS, bits_of
-from webapp.plans.explanation import FIELD_WORDS, DraftProblem, refuse_incomplete
 from webapp.plans.models import Plan
 from webapp.plans.serving import chosen_engine
 from webapp.plans.sharing import (
-    TRAININGS,
     WHOLE_COPIES,
     cluster_for_pool,
     pool_of,
     shared_processor,
 )
-from webapp.plans.training import CLASSIFICATION, WAYS, chosen_options, stages_of
+from webapp.plans.training import WAYS, chosen_options, stages_of
 
 # ---------------------------------------------------------------------------
 # Latency targets of a plan, evaluated at the chosen percentile.
@@ -48,7 +56,6 @@ from webapp.plans.training import CLASSIFICATION, WAYS, chosen_options, stages_o
 
 SLO_SECONDS = {"chat": (1.0, 0.05), "code": (0.5, 0.03)}  # first token, each further token
 PERCENTILES = {"p95": "p95", "p99": "p99", "p50": "median", "mean": "mean"}
-DEFAULT_PERCENTILE = "p95"
 NAMES = {"ttft": "First token", "tpot": "Each further token"}
 INTERVAL_Z = NormalDist().inv_cdf(0.9)  # an 80 % interval has 10 % on each side
 RARE = 0.02  # rarer outcomes are not mentioned
@@ -102,12 +109,6 @@ class Target(NamedTuple):
         return f"{odds_words(other)} would {'miss' if self.is_met else 'meet'} it"
 
 
-def percentile_of(draft: PlanDraft) -> str:
-    """Return the percentile at which a draft's target is evaluated."""
-    chosen = draft["goal"].get("percentile") or DEFAULT_PERCENTILE
-    return chosen if chosen in PERCENTILES else DEFAULT_PERCENTILE
-
-
 def figure_name(figure: str, percentile: str) -> str:
     """Return the planner's name of a figure at a percentile.
 
@@ -117,15 +118,15 @@ def figure_name(figure: str, percentile: str) -> str:
     return f"{figure}_seconds" if percentile == "mean" else f"{figure}_{percentile}_seconds"
 
 
-def target_limits(draft: PlanDraft) -> dict[str, Bound]:
+def target_limits(document: PlanDocument) -> dict[str, Bound]:
     """Return the percentile limits of a serving draft; empty for means.
 
     Disaggregated plans have no percentiles: they are evaluated by the mean.
     """
-    limits, percentile = SLO_SECONDS.get(draft["goal"]["slo"]), percentile_of(draft)
-    if draft["goal"]["goal"] != "serve" or limits is None or percentile == "mean":
+    limits, percentile = SLO_SECONDS.get(document.latency_target), document.percentile
+    if document.goal != "serve" or limits is None or percentile == "mean":
         return {}
-    if draft["pins"].get("disaggregated"):
+    if document.pins.disaggregated:
         return {}
     return {
         figure_name(figure, percentile): Bound(max=limit)
@@ -133,16 +134,16 @@ def target_limits(draft: PlanDraft) -> dict[str, Bound]:
     }
 
 
-def targets_of(estimate: Estimate, draft: PlanDraft) -> tuple[Target, ...]:
+def targets_of(estimate: Estimate, document: PlanDocument) -> tuple[Target, ...]:
     """Return the targets of a serving draft, each evaluated at its percentile.
 
     If an estimate has no percentiles, the mean is used, and named so.
     """
-    limits = SLO_SECONDS.get(draft["goal"]["slo"])
-    if draft["goal"]["goal"] != "serve" or limits is None:
+    limits = SLO_SECONDS.get(document.latency_target)
+    if document.goal != "serve" or limits is None:
         return ()
     targets = (
-        _target_result(estimate, figure, limit, percentile_of(draft))
+        _target_result(estimate, figure, limit, document.percentile)
         for figure, limit in zip(NAMES, limits, strict=True)
     )
     return tuple(target for target in targets if target is not None)
@@ -217,9 +218,6 @@ def odds_words(chance: float) -> str:
 # ---------------------------------------------------------------------------
 
 
-GROUPED_BITS = 4
-BITS = {"int8_weight_only": 8, "int8_dynamic": 8} | dict.fromkeys(PRUNING_METHODS, 16)
-OWN_FORMATS = ("fp8", "qmoe")  # formats with a fractional number of bits
 GENERATE_FIELDS = ("batch_size", "input_tokens", "output_tokens")  # of the planner's workload
 # Catalog hardware is planned with the engine commonly used there, and with llama.cpp where that
 # one does not run.
@@ -242,6 +240,14 @@ class Question(NamedTuple):
     pool: Pool | None = None  # ``host`` is then representative of the pool
 
     @property
+    def shape(self) -> ModelSpec | None:
+        """Return the shape of the model, None if the catalog does not know its family."""
+        model = self.request.model
+        if isinstance(model, ModelSpec):
+            return model
+        return catalog_shape(model) if isinstance(model, str) else shape_of(model)
+
+    @property
     def is_bound(self) -> bool:
         """Return whether the model's weights exist only on this host of a pool."""
         return self.team_model is not None and self.team_model.host_id is not None
@@ -253,28 +259,27 @@ def question_of(plan: Plan) -> Question:
     Raises:
         DraftProblem: a step is missing, a host or model is gone, or a value is invalid.
     """
-    draft = plan.draft
-    refuse_incomplete(draft)
-    host = _host(plan)
-    choice = draft["hardware"]["choice"]
-    shared = pool_of(plan.team, choice) if choice.startswith("pool:") else None
-    team_model = _team_model(plan)
+    document = plan.document
+    host = _host(plan, document.hardware)
+    pool_id = document.hardware.pool
+    shared = pool_of(plan.team, pool_id) if pool_id and host is None else None
+    team_model = _team_model(plan, document.model)
     if shared is not None:
         holder = team_model.host_id if team_model else None  # of the model's weights
         host = next((each for each in shared[1] if each.pk == holder), shared[1][0])
-    goal = draft["goal"]["goal"]
     try:
-        model = _model(draft["model"], team_model)
-        cluster = _cluster(plan, host, shared[1] if shared else [])
+        model = _model(document.model, team_model)
+        cluster = _cluster(plan, document, host, shared[1] if shared else [])
         runs_jobs = host is not None and host.kind in RUNS_JOBS
         request = PlanRequest(
             model=model,
             cluster=cluster,
-            workload=_workload(goal, draft),
-            engine=chosen_engine(draft) or _usual_engine(goal, cluster, model, on_host=runs_jobs),
-            objective=draft["goal"]["objective"],
-            constraints={**_constraints(draft["hardware"]), **target_limits(draft)},
-            pins=_pins(draft, is_pool=shared is not None, is_on_host=runs_jobs),
+            workload=_workload(document),
+            engine=chosen_engine(document)
+            or _usual_engine(document.goal, cluster, model, on_host=runs_jobs),
+            objective=document.objective,
+            constraints={**_constraints(document.hardware), **target_limits(document)},
+            pins=_pins(document, is_pool=shared is not None, is_on_host=runs_jobs),
             top=ALTERNATIVES,
             host_calibration=_calibration(host, plan),
         )
@@ -295,7 +300,7 @@ def _usual_engine(
     A host's trainings name Slipway's trainer, so that only its layouts are searched.
     """
     if on_host:
-        return DEFAULT_ENGINE if goal in TRAININGS else None
+        return DEFAULT_ENGINE if goal in TRAINING_GOALS else None
     return _catalog_engine(goal, cluster, model)
 
 
@@ -317,157 +322,142 @@ def _catalog_engine(goal: str, cluster: ClusterSpec, model: str | dict[str, Any]
 def draft_shape(plan: Plan) -> ModelSpec | None:
     """Return the shape of the draft's model, or None if it has none."""
     try:
-        model = _model(plan.draft["model"], _team_model(plan))
+        chosen = plan.document.model
+        model = _model(chosen, _team_model(plan, chosen))
     except DraftProblem:
         return None
     return catalog_shape(model) if isinstance(model, str) else shape_of(model)
 
 
-def _host(plan: Plan) -> Host | None:
-    choice = plan.draft["hardware"]["choice"]
-    if not choice.startswith("host:"):
+def _host(plan: Plan, hardware: HardwareChoice) -> Host | None:
+    if hardware.host is None:
         return None
-    host = Host.objects.filter(team=plan.team, pk=choice.removeprefix("host:")).first()
+    host = Host.objects.filter(team=plan.team, pk=hardware.host).first()
     if host is None:
         raise DraftProblem("This host is no longer part of your team. Choose another.", "choice")
     return host
 
 
-def _team_model(plan: Plan) -> TeamModel | None:
-    chosen = plan.draft["model"]
-    if chosen["source"] != "team":
+def _team_model(plan: Plan, chosen: ModelChoice) -> TeamModel | None:
+    if chosen.source != "team":
         return None
-    model = TeamModel.objects.filter(team=plan.team, pk=chosen.get("team_model") or "").first()
+    model = TeamModel.objects.filter(team=plan.team, pk=chosen.team_model or "").first()
     if model is None:
         raise DraftProblem("This model is no longer part of your team. Choose another.", "model")
     return model
 
 
-def _model(chosen: dict[str, Any], team_model: TeamModel | None) -> str | dict[str, Any]:
+def _model(chosen: ModelChoice, team_model: TeamModel | None) -> str | dict[str, Any]:
     if team_model is not None:
         config: dict[str, Any] = team_model.config
         return config
-    if chosen["source"] == "demo":
+    if chosen.source == "demo":
         return demo_config()
-    if chosen["source"] == "catalog":
-        return str(chosen["catalog_id"])
-    return dict(chosen["config" if chosen["source"] == "config" else "folder_config"])
+    return chosen.catalog_id if chosen.source == "catalog" else dict(chosen.config or {})
 
 
-def _cluster(plan: Plan, host: Host | None, together: list[Host]) -> ClusterSpec:
-    draft = plan.draft
+def _cluster(
+    plan: Plan, document: PlanDocument, host: Host | None, together: list[Host]
+) -> ClusterSpec:
+    hardware = document.hardware
     if host is not None:
         try:
             if together:
-                return cluster_for_pool(together, draft["goal"]["goal"], plan.team, draft["pins"])
-            return shared_processor(cluster_for_host(host), draft["hardware"])
+                return cluster_for_pool(together, document.goal, plan.team, document.pins)
+            return shared_processor(cluster_for_host(host), hardware)
         except Problem as problem:
             is_passing = problem.code in {"host_unknown", "not_measured"}
             raise DraftProblem(problem.detail, "choice", is_passing=is_passing) from problem
-    hardware = draft["hardware"]
     return ClusterSpec(
-        device=hardware["device"],
-        devices_per_node=hardware["devices_per_node"],
-        nodes=hardware["nodes"],
+        device=hardware.device, devices_per_node=hardware.devices_per_node, nodes=hardware.nodes
     )
 
 
-def _constraints(hardware: dict[str, Any]) -> dict[str, Bound]:
+def _constraints(hardware: HardwareChoice) -> dict[str, Bound]:
     """Return the memory limit per device, set by a person or derived from a failed job."""
-    limit = hardware.get("memory_limit_gib")
+    limit = hardware.memory_limit_gib
     return {"per_device_peak_bytes": Bound(max=limit * GIB)} if limit else {}
 
 
-def _workload(goal: str, draft: PlanDraft) -> Workload:
-    values = draft["workload"][goal]
-    if goal == "serve":
-        return _serve(values, draft["goal"]["slo"])
-    if goal == "generate":
-        return GenerateWorkload(**{name: values[name] for name in GENERATE_FIELDS})
-    if goal == "compress":
+def _workload(document: PlanDocument) -> Workload:
+    values = document.workload
+    if isinstance(values, ServeWork):
+        return _serve(values, document.latency_target)
+    if isinstance(values, GenerateWork):
+        return GenerateWorkload(**{name: getattr(values, name) for name in GENERATE_FIELDS})
+    if isinstance(values, CompressWork):
         return _compress(values)
-    return _train(goal, values)
+    return _train(values)
 
 
-def _serve(values: dict[str, Any], slo: str) -> ServeWorkload:
-    ttft, tpot = SLO_SECONDS.get(slo, (None, None))
-    return ServeWorkload(
-        input_tokens=values["input_tokens"],
-        output_tokens=values["output_tokens"],
-        concurrency=values["concurrency"],
-        prefix_share_ratio=values["prefix_share_percent"] / 100,
-        max_request_tokens=values.get("max_request_tokens"),
-        ttft_slo_seconds=ttft,
-        tpot_slo_seconds=tpot,
-    )
+def _serve(values: ServeWork, latency_target: str) -> ServeWorkload:
+    ttft, tpot = SLO_SECONDS.get(latency_target, (None, None))
+    return ServeWorkload(**values.model_dump(), ttft_slo_seconds=ttft, tpot_slo_seconds=tpot)
 
 
-def _train(goal: str, values: dict[str, Any]) -> TrainWorkload:
-    method = "pretrain" if goal == "pretrain" else values["method"]
-    if method == CLASSIFICATION:
-        method = "full"  # the model's head implies classification
-    million = values.get("million_tokens")
+def _train(values: PretrainWork) -> TrainWorkload:
+    method = values.method if isinstance(values, FinetuneWork) else "pretrain"
+    is_adapter = method in TRAININGS and TRAININGS[method].adapter_base is not None
     return TrainWorkload(
-        sequence_length=values["sequence_length"],
-        global_batch_size=values["global_batch_size"],
-        method=method,
-        optimizer=values["optimizer"],
-        lora_rank=values["lora_rank"] if method in {"lora", "qlora"} else None,
-        tokens=round(million * 1e6) if million else None,
-        length_schedule=stages_of(values) if million else None,
+        sequence_length=values.sequence_length,
+        global_batch_size=values.global_batch_size,
+        # The model's head implies classification.
+        method="full" if method == CLASSIFICATION else method,
+        optimizer=values.optimizer,
+        lora_rank=values.lora_rank if isinstance(values, FinetuneWork) and is_adapter else None,
+        tokens=values.tokens,
+        length_schedule=stages_of(values) if values.tokens else None,
     )
 
 
-def _compress(values: dict[str, Any]) -> CompressWorkload:
-    method = values["method"]
-    if method in OWN_FORMATS:
-        return CompressWorkload(method=method)
-    if method in BITS:
-        return CompressWorkload(method=method, bits=BITS[method])
-    is_configurable = method in CODED_METHODS or method == "gguf"
-    bits = bits_of(values) if is_configurable else GROUPED_BITS
-    return CompressWorkload(method=method, bits=bits, group_size=values["group_size"])
+def _compress(values: CompressWork) -> CompressWorkload:
+    method = COMPRESSIONS[values.method]
+    bits = values.bits if "bits" in method.options else method.planned_bits
+    group = values.group_size if {"bits", "group_size"} & set(method.options) else None
+    return CompressWorkload(method=values.method, bits=bits, group_size=group)
 
 
-def _pins(draft: PlanDraft, *, is_pool: bool, is_on_host: bool) -> Strategy:
+def _pins(document: PlanDocument, *, is_pool: bool, is_on_host: bool) -> Strategy:
     """Return the fixed parts of the strategy: a person's own, and those that options leave.
 
     Raises:
         DraftProblem: Slipway's trainer does not run the person's own with the options.
     """
-    pins = {
-        name: value
-        for name, value in draft["pins"].items()
-        if value or (name == "zero_stage" and value == 0)  # stage 0 is a valid choice
-    }
-    goal = draft["goal"]["goal"]
-    if goal != "serve":
+    pins: dict[str, Any] = dict(document.pins.stated)
+    if document.goal != "serve":
         pins.pop("disaggregated", None)
-    values = draft["workload"][goal] if goal in TRAININGS else {}
-    if values.get("attention") in {"flash", "eager", "flex"}:
-        pins = {"attention": values["attention"], **pins}
-    if values.get("checkpoint_writing") in {"background", "in_step"}:
-        pins = {"checkpoint_writing": values["checkpoint_writing"], **pins}
-    if values.get("products") == "fp8":
-        pins = {"compute_dtype": "fp8", **pins}
-    if offload := _training_offload(values):
-        pins = {"offload": offload, **pins}
-    options = chosen_options(goal, values) if goal in TRAININGS else {}
-    if is_on_host:
-        _refuse_contradiction(Strategy(**pins), options)
+    values = document.workload
+    options: dict[str, Any] = {}
+    if isinstance(values, PretrainWork):
+        options = chosen_options(values)
+        pins = {**_pinned_by_options(values), **pins}
+        if is_on_host:
+            _refuse_contradiction(Strategy(**pins), options)
     pins = {**_layout_of_options(options), **pins}
-    if is_pool and goal in TRAININGS:
+    if is_pool and document.is_training:
         pins = {**WHOLE_COPIES.model_dump(exclude_none=True), **pins}
-    if goal == "compress":
+    if document.goal == "compress":
         pins = {"weight_dtype": SOURCE_DTYPE, **pins}
     return Strategy(**pins)
+
+
+def _pinned_by_options(values: PretrainWork) -> dict[str, Any]:
+    """Return the parts of the strategy that options of a training state."""
+    pins: dict[str, Any] = {
+        name: value
+        for name in ("attention", "checkpoint_writing", "compute_dtype")
+        if (value := getattr(values, name)) != "auto"
+    }
+    if offload := _training_offload(values):
+        pins["offload"] = offload
+    return pins
 
 
 def _refuse_contradiction(pins: Strategy, options: Mapping[str, Any]) -> None:
     sizes = {name: value for name in WAYS if (value := getattr(pins, name))}
     layout = LayoutOptions.model_construct(**sizes)
     for why in layout_conflicts(options, layout):
-        fixed = ", ".join(f"{FIELD_WORDS.get(name, name)} {each}" for name, each in sizes.items())
+        fixed = ", ".join(f"{FIELD_TITLES.get(name, name)} {each}" for name, each in sizes.items())
         raise DraftProblem(
             f"The trainer does not run what is fixed on the step “Hardware” ({fixed}) with the "
             f"options of the training: {why}.",
@@ -484,25 +474,26 @@ def _layout_of_options(options: Mapping[str, Any]) -> dict[str, int]:
     return UNDIVIDED if limits else {}
 
 
-def recomputations_of(draft: PlanDraft) -> tuple[str, ...]:
+def recomputations_of(document: PlanDocument) -> tuple[str, ...]:
     """Return what a training may recompute if its options leave a choice out, else nothing.
 
     Compiled layers and FlexAttention do not go with selective recomputation, and a pin names one
     value only: the planner is asked for each, the faster one first.
     """
-    goal = draft["goal"]["goal"]
-    values = draft["workload"][goal] if goal in TRAININGS else {}
-    is_open = not draft["pins"].get("activation_recomputation")
-    is_narrow = values.get("training_step") == "compiled" or values.get("attention") == "flex"
+    values = document.workload
+    if not isinstance(values, PretrainWork):
+        return ()
+    is_narrow = values.compiled or values.attention == "flex"
+    is_open = not document.pins.activation_recomputation
     return ("none", "full") if is_open and is_narrow else ()
 
 
-def _training_offload(values: Mapping[str, Any]) -> dict[str, Any]:
+def _training_offload(values: PretrainWork) -> dict[str, Any]:
     """Return the planner's fields of a training's offload; it costs no activations on disk."""
     fields: dict[str, Any] = {}
-    if (place := values.get("optimizer_offload", "none")) in PLANNER_PLACES:
+    if (place := values.optimizer_offload) in PLANNER_PLACES:
         fields["optimizer"] = PLANNER_PLACES[place]
-    if values.get("activation_offload") == "cpu":
+    if values.activation_offload == "cpu":
         fields["activations_cpu"] = 1.0
     return fields
 

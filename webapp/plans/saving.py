@@ -10,6 +10,8 @@ from django.db import IntegrityError, transaction
 from django.db.models import Count, F, Max, Q, QuerySet
 from django.http import HttpRequest
 
+from runners.plans.pins import FIELD_TITLES, FIELDS
+from runners.plans.refusals import DraftProblem
 from webapp.accounts.models import Role
 from webapp.accounts.services import check_role, membership_of, visible_or_404
 from webapp.core.clock import now
@@ -18,14 +20,7 @@ from webapp.core.names import checked_name
 from webapp.core.problems import ConflictProblem
 from webapp.core.queries import changed_words
 from webapp.hosts.models import Host
-from webapp.plans.explanation import (
-    FIELD_WORDS,
-    DraftProblem,
-    hardware_words,
-    missing_step,
-    model_words,
-    plan_title,
-)
+from webapp.plans.explanation import hardware_words, model_words, plan_title
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.questions import question_of
 from webapp.plans.sharing import pool_words
@@ -41,21 +36,22 @@ from webapp.plans.verdict import VerdictState, stored_state
 
 def title_of(plan: Plan) -> str:
     """Return a title from the plan's goal, model and hardware, as far as they exist."""
-    if missing_step(plan.draft):
+    if not plan.is_complete:
         return "Unfinished plan"
+    document = plan.document
     try:
         question = question_of(plan)
     except DraftProblem:
-        kind, _, key = plan.draft["hardware"]["choice"].partition(":")
-        chosen = Host.objects.filter(pk=key).first() if kind == "host" else None
-        place = hardware_words(plan.draft, chosen.name if chosen else "")
-        return plan_title(plan.draft, model_words(plan.draft), place)
+        key = document.hardware.host
+        chosen = Host.objects.filter(pk=key).first() if key else None
+        place = hardware_words(document.hardware, chosen.name if chosen else "")
+        return plan_title(document.goal, model_words(document.model), place)
     model = question.team_model.name if question.team_model else ""
     host = question.host.name if question.host else ""
     if question.pool is not None:
         host = f"pool {pool_words(question.pool, plan.team)}"
-    words = model_words(plan.draft, model), hardware_words(plan.draft, host)
-    return plan_title(plan.draft, *words)
+    words = model_words(document.model, model), hardware_words(document.hardware, host)
+    return plan_title(document.goal, *words)
 
 
 def is_named(plan: Plan) -> bool:
@@ -76,8 +72,7 @@ def follow_content(plan: Plan) -> None:
 
 NAME_LENGTH = 120
 TRIES = 5
-# Draft keys outside the question: origin and launch form.
-BESIDES = frozenset({"is_touched", "preset", "launch", "imported"})
+BESIDES = frozenset({"wizard", "launch", "name"})  # keys of a draft outside its question
 ANSWERED = ("request", "answer", "is_brief", "computed_at")
 
 
@@ -107,13 +102,8 @@ def _last(plan: Plan) -> tuple[str, Any]:
 
 
 def content_of(plan: Plan) -> dict[str, Any]:
-    """Return the content of a draft's question; of the workloads, only its goal's."""
-    content = {name: value for name, value in plan.draft.items() if name not in BESIDES}
-    goal = (content.get("goal") or {}).get("goal")
-    workload = content.get("workload")
-    if isinstance(workload, dict) and goal in workload:
-        content["workload"] = {goal: workload[goal]}
-    return content
+    """Return the content of a draft's question."""
+    return {name: value for name, value in plan.draft.items() if name not in BESIDES}
 
 
 # Drafts
@@ -153,7 +143,7 @@ def draft_of(plan: Plan, owner: User, *, is_untouched: bool = False) -> Plan:
     With ``is_untouched`` only an unmodified draft is reused.
     """
     drafts = Plan.objects.filter(base=plan, owner=owner, state=PlanState.DRAFT, deleted_at=None)
-    drafts = drafts.exclude(draft__has_key="launch")
+    drafts = drafts.exclude(draft__wizard__has_key="copied_job")
     if is_untouched:
         drafts = drafts.filter(revision=0)
     return drafts.order_by("-saved_at").first() or draft_begun_from(plan, owner)
@@ -213,7 +203,7 @@ def version_save(plan: Plan, *, name: str = "", by: str = "", as_new: bool = Fal
     base = None if as_new else plan.base
     if base is not None and is_unchanged(plan) and plan.name == base.name:
         return base
-    plan.draft = {key: plan.draft[key] for key in plan.draft if key not in {"launch", "imported"}}
+    plan.draft = {key: plan.draft[key] for key in plan.draft if key not in {"launch", "wizard"}}
     for _ in range(TRIES):
         try:
             return _save_next(plan, base, by)
@@ -254,7 +244,11 @@ def _listed_verdict(plan: Plan, *, is_saved: bool = False) -> str:
     """Return the verdict of a saved version for lists; "" for drafts, whose verdict changes."""
     if plan.is_draft and not is_saved:
         return ""
-    return stored_state(plan.answer, plan.draft) if plan.answer else "incomplete"
+    return (
+        stored_state(plan.answer, plan.document if plan.is_complete else None)
+        if plan.answer
+        else "incomplete"
+    )
 
 
 def plan_remove(plan: Plan) -> None:
@@ -276,7 +270,11 @@ def plan_remove(plan: Plan) -> None:
 
 MOST_CHANGES = 6  # lines shown per version; the rest is counted
 LONGEST = 60  # characters of a value
-IDS = ("hardware.choice", "model.team_model")  # ids are not readable; the title names them
+IDS = (
+    "hardware.host",
+    "hardware.pool",
+    "model.team_model",
+)  # ids are not readable; the title names them
 
 
 @dataclass(frozen=True)
@@ -334,7 +332,11 @@ def chip_of(plan: Plan) -> VerdictState:
         return "draft"
     if plan.verdict:
         return cast("VerdictState", plan.verdict)
-    return stored_state(plan.answer, plan.draft) if plan.answer else "incomplete"
+    return (
+        stored_state(plan.answer, plan.document if plan.is_complete else None)
+        if plan.answer
+        else "incomplete"
+    )
 
 
 def _version(row: Plan, shown: Plan, num_jobs: int) -> Version:
@@ -372,7 +374,10 @@ def changes_between(before: Plan, after: Plan) -> list[Change]:
     """Return the fields in which two plans' questions differ, in step order."""
     old, new = dict(_flat(content_of(before))), dict(_flat(content_of(after)))
     paths = [path for path in {**old, **new} if path not in IDS and old.get(path) != new.get(path)]
-    changes = [Change(_name(path), _shown(old.get(path)), _shown(new.get(path))) for path in paths]
+    changes = [
+        Change(_name(path), *(_shown(each.get(path), _factor(path)) for each in (old, new)))
+        for path in paths
+    ]
     if before.name != after.name:
         changes.insert(0, Change("Name", before.name, after.name))
     return changes
@@ -390,15 +395,23 @@ def _flat(document: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
 def _name(path: str) -> str:
     """Return a field's label in the wizard, else the end of its path; pins are marked."""
     parts = path.split(".")
-    words = FIELD_WORDS.get(parts[-1]) or parts[-1].replace("_", " ").capitalize()
+    words = FIELD_TITLES.get(parts[-1]) or parts[-1].replace("_", " ").capitalize()
     return f"{words}, pinned" if parts[0] == "pins" else words
 
 
-def _shown(value: object) -> str:
+def _factor(path: str) -> float:
+    """Return how many of a field's unit the unit of its form field has."""
+    shown = FIELDS.get(path.rpartition(".")[2])
+    return shown.factor if shown else 1.0
+
+
+def _shown(value: object, factor: float) -> str:
     if value is None:
         return NOTHING
     if isinstance(value, bool):
         return "yes"
+    if isinstance(value, int | float) and factor != 1.0:
+        return f"{value / factor:.12g}"
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 

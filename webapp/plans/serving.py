@@ -1,9 +1,8 @@
 """Launches of serving and generation jobs, and their engines."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -43,13 +42,12 @@ from runners.jobspec.serve import (
     PhaseSplit,
 )
 from runners.launchers.launch import ENGINES, Engine
-from webapp.core.numbers import number_fault
-from webapp.core.problems import InvalidProblem
+from runners.plans.document import PlanDocument
+from runners.plans.launch import Launch
+from runners.plans.refusals import DraftProblem, first_message
+from runners.plans.workloads import TRAINING_GOALS, GenerateWork, ServeWork
 from webapp.hosts.models import Host
-from webapp.plans.draft import PlanDraft
-from webapp.plans.drafting import Reuse, reuse_of
-from webapp.plans.explanation import DraftProblem, first_message
-from webapp.plans.sharing import TRAININGS, Spread, split_of
+from webapp.plans.sharing import Spread, split_of
 
 # ---------------------------------------------------------------------------
 # Convert the serve goal to an endpoint spec: limits, keys, cache and attention options.
@@ -62,24 +60,23 @@ from webapp.plans.sharing import TRAININGS, Spread, split_of
 
 
 CACHES: dict[str, KvCache] = {"fp8": "fp8", "int4": "int4"}
-CHOICES: dict[str, KvCache] = {**CACHES, "int2": "int2"}
 WIDE = ("fp32", "bf16", "fp16")
 
 
-def cache_of(strategy: Strategy, chosen: str) -> KvCache:
+def cache_of(strategy: Strategy, chosen: KvCache) -> KvCache:
     """Return the KV-cache format: of the workload step if set, else of the plan.
 
     Raises:
         DraftProblem: jobs do not support the format, or step and plan disagree.
     """
-    planned, cache = _planned_cache(strategy), CHOICES.get(chosen)
-    if cache is None:
+    planned = _planned_cache(strategy)
+    if chosen == "plain":
         return planned
-    if planned in {"plain", cache}:
-        return cache
+    if planned in {"plain", chosen}:
+        return chosen
     raise DraftProblem(
-        f"The KV cache format is {planned} in the plan and {cache} in the workload step. Set both "
-        "to the same format, or set only one of them.",
+        f"The KV cache format is {planned} in the plan and {chosen} in the workload step. Set "
+        "both to the same format, or set only one of them.",
         "kv_cache",
     )
 
@@ -133,83 +130,43 @@ def check_serving(strategy: Strategy) -> None:
 
 
 ROOM_TOKENS = 4096  # maximum request length, if the planned one is shorter
-LEAST_MINUTES, MOST_MINUTES = 0.1, 10_080.0
 NAME_LENGTH = 100
 
 
-class EndpointOptions(NamedTuple):
-    """Options of an endpoint; only hashes of its keys are stored."""
-
-    key_hashes: tuple[str, ...] = ()
-    idle_stop_seconds: float | None = None
-    has_adapters: bool = False  # adapters trained by the team's jobs on the model
-    engine: EngineName = "slipway"
-    reuse: Reuse = ""
-    draft: str = ""  # id of the team's draft model, or "lookup"
-
-
-def endpoint_options_of(posted: Mapping[str, str], key_hashes: tuple[str, ...]) -> EndpointOptions:
-    """Return the endpoint options of a launch form.
-
-    Raises:
-        InvalidProblem: the minutes or the engine are invalid, or the engine does not support
-            an option.
-    """
-    engine = _engine_of(posted.get("engine", "slipway"))
-    reuse, draft = reuse_of(posted, engine), posted.get("draft", "").strip()
-    text, has_adapters = posted.get("idle", "").strip(), posted.get("adapters") == "yes"
-    if not text:
-        return EndpointOptions(key_hashes, None, has_adapters, engine, reuse, draft)
-    fault = number_fault(text)
-    minutes = math.nan if fault else float(text)
-    if not LEAST_MINUTES <= minutes <= MOST_MINUTES:
-        why = f", {fault}" if fault else ""
-        raise InvalidProblem(
-            "idle",
-            f"“Stop when idle” is {text[:20]}{why}; it can be {LEAST_MINUTES:g} to "
-            f"{MOST_MINUTES:g} minutes, or empty.",
-        )
-    return EndpointOptions(key_hashes, minutes * 60.0, has_adapters, engine, reuse, draft)
-
-
-def _engine_of(text: str) -> EngineName:
-    for name in ENGINES:
-        if name == text:
-            return name
-    raise InvalidProblem("engine", f"“Engine” is {text[:20]}; choose {' or '.join(ENGINES)}.")
-
-
 def serve_spec(
-    draft: PlanDraft, model: ModelRef, fields: Mapping[str, Any], wish: EndpointOptions
+    values: ServeWork,
+    model: ModelRef,
+    fields: Mapping[str, Any],
+    launch: Launch,
+    key_hashes: tuple[str, ...] = (),
 ) -> ServeSpec:
-    """Return the endpoint's spec.
+    """Return the endpoint's spec; it holds only hashes of the endpoint's keys.
 
     ``fields``: ``name``, ``weight_dtype``, ``positions`` (the model's context length, if known),
     ``max_batch_tokens`` (per step, if planned) and ``engine_options``. The KV cache is sized for
     the planned concurrency, and at least for one request of maximum length. llama.cpp reserves
     the maximum length for every request, so that there the maximum is the planned length.
     """
-    values = draft["workload"]["serve"]
-    planned = values["input_tokens"] + values["output_tokens"]
+    planned = values.input_tokens + values.output_tokens
     limits: dict[str, int] = {}
     if positions := fields["positions"]:
-        room = planned if wish.engine == "llamacpp" else max(planned, ROOM_TOKENS)
+        room = planned if launch.engine == "llamacpp" else max(planned, ROOM_TOKENS)
         longest = min(int(positions), room)
-        together = values["concurrency"] * min(planned, longest)
+        together = values.concurrency * min(planned, longest)
         limits = {"max_length": longest, "kv_cache_tokens": max(longest, together)}
     if step := fields["max_batch_tokens"]:
         limits["max_batch_tokens"] = int(step)
     return ServeSpec.model_validate(
         {
             "model": model,
-            "engine": wish.engine,
+            "engine": launch.engine,
             "weight_dtype": fields["weight_dtype"],
             "served_name": served_name(str(fields["name"])),
-            "max_concurrency": values["concurrency"],
+            "max_concurrency": values.concurrency,
             **limits,
             "engine_options": fields.get("engine_options"),
-            "key_hashes": wish.key_hashes,
-            "idle_stop_seconds": wish.idle_stop_seconds,
+            "key_hashes": key_hashes,
+            "idle_stop_seconds": launch.idle_stop_seconds,
         }
     )
 
@@ -240,41 +197,41 @@ def engine_choices(goal: str) -> dict[str, str]:
     """Return the titles of the engines that can be chosen for a goal, by key."""
     if goal == "compress":
         return {}
-    return engines_by_work(training=goal in TRAININGS) | {DEFAULT_ENGINE: OWN_TITLE}
+    return engines_by_work(training=goal in TRAINING_GOALS) | {DEFAULT_ENGINE: OWN_TITLE}
 
 
-def chosen_engine(draft: PlanDraft) -> str | None:
-    """Return the engine that a draft names, None to leave it to the goal and the hardware.
+def chosen_engine(document: PlanDocument) -> str | None:
+    """Return the engine that a document names, None to leave it to the goal and the hardware.
 
     An engine that was chosen for another goal does not count.
     """
-    chosen = draft["hardware"].get("engine")
-    return chosen if chosen in engine_choices(draft["goal"]["goal"]) else None
+    chosen = document.hardware.engine
+    return chosen if chosen in engine_choices(document.goal) else None
 
 
-def engine_words(draft: PlanDraft) -> str:
+def engine_words(document: PlanDocument) -> str:
     """Return for which engine a plan is if one was chosen, "" otherwise."""
-    title = engine_choices(draft["goal"]["goal"]).get(chosen_engine(draft) or "")
+    title = engine_choices(document.goal).get(chosen_engine(document) or "")
     return f"Planned for {title}." if title else ""
 
 
-def engines_named(sentence: str, draft: PlanDraft) -> dict[str, str]:
+def engines_named(sentence: str, document: PlanDocument) -> dict[str, str]:
     """Return the titles of the engines that the remedy at the end of a refusal names, by key."""
     words = WORD.findall(sentence.rpartition(";")[2])
-    choices = engine_choices(draft["goal"]["goal"])
+    choices = engine_choices(document.goal)
     return {key: title for key, title in choices.items() if key in words}
 
 
-def check_engine(draft: PlanDraft, endpoint: EngineName | None) -> None:
+def check_engine(document: PlanDocument, endpoint: EngineName | None) -> None:
     """Refuse to start a plan on another engine than the one that was chosen for it.
 
     Raises:
         DraftProblem: the plan was made for another engine; the message names a remedy.
     """
-    chosen = chosen_engine(draft)
+    chosen = chosen_engine(document)
     if chosen in {None, PLANNED_AS[endpoint or "slipway"]}:
         return
-    title = engine_choices(draft["goal"]["goal"])[chosen or ""]
+    title = engine_choices(document.goal)[chosen or ""]
     runs = " start an endpoint of that engine," if chosen in PLANNED_AS.values() else ""
     raise DraftProblem(
         f"This plan is for the engine {title}, which this kind of job cannot start. Download the "
@@ -418,7 +375,7 @@ ROUNDING = 1e-9  # tolerance for products such as 8 layers * (1 - 0.25)
 
 
 def generate_spec(
-    draft: PlanDraft,
+    values: GenerateWork,
     model: ModelRef,
     weight_dtype: str,
     strategy: Strategy,
@@ -440,8 +397,7 @@ def generate_spec(
             "model has no weights on the host. Choose a model with weights on the host.",
             "source",
         )
-    values = draft["workload"]["generate"]
-    path = str(values.get("prompts_path") or "")
+    path = values.prompts_path
     if path and isinstance(model, RandomModel):
         raise DraftProblem(
             "A prompts file needs trained weights, and this model has none on the host. Remove "
@@ -451,16 +407,16 @@ def generate_spec(
     return _validated(
         {
             "model": model,
-            "prompts": prompts_of(values, path),
+            "prompts": prompts_of(values),
             "weight_dtype": weight_dtype,
-            "batch_size": values["batch_size"],
-            "output_tokens": values["output_tokens"],
+            "batch_size": values.batch_size,
+            "output_tokens": values.output_tokens,
             "stop_at_end": bool(path),
-            "batching": values.get("batching") or "given",
-            "kv_cache": cache_of(strategy, str(values.get("kv_cache") or "")),
+            "batching": values.batching,
+            "kv_cache": cache_of(strategy, values.kv_cache),
             "attention": strategy.attention or "flash",
-            "compiled_step": values.get("decode_step") == "compiled",
-            "speculation": PromptLookup() if values.get("guessing") == "lookup" else None,
+            "compiled_step": values.compiled_step,
+            "speculation": PromptLookup() if values.speculation else None,
             "offload": offload,
             "split": split,
         }
@@ -585,8 +541,8 @@ def _check_streamable(model: ModelRef, weight_dtype: str, offload: Away) -> None
         )
 
 
-def prompts_of(values: dict[str, Any], path: str) -> Prompts:
-    """Return the prompts file of the workload step, else a batch of the host's own text."""
-    if path:
-        return FilePrompts(path=path)
-    return DemoPrompts(count=values["batch_size"], input_tokens=values["input_tokens"])
+def prompts_of(values: GenerateWork) -> Prompts:
+    """Return the prompts file of a generation, else a batch of the host's own text."""
+    if values.prompts_path:
+        return FilePrompts(path=values.prompts_path)
+    return DemoPrompts(count=values.batch_size, input_tokens=values.input_tokens)

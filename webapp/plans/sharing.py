@@ -2,8 +2,8 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from django.db.models import Prefetch, Q
 
@@ -12,13 +12,14 @@ from planner.specs.estimate import PlannedStrategy
 from planner.specs.workload import Strategy
 from runners.jobspec import ArtefactModel, DataParallel, ModelRef
 from runners.jobspec.generate import ExpertSplit, PipelineSplit, TensorSplit
+from runners.plans.document import HardwareChoice
+from runners.plans.refusals import DraftProblem
+from runners.plans.workloads import TRAINING_GOALS
 from webapp.accounts.models import Team
 from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import DOCUMENTS, Host, HostState, Pool
-from webapp.plans.explanation import DraftProblem
 from webapp.plans.training import layout_of
 
-TRAININGS = frozenset({"pretrain", "finetune"})
 # Layout of multi-host jobs by default: full replicas with averaged gradients.
 WHOLE_COPIES = Strategy(tensor_parallel_size=1, pipeline_parallel_size=1, zero_stage=0)
 SPLITS = {
@@ -31,9 +32,9 @@ SPLITS = {
 SHARED_EXPERTS = {SPLITS["tensor_parallel_size"], SPLITS["expert_parallel_size"]}
 
 
-def shared_processor(cluster: ClusterSpec, hardware: Mapping[str, Any]) -> ClusterSpec:
+def shared_processor(cluster: ClusterSpec, hardware: HardwareChoice) -> ClusterSpec:
     """Return a CPU as several equal devices, if ranks share it."""
-    ranks, device = int(hardware.get("ranks_per_host") or 1), cluster.device
+    ranks, device = hardware.ranks_per_host or 1, cluster.device
     if ranks == 1 or not isinstance(device, DeviceSpec) or device.kind != "cpu":
         return cluster
     speed, flops = device.memory_bandwidth_bytes_per_second, device.peak_flops_per_second
@@ -47,11 +48,11 @@ def shared_processor(cluster: ClusterSpec, hardware: Mapping[str, Any]) -> Clust
     return cluster.model_copy(update={"device": share, "devices_per_node": ranks})
 
 
-def processes_of(best: PlannedStrategy, hardware: Mapping[str, Any]) -> int:
+def processes_of(best: PlannedStrategy, hardware: HardwareChoice) -> int:
     """Return the number of ranks per CPU host in a plan."""
     device = best.cluster.device
     is_shared = isinstance(device, DeviceSpec) and device.kind == "cpu"
-    return int(hardware.get("ranks_per_host") or 1) if is_shared else 1
+    return hardware.ranks_per_host or 1 if is_shared else 1
 
 
 class Spread(NamedTuple):
@@ -96,14 +97,14 @@ def pool_words(pool: Pool, team: Team) -> str:
     return pool.name if pool.team_id == team.pk else f"{pool.name} of {pool.team.name}"
 
 
-def pool_of(team: Team, choice: str) -> tuple[Pool, list[Host]]:
+def pool_of(team: Team, pool_id: str) -> tuple[Pool, list[Host]]:
     """Return the pool that a draft chose, with its hosts.
 
     Raises:
         DraftProblem: the team may not launch there any more, or too few of its hosts are ready.
     """
     for pool, hosts in pools_among(reachable_hosts(team), team):
-        if choice == f"pool:{pool.pk}":
+        if pool.pk == pool_id:
             return pool, hosts
     raise DraftProblem(
         "This pool has too few ready hosts for your team. Choose one host, or wait "
@@ -112,9 +113,7 @@ def pool_of(team: Team, choice: str) -> tuple[Pool, list[Host]]:
     )
 
 
-def cluster_for_pool(
-    hosts: list[Host], goal: str, team: Team, pins: Mapping[str, Any]
-) -> ClusterSpec:
+def cluster_for_pool(hosts: list[Host], goal: str, team: Team, pins: Strategy) -> ClusterSpec:
     """Return the pool's hosts as nodes equal to the first; one node unless training.
 
     A generation uses as many nodes as its pinned parallel sizes need. For another team's host,
@@ -124,11 +123,11 @@ def cluster_for_pool(
         ConflictProblem: the first host has not reported or not been measured yet.
     """
     cluster = _unnamed(cluster_for_host(hosts[0]), hosts[0].pool, team)
-    if goal in TRAININGS:
+    if goal in TRAINING_GOALS:
         return cluster.model_copy(update={"nodes": len(hosts)})
     if goal != "generate":
         return cluster
-    ranks = (pins.get("tensor_parallel_size") or 1) * (pins.get("pipeline_parallel_size") or 1)
+    ranks = (pins.tensor_parallel_size or 1) * (pins.pipeline_parallel_size or 1)
     nodes = math.ceil(ranks / cluster.devices_per_node)
     return cluster.model_copy(update={"nodes": min(nodes, len(hosts))})
 
@@ -149,7 +148,7 @@ def spread_of(best: PlannedStrategy, goal: str) -> Spread:
     Raises:
         DraftProblem: the strategy splits the model in a way that jobs do not support yet.
     """
-    if goal in TRAININGS:
+    if goal in TRAINING_GOALS:
         return _training_spread(best)
     strategy = best.strategy
     split = split_of(strategy) if goal == "generate" else None
@@ -234,9 +233,9 @@ def check_model(model: ModelRef, spread: Spread) -> None:
         )
 
 
-def policy_of(hardware: Mapping[str, Any], spread: Spread, processes: int = 1) -> DataParallel:
+def policy_of(hardware: HardwareChoice, spread: Spread, processes: int = 1) -> DataParallel:
     """Return a job's policy on a lost rank; elastic jobs shrink down to one host."""
-    requested, is_shared_out = hardware.get("on_lost_rank"), max(*spread, processes) > 1
+    requested, is_shared_out = hardware.on_lost_rank, max(*spread, processes) > 1
     if requested == "restart" and is_shared_out:
         return DataParallel(on_lost_rank="restart")
     is_elastic = requested == "shrink" and spread.num_hosts > 1

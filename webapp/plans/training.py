@@ -1,6 +1,5 @@
 """Convert the training goals to a job spec: data, method, batches, layout, duration."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,14 +20,14 @@ from runners.jobspec import (
     TrainSpec,
     UploadedData,
 )
-from runners.jobspec.base import BaseDtype, LoraOptions, QuantizedTraining, TextSamples, weights_of
+from runners.jobspec.base import LoraOptions, QuantizedTraining, TextSamples, weights_of
 from runners.jobspec.train import SIZES, USUAL_LEARNING_RATES, LayoutOptions
+from runners.plans.methods import ALPHATUNING, CLASSIFICATION, TRAININGS
+from runners.plans.refusals import DraftProblem, first_message
+from runners.plans.workloads import FinetuneWork, MixtureSource, PretrainWork, TrainingData
 from webapp.accounts.models import Team
 from webapp.core.display import percent
 from webapp.datasets.models import Dataset
-from webapp.plans.draft import PlanDraft
-from webapp.plans.explanation import DraftProblem, first_message
-from webapp.plans.models import Plan
 
 # Convert a training plan's strategy to the trainer's layout options.
 
@@ -98,65 +97,60 @@ def _checked(fields: dict[str, object]) -> LayoutOptions:
 # The data of a training plan: fields of its job spec, and their description.
 
 
-MIX_ROWS = range(1, 5)  # rows of a mixture in the wizard
-
-
 def shared_out(
-    spec: TrainSpec, policy: DataParallel, processes: int, plan: Plan
+    spec: TrainSpec, policy: DataParallel, processes: int, values: TrainingData, team: Team
 ) -> dict[str, Any]:
     """Return a training's data fields and its ranks' policy."""
     is_fixed = spec.layout is not None and not spec.layout.is_pipeline_alone
     if is_fixed and policy.on_lost_rank == "shrink":
         policy = DataParallel()  # such a layout has a fixed number of ranks
     parallel = policy.model_copy(update={"processes_per_host": processes})
-    return {"parallel": parallel, **data_fields(plan.draft, plan.team)}
+    return {"parallel": parallel, **data_fields(values, team)}
 
 
-def data_fields(draft: PlanDraft, team: Team) -> dict[str, Any]:
+def data_fields(values: TrainingData, team: Team) -> dict[str, Any]:
     """Return ``data`` and ``samples`` of a training's spec.
 
     Raises:
         DraftProblem: the chosen file is gone, or the options are invalid.
     """
-    values = draft["workload"][draft["goal"]["goal"]]
     try:
         data = _data(values, team)
-        samples = SampleOptions.model_validate(
-            {name: values[name] for name in ("rows", "too_long") if values.get(name)}
-        )
+        samples = SampleOptions(rows=values.rows, too_long=values.too_long)
     except ValidationError as error:
         message = f"The training data cannot be read: {first_message(error)}."
         raise DraftProblem(message, "data_source") from error
     return {"data": data, "samples": samples}
 
 
-def _data(values: dict[str, Any], team: Team) -> TrainData:
-    source, stated = values.get("data_source") or "host", values.get("data_format") or None
-    if source == "file":
-        return FileData(path=str(values.get("data_path") or ""), format=stated)
-    if source == "upload":
-        return _uploaded(str(values.get("dataset") or ""), team)
-    return _mixed(values, team) if source == "mixed" else HostText()
+def _data(values: TrainingData, team: Team) -> TrainData:
+    if values.data_source == "file":
+        return FileData(path=values.data_path, format=values.data_format)
+    if values.data_source == "upload":
+        return _uploaded(values.dataset, team)
+    return _mixed(values, team) if values.data_source == "mixed" else HostText()
 
 
-def _mixed(values: dict[str, Any], team: Team) -> MixedData:
-    is_dynamic = values.get("mix_weights") == "dynamic"
-    parts = []
-    for row in MIX_ROWS:
-        source = values.get(f"mix_source_{row}") or ""
-        if not source:
-            continue
-        fields = {"data_source": source, "data_path": values.get(f"mix_path_{row}")}
-        if source not in {"host", "file"}:
-            fields = {"data_source": "upload", "dataset": source}
-        part = {"data": _data(fields, team), "weight": values.get(f"mix_weight_{row}")}
-        if is_dynamic:
-            part["reference_loss"] = values.get(f"mix_reference_{row}")
-        parts.append(part)
+def _mixed(values: TrainingData, team: Team) -> MixedData:
+    is_dynamic = values.mixture_weights == "dynamic"
+    parts = [
+        {
+            "data": _source(row, team),
+            "weight": row.weight,
+            **({"reference_loss": row.reference_loss} if is_dynamic else {}),
+        }
+        for row in values.mixture
+    ]
     if not is_dynamic:
         return MixedData.model_validate({"parts": parts})
-    moving = {"weights": "dynamic", "update_every_steps": values.get("mix_every")}
+    moving = {"weights": "dynamic", "update_every_steps": values.mixture_update_every_steps}
     return MixedData.model_validate({"parts": parts, **moving})
+
+
+def _source(row: MixtureSource, team: Team) -> TrainData:
+    if row.source == "file":
+        return FileData(path=row.path)
+    return HostText() if row.source == "host" else _uploaded(row.source, team)
 
 
 def _uploaded(dataset_id: str, team: Team) -> UploadedData:
@@ -193,57 +187,43 @@ def text_words(data: TrainData) -> str:
 
 
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp8")
-CLASSIFICATION = "classification"
 FRESH_ENCODER_RATE = 1e-3
 TRAINED_ENCODER_RATE = 5e-5  # the largest of BERT's fine-tuning rates
-TUNING_METHODS = ("full", "lora", "qlora", "lomo", "adalomo", "qft", "alphatuning", CLASSIFICATION)
-ADAPTER_BASES: dict[str, BaseDtype] = {"lora": "compute", "qlora": "nf4"}
-OPTIMIZER_METHODS = (
-    "lomo",
-    "adalomo",
-    "qft",
-)  # the planner has these as methods, the trainer as more
 OFFLOADED = ("activation_offload", "optimizer_offload")
 STATE_PLACES = {"none": "none", "cpu": "cpu", "nvme": "disk"}  # the planner's -> the trainer's
-EARLY_STOPS = {"2": 2, "3": 3}  # the wizard's values -> validations without improvement
 GROWTH_DIVISORS = (8, 4, 2, 1)  # four stages, as from 128 to 1024 tokens in the paper
 ALPHA_PER_RANK = 2  # scale of an adapter, as in most recipes
 
 
 def train_spec(
-    draft: PlanDraft, model: ModelRef, best: PlannedStrategy, shape: ModelSpec | None = None
+    values: PretrainWork,
+    model: ModelRef,
+    best: PlannedStrategy,
+    shape: ModelSpec | None = None,
 ) -> TrainSpec:
-    """Return the job spec of a training.
+    """Return the job spec of a training, without its data.
 
     Raises:
-        DraftProblem: the trainer does not support the draft.
+        DraftProblem: the trainer does not support the document.
     """
-    goal = draft["goal"]["goal"]
-    values = draft["workload"][goal]
-    is_classifier = goal == "finetune" and values["method"] == CLASSIFICATION
+    is_classifier = isinstance(values, FinetuneWork) and values.method == CLASSIFICATION
     check_encoder(shape, is_classifier=is_classifier)
     if is_classifier:
-        fields = {"model": model, **_train_fields(goal, values, best)}
+        fields = {"model": model, **_train_fields(values, best)}
         is_fresh = isinstance(model, RandomModel)
         rate = FRESH_ENCODER_RATE if is_fresh else TRAINED_ENCODER_RATE
         fields["learning_rate"] = rate
         fields["layout"] = layout_of(best.strategy)
         return _validated(fields)
-    if goal == "finetune":
+    if isinstance(values, FinetuneWork):
         needs_weights(model, "Fine-tuning")
-        if values["method"] not in TUNING_METHODS:
-            raise DraftProblem(
-                f"{values['method']} is not a training method. Choose “full”, “LoRA”, “QLoRA”, "
-                "“LOMO”, “AdaLomo”, “QFT” or “AlphaTuning”.",
-                "method",
-            )
     elif not isinstance(model, DemoModel):
         raise DraftProblem(
             "Only the demo model can be pre-trained from scratch. Choose the demo model, or the "
             "goal “Fine-tune” with a model on the host.",
             "source",
         )
-    fields = {"model": model, **_train_fields(goal, values, best)}
+    fields = {"model": model, **_train_fields(values, best)}
     fields["layout"] = layout_of(best.strategy, best.memory.per_stage_layers)
     return _validated(fields)
 
@@ -280,91 +260,86 @@ def _validated(fields: dict[str, Any]) -> TrainSpec:
         raise DraftProblem(message, field) from error
 
 
-def _quantized_training(values: Mapping[str, Any]) -> QuantizedTraining | None:
+def _quantized_training(values: PretrainWork) -> QuantizedTraining | None:
     """Return the quantisation of a training: trained scales, or rounded weights."""
-    if values.get("method") == "alphatuning":
+    if isinstance(values, FinetuneWork) and values.method == ALPHATUNING:
         return QuantizedTraining(method="alphatuning")
-    rounding = values.get("rounding")
-    if rounding in {"4", "8"}:
-        return QuantizedTraining(method="qat", bits=4 if rounding == "4" else 8)
-    return None
+    return QuantizedTraining(method="qat", bits=values.qat_bits) if values.qat_bits else None
 
 
-def stages_of(values: dict[str, Any]) -> tuple[tuple[int, float], ...] | None:
+def stages_of(values: PretrainWork) -> tuple[tuple[int, float], ...] | None:
     """Return the stages of growing lengths, each with its share of the tokens."""
-    if values.get("lengths") != "grow":
+    if values.length_schedule != "grow":
         return None
-    longest = values["sequence_length"]
+    longest = values.sequence_length
     lengths = sorted({max(1, longest // divisor) for divisor in GROWTH_DIVISORS})
     return tuple((length, 1.0 / len(lengths)) for length in lengths)
 
 
-def _optimizer_fields(optimizer: str) -> dict[str, Any]:
-    rate = USUAL_LEARNING_RATES.get(optimizer)  # the draft may name an unknown optimiser
-    return {"optimizer": optimizer} | ({"learning_rate": rate} if rate else {})
-
-
-def chosen_options(goal: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those fields of a training's spec by which a draft may limit the layout.
+def chosen_options(values: PretrainWork) -> dict[str, Any]:
+    """Return those fields of a training's spec by which a document may limit the layout.
 
     They do not depend on the plan (``runners.jobspec.train.LAYOUT_RULES``).
     """
-    method = values.get("method") if goal == "finetune" else None
-    # An answer of an earlier release, or one with activations on disk, is without the offload.
-    places = {name: str(values.get(name) or "none") for name in OFFLOADED}
-    options = {
-        **_optimizer_fields(method if method in OPTIMIZER_METHODS else values["optimizer"]),
+    method = TRAININGS[values.method] if isinstance(values, FinetuneWork) else None
+    optimizer: str = values.optimizer
+    if method and method.is_optimizer and isinstance(values, FinetuneWork):
+        optimizer = values.method
+    # An answer with activations on disk is without the offload.
+    places = {name: str(getattr(values, name)) for name in OFFLOADED}
+    options: dict[str, Any] = {
+        "optimizer": optimizer,
+        "learning_rate": USUAL_LEARNING_RATES[optimizer],
         **{name: place for name, place in places.items() if place != "none"},
         "quantized": _quantized_training(values),
-        "compiled": values.get("training_step") == "compiled",
-        "attention": values.get("attention") or "auto",
+        "compiled": values.compiled,
+        "attention": values.attention,
     }
-    if values.get("products") == "fp8":
+    if values.compute_dtype == "fp8":
         options["compute_dtype"] = "fp8"
-    if method in ADAPTER_BASES:
-        rank, base = values["lora_rank"], ADAPTER_BASES[method]
+    if not isinstance(values, FinetuneWork) or method is None:
+        return options
+    if base := method.adapter_base:
+        rank = values.lora_rank
         options["lora"] = LoraOptions(rank=rank, alpha=ALPHA_PER_RANK * rank, base_dtype=base)
-    if method == CLASSIFICATION:
+    if values.method == CLASSIFICATION:
         options["objective"] = CLASSIFICATION
     return options
 
 
-def _train_fields(goal: str, values: dict[str, Any], best: PlannedStrategy) -> dict[str, Any]:
-    batch, budget = values["global_batch_size"], values.get("time_budget_minutes")
+def _train_fields(values: PretrainWork, best: PlannedStrategy) -> dict[str, Any]:
+    batch = values.global_batch_size
     micro = min(best.strategy.micro_batch_size or batch, batch)
-    million = values.get("million_tokens")
-    steps = round(million * 1e6 / (batch * values["sequence_length"])) if million else None
+    steps = round(values.tokens / (batch * values.sequence_length)) if values.tokens else None
     compute = best.strategy.compute_dtype
     planned = best.strategy.offload or OffloadSpec()
     return {
-        "sequence_length": values["sequence_length"],
+        "sequence_length": values.sequence_length,
         "micro_batch_size": micro,
         "gradient_accumulation_steps": max(1, batch // micro),
         "max_steps": max(1, steps) if steps is not None else None,
-        "time_budget_seconds": budget * 60 if budget else None,
+        "time_budget_seconds": values.time_budget_seconds,
         "compute_dtype": compute if compute in COMPUTE_DTYPES else "bf16",
         "activation_recomputation": best.strategy.activation_recomputation or "none",
         "activation_offload": "cpu" if planned.activations_cpu > 0 else "none",
         "optimizer_offload": STATE_PLACES[planned.optimizer],
         "length_schedule": stages_of(values),
-        "on_spike": values.get("on_spike") or "stop",
-        "early_stop_validations": EARLY_STOPS.get(str(values.get("early_stop"))),
+        "on_spike": values.on_spike,
+        "early_stop_validations": values.early_stop_validations,
         "text_samples": _text_samples(values),
-        "keep_best": values.get("exported_weights") != "last",
-        "checkpoint_writing": values.get("checkpoint_writing") or "auto",
-        **chosen_options(goal, values),
+        "keep_best": values.keep_best,
+        "checkpoint_writing": values.checkpoint_writing,
+        **chosen_options(values),
     }
 
 
-def _text_samples(values: dict[str, Any]) -> TextSamples | None:
+def _text_samples(values: PretrainWork) -> TextSamples | None:
     """Return the text-sampling options of a training; None if it samples no text."""
-    every = str(values.get("text_samples") or "")
-    is_classifier = values.get("method") == CLASSIFICATION
-    if not every.isdecimal() or not int(every) or is_classifier:
+    every = values.text_samples_every_steps
+    is_classifier = isinstance(values, FinetuneWork) and values.method == CLASSIFICATION
+    if every is None or is_classifier:
         return None
-    lines = str(values.get("sample_prompts") or "").split("\n")
-    prompts = tuple(each for each in lines if each.strip())
-    return TextSamples(every_steps=int(every), prompts=prompts)
+    return TextSamples(every_steps=every, prompts=values.prompt_lines)
 
 
 def needs_weights(model: ModelRef, verb: str) -> None:

@@ -15,20 +15,19 @@ from planner.exports.llama_cpp import gguf_type
 from planner.exports.registry import export_case
 from planner.specs.base import PlannerError
 from planner.specs.estimate import Estimate, PlanAnswer, PlannedStrategy, Rejection
+from runners.plans.document import PlanDocument
+from runners.plans.workloads import CompressWork, PretrainWork
 from webapp.core import display
 from webapp.core.display import Figure, MemoryRow, capitalised, gib, memory, memory_row, money
-from webapp.plans.draft import PlanDraft
 from webapp.plans.drafting import planned_gains
 from webapp.plans.explanation import (
     BOUND_WORDS,
     compression_words,
     dtype_words,
-    missing_step,
     strategy_words,
 )
 from webapp.plans.questions import Target, chance_below, odds_words, targets_of
 from webapp.plans.serving import engine_words
-from webapp.plans.sharing import TRAININGS
 
 # What an engine starts for a plan: the checkpoint as it is stored, or another one.
 
@@ -182,7 +181,7 @@ class Verdict:
 
 
 def verdict_of(
-    answer: PlanAnswer, draft: PlanDraft, plan_url: str = "", *, speed: str = ""
+    answer: PlanAnswer, document: PlanDocument, plan_url: str = "", *, speed: str = ""
 ) -> Verdict:
     """Return the verdict on the best plan, or on why there is none.
 
@@ -195,18 +194,18 @@ def verdict_of(
     if not answer.plans:
         return _infeasible(answer, searched)
     best = answer.plans[0]
-    figures = tuple(estimate_figures(best, draft, plan_url))
-    concerns, targets = concerns_of(best, draft), targets_of(best, draft)
+    figures = tuple(estimate_figures(best, document, plan_url))
+    concerns, targets = concerns_of(best, document), targets_of(best, document)
     more = [f"{capitalised(concern.words)}." for concern in concerns[1:]]
     words = planned_gains(best, speed)
     return Verdict(
         tone=concerns[0].tone if concerns else "good",
         state=concerns[0].state if concerns else "fits",
         sentence=_sentence(best, concerns, targets) + (f": {words}" if words else ""),
-        detail=" ".join([*more, f"{_detail(best, draft)}."]),
+        detail=" ".join([*more, f"{_detail(best, document)}."]),
         targets=targets,
         memory_range=memory_interval_words(best),
-        start=start_words(answer) or engine_words(draft),
+        start=start_words(answer) or engine_words(document),
         rows=memory_rows(best),
         memory_note=memory_words(best),
         figures=figures,
@@ -214,33 +213,35 @@ def verdict_of(
         searched=searched,
         warnings=(
             *(each for each in best.warnings if not any(each == c.words for c in concerns)),
-            *_uncosted(draft),
+            *_uncosted(document),
         ),
         brief=tuple(f"{figure.label} {figure.shown}" for figure in figures[:1]),
     )
 
 
-def _uncosted(draft: PlanDraft) -> Iterator[str]:
+def _uncosted(document: PlanDocument) -> Iterator[str]:
     """Yield what the job will do and the figures leave out."""
-    goal = draft["goal"]["goal"]
-    values = draft["workload"][goal] if goal in TRAININGS else {}
-    if values.get("activation_offload") == "disk":
+    values = document.workload
+    if not isinstance(values, PretrainWork):
+        return
+    if values.activation_offload == "disk":
         yield (
             "activations on the host's disk are not costed: the memory shown is without the "
             "offload, and a step takes longer than shown"
         )
-    if values.get("rounding") in {"4", "8"}:
+    if values.qat_bits:
         yield "rounding in training is not costed: a step takes longer than shown"
-    if values.get("training_step") == "compiled":
+    if values.compiled:
         yield "the figures are of a step that is not compiled: a compiled one may be faster"
 
 
-def _detail(best: PlannedStrategy, draft: PlanDraft) -> str:
+def _detail(best: PlannedStrategy, document: PlanDocument) -> str:
     """Return the chosen strategy in one line; for a compression, its method."""
-    if draft["goal"]["goal"] != "compress":
+    values = document.workload
+    if not isinstance(values, CompressWork):
         return strategy_words(best.strategy)
     source = dtype_words(best.strategy.weight_dtype)
-    return f"{compression_words(draft)}, from {source} weights"
+    return f"{compression_words(values)}, from {source} weights"
 
 
 def problem_verdict(sentence: str, *, is_refused: bool = False) -> Verdict:
@@ -283,33 +284,33 @@ class Concern(NamedTuple):
     words: str
 
 
-def concerns_of(best: PlannedStrategy, draft: PlanDraft) -> list[Concern]:
+def concerns_of(best: PlannedStrategy, document: PlanDocument) -> list[Concern]:
     """Return the weaknesses of a plan that fits, the worst first."""
-    concerns = [*_length_concerns(best, draft), *_target_concerns(best, draft)]
+    concerns = [*_length_concerns(best, document), *_target_concerns(best, document)]
     return sorted([*concerns, *_memory_concerns(best)], key=lambda each: (each.rank, -each.ratio))
 
 
-def _length_concerns(best: PlannedStrategy, draft: PlanDraft) -> list[Concern]:
+def _length_concerns(best: PlannedStrategy, document: PlanDocument) -> list[Concern]:
     """Return concerns about a long run, and about sequences beyond the model's context."""
     concerns = [
         Concern(1, 1.0, "over-context", "warn", warning)
         for warning in best.warnings
         if "exceed the model's context" in warning
     ]
-    batch = draft["goal"]["goal"] == "generate"
+    batch = document.goal == "generate"
     seconds = best.performance.latency_seconds if batch else best.performance.duration_seconds
     if seconds and seconds > YEAR:
         concerns.append(
             Concern(0, 1.0, "too-long", "bad", f"it takes {display.duration(seconds)}")
         )
-    elif seconds and seconds > (COMPRESSED if draft["goal"]["goal"] == "compress" else MONTH):
+    elif seconds and seconds > (COMPRESSED if document.goal == "compress" else MONTH):
         concerns.append(Concern(3, 1.0, "long", "warn", f"it takes {display.duration(seconds)}"))
     return concerns
 
 
-def _target_concerns(best: PlannedStrategy, draft: PlanDraft) -> list[Concern]:
+def _target_concerns(best: PlannedStrategy, document: PlanDocument) -> list[Concern]:
     concerns = []
-    for target in targets_of(best, draft):
+    for target in targets_of(best, document):
         if not target.is_met:
             concerns.append(Concern(2, target.ratio, "slow", "warn", target.missed_words))
         elif target.is_narrow:
@@ -337,17 +338,17 @@ def _on_each(best: PlannedStrategy) -> str:
     return "" if devices == 1 else f" on each of {devices} devices"
 
 
-def stored_state(answer: dict[str, Any], draft: PlanDraft) -> VerdictState:
+def stored_state(answer: dict[str, Any], document: PlanDocument | None) -> VerdictState:
     """Return the verdict of a stored answer, without parsing its terms."""
     if not answer.get("plans"):
         return "does-not-fit"
-    if missing_step(draft):
+    if document is None:
         return "computed"
     try:
         best = PlannedStrategy.model_validate({**answer["plans"][0], "terms": []})
     except ValidationError:  # stored by a release with other fields
         return "computed"
-    concerns = concerns_of(best, draft)
+    concerns = concerns_of(best, document)
     return concerns[0].state if concerns else "fits"
 
 
@@ -401,11 +402,13 @@ def memory_words(estimate: Estimate) -> str:
     return f"{each}{fullest}{more}"
 
 
-def estimate_figures(estimate: Estimate, draft: PlanDraft, plan_url: str = "") -> list[Figure]:
+def estimate_figures(
+    estimate: Estimate, document: PlanDocument, plan_url: str = ""
+) -> list[Figure]:
     """Return the goal's figures that apply, the most important first."""
     figures = [
         _figure(estimate, name, label, unit, plan_url)
-        for name, label, unit in GOAL_FIGURES[draft["goal"]["goal"]]
+        for name, label, unit in GOAL_FIGURES[document.goal]
     ]
     return [figure for figure in figures if figure is not None]
 

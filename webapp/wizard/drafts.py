@@ -10,46 +10,53 @@ from django.contrib.auth.models import User
 from django.http import QueryDict
 from django.urls import reverse
 from django.utils.datastructures import MultiValueDict
+from pydantic import ValidationError
 
 from planner.catalog.devices import get_device
 from planner.cost.parameters import count_parameters
 from planner.specs.base import PlannerError
 from planner.specs.model import ModelSpec
+from planner.specs.workload import Strategy
+from runners.plans.document import (
+    GOALS,
+    PLANS,
+    HardwareChoice,
+    ModelChoice,
+    PlanDocument,
+    of_goal,
+    read_stored,
+    repaired,
+)
+from runners.plans.fields import Part
+from runners.plans.refusals import DraftProblem
+from runners.plans.workloads import TRAINING_GOALS, WORKLOADS, ServeWork
 from webapp.accounts.models import Team
 from webapp.core.site_settings import demo_seconds
 from webapp.datasets.models import Dataset
 from webapp.hosts.models import RUNS_JOBS, Host, HostState, Pool
 from webapp.jobs.models import Job, JobState
-from webapp.modelhub.models import TeamModel, demo_config
-from webapp.plans.draft import HardwareStep, ModelStep, PlanDraft
-from webapp.plans.explanation import (
-    GOAL_WORDS,
-    SLO_WORDS,
-    completed_draft,
-    hardware_words,
-    missing_step,
-    model_words,
-    workload_words,
-)
+from webapp.modelhub.models import TeamModel, demo_config, shape_of
+from webapp.plans.explanation import SLO_WORDS, hardware_words, model_words, workload_words
 from webapp.plans.models import Plan, PlanState
-from webapp.plans.questions import PERCENTILES, percentile_of
+from webapp.plans.questions import PERCENTILES, draft_shape
 from webapp.plans.serving import chosen_engine, engine_choices
 from webapp.plans.sharing import pool_words, pools_among, reachable_hosts
-from webapp.plans.training import MIX_ROWS
-from webapp.wizard.forms import GoalForm, HardwareForm, ModelForm, PinsForm, StepForm
-from webapp.wizard.workload_forms import TRAINING_FORMS, WORKLOAD_FORMS
+from webapp.wizard.forms import (
+    GOAL_FIELDS,
+    FormOfPart,
+    GoalForm,
+    HardwareForm,
+    ModelForm,
+    PinsForm,
+    StepForm,
+)
+from webapp.wizard.workload_forms import workload_form
 
 # ---------------------------------------------------------------------------
 # Drafts: defaults for every step, and suggestions applied to them.
 # ---------------------------------------------------------------------------
 
 
-# Default drafts: every step of a new plan has a valid value.
-
-
-DEFAULT_MODEL = "meta-llama/Llama-3.1-8B"
-DEFAULT_DEVICE = "rtx-4090"
-GOALS = ("serve", "generate", "finetune", "pretrain", "compress")
 # Action on a model's page -> goal of the plan that it starts.
 MODEL_PRESETS = {
     "quantize": "compress",
@@ -62,195 +69,121 @@ MODEL_PRESETS = {
 PRESETS = ("demo", "serve", *MODEL_PRESETS)  # that a link to a new plan may name
 FIRST_STEPS = dict.fromkeys(("demo", *MODEL_PRESETS), "review") | {"tune": "workload"}
 
-READERS = ("serve", "generate", "finetune")  # goals limited by the model's context
-DEMO_SIZES = ("sequence_length", "global_batch_size", "million_tokens")
+# Sizes of a workload that depend on the model; a person's own stay when the model changes.
+LENGTHS = ("input_tokens", "output_tokens", "max_request_tokens", "sequence_length")
+RUN = ("global_batch_size", "time_budget_seconds", "tokens")
 TOKENS_PER_PARAMETER = 20
 MOST_TOKENS = 4096  # per sequence, as in the pre-training of the catalog's models
 LARGE, LARGE_BATCH, SMALL_BATCH = 10e9, 4_194_304, 524_288  # parameters; tokens per batch
 
-_NO_SOURCE = {"source": "", "path": "", "weight": None, "reference": None}
-_DATA = {
-    "data_source": "host",
-    "data_path": "",
-    "data_format": "",
-    "dataset": "",
-    "rows": "packed",
-    "too_long": "cut",
-    **{f"mix_{name}_{row}": value for row in MIX_ROWS for name, value in _NO_SOURCE.items()},
-    "mix_weights": "fixed",
-    "mix_every": 50,
-}
-_TRAINING = {
-    **_DATA,
-    "optimizer": "adamw",
-    "activation_offload": "none",
-    "optimizer_offload": "none",
-    "lengths": "fixed",
-    "rounding": "none",
-    "on_spike": "stop",
-    "early_stop": "never",
-    "exported_weights": "best",
-    "text_samples": "none",
-    "sample_prompts": "",
-    "checkpoint_writing": "auto",
-    "attention": "auto",
-    "products": "auto",
-    "training_step": "plain",
-}
-WORKLOADS: dict[str, dict[str, Any]] = {
-    "serve": {
-        "input_tokens": 1024,
-        "output_tokens": 256,
-        "max_request_tokens": None,
-        "concurrency": 16,
-        "prefix_share_percent": 0,
-    },
-    "generate": {
-        "batch_size": 32,
-        "input_tokens": 1024,
-        "output_tokens": 256,
-        "prompts_path": "",
-        "batching": "given",
-        "kv_cache": "plain",
-        "guessing": "",
-        "decode_step": "",
-    },
-    "finetune": {
-        "method": "lora",
-        "sequence_length": 2048,
-        "global_batch_size": 16,
-        "lora_rank": 16,
-        "time_budget_minutes": None,
-        "million_tokens": 10.0,
-        **_TRAINING,
-    },
-    "pretrain": {
-        "sequence_length": 256,
-        "global_batch_size": 2,  # small steps reduce the loss most in the demo's two minutes
-        "time_budget_minutes": 2.0,
-        "million_tokens": None,
-        **_TRAINING,
-    },
-    "compress": {
-        "method": "int8_weight_only",
-        "bits": 4,
-        "group_size": 64,
-        "sparsity": "50",
-        "recovery_steps": 0,
-    },
-}
 
+def default_workload(goal: str, shape: ModelSpec | None, *, is_demo: bool) -> Part:
+    """Return a goal's workload for a model, if nothing is given.
 
-def _hardware(host: Host | None) -> HardwareStep:
-    choice = f"host:{host.pk}" if host else "catalog"
-    return {"choice": choice, "device": DEFAULT_DEVICE, "devices_per_node": 1, "nodes": 1}
-
-
-def _draft(preset: str, goal: str, model: ModelStep, host: Host | None) -> PlanDraft:
-    return {
-        "preset": preset,
-        "is_touched": False,
-        "goal": {"goal": goal, "objective": "balanced", "slo": "chat", "percentile": "p95"},
-        "model": model,
-        "workload": {kind: dict(values) for kind, values in WORKLOADS.items()},
-        "hardware": _hardware(host),
-        "pins": {},
-    }
-
-
-def _model(source: str) -> ModelStep:
-    return {"catalog_id": DEFAULT_MODEL, "source": source}
-
-
-def demo_draft(host: Host | None) -> PlanDraft:
-    """Return the draft for new users: train the demo model on this machine in two minutes."""
-    draft = _draft("demo", "pretrain", _model("demo"), host)
-    draft["workload"]["pretrain"]["time_budget_minutes"] = demo_minutes()
-    for goal in READERS:
-        _fit_context(draft["workload"][goal], _demo_context())
-    return draft
-
-
-def demo_minutes() -> float:
-    """Return the demo's training time in minutes: SLIPWAY_DEMO_SECONDS, or two minutes."""
-    return round(demo_seconds(os.environ) / 60, 2)
-
-
-def serve_draft(host: Host | None) -> PlanDraft:
-    """Return the default draft: serve an 8B model as a chat to 16 concurrent users."""
-    return _draft("serve", "serve", _model("catalog"), host)
-
-
-def finetune_draft(host: Host | None) -> PlanDraft:
-    """Return a fine-tuning draft, whose model and data a template fills in."""
-    return _draft("template", "finetune", _model("catalog"), host)
-
-
-def model_draft(preset: str, model: TeamModel, host: Host | None) -> PlanDraft:
-    """Return a preset's draft for a team model, on the host that stores its weights."""
-    goal, chosen = MODEL_PRESETS[preset], _model("team")
-    chosen["team_model"] = model.pk
-    draft = _draft(preset, goal, chosen, model.host or host)
-    _fit_context(draft["workload"][goal], model.config.get("max_position_embeddings"))
-    return draft
-
-
-def _demo_context() -> int:
-    return int(demo_config()["max_position_embeddings"])
-
-
-def adapt_requests(draft: PlanDraft) -> None:
-    """Reset request lengths that still fit the demo model, if another model is chosen."""
-    if draft["model"]["source"] == "demo":
-        return
-    for goal in READERS:
-        demo_values = dict(WORKLOADS[goal])
-        _fit_context(demo_values, _demo_context())
-        shortened = {
-            name: value for name, value in demo_values.items() if value != WORKLOADS[goal][name]
-        }
-        values = draft["workload"][goal]
-        if all(values.get(name) == value for name, value in shortened.items()):
-            values |= {name: WORKLOADS[goal][name] for name in shortened}
-
-
-def adapt_pretraining(draft: PlanDraft, shape: ModelSpec | None) -> None:
-    """Replace an unchanged demo pre-training workload by one that fits the chosen model.
-
-    The number of tokens is compute-optimal, the batch up to some millions of tokens.
+    Lengths are within the model's context. The tokens of a pre-training are compute-optimal, its
+    batch up to some millions of tokens; the demo trains for its two minutes.
     Source: Hoffmann et al. 2022, arXiv:2203.15556 (20 tokens per parameter); batch sizes as in
     Touvron et al. 2023, arXiv:2302.13971 (4 million tokens for the largest, 0.5 million for 1B).
     """
-    values = draft["workload"]["pretrain"]
-    demo_values = {name: WORKLOADS["pretrain"][name] for name in DEMO_SIZES}
-    has_demo_sizes = all(values.get(name) == demo_values[name] for name in DEMO_SIZES)
-    minutes = {WORKLOADS["pretrain"]["time_budget_minutes"], demo_minutes()}
-    is_untouched = has_demo_sizes and values.get("time_budget_minutes") in minutes
-    if shape is None or draft["model"]["source"] == "demo" or not is_untouched:
-        return
+    values = WORKLOADS[goal]()
+    if is_demo and goal == "pretrain":
+        return values.with_values(time_budget_seconds=demo_seconds(os.environ))
+    if shape is None:
+        return values
+    if goal == "pretrain":
+        return values.with_values(**_compute_optimal(shape))
+    return fit_context(values, shape.max_position_embeddings)
+
+
+def _compute_optimal(shape: ModelSpec) -> dict[str, Any]:
     parameters = count_parameters(shape).total
     length = min(MOST_TOKENS, shape.max_position_embeddings)
     batch = LARGE_BATCH if parameters > LARGE else SMALL_BATCH
-    values |= {
+    millions = round(TOKENS_PER_PARAMETER * parameters / 1e6) or 1
+    return {
         "sequence_length": length,
         "global_batch_size": max(1, batch // length),
-        "time_budget_minutes": None,
-        "million_tokens": float(round(TOKENS_PER_PARAMETER * parameters / 1e6)) or 1.0,
+        "time_budget_seconds": None,
+        "tokens": millions * 1_000_000,
     }
 
 
-def _fit_context(values: dict[str, Any], context: object) -> None:
-    """Limit lengths to the model's context; reserve a quarter for the output if it is exceeded."""
-    names = ("input_tokens", "output_tokens")
-    if not isinstance(context, int):
+def fit_context(values: Part, context: int) -> Part:
+    """Return a workload within a model's context; if it is exceeded, a quarter for the answer."""
+    changes: dict[str, Any] = {}
+    given = values.model_dump()
+    if "sequence_length" in given and given["sequence_length"] > context:
+        changes["sequence_length"] = context
+    elif "input_tokens" in given and given["input_tokens"] + given["output_tokens"] > context:
+        answer = max(1, min(given["output_tokens"], context // 4))
+        changes = {"output_tokens": answer, "input_tokens": max(1, context - answer)}
+    if (given.get("max_request_tokens") or 0) > context:
+        changes["max_request_tokens"] = context
+    return values.with_values(**changes) if changes else values
+
+
+def model_changed(plan: Plan, before: Part, *, is_shortened: bool = True) -> None:
+    """Give a draft the default sizes for its new model, where it had those for the old one.
+
+    ``before``: the goal's default workload for the old model. ``is_shortened``: lengths fit the
+    new model's context.
+    """
+    document = plan.document
+    names = [name for name in (*LENGTHS, *RUN) if hasattr(before, name)]
+    values = document.workload
+    if any(getattr(values, name) != getattr(before, name) for name in names):
         return
-    if "sequence_length" in values:
-        values["sequence_length"] = min(values["sequence_length"], context)
-    if not all(name in values for name in names):
-        return
-    if sum(values[name] for name in names) > context:
-        values["output_tokens"] = max(1, context // 4)
-        values["input_tokens"] = max(1, context - values["output_tokens"])
+    is_fitted = is_shortened or document.goal == "pretrain"
+    after = workload_of(plan, document.goal) if is_fitted else WORKLOADS[document.goal]()
+    sizes = {name: getattr(after, name) for name in names}
+    plan.document = document.model_copy(update={"workload": values.with_values(**sizes)})
+
+
+def workload_of(plan: Plan, goal: str) -> Part:
+    """Return a goal's default workload for a draft's model."""
+    is_demo = plan.document.model.source == "demo"
+    return default_workload(goal, draft_shape(plan), is_demo=is_demo)
+
+
+def _hardware(host: Host | None) -> HardwareChoice:
+    return HardwareChoice(host=host.pk if host else None)
+
+
+def new_document(
+    goal: str, model: ModelChoice, host: Host | None, shape: ModelSpec | None = None
+) -> PlanDocument:
+    """Return the document of a new plan for a model on a host, else on catalog hardware."""
+    is_demo = model.source == "demo"
+    shape = shape_of(demo_config()) if is_demo else shape
+    return PLANS[goal](
+        goal=goal,
+        model=model,
+        hardware=_hardware(host),
+        workload=default_workload(goal, shape, is_demo=is_demo),
+    )
+
+
+def demo_document(host: Host | None) -> PlanDocument:
+    """Return the document for new users: train the demo model on this machine in two minutes."""
+    return new_document("pretrain", ModelChoice(source="demo"), host)
+
+
+def serve_document(host: Host | None) -> PlanDocument:
+    """Return the default document: serve an 8B model as a chat to 16 concurrent users."""
+    return new_document("serve", ModelChoice(source="catalog"), host)
+
+
+def model_document(preset: str, model: TeamModel, host: Host | None) -> PlanDocument:
+    """Return a preset's document for a team model, on the host that stores its weights."""
+    chosen = ModelChoice(source="team", team_model=model.pk)
+    goal = MODEL_PRESETS[preset]
+    return new_document(goal, chosen, model.host or host, shape_of(model.config))
+
+
+def stored_draft(document: PlanDocument, preset: str = "") -> dict[str, Any]:
+    """Return the value of ``Plan.draft`` for a document that nobody has changed."""
+    wizard = {"preset": preset, "is_touched": False}
+    return {**document.model_dump(mode="json"), "wizard": wizard}
 
 
 def first_host(team: Team) -> Host | None:
@@ -274,73 +207,105 @@ def draft_begin(
 
     Without ``host`` it is for the team's default one.
     """
-    draft = _first_draft(team, preset, model, host or first_host(team))
+    document, preset = _first_document(team, preset, model, host or first_host(team))
+    draft = stored_draft(document, preset)
     untouched = Plan.objects.filter(team=team, owner=owner, state=PlanState.DRAFT, draft=draft)
     return untouched.first() or Plan.objects.create(team=team, owner=owner, draft=draft)
 
 
-def _first_draft(team: Team, preset: str, model: TeamModel | None, host: Host | None) -> PlanDraft:
+def _first_document(
+    team: Team, preset: str, model: TeamModel | None, host: Host | None
+) -> tuple[PlanDocument, str]:
     if preset in MODEL_PRESETS and model is not None:
-        return model_draft(preset, model, host)
+        return model_document(preset, model, host), preset
     if preset == "demo":
-        return demo_draft(host)
+        return demo_document(host), "demo"
     has_finished_job = Job.objects.filter(team=team, state=JobState.SUCCEEDED).exists()
-    return serve_draft(host) if has_finished_job or preset == "serve" else demo_draft(host)
+    if has_finished_job or preset == "serve":
+        return serve_document(host), "serve"
+    return demo_document(host), "demo"
 
 
 def proposals_fill(plan: Plan) -> Plan:
-    """Fill each missing step of a plan's draft with a default, without saving it."""
-    if missing_step(plan.draft):
-        plan.draft = completed_draft(plan.draft, serve_draft(first_host(plan.team)))
+    """Give a plan the defaults for what it lacks or what is not valid today, without saving it."""
+    try:
+        read_stored(plan.draft)
+    except DraftProblem:
+        kept = repaired(plan.draft)
+        plan.draft = kept or stored_draft(serve_document(first_host(plan.team)))
     return plan
 
 
-def suggestion_apply(draft: PlanDraft, changes: dict[str, Any]) -> list[str]:
-    """Apply a suggestion to a draft; return the changes that the draft has no field for."""
-    appliers: dict[str, Callable[[PlanDraft, Any], list[str]]] = {
+def goal_change(plan: Plan, goal: str) -> None:
+    """Change a draft's goal; each goal keeps its changed workload while another is chosen."""
+    document = plan.document
+    if goal == document.goal:
+        return
+    others = plan.wizard.setdefault("others", {})
+    if document.workload != workload_of(plan, document.goal):  # else the model decides again
+        others[document.goal] = document.workload.model_dump(mode="json")
+    kept = others.pop(goal, None)
+    workload = WORKLOADS[goal].model_validate(kept) if kept else workload_of(plan, goal)
+    plan.document = of_goal(document, goal, workload)
+
+
+def suggestion_apply(plan: Plan, changes: Mapping[str, Any]) -> list[str]:
+    """Apply a suggestion to a draft; return the changes that the document has no field for."""
+    appliers: dict[str, Callable[[PlanDocument, Any], list[str]]] = {
         "workload": _apply_workload,
         "pins": _apply_pins,
         "cluster": _apply_cluster,
+        "constraints": _apply_constraints,
+        "engine": _apply_engine,
     }
-    appliers |= {"constraints": _apply_constraints, "engine": _apply_engine}
-    unapplied = []
+    document, unapplied = plan.document, []
     for name, value in changes.items():
         apply = appliers.get(name)
-        unapplied += apply(draft, value) if apply else [name]
-    draft["is_touched"] = True
+        unapplied += apply(document, value) if apply else [name]
+    plan.document = document
+    plan.wizard["is_touched"] = True
     return unapplied
 
 
-def _apply_workload(draft: PlanDraft, workload: dict[str, Any]) -> list[str]:
-    values = draft["workload"][draft["goal"]["goal"]]
-    for name, value in workload.items():
-        if name in values and value is not None:
-            values[name] = value
+def _apply_workload(document: PlanDocument, workload: Mapping[str, Any]) -> list[str]:
+    values = document.workload
+    own = {
+        name: value
+        for name, value in workload.items()
+        if name in type(values).model_fields and value is not None
+    }
+    try:
+        document.workload = values.with_values(**own)
+    except ValidationError:  # a method that only the planner has
+        document.workload = values.with_values(
+            **{name: value for name, value in own.items() if name != "method"}
+        )
     method = workload.get("method")
-    return [f"method {method}"] if method not in {None, "pretrain", values.get("method")} else []
+    now = getattr(document.workload, "method", None)
+    return [f"method {method}"] if method not in {None, "pretrain", now} else []
 
 
-def _apply_pins(draft: PlanDraft, pins: dict[str, Any]) -> list[str]:
-    draft["pins"] = pins
+def _apply_pins(document: PlanDocument, pins: Mapping[str, Any]) -> list[str]:
+    document.pins = Strategy.model_validate(pins)
     return []
 
 
-def _apply_engine(draft: PlanDraft, engine: str) -> list[str]:
+def _apply_engine(document: PlanDocument, engine: str) -> list[str]:
     """Choose an engine that the draft's goal has."""
-    if engine not in engine_choices(draft["goal"]["goal"]):
+    if engine not in engine_choices(document.goal):
         return [f"engine {engine}"]
-    draft["hardware"]["engine"] = engine
+    document.hardware.engine = engine
     return []
 
 
-def _apply_constraints(draft: PlanDraft, constraints: dict[str, Any]) -> list[str]:
+def _apply_constraints(document: PlanDocument, constraints: Mapping[str, Any]) -> list[str]:
     """Clear the memory limit if it is no longer among the constraints."""
     if "per_device_peak_bytes" not in constraints:
-        draft["hardware"]["memory_limit_gib"] = None
+        document.hardware.memory_limit_gib = None
     return []
 
 
-def _apply_cluster(draft: PlanDraft, cluster: dict[str, Any]) -> list[str]:
+def _apply_cluster(document: PlanDocument, cluster: Mapping[str, Any]) -> list[str]:
     """Choose catalog hardware instead of a host, because a host cannot be enlarged."""
     device = cluster["device"]
     name = device if isinstance(device, str) else str(device.get("id"))
@@ -348,12 +313,13 @@ def _apply_cluster(draft: PlanDraft, cluster: dict[str, Any]) -> list[str]:
         device_id = get_device(name).id
     except PlannerError:
         return [f"device {name}"]
-    draft["hardware"] |= {
-        "choice": "catalog",
-        "device": device_id,
-        "devices_per_node": cluster.get("devices_per_node", 1),
-        "nodes": cluster.get("nodes", 1),
-    }
+    document.hardware = document.hardware.with_values(
+        host=None,
+        pool=None,
+        device=device_id,
+        devices_per_node=cluster.get("devices_per_node", 1),
+        nodes=cluster.get("nodes", 1),
+    )
     return []
 
 
@@ -417,29 +383,22 @@ class Options:
         """Return the team's uploaded datasets."""
         return tuple(Dataset.objects.filter(team=self.team))
 
-    def host_of(self, draft: PlanDraft) -> Host | None:
-        """Return the chosen host of a draft, or None if it is not available."""
-        choice = draft["hardware"]["choice"] or ""
-        if not choice.startswith("host:"):
-            return None
-        return next((host for host in self.hosts if f"host:{host.pk}" == choice), None)
+    def host_of(self, hardware: HardwareChoice) -> Host | None:
+        """Return the chosen host, or None if it is not available."""
+        return next((host for host in self.hosts if host.pk == hardware.host), None)
 
-    def place_of(self, draft: PlanDraft) -> str:
-        """Return the name of the chosen host or pool of a draft, or "" if not available."""
-        choice = draft["hardware"]["choice"] or ""
-        if host := self.host_of(draft):
+    def place_of(self, hardware: HardwareChoice) -> str:
+        """Return the name of the chosen host or pool, or "" if not available."""
+        if host := self.host_of(hardware):
             return host.name
-        if not choice.startswith("pool:"):
+        if hardware.pool is None:
             return ""
-        chosen = [pool for pool, _ in self.pools if f"pool:{pool.pk}" == choice]
+        chosen = [pool for pool, _ in self.pools if pool.pk == hardware.pool]
         return " ".join(f"pool {pool_words(pool, self.team)}" for pool in chosen)
 
-    def team_model_of(self, draft: PlanDraft) -> TeamModel | None:
-        """Return the chosen team model of a draft, or None if it is not available."""
-        chosen = draft["model"].get("team_model")
-        if not chosen:
-            return None
-        return next((model for model in self.team_models if model.pk == chosen), None)
+    def team_model_of(self, chosen: ModelChoice) -> TeamModel | None:
+        """Return the chosen team model, or None if it is not available."""
+        return next((model for model in self.team_models if model.pk == chosen.team_model), None)
 
 
 def options_for(plan: Plan, slug: str = "") -> Options:
@@ -449,77 +408,66 @@ def options_for(plan: Plan, slug: str = "") -> Options:
 
 def step_form(
     slug: str,
-    draft: PlanDraft,
+    document: PlanDocument,
     options: Options,
     data: QueryDict | None = None,
     files: MultiValueDict[str, Any] | None = None,
 ) -> StepForm | None:
-    """Return a step's form, filled from ``data`` or else from the draft; None for review."""
-    bound: dict[str, Any] = {"data": data, "files": files} if data is not None else {}
+    """Return a step's form, filled from ``data`` or else from the document; None for review."""
     if slug == "goal":
-        initial = {**draft["goal"], "percentile": percentile_of(draft)}
-        return GoalForm(initial=initial, **bound)
+        initial = {name: getattr(document, name) for name in ("goal", *GOAL_FIELDS)}
+        return GoalForm(data, initial=initial)
     if slug == "model":
-        models = options.team_models
-        return ModelForm(initial=dict(draft["model"]), team_models=models, **bound)
+        return ModelForm(data, files, model=document.model, team_models=options.team_models)
     if slug == "workload":
-        goal = draft["goal"]["goal"]
-        if goal in TRAINING_FORMS:
-            host = options.host_of(draft)
+        own: dict[str, Any] = {}
+        if document.goal in TRAINING_GOALS:
+            host = options.host_of(document.hardware)
             is_known = host is not None and host.kind != "virtual"
             has_gpus = not is_known or bool(host and host.facts.get("gpus"))
-            bound |= {"datasets": options.datasets, "has_gpus": has_gpus}
-        return WORKLOAD_FORMS[goal](initial=draft["workload"][goal], **bound)
+            own = {"datasets": options.datasets, "has_gpus": has_gpus}
+        return workload_form(document.goal, document.workload, data, **own)
     if slug == "hardware":
         pools = [pool for pool, _ in options.pools]
-        bound |= {"hosts": options.hosts, "engines": engine_choices(draft["goal"]["goal"])}
-        return HardwareForm(initial=dict(draft["hardware"]), pools=pools, **bound)
+        return HardwareForm(
+            data,
+            hardware=document.hardware,
+            hosts=options.hosts,
+            pools=pools,
+            engines=engine_choices(document.goal),
+        )
     return None
 
 
-def pins_form(draft: PlanDraft, data: QueryDict | None = None) -> PinsForm:
+def pins_form(document: PlanDocument, data: QueryDict | None = None) -> PinsForm:
     """Return the form of the strategy pins, part of the hardware step."""
-    bound: dict[str, Any] = {"data": data} if data is not None else {}
-    initial = {**draft["pins"], **(draft["pins"].get("disaggregated") or {})}
-    is_serving = draft["goal"]["goal"] == "serve"
-    return PinsForm(initial=initial, prefix="pin", is_serving=is_serving, **bound)
+    is_serving = document.goal == "serve"
+    return PinsForm(data, pins=document.pins, prefix="pin", is_serving=is_serving)
 
 
-def store(slug: str, draft: PlanDraft, values: Mapping[str, Any]) -> None:
-    """Store a step's cleaned values in the draft; other goals' workloads stay unchanged."""
-    if slug == "workload":
-        draft["workload"][draft["goal"]["goal"]].update(values)
-    elif slug == "pins":
-        draft["pins"] = _merged_pins(draft["pins"], values)
-    else:
-        steps: dict[str, Any] = {name: draft[name] for name in ("goal", "model", "hardware")}
-        steps[slug].update(values)
-    draft["is_touched"] = True
-
-
-def fit_context(draft: PlanDraft, context: int) -> bool:
-    """Shorten every workload that exceeds ``context`` tokens; return whether any did."""
-    is_shorter = False
-    for values in draft["workload"].values():
-        if "input_tokens" in values:
-            total = values["input_tokens"] + values["output_tokens"]
-            if total > context:
-                values["output_tokens"] = max(1, min(values["output_tokens"], context // 4))
-                values["input_tokens"] = max(1, context - values["output_tokens"])
-                is_shorter = True
-            if (values.get("max_request_tokens") or 0) > context:
-                values["max_request_tokens"] = context
-                is_shorter = True
-        elif values.get("sequence_length", 0) > context:
-            values["sequence_length"] = context
-            is_shorter = True
-    return is_shorter
-
-
-def _merged_pins(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the form's pins; a suggestion's other pins stay while the weight dtype is the same."""
-    is_same = old.get("weight_dtype") == new.get("weight_dtype")
-    return {**(old if is_same else {}), **new}
+def store(plan: Plan, form: StepForm) -> None:
+    """Store a step's valid form in the draft; other goals' workloads stay unchanged."""
+    if isinstance(form, GoalForm):
+        goal_change(plan, form.cleaned_data["goal"])
+    document = plan.document
+    if isinstance(form, GoalForm):
+        for name in GOAL_FIELDS:
+            setattr(document, name, form.cleaned_data[name])
+    elif isinstance(form, ModelForm):
+        before = workload_of(plan, document.goal)
+        document.model = form.chosen
+        plan.document = document
+        # The button shortens lengths, and says so; a choice among models does not yet.
+        model_changed(plan, before, is_shortened=False)
+        document = plan.document
+    elif isinstance(form, HardwareForm):
+        document.hardware = form.chosen
+    elif isinstance(form, PinsForm):
+        document.pins = form.chosen
+    elif isinstance(form, FormOfPart):
+        document.workload = form.part
+    plan.document = document
+    plan.wizard["is_touched"] = True
 
 
 def neighbours(slug: str) -> tuple[Step | None, Step | None]:
@@ -528,20 +476,21 @@ def neighbours(slug: str) -> tuple[Step | None, Step | None]:
     return (STEPS[at - 1] if at else None, STEPS[at + 1] if at + 1 < len(STEPS) else None)
 
 
-def summaries(draft: PlanDraft, options: Options) -> dict[str, str]:
+def summaries(document: PlanDocument, options: Options) -> dict[str, str]:
     """Return a short summary of each step's values."""
-    goal = draft["goal"]["goal"]
-    slo = f" · {SLO_WORDS[draft['goal']['slo']]}" if goal == "serve" else ""
-    if goal == "serve" and draft["goal"]["slo"] != "none":
-        slo += f" at {PERCENTILES[percentile_of(draft)]}"
-    team_model = options.team_model_of(draft)
-    engine = engine_choices(goal).get(chosen_engine(draft) or "")
+    goal, target = document.goal, ""
+    if isinstance(document.workload, ServeWork):
+        target = f" · {SLO_WORDS[document.latency_target]}"
+        if document.latency_target != "none":
+            target += f" at {PERCENTILES[document.percentile]}"
+    team_model = options.team_model_of(document.model)
+    engine = engine_choices(goal).get(chosen_engine(document) or "")
+    place = options.place_of(document.hardware)
     return {
-        "goal": GOAL_WORDS[goal] + slo,
-        "model": model_words(draft, team_model.name if team_model else ""),
-        "workload": workload_words(draft),
-        "hardware": hardware_words(draft, options.place_of(draft))
-        + (f" · {engine}" if engine else ""),
+        "goal": GOALS[goal][0] + target,
+        "model": model_words(document.model, team_model.name if team_model else ""),
+        "workload": workload_words(document.workload),
+        "hardware": hardware_words(document.hardware, place) + (f" · {engine}" if engine else ""),
         "review": "",
     }
 

@@ -1,23 +1,28 @@
 """Forms of the goal, model and hardware steps, and the form fields of all steps."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
 from django import forms
 from django.core.files.uploadedfile import UploadedFile
 from django.core.validators import BaseValidator
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from planner.catalog.devices import devices_of_every_size
 from planner.catalog.models import checkpoint_name, list_models, model_from_config
 from planner.specs.base import PlannerError
+from planner.specs.workload import Strategy
 from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
+from runners.plans.document import GOALS, HardwareChoice, ModelChoice, PlanDocument
+from runners.plans.fields import Key, Part, Shown, faults_in, limits_of, shown_of
+from runners.plans.pins import MOST, MOST_OF, PINS, POOLS
 from webapp.core.display import gib, listed, sentence
 from webapp.core.numbers import DecimalField, WholeField
 from webapp.hosts.models import Host, Pool
 from webapp.modelhub.models import TeamModel
-from webapp.plans.questions import DEFAULT_PERCENTILE
 
 # Form fields of the wizard: numbers whose errors state the limits, catalog choices.
 
@@ -45,7 +50,7 @@ class DecimalNumber(DecimalField):
     ) -> None:
         super().__init__(label=label, min_value=low, max_value=high, help_text=hint, **options)
         limits = f"It must be a number from {low:g} to {high:g}."
-        self.error_messages |= {"invalid": limits}
+        self.error_messages |= {"required": f"{label} is missing. {limits}", "invalid": limits}
         _name_limits(self, label, limits)
 
     def prepare_value(self, value: object) -> object:
@@ -53,27 +58,39 @@ class DecimalNumber(DecimalField):
         return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-class Option(forms.ChoiceField):
-    """An optional choice; its default is the first of its list."""
+class Choice(forms.TypedChoiceField):
+    """A choice among a field's values; what is not sent is its default."""
 
-    def __init__(self, label: str, choices: Choices, hint: str = "") -> None:
-        super().__init__(label=label, choices=choices, help_text=hint, required=False)
-        self.usual = choices[0][0]
+    def __init__(self, label: str, words: Mapping[Key, str], default: Key, hint: str = "") -> None:
+        self.values = {_text_of(value): value for value in words}
+        super().__init__(
+            label=label,
+            choices=[(_text_of(value), text) for value, text in words.items()],
+            help_text=hint,
+            required=False,
+            coerce=self._value_of,
+            empty_value=default,  # type: ignore[arg-type]
+        )
+
+    def leave_out(self, value: str) -> None:
+        """Offer all values but one."""
+        self.values.pop(value, None)
+        own: list[tuple[str, Any]] = list(self.choices)  # type: ignore[arg-type]
+        self.choices = [each for each in own if each[0] != value]
+
+    def _value_of(self, text: str) -> Key:
+        return self.values[text]
+
+    def prepare_value(self, value: object) -> object:
+        """Return the text that stands for a value in the form."""
+        return value if isinstance(value, str) else _text_of(value)  # type: ignore[arg-type]
 
 
-class OptionalText(forms.CharField):
-    """Optional lines of text."""
-
-    usual = ""
-
-    def __init__(self, label: str, hint: str = "") -> None:
-        area = forms.Textarea(attrs={"rows": 3})
-        super().__init__(label=label, help_text=hint, required=False, widget=area)
-
-
-def show_only_for(field: forms.Field, methods: Iterable[str]) -> None:
-    """Show a field only for these choices of the form's method; always without JavaScript."""
-    field.widget.attrs["data-asked-for"] = " ".join(methods)
+def _text_of(value: Key) -> str:
+    """Return the text that stands for a value in a form; None is the empty choice."""
+    if value is None:
+        return ""
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def _name_limits(field: forms.Field, label: str, limits: str) -> None:
@@ -164,7 +181,81 @@ def model_ids() -> tuple[str, ...]:
     return tuple(entry.id for entry in list_models())
 
 
-FINER = (Option, OptionalText)
+# Form fields made from the fields of a plan document.
+
+
+def _types_of(info: FieldInfo) -> tuple[Any, ...]:
+    """Return the types of a field's values, without None and without limits."""
+    if get_origin(info.annotation) is Literal:
+        return (Literal,)
+    parts = get_args(info.annotation) or (info.annotation,)
+    return tuple(each for each in parts if each is not type(None))
+
+
+def form_field(part: type[Part], name: str) -> forms.Field:
+    """Return the form field of a document's field: its words, its limits, its choices.
+
+    Numbers are shown in the unit of ``Shown.factor``; ``FormOfPart`` converts them.
+    """
+    info = part.model_fields[name]
+    shown, default = shown_of(info), info.get_default(call_default_factory=True)
+    field = _field_of(info, shown, default)
+    if shown.only_for:
+        field.widget.attrs["data-asked-for"] = " ".join(shown.only_for)
+    return field
+
+
+def _field_of(info: FieldInfo, shown: Shown, default: Any) -> forms.Field:  # noqa: ANN401
+    if shown.choices:
+        return Choice(shown.title, shown.choices, default, shown.help)
+    types = _types_of(info)
+    if bool in types:
+        return forms.BooleanField(label=shown.title, help_text=shown.help, required=False)
+    if int in types or float in types:
+        is_required = type(None) not in get_args(info.annotation)
+        return _number_field(info, shown, is_whole=int in types, is_required=is_required)
+    widget = forms.Textarea(attrs={"rows": 3}) if shown.has_lines else forms.TextInput()
+    return forms.CharField(
+        label=shown.title,
+        help_text=shown.help,
+        required=False,
+        max_length=_longest(info),
+        widget=widget,
+    )
+
+
+def _number_field(
+    info: FieldInfo, shown: Shown, *, is_whole: bool, is_required: bool
+) -> forms.Field:
+    low, high = limits_of(info)
+    options: dict[str, Any] = {"required": is_required}
+    if is_whole and shown.factor == 1.0:
+        return WholeNumber(shown.title, low, high, shown.help, **options)
+    low, high = (float(f"{limit / shown.factor:.12g}") for limit in (low, high))
+    return DecimalNumber(shown.title, low, high, shown.help, **options)
+
+
+def _longest(info: FieldInfo) -> int | None:
+    found = (getattr(each, "max_length", None) for each in info.metadata)
+    return next((each for each in found if each is not None), None)
+
+
+def to_form(part: Part, name: str) -> Any:  # noqa: ANN401 -- of the field's type
+    """Return a value in the unit of its form field."""
+    value, factor = getattr(part, name), shown_of(type(part).model_fields[name]).factor
+    if factor == 1.0 or value is None:
+        return value
+    return float(f"{value / factor:.12g}")
+
+
+def from_form(part: type[Part], name: str, value: Any) -> Any:  # noqa: ANN401 -- of the field's type
+    """Return a form's value in the unit of the document's field."""
+    info = part.model_fields[name]
+    factor = shown_of(info).factor
+    if factor == 1.0 or value is None:
+        return value
+    scaled = float(f"{value * factor:.12g}")
+    return round(scaled) if int in _types_of(info) else scaled
 
 
 class FinerGroup(NamedTuple):
@@ -175,115 +266,109 @@ class FinerGroup(NamedTuple):
 
 
 class StepForm(forms.Form):
-    """Base form of a wizard step: labels without a colon, fields split into groups."""
+    """Base form of a wizard step: labels without a colon."""
 
     use_required_attribute = False
-    data_names: tuple[str, ...] = ()  # fields shown in the separate data section
-    finer_titles: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # title -> its advanced options
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("label_suffix", "")
         super().__init__(*args, **kwargs)
 
+
+class FormOfPart(StepForm):
+    """A form made from a part of a plan document; plain fields, and advanced ones in groups."""
+
+    data_names: tuple[str, ...] = ()  # fields shown in the separate data section
+    unshown: ClassVar[frozenset[str]] = frozenset()  # fields that a form shows otherwise, or never
+
+    def __init__(self, data: Any = None, *args: Any, part: Part, **kwargs: Any) -> None:  # noqa: ANN401
+        self.part = part
+        super().__init__(data, *args, initial=self.initial_of(part), **kwargs)
+        for name in type(part).model_fields:
+            if name not in self.unshown:
+                self.fields[name] = form_field(type(part), name)
+
+    def initial_of(self, part: Part) -> dict[str, Any]:
+        """Return the values to show for a part."""
+        names = [name for name in type(part).model_fields if name not in self.unshown]
+        return {name: to_form(part, name) for name in names}
+
+    def values(self) -> dict[str, Any]:
+        """Return the cleaned values as the document's."""
+        names = [name for name in self.cleaned_data if name in type(self.part).model_fields]
+        return {name: from_form(type(self.part), name, self.cleaned_data[name]) for name in names}
+
+    def field_of_fault(self, name: str) -> str | None:
+        """Return the form's field for a field of the document; None for the form as a whole."""
+        return name if name in self.fields else None
+
+    def clean(self) -> dict[str, Any]:
+        """Check the values together, as the document does."""
+        values = super().clean() or self.cleaned_data
+        if self.errors:
+            return values
+        try:
+            self.part = type(self.part).model_validate({**self.part.model_dump(), **self.values()})
+        except ValidationError as error:
+            for fault in faults_in(error):
+                self.add_error(self.field_of_fault(fault.field), fault.sentence)
+        return values
+
     @property
     def plain_fields(self) -> list[forms.BoundField]:
         """Return the basic fields of the step."""
-        return [each for each in self._own_fields() if not isinstance(each.field, FINER)]
+        return [each for each in self._own_fields() if self._group(each) is None]
 
     @property
     def finer_fields(self) -> list[forms.BoundField]:
         """Return the advanced options, which the step shows collapsed."""
-        return [each for group in self.finer_groups for each in group.fields]
+        return [each for each in self._own_fields() if self._group(each) is not None]
 
     @property
     def finer_groups(self) -> list[FinerGroup]:
         """Return the advanced options by title; those without a title come last."""
-        rest = {each.name: each for each in self._own_fields() if isinstance(each.field, FINER)}
-        titled = [
-            FinerGroup(title, [rest.pop(name) for name in names])
-            for title, names in self.finer_titles.items()
-        ]
-        return [*titled, FinerGroup("", list(rest.values()))] if rest else titled
+        groups: dict[str, list[forms.BoundField]] = {}
+        for each in self.finer_fields:
+            groups.setdefault(self._group(each) or "", []).append(each)
+        return [FinerGroup(*each) for each in sorted(groups.items(), key=lambda each: not each[0])]
 
     @property
     def finer_words(self) -> str:
         """Return the labels of the advanced options that are changed or invalid."""
-        return listed([str(each.label) for each in self.finer_fields if _is_touched(each)])
+        return listed([str(each.label) for each in self.finer_fields if self._is_touched(each)])
 
-    def _own_fields(self) -> list[forms.BoundField]:
-        return [each for each in self if each.name not in self.data_names]
+    def _own_fields(self) -> Iterator[forms.BoundField]:
+        return (each for each in self if each.name not in self.data_names)
+
+    def _group(self, bound: forms.BoundField) -> str | None:
+        info = type(self.part).model_fields.get(bound.name)
+        return shown_of(info).group if info else None
+
+    def _is_touched(self, bound: forms.BoundField) -> bool:
+        default = type(self.part).model_fields[bound.name].get_default()
+        value = bound.field.prepare_value(default)
+        return bool(bound.errors) or (bound.value() or "") != (value or "")
 
 
-def _is_touched(bound: forms.BoundField) -> bool:
-    field = bound.field
-    is_other = isinstance(field, FINER) and (bound.value() or field.usual) != field.usual
-    return is_other or bool(bound.errors)
-
-
-GOAL_CHOICES = [
-    ("serve", "Serve", "Answer requests as they arrive"),
-    ("generate", "Generate in batch", "Process a batch of prompts at the highest throughput"),
-    ("finetune", "Fine-tune", "Train an existing model on your own text"),
-    ("pretrain", "Pre-train", "Train a model from random weights"),
-    ("compress", "Compress", "Make the weights smaller and measure the loss of quality"),
-]
-OBJECTIVES = [
-    ("balanced", "Balanced"),
-    ("throughput", "Most tokens per second"),
-    ("latency", "Shortest wait"),
-    ("cost", "Cheapest"),
-    ("memory", "Smallest in memory"),
-    ("quality", "Best quality"),
-    ("energy", "Least energy"),
-]
-SLOS = [
-    ("chat", "Chat: first token within 1 s, then 20 tokens a second"),
-    ("code", "Code completion: first token within 0.5 s, then 33 tokens a second"),
-    ("none", "No target"),
-]
-PERCENTILES = [
-    ("p95", "p95: 95 of 100 requests"),
-    ("p99", "p99: 99 of 100 requests"),
-    ("p50", "The median: every second request"),
-    ("mean", "The mean of all requests"),
-]
+GOAL_CHOICES = [(goal, *words) for goal, words in GOALS.items()]
 SOURCES = ("demo", "catalog", "team", "config", "folder")
-DTYPES = ["fp32", "bf16", "fp16", "fp8", "int8", "int4", "nf4", "nvfp4"]
+GOAL_FIELDS = ("objective", "latency_target", "percentile")
 
 
 class GoalForm(StepForm):
     """The goal: what the plan is for, and its latency target."""
 
     goal = forms.ChoiceField(choices=[(key, name) for key, name, _ in GOAL_CHOICES])
-    objective = forms.ChoiceField(label="Objective", choices=OBJECTIVES)
-    slo = forms.ChoiceField(
-        label="Latency target",
-        choices=SLOS,
-        help_text="For serving. The verdict shows whether the target is met.",
-    )
-    percentile = forms.ChoiceField(
-        label="Latency percentile",
-        choices=PERCENTILES,
-        required=False,
-        help_text="The share of requests that must meet the latency target",
-    )
-
-    def clean_percentile(self) -> str:
-        """Return the percentile, or the default if it is missing."""
-        return str(self.cleaned_data.get("percentile") or DEFAULT_PERCENTILE)
+    objective = form_field(PlanDocument, "objective")
+    latency_target = form_field(PlanDocument, "latency_target")
+    percentile = form_field(PlanDocument, "percentile")
 
 
 class ModelForm(StepForm):
     """The model: the demo, a catalog entry, a team model, a config or a folder."""
 
     source = forms.ChoiceField(choices=[(key, key) for key in SOURCES])
-    catalog_id = forms.CharField(
-        label="Model",
-        required=False,
-        help_text="Type part of a name; every entry is a published configuration. A quantised "
-        "checkpoint of one may be named too, such as Qwen/Qwen3-8B-FP8.",
-        widget=forms.TextInput(attrs={"list": "catalog-models", "autocomplete": "off"}),
-    )
+    catalog_id = form_field(ModelChoice, "catalog_id")
     team_model = forms.ChoiceField(label="Model of your team", required=False)
     config = ConfigJson("config.json", "Paste the file as Hugging Face publishes it.")
     config_file = forms.FileField(
@@ -291,22 +376,27 @@ class ModelForm(StepForm):
         required=False,
         widget=forms.FileInput(attrs={"accept": ".json,application/json"}),
     )
-    path = forms.CharField(
-        label="Folder on the host",
-        required=False,
-        max_length=400,
-        help_text="With config.json, safetensors and tokenizer.json, below the host's model "
-        "folder; the host checks it when the job starts.",
-    )
+    path = form_field(ModelChoice, "path")
     folder_config = ConfigJson("Its config.json", "The planner needs the model's shape.")
 
-    def __init__(self, *args: Any, team_models: Sequence[TeamModel], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.team_models = list(team_models)
+    def __init__(
+        self,
+        data: Any = None,  # noqa: ANN401 -- a QueryDict or None, as Django has it
+        *args: Any,
+        model: ModelChoice,
+        team_models: Sequence[TeamModel],
+        **kwargs: Any,
+    ) -> None:
+        initial = {**model.model_dump(), "folder_config": model.config}
+        super().__init__(data, *args, initial=initial, **kwargs)
+        self.model, self.team_models = model, list(team_models)
         choices = [(model.pk, model.name) for model in self.team_models]
         self.fields["team_model"] = forms.ChoiceField(
-            label="Model of your team", required=False, choices=[("", "Choose one"), *choices]
+            label="Model of your team",
+            required=False,
+            choices=[("", "Choose one"), *choices],
         )
+        self.fields["catalog_id"].widget.attrs |= {"list": "catalog-models", "autocomplete": "off"}
 
     def clean(self) -> dict[str, Any]:
         """Check only the fields that the chosen source needs."""
@@ -314,8 +404,20 @@ class ModelForm(StepForm):
         check = getattr(self, f"_check_{values.get('source')}", None)
         if check:
             check(values)
-        values.pop("config_file", None)
         return values
+
+    @property
+    def chosen(self) -> ModelChoice:
+        """Return the model that a valid form names."""
+        values = self.cleaned_data
+        config = values["folder_config" if values["source"] == "folder" else "config"]
+        return ModelChoice(
+            source=values["source"],
+            catalog_id=values["catalog_id"] or self.model.catalog_id,
+            team_model=values["team_model"] or None,
+            config=config or None,
+            path=values["path"] or None,
+        )
 
     def _check_catalog(self, values: dict[str, Any]) -> None:
         try:
@@ -355,43 +457,40 @@ class ModelForm(StepForm):
             self.add_error(name, sentence(error.message))
 
 
+CATALOG = "catalog"
+
+
+def place_of(hardware: HardwareChoice) -> str:
+    """Return the form's choice for a document's hardware."""
+    if hardware.host is not None:
+        return f"host:{hardware.host}"
+    return f"pool:{hardware.pool}" if hardware.pool is not None else CATALOG
+
+
 class HardwareForm(StepForm):
     """The hardware: one of the team's hosts or pools, or catalog hardware."""
 
     choice = forms.ChoiceField()
-    on_lost_rank = forms.ChoiceField(
-        label="After the loss of a rank or host",
-        choices=[
-            ("stop", "Stop the job"),
-            ("restart", "Restart all ranks"),
-            ("shrink", "Continue on the remaining hosts"),
-        ],
-        required=False,
-        help_text="A training starts again, three times at most, or goes on from its last "
-        "checkpoint; of a generation with pipeline stages that goes on, another host takes the "
-        "lost one's layers.",
-    )
+    on_lost_rank = form_field(HardwareChoice, "on_lost_rank")
     device = forms.ChoiceField(label="Device", choices=device_choices)
-    devices_per_node = WholeNumber("Devices in one machine", 1, 1024)
-    nodes = WholeNumber("Machines", 1, 10_000)
+    devices_per_node = form_field(HardwareChoice, "devices_per_node")
+    nodes = form_field(HardwareChoice, "nodes")
     engine = forms.ChoiceField(label="Engine", required=False)
-    memory_limit_gib = DecimalNumber(
-        "Memory limit",
-        0.01,
-        1_000_000,
-        "GiB of each device; empty means all memory",
-        required=False,
-    )
+    memory_limit_gib = form_field(HardwareChoice, "memory_limit_gib")
 
     def __init__(
         self,
+        data: Any = None,  # noqa: ANN401 -- a QueryDict or None, as Django has it
         *args: Any,
+        hardware: HardwareChoice,
         hosts: Sequence[Host],
         pools: Sequence[Pool] = (),
         engines: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
+        initial = {**hardware.model_dump(), "choice": place_of(hardware)}
+        super().__init__(data, *args, initial=initial, **kwargs)
+        self.hardware = hardware
         if engines:
             self.fields["engine"] = forms.ChoiceField(
                 label="Engine",
@@ -403,44 +502,46 @@ class HardwareForm(StepForm):
             del self.fields["engine"]
         choices = [(f"host:{host.pk}", host.name) for host in hosts]
         choices += [(f"pool:{pool.pk}", pool.name) for pool in pools]
-        self.fields["choice"] = forms.ChoiceField(choices=[*choices, ("catalog", "catalog")])
+        self.fields["choice"] = forms.ChoiceField(choices=[*choices, (CATALOG, CATALOG)])
 
-
-def _auto(names: Sequence[str]) -> list[tuple[str, str]]:
-    return [("", "Let the planner choose"), *((name, name) for name in names)]
-
-
-POOLS = ("prefill_devices", "decode_devices")
+    @property
+    def chosen(self) -> HardwareChoice:
+        """Return the hardware that a valid form names."""
+        kind, _, key = self.cleaned_data["choice"].partition(":")
+        place = {"host": None, "pool": None} | ({kind: key} if key else {})
+        values = {name: value or None for name, value in self.cleaned_data.items()}
+        names = [name for name in values if name in HardwareChoice.model_fields]
+        return self.hardware.with_values(**{name: values[name] for name in names}, **place)
 
 
 class PinsForm(StepForm):
     """Parts of the strategy that are fixed for the planner."""
 
-    weight_dtype = forms.ChoiceField(label="Weights", choices=_auto(DTYPES), required=False)
-    kv_cache_dtype = forms.ChoiceField(
-        label="KV cache", choices=_auto(["bf16", "fp16", "fp8", "int8"]), required=False
-    )
-    tensor_parallel_size = WholeNumber("Tensor parallel", 1, 1024, required=False)
-    pipeline_parallel_size = WholeNumber("Pipeline parallel", 1, 1024, required=False)
-    micro_batch_size = WholeNumber("Micro-batch", 1, 100_000, required=False)
-    activation_recomputation = forms.ChoiceField(
-        label="Recompute activations", choices=_auto(["none", "selective", "full"]), required=False
-    )
-    prefill_devices = WholeNumber(
-        "Prefill devices", 1, 1024, "Set with “Decode devices”: two separate pools", required=False
-    )
-    decode_devices = WholeNumber(
-        "Decode devices", 1, 1024, "The KV cache is transferred between the pools", required=False
-    )
-
-    def __init__(self, *args: Any, is_serving: bool = True, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if not is_serving:  # only serving can separate prefill and decode
-            for name in POOLS:
-                del self.fields[name]
+    def __init__(
+        self,
+        data: Any = None,  # noqa: ANN401 -- a QueryDict or None, as Django has it
+        *args: Any,
+        pins: Strategy,
+        is_serving: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        stated = pins.model_dump(mode="json", exclude_none=True)
+        initial = {**stated, **(stated.get("disaggregated") or {})}
+        super().__init__(data, *args, initial=initial, **kwargs)
+        self.pins = pins
+        for name, shown in PINS.items():
+            if name in POOLS and not is_serving:  # only serving can separate prefill and decode
+                continue
+            self.fields[name] = (
+                Choice(shown.title, shown.choices, None, shown.help)
+                if shown.choices
+                else WholeNumber(
+                    shown.title, 1, MOST_OF.get(name, MOST), shown.help, required=False
+                )
+            )
 
     def clean(self) -> dict[str, Any]:
-        """Return the pins, with the two device pools as ``disaggregated``: both or none."""
+        """Require both pools of disaggregated serving, or none."""
         values = super().clean() or {}
         pools = {name: values.pop(name, None) for name in POOLS}
         missing = [name for name in POOLS if name in self.fields and not pools[name]]
@@ -452,3 +553,14 @@ class PinsForm(StepForm):
         if not self.errors and POOLS[0] in self.fields:
             values["disaggregated"] = None if missing else pools
         return values
+
+    @property
+    def chosen(self) -> Strategy:
+        """Return the pins of a valid form.
+
+        A suggestion's other pins stay while the weight dtype is the same.
+        """
+        is_same = self.pins.weight_dtype == (self.cleaned_data.get("weight_dtype") or None)
+        kept = self.pins.stated if is_same else {}
+        given = {name: value or None for name, value in self.cleaned_data.items()}
+        return Strategy.model_validate({**kept, **given})

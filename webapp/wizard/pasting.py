@@ -7,13 +7,14 @@ from django.contrib.auth.models import User
 
 from planner.imports import Import, became, read_paste
 from planner.specs.base import PlannerError
+from runners.plans.document import DEFAULT_DEVICE, DEFAULT_MODEL
 from webapp.accounts.models import Team
 from webapp.core.display import sentence
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
 from webapp.plans.models import Plan
 from webapp.wizard.documents import NO_FIELD, document_of_request, document_parse, draft_fill
-from webapp.wizard.drafts import DEFAULT_DEVICE, DEFAULT_MODEL, first_host, serve_draft
+from webapp.wizard.drafts import first_host, serve_document, stored_draft
 
 MOST_SHOWN = 60  # settings of each kind that the review lists
 
@@ -49,10 +50,9 @@ def paste_draft(
     named = _with_device(request, own) if not host and not pool else []
     document, notes = document_of_request(request, host=host, pool=pool)
     parsed = document_parse(document)
-    plan = Plan(team=team, owner=owner, draft=serve_draft(own))
+    plan = Plan(team=team, owner=owner, draft=stored_draft(serve_document(own), "serve"))
     notes = [*named, *_without_model(imported), *notes, *draft_fill(plan, parsed)]
-    plan.draft["is_touched"] = True
-    plan.draft["imported"] = imported_words(imported, notes)
+    plan.wizard.update(is_touched=True, imported=imported_words(imported, notes))
     return plan, [*imported.assumptions, *notes]
 
 

@@ -1,22 +1,30 @@
 """Template contexts of the wizard's steps, concurrent edits, and the template of two jobs."""
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django.contrib.auth.models import User
 from django.db import transaction
+from django.http import QueryDict
 from django.urls import reverse
 
 from planner.catalog.models import model_from_config
 from planner.specs.model import ModelSpec
+from planner.specs.workload import Strategy
 from runners.jobspec.base import DEMO_ENCODER, MAX_UPLOAD_BYTES
+from runners.plans.document import FinetunePlan, HardwareChoice, ModelChoice, PlanDocument
+from runners.plans.pins import PINS as SHOWN_PINS
+from runners.plans.refusals import DraftProblem
+from runners.plans.workloads import FinetuneWork
 from webapp.accounts.models import Team
 from webapp.accounts.secrets import secret_names
 from webapp.core.clock import now
 from webapp.core.display import TIMES, bandwidth, memory, parameters, whole
 from webapp.core.ids import new_ulid
 from webapp.core.queries import SEEN, changed_words, mark_of
+from webapp.core.site_settings import demo_seconds
 from webapp.hosts.machines import planned_words
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.hosts.services import Contact, contact_of
@@ -24,8 +32,7 @@ from webapp.jobs.launching import launch_note, launch_of, plan_launch
 from webapp.jobs.models import Job
 from webapp.modelhub.models import catalog_shape, demo_config, num_parameters
 from webapp.plans.alternatives import Offers, offers_of
-from webapp.plans.draft import PlanDraft, StoredDraft
-from webapp.plans.explanation import DraftProblem, plan_title, short_name
+from webapp.plans.explanation import plan_title, short_name
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, lacks_suggestions, plan_compute, verdict_answer
 from webapp.plans.predicting import planned_speed
@@ -36,16 +43,16 @@ from webapp.plans.verdict import price_of, problem_verdict, verdict_of
 from webapp.wizard.drafts import (
     STEPS,
     Options,
-    demo_minutes,
-    finetune_draft,
     neighbours,
     options_for,
     pins_form,
     step_form,
     stepper,
+    stored_draft,
     summaries,
 )
-from webapp.wizard.forms import GOAL_CHOICES, PinsForm, StepForm, model_ids
+from webapp.wizard.forms import GOAL_CHOICES, GOAL_FIELDS, PinsForm, StepForm, model_ids
+from webapp.wizard.launch_form import LaunchForm, launch_form
 
 # ---------------------------------------------------------------------------
 # A template of two jobs: the same classifier, text and seed with DDP and with ZeRO.
@@ -56,7 +63,7 @@ NAME = "Text classification, DDP against ZeRO"
 RANKS = 2
 STAGES = (1, 2, 3)
 USUAL_STAGE = 2
-MILLION_TOKENS = 0.8  # about 200 steps
+TOKENS = 800_000  # about 200 steps
 BUDGET_DEMOS = 2  # time budget on a slow host, in demo durations
 # Pinned in both jobs, so that only the ZeRO stage differs.
 PINS = {
@@ -88,24 +95,24 @@ def _can_run_two_ranks(host: Host) -> bool:
     return bool(host.facts) and (not names or names.count(names[0]) >= RANKS)
 
 
-def template_draft(host: Host, zero_stage: int) -> PlanDraft:
-    """Return a draft of the classifier on a host; stage 0 is DDP."""
-    draft = finetune_draft(host)
-    draft["model"] |= {"source": "config", "config": dict(DEMO_ENCODER)}
-    draft["workload"]["finetune"] |= {
-        "method": "classification",
-        "sequence_length": 128,
-        "global_batch_size": 32,
-        "million_tokens": MILLION_TOKENS,
-        "time_budget_minutes": demo_minutes() * BUDGET_DEMOS,
-        "rows": "padded",
-    }
-    draft["hardware"]["ranks_per_host"] = RANKS
-    draft["pins"] = {**PINS, "zero_stage": zero_stage}
-    return draft
+def template_document(host: Host, zero_stage: int) -> PlanDocument:
+    """Return the document of the classifier on a host; stage 0 is DDP."""
+    return FinetunePlan(
+        goal="finetune",
+        model=ModelChoice(source="config", config=dict(DEMO_ENCODER)),
+        workload=FinetuneWork(
+            method="classification",
+            sequence_length=128,
+            global_batch_size=32,
+            tokens=TOKENS,
+            time_budget_seconds=demo_seconds(os.environ) * BUDGET_DEMOS,
+            rows="padded",
+        ),
+        hardware=HardwareChoice(host=host.pk, ranks_per_host=RANKS),
+        pins=Strategy(**PINS, zero_stage=zero_stage),
+    )
 
 
-@transaction.atomic
 @transaction.atomic
 def launch_both(
     *, team: Team, by: User, host: Host, zero_stage: int, key: str = ""
@@ -132,7 +139,8 @@ def launch_both(
 
 
 def _plan(team: Team, by: User, host: Host, zero_stage: int) -> Plan:
-    plan = Plan.objects.create(team=team, owner=by, draft=template_draft(host, zero_stage))
+    draft = stored_draft(template_document(host, zero_stage), "template")
+    plan = Plan.objects.create(team=team, owner=by, draft=draft)
     plan_compute(plan)
     return plan
 
@@ -150,17 +158,19 @@ def _plan(team: Team, by: User, host: Host, zero_stage: int) -> Plan:
 
 
 PAGE, OVER, TURN = "page", "over", "turn"
+FIELDS_OF: Mapping[str, tuple[str, ...]] = {
+    "goal": ("goal", *GOAL_FIELDS),
+    "model": ("model",),
+    "workload": ("goal", "workload"),
+    "hardware": ("goal", "hardware", "pins"),
+    "review": (),
+}
 TURN_DIGITS = 9
 
 
-def step_mark(draft: StoredDraft, step: str) -> str:
+def step_mark(draft: Mapping[str, Any], step: str) -> str:
     """Return the version mark of a step's values; two steps depend on the goal as well."""
-    goal = (draft.get("goal") or {}).get("goal")
-    if step == "workload":
-        return mark_of([goal, (draft.get("workload") or {}).get(goal)])
-    if step == "hardware":
-        return mark_of([goal, draft.get("hardware"), draft.get("pins")])
-    return mark_of(draft.get(step))
+    return mark_of([draft.get(name) for name in FIELDS_OF[step]])
 
 
 def form_marks(plan: Plan, step: str, posted: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -241,13 +251,18 @@ def compute_quietly(plan: Plan) -> None:
 
 
 def step_page(
-    plan: Plan, slug: str, form: StepForm | None = None, pins: PinsForm | None = None
+    plan: Plan,
+    slug: str,
+    form: StepForm | None = None,
+    pins: PinsForm | None = None,
+    launch: LaunchForm | None = None,
 ) -> Page:
     """Return the context of a step's page; submitted forms keep their errors."""
     options = options_for(plan, slug)
-    summary = summaries(plan.draft, options)
+    document = plan.document
+    summary = summaries(document, options)
     before, after = neighbours(slug)
-    form = form or step_form(slug, plan.draft, options)
+    form = form or step_form(slug, document, options)
     return {
         "plan": plan,
         "step": next(step for step in STEPS if step.slug == slug),
@@ -258,15 +273,29 @@ def step_page(
         "template": f"wizard/{slug}.html",
         **form_marks(plan, slug),
         **_extras(plan, slug, options, form, pins),
+        **({"launch": launch} if launch else {}),
         **rail(plan, slug),
     }
+
+
+def launch_form_of(plan: Plan, posted: QueryDict) -> LaunchForm:
+    """Return the launch form that a review page sent."""
+    document = plan.document
+    note = _note_of(plan, document)
+    return launch_form(document.launch, plan.name, note, secret_names(plan.team), posted)
+
+
+def _note_of(plan: Plan, document: PlanDocument) -> dict[str, Any]:
+    """Return what a launch would do, with the goal that decides which options it has."""
+    is_serving = document.goal == "serve"
+    return {"goal": document.goal, "is_serving": is_serving, **launch_note(plan)}
 
 
 def _extras(
     plan: Plan, slug: str, options: Options, form: StepForm | None, pins: PinsForm | None
 ) -> Page:
     """Return the context that only this step needs."""
-    draft = plan.draft
+    document = plan.document
     if slug == "goal":
         ready = Ready(ready_hosts(plan.team))
         return {"goals": GOAL_CHOICES, "ready": ready, "launch_key": new_ulid()}
@@ -279,32 +308,38 @@ def _extras(
         }
     if slug == "hardware":
         return {
-            "pins": pins or pins_form(draft),
-            "has_pins": any(draft["pins"].values())
+            "pins": pins or pins_form(document),
+            "has_pins": bool(document.pins.stated)
             or bool(pins and pins.errors)
-            or bool(draft["hardware"].get("memory_limit_gib"))
-            or bool(draft["hardware"].get("engine")),
+            or bool(document.hardware.memory_limit_gib)
+            or bool(document.hardware.engine),
+            "other_pins": [
+                (name, value)
+                for name, value in document.pins.stated.items()
+                if name not in {*SHOWN_PINS, "disaggregated"}
+            ],
             "host_choices": [_host_choice(host) for host in options.hosts],
             "pool_choices": [_pool_choice(*each, plan.team) for each in options.pools],
             "has_ranks": bool(options.pools) or any(map(_has_several_gpus, options.hosts)),
         }
     if slug == "review":
-        summary, note = summaries(draft, options), launch_note(plan)
-        filled = draft.get("launch") or {}
+        summary, note = summaries(document, options), _note_of(plan, document)
+        wizard = plan.draft.get("wizard") or {}
         named = plan.name if plan.is_named is not False else ""
+        title = named or plan_title(document.goal, summary["model"], summary["hardware"])
         return {
-            "title": named or plan_title(draft, summary["model"], summary["hardware"]),
-            "filled": filled,
-            "imported": draft.get("imported") or {},
+            "title": title,
+            "launch": launch_form(document.launch, title, note, secret_names(plan.team)),
+            "copied": wizard if "copied_job" in wizard else {},
+            "imported": wizard.get("imported") or {},
             "saving": saving_of(plan),
-            "team_secrets": secret_names(plan.team),
             "review": [(step, summary[step.slug]) for step in STEPS[:-1]],
             "note": note,
-            "is_endpoint_first": "can_serve" in note and draft.get("preset") != "benchmark",
+            "is_endpoint_first": "can_serve" in note and wizard.get("preset") != "benchmark",
             "launch_key": new_ulid(),
         }
     return {
-        "goal": draft["goal"]["goal"],
+        "goal": document.goal,
         "limit_bytes": MAX_UPLOAD_BYTES,
         "upload_url": reverse("plan-upload", args=[plan.pk]),
     }
@@ -375,13 +410,13 @@ def rail(plan: Plan, slug: str = "") -> Page:
         answer = verdict_answer(plan)
     except DraftProblem as problem:
         verdict = problem_verdict(problem.sentence, is_refused=problem.is_refused)
-        engines = engines_named(problem.sentence, plan.draft) if problem.is_refused else {}
+        engines = engines_named(problem.sentence, plan.document) if problem.is_refused else {}
         return {**page, "verdict": verdict, "offers": [], "engines": engines}
-    url = reverse("plan-tab", args=[plan.pk, "why"])
+    url, document = reverse("plan-tab", args=[plan.pk, "why"]), plan.document
     return {
         **page,
-        "verdict": verdict_of(answer, plan.draft, url, speed=planned_speed(plan)),
-        "offers": offers_of(answer, plan.draft),
+        "verdict": verdict_of(answer, document, url, speed=planned_speed(plan)),
+        "offers": offers_of(answer, document),
         "has_offers_to_come": lacks_suggestions(plan),
         "price": price_of(answer.plans[0] if answer.plans else None),
     }
@@ -390,17 +425,17 @@ def rail(plan: Plan, slug: str = "") -> Page:
 def offers_found(plan: Plan) -> list[Offers]:
     """Return the suggested changes; compute and store the full answer if needed."""
     try:
-        return offers_of(current_answer(plan), plan.draft)
+        return offers_of(current_answer(plan), plan.document)
     except DraftProblem:
         return []
 
 
 def live(plan: Plan, slug: str) -> Page:
     """Return the context of a partial update after a save: rail, stepper and model card."""
-    summary = summaries(plan.draft, options_for(plan))
+    summary = summaries(plan.document, options_for(plan))
     page = {**rail(plan, slug), "steps": stepper(plan, slug, summary)}
     if slug == "model":
-        page["shape_words"] = _catalog_words(plan.draft["model"]["catalog_id"])
+        page["shape_words"] = _catalog_words(plan.document.model.catalog_id)
     return page
 
 

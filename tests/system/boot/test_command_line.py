@@ -27,7 +27,7 @@ print("TOKEN " + token_make(team=team, by=by, name="cli", scope="launch")[1])
 JOB = """
 goal: pretrain
 model: demo
-workload: {time_budget_minutes: 3}
+workload: {time_budget_seconds: 180}
 launch: {name: long run}
 """
 

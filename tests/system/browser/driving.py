@@ -72,7 +72,7 @@ def model_of(stack: Stack, job_id: str) -> str:
 
 def launch(page: Page) -> str:
     """Press the button at the end of the wizard and return the job's id."""
-    page.locator("button[name='go'][value='launch']").click()
+    page.locator("button[name='run'][value='job']").click()
     page.wait_for_url(JOB_PATH)
     found = JOB_PATH.search(page.url)
     assert found is not None

@@ -39,7 +39,7 @@ WANTED = (
     Wanted("serve-too-large", "serve", LLAMA_70B, "rtx-4090", choices={"pin-weight_dtype": "bf16"}),
     Wanted(
         "serve-misses", "serve", LLAMA_70B, "a100-sxm4-80gb", 4,
-        choices={"slo": "code"}, numbers={"concurrency": "64", "input_tokens": "4096"},
+        choices={"latency_target": "code"}, numbers={"concurrency": "64", "input_tokens": "4096"},
     ),
     Wanted("serve-mixture", "serve", MIXTRAL, "h100-sxm5-80gb", 4, numbers={"concurrency": "64"}),
     Wanted("generate", "generate", LLAMA_8B, "l40s", numbers={"batch_size": "128"}),

@@ -22,9 +22,9 @@ def fill_mixture(page: Page) -> None:
     page.get_by_label("File of source 2").fill("mixture/numbers.txt")
     page.get_by_label("Weight of source 2").fill("1")
     expect(page.get_by_label("Reference loss of source 2")).to_be_hidden()
-    page.locator("input[name='mix_weights'][value='dynamic']").check()
+    page.locator("input[name='mixture_weights'][value='dynamic']").check()
     page.get_by_label("Steps between two updates").fill(str(EVERY))
-    page.locator("#id_million_tokens").fill(str(MILLION_TOKENS))
+    page.locator("#id_tokens").fill(str(MILLION_TOKENS))
 
 
 @pytest.fixture(scope="module")

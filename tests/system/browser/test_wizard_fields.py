@@ -50,7 +50,7 @@ def test_a_decimal_comma_that_is_typed_is_refused_by_its_field(new_page, stack):
         page.keyboard.type("0,5")
         expect(field).to_have_value("0,5")
         page.locator("button[name='go'][value='next']").click()
-        error = page.locator("#id_time_budget_minutes_error")
+        error = page.locator("#id_time_budget_seconds_error")
         expect(error).to_contain_text("Time budget is 0,5, which has a comma")
         expect(field).to_have_value("0,5")
 

@@ -87,7 +87,7 @@ def follow_job(visitors: Visitors, stack: Stack) -> dict[str, Any]:
     """Launch a job of half an hour without JavaScript, open it in several ways, and stop it."""
     client = stack.client("alice")
     with visitors.page(java_script_enabled=False) as page:
-        walk_to_review(page, stack.base_url, time_budget_minutes="30")
+        walk_to_review(page, stack.base_url, time_budget_seconds="30")
         seen: dict[str, Any] = {"job_id": launch(page)}
         client.wait_for_state(seen["job_id"], "running")
         page.reload()
@@ -220,7 +220,7 @@ def tune(page: Page, stack: Stack, finished_job: str) -> dict[str, Any]:
     upload(page, lines(ASKED))
     page.get_by_text("60 records · instruction").wait_for()
     seen["workload"] = page.inner_text("main")
-    fields = {"sequence_length": "64", "global_batch_size": "4", "million_tokens": "0.008"}
+    fields = {"sequence_length": "64", "global_batch_size": "4", "tokens": "0.008"}
     for name, value in fields.items():
         page.locator(f"#id_{name}").fill(value)
     go_on(page)

@@ -11,7 +11,10 @@ from tests.system.running_up import RunningUp, command_of, spare_the_benchmark
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 SECRET, CANARY = "HF_TOKEN", "hf_canary_Zq7Lw3Ne"
-OPTIONS = {"name": "Walked", "priority": "-1", "retries": "1", "hours": "0.5", "secret": SECRET}
+OPTIONS = {
+    "name": "Walked", "priority": "low", "max_retries": "1", "max_duration_seconds": "0.5",
+    "secrets": SECRET,
+}  # fmt: skip
 
 
 def sees_the_secret() -> bool:
@@ -38,7 +41,7 @@ def test_the_job_reads_the_secret_and_no_log_or_file_keeps_it(tmp_path):
         _, headers, _ = admin.request("GET", "/plans/new/?preset=demo")
         plan = headers["Location"].split("/")[2]
 
-        _, where = admin.post(f"/plans/{plan}/launch/", {"go": "launch", **OPTIONS})
+        _, where = admin.post(f"/plans/{plan}/launch/", {"run": "job", **OPTIONS})
         job = where.split("/")[2]
         wait_for(sees_the_secret, "the file of the secret in the job's environment", every_s=0.1)
 

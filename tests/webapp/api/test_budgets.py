@@ -22,7 +22,7 @@ from webapp.jobs.models import Allocation, Job, TokenLaunch
 from webapp.jobs.services import job_submit
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
-from webapp.wizard.drafts import demo_draft
+from webapp.wizard.drafts import demo_document, stored_draft
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 arguments, second = test_matrix.arguments, test_matrix.second
@@ -52,7 +52,9 @@ def starting(arguments, team, alice, host, attempt, monkeypatch) -> dict[str, st
     other, _ = enrol(team, name="Other")
     host_beat(host=other, beat=make_beat(microbench=make_microbench()))
     silence(other, minutes=-60)  # it stays live, however long the test takes
-    plan = Plan.objects.create(team=team, owner=alice, name="demo", draft=demo_draft(other))
+    plan = Plan.objects.create(
+        team=team, owner=alice, name="demo", draft=stored_draft(demo_document(other))
+    )
     source = CompressSpec(model=ArtefactModel(attempt_id="01TRAINED"), method="int8")
     model = TeamModel.objects.create(
         team=team, name="int8", source="job", config=demo_config(), host=other,
@@ -86,7 +88,7 @@ def test_no_operation_starts_a_job_beyond_the_budget(admin, team, starting):
         with test_matrix.transaction.atomic():
             answer = test_matrix.send(bound, each, starting)
             code = answer.json()["code"] if each.name in STARTS_JOBS else "-"
-            if submitted() != before or code not in {"-", "over_budget", "hours"}:
+            if submitted() != before or code not in {"-", "over_budget", "max_duration_seconds"}:
                 wrong[each.name] = (answer.status_code, code)
             test_matrix.transaction.set_rollback(True)
     assert not wrong

@@ -49,7 +49,7 @@ LOGGED = re.compile(
 )  # the site's log, in the same process
 CLIENT = httpx.Client
 DONE, FAILED, USAGE, NOTHING_FITS, DENIED = range(5)
-PRETRAIN = {"goal": "pretrain", "model": "demo", "workload": {"time_budget_minutes": 1}}
+PRETRAIN = {"goal": "pretrain", "model": "demo", "workload": {"time_budget_seconds": 60}}
 
 
 @pytest.fixture(autouse=True)
@@ -211,8 +211,8 @@ def test_a_plan_made_without_a_server_is_launched_on_its_host(run, logged_in, ho
     code, _, err = run("launch", plan, "--on", host.slug, "-y", "-d")
     assert code == DONE, err
     made = Plan.objects.get()
-    assert made.draft["hardware"]["choice"] == f"host:{host.pk}"
-    assert made.draft["workload"]["generate"]["output_tokens"] == 32
+    assert made.document.hardware.host == host.pk
+    assert made.document.workload.output_tokens == 32
     assert Job.objects.get().plan_id == made.pk
 
 
@@ -263,7 +263,7 @@ def test_a_launch_over_the_budget_names_the_command_that_requests_an_approval(
     for what in (("-f", str(job_file)), (kept,)):
         code, _, err = run("launch", *what, "--hours", "50", "-y")
         command = re.search(r"`slipway (.*)`", err)[1]
-        asking = ["launch", *what, "--hours", "50.0"]
+        asking = ["launch", *what, "--hours", "50"]
         assert (code, shlex.split(command)) == (DENIED, [*asking, "--request-approval", "REASON"])
         assert "{plan_id}" not in err
         assert list(Plan.objects.values_list("pk", flat=True)) == [kept]
@@ -325,7 +325,7 @@ def test_a_launch_with_a_key_is_repeated_safely(run, logged_in, job_file):
     assert (code, Plan.objects.exists()) == (USAGE, False), err
     ids = {run(*launch)[1].strip() for _ in range(3)}
     assert ids == {Job.objects.get().pk}
-    code, _, err = run(*launch, "--set", "workload.time_budget_minutes=2")
+    code, _, err = run(*launch, "--set", "workload.time_budget_seconds=120")
     assert (code, "was used for another request" in err) == (USAGE, True)
     assert run(*launch, "--hours", "2")[0] == USAGE
     assert Plan.objects.get().pk == Job.objects.get().plan_id
@@ -644,8 +644,9 @@ def test_a_plan_on_a_host_or_pool_of_the_server_is_made_for_its_hardware(
         assert made.pk in err
         assert answer["request"]["cluster"]["device"]["kind"] == "cpu"
         assert answer["request"]["workload"]["input_tokens"] == 1024
-        choice = made.draft["hardware"]["choice"]
-        assert choice == (f"pool:{host.pool_id}" if name == host.pool.name else f"host:{host.pk}")
+        chosen = made.document.hardware
+        is_pool = name == host.pool.name
+        assert (chosen.pool, chosen.host) == ((host.pool_id, None) if is_pool else (None, host.pk))
         assert run("explain", answer["id"])[0] == DONE
     assert run("launch", made.pk, "-y", "-d")[0] == DONE
     for arguments, words in (

@@ -66,7 +66,7 @@ def test_an_agent_plans_and_reads_and_is_refused_a_launch_without_an_approval(
     assert (forgotten["plan_id"], bool(forgotten["best"])) == (None, True)
     assert not Plan.objects.exists()
     plan = call("plan", goal="pretrain", model="demo", host=host.slug,
-                workload={"time_budget_minutes": 1}, keep=True)  # fmt: skip
+                workload={"time_budget_seconds": 60}, keep=True)  # fmt: skip
     assert plan["can_launch"], plan
     assert plan["best"]["performance"]
     assert call("explain", plan_id=plan["plan_id"])["rejected"] is not None

@@ -92,9 +92,10 @@ def test_pages_and_files_take_no_name_that_does_not_show(admin, things, team, al
         AccessToken.objects.count(),
     )
     for name in ("a\u200b", "\u3164"):
-        for go in ("keep", "launch"):
-            page = admin.post(f"/plans/{plan.pk}/launch/", {"go": go, "name": name}, follow=True)
-            assert "does not show" in page.content.decode(), (go, ascii(name))
+        for button in ({"go": "keep"}, {"run": "job"}):
+            page = admin.post(f"/plans/{plan.pk}/launch/", {**button, "name": name})
+            assert page.status_code == 422
+            assert "does not show" in page.content.decode(), (button, ascii(name))
         config = json.dumps(TeamModel.objects.get().config)
         admin.post("/models/new/", {"name": name, "config": config})
         admin.post("/hosts/add/", {"name": name, "pool": "default"})

@@ -1,5 +1,7 @@
 """Plans by script: who may read them, exports, limits."""
 
+import json
+
 import pytest
 from django.test import Client
 
@@ -11,7 +13,7 @@ from webapp.jobs.models import Job
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer
-from webapp.wizard.drafts import demo_draft, serve_draft
+from webapp.wizard.drafts import demo_document, serve_document, stored_draft
 
 # What scripts ask about a plan: exports and limits.
 
@@ -21,9 +23,9 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 
 @pytest.fixture
 def served(team, alice, host) -> Plan:
-    draft = serve_draft(host)
+    draft = stored_draft(serve_document(host))
     draft["model"] = {"source": "demo", "catalog_id": "meta-llama/Llama-3.1-8B"}
-    draft["workload"]["serve"]["concurrency"] = 1  # within its targets at p95 on one device
+    draft["workload"]["concurrency"] = 1  # within its targets at p95 on one device
     return Plan.objects.create(team=team, owner=alice, name="serve", draft=draft)
 
 
@@ -68,7 +70,7 @@ def test_a_limit_is_a_number_with_what_lies_beyond(alice, served):
 
 
 def test_a_draft_that_cannot_be_planned_says_why(alice, served):
-    served.draft["hardware"] |= {"choice": "catalog", "device": "a-card-of-yesterday"}
+    served.draft["hardware"] |= {"host": None, "device": "a-card-of-yesterday"}
     served.save()
     answer = get(alice, served, "exports")
     assert answer.status_code == 422
@@ -99,7 +101,9 @@ QUESTIONS = {
 
 @pytest.fixture
 def training(team, alice, host) -> Plan:
-    return Plan.objects.create(team=team, owner=alice, name="train", draft=demo_draft(host))
+    return Plan.objects.create(
+        team=team, owner=alice, name="train", draft=stored_draft(demo_document(host))
+    )
 
 
 def first_limit(user, plan, question: str) -> dict:
@@ -293,7 +297,7 @@ def test_the_most_users_and_fewest_devices_are_the_last_that_fit(alice, served):
 def test_a_stricter_wish_for_speed_leaves_room_for_no_more_users(alice, served):
     found = []
     for wish in ("none", "chat", "code"):  # no bound, 50 ms and 30 ms for each token
-        served.draft["goal"]["slo"] = wish
+        served.draft["latency_target"] = wish
         served.save()
         found.append(first_limit(alice, served, "most_users")["value"])
     assert found == sorted(found, reverse=True)
@@ -303,8 +307,8 @@ def test_a_stricter_wish_for_speed_leaves_room_for_no_more_users(alice, served):
 # Documents that are planned only, or launched in one request
 
 
-DEMO = {"goal": "pretrain", "model": "demo", "workload": {"time_budget_minutes": 1}}
-NIGHT = {"name": "night run", "hours": 0.5}
+DEMO = {"goal": "pretrain", "model": "demo", "workload": {"time_budget_seconds": 60}}
+NIGHT = {"name": "night run", "max_duration_seconds": 1800}
 
 
 def post(client: Client, path: str, body: dict, **headers: str):
@@ -362,12 +366,38 @@ def test_a_document_is_launched_with_its_plan_once_or_not_at_all(alice, team, ho
     assert Job.objects.get() == job
 
 
+def test_a_launch_with_the_names_of_older_commands_is_the_same(alice, host):
+    old = {"hours": 0.5, "retries": 2, "priority": "low"}
+    client = client_of(alice)
+    document = {**DEMO, "hardware": {"host": host.slug}, "launch": old}
+    assert post(client, "/jobs", document).status_code == 201
+    job = Job.objects.get()
+    assert (job.max_duration_seconds, job.max_retries, job.priority) == (1800, 2, -1)
+    asked = post(client, f"/plans/{job.plan_id}/launch-requests", {"launch": old})
+    new = {"max_duration_seconds": 1800, "max_retries": 2, "priority": "low"}
+    assert asked.json()["launch"] == new
+
+
+def test_null_in_a_merge_patch_empties_a_field(alice, host):
+    client = client_of(alice)
+    hardware = {"host": host.slug, "memory_limit_gib": 4}
+    made = post(client, "/plans", {**DEMO, "hardware": hardware}).json()
+    patch = {"workload": {"time_budget_seconds": None, "tokens": 500_000}}
+    patch |= {"hardware": {"memory_limit_gib": None, "no_field": None}}
+    path = f"/api/v1/plans/{made['id']}"
+    changed = client.patch(path, json.dumps(patch), "application/json").json()["document"]
+    assert changed["hardware"]["host"] == made["document"]["hardware"]["host"]
+    assert "memory_limit_gib" not in changed["hardware"]
+    assert changed["workload"]["tokens"] == 500_000
+    assert changed["workload"].get("time_budget_seconds") is None
+
+
 def test_the_launch_of_a_document_is_asked_for_and_its_faults_are_named(alice, host):
     client = client_of(alice)
     document = {**DEMO, "hardware": {"host": host.slug}, "launch": NIGHT}
-    wrong = {**document, "workload": {"time_budget_minutes": -1}}
+    wrong = {**document, "workload": {"time_budget_seconds": -1}}
     answer = post(client, "/launch-requests", {"document": wrong, "reason": "x"})
-    assert answer.json()["errors"][0]["field"] == "body.document.workload.time_budget_minutes"
+    assert answer.json()["errors"][0]["field"] == "body.document.workload.time_budget_seconds"
     assert not Plan.objects.exists()
     asked = post(client, "/launch-requests", {"document": document, "reason": "for the paper"})
     assert asked.status_code == 201

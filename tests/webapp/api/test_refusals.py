@@ -16,7 +16,7 @@ from webapp.core.pace import PERSON
 from webapp.jobs.models import Job, LaunchRequest
 from webapp.modelhub.models import demo_config
 from webapp.plans.models import Plan
-from webapp.wizard.drafts import demo_draft, serve_draft
+from webapp.wizard.drafts import demo_document, serve_document, stored_draft
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -66,7 +66,9 @@ def test_a_query_that_is_not_read_is_refused_for_tokens_and_sessions(
 def test_a_cursor_is_of_its_list_and_its_filters(client, team, alice, host):
     for at in range(3):
         make_job(team, alice, host, name=f"job {at}")
-        Plan.objects.create(team=team, owner=alice, name=f"plan {at}", draft=demo_draft(host))
+        Plan.objects.create(
+            team=team, owner=alice, name=f"plan {at}", draft=stored_draft(demo_document(host))
+        )
     jobs = client.get("/api/v1/jobs?limit=1").json()["next_cursor"]
     plans = client.get("/api/v1/plans?limit=1").json()["next_cursor"]
     assert client.get(f"/api/v1/jobs?limit=2&cursor={jobs}").status_code == 200
@@ -169,13 +171,17 @@ def test_every_reply_to_a_person_says_what_is_left_of_the_rate_limit(client, mon
 
 
 def test_options_of_another_launch_are_refused(client, team, alice, host):
-    training = Plan.objects.create(team=team, owner=alice, name="a", draft=demo_draft(host))
-    serving = Plan.objects.create(team=team, owner=alice, name="b", draft=serve_draft(host))
+    training = Plan.objects.create(
+        team=team, owner=alice, name="a", draft=stored_draft(demo_document(host))
+    )
+    serving = Plan.objects.create(
+        team=team, owner=alice, name="b", draft=stored_draft(serve_document(host))
+    )
     for plan, body, code, words in [
         (training, {"engine": "vllm"}, "engine", "this launch is a pre-training"),
         (training, {"run": "load"}, "run", "load test of a plan to serve"),
         (training, {"adapter": "x"}, "adapter", "batch generation"),
-        (training, {"draft": "lookup"}, "draft", "endpoint"),
+        (training, {"draft_model": "lookup"}, "draft_model", "endpoint"),
         (serving, {"arrivals": "open"}, "arrivals", "this launch is the benchmark"),
         (serving, {"run": "load", "engine": "vllm"}, "engine", "this launch is the load test"),
     ]:
@@ -191,9 +197,10 @@ def test_options_of_another_launch_are_refused(client, team, alice, host):
 def test_a_plan_does_not_take_how_it_is_launched(client, host):
     document = {"goal": "pretrain", "model": "demo"}
     made = post(client, "/plans", document).json()
-    body = json.dumps({"launch": {"hours": 1}})
+    launch = {"launch": {"max_duration_seconds": 3600}}
+    body = json.dumps(launch)
     changed = client.patch(f"/api/v1/plans/{made['id']}", body, "application/json")
-    for answer in (post(client, "/plans", document | {"launch": {"hours": 1}}), changed):
+    for answer in (post(client, "/plans", document | launch), changed):
         code, detail = refused(answer)
         assert (code, "/launch" in detail) == ("launch", True)
     assert Plan.objects.count() == 1
@@ -213,7 +220,7 @@ def test_a_failure_of_the_server_is_a_problem_document_and_no_fault_of_the_reque
 
 
 def test_a_document_put_together_by_an_operation_is_refused_field_by_field(client, team, alice):
-    plan = Plan.objects.create(team=team, owner=alice, draft=serve_draft(None))
+    plan = Plan.objects.create(team=team, owner=alice, draft=stored_draft(serve_document(None)))
     for change, field, words in [
         ({"workload": {"input_tokns": 3}}, "workload.input_tokns", "nearest is “input_tokens”"),
         ({"goal": "sell"}, "goal", "It is 'sell'; it can be compress"),

@@ -99,7 +99,7 @@ def test_a_launch_with_a_secret_is_claimed_with_its_value(
     secret_store(team=team, name="HF_TOKEN", value="hf_canary", by=olga)
     browser: Client = client_of(alice)
     plan = browser.get("/plans/new/?preset=demo")["Location"].split("/")[2]
-    browser.post(f"/plans/{plan}/launch/", {"go": "launch", "secret": ["HF_TOKEN"]})
+    browser.post(f"/plans/{plan}/launch/", {"run": "job", "secrets": ["HF_TOKEN"]})
     attempt = Job.objects.get().current_attempt
 
     body = ClaimRequest(fence=attempt.fence, claim_id="folder-1", boot_id="boot-1")

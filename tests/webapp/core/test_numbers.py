@@ -6,20 +6,20 @@ from collections.abc import Iterator
 import pytest
 from django import forms
 
+from planner.specs.workload import Strategy
+from runners.plans.document import GOALS, HardwareChoice
+from runners.plans.launch import Launch
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import AccessToken
 from webapp.core.numbers import PLAIN, WHOLE, NumberText, number_fault, number_of
-from webapp.core.problems import InvalidProblem
 from webapp.hosts.adding import VirtualHostForm
 from webapp.hosts.models import Host
-from webapp.jobs.launching import launch_options_of
 from webapp.jobs.quota_form import QuotaForm
 from webapp.pages.limits import BY_KEY, LimitForm
 from webapp.pages.playground import PlaygroundForm
-from webapp.plans.predicting import measuring_of
-from webapp.plans.serving import endpoint_options_of
-from webapp.wizard import forms as wizard_forms
-from webapp.wizard.workload_forms import WORKLOAD_FORMS
+from webapp.wizard.forms import GoalForm, HardwareForm, ModelForm, PinsForm
+from webapp.wizard.launch_form import LaunchForm, launch_form
+from webapp.wizard.workload_forms import workload_form
 
 COMMA = ["0,5", "1,5", "1,000", "1.000,5", ",5", "5,"]
 OTHERS = [
@@ -51,15 +51,27 @@ READ = {
 
 def number_fields() -> Iterator[tuple[str, forms.Field]]:
     """Yield every field of a form of the site that takes a number, by its place."""
-    shown: list[type[forms.BaseForm]] = [
-        QuotaForm, PlaygroundForm, VirtualHostForm, *WORKLOAD_FORMS.values(),
-        wizard_forms.GoalForm, wizard_forms.ModelForm, wizard_forms.HardwareForm,
-        wizard_forms.PinsForm,
+    classes: list[type[forms.BaseForm]] = [
+        QuotaForm, PlaygroundForm, VirtualHostForm, GoalForm, ModelForm,
     ]  # fmt: skip
-    for form in shown:
-        for name, field in form.base_fields.items():
+    shown = [(each.__name__, each.base_fields) for each in classes]
+    made = [
+        *((goal, workload_form(goal)) for goal in GOALS),
+        ("hardware", HardwareForm(hardware=HardwareChoice(), hosts=())),
+        ("pins", PinsForm(pins=Strategy())),
+        ("launch", launch_of_endpoint()),
+    ]
+    shown += [(name, form.fields) for name, form in made]
+    for place, fields in shown:
+        for name, field in fields.items():
             if isinstance(field, forms.IntegerField | forms.FloatField | forms.DecimalField):
-                yield f"{form.__name__}.{name}", field
+                yield f"{place}.{name}", field
+
+
+def launch_of_endpoint(**posted: str) -> LaunchForm:
+    """Return the launch form of a plan to serve, filled by what a browser sent."""
+    note = {"goal": "serve", "is_serving": True, "can_serve": True}
+    return launch_form(Launch(), "chat", note, (), posted or None)
 
 
 def test_what_is_read_is_what_was_typed():
@@ -88,24 +100,21 @@ def test_every_number_of_a_form_reaches_the_site_as_it_was_typed():
 
 
 def test_the_launch_form_reads_no_comma_as_anything_else():
-    load = {"arrivals": "closed", "points": "1, 2", "requests": "4", "repetitions": "1"}
+    fields = (
+        ("job", "max_duration_seconds"),
+        ("endpoint", "idle_stop_seconds"),
+        ("load", "requests_per_repetition"),
+        ("load", "repetitions"),
+    )
     for text in (*COMMA, *OTHERS):
-        for field, read in (
-            ("hours", launch_options_of),
-            ("idle", lambda posted: endpoint_options_of(posted, ())),
-            ("requests", lambda posted: measuring_of(load | posted, is_load=True)),
-            ("repetitions", lambda posted: measuring_of(load | posted, is_load=True)),
-        ):
-            with pytest.raises(InvalidProblem) as refusal:
-                read({field: text})
-            assert (refusal.value.code, text in refusal.value.detail) == (field, True), text
+        for run, field in fields:
+            errors = launch_of_endpoint(run=run, **{field: text}).errors
+            assert [field] == [name for name, (said,) in errors.items() if text in said], text
     for text in ("1,5", "0,5 1,5", "1, 2,5"):
-        with pytest.raises(InvalidProblem, match="two levels"):
-            measuring_of(load | {"points": text}, is_load=True)
-    levels = measuring_of(load | {"points": "1,2,4"}, is_load=True).load
-    assert levels is not None
-    assert levels.arrivals.points == (1, 2, 4)
-    assert launch_options_of({"hours": "0.5"}).max_duration_seconds == 1800.0
+        assert "two levels" in str(launch_of_endpoint(run="load", points=text).errors["points"])
+    form = launch_of_endpoint(run="load", points="1,2,4", max_duration_seconds="0.5")
+    assert form.is_valid(), form.errors
+    assert (form.launch.points, form.launch.max_duration_seconds) == ([1, 2, 4], 1800.0)
 
 
 @pytest.mark.django_db(databases="__all__")

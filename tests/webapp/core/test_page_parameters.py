@@ -55,7 +55,7 @@ def test_a_link_to_a_demo_on_a_host_plans_for_that_host(alice, host, other_host)
     for each in (host, other_host):
         client_of(alice).get(f"/plans/new/?preset=demo&host={each.pk}")
         plan = Plan.objects.filter(owner=alice).latest("created_at")
-        assert plan.draft["hardware"]["choice"] == f"host:{each.pk}", each.name
+        assert plan.draft["hardware"]["host"] == each.pk, each.name
     foreign = client_of(alice).get("/plans/new/?preset=demo&host=01ARZ3NDEKTSV4RRFFQ69G5FAV")
     assert foreign.status_code == 404
     assert Host.objects.count() == 2

@@ -13,6 +13,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
 from runners.jobspec import ArtefactModel, TrainSpec
+from runners.plans.workloads import FinetuneWork
 from tests.webapp.conftest import claim, client_of, make_job, new_attempt
 from webapp.audit.models import Event
 from webapp.core.problems import BusyProblem, ConflictProblem
@@ -48,9 +49,8 @@ def dataset(team, alice) -> Dataset:
 @pytest.fixture
 def reader(team, alice, host, dataset):
     """An attempt of a job that reads the dataset, claimed by its host."""
-    chosen = {"data_source": "upload", "dataset": dataset.pk}
-    draft = {"goal": {"goal": "finetune"}, "workload": {"finetune": chosen}}
-    spec = TrainSpec(model=ArtefactModel(attempt_id="a"), **data_fields(draft, team))
+    chosen = FinetuneWork(data_source="upload", dataset=dataset.pk)
+    spec = TrainSpec(model=ArtefactModel(attempt_id="a"), **data_fields(chosen, team))
     job = make_job(team, alice, host, spec=spec)
     job_submit(job=job, by="alice")
     attempt = new_attempt(job)

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from django.urls import reverse
 
+from runners.plans.refusals import DraftProblem
 from tests.webapp.conftest import client_of, enrol, make_job
 from webapp.audit.models import Event
 from webapp.core.clock import now
@@ -22,7 +23,6 @@ from webapp.jobs.launching import launch_note, launch_of
 from webapp.jobs.models import Job, Measurement
 from webapp.jobs.services import job_stop, job_submit
 from webapp.pages.home import attention_for
-from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
 from webapp.wizard.drafts import draft_begin, options_for
 
@@ -391,7 +391,7 @@ def rack(team) -> Host:
 def plan(rack, team, alice) -> Plan:
     """A plan of the demo on the planned host."""
     plan = draft_begin(team=team, owner=alice, preset="demo", model=None)
-    plan.draft["hardware"]["choice"] = f"host:{rack.pk}"
+    plan.draft["hardware"]["host"] = rack.pk
     plan.save()
     return plan
 
@@ -434,7 +434,7 @@ def test_a_launch_is_refused_by_name_and_makes_no_job(plan, alice):
     with pytest.raises(DraftProblem, match="Next rack is a planning-only host, so no job can run"):
         launch_of(plan)
     assert launch_note(plan)["can"] == ""
-    client_of(alice).post(f"/plans/{plan.pk}/launch/", {"go": "launch"})
+    client_of(alice).post(f"/plans/{plan.pk}/launch/", {"run": "job"})
     assert not Job.objects.exists()
 
 

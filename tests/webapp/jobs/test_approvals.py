@@ -12,14 +12,16 @@ from webapp.core.clock import now
 from webapp.core.problems import Problem
 from webapp.jobs.models import Job, LaunchRequest
 from webapp.plans.models import Plan
-from webapp.wizard.drafts import demo_draft
+from webapp.wizard.drafts import demo_document, stored_draft
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 @pytest.fixture
 def plan(team, alice, host) -> Plan:
-    return Plan.objects.create(team=team, owner=alice, name="demo run", draft=demo_draft(host))
+    return Plan.objects.create(
+        team=team, owner=alice, name="demo run", draft=stored_draft(demo_document(host))
+    )
 
 
 def agent(alice, team, scope: str, budget: float | None = None) -> Client:
@@ -35,21 +37,23 @@ def test_a_launch_beyond_the_rest_of_the_budget_is_refused_until_an_earlier_one_
     alice, team, plan
 ):
     client = agent(alice, team, "launch", budget=3)
-    first = post(client, f"/plans/{plan.pk}/launch", {"hours": 2})
+    first = post(client, f"/plans/{plan.pk}/launch", {"max_duration_seconds": 7200})
     assert first.status_code == 201, first.content
-    over = post(client, f"/plans/{plan.pk}/launch", {"hours": 1.5})
+    over = post(client, f"/plans/{plan.pk}/launch", {"max_duration_seconds": 5400})
     assert (over.status_code, over.json()["code"]) == (409, "over_budget")
     assert "may take 1.5 GPU-hours" in over.json()["detail"]
     assert Job.objects.count() == 1
     Job.objects.update(state="stopped", ended_at=now())
-    assert post(client, f"/plans/{plan.pk}/launch", {"hours": 1.5}).status_code == 201
+    assert (
+        post(client, f"/plans/{plan.pk}/launch", {"max_duration_seconds": 5400}).status_code == 201
+    )
 
 
 def test_a_job_without_a_limit_has_no_price(alice, team, plan):
-    plan.draft["workload"]["pretrain"] |= {"time_budget_minutes": None, "million_tokens": 1.0}
+    plan.draft["workload"] |= {"time_budget_seconds": None, "tokens": 1_000_000}
     plan.save()
     answer = post(agent(alice, team, "launch", budget=99), f"/plans/{plan.pk}/launch", {})
-    assert (answer.status_code, answer.json()["code"]) == (422, "hours")
+    assert (answer.status_code, answer.json()["code"]) == (422, "max_duration_seconds")
     for budget, scope in ((-1, "launch"), (1, "read"), (float("nan"), "launch")):
         with pytest.raises(Problem, match="GPU-hours"):
             token_make(team=team, by=alice, name="x", scope=scope, budget_gpu_hours=budget)
@@ -58,12 +62,16 @@ def test_a_job_without_a_limit_has_no_price(alice, team, plan):
 def test_a_request_becomes_a_job_of_the_one_who_asked_once(alice, bob, vera, charlie, team, plan):
     client = agent(alice, team, "plan")
     assert post(client, f"/plans/{plan.pk}/launch", {}).status_code == 403
-    asked = {"launch": {"name": "asked", "hours": 1}, "reason": "to compare optimisers"}
+    asked = {
+        "launch": {"name": "asked", "max_duration_seconds": 3600},
+        "reason": "to compare optimisers",
+    }
     first = post(client, f"/plans/{plan.pk}/launch-requests", asked).json()
     again = post(client, f"/plans/{plan.pk}/launch-requests", asked).json()
     assert (first["state"], first["token"], again["id"]) == ("waiting", "agent", first["id"])
     page = client_of(bob).get("/approvals/").content.decode()
     assert "It may take 1 GPU-hours: 1 device for at most 1 h, in 1 attempt." in page
+    assert "Options: “Name” asked, “Time limit, in hours” 1." in page
     assert "to compare optimisers" in page
     assert "Approve and launch" in page
     assert "Approve and launch" not in client_of(vera).get("/approvals/").content.decode()
@@ -89,9 +97,9 @@ def test_a_request_becomes_a_job_of_the_one_who_asked_once(alice, bob, vera, cha
 def test_what_was_asked_for_starts_whatever_becomes_of_the_draft(alice, bob, team, plan):
     client = agent(alice, team, "plan")
     asked = post(client, f"/plans/{plan.pk}/launch-requests", {}).json()
-    change = json.dumps({"workload": {"time_budget_minutes": 200}})
+    change = json.dumps({"workload": {"time_budget_seconds": 12_000}})
     changed = client.patch(f"/api/v1/plans/{plan.pk}", change, "application/json").json()
-    assert changed["document"]["workload"]["time_budget_minutes"] == 200
+    assert changed["document"]["workload"]["time_budget_seconds"] == 12_000
     client_of(bob).post(f"/approvals/{asked['id']}/approve/")
     job = Job.objects.get()
     assert job.spec["time_budget_seconds"] == 120

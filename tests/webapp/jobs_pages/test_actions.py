@@ -4,14 +4,15 @@ import html
 
 import pytest
 
+from runners.plans.launch import Launch
 from tests.webapp.conftest import client_of
 from webapp.accounts.secrets import secret_store
 from webapp.hosts.models import Host
-from webapp.jobs.launching import LaunchOptions, plan_launch
-from webapp.jobs.models import Attempt, Job, JobState, Priority
+from webapp.jobs.launching import plan_launch
+from webapp.jobs.models import Attempt, Job, JobState
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_keep
-from webapp.wizard.drafts import demo_draft
+from webapp.wizard.drafts import demo_document, stored_draft
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
 ACTIONS = ["stop", "clone", "delete"]
@@ -139,14 +140,16 @@ def test_the_team_sees_the_job_with_the_buttons_that_each_may_press(
 
 @pytest.fixture
 def plan(team, alice, host) -> Plan:
-    return Plan.objects.create(team=team, owner=alice, draft=demo_draft(host))
+    return Plan.objects.create(team=team, owner=alice, draft=stored_draft(demo_document(host)))
 
 
 @pytest.fixture
 def launched(plan, alice, team, olga) -> Job:
     secret_store(team=team, name="HF_TOKEN", value="hf_0123456789", by=olga)
-    wish = LaunchOptions(max_duration_seconds=5400.0, max_retries=2, priority=Priority.LOW)
-    return plan_launch(plan=plan, by=alice, name="First", secrets=["HF_TOKEN"], wish=wish)
+    launch = Launch(
+        max_duration_seconds=5400.0, max_retries=2, priority="low", secrets=["HF_TOKEN"]
+    )
+    return plan_launch(plan=plan, by=alice, name="First", launch=launch)
 
 
 def cloned(client, job: Job) -> tuple[str, Plan]:
@@ -163,10 +166,10 @@ def test_a_clone_launches_nothing_and_is_one_draft_with_everything_filled_in(bob
     assert Job.objects.count() == 1
     assert (draft.base, draft.owner) == (launched.plan, bob)
     text = " ".join(client.get(location).content.decode().split())
-    assert 'value="-1" selected' in text
+    assert 'value="low" selected' in text
     assert 'value="2" selected' in text
-    assert 'name="hours" inputmode="decimal" autocomplete="off" value="1.5"' in text
-    assert 'name="secret" value="HF_TOKEN" checked' in text
+    assert 'name="max_duration_seconds" value="1.5"' in text
+    assert 'name="secrets" value="HF_TOKEN"' in text
     assert f'<a href="/jobs/{launched.pk}/">First</a>' in text
     assert cloned(client, launched) == (location, None)
 
@@ -175,7 +178,7 @@ def test_launching_an_unchanged_clone_runs_the_same_version(bob, launched):
     client = client_of(bob)
     location, draft = cloned(client, launched)
     title = client.get(location).context["title"]
-    client.post(f"/plans/{draft.pk}/launch/", {"go": "launch", "name": title, "proposed": title})
+    client.post(f"/plans/{draft.pk}/launch/", {"run": "job", "name": title, "proposed": title})
     again = Job.objects.exclude(pk=launched.pk).get()
     assert (again.plan, again.owner) == (launched.plan, bob)
     assert again.spec["kind"] == launched.spec["kind"]
@@ -184,9 +187,9 @@ def test_launching_an_unchanged_clone_runs_the_same_version(bob, launched):
 def test_a_changed_clone_is_the_next_version(alice, launched):
     client = client_of(alice)
     _, draft = cloned(client, launched)
-    draft.draft["workload"]["pretrain"]["sequence_length"] = 64
+    draft.draft["workload"]["sequence_length"] = 64
     draft.save()
-    client.post(f"/plans/{draft.pk}/launch/", {"go": "launch"})
+    client.post(f"/plans/{draft.pk}/launch/", {"run": "job"})
     again = Job.objects.exclude(pk=launched.pk).get()
     assert (again.plan.version, again.plan.base) == (2, launched.plan)
     assert "launch" not in again.plan.draft
@@ -197,7 +200,7 @@ def test_a_clone_is_of_the_version_that_ran_and_not_of_the_latest(alice, launche
     client = client_of(alice)
     client.get(f"/plans/{newer.pk}/edit/goal/")
     draft = Plan.objects.get(base=newer)
-    draft.draft["workload"]["pretrain"]["sequence_length"] = 64
+    draft.draft["workload"]["sequence_length"] = 64
     draft.save()
     plan_keep(draft)
 

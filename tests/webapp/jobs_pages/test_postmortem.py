@@ -18,7 +18,7 @@ from webapp.jobs.postmortem import part_ends
 from webapp.jobs.services import job_stop
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute
-from webapp.wizard.drafts import demo_draft, draft_begin
+from webapp.wizard.drafts import demo_document, draft_begin, stored_draft
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -137,7 +137,7 @@ def test_a_change_is_planned_by_one_press(starved, alice):
     client.post(f"/jobs/{starved.pk}/replan/", {"how": "memory", "change": str(at)})
     draft = Plan.objects.exclude(pk=starved.plan_id).get().draft
     wanted = changes[at].changes["workload"]["sequence_length"]
-    assert draft["workload"]["pretrain"]["sequence_length"] == wanted
+    assert draft["workload"]["sequence_length"] == wanted
 
 
 def test_a_clone_with_changes_opens_the_wizard_on_a_copy(starved, alice):
@@ -145,7 +145,7 @@ def test_a_clone_with_changes_opens_the_wizard_on_a_copy(starved, alice):
     copy = Plan.objects.exclude(pk=starved.plan_id).get()
     assert answer.headers["Location"] == f"/plans/{copy.pk}/edit/workload/"
     assert copy.draft["workload"] == starved.plan.draft["workload"]
-    assert "memory_limit_gib" not in copy.draft["hardware"]
+    assert copy.document.hardware.memory_limit_gib is None
 
 
 def test_a_job_without_a_plan_is_not_planned_again(attempt, alice):
@@ -313,8 +313,8 @@ def starved_plan(team, alice) -> Job:
     """A plan over a pool of two hosts, launched; the second needed three times its prediction."""
     hosts = make_hosts(team, 2)
     Host.objects.update(microbench=make_microbench().model_dump(mode="json"))
-    draft = demo_draft(Host.objects.get(pk=hosts[0].pk))
-    draft["hardware"]["choice"] = f"pool:{hosts[0].pool_id}"
+    draft = stored_draft(demo_document(Host.objects.get(pk=hosts[0].pk)))
+    draft["hardware"] |= {"host": None, "pool": hosts[0].pool_id}
     plan = Plan.objects.create(team=team, owner=alice, name="demo", draft=draft)
     plan_compute(plan)
     job = plan_launch(plan=plan, by=alice)
@@ -345,5 +345,5 @@ def test_the_page_offers_a_plan_for_the_same_pool_that_keeps_to_what_the_host_ne
     limit = plan.request["constraints"]["per_device_peak_bytes"]["max"]
     needed = 3 * before + REFUSED
     assert limit == pytest.approx(3 * before / (needed / before), rel=0.01)
-    assert plan.draft["hardware"]["choice"] == f"pool:{starved_plan.pool_id}"
+    assert plan.document.hardware.pool == starved_plan.pool_id
     assert plan.request["cluster"]["nodes"] == 2

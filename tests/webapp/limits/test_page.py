@@ -6,6 +6,7 @@ import pytest
 
 from planner.api import inverse
 from planner.specs.estimate import FirstFailure, InverseAnswer, InverseRequest
+from runners.plans.document import GOALS, HardwareChoice
 from tests.planner.asking import LLAMA_70B, SERVE, document
 from tests.plugins.extent import sample
 from tests.webapp.conftest import client_of
@@ -13,6 +14,7 @@ from webapp.core.display import NBSP, THIN, TIMES
 from webapp.hosts.models import Host
 from webapp.pages.limits import (
     QUESTIONS,
+    LimitForm,
     _failure_sentence,
     _reason,
     questions_for_goal,
@@ -20,7 +22,7 @@ from webapp.pages.limits import (
     value_words,
 )
 from webapp.plans.models import Plan
-from webapp.wizard.drafts import GOALS, serve_draft
+from webapp.wizard.drafts import goal_change, serve_document, stored_draft
 
 pytestmark = pytest.mark.django_db
 HTMX = {"HTTP_HX_REQUEST": "true"}
@@ -51,6 +53,14 @@ def test_every_question_shows_a_form_for_every_work_without_answering(alice):
             assert 'class="error"' not in page, question.key
 
 
+def test_the_proposals_of_every_question_and_work_are_valid_and_a_document():
+    for question in QUESTIONS:
+        for goal in question.goals:
+            form = LimitForm({"goal": goal}, question)
+            assert form.is_valid(), (question.key, goal, form.errors)
+            assert form.document.goal == goal, question.key
+
+
 def test_every_question_is_answered_with_its_proposals(alice):
     chosen = {each.key for each in sample(QUESTIONS)} | {"largest_model"}
     pages = {question: ask(alice, question) for question in sorted(chosen)}
@@ -73,7 +83,7 @@ def test_an_answer_has_figures_with_interval_provenance_and_evidence(alice):
 
 
 def test_memory_at_the_limit_is_drawn_and_what_does_not_begin_says_why(alice):
-    page = ask(alice, "longest_context", slo="none")
+    page = ask(alice, "longest_context", latency_target="none")
     assert "Memory at the limit" in page
     assert "KV cache" in page
 
@@ -91,7 +101,7 @@ def test_a_bad_value_is_refused_beside_its_field(alice):
         ("output_tokens", "many", "It must be a whole number from 1 to 1,000,000"),
         ("devices_per_node", "99999", "Devices in one machine is 99999. It must be"),
         ("nodes", "", "Machines is missing"),
-        ("slo", "instant", "instant"),
+        ("latency_target", "instant", "instant"),
         ("weight_dtype", "fp1", "fp1"),
     ]:
         page = ask(alice, status=422, **{field: value})
@@ -156,7 +166,9 @@ def test_asking_stores_nothing_and_any_viewer_may_but_not_by_post(
 
 @pytest.fixture
 def plan(team, alice) -> Plan:
-    return Plan.objects.create(team=team, owner=alice, name="serve", draft=serve_draft(None))
+    return Plan.objects.create(
+        team=team, owner=alice, name="serve", draft=stored_draft(serve_document(None))
+    )
 
 
 def tab(user, plan, question="", **headers) -> str:
@@ -197,12 +209,15 @@ def test_its_address_works_without_javascript_and_htmx_gets_the_tab_alone(alice,
 
 
 def test_a_draft_that_cannot_be_asked_or_has_no_limit_says_why(alice, plan):
-    known = plan.draft["hardware"]
-    plan.draft["hardware"] = known | {"device": "abacus"}
+    document = plan.document
+    document.hardware = HardwareChoice(device="abacus")
+    plan.document = document
     plan.save()
     assert "abacus" in tab(alice, plan, "most_users")
 
-    plan.draft["hardware"], plan.draft["goal"]["goal"] = known, "compress"
+    document.hardware = HardwareChoice()
+    plan.document = document
+    goal_change(plan, "compress")
     plan.save()
     assert "A compression has no limit to search for" in tab(alice, plan)
 
@@ -263,21 +278,21 @@ def test_what_ends_the_way_is_one_sentence_even_where_nothing_does():
 
 
 def test_the_limit_is_the_first_of_four_figures_with_devices_and_searches_counted():
-    found = shown(answered("most_users"), serve_draft(None))
+    found = shown(answered("most_users"), serve_document(None))
     first = found.figures[0]
     assert len(found.figures) == 4
     assert (first.label, first.unit) == ("The limit", "requests")
     assert first.low < first.value < first.high
 
-    found = shown(answered("longest_context", devices=2), serve_draft(None))
+    found = shown(answered("longest_context", devices=2), serve_document(None))
     assert found.verdict.sentence.endswith(f"on 2 {TIMES} RTX 4090")
-    found = shown(answered("cheapest_instance", workload=SERVE), serve_draft(None))
+    found = shown(answered("cheapest_instance", workload=SERVE), serve_document(None))
     assert "search" in found.searched
 
 
 def test_nothing_that_works_is_a_bad_verdict_with_the_reason_if_there_is_one():
     pins = {"weight_dtype": "bf16"}
-    found = shown(answered("longest_context", model=LLAMA_70B, pins=pins), serve_draft(None))
+    found = shown(answered("longest_context", model=LLAMA_70B, pins=pins), serve_document(None))
     assert found.verdict.tone == "bad"
     assert f"not even 16{NBSP}tokens" in found.verdict.sentence
     assert found.figures == ()
@@ -285,4 +300,4 @@ def test_nothing_that_works_is_a_bad_verdict_with_the_reason_if_there_is_one():
     bare = InverseAnswer(
         question="most_users", limits=(), searches=0, seconds=0.0, calibration="none"
     )
-    assert shown(bare, serve_draft(None)).verdict.sentence == "No result"
+    assert shown(bare, serve_document(None)).verdict.sentence == "No result"

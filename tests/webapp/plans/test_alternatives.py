@@ -1,14 +1,15 @@
 """Runners-up, the frontier's drawing, who lost and why, offered changes, equations, what binds."""
 
 import functools
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner import api
-from planner.specs.estimate import PlanAnswer, PlanRequest, Rejection
-from tests.webapp.plans.test_verdict_words import CARD, NODE, SERVE, WORK, answer_of, draft_of
+from planner.specs.estimate import Objective, PlanAnswer, PlanRequest, Rejection
+from tests.webapp.plans.test_verdict_words import CARD, NODE, SERVE, WORK, answer_of, document_of
 from webapp.core.display import DASH, NBSP, THIN, TIMES
 from webapp.plans import alternatives
 from webapp.plans.alternatives import (
@@ -33,8 +34,7 @@ from webapp.plans.explanation import (
     with_unit,
 )
 from webapp.plans.verdict import GOAL_FIGURES
-from webapp.wizard.drafts import serve_draft
-from webapp.wizard.forms import OBJECTIVES
+from webapp.wizard.drafts import serve_document
 
 # Runners-up, the frontier's drawing, who lost and why, and equations
 
@@ -54,7 +54,7 @@ def answer():
 
 @pytest.fixture
 def draft():
-    return serve_draft(None)
+    return serve_document(None)
 
 
 def test_every_row_has_a_cell_for_each_column_and_the_chosen_one_is_first(answer, draft):
@@ -103,8 +103,7 @@ def test_two_points_or_none_or_a_compression_have_no_frontier(answer, draft):
 
     few = answer.model_copy(update={"plans": answer.plans[:1], "pareto": answer.pareto[:1]})
     assert frontier_of(few, draft) is None
-    draft["goal"]["goal"] = "compress"
-    assert frontier_of(answer, draft) is None
+    assert frontier_of(answer, document_of("compress")) is None
 
 
 # Who lost
@@ -236,8 +235,8 @@ def test_a_chosen_one_below_the_front_says_what_else_decided():
 
 
 def test_every_objective_has_words_for_what_the_frontier_does_not_show(answer, draft):
-    for objective in [key for key, _ in OBJECTIVES]:
-        draft["goal"]["objective"] = objective
+    for objective in get_args(Objective):
+        draft.objective = objective
         assert "{" not in frontier_of(answer, draft).decided, objective
         assert alternatives.LOOKED_FOR[objective], objective
 
@@ -282,7 +281,7 @@ def test_a_suggestion_says_what_it_brings_under_its_own_number():
         assert suggestion_effect(suggestion).startswith("fits, ")
 
     answer = answer_of("meta-llama/Llama-3.1-70B")
-    assert [chip.at for chip in chips_of(answer, draft_of())] == list(
+    assert [chip.at for chip in chips_of(answer, document_of())] == list(
         range(len(answer.suggestions))
     )
 
@@ -296,17 +295,16 @@ def test_fine_tuning_and_not_pre_training_is_offered_another_method():
     methods = [one.changes.get("workload", {}).get("method") for one in answer.suggestions]
     assert "lora" not in methods
     assert "adalomo" in methods
-    offered = [chip.at for chip in chips_of(answer, draft_of("pretrain"))]
+    offered = [chip.at for chip in chips_of(answer, document_of("pretrain"))]
     assert methods.index("adalomo") not in offered
 
     work = WORK["pretrain"] | {"method": "full"}
     answer = answer_of("meta-llama/Llama-3.1-8B", workload=work)
-    assert len(chips_of(answer, draft_of("finetune"))) == len(answer.suggestions)
+    assert len(chips_of(answer, document_of("finetune"))) == len(answer.suggestions)
 
     answer = answer_of("meta-llama/Llama-3.1-8B", workload=WORK["pretrain"] | {"method": "full"})
     other = answer.suggestions[0].model_copy(update={"changes": {"workload": {"method": "lora"}}})
-    draft = draft_of("finetune")
-    draft["workload"]["finetune"]["method"] = "full"
+    draft = document_of("finetune", method="full")
     [chip] = chips_of(answer.model_copy(update={"suggestions": (other,)}), draft)
     assert chip.title == "LoRA instead of all weights"
 
@@ -317,7 +315,7 @@ def test_headings_say_whether_a_change_is_for_the_fit_or_for_the_target():
         "meta-llama/Llama-3.1-70B", workload=target, engine="vllm", pins={"weight_dtype": "bf16"}
     )
 
-    fit, meets = offers_of(answer, draft_of())
+    fit, meets = offers_of(answer, document_of())
 
     assert fit.heading.endswith("make it fit")
     assert fit.chips[0].title == "7 devices instead of 1"
@@ -332,12 +330,12 @@ def test_lifting_a_target_is_not_offered_as_a_way_to_meet_it():
     lifted = [at for at, one in enumerate(answer.suggestions) if "constraints" in one.changes]
     assert lifted
 
-    assert not {chip.at for chip in chips_of(answer, draft_of())} & set(lifted)
+    assert not {chip.at for chip in chips_of(answer, document_of())} & set(lifted)
 
 
 def test_a_change_of_hardware_says_what_all_of_it_costs_an_hour():
     answer = answer_of("meta-llama/Llama-3.1-70B", engine="vllm", pins={"weight_dtype": "bf16"})
-    [seven, *_] = chips_of(answer, draft_of())
+    [seven, *_] = chips_of(answer, document_of())
     assert seven.effect.endswith("3.26\N{NO-BREAK SPACE}$ an hour in total")
 
 
@@ -346,8 +344,7 @@ def test_a_smaller_workload_is_named_as_the_form_names_it_with_what_it_is_now():
     target = work | {"ttft_slo_seconds": 0.5, "tpot_slo_seconds": 0.03}
     node = {"device": "a100-sxm4-80gb", "devices_per_node": 4}
     answer = answer_of("meta-llama/Llama-3.1-70B", node, target, engine="vllm")
-    draft = draft_of(slo="code")
-    draft["workload"]["serve"] |= {"input_tokens": 4096, "concurrency": 64}
+    draft = document_of(target="code", input_tokens=4096, concurrency=64)
     sizes = [one for one in answer.suggestions if "workload" in one.changes]
 
     titles = [chip.title for chip in chips_of(answer, draft)]

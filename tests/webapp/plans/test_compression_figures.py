@@ -7,17 +7,18 @@ import pytest
 
 from planner.cost.weights import RECIPES
 from runners.jobspec import ArtefactModel, CompressSpec, EvaluateSpec, TrainSpec
+from runners.plans.refusals import DraftProblem
 from tests.webapp.conftest import make_job
-from tests.webapp.plans.test_verdict_words import answer_of, draft_of
+from tests.webapp.plans.test_verdict_words import answer_of, document_of
 from webapp.jobs.evaluating import evaluation_submit
 from webapp.jobs.measured_figures import predictions
 from webapp.jobs.models import Job
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.alternatives import comparison
-from webapp.plans.explanation import DraftProblem
 from webapp.plans.planning import plan_compute
 from webapp.plans.predicting import evaluation_prediction, planned_speed
 from webapp.plans.verdict import estimate_figures, figure_values, verdict_of
+from webapp.wizard.drafts import goal_change
 
 # A compression's three figures: the checkpoint afterwards, the scratch, the peak
 
@@ -42,9 +43,7 @@ def compressed(method, device, **more):
 
 
 def draft_with(method, **values):
-    draft = draft_of("compress")
-    draft["workload"]["compress"] |= {"method": method, **values}
-    return draft
+    return document_of("compress", method=method, **values)
 
 
 def test_a_compressed_checkpoint_is_never_larger_than_the_original():
@@ -120,7 +119,7 @@ def test_a_host_and_vllm_on_the_catalog_say_how_fast_they_answer(serve_plan):
         ("gguf", ""),
         ("qmoe", ""),
     ]:
-        serve_plan.draft["hardware"]["choice"] = "catalog"
+        serve_plan.draft["hardware"]["host"] = None
         serve_plan.draft["model"] |= {"source": "catalog"}
         assert speed_of(serve_plan, method).endswith(words), method
         assert bool(speed_of(serve_plan, method)) == bool(words), method
@@ -128,8 +127,8 @@ def test_a_host_and_vllm_on_the_catalog_say_how_fast_they_answer(serve_plan):
 
 def speed_of(plan, method):
     """Return the clause of a plan that compresses so."""
-    plan.draft["goal"]["goal"] = "compress"
-    plan.draft["workload"]["compress"]["method"] = method
+    goal_change(plan, "compress")
+    plan.draft["workload"]["method"] = method
     with contextlib.suppress(DraftProblem):  # QMoE wants a mixture
         plan_compute(plan)
     return planned_speed(plan)

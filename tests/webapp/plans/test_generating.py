@@ -17,20 +17,20 @@ from runners.jobspec import (
 )
 from runners.jobspec.generate import ExpertCache, LayerStreaming, PolicyOffload
 from runners.jobspec.serve import ON_GPUS
+from runners.plans.launch import Launch
+from runners.plans.refusals import DraftProblem
 from runners.shared.facts import GpuFacts
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
-from webapp.core.problems import InvalidProblem
 from webapp.jobs import launching
 from webapp.jobs.calibration import is_as_planned
-from webapp.jobs.launching import launch_note, launch_of, launch_options_of, plan_launch
+from webapp.jobs.launching import launch_note, launch_of, plan_launch
 from webapp.modelhub.models import TeamModel, demo_config
-from webapp.plans.drafting import drafts_for
-from webapp.plans.explanation import DraftProblem
+from webapp.plans.drafting import check_prefix_caching, drafts_for
 from webapp.plans.planning import current_answer, plan_compute
 from webapp.plans.questions import draft_shape
-from webapp.plans.serving import EndpointOptions, endpoint_options_of, is_weights_only, offload_of
-from webapp.wizard.workload_forms import GenerateForm
+from webapp.plans.serving import is_weights_only, offload_of
+from webapp.wizard.workload_forms import workload_form
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 DENSE = ModelSpec(
@@ -57,7 +57,7 @@ def strategy_with(**offload: float) -> Strategy:
 def pile_plan(demo_plan, trained):
     plan = with_model(demo_plan, trained, "generate")
     values = {"batch_size": 4, "input_tokens": 32, "output_tokens": 16}
-    plan.draft["workload"]["generate"] |= values
+    plan.draft["workload"] |= values
     return plan
 
 
@@ -74,41 +74,41 @@ def test_without_a_file_one_batch_is_generated_and_predicted_as_it_was_planned(p
 
 
 def test_a_prompts_file_and_a_policy_reach_the_job_and_may_be_unknown_to_an_old_draft(pile_plan):
-    pile_plan.draft["workload"]["generate"] |= {"prompts_path": "p.jsonl", "batching": "turbo"}
+    pile_plan.draft["workload"] |= {"prompts_path": "p.jsonl", "batching": "turbo"}
     spec = launch_of(pile_plan).spec
     assert spec.prompts == FilePrompts(path="p.jsonl")
     assert (spec.batching, spec.stop_at_end) == ("turbo", True)
     assert not is_as_planned(spec)
 
     for name in ("prompts_path", "batching"):
-        del pile_plan.draft["workload"]["generate"][name]
+        del pile_plan.draft["workload"][name]
     assert launch_of(pile_plan).spec.batching == "given"
 
 
 def test_a_file_for_a_model_without_weights_is_refused_with_the_way_out(pile_plan):
     pile_plan.draft["model"] |= {"source": "demo"}
-    pile_plan.draft["workload"]["generate"]["prompts_path"] = "p.txt"
+    pile_plan.draft["workload"]["prompts_path"] = "p.txt"
     with pytest.raises(DraftProblem, match="A prompts file needs trained weights") as caught:
         launch_of(pile_plan)
     assert caught.value.field == "prompts_path"
 
 
 def test_guessing_and_a_narrow_cache_reach_the_job(pile_plan):
-    values = pile_plan.draft["workload"]["generate"]
-    values |= {"guessing": "lookup"}
+    values = pile_plan.draft["workload"]
+    values |= {"speculation": "lookup"}
     assert launch_of(pile_plan).spec.speculation == PromptLookup()
-    values |= {"guessing": "", "kv_cache": "int4"}
+    values |= {"speculation": None, "kv_cache": "int4"}
     assert launch_of(pile_plan).spec.kv_cache == "int4"
 
 
 def test_what_does_not_run_together_or_climbs_is_refused_beside_its_field():
-    for changes in [{"guessing": "lookup"}, {"batching": "continuous"}]:
+    for changes in [{"speculation": "lookup"}, {"batching": "continuous"}]:
         values = {"batch_size": 1, "input_tokens": 1, "output_tokens": 1, "kv_cache": "fp8"}
-        assert "kv_cache" in GenerateForm(values | changes).errors, changes
+        assert "kv_cache" in workload_form("generate", data=values | changes).errors, changes
 
     for path in ["../p.txt", "a/../../p.txt", "p\x00.txt"]:
         values = {"batch_size": 1, "input_tokens": 1, "output_tokens": 1, "prompts_path": path}
-        assert "prompts_path" in GenerateForm(values).errors, path
+        assert "prompts_path" in workload_form("generate", data=values).errors, path
 
 
 def test_a_pile_that_is_not_the_plans_calibrates_nothing():
@@ -246,7 +246,7 @@ def test_a_whole_policy_reaches_the_job_and_is_predicted_by_its_own_names(pile_p
 
 
 def test_a_policy_that_does_not_run_with_the_batches_is_refused_in_words(pile_plan, offloaded):
-    pile_plan.draft["workload"]["generate"]["batching"] = "continuous"
+    pile_plan.draft["workload"]["batching"] = "continuous"
     offloaded(pile_plan, "bf16", kv_cpu=0.5)
     with pytest.raises(DraftProblem, match=r"offload policy runs with .* batching continuous"):
         launch_of(pile_plan)
@@ -283,7 +283,7 @@ def test_a_pinned_cache_that_no_job_keeps_or_runs_with_the_rest_is_refused(pile_
         with pytest.raises(DraftProblem, match=r"which no job supports.*Pin the KV cache"):
             launch_of(pinned(pile_plan, weight_dtype="bf16", kv_cache_dtype=dtype))
 
-    plan, values = pinned(pile_plan, kv_cache_dtype="fp8"), pile_plan.draft["workload"]["generate"]
+    plan, values = pinned(pile_plan, kv_cache_dtype="fp8"), pile_plan.draft["workload"]
     usual = values["kv_cache"]
     values["kv_cache"] = "int4"
     with pytest.raises(
@@ -296,7 +296,7 @@ def test_a_pinned_cache_that_no_job_keeps_or_runs_with_the_rest_is_refused(pile_
 
 
 def test_a_compiled_step_reaches_the_job_and_is_no_plain_plan(pile_plan):
-    pile_plan.draft["workload"]["generate"]["decode_step"] = "compiled"
+    pile_plan.draft["workload"]["compiled_step"] = True
     spec = launch_of(pile_plan).spec
     assert spec.compiled_step
     assert not is_as_planned(spec)
@@ -334,7 +334,7 @@ def serving(serve_plan, trained, small, host):
     host.facts["gpus"] = [gpu.model_dump(mode="json")]
     host.save()
     plan = with_model(serve_plan, trained, "serve")
-    plan.draft["workload"]["serve"] |= {"concurrency": 4, "input_tokens": 64, "output_tokens": 32}
+    plan.draft["workload"] |= {"concurrency": 4, "input_tokens": 64, "output_tokens": 32}
     plan.save()
     plan_compute(plan)
     return plan
@@ -346,7 +346,7 @@ def page_of(plan, who):
 
 def test_a_generation_is_guessed_by_the_model_that_was_chosen(generation, small, alice):
     page = page_of(generation, alice)
-    job = plan_launch(plan=generation, by=alice, wish=launch_options_of({"draft": str(small.pk)}))
+    job = plan_launch(plan=generation, by=alice, launch=Launch(draft_model=str(small.pk)))
     assert f'<option value="{small.pk}">small one</option>' in page
     assert job.spec["speculation"] == DraftModelSpeculation(model=SMALL).model_dump(mode="json")
     assert launch_of(generation).spec.speculation is None
@@ -371,49 +371,41 @@ def test_a_guessing_model_that_is_not_offered_or_does_not_go_with_the_rest_is_re
     generation, trained, small
 ):
     with pytest.raises(DraftProblem, match="available: small one") as caught:
-        launch_of(generation, draft=str(trained.pk))
-    assert caught.value.field == "draft"
+        launch_of(generation, Launch(draft_model=str(trained.pk)))
+    assert caught.value.field == "draft_model"
 
-    generation.draft["workload"]["generate"]["kv_cache"] = "int4"
+    generation.draft["workload"]["kv_cache"] = "int4"
     generation.save()
     with pytest.raises(
         DraftProblem, match="is incompatible with the other options: kv_cache int4 runs neither"
     ):
-        launch_of(generation, draft=str(small.pk))
+        launch_of(generation, Launch(draft_model=str(small.pk)))
 
 
 def test_an_engine_on_gpus_is_told_of_both(serving, small, alice):
-    for (reuse, told), engine in itertools.product(
-        [("", None), ("yes", True), ("no", False)], ON_GPUS
-    ):
-        posted = {"engine": engine, "reuse": reuse, "draft": str(small.pk)}
-        options = launch_of(serving, endpoint_options_of(posted, ())).spec.engine_options
-        assert (options.draft.model, options.has_prefix_cache) == (SMALL, told), (
-            reuse,
-            told,
-            engine,
+    for told, engine in itertools.product([None, True, False], ON_GPUS):
+        launch = Launch(
+            run="endpoint", engine=engine, prefix_caching=told, draft_model=str(small.pk)
         )
-        assert 'name="reuse"' in page_of(serving, alice), (reuse, told, engine)
-        assert (
-            launch_of(serving, EndpointOptions(engine=engine)).spec.engine_options.draft is None
-        ), (reuse, told, engine)
+        options = launch_of(serving, launch).spec.engine_options
+        assert (options.draft.model, options.has_prefix_cache) == (SMALL, told), (told, engine)
+        assert 'name="prefix_caching"' in page_of(serving, alice), (told, engine)
+        plain = launch_of(serving, Launch(run="endpoint", engine=engine))
+        assert plain.spec.engine_options.draft is None, (told, engine)
 
 
-def test_another_word_or_an_engine_that_cannot_be_told_of_earlier_prompts_is_refused():
+def test_an_engine_that_cannot_be_told_of_earlier_prompts_is_refused():
     for engine, words in [
         ("slipway", "own engine has no prefix cache"),
         ("llamacpp", "always reuses the last prompt of a slot"),
     ]:
-        with pytest.raises(InvalidProblem, match=words):
-            endpoint_options_of({"engine": engine, "reuse": "no"}, ())
-
-    with pytest.raises(InvalidProblem, match="is maybe; it can be yes, no or empty"):
-        endpoint_options_of({"engine": "vllm", "reuse": "maybe"}, ())
+        with pytest.raises(DraftProblem, match=words):
+            check_prefix_caching(chosen=False, engine=engine)
 
 
 def test_an_engine_that_takes_no_guessing_model_refuses_it_by_name(serving, small):
     for engine in ["slipway", "llamacpp"]:
-        wish = EndpointOptions(engine=engine, draft=str(small.pk))
+        wish = Launch(run="endpoint", engine=engine, draft_model=str(small.pk))
         with pytest.raises(
             DraftProblem, match=f"is for vllm and sglang, and the engine is {engine}"
         ):
@@ -427,4 +419,4 @@ def test_without_gpus_an_endpoint_is_offered_nothing_that_only_vllm_takes(
     note, page = launch_note(plan), page_of(plan, alice)
     assert not {"drafts", "can_reuse"} & set(note)
     assert 'name="engine"' in page
-    assert 'name="reuse"' not in page
+    assert 'name="prefix_caching"' not in page

@@ -355,7 +355,7 @@ def test_the_texts_that_can_be_copied_are_those_that_are_stored(alice, kept):
 
 
 def test_hardware_that_is_only_thought_of_has_a_question_but_no_job(alice, kept):
-    kept.draft["hardware"] |= {"choice": "catalog", "device": "rtx-4090"}
+    kept.draft["hardware"] |= {"host": None, "device": "rtx-4090"}
     kept.answer = {}
     kept.save()
     context = shown(alice, f"/plans/{kept.pk}/exports/").context
@@ -435,7 +435,7 @@ def test_a_plan_that_does_not_fit_exports_only_its_question(alice, served):
 
 
 def test_a_draft_that_cannot_be_asked_downloads_nothing(alice, demo_plan):
-    demo_plan.draft["hardware"] |= {"choice": "catalog", "device": "a-card-of-yesterday"}
+    demo_plan.draft["hardware"] |= {"host": None, "device": "a-card-of-yesterday"}
     demo_plan.save()
     assert get(alice, demo_plan, "torchrun/").status_code == 404
 

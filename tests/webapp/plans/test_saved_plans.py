@@ -5,6 +5,7 @@ import re
 import pytest
 from django.urls import get_resolver
 
+from runners.plans.launch import Launch
 from tests.webapp.conftest import client_of
 from webapp.jobs.models import Job
 from webapp.plans.models import Plan, PlanState
@@ -16,6 +17,7 @@ from webapp.plans.saving import (
     draft_write,
     versions_of,
 )
+from webapp.wizard.drafts import goal_change
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 CONTENT = ("draft", "request", "answer", "name", "computed_at", "saved_at", "version", "series")
@@ -66,7 +68,7 @@ def test_the_autosave_of_a_saved_plan_changes_only_a_draft(alice, kept):
     draft = edited(client, kept, sequence_length="64")
     assert row(kept) == before
     assert draft.base == kept
-    assert draft.draft["workload"]["pretrain"]["sequence_length"] == 64
+    assert draft.draft["workload"]["sequence_length"] == 64
 
 
 def test_an_autosave_from_a_page_that_was_opened_before_the_saving_goes_to_a_draft(
@@ -82,7 +84,7 @@ def test_an_autosave_from_a_page_that_was_opened_before_the_saving_goes_to_a_dra
     draft = Plan.objects.get(state=PlanState.DRAFT)
     assert row(demo_plan) == before
     assert answer["HX-Redirect"] == f"/plans/{draft.pk}/edit/workload/"
-    assert draft.draft["workload"]["pretrain"]["sequence_length"] == 64
+    assert draft.draft["workload"]["sequence_length"] == 64
 
 
 def test_no_address_of_a_plan_writes_over_a_saved_one(alice, kept):
@@ -196,7 +198,7 @@ def test_a_name_that_a_person_gave_stays(alice, kept):
     second = Plan.objects.get(base=kept)
 
     third = draft_of(second, alice)
-    third.draft["goal"]["goal"] = "serve"
+    goal_change(third, "serve")
     plan_compute(third)
 
     assert third.name == "My plan"
@@ -241,7 +243,7 @@ def test_the_plans_page_lists_its_versions_with_what_changed(alice, kept):
 
     text = client.get(f"/plans/{kept.pk}/history/").content.decode()
 
-    old = kept.draft["workload"]["pretrain"]["sequence_length"]
+    old = kept.draft["workload"]["sequence_length"]
     assert re.search(rf'Sequence length: <span class="quiet">{old}</span> → 64', text)
     assert "This is version 1" in text
 
@@ -296,7 +298,57 @@ def test_a_clone_of_a_plan_is_a_draft_of_its_own(alice, bob, kept):
     assert (copy.series, copy.version) == (copy.pk, 1)
 
 
+OLD_TRAINING = {
+    "sequence_length": 64, "time_budget_minutes": None, "million_tokens": 0.5, "lengths": "grow",
+    "rounding": "4", "early_stop": "never", "data_source": "mixed", "data_format": "",
+    "mix_source_1": "host", "mix_path_1": "", "mix_weight_1": None, "mix_reference_1": 2.5,
+    "mix_source_2": "file", "mix_path_2": "a.txt", "mix_weight_2": 2.0, "mix_reference_2": None,
+    "mix_source_3": "", "mix_weights": "dynamic", "mix_every": 20,
+}  # fmt: skip
+OLD_DRAFT = {
+    "preset": "serve", "is_touched": True,
+    "goal": {"goal": "serve", "objective": "cost", "slo": "code", "percentile": "p99"},
+    "model": {"source": "folder", "path": "m", "folder_config": {"a": 1}, "config": ""},
+    "workload": {"serve": {"prefix_share_percent": 25}, "pretrain": OLD_TRAINING},
+    "hardware": {"choice": "pool:P", "device": "h200", "memory_limit_gib": None},
+    "pins": {"weight_dtype": "fp8", "prefill_devices": 1, "decode_devices": 3},
+    "launch": {"job": "J", "job_name": "first", "priority": "-1", "retries": "2", "hours": "1.5",
+               "secrets": ["A"], "engine": "vllm", "idle": "30", "reuse": "no", "adapters": False},
+}  # fmt: skip
+
+
+def test_an_older_release_s_draft_becomes_a_document(team, alice):
+    from importlib import import_module
+
+    from django.apps import apps
+
+    old = Plan.objects.create(team=team, owner=alice, draft=OLD_DRAFT)
+    empty = Plan.objects.create(team=team, owner=alice, draft={"is_touched": False})
+    import_module("webapp.plans.migrations.0002_documents").read_drafts(apps, None)
+    old.refresh_from_db()
+    empty.refresh_from_db()
+    assert not empty.is_complete
+
+    found = old.document
+    assert (found.objective, found.latency_target, found.percentile) == ("cost", "code", "p99")
+    assert (found.model.path, found.model.config) == ("m", {"a": 1})
+    assert (found.hardware.pool, found.hardware.device) == ("P", "h200")
+    assert (found.pins.weight_dtype, found.pins.disaggregated.decode_devices) == ("fp8", 3)
+    assert found.workload.prefix_share_ratio == 0.25
+    assert found.launch == Launch(
+        run="endpoint", max_duration_seconds=5400, max_retries=2, priority="low", secrets=["A"],
+        engine="vllm", idle_stop_seconds=1800, prefix_caching=False,
+    )  # fmt: skip
+    assert (old.wizard["copied_job"], old.wizard["copied_name"]) == ("J", "first")
+    goal_change(old, "pretrain")
+    work = old.document.workload
+    assert (work.sequence_length, work.time_budget_seconds, work.tokens) == (64, None, 500_000)
+    assert (work.length_schedule, work.qat_bits, work.early_stop_validations) == ("grow", 4, None)
+    assert [each.reference_loss for each in work.mixture] == [2.5, None]
+    assert (work.mixture_weights, work.mixture_update_every_steps) == ("dynamic", 20)
+
+
 def test_fields_that_the_goal_does_not_ask_are_no_change(alice, kept):
     draft = draft_of(kept, alice)
-    draft.draft["workload"]["serve"]["concurrency"] = 99
+    draft.wizard["others"] = {"serve": {"concurrency": 99}}
     assert changes_between(kept, draft) == []

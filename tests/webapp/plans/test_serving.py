@@ -18,6 +18,8 @@ from runners.jobspec.serve import (
     key_hash,
 )
 from runners.launchers.launch import ENGINES
+from runners.plans.launch import Launch
+from runners.plans.refusals import DraftProblem
 from runners.shared.facts import GpuFacts
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
@@ -26,41 +28,41 @@ from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
 from webapp.jobs.artefacts import adapters_of
 from webapp.jobs.endpoints import playground_key
-from webapp.jobs.launching import launch_note, launch_of, launch_options_of, plan_launch
+from webapp.jobs.launching import launch_note, launch_of, plan_launch
 from webapp.jobs.models import Artefact, Attempt, Job
 from webapp.modelhub.models import TeamModel
-from webapp.plans.explanation import DraftProblem
 from webapp.plans.planning import plan_compute
-from webapp.plans.predicting import CURVE, Measuring, curve_points, measuring_of, usual_points
+from webapp.plans.predicting import CURVE, curve_points, load_options, usual_points
 from webapp.plans.serving import (
-    EndpointOptions,
     check_serving,
     check_split,
-    endpoint_options_of,
     options_of,
     served_name,
 )
 from webapp.plans.sharing import Spread
+from webapp.wizard.drafts import goal_change
+from webapp.wizard.launch_form import LaunchForm, launch_form
 
 pytestmark = pytest.mark.django_db(databases="__all__")
-WISH = EndpointOptions(("a" * 64,), 90.0)
+WISH = Launch(run="endpoint", idle_stop_seconds=90.0)
+HASHES = ("a" * 64,)
 TRAINED = ArtefactModel(attempt_id="01H" + "A" * 23)
 
 
 @pytest.fixture
 def plan(serve_plan, trained):
     plan = with_model(serve_plan, trained, "serve")
-    plan.draft["workload"]["serve"] |= {"concurrency": 4, "input_tokens": 64, "output_tokens": 32}
+    plan.draft["workload"] |= {"concurrency": 4, "input_tokens": 64, "output_tokens": 32}
     plan.save()
     return plan
 
 
 def test_an_endpoint_takes_the_plans_concurrency_and_length_and_has_no_end(plan, alice):
-    spec = launch_of(plan, WISH).spec
+    spec = launch_of(plan, WISH, HASHES).spec
     assert isinstance(spec, ServeSpec)
     assert (spec.max_concurrency, spec.max_length, spec.kv_cache_tokens) == (4, 256, 384)
     assert (spec.host, spec.port, spec.served_name) == ("127.0.0.1", 0, "trained-demo")
-    assert (spec.key_hashes, spec.idle_stop_seconds) == (("a" * 64,), 90.0)
+    assert (spec.key_hashes, spec.idle_stop_seconds) == (HASHES, 90.0)
 
     launch = launch_of(plan, WISH)
     assert launch.max_duration_seconds is None
@@ -70,16 +72,16 @@ def test_an_endpoint_takes_the_plans_concurrency_and_length_and_has_no_end(plan,
     assert "Start endpoint" in page
     assert launch_note(plan)["can_serve"] == "yes"
 
-    spec = launch_of(plan, EndpointOptions(engine="llamacpp")).spec
+    spec = launch_of(plan, Launch(run="endpoint", engine="llamacpp")).spec
     assert (spec.engine, spec.max_length, spec.kv_cache_tokens) == ("llamacpp", 96, 4 * 96)
 
 
 def test_what_was_asked_for_is_the_first_button(plan, alice):
-    for preset, primary in (("endpoint", "endpoint"), ("benchmark", "launch")):
-        plan.draft["preset"] = preset
+    for preset, primary in (("endpoint", "endpoint"), ("benchmark", "job")):
+        plan.wizard["preset"] = preset
         plan.save()
         page = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
-        buttons = re.findall(r'class="button primary" name="go" value="(\w+)"', page)
+        buttons = re.findall(r'class="button primary" name="run" value="(\w+)"', page)
         assert buttons == [primary], preset
 
 
@@ -104,7 +106,7 @@ def adapter(plan, trained, host, alice):
 def test_an_endpoint_takes_the_adapters_that_were_trained_on_its_model(plan, adapter, alice):
     page = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
 
-    spec = launch_of(plan, WISH._replace(has_adapters=True)).spec
+    spec = launch_of(plan, WISH.with_values(adapters=True)).spec
 
     assert 'name="adapters"' in page
     name = f"{served_name(adapter.attempt.job.name)}-{adapter.attempt_id[-6:].lower()}"
@@ -115,13 +117,13 @@ def test_an_endpoint_takes_the_adapters_that_were_trained_on_its_model(plan, ada
 
 @pytest.mark.parametrize("choice", ["all", "one"])
 def test_a_generation_takes_one_adapter_or_all_of_them(plan, adapter, alice, choice):
-    plan.draft["goal"]["goal"] = "generate"
+    goal_change(plan, "generate")
     plan.save()
     (known,) = adapters_of(plan.team, TRAINED)
     chosen = known.name if choice == "one" else choice
 
     page = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
-    job = plan_launch(plan=plan, by=alice, wish=launch_options_of({"adapter": chosen}))
+    job = plan_launch(plan=plan, by=alice, launch=Launch(adapter=chosen))
 
     assert f'<option value="{known.name}">' in page
     assert job.spec["adapters"] == [known.model_dump(mode="json")]
@@ -129,10 +131,10 @@ def test_a_generation_takes_one_adapter_or_all_of_them(plan, adapter, alice, cho
 
 
 def test_an_adapter_that_nobody_trained_is_refused_by_name(plan, adapter):
-    plan.draft["goal"]["goal"] = "generate"
+    goal_change(plan, "generate")
     plan.save()
     with pytest.raises(DraftProblem, match="No adapter other was trained on this model"):
-        launch_of(plan, adapter="other")
+        launch_of(plan, Launch(adapter="other"))
 
 
 def test_adapters_of_another_team_or_base_are_never_offered(plan, adapter, trained):
@@ -150,7 +152,7 @@ def test_only_a_serve_plan_becomes_an_endpoint(demo_plan):
 
 def test_the_key_is_shown_once_and_only_hashes_of_it_are_kept(plan, alice):
     client = client_of(alice)
-    posted = {"go": "endpoint", "idle": "1.5", "name": "Ours", "key": "k1"}
+    posted = {"run": "endpoint", "idle_stop_seconds": "1.5", "name": "Ours", "key": "k1"}
 
     client.post(f"/plans/{plan.pk}/launch/", posted)
 
@@ -170,7 +172,8 @@ def test_the_key_is_shown_once_and_only_hashes_of_it_are_kept(plan, alice):
 
 def test_no_session_holds_the_key_in_clear(plan, alice):
     client = client_of(alice)
-    client.post(f"/plans/{plan.pk}/launch/", {"go": "endpoint", "idle": "1", "key": "k1"})
+    posted = {"run": "endpoint", "idle_stop_seconds": "1", "key": "k1"}
+    client.post(f"/plans/{plan.pk}/launch/", posted)
     job = Job.objects.get()
 
     kept = str([row.get_decoded() for row in Session.objects.all()])
@@ -181,7 +184,7 @@ def test_no_session_holds_the_key_in_clear(plan, alice):
 
 def test_the_same_press_twice_shows_no_key_that_opens_nothing(plan, alice):
     client = client_of(alice)
-    posted = {"go": "endpoint", "idle": "", "key": "k2"}
+    posted = {"run": "endpoint", "idle_stop_seconds": "", "key": "k2"}
     client.post(f"/plans/{plan.pk}/launch/", posted)
     client.get(f"/jobs/{Job.objects.get().pk}/")
 
@@ -218,20 +221,24 @@ def test_the_plans_tokens_of_a_step_reach_the_engine(plan, pins, tokens):
     assert launch_of(plan, WISH).spec.max_batch_tokens == tokens
 
 
+def form_of(**posted: str) -> LaunchForm:
+    engines = [(name, each.words) for name, each in ENGINES.items()]
+    note = {"goal": "serve", "is_serving": True, "engines": engines, "can_reuse": "yes"}
+    return launch_form(Launch(), "title", note, (), {"run": "endpoint", **posted})
+
+
 def test_the_form_asks_for_an_engine_minutes_and_adapters_by_a_tick():
-    wish = endpoint_options_of({"engine": "llamacpp"}, ())
-    assert wish.engine == "llamacpp"
-    assert EndpointOptions().engine == "slipway"
+    assert form_of(engine="llamacpp").is_valid()
+    assert form_of().is_valid()
+    read = form_of(engine="llamacpp", adapters="on", idle_stop_seconds="5")
+    assert read.is_valid()
+    assert (read.launch.engine, read.launch.adapters) == ("llamacpp", True)
+    assert read.launch.idle_stop_seconds == 300.0
 
-    with pytest.raises(InvalidProblem, match="“Engine” is other; choose slipway or llamacpp or"):
-        endpoint_options_of({"engine": "other"}, ())
-
+    assert "other is not one of" in form_of(engine="other").errors["engine"][0]
     for text in ["0", "-1", "nan", "soon", "1e9"]:
-        with pytest.raises(InvalidProblem, match=r"0\.1 to 10080 minutes, or empty"):
-            endpoint_options_of({"idle": text}, ())
-
-    assert endpoint_options_of({"adapters": "yes"}, ()).has_adapters
-    assert not endpoint_options_of({"idle": "5"}, ()).has_adapters
+        errors = form_of(idle_stop_seconds=text).errors["idle_stop_seconds"]
+        assert "It must be a number from 0.1 to 10080." in errors[0], (text, errors)
 
 
 def with_gpus(host: Host, count: int) -> Host:
@@ -259,21 +266,21 @@ def test_an_engine_on_gpus_is_offered_where_the_host_has_some(plan, host, alice)
     found = client_of(alice).get(url).content.decode()
 
     for name, engine in ENGINES.items():
-        option = f'<option value="{name}">{escape(engine.words)}</option>'
-        assert (option in without) is (name not in ON_GPUS)
-        assert option in found
+        option = re.compile(f'<option value="{name}"[^>]*>{escape(engine.words)}</option>')
+        assert bool(option.search(without)) is (name not in ON_GPUS)
+        assert option.search(found)
 
 
 def test_an_engine_on_gpus_is_refused_by_name_on_a_host_without_one(plan, host):
     for engine in ON_GPUS:
         words = f"{engine}, which runs on NVIDIA GPUs, and {host.name}"
         with pytest.raises(DraftProblem, match=words):
-            launch_of(plan, EndpointOptions(engine=engine))
+            launch_of(plan, Launch(run="endpoint", engine=engine))
 
 
 def test_an_engine_gets_the_plans_layout_limits_and_share_of_memory(gpu_plan):
     for engine in ON_GPUS:
-        launch = launch_of(gpu_plan, EndpointOptions(engine=engine))
+        launch = launch_of(gpu_plan, Launch(run="endpoint", engine=engine))
 
         options, best = launch.spec.engine_options, launch.best
         assert launch.spread == Spread(1, options.num_devices), engine
@@ -289,9 +296,9 @@ def test_a_plan_divided_over_gpus_is_offered_as_an_endpoint_alone(gpu_plan, alic
     plan_compute(gpu_plan)
 
     page = client_of(alice).get(f"/plans/{gpu_plan.pk}/edit/review/").content.decode()
-    launch = launch_of(gpu_plan, EndpointOptions(engine=engine))
+    launch = launch_of(gpu_plan, Launch(run="endpoint", engine=engine))
 
-    assert re.findall(r'<option value="(slipway|llamacpp|vllm|sglang)">', page) == [*ON_GPUS]
+    assert re.findall(r'<option value="(slipway|llamacpp|vllm|sglang)"', page) == [*ON_GPUS]
     assert "Run benchmark" not in page
     assert launch.spec.engine_options.tensor_parallel_size == 2
     assert launch.spread == Spread(1, 2)
@@ -303,14 +310,14 @@ def test_what_an_engine_is_not_started_with_is_refused_by_name(gpu_plan):
         ({"context_parallel_size": 2}, "Pin context parallel to 1"),
         ({"kv_cache_dtype": "int4"}, "fp8, not in int4"),
     ]:
-        best = launch_of(gpu_plan, EndpointOptions(engine="vllm")).best
+        best = launch_of(gpu_plan, Launch(run="endpoint", engine="vllm")).best
         changed = best.model_copy(update={"strategy": Strategy.model_validate(strategy)})
         with pytest.raises(DraftProblem, match=words):
             options_of(changed)
 
 
 def test_a_split_becomes_engines_that_read_and_others_that_write_on_vllm_alone(gpu_plan):
-    best = launch_of(gpu_plan, EndpointOptions(engine="vllm")).best
+    best = launch_of(gpu_plan, Launch(run="endpoint", engine="vllm")).best
     pools = {"prefill_devices": 2, "decode_devices": 4}
     strategy = {"disaggregated": pools, "tensor_parallel_size": 2, "data_parallel_size": 3}
     changed = best.model_copy(update={"strategy": Strategy.model_validate(strategy)})
@@ -352,9 +359,6 @@ def test_a_gguf_file_has_the_adapters_of_the_model_that_it_was_made_of_and_no_ot
     (found,) = adapters_of(plan.team, gguf)
     assert found.adapter.attempt_id == adapter.attempt_id
     assert adapters_of(Team.objects.create(name="else"), gguf) == ()
-    wish = endpoint_options_of({"engine": "llamacpp", "adapters": "yes"}, ())
-    assert (wish.engine, wish.has_adapters) == ("llamacpp", True)
-
     spec = CompressSpec(model=TRAINED, method="gptq").model_dump(mode="json")
     Job.objects.filter(kind="compress").update(spec=spec)
     assert adapters_of(plan.team, gguf) == ()
@@ -362,7 +366,7 @@ def test_a_gguf_file_has_the_adapters_of_the_model_that_it_was_made_of_and_no_ot
 
 def test_llama_cpp_is_not_offered_for_a_model_that_a_job_wrote_in_another_format(plan, gguf):
     TeamModel.objects.update(attempt_id=gguf.attempt_id, artefact_name=gguf.name)
-    wish = EndpointOptions(engine="llamacpp")
+    wish = Launch(run="endpoint", engine="llamacpp")
     assert launch_of(plan, wish).spec.engine == "llamacpp"
     assert "llamacpp" in dict(launch_note(plan)["engines"])
 
@@ -376,19 +380,32 @@ def test_llama_cpp_is_not_offered_for_a_model_that_a_job_wrote_in_another_format
 # A serve plan measured: the load that is asked for, what the plan says of it, what is refused
 
 
-POSTED = {"arrivals": "closed", "points": "1, 2 4;8", "requests": "16", "repetitions": "2"}
+POSTED = {
+    "run": "load",
+    "arrivals": "closed",
+    "points": "1, 2 4;8",
+    "requests_per_repetition": "16",
+    "repetitions": "2",
+}
 
 
-def asked(**changes) -> Measuring:
-    return measuring_of({**POSTED, **changes}, is_load=True)
+def under_load(**changes) -> Launch:
+    form = form_of(**{**POSTED, **changes})
+    if not form.is_valid():
+        raise InvalidProblem("form", str(form.errors.as_data()))
+    return form.launch
+
+
+def asked(**changes):
+    return load_options(under_load(**changes))
 
 
 def test_the_form_says_who_asks_and_how_often():
-    load = asked().load
+    load = asked()
 
     assert load.arrivals == ClosedLoop(concurrency=(1, 2, 4, 8))
     assert (load.requests_per_repetition, load.repetitions) == (16, 2)
-    assert asked(arrivals="open", points="0.5 2").load.arrivals == OpenLoop(
+    assert asked(arrivals="open", points="0.5 2").arrivals == OpenLoop(
         request_rate_per_second=(0.5, 2.0)
     )
 
@@ -398,12 +415,13 @@ def test_what_cannot_be_measured_is_refused_with_the_limits():
         ({"points": "4, 2"}, "“Load levels” is 4, 2; give 1 to 12 rising numbers of clients"),
         ({"points": "many"}, "“Load levels” is many"),
         ({"points": "nan"}, "“Load levels” is nan"),
+        ({"points": "1,5"}, "may be 1.5 or two levels"),
         ({"points": ""}, "“Load levels” is ; give"),
         ({"points": "1.5"}, "“Load levels” is 1.5"),
-        ({"points": "0", "arrivals": "open"}, "requests a second above 0"),
-        ({"arrivals": "flood"}, "“Arrivals” is flood"),
-        ({"requests": "0"}, "“Requests per repetition” is 0; it can be 1 to 100000"),
-        ({"repetitions": "99"}, "“Repetitions” is 99; it can be 1 to 20"),
+        ({"points": "0", "arrivals": "open"}, "greater than 0"),
+        ({"arrivals": "flood"}, "flood is not one of"),
+        ({"requests_per_repetition": "0"}, "must be a whole number from 1 to 100,000"),
+        ({"repetitions": "99"}, "must be a whole number from 1 to 20"),
     ]:
         with pytest.raises(InvalidProblem, match=words):
             asked(**changes)
@@ -418,7 +436,7 @@ def test_the_usual_sweep_doubles_and_the_curve_has_every_measured_point():
 
 
 def test_a_launch_under_load_predicts_the_plans_clients_and_every_other_point(plan):
-    launch = launch_of(plan, measuring=asked())
+    launch = launch_of(plan, under_load())
 
     said = launch.prediction
     rows = {row["point"]: row for row in said[CURVE]["rows"]}
@@ -430,34 +448,34 @@ def test_a_launch_under_load_predicts_the_plans_clients_and_every_other_point(pl
 
 def test_the_plan_has_a_figure_for_each_kind_of_arrival(plan):
     for kind, points in [("open", "0.5 1"), ("burst", "2 8")]:
-        prediction = launch_of(plan, measuring=asked(arrivals=kind, points=points)).prediction
+        prediction = launch_of(plan, under_load(arrivals=kind, points=points)).prediction
         assert prediction["ttft_seconds"]["value"] > 0, kind
         assert all("tokens_per_second" in row for row in prediction[CURVE]["rows"]), kind
 
 
 def test_a_model_without_weights_is_not_put_under_load(serve_plan):
     with pytest.raises(DraftProblem, match="Load on an endpoint needs trained weights"):
-        launch_of(serve_plan, measuring=asked())
+        launch_of(serve_plan, under_load())
 
 
 def test_the_review_page_launches_it(plan, alice):
     client = client_of(alice)
     page = client.get(f"/plans/{plan.pk}/edit/review/").content.decode()
 
-    client.post(f"/plans/{plan.pk}/launch/", {**POSTED, "go": "load", "key": "k1"})
+    client.post(f"/plans/{plan.pk}/launch/", {**POSTED, "key": "k1"})
 
     spec = BenchmarkSpec.model_validate(Job.objects.get().spec)
     assert 'value="1, 2, 4"' in page
-    assert spec.load == asked().load
+    assert spec.load == asked()
     assert not spec.profile
 
 
 def test_a_ticked_box_profiles_the_plain_measurement_and_bad_points_go_back(plan, alice):
-    posted = {**POSTED, "points": "9, 3", "go": "load"}
+    posted = {**POSTED, "points": "9, 3"}
     page = client_of(alice).post(f"/plans/{plan.pk}/launch/", posted, follow=True)
     assert "“Load levels” is 9, 3" in page.content.decode()
     assert not Job.objects.exists()
 
-    client_of(alice).post(f"/plans/{plan.pk}/launch/", {"go": "launch", "profile": "1"})
+    client_of(alice).post(f"/plans/{plan.pk}/launch/", {"run": "job", "profile": "on"})
     spec = BenchmarkSpec.model_validate(Job.objects.get().spec)
     assert (spec.profile, spec.load) == (True, None)

@@ -3,16 +3,17 @@
 import pytest
 from django.urls import reverse
 
+from runners.plans.document import ModelChoice
+from runners.plans.refusals import DraftProblem
 from tests.webapp.conftest import claim, client_of, make_microbench
 from tests.webapp.jobs.gangs import make_hosts
 from webapp.hosts.models import Host, Pool
 from webapp.jobs.launching import launch_of, plan_launch
 from webapp.jobs.models import Job
 from webapp.modelhub.models import TeamModel
-from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute
-from webapp.wizard.drafts import demo_draft, options_for, summaries
+from webapp.wizard.drafts import demo_document, new_document, options_for, stored_draft, summaries
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -43,9 +44,8 @@ def make_plan(other_team, charlie, shared):
     """Charlie's plan for that pool."""
 
     def make(goal: str = "pretrain") -> Plan:
-        draft = demo_draft(None)
-        draft["goal"]["goal"] = goal
-        draft["hardware"]["choice"] = f"pool:{shared.pk}"
+        draft = stored_draft(new_document(goal, ModelChoice(source="demo"), None))
+        draft["hardware"]["pool"] = shared.pk
         plan = Plan.objects.create(team=other_team, owner=charlie, draft=draft)
         plan_compute(plan)
         return plan
@@ -71,9 +71,11 @@ def test_the_wizard_offers_it_by_its_name_and_team_and_names_no_host(
     assert "host:" not in text
 
     plan = make_plan()
-    assert summaries(plan.draft, options_for(plan))["hardware"] == "pool default of Alice's team"
+    assert (
+        summaries(plan.document, options_for(plan))["hardware"] == "pool default of Alice's team"
+    )
 
-    plan = Plan.objects.create(team=team, owner=alice, draft=demo_draft(hosts[0]))
+    plan = Plan.objects.create(team=team, owner=alice, draft=stored_draft(demo_document(hosts[0])))
     text = text_of(alice, "plan-step", plan.pk, "hardware")
     assert "2 hosts: Box 1, Box 2" in text
 

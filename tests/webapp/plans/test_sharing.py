@@ -6,6 +6,8 @@ from django.urls import reverse
 from planner.specs.workload import Strategy
 from runners.jobspec import ArtefactModel
 from runners.jobspec.generate import ExpertSplit, PipelineSplit, StageChain, TensorSplit
+from runners.plans.document import HardwareChoice, ModelChoice
+from runners.plans.refusals import DraftProblem
 from tests.webapp.conftest import make_microbench
 from tests.webapp.jobs.gangs import make_hosts
 from webapp.hosts.models import Host
@@ -14,10 +16,15 @@ from webapp.jobs.gangs import gang_of
 from webapp.jobs.launching import launch_note, launch_of, plan_launch
 from webapp.modelhub.models import demo_config
 from webapp.plans import sharing
-from webapp.plans.explanation import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute
-from webapp.wizard.drafts import demo_draft, options_for, step_form, summaries
+from webapp.wizard.drafts import (
+    new_document,
+    options_for,
+    step_form,
+    stored_draft,
+    summaries,
+)
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -38,9 +45,9 @@ def hosts(team):
 @pytest.fixture
 def make_plan(team, alice, hosts):
     def make(goal: str = "pretrain", pins: dict | None = None, **hardware) -> Plan:
-        draft = demo_draft(hosts[0])
-        draft["goal"]["goal"] = goal
-        draft["hardware"] |= {"choice": f"pool:{hosts[0].pool_id}", **hardware}
+        document = new_document(goal, ModelChoice(source="demo"), None)
+        draft = stored_draft(document)
+        draft["hardware"] |= {"pool": hosts[0].pool_id, **hardware}
         draft["pins"] |= pins or {}
         plan = Plan.objects.create(team=team, owner=alice, draft=draft)
         plan_compute(plan)
@@ -71,7 +78,7 @@ def test_the_planner_is_asked_about_all_hosts_and_they_share_the_batch(make_plan
 
     plan = make_plan()
     spec = launch_of(plan).spec
-    batch = plan.draft["workload"]["pretrain"]["global_batch_size"]
+    batch = plan.draft["workload"]["global_batch_size"]
     assert spec.micro_batch_size * spec.gradient_accumulation_steps == batch
     assert spec.gradient_accumulation_steps >= 2
 
@@ -85,7 +92,6 @@ def test_the_policy_for_a_lost_host_goes_with_the_job_as_far_as_it_can(make_plan
         ("shrink", "shrink"),
         ("restart", "restart"),
         ("stop", "stop"),
-        ("", "stop"),
     ]:
         assert launch_of(make_plan(on_lost_rank=chosen)).spec.parallel.on_lost_rank == kept, chosen
 
@@ -98,11 +104,11 @@ def test_the_policy_for_a_lost_host_goes_with_the_job_as_far_as_it_can(make_plan
     assert (spec.split.method, spec.parallel.on_lost_rank) == ("tensor", "stop")
 
     alone, several = sharing.Spread(1, 1), sharing.Spread(1, 4)
-    wanted = {"on_lost_rank": "restart"}
+    wanted = HardwareChoice(on_lost_rank="restart")
     assert sharing.policy_of(wanted, alone).on_lost_rank == "stop"
     assert sharing.policy_of(wanted, several).on_lost_rank == "restart"
     assert sharing.policy_of(wanted, alone, processes=2).on_lost_rank == "restart"
-    assert sharing.policy_of({"on_lost_rank": "shrink"}, several).on_lost_rank == "stop"
+    assert sharing.policy_of(HardwareChoice(on_lost_rank="shrink"), several).on_lost_rank == "stop"
 
 
 def test_what_is_no_training_runs_on_one_host_of_the_pool(make_plan, alice):
@@ -147,7 +153,7 @@ def test_the_ranks_of_a_divided_model_fill_hosts_or_are_refused_by_name(make_pla
 
 
 def in_a_folder(plan):
-    plan.draft["model"] |= {"source": "folder", "path": "tiny", "folder_config": demo_config()}
+    plan.draft["model"] |= {"source": "folder", "path": "tiny", "config": demo_config()}
     plan_compute(plan)
     return plan
 
@@ -188,7 +194,7 @@ def test_a_model_without_weights_or_with_batches_that_do_not_fit_cannot_be_divid
     assert "has no weights on the host. Choose a model with weights on the host" in note["text"]
 
     plan = in_a_folder(make_plan("generate", pins={"tensor_parallel_size": 2}))
-    plan.draft["workload"]["generate"]["batching"] = "packed"
+    plan.draft["workload"]["batching"] = "packed"
     with pytest.raises(DraftProblem, match=r"split tensor runs with .* not with batching packed"):
         launch_of(plan)
 
@@ -217,9 +223,9 @@ def test_the_step_the_page_and_the_note_name_the_pool_its_hosts_and_its_policy(
 ):
     plan = make_plan()
     options = options_for(plan)
-    form = step_form("hardware", plan.draft, options)
-    assert (plan.draft["hardware"]["choice"], "default") in form.fields["choice"].choices
-    assert summaries(plan.draft, options)["hardware"] == "pool default"
+    form = step_form("hardware", plan.document, options)
+    assert (f"pool:{plan.document.hardware.pool}", "default") in form.fields["choice"].choices
+    assert summaries(plan.document, options)["hardware"] == "pool default"
     assert launch_note(make_plan())["title"] == "Launch on default (2 hosts)"
 
     client.force_login(alice)
@@ -231,7 +237,7 @@ def test_the_step_the_page_and_the_note_name_the_pool_its_hosts_and_its_policy(
 def test_a_pool_that_is_foreign_or_has_lost_its_hosts_says_so(make_plan, other_team):
     stranger = pool_ensure(team=other_team)
     plan = make_plan()
-    plan.draft["hardware"]["choice"] = f"pool:{stranger.pk}"
+    plan.draft["hardware"]["pool"] = stranger.pk
     with pytest.raises(DraftProblem, match="too few ready hosts"):
         launch_of(plan)
 

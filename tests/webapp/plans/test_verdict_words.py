@@ -6,6 +6,7 @@ from planner import api
 from planner.api import plan
 from planner.catalog.devices import get_device
 from planner.specs.estimate import PlanRequest, Rejection
+from runners.plans.document import PLANS, PlanDocument
 from tests.webapp.conftest import client_of
 from webapp.core.display import NBSP
 from webapp.plans.alternatives import _short, comparison
@@ -24,7 +25,7 @@ from webapp.plans.verdict import (
     stored_state,
     verdict_of,
 )
-from webapp.wizard.drafts import WORKLOADS, serve_draft
+from webapp.wizard.drafts import serve_document, stored_draft
 
 # The verdict's sentence, its rows and figures, from estimates of every kind
 
@@ -40,10 +41,8 @@ def answer_of(model="meta-llama/Llama-3.1-8B", cluster=CARD, workload=SERVE, **m
     return api.plan(PlanRequest.model_validate(request))
 
 
-def draft_of(goal="serve", slo="chat", percentile="mean") -> dict:
-    draft = serve_draft(None)
-    draft["goal"] |= {"goal": goal, "slo": slo, "percentile": percentile}
-    return draft
+def document_of(goal="serve", target="chat", percentile="mean", **workload) -> PlanDocument:
+    return PLANS[goal](goal=goal, latency_target=target, percentile=percentile, workload=workload)
 
 
 def best_with(spare_share: float, reach: float = 0.01, **performance):
@@ -68,10 +67,10 @@ def test_how_much_is_to_spare_decides_between_fits_and_tight():
         (0.0, "tight", "warn"),
         (-0.01, "tight", "warn"),
     ]:
-        verdict = verdict_of(best_with(spare, ttft_seconds=0.1, tpot_seconds=0.01), draft_of())
+        verdict = verdict_of(best_with(spare, ttft_seconds=0.1, tpot_seconds=0.01), document_of())
         assert (verdict.state, verdict.tone) == (state, tone), spare
 
-    verdict = verdict_of(best_with(-0.01, ttft_seconds=0.1, tpot_seconds=0.01), draft_of())
+    verdict = verdict_of(best_with(-0.01, ttft_seconds=0.1, tpot_seconds=0.01), document_of())
     assert verdict.sentence.startswith(f"Fits, but only 0{NBSP}B to spare, and about ")
 
 
@@ -87,7 +86,7 @@ def test_a_missed_target_is_said_before_the_memory():
         ("chat", None, None, "fits"),
     ]:
         verdict = verdict_of(
-            best_with(0.5, ttft_seconds=ttft, tpot_seconds=tpot), draft_of(slo=slo)
+            best_with(0.5, ttft_seconds=ttft, tpot_seconds=tpot), document_of(target=slo)
         )
         assert verdict.state == state, (slo, ttft, tpot)
 
@@ -98,16 +97,18 @@ def test_a_missed_target_says_both_numbers_of_the_one_missed_by_more():
         (0.1, 0.1, f"each further token takes 100{NBSP}ms on average; the target is 50{NBSP}ms"),
         (90.0, 0.1, f"the first token takes 1.5{NBSP}min on average; the target is 1.0{NBSP}s"),
     ]:
-        verdict = verdict_of(best_with(0.5, ttft_seconds=ttft, tpot_seconds=tpot), draft_of())
+        verdict = verdict_of(best_with(0.5, ttft_seconds=ttft, tpot_seconds=tpot), document_of())
         assert verdict.sentence == f"Fits, but {words}", (ttft, tpot)
 
     answer = best_with(0.5, ttft_seconds=1.1, tpot_seconds=29.0)
-    assert "each further token takes" in verdict_of(answer, draft_of()).sentence
+    assert "each further token takes" in verdict_of(answer, document_of()).sentence
 
 
 def test_only_serving_has_a_target_for_speed():
     for goal in ["generate", "finetune", "pretrain", "compress"]:
-        verdict = verdict_of(best_with(0.5, ttft_seconds=99.0, tpot_seconds=9.0), draft_of(goal))
+        verdict = verdict_of(
+            best_with(0.5, ttft_seconds=99.0, tpot_seconds=9.0), document_of(goal)
+        )
         assert verdict.state == "fits", goal
 
 
@@ -127,7 +128,7 @@ def test_a_target_is_judged_at_the_percentile_that_was_asked_for():
         figures = {"ttft_seconds": 0.333, "ttft_p50_seconds": 0.25, "ttft_p95_seconds": 1.3,
                    "ttft_p99_seconds": 1.4, "tpot_p50_seconds": 0.01, "tpot_p95_seconds": 0.01,
                    "tpot_p99_seconds": 0.01, "tpot_seconds": 0.01}  # fmt: skip
-        answer, draft = best_with(0.5, **figures), draft_of(percentile=percentile)
+        answer, draft = best_with(0.5, **figures), document_of(percentile=percentile)
 
         verdict = verdict_of(answer, draft)
 
@@ -146,12 +147,12 @@ def test_a_figure_whose_interval_passes_its_target_says_how_many_runs_would_miss
     best = answer.plans[0].model_copy(
         update={"interval": {"ttft_seconds": (0.7, 1.3), "tpot_seconds": (0.009, 0.011)}}
     )
-    first, further = targets_of(best, draft_of(percentile="p95"))
+    first, further = targets_of(best, document_of(percentile="p95"))
 
     assert (first.word, further.word) == ("met", "met")
     assert first.odds == "about 1 run in 3 would miss it"
     assert further.odds == ""
-    state = verdict_of(answer.model_copy(update={"plans": (best,)}), draft_of(percentile="p95"))
+    state = verdict_of(answer.model_copy(update={"plans": (best,)}), document_of(percentile="p95"))
     assert (state.tone, state.state) == ("warn", "narrow")
 
 
@@ -159,7 +160,7 @@ def test_a_peak_whose_interval_passes_the_capacity_is_not_plainly_green():
     """22.7 of 24.0 GiB: 5.4 % to spare, and a likely run that needs more."""
     for reach, state in [(0.02, "fits"), (0.06, "tight"), (0.2, "tight")]:
         answer = best_with(1 - 22.7 / 24.0, reach, ttft_seconds=0.1, tpot_seconds=0.01)
-        verdict = verdict_of(answer, draft_of())
+        verdict = verdict_of(answer, document_of())
         assert verdict.state == state, reach
         assert verdict.memory_range.startswith("22.7 of 24.0 GiB, likely "), reach
         assert ("would need more memory than there is" in verdict.sentence) is (
@@ -181,7 +182,7 @@ def test_a_run_of_months_is_amber_and_one_of_years_is_red():
             update={"plans": (best.model_copy(update={"performance": slow}),)}
         )
 
-        verdict = verdict_of(answer, draft_of("pretrain"))
+        verdict = verdict_of(answer, document_of("pretrain"))
 
         assert (verdict.state, verdict.tone) == (state, tone), days
         assert (f"{days}{NBSP}days" in verdict.sentence) is (days > 30), days
@@ -195,7 +196,7 @@ def test_a_request_longer_than_the_models_context_is_amber_before_its_speed():
     )
     answer = answer.model_copy(update={"plans": (late,)})
 
-    verdict = verdict_of(answer, draft_of())
+    verdict = verdict_of(answer, document_of())
 
     assert (verdict.tone, verdict.state) == ("warn", "over-context")
     assert "8256 tokens exceed the model's context of 4096" in verdict.sentence
@@ -205,9 +206,9 @@ def test_a_request_longer_than_the_models_context_is_amber_before_its_speed():
 
 def test_the_list_says_what_the_plans_own_page_says():
     for answer, draft in (
-        (best_with(0.5, **SLOW), draft_of()),
-        (best_with(0.01, ttft_seconds=0.1, tpot_seconds=0.01), draft_of()),
-        (answer_of("meta-llama/Llama-3.1-405B"), draft_of()),
+        (best_with(0.5, **SLOW), document_of()),
+        (best_with(0.01, ttft_seconds=0.1, tpot_seconds=0.01), document_of()),
+        (answer_of("meta-llama/Llama-3.1-405B"), document_of()),
     ):
         stored = answer.model_dump(mode="json")
 
@@ -216,18 +217,18 @@ def test_the_list_says_what_the_plans_own_page_says():
 
 def test_many_devices_are_said_in_the_sentence():
     answer = answer_of("meta-llama/Llama-3.1-70B", NODE)
-    assert verdict_of(answer, draft_of(slo="none")).sentence.endswith("on each of 8 devices")
+    assert verdict_of(answer, document_of(target="none")).sentence.endswith("on each of 8 devices")
 
 
 def test_what_does_not_fit_says_by_how_much_at_best_without_rows_and_figures():
     answer = answer_of("meta-llama/Llama-3.1-405B")
     miss = closest_miss(answer.rejected)
-    verdict = verdict_of(answer, draft_of())
+    verdict = verdict_of(answer, document_of())
     assert verdict.state == "does-not-fit"
     assert verdict.sentence.startswith("Does not fit: ")
     assert f"{(miss.required - miss.limit) / GIB:.0f}" in verdict.sentence
 
-    verdict = verdict_of(answer_of("meta-llama/Llama-3.1-405B"), draft_of())
+    verdict = verdict_of(answer_of("meta-llama/Llama-3.1-405B"), document_of())
     assert (verdict.rows, verdict.figures, verdict.brief) == ((), (), ())
 
 
@@ -296,7 +297,7 @@ WORK = {
 
 @pytest.mark.parametrize("goal", WORK)
 def test_every_figure_of_a_goal_has_a_source_an_equation_and_an_interval(goal):
-    draft, answer = draft_of(goal), answer_of("HuggingFaceTB/SmolLM2-135M", workload=WORK[goal])
+    draft, answer = document_of(goal), answer_of("HuggingFaceTB/SmolLM2-135M", workload=WORK[goal])
 
     figures = estimate_figures(answer.plans[0], draft, "/plans/1/why/")
     verdict = verdict_of(answer, draft)
@@ -314,7 +315,7 @@ def test_every_figure_of_a_goal_has_a_source_an_equation_and_an_interval(goal):
 
 def test_a_figure_of_time_or_speed_has_its_value_and_one_that_does_not_apply_is_left_out():
     answer = answer_of("HuggingFaceTB/SmolLM2-135M", workload=WORK["pretrain"])
-    labels = [each.label for each in estimate_figures(answer.plans[0], draft_of("pretrain"))]
+    labels = [each.label for each in estimate_figures(answer.plans[0], document_of("pretrain"))]
     assert "Speed" in labels
     assert "In 2 min" not in labels  # it would leave out evaluations and saving
 
@@ -325,7 +326,7 @@ def test_a_figure_of_time_or_speed_has_its_value_and_one_that_does_not_apply_is_
 
     for name in ["written_weights_bytes", "step_seconds", "nonsense"]:
         assert figure_values(answer_of().plans[0], name) is None, name
-    assert set(GOAL_FIGURES) == set(WORKLOADS)
+    assert set(GOAL_FIGURES) == set(PLANS)
 
 
 # Prices: of all devices together, by the hour, for the run and for a million tokens
@@ -352,7 +353,7 @@ def test_a_training_says_the_money_of_its_run_and_its_utilisation():
     best = answer.plans[0]
 
     price = price_of(best)
-    shown = {one.label: one.value for one in estimate_figures(best, draft_of("pretrain"))}
+    shown = {one.label: one.value for one in estimate_figures(best, document_of("pretrain"))}
 
     assert price.more[0].endswith("$ for the run")
     assert shown["Cost of the run"] == pytest.approx(best.run_cost_usd)
@@ -414,9 +415,8 @@ def test_many_devices_alike_are_one_bar_and_a_few_a_bar_each():
 
 
 def test_the_terms_beside_the_bars_are_of_the_fullest_and_a_label_is_short():
-    draft = serve_draft(None)
-    draft["goal"]["goal"] = "pretrain"
-    found = verdict_of(answered(PRETRAIN, model=LLAMA_405B, cluster={**NODE, "nodes": 128}), draft)
+    answer = answered(PRETRAIN, model=LLAMA_405B, cluster={**NODE, "nodes": 128})
+    found = verdict_of(answer, document_of("pretrain"))
     assert found.fullest.total_bytes == max(row.total_bytes for row in found.rows)
 
     for value, label in [
@@ -431,7 +431,7 @@ def test_the_terms_beside_the_bars_are_of_the_fullest_and_a_label_is_short():
 
 @pytest.mark.django_db
 def test_a_figure_links_to_its_equation_and_to_how_far_such_figures_are_off(team, alice):
-    kept = Plan.objects.create(team=team, owner=alice, draft=serve_draft(None))
+    kept = Plan.objects.create(team=team, owner=alice, draft=stored_draft(serve_document(None)))
     page = client_of(alice).get(f"/plans/{kept.pk}/").content.decode()
     assert f'class="prov modelled" href="/plans/{kept.pk}/why/"' in page
     assert '<a href="/docs/accuracy">' in page
@@ -444,7 +444,7 @@ TWO_H100 = {"device": "h100-sxm5-80gb", "devices_per_node": 2}
 
 
 def starts(**more) -> str:
-    return verdict_of(answer_of(**more), draft_of()).start
+    return verdict_of(answer_of(**more), document_of()).start
 
 
 @pytest.fixture(scope="module")
@@ -454,11 +454,11 @@ def dense():
 
 
 def test_the_stored_checkpoint_is_started_and_each_plan_says_which_one_it_needs(dense):
-    words = verdict_of(dense, draft_of()).start
+    words = verdict_of(dense, document_of()).start
     assert words.startswith("Planned for vLLM, which starts the checkpoint as it is stored. FP8 w")
     assert words.endswith("% faster (quantised to FP8 while loading).")
 
-    rows = comparison(dense, draft_of())
+    rows = comparison(dense, document_of())
     assert rows[0].why == "Best of those that start the checkpoint as it is stored"
     needs = {row.words.split()[0]: row.why.rpartition("; ")[2] for row in rows[1:]}
     assert needs["FP8"] == "quantised to FP8 while loading"
@@ -487,7 +487,7 @@ def test_a_quantised_checkpoint_starts_as_stored_or_the_verdict_says_what_it_nee
 
 def test_without_a_request_or_where_any_checkpoint_is_converted_nothing_is_said(dense):
     answer = answer_of()
-    assert verdict_of(answer, draft_of()).start == ""
-    assert "checkpoint" not in " ".join(row.why for row in comparison(answer, draft_of()))
+    assert verdict_of(answer, document_of()).start == ""
+    assert "checkpoint" not in " ".join(row.why for row in comparison(answer, document_of()))
     stored = dense.model_copy(update={"request": None})
-    assert verdict_of(stored, draft_of()).start == ""
+    assert verdict_of(stored, document_of()).start == ""

@@ -14,6 +14,9 @@ from planner.specs.workload import OffloadSpec, Strategy
 from runners.jobspec import FolderModel, HostText, TrainSpec
 from runners.jobspec.base import LoraOptions
 from runners.jobspec.train import USUAL_LEARNING_RATES, LayoutOptions
+from runners.plans.fields import shown_of
+from runners.plans.refusals import DraftProblem
+from runners.plans.workloads import FinetuneWork
 from tests.planner.asking import LLAMA_8B, MIXTRAL, TRAIN, document
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
@@ -24,12 +27,10 @@ from webapp.hosts.models import Host
 from webapp.jobs.calibration import is_as_planned
 from webapp.jobs.launching import launch_note, launch_of
 from webapp.modelhub.models import demo_config
-from webapp.plans.explanation import DraftProblem
 from webapp.plans.planning import plan_compute
 from webapp.plans.questions import question_of
 from webapp.plans.training import STATE_PLACES, layout_of, train_spec
 from webapp.plans.verdict import verdict_of
-from webapp.wizard.workload_forms import FinetuneForm
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -55,7 +56,7 @@ def test_each_optimizer_or_fused_method_reaches_the_host_with_its_usual_rate(pla
 def test_what_waits_elsewhere_and_is_computed_again_reaches_the_host(plan_of):
     made = plan_of("finetune", "team")
     asked = {"activation_offload": "disk", "optimizer_offload": "disk", "optimizer": "adamw"}
-    made.draft["workload"]["finetune"] |= asked
+    made.draft["workload"] |= asked
     made.draft["pins"] = {"activation_recomputation": "full"}
 
     spec = launch_of(made).spec
@@ -71,18 +72,18 @@ def test_what_is_ranked_first_on_several_gpus_can_be_launched(plan_of, host):
     heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
     cases = [
         ({}, {"zero_stage"}, 4),
-        ({"rounding": "8"}, set(), 4),
+        ({"qat_bits": 8}, set(), 4),
         ({"activation_offload": "disk"}, set(), 4),
-        ({"training_step": "compiled"}, set(), 4),  # without it, recomputed selectively
-        ({"products": "fp8"}, {"zero_stage"}, 4),
+        ({"compiled": True}, set(), 4),  # without it, recomputed selectively
+        ({"compute_dtype": "fp8"}, {"zero_stage"}, 4),
         ({"method": "lomo"}, set(), 1),
         ({"method": "qft", "global_batch_size": 4}, set(), 1),
     ]
     for values, sharded, devices in cases:
         made = plan_of("finetune", "folder")
-        made.draft["model"]["folder_config"] = {**demo_config(), **shape, **heads}
-        made.draft["workload"]["finetune"] |= {"global_batch_size": 16, "sequence_length": 2048}
-        made.draft["workload"]["finetune"] |= values
+        made.draft["model"]["config"] = {**demo_config(), **shape, **heads}
+        made.draft["workload"] |= {"global_batch_size": 16, "sequence_length": 2048}
+        made.draft["workload"] |= values
         best = plan_compute(made).plans[0].strategy
 
         launch = launch_of(made)
@@ -98,15 +99,33 @@ def test_what_is_ranked_first_on_several_gpus_can_be_launched(plan_of, host):
             assert launch.spec.gradient_accumulation_steps == 1, values
 
 
-def spec_for(draft, **sizes) -> TrainSpec:
-    """Return the job of a draft whose plan has these sizes; it raises where it is refused."""
+def spec_for(document, **sizes) -> TrainSpec:
+    """Return the job of a document whose plan has these sizes; it raises where it is refused."""
     copies = sizes.get("data_parallel_size", 1)
-    batch = draft["workload"]["finetune"]["global_batch_size"]
+    batch = document.workload.global_batch_size
     strategy = Strategy(micro_batch_size=batch // copies, **sizes)
     best = SimpleNamespace(strategy=strategy, memory=SimpleNamespace(per_stage_layers=None))
-    is_encoder = draft["workload"]["finetune"]["method"] == "classification"
+    is_encoder = document.workload.method == "classification"
     shape = SimpleNamespace(is_encoder=is_encoder)
-    return train_spec(draft, FolderModel(path="model"), best, shape)
+    return train_spec(document.workload, FolderModel(path="model"), best, shape)
+
+
+def choices_of(field) -> list:
+    """Return the values that a field of a document offers."""
+    try:
+        return [*(shown_of(field).choices or ())]
+    except LookupError:
+        return []
+
+
+def complete(name: str, value) -> dict:
+    """Return a choice with what it cannot be without."""
+    needed = {
+        "file": {"data_path": "a.jsonl"},
+        "upload": {"dataset": "x"},
+        "mixed": {"mixture": [{"source": "host"}, {"source": "file", "path": "a.txt"}]},
+    }
+    return {name: value} | (needed.get(value, {}) if name == "data_source" else {})
 
 
 def refusal_of(function, *args, **sizes) -> str:
@@ -123,25 +142,25 @@ def test_sizes_that_an_option_excludes_are_refused_in_the_wizard_as_by_the_train
 ):
     """Every choice of the form is tried: an option that only the launch refuses fails here."""
     with_gpus(host, 4)
-    fields = FinetuneForm().fields.items()
-    cases = [(name, value) for name, each in fields for value, _ in getattr(each, "choices", ())]
+    fields = FinetuneWork.model_fields.items()
+    cases = [(name, value) for name, each in fields for value in choices_of(each)]
     assert len(cases) > 40
     refused = set()
     for name, value in cases:
         made = plan_of(
-            "finetune", "folder", global_batch_size=4, million_tokens=1, **{name: value}
+            "finetune", "folder", global_batch_size=4, tokens=1_000_000, **complete(name, value)
         )
-        if refusal_of(spec_for, made.draft):  # it does not go without a layout either
+        if refusal_of(spec_for, made.document):  # it does not go without a layout either
             continue
         copies = {"data_parallel_size": 2} if "zero_stage" in fixed else {}
-        by_trainer = refusal_of(spec_for, made.draft, **fixed, **copies)
+        by_trainer = refusal_of(spec_for, made.document, **fixed, **copies)
         made.draft["pins"] = dict(fixed)
         by_wizard = refusal_of(question_of, made)
         says = "does not run what is fixed on the step" in by_wizard
         assert says == bool(by_trainer), (name, value, by_trainer, by_wizard)
         refused |= {(name, value)} if says else set()
-    assert ("training_step", "compiled") in refused
-    assert ("products", "fp8") in refused or "zero_stage" in fixed
+    assert ("compiled", True) in refused
+    assert ("compute_dtype", "fp8") in refused or "zero_stage" in fixed
 
 
 def test_offload_is_in_the_plans_figures_or_said_not_to_be(plan_of, host):
@@ -149,14 +168,14 @@ def test_offload_is_in_the_plans_figures_or_said_not_to_be(plan_of, host):
     made = plan_of("finetune", "team", optimizer="adamw")
 
     def planned(**values):
-        made.draft["workload"]["finetune"] |= values
+        made.draft["workload"] |= values
         answer = plan_compute(made)
-        return answer.plans[0], verdict_of(answer, made.draft).warnings
+        return answer.plans[0], verdict_of(answer, made.document).warnings
 
     for name in ["optimizer_offload", "activation_offload"]:
         with pytest.raises(DraftProblem, match="is a CPU, which computes from the host's memory"):
             planned(**{name: "cpu"})
-        made.draft["workload"]["finetune"][name] = "none"
+        made.draft["workload"][name] = "none"
 
     with_gpus(host, 1)
     plain, silent = planned()
@@ -168,7 +187,7 @@ def test_offload_is_in_the_plans_figures_or_said_not_to_be(plan_of, host):
     assert (spec.optimizer_offload, spec.activation_offload) == ("cpu", "cpu")
 
     disk, warnings = planned(
-        optimizer_offload="disk", activation_offload="disk", rounding="8", training_step="plain"
+        optimizer_offload="disk", activation_offload="disk", qat_bits=8, compiled=False
     )
     assert disk.memory.disk_bytes > 0
     assert [each for each in warnings if "activations on the host's disk are not costed" in each]
@@ -178,7 +197,7 @@ def test_offload_is_in_the_plans_figures_or_said_not_to_be(plan_of, host):
 def test_integers_and_moments_on_disk_reach_the_host(plan_of):
     for fields, expected in [
         ({"method": "alphatuning"}, ("alphatuning", 4)),
-        ({"method": "full", "rounding": "8"}, ("qat", 8)),
+        ({"method": "full", "qat_bits": 8}, ("qat", 8)),
     ]:
         made = plan_of("finetune", "team", **fields)
         found = launch_of(made).spec.quantized
@@ -190,14 +209,16 @@ def test_integers_and_moments_on_disk_reach_the_host(plan_of):
         offload = OffloadSpec(optimizer=planned)
         placed = best.strategy.model_copy(update={"offload": offload})
         spec = train_spec(
-            made.draft, FolderModel(path="m"), best.model_copy(update={"strategy": placed})
+            made.document.workload,
+            FolderModel(path="m"),
+            best.model_copy(update={"strategy": placed}),
         )
         assert spec.optimizer_offload == where, planned
 
 
 def test_products_in_8_bit_floats_are_taken_only_when_they_are_chosen(plan_of):
     for asked, computes in [("auto", {"fp32", "bf16"}), ("fp8", {"fp8"})]:
-        made = plan_of("pretrain", "demo", products=asked)
+        made = plan_of("pretrain", "demo", compute_dtype=asked)
 
         launch = launch_of(made)
 
@@ -209,7 +230,7 @@ def test_products_in_8_bit_floats_are_taken_only_when_they_are_chosen(plan_of):
 
 def test_kernels_that_were_chosen_reach_plan_and_host(plan_of):
     for way in ["eager", "flash", "auto"]:
-        made = plan_of("finetune", "team", attention=way, training_step="compiled")
+        made = plan_of("finetune", "team", attention=way, compiled=True)
         launch = launch_of(made)
         assert (launch.spec.attention, launch.spec.compiled) == (way, True), way
         assert launch.best.strategy.attention == ("eager" if way == "eager" else "flash"), way
@@ -220,22 +241,22 @@ def test_attention_by_blocks_reaches_a_host_with_a_gpu_and_no_other(plan_of):
     with pytest.raises(DraftProblem, match=r"no backward pass of FlexAttention on .*choose flash"):
         launch_of(made)
 
-    with_gpus(Host.objects.get(pk=made.draft["hardware"]["choice"].removeprefix("host:")), 1)
+    with_gpus(Host.objects.get(pk=made.document.hardware.host), 1)
     launch = launch_of(made)
 
     assert (launch.spec.attention, launch.best.strategy.attention) == ("flex", "flex")
     assert any(
         "no machine of ours has been measured with" in said for said in launch.best.warnings
     )
-    made.draft["workload"]["pretrain"] |= {"attention": "auto"}
+    made.draft["workload"] |= {"attention": "auto"}
     plan_compute(made)
     assert launch_of(made).best.strategy.attention == "flash"
 
 
 def test_growing_lengths_reach_the_host_with_the_plans_tokens(plan_of):
     made = plan_of("pretrain", "demo")
-    asked = {"lengths": "grow", "million_tokens": 0.2, "time_budget_minutes": None}
-    made.draft["workload"]["pretrain"] |= asked | {"sequence_length": 64, "on_spike": "skip"}
+    asked = {"length_schedule": "grow", "tokens": 200_000, "time_budget_seconds": None}
+    made.draft["workload"] |= asked | {"sequence_length": 64, "on_spike": "skip"}
 
     spec = launch_of(made).spec
 
@@ -244,31 +265,31 @@ def test_growing_lengths_reach_the_host_with_the_plans_tokens(plan_of):
 
 
 def test_validations_without_gain_end_a_training_if_asked(plan_of):
-    for said, waits in [("never", None), ("2", 2), ("", None), ("3", 3)]:
-        made = plan_of("pretrain", "demo", early_stop=said)
-        assert launch_of(made).spec.early_stop_validations == waits, said
+    for waits in [None, 2, 3]:
+        made = plan_of("pretrain", "demo", early_stop_validations=waits)
+        assert launch_of(made).spec.early_stop_validations == waits
 
 
 @pytest.mark.parametrize("goal", ["pretrain", "finetune"])
 def test_how_checkpoints_are_written_and_which_weights_stay_is_a_choice(plan_of, goal):
     made = plan_of(goal, "demo" if goal == "pretrain" else "team")
     usual = launch_of(made).spec
-    asked = {"checkpoint_writing": "in_step", "exported_weights": "last"}
-    made.draft["workload"][goal] |= asked
+    asked = {"checkpoint_writing": "in_step", "keep_best": False}
+    made.draft["workload"] |= asked
     other = launch_of(made).spec
 
     assert (usual.checkpoint_writing, usual.keep_best) == ("auto", True)
     assert (other.checkpoint_writing, other.keep_best) == ("in_step", False)
     plan_compute(made)
     peaks = [launch_of(made).best.memory]
-    made.draft["workload"][goal] |= {"checkpoint_writing": "background"}
+    made.draft["workload"] |= {"checkpoint_writing": "background"}
     plan_compute(made)
     peaks.append(launch_of(made).best.memory)
     assert peaks[1].per_device_peak_bytes - peaks[0].per_device_peak_bytes == pytest.approx(
         peaks[0].breakdown_bytes["weights"] * 3, rel=0.05
     )
     for name in asked:  # an older draft has neither
-        del made.draft["workload"][goal][name]
+        del made.draft["workload"][name]
     plan_compute(made)
     assert launch_of(made).spec == usual
 
@@ -277,30 +298,33 @@ def test_text_samples_reach_the_host_with_their_prompts(plan_of):
     for goal in ["pretrain", "finetune"]:
         made = plan_of(goal, "demo" if goal == "pretrain" else "team")
         assert launch_of(made).spec.text_samples is None, goal
-        made.draft["workload"][goal] |= {"text_samples": "20", "sample_prompts": "Once\n\nTwice"}
+        made.draft["workload"] |= {
+            "text_samples_every_steps": 20,
+            "sample_prompts": "Once\n\nTwice",
+        }
         asked = launch_of(made).spec.text_samples
-        made.draft["workload"][goal] |= {"sample_prompts": ""}
+        made.draft["workload"] |= {"sample_prompts": ""}
 
         assert (asked.every_steps, asked.prompts) == (20, ("Once", "Twice")), goal
         assert launch_of(made).spec.text_samples.prompts == (), goal
 
 
 def test_tokens_become_steps_of_no_more_than_a_batch(plan_of):
-    for million, sequence, batch, steps in [
-        (0.2048, 256, 8, 100),
-        (0.001, 256, 8, 1),
-        (1.0, 256, 1, 3906),
-        (10.0, 128, 4, 19_531),
+    for tokens, sequence, batch, steps in [
+        (204_800, 256, 8, 100),
+        (1000, 256, 8, 1),
+        (1_000_000, 256, 1, 3906),
+        (10_000_000, 128, 4, 19_531),
     ]:
         made = plan_of("pretrain", "demo")
-        made.draft["workload"]["pretrain"] |= {
-            "million_tokens": million,
-            "time_budget_minutes": None,
+        made.draft["workload"] |= {
+            "tokens": tokens,
+            "time_budget_seconds": None,
             "sequence_length": sequence,
             "global_batch_size": batch,
         }
         spec = launch_of(made).spec
-        assert spec.max_steps == steps, (million, sequence, batch)
+        assert spec.max_steps == steps, (tokens, sequence, batch)
         assert spec.time_budget_seconds is None
 
     for batch in [1, 2, 3, 7, 8, 12]:
@@ -334,11 +358,11 @@ def dataset(team, alice) -> Dataset:
 @pytest.fixture
 def plan(demo_plan, trained):
     found = with_model(demo_plan, trained, "finetune")
-    return choose(found, sequence_length=64, million_tokens=0.01)
+    return choose(found, sequence_length=64, tokens=10_000)
 
 
 def choose(plan, **values):
-    plan.draft["workload"]["finetune"] |= values
+    plan.draft["workload"] |= values
     plan.save()
     return plan
 
@@ -368,7 +392,7 @@ def test_what_was_chosen_and_is_gone_or_foreign_is_the_plans_problem(plan, datas
         {"data_source": "upload", "dataset": "gone"},
         {"data_source": "file", "data_path": ""},
     ]:
-        with pytest.raises(DraftProblem, match=r"it was deleted|cannot be read"):
+        with pytest.raises(DraftProblem, match=r"it was deleted|Name the file"):
             launch_of(choose(plan, **values))
 
     Dataset.objects.filter(pk=dataset.pk).update(team=other_team)
@@ -382,7 +406,7 @@ def test_an_upload_in_the_wizard_is_chosen_and_shown(plan, alice):
     answer = client.post(f"/plans/{plan.pk}/upload/", {"file": upload()})
 
     plan.refresh_from_db()
-    values = plan.draft["workload"]["finetune"]
+    values = plan.draft["workload"]
     assert answer["Location"] == f"/plans/{plan.pk}/edit/workload/"
     assert values["data_source"] == "upload"
     assert values["dataset"] == Dataset.objects.get().pk
@@ -423,7 +447,11 @@ def test_sources_that_are_mixed_by_weight_reach_the_job(plan, alice, dataset):
     assert 'value="notes/a.txt"' in page
 
 
-MOVING = {"mix_weights": "dynamic", "mix_every": "25", "mix_reference_3": "2.5"}
+MOVING = {
+    "mixture_weights": "dynamic",
+    "mixture_update_every_steps": "25",
+    "mix_reference_3": "2.5",
+}
 
 
 def test_weights_that_follow_the_losses_reach_the_job_and_its_words(plan, alice):
@@ -438,9 +466,9 @@ def test_weights_that_follow_the_losses_reach_the_job_and_its_words(plan, alice)
     words = launch_note(plan)["text"].replace("\N{NO-BREAK SPACE}", " ")
     assert "on at first 86 % its own text and 14 % its file notes/a.txt by weights that" in words
     page = client.get(f"/plans/{plan.pk}/edit/workload/").content.decode()
-    assert 'name="mix_weights" value="dynamic" checked' in page
+    assert 'name="mixture_weights" value="dynamic" checked' in page
     # Fixed ones follow nothing, whatever still stands in the fields that are folded away then.
-    assert saved(client, plan, {"mix_weights": "fixed"}).status_code == 302
+    assert saved(client, plan, {"mixture_weights": "fixed"}).status_code == 302
     plan.refresh_from_db()
     assert launch_of(plan).spec.data.parts[1].reference_loss is None
 
@@ -449,14 +477,17 @@ def test_a_step_that_lacks_something_or_a_mixture_that_cannot_be_is_refused_by_i
     plan, alice
 ):
     for changes, field, said in [
-        (MOVING | {"mix_every": ""}, "mix_every", "Give the number of steps between two updates"),
-        (MOVING | {"mix_every": "0"}, "mix_every", "Steps between two updates is 0. It must be"),
+        (
+            MOVING | {"mixture_update_every_steps": "0"},
+            "mixture_update_every_steps",
+            "Steps between two updates is 0. It must be",
+        ),
         (
             MOVING | {"mix_reference_3": "-1"},
             "mix_reference_3",
             "Reference loss of source 3 is -1.0. It must be a number from 0 to 20.",
         ),
-        (MOVING | {"mix_weights": "fast"}, "mix_weights", "not one of the available choices"),
+        (MOVING | {"mixture_weights": "fast"}, "mixture_weights", "not one of the available"),
         ({"mix_source_3": ""}, "mix_source_1", "1 of these rows name a source. Choose at least 2"),
         ({"mix_weight_3": ""}, "mix_weight_3", "Give the source a weight, for example 1."),
         ({"mix_weight_3": "0"}, "mix_weight_3", "Weight of source 3 is 0.0. It must be"),
@@ -496,7 +527,7 @@ def test_a_bad_upload_in_the_wizard_changes_no_plan(plan, alice):
     answer = client_of(alice).post(f"/plans/{plan.pk}/upload/", {"file": upload(b"{\n")})
     plan.refresh_from_db()
     assert answer.status_code == 422
-    assert plan.draft["workload"]["finetune"].get("data_source", "host") == "host"
+    assert plan.draft["workload"].get("data_source", "host") == "host"
 
 
 # A plan's sizes become the trainer's layout; what it does not run is refused by name

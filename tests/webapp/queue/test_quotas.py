@@ -213,4 +213,4 @@ def test_the_launch_form_refuses_before_the_button_what_the_launch_would(alice, 
     quota(max_devices=0)
     page = client_of(alice).get(review).content.decode()
     assert "The job asks for 1 device and your team may hold 0 at once" in page
-    assert 'value="launch"' not in page
+    assert 'name="run"' not in page

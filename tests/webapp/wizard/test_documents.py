@@ -4,7 +4,10 @@ import json
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
+from runners.plans.document import GOALS, PLANS
+from runners.plans.workloads import default_values
 from tests.webapp.conftest import client_of
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.models import Job
@@ -12,22 +15,19 @@ from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
 from webapp.plans.questions import question_of
 from webapp.wizard.documents import (
-    PLAN_DOCUMENTS,
     adapter,
     document_of,
     document_of_request,
     draft_fill,
 )
-from webapp.wizard.drafts import WORKLOADS, serve_draft
-from webapp.wizard.forms import GOAL_CHOICES
-from webapp.wizard.workload_forms import WORKLOAD_FORMS
+from webapp.wizard.drafts import serve_document, stored_draft
+from webapp.wizard.workload_forms import workload_form
 
 pytestmark = pytest.mark.django_db(databases="__all__")
-GOALS = [goal for goal, _, _ in GOAL_CHOICES]
 
 
 def filled(team, alice, document: dict) -> Plan:
-    plan = Plan(team=team, owner=alice, draft=serve_draft(None))
+    plan = Plan(team=team, owner=alice, draft=stored_draft(serve_document(None)))
     draft_fill(plan, adapter().validate_python(document))
     return plan
 
@@ -37,16 +37,15 @@ def post(client, path: str, body: dict):
 
 
 def test_a_document_has_every_field_of_the_forms_and_its_limits():
-    for document in PLAN_DOCUMENTS:
-        goal = document.model_fields["goal"].annotation.__args__[0]
-        fields = document.model_fields["workload"].annotation.__args__[0].model_fields
-        form = WORKLOAD_FORMS[goal]()
+    for goal, document in PLANS.items():
+        fields = document.model_fields["workload"].annotation.model_fields
+        form = workload_form(goal)
         own = {name for name in form.fields if not name.startswith("mix_")}
-        mixed = {"mixture", "mix_weights", "mix_every"} if "mix_weights" in form.fields else set()
+        mixed = {"mixture"} if "mix_source_1" in form.fields else set()
         assert set(fields) == own | mixed, goal
         assert all(each.description for each in fields.values()), goal
     schema = adapter().json_schema()
-    tokens = schema["$defs"]["ServeWorkloadDocument"]["properties"]["input_tokens"]["anyOf"][0]
+    tokens = schema["$defs"]["ServeWork"]["properties"]["input_tokens"]
     assert (tokens["minimum"], tokens["maximum"]) == (1, 1_000_000)
     assert schema["discriminator"]["propertyName"] == "goal"
 
@@ -54,11 +53,12 @@ def test_a_document_has_every_field_of_the_forms_and_its_limits():
 @pytest.mark.parametrize("goal", GOALS)
 def test_an_empty_document_is_the_wizards_default_and_comes_back_as_it_went(team, alice, goal):
     plan = filled(team, alice, {"goal": goal, "model": "demo"})
-    expected = serve_draft(None)
-    chosen = plan.draft["workload"][goal]
-    same = {name for name, value in WORKLOADS[goal].items() if chosen.get(name) == value}
-    assert len(same) >= len(WORKLOADS[goal]) - 3  # what the small model cannot read is shorter
-    assert plan.draft["hardware"]["choice"] == expected["hardware"]["choice"]
+    expected = stored_draft(serve_document(None))
+    chosen = plan.draft["workload"]
+    usual = default_values(goal)
+    same = {name for name, value in usual.items() if chosen.get(name) == value}
+    assert len(same) >= len(usual) - 3  # what the small model cannot read is shorter
+    assert plan.draft["hardware"] == expected["hardware"]
     document = document_of(plan)
     again = filled(team, alice, yaml.safe_load(yaml.safe_dump(document)))
     assert document_of(again) == document
@@ -77,8 +77,8 @@ def test_each_part_of_a_document_reaches_the_draft(team, alice, host):
             "workload": {
                 "method": "qlora",
                 "sequence_length": 64,
-                "million_tokens": None,
-                "time_budget_minutes": 3,
+                "tokens": None,
+                "time_budget_seconds": 180,
                 "data_source": "mixed",
                 "mixture": [{"source": "host"}, {"source": "file", "path": "a.txt", "weight": 2}],
             },
@@ -87,21 +87,80 @@ def test_each_part_of_a_document_reaches_the_draft(team, alice, host):
         },
     )
     draft = plan.draft
-    assert draft["goal"]["objective"] == "cost"
+    assert draft["objective"] == "cost"
     assert (draft["model"]["source"], draft["model"]["team_model"]) == ("team", model.pk)
-    values = draft["workload"]["finetune"]
-    assert (values["method"], values["million_tokens"], values["time_budget_minutes"]) == (
-        "qlora", None, 3.0,
+    values = draft["workload"]
+    assert (values["method"], values["tokens"], values["time_budget_seconds"]) == (
+        "qlora", None, 180.0,
     )  # fmt: skip
-    assert (values["mix_source_1"], values["mix_weight_1"]) == ("host", 1.0)
-    assert (values["mix_path_2"], values["mix_weight_2"]) == ("a.txt", 2.0)
-    assert (draft["hardware"]["choice"], draft["hardware"]["memory_limit_gib"]) == (
-        f"host:{host.pk}", 7.5,
-    )  # fmt: skip
+    first, second = values["mixture"]
+    assert (first["source"], first["weight"]) == ("host", 1.0)
+    assert (second["path"], second["weight"]) == ("a.txt", 2.0)
+    assert (draft["hardware"]["host"], draft["hardware"]["memory_limit_gib"]) == (host.pk, 7.5)
     assert draft["pins"]["micro_batch_size"] == 2
     document = document_of(plan)
     assert document["hardware"]["host"] == host.slug
     assert [row["source"] for row in document["workload"]["mixture"]] == ["host", "file"]
+
+
+OLD_AND_NEW = [
+    (
+        {
+            "goal": "serve",
+            "workload": {"prefix_share_percent": 25},
+            "pins": {"prefill_devices": 1, "decode_devices": 3},
+            "launch": {
+                "run": "endpoint", "hours": 2, "retries": 1, "idle_minutes": 30,
+                "prefix_cache": True, "draft": "lookup",
+            },
+        },
+        {
+            "goal": "serve",
+            "workload": {"prefix_share_ratio": 0.25},
+            "pins": {"disaggregated": {"prefill_devices": 1, "decode_devices": 3}},
+            "launch": {
+                "run": "endpoint", "max_duration_seconds": 7200, "max_retries": 1,
+                "idle_stop_seconds": 1800, "prefix_caching": True, "draft_model": "lookup",
+            },
+        },
+    ),
+    (
+        {"goal": "generate", "workload": {"guessing": "lookup", "decode_step": "compiled"}},
+        {"goal": "generate", "workload": {"speculation": "lookup", "compiled_step": True}},
+    ),
+    (
+        {
+            "goal": "pretrain",
+            "workload": {
+                "time_budget_minutes": 1.5, "million_tokens": 0.5, "lengths": "grow",
+                "rounding": "4", "products": "fp8", "training_step": "compiled",
+                "early_stop": "2", "exported_weights": "last", "text_samples": "100",
+                "data_source": "mixed", "mix_weights": "dynamic", "mix_every": 7,
+                "mixture": [
+                    {"source": "host", "reference": 2.5}, {"source": "file", "path": "a.txt"},
+                ],
+            },
+        },
+        {
+            "goal": "pretrain",
+            "workload": {
+                "time_budget_seconds": 90, "tokens": 500_000, "length_schedule": "grow",
+                "qat_bits": 4, "compute_dtype": "fp8", "compiled": True,
+                "early_stop_validations": 2, "keep_best": False, "text_samples_every_steps": 100,
+                "data_source": "mixed", "mixture_weights": "dynamic",
+                "mixture_update_every_steps": 7,
+                "mixture": [
+                    {"source": "host", "reference_loss": 2.5}, {"source": "file", "path": "a.txt"},
+                ],
+            },
+        },
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new"), OLD_AND_NEW, ids=["serve", "generate", "pretrain"])
+def test_a_document_with_the_names_of_before_the_first_release_is_the_same(team, alice, old, new):
+    assert filled(team, alice, old).draft == filled(team, alice, new).draft
 
 
 def test_a_device_is_named_as_people_write_it_with_counts_that_agree(team, alice):
@@ -129,7 +188,7 @@ def test_a_models_name_is_its_id_and_a_type_in_it_that_is_not_pinned_is_said(tea
         ("hf.co/unsloth/Qwen3-8B-GGUF:Q5_K_M", "Qwen/Qwen3-8B", "gguf:q5_k_m"),
         ("https://huggingface.co/Qwen/Qwen3-8B", "Qwen/Qwen3-8B", ""),
     ):
-        plan = Plan(team=team, owner=alice, draft=serve_draft(None))
+        plan = Plan(team=team, owner=alice, draft=stored_draft(serve_document(None)))
         notes = draft_fill(plan, adapter().validate_python({"goal": "serve", "model": name}))
         assert plan.draft["model"]["catalog_id"] == model, name
         assert words in " ".join(notes), name
@@ -156,20 +215,28 @@ def test_a_name_of_several_models_is_refused_with_their_ids(team, alice, host):
         ({"workload": {"input_tokens": 0}}, "body.input_tokens", "greater than or equal to 1"),
         ({"workload": {"input_token": 5}}, "body.input_token", "nearest is “input_tokens”"),
         ({"hardwear": {}}, "body.hardwear", "nearest is “hardware”"),
-        ({"zzz": 1}, "body.zzz", "there are name, objective, "),
+        ({"zzz": 1}, "body.zzz", "there are goal, name, objective, "),
         ({"model": {"team_modle": "x"}}, "body.team_modle", "nearest is “team_model”"),
         ({"goal": "serving"}, "body.goal", "'serving'; it can be compress, finetune, generate"),
         ({"goal": None}, "body.goal", "it can be compress, finetune, generate, pretrain, serve"),
-        ({"model": "no such model"}, "model.catalog_id", "can be given as its config"),
+        ({"model": "no such model"}, "model", "can be given as its config"),
         ({"model": {}}, None, "names nothing"),
         ({"model": {"team_model": "theirs"}}, None, "your team's models are"),
         ({"hardware": {"host": "no-host"}}, None, "There are: "),
         ({"hardware": {"device": "h2000"}}, None, "nearest"),
         ({"hardware": {"device": "h200", "host": "box"}}, None, "one of host, pool and device"),
         ({"hardware": {"device": "h200", "engine": "tgi"}}, "hardware.engine", "tgi"),
-        ({"pins": {"prefill_devices": 1}}, "pins.decode_devices", "belong together"),
+        ({"pins": {"disaggregated": {"prefill_devices": 1}}}, "body.decode_devices", "required"),
+        ({"pins": {"prefill_devices": 1}}, "body.decode_devices", "required"),  # its old name
         ({"goal": "compress", "workload": {"method": "awq", "bits": 5}}, "body.bits", "4, 3, 2"),
-        ({"goal": "generate", "pins": {"decode_devices": 1}}, "pins.decode_devices", "not apply"),
+        (
+            {
+                "goal": "generate",
+                "pins": {"disaggregated": {"prefill_devices": 1, "decode_devices": 1}},
+            },
+            "pins.disaggregated",
+            "not apply",
+        ),
     ],
 )
 def test_what_a_document_gets_wrong_is_named_by_field(alice, host, changes, field, words):
@@ -184,7 +251,8 @@ def test_what_a_document_gets_wrong_is_named_by_field(alice, host, changes, fiel
 def test_a_pool_of_one_host_is_that_host(team, alice, host):
     for name in (host.pool.name, host.pool_id):
         plan = filled(team, alice, {"goal": "pretrain", "hardware": {"pool": name}})
-        assert plan.draft["hardware"]["choice"] == f"host:{host.pk}"
+        hardware = plan.draft["hardware"]
+        assert (hardware["host"], hardware["pool"]) == (host.pk, None)
 
 
 def test_a_misspelt_field_of_a_change_or_a_launch_is_named_with_the_nearest(alice, host):
@@ -193,7 +261,7 @@ def test_a_misspelt_field_of_a_change_or_a_launch_is_named_with_the_nearest(alic
     patch = client.patch(f"/api/v1{plan}", '{"hardwear": {}}', content_type="application/json")
     for answer, field, near in (
         (patch, "hardwear", "“hardware”"),
-        (post(client, f"{plan}/launch", {"huors": 1}), "body.huors", "“hours”"),
+        (post(client, f"{plan}/launch", {"max_retires": 1}), "body.max_retires", "“max_retries”"),
     ):
         assert answer.status_code == 422, answer.content
         fault = answer.json()["errors"][0]
@@ -206,18 +274,21 @@ def test_a_launch_by_document_is_the_launch_by_clicks(alice, team, host):
         "goal": "pretrain",
         "model": "demo",
         "hardware": {"host": host.slug},
-        "workload": {"time_budget_minutes": 1.5, "sequence_length": 128, "optimizer": "lion"},
+        "workload": {"time_budget_seconds": 90, "sequence_length": 128, "optimizer": "lion"},
     }
     plan = post(browser, "/plans", body).json()
-    by_script = post(browser, f"/plans/{plan['id']}/launch", {"hours": 2, "priority": "low"})
+    by_script = post(
+        browser, f"/plans/{plan['id']}/launch", {"max_duration_seconds": 7200, "priority": "low"}
+    )
     assert by_script.status_code == 201, by_script.content
     draft = browser.get("/plans/new/?preset=demo")["Location"].split("/")[2]
+    shown = {each.name: each.value() for each in workload_form("pretrain")}
     for step, posted in {
-        "goal": {"goal": "pretrain", "objective": "balanced", "slo": "chat"},
+        "goal": {"goal": "pretrain", "objective": "balanced", "latency_target": "chat", "percentile": "p95"},
         "model": {"source": "demo"},
         "workload": {
-            **{name: value for name, value in WORKLOADS["pretrain"].items() if value is not None},
-            "time_budget_minutes": 1.5, "sequence_length": 128, "optimizer": "lion",
+            **{name: value for name, value in shown.items() if value not in (None, "")},
+            "time_budget_seconds": 1.5, "sequence_length": 128, "optimizer": "lion",
         },
         "hardware": {
             "choice": f"host:{host.pk}", "device": "rtx-4090", "devices_per_node": 1, "nodes": 1,
@@ -225,7 +296,7 @@ def test_a_launch_by_document_is_the_launch_by_clicks(alice, team, host):
     }.items():  # fmt: skip
         answer = browser.post(f"/plans/{draft}/edit/{step}/", posted)
         assert answer.status_code == 302, (step, answer.content)
-    browser.post(f"/plans/{draft}/launch/", {"hours": "2", "priority": "-1"})
+    browser.post(f"/plans/{draft}/launch/", {"max_duration_seconds": "2", "priority": "low"})
     first, second = Job.objects.order_by("created_at")
     assert json.dumps(first.spec) == json.dumps(second.spec)
     assert (first.max_duration_seconds, first.priority, first.plan_request) == (
@@ -244,12 +315,15 @@ def test_a_merge_patch_makes_the_next_version_and_a_refused_one_none(alice, team
     assert changed["document"]["workload"]["concurrency"] == 3
     assert changed["document"]["pins"] == {"kv_cache_dtype": "fp8"}
     assert client.get(path).json()["document"]["workload"]["concurrency"] == 16
+    old_name = json.dumps({"workload": {"prefix_share_percent": 50}})
+    kept = client.patch(f"/api/v1/plans/{changed['id']}", old_name, "application/json").json()
+    assert kept["document"]["workload"]["prefix_share_ratio"] == 0.5
     refused = client.patch(path, json.dumps({"workload": {"concurrency": 0}}), "application/json")
     assert refused.status_code == 422
-    assert Plan.objects.count() == 2
+    assert Plan.objects.count() == 3
     versions = client.get(f"{path}/versions").json()["items"]
-    assert [each["version"] for each in versions] == [2, 1]
-    assert "Concurrent requests: 16 → 3" in versions[0]["changes"]
+    assert [each["version"] for each in versions] == [3, 2, 1]
+    assert "Concurrent requests: 16 → 3" in versions[1]["changes"]
 
 
 def test_a_plan_that_the_planner_refuses_stays_a_draft_with_the_reason(alice):
@@ -268,14 +342,14 @@ def test_a_plan_that_the_planner_refuses_stays_a_draft_with_the_reason(alice):
     "model", ["", "../x", "a" * 300, {"path": "..", "config": {}}, {"config": {"a": 1}}]
 )
 def test_a_model_that_is_none_is_refused(team, alice, model):
-    with pytest.raises(InvalidProblem, match=r"."):
+    with pytest.raises((InvalidProblem, ValidationError), match=r"."):
         filled(team, alice, {"goal": "serve", "model": model})
 
 
 @pytest.mark.parametrize("goal", GOALS)
 def test_the_planners_own_request_makes_the_same_plan(team, alice, goal):
     body = {"goal": goal, "model": "demo", "hardware": {"device": "h100-sxm"}}
-    more = {"workload": {"million_tokens": 3}} if goal in {"pretrain", "finetune"} else {}
+    more = {"workload": {"tokens": 3_000_000}} if goal in {"pretrain", "finetune"} else {}
     plan = filled(team, alice, body | more)
     request = question_of(plan).request.model_dump(mode="json")
     document, notes = document_of_request(request)
@@ -299,10 +373,10 @@ def test_what_no_form_has_is_said_and_the_rest_is_kept():
     assert document == {
         "goal": "serve", "model": "demo", "latency_target": "none",
         "workload": {"input_tokens": 9}, "hardware": {"host": "box", "engine": "vllm"},
-        "pins": {"tensor_parallel_size": 2},
+        "pins": {"tensor_parallel_size": 2, "zero_stage": 1},
     }  # fmt: skip
     assert [note.split(" = ")[0] for note in notes] == [
-        "constraints.ttft_p95_seconds.max", "pins.zero_stage", "workload.request_rate_per_second",
+        "constraints.ttft_p95_seconds.max", "workload.request_rate_per_second",
     ]  # fmt: skip
     with pytest.raises(InvalidProblem, match="serve, generate, train or"):
         document_of_request({"workload": {"kind": "dance"}})

@@ -7,6 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.catalog.devices import devices_of_every_size, get_device, list_devices
+from planner.specs.workload import Strategy
+from runners.plans.document import DEFAULT_DEVICE, DEFAULT_MODEL, GOALS, HardwareChoice, of_goal
+from runners.plans.methods import COMPRESSIONS
+from runners.plans.workloads import WORKLOADS
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import Team
 from webapp.core.display import TIMES
@@ -16,26 +20,23 @@ from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
 from webapp.wizard import steps as pages
 from webapp.wizard.drafts import (
-    DEFAULT_DEVICE,
-    DEFAULT_MODEL,
-    GOALS,
     MODEL_PRESETS,
     SLUGS,
     STEPS,
-    WORKLOADS,
     Options,
-    _merged_pins,
-    demo_draft,
-    demo_minutes,
+    demo_document,
     fit_context,
+    goal_change,
     neighbours,
-    serve_draft,
+    pins_form,
+    serve_document,
     step_form,
+    stored_draft,
     suggestion_apply,
     summaries,
 )
 from webapp.wizard.forms import device_choices, model_ids
-from webapp.wizard.workload_forms import COMPRESSIONS, WORKLOAD_FORMS
+from webapp.wizard.workload_forms import workload_form
 
 pytestmark = pytest.mark.django_db
 
@@ -55,22 +56,22 @@ def team_model(team, host) -> TeamModel:
 
 def test_a_newcomer_starts_from_training_the_demo_model_here(walk, host):
     draft = walk().plan.draft
-    assert draft["goal"]["goal"] == "pretrain"
+    assert draft["goal"] == "pretrain"
     assert draft["model"]["source"] == "demo"
-    assert draft["workload"]["pretrain"]["time_budget_minutes"] == 2
-    assert draft["hardware"]["choice"] == f"host:{host.pk}"
+    assert draft["workload"]["time_budget_seconds"] == 120
+    assert draft["hardware"]["host"] == host.pk
 
 
 def test_after_a_finished_job_a_plan_starts_from_serving(walk, job):
     Job.objects.filter(pk=job.pk).update(state=JobState.SUCCEEDED)
     draft = walk().plan.draft
-    assert draft["goal"]["goal"] == "serve"
+    assert draft["goal"] == "serve"
     assert draft["model"]["catalog_id"] == "meta-llama/Llama-3.1-8B"
 
 
 def test_without_a_host_a_plan_starts_from_catalog_hardware(alice):
     client_of(alice).get("/plans/new/")
-    assert Plan.objects.get().draft["hardware"]["choice"] == "catalog"
+    assert Plan.objects.get().document.hardware.is_catalog
 
 
 def test_the_demo_and_the_quantize_preset_open_with_their_model_and_host(
@@ -79,9 +80,9 @@ def test_the_demo_and_the_quantize_preset_open_with_their_model_and_host(
     assert walk("?preset=demo").first_step == "review"
 
     draft = walk(f"?preset=quantize&model={team_model.pk}").plan.draft
-    assert draft["goal"]["goal"] == "compress"
+    assert draft["goal"] == "compress"
     assert draft["model"]["team_model"] == team_model.pk
-    assert draft["hardware"]["choice"] == f"host:{host.pk}"
+    assert draft["hardware"]["host"] == host.pk
 
     response = client_of(charlie).get(f"/plans/new/?preset=quantize&model={team_model.pk}")
     assert response.status_code == 404
@@ -89,7 +90,7 @@ def test_the_demo_and_the_quantize_preset_open_with_their_model_and_host(
     for preset, goal in [("benchmark", "serve"), ("endpoint", "serve"), ("generate", "generate")]:
         found = walk(f"?preset={preset}&model={team_model.pk}")
         assert found.first_step == "review", (preset, goal)
-        assert found.plan.draft["goal"]["goal"] == goal, (preset, goal)
+        assert found.plan.draft["goal"] == goal, (preset, goal)
         assert found.plan.draft["model"]["team_model"] == team_model.pk, (preset, goal)
 
 
@@ -98,13 +99,13 @@ def test_a_short_model_is_tuned_and_asked_no_more_tokens_than_it_has_positions(w
     team_model.save()
     found = walk(f"?preset=tune&model={team_model.pk}")
     assert found.first_step == "workload"
-    assert found.plan.draft["goal"]["goal"] == "finetune"
+    assert found.plan.draft["goal"] == "finetune"
     assert found.plan.draft["model"]["team_model"] == team_model.pk
-    assert found.plan.draft["workload"]["finetune"]["sequence_length"] == 256
+    assert found.plan.draft["workload"]["sequence_length"] == 256
 
     team_model.config = {**team_model.config, "max_position_embeddings": 256}
     team_model.save()
-    asked = walk(f"?preset=generate&model={team_model.pk}").plan.draft["workload"]["generate"]
+    asked = walk(f"?preset=generate&model={team_model.pk}").plan.draft["workload"]
     assert (asked["input_tokens"], asked["output_tokens"]) == (192, 64)
 
 
@@ -135,10 +136,14 @@ def options_of(team: Team, *hosts: Host) -> Options:
 NOBODY = options_of(Team(name="Nobody"))
 
 
-def draft_of(goal="serve") -> dict:
-    draft = serve_draft(None)
-    draft["goal"]["goal"] = goal
-    return draft
+def document_of(goal="serve", **workload):
+    document = of_goal(serve_document(None), goal)
+    document.workload = document.workload.with_values(**workload)
+    return document
+
+
+def plan_of(document=None) -> Plan:
+    return Plan(team=Team(name="Nobody"), draft=stored_draft(document or document_of()))
 
 
 # Defaults
@@ -147,14 +152,21 @@ def draft_of(goal="serve") -> dict:
 def test_defaults_are_in_their_catalogs_and_pass_their_own_form():
     assert DEFAULT_MODEL in model_ids()
     assert get_device(DEFAULT_DEVICE).memory_bytes > 0
-    draft = serve_draft(None)
-    draft["workload"]["serve"]["concurrency"] = 999
-    assert serve_draft(None)["workload"]["serve"]["concurrency"] == 16
+    serve_document(None).workload.concurrency = 999
+    assert serve_document(None).workload.concurrency == 16
 
     for goal in GOALS:
-        form = WORKLOAD_FORMS[goal](data=WORKLOADS[goal])
+        shown = {each.name: each.value() for each in workload_form(goal)}
+        form = workload_form(
+            goal,
+            data={
+                name: value
+                for name, value in shown.items()
+                if value is not None and value is not False
+            },
+        )
         assert form.is_valid(), form.errors
-        assert form.cleaned_data == WORKLOADS[goal], goal
+        assert form.part == WORKLOADS[goal](), goal
 
     chosen = [key for _, group in device_choices() for key, _ in group]
     assert sorted(chosen) == sorted(device.id for device in devices_of_every_size())
@@ -163,23 +175,22 @@ def test_defaults_are_in_their_catalogs_and_pass_their_own_form():
 def test_the_demos_length_follows_the_environment(monkeypatch):
     for seconds, minutes in [("120", 2.0), ("40", 40 / 60), ("6", 0.1)]:
         monkeypatch.setenv("SLIPWAY_DEMO_SECONDS", seconds)
-        assert demo_minutes() == pytest.approx(minutes, abs=0.005), seconds  # as the form shows it
-        assert demo_draft(None)["workload"]["pretrain"]["time_budget_minutes"] == demo_minutes(), (
-            seconds
-        )
+        workload = demo_document(None).workload
+        assert workload.time_budget_seconds == float(seconds)
+        shown = workload_form("pretrain", workload)["time_budget_seconds"].value()
+        assert shown == pytest.approx(minutes, abs=0.005), seconds
 
 
 def test_every_compression_and_every_step_of_every_goal_has_its_words():
-    wrong = []
-    for method, _ in COMPRESSIONS:
-        draft = draft_of("compress")
-        draft["workload"]["compress"]["method"] = method
-        if not summaries(draft, NOBODY)["workload"]:
-            wrong.append(method)
+    wrong = [
+        method
+        for method in COMPRESSIONS
+        if not summaries(document_of("compress", method=method), NOBODY)["workload"]
+    ]
     assert not wrong, wrong
 
     for goal in GOALS:
-        said = summaries(draft_of(goal), NOBODY)
+        said = summaries(document_of(goal), NOBODY)
         assert set(said) == set(SLUGS), goal
         assert all(said[slug] for slug in SLUGS if slug != "review"), goal
 
@@ -189,16 +200,16 @@ def test_every_compression_and_every_step_of_every_goal_has_its_words():
 
 def test_a_suggestion_touches_its_draft_and_no_other_goals_workload():
     for goal in GOALS:
-        draft = draft_of(goal)
-        others = {name: value for name, value in draft["workload"].items() if name != goal}
-        before = copy.deepcopy(others)
-        suggestion_apply(draft, {"workload": {"input_tokens": 7, "global_batch_size": 7}})
-        assert others == before, goal
+        plan = plan_of(document_of(concurrency=3))
+        goal_change(plan, goal)
+        before = copy.deepcopy(plan.wizard.get("others"))
+        suggestion_apply(plan, {"workload": {"input_tokens": 7, "global_batch_size": 7}})
+        assert plan.wizard.get("others") == before, goal
 
-    draft = draft_of()
-    suggestion_apply(draft, {"pins": {"weight_dtype": "int4"}})
-    assert draft["is_touched"]
-    assert draft["pins"] == {"weight_dtype": "int4"}
+    plan = plan_of()
+    suggestion_apply(plan, {"pins": {"weight_dtype": "int4"}})
+    assert plan.wizard["is_touched"]
+    assert plan.draft["pins"] == {"weight_dtype": "int4"}
 
 
 def test_a_suggested_field_is_taken_over_or_given_back():
@@ -210,9 +221,9 @@ def test_a_suggested_field_is_taken_over_or_given_back():
         ("pretrain", {"global_batch_size": 1, "method": "pretrain"}, "global_batch_size", 1),
         ("generate", {"batch_size": 1}, "batch_size", 1),
     ]:
-        draft = draft_of(goal)
-        assert suggestion_apply(draft, {"workload": workload}) == [], (goal, workload)
-        assert draft["workload"][goal][name] == value, (goal, workload)
+        plan = plan_of(document_of(goal))
+        assert suggestion_apply(plan, {"workload": workload}) == [], (goal, workload)
+        assert plan.draft["workload"][name] == value, (goal, workload)
 
     for changes, left in [
         ({"workload": {"method": "lora"}}, ["method lora"]),
@@ -221,7 +232,7 @@ def test_a_suggested_field_is_taken_over_or_given_back():
         ({"workload": {"method": "lora"}, "engine": "x"}, ["method lora", "engine x"]),
         ({}, []),
     ]:
-        assert suggestion_apply(draft_of("pretrain"), changes) == left, changes
+        assert suggestion_apply(plan_of(document_of("pretrain")), changes) == left, changes
 
 
 def test_suggested_hardware_becomes_catalog_hardware():
@@ -230,13 +241,14 @@ def test_suggested_hardware_becomes_catalog_hardware():
         ({"device": "h100-sxm5-80gb", "devices_per_node": 8}, (8, 1)),
         ({"device": {"id": "rtx-4090"}, "devices_per_node": 2, "nodes": 3}, (2, 3)),
     ]:
-        draft = draft_of()
-        draft["hardware"]["choice"] = "host:1"
+        document = document_of()
+        document.hardware.host = "1"
+        plan = plan_of(document)
 
-        assert suggestion_apply(draft, {"cluster": cluster}) == [], cluster
-        hardware = draft["hardware"]
-        assert hardware["choice"] == "catalog", cluster
-        assert (hardware["devices_per_node"], hardware["nodes"]) == count, cluster
+        assert suggestion_apply(plan, {"cluster": cluster}) == [], cluster
+        hardware = plan.document.hardware
+        assert hardware.is_catalog, cluster
+        assert (hardware.devices_per_node, hardware.nodes) == count, cluster
 
 
 def test_what_came_with_the_weights_leaves_with_them():
@@ -253,7 +265,12 @@ def test_what_came_with_the_weights_leaves_with_them():
             {"weight_dtype": "bf16"},
         ),
     ]:
-        assert _merged_pins(old, new) == kept, (old, new)
+        document = document_of()
+        document.pins = Strategy(**old)
+        posted = {f"pin-{name}": str(value) for name, value in new.items()}
+        form = pins_form(document, posted)
+        assert form.is_valid(), form.errors
+        assert form.chosen == Strategy(**kept), (old, new)
 
 
 # Workloads that fit the model
@@ -261,34 +278,27 @@ def test_what_came_with_the_weights_leaves_with_them():
 
 @given(st.integers(1, 200_000), st.integers(1, 200_000), st.integers(2, 131_072))
 def test_a_shortened_conversation_fits_and_keeps_both_parts(prompt, answer, context):
-    draft = draft_of()
-    draft["workload"]["serve"] |= {"input_tokens": prompt, "output_tokens": answer}
+    asked = document_of(input_tokens=prompt, output_tokens=answer).workload
 
-    fit_context(draft, context)
-    values = draft["workload"]["serve"]
+    values = fit_context(asked, context)
 
-    assert (
-        values["input_tokens"] + values["output_tokens"] <= context or prompt + answer <= context
-    )
-    assert min(values["input_tokens"], values["output_tokens"]) >= 1
+    assert values.input_tokens + values.output_tokens <= context or prompt + answer <= context
+    assert min(values.input_tokens, values.output_tokens) >= 1
 
 
 @given(st.integers(8, 131_072), st.integers(8, 131_072))
 def test_training_reads_no_more_at_once_than_the_model(sequence, context):
-    draft = draft_of("pretrain")
-    draft["workload"]["pretrain"]["sequence_length"] = sequence
-    fit_context(draft, context)
-    assert draft["workload"]["pretrain"]["sequence_length"] == min(sequence, context)
+    asked = document_of("pretrain", sequence_length=sequence).workload
+    assert fit_context(asked, context).sequence_length == min(sequence, context)
 
 
 def test_what_fits_is_left_alone_and_fitting_twice_changes_nothing_more():
-    draft = draft_of()
-    before = copy.deepcopy(draft)
-    assert not fit_context(draft, 131_072)
-    assert draft == before
+    asked = document_of().workload
+    assert fit_context(asked, 131_072) == document_of().workload
 
-    assert fit_context(draft, 256)
-    assert not fit_context(draft, 256)
+    shorter = fit_context(asked, 256)
+    assert shorter != asked
+    assert fit_context(shorter, 256) == shorter
 
 
 # Steps
@@ -301,13 +311,15 @@ def test_every_step_knows_its_neighbours_and_all_but_the_last_have_a_form():
         assert after == (STEPS[at + 1] if at < len(SLUGS) - 1 else None), at
 
     for slug, has_form in [(slug, slug != "review") for slug in SLUGS]:
-        assert (step_form(slug, draft_of(), NOBODY) is not None) == has_form, slug
+        assert (step_form(slug, document_of(), NOBODY) is not None) == has_form, slug
 
 
 @pytest.mark.django_db
 def test_steps_before_the_current_one_are_done(alice, team, host):
     for slug in SLUGS:
-        plan = Plan.objects.create(team=team, owner=alice, draft=serve_draft(host))
+        plan = Plan.objects.create(
+            team=team, owner=alice, draft=stored_draft(serve_document(host))
+        )
         steps = client_of(alice).get(f"/plans/{plan.pk}/edit/{slug}/").context["steps"]
         at = SLUGS.index(slug)
         assert [step["is_done"] for step in steps] == [
@@ -349,17 +361,18 @@ def test_a_host_with_cards_is_offered_by_their_number_and_name(host):
 @pytest.mark.django_db
 @pytest.mark.parametrize("goal", ["pretrain", "finetune"])
 def test_attention_by_blocks_is_offered_where_the_host_has_a_gpu_or_a_draft_has_it(host, goal):
-    draft, options = draft_of(goal), options_of(host.team, host)
-    draft["hardware"] |= {"choice": f"host:{host.pk}"}
+    document, options = document_of(goal), options_of(host.team, host)
+    document.hardware = HardwareChoice(host=host.pk)
 
     def offered():
-        return "flex" in dict(step_form("workload", draft, options).fields["attention"].choices)
+        form = step_form("workload", document, options)
+        return "flex" in dict(form.fields["attention"].choices)
 
     assert not offered()
     host.facts["gpus"] = [{"index": 0}]
     assert offered()
     host.facts["gpus"] = []
-    draft["workload"][goal]["attention"] = "flex"
+    document.workload.attention = "flex"
     assert offered()
-    draft["workload"][goal]["attention"], draft["hardware"]["choice"] = "auto", "catalog"
+    document.workload.attention, document.hardware = "auto", HardwareChoice()
     assert offered()

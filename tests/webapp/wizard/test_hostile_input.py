@@ -110,7 +110,7 @@ def test_a_choice_that_is_none_is_refused(walk):
     fields = [
         ("goal", "goal"),
         ("goal", "objective"),
-        ("goal", "slo"),
+        ("goal", "latency_target"),
         ("model", "source"),
         ("workload", "optimizer"),
         ("hardware", "choice"),
@@ -132,7 +132,7 @@ NUMBERS = {
         "input_tokens": (1, 1_000_000),
         "output_tokens": (1, 1_000_000),
         "concurrency": (1, 100_000),
-        "prefix_share_percent": (0, 99),
+        "prefix_share_ratio": (0, 99),
     },
     "generate": {
         "batch_size": (1, 100_000),
@@ -187,9 +187,9 @@ def test_what_is_no_whole_number_is_refused(walk):
 def test_an_impossible_time_budget_is_refused(walk):
     walker = walk()
     for value in ("0", "-1", "inf", "nan", "1e9", "soon"):
-        page = walker.press("workload", time_budget_minutes=value)
+        page = walker.press("workload", time_budget_seconds=value)
         assert page.status_code == 422, value
-        assert "time_budget_minutes" in page.context["form"].errors
+        assert "time_budget_seconds" in page.context["form"].errors
 
 
 def test_any_number_of_devices_is_answered(walk):

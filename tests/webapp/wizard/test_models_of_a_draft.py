@@ -105,7 +105,7 @@ def test_workloads_are_shortened_to_what_the_model_reads_at_once(walk):
         walker.url("model"), {**walker.shown("model"), "source": "demo"}, follow=True
     )
 
-    serve = walker.plan.draft["workload"]["serve"]
+    serve = walker.plan.draft["workload"]
     context = demo_config()["max_position_embeddings"]
     assert serve["input_tokens"] + serve["output_tokens"] == context
     assert "workloads were shortened" in page.content.decode()
@@ -119,7 +119,7 @@ def test_the_rail_alone_shortens_nothing(walk):
         f"/plans/{walker.plan_id}/verdict/?step=model", data, headers={"HX-Request": "true"}
     )
 
-    assert walker.plan.draft["workload"]["serve"]["input_tokens"] == 1024
+    assert walker.plan.draft["workload"]["input_tokens"] == 1024
 
 
 # A pasted or uploaded config.json: what is taken to the last byte, and how a refusal helps

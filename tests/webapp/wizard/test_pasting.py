@@ -52,8 +52,8 @@ def test_a_command_becomes_a_draft_that_tells_every_setting(alice, host):
 def test_a_training_file_becomes_a_fine_tuning(alice, host):
     paste(alice, AXOLOTL)
     draft = Plan.objects.get().draft
-    values = draft["workload"]["finetune"]
-    assert draft["goal"]["goal"] == "finetune"
+    values = draft["workload"]
+    assert draft["goal"] == "finetune"
     assert draft["model"]["catalog_id"] == "meta-llama/Llama-3.2-1B"
     assert (values["method"], values["lora_rank"], values["sequence_length"]) == ("lora", 8, 1024)
     assert values["optimizer"] == "adamw_8bit"
@@ -98,14 +98,14 @@ def test_a_job_as_yaml_launches_the_same_job_again(alice, host):
     client = client_of(alice)
     body = {
         "goal": "pretrain", "model": "demo", "hardware": {"host": host.slug},
-        "workload": {"time_budget_minutes": 1}, "pins": {"micro_batch_size": 1},
+        "workload": {"time_budget_seconds": 60}, "pins": {"micro_batch_size": 1},
     }  # fmt: skip
     plan = client.post("/api/v1/plans", json.dumps(body), "application/json").json()
-    launch = {"name": "night", "hours": 2, "retries": 1, "priority": "low"}
+    launch = {"name": "night", "max_duration_seconds": 7200, "max_retries": 1, "priority": "low"}
     client.post(f"/api/v1/plans/{plan['id']}/launch", json.dumps(launch), "application/json")
     first = Job.objects.get()
     document = job_document_of(first)
-    assert document["launch"] == {"run": "job", **launch, "hours": 2.0}
+    assert document["launch"] == {"run": "job", **launch}
     planned = {name: value for name, value in document.items() if name != "launch"}
     again = client.post("/api/v1/plans", json.dumps(planned), "application/json").json()
     path = f"/api/v1/plans/{again['id']}/launch"
@@ -137,7 +137,7 @@ def test_a_pasted_setting_stands_in_one_list(alice, host):
     paste(alice, "python trl/scripts/dpo.py --model_name_or_path meta-llama/Llama-3.2-1B "
           "--use_peft --lora_r 8 --packing --optim paged_adamw_8bit --bf16 --made_up 3 "
           "--fp16 --max_steps ten")  # fmt: skip
-    words = Plan.objects.get().draft["imported"]
+    words = Plan.objects.get().wizard["imported"]
     places: dict[str, set[str]] = {}
     for name, rows in words.items():
         for source, _ in rows:

@@ -4,14 +4,17 @@ import re
 
 import pytest
 
+from planner.specs.workload import Strategy
 from runners.jobspec.base import DEMO_ENCODER
+from runners.plans.document import ModelChoice, of_goal
 from tests.webapp.conftest import client_of, enrol, make_beat, make_facts, make_microbench
 from webapp.accounts.models import Role
 from webapp.agents.heartbeats import host_beat
 from webapp.jobs.launching import launch_note, launch_of
 from webapp.jobs.models import Job
 from webapp.plans.models import Plan
-from webapp.wizard.steps import launch_both, ready_hosts, template_draft
+from webapp.wizard.drafts import stored_draft
+from webapp.wizard.steps import launch_both, ready_hosts, template_document
 
 pytestmark = pytest.mark.django_db
 URL = "/plans/template/classification/"
@@ -106,7 +109,8 @@ def test_the_wizards_first_step_offers_it_with_the_ready_hosts(walk, host):
 
 @pytest.fixture
 def plan(team, alice, host):
-    return Plan.objects.create(team=team, owner=alice, draft=template_draft(host, 1))
+    draft = stored_draft(template_document(host, 1))
+    return Plan.objects.create(team=team, owner=alice, draft=draft)
 
 
 def test_its_plan_says_in_words_what_happens_and_that_an_encoder_is_not_served(plan):
@@ -115,7 +119,7 @@ def test_its_plan_says_in_words_what_happens_and_that_an_encoder_is_not_served(p
     assert "labels of texts" in note["text"]
     assert "random" not in note["text"]
 
-    plan.draft["goal"]["goal"], plan.answer = "serve", {}
+    plan.document, plan.answer = of_goal(plan.document, "serve"), {}
     assert "trained and predicts no text" in launch_note(plan)["text"]
 
 
@@ -127,9 +131,11 @@ def test_its_plan_says_in_words_what_happens_and_that_an_encoder_is_not_served(p
     ],
 )
 def test_a_head_and_its_model_belong_together(plan, model, method, said):
-    plan.draft["model"] |= model
-    plan.draft["workload"]["finetune"]["method"] = method
-    plan.draft["pins"] = {}  # the template's ZeRO does not go with LoRA either
+    document = plan.document
+    document.model = ModelChoice(**model)
+    document.workload.method = method
+    document.pins = Strategy()  # the template's ZeRO does not go with LoRA either
+    plan.document = document
     assert said in launch_note(plan)["text"]
 
 

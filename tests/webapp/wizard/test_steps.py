@@ -6,14 +6,14 @@ import re
 import pytest
 
 from planner.catalog.engines import get_engine
+from runners.plans.document import GOALS
+from runners.plans.refusals import DraftProblem
 from tests.webapp.conftest import client_of
 from tests.webapp.wizard.conftest import STEPS
 from webapp.jobs.launching import launch_of
 from webapp.pages.plans import exports_of
-from webapp.plans.explanation import DraftProblem
 from webapp.plans.planning import current_answer, plan_keep
 from webapp.plans.serving import chosen_engine, engine_choices
-from webapp.wizard.drafts import GOALS
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -42,13 +42,13 @@ def test_next_back_and_update_lead_to_their_step_and_save_what_was_typed(walk):
 
     response = walker.press("workload", go="back", global_batch_size=4)
     assert response["Location"] == walker.url("model")
-    assert walker.plan.draft["workload"]["pretrain"]["global_batch_size"] == 4
+    assert walker.plan.draft["workload"]["global_batch_size"] == 4
     assert walker.press("workload", go="stay")["Location"] == walker.url("workload")
 
     refused = walker.press("workload", go="back", global_batch_size="many")
     assert refused["Location"] == walker.url("model")
     assert "are not saved: " in walker.page("model").content.decode()
-    assert walker.plan.draft["workload"]["pretrain"]["global_batch_size"] == 4
+    assert walker.plan.draft["workload"]["global_batch_size"] == 4
 
     walker.press("workload", global_batch_size=4)
     walker.press("goal", goal="serve")
@@ -65,21 +65,25 @@ def test_what_is_wrong_is_named_with_its_limits_beside_its_field_and_not_saved(w
     assert 'id="id_sequence_length_error"' in page.content.decode()
 
     walker.press("workload", sequence_length="0")
-    assert walker.plan.draft["workload"]["pretrain"]["sequence_length"] == 256
+    assert walker.plan.draft["workload"]["sequence_length"] == 256
 
     page = walk().press("workload", sequence_length="")
     assert 'href="#id_sequence_length"' in page.content.decode()
 
-    page = walk().press("workload", time_budget_minutes="", million_tokens="")
+    page = walk().press("workload", time_budget_seconds="", tokens="")
     assert "time budget or a number of tokens" in str(page.context["form"].errors)
+    walker = walk()
+    walker.press("workload", time_budget_seconds="", tokens="0.5")
+    values = walker.plan.draft["workload"]
+    assert (values["time_budget_seconds"], values["tokens"]) == (None, 500_000)
 
 
 def test_a_compression_keeps_its_bits_and_whole_heads_do_not_go_by_two_of_four(walk):
     walker = walk()
     walker.press("goal", goal="compress")
     walker.press("workload", method="norm_tweaking", bits="2", sparsity="20")
-    assert walker.plan.draft["workload"]["compress"]["bits"] == 2
-    assert walker.plan.draft["workload"]["compress"]["sparsity"] == "20"
+    assert walker.plan.draft["workload"]["bits"] == 2
+    assert walker.plan.draft["workload"]["sparsity"] == "20"
 
     for method in ["llm_pruner", "sheared_llama"]:
         walker = walk()
@@ -106,7 +110,7 @@ def test_another_team_finds_no_step_and_cannot_save(walk, charlie):
     walker = walk()
     response = client_of(charlie).post(walker.url("goal"), {"goal": "serve"})
     assert response.status_code == 404
-    assert walker.plan.draft["goal"]["goal"] == "pretrain"
+    assert walker.plan.draft["goal"] == "pretrain"
 
 
 def test_a_colleague_may_go_on_with_a_draft_and_a_viewer_may_not(walk, bob, vera):
@@ -130,8 +134,8 @@ OPENED = '<details class="disclosure" open>'
 
 def test_finer_choices_are_folded_until_one_of_them_is_made(walk):
     for goal in ["finetune", "pretrain", "generate"]:
-        made = {"generate": {"batching": "sorted", "decode_step": "compiled"}}.get(
-            goal, {"attention": "eager", "lengths": "fixed", "on_spike": "skip"}
+        made = {"generate": {"batching": "sorted", "compiled_step": "yes"}}.get(
+            goal, {"attention": "eager", "length_schedule": "constant", "on_spike": "skip"}
         )
         said = {"generate": "Batches and Decode step"}.get(
             goal, "Attention kernel and On a loss spike"
@@ -179,7 +183,10 @@ def test_prompts_are_kept_one_a_line(walk):
     walker.press("goal", goal="pretrain")
 
     walker.press(
-        "workload", go="stay", sample_prompts="Once\r\n\r\n<b>Twice\r\n", text_samples="20"
+        "workload",
+        go="stay",
+        sample_prompts="Once\r\n\r\n<b>Twice\r\n",
+        text_samples_every_steps="20",
     )
 
     text = walker.page("workload").content.decode()
@@ -191,7 +198,7 @@ def test_a_finer_choice_that_is_refused_is_in_sight(walk):
     walker = walk()
     walker.press("goal", goal="generate")
 
-    response = walker.press("workload", go="stay", kv_cache="int4", guessing="lookup")
+    response = walker.press("workload", go="stay", kv_cache="int4", speculation="lookup")
 
     text = response.content.decode()
     assert OPENED in text
@@ -231,7 +238,7 @@ def test_pools_come_in_pairs_and_go_when_their_numbers_are_emptied(server_of_fou
 
     server_of_four.press("hardware", **POOLS)
     server_of_four.press("hardware", **dict.fromkeys(POOLS, ""))
-    assert server_of_four.plan.draft["pins"]["disaggregated"] is None
+    assert "disaggregated" not in server_of_four.plan.draft["pins"]
     assert "disaggregated" not in server_of_four.plan.request["pins"]
 
 
@@ -275,7 +282,7 @@ T4 = {"choice": "catalog", "device": "t4"}
 def serving(walk):
     """A walker to serve gpt-oss on a T4, which vLLM refuses."""
     walker = walk()
-    walker.press("goal", goal="serve", slo="none")
+    walker.press("goal", goal="serve", latency_target="none")
     walker.press("model", source="catalog", catalog_id="openai/gpt-oss-20b")
     walker.press("hardware", **T4)
     return walker
@@ -345,7 +352,7 @@ def test_the_engine_is_kept_by_the_saved_plan_and_its_edit(serving):
 def test_an_engine_of_another_goal_does_not_count(serving):
     serving.press("hardware", engine="llama_cpp")
     serving.press("goal", goal="finetune")
-    assert chosen_engine(serving.plan.draft) is None
+    assert chosen_engine(serving.plan.document) is None
 
 
 def test_a_plan_for_another_engine_is_exported_and_not_launched(walk, host):
@@ -378,7 +385,7 @@ def vllm_of(plan):
 
 
 def test_the_longest_request_is_stated_or_the_models_context_where_memory_holds_it(long_server):
-    assert long_server.plan.draft["workload"]["serve"]["max_request_tokens"] is None
+    assert long_server.plan.draft["workload"]["max_request_tokens"] is None
     assert "--max-model-len 131072" in vllm_of(long_server.plan)
 
     html = long_server.press("workload", max_request_tokens="1000").content.decode()

@@ -5,14 +5,14 @@ import pytest
 from planner import api
 from tests.webapp.conftest import client_of
 from webapp.plans.models import Plan
-from webapp.wizard.drafts import serve_draft
+from webapp.wizard.drafts import serve_document, stored_draft
 
 
 @pytest.fixture
 def plan(team, alice, host) -> Plan:
-    draft = serve_draft(host)
+    draft = stored_draft(serve_document(host))
     draft["model"] = {"source": "demo", "catalog_id": "meta-llama/Llama-3.1-8B"}
-    draft["workload"]["serve"] |= {"input_tokens": 128, "output_tokens": 64}
+    draft["workload"] |= {"input_tokens": 128, "output_tokens": 64}
     return Plan.objects.create(team=team, owner=alice, draft=draft)
 
 
@@ -34,7 +34,7 @@ def autosave(client, plan: Plan, form: dict, step: str = "workload") -> str:
 
 def people(plan: Plan) -> int:
     plan.refresh_from_db()
-    return plan.draft["workload"]["serve"]["concurrency"]
+    return plan.draft["workload"]["concurrency"]
 
 
 def test_a_tab_may_write_again_over_what_it_wrote_and_the_other_window_may_not(alice, plan):
@@ -128,7 +128,7 @@ def test_two_people_on_two_steps_lose_nothing(alice, bob, plan):
     autosave(theirs, plan, goal | {"objective": "cost"}, "goal")
 
     assert people(plan) == 3
-    assert plan.draft["goal"]["objective"] == "cost"
+    assert plan.draft["objective"] == "cost"
 
 
 def test_a_write_between_reading_and_storing_is_kept_as_well(alice, bob, plan, monkeypatch):
@@ -147,7 +147,7 @@ def test_a_write_between_reading_and_storing_is_kept_as_well(alice, bob, plan, m
     autosave(mine, plan, workload | {"concurrency": "3"})
 
     assert people(plan) == 3
-    assert plan.draft["goal"]["objective"] == "cost"
+    assert plan.draft["objective"] == "cost"
 
 
 def test_a_form_of_another_goal_is_not_taken(alice, plan):

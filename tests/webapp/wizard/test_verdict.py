@@ -20,13 +20,13 @@ def test_a_change_is_saved_with_the_rail_alone_and_a_wrong_one_says_so(walk):
     data = {**walker.shown("workload"), "global_batch_size": 2}
     response = walker.client.post(verdict_url(walker, "workload"), data)
     assert response.content.decode().lstrip().startswith('<div id="verdict"')
-    assert walker.plan.draft["workload"]["pretrain"]["global_batch_size"] == 2
+    assert walker.plan.draft["workload"]["global_batch_size"] == 2
 
     data = {**walker.shown("workload"), "global_batch_size": "x"}
     html = walker.client.post(verdict_url(walker, "workload"), data).content.decode()
     assert "Not saved: correct the form first" in html
     assert "from 1 to 100,000" in html
-    assert walker.plan.draft["workload"]["pretrain"]["global_batch_size"] == 2
+    assert walker.plan.draft["workload"]["global_batch_size"] == 2
 
 
 def test_the_rail_is_read_by_a_viewer_and_not_by_another_team(walk, vera, charlie):
@@ -200,17 +200,23 @@ def test_strip_and_rail_are_announced_and_a_get_returns_the_rail_alone(walk, ver
 def test_the_demos_workload_does_not_leak_into_another_models_pre_training(walk):
     for model in [LLAMA_70B, LLAMA_405B]:
         walker = walk()
-        assert walker.plan.draft["workload"]["pretrain"]["sequence_length"] == 256, model
+        assert walker.plan.draft["workload"]["sequence_length"] == 256, model
 
         walker.press("model", source="catalog", catalog_id=model)
 
-        work = walker.plan.draft["workload"]["pretrain"]
-        assert work["time_budget_minutes"] is None, model
+        work = walker.plan.draft["workload"]
+        assert work["time_budget_seconds"] is None, model
         assert work["sequence_length"] == 4096, model
         assert work["global_batch_size"] == 1024, model
-        assert work["million_tokens"] == pytest.approx(
-            20 * float(model[-4:-1].strip("-")) * 1000, rel=0.02
+        assert work["tokens"] == pytest.approx(
+            20 * float(model[-4:-1].strip("-")) * 1e9, rel=0.02
         ), model
+
+    walker = walk()
+    walker.press("goal", goal="serve")
+    walker.press("model", source="catalog", catalog_id=LLAMA_70B)
+    walker.press("goal", goal="pretrain")
+    assert walker.plan.draft["workload"]["sequence_length"] == 4096
 
 
 def test_the_first_verdict_of_a_newcomer_asks_no_more_than_the_demo_reads(walk):
@@ -225,7 +231,7 @@ def test_another_model_than_the_demo_is_asked_for_the_usual_lengths(walk):
         walker = walk()
         walker.press("goal", goal=goal)
         walker.press("model", source="catalog", catalog_id=LLAMA_70B)
-        work = walker.plan.draft["workload"][goal]
+        work = walker.plan.draft["workload"]
         assert (work["input_tokens"], work["output_tokens"]) == (1024, 256), goal
 
 
@@ -233,21 +239,21 @@ def test_a_workload_or_lengths_that_somebody_chose_stay_with_another_model(walk)
     walker = walk()
     walker.press("workload", global_batch_size=3)
     walker.press("model", source="catalog", catalog_id=LLAMA_70B)
-    work = walker.plan.draft["workload"]["pretrain"]
+    work = walker.plan.draft["workload"]
     assert (work["global_batch_size"], work["sequence_length"]) == (3, 256)
 
     walker = walk()
     walker.press("goal", goal="serve")
     walker.press("workload", input_tokens=100, output_tokens=20)
     walker.press("model", source="catalog", catalog_id=LLAMA_70B)
-    work = walker.plan.draft["workload"]["serve"]
+    work = walker.plan.draft["workload"]
     assert (work["input_tokens"], work["output_tokens"]) == (100, 20)
 
 
 def test_the_demo_keeps_its_two_minutes(walk):
     walker = walk()
     walker.press("model")
-    assert walker.plan.draft["workload"]["pretrain"]["time_budget_minutes"] > 0
+    assert walker.plan.draft["workload"]["time_budget_seconds"] > 0
 
 
 def test_logical_cpus_are_not_called_processors():
@@ -271,10 +277,10 @@ def test_the_review_asks_again_by_itself_in_a_moment_and_launches_nothing(review
     assert "In a moment" in review
     assert "about 15 seconds" in review
     assert 'data-reload-ms="3000"' in review
-    assert 'value="launch"' not in review
+    assert 'name="run"' not in review
 
 
 def test_a_measured_host_is_not_asked_again(walk):
     page = walk("?preset=demo").page("review").content.decode()
     assert "data-reload-ms" not in page
-    assert 'value="launch"' in page
+    assert 'name="run" value="job"' in page

@@ -23,8 +23,8 @@ from webapp.wizard.documents import SCHEMA_FILE
 Schema = Mapping[str, Any]
 FOLDER = Path(runners.client.__file__).parent
 SCHEMA = Path(settings.BASE_DIR) / "static" / SCHEMA_FILE
-# What both sides have: the planner's own classes instead of copies.
-PLANNER = {
+# What both sides have: the classes of planner and plan documents instead of copies.
+SHARED = {
     **dict.fromkeys(
         (
             "Estimate",
@@ -37,6 +37,34 @@ PLANNER = {
         "planner.specs.estimate",
     ),
     "ModelSpec": "planner.specs.model",
+    **dict.fromkeys(
+        ("DisaggregatedSpec", "OffloadSpec", "SpeculativeSpec", "Strategy"),
+        "planner.specs.workload",
+    ),
+    **dict.fromkeys(
+        (
+            "CompressPlan",
+            "FinetunePlan",
+            "GeneratePlan",
+            "HardwareChoice",
+            "ModelChoice",
+            "PretrainPlan",
+            "ServePlan",
+        ),
+        "runners.plans.document",
+    ),
+    "Launch": "runners.plans.launch",
+    **dict.fromkeys(
+        (
+            "CompressWork",
+            "FinetuneWork",
+            "GenerateWork",
+            "MixtureSource",
+            "PretrainWork",
+            "ServeWork",
+        ),
+        "runners.plans.workloads",
+    ),
 }
 # What a newer server may have more kinds of: any JSON object to the client.
 OPEN = {JOB_SPEC}
@@ -129,8 +157,8 @@ def client_sources() -> dict[str, str]:
     replies = _reachable([_success(call) for call in calls], schemas)
     requests = _reachable([[_body(call), call.get("parameters")] for call in calls], schemas)
     names = sorted(replies | requests)
-    imports = "\n".join(f"from {PLANNER[name]} import {name}" for name in names if name in PLANNER)
-    own = {name: schemas[name] for name in names if name not in PLANNER}
+    imports = "\n".join(f"from {SHARED[name]} import {name}" for name in names if name in SHARED)
+    own = {name: schemas[name] for name in names if name not in SHARED}
     parents = {name: _parent(name, own, replies) for name in own}
     order = TopologicalSorter({name: [one] if one else [] for name, one in parents.items()})
     types = "\n\n".join(
@@ -190,7 +218,7 @@ def _reachable(used: list[Any], schemas: Schema) -> set[str]:
         name = pending.pop()
         if name not in found:
             found.add(name)
-            pending += [] if name in {*PLANNER, *OPEN} else list(_references(schemas[name]))
+            pending += [] if name in {*SHARED, *OPEN} else list(_references(schemas[name]))
     return found - OPEN
 
 

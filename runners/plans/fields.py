@@ -1,0 +1,152 @@
+"""A field of a plan document: its type, default, limits and words in adjacent lines.
+
+Forms, command-line help, the JSON schema and the documentation's tables are made from these.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple, NoReturn, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+
+LONGEST_TEXT = 20_000
+Key = str | int | float | bool | None
+
+
+class Shown(NamedTuple):
+    """How a field is shown: its words, its unit, and where it stands.
+
+    ``choices``: the words of each value. ``factor``: how many of the field's unit the shown unit
+    has, as 60 for minutes of a field in seconds. ``group``: the title of the advanced options
+    among which it stands, "" for those without a title, None for a plain field. ``only_for``: the
+    values of the model's field ``method`` that use it.
+    """
+
+    title: str
+    help: str = ""
+    choices: Mapping[Key, str] | None = None
+    factor: float = 1.0
+    group: str | None = None
+    only_for: tuple[str, ...] = ()
+    has_lines: bool = False
+
+
+def field(
+    default: Any,  # noqa: ANN401 (of the field's type)
+    title: str,
+    help: str = "",  # noqa: A002 (the field's word for it)
+    *,
+    choices: Mapping[Key, str] | None = None,
+    factor: float = 1.0,
+    group: str | None = None,
+    only_for: Collection[str] = (),
+    has_lines: bool = False,
+    **limits: Any,
+) -> Any:  # noqa: ANN401 (a default, for the type checker)
+    """Return a field with its words; ``limits`` are pydantic's, such as ``ge``."""
+    words = ": ".join(each for each in (title, help) if each)
+    info = Field(default=default, title=title, description=words, **limits)
+    shown = Shown(title, help, choices, factor, group, tuple(only_for), has_lines)
+    info.metadata.append(shown)
+    return info
+
+
+def shown_of(info: FieldInfo) -> Shown:
+    """Return how a field is shown.
+
+    Raises:
+        LookupError: it was not made by ``field``.
+    """
+    for each in info.metadata:
+        if isinstance(each, Shown):
+            return each
+    raise LookupError(info.title)
+
+
+def limits_of(info: FieldInfo) -> tuple[Any, Any]:
+    """Return the lowest and the highest value of a number, None where there is no limit."""
+    found = {
+        name: value
+        for each in info.metadata
+        for name in ("ge", "gt", "le", "lt")
+        if (value := getattr(each, name, None)) is not None
+    }
+    return found.get("ge", found.get("gt")), found.get("le", found.get("lt"))
+
+
+def _can_be_none(model: type[BaseModel], name: str) -> bool:
+    return type(None) in get_args(model.model_fields[name].annotation)
+
+
+class Part(BaseModel):
+    """Base of the documents' parts: an unknown field is an error, null is a field left out."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, data: object) -> object:
+        if not isinstance(data, Mapping):
+            return data
+        return {
+            name: value
+            for name, value in data.items()
+            if value is not None or name not in cls.model_fields or _can_be_none(cls, name)
+        }
+
+    def with_values(self, **values: object) -> Self:
+        """Return a copy with other values, validated.
+
+        Raises:
+            ValidationError: a value is outside its field's limits.
+        """
+        return type(self).model_validate({**self.model_dump(), **values})
+
+
+class RefusalOfFieldError(ValueError):
+    """A value that does not go with another one; ``field`` is its path in the part."""
+
+    def __init__(self, field_name: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.field = field_name
+
+
+def refuse(field_name: str, sentence: str) -> NoReturn:
+    """Refuse a value because of another one; the fault names ``field_name``.
+
+    Raises:
+        RefusalOfFieldError: always.
+    """
+    raise RefusalOfFieldError(field_name, sentence)
+
+
+class Fault(NamedTuple):
+    """What is wrong in a document: the path of a field, and a sentence."""
+
+    path: tuple[str, ...]
+    sentence: str
+    given: Any
+
+    @property
+    def field(self) -> str:
+        """Return the path in one word."""
+        return ".".join(self.path)
+
+
+def faults_in(error: ValidationError) -> list[Fault]:
+    """Return what is wrong in a document, each fault at the field that its sentence names."""
+    return [
+        Fault(
+            tuple(map(str, location_of(each))),
+            each["msg"].removeprefix("Value error, "),
+            each["input"],
+        )
+        for each in error.errors()
+    ]
+
+
+def location_of(fault: Mapping[str, Any]) -> tuple[int | str, ...]:
+    """Return the path of a fault of pydantic's, to the field that a refusal names."""
+    raised, location = (fault.get("ctx") or {}).get("error"), tuple(fault["loc"])
+    named = tuple(raised.field.split(".")) if isinstance(raised, RefusalOfFieldError) else ()
+    return location if location[-len(named) :] == named else (*location, *named)

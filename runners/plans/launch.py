@@ -1,0 +1,177 @@
+"""How a plan is launched: what is started, for how long, and the options of its program."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from runners.jobspec.serve import EngineName
+from runners.plans.fields import Part, field
+
+HOUR, MINUTE = 3600.0, 60.0
+MAX_SECRETS = 16
+
+
+class Launch(Part):
+    """What is started of a plan; an option that the launch does not use is refused."""
+
+    run: Literal["job", "endpoint", "load"] = field(
+        "job", "Run", "Of a plan to serve: its benchmark, its endpoint, or a load test"
+    )
+    name: str = field("", "Name", "Name of the job and of the plan", max_length=120)
+    save_as: Literal["next", "new"] = field(
+        "next",
+        "Save this draft as",
+        "The next version of the plan it came from, or a new plan",
+        choices={"next": "the next version", "new": "a separate plan"},
+    )
+    max_duration_seconds: float | None = field(
+        None,
+        "Time limit, in hours",
+        "Empty: as planned.",
+        factor=HOUR,
+        ge=36.0,
+        le=8784 * HOUR,
+    )
+    max_retries: int = field(
+        0,
+        "Retries after a host failure",
+        "As a new attempt, which resumes from the last checkpoint on that host. A failure caused "
+        "by the job itself, such as too little memory, is never retried.",
+        choices={0: "No", 1: "Once", 2: "Twice", 3: "Three times"},
+        ge=0,
+        le=5,
+    )
+    priority: Literal["normal", "low"] = field(
+        "normal", "Priority", choices={"normal": "Normal", "low": "Low: after the others"}
+    )
+    secrets: list[Annotated[str, Field(max_length=40)]] = field(
+        [],
+        "Secrets for the job",
+        "Names of the team's secrets",
+        max_length=MAX_SECRETS,
+    )
+    engine: EngineName = field(
+        "slipway",
+        "Engine",
+        "llama.cpp, vLLM and SGLang run in environments of their own; the host builds one first "
+        "where it is missing. vLLM and SGLang are offered where the host has a GPU.",
+    )
+    idle_stop_seconds: float | None = field(
+        None,
+        "Stop when idle, after minutes",
+        "Empty: until somebody stops it.",
+        factor=MINUTE,
+        ge=6.0,
+        le=10_080 * MINUTE,
+    )
+    prefix_caching: bool | None = field(
+        None,
+        "Prefix caching",
+        "Only vLLM and SGLang support this option. llama.cpp reuses the last prompt of a slot; "
+        "Slipway's own engine reads every prompt again.",
+        choices={None: "Engine default", True: "Yes", False: "No"},
+    )
+    draft_model: str = field(
+        "",
+        "Speculative decoding",
+        "The output stays the same; accepted draft tokens save passes. A model of the team by its "
+        "id, or “lookup” for prompt lookup",
+        max_length=40,
+    )
+    adapters: bool = field(
+        default=False,
+        title="With the adapters that your team's jobs trained on this model",
+        help="Each has a model name of its own",
+    )
+    adapter: str = field(
+        "",
+        "Adapter of your team",
+        "Of a generation; “all”: the adapter named in each line of the prompts file",
+        max_length=200,
+    )
+    profile: bool = field(
+        default=False,
+        title="Also profile the operators",
+        help="Time of each operator in prefill and decode",
+    )
+    arrivals: Literal["closed", "open", "burst"] = field(
+        "closed",
+        "Arrivals",
+        "Of a load test",
+        choices={
+            "closed": "Closed loop: each client sends its next request once answered",
+            "open": "Open loop: random arrivals, requests per second",
+            "burst": "Burst: all requests of a load level sent at once",
+        },
+    )
+    points: list[Annotated[float, Field(gt=0)]] = field(
+        [],
+        "Load levels",
+        "Numbers of clients, requests a second, or requests at once; rising, at most 12.",
+        max_length=12,
+    )
+    requests_per_repetition: int = field(
+        32,
+        "Requests per repetition",
+        "A p99 needs a thousand requests in total.",
+        ge=1,
+        le=100_000,
+    )
+    repetitions: int = field(
+        3,
+        "Repetitions",
+        "Each uses different prompts; their spread gives the interval.",
+        ge=1,
+        le=20,
+    )
+
+
+# What options of a launch are for: of a plan to serve its run, of another plan its goal.
+USED_BY: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("engine", "idle_stop_seconds", "prefix_caching", "adapters"), ("endpoint",)),
+    "draft_model": ("endpoint", "generate"),
+    "adapter": ("generate",),
+    "profile": ("job",),
+    **dict.fromkeys(("arrivals", "points", "requests_per_repetition", "repetitions"), ("load",)),
+}
+RUN_WORDS = {
+    "job": "the benchmark of a plan to serve (run “job”)",
+    "endpoint": "the endpoint of a plan to serve (run “endpoint”)",
+    "load": "the load test of a plan to serve (run “load”)",
+    "generate": "a batch generation",
+    "compress": "a compression",
+    "pretrain": "a pre-training",
+    "finetune": "a fine-tuning",
+}
+
+
+class UnusedOptionError(ValueError):
+    """An option that a launch would not use; ``name`` is its field."""
+
+    def __init__(self, name: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.name = name
+
+
+def check_used(goal: str, launch: Launch) -> None:
+    """Refuse options that a launch would not use.
+
+    Raises:
+        UnusedOptionError: an option belongs to another goal or run; its text names the way out.
+    """
+    if goal != "serve" and launch.run != "job":
+        raise UnusedOptionError(
+            "run",
+            f"The field run is {launch.run!r}, which is of {RUN_WORDS[launch.run]}; this plan is "
+            f"{RUN_WORDS[goal]}. Leave run out.",
+        )
+    kind = launch.run if goal == "serve" else goal
+    for name in launch.model_dump(exclude_defaults=True):
+        kinds = USED_BY.get(name, (kind,))
+        if kind not in kinds:
+            words = " or ".join(RUN_WORDS[each] for each in kinds)
+            raise UnusedOptionError(
+                name,
+                f"The field {name} is of {words}, and this launch is {RUN_WORDS[kind]}, which "
+                "would not use it. Leave it out.",
+            )

@@ -1,0 +1,105 @@
+"""Documents with the field names of before the first release, read as the names of today."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from runners.plans.pins import POOLS
+from runners.plans.workloads import MILLION, MINUTE
+
+Values = dict[str, Any]
+HOUR = 3600.0
+
+
+def _number(factor: float, *, whole: bool = False) -> Callable[[Any], Any]:
+    def in_units(value: Any) -> Any:  # noqa: ANN401 -- JSON of any shape
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return value
+        scaled = float(f"{value * factor:.15g}")  # 41 per cent are 0.41
+        return round(scaled) if whole else scaled
+
+    return in_units
+
+
+def _word(**words: Any) -> Callable[[Any], Any]:
+    return lambda value: words.get(str(value).replace("-", "_"), value)
+
+
+def _same(value: Any) -> Any:  # noqa: ANN401 -- JSON of any shape
+    return value
+
+
+def _digit(value: Any) -> Any:  # noqa: ANN401 -- JSON of any shape
+    return int(value) if isinstance(value, str) and value.isdecimal() else None
+
+
+# Old name -> the name of today, and its value.
+Renames = Mapping[str, tuple[str, Callable[[Any], Any]]]
+WORKLOAD: Renames = {
+    "prefix_share_percent": ("prefix_share_ratio", _number(0.01)),
+    "guessing": ("speculation", lambda value: value or None),
+    "decode_step": ("compiled_step", lambda value: value == "compiled"),
+    "lengths": ("length_schedule", _word(fixed="constant")),
+    "rounding": ("qat_bits", _digit),
+    "products": ("compute_dtype", _same),
+    "training_step": ("compiled", lambda value: value == "compiled"),
+    "early_stop": ("early_stop_validations", _digit),
+    "exported_weights": ("keep_best", lambda value: value != "last"),
+    "text_samples": ("text_samples_every_steps", _digit),
+    "time_budget_minutes": ("time_budget_seconds", _number(MINUTE)),
+    "million_tokens": ("tokens", _number(MILLION, whole=True)),
+    "mix_weights": ("mixture_weights", _same),
+    "mix_every": ("mixture_update_every_steps", _same),
+}
+LAUNCH: Renames = {
+    "hours": ("max_duration_seconds", _number(HOUR)),
+    "retries": ("max_retries", _same),
+    "idle_minutes": ("idle_stop_seconds", _number(MINUTE)),
+    "prefix_cache": ("prefix_caching", _same),
+    "draft": ("draft_model", _same),
+    "requests": ("requests_per_repetition", _same),
+}
+SOURCE: Renames = {"reference": ("reference_loss", _same)}
+
+
+def renamed(values: object, names: Renames) -> Any:  # noqa: ANN401 -- JSON of any shape
+    """Return an object with the names of today; a name of today that is given too wins."""
+    if not isinstance(values, Mapping):
+        return values
+    found: Values = {}
+    for name, value in values.items():
+        new, read = names.get(name, (name, _same))
+        if new == name:
+            found[name] = value
+        elif new not in values:
+            found[new] = None if value is None else read(value)
+    return found
+
+
+def read_workload(values: object) -> Any:  # noqa: ANN401 -- JSON of any shape
+    """Return a workload with the names of today."""
+    found = renamed(values, WORKLOAD)
+    if isinstance(found, dict) and isinstance(found.get("mixture"), list):
+        found["mixture"] = [renamed(row, SOURCE) for row in found["mixture"]]
+    return found
+
+
+def read_document(values: object) -> Any:  # noqa: ANN401 -- JSON of any shape
+    """Return a document with the names of today."""
+    if not isinstance(values, Mapping):
+        return values
+    readers = {"workload": read_workload, "pins": _read_pins, "launch": read_launch}
+    return {name: readers.get(name, _same)(value) for name, value in values.items()}
+
+
+def _read_pins(values: object) -> Any:  # noqa: ANN401 -- JSON of any shape
+    """Return pins with the two pools of devices as the pin ``disaggregated``."""
+    if not isinstance(values, Mapping) or not set(POOLS) & set(values):
+        return values
+    pools = {name: values[name] for name in POOLS if values.get(name) is not None}
+    kept = {name: value for name, value in values.items() if name not in POOLS}
+    return {"disaggregated": pools or None, **kept}
+
+
+def read_launch(values: object) -> Any:  # noqa: ANN401 -- JSON of any shape
+    """Return the options of a launch with the names of today."""
+    return renamed(values, LAUNCH)

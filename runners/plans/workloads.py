@@ -1,0 +1,545 @@
+"""The workload of each goal: what there is to do, and the options of the job that does it."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from planner.specs.workload import CompressMethod as PlannedMethod
+from runners.datasets.conversations import DataError
+from runners.datasets.records import suffix_of
+from runners.datasets.text import unix_lines
+from runners.jobspec.base import LONGEST_PROMPT, MOST_PROMPTS
+from runners.jobspec.generate import Batching, KvCache
+from runners.jobspec.train import Away, CheckpointWriting, OnSpike, TrainAttention
+from runners.plans.fields import Key, Part, field, refuse
+from runners.plans.methods import COMPRESSIONS, TRAININGS, methods_with
+
+MINUTE, MILLION = 60.0, 1e6
+Path = Annotated[str, StringConstraints(strip_whitespace=True)]
+
+
+def check_path(name: str, path: str) -> None:
+    """Refuse a path with “..”, which could leave the host's model folder."""
+    if ".." in path.split("/") or "\x00" in path:
+        refuse(name, "A file's path may not contain “..”.")
+
+
+class ServeWork(Part):
+    """Online requests."""
+
+    input_tokens: int = field(
+        1024, "Prompt length", "Tokens in a typical request", ge=1, le=1_000_000
+    )
+    output_tokens: int = field(
+        256, "Answer length", "Tokens in a typical answer", ge=1, le=1_000_000
+    )
+    max_request_tokens: int | None = field(
+        None,
+        "Longest request",
+        "Prompt and answer in total; empty means four times the typical request",
+        ge=1,
+        le=10_000_000,
+    )
+    concurrency: int = field(
+        16, "Concurrent requests", "Requests in flight at once", ge=1, le=100_000
+    )
+    prefix_share_ratio: float = field(
+        0.0,
+        "Shared prefix",
+        "Per cent of the prompt that all requests share",
+        factor=0.01,
+        ge=0.0,
+        le=0.99,
+    )
+
+    @model_validator(mode="after")
+    def _longest_is_no_shorter_than_typical(self) -> Self:
+        typical, longest = self.input_tokens + self.output_tokens, self.max_request_tokens
+        if longest is not None and longest < typical:
+            refuse(
+                "max_request_tokens",
+                f"Longest request is {longest:,} tokens, and a typical one has {typical:,}. "
+                f"Increase “Longest request” to at least {typical}, or leave it empty.",
+            )
+        return self
+
+
+class GenerateWork(Part):
+    """A batch of prompts, answered at the highest throughput."""
+
+    batch_size: int = field(32, "Batch size", "Sequences processed in one pass", ge=1, le=100_000)
+    input_tokens: int = field(1024, "Prompt length", "Tokens", ge=1, le=1_000_000)
+    output_tokens: int = field(256, "Answer length", "Tokens", ge=1, le=1_000_000)
+    prompts_path: Path = field(
+        "",
+        "Prompts file on the host",
+        "A prompt a line, or JSON lines with “prompt”, below the host's model folder; empty means "
+        "one batch of the host's own text.",
+        max_length=1000,
+    )
+    batching: Batching = field(
+        "given",
+        "Batches",
+        choices={
+            "given": "In the order of the prompts",
+            "sorted": "Sorted by length",
+            "turbo": "By length, cut where it costs least",
+            "packed": "Without padding, all prompts of a batch in one row",
+            "continuous": "Continuous: the next prompt as soon as one is done",
+        },
+        group="",
+    )
+    kv_cache: KvCache = field(
+        "plain",
+        "Keys and values",
+        "Format of the KV cache while a batch is processed",
+        choices={"plain": "Default", "fp8": "8 bits (fp8)", "int4": "4 bits", "int2": "2 bits"},
+        group="",
+    )
+    speculation: Literal["lookup"] | None = field(
+        None,
+        "Speculative decoding",
+        "The output stays the same; the job shows the draft acceptance rate",
+        choices={None: "None", "lookup": "Prompt lookup, one prompt at a time"},
+        group="",
+    )
+    compiled_step: bool = field(
+        default=False,
+        title="Decode step",
+        help="Minutes before the first batch, then quicker; needs g++ on the host",
+        choices={False: "Default", True: "Compiled when the job starts"},
+        group="",
+    )
+
+    @model_validator(mode="after")
+    def _options_go_together(self) -> Self:
+        check_path("prompts_path", self.prompts_path)
+        if self.kv_cache != "plain" and (self.speculation or self.batching == "continuous"):
+            refuse("kv_cache", "Fewer bits run in batches only. Choose “Default”.")
+        return self
+
+
+class MixtureSource(Part):
+    """One source of a data mixture: the host's own text, a file on it, or an upload's id."""
+
+    source: str = Field(max_length=40, description="host, file, or the id of an uploaded file")
+    path: Path = Field(default="", max_length=1000, description="For source “file”")
+    weight: float = Field(
+        default=1.0, ge=0.001, le=1000, description="Share of the mixture against the others"
+    )
+    reference_loss: float | None = Field(
+        default=None, ge=0, le=20, description="Reference loss, for weights that follow the loss"
+    )
+
+
+MOST_SOURCES, FEWEST_SOURCES = 4, 2
+DATA_FORMATS: dict[Key, str] = {
+    None: "By its first record",
+    "text": "Text",
+    "chat": "Chats: “messages”",
+    "sharegpt": "Chats of ShareGPT: “conversations”",
+    "instruction": "Instructions: “instruction”, “output”",
+    "classification": "Classes: “text”, “label”",
+    "completion": "Prompts: “prompt”, “completion”",
+}
+
+
+class TrainingData(Part):
+    """The text that a training reads."""
+
+    data_source: Literal["host", "file", "upload", "mixed"] = field(
+        "host",
+        "Training text",
+        choices={
+            "host": "The host's own text",
+            "file": "A file on the host",
+            "upload": "An uploaded file",
+            "mixed": "Several sources by weight",
+        },
+    )
+    data_path: Path = field(
+        "",
+        "File on the host",
+        "JSON lines, Parquet or .txt, below the host's model folder",
+        max_length=1000,
+    )
+    data_format: (
+        Literal["text", "chat", "sharegpt", "instruction", "classification", "completion"] | None
+    ) = field(None, "File format", choices=DATA_FORMATS)
+    dataset: str = field("", "Uploaded file", max_length=40)
+    rows: Literal["packed", "padded"] = field(
+        "packed",
+        "Short samples",
+        "The plan assumes full rows, and padded rows are not full",
+        choices={
+            "packed": "Several per row, masked from each other",
+            "padded": "One per row, padded",
+        },
+    )
+    too_long: Literal["cut", "leave_out"] = field(
+        "cut",
+        "Samples longer than a row",
+        choices={"cut": "Truncate", "leave_out": "Leave out"},
+    )
+    mixture: list[MixtureSource] = field(
+        [],
+        "Sources",
+        "The sources of data_source “mixed”, each with its weight",
+        max_length=MOST_SOURCES,
+    )
+    mixture_weights: Literal["fixed", "dynamic"] = field(
+        "fixed",
+        "The weights",
+        choices={"fixed": "Fixed", "dynamic": "Follow each source's loss"},
+    )
+    mixture_update_every_steps: int = field(
+        50,
+        "Steps between two updates",
+        "The held-out loss on each source is measured before each update",
+        ge=1,
+        le=1_000_000,
+    )
+
+    @model_validator(mode="after")
+    def _source_is_complete(self) -> Self:
+        _check_data_file("data_path", self.data_path)
+        if self.data_source == "file" and not self.data_path:
+            refuse("data_path", "Name the file.")
+        if self.data_source == "upload" and not self.dataset:
+            refuse("dataset", "Choose a file, or upload one.")
+        if self.data_source == "mixed":
+            _check_mixture(self.mixture)
+        return self
+
+
+def _check_data_file(name: str, path: str) -> None:
+    check_path(name, path)
+    try:
+        if path:
+            suffix_of(path)
+    except DataError as error:
+        text = str(error)
+        refuse(name, f"{text[:1].upper()}{text[1:].rstrip('.')}.")
+
+
+def _check_mixture(rows: list[MixtureSource]) -> None:
+    """Refuse fewer than two sources, a file without a path, and a source named twice."""
+    seen: set[tuple[str, str]] = set()
+    for number, row in enumerate(rows):
+        if row.source == "file":
+            _check_data_file(f"mixture.{number}.path", row.path)
+            if not row.path:
+                refuse(f"mixture.{number}.path", "Name the file.")
+        key = (row.source, row.path if row.source == "file" else "")
+        if key in seen:
+            refuse(
+                f"mixture.{number}.source",
+                "This source is already listed. Remove one of the two rows.",
+            )
+        seen.add(key)
+    if len(seen) < FEWEST_SOURCES:
+        refuse(
+            "mixture",
+            f"{len(seen)} of these rows name a source. Choose at least {FEWEST_SOURCES}.",
+        )
+
+
+PLACES: dict[Key, str] = {
+    "none": "On the device",
+    "cpu": "In the host's memory, for a GPU",
+    "disk": "On the host's disk",
+}
+MEMORY, KERNELS, CONTROL, OUTPUTS = (
+    "Memory",
+    "Kernels and numbers",
+    "Run control",
+    "Outputs",
+)
+
+
+class PretrainWork(TrainingData):
+    """A training: sequence length, batch size, duration, and the trainer's options."""
+
+    sequence_length: int = field(256, "Sequence length", "Tokens per sequence", ge=8, le=1_000_000)
+    global_batch_size: int = field(  # small steps reduce the loss most in the demo's two minutes
+        2, "Batch size", "Sequences per step", ge=1, le=100_000
+    )
+    optimizer: Literal["adamw", "adamw_8bit", "adafactor", "lion", "sgd", "lomo", "adalomo"] = (
+        field(
+            "adamw",
+            "Optimiser",
+            choices={
+                "adamw": "AdamW",
+                "adamw_8bit": "AdamW, 8-bit states",
+                "adafactor": "Adafactor",
+                "lion": "Lion",
+                "sgd": "SGD",
+                "lomo": "LOMO: no states, one gradient at a time",
+                "adalomo": "AdaLomo: LOMO, each weight at its own rate",
+            },
+        )
+    )
+    time_budget_seconds: float | None = field(
+        120.0,
+        "Time budget",
+        "Minutes; training stops when they are used up",
+        factor=MINUTE,
+        ge=6.0,
+        le=6_000_000.0,
+    )
+    tokens: int | None = field(
+        None,
+        "Or a number of tokens",
+        "Millions; empty means the time budget",
+        factor=MILLION,
+        ge=1000,
+        le=10**15,
+    )
+    activation_offload: Away = field(
+        "none",
+        "Activation offload",
+        "Where activations are stored between the forward and the backward pass; offload makes a "
+        "step slower",
+        choices=PLACES,
+        group=MEMORY,
+    )
+    optimizer_offload: Away = field(
+        "none",
+        "Optimiser state offload",
+        "Where AdamW's moments are stored between two steps (ZeRO-Offload)",
+        choices=PLACES,
+        group=MEMORY,
+    )
+    checkpoint_writing: CheckpointWriting = field(
+        "auto",
+        "Checkpoints",
+        "Background writing needs host memory for one more copy of the states",
+        choices={
+            "auto": "In the background on GPUs",
+            "background": "Written in the background",
+            "in_step": "Synchronous",
+        },
+        group=MEMORY,
+    )
+    attention: TrainAttention = field(
+        "auto",
+        "Attention kernel",
+        "The fused kernel does not store scores; on a CPU it is slower for short sequences",
+        choices={
+            "auto": "Automatic",
+            "flash": "Fused (SDPA)",
+            "eager": "Eager (separate products)",
+            "flex": "By blocks (FlexAttention), for GPUs",
+        },
+        group=KERNELS,
+    )
+    compute_dtype: Literal["auto", "fp8"] = field(
+        "auto",
+        "Matrix products",
+        "For GPUs from Ada Lovelace on; emulated elsewhere, which is slower than 16 bits",
+        choices={"auto": "In 16 bits or wider", "fp8": "In 8-bit floats (fp8)"},
+        group=KERNELS,
+    )
+    compiled: bool = field(
+        default=False,
+        title="Training step",
+        help="Compiling takes up to a few minutes at the start, and needs g++ on the host",
+        choices={False: "Default", True: "Compiled layers"},
+        group=KERNELS,
+    )
+    qat_bits: Literal[8, 4] | None = field(
+        None,
+        "Quantisation-aware training",
+        "Reduces the quality loss of a later compression to that width",
+        choices={None: "None", 8: "To 8 bits", 4: "To 4 bits, in groups of 32"},
+        group=KERNELS,
+    )
+    length_schedule: Literal["constant", "grow"] = field(
+        "constant",
+        "Sequence length schedule",
+        "Starts at an eighth of the sequence length; four lengths with a quarter of the tokens "
+        "each. Needs a number of tokens",
+        choices={"constant": "Constant", "grow": "Growing (GrowLength)"},
+        group=CONTROL,
+    )
+    early_stop_validations: Literal[2, 3] | None = field(
+        None,
+        "Stop early",
+        "A run has eight validations",
+        choices={None: "No", 2: "After two without gain", 3: "After three without gain"},
+        group=CONTROL,
+    )
+    on_spike: OnSpike = field(
+        "stop",
+        "On a loss spike",
+        choices={"stop": "Stop; the last checkpoint stays", "skip": "Skip the step"},
+        group=CONTROL,
+    )
+    keep_best: bool = field(
+        default=True,
+        title="Exported weights",
+        help="Evaluated eight times in a run; the best weights are kept on the host's disk",
+        choices={True: "Lowest held-out loss", False: "Last step"},
+        group=OUTPUTS,
+    )
+    text_samples_every_steps: Literal[20, 100, 500] | None = field(
+        None,
+        "Text samples",
+        "The current weights continue prompts; the job's page shows what they wrote",
+        choices={
+            None: "No",
+            20: "Every 20 steps",
+            100: "Every 100 steps",
+            500: "Every 500 steps",
+        },
+        group=OUTPUTS,
+    )
+    sample_prompts: str = field(
+        "",
+        "Prompts of the samples",
+        f"One a line, {MOST_PROMPTS} at most; empty means the first words of held-out text",
+        has_lines=True,
+        group=OUTPUTS,
+        max_length=20_000,
+    )
+
+    @field_validator("sample_prompts")
+    @classmethod
+    def _prompts_are_short(cls, text: str) -> str:
+        lines = [each for each in unix_lines(text).split("\n") if each.strip()]
+        if len(lines) > MOST_PROMPTS:
+            refuse(
+                "sample_prompts",
+                f"There are {len(lines)} prompts, one a line. Give {MOST_PROMPTS} at most.",
+            )
+        longest = max(map(len, lines), default=0)
+        if longest > LONGEST_PROMPT:
+            refuse(
+                "sample_prompts",
+                f"A prompt has {longest:,} characters. It may have {LONGEST_PROMPT} at most.",
+            )
+        return "\n".join(lines)
+
+    @model_validator(mode="after")
+    def _ends_some_time(self) -> Self:
+        if self.length_schedule == "grow" and not self.tokens:
+            refuse("tokens", "Lengths that grow need a number of tokens.")
+        if not self.tokens and not self.time_budget_seconds:
+            refuse("time_budget_seconds", "Give a time budget or a number of tokens.")
+        return self
+
+    @property
+    def prompt_lines(self) -> tuple[str, ...]:
+        """Return the prompts of the samples."""
+        return tuple(self.sample_prompts.split("\n")) if self.sample_prompts else ()
+
+
+class FinetuneWork(PretrainWork):
+    """A training that starts from trained weights."""
+
+    method: Literal[
+        "full", "lora", "qlora", "lomo", "adalomo", "qft", "classification", "alphatuning"
+    ] = field("lora", "Method", choices={name: each.words for name, each in TRAININGS.items()})
+    lora_rank: int = field(
+        16,
+        "Adapter rank",
+        "For LoRA and QLoRA",
+        only_for=("lora", "qlora"),
+        ge=1,
+        le=1024,
+    )
+    sequence_length: int = field(
+        2048, "Sequence length", "Tokens per sequence", ge=8, le=1_000_000
+    )
+    global_batch_size: int = field(16, "Batch size", "Sequences per step", ge=1, le=100_000)
+    time_budget_seconds: float | None = field(
+        None,
+        "Time budget",
+        "Minutes; training stops when they are used up",
+        factor=MINUTE,
+        ge=6.0,
+        le=6_000_000.0,
+    )
+    tokens: int | None = field(
+        10_000_000,
+        "Or a number of tokens",
+        "Millions; empty means the time budget",
+        factor=MILLION,
+        ge=1000,
+        le=10**15,
+    )
+
+
+PATTERN = "2:4"
+
+
+class CompressWork(Part):
+    """Make the weights smaller and measure the loss of quality."""
+
+    method: PlannedMethod = field(
+        "int8_weight_only",
+        "Method",
+        choices={name: each.words for name, each in COMPRESSIONS.items()},
+    )
+    bits: Literal[4, 3, 2, 8] = field(
+        4,
+        "Bits",
+        "For GGUF and the methods from GPTQ to FPTQ",
+        choices={bits: f"{bits} bits" for bits in (4, 3, 2, 8)},
+        only_for=methods_with("bits"),
+    )
+    group_size: int = field(
+        64,
+        "Group size",
+        "Weights that share one scale",
+        only_for=methods_with("group_size"),
+        ge=8,
+        le=4096,
+    )
+    sparsity: Literal["50", "20", "30", "60", "2:4"] = field(
+        "50",
+        "Weights to remove",
+        "For SparseGPT and LLM-Pruner",
+        choices={
+            "50": "Half",
+            "20": "A fifth",
+            "30": "30 per cent",
+            "60": "60 per cent",
+            PATTERN: "Two of each four weights",
+        },
+        only_for=methods_with("sparsity"),
+    )
+    recovery_steps: int = field(
+        0,
+        "Recovery steps",
+        "Steps of LoRA training after pruning, then merged; 0 means none",
+        only_for=methods_with("recovery_steps"),
+        ge=0,
+        le=100_000,
+    )
+
+    @model_validator(mode="after")
+    def _pattern_is_for_single_weights(self) -> Self:
+        if self.sparsity == PATTERN and COMPRESSIONS[self.method].removes_channels:
+            refuse(
+                "sparsity",
+                "Structured pruning does not support 2:4 sparsity. Choose a sparsity ratio.",
+            )
+        return self
+
+
+Workload = ServeWork | GenerateWork | FinetuneWork | PretrainWork | CompressWork
+WORKLOADS: Mapping[str, type[Part]] = {
+    "serve": ServeWork,
+    "generate": GenerateWork,
+    "finetune": FinetuneWork,
+    "pretrain": PretrainWork,
+    "compress": CompressWork,
+}
+TRAINING_GOALS = frozenset({"finetune", "pretrain"})
+
+
+def default_values(goal: str) -> dict[str, Any]:
+    """Return the values of a goal's workload if nothing is given."""
+    return WORKLOADS[goal]().model_dump(mode="json")

@@ -1,0 +1,118 @@
+"""The plan document: its fields say themselves, what is stored reads back, faults name a field."""
+
+import json
+from typing import get_args
+
+import pytest
+from pydantic import ValidationError
+
+from runners.plans.document import GOALS, PLANS, adapter, of_goal, read_stored, shared_document
+from runners.plans.fields import Shown, faults_in, limits_of, shown_of
+from runners.plans.launch import USED_BY, Launch, UnusedOptionError, check_used
+from runners.plans.methods import COMPRESSIONS, TRAININGS
+from runners.plans.old_names import read_document
+from runners.plans.refusals import DraftProblem
+from runners.plans.workloads import WORKLOADS, CompressWork, FinetuneWork
+
+
+@pytest.mark.parametrize("goal", GOALS)
+def test_a_document_of_its_defaults_reads_back_as_it_was_stored_and_as_it_was_sent(goal):
+    document = PLANS[goal](goal=goal)
+    stored = json.loads(json.dumps(document.model_dump(mode="json")))
+    assert read_stored({**stored, "wizard": {"preset": "demo"}}) == document
+    assert adapter().validate_python(shared_document(document)) == document
+    other = next(each for each in GOALS if each != goal)
+    assert of_goal(of_goal(document, other), goal) == document
+
+
+def test_every_field_of_a_workload_and_a_launch_has_words_and_every_choice_its_own():
+    for part in (*WORKLOADS.values(), Launch):
+        for name, info in part.model_fields.items():
+            shown = shown_of(info)
+            assert isinstance(shown, Shown), (part, name)
+            assert shown.title, (part, name)
+            allowed = [each for each in get_args(info.annotation) if isinstance(each, str)]
+            if shown.choices and allowed and all(isinstance(each, str) for each in shown.choices):
+                assert set(shown.choices) == set(allowed), (part, name)
+            if {int, float} & set(get_args(info.annotation) or (info.annotation,)):
+                assert shown.choices or None not in limits_of(info), (part, name)
+
+
+def test_every_method_has_a_row_with_its_words():
+    compressions = get_args(CompressWork.model_fields["method"].annotation)
+    trainings = get_args(FinetuneWork.model_fields["method"].annotation)
+    assert set(compressions) == set(COMPRESSIONS)
+    assert set(trainings) == set(TRAININGS)
+
+
+def test_two_fields_that_do_not_go_together_are_refused_by_one_of_them():
+    for goal, values, field in [
+        ("serve", {"input_tokens": 5, "max_request_tokens": 3}, "max_request_tokens"),
+        ("generate", {"kv_cache": "int4", "speculation": "lookup"}, "kv_cache"),
+        ("generate", {"prompts_path": "../a"}, "prompts_path"),
+        ("pretrain", {"time_budget_seconds": None}, "time_budget_seconds"),
+        ("pretrain", {"length_schedule": "grow"}, "tokens"),
+        ("pretrain", {"sample_prompts": "x" * 5000}, "sample_prompts"),
+        ("finetune", {"data_source": "file"}, "data_path"),
+        ("finetune", {"data_source": "mixed"}, "mixture.0.source"),
+        ("compress", {"method": "llm_pruner", "sparsity": "2:4"}, "sparsity"),
+    ]:
+        with pytest.raises(ValidationError) as caught:
+            WORKLOADS[goal].model_validate(values)
+        assert faults_in(caught.value)[0].field == field, values
+        with pytest.raises(DraftProblem, match=f"workload.{field} is not valid today"):
+            read_stored({"goal": goal, "workload": values})
+
+
+def test_the_names_of_before_the_first_release_are_read_as_those_of_today():
+    for goal, old, new in [
+        ("serve", {"prefix_share_percent": 25}, {"prefix_share_ratio": 0.25}),
+        ("generate", {"guessing": "lookup", "decode_step": "compiled"},
+         {"speculation": "lookup", "compiled_step": True}),
+        ("generate", {"guessing": "", "decode_step": ""},
+         {"speculation": None, "compiled_step": False}),
+        ("pretrain", {"million_tokens": 2.5, "time_budget_minutes": None, "lengths": "grow"},
+         {"tokens": 2_500_000, "time_budget_seconds": None, "length_schedule": "grow"}),
+        ("pretrain", {"rounding": "4", "products": "fp8", "training_step": "compiled"},
+         {"qat_bits": 4, "compute_dtype": "fp8", "compiled": True}),
+        ("pretrain", {"rounding": "none", "early_stop": "never", "text_samples": "none"},
+         {"qat_bits": None, "early_stop_validations": None, "text_samples_every_steps": None}),
+        ("finetune", {"exported_weights": "last", "early_stop": "3", "text_samples": "20"},
+         {"keep_best": False, "early_stop_validations": 3, "text_samples_every_steps": 20}),
+        ("finetune", {"mix_every": 7, "mixture": [{"source": "host", "reference": 2.0}]},
+         {"mixture_update_every_steps": 7,
+          "mixture": [{"source": "host", "reference_loss": 2.0}]}),
+    ]:  # fmt: skip
+        read = read_document({"goal": goal, "workload": old})
+        assert adapter().validate_python(read) == PLANS[goal](goal=goal, workload=new), old
+    launch = {"hours": 2, "retries": 1, "idle_minutes": 5, "prefix_cache": True, "requests": 9}
+    read = read_document({"goal": "serve", "launch": launch})
+    assert adapter().validate_python(read).launch == Launch(
+        max_duration_seconds=7200.0,
+        max_retries=1,
+        idle_stop_seconds=300.0,
+        prefix_caching=True,
+        requests_per_repetition=9,
+    )
+
+
+def test_an_option_that_a_launch_would_not_use_is_refused_by_its_name():
+    values = {
+        "engine": "vllm", "idle_stop_seconds": 60.0, "prefix_caching": True, "adapters": True,
+        "draft_model": "lookup", "adapter": "all", "profile": True, "arrivals": "open",
+        "points": [1.0], "requests_per_repetition": 5, "repetitions": 2,
+    }  # fmt: skip
+    assert set(values) == set(USED_BY)
+    for name, value in values.items():
+        for goal in GOALS:
+            runs = ("job", "endpoint", "load") if goal == "serve" else ("job",)
+            for run in runs:
+                kind = run if goal == "serve" else goal
+                launch = Launch(run=run, **{name: value})
+                if kind in USED_BY[name]:
+                    check_used(goal, launch)
+                    continue
+                with pytest.raises(UnusedOptionError, match=f"The field {name} is of"):
+                    check_used(goal, launch)
+    with pytest.raises(UnusedOptionError, match="Leave run out"):
+        check_used("compress", Launch(run="endpoint"))

@@ -1,0 +1,174 @@
+"""The launch form of the review page, made from the document's part ``launch``."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from django import forms
+
+from runners.plans.fields import Key
+from runners.plans.launch import USED_BY, Launch
+from runners.plans.refusals import DraftProblem
+from webapp.core.numbers import number_of
+from webapp.core.problems import Problem
+from webapp.wizard.forms import Choice, FormOfPart
+
+ONE_HOUR = 3600.0
+PAIR = re.compile(r"\d+,\d+", re.ASCII)
+
+
+class LoadLevels(forms.CharField):
+    """Numbers apart by commas or blanks."""
+
+    def prepare_value(self, value: object) -> object:
+        """Return the text to show."""
+        return ", ".join(f"{each:g}" for each in value) if isinstance(value, list) else value
+
+    def to_python(self, value: object) -> Any:  # noqa: ANN401 -- no text, as Django has it
+        """Return the numbers; refuse text, and what may be one number or two."""
+        text = str(super().to_python(value))
+        for each in re.split(r"[\s;]+", text):
+            if PAIR.fullmatch(each):  # in half of the world's languages one number
+                one, other = each.split(",")
+                raise forms.ValidationError(
+                    f"“Load levels” has {each[:20]}, which may be {one}.{other} or two levels; "
+                    f"write {one}.{other}, or a blank after the comma: {one}, {other}."
+                )
+        try:
+            levels = [number_of(each) for each in re.split(r"[\s,;]+", text.strip()) if each]
+        except ValueError:
+            levels = [math.nan]
+        if not all(map(math.isfinite, levels)):
+            raise forms.ValidationError(
+                f"“Load levels” is {text[:60]}; give 1 to 12 rising numbers, such as 1, 2, 4."
+            )
+        return levels
+
+
+class LaunchForm(FormOfPart):
+    """What is started, for how long, and the options of its program.
+
+    The button says what is run. Options of another run than the pressed one are not used.
+    """
+
+    unshown: ClassVar = frozenset({"run", "save_as", "secrets", "points", "engine", "adapter"})
+    run = forms.ChoiceField(
+        choices=[(each, each) for each in ("job", "endpoint", "load")], required=False
+    )
+    save_as = forms.ChoiceField(choices=[("next", "next"), ("new", "new")], required=False)
+    points = LoadLevels(
+        label="Load levels",
+        required=False,
+        help_text="Numbers of clients, requests a second, or requests at once; rising, at most "
+        "12.",
+    )
+
+    def __init__(
+        self,
+        data: Any = None,  # noqa: ANN401 -- a QueryDict or None, as Django has it
+        *,
+        note: Mapping[str, Any],
+        secrets: Sequence[str],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(data, **kwargs)
+        self.note, launch = note, self.part
+        if not isinstance(launch, Launch):
+            raise TypeError(launch)
+        self.initial = dict(self.initial) | {
+            name: getattr(launch, name) for name in ("save_as", "secrets", "engine", "adapter")
+        }
+        self.initial["points"] = launch.points or note.get("points", "")
+        engines = dict(note.get("engines") or {"slipway": "slipway"})
+        self.fields["engine"] = Choice(
+            "Engine", engines, next(iter(engines)), self._engine_hint(note)
+        )
+        self.fields["adapter"] = Choice("Adapter of your team", self._adapters(note), "")
+        self.fields["secrets"] = forms.MultipleChoiceField(
+            label="Secrets for the job",
+            required=False,
+            choices=[(name, name) for name in secrets],
+            widget=forms.CheckboxSelectMultiple,
+        )
+        drafts: dict[Key, str] = {str(each.pk): each.name for each in note.get("drafts") or ()}
+        lookup: dict[Key, str] = (
+            {"lookup": "Prompt lookup (vLLM)"} if note.get("can_reuse") else {}
+        )
+        self.fields["draft_model"] = Choice(
+            "Speculative decoding",
+            {"": "None", **lookup, **drafts},
+            "",
+            "The output stays the same; accepted draft tokens save passes. A draft model is a "
+            "smaller model of your team on this host, with the same tokenizer.",
+        )
+
+    @staticmethod
+    def _engine_hint(note: Mapping[str, Any]) -> str:
+        own = (
+            "llama.cpp, vLLM and SGLang run in environments of their own; the host builds one "
+            "first where it is missing. vLLM and SGLang are offered where the host has a GPU."
+        )
+        return " ".join([own, *(note.get("refusals") or ())])
+
+    @staticmethod
+    def _adapters(note: Mapping[str, Any]) -> dict[Any, str]:
+        names = {name: name for name in note.get("adapter_names") or ()}
+        per_prompt = "Per prompt: the adapter named in each line of the prompts file"
+        return {"": "None: the base model", **names, "all": per_prompt}
+
+    @property
+    def endpoint_fields(self) -> list[forms.BoundField]:
+        """Return the options of an endpoint."""
+        names = ["idle_stop_seconds", "engine"]
+        names += ["prefix_caching", "draft_model"] if self.note.get("can_reuse") else []
+        return [self[name] for name in names]
+
+    @property
+    def load_fields(self) -> list[forms.BoundField]:
+        """Return the options of a load test."""
+        names = ("arrivals", "points", "requests_per_repetition", "repetitions")
+        return [self[name] for name in names]
+
+    def values(self) -> dict[str, Any]:
+        """Return the values that the pressed button's run uses; the others have their default."""
+        found = {**self.part.model_dump(), **super().values()}
+        run = self.cleaned_data.get("run") or "job"
+        kind = run if self.note.get("is_serving") else self.note.get("goal", run)
+        unused = [name for name, kinds in USED_BY.items() if kind not in kinds]
+        for name in unused:
+            found[name] = Launch.model_fields[name].get_default()
+        save_as = self.cleaned_data.get("save_as") or "next"
+        return {**found, "run": run, "save_as": save_as}
+
+    @property
+    def launch(self) -> Launch:
+        """Return the launch that a valid form asks for."""
+        if not isinstance(self.part, Launch):
+            raise TypeError(self.part)
+        return self.part
+
+    def refuse(self, problem: DraftProblem | Problem) -> None:
+        """Show a problem of the launch at the field that it names, or above the form."""
+        if isinstance(problem, DraftProblem):
+            field, words = problem.field, problem.sentence
+        else:
+            errors: Any = problem.facts.get("errors")
+            field, words = (str(errors[0]["field"]) if errors else problem.code), problem.detail
+        self.add_error(field if field in self.fields else None, words)
+
+
+def launch_form(
+    launch: Launch,
+    title: str,
+    note: Mapping[str, Any],
+    secrets: Sequence[str],
+    data: Any = None,  # noqa: ANN401 -- a QueryDict or None, as Django has it
+) -> LaunchForm:
+    """Return the form of a launch; a plan's first endpoint stops after an idle hour."""
+    is_new = launch == Launch()
+    shown = launch.with_values(
+        name=launch.name or title,
+        **({"idle_stop_seconds": ONE_HOUR} if is_new else {}),
+    )
+    return LaunchForm(data, part=shown, note=note, secrets=secrets)
