@@ -73,6 +73,8 @@ def fits_within_memory(document: dict, answer: Estimate) -> Iterator[str]:
         )
     most = answer.performance.max_concurrency
     ranks = (strategy.data_parallel_size or 1) * (strategy.attention_data_parallel_size or 1)
+    if pools := strategy.disaggregated:  # requests are held where they are decoded
+        ranks = ranks * pools.decode_devices // (pools.prefill_devices + pools.decode_devices)
     if serving and most is not None and most < ranks:
         yield f"fits with {most} requests on {ranks} ranks that hold requests of their own"
 
