@@ -97,7 +97,7 @@ class Launch(Part):
     arrivals: Literal["closed", "open", "burst"] = field(
         "closed",
         "Arrivals",
-        "Of a load test",
+        "How the clients of a load test send requests",
         choices={
             "closed": "Closed loop: each client sends its next request once answered",
             "open": "Open loop: random arrivals, requests per second",
