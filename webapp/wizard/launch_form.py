@@ -73,6 +73,8 @@ class LaunchForm(FormOfPart):
         **kwargs: Any,
     ) -> None:
         super().__init__(data, **kwargs)
+        for field in self.fields.values():  # a section that is not shown sends nothing
+            field.required = False
         self.note, launch = note, self.part
         if not isinstance(launch, Launch):
             raise TypeError(launch)
