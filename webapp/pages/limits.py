@@ -26,7 +26,7 @@ from runners.plans.document import (
     ModelChoice,
     PlanDocument,
 )
-from runners.plans.fields import faults_in
+from runners.plans.fields import Part, faults_in
 from runners.plans.pins import PINS
 from runners.plans.refusals import DraftProblem
 from runners.plans.workloads import WORKLOADS
@@ -180,6 +180,11 @@ HARDWARE_FIELDS = ("devices_per_node", "nodes")
 FORM_NAMES = {"choice": "hardware", "cluster": "hardware", "batch_size": "global_batch_size"}
 
 
+def asked_of(part: type[Part]) -> list[str]:
+    """Return the fields of a workload that a question about limits asks, in their order."""
+    return [name for name in part.model_fields if name not in UNASKED]
+
+
 class LimitForm(StepForm):
     """Work, model and hardware of a limit question; the question decides which fields it has."""
 
@@ -205,7 +210,7 @@ class LimitForm(StepForm):
         for name in HARDWARE_FIELDS:
             self.fields[name] = form_field(HardwareChoice, name)
         self.part = WORKLOADS[goal]
-        for name in self.part.model_fields.keys() - UNASKED:
+        for name in asked_of(self.part):
             self.fields[name] = form_field(self.part, name)
         if goal == "serve":
             self.fields["latency_target"] = form_field(PlanDocument, "latency_target")
