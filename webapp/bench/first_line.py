@@ -66,7 +66,7 @@ def _launch(browser: httpx.Client) -> tuple[float, str]:
     plan, token = PLAN.search(str(page.url)), CSRF_FIELD.search(page.text)
     if plan is None or token is None:
         raise CommandError(f"The demo made no plan: {page.status_code} at {page.url}")
-    fields = {"go": "launch", "csrfmiddlewaretoken": token[1]}
+    fields = {"run": "job", "csrfmiddlewaretoken": token[1]}
     clicked = time.time()
     answer = browser.post(
         f"/plans/{plan[1]}/launch/", data=fields, headers={"Referer": str(browser.base_url)}

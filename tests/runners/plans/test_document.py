@@ -54,7 +54,7 @@ def test_two_fields_that_do_not_go_together_are_refused_by_one_of_them():
         ("pretrain", {"length_schedule": "grow"}, "tokens"),
         ("pretrain", {"sample_prompts": "x" * 5000}, "sample_prompts"),
         ("finetune", {"data_source": "file"}, "data_path"),
-        ("finetune", {"data_source": "mixed"}, "mixture.0.source"),
+        ("finetune", {"data_source": "mixed"}, "mixture"),
         ("compress", {"method": "llm_pruner", "sparsity": "2:4"}, "sparsity"),
     ]:
         with pytest.raises(ValidationError) as caught:
