@@ -180,7 +180,7 @@ HARDWARE_FIELDS = ("devices_per_node", "nodes")
 FORM_NAMES = {"choice": "hardware", "cluster": "hardware", "batch_size": "global_batch_size"}
 
 
-def asked_of(part: type[Part]) -> list[str]:
+def limit_fields(part: type[Part]) -> list[str]:
     """Return the fields of a workload that a question about limits asks, in their order."""
     return [name for name in part.model_fields if name not in UNASKED]
 
@@ -210,7 +210,7 @@ class LimitForm(StepForm):
         for name in HARDWARE_FIELDS:
             self.fields[name] = form_field(HardwareChoice, name)
         self.part = WORKLOADS[goal]
-        for name in asked_of(self.part):
+        for name in limit_fields(self.part):
             self.fields[name] = form_field(self.part, name)
         if goal == "serve":
             self.fields["latency_target"] = form_field(PlanDocument, "latency_target")
