@@ -247,6 +247,8 @@ def smaller_workloads(request: PlanRequest) -> Iterator[Ladder]:
         GenerateWorkload: ("batch_size", "input_tokens"),
         TrainWorkload: ("sequence_length",),
     }
+    if isinstance(workload, TrainWorkload) and workload.length_schedule:
+        return  # a shorter sequence would need another schedule of lengths
     for name in names.get(type(workload), ()):
         size, step = getattr(workload, name) or 1, STEPS.get(name, 1)
         yield _Sizes(

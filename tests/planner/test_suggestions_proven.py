@@ -391,3 +391,22 @@ def test_a_served_model_too_large_for_a_card_may_keep_weights_on_the_host_or_tak
         fields = {"model": model, "device": device, "devices": devices, "engine": engine}
         found = suggested(told, workload=lone, **fields)
         assert plan(changed({"workload": lone, **fields}, found)).plans, model
+
+
+def test_no_shorter_sequence_is_offered_beside_a_schedule_of_lengths():
+    """Its longest length would be above the sequence, which no request can be."""
+    work = {
+        "kind": "train",
+        "method": "full",
+        "sequence_length": 4096,
+        "global_batch_size": 8,
+        "tokens": 10**9,
+        "length_schedule": [[512, 0.5], [4096, 0.5]],
+    }
+    request = PlanRequest.model_validate(
+        {"model": "meta-llama/Llama-3.1-8B", "cluster": {"device": "rtx-4090"}, "workload": work}
+    )
+    offered = [one.changes.get("workload") or {} for one in plan(request).suggestions]
+    assert not [one for one in offered if one.get("sequence_length", 4096) != 4096]
+    for changes in offered:
+        PlanRequest.model_validate({**request.model_dump(), "workload": {**work, **changes}})
