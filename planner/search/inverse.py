@@ -473,12 +473,14 @@ def _devices_per_server(cluster: ClusterSpec) -> int:
 
 
 def _resized_cluster(cluster: ClusterSpec, count: int) -> ClusterSpec:
-    """Return a cluster with ``count`` devices, in servers at least of the usual size."""
+    """Return ``count`` of a cluster's first device, in servers of at least the usual size."""
     resolved = resolve_cluster(cluster)
     device = cluster.device or resolve_device(resolved.device).id
     per_node = min(count, _devices_per_server(cluster))
     size = {"devices_per_node": per_node, "nodes": -(-count // per_node)}
-    return resolved.model_copy(update={"device": device, "instance": None, **size})
+    return resolved.model_copy(
+        update={"device": device, "instance": None, "other_nodes": (), **size}
+    )
 
 
 def _instance(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:

@@ -18,6 +18,7 @@ from planner.search.rank import DIGITS, PENALTIES, Merit
 from planner.search.scoring import Scores
 from planner.search.space import Flags, Numbers, Rows
 from planner.specs.estimate import Bound, Estimate, Objective
+from planner.specs.workload import ServeWorkload
 
 MAX_SIMULATED_ROWS = 4
 ROUNDING = 1e-9  # relative difference between column and scalar results
@@ -104,16 +105,22 @@ class Table:
         decided = []
         for name, bound in self.limits.items():
             mean_limit = mean_bound(name, bound)
-            if mean_limit:
+            if mean_limit and self._has_load:
                 decided.append((mean_limit[0], Bound(max=mean_limit[1])))
-            elif not is_simulated(name):
+            elif not is_simulated(name) or not self._has_load:
                 decided.append((name, bound))
         return decided
 
     @cached_property
+    def _has_load(self) -> bool:
+        """Return whether requests arrive, which only a simulation follows."""
+        workloads = (part.question.request.workload for part in self.parts)
+        return any(isinstance(workload, ServeWorkload) for workload in workloads)
+
+    @cached_property
     def undecided_rows(self) -> Flags:
         """Return the rows that need a simulation to decide their limits."""
-        has_simulated = any(is_simulated(name) for name in self.limits)
+        has_simulated = self._has_load and any(is_simulated(name) for name in self.limits)
         return (self.relative_violations < 0) & has_simulated
 
     def settle(self, row: int) -> bool:

@@ -202,6 +202,17 @@ def test_the_largest_model_of_each_format_fits_and_the_next_larger_does_not():
     assert by_bits["int4"] > by_bits["fp8"] > by_bits["bf16"]
 
 
+def test_the_fewest_devices_of_unlike_nodes_are_those_of_the_first_alone():
+    first = {"device": "rtx-4090"}
+    mixed = {**first, "other_nodes": [{"device": "a100-sxm4-80gb", "nodes": 2}]}
+    alone, among = (
+        answer_to("fewest_devices", cluster=cluster).limits[0] for cluster in (first, mixed)
+    )
+    assert among.value == alone.value
+    assert among.cluster == alone.cluster
+    assert among.cluster.num_devices == among.value
+
+
 def test_the_fewest_devices_hold_the_model_and_half_of_them_do_not():
     fields = {"model": LLAMA_70B, "pins": {"weight_dtype": "bf16"}, "device": "h100-sxm-80gb"}
     (limit,) = answer_to("fewest_devices", **fields).limits

@@ -3,9 +3,10 @@
 import pytest
 
 from planner.api import estimate
+from planner.search.engine import explore
 from planner.search.rank import criteria, frontier
 from planner.specs.base import BadRequestError, NotPossibleError, UnknownModelError
-from planner.specs.estimate import EstimateRequest
+from planner.specs.estimate import EstimateRequest, PlanRequest
 from tests.planner.asking import (
     CPU,
     GENERATE,
@@ -55,6 +56,17 @@ def _devices(plan):
     strategy = plan.strategy
     sizes = strategy.data_parallel_size, strategy.tensor_parallel_size
     return sizes[0] * sizes[1] * strategy.pipeline_parallel_size
+
+
+def test_a_target_for_requests_refuses_work_without_requests_and_simulates_none_of_it():
+    """Every strategy of a training was estimated anew: minutes on 64 devices."""
+    for workload in (TRAIN, GENERATE):
+        for target in ({"slo_attainment_ratio": {"min": 0.9}}, {"ttft_p95_seconds": {"max": 9e9}}):
+            asked = document(devices=4, workload=workload, constraints=target)
+            state = explore(PlanRequest.model_validate(asked))
+            assert state.rejected
+            assert not len(state.table.feasible)
+            assert not state.table.simulated, (workload["kind"], target)
 
 
 def test_what_does_not_fit_or_apply_is_rejected_with_numbers_or_a_reason():
