@@ -191,6 +191,14 @@ def _pools(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> _Pools:
                 "replica takes",
                 f"strategy.disaggregated.{name}",
             )
+    total = split.prefill_devices + split.decode_devices
+    if layout.devices != total:
+        raise NotPossibleError(
+            f"data_parallel_size is {setting.strategy.data_parallel_size}: prefill_devices and "
+            f"decode_devices are {total} devices together, in replicas of {size}; leave "
+            f"data_parallel_size out, or set it to {total // size}",
+            "strategy.data_parallel_size",
+        )
     cached = workload.input_tokens * workload.prefix_share_ratio
     lanes = _lanes(setting, workload, split.prefill_devices // size)
     prefill = prefill_cost(setting, ledger, lanes, workload.input_tokens - cached, cached)

@@ -139,6 +139,8 @@ def test_pools_that_cannot_be_are_refused_by_name():
         serving(prefill=3, decode=3, strategy={"tensor_parallel_size": 2})
     with pytest.raises(NotPossibleError, match="the cluster has 16"):
         serving(prefill=16, decode=16)
+    with pytest.raises(NotPossibleError, match=r"data_parallel_size is 1.* set it to 4"):
+        serving(prefill=2, decode=2, strategy={"data_parallel_size": 1})
     with pytest.raises(BadRequestError, match="output_tokens is 1"):
         serving(output_tokens=1)
 

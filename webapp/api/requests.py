@@ -27,6 +27,7 @@ from webapp.core.clock import now
 from webapp.core.ids import new_ulid
 from webapp.core.pace import calls
 from webapp.core.problems import (
+    BYTES_TYPE,
     REQUEST_ID,
     ConflictProblem,
     InvalidProblem,
@@ -151,6 +152,7 @@ def _once(view: View, request: HttpRequest, *args: object, **kwargs: object) -> 
     """Carry out a write with an idempotency key once; a repetition gets the first reply.
 
     Only successes are kept: after a refusal, the same key may be used with a corrected request.
+    Bytes are not kept either: what sends them back stores nothing.
     """
     key = request.headers.get(KEY_HEADER, "")
     if request.method not in WRITES or KEY_HEADER not in request.headers:
@@ -168,15 +170,20 @@ def _once(view: View, request: HttpRequest, *args: object, **kwargs: object) -> 
         return _repeated(row, request)
     try:
         response = view(request, *args, **kwargs)
+        if _is_kept(response):
+            row.status, row.sealed = response.status_code, _sealed(row, response)
+            row.save(update_fields=["status", "sealed"])
+        else:
+            row.delete()
     except BaseException:
         row.delete()
         raise
-    if response.streaming or response.status_code >= 400:  # noqa: PLR2004
-        row.delete()
-    else:
-        row.status, row.sealed = response.status_code, _sealed(row, response)
-        row.save(update_fields=["status", "sealed"])
     return response
+
+
+def _is_kept(response: HttpResponseBase) -> bool:
+    is_success = response.status_code < 400  # noqa: PLR2004
+    return is_success and not response.streaming and response.get("Content-Type") != BYTES_TYPE
 
 
 def _caller(request: HttpRequest) -> str:

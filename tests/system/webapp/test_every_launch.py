@@ -8,20 +8,21 @@ models and adapters that later ones name.
 import json
 import re
 from collections.abc import Iterator, Mapping
+from html import unescape
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import pytest
 
 from tests.stack import HOST_SLUG, ApiClient, free_port, wait_for
 from tests.system.running_up import RunningUp, spare_the_benchmark
 from webapp.jobs.artefacts import ADAPTER_ID_LENGTH
-from webapp.wizard.documents import LaunchDocument
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 SECRET = "HF_TOKEN"
-TRAINED = {"sequence_length": 256, "global_batch_size": 2, "million_tokens": 0.001}  # two steps
+TRAINED = {"sequence_length": 256, "global_batch_size": 2, "tokens": 1000}  # two steps
 ASKED = {"input_tokens": 16, "output_tokens": 8}
-LOAD = {"run": "load", "requests": 2, "repetitions": 1}
+LOAD = {"run": "load", "requests_per_repetition": "2", "repetitions": "1"}
 
 
 class Row(NamedTuple):
@@ -30,7 +31,7 @@ class Row(NamedTuple):
     name: str
     goal: str
     workload: dict[str, Any]
-    launch: dict[str, Any]
+    launch: dict[str, str]  # what is put into the launch form
     job: dict[str, Any] = {}  # parts of the API's answer, by path
     model: str = "base"  # or another row, whose job left it
     clone: str = ""  # the row whose job's plan is changed, in place of a new plan
@@ -38,58 +39,58 @@ class Row(NamedTuple):
     refusal: str = ""  # of a launch that this host cannot run
 
 
-def of_training(name: str, launch: dict[str, Any], job: dict[str, Any], **workload: Any) -> Row:
+def of_training(name: str, launch: dict[str, str], job: dict[str, Any], **workload: Any) -> Row:
     return Row(name, "finetune", TRAINED | workload, launch, job)
 
 
-def of_generation(name: str, launch: dict[str, Any], job: dict[str, Any]) -> Row:
+def of_generation(name: str, launch: dict[str, str], job: dict[str, Any]) -> Row:
     return Row(name, "generate", ASKED | {"batch_size": 2}, launch, job)
 
 
-def of_serving(name: str, launch: dict[str, Any], job: dict[str, Any], **more: str) -> Row:
+def of_serving(name: str, launch: dict[str, str], job: dict[str, Any], **more: str) -> Row:
     return Row(name, "serve", ASKED | {"concurrency": 2}, launch, job, **more)
 
 
-def of_endpoint(name: str, launch: dict[str, Any], job: dict[str, Any], **more: str) -> Row:
+def of_endpoint(name: str, launch: dict[str, str], job: dict[str, Any], **more: str) -> Row:
     return of_serving(name, {"run": "endpoint", **launch}, job, **{"ends": "stopped", **more})
 
 
-def refused(name: str, launch: dict[str, Any], refusal: str) -> Row:
+def refused(name: str, launch: dict[str, str], refusal: str) -> Row:
     return of_endpoint(name, launch, {}, refusal=refusal)
 
 
 ROWS = (
     Row(
-        "base", "pretrain", TRAINED, {"hours": 0.5, "retries": 1},
+        "base", "pretrain", TRAINED, {"max_duration_seconds": "0.5", "max_retries": "1"},
         {"max_duration_seconds": 1800.0, "max_retries": 1}, model="demo",
     ),
-    of_training("full", {"priority": "low", "secrets": [SECRET]}, {"priority": "low", "spec.secrets": [SECRET]}, method="full"),
+    of_training("full", {"priority": "low", "secrets": SECRET}, {"priority": "low", "spec.secrets": [SECRET]}, method="full"),
     of_training("first", {}, {"spec.lora.rank": 4}, method="lora", lora_rank=4),
     Row("int8", "compress", {"method": "int8_weight_only"}, {}, {"spec.method": "int8"}),
     Row("gguf", "compress", {"method": "gguf"}, {}, {"spec.gguf_type": "Q4_K_M"}),
     of_generation("generated", {}, {"spec.adapters": []}),
-    of_generation("drafted", {"draft": "full"}, {"spec.speculation.method": "draft"}),
+    of_generation("drafted", {"draft_model": "full"}, {"spec.speculation.method": "draft"}),
     of_generation("adapted", {"adapter": "first"}, {"spec.adapters.0.name": "first"}),
     of_generation("each its own", {"adapter": "all"}, {"spec.adapters.0.name": "first"}),
     of_serving("measured", {}, {"kind": "benchmark", "spec.profile": False}),
-    of_serving("profiled", {"profile": True}, {"spec.profile": True}),
+    of_serving("profiled", {"profile": "on"}, {"spec.profile": True}),
     of_serving("next version", {"save_as": "next"}, {"plan.version": 2}, clone="measured"),
     of_serving("plan of its own", {"save_as": "new"}, {"plan.version": 1}, clone="measured"),
-    of_serving("closed", LOAD | {"points": [1, 2]}, {"spec.load.requests_per_repetition": 2}),
-    of_serving("open", LOAD | {"arrivals": "open", "points": [4]}, {"spec.load.arrivals.kind": "open"}),
+    of_serving("closed", LOAD | {"points": "1, 2"}, {"spec.load.requests_per_repetition": 2}),
+    of_serving("open", LOAD | {"arrivals": "open", "points": "4"}, {"spec.load.arrivals.kind": "open"}),
     of_serving(
-        "burst", LOAD | {"arrivals": "burst", "points": [2], "repetitions": 2},
+        "burst", LOAD | {"arrivals": "burst", "points": "2", "repetitions": "2"},
         {"spec.load.arrivals.kind": "burst", "spec.load.repetitions": 2},
     ),
-    of_endpoint("idle", {"idle_minutes": 0.1}, {"spec.idle_stop_seconds": 6.0}, ends="succeeded"),
-    of_endpoint("with adapters", {"adapters": True}, {"spec.adapters.0.name": "first"}),
+    of_endpoint("idle", {"idle_stop_seconds": "0.1"}, {"spec.idle_stop_seconds": 6.0}, ends="succeeded"),
+    of_endpoint("with adapters", {"adapters": "on"}, {"spec.adapters.0.name": "first"}),
     of_endpoint("llama.cpp", {"engine": "llamacpp"}, {"spec.engine": "llamacpp"}, model="gguf"),
     Row("untrained", "finetune", TRAINED, {}, model="demo", refusal="Train the demo model first"),
     refused("no gguf", {"engine": "llamacpp"}, "which serves GGUF files, and the model has none"),
     refused("vllm", {"engine": "vllm"}, "which runs on NVIDIA GPUs, and"),
     refused("sglang", {"engine": "sglang"}, "which runs on NVIDIA GPUs, and"),
-    refused("prefix", {"prefix_cache": True}, "own engine has no prefix cache"),
-    refused("lookup", {"draft": "lookup"}, "which supports no draft model"),
+    refused("prefix", {"prefix_caching": "yes"}, "own engine has no prefix cache"),
+    refused("lookup", {"draft_model": "lookup"}, "which supports no draft model"),
 )  # fmt: skip
 
 
@@ -114,9 +115,8 @@ class Walk:
 
     def take(self, row: Row) -> str:
         """Launch and follow a job to its end; return what went wrong, "" if nothing did."""
-        page = self.launch(row)
+        page, text = self.launch(row)
         if not page.startswith("/jobs/"):
-            text = self.admin.get(page)
             return "" if row.refusal and row.refusal in text else f"refused: {text}"
         job = self.end_of(page, row)
         job["plan"] = self.admin.json(f"/api/v1/plans/{job['plan']}")
@@ -131,7 +131,7 @@ class Walk:
         if row.clone:
             _, page = self.admin.post(f"{self.pages[row.clone]}clone/", {})
             plan = page.split("/")[2]
-            fields = {**row.workload, "prefix_share_percent": 0, "concurrency": 1, "go": "next"}
+            fields = {**row.workload, "prefix_share_ratio": 0, "concurrency": 1, "go": "next"}
             self.admin.post(f"/plans/{plan}/edit/workload/", fields)
             return plan
         document = {
@@ -145,18 +145,25 @@ class Walk:
         assert status == 201, text
         return str(json.loads(text)["id"])
 
-    def launch(self, row: Row) -> str:
-        """Post the form; return the path of the page to which it leads."""
-        named: dict[str, Mapping[str, str]] = {"draft": self.models, "adapter": self.adapters}
+    def launch(self, row: Row) -> tuple[str, str]:
+        """Post the form; return the path to which it leads, "" if it is shown again, and its text."""
+        named: dict[str, Mapping[str, str]] = {
+            "draft_model": self.models,
+            "adapter": self.adapters,
+        }
         given = {
             name: named[name].get(value, value) if name in named else value
             for name, value in row.launch.items()
         }
-        launch = LaunchDocument(name=row.name, **given)
-        secret = {"secret": launch.secrets[0]} if launch.secrets else {}
-        _, page = self.admin.post(f"/plans/{self.plan(row)}/launch/", launch.posted | secret)
-        self.pages[row.name] = page
-        return page
+        form = {"run": "job", "name": row.name, **given}
+        form["csrfmiddlewaretoken"] = self.admin.csrf_token
+        _, headers, text = self.admin.request(
+            "POST", f"/plans/{self.plan(row)}/launch/", urlencode(form),
+            Content_Type="application/x-www-form-urlencoded",
+            Referer=f"http://127.0.0.1:{self.admin.port}/",
+        )  # fmt: skip
+        self.pages[row.name] = page = headers.get("Location", "")
+        return page, unescape(text)
 
     def end_of(self, page: str, row: Row) -> dict[str, Any]:
         """Return the API's answer about a job that has ended; end an endpoint once it serves."""

@@ -11,9 +11,11 @@ class HostClient:
         headers = {"Authorization": f"Bearer {credential}"} if credential else {}
         self.client = Client(headers=headers)
 
-    def post(self, path: str, body):
+    def post(self, path: str, body, **headers: str):
         text = body if isinstance(body, str) else body.model_dump_json()
-        return self.client.post(f"/api/v1{path}", text, content_type="application/json")
+        return self.client.post(
+            f"/api/v1{path}", text, content_type="application/json", headers=headers
+        )
 
     def put(self, path: str, data: bytes):
         return self.client.put(f"/api/v1{path}", data, content_type="application/octet-stream")

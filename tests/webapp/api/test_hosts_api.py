@@ -21,6 +21,7 @@ from runners.shared.messages import (
 from tests.webapp.api.conftest import HostClient
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, enrol, make_beat, make_facts
 from webapp import asgi
+from webapp.accounts.models import StoredReply
 from webapp.agents import heartbeats
 from webapp.agents.ingest import events_accept
 from webapp.api import hosts
@@ -142,6 +143,14 @@ def test_a_host_measures_its_way_by_no_more_than_two_mebibytes(as_host):
     for asked, sent in [(-1, 0), (2 * 1024**2 + 1, 0), (0, 2 * 1024**2 + 1)]:
         answer = as_host.post(f"/hosts/echo?num_bytes={asked}", "x" * sent)
         assert (answer.status_code, answer.json()["code"]) == (413, "too_large"), asked
+
+
+def test_bytes_are_sent_anew_to_each_request_with_a_key_and_kept_of_none(as_host):
+    """Bytes are no text: a reply was to be stored as it, and the key was in use from then on."""
+    for _ in range(2):
+        answer = as_host.post("/hosts/echo?num_bytes=936", "", **{"Idempotency-Key": "one"})
+        assert (answer.status_code, len(answer.content)) == (200, 936)
+    assert not StoredReply.objects.exists()
 
 
 def test_an_operator_asks_once_and_the_beat_tells(as_host, enrolled):
