@@ -146,7 +146,7 @@ class Walk:
         return str(json.loads(text)["id"])
 
     def launch(self, row: Row) -> tuple[str, str]:
-        """Post the form; return the path to which it leads, "" if it is shown again, and its text."""
+        """Post the form; return where it leads, "" if it is shown again, and the page."""
         named: dict[str, Mapping[str, str]] = {
             "draft_model": self.models,
             "adapter": self.adapters,
