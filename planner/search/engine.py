@@ -362,7 +362,8 @@ def _score_question(
     refused: PlannerError | None = None
     blocks: tuple[Block, ...] = ()
     if (strategies := _unblocked_strategies(question)) is not None:
-        return score_exactly(question, strategies, subject)
+        # If none divides the work, the pinned layout's refusal says why.
+        return score_exactly(question, strategies or _listed_strategies(question), subject)
     try:
         blocks = blocks_of(question)
     except (NotPossibleError, NotCoveredError) as error:

@@ -16,7 +16,7 @@ from planner.search.question import figure, questions
 from planner.search.rank import criteria, order_of
 from planner.search.select import frontier_rows
 from planner.search.serving_space import MAX_EXACT_ESTIMATES, heterogeneous_strategies
-from planner.specs.base import NotCoveredError, UnknownDeviceError
+from planner.specs.base import NotCoveredError, NotPossibleError, UnknownDeviceError
 from planner.specs.estimate import EstimateRequest, PlanRequest
 from planner.specs.workload import Strategy
 from planner.workload.device_groups import devices_of
@@ -170,6 +170,14 @@ TRAINING_SPACES = [
     (PAIR, LORA, "memory", PLAIN),
     (TRIO, {**LORA, "global_batch_size": 3}, "latency", PLAIN),
 ]
+
+
+def test_a_batch_that_no_layout_of_unlike_nodes_divides_is_refused_by_its_field():
+    three = {"device": "apple-m3-max-30gpu", "nodes": 2, "other_nodes": [{"device": "gaudi3"}]}
+    work = {**WORK, "method": "qlora", "global_batch_size": 8}
+    asked = {"model": "gpt2", "engine": "torch", "cluster": three, "workload": work}
+    with pytest.raises(NotPossibleError, match="a multiple of data_parallel_size 3"):
+        plan(PlanRequest.model_validate(asked))
 
 
 def test_a_search_over_unlike_nodes_answers_what_costing_everything_answers():
