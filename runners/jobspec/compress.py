@@ -97,7 +97,7 @@ NF4_BITS = 4
 CompressMethod = Literal[
     "bf16", "int8", "int8_dynamic", "fp8", "nf4", "rtn", "gptq", "quantease", "awq",
     "smoothquant", "fptq", "norm_tweaking", "finequant", "magnitude", "wanda", "sparsegpt",
-    "llm_pruner", "sheared_llama", "qmoe", "gguf",
+    "autoround", "llm_pruner", "sheared_llama", "qmoe", "gguf",
 ]  # fmt: skip
 # Q4_K_M and Q5_K_M are llama.cpp's mixtures.
 GgufType = Literal["F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0"]
@@ -114,6 +114,7 @@ TERNARY_METHODS = ("qmoe",)  # experts alone
 PRUNING_METHODS = ("magnitude", "wanda", "sparsegpt")
 SELF_SIZED_METHODS = ("finequant",)  # group size per matrix, at least the given one
 ROW_METHODS = ("smoothquant",)  # one scale per row, independent of the group size
+TUNED_METHODS = ("norm_tweaking", "autoround")  # trained to the float layer's outputs
 FOLDING_METHODS = ("awq", "smoothquant", "fptq")  # scales are folded into the preceding norms
 INT8_INPUT_METHODS = (
     "smoothquant",
@@ -130,8 +131,8 @@ class CompressOptions(BaseModel):
     ``bits`` and ``group_size`` apply to methods that quantise, ``sparsity`` and ``pattern`` to
     pruning. QuantEase keeps ``outlier_share`` of the weights in 16 bits; SmoothQuant moves the
     share ``smoothing`` of the activations' range into the weights; norm tweaking makes
-    ``tweak_passes`` passes over the text; FineQuant halves a matrix's groups while that reduces
-    its error by ``least_gain``.
+    ``tweak_passes`` passes over the text; AutoRound takes ``rounding_steps`` steps in each layer;
+    FineQuant halves a matrix's groups while that reduces its error by ``least_gain``.
     """
 
     method: CompressMethod = "int8"
@@ -143,6 +144,7 @@ class CompressOptions(BaseModel):
     smoothing: float = Field(default=0.5, ge=0.0, le=1.0)
     tweak_passes: PositiveInt = Field(default=4, le=100)
     tweak_learning_rate: float = Field(default=1e-3, gt=0.0, le=0.1)
+    rounding_steps: PositiveInt = Field(default=200, le=10_000)
     least_gain: float = Field(default=0.15, gt=0.0, lt=1.0)
     gguf_type: GgufType = "Q8_0"
     shear: Shear = Shear()
@@ -284,6 +286,7 @@ READ_BY = {
         ("tweak_passes", "tweak_passes"),
         ("tweak_learning_rate", "tweak_learning_rate"),
     ),
+    "autoround": (("rounding_steps", "rounding_steps"),),
     "finequant": (("least_gain", "least_gain"),),
 }
 

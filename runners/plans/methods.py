@@ -109,7 +109,7 @@ COMPRESSIONS: Mapping[str, Compression] = {
         "QMoE", "QMoE: ternary experts in an entropy code, for sparse models", "qmoe"
     ),
     "autoround": Compression(
-        "AutoRound", "AutoRound: rounding learned by signed descent", None, "bits", GROUPED
+        "AutoRound", "AutoRound: rounding learned by signed descent", "autoround", "bits", GROUPED
     ),
 }
 

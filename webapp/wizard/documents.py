@@ -169,7 +169,8 @@ def _check_uploads(values: TrainingData, options: Options) -> None:
         if dataset and dataset not in {*known, "host", "file"}:
             raise _wrong(
                 f"workload.{name}",
-                f"Select a valid choice. {dataset} is not one of the available choices.",
+                f"{dataset[:60]} is no uploaded file of your team; give the id of one, which "
+                "GET /api/v1/datasets lists.",
             )
 
 

@@ -78,6 +78,15 @@ class Choice(forms.TypedChoiceField):
         own: list[tuple[str, Any]] = list(self.choices)  # type: ignore[arg-type]
         self.choices = [each for each in own if each[0] != value]
 
+    def validate(self, value: Any) -> None:  # noqa: ANN401 -- as Django has it
+        """Refuse what is not offered, and name what is."""
+        if value and not self.valid_value(value):
+            offered = ", ".join(key for key, _words in self.choices if key) or "nothing"
+            raise forms.ValidationError(
+                f"“{self.label}” is {str(value)[:60]}, which is not offered here; choose one of: "
+                f"{offered}."
+            )
+
     def _value_of(self, text: str) -> Key:
         return self.values[text]
 

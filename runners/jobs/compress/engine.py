@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from runners.jobs.compress.quantization import (
     output_error,
     quantised_inputs,
 )
+from runners.jobs.compress.tuning import Passage, tune_rounding, tweak_norms
 from runners.jobs.corpus import TokenIds, load_corpus, tokenize_documents
 from runners.jobs.evaluation import (
     Perplexity,
@@ -68,116 +69,11 @@ from runners.jobs.train.trainer import MAX_GRAD_NORM
 from runners.jobs.weights import config_of
 from runners.jobspec import CompressSpec
 from runners.jobspec.base import LoraOptions
-from runners.jobspec.compress import FOLDING_METHODS, WeightDtype
+from runners.jobspec.compress import FOLDING_METHODS, TUNED_METHODS, WeightDtype
 
 # ---------------------------------------------------------------------------
 # Applies a method to a whole model, layer by layer, and saves it into a new folder.
 # ---------------------------------------------------------------------------
-
-
-# Norm tweaking: fit the norms of a quantised layer to the float layer's outputs.
-#
-# A few passes of Adam over the calibration text match the mean and variance of each output channel
-# to those of the float layer on the same inputs. Only norms are trained. Source: Li et al. 2023,
-# arXiv:2309.02784, algorithm 1 and equation 3.
-
-
-Values = Mapping[str, torch.Tensor]
-
-
-class Passage(NamedTuple):
-    """Inputs of a layer, its other call arguments, and the float layer's outputs."""
-
-    inputs: Hidden
-    extra: Extra
-    float_outputs: Hidden
-
-    def batches(self) -> list[tuple[Hidden, Hidden]]:
-        """Return (inputs, float outputs) in batches of sequences."""
-        parts = (
-            torch.split(each, SEQUENCES_AT_ONCE) for each in (self.inputs, self.float_outputs)
-        )
-        return list(zip(*parts, strict=True))
-
-
-def tweak_norms(
-    layer: torch.nn.Module, passage: Passage, *, passes: int, learning_rate: float
-) -> dict[str, float]:
-    """Train the layer's norms, keep the pass of least loss; return the loss before and after.
-
-    If no pass improves the loss, the norms are unchanged.
-    """
-    dtypes = {name: each.dtype for name, each in norm_weights(layer).items()}
-    values = {
-        name: each.detach().float().clone().requires_grad_()
-        for name, each in norm_weights(layer).items()
-    }
-    optimiser = torch.optim.Adam(values.values(), lr=learning_rate)
-    best = _stored(values, dtypes)
-    before = least = _loss(layer, best, passage)
-    for _ in range(passes):
-        for inputs, targets in passage.batches():
-            _step(layer, values, dtypes, (inputs, passage.extra, targets), optimiser)
-        candidate = _stored(values, dtypes)
-        loss = _loss(layer, candidate, passage)
-        if loss < least:
-            best, least = candidate, loss
-    layer.load_state_dict(best, strict=False)
-    return {"norm_loss_before": before, "norm_loss": least}
-
-
-def norm_weights(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the layer's norm parameters by name."""
-    return {
-        f"{name}.{own}": parameter
-        for name, module in layer.named_modules()
-        if type(module).__name__.endswith("Norm")
-        for own, parameter in module.named_parameters(recurse=False)
-    }
-
-
-def channel_loss(outputs: Hidden, targets: Hidden) -> torch.Tensor:
-    """Return the mean absolute difference of the channels' means and variances over all tokens."""
-    outputs, targets = (each.float().flatten(0, -2) for each in (outputs, targets))
-    means = (outputs.mean(dim=0) - targets.mean(dim=0)).abs()
-    variances = (outputs.var(dim=0) - targets.var(dim=0)).abs()
-    return (means + variances).mean()
-
-
-def _step(
-    layer: torch.nn.Module,
-    values: Values,
-    dtypes: Mapping[str, torch.dtype],
-    batch: tuple[Hidden, Extra, Hidden],
-    optimiser: torch.optim.Optimizer,
-) -> None:
-    inputs, extra, targets = batch
-    with torch.enable_grad():
-        cast = {name: each.to(dtypes[name]) for name, each in values.items()}
-        loss = channel_loss(_forward(layer, cast, inputs, extra), targets)
-        gradients = torch.autograd.grad(loss, list(values.values()))
-    for value, gradient in zip(values.values(), gradients, strict=True):
-        value.grad = gradient
-    optimiser.step()
-
-
-@torch.no_grad()
-def _loss(layer: torch.nn.Module, values: Values, passage: Passage) -> float:
-    losses = [
-        channel_loss(_forward(layer, values, inputs, passage.extra), targets)
-        for inputs, targets in passage.batches()
-    ]
-    return float(torch.stack(losses).mean())
-
-
-def _forward(layer: torch.nn.Module, values: Values, inputs: Hidden, extra: Extra) -> Hidden:
-    result = torch.func.functional_call(layer, dict(values), (inputs,), dict(extra))
-    outputs: Hidden = result[0] if isinstance(result, tuple) else result
-    return outputs
-
-
-def _stored(values: Values, dtypes: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
-    return {name: each.detach().to(dtypes[name]).clone() for name, each in values.items()}
 
 
 OnLayer = Callable[[int, int, Mapping[str, float]], None]
@@ -283,9 +179,17 @@ class Engine:
         prepare = PREPARATIONS.get(self.spec.method)
         if prepare is not None:
             prepare(self.model.layers[index], self.model.linears(index), statistics, self.spec)
+        rounded: dict[str, QuantizedMatrix] = {}
+        if passage is not None and self.spec.method == "autoround":
+            rounded, losses = tune_rounding(
+                self.model.layers[index], self.model.linears(index), passage, self.spec
+            )
+            figures |= losses
         for name, linear in self.model.linears(index).items():
             weight = linear.weight.data
-            matrix = METHODS[self.spec.method](weight, statistics[name], self.spec)
+            matrix = rounded.get(name) or METHODS[self.spec.method](
+                weight, statistics[name], self.spec
+            )
             dequantised = matrix.weight().to(weight.dtype)
             figures["weight_error"] += output_error(weight, dequantised, statistics[name].gram)
             figures["compressed_bytes"] += matrix.stored_bytes
@@ -295,7 +199,7 @@ class Engine:
                 self.grids[self.model.name_of(index, name)] = matrix.grid
             own = tensors_of(matrix, self.spec)
             tensors |= {self.model.name_of(index, f"{name}.{key}"): t for key, t in own.items()}
-        if passage is not None:
+        if passage is not None and self.spec.method == "norm_tweaking":
             figures |= tweak_norms(
                 self.model.layers[index],
                 passage,
@@ -307,8 +211,8 @@ class Engine:
         return tensors, figures
 
     def _float_passage(self, index: int, streams: _Streams) -> Passage | None:
-        """Return the float layer's inputs and outputs for norm tweaking, else None."""
-        if self.spec.method != "norm_tweaking":
+        """Return the float layer's inputs and outputs for a method that trains, else None."""
+        if self.spec.method not in TUNED_METHODS:
             return None
         outputs = self._run(index, streams.calibration, streams.extras)
         return Passage(streams.calibration, streams.extras[index], outputs)

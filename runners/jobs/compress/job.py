@@ -402,6 +402,8 @@ HOW_LAYERWISE = {
     "fptq": "FPTQ (own code): activations levelled by a logarithm, nearest codes in groups; "
     "activations rounded to 8 bits by token",
     "norm_tweaking": "GPTQ, then norms re-fitted to the float layer's outputs (own code)",
+    "autoround": "AutoRound (own code): the offset of each code and the scale of each group "
+    "learnt by signs of gradients, to the float layer's outputs",
     "finequant": "FineQuant (own code): nearest codes in groups as coarse as each matrix allows",
     "magnitude": "the smallest weights of each matrix set to zero",
     "wanda": "Wanda (own code): weights of least size times input norm set to zero, by row",

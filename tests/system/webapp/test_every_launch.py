@@ -86,11 +86,11 @@ ROWS = (
     of_endpoint("with adapters", {"adapters": "on"}, {"spec.adapters.0.name": "first"}),
     of_endpoint("llama.cpp", {"engine": "llamacpp"}, {"spec.engine": "llamacpp"}, model="gguf"),
     Row("untrained", "finetune", TRAINED, {}, model="demo", refusal="Train the demo model first"),
-    refused("no gguf", {"engine": "llamacpp"}, "which serves GGUF files, and the model has none"),
-    refused("vllm", {"engine": "vllm"}, "which runs on NVIDIA GPUs, and"),
-    refused("sglang", {"engine": "sglang"}, "which runs on NVIDIA GPUs, and"),
+    refused("no gguf", {"engine": "llamacpp"}, "“Engine” is llamacpp, which is not offered here; choose one of: slipway."),
+    refused("vllm", {"engine": "vllm"}, "“Engine” is vllm, which is not offered here"),
+    refused("sglang", {"engine": "sglang"}, "“Engine” is sglang, which is not offered here"),
     refused("prefix", {"prefix_caching": "yes"}, "own engine has no prefix cache"),
-    refused("lookup", {"draft_model": "lookup"}, "which supports no draft model"),
+    refused("lookup", {"draft_model": "lookup"}, "“Speculative decoding” is lookup, which is not offered here"),
 )  # fmt: skip
 
 

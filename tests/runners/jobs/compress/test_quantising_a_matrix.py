@@ -12,7 +12,6 @@ from gguf import quants
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from runners.jobs.compress.engine import Passage, channel_loss, norm_weights, tweak_norms
 from runners.jobs.compress.gguf import is_as_written, quantize, type_of
 from runners.jobs.compress.quantization import (
     IllConditionedError,
@@ -34,8 +33,16 @@ from runners.jobs.compress.quantization import (
     scale_for_rounding,
     smooth,
 )
+from runners.jobs.compress.tuning import (
+    Passage,
+    channel_loss,
+    norm_weights,
+    tune_rounding,
+    tweak_norms,
+)
 from runners.jobs.runtime import BadInputError
 from runners.jobs.weights import CorruptCodeError, decode, encode, entropy_bits
+from runners.jobspec import CompressSpec, DemoModel
 from tests.runners.jobs.cases import refused
 
 BITS = (2, 3, 4)
@@ -309,6 +316,32 @@ def rounded():
         weight = block.proj.weight
         weight.copy_(round_to_nearest(weight, QuantizationGrid(2, 32), torch.float32).weight())
     return block, passage
+
+
+def test_autoround_learns_codes_within_one_of_the_weights_with_less_error_than_the_nearest():
+    torch.manual_seed(3)
+    block, grid = Block(), QuantizationGrid(3, 16)
+    inputs = torch.randn(64, 16, 32) @ torch.randn(32, 32)
+    spec = CompressSpec(model=DemoModel(), method="autoround", bits=3, group_size=16)
+    with torch.no_grad():
+        passage = Passage(inputs, {}, block(inputs))
+    weight = block.proj.weight.detach().clone()
+    codes, losses = tune_rounding(block, {"proj": block.proj}, passage, spec)
+    assert torch.equal(block.proj.weight, weight)
+    error = {}
+    for name, found in (
+        ("autoround", codes["proj"]),
+        ("nearest", round_to_nearest(weight, grid, F32)),
+    ):
+        with torch.no_grad():
+            block.proj.weight.copy_(found.weight())
+            error[name] = torch.nn.functional.mse_loss(block(inputs), passage.float_outputs).item()
+    assert error["autoround"] == pytest.approx(losses["rounding_loss"], rel=1e-4)
+    assert error["nearest"] == pytest.approx(losses["rounding_loss_before"], rel=1e-4)
+    assert error["autoround"] < 0.9 * error["nearest"]
+    exact = weight / codes["proj"].scales.repeat_interleave(16, dim=1)
+    near = exact.clamp(grid.lowest, grid.highest)
+    assert (codes["proj"].values - near).abs().max() <= 1.0
 
 
 def test_norms_bring_the_outputs_distribution_nearer_to_that_before(rounded):

@@ -30,6 +30,7 @@ SETTINGS = {
     "smoothquant": {},
     "fptq": {"bits": 4},
     "norm_tweaking": {"bits": 2},
+    "autoround": {"bits": 2, "rounding_steps": 20},
     "finequant": {"bits": 3, "group_size": 16, "least_gain": 0.14},
 }
 IN_A_PROCESS = ("gptq", "sparsegpt")  # packed and plain; the others spare a process's imports
