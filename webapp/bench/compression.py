@@ -188,6 +188,9 @@ loader reads a sparse format: they save no disk space yet.
   scale, as compressed-tensors `pack-quantized`. QuantEase can keep outliers in 16 bit.
 - Norm tweaking: GPTQ, then a few passes of Adam over the calibration text restore the mean and
   variance of each layer's output channels; only norms are trained.
+- AutoRound: 200 steps along the sign of the gradient learn, in each layer, where every weight
+  rounds to and how far each group's scale shrinks, so that the layer's outputs on the calibration
+  text change least. It takes backward passes: more time and memory than GPTQ.
 - AWQ, SmoothQuant, FPTQ: scales move from a layer's inputs into the preceding norms before
   rounding. They support the layers of Llama, Mistral, Qwen 2 and Qwen 3. SmoothQuant (8-bit
   weights) and FPTQ (4-bit weights) also round each token's activations to 8 bits, which a CPU
