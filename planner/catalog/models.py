@@ -29,7 +29,7 @@ from planner.catalog.model_names import ModelEntry, entries, find, read_name, wi
 from planner.catalog.published_weights import read_published_weights
 from planner.catalog.reading import data_text, data_toml, nearest_names
 from planner.cost.weights import WIDE
-from planner.specs.base import BadConfigError, NotCoveredError
+from planner.specs.base import BadConfigError, NotCoveredError, PlannerError
 from planner.specs.model import ModelSpec
 
 __all__ = [
@@ -392,6 +392,18 @@ def get_model(model_id: str) -> ModelSpec:
         "ones of such names usually are; give its config.json to have it exactly"
     )
     return _noted(spec, note).model_copy(update={"id": name})
+
+
+def find_model(model: str | dict[str, Any]) -> ModelSpec | None:
+    """Return the shape of a catalog's name or of a config; None where it is unknown.
+
+    >>> find_model("nobody/nothing"), find_model({"model_type": "perceptron"})
+    (None, None)
+    """
+    try:
+        return get_model(model) if isinstance(model, str) else model_from_config(model)
+    except PlannerError:
+        return None
 
 
 class RotaryEmbedding(NamedTuple):

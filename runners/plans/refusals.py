@@ -1,5 +1,7 @@
 """Why a document cannot be planned or launched: a sentence, and the document's field."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -22,3 +24,20 @@ class DraftProblem(Exception):  # noqa: N818 -- shown to people, who have proble
 
     def __str__(self) -> str:
         return self.sentence
+
+
+@contextmanager
+def naming_the_field() -> Iterator[None]:
+    """Turn the refusal of a value by one of the planner's documents into a DraftProblem.
+
+    Raises:
+        DraftProblem: a value is not valid there; the sentence names it and its field.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise DraftProblem(
+            f"{field}: {first['msg']} (it is {first['input']!r}).", field
+        ) from error

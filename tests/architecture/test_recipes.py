@@ -17,11 +17,11 @@ import pytest
 from runners.jobspec import JobSpec
 from runners.jobspec.serve import EngineName
 from runners.launchers.launch import ENGINES, JOB_MODULES, MAIN
+from runners.plans.engine_choice import PLANNED_AS
 from webapp.boot.suite import ROOT
 from webapp.charts.plots import BY_KIND
 from webapp.jobs.launching import EXPLANATIONS
 from webapp.jobs.progress import KIND_WORDS
-from webapp.plans.serving import PLANNED_AS
 
 PAGE = (ROOT / "templates" / "docs" / "architecture.md").read_text("utf-8")
 STATION = re.compile(r" ?(\d+) ( *)([\w./]+?)(?:: ([\w.]+))? +([→⇒]) (.+)")

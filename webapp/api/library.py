@@ -12,7 +12,13 @@ from ninja.files import UploadedFile
 from pydantic import Field
 
 from planner.catalog.devices import list_devices
-from planner.catalog.models import checkpoint_name, get_entry, get_model, list_models
+from planner.catalog.models import (
+    checkpoint_name,
+    find_model,
+    get_entry,
+    get_model,
+    list_models,
+)
 from planner.catalog.reading import search_names
 from planner.specs.base import PlannerError, UnknownTechniqueError
 from planner.specs.cluster import DeviceKind
@@ -50,7 +56,7 @@ from webapp.jobs.measurement_decisions import may_decide, measurement_decide
 from webapp.jobs.models import Job, Measurement
 from webapp.jobs.searching import SHORTEST, search_results
 from webapp.jobs.stored_files import model_delete, model_rename, model_to_change
-from webapp.modelhub.models import TeamModel, kv_bytes_per_token, num_parameters, shape_of
+from webapp.modelhub.models import TeamModel, kv_bytes_per_token, num_parameters
 from webapp.wizard.documents import form_problem
 from webapp.wizard.model_form import ModelNewForm
 
@@ -166,7 +172,7 @@ def model_add(request: HttpRequest, body: NewModel) -> Status[ModelDetail]:
 
 
 def _model_detail(model: TeamModel) -> ModelDetail:
-    shape = shape_of(model.config)
+    shape = find_model(model.config)
     return ModelDetail(
         **_team_model(model),
         shape=shape,

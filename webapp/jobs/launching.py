@@ -31,6 +31,7 @@ from runners.jobspec.request_options import refusal_lines
 from runners.jobspec.serve import ON_GPUS, EngineName
 from runners.launchers.launch import ENGINES
 from runners.plans.document import PlanDocument
+from runners.plans.engine_choice import check_engine
 from runners.plans.launch import Launch
 from runners.plans.refusals import DraftProblem
 from runners.plans.workloads import (
@@ -59,13 +60,12 @@ from webapp.plans.drafting import (
 )
 from webapp.plans.explanation import model_words, plan_title
 from webapp.plans.models import Plan, PlanState
+from webapp.plans.places import Question, question_of
 from webapp.plans.planning import plan_keep, verdict_answer
 from webapp.plans.predicting import load_options, prediction_of, usual_points
-from webapp.plans.questions import Question, question_of
 from webapp.plans.saving import draft_begun_from, is_unchanged
 from webapp.plans.serving import (
     ALL_ADAPTERS,
-    check_engine,
     check_host,
     check_serving,
     check_split,

@@ -4,11 +4,9 @@ from typing import Any, NamedTuple
 
 from django.db import models
 
-from planner.catalog.models import get_model, model_from_config
 from planner.cost.kv_cache import cache_bytes, cached_tokens_by_layer_group
 from planner.cost.parameters import count_parameters
 from planner.cost.quantity import Line, NullLedger
-from planner.specs.base import PlannerError
 from planner.specs.model import ModelSpec
 from runners.jobspec import DemoModel
 from webapp.accounts.models import TeamOwned
@@ -85,22 +83,6 @@ class Part(NamedTuple):
     name: str
     parameters: int
     share: float
-
-
-def catalog_shape(model_id: str) -> ModelSpec | None:
-    """Return a catalog model's shape, or None for an unknown id."""
-    try:
-        return get_model(model_id)
-    except PlannerError:
-        return None
-
-
-def shape_of(config: dict[str, Any]) -> ModelSpec | None:
-    """Return the shape of a config, or None if it is not supported."""
-    try:
-        return model_from_config(config)
-    except PlannerError:
-        return None
 
 
 def num_parameters(shape: ModelSpec) -> int:

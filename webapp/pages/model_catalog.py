@@ -9,7 +9,14 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from planner.catalog.models import ModelEntry, checkpoint_name, get_entry, get_model, list_models
+from planner.catalog.models import (
+    ModelEntry,
+    checkpoint_name,
+    find_model,
+    get_entry,
+    get_model,
+    list_models,
+)
 from planner.specs.base import PlannerError, UnknownTechniqueError
 from planner.specs.estimate import Estimate
 from planner.specs.model import ModelSpec
@@ -38,7 +45,6 @@ from webapp.modelhub.models import (
     kv_bytes_per_token,
     num_parameters,
     parameter_parts,
-    shape_of,
 )
 from webapp.plans.planning import fits_on
 from webapp.wizard.forms import MAX_CONFIG_BYTES
@@ -89,7 +95,7 @@ def model_detail(request: HttpRequest, model_id: str) -> HttpResponse:
     own = TeamModel.objects.visible_to(request.user).select_related("host")
     team_model = own.filter(pk=model_id).first()
     if team_model is not None:
-        shape = shape_of(team_model.config)
+        shape = find_model(team_model.config)
         planner_model: str | dict[str, Any] = team_model.config
         name, entry = team_model.name, None
     else:

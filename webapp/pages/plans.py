@@ -37,6 +37,7 @@ from webapp.plans.alternatives import (
     offers_of,
     rejections,
 )
+from webapp.plans.engine_words import engines_named
 from webapp.plans.explanation import Phase, explain, phases_of, workload_words
 from webapp.plans.models import Plan
 from webapp.plans.planning import (
@@ -59,7 +60,6 @@ from webapp.plans.saving import (
     version_context,
     versions_of,
 )
-from webapp.plans.serving import engines_named
 from webapp.plans.verdict import price_of, problem_verdict, verdict_of
 from webapp.wizard.documents import document_of, schema_address, yaml_of
 from webapp.wizard.drafts import proposals_fill

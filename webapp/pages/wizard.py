@@ -23,8 +23,8 @@ from webapp.jobs.comparing import address_of
 from webapp.modelhub.models import TeamModel
 from webapp.pages.datasets import upload_of_request
 from webapp.plans.models import Plan
+from webapp.plans.places import draft_shape
 from webapp.plans.planning import plan_compute, stored_answer
-from webapp.plans.questions import draft_shape
 from webapp.plans.saving import TRIES, PlanChangedError, changeable_plan, draft_of
 from webapp.wizard import steps
 from webapp.wizard.drafts import (

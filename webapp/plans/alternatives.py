@@ -20,6 +20,7 @@ from planner.techniques.registry import TECHNIQUES
 from runners.plans.document import PlanDocument
 from runners.plans.methods import METHOD_NAMES
 from runners.plans.pins import FIELD_TITLES
+from runners.plans.targets import figure_name
 from runners.plans.workloads import CompressWork
 from webapp.core.display import (
     DASH,
@@ -36,7 +37,7 @@ from webapp.plans.explanation import (
     compression_words,
     strategy_words,
 )
-from webapp.plans.questions import PERCENTILES, figure_name
+from webapp.plans.targets import PERCENTILES
 from webapp.plans.verdict import GOAL_FIGURES, Start, figure_values, start_of
 
 # ---------------------------------------------------------------------------

@@ -23,10 +23,11 @@ from planner.specs.estimate import (
 from planner.specs.workload import GenerateWorkload, Strategy, Workload
 from runners.plans.document import read_stored
 from runners.plans.refusals import DraftProblem
+from runners.plans.request import recomputations_of
 from webapp.core.clock import now
 from webapp.core.display import sentence
 from webapp.plans.models import Plan
-from webapp.plans.questions import question_of, recomputations_of
+from webapp.plans.places import question_of
 from webapp.plans.saving import ANSWERED, answer_write, draft_begun_from, draft_write, version_save
 
 # Locks of searches that run; a lock is dropped with its last user.

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from planner.catalog.models import find_model
 from planner.cost.parameters import count_parameters
 from planner.specs.estimate import Estimate, HostCalibration, PlannedStrategy, PlanRequest
 from planner.specs.model import ModelSpec
@@ -29,11 +30,11 @@ from runners.plans.workloads import CompressWork
 from webapp.core.problems import InvalidProblem, Problem
 from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import Host
-from webapp.modelhub.models import TeamModel, catalog_shape, shape_of
+from webapp.modelhub.models import TeamModel
 from webapp.plans.drafting import compress_spec, speed_words
 from webapp.plans.models import Plan
+from webapp.plans.places import Question
 from webapp.plans.planning import estimate_as_planned, estimate_generation
-from webapp.plans.questions import Question
 from webapp.plans.serving import SHARES
 from webapp.plans.verdict import figure_values
 
@@ -64,7 +65,7 @@ def evaluation_prediction(
     if spec.original is not None:
         read.append((began_with, ORIGINAL_DTYPE))
     costs = [_pass_cost(config, dtype, model.host) for config, dtype in read]
-    shape = _shape(model.config)
+    shape = find_model(model.config)
     if shape is None or None in costs:
         return {}
     _length, stride = window_of(shape.max_position_embeddings)
@@ -84,7 +85,7 @@ def evaluation_prediction(
 
 def _pass_cost(config: Config, dtype: str, host: Host | None) -> tuple[Value, Value, float] | None:
     """Return the seconds of one window, the peak of one model, and its weights in bytes."""
-    shape = _shape(config)
+    shape = find_model(config)
     estimate = _estimate(config, dtype, host, shape) if host and shape else None
     if estimate is None or shape is None:
         return None
@@ -122,10 +123,6 @@ def _more_head(shape: ModelSpec) -> float:
     length, stride = window_of(shape.max_position_embeddings)
     head = shape.vocab_size * shape.hidden_size
     return (layers * length + head * (stride + 1)) / (layers * length + head)
-
-
-def _shape(config: Config) -> ModelSpec | None:
-    return catalog_shape(config) if isinstance(config, str) else shape_of(config)
 
 
 def _value(estimate: Estimate, name: str) -> Value | None:

@@ -22,8 +22,7 @@ from webapp.core.queries import changed_words
 from webapp.hosts.models import Host
 from webapp.plans.explanation import hardware_words, model_words, plan_title
 from webapp.plans.models import Plan, PlanState
-from webapp.plans.questions import question_of
-from webapp.plans.sharing import pool_words
+from webapp.plans.places import pool_words, question_of
 from webapp.plans.verdict import VerdictState, stored_state
 
 # ---------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from planner.catalog.engines import DEFAULT_ENGINE, engines_by_work
 from planner.cost.parameters import count_parameters
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec
@@ -42,10 +41,9 @@ from runners.jobspec.serve import (
     PhaseSplit,
 )
 from runners.launchers.launch import ENGINES, Engine
-from runners.plans.document import PlanDocument
 from runners.plans.launch import Launch
 from runners.plans.refusals import DraftProblem, first_message
-from runners.plans.workloads import TRAINING_GOALS, GenerateWork, ServeWork
+from runners.plans.workloads import GenerateWork, ServeWork
 from webapp.hosts.models import Host
 from webapp.plans.sharing import Spread, split_of
 
@@ -180,64 +178,6 @@ def served_name(name: str) -> str:
 # ---------------------------------------------------------------------------
 # Engines of a plan: the chosen one, the hosts that can run it, and its options.
 # ---------------------------------------------------------------------------
-
-
-# The engine of an endpoint -> the planner's.
-PLANNED_AS: dict[EngineName, str] = {
-    "slipway": DEFAULT_ENGINE,
-    "llamacpp": "llama_cpp",
-    "vllm": "vllm",
-    "sglang": "sglang",
-}
-OWN_TITLE = "Slipway's own, on PyTorch"
-WORD = re.compile(r"\w+")
-
-
-def engine_choices(goal: str) -> dict[str, str]:
-    """Return the titles of the engines that can be chosen for a goal, by key."""
-    if goal == "compress":
-        return {}
-    return engines_by_work(training=goal in TRAINING_GOALS) | {DEFAULT_ENGINE: OWN_TITLE}
-
-
-def chosen_engine(document: PlanDocument) -> str | None:
-    """Return the engine that a document names, None to leave it to the goal and the hardware.
-
-    An engine that was chosen for another goal does not count.
-    """
-    chosen = document.hardware.engine
-    return chosen if chosen in engine_choices(document.goal) else None
-
-
-def engine_words(document: PlanDocument) -> str:
-    """Return for which engine a plan is if one was chosen, "" otherwise."""
-    title = engine_choices(document.goal).get(chosen_engine(document) or "")
-    return f"Planned for {title}." if title else ""
-
-
-def engines_named(sentence: str, document: PlanDocument) -> dict[str, str]:
-    """Return the titles of the engines that the remedy at the end of a refusal names, by key."""
-    words = WORD.findall(sentence.rpartition(";")[2])
-    choices = engine_choices(document.goal)
-    return {key: title for key, title in choices.items() if key in words}
-
-
-def check_engine(document: PlanDocument, endpoint: EngineName | None) -> None:
-    """Refuse to start a plan on another engine than the one that was chosen for it.
-
-    Raises:
-        DraftProblem: the plan was made for another engine; the message names a remedy.
-    """
-    chosen = chosen_engine(document)
-    if chosen in {None, PLANNED_AS[endpoint or "slipway"]}:
-        return
-    title = engine_choices(document.goal)[chosen or ""]
-    runs = " start an endpoint of that engine," if chosen in PLANNED_AS.values() else ""
-    raise DraftProblem(
-        f"This plan is for the engine {title}, which this kind of job cannot start. Download the "
-        f"plan's export,{runs} or choose the engine “Automatic” in the Hardware step.",
-        "engine",
-    )
 
 
 ROOM = 1.1

@@ -1,13 +1,8 @@
-"""Plans over several devices or hosts: available pools, and supported splits."""
+"""Plans over several devices or hosts: supported splits, and the ranks that they take."""
 
-import math
-from collections import defaultdict
-from collections.abc import Iterable
 from typing import NamedTuple
 
-from django.db.models import Prefetch, Q
-
-from planner.specs.cluster import ClusterSpec, DeviceSpec
+from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.workload import Strategy
 from runners.jobspec import ArtefactModel, DataParallel, ModelRef
@@ -15,13 +10,8 @@ from runners.jobspec.generate import ExpertSplit, PipelineSplit, TensorSplit
 from runners.plans.document import HardwareChoice
 from runners.plans.refusals import DraftProblem
 from runners.plans.workloads import TRAINING_GOALS
-from webapp.accounts.models import Team
-from webapp.hosts.machines import cluster_for_host
-from webapp.hosts.models import DOCUMENTS, Host, HostState, Pool
 from webapp.plans.training import layout_of
 
-# Layout of multi-host jobs by default: full replicas with averaged gradients.
-WHOLE_COPIES = Strategy(tensor_parallel_size=1, pipeline_parallel_size=1, zero_stage=0)
 SPLITS = {
     "tensor_parallel_size": "tensor parallel",
     "pipeline_parallel_size": "pipeline parallel",
@@ -30,22 +20,6 @@ SPLITS = {
 }
 
 SHARED_EXPERTS = {SPLITS["tensor_parallel_size"], SPLITS["expert_parallel_size"]}
-
-
-def shared_processor(cluster: ClusterSpec, hardware: HardwareChoice) -> ClusterSpec:
-    """Return a CPU as several equal devices, if ranks share it."""
-    ranks, device = hardware.ranks_per_host or 1, cluster.device
-    if ranks == 1 or not isinstance(device, DeviceSpec) or device.kind != "cpu":
-        return cluster
-    speed, flops = device.memory_bandwidth_bytes_per_second, device.peak_flops_per_second
-    share = device.model_copy(
-        update={
-            "memory_bytes": device.memory_bytes // ranks,
-            "memory_bandwidth_bytes_per_second": speed / ranks,
-            "peak_flops_per_second": {name: each / ranks for name, each in flops.items()},
-        }
-    )
-    return cluster.model_copy(update={"device": share, "devices_per_node": ranks})
 
 
 def processes_of(best: PlannedStrategy, hardware: HardwareChoice) -> int:
@@ -60,86 +34,6 @@ class Spread(NamedTuple):
 
     num_hosts: int = 1
     devices_per_host: int = 1
-
-
-def reachable_hosts(team: Team, *, has_documents: bool = True) -> list[Host]:
-    """Return the team's hosts and those of pools shared with it, planned ones last.
-
-    Without documents only identifying fields are loaded; others are loaded on access.
-    """
-    shared = Pool.objects.filter(shared_with=team).values("pk")
-    hosts = Host.objects.filter(Q(team=team) | Q(pool__in=shared))
-    hosts = hosts if has_documents else hosts.defer(*DOCUMENTS)
-    # Pools repeat across hosts: prefetching reads each once.
-    pools = Prefetch("pool", queryset=Pool.objects.select_related("team"))
-    return list(hosts.order_by("kind", "created_at").prefetch_related(pools))
-
-
-def pools_among(hosts: Iterable[Host], team: Team) -> list[tuple[Pool, list[Host]]]:
-    """Return the pools to launch in, each with its ready hosts.
-
-    The team's own pools need two ready hosts, as each host can also be chosen directly; for
-    another team's shared pool one is enough.
-    """
-    together: dict[Pool, list[Host]] = defaultdict(list)
-    for host in hosts:
-        if host.kind == "agent" and host.state == HostState.READY:
-            together[host.pool].append(host)
-    return [
-        (pool, ready)
-        for pool, ready in together.items()
-        if len(ready) > 1 or pool.team_id != team.pk
-    ]
-
-
-def pool_words(pool: Pool, team: Team) -> str:
-    """Return a pool's name, with its team's name if that is another team."""
-    return pool.name if pool.team_id == team.pk else f"{pool.name} of {pool.team.name}"
-
-
-def pool_of(team: Team, pool_id: str) -> tuple[Pool, list[Host]]:
-    """Return the pool that a draft chose, with its hosts.
-
-    Raises:
-        DraftProblem: the team may not launch there any more, or too few of its hosts are ready.
-    """
-    for pool, hosts in pools_among(reachable_hosts(team), team):
-        if pool.pk == pool_id:
-            return pool, hosts
-    raise DraftProblem(
-        "This pool has too few ready hosts for your team. Choose one host, or wait "
-        "until another is ready.",
-        "choice",
-    )
-
-
-def cluster_for_pool(hosts: list[Host], goal: str, team: Team, pins: Strategy) -> ClusterSpec:
-    """Return the pool's hosts as nodes equal to the first; one node unless training.
-
-    A generation uses as many nodes as its pinned parallel sizes need. For another team's host,
-    devices and speed are included, but not its identity.
-
-    Raises:
-        ConflictProblem: the first host has not reported or not been measured yet.
-    """
-    cluster = _unnamed(cluster_for_host(hosts[0]), hosts[0].pool, team)
-    if goal in TRAINING_GOALS:
-        return cluster.model_copy(update={"nodes": len(hosts)})
-    if goal != "generate":
-        return cluster
-    ranks = (pins.tensor_parallel_size or 1) * (pins.pipeline_parallel_size or 1)
-    nodes = math.ceil(ranks / cluster.devices_per_node)
-    return cluster.model_copy(update={"nodes": min(nodes, len(hosts))})
-
-
-def _unnamed(cluster: ClusterSpec, pool: Pool, team: Team) -> ClusterSpec:
-    device = cluster.device
-    if pool.team_id == team.pk or not isinstance(device, DeviceSpec):
-        return cluster
-    if device.provenance != "measured":
-        return cluster
-    changes = {"id": f"pool-{pool.slug}", "source": f"measured in {pool_words(pool, team)}"}
-    return cluster.model_copy(update={"device": device.model_copy(update=changes)})
 
 
 def spread_of(best: PlannedStrategy, goal: str) -> Spread:

@@ -20,10 +20,11 @@ from runners.jobspec import (
     TrainSpec,
     UploadedData,
 )
-from runners.jobspec.base import LoraOptions, QuantizedTraining, TextSamples, weights_of
-from runners.jobspec.train import SIZES, USUAL_LEARNING_RATES, LayoutOptions
-from runners.plans.methods import ALPHATUNING, CLASSIFICATION, TRAININGS
+from runners.jobspec.base import TextSamples, weights_of
+from runners.jobspec.train import LayoutOptions
+from runners.plans.methods import CLASSIFICATION
 from runners.plans.refusals import DraftProblem, first_message
+from runners.plans.training_options import LAYOUT_SIZES, chosen_options, stages_of
 from runners.plans.workloads import FinetuneWork, MixtureSource, PretrainWork, TrainingData
 from webapp.accounts.models import Team
 from webapp.core.display import percent
@@ -32,7 +33,6 @@ from webapp.datasets.models import Dataset
 # Convert a training plan's strategy to the trainer's layout options.
 
 
-WAYS = (*SIZES, "zero_stage", "expert_parallel_size")
 WITH_ZERO = ("zero_stage", "zero_shard_size")
 WITH_PIPELINE = ("pipeline_schedule", "virtual_pipeline_size")
 # Compression ratio -> dtype of exchanged gradients; otherwise they have 32 bits.
@@ -49,7 +49,7 @@ def layout_of(
     Raises:
         DraftProblem: the trainer does not support a field of the strategy; the message names it.
     """
-    fields = {name: value for name in WAYS if (value := getattr(strategy, name))}
+    fields = {name: value for name in LAYOUT_SIZES if (value := getattr(strategy, name))}
     interval = strategy.synchronization_interval_steps or 1
     if fields.get("tensor_parallel_size", 1) > 1 and strategy.sequence_parallel:
         fields["sequence_parallel"] = True
@@ -189,10 +189,7 @@ def text_words(data: TrainData) -> str:
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp8")
 FRESH_ENCODER_RATE = 1e-3
 TRAINED_ENCODER_RATE = 5e-5  # the largest of BERT's fine-tuning rates
-OFFLOADED = ("activation_offload", "optimizer_offload")
 STATE_PLACES = {"none": "none", "cpu": "cpu", "nvme": "disk"}  # the planner's -> the trainer's
-GROWTH_DIVISORS = (8, 4, 2, 1)  # four stages, as from 128 to 1024 tokens in the paper
-ALPHA_PER_RANK = 2  # scale of an adapter, as in most recipes
 
 
 def train_spec(
@@ -258,53 +255,6 @@ def _validated(fields: dict[str, Any]) -> TrainSpec:
         field = str(place[0]) if place else "optimizer"
         message = f"The training cannot run as chosen: {first_message(error)}."
         raise DraftProblem(message, field) from error
-
-
-def _quantized_training(values: PretrainWork) -> QuantizedTraining | None:
-    """Return the quantisation of a training: trained scales, or rounded weights."""
-    if isinstance(values, FinetuneWork) and values.method == ALPHATUNING:
-        return QuantizedTraining(method="alphatuning")
-    return QuantizedTraining(method="qat", bits=values.qat_bits) if values.qat_bits else None
-
-
-def stages_of(values: PretrainWork) -> tuple[tuple[int, float], ...] | None:
-    """Return the stages of growing lengths, each with its share of the tokens."""
-    if values.length_schedule != "grow":
-        return None
-    longest = values.sequence_length
-    lengths = sorted({max(1, longest // divisor) for divisor in GROWTH_DIVISORS})
-    return tuple((length, 1.0 / len(lengths)) for length in lengths)
-
-
-def chosen_options(values: PretrainWork) -> dict[str, Any]:
-    """Return those fields of a training's spec by which a document may limit the layout.
-
-    They do not depend on the plan (``runners.jobspec.train.LAYOUT_RULES``).
-    """
-    method = TRAININGS[values.method] if isinstance(values, FinetuneWork) else None
-    optimizer: str = values.optimizer
-    if method and method.is_optimizer and isinstance(values, FinetuneWork):
-        optimizer = values.method
-    # An answer with activations on disk is without the offload.
-    places = {name: str(getattr(values, name)) for name in OFFLOADED}
-    options: dict[str, Any] = {
-        "optimizer": optimizer,
-        "learning_rate": USUAL_LEARNING_RATES[optimizer],
-        **{name: place for name, place in places.items() if place != "none"},
-        "quantized": _quantized_training(values),
-        "compiled": values.compiled,
-        "attention": values.attention,
-    }
-    if values.compute_dtype == "fp8":
-        options["compute_dtype"] = "fp8"
-    if not isinstance(values, FinetuneWork) or method is None:
-        return options
-    if base := method.adapter_base:
-        rank = values.lora_rank
-        options["lora"] = LoraOptions(rank=rank, alpha=ALPHA_PER_RANK * rank, base_dtype=base)
-    if values.method == CLASSIFICATION:
-        options["objective"] = CLASSIFICATION
-    return options
 
 
 def _train_fields(values: PretrainWork, best: PlannedStrategy) -> dict[str, Any]:

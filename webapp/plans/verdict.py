@@ -20,14 +20,14 @@ from runners.plans.workloads import CompressWork, PretrainWork
 from webapp.core import display
 from webapp.core.display import Figure, MemoryRow, capitalised, gib, memory, memory_row, money
 from webapp.plans.drafting import planned_gains
+from webapp.plans.engine_words import engine_words
 from webapp.plans.explanation import (
     BOUND_WORDS,
     compression_words,
     dtype_words,
     strategy_words,
 )
-from webapp.plans.questions import Target, chance_below, odds_words, targets_of
-from webapp.plans.serving import engine_words
+from webapp.plans.targets import Target, chance_below, odds_words, targets_of
 
 # What an engine starts for a plan: the checkpoint as it is stored, or another one.
 

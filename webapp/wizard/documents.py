@@ -25,9 +25,11 @@ from runners.plans.document import (
     PlanDocument,
     shared_document,
 )
+from runners.plans.engine_choice import engine_choices
 from runners.plans.fields import Part, faults_in
 from runners.plans.launch import Launch, UnusedOptionError, check_used
 from runners.plans.old_names import read_document, read_launch
+from runners.plans.targets import SLO_SECONDS
 from runners.plans.workloads import TRAINING_GOALS, WORKLOADS, TrainingData
 from webapp.core.display import sentence
 from webapp.core.faults import in_words
@@ -35,8 +37,7 @@ from webapp.core.problems import InvalidProblem, faults_of, invalid, release_fra
 from webapp.jobs.launching import launch_of_job
 from webapp.jobs.models import Job
 from webapp.plans.models import Plan
-from webapp.plans.questions import SLO_SECONDS, draft_shape
-from webapp.plans.serving import engine_choices
+from webapp.plans.places import draft_shape
 from webapp.wizard.drafts import Options, goal_change, model_changed, workload_of
 from webapp.wizard.forms import GOAL_FIELDS
 

@@ -13,6 +13,7 @@ from django.utils.datastructures import MultiValueDict
 from pydantic import ValidationError
 
 from planner.catalog.devices import get_device
+from planner.catalog.models import find_model
 from planner.cost.parameters import count_parameters
 from planner.specs.base import PlannerError
 from planner.specs.model import ModelSpec
@@ -27,6 +28,7 @@ from runners.plans.document import (
     read_stored,
     repaired,
 )
+from runners.plans.engine_choice import chosen_engine, engine_choices
 from runners.plans.fields import Part
 from runners.plans.refusals import DraftProblem
 from runners.plans.workloads import TRAINING_GOALS, WORKLOADS, ServeWork
@@ -35,12 +37,11 @@ from webapp.core.site_settings import demo_seconds
 from webapp.datasets.models import Dataset
 from webapp.hosts.models import RUNS_JOBS, Host, HostState, Pool
 from webapp.jobs.models import Job, JobState
-from webapp.modelhub.models import TeamModel, demo_config, shape_of
+from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.explanation import SLO_WORDS, hardware_words, model_words, workload_words
 from webapp.plans.models import Plan, PlanState
-from webapp.plans.questions import PERCENTILES, draft_shape
-from webapp.plans.serving import chosen_engine, engine_choices
-from webapp.plans.sharing import pool_words, pools_among, reachable_hosts
+from webapp.plans.places import draft_shape, pool_words, pools_among, reachable_hosts
+from webapp.plans.targets import PERCENTILES
 from webapp.wizard.forms import (
     GOAL_FIELDS,
     FormOfPart,
@@ -154,7 +155,7 @@ def new_document(
 ) -> PlanDocument:
     """Return the document of a new plan for a model on a host, else on catalog hardware."""
     is_demo = model.source == "demo"
-    shape = shape_of(demo_config()) if is_demo else shape
+    shape = find_model(demo_config()) if is_demo else shape
     return PLANS[goal](
         goal=goal,
         model=model,
@@ -177,7 +178,7 @@ def model_document(preset: str, model: TeamModel, host: Host | None) -> PlanDocu
     """Return a preset's document for a team model, on the host that stores its weights."""
     chosen = ModelChoice(source="team", team_model=model.pk)
     goal = MODEL_PRESETS[preset]
-    return new_document(goal, chosen, model.host or host, shape_of(model.config))
+    return new_document(goal, chosen, model.host or host, find_model(model.config))
 
 
 def stored_draft(document: PlanDocument, preset: str = "") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from django.db import transaction
 from django.http import QueryDict
 from django.urls import reverse
 
-from planner.catalog.models import model_from_config
+from planner.catalog.models import find_model, model_from_config
 from planner.specs.model import ModelSpec
 from planner.specs.workload import Strategy
 from runners.jobspec.base import DEMO_ENCODER, MAX_UPLOAD_BYTES
@@ -30,15 +30,15 @@ from webapp.hosts.models import Host, HostState, Pool
 from webapp.hosts.services import Contact, contact_of
 from webapp.jobs.launching import launch_note, launch_of, plan_launch
 from webapp.jobs.models import Job
-from webapp.modelhub.models import catalog_shape, demo_config, num_parameters
+from webapp.modelhub.models import demo_config, num_parameters
 from webapp.plans.alternatives import Offers, offers_of
+from webapp.plans.engine_words import engines_named
 from webapp.plans.explanation import plan_title, short_name
 from webapp.plans.models import Plan
+from webapp.plans.places import pool_words
 from webapp.plans.planning import current_answer, lacks_suggestions, plan_compute, verdict_answer
 from webapp.plans.predicting import planned_speed
 from webapp.plans.saving import saving_of
-from webapp.plans.serving import engines_named
-from webapp.plans.sharing import pool_words
 from webapp.plans.verdict import price_of, problem_verdict, verdict_of
 from webapp.wizard.drafts import (
     STEPS,
@@ -440,7 +440,7 @@ def live(plan: Plan, slug: str) -> Page:
 
 
 def _catalog_words(model: str) -> str:
-    shape = catalog_shape(model)
+    shape = find_model(model)
     return shape_words(shape) if shape else ""
 
 

@@ -6,19 +6,17 @@ import re
 import pytest
 from django.utils.html import escape
 
-from planner.catalog.models import get_model, list_models
+from planner.catalog.models import find_model, get_model, list_models
 from tests.plugins.extent import first
 from tests.webapp.conftest import client_of
 from webapp.core.clock import now
 from webapp.hosts.models import Host
 from webapp.modelhub.models import (
     TeamModel,
-    catalog_shape,
     demo_config,
     kv_bytes_per_token,
     num_parameters,
     parameter_parts,
-    shape_of,
 )
 
 pytestmark = pytest.mark.django_db
@@ -53,9 +51,9 @@ def test_a_catalog_model_shows_its_published_size_and_where_it_fits(alice, host)
 
 
 def test_the_parts_add_up_and_half_the_bytes_an_element_take_half_the_cache():
-    shape = shape_of(demo_config())
+    shape = find_model(demo_config())
     assert sum(part.parameters for part in parameter_parts(shape)) == num_parameters(shape)
-    sizes = dict(kv_bytes_per_token(shape_of(demo_config())))
+    sizes = dict(kv_bytes_per_token(find_model(demo_config())))
     assert sizes["bf16"] == sizes["fp32"] / 2 == sizes["fp8"] * 2
 
 
@@ -80,7 +78,7 @@ def test_a_pasted_config_becomes_a_model_of_the_team(alice, team):
     model = TeamModel.objects.get()
     assert response["Location"] == f"/models/{model.pk}/"
     assert model.team == team
-    assert model.num_parameters == num_parameters(shape_of(demo_config()))
+    assert model.num_parameters == num_parameters(find_model(demo_config()))
 
 
 def test_a_config_without_a_field_is_refused_by_the_fields_name(alice):
@@ -195,9 +193,9 @@ def test_a_catalog_model_of_every_family_has_a_page_of_its_own(alice):
 
 def test_a_config_or_a_name_that_is_no_models_has_no_shape():
     for model in ["", "nothing", "meta-llama/", "a" * 500, "\x00"]:
-        assert catalog_shape(model) is None, model
+        assert find_model(model) is None, model
     for config in [{}, {"model_type": "perceptron"}, {"model_type": "llama"}]:
-        assert shape_of(config) is None, config
+        assert find_model(config) is None, config
 
 
 def test_a_strange_filter_is_answered_and_escaped(alice):

@@ -27,8 +27,8 @@ from webapp.jobs.calibration import is_as_planned
 from webapp.jobs.launching import launch_note, launch_of, plan_launch
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.drafting import check_prefix_caching, drafts_for
+from webapp.plans.places import draft_shape
 from webapp.plans.planning import current_answer, plan_compute
-from webapp.plans.questions import draft_shape
 from webapp.plans.serving import is_weights_only, offload_of
 from webapp.wizard.workload_forms import workload_form
 

@@ -17,6 +17,7 @@ from webapp.jobs.launching import launch_note, launch_of, plan_launch
 from webapp.modelhub.models import demo_config
 from webapp.plans import sharing
 from webapp.plans.models import Plan
+from webapp.plans.places import pools_among, reachable_hosts
 from webapp.plans.planning import plan_compute
 from webapp.wizard.drafts import (
     new_document,
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 def pools_of(team):
-    return sharing.pools_among(sharing.reachable_hosts(team), team)
+    return pools_among(reachable_hosts(team), team)
 
 
 @pytest.fixture

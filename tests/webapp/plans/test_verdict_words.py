@@ -11,7 +11,7 @@ from tests.webapp.conftest import client_of
 from webapp.core.display import NBSP
 from webapp.plans.alternatives import _short, comparison
 from webapp.plans.models import Plan
-from webapp.plans.questions import targets_of
+from webapp.plans.targets import targets_of
 from webapp.plans.verdict import (
     GOAL_FIGURES,
     MAX_ROWS,

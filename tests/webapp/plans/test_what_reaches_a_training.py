@@ -27,8 +27,8 @@ from webapp.hosts.models import Host
 from webapp.jobs.calibration import is_as_planned
 from webapp.jobs.launching import launch_note, launch_of
 from webapp.modelhub.models import demo_config
+from webapp.plans.places import question_of
 from webapp.plans.planning import plan_compute
-from webapp.plans.questions import question_of
 from webapp.plans.training import STATE_PLACES, layout_of, train_spec
 from webapp.plans.verdict import verdict_of
 

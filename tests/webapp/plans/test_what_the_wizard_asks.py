@@ -25,8 +25,8 @@ from webapp.plans.explanation import (
     workload_words,
 )
 from webapp.plans.models import Plan
+from webapp.plans.places import draft_shape, question_of
 from webapp.plans.planning import plan_compute
-from webapp.plans.questions import draft_shape, question_of
 from webapp.wizard.drafts import (
     draft_begin,
     goal_change,

@@ -13,7 +13,7 @@ from webapp.core.problems import InvalidProblem
 from webapp.jobs.models import Job
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
-from webapp.plans.questions import question_of
+from webapp.plans.places import question_of
 from webapp.wizard.documents import (
     adapter,
     document_of,

@@ -7,7 +7,7 @@ import pytest
 from tests.webapp.conftest import client_of
 from webapp.jobs.models import Job
 from webapp.plans.models import Plan
-from webapp.plans.questions import question_of
+from webapp.plans.places import question_of
 from webapp.wizard.documents import adapter, job_document_of, yaml_of
 
 pytestmark = pytest.mark.django_db(databases="__all__")

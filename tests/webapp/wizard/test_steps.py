@@ -7,13 +7,13 @@ import pytest
 
 from planner.catalog.engines import get_engine
 from runners.plans.document import GOALS
+from runners.plans.engine_choice import chosen_engine, engine_choices
 from runners.plans.refusals import DraftProblem
 from tests.webapp.conftest import client_of
 from tests.webapp.wizard.conftest import STEPS
 from webapp.jobs.launching import launch_of
 from webapp.pages.plans import exports_of
 from webapp.plans.planning import current_answer, plan_keep
-from webapp.plans.serving import chosen_engine, engine_choices
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

@@ -1,0 +1,94 @@
+"""The engine of a document: the one it names, and the one that it gets without a name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from planner.catalog.devices import get_device
+from planner.catalog.engines import (
+    DEFAULT_ENGINE,
+    engines_by_work,
+    get_engine,
+    refusal,
+    sixteen_bit_dtype,
+)
+from planner.catalog.models import find_model
+from planner.specs.base import PlannerError
+from planner.specs.cluster import ClusterSpec
+from runners.jobspec.serve import EngineName
+from runners.plans.document import PlanDocument
+from runners.plans.refusals import DraftProblem
+from runners.plans.workloads import TRAINING_GOALS
+
+# The engine of an endpoint -> the planner's.
+PLANNED_AS: Mapping[EngineName, str] = {
+    "slipway": DEFAULT_ENGINE,
+    "llamacpp": "llama_cpp",
+    "vllm": "vllm",
+    "sglang": "sglang",
+}
+OWN_TITLE = "Slipway's own, on PyTorch"
+# Catalog hardware is planned with the engine commonly used there, and with llama.cpp where that
+# one does not run.
+CATALOG_ENGINES = {"serve": "vllm", "generate": "vllm"}
+OTHER_ENGINE = "llama_cpp"
+
+
+def engine_choices(goal: str) -> dict[str, str]:
+    """Return the titles of the engines that can be chosen for a goal, by key."""
+    if goal == "compress":
+        return {}
+    return engines_by_work(training=goal in TRAINING_GOALS) | {DEFAULT_ENGINE: OWN_TITLE}
+
+
+def chosen_engine(document: PlanDocument) -> str | None:
+    """Return the engine that a document names, None to leave it to the goal and the hardware.
+
+    An engine that was chosen for another goal does not count.
+    """
+    chosen = document.hardware.engine
+    return chosen if chosen in engine_choices(document.goal) else None
+
+
+def default_engine(
+    goal: str, cluster: ClusterSpec, model: str | dict[str, Any], *, runs_jobs: bool
+) -> str | None:
+    """Return the engine of a document that names none; None leaves it to the planner.
+
+    Trainings on a host that runs jobs name Slipway's trainer, so that only its layouts are
+    searched.
+    """
+    if runs_jobs:
+        return DEFAULT_ENGINE if goal in TRAINING_GOALS else None
+    return _catalog_engine(goal, cluster, model)
+
+
+def _catalog_engine(goal: str, cluster: ClusterSpec, model: str | dict[str, Any]) -> str | None:
+    """Return the common engine of a goal, or llama.cpp on devices that it refuses as a whole."""
+    common, shape = CATALOG_ENGINES.get(goal), find_model(model)
+    if common is None or shape is None:
+        return common
+    try:
+        device = get_device(cluster.device) if isinstance(cluster.device, str) else cluster.device
+    except PlannerError:  # the plan is refused by the same error
+        return common
+    half = sixteen_bit_dtype(device)
+    refused = refusal(get_engine(common, device.kind), device, shape, (half, half, None))
+    return OTHER_ENGINE if refused and refused[0] == "engine" else common
+
+
+def check_engine(document: PlanDocument, endpoint: EngineName | None) -> None:
+    """Refuse to start a plan on another engine than the one that was chosen for it.
+
+    Raises:
+        DraftProblem: the plan was made for another engine; the message names a remedy.
+    """
+    chosen = chosen_engine(document)
+    if chosen in {None, PLANNED_AS[endpoint or "slipway"]}:
+        return
+    title = engine_choices(document.goal)[chosen or ""]
+    runs = " start an endpoint of that engine," if chosen in PLANNED_AS.values() else ""
+    raise DraftProblem(
+        f"This plan is for the engine {title}, which this kind of job cannot start. Download the "
+        f"plan's export,{runs} or choose the engine “Automatic” in the Hardware step.",
+        "engine",
+    )

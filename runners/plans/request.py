@@ -1,0 +1,240 @@
+"""The planner's request of a plan document: a pure function of the document and its surroundings.
+
+The surroundings are what a document only names: its model and the cluster of its host or pool.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner.specs.cluster import ClusterSpec, DeviceSpec
+from planner.specs.estimate import Bound, HostCalibration, PlanRequest
+from planner.specs.workload import (
+    CompressWorkload,
+    GenerateWorkload,
+    ServeWorkload,
+    Strategy,
+    TrainWorkload,
+    Workload,
+)
+from runners.jobspec.train import UNSHARDED, LayoutOptions, layout_conflicts, layout_limits
+from runners.plans.document import HardwareChoice, PlanDocument
+from runners.plans.engine_choice import chosen_engine, default_engine
+from runners.plans.methods import CLASSIFICATION, COMPRESSIONS, TRAININGS
+from runners.plans.pins import FIELD_TITLES
+from runners.plans.refusals import DraftProblem, naming_the_field
+from runners.plans.targets import SLO_SECONDS, target_limits
+from runners.plans.training_options import LAYOUT_SIZES, chosen_options, stages_of
+from runners.plans.workloads import (
+    CompressWork,
+    FinetuneWork,
+    GenerateWork,
+    PretrainWork,
+    ServeWork,
+)
+
+GENERATE_FIELDS = ("batch_size", "input_tokens", "output_tokens")  # of the planner's workload
+ALTERNATIVES = 6
+GIB = 2**30
+UNPLANNED = ("quantized", "compiled", "activation_offload", "compute_dtype")
+UNDIVIDED = {f"{axis}_parallel_size": 1 for axis in ("tensor", "pipeline", "context", "expert")}
+PLANNER_PLACES = {"cpu": "cpu", "disk": "nvme"}  # of the optimiser's states: document -> planner
+SOURCE_DTYPE = "bf16"  # dtype in which a compression job loads the original
+# Layout of multi-host jobs by default: full replicas with averaged gradients.
+WHOLE_COPIES = Strategy(tensor_parallel_size=1, pipeline_parallel_size=1, zero_stage=0)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a document's names stand for.
+
+    ``model``: a name of the catalog, or a Hugging Face config. ``cluster``: of the host or pool,
+    as measured; None for catalog hardware, which the document describes. ``runs_jobs``: whether
+    the host starts jobs. ``is_pool``: whether the cluster is a pool's. ``calibration``: the
+    host's factors of the planner, if it has any.
+    """
+
+    model: str | dict[str, Any]
+    cluster: ClusterSpec | None = None
+    runs_jobs: bool = False
+    is_pool: bool = False
+    calibration: HostCalibration | None = None
+
+
+def request_of(document: PlanDocument, surroundings: Surroundings) -> PlanRequest:
+    """Return the planner's request for a document.
+
+    Raises:
+        DraftProblem: the planner's documents do not take a value, or the trainer does not run
+            what is pinned with the options; ``field`` is the document's.
+    """
+    model, runs_jobs = surroundings.model, surroundings.runs_jobs
+    with naming_the_field():
+        cluster = surroundings.cluster or catalog_cluster(document.hardware)
+        return PlanRequest(
+            model=model,
+            cluster=cluster,
+            workload=workload_of(document),
+            engine=chosen_engine(document)
+            or default_engine(document.goal, cluster, model, runs_jobs=runs_jobs),
+            objective=document.objective,
+            constraints={**_memory_limit(document.hardware), **target_limits(document)},
+            pins=_pins(document, surroundings),
+            top=ALTERNATIVES,
+            host_calibration=surroundings.calibration,
+        )
+
+
+def catalog_cluster(hardware: HardwareChoice) -> ClusterSpec:
+    """Return the catalog hardware that a document describes."""
+    return ClusterSpec(
+        device=hardware.device, devices_per_node=hardware.devices_per_node, nodes=hardware.nodes
+    )
+
+
+def shared_processor(cluster: ClusterSpec, hardware: HardwareChoice) -> ClusterSpec:
+    """Return a host's CPU as several equal devices, if ranks share it."""
+    ranks, device = hardware.ranks_per_host or 1, cluster.device
+    if ranks == 1 or not isinstance(device, DeviceSpec) or device.kind != "cpu":
+        return cluster
+    speed, flops = device.memory_bandwidth_bytes_per_second, device.peak_flops_per_second
+    share = device.model_copy(
+        update={
+            "memory_bytes": device.memory_bytes // ranks,
+            "memory_bandwidth_bytes_per_second": speed / ranks,
+            "peak_flops_per_second": {name: each / ranks for name, each in flops.items()},
+        }
+    )
+    return cluster.model_copy(update={"device": share, "devices_per_node": ranks})
+
+
+def _memory_limit(hardware: HardwareChoice) -> dict[str, Bound]:
+    """Return the limit in bytes per device, set by a person or derived from a failed job."""
+    limit = hardware.memory_limit_gib
+    return {"per_device_peak_bytes": Bound(max=limit * GIB)} if limit else {}
+
+
+# The workload in the planner's fields.
+
+
+def workload_of(document: PlanDocument) -> Workload:
+    """Return the planner's workload of a document."""
+    values = document.workload
+    if isinstance(values, ServeWork):
+        return _serve(values, document.latency_target)
+    if isinstance(values, GenerateWork):
+        return GenerateWorkload(**{name: getattr(values, name) for name in GENERATE_FIELDS})
+    if isinstance(values, CompressWork):
+        return _compress(values)
+    return _train(values)
+
+
+def _serve(values: ServeWork, latency_target: str) -> ServeWorkload:
+    ttft, tpot = SLO_SECONDS.get(latency_target, (None, None))
+    return ServeWorkload(**values.model_dump(), ttft_slo_seconds=ttft, tpot_slo_seconds=tpot)
+
+
+def _train(values: PretrainWork) -> TrainWorkload:
+    method = values.method if isinstance(values, FinetuneWork) else "pretrain"
+    is_adapter = method in TRAININGS and TRAININGS[method].adapter_base is not None
+    return TrainWorkload(
+        sequence_length=values.sequence_length,
+        global_batch_size=values.global_batch_size,
+        # The model's head implies classification.
+        method="full" if method == CLASSIFICATION else method,
+        optimizer=values.optimizer,
+        lora_rank=values.lora_rank if isinstance(values, FinetuneWork) and is_adapter else None,
+        tokens=values.tokens,
+        length_schedule=stages_of(values) if values.tokens else None,
+    )
+
+
+def _compress(values: CompressWork) -> CompressWorkload:
+    method = COMPRESSIONS[values.method]
+    bits = values.bits if "bits" in method.options else method.planned_bits
+    group = values.group_size if {"bits", "group_size"} & set(method.options) else None
+    return CompressWorkload(method=values.method, bits=bits, group_size=group)
+
+
+# The fixed parts of the strategy: a person's own, and those that options leave.
+
+
+def _pins(document: PlanDocument, surroundings: Surroundings) -> Strategy:
+    """Return the fixed parts of the strategy.
+
+    Raises:
+        DraftProblem: Slipway's trainer does not run the person's own with the options.
+    """
+    pins: dict[str, Any] = dict(document.pins.stated)
+    if document.goal != "serve":
+        pins.pop("disaggregated", None)
+    values = document.workload
+    options: dict[str, Any] = {}
+    if isinstance(values, PretrainWork):
+        options = chosen_options(values)
+        pins = {**_pinned_by_options(values), **pins}
+        if surroundings.runs_jobs:
+            _refuse_contradiction(Strategy(**pins), options)
+    pins = {**_layout_of_options(options), **pins}
+    if surroundings.is_pool and document.is_training:
+        pins = {**WHOLE_COPIES.model_dump(exclude_none=True), **pins}
+    if document.goal == "compress":
+        pins = {"weight_dtype": SOURCE_DTYPE, **pins}
+    return Strategy(**pins)
+
+
+def _pinned_by_options(values: PretrainWork) -> dict[str, Any]:
+    """Return the parts of the strategy that options of a training state."""
+    pins: dict[str, Any] = {
+        name: value
+        for name in ("attention", "checkpoint_writing", "compute_dtype")
+        if (value := getattr(values, name)) != "auto"
+    }
+    if offload := _training_offload(values):
+        pins["offload"] = offload
+    return pins
+
+
+def _refuse_contradiction(pins: Strategy, options: Mapping[str, Any]) -> None:
+    sizes = {name: value for name in LAYOUT_SIZES if (value := getattr(pins, name))}
+    layout = LayoutOptions.model_construct(**sizes)
+    for why in layout_conflicts(options, layout):
+        fixed = ", ".join(f"{FIELD_TITLES.get(name, name)} {each}" for name, each in sizes.items())
+        raise DraftProblem(
+            f"The trainer does not run what is fixed on the step “Hardware” ({fixed}) with the "
+            f"options of the training: {why}.",
+            next(iter(sizes)),
+            is_refused=True,
+        )
+
+
+def _layout_of_options(options: Mapping[str, Any]) -> dict[str, int]:
+    """Return the parallel sizes that those options leave which the planner does not know."""
+    limits = layout_limits({name: options[name] for name in UNPLANNED if name in options})
+    if UNSHARDED in limits.values():
+        return {**UNDIVIDED, "zero_stage": 0}
+    return UNDIVIDED if limits else {}
+
+
+def recomputations_of(document: PlanDocument) -> tuple[str, ...]:
+    """Return what a training may recompute if its options leave a choice out, else nothing.
+
+    Compiled layers and FlexAttention do not go with selective recomputation, and a pin names one
+    value only: the planner is asked for each, the faster one first.
+    """
+    values = document.workload
+    if not isinstance(values, PretrainWork):
+        return ()
+    is_narrow = values.compiled or values.attention == "flex"
+    is_open = not document.pins.activation_recomputation
+    return ("none", "full") if is_open and is_narrow else ()
+
+
+def _training_offload(values: PretrainWork) -> dict[str, Any]:
+    """Return the planner's fields of a training's offload; it costs no activations on disk."""
+    fields: dict[str, Any] = {}
+    if (place := values.optimizer_offload) in PLANNER_PLACES:
+        fields["optimizer"] = PLANNER_PLACES[place]
+    if values.activation_offload == "cpu":
+        fields["activations_cpu"] = 1.0
+    return fields

@@ -1,0 +1,179 @@
+"""The planner's request of a document: a pure function, without a database."""
+
+import pytest
+
+from planner.catalog.devices import get_device
+from planner.catalog.engines import DEFAULT_ENGINE
+from planner.specs.cluster import ClusterSpec
+from planner.specs.estimate import HostCalibration, PlanRequest
+from runners.plans.document import PLANS, PlanDocument
+from runners.plans.refusals import DraftProblem
+from runners.plans.request import (
+    Surroundings,
+    recomputations_of,
+    request_of,
+    shared_processor,
+)
+
+MODEL = "HuggingFaceTB/SmolLM2-135M"
+HOST = Surroundings(MODEL, ClusterSpec(device="h100-sxm5-80gb"), runs_jobs=True)
+POOL = Surroundings(MODEL, ClusterSpec(device="a100-80gb", nodes=2), runs_jobs=True, is_pool=True)
+CATALOG = Surroundings(MODEL)
+
+
+def plan(goal: str, workload=None, hardware=None, **fields) -> PlanDocument:
+    return PLANS[goal](goal=goal, workload=workload or {}, hardware=hardware or {}, **fields)
+
+
+def asked(goal: str, workload=None, surroundings=HOST, **fields) -> PlanRequest:
+    return request_of(plan(goal, workload, **fields), surroundings)
+
+
+def differs(part, expected: dict) -> dict:
+    """Return the fields of a part that differ from those expected."""
+    return {name: each for name in expected if (each := getattr(part, name)) != expected[name]}
+
+
+def test_the_workload_of_each_goal_is_the_planners():
+    for goal, values, expected in [
+        (
+            "serve",
+            {"input_tokens": 70, "concurrency": 3, "prefix_share_ratio": 0.5},
+            {"input_tokens": 70, "concurrency": 3, "prefix_share_ratio": 0.5}
+            | {"ttft_slo_seconds": 1.0, "tpot_slo_seconds": 0.05},
+        ),
+        (
+            "generate",
+            {"batch_size": 5, "output_tokens": 9, "prompts_path": "a.txt"},
+            {"batch_size": 5, "input_tokens": 1024, "output_tokens": 9},
+        ),
+        ("pretrain", {"tokens": 4000}, {"method": "pretrain", "lora_rank": None, "tokens": 4000}),
+        ("finetune", {"lora_rank": 24}, {"method": "lora", "lora_rank": 24}),
+        ("finetune", {"method": "full", "lora_rank": 24}, {"method": "full", "lora_rank": None}),
+        ("finetune", {"method": "classification"}, {"method": "full", "lora_rank": None}),
+        (
+            "pretrain",
+            {"length_schedule": "grow", "tokens": 4000, "sequence_length": 16},
+            {"length_schedule": ((2, 0.25), (4, 0.25), (8, 0.25), (16, 0.25))},
+        ),
+        ("compress", {"method": "gptq", "bits": 3}, {"bits": 3, "group_size": 64}),
+        ("compress", {"method": "fp8"}, {"bits": None, "group_size": None}),
+        ("compress", {"method": "sparsegpt"}, {"bits": 16, "group_size": None}),
+    ]:
+        assert differs(asked(goal, values).workload, expected) == {}, (goal, values)
+
+
+def test_a_document_without_an_engine_gets_one_by_its_goal_and_hardware():
+    for goal, surroundings, hardware, engine in [
+        ("serve", HOST, {}, None),
+        ("finetune", HOST, {}, DEFAULT_ENGINE),
+        ("serve", HOST, {"engine": "sglang"}, "sglang"),
+        ("finetune", HOST, {"engine": "sglang"}, DEFAULT_ENGINE),
+        ("serve", CATALOG, {}, "vllm"),
+        ("generate", CATALOG, {"device": "p40"}, "llama_cpp"),
+        ("compress", CATALOG, {}, None),
+        ("finetune", CATALOG, {}, None),
+    ]:
+        request = asked(goal, surroundings=surroundings, hardware=hardware)
+        assert request.engine == engine, (goal, hardware)
+
+
+def test_limits_objective_and_surroundings_reach_the_request():
+    calibration = HostCalibration(host="box", factors={})
+    place = Surroundings({"model_type": "llama"}, HOST.cluster, calibration=calibration)
+    document = plan(
+        "serve",
+        hardware={"memory_limit_gib": 0.5},
+        objective="cost",
+        latency_target="code",
+        percentile="p99",
+    )
+    request = request_of(document, place)
+    assert (request.objective, request.model) == ("cost", {"model_type": "llama"})
+    assert (request.cluster, request.host_calibration) == (HOST.cluster, calibration)
+    limits = {name: each.max for name, each in request.constraints.items()}
+    assert limits == {
+        "per_device_peak_bytes": 2**29,
+        "ttft_p99_seconds": 0.5,
+        "tpot_p99_seconds": 0.03,
+    }
+    for fields in [
+        {"percentile": "mean"},
+        {"latency_target": "none"},
+        {"pins": {"disaggregated": {"prefill_devices": 1, "decode_devices": 1}}},
+    ]:
+        assert asked("serve", **fields).constraints == {}, fields
+    cluster = asked("serve", hardware={"nodes": 3}, surroundings=CATALOG).cluster
+    assert (cluster.device, cluster.nodes) == ("rtx-4090", 3)
+
+
+def test_pins_are_a_persons_own_and_what_options_and_hardware_leave():
+    whole = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "zero_stage": 0}
+    for goal, values, surroundings, pins, expected in [
+        ("serve", {}, HOST, {"weight_dtype": "fp8"}, {"weight_dtype": "fp8"}),
+        ("compress", {}, HOST, {}, {"weight_dtype": "bf16"}),
+        ("compress", {}, HOST, {"weight_dtype": "fp32"}, {"weight_dtype": "fp32"}),
+        ("finetune", {}, POOL, {}, whole),
+        ("pretrain", {}, POOL, {"zero_stage": 2}, whole | {"zero_stage": 2}),
+        ("serve", {}, POOL, {}, {"zero_stage": None}),
+        ("finetune", {"qat_bits": 8, "method": "full"}, HOST, {}, whole),
+        ("pretrain", {"compute_dtype": "fp8"}, HOST, {}, {"compute_dtype": "fp8"}),
+        ("pretrain", {"attention": "flash"}, HOST, {}, {"attention": "flash"}),
+        (
+            "pretrain",
+            {"checkpoint_writing": "in_step"},
+            HOST,
+            {},
+            {"checkpoint_writing": "in_step"},
+        ),
+        (
+            "generate",
+            {},
+            HOST,
+            {"disaggregated": {"prefill_devices": 1, "decode_devices": 1}},
+            {"disaggregated": None},
+        ),
+    ]:
+        request = asked(goal, values, surroundings, pins=pins)
+        assert differs(request.pins, expected) == {}, (goal, values, pins)
+    offload = asked("pretrain", {"optimizer_offload": "disk", "activation_offload": "cpu"}).pins
+    assert (offload.offload.optimizer, offload.offload.activations_cpu) == ("nvme", 1.0)
+
+
+def test_a_refusal_names_the_field():
+    for goal, values, surroundings, fields, field in [
+        ("serve", {}, Surroundings(3), {}, "model"),
+        ("finetune", {"qat_bits": 8}, HOST, {"pins": {"zero_stage": 3}}, "zero_stage"),
+        (
+            "pretrain",
+            {"optimizer": "lion"},
+            HOST,
+            {"pins": {"tensor_parallel_size": 2}},
+            "tensor_parallel_size",
+        ),
+    ]:
+        with pytest.raises(DraftProblem) as caught:
+            asked(goal, values, surroundings, **fields)
+        assert caught.value.field.startswith(field), (goal, str(caught.value))
+
+
+def test_a_recomputation_is_asked_for_where_options_leave_one_out():
+    for values, pins, expected in [
+        ({}, {}, ()),
+        ({"compiled": True}, {}, ("none", "full")),
+        ({"attention": "flex"}, {}, ("none", "full")),
+        ({"compiled": True}, {"activation_recomputation": "full"}, ()),
+    ]:
+        assert recomputations_of(plan("pretrain", values, pins=pins)) == expected, values
+    assert recomputations_of(plan("serve")) == ()
+
+
+def test_ranks_on_a_processor_share_its_memory_and_speed():
+    cpu = get_device("cpu-epyc-9654-2s")
+    cluster = ClusterSpec(device=cpu)
+    shared = shared_processor(cluster, plan("pretrain", hardware={"ranks_per_host": 4}).hardware)
+    assert shared.devices_per_node == 4
+    assert shared.device.memory_bytes == cpu.memory_bytes // 4
+    assert shared_processor(cluster, plan("pretrain").hardware) == cluster
+    gpu = HOST.cluster
+    assert shared_processor(gpu, plan("serve", hardware={"ranks_per_host": 4}).hardware) == gpu

@@ -1,0 +1,218 @@
+"""The hosts, pools and models that a plan's document names: rows, and the planner's request."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from django.db.models import Prefetch, Q
+
+from planner.catalog.models import find_model
+from planner.specs.cluster import ClusterSpec, DeviceSpec
+from planner.specs.estimate import HostCalibration, PlanRequest
+from planner.specs.model import ModelSpec
+from planner.specs.workload import Strategy
+from runners.plans.document import HardwareChoice, ModelChoice, PlanDocument
+from runners.plans.refusals import DraftProblem, naming_the_field
+from runners.plans.request import Surroundings, request_of, shared_processor
+from runners.plans.workloads import TRAINING_GOALS
+from webapp.accounts.models import Team
+from webapp.core.problems import Problem
+from webapp.hosts.machines import cluster_for_host
+from webapp.hosts.models import DOCUMENTS, RUNS_JOBS, Host, HostState, Pool
+from webapp.modelhub.models import TeamModel, demo_config
+from webapp.plans.models import Plan
+
+
+class Question(NamedTuple):
+    """The planner's request, with the rows that the document refers to."""
+
+    document: PlanDocument
+    request: PlanRequest
+    host: Host | None
+    team_model: TeamModel | None
+    pool: Pool | None = None  # ``host`` is then representative of the pool
+
+    @property
+    def shape(self) -> ModelSpec | None:
+        """Return the shape of the model, None if the catalog does not know its family."""
+        model = self.request.model
+        return model if isinstance(model, ModelSpec) else find_model(model)
+
+    @property
+    def is_bound(self) -> bool:
+        """Return whether the model's weights exist only on this host of a pool."""
+        return self.team_model is not None and self.team_model.host_id is not None
+
+
+def question_of(plan: Plan) -> Question:
+    """Return the planner's request for a plan.
+
+    Raises:
+        DraftProblem: the plan is empty, a host or model is gone, or a value is invalid.
+    """
+    document = plan.document
+    host = _host(plan, document.hardware)
+    pool_id = document.hardware.pool
+    shared = pool_of(plan.team, pool_id) if pool_id and host is None else None
+    team_model = _team_model(plan, document.model)
+    if shared is not None:
+        holder = team_model.host_id if team_model else None  # of the model's weights
+        host = next((each for each in shared[1] if each.pk == holder), shared[1][0])
+    with naming_the_field():
+        surroundings = Surroundings(
+            model=_model(document.model, team_model),
+            cluster=_cluster(plan, document, host, shared[1] if shared else []),
+            runs_jobs=host is not None and host.kind in RUNS_JOBS,
+            is_pool=shared is not None,
+            calibration=_calibration(host, plan),
+        )
+    request = request_of(document, surroundings)
+    return Question(document, request, host, team_model, shared[0] if shared else None)
+
+
+def draft_shape(plan: Plan) -> ModelSpec | None:
+    """Return the shape of the plan's model, or None if it has none."""
+    try:
+        chosen = plan.document.model
+        return find_model(_model(chosen, _team_model(plan, chosen)))
+    except DraftProblem:
+        return None
+
+
+# The model
+
+
+def _team_model(plan: Plan, chosen: ModelChoice) -> TeamModel | None:
+    if chosen.source != "team":
+        return None
+    model = TeamModel.objects.filter(team=plan.team, pk=chosen.team_model or "").first()
+    if model is None:
+        raise DraftProblem("This model is no longer part of your team. Choose another.", "model")
+    return model
+
+
+def _model(chosen: ModelChoice, team_model: TeamModel | None) -> str | dict[str, Any]:
+    if team_model is not None:
+        config: dict[str, Any] = team_model.config
+        return config
+    if chosen.source == "demo":
+        return demo_config()
+    return chosen.catalog_id if chosen.source == "catalog" else dict(chosen.config or {})
+
+
+# The host or the pool
+
+
+def _host(plan: Plan, hardware: HardwareChoice) -> Host | None:
+    if hardware.host is None:
+        return None
+    host = Host.objects.filter(team=plan.team, pk=hardware.host).first()
+    if host is None:
+        raise DraftProblem("This host is no longer part of your team. Choose another.", "choice")
+    return host
+
+
+def _cluster(
+    plan: Plan, document: PlanDocument, host: Host | None, together: list[Host]
+) -> ClusterSpec | None:
+    """Return the cluster of a host, or of the hosts of a pool; None for catalog hardware."""
+    if host is None:
+        return None
+    try:
+        if together:
+            return cluster_for_pool(together, document.goal, plan.team, document.pins)
+        return shared_processor(cluster_for_host(host), document.hardware)
+    except Problem as problem:
+        is_passing = problem.code in {"host_unknown", "not_measured"}
+        raise DraftProblem(problem.detail, "choice", is_passing=is_passing) from problem
+
+
+def _calibration(host: Host | None, plan: Plan) -> HostCalibration | None:
+    """Return the host's calibration, with an anonymous name for another team's host."""
+    if host is None or not host.calibration:
+        return None
+    calibration = HostCalibration.model_validate(host.calibration)
+    if host.team_id == plan.team_id:
+        return calibration
+    return calibration.model_copy(update={"host": f"pool-{host.pool.slug}"})
+
+
+def reachable_hosts(team: Team, *, has_documents: bool = True) -> list[Host]:
+    """Return the team's hosts and those of pools shared with it, planned ones last.
+
+    Without documents only identifying fields are loaded; others are loaded on access.
+    """
+    shared = Pool.objects.filter(shared_with=team).values("pk")
+    hosts = Host.objects.filter(Q(team=team) | Q(pool__in=shared))
+    hosts = hosts if has_documents else hosts.defer(*DOCUMENTS)
+    # Pools repeat across hosts: prefetching reads each once.
+    pools = Prefetch("pool", queryset=Pool.objects.select_related("team"))
+    return list(hosts.order_by("kind", "created_at").prefetch_related(pools))
+
+
+def pools_among(hosts: Iterable[Host], team: Team) -> list[tuple[Pool, list[Host]]]:
+    """Return the pools to launch in, each with its ready hosts.
+
+    The team's own pools need two ready hosts, as each host can also be chosen directly; for
+    another team's shared pool one is enough.
+    """
+    together: dict[Pool, list[Host]] = defaultdict(list)
+    for host in hosts:
+        if host.kind == "agent" and host.state == HostState.READY:
+            together[host.pool].append(host)
+    return [
+        (pool, ready)
+        for pool, ready in together.items()
+        if len(ready) > 1 or pool.team_id != team.pk
+    ]
+
+
+def pool_words(pool: Pool, team: Team) -> str:
+    """Return a pool's name, with its team's name if that is another team."""
+    return pool.name if pool.team_id == team.pk else f"{pool.name} of {pool.team.name}"
+
+
+def pool_of(team: Team, pool_id: str) -> tuple[Pool, list[Host]]:
+    """Return the pool that a draft chose, with its hosts.
+
+    Raises:
+        DraftProblem: the team may not launch there any more, or too few of its hosts are ready.
+    """
+    for pool, hosts in pools_among(reachable_hosts(team), team):
+        if pool.pk == pool_id:
+            return pool, hosts
+    raise DraftProblem(
+        "This pool has too few ready hosts for your team. Choose one host, or wait "
+        "until another is ready.",
+        "choice",
+    )
+
+
+def cluster_for_pool(hosts: list[Host], goal: str, team: Team, pins: Strategy) -> ClusterSpec:
+    """Return the pool's hosts as nodes equal to the first; one node unless training.
+
+    A generation uses as many nodes as its pinned parallel sizes need. For another team's host,
+    devices and speed are included, but not its identity.
+
+    Raises:
+        ConflictProblem: the first host has not reported or not been measured yet.
+    """
+    cluster = _unnamed(cluster_for_host(hosts[0]), hosts[0].pool, team)
+    if goal in TRAINING_GOALS:
+        return cluster.model_copy(update={"nodes": len(hosts)})
+    if goal != "generate":
+        return cluster
+    ranks = (pins.tensor_parallel_size or 1) * (pins.pipeline_parallel_size or 1)
+    nodes = math.ceil(ranks / cluster.devices_per_node)
+    return cluster.model_copy(update={"nodes": min(nodes, len(hosts))})
+
+
+def _unnamed(cluster: ClusterSpec, pool: Pool, team: Team) -> ClusterSpec:
+    device = cluster.device
+    if pool.team_id == team.pk or not isinstance(device, DeviceSpec):
+        return cluster
+    if device.provenance != "measured":
+        return cluster
+    changes = {"id": f"pool-{pool.slug}", "source": f"measured in {pool_words(pool, team)}"}
+    return cluster.model_copy(update={"device": device.model_copy(update=changes)})
