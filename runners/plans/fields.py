@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, NoReturn, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-LONGEST_TEXT = 20_000
 Key = str | int | float | bool | None
 
 
@@ -93,6 +92,11 @@ class Part(BaseModel):
             for name, value in data.items()
             if value is not None or name not in cls.model_fields or _can_be_none(cls, name)
         }
+
+    def fields_of(self, spec: type[BaseModel]) -> dict[str, Any]:
+        """Return the values of those fields that a job's spec has under the same name."""
+        names = type(self).model_fields.keys() & spec.model_fields.keys()
+        return {name: getattr(self, name) for name in names}
 
     def with_values(self, **values: object) -> Self:
         """Return a copy with other values, validated.

@@ -145,8 +145,8 @@ RUN_WORDS = {
 }
 
 
-class UnusedOptionError(ValueError):
-    """An option that a launch would not use; ``name`` is its field."""
+class LaunchOptionError(ValueError):
+    """An option that a launch would not use, or cannot; ``name`` is its field."""
 
     def __init__(self, name: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -157,10 +157,10 @@ def check_used(goal: str, launch: Launch) -> None:
     """Refuse options that a launch would not use.
 
     Raises:
-        UnusedOptionError: an option belongs to another goal or run; its text names the way out.
+        LaunchOptionError: an option belongs to another goal or run; its text names the way out.
     """
     if goal != "serve" and launch.run != "job":
-        raise UnusedOptionError(
+        raise LaunchOptionError(
             "run",
             f"The field run is {launch.run!r}, which is of {RUN_WORDS[launch.run]}; this plan is "
             f"{RUN_WORDS[goal]}. Leave run out.",
@@ -170,7 +170,7 @@ def check_used(goal: str, launch: Launch) -> None:
         kinds = USED_BY.get(name, (kind,))
         if kind not in kinds:
             words = " or ".join(RUN_WORDS[each] for each in kinds)
-            raise UnusedOptionError(
+            raise LaunchOptionError(
                 name,
                 f"The field {name} is of {words}, and this launch is {RUN_WORDS[kind]}, which "
                 "would not use it. Leave it out.",

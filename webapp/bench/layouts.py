@@ -18,11 +18,11 @@ from planner.specs.workload import Strategy
 from runners.host.bench import CollectiveTime, LayoutBenchRequest, Ratio, StepTime, StoredRatio
 from runners.host.inventory import host_facts
 from runners.jobspec.train import LayoutOptions
+from runners.plans.training_layout import layout_of
 from runners.shared.facts import Microbench
 from webapp.bench import site
 from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import Host
-from webapp.plans.training import layout_of
 
 # Two small training runs, and every parallel layout of the trainer on four ranks.
 

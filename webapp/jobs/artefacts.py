@@ -10,6 +10,7 @@ from django.db import transaction
 
 from runners.jobspec import ArtefactModel, ModelRef, NamedAdapter, TrainSpec
 from runners.jobspec.base import UploadedData, uploads_of
+from runners.plans.serving_spec import served_name
 from webapp.accounts.models import Team
 from webapp.core.outages import check_room
 from webapp.core.problems import ConflictProblem, InvalidProblem, NotFoundProblem, TooLargeProblem
@@ -18,7 +19,6 @@ from webapp.datasets.services import change_record, path_of
 from webapp.hosts.models import Host
 from webapp.jobs.models import FINAL_STATES, Artefact, Attempt, Job
 from webapp.live.stream import publish
-from webapp.plans.serving import served_name
 
 # Upload artefact files in parts: confined to one folder, verified by digest.
 

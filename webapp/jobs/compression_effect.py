@@ -8,7 +8,7 @@ from webapp.core.display import Quantity, number, signed_percent
 from webapp.core.figures import REGISTRY
 from webapp.jobs.measured_figures import JobFigures
 from webapp.jobs.models import Job, Measurement
-from webapp.plans.drafting import perplexity_words, size_words, speed_words
+from webapp.plans.compression_gains import perplexity_words, size_words, speed_words
 
 LEAST_PERCENT = 0.05  # smaller changes are shown as unchanged
 

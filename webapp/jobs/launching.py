@@ -12,80 +12,55 @@ from planner.catalog.models import get_entry
 from planner.catalog.reading import data_text
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec as ModelShape
-from planner.specs.workload import AWAY_TITLES
 from runners.jobspec import (
     BenchmarkSpec,
     DemoModel,
     DraftModelSpeculation,
+    FileData,
     FolderModel,
     GenerateSpec,
+    HostText,
     JobSpec,
     ModelRef,
     ModelSpec,
+    NamedAdapter,
     ProveSpec,
     RandomModel,
     ServeSpec,
+    TrainData,
     TrainSpec,
+    UploadedData,
 )
+from runners.jobspec.base import weights_of
 from runners.jobspec.request_options import refusal_lines
 from runners.jobspec.serve import ON_GPUS, EngineName
 from runners.launchers.launch import ENGINES
-from runners.plans.document import PlanDocument
-from runners.plans.engine_choice import check_engine
-from runners.plans.launch import Launch
+from runners.plans.generation_spec import ALL_ADAPTERS
+from runners.plans.job_specs import launch_spread, spec_of
+from runners.plans.launch import Launch, LaunchOptionError
+from runners.plans.launch_case import DraftModel, LaunchCase
 from runners.plans.refusals import DraftProblem
-from runners.plans.workloads import (
-    CompressWork,
-    GenerateWork,
-    ServeWork,
-    TrainingData,
-)
+from runners.plans.serving_spec import engines_on
+from runners.plans.speculative_decoding import LOOKUP
+from runners.plans.spread import Spread
 from webapp.accounts.models import Team
+from webapp.core.display import percent
 from webapp.core.names import checked_name
-from webapp.core.problems import Problem
+from webapp.core.problems import InvalidProblem, Problem
 from webapp.hosts.models import RUNS_JOBS, Host, Pool
 from webapp.jobs.artefacts import adapters_of, lacks_gguf
 from webapp.jobs.endpoints import hashes_of
 from webapp.jobs.models import Job, Priority
 from webapp.jobs.quotas import check_submit, limit_sentences
 from webapp.jobs.services import job_create, job_submit
-from webapp.modelhub.models import TeamModel, demo_config
-from webapp.plans.drafting import (
-    LOOKUP,
-    compress_spec,
-    drafts_for,
-    team_model_ref,
-    with_draft,
-    with_engine_draft,
-)
+from webapp.modelhub.models import demo_config
 from webapp.plans.explanation import model_words, plan_title
 from webapp.plans.models import Plan, PlanState
-from webapp.plans.places import Question, question_of
+from webapp.plans.places import Question, question_of, uploads_of
 from webapp.plans.planning import plan_keep, verdict_answer
-from webapp.plans.predicting import load_options, prediction_of, usual_points
+from webapp.plans.predicting import prediction_of, usual_points
 from webapp.plans.saving import draft_begun_from, is_unchanged
-from webapp.plans.serving import (
-    ALL_ADAPTERS,
-    check_host,
-    check_serving,
-    check_split,
-    engines_for,
-    generate_spec,
-    offload_of,
-    options_of,
-    serve_spec,
-    spread_on,
-    with_adapters,
-    with_chained_stages,
-)
-from webapp.plans.sharing import (
-    Spread,
-    check_model,
-    policy_of,
-    processes_of,
-    spread_of,
-)
-from webapp.plans.training import needs_weights, shared_out, text_words, train_spec
+from webapp.plans.team_models import draft_models_for, team_model_id, team_model_ref
 
 # ---------------------------------------------------------------------------
 # Launch a plan as a job: its program, model, options and predicted measurements.
@@ -152,10 +127,20 @@ def launch_description(spec: ModelSpec) -> str:
     return text + (RANDOM_WEIGHTS if isinstance(spec.model, RandomModel) else "")
 
 
-TRAINING_PLACES = frozenset(
-    {"optimiser states on cpu", "optimiser states on nvme", AWAY_TITLES["activations_cpu"]}
-)
-RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4")
+def text_words(data: TrainData) -> str:
+    """Return a description of a training's data for a sentence."""
+    if isinstance(data, UploadedData):
+        return f"the uploaded {data.name}"
+    if isinstance(data, FileData):
+        return f"its file {data.path}"
+    if isinstance(data, HostText):
+        return "its own text"
+    shares = zip(weights_of(data), data.parts, strict=True)
+    mixture = " and ".join(f"{percent(share)} {text_words(part.data)}" for share, part in shares)
+    moving = f" by weights that move every {data.update_every_steps:,} steps"
+    return mixture if data.weights == "fixed" else f"at first {mixture}{moving}"
+
+
 AS_PLANNED = Launch()
 TRAINING_SHARE = 3  # limit relative to the time budget: setup and saving need time too
 GRACE_SECONDS = 900.0
@@ -220,7 +205,7 @@ def plan_launch(
         pool=parts.pool,
         num_hosts=parts.spread.num_hosts,
         devices_per_host=parts.spread.devices_per_host,
-        spec=parts.spec.model_copy(update={"secrets": tuple(launch.secrets)}),
+        spec=parts.spec,
         name=checked_name(name, "name") or saved.name,
         model_name=parts.model_name,
         plan=saved,
@@ -237,7 +222,6 @@ def plan_launch(
 class Launching(NamedTuple):
     """What every launch of a plan starts from: its question, its best strategy and its model."""
 
-    document: PlanDocument
     question: Question
     host: Host
     best: PlannedStrategy
@@ -249,12 +233,39 @@ class Launching(NamedTuple):
     def model_name(self) -> str:
         """Return the model's short name."""
         team_model = self.question.team_model
-        return model_words(self.document.model, team_model.name if team_model else "")
+        return model_words(self.question.document.model, team_model.name if team_model else "")
 
     @property
-    def drafts(self) -> list[TeamModel]:
+    def draft_models(self) -> tuple[DraftModel, ...]:
         """Return the models of the team on the host that could draft for this one."""
-        return drafts_for(self.host, self.model, self.shape)
+        return draft_models_for(self.host, self.model, self.shape)
+
+    @property
+    def adapters(self) -> tuple[NamedAdapter, ...]:
+        """Return the adapters that the team's jobs trained on the model."""
+        return adapters_of(self.team, self.model)
+
+    def case(self, launch: Launch, key_hashes: tuple[str, ...] = ()) -> LaunchCase:
+        """Return what the names of a launch stand for; only what it names is looked up."""
+        is_gguf_engine = launch.run == "endpoint" and launch.engine == "llamacpp"
+        return LaunchCase(
+            best=self.best,
+            model=self.model,
+            model_name=self.model_name,
+            shape=self.shape,
+            host_name=self.host.name,
+            has_gpus=has_gpus(self.host),
+            lacks_gguf=is_gguf_engine and lacks_gguf(self.model),
+            uploads=uploads_of(self.question.document, self.team),
+            draft_models=self.draft_models if launch.draft_model else (),
+            adapters=self.adapters if launch.adapters or launch.adapter else (),
+            key_hashes=key_hashes,
+        )
+
+
+def has_gpus(host: Host) -> bool:
+    """Return whether a host reports GPUs."""
+    return bool(host.facts.get("gpus"))
 
 
 def launching_of(plan: Plan) -> Launching:
@@ -277,9 +288,8 @@ def launching_of(plan: Plan) -> Launching:
         )
     if not answer.plans:
         raise DraftProblem("Nothing fits on this host, so there is nothing to launch.", "choice")
-    document, shape = plan.document, question.shape
-    model = _model_ref(document, question)
-    return Launching(document, question, question.host, answer.plans[0], model, shape, plan.team)
+    model = _model_ref(question)
+    return Launching(question, question.host, answer.plans[0], model, question.shape, plan.team)
 
 
 def launch_of(
@@ -295,7 +305,7 @@ def launch_of(
 
 
 def launchable_of(
-    case: Launching, launch: Launch = AS_PLANNED, key_hashes: tuple[str, ...] = ()
+    start: Launching, launch: Launch = AS_PLANNED, key_hashes: tuple[str, ...] = ()
 ) -> Launchable:
     """Return the job of a plan's strategy and of the options of its launch.
 
@@ -303,32 +313,16 @@ def launchable_of(
         DraftProblem: this release cannot run it.
         InvalidProblem: the load levels of a load test are invalid.
     """
-    document, best, question = case.document, case.best, case.question
-    is_endpoint = launch.run == "endpoint"
-    check_engine(document, launch.engine if is_endpoint else None)
-    if is_endpoint:
-        check_host(launch.engine, case.host)
-    on_gpus = is_endpoint and launch.engine in ON_GPUS
-    spread = spread_on(best, launch.engine) if on_gpus else spread_of(best, document.goal)
-    processes = processes_of(best, document.hardware)
-    # CPU ranks share the host's one CPU device.
-    spread = Spread(spread.num_hosts, 1) if processes > 1 else spread
-    check_model(case.model, spread)
-    spec = _spec(case, launch, key_hashes)
-    policy = policy_of(document.hardware, spread, processes)
-    if isinstance(spec, TrainSpec) and isinstance(document.workload, TrainingData):
-        fields = shared_out(spec, policy, processes, document.workload, case.team)
-        spec = spec.model_copy(update=fields)
-    if isinstance(spec, GenerateSpec):
-        spec = with_chained_stages(spec, policy)
-        drafts = case.drafts if launch.draft_model else []
-        spec = with_draft(spec, drafts, launch.draft_model)
-        trained = adapters_of(case.team, spec.model) if launch.adapter else ()
-        spec = with_adapters(spec, trained, launch.adapter)
+    question, best = start.question, start.best
+    try:
+        spec = spec_of(question.document, launch, start.case(launch, key_hashes))
+    except LaunchOptionError as error:
+        raise InvalidProblem(error.name, str(error)) from error
+    spread = launch_spread(question.document, launch, best)
     return Launchable(
-        host=case.host,
+        host=start.host,
         spec=spec,
-        model_name=case.model_name,
+        model_name=start.model_name,
         best=best,
         prediction=prediction_of(spec, best, question),
         max_duration_seconds=max_duration_of(spec),
@@ -338,121 +332,20 @@ def launchable_of(
     )
 
 
-# The model
-
-
-def _model_ref(document: PlanDocument, question: Question) -> ModelRef:
-    chosen = document.model
+def _model_ref(question: Question) -> ModelRef:
+    """Return the job's reference to the model of a document."""
+    chosen = question.document.model
     if question.team_model is not None:
         return team_model_ref(question.team_model, question.host, question.pool)
     if chosen.source == "folder":
         return FolderModel(path=chosen.path or "")
     if chosen.source == "demo":
-        is_training = document.goal == "pretrain"
+        is_training = question.document.goal == "pretrain"
         return DemoModel() if is_training else RandomModel(config=demo_config())
     if chosen.source == "catalog":
         entry = get_entry(chosen.catalog_id)
         return RandomModel(config=json.loads(data_text(f"configs/{entry.config}.json")))
     return RandomModel(config=chosen.config or {})
-
-
-# The program
-
-
-def _spec(case: Launching, launch: Launch, key_hashes: tuple[str, ...]) -> ModelSpec:
-    values, model, best = case.document.workload, case.model, case.best
-    if isinstance(values, ServeWork):
-        if launch.run == "endpoint":
-            return _endpoint_spec(case, values, launch, key_hashes)
-        spec = _serving_benchmark(values, model, best)
-        if launch.run == "load":
-            needs_weights(model, "Load on an endpoint")
-        return spec.model_copy(
-            update={
-                "load": load_options(launch),
-                "profile": launch.profile and launch.run == "job",
-            }
-        )
-    if launch.run == "endpoint":
-        raise DraftProblem("Only a plan to serve can be started as an endpoint.", "goal")
-    if isinstance(values, GenerateWork):
-        offload = offload_of(best.strategy, case.shape) if case.shape else None
-        return generate_spec(values, model, _runnable_dtype(best), best.strategy, offload)
-    if isinstance(values, CompressWork):
-        _refuse_offloaded(best)
-        compression = compress_spec(values, model)
-        needs_weights(model, "Compressing")
-        return compression
-    _refuse_offloaded(best, allowed=TRAINING_PLACES)
-    return train_spec(values, model, best, case.shape)
-
-
-def _refuse_offloaded(best: PlannedStrategy, allowed: frozenset[str] = frozenset()) -> None:
-    if away := [each for each in best.strategy.offload_places if each not in allowed]:
-        raise DraftProblem(
-            f"This plan has {', '.join(away)}. The planner covers this, but of the jobs only "
-            "batch generation supports it. Choose fewer bits, a smaller batch or a smaller model.",
-            "weight_dtype",
-        )
-
-
-def _serving_benchmark(values: ServeWork, model: ModelRef, best: PlannedStrategy) -> BenchmarkSpec:
-    """Return the benchmark of a serve plan on the built-in engine."""
-    _refuse_offloaded(best)
-    check_split("slipway", best.strategy)
-    check_serving(best.strategy)
-    return _benchmark_spec(values, model, best)
-
-
-def _endpoint_spec(
-    case: Launching, values: ServeWork, launch: Launch, key_hashes: tuple[str, ...]
-) -> ServeSpec:
-    """Return the endpoint spec of a serve plan."""
-    model, best, on_gpus = case.model, case.best, launch.engine in ON_GPUS
-    make = _benchmark_spec if on_gpus else _serving_benchmark
-    spec = make(values, model, best)
-    needs_weights(model, "An endpoint")
-    if launch.engine == "llamacpp" and lacks_gguf(model):
-        raise DraftProblem(
-            "“Engine” is llamacpp, which serves GGUF files, and the model has none. Compress the "
-            "model with the method GGUF and serve what that makes, or choose another engine.",
-            "engine",
-        )
-    fields = {
-        "name": case.model_name,
-        "weight_dtype": spec.weight_dtype,
-        "positions": case.shape.max_position_embeddings if case.shape else None,
-        "max_batch_tokens": best.strategy.max_batch_tokens,
-        "engine_options": options_of(best) if on_gpus else None,
-    }
-    endpoint = serve_spec(values, model, fields, launch, key_hashes)
-    adapters = adapters_of(case.team, model) if launch.adapters else ()
-    endpoint = endpoint.model_copy(update={"adapters": adapters})
-    drafts = case.drafts if launch.draft_model else []
-    return with_engine_draft(endpoint, drafts, launch.draft_model, launch.prefix_caching)
-
-
-def _benchmark_spec(values: ServeWork, model: ModelRef, best: PlannedStrategy) -> BenchmarkSpec:
-    return BenchmarkSpec.model_validate(
-        {
-            "model": model,
-            "weight_dtype": _runnable_dtype(best),
-            "batch_size": values.concurrency,
-            "prompt_tokens": values.input_tokens,
-            "output_tokens": values.output_tokens,
-        }
-    )
-
-
-def _runnable_dtype(best: PlannedStrategy) -> str:
-    dtype = best.strategy.weight_dtype or "bf16"
-    if dtype not in RUNNABLE_DTYPES:
-        raise DraftProblem(
-            f"A benchmark job cannot load {dtype} weights. Set the weight dtype in the Hardware "
-            f"step to one of {', '.join(RUNNABLE_DTYPES)}.",
-            "weight_dtype",
-        )
-    return dtype
 
 
 def max_duration_of(spec: JobSpec) -> float | None:
@@ -470,14 +363,14 @@ def max_duration_of(spec: JobSpec) -> float | None:
 def launch_note(plan: Plan) -> dict[str, Any]:
     """Return what launching would do, or why not: ``can``, ``title`` and ``text``."""
     try:
-        case = launching_of(plan)
+        start = launching_of(plan)
     except DraftProblem as problem:
         return _refusal_note(problem)
     try:
-        parts = launchable_of(case)
+        parts = launchable_of(start)
     except DraftProblem as problem:
         note = _refusal_note(problem)
-        return note if note["again"] else note | _only_endpoint_note(case)
+        return note if note["again"] else note | _only_endpoint_note(start)
     host = parts.place
     note = {
         "can": "yes",
@@ -497,9 +390,9 @@ def launch_note(plan: Plan) -> dict[str, Any]:
     )
     names: dict[str, Any] = {"adapter_names": []}
     if isinstance(parts.spec, GenerateSpec):
-        names["adapter_names"] = [each.name for each in adapters_of(plan.team, parts.spec.model)]
-        names["drafts"] = case.drafts
-    return note | names | _endpoint_note(case, parts) | quota_note(job)
+        names["adapter_names"] = [each.name for each in start.adapters]
+        names["drafts"] = start.draft_models
+    return note | names | _endpoint_note(start, parts) | quota_note(job)
 
 
 def _refusal_note(problem: DraftProblem) -> dict[str, Any]:
@@ -508,12 +401,12 @@ def _refusal_note(problem: DraftProblem) -> dict[str, Any]:
     return {"can": "", "again": again, "title": title, "text": problem.sentence}
 
 
-def _only_endpoint_note(case: Launching) -> dict[str, Any]:
+def _only_endpoint_note(start: Launching) -> dict[str, Any]:
     """Return the endpoint note of a plan that only GPU engines can run, if any can."""
     launches: dict[EngineName, Launchable] = {}
     for engine in ON_GPUS:
         with suppress(DraftProblem):
-            launches[engine] = launchable_of(case, Launch(run="endpoint", engine=engine))
+            launches[engine] = launchable_of(start, Launch(run="endpoint", engine=engine))
     if not launches:
         return {}
     return {
@@ -523,28 +416,28 @@ def _only_endpoint_note(case: Launching) -> dict[str, Any]:
         "engines": [(engine, ENGINES[engine].words) for engine in launches],
         "refusals": refusal_lines(launches),
         "can_reuse": "yes",
-        "drafts": case.drafts,
+        "drafts": start.draft_models,
     }
 
 
-def _endpoint_note(case: Launching, parts: Launchable) -> dict[str, Any]:
+def _endpoint_note(start: Launching, parts: Launchable) -> dict[str, Any]:
     """Return the endpoint note of a plan, or why it cannot run as an endpoint."""
     if not isinstance(parts.spec, BenchmarkSpec):
         return {}
     points: dict[str, Any] = {"measures": "yes", "points": usual_points(parts.spec.batch_size)}
     try:
-        launchable_of(case, Launch(run="endpoint"))
+        launchable_of(start, Launch(run="endpoint"))
     except DraftProblem as problem:
         return points | {"endpoint": problem.sentence}
-    count = len(adapters_of(case.team, case.model))
+    count = len(start.adapters)
     adapters = {"adapters": str(count)} if count else {}
     engines = [
         (name, each.words)
-        for name, each in engines_for(case.host)
-        if name != "llamacpp" or not lacks_gguf(case.model)
+        for name, each in engines_on(has_gpus=has_gpus(start.host))
+        if name != "llamacpp" or not lacks_gguf(start.model)
     ]
     if any(name in ON_GPUS for name, _words in engines):
-        points |= {"drafts": case.drafts, "can_reuse": "yes"}
+        points |= {"drafts": start.draft_models, "can_reuse": "yes"}
     serving: dict[str, Any] = {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes"}
     serving |= {"engines": engines, "refusals": refusal_lines(name for name, _words in engines)}
     return points | adapters | serving
@@ -620,7 +513,7 @@ def _read_endpoint(launch: Launch, spec: ServeSpec, job: Job) -> None:
     if options.lookup_tokens is not None:
         launch.draft_model = LOOKUP
     elif options.draft is not None:
-        launch.draft_model = _team_model_id(options.draft.model, job)
+        launch.draft_model = team_model_id(options.draft.model, job.team)
 
 
 def _read_generation(launch: Launch, spec: GenerateSpec, job: Job) -> None:
@@ -629,11 +522,4 @@ def _read_generation(launch: Launch, spec: GenerateSpec, job: Job) -> None:
     elif spec.adapters:
         launch.adapter = spec.adapters[0].name
     if isinstance(spec.speculation, DraftModelSpeculation):
-        launch.draft_model = _team_model_id(spec.speculation.model, job)
-
-
-def _team_model_id(ref: ModelRef, job: Job) -> str:
-    """Return the id of the team model that a job's spec refers to, "" if it is gone."""
-    models = TeamModel.objects.filter(team=job.team).exclude(source="config")
-    same = (each for each in models if team_model_ref(each, each.host, None) == ref)
-    return str(next((each.pk for each in same), ""))
+        launch.draft_model = team_model_id(spec.speculation.model, job.team)

@@ -12,12 +12,15 @@ from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import HostCalibration, PlanRequest
 from planner.specs.model import ModelSpec
 from planner.specs.workload import Strategy
+from runners.jobspec import UploadedData
 from runners.plans.document import HardwareChoice, ModelChoice, PlanDocument
 from runners.plans.refusals import DraftProblem, naming_the_field
 from runners.plans.request import Surroundings, request_of, shared_processor
-from runners.plans.workloads import TRAINING_GOALS
+from runners.plans.training_data import uploads_named
+from runners.plans.workloads import TRAINING_GOALS, TrainingData
 from webapp.accounts.models import Team
 from webapp.core.problems import Problem
+from webapp.datasets.models import Dataset
 from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import DOCUMENTS, RUNS_JOBS, Host, HostState, Pool
 from webapp.modelhub.models import TeamModel, demo_config
@@ -99,6 +102,28 @@ def _model(chosen: ModelChoice, team_model: TeamModel | None) -> str | dict[str,
     if chosen.source == "demo":
         return demo_config()
     return chosen.catalog_id if chosen.source == "catalog" else dict(chosen.config or {})
+
+
+# The training data
+
+
+def uploads_of(document: PlanDocument, team: Team) -> dict[str, UploadedData]:
+    """Return the uploaded files that a training reads, by id; without those that are gone."""
+    values = document.workload
+    named = uploads_named(values) if isinstance(values, TrainingData) else ()
+    rows = Dataset.objects.filter(team=team, pk__in=named) if named else ()
+    return {
+        each.pk: UploadedData.model_validate(
+            {
+                "dataset_id": each.pk,
+                "name": each.name,
+                "sha256": each.sha256,
+                "size_bytes": each.size_bytes,
+                "format": each.format,
+            }
+        )
+        for each in rows
+    }
 
 
 # The host or the pool

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
 from planner.catalog.models import find_model
 from planner.cost.parameters import count_parameters
 from planner.specs.estimate import Estimate, HostCalibration, PlannedStrategy, PlanRequest
@@ -24,18 +22,19 @@ from runners.jobspec import (
 from runners.jobspec.base import RandomModel
 from runners.jobspec.compress import LoadOptions, window_of
 from runners.jobspec.generate import PolicyOffload
-from runners.plans.launch import Launch
+from runners.plans.compression_spec import compress_spec
+from runners.plans.generation_spec import SHARES
+from runners.plans.load_levels import ARRIVAL_FIELDS
 from runners.plans.refusals import DraftProblem
 from runners.plans.workloads import CompressWork
-from webapp.core.problems import InvalidProblem, Problem
+from webapp.core.problems import Problem
 from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import Host
 from webapp.modelhub.models import TeamModel
-from webapp.plans.drafting import compress_spec, speed_words
+from webapp.plans.compression_gains import speed_words
 from webapp.plans.models import Plan
 from webapp.plans.places import Question
 from webapp.plans.planning import estimate_as_planned, estimate_generation
-from webapp.plans.serving import SHARES
 from webapp.plans.verdict import figure_values
 
 # ---------------------------------------------------------------------------
@@ -151,43 +150,9 @@ def _figure(value: Value, unit: str) -> dict[str, Any]:
 # ---------------------------------------------------------------------------
 
 
-FIELDS = {  # the form's arrival kind -> field of the options and of the planner's workload
-    "closed": "concurrency",
-    "open": "request_rate_per_second",
-    "burst": "burst_requests",
-}
-LIMITS = {
-    "closed": "1 to 12 rising numbers of clients from 1 to 1024",
-    "open": "1 to 12 rising numbers of requests a second above 0",
-    "burst": "1 to 12 rising numbers of requests from 1 to 1024",
-}
 CURVE = "under_load"  # key of the load curve in a job's prediction
 CURVE_FIGURES = ("tokens_per_second", "ttft_seconds", "tpot_seconds")
 BETWEEN = 16  # points of the curve between the measured ones
-
-
-def load_options(launch: Launch) -> LoadOptions | None:
-    """Return the load test of a launch; None if it is none.
-
-    Raises:
-        InvalidProblem: the load levels do not rise, or are outside the limits of their kind.
-    """
-    if launch.run != "load":
-        return None
-    kind, points = launch.arrivals, launch.points
-    try:
-        return LoadOptions.model_validate(
-            {
-                "arrivals": {"kind": kind, FIELDS[kind]: points},
-                "requests_per_repetition": launch.requests_per_repetition,
-                "repetitions": launch.repetitions,
-            }
-        )
-    except ValidationError:
-        text = ", ".join(f"{point:g}" for point in points)
-        raise InvalidProblem(
-            "points", f"“Load levels” is {text[:60]}; give {LIMITS[kind]}."
-        ) from None
 
 
 def usual_points(concurrency: int) -> str:
@@ -206,9 +171,9 @@ def estimate_at(
     planned = question.request.workload
     if not isinstance(planned, ServeWorkload):
         return None
-    others = dict.fromkeys(FIELDS.values())
+    others = dict.fromkeys(ARRIVAL_FIELDS.values())
     value = point if options.arrivals.kind == "open" else round(point)
-    workload = planned.model_copy(update={**others, FIELDS[options.arrivals.kind]: value})
+    workload = planned.model_copy(update={**others, ARRIVAL_FIELDS[options.arrivals.kind]: value})
     return estimate_as_planned(question.request, workload, strategy)
 
 

@@ -19,7 +19,7 @@ from runners.plans.document import PlanDocument
 from runners.plans.workloads import CompressWork, PretrainWork
 from webapp.core import display
 from webapp.core.display import Figure, MemoryRow, capitalised, gib, memory, memory_row, money
-from webapp.plans.drafting import planned_gains
+from webapp.plans.compression_gains import planned_gains
 from webapp.plans.engine_words import engine_words
 from webapp.plans.explanation import (
     BOUND_WORDS,

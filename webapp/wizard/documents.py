@@ -27,7 +27,7 @@ from runners.plans.document import (
 )
 from runners.plans.engine_choice import engine_choices
 from runners.plans.fields import Part, faults_in
-from runners.plans.launch import Launch, UnusedOptionError, check_used
+from runners.plans.launch import Launch, LaunchOptionError, check_used
 from runners.plans.old_names import read_document, read_launch
 from runners.plans.targets import SLO_SECONDS
 from runners.plans.workloads import TRAINING_GOALS, WORKLOADS, TrainingData
@@ -90,7 +90,7 @@ def check_launch(plan: Plan, launch: Launch) -> None:
     """
     try:
         check_used(plan.document.goal, launch)
-    except UnusedOptionError as error:
+    except LaunchOptionError as error:
         raise InvalidProblem(error.name, str(error)) from error
 
 

@@ -93,7 +93,7 @@ class LaunchForm(FormOfPart):
             choices=[(name, name) for name in secrets],
             widget=forms.CheckboxSelectMultiple,
         )
-        drafts: dict[Key, str] = {str(each.pk): each.name for each in note.get("drafts") or ()}
+        drafts: dict[Key, str] = {each.id: each.name for each in note.get("drafts") or ()}
         lookup: dict[Key, str] = (
             {"lookup": "Prompt lookup (vLLM)"} if note.get("can_reuse") else {}
         )

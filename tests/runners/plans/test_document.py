@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from runners.plans.document import GOALS, PLANS, adapter, of_goal, read_stored, shared_document
 from runners.plans.fields import Shown, faults_in, limits_of, shown_of
-from runners.plans.launch import USED_BY, Launch, UnusedOptionError, check_used
+from runners.plans.launch import USED_BY, Launch, LaunchOptionError, check_used
 from runners.plans.methods import COMPRESSIONS, TRAININGS
 from runners.plans.old_names import read_document
 from runners.plans.refusals import DraftProblem
@@ -112,7 +112,7 @@ def test_an_option_that_a_launch_would_not_use_is_refused_by_its_name():
                 if kind in USED_BY[name]:
                     check_used(goal, launch)
                     continue
-                with pytest.raises(UnusedOptionError, match=f"The field {name} is of"):
+                with pytest.raises(LaunchOptionError, match=f"The field {name} is of"):
                     check_used(goal, launch)
-    with pytest.raises(UnusedOptionError, match="Leave run out"):
+    with pytest.raises(LaunchOptionError, match="Leave run out"):
         check_used("compress", Launch(run="endpoint"))

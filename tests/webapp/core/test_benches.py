@@ -26,6 +26,7 @@ from runners.host.bench import CASES, CollectiveTime, RankMemory, Ratio, StoredR
 from runners.jobs.bench import offload_bench
 from runners.jobspec import CompressSpec, FolderModel
 from runners.jobspec.train import LayoutOptions
+from runners.plans.training_layout import layout_of
 from tests.webapp.boot.conftest import eventually
 from webapp.bench import compression, layouts, live_path, long_history, memory, peers, site
 from webapp.bench import peer_answer as script
@@ -53,7 +54,6 @@ from webapp.hosts.models import Host
 from webapp.jobs.models import Job, Measurement
 from webapp.operations.management.commands import bench as command
 from webapp.operations.management.commands.bench import Figure
-from webapp.plans.training import layout_of
 
 # The table of compressions: kept rows, the page made of them, the order that they show.
 

@@ -13,6 +13,8 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
 from runners.jobspec import ArtefactModel, TrainSpec
+from runners.plans.document import PLANS
+from runners.plans.training_data import data_fields
 from runners.plans.workloads import FinetuneWork
 from tests.webapp.conftest import claim, client_of, make_job, new_attempt
 from webapp.audit.models import Event
@@ -22,7 +24,7 @@ from webapp.datasets.models import Dataset
 from webapp.datasets.services import ConcurrentChecks, dataset_store, path_of
 from webapp.jobs.artefacts import dataset_delete
 from webapp.jobs.services import job_submit
-from webapp.plans.training import data_fields
+from webapp.plans.places import uploads_of
 
 pytestmark = pytest.mark.django_db
 ASKED = [{"instruction": f"Say {n}.", "output": f"It is {n}."} for n in range(12)]
@@ -50,7 +52,9 @@ def dataset(team, alice) -> Dataset:
 def reader(team, alice, host, dataset):
     """An attempt of a job that reads the dataset, claimed by its host."""
     chosen = FinetuneWork(data_source="upload", dataset=dataset.pk)
-    spec = TrainSpec(model=ArtefactModel(attempt_id="a"), **data_fields(chosen, team))
+    document = PLANS["finetune"](goal="finetune", workload=chosen)
+    data = data_fields(chosen, uploads_of(document, team))
+    spec = TrainSpec(model=ArtefactModel(attempt_id="a"), **data)
     job = make_job(team, alice, host, spec=spec)
     job_submit(job=job, by="alice")
     attempt = new_attempt(job)

@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 
-from planner.specs.model import ModelSpec
-from planner.specs.workload import Strategy
+from planner.specs.workload import OffloadSpec
 from runners.jobspec import (
     ArtefactModel,
     DemoPrompts,
@@ -15,7 +14,7 @@ from runners.jobspec import (
     PromptLookup,
     RandomModel,
 )
-from runners.jobspec.generate import ExpertCache, LayerStreaming, PolicyOffload
+from runners.jobspec.generate import PolicyOffload
 from runners.jobspec.serve import ON_GPUS
 from runners.plans.launch import Launch
 from runners.plans.refusals import DraftProblem
@@ -26,31 +25,12 @@ from webapp.jobs import launching
 from webapp.jobs.calibration import is_as_planned
 from webapp.jobs.launching import launch_note, launch_of, plan_launch
 from webapp.modelhub.models import TeamModel, demo_config
-from webapp.plans.drafting import check_prefix_caching, drafts_for
 from webapp.plans.places import draft_shape
 from webapp.plans.planning import current_answer, plan_compute
-from webapp.plans.serving import is_weights_only, offload_of
+from webapp.plans.team_models import draft_models_for
 from webapp.wizard.workload_forms import workload_form
 
 pytestmark = pytest.mark.django_db(databases="__all__")
-DENSE = ModelSpec(
-    model_type="llama",
-    head_dim=16,
-    max_position_embeddings=64,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=8,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=512,
-)
-SPARSE = DENSE.model_copy(
-    update={"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
-)
-
-
-def strategy_with(**offload: float) -> Strategy:
-    return Strategy.model_validate({"weight_dtype": "bf16", "offload": offload})
 
 
 @pytest.fixture
@@ -131,79 +111,13 @@ def test_a_pile_that_is_not_the_plans_calibrates_nothing():
         assert not is_as_planned(spec.model_copy(update=changes)), changes
 
 
-def test_the_shares_of_weights_away_are_rounded_to_whole_layers():
-    for offload, resident, in_host, place in [
-        ({"weights_cpu": 0.25}, 6, 0, "host_memory"),
-        ({"weights_cpu": 0.3}, 5, 0, "host_memory"),
-        ({"weights_disk": 1.0}, 0, 0, "disk"),
-        ({"weights_cpu": 0.25, "weights_disk": 0.5}, 2, 2, "disk"),
-        ({"weights_cpu": 0.3, "weights_disk": 0.3}, 3, 2, "disk"),
-    ]:
-        asked = offload_of(strategy_with(**offload), DENSE)
-        wanted = LayerStreaming(
-            layers_resident=resident, layers_in_host=in_host, layers_from=place
-        )
-        assert asked == wanted, offload
-    assert offload_of(Strategy(weight_dtype="bf16"), DENSE) is None
-
-
-def test_of_a_sparse_model_experts_leave_and_guesses_have_their_room_from_the_plans():
-    for offload, place, fewest, most in [
-        ({"weights_cpu": 0.5}, "host_memory", 3, 4),
-        ({"weights_disk": 0.25}, "disk", 5, 6),
-    ]:
-        asked = offload_of(strategy_with(**offload), SPARSE)
-        assert isinstance(asked, ExpertCache), offload
-        assert fewest <= asked.experts_resident <= most, offload
-        assert (asked.experts_from, asked.guessed_experts) == (place, 2), offload
-
-
-def test_of_a_sparse_model_an_expert_of_each_layer_and_the_cache_stay():
-    with pytest.raises(DraftProblem, match="Jobs keep at least one"):
-        offload_of(strategy_with(weights_disk=1.0), SPARSE)
-
-    with pytest.raises(
-        DraftProblem, match="cache on disk: for a mixture of experts, jobs offload"
-    ):
-        offload_of(strategy_with(weights_cpu=0.5, kv_disk=0.5), SPARSE)
-
-    share = {"weights_cpu": 0.8}
-    asked = offload_of(strategy_with(**share), SPARSE)
-    assert (asked.experts_resident, asked.guessed_experts) == (1, 0)
-
-
-def test_a_plan_with_more_than_whole_layers_away_is_followed_as_a_policy():
-    for more, shares in [
-        ({}, {"kv_cpu": 0.5, "kv_disk": 0.25}),
-        ({}, {"activations_cpu": 1.0}),
-        ({"micro_batch_size": 4}, {"weights_disk": 0.5}),
-        ({"weight_dtype": "int4", "group_size": 32}, {"weights_cpu": 0.5}),
-        ({"weight_dtype": "int4"}, {"weights_cpu": 0.5}),
-    ]:
-        strategy = strategy_with(**shares).model_copy(update=more)
-
-        asked = offload_of(strategy, DENSE)
-
-        assert asked == PolicyOffload(
-            **shares,
-            micro_batch_size=more.get("micro_batch_size"),
-            group_size=more.get("group_size", 64),
-        ), (more, shares)
-
-
-def test_more_than_weights_off_the_device_is_told_apart():
-    for more in [{"kv_cpu": 0.5}, {"activations_cpu": 1.0}]:
-        assert is_weights_only(strategy_with(weights_cpu=0.5)), more
-        assert not is_weights_only(strategy_with(weights_cpu=0.5, **more)), more
-
-
 @pytest.fixture
 def offloaded(monkeypatch):
     """Let the best plan keep half of the weights in host memory, as this dtype."""
 
     def change(plan, dtype, **shares):
         answer = current_answer(plan)
-        away = strategy_with(**(shares or {"weights_cpu": 0.5})).offload
+        away = OffloadSpec(**(shares or {"weights_cpu": 0.5}))
         update = {"weight_dtype": dtype, "offload": away}
         strategy = answer.plans[0].strategy.model_copy(update=update)
         best = answer.plans[0].model_copy(update={"strategy": strategy})
@@ -354,8 +268,10 @@ def test_a_generation_is_guessed_by_the_model_that_was_chosen(generation, small,
 
 def test_only_other_models_of_the_same_host_and_tokens_guess(generation, small, trained, host):
     shape = draft_shape(generation)
-    assert drafts_for(host, TRAINED, shape) == [small]
-    assert drafts_for(host, SMALL, shape) == [trained]
+    (found,) = draft_models_for(host, TRAINED, shape)
+    assert found == (small.pk, "small one", SMALL)
+    (found,) = draft_models_for(host, SMALL, shape)
+    assert (found.id, found.model) == (trained.pk, TRAINED)
 
     for changes in (
         {"config": demo_config() | {"vocab_size": 7}},
@@ -364,7 +280,7 @@ def test_only_other_models_of_the_same_host_and_tokens_guess(generation, small, 
     ):
         TeamModel.objects.filter(pk=small.pk).update(**changes)
 
-        assert drafts_for(host, TRAINED, shape) == [], changes
+        assert draft_models_for(host, TRAINED, shape) == (), changes
 
 
 def test_a_guessing_model_that_is_not_offered_or_does_not_go_with_the_rest_is_refused(
@@ -392,15 +308,6 @@ def test_an_engine_on_gpus_is_told_of_both(serving, small, alice):
         assert 'name="prefix_caching"' in page_of(serving, alice), (told, engine)
         plain = launch_of(serving, Launch(run="endpoint", engine=engine))
         assert plain.spec.engine_options.draft is None, (told, engine)
-
-
-def test_an_engine_that_cannot_be_told_of_earlier_prompts_is_refused():
-    for engine, words in [
-        ("slipway", "own engine has no prefix cache"),
-        ("llamacpp", "always reuses the last prompt of a slot"),
-    ]:
-        with pytest.raises(DraftProblem, match=words):
-            check_prefix_caching(chosen=False, engine=engine)
 
 
 def test_an_engine_that_takes_no_guessing_model_refuses_it_by_name(serving, small):

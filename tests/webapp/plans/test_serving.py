@@ -18,13 +18,20 @@ from runners.jobspec.serve import (
     key_hash,
 )
 from runners.launchers.launch import ENGINES
-from runners.plans.launch import Launch
+from runners.plans.launch import Launch, LaunchOptionError
+from runners.plans.load_levels import load_options
 from runners.plans.refusals import DraftProblem
+from runners.plans.serving_spec import (
+    check_serving,
+    check_split,
+    options_of,
+    served_name,
+)
+from runners.plans.spread import Spread
 from runners.shared.facts import GpuFacts
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
 from webapp.accounts.models import Team
-from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
 from webapp.jobs.artefacts import adapters_of
 from webapp.jobs.endpoints import playground_key
@@ -32,14 +39,7 @@ from webapp.jobs.launching import launch_note, launch_of, plan_launch
 from webapp.jobs.models import Artefact, Attempt, Job
 from webapp.modelhub.models import TeamModel
 from webapp.plans.planning import plan_compute
-from webapp.plans.predicting import CURVE, curve_points, load_options, usual_points
-from webapp.plans.serving import (
-    check_serving,
-    check_split,
-    options_of,
-    served_name,
-)
-from webapp.plans.sharing import Spread
+from webapp.plans.predicting import CURVE, curve_points, usual_points
 from webapp.wizard.drafts import goal_change
 from webapp.wizard.launch_form import LaunchForm, launch_form
 
@@ -191,11 +191,6 @@ def test_the_same_press_twice_shows_no_key_that_opens_nothing(plan, alice):
     client.post(f"/plans/{plan.pk}/launch/", posted)
 
     assert "endpoint-key" not in client.get(f"/jobs/{Job.objects.get().pk}/").content.decode()
-
-
-def test_a_models_name_becomes_one_that_clients_can_write():
-    for name, served in [("My Model (v2)", "my-model-v2"), ("…", "model"), ("a/b:c", "a/b:c")]:
-        assert served_name(name) == served, name
 
 
 def test_what_the_engine_does_not_run_is_refused_by_name_with_the_way_out(plan):
@@ -392,7 +387,7 @@ POSTED = {
 def under_load(**changes) -> Launch:
     form = form_of(**{**POSTED, **changes})
     if not form.is_valid():
-        raise InvalidProblem("form", str(form.errors.as_data()))
+        raise LaunchOptionError("form", str(form.errors.as_data()))
     return form.launch
 
 
@@ -423,7 +418,7 @@ def test_what_cannot_be_measured_is_refused_with_the_limits():
         ({"requests_per_repetition": "0"}, "must be a whole number from 1 to 100,000"),
         ({"repetitions": "99"}, "must be a whole number from 1 to 20"),
     ]:
-        with pytest.raises(InvalidProblem, match=words):
+        with pytest.raises(LaunchOptionError, match=words):
             asked(**changes)
 
 

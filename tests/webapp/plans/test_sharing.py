@@ -3,10 +3,8 @@
 import pytest
 from django.urls import reverse
 
-from planner.specs.workload import Strategy
-from runners.jobspec import ArtefactModel
-from runners.jobspec.generate import ExpertSplit, PipelineSplit, StageChain, TensorSplit
-from runners.plans.document import HardwareChoice, ModelChoice
+from runners.jobspec.generate import PipelineSplit, StageChain, TensorSplit
+from runners.plans.document import ModelChoice
 from runners.plans.refusals import DraftProblem
 from tests.webapp.conftest import make_microbench
 from tests.webapp.jobs.gangs import make_hosts
@@ -15,7 +13,6 @@ from webapp.hosts.pools import pool_ensure
 from webapp.jobs.gangs import gang_of
 from webapp.jobs.launching import launch_note, launch_of, plan_launch
 from webapp.modelhub.models import demo_config
-from webapp.plans import sharing
 from webapp.plans.models import Plan
 from webapp.plans.places import pools_among, reachable_hosts
 from webapp.plans.planning import plan_compute
@@ -104,13 +101,6 @@ def test_the_policy_for_a_lost_host_goes_with_the_job_as_far_as_it_can(make_plan
     spec = launch_of(in_a_folder(make_plan("generate", pins=pins, on_lost_rank="shrink"))).spec
     assert (spec.split.method, spec.parallel.on_lost_rank) == ("tensor", "stop")
 
-    alone, several = sharing.Spread(1, 1), sharing.Spread(1, 4)
-    wanted = HardwareChoice(on_lost_rank="restart")
-    assert sharing.policy_of(wanted, alone).on_lost_rank == "stop"
-    assert sharing.policy_of(wanted, several).on_lost_rank == "restart"
-    assert sharing.policy_of(wanted, alone, processes=2).on_lost_rank == "restart"
-    assert sharing.policy_of(HardwareChoice(on_lost_rank="shrink"), several).on_lost_rank == "stop"
-
 
 def test_what_is_no_training_runs_on_one_host_of_the_pool(make_plan, alice):
     job = plan_launch(plan=make_plan("generate"), by=alice)
@@ -124,33 +114,6 @@ def test_a_training_divides_the_model_over_the_hosts_as_it_was_pinned(make_plan,
     may_shrink = pin == "pipeline_parallel_size"  # its layers can be divided anew
     assert job.spec["parallel"]["on_lost_rank"] == ("shrink" if may_shrink else "stop")
     assert (job.num_hosts, job.devices_per_host) == (2, 1)
-
-
-def on_hosts_of_four(best, **sizes):
-    """The estimate with other sizes, on hosts of four devices."""
-    cluster = best.cluster.model_copy(update={"devices_per_node": 4})
-    strategy = best.strategy.model_copy(update={"data_parallel_size": 1} | sizes)
-    return best.model_copy(update={"strategy": strategy, "cluster": cluster})
-
-
-def test_the_ranks_of_a_divided_model_fill_hosts_or_are_refused_by_name(make_plan):
-    best = launch_of(make_plan()).best
-    for goal, sizes, spread in (
-        ("pretrain", {"tensor_parallel_size": 4}, (1, 4)),
-        ("pretrain", {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}, (2, 4)),
-        ("pretrain", {"data_parallel_size": 2, "zero_stage": 3}, (1, 2)),
-        ("generate", {"tensor_parallel_size": 2}, (1, 2)),
-        ("generate", {"tensor_parallel_size": 4}, (1, 4)),
-        ("generate", {"tensor_parallel_size": 8}, (2, 4)),
-    ):
-        found = sharing.spread_of(on_hosts_of_four(best, **sizes), goal)
-        assert found == sharing.Spread(*spread), (goal, sizes)
-    for goal, sizes in (
-        ("pretrain", {"tensor_parallel_size": 2, "pipeline_parallel_size": 3}),
-        ("generate", {"pipeline_parallel_size": 6}),
-    ):
-        with pytest.raises(DraftProblem, match="6 ranks do not fill hosts of 4 devices"):
-            sharing.spread_of(on_hosts_of_four(best, **sizes), goal)
 
 
 def in_a_folder(plan):
@@ -198,25 +161,6 @@ def test_a_model_without_weights_or_with_batches_that_do_not_fit_cannot_be_divid
     plan.draft["workload"]["batching"] = "packed"
     with pytest.raises(DraftProblem, match=r"split tensor runs with .* not with batching packed"):
         launch_of(plan)
-
-
-def test_a_model_is_divided_one_way_or_not_at_all():
-    for sizes, split in [
-        ({}, None),
-        ({"tensor_parallel_size": 4}, TensorSplit(size=4)),
-        ({"pipeline_parallel_size": 3}, PipelineSplit(size=3)),
-        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, None),
-        ({"tensor_parallel_size": 2, "expert_parallel_size": 2}, ExpertSplit(size=2)),
-        ({"tensor_parallel_size": 2, "expert_parallel_size": 4}, None),
-        ({"context_parallel_size": 2}, None),
-    ]:
-        assert sharing.split_of(Strategy(**sizes)) == split, sizes
-
-
-def test_weights_that_lie_on_one_host_are_refused_for_several():
-    with pytest.raises(DraftProblem, match="are on one host"):
-        sharing.check_model(ArtefactModel(attempt_id="a"), sharing.Spread(2, 1))
-    sharing.check_model(ArtefactModel(attempt_id="a"), sharing.Spread(1, 4))
 
 
 def test_the_step_the_page_and_the_note_name_the_pool_its_hosts_and_its_policy(

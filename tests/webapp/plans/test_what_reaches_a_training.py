@@ -16,6 +16,8 @@ from runners.jobspec.base import LoraOptions
 from runners.jobspec.train import USUAL_LEARNING_RATES, LayoutOptions
 from runners.plans.fields import shown_of
 from runners.plans.refusals import DraftProblem
+from runners.plans.training_layout import layout_of
+from runners.plans.training_spec import STATE_PLACES, train_spec
 from runners.plans.workloads import FinetuneWork
 from tests.planner.asking import LLAMA_8B, MIXTRAL, TRAIN, document
 from tests.webapp.conftest import client_of
@@ -29,7 +31,6 @@ from webapp.jobs.launching import launch_note, launch_of
 from webapp.modelhub.models import demo_config
 from webapp.plans.places import question_of
 from webapp.plans.planning import plan_compute
-from webapp.plans.training import STATE_PLACES, layout_of, train_spec
 from webapp.plans.verdict import verdict_of
 
 pytestmark = pytest.mark.django_db(databases="__all__")

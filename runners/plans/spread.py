@@ -1,16 +1,16 @@
-"""Plans over several devices or hosts: supported splits, and the ranks that they take."""
+"""How a plan's ranks are spread: the hosts and devices that a job takes, and how it is split."""
 
 from typing import NamedTuple
 
 from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.workload import Strategy
-from runners.jobspec import ArtefactModel, DataParallel, ModelRef
+from runners.jobspec import DataParallel
 from runners.jobspec.generate import ExpertSplit, PipelineSplit, TensorSplit
 from runners.plans.document import HardwareChoice
 from runners.plans.refusals import DraftProblem
+from runners.plans.training_layout import layout_of
 from runners.plans.workloads import TRAINING_GOALS
-from webapp.plans.training import layout_of
 
 SPLITS = {
     "tensor_parallel_size": "tensor parallel",
@@ -18,15 +18,7 @@ SPLITS = {
     "context_parallel_size": "context parallel",
     "expert_parallel_size": "expert parallel",
 }
-
 SHARED_EXPERTS = {SPLITS["tensor_parallel_size"], SPLITS["expert_parallel_size"]}
-
-
-def processes_of(best: PlannedStrategy, hardware: HardwareChoice) -> int:
-    """Return the number of ranks per CPU host in a plan."""
-    device = best.cluster.device
-    is_shared = isinstance(device, DeviceSpec) and device.kind == "cpu"
-    return hardware.ranks_per_host or 1 if is_shared else 1
 
 
 class Spread(NamedTuple):
@@ -112,19 +104,11 @@ def split_of(strategy: Strategy) -> TensorSplit | ExpertSplit | PipelineSplit | 
     return None
 
 
-def check_model(model: ModelRef, spread: Spread) -> None:
-    """Refuse a model stored on one host for a job on several.
-
-    Raises:
-        DraftProblem: the model is an artefact of a job on one host.
-    """
-    if spread.num_hosts > 1 and isinstance(model, ArtefactModel):
-        raise DraftProblem(
-            "This model's weights are on one host, and the job runs on several. Copy the model's "
-            "folder to the models folder of each host, and choose the model source “A folder on a "
-            "host”.",
-            "source",
-        )
+def processes_of(best: PlannedStrategy, hardware: HardwareChoice) -> int:
+    """Return the number of ranks per CPU host in a plan."""
+    device = best.cluster.device
+    is_shared = isinstance(device, DeviceSpec) and device.kind == "cpu"
+    return hardware.ranks_per_host or 1 if is_shared else 1
 
 
 def policy_of(hardware: HardwareChoice, spread: Spread, processes: int = 1) -> DataParallel:

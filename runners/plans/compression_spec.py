@@ -1,0 +1,43 @@
+"""The spec of a compression's job."""
+
+from typing import Any
+
+from runners.jobspec import CompressSpec, ModelRef
+from runners.jobspec.compress import GgufType
+from runners.plans.methods import COMPRESSIONS
+from runners.plans.refusals import DraftProblem
+from runners.plans.workloads import PATTERN, CompressWork
+
+GGUF_TYPES: dict[int, GgufType] = {4: "Q4_K_M", 8: "Q8_0"}
+
+
+def compress_spec(values: CompressWork, model: ModelRef) -> CompressSpec:
+    """Return the job spec of a compression.
+
+    Raises:
+        DraftProblem: no job runs the method, or it does not support the options.
+    """
+    method = COMPRESSIONS[values.method]
+    if method.job is None:
+        runs = ", ".join(each.name for each in COMPRESSIONS.values() if each.job)
+        raise DraftProblem(
+            f"{method.name} can be planned, but no job runs it yet. Choose one of these methods: "
+            f"{runs}.",
+            "method",
+        )
+    fields: dict[str, Any] = {"method": method.job, "group_size": values.group_size}
+    if method.job == "gguf":
+        if values.bits not in GGUF_TYPES:
+            raise DraftProblem(
+                f"GGUF files are written here with 4 bits (Q4_K_M) or 8 (Q8_0), not "
+                f"{values.bits}. Choose one of them.",
+                "bits",
+            )
+        fields["gguf_type"] = GGUF_TYPES[values.bits]
+    elif "bits" in method.options:
+        fields["bits"] = values.bits
+    if "recovery_steps" in method.options:
+        fields["recovery_steps"] = values.recovery_steps
+    is_pattern = values.sparsity == PATTERN
+    pruned = {"pattern": PATTERN} if is_pattern else {"sparsity": int(values.sparsity) / 100}
+    return CompressSpec.model_validate({"model": model, **fields, **pruned})

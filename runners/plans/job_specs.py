@@ -1,0 +1,87 @@
+"""The job's spec of a plan document and its launch: a pure function of both and a LaunchCase."""
+
+from planner.specs.estimate import PlannedStrategy
+from planner.specs.workload import AWAY_TITLES
+from runners.jobspec import GenerateSpec, ModelSpec, TrainSpec
+from runners.jobspec.serve import ON_GPUS
+from runners.plans.compression_spec import compress_spec
+from runners.plans.document import PlanDocument
+from runners.plans.engine_choice import check_engine
+from runners.plans.generation_spec import (
+    generate_spec,
+    offload_of,
+    with_adapters,
+    with_chained_stages,
+)
+from runners.plans.launch import Launch
+from runners.plans.launch_case import LaunchCase
+from runners.plans.model_checks import check_model, needs_weights
+from runners.plans.refusals import DraftProblem
+from runners.plans.serving_spec import benchmark_spec, check_host, endpoint_spec, engine_spread
+from runners.plans.speculative_decoding import with_draft
+from runners.plans.spread import Spread, policy_of, processes_of, spread_of
+from runners.plans.strategy_checks import refuse_offloaded, runnable_dtype
+from runners.plans.training_spec import data_and_parallel_fields, train_spec
+from runners.plans.workloads import CompressWork, GenerateWork, ServeWork, TrainingData
+
+TRAINING_PLACES = frozenset(
+    {"optimiser states on cpu", "optimiser states on nvme", AWAY_TITLES["activations_cpu"]}
+)
+
+
+def spec_of(document: PlanDocument, launch: Launch, case: LaunchCase) -> ModelSpec:
+    """Return the spec of the job that a document and the options of its launch describe.
+
+    Raises:
+        DraftProblem: this release cannot run it; ``field`` is the document's or the launch's.
+        LaunchOptionError: the load levels of a load test are invalid.
+    """
+    engine = launch.engine if launch.run == "endpoint" else None
+    check_engine(document, engine)
+    if engine is not None:
+        check_host(engine, case.host_name, has_gpus=case.has_gpus)
+    spread = launch_spread(document, launch, case.best)
+    check_model(case.model, spread)
+    spec = _spec_of_goal(document, launch, case)
+    processes = processes_of(case.best, document.hardware)
+    policy = policy_of(document.hardware, spread, processes)
+    if isinstance(spec, TrainSpec) and isinstance(document.workload, TrainingData):
+        fields = data_and_parallel_fields(spec, policy, processes, document.workload, case.uploads)
+        spec = spec.model_copy(update=fields)
+    if isinstance(spec, GenerateSpec):
+        spec = with_chained_stages(spec, policy)
+        spec = with_draft(spec, case.draft_models, launch.draft_model)
+        spec = with_adapters(spec, case.adapters, launch.adapter)
+    return spec.model_copy(update={"secrets": tuple(launch.secrets)})
+
+
+def launch_spread(document: PlanDocument, launch: Launch, best: PlannedStrategy) -> Spread:
+    """Return the number of hosts and of devices on each that a launch takes.
+
+    Raises:
+        DraftProblem: jobs do not support the way in which the strategy splits the model.
+    """
+    on_gpus = launch.run == "endpoint" and launch.engine in ON_GPUS
+    spread = engine_spread(best, launch.engine) if on_gpus else spread_of(best, document.goal)
+    # CPU ranks share the host's one CPU device.
+    is_shared = processes_of(best, document.hardware) > 1
+    return Spread(spread.num_hosts, 1) if is_shared else spread
+
+
+def _spec_of_goal(document: PlanDocument, launch: Launch, case: LaunchCase) -> ModelSpec:
+    values, model, best = document.workload, case.model, case.best
+    if isinstance(values, ServeWork):
+        make = endpoint_spec if launch.run == "endpoint" else benchmark_spec
+        return make(values, launch, case)
+    if launch.run == "endpoint":
+        raise DraftProblem("Only a plan to serve can be started as an endpoint.", "goal")
+    if isinstance(values, GenerateWork):
+        offload = offload_of(best.strategy, case.shape) if case.shape else None
+        return generate_spec(values, model, runnable_dtype(best), best.strategy, offload)
+    if isinstance(values, CompressWork):
+        refuse_offloaded(best)
+        compression = compress_spec(values, model)
+        needs_weights(model, "Compressing")
+        return compression
+    refuse_offloaded(best, allowed=TRAINING_PLACES)
+    return train_spec(values, model, best, case.shape)

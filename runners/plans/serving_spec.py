@@ -1,0 +1,293 @@
+"""The specs of a plan to serve: its endpoint on one of the engines, and its benchmark."""
+
+import re
+from collections.abc import Mapping
+
+from planner.specs.estimate import PlannedStrategy
+from planner.specs.model import ModelSpec
+from planner.specs.workload import Strategy
+from runners.jobspec import BenchmarkSpec, ServeSpec
+from runners.jobspec.serve import (
+    LEAST_MEMORY_RATIO,
+    MOST_MEMORY_RATIO,
+    ON_GPUS,
+    EngineName,
+    EngineOptions,
+    PhaseSplit,
+)
+from runners.launchers.launch import ENGINES, Engine
+from runners.plans.launch import Launch
+from runners.plans.launch_case import LaunchCase
+from runners.plans.load_levels import load_options
+from runners.plans.model_checks import needs_weights
+from runners.plans.refusals import DraftProblem
+from runners.plans.speculative_decoding import with_engine_draft
+from runners.plans.spread import Spread
+from runners.plans.strategy_checks import WIDE, compute_dtype, refuse_offloaded, runnable_dtype
+from runners.plans.workloads import ServeWork
+
+LEAST_LENGTH_TOKENS = 4096  # of the longest request, if the planned one is shorter
+NAME_LENGTH = 100
+MEMORY_MARGIN = 1.1  # over the plan's peak
+SPLIT_PHASES = (
+    "Only vLLM supports prefill and decode on different GPUs, because it transfers the KV cache "
+    "of a prompt between its processes. Choose the engine vLLM, or plan without separate prefill "
+    "devices."
+)
+SPLIT_CONTEXT = (
+    "Engines on GPUs divide the context only over their tensor-parallel ranks. Pin context "
+    "parallel to 1."
+)
+DRAFT_BY_NAME = (
+    "The plan names a draft model but no folder with its weights on the host, so an endpoint "
+    "cannot start with it. Plan without a draft model and choose a model of your team under "
+    "“Speculative decoding”, or download the plan's export."
+)
+OWN_CACHES: Mapping[EngineName, str] = {
+    "slipway": "Slipway's own engine has no prefix cache",
+    "llamacpp": "llama.cpp always reuses the last prompt of a slot",
+}
+
+
+def benchmark_spec(values: ServeWork, launch: Launch, case: LaunchCase) -> BenchmarkSpec:
+    """Return the benchmark of a plan to serve on Slipway's engine, or its load test.
+
+    Raises:
+        DraftProblem: Slipway's engine does not run the plan.
+        LaunchOptionError: the load levels of a load test are invalid.
+    """
+    _check_own_engine(case.best)
+    dtype = runnable_dtype(case.best)
+    if launch.run == "load":
+        needs_weights(case.model, "Load on an endpoint")
+    return BenchmarkSpec(
+        model=case.model,
+        weight_dtype=dtype,
+        batch_size=values.concurrency,
+        prompt_tokens=values.input_tokens,
+        output_tokens=values.output_tokens,
+        load=load_options(launch),
+        profile=launch.profile and launch.run == "job",
+    )
+
+
+def endpoint_spec(values: ServeWork, launch: Launch, case: LaunchCase) -> ServeSpec:
+    """Return the endpoint of a plan to serve; it holds only hashes of the endpoint's keys.
+
+    Raises:
+        DraftProblem: the engine does not run the plan, or the model has no weights for it.
+    """
+    best, on_gpus = case.best, launch.engine in ON_GPUS
+    if not on_gpus:
+        _check_own_engine(best)
+    dtype = runnable_dtype(best)
+    needs_weights(case.model, "An endpoint")
+    if launch.engine == "llamacpp" and case.lacks_gguf:
+        raise DraftProblem(
+            "“Engine” is llamacpp, which serves GGUF files, and the model has none. Compress the "
+            "model with the method GGUF and serve what that makes, or choose another engine.",
+            "engine",
+        )
+    step = best.strategy.max_batch_tokens
+    endpoint = ServeSpec.model_validate(
+        {
+            "model": case.model,
+            "engine": launch.engine,
+            "weight_dtype": dtype,
+            "served_name": served_name(case.model_name),
+            "max_concurrency": values.concurrency,
+            **_lengths(values, launch.engine, case.shape),
+            **({"max_batch_tokens": step} if step else {}),
+            "engine_options": options_of(best) if on_gpus else None,
+            "key_hashes": case.key_hashes,
+            "idle_stop_seconds": launch.idle_stop_seconds,
+        }
+    )
+    if launch.adapters:
+        endpoint = endpoint.model_copy(update={"adapters": case.adapters})
+    endpoint = with_engine_draft(endpoint, case.draft_models, launch.draft_model)
+    return with_prefix_caching(endpoint, launch.prefix_caching)
+
+
+def _check_own_engine(best: PlannedStrategy) -> None:
+    """Refuse what neither Slipway's engine nor llama.cpp runs of a plan."""
+    refuse_offloaded(best)
+    check_split("slipway", best.strategy)
+    check_serving(best.strategy)
+
+
+def _lengths(values: ServeWork, engine: EngineName, shape: ModelSpec | None) -> dict[str, int]:
+    """Return the longest request and the KV cache, in tokens; none without a known context.
+
+    The cache is sized for the planned concurrency, and at least for one request of maximum
+    length. llama.cpp reserves the maximum length for every request, so that there the maximum is
+    the planned length.
+    """
+    positions = shape.max_position_embeddings if shape else None
+    if not positions:
+        return {}
+    planned = values.input_tokens + values.output_tokens
+    longest = planned if engine == "llamacpp" else max(planned, LEAST_LENGTH_TOKENS)
+    longest = min(int(positions), longest)
+    together = values.concurrency * min(planned, longest)
+    return {"max_length": longest, "kv_cache_tokens": max(longest, together)}
+
+
+def served_name(name: str) -> str:
+    """Return a model's name in the form that clients use."""
+    cleaned = re.sub(r"[^A-Za-z0-9._:/-]+", "-", name).strip("-._:/")[:NAME_LENGTH]
+    return cleaned.lower() or "model"
+
+
+def check_serving(strategy: Strategy) -> None:
+    """Refuse options that neither an endpoint nor its benchmark supports.
+
+    Raises:
+        DraftProblem: an option is not supported; the message names it and a remedy.
+    """
+    own = compute_dtype(strategy)
+    if strategy.kv_cache_dtype not in {None, own}:
+        raise DraftProblem(
+            f"The planned KV cache dtype is {strategy.kv_cache_dtype}, which endpoints do not "
+            f"support; they use {own}. Pin the KV cache to {own}, or choose the goal “Generate in "
+            "batch”.",
+            "kv_cache_dtype",
+        )
+    if strategy.speculative is not None:
+        raise DraftProblem(
+            f"The plan has the draft model {strategy.speculative.draft_model}, and endpoints of "
+            "this engine do not support speculative decoding yet. Plan without a draft model, or "
+            "choose the goal “Generate in batch”.",
+            "speculative",
+        )
+    if strategy.attention == "eager":
+        raise DraftProblem(
+            "The pinned attention kernel is “eager”, which endpoints do not support; they use "
+            "fused kernels. Remove the pin of the attention kernel.",
+            "attention",
+        )
+
+
+def engines_on(*, has_gpus: bool) -> list[tuple[EngineName, Engine]]:
+    """Return the engines that a host can run: GPU engines only if it has GPUs."""
+    return [(name, each) for name, each in ENGINES.items() if has_gpus or name not in ON_GPUS]
+
+
+def check_host(engine: EngineName, host_name: str, *, has_gpus: bool) -> None:
+    """Refuse an engine that the host cannot run.
+
+    Raises:
+        DraftProblem: the host has no GPU for the engine; the message names a remedy.
+    """
+    if engine not in dict(engines_on(has_gpus=has_gpus)):
+        raise DraftProblem(
+            f"“Engine” is {engine}, which runs on NVIDIA GPUs, and {host_name} reports none. "
+            "Choose a host with a GPU, or one of the other engines.",
+            "engine",
+        )
+
+
+def engine_spread(best: PlannedStrategy, engine: EngineName) -> Spread:
+    """Return the number of GPUs on which an engine runs a plan, on one host.
+
+    Raises:
+        DraftProblem: the plan needs more than one host has, or the engine cannot split it.
+    """
+    check_split(engine, best.strategy)
+    count, each = options_of(best).num_devices, best.cluster.devices_per_node
+    if count > each:
+        raise DraftProblem(
+            f"This plan takes {count} GPUs, and an engine of its own runs on one host, which has "
+            f"{each}. Pin smaller parallel sizes, or choose a larger host.",
+            "tensor_parallel_size",
+        )
+    return Spread(1, count)
+
+
+def options_of(best: PlannedStrategy) -> EngineOptions:
+    """Return a plan's layout and limits as engine options.
+
+    Raises:
+        DraftProblem: an engine cannot be started with an option of the plan, which the message
+            names.
+    """
+    strategy = best.strategy
+    _refuse_unsupported(strategy)
+    replicas = strategy.attention_data_parallel_size or 1
+    tensor = strategy.tensor_parallel_size or 1
+    pools = strategy.disaggregated
+    copies = 1 if pools else strategy.data_parallel_size or 1  # else one engine per copy
+    options = EngineOptions(
+        tensor_parallel_size=max(1, tensor // replicas),
+        pipeline_parallel_size=strategy.pipeline_parallel_size or 1,
+        data_parallel_size=copies * replicas,
+        has_expert_parallel=(strategy.expert_parallel_size or 1) > 1 or replicas > 1,
+        memory_ratio=_memory_ratio(best),
+        kv_cache_dtype="fp8" if strategy.kv_cache_dtype == "fp8" else "auto",
+        has_chunked_prefill=strategy.chunked_prefill,
+    )
+    if pools is None:
+        return options
+    each = options.devices_each  # an engine is as large as a replica of the plan
+    split = PhaseSplit(
+        prefill_engines=pools.prefill_devices // each, decode_engines=pools.decode_devices // each
+    )
+    return options.model_copy(update={"split": split})
+
+
+def check_split(engine: EngineName, strategy: Strategy) -> None:
+    """Refuse a plan with disaggregated prefill for engines that do not support it.
+
+    Raises:
+        DraftProblem: the engine cannot run the plan's phase split; the message names a remedy.
+    """
+    if strategy.disaggregated is not None and engine != "vllm":
+        raise DraftProblem(SPLIT_PHASES, "disaggregated")
+
+
+def _refuse_unsupported(strategy: Strategy) -> None:
+    if (strategy.context_parallel_size or 1) > 1:
+        raise DraftProblem(SPLIT_CONTEXT, "context_parallel_size")
+    if strategy.speculative is not None:
+        raise DraftProblem(DRAFT_BY_NAME, "speculative")
+    if strategy.offload_places:
+        raise DraftProblem(
+            f"This plan has {', '.join(strategy.offload_places)}; endpoints support no offload. "
+            "Choose fewer bits, or more GPUs.",
+            "weight_dtype",
+        )
+    if strategy.kv_cache_dtype not in {None, "fp8", *WIDE}:
+        raise DraftProblem(
+            "Engines on GPUs support a KV cache in 16 bit or fp8, not in "
+            f"{strategy.kv_cache_dtype}. Pin the KV cache to fp8.",
+            "kv_cache_dtype",
+        )
+
+
+def _memory_ratio(best: PlannedStrategy) -> float:
+    """Return the plan's peak as a fraction of a GPU's memory.
+
+    Includes a 10 % margin: an engine with too little memory does not start.
+    """
+    share = MEMORY_MARGIN * best.memory.per_device_peak_bytes / best.memory.capacity_bytes
+    return round(min(MOST_MEMORY_RATIO, max(LEAST_MEMORY_RATIO, share)), 3)
+
+
+def with_prefix_caching(spec: ServeSpec, chosen: bool | None) -> ServeSpec:  # noqa: FBT001
+    """Return an endpoint with prefix caching as chosen; None leaves it to the engine.
+
+    Raises:
+        DraftProblem: the engine has no such option; the sentence names the engines that have it.
+    """
+    if chosen is None:
+        return spec
+    if spec.engine not in ON_GPUS:
+        raise DraftProblem(
+            f"“Prefix caching” is {'yes' if chosen else 'no'}, and {OWN_CACHES[spec.engine]}. "
+            f"Choose “Engine default”, or {' or '.join(ON_GPUS)}.",
+            "prefix_caching",
+        )
+    options = (spec.engine_options or EngineOptions()).model_copy(
+        update={"has_prefix_cache": chosen}
+    )
+    return spec.model_copy(update={"engine_options": options})

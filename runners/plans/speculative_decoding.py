@@ -1,0 +1,89 @@
+"""Speculative decoding of a generation or an endpoint: a draft model, or prompt lookup.
+
+What an engine does not support is refused by name, never ignored.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from runners.jobspec import (
+    ArtefactModel,
+    DraftModelSpeculation,
+    FolderModel,
+    GenerateSpec,
+    ServeSpec,
+)
+from runners.jobspec.serve import ON_GPUS, Draft, EngineOptions
+from runners.plans.launch_case import DraftModel
+from runners.plans.refusals import DraftProblem, first_message
+
+LOOKUP = "lookup"  # prompt lookup instead of a draft model
+LOOKUP_TOKENS = 4  # per step, as with a draft model
+DRAFT_OR_SPLIT = (
+    "Prefill and decode on different GPUs cannot use a draft model, whose KV cache is not "
+    "transferred. Choose “None”, or prompt lookup."
+)
+
+
+def with_draft(spec: GenerateSpec, known: Sequence[DraftModel], chosen: str) -> GenerateSpec:
+    """Return a generation with a draft model; with "" the spec is unchanged.
+
+    Raises:
+        DraftProblem: the draft model is not on the host, or is incompatible with other options.
+    """
+    if not chosen:
+        return spec
+    speculation = DraftModelSpeculation(model=_ref_of(known, chosen))
+    try:
+        return GenerateSpec.model_validate(spec.model_dump() | {"speculation": speculation})
+    except ValidationError as error:
+        why = first_message(error)
+        raise DraftProblem(
+            f"The draft model is incompatible with the other options: {why}.", "draft_model"
+        ) from error
+
+
+def with_engine_draft(spec: ServeSpec, known: Sequence[DraftModel], chosen: str) -> ServeSpec:
+    """Return an endpoint with a draft model or prompt lookup; with "" the spec is unchanged.
+
+    Raises:
+        DraftProblem: the draft model is not on the host, or the engine does not support it.
+    """
+    if not chosen:
+        return spec
+    if spec.engine not in ON_GPUS:
+        raise DraftProblem(
+            f"“Speculative decoding” is for {' and '.join(ON_GPUS)}, and the engine is "
+            f"{spec.engine}, which supports no draft model. Choose one of these engines, or "
+            "“None”.",
+            "draft_model",
+        )
+    drafting: dict[str, Any] = {}
+    if chosen == LOOKUP:
+        if spec.engine != "vllm":
+            raise DraftProblem(
+                f"Only vLLM supports prompt lookup, and the engine is {spec.engine}. Choose vLLM, "
+                "or the draft “None”.",
+                "draft_model",
+            )
+        drafting["lookup_tokens"] = LOOKUP_TOKENS
+    elif spec.engine_options and spec.engine_options.split:
+        raise DraftProblem(DRAFT_OR_SPLIT, "draft_model")
+    else:
+        drafting["draft"] = Draft(model=_ref_of(known, chosen))
+    options = (spec.engine_options or EngineOptions()).model_copy(update=drafting)
+    return spec.model_copy(update={"engine_options": options})
+
+
+def _ref_of(known: Sequence[DraftModel], chosen: str) -> ArtefactModel | FolderModel:
+    for each in known:
+        if each.id == chosen:
+            return each.model
+    names = ", ".join(each.name for each in known) or "none"
+    raise DraftProblem(
+        f"The chosen draft model is not available for this model and host; available: {names}. A "
+        "draft model must be on the same host and have the same tokenizer.",
+        "draft_model",
+    )

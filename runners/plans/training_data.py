@@ -1,0 +1,83 @@
+"""The data of a training: the source, a file, an upload or a mixture, as fields of its spec."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from runners.jobspec import (
+    FileData,
+    HostText,
+    MixedData,
+    SampleOptions,
+    TrainData,
+    UploadedData,
+)
+from runners.plans.refusals import DraftProblem, first_message
+from runners.plans.workloads import MixtureSource, TrainingData
+
+Uploads = Mapping[str, UploadedData]  # by the id of the uploaded file
+
+
+def uploads_named(values: TrainingData) -> frozenset[str]:
+    """Return the ids of the uploaded files that a training reads."""
+    if values.data_source == "upload":
+        return frozenset({values.dataset})
+    if values.data_source != "mixed":
+        return frozenset()
+    return frozenset(row.source for row in values.mixture) - {"host", "file"}
+
+
+def data_fields(values: TrainingData, uploads: Uploads) -> dict[str, Any]:
+    """Return ``data`` and ``samples`` of a training's spec.
+
+    Raises:
+        DraftProblem: the chosen file is gone, or the options are invalid.
+    """
+    try:
+        data = _data(values, uploads)
+        samples = SampleOptions(rows=values.rows, too_long=values.too_long)
+    except ValidationError as error:
+        message = f"The training data cannot be read: {first_message(error)}."
+        raise DraftProblem(message, "data_source") from error
+    return {"data": data, "samples": samples}
+
+
+def _data(values: TrainingData, uploads: Uploads) -> TrainData:
+    if values.data_source == "file":
+        return FileData(path=values.data_path, format=values.data_format)
+    if values.data_source == "upload":
+        return _uploaded(values.dataset, uploads)
+    return _mixed(values, uploads) if values.data_source == "mixed" else HostText()
+
+
+def _mixed(values: TrainingData, uploads: Uploads) -> MixedData:
+    is_dynamic = values.mixture_weights == "dynamic"
+    parts = [
+        {
+            "data": _source(row, uploads),
+            "weight": row.weight,
+            **({"reference_loss": row.reference_loss} if is_dynamic else {}),
+        }
+        for row in values.mixture
+    ]
+    if not is_dynamic:
+        return MixedData.model_validate({"parts": parts})
+    moving = {"weights": "dynamic", "update_every_steps": values.mixture_update_every_steps}
+    return MixedData.model_validate({"parts": parts, **moving})
+
+
+def _source(row: MixtureSource, uploads: Uploads) -> TrainData:
+    if row.source == "file":
+        return FileData(path=row.path)
+    return HostText() if row.source == "host" else _uploaded(row.source, uploads)
+
+
+def _uploaded(dataset_id: str, uploads: Uploads) -> UploadedData:
+    if dataset_id not in uploads:
+        raise DraftProblem(
+            "No uploaded file is chosen, or it was deleted. Upload one, or choose the host's own "
+            "text.",
+            "dataset",
+        )
+    return uploads[dataset_id]

@@ -1,0 +1,112 @@
+"""The spec of a training's job: method, batches, layout, duration and data."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from planner.specs.estimate import PlannedStrategy
+from planner.specs.model import ModelSpec
+from planner.specs.workload import OffloadSpec
+from runners.jobspec import DataParallel, DemoModel, ModelRef, RandomModel, TrainSpec
+from runners.jobspec.base import TextSamples
+from runners.plans.methods import CLASSIFICATION
+from runners.plans.model_checks import check_encoder, needs_weights
+from runners.plans.refusals import DraftProblem, first_message
+from runners.plans.training_data import Uploads, data_fields
+from runners.plans.training_layout import layout_of
+from runners.plans.training_options import chosen_options, stages_of
+from runners.plans.workloads import FinetuneWork, PretrainWork, TrainingData
+
+COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp8")
+FRESH_ENCODER_RATE = 1e-3
+TRAINED_ENCODER_RATE = 5e-5  # the largest of BERT's fine-tuning rates
+STATE_PLACES = {"none": "none", "cpu": "cpu", "nvme": "disk"}  # the planner's -> the trainer's
+
+
+def train_spec(
+    values: PretrainWork,
+    model: ModelRef,
+    best: PlannedStrategy,
+    shape: ModelSpec | None = None,
+) -> TrainSpec:
+    """Return the job spec of a training, without its data.
+
+    Raises:
+        DraftProblem: the trainer does not support the document.
+    """
+    is_classifier = isinstance(values, FinetuneWork) and values.method == CLASSIFICATION
+    check_encoder(shape, is_classifier=is_classifier)
+    if is_classifier:
+        fields = {"model": model, **_train_fields(values, best)}
+        is_fresh = isinstance(model, RandomModel)
+        rate = FRESH_ENCODER_RATE if is_fresh else TRAINED_ENCODER_RATE
+        fields["learning_rate"] = rate
+        fields["layout"] = layout_of(best.strategy)
+        return _validated(fields)
+    if isinstance(values, FinetuneWork):
+        needs_weights(model, "Fine-tuning")
+    elif not isinstance(model, DemoModel):
+        raise DraftProblem(
+            "Only the demo model can be pre-trained from scratch. Choose the demo model, or the "
+            "goal “Fine-tune” with a model on the host.",
+            "source",
+        )
+    fields = {"model": model, **_train_fields(values, best)}
+    fields["layout"] = layout_of(best.strategy, best.memory.per_stage_layers)
+    return _validated(fields)
+
+
+def _validated(fields: dict[str, Any]) -> TrainSpec:
+    """Return the validated spec; incompatible options raise a DraftProblem."""
+    try:
+        return TrainSpec.model_validate(fields)
+    except ValidationError as error:
+        place = error.errors()[0]["loc"]
+        field = str(place[0]) if place else "optimizer"
+        message = f"The training cannot run as chosen: {first_message(error)}."
+        raise DraftProblem(message, field) from error
+
+
+def _train_fields(values: PretrainWork, best: PlannedStrategy) -> dict[str, Any]:
+    batch = values.global_batch_size
+    micro = min(best.strategy.micro_batch_size or batch, batch)
+    steps = round(values.tokens / (batch * values.sequence_length)) if values.tokens else None
+    compute = best.strategy.compute_dtype
+    planned = best.strategy.offload or OffloadSpec()
+    return {
+        **values.fields_of(TrainSpec),
+        "micro_batch_size": micro,
+        "gradient_accumulation_steps": max(1, batch // micro),
+        "max_steps": max(1, steps) if steps is not None else None,
+        "compute_dtype": compute if compute in COMPUTE_DTYPES else "bf16",
+        "activation_recomputation": best.strategy.activation_recomputation or "none",
+        "activation_offload": "cpu" if planned.activations_cpu > 0 else "none",
+        "optimizer_offload": STATE_PLACES[planned.optimizer],
+        "length_schedule": stages_of(values),
+        "text_samples": _text_samples(values),
+        **chosen_options(values),
+    }
+
+
+def _text_samples(values: PretrainWork) -> TextSamples | None:
+    """Return the text-sampling options of a training; None if it samples no text."""
+    every = values.text_samples_every_steps
+    is_classifier = isinstance(values, FinetuneWork) and values.method == CLASSIFICATION
+    if every is None or is_classifier:
+        return None
+    return TextSamples(every_steps=every, prompts=values.prompt_lines)
+
+
+def data_and_parallel_fields(
+    spec: TrainSpec, policy: DataParallel, processes: int, values: TrainingData, uploads: Uploads
+) -> dict[str, Any]:
+    """Return a training's data fields and its ranks' policy.
+
+    Raises:
+        DraftProblem: the chosen file is gone, or the options are invalid.
+    """
+    is_fixed = spec.layout is not None and not spec.layout.is_pipeline_alone
+    if is_fixed and policy.on_lost_rank == "shrink":
+        policy = DataParallel()  # such a layout has a fixed number of ranks
+    parallel = policy.model_copy(update={"processes_per_host": processes})
+    return {"parallel": parallel, **data_fields(values, uploads)}

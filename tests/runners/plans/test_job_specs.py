@@ -1,0 +1,266 @@
+"""The spec of a document's launch: a pure function, without a database."""
+
+from functools import cache
+
+import pytest
+
+from planner import api
+from planner.catalog.models import find_model
+from planner.specs.cluster import ClusterSpec
+from planner.specs.estimate import PlannedStrategy
+from planner.specs.workload import OffloadSpec
+from runners.jobspec import (
+    ArtefactModel,
+    DemoModel,
+    FileData,
+    FilePrompts,
+    FolderModel,
+    MixedData,
+    NamedAdapter,
+    RandomModel,
+    UploadedData,
+)
+from runners.jobspec.serve import ON_GPUS
+from runners.plans.document import PLANS, PlanDocument
+from runners.plans.job_specs import launch_spread, spec_of
+from runners.plans.launch import Launch, LaunchOptionError
+from runners.plans.launch_case import DraftModel, LaunchCase
+from runners.plans.refusals import DraftProblem
+from runners.plans.request import Surroundings, request_of
+from runners.plans.serving_spec import served_name
+
+MODEL, HASHES = "HuggingFaceTB/SmolLM2-135M", ("a" * 64,)
+FOLDER, RANDOM = FolderModel(path="tiny"), RandomModel(config={})
+ARTEFACT = ArtefactModel(attempt_id="01H" + "A" * 23)
+ADAPTERS = (NamedAdapter(name="ours", adapter=ARTEFACT),)
+DRAFTS = (DraftModel("d1", "small one", ARTEFACT),)
+UPLOAD = UploadedData(dataset_id="u1", name="t.txt", sha256="0" * 64, size_bytes=1, format="text")
+MIXTURE = {
+    "data_source": "mixed",
+    "mixture": [{"source": "host"}, {"source": "u1", "weight": 3.0}],
+    "mixture_weights": "dynamic",
+}
+
+
+def plan(goal: str, workload=None, **fields) -> PlanDocument:
+    return PLANS[goal](goal=goal, workload=workload or {}, **fields)
+
+
+@cache
+def planned(goal: str) -> PlannedStrategy:
+    """Return the best strategy for a goal on a host with four GPUs."""
+    cluster = ClusterSpec(device="h100-sxm5-80gb", devices_per_node=4)
+    whole = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1}
+    document = plan(goal, pins=whole if goal != "compress" else {})
+    request = request_of(document, Surroundings(MODEL, cluster, runs_jobs=True))
+    return api.best_plan(request).plans[0]
+
+
+def case(goal: str, model=FOLDER, strategy=None, **fields) -> LaunchCase:
+    best = planned(goal)
+    changed = best.strategy.model_copy(update=strategy or {})
+    best = best.model_copy(update={"strategy": changed})
+    shape = find_model(MODEL)
+    return LaunchCase(best, model, "Our Model", **{"shape": shape, "has_gpus": True} | fields)
+
+
+def spec_for(goal: str, workload=None, launch=None, given=None, **fields):
+    launch = Launch(**launch or {})
+    return spec_of(plan(goal, workload, **fields), launch, given or case(goal))
+
+
+def differs(spec, expected: dict) -> dict:
+    """Return the fields of a spec that differ from those expected."""
+    return {name: each for name in expected if (each := getattr(spec, name)) != expected[name]}
+
+
+ENDPOINT = {"run": "endpoint"}
+
+
+def test_each_goal_has_its_spec():
+    for goal, workload, launch, given, expected in [
+        (
+            "serve",
+            {"concurrency": 3, "input_tokens": 70, "output_tokens": 9},
+            {"profile": True},
+            None,
+            {"kind": "benchmark", "batch_size": 3, "prompt_tokens": 70, "output_tokens": 9}
+            | {"profile": True, "load": None},
+        ),
+        (
+            "serve",
+            {"concurrency": 3, "input_tokens": 70, "output_tokens": 9},
+            ENDPOINT | {"idle_stop_seconds": 90.0},
+            case("serve", key_hashes=HASHES),
+            {"kind": "serve", "engine": "slipway", "max_concurrency": 3, "max_length": 4096}
+            | {"kv_cache_tokens": 4096, "served_name": "our-model", "key_hashes": HASHES}
+            | {"idle_stop_seconds": 90.0, "engine_options": None},
+        ),
+        (
+            "serve",
+            {"concurrency": 3, "input_tokens": 70, "output_tokens": 9},
+            ENDPOINT | {"engine": "llamacpp"},
+            None,
+            {"engine": "llamacpp", "max_length": 79, "kv_cache_tokens": 237},
+        ),
+        (
+            "generate",
+            {"batch_size": 5, "prompts_path": "p.txt", "batching": "turbo", "compiled_step": True},
+            {"secrets": ["TOKEN"]},
+            None,
+            {"kind": "generate", "batch_size": 5, "prompts": FilePrompts(path="p.txt")}
+            | {"batching": "turbo", "compiled_step": True, "stop_at_end": True}
+            | {"secrets": ("TOKEN",), "model": FOLDER},
+        ),
+        (
+            "pretrain",
+            {"sequence_length": 64, "global_batch_size": 8, "on_spike": "skip"},
+            {},
+            case("pretrain", DemoModel(), {"micro_batch_size": 2}),
+            {"kind": "train", "sequence_length": 64, "micro_batch_size": 2, "max_steps": None}
+            | {"gradient_accumulation_steps": 4, "time_budget_seconds": 120.0}
+            | {"on_spike": "skip", "lora": None},
+        ),
+        (
+            "finetune",
+            {"data_source": "file", "data_path": "a.txt", "tokens": 2048 * 16 * 5},
+            {},
+            None,
+            {"max_steps": 5, "data": FileData(path="a.txt"), "optimizer": "adamw"},
+        ),
+        (
+            "finetune",
+            {"method": "lomo", "global_batch_size": 1, "activation_offload": "disk"},
+            {},
+            None,
+            {"optimizer": "lomo", "activation_offload": "disk", "lora": None},
+        ),
+        (
+            "compress",
+            {"method": "gptq", "bits": 3, "group_size": 32},
+            {},
+            None,
+            {"kind": "compress", "method": "gptq", "bits": 3, "group_size": 32},
+        ),
+        ("compress", {"method": "gguf", "bits": 8}, {}, None, {"gguf_type": "Q8_0"}),
+        ("compress", {"method": "sparsegpt", "sparsity": "2:4"}, {}, None, {"pattern": "2:4"}),
+    ]:
+        spec = spec_for(goal, workload, launch, given)
+        assert differs(spec, expected) == {}, (goal, workload)
+
+
+def test_every_field_of_a_training_that_its_spec_has_too_reaches_it():
+    values = {
+        "early_stop_validations": 3,
+        "keep_best": False,
+        "checkpoint_writing": "in_step",
+        "attention": "eager",
+        "optimizer": "sgd",
+        "sequence_length": 128,
+    }
+    assert differs(spec_for("finetune", {"method": "full", **values}), values) == {}
+    texts = spec_for("finetune", {"text_samples_every_steps": 20, "sample_prompts": "a\nb"})
+    assert (texts.text_samples.every_steps, texts.text_samples.prompts) == (20, ("a", "b"))
+
+
+def test_an_uploaded_file_or_a_mixture_is_read_by_what_the_site_resolved():
+    given = case("finetune", uploads={"u1": UPLOAD})
+    uploaded = spec_for("finetune", {"data_source": "upload", "dataset": "u1"}, given=given)
+    assert uploaded.data == UPLOAD
+    mixed = spec_for("finetune", MIXTURE, given=given).data
+    assert isinstance(mixed, MixedData)
+    assert [each.weight for each in mixed.parts] == [1.0, 3.0]
+    assert (mixed.weights, mixed.update_every_steps) == ("dynamic", 50)
+    for workload in ({"data_source": "upload", "dataset": "u2"}, MIXTURE):
+        with pytest.raises(DraftProblem, match="or it was deleted") as caught:
+            spec_for("finetune", workload)
+        assert caught.value.field == "dataset"
+
+
+def test_adapters_and_draft_models_go_with_the_launch_that_names_them():
+    given = case("generate", adapters=ADAPTERS, draft_models=DRAFTS)
+    assert spec_for("generate", given=given).adapters == ()
+    assert spec_for("generate", {}, {"adapter": "ours"}, given).adapters == ADAPTERS
+    assert spec_for("generate", {}, {"adapter": "all"}, given).adapters == ADAPTERS
+    drafted = spec_for("generate", {}, {"draft_model": "d1"}, given)
+    assert drafted.speculation.model == ARTEFACT
+
+    given = case("serve", adapters=ADAPTERS, draft_models=DRAFTS)
+    assert spec_for("serve", {}, ENDPOINT | {"adapters": True}, given).adapters == ADAPTERS
+    for engine in ON_GPUS:
+        launch = ENDPOINT | {"engine": engine, "draft_model": "d1", "prefix_caching": False}
+        options = spec_for("serve", {}, launch, given).engine_options
+        assert (options.draft.model, options.has_prefix_cache) == (ARTEFACT, False), engine
+    lookup = ENDPOINT | {"engine": "vllm", "draft_model": "lookup"}
+    assert spec_for("serve", {}, lookup, given).engine_options.lookup_tokens == 4
+
+
+def test_an_engine_on_gpus_takes_the_devices_of_a_divided_plan_and_ours_refuses_it():
+    document = plan("serve")
+    divided = case("serve", strategy={"tensor_parallel_size": 2}).best
+    launch = Launch(run="endpoint", engine="vllm")
+    assert launch_spread(document, launch, divided) == (1, 2)
+    assert spec_of(document, launch, case("serve")).engine_options.tensor_parallel_size == 1
+    with pytest.raises(DraftProblem, match="tensor parallel"):
+        launch_spread(document, Launch(run="endpoint"), divided)
+
+
+OFFLOADED = {"offload": OffloadSpec(weights_cpu=0.5)}
+
+
+@pytest.mark.parametrize(
+    ("goal", "workload", "launch", "given", "field"),
+    [
+        ("serve", {}, ENDPOINT, {"model": RANDOM}, "source"),
+        ("serve", {}, {"run": "load", "points": [1.0]}, {"model": RANDOM}, "source"),
+        ("serve", {}, ENDPOINT | {"engine": "vllm"}, {"has_gpus": False}, "engine"),
+        ("serve", {}, ENDPOINT | {"engine": "llamacpp"}, {"lacks_gguf": True}, "engine"),
+        ("serve", {}, ENDPOINT | {"prefix_caching": True}, {}, "prefix_caching"),
+        ("serve", {}, ENDPOINT | {"engine": "llamacpp", "prefix_caching": False}, {}, "prefix_caching"),
+        ("serve", {}, ENDPOINT | {"draft_model": "d1"}, {}, "draft_model"),
+        ("serve", {}, ENDPOINT | {"engine": "sglang", "draft_model": "lookup"}, {}, "draft_model"),
+        ("serve", {}, ENDPOINT | {"engine": "vllm", "draft_model": "no"}, {}, "draft_model"),
+        ("serve", {}, ENDPOINT, {"strategy": {"kv_cache_dtype": "fp8"}}, "kv_cache_dtype"),
+        ("serve", {}, {}, {"strategy": {"attention": "eager"}}, "attention"),
+        ("serve", {}, {}, {"strategy": OFFLOADED}, "weight_dtype"),
+        ("serve", {}, {}, {"strategy": {"weight_dtype": "mxfp4"}}, "weight_dtype"),
+        ("serve", {}, {}, {"strategy": {"tensor_parallel_size": 2}}, "tensor_parallel_size"),
+        ("generate", {}, ENDPOINT, {}, "goal"),
+        ("generate", {"prompts_path": "p.txt"}, {}, {"model": RANDOM}, "prompts_path"),
+        ("generate", {}, {}, {"strategy": {"kv_cache_dtype": "int8"}}, "kv_cache_dtype"),
+        ("generate", {"kv_cache": "int2"}, {}, {"strategy": {"kv_cache_dtype": "int4"}}, "kv_cache"),
+        ("generate", {}, {}, {"model": RANDOM, "strategy": OFFLOADED}, "source"),
+        ("generate", {}, {"adapter": "other"}, {"adapters": ADAPTERS}, "adapter"),
+        ("generate", {}, {"draft_model": "d2"}, {"draft_models": DRAFTS}, "draft_model"),
+        ("pretrain", {}, {}, {"model": FOLDER}, "source"),
+        ("finetune", {}, {}, {"model": DemoModel()}, "source"),
+        ("finetune", {"method": "classification"}, {}, {}, "method"),
+        ("finetune", {"optimizer": "lion", "optimizer_offload": "disk"}, {},
+         {"strategy": {"offload": OffloadSpec(optimizer="nvme")}}, "optimizer"),
+        ("finetune", {}, {}, {"strategy": OFFLOADED}, "weight_dtype"),
+        ("compress", {}, {}, {"model": RANDOM}, "source"),
+        ("compress", {"method": "autoround"}, {}, {}, "method"),
+        ("compress", {"method": "gguf", "bits": 3}, {}, {}, "bits"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_field(goal, workload, launch, given, field):
+    with pytest.raises(DraftProblem) as caught:
+        spec_for(goal, workload, launch, case(goal, **given))
+    assert caught.value.field == field, str(caught.value)
+
+
+def test_a_plan_for_another_engine_is_not_started():
+    with pytest.raises(DraftProblem, match="This plan is for the engine vLLM") as caught:
+        spec_for("serve", hardware={"engine": "vllm"})
+    assert caught.value.field == "engine"
+
+
+def test_load_levels_that_do_not_rise_are_refused_by_the_launchs_field():
+    with pytest.raises(LaunchOptionError, match="“Load levels” is 2, 1; give") as caught:
+        spec_for("serve", {}, {"run": "load", "points": [2.0, 1.0]})
+    assert caught.value.name == "points"
+
+
+def test_a_models_name_becomes_one_that_clients_can_write():
+    for name, served in [("My Model (v2)", "my-model-v2"), ("…", "model"), ("a/b:c", "a/b:c")]:
+        assert served_name(name) == served, name
