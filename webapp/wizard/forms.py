@@ -354,9 +354,8 @@ class FormOfPart(StepForm):
         return shown_of(info).group if info else None
 
     def _is_touched(self, bound: forms.BoundField) -> bool:
-        default = type(self.part).model_fields[bound.name].get_default()
-        value = bound.field.prepare_value(default)
-        return bool(bound.errors) or (bound.value() or "") != (value or "")
+        default = bound.field.prepare_value(to_form(type(self.part).model_construct(), bound.name))
+        return bool(bound.errors) or bound.field.has_changed(default, bound.value())
 
 
 GOAL_CHOICES = [(goal, *words) for goal, words in GOALS.items()]

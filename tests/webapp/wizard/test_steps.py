@@ -6,6 +6,7 @@ import re
 import pytest
 
 from planner.catalog.engines import get_engine
+from runners.plans import fields
 from runners.plans.document import GOALS
 from runners.plans.engine_choice import chosen_engine, engine_choices
 from runners.plans.refusals import DraftProblem
@@ -14,6 +15,7 @@ from tests.webapp.wizard.conftest import STEPS
 from webapp.jobs.launching import launch_of
 from webapp.pages.plans import exports_of
 from webapp.plans.planning import current_answer, plan_keep
+from webapp.wizard.forms import FormOfPart
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -176,6 +178,20 @@ def test_prompts_that_are_too_many_or_too_long_are_refused_in_sight(walk):
 
         assert why in text, (goal, why)
         assert "Advanced options: Prompts of the samples" in text, (goal, why)
+
+
+def test_an_advanced_number_at_its_default_is_not_named_as_changed():
+    class Work(fields.Part):
+        noise: float = fields.field(0.0, "Noise", group="", ge=0, le=1)
+        seconds: float | None = fields.field(120.0, "Time", factor=60.0, group="", ge=6, le=600)
+
+    for sent, words in [
+        ({"noise": "0", "seconds": "2"}, ""),
+        ({"noise": "0.5", "seconds": "2.0"}, "Noise"),
+        ({"noise": "", "seconds": "3"}, "Noise and Time"),
+    ]:
+        assert FormOfPart(sent, part=Work()).finer_words == words, sent
+    assert FormOfPart(part=Work()).finer_words == ""
 
 
 def test_prompts_are_kept_one_a_line(walk):
