@@ -210,7 +210,9 @@ def missing_migrations(applied: Mapping[str, Sequence[str]]) -> list[str]:
     return [f"{app}.{names[-1]}" for app, names in sorted(missing.items()) if names]
 
 
-def refuse_schema(applied: Mapping[str, Sequence[str]], what: str, way_out: str = WAY_OUT) -> None:
+def check_migrations(
+    applied: Mapping[str, Sequence[str]], what: str, way_out: str = WAY_OUT
+) -> None:
     """Raise if this release cannot work with ``applied`` migrations; ``what`` names their source.
 
     Raises:
@@ -262,7 +264,7 @@ def check_schema() -> None:
         OperationalError: a database is unavailable.
     """
     for alias in connections:
-        refuse_schema(applied_migrations(alias), "The database")
+        check_migrations(applied_migrations(alias), "The database")
 
 
 # ---------------------------------------------------------------------------

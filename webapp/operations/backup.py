@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db import connections
 
 from webapp.core.clock import now
-from webapp.core.queries import VERSION, SchemaError, refuse_schema
+from webapp.core.queries import VERSION, SchemaError, check_migrations
 from webapp.core.vault import VARIABLE as SECRETS_VARIABLE
 from webapp.jobs.artefacts import PARTIAL_SUFFIX
 from webapp.operations import database_copies
@@ -224,7 +224,7 @@ def check(folder: Path) -> Manifest:
     manifest = verify(folder)
     try:
         way_out = "Restore the backup with the version that created it, or a newer one."
-        refuse_schema(manifest.migrations, f"The backup (made by {manifest.version})", way_out)
+        check_migrations(manifest.migrations, f"The backup (made by {manifest.version})", way_out)
     except SchemaError as error:
         raise BackupError(str(error)) from error
     if manifest.engine != engine():
