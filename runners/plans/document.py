@@ -280,31 +280,31 @@ def adapter() -> TypeAdapter[AnyPlan]:
 
 def of_goal(document: PlanDocument, goal: str, workload: Part | None = None) -> PlanDocument:
     """Return a document for another goal, with this workload or the goal's default one."""
-    kept = {
+    shared = {
         name: getattr(document, name)
         for name in PlanDocument.model_fields
         if name not in {"goal", "workload"}
     }
-    return PLANS[goal].model_construct(goal=goal, workload=workload or WORKLOADS[goal](), **kept)
+    return PLANS[goal].model_construct(goal=goal, workload=workload or WORKLOADS[goal](), **shared)
 
 
 def repaired(draft: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored draft without the values that are not valid today."""
-    kept: dict[str, Any] = copy.deepcopy(dict(draft))
+    valid: dict[str, Any] = copy.deepcopy(dict(draft))
     for _ in range(MOST_FAULTS):
         try:
-            read_stored(kept)
+            read_stored(valid)
         except DraftProblem as problem:
             if not problem.path:
                 return {}
             part, *names = problem.path
-            inner: Any = kept.get(part)
+            inner: Any = valid.get(part)
             if len(names) == 1 and isinstance(inner, dict) and names[0] in inner:
                 del inner[names[0]]
             else:
-                kept.pop(part, None)
+                valid.pop(part, None)
         else:
-            return kept
+            return valid
     return {}
 
 
@@ -333,7 +333,7 @@ def read_stored(draft: Mapping[str, Any]) -> PlanDocument:
 
 def shared_document(part: Part) -> dict[str, Any]:
     """Return a document, or a part of one, to send: its values, but not those empty by default."""
-    found: dict[str, Any] = {}
+    stated: dict[str, Any] = {}
     dumped = part.model_dump(mode="json")
     for name, info in type(part).model_fields.items():
         value, inner = dumped[name], getattr(part, name)
@@ -342,5 +342,5 @@ def shared_document(part: Part) -> dict[str, Any]:
         default = info.get_default(call_default_factory=True)
         if (value in (None, "", [], {}) and default in (None, "", [])) or value == {}:
             continue
-        found[name] = value
-    return found
+        stated[name] = value
+    return stated

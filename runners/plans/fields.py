@@ -64,13 +64,13 @@ def shown_of(info: FieldInfo) -> Shown:
 
 def limits_of(info: FieldInfo) -> tuple[Any, Any]:
     """Return the lowest and the highest value of a number, None where there is no limit."""
-    found = {
+    limits = {
         name: value
         for each in info.metadata
         for name in ("ge", "gt", "le", "lt")
         if (value := getattr(each, name, None)) is not None
     }
-    return found.get("ge", found.get("gt")), found.get("le", found.get("lt"))
+    return limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
 
 
 def _can_be_none(model: type[BaseModel], name: str) -> bool:

@@ -1,13 +1,16 @@
-"""Documents with the field names of before the first release, read as the names of today."""
+"""Documents with the field names of before the first release, read as those of release 0.1.
+
+Frozen: the migration ``plans.0002`` rewrites stored plans by these tables, so they state names and
+units themselves and import nothing that changes with the documents. A later rename needs a table
+and a migration of its own.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from runners.plans.pins import POOLS
-from runners.plans.workloads import MILLION, MINUTE
-
 Values = dict[str, Any]
-HOUR = 3600.0
+MINUTE, HOUR, MILLION = 60.0, 3600.0, 1e6
+POOLS = ("prefill_devices", "decode_devices")  # now the pin ``disaggregated``
 
 
 def _number(factor: float, *, whole: bool = False) -> Callable[[Any], Any]:
@@ -65,22 +68,22 @@ def renamed(values: object, names: Renames) -> Any:  # noqa: ANN401 -- JSON of a
     """Return an object with the names of today; a name of today that is given too wins."""
     if not isinstance(values, Mapping):
         return values
-    found: Values = {}
+    today: Values = {}
     for name, value in values.items():
         new, read = names.get(name, (name, _same))
         if new == name:
-            found[name] = value
+            today[name] = value
         elif new not in values:
-            found[new] = None if value is None else read(value)
-    return found
+            today[new] = None if value is None else read(value)
+    return today
 
 
 def read_workload(values: object) -> Any:  # noqa: ANN401 -- JSON of any shape
     """Return a workload with the names of today."""
-    found = renamed(values, WORKLOAD)
-    if isinstance(found, dict) and isinstance(found.get("mixture"), list):
-        found["mixture"] = [renamed(row, SOURCE) for row in found["mixture"]]
-    return found
+    workload = renamed(values, WORKLOAD)
+    if isinstance(workload, dict) and isinstance(workload.get("mixture"), list):
+        workload["mixture"] = [renamed(row, SOURCE) for row in workload["mixture"]]
+    return workload
 
 
 def read_document(values: object) -> Any:  # noqa: ANN401 -- JSON of any shape
@@ -96,8 +99,8 @@ def _read_pins(values: object) -> Any:  # noqa: ANN401 -- JSON of any shape
     if not isinstance(values, Mapping) or not set(POOLS) & set(values):
         return values
     pools = {name: values[name] for name in POOLS if values.get(name) is not None}
-    kept = {name: value for name, value in values.items() if name not in POOLS}
-    return {"disaggregated": pools or None, **kept}
+    others = {name: value for name, value in values.items() if name not in POOLS}
+    return {"disaggregated": pools or None, **others}
 
 
 def read_launch(values: object) -> Any:  # noqa: ANN401 -- JSON of any shape

@@ -33,15 +33,15 @@ MOST = 1024  # of the other sizes
 
 
 def _fields() -> dict[str, Shown]:
-    found = dict(PINS)
+    fields = dict(PINS)
     parts: list[type[Part]] = [PlanDocument, ModelChoice, HardwareChoice, Launch]
     parts += [*WORKLOADS.values(), *PLANS.values()]
     for name, info in chain.from_iterable(part.model_fields.items() for part in parts):
         try:
-            found.setdefault(name, shown_of(info))
+            fields.setdefault(name, shown_of(info))
         except LookupError:  # a part, not a value
             continue
-    return found
+    return fields
 
 
 FIELDS: Mapping[str, Shown] = _fields()

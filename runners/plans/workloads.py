@@ -1,7 +1,7 @@
 """The workload of each goal: what there is to do, and the options of the job that does it."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
@@ -538,8 +538,3 @@ WORKLOADS: Mapping[str, type[Part]] = {
     "compress": CompressWork,
 }
 TRAINING_GOALS = frozenset({"finetune", "pretrain"})
-
-
-def default_values(goal: str) -> dict[str, Any]:
-    """Return the values of a goal's workload if nothing is given."""
-    return WORKLOADS[goal]().model_dump(mode="json")

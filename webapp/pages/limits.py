@@ -533,14 +533,15 @@ def _tab(each: Question, current: Question, request: HttpRequest) -> dict[str, A
 
 def plan_panel(plan: Plan, question_key: str) -> dict[str, Any]:
     """Return the context of a plan's limits tab: applicable questions, and one answer."""
-    if not plan.is_complete:
+    document = plan.readable_document
+    if document is None:
         return {"questions": (), "limit_problem": ""}
-    questions = questions_for_goal(plan.document.goal)
+    questions = questions_for_goal(document.goal)
     chosen = next((each for each in questions if each.key == question_key), None)
     panel: dict[str, Any] = {"questions": questions, "question": chosen}
     if chosen is None:
         return panel
     try:
-        return {**panel, "limit": shown(limit_of(plan, chosen.key), plan.document)}
+        return {**panel, "limit": shown(limit_of(plan, chosen.key), document)}
     except DraftProblem as problem:
         return {**panel, "limit_problem": problem.sentence}

@@ -225,13 +225,14 @@ def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> Htt
     if tab not in TABS:
         raise Http404(tab)
     plan = visible_or_404(Plan, request.user, pk=plan_id)
+    readable = plan.readable_document
     context: dict[str, Any] = {
         "plan": plan,
         "tab": tab,
         "tabs": [_tab(plan, slug, tab) for slug in TABS],
         "title": plan.name or "Draft plan",
         "may_change": has_role(request.user, plan.team, Role.PRACTITIONER),
-        "work": workload_words(plan.document.workload) if plan.is_complete else "",
+        "work": workload_words(readable.workload) if readable else "",
         **version_context(plan, request.user),
     }
     try:

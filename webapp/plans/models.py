@@ -116,13 +116,12 @@ class Plan(TeamOwned):
         return known
 
     @property
-    def is_complete(self) -> bool:
-        """Return whether the row has a document that today's model reads."""
+    def readable_document(self) -> PlanDocument | None:
+        """Return the document, None where the row has none that today's model reads."""
         try:
-            read_stored(self.draft)
+            return self.document
         except DraftProblem:
-            return False
-        return True
+            return None
 
     @property
     def is_draft(self) -> bool:

@@ -76,8 +76,8 @@ def compute(plan: Plan, *, brief: bool = False) -> Answered:
         for each in recomputations_of(plan.document) if _recomputes_in_part(answer) else ():
             pins = request.pins.model_copy(update={"activation_recomputation": each})
             pinned = request.model_copy(update={"pins": pins})
-            if (found := search(pinned)).plans:
-                return Answered(pinned, found, brief)
+            if (narrower := search(pinned)).plans:
+                return Answered(pinned, narrower, brief)
     except PlannerError as error:
         raise DraftProblem(sentence(error.message), error.field or "", is_refused=True) from error
     return Answered(request, answer, brief)
@@ -99,14 +99,14 @@ def plan_compute(plan: Plan, *, brief: bool = False) -> PlanAnswer:
     """
     store = draft_write if plan.is_draft else answer_write
     try:
-        found = compute(plan, brief=brief)
+        answered = compute(plan, brief=brief)
     except DraftProblem:
         _set_columns(plan, {**UNANSWERED, "is_brief": brief})
         store(plan)
         raise
-    _set_columns(plan, found.columns)
+    _set_columns(plan, answered.columns)
     store(plan)
-    return found.answer
+    return answered.answer
 
 
 def plan_answer(plan: Plan) -> PlanAnswer:
@@ -115,9 +115,9 @@ def plan_answer(plan: Plan) -> PlanAnswer:
     Raises:
         DraftProblem: the draft cannot be planned.
     """
-    found = compute(plan)
-    _set_columns(plan, found.columns)
-    return found.answer
+    answered = compute(plan)
+    _set_columns(plan, answered.columns)
+    return answered.answer
 
 
 def _recomputes_in_part(answer: PlanAnswer) -> bool:
@@ -178,10 +178,10 @@ def current_answer(plan: Plan) -> PlanAnswer:
     with _search_lock(str(plan.pk)):
         if stored := _stored_meanwhile(plan):
             return stored
-        found = compute(plan)  # a plan that is refused keeps its brief answer
-        _set_columns(plan, found.columns)
+        answered = compute(plan)  # a plan that is refused keeps its brief answer
+        _set_columns(plan, answered.columns)
         answer_write(plan)
-    return found.answer
+    return answered.answer
 
 
 def _search_lock(key: str) -> threading.Lock:
@@ -209,10 +209,10 @@ def verdict_answer(plan: Plan) -> PlanAnswer:
     read_stored(plan.draft)
     if plan.answer:
         return PlanAnswer.model_validate(plan.answer)
-    found = compute(plan, brief=True)
-    _set_columns(plan, found.columns)
+    answered = compute(plan, brief=True)
+    _set_columns(plan, answered.columns)
     answer_write(plan)
-    return found.answer
+    return answered.answer
 
 
 def lacks_suggestions(plan: Plan) -> bool:

@@ -35,9 +35,9 @@ from webapp.plans.verdict import VerdictState, stored_state
 
 def title_of(plan: Plan) -> str:
     """Return a title from the plan's goal, model and hardware, as far as they exist."""
-    if not plan.is_complete:
+    document = plan.readable_document
+    if document is None:
         return "Unfinished plan"
-    document = plan.document
     try:
         question = question_of(plan)
     except DraftProblem:
@@ -243,11 +243,7 @@ def _listed_verdict(plan: Plan, *, is_saved: bool = False) -> str:
     """Return the verdict of a saved version for lists; "" for drafts, whose verdict changes."""
     if plan.is_draft and not is_saved:
         return ""
-    return (
-        stored_state(plan.answer, plan.document if plan.is_complete else None)
-        if plan.answer
-        else "incomplete"
-    )
+    return stored_state(plan.answer, plan.readable_document) if plan.answer else "incomplete"
 
 
 def plan_remove(plan: Plan) -> None:
@@ -331,11 +327,7 @@ def chip_of(plan: Plan) -> VerdictState:
         return "draft"
     if plan.verdict:
         return cast("VerdictState", plan.verdict)
-    return (
-        stored_state(plan.answer, plan.document if plan.is_complete else None)
-        if plan.answer
-        else "incomplete"
-    )
+    return stored_state(plan.answer, plan.readable_document) if plan.answer else "incomplete"
 
 
 def _version(row: Plan, shown: Plan, num_jobs: int) -> Version:

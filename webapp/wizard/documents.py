@@ -356,9 +356,9 @@ def _place(name: str, kind: str, options: Options) -> str:
 
 def document_of(plan: Plan) -> dict[str, Any]:
     """Return a draft as a document with every value of its goal; {} of an unfinished draft."""
-    if not plan.is_complete:
+    document = plan.readable_document
+    if document is None:
         return {}
-    document = plan.document
     if document.goal != "serve":  # the draft keeps it for its plan to serve
         document.pins = document.pins.model_copy(update={"disaggregated": None})
     found = shared_document(document)

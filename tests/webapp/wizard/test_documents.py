@@ -7,7 +7,7 @@ import yaml
 from pydantic import ValidationError
 
 from runners.plans.document import GOALS, PLANS
-from runners.plans.workloads import default_values
+from runners.plans.workloads import WORKLOADS
 from tests.webapp.conftest import client_of
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.models import Job
@@ -55,7 +55,7 @@ def test_an_empty_document_is_the_wizards_default_and_comes_back_as_it_went(team
     plan = filled(team, alice, {"goal": goal, "model": "demo"})
     expected = stored_draft(serve_document(None))
     chosen = plan.draft["workload"]
-    usual = default_values(goal)
+    usual = WORKLOADS[goal]().model_dump(mode="json")
     same = {name for name, value in usual.items() if chosen.get(name) == value}
     assert len(same) >= len(usual) - 3  # what the small model cannot read is shorter
     assert plan.draft["hardware"] == expected["hardware"]
