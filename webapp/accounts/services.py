@@ -137,6 +137,7 @@ def admin_ensure() -> str | None:
 
 
 SESSION_KEY = "team"
+MEMBERSHIPS = "_memberships"  # request attribute that keeps them
 Owned = TypeVar("Owned", bound=TeamOwned)
 View = Callable[..., HttpResponseBase]
 
@@ -179,6 +180,15 @@ def memberships_of(user: User | AnonymousUser) -> list[Membership]:
         return []
     mine = within_token(Membership.objects.filter(user=user), user)
     return list(mine.select_related("team").order_by("pk"))
+
+
+def memberships_in(request: HttpRequest) -> list[Membership]:
+    """Return the memberships of a request's user, oldest first; read once a request."""
+    memberships: list[Membership] | None = getattr(request, MEMBERSHIPS, None)
+    if memberships is None:
+        memberships = memberships_of(request.user)
+        setattr(request, MEMBERSHIPS, memberships)
+    return memberships
 
 
 def chosen_of(request: HttpRequest, memberships: list[Membership]) -> Membership | None:
@@ -243,6 +253,14 @@ def visible_or_404(model: type[Owned], user: User | AnonymousUser, **lookup: obj
     """Return the object if it belongs to one of the user's teams, else raise Http404."""
     rows = cast("TeamQuerySet[Owned]", model.objects)
     return get_object_or_404(rows.visible_to(user).select_related("team"), **lookup)
+
+
+def owned_or_404(model: type[Owned], request: HttpRequest, **lookup: object) -> tuple[Owned, Role]:
+    """Return an object of a team of the user, with the user's role there, else raise Http404."""
+    roles = {each.team_id: Role(each.role) for each in memberships_in(request)}
+    rows = cast("TeamQuerySet[Owned]", model.objects).filter(team__in=list(roles))
+    row = get_object_or_404(rows.select_related("team"), **lookup)
+    return row, roles[row.team_id]
 
 
 def signed_in(request: HttpRequest) -> User:

@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -199,12 +199,32 @@ MOST_ADAPTERS = 64
 ADAPTER_ID_LENGTH = 6
 
 
-def adapters_of(team: Team, model: ModelRef) -> tuple[NamedAdapter, ...]:
+class Producer(NamedTuple):
+    """The job of the site that wrote a model."""
+
+    team_id: str
+    kind: str
+    spec: dict[str, Any]
+
+
+def producer_of(model: ModelRef) -> Producer | None:
+    """Return the job that wrote a model; None if no job of the site did."""
+    if not isinstance(model, ArtefactModel):
+        return None
+    names = ("job__team_id", "job__kind", "job__spec")
+    row = Attempt.objects.filter(pk=model.attempt_id).values_list(*names).first()
+    return Producer(*row) if row else None
+
+
+def adapters_of(
+    team: Team, model: ModelRef, producer: Producer | None
+) -> tuple[NamedAdapter, ...]:
     """Return the adapters that the team's jobs trained on a model, newest first.
 
-    A GGUF file has the adapters of its source model: llama.cpp applies them to it.
+    ``producer``: of the model. A GGUF file has the adapters of its source model: llama.cpp applies
+    them to it.
     """
-    base = _base_of(team, model)
+    base = _base_of(team, model, producer)
     if base is None:
         return ()
     adapters = Artefact.objects.filter(
@@ -224,27 +244,23 @@ def adapters_of(team: Team, model: ModelRef) -> tuple[NamedAdapter, ...]:
     )
 
 
-def _base_of(team: Team, model: ModelRef) -> ArtefactModel | None:
+def _base_of(team: Team, model: ModelRef, producer: Producer | None) -> ArtefactModel | None:
     """Return the base model of adapters; for a GGUF file its source model."""
     if not isinstance(model, ArtefactModel):
         return None
-    producers = Attempt.objects.filter(pk=model.attempt_id, job__team=team, job__kind="compress")
-    spec = producers.values_list("job__spec", flat=True).first()
-    if spec is None or spec.get("method") != "gguf":
+    is_gguf = producer is not None and producer.spec.get("method") == "gguf"
+    if producer is None or not is_gguf or producer[:2] != (team.pk, "compress"):
         return model
-    source = spec["model"]
+    source = producer.spec["model"]
     return ArtefactModel.model_validate(source) if source["source"] == "artefact" else None
 
 
-def lacks_gguf(model: ModelRef) -> bool:
-    """Return whether a job of the site wrote the model, and in another format than GGUF.
+def lacks_gguf(producer: Producer | None) -> bool:
+    """Return whether a job of the site wrote a model, and in another format than GGUF.
 
     What a folder on a host holds is not known here: its own check on the host refuses it.
     """
-    if not isinstance(model, ArtefactModel):
-        return False
-    spec = Attempt.objects.filter(pk=model.attempt_id).values_list("job__spec", flat=True).first()
-    return spec is not None and spec.get("method") != "gguf"
+    return producer is not None and producer.spec.get("method") != "gguf"
 
 
 def _adapter_name(adapter: Artefact) -> str:

@@ -3,6 +3,8 @@
 import copy
 import json
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from django.contrib.auth.models import User
@@ -48,15 +50,15 @@ from webapp.core.display import percent
 from webapp.core.names import checked_name
 from webapp.core.problems import InvalidProblem, Problem
 from webapp.hosts.models import RUNS_JOBS, Host, Pool
-from webapp.jobs.artefacts import adapters_of, lacks_gguf
+from webapp.jobs.artefacts import Producer, adapters_of, lacks_gguf, producer_of
 from webapp.jobs.endpoints import hashes_of
 from webapp.jobs.models import Job, Priority
-from webapp.jobs.quotas import check_submit, limit_sentences
+from webapp.jobs.quotas import check_submit, limit_sentences, usage_of
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.models import demo_config
 from webapp.plans.explanation import model_words, plan_title
 from webapp.plans.models import Plan, PlanState
-from webapp.plans.places import Question, question_of, uploads_of
+from webapp.plans.places import NamedRows, Question, question_of, uploads_of
 from webapp.plans.planning import plan_keep, verdict_answer
 from webapp.plans.predicting import prediction_of, usual_points
 from webapp.plans.saving import draft_begun_from, is_unchanged
@@ -69,9 +71,10 @@ from webapp.plans.team_models import draft_models_for, team_model_id, team_model
 
 def quota_note(job: Job) -> dict[str, str]:
     """Return the quota note of a job: remaining limits, or why it is refused."""
-    limits = "; ".join(limit_sentences(job.team, job.owner_id))
+    usage = usage_of(job.team, job.owner_id)  # the job is not stored
+    limits = "; ".join(limit_sentences(job.team, usage))
     try:
-        check_submit(job)
+        check_submit(job, usage)
     except Problem as problem:
         note = {"title": "Your team's limit", "text": problem.detail, "limits": limits}
         # A shorter time limit is typed into the form itself, so the form stays.
@@ -219,8 +222,12 @@ def plan_launch(
     return job_submit(job=job, by=by_name)
 
 
-class Launching(NamedTuple):
-    """What every launch of a plan starts from: its question, its best strategy and its model."""
+@dataclass(frozen=True)
+class Launching:
+    """What every launch of a plan starts from: its question, its best strategy and its model.
+
+    What only some launches need is read when it is needed, and once.
+    """
 
     question: Question
     host: Host
@@ -235,15 +242,20 @@ class Launching(NamedTuple):
         team_model = self.question.team_model
         return model_words(self.question.document.model, team_model.name if team_model else "")
 
-    @property
+    @cached_property
     def draft_models(self) -> tuple[DraftModel, ...]:
         """Return the models of the team on the host that could draft for this one."""
         return draft_models_for(self.host, self.model, self.shape)
 
-    @property
+    @cached_property
+    def producer(self) -> Producer | None:
+        """Return the job that wrote the model, if one did."""
+        return producer_of(self.model)
+
+    @cached_property
     def adapters(self) -> tuple[NamedAdapter, ...]:
         """Return the adapters that the team's jobs trained on the model."""
-        return adapters_of(self.team, self.model)
+        return adapters_of(self.team, self.model, self.producer)
 
     def case(self, launch: Launch, key_hashes: tuple[str, ...] = ()) -> LaunchCase:
         """Return what the names of a launch stand for; only what it names is looked up."""
@@ -255,7 +267,7 @@ class Launching(NamedTuple):
             shape=self.shape,
             host_name=self.host.name,
             has_gpus=has_gpus(self.host),
-            lacks_gguf=is_gguf_engine and lacks_gguf(self.model),
+            lacks_gguf=is_gguf_engine and lacks_gguf(self.producer),
             uploads=uploads_of(self.question.document, self.team),
             draft_models=self.draft_models if launch.draft_model else (),
             adapters=self.adapters if launch.adapters or launch.adapter else (),
@@ -268,13 +280,13 @@ def has_gpus(host: Host) -> bool:
     return bool(host.facts.get("gpus"))
 
 
-def launching_of(plan: Plan) -> Launching:
-    """Return what every launch of a plan starts from.
+def launching_of(plan: Plan, rows: NamedRows | None = None) -> Launching:
+    """Return what every launch of a plan starts from; ``rows``: of its document, if read before.
 
     Raises:
         DraftProblem: there is nothing to launch.
     """
-    question = question_of(plan)
+    question = question_of(plan, rows)
     answer = verdict_answer(plan)
     if question.host is None:
         raise DraftProblem(
@@ -360,10 +372,13 @@ def max_duration_of(spec: JobSpec) -> float | None:
 # The review page's notes: what a launch would do, or why it is not possible.
 
 
-def launch_note(plan: Plan) -> dict[str, Any]:
-    """Return what launching would do, or why not: ``can``, ``title`` and ``text``."""
+def launch_note(plan: Plan, rows: NamedRows | None = None) -> dict[str, Any]:
+    """Return what launching would do, or why not: ``can``, ``title`` and ``text``.
+
+    ``rows``: those that the plan's document names, if they were read before.
+    """
     try:
-        start = launching_of(plan)
+        start = launching_of(plan, rows)
     except DraftProblem as problem:
         return _refusal_note(problem)
     try:
@@ -380,7 +395,7 @@ def launch_note(plan: Plan) -> dict[str, Any]:
     }
     job = Job(
         team=plan.team,
-        owner=plan.owner,
+        owner_id=plan.owner_id,
         name="The job",
         spec=parts.spec.model_dump(mode="json"),
         prediction=parts.prediction,
@@ -434,7 +449,7 @@ def _endpoint_note(start: Launching, parts: Launchable) -> dict[str, Any]:
     engines = [
         (name, each.words)
         for name, each in engines_on(has_gpus=has_gpus(start.host))
-        if name != "llamacpp" or not lacks_gguf(start.model)
+        if name != "llamacpp" or not lacks_gguf(start.producer)
     ]
     if any(name in ON_GPUS for name, _words in engines):
         points |= {"drafts": start.draft_models, "can_reuse": "yes"}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.models import DurationField, ExpressionWrapper, F, Sum
 from django.db.models.functions import Coalesce, Greatest
@@ -136,10 +136,17 @@ def used_gpu_hours(team: Team) -> float:
     return used / timedelta(hours=1) if used else 0.0
 
 
-def queued_of(job: Job) -> int:
-    """Return the number of other queued jobs of the job's owner."""
-    owned = Job.objects.filter(owner=job.owner_id, state=JobState.QUEUED, deleted_at=None)
-    return owned.exclude(pk=job.pk).count()
+class Usage(NamedTuple):
+    """A team's quota, and the number of queued jobs of one person."""
+
+    quota: Quota
+    queued: int
+
+
+def usage_of(team: Team, owner_id: int | None, besides: Job | None = None) -> Usage:
+    """Return a team's quota, and how many jobs a person has in queues, ``besides`` not counted."""
+    owned = Job.objects.filter(owner=owner_id, state=JobState.QUEUED, deleted_at=None)
+    return Usage(quota_of(team), (owned.exclude(pk=besides.pk) if besides else owned).count())
 
 
 def num_devices(job: Job) -> int:
@@ -147,17 +154,19 @@ def num_devices(job: Job) -> int:
     return job.num_hosts * (job.devices_per_host or 1)
 
 
-def check_submit(job: Job) -> None:
+def check_submit(job: Job, usage: Usage | None = None) -> None:
     """Refuse a job that exceeds its team's quota, in general or for this month.
+
+    ``usage``: of the job's owner without the job, if it is known.
 
     Raises:
         InvalidProblem: the job requests more than the team may ever have.
         ConflictProblem: the quota of its owner or team is currently used up.
     """
-    quota = quota_of(job.team)
+    quota, queued = usage or usage_of(job.team, job.owner_id, besides=job)
     _check_size(job, quota)
     _check_length(job, quota)
-    queued, limit = queued_of(job), quota.max_queued_per_user
+    limit = quota.max_queued_per_user
     if queued >= limit:
         raise ConflictProblem(
             "max_queued",
@@ -219,9 +228,9 @@ def duration_within(job: Job, quota: Quota) -> float | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def limit_sentences(team: Team, owner_id: int | None) -> list[str]:
+def limit_sentences(team: Team, usage: Usage) -> list[str]:
     """Return the remaining quota, one sentence per limit, for the launch form."""
-    quota, sentences = quota_of(team), []
+    quota, sentences = usage.quota, []
     if quota.max_devices is not None:
         sentences.append(f"{held_devices(team)} of {quota.max_devices} devices in use")
     if quota.max_gpu_hours_per_month is not None:
@@ -231,10 +240,7 @@ def limit_sentences(team: Team, owner_id: int | None) -> list[str]:
         sentences.append(
             f"a job ends after {display.clock(quota.max_duration_seconds)} at the latest"
         )
-    queued = Job.objects.filter(owner=owner_id, state=JobState.QUEUED, deleted_at=None)
-    sentences.append(
-        f"you have {queued.count()} of at most {quota.max_queued_per_user} queued jobs"
-    )
+    sentences.append(f"you have {usage.queued} of at most {quota.max_queued_per_user} queued jobs")
     return sentences
 
 

@@ -3,6 +3,9 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from django.db.models import Prefetch, Q
@@ -13,7 +16,7 @@ from planner.specs.estimate import HostCalibration, PlanRequest
 from planner.specs.model import ModelSpec
 from planner.specs.workload import Strategy
 from runners.jobspec import UploadedData
-from runners.plans.document import HardwareChoice, ModelChoice, PlanDocument
+from runners.plans.document import PlanDocument
 from runners.plans.refusals import DraftProblem, naming_the_field
 from runners.plans.request import Surroundings, request_of, shared_processor
 from runners.plans.training_data import uploads_named
@@ -25,6 +28,8 @@ from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import DOCUMENTS, RUNS_JOBS, Host, HostState, Pool
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
+
+UNREADY = frozenset({HostState.RETIRED, HostState.PENDING})  # not offered to plan for
 
 
 class Question(NamedTuple):
@@ -48,60 +53,121 @@ class Question(NamedTuple):
         return self.team_model is not None and self.team_model.host_id is not None
 
 
-def question_of(plan: Plan) -> Question:
-    """Return the planner's request for a plan.
+class Shared(NamedTuple):
+    """A pool that a document names, with its ready hosts."""
+
+    pool: Pool
+    hosts: list[Host]
+
+
+class Names(NamedTuple):
+    """The names of a document's model of the team and of its host or pool; "" without one."""
+
+    model: str
+    place: str
+
+
+@dataclass(frozen=True)
+class NamedRows:
+    """The rows that a document names, each read once, when it is needed.
+
+    Raises:
+        DraftProblem: by each property, if the row is gone or the team may not use it.
+    """
+
+    document: PlanDocument
+    plan: Plan
+
+    @cached_property
+    def host(self) -> Host | None:
+        """Return the host."""
+        key = self.document.hardware.host
+        if key is None:
+            return None
+        host = Host.objects.filter(team=self.plan.team, pk=key).first()
+        if host is None:
+            raise DraftProblem(
+                "This host is no longer part of your team. Choose another.", "choice"
+            )
+        return host
+
+    @cached_property
+    def shared(self) -> Shared | None:
+        """Return the pool, unless the document names a host."""
+        pool = self.document.hardware.pool
+        return pool_of(self.plan.team, pool) if pool and self.host is None else None
+
+    @cached_property
+    def team_model(self) -> TeamModel | None:
+        """Return the model of the team."""
+        chosen = self.document.model
+        if chosen.source != "team":
+            return None
+        model = TeamModel.objects.filter(team=self.plan.team, pk=chosen.team_model or "").first()
+        if model is None:
+            raise DraftProblem(
+                "This model is no longer part of your team. Choose another.", "model"
+            )
+        return model
+
+    @property
+    def model(self) -> str | dict[str, Any]:
+        """Return the model as the planner takes it: a name of the catalog, or a config."""
+        chosen = self.document.model
+        if self.team_model is not None:
+            config: dict[str, Any] = self.team_model.config
+            return config
+        if chosen.source == "demo":
+            return demo_config()
+        return chosen.catalog_id if chosen.source == "catalog" else dict(chosen.config or {})
+
+    @property
+    def names(self) -> Names:
+        """Return the names of the model of the team and of the place, "" for what is gone."""
+        names = {"model": "", "place": ""}
+        with suppress(DraftProblem):
+            names["model"] = self.team_model.name if self.team_model else ""
+        with suppress(DraftProblem):
+            names["place"] = self._place
+        return Names(**names)
+
+    @property
+    def _place(self) -> str:
+        if self.host is not None:
+            return self.host.name if self.host.state not in UNREADY else ""
+        return f"pool {pool_words(self.shared.pool, self.plan.team)}" if self.shared else ""
+
+
+def question_of(plan: Plan, rows: NamedRows | None = None) -> Question:
+    """Return the planner's request for a plan; ``rows``: those of its document, if read before.
 
     Raises:
         DraftProblem: the plan is empty, a host or model is gone, or a value is invalid.
     """
-    document = plan.document
-    host = _host(plan, document.hardware)
-    pool_id = document.hardware.pool
-    shared = pool_of(plan.team, pool_id) if pool_id and host is None else None
-    team_model = _team_model(plan, document.model)
+    rows = rows or NamedRows(plan.document, plan)
+    document, host, shared = rows.document, rows.host, rows.shared
+    team_model = rows.team_model
     if shared is not None:
         holder = team_model.host_id if team_model else None  # of the model's weights
-        host = next((each for each in shared[1] if each.pk == holder), shared[1][0])
+        host = next((each for each in shared.hosts if each.pk == holder), shared.hosts[0])
     with naming_the_field():
         surroundings = Surroundings(
-            model=_model(document.model, team_model),
-            cluster=_cluster(plan, document, host, shared[1] if shared else []),
+            model=rows.model,
+            cluster=_cluster(plan, document, host, shared.hosts if shared else []),
             runs_jobs=host is not None and host.kind in RUNS_JOBS,
             is_pool=shared is not None,
             calibration=_calibration(host, plan),
         )
     request = request_of(document, surroundings)
-    return Question(document, request, host, team_model, shared[0] if shared else None)
+    return Question(document, request, host, team_model, shared.pool if shared else None)
 
 
 def draft_shape(plan: Plan) -> ModelSpec | None:
     """Return the shape of the plan's model, or None if it has none."""
     try:
-        chosen = plan.document.model
-        return find_model(_model(chosen, _team_model(plan, chosen)))
+        return find_model(NamedRows(plan.document, plan).model)
     except DraftProblem:
         return None
-
-
-# The model
-
-
-def _team_model(plan: Plan, chosen: ModelChoice) -> TeamModel | None:
-    if chosen.source != "team":
-        return None
-    model = TeamModel.objects.filter(team=plan.team, pk=chosen.team_model or "").first()
-    if model is None:
-        raise DraftProblem("This model is no longer part of your team. Choose another.", "model")
-    return model
-
-
-def _model(chosen: ModelChoice, team_model: TeamModel | None) -> str | dict[str, Any]:
-    if team_model is not None:
-        config: dict[str, Any] = team_model.config
-        return config
-    if chosen.source == "demo":
-        return demo_config()
-    return chosen.catalog_id if chosen.source == "catalog" else dict(chosen.config or {})
 
 
 # The training data
@@ -127,15 +193,6 @@ def uploads_of(document: PlanDocument, team: Team) -> dict[str, UploadedData]:
 
 
 # The host or the pool
-
-
-def _host(plan: Plan, hardware: HardwareChoice) -> Host | None:
-    if hardware.host is None:
-        return None
-    host = Host.objects.filter(team=plan.team, pk=hardware.host).first()
-    if host is None:
-        raise DraftProblem("This host is no longer part of your team. Choose another.", "choice")
-    return host
 
 
 def _cluster(
@@ -198,7 +255,7 @@ def pool_words(pool: Pool, team: Team) -> str:
     return pool.name if pool.team_id == team.pk else f"{pool.name} of {pool.team.name}"
 
 
-def pool_of(team: Team, pool_id: str) -> tuple[Pool, list[Host]]:
+def pool_of(team: Team, pool_id: str) -> Shared:
     """Return the pool that a draft chose, with its hosts.
 
     Raises:
@@ -206,7 +263,7 @@ def pool_of(team: Team, pool_id: str) -> tuple[Pool, list[Host]]:
     """
     for pool, hosts in pools_among(reachable_hosts(team), team):
         if pool.pk == pool_id:
-            return pool, hosts
+            return Shared(pool, hosts)
     raise DraftProblem(
         "This pool has too few ready hosts for your team. Choose one host, or wait "
         "until another is ready.",

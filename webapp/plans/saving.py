@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from runners.plans.pins import FIELD_TITLES, FIELDS
 from runners.plans.refusals import DraftProblem
 from webapp.accounts.models import Role
-from webapp.accounts.services import check_role, membership_of, visible_or_404
+from webapp.accounts.services import check_role, owned_or_404
 from webapp.core.clock import now
 from webapp.core.display import NOTHING
 from webapp.core.names import checked_name
@@ -464,7 +464,6 @@ def changeable_plan(request: HttpRequest, plan_id: str) -> Plan:
         Http404: the plan belongs to a team that the user is not in.
         PermissionDenied: the user's role in that team is read-only.
     """
-    plan = visible_or_404(Plan, request.user, pk=plan_id)
-    membership = membership_of(request.user, plan.team)
-    check_role(Role(membership.role) if membership else Role.VIEWER, Role.PRACTITIONER)
+    plan, role = owned_or_404(Plan, request, pk=plan_id)
+    check_role(role, Role.PRACTITIONER)
     return plan

@@ -40,7 +40,14 @@ from webapp.jobs.models import Job, JobState
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.explanation import SLO_WORDS, hardware_words, model_words, workload_words
 from webapp.plans.models import Plan, PlanState
-from webapp.plans.places import draft_shape, pool_words, pools_among, reachable_hosts
+from webapp.plans.places import (
+    UNREADY,
+    Names,
+    draft_shape,
+    pool_words,
+    pools_among,
+    reachable_hosts,
+)
 from webapp.plans.targets import PERCENTILES
 from webapp.wizard.forms import (
     GOAL_FIELDS,
@@ -365,9 +372,8 @@ class Options:
     @cached_property
     def hosts(self) -> tuple[Host, ...]:
         """Return the team's own hosts, neither pending nor retired; virtual ones last."""
-        unready = {HostState.RETIRED, HostState.PENDING}
         own = [host for host in self.reachable if host.team_id == self.team.pk]
-        return tuple(host for host in own if host.state not in unready)
+        return tuple(host for host in own if host.state not in UNREADY)
 
     @cached_property
     def pools(self) -> tuple[tuple[Pool, list[Host]], ...]:
@@ -388,7 +394,13 @@ class Options:
         """Return the chosen host, or None if it is not available."""
         return next((host for host in self.hosts if host.pk == hardware.host), None)
 
-    def place_of(self, hardware: HardwareChoice) -> str:
+    def names_of(self, document: PlanDocument) -> Names:
+        """Return the names of the chosen model of the team, and of the host or pool."""
+        models = (each for each in self.team_models if each.pk == document.model.team_model)
+        model = next((each.name for each in models), "")
+        return Names(model, self._place_of(document.hardware))
+
+    def _place_of(self, hardware: HardwareChoice) -> str:
         """Return the name of the chosen host or pool, or "" if not available."""
         if host := self.host_of(hardware):
             return host.name
@@ -396,10 +408,6 @@ class Options:
             return ""
         chosen = [pool for pool, _ in self.pools if pool.pk == hardware.pool]
         return " ".join(f"pool {pool_words(pool, self.team)}" for pool in chosen)
-
-    def team_model_of(self, chosen: ModelChoice) -> TeamModel | None:
-        """Return the chosen team model, or None if it is not available."""
-        return next((model for model in self.team_models if model.pk == chosen.team_model), None)
 
 
 def options_for(plan: Plan, slug: str = "") -> Options:
@@ -477,21 +485,20 @@ def neighbours(slug: str) -> tuple[Step | None, Step | None]:
     return (STEPS[at - 1] if at else None, STEPS[at + 1] if at + 1 < len(STEPS) else None)
 
 
-def summaries(document: PlanDocument, options: Options) -> dict[str, str]:
-    """Return a short summary of each step's values."""
+def summaries(document: PlanDocument, names: Names) -> dict[str, str]:
+    """Return a short summary of each step's values; ``names``: of the rows that it names."""
     goal, target = document.goal, ""
     if isinstance(document.workload, ServeWork):
         target = f" · {SLO_WORDS[document.latency_target]}"
         if document.latency_target != "none":
             target += f" at {PERCENTILES[document.percentile]}"
-    team_model = options.team_model_of(document.model)
     engine = engine_choices(goal).get(chosen_engine(document) or "")
-    place = options.place_of(document.hardware)
     return {
         "goal": GOALS[goal][0] + target,
-        "model": model_words(document.model, team_model.name if team_model else ""),
+        "model": model_words(document.model, names.model),
         "workload": workload_words(document.workload),
-        "hardware": hardware_words(document.hardware, place) + (f" · {engine}" if engine else ""),
+        "hardware": hardware_words(document.hardware, names.place)
+        + (f" · {engine}" if engine else ""),
         "review": "",
     }
 

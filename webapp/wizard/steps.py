@@ -35,7 +35,7 @@ from webapp.plans.alternatives import Offers, offers_of
 from webapp.plans.engine_words import engines_named
 from webapp.plans.explanation import plan_title, short_name
 from webapp.plans.models import Plan
-from webapp.plans.places import pool_words
+from webapp.plans.places import NamedRows, pool_words
 from webapp.plans.planning import current_answer, lacks_suggestions, plan_compute, verdict_answer
 from webapp.plans.predicting import planned_speed
 from webapp.plans.saving import saving_of
@@ -260,7 +260,8 @@ def step_page(
     """Return the context of a step's page; submitted forms keep their errors."""
     options = options_for(plan, slug)
     document = plan.document
-    summary = summaries(document, options)
+    rows = NamedRows(document, plan) if slug == "review" else None
+    summary = summaries(document, rows.names if rows else options.names_of(document))
     before, after = neighbours(slug)
     form = form or step_form(slug, document, options)
     return {
@@ -272,7 +273,7 @@ def step_page(
         "form": form,
         "template": f"wizard/{slug}.html",
         **form_marks(plan, slug),
-        **_extras(plan, slug, options, form, pins),
+        **(_review(plan, rows, summary) if rows else _extras(plan, slug, options, form, pins)),
         **({"launch": launch} if launch else {}),
         **rail(plan, slug),
     }
@@ -281,14 +282,33 @@ def step_page(
 def launch_form_of(plan: Plan, posted: QueryDict) -> LaunchForm:
     """Return the launch form that a review page sent."""
     document = plan.document
-    note = _note_of(plan, document)
+    note = _note_of(plan, NamedRows(document, plan))
     return launch_form(document.launch, plan.name, note, secret_names(plan.team), posted)
 
 
-def _note_of(plan: Plan, document: PlanDocument) -> dict[str, Any]:
+def _note_of(plan: Plan, rows: NamedRows) -> dict[str, Any]:
     """Return what a launch would do, with the goal that decides which options it has."""
-    is_serving = document.goal == "serve"
-    return {"goal": document.goal, "is_serving": is_serving, **launch_note(plan)}
+    goal = rows.document.goal
+    return {"goal": goal, "is_serving": goal == "serve", **launch_note(plan, rows)}
+
+
+def _review(plan: Plan, rows: NamedRows, summary: Mapping[str, str]) -> Page:
+    """Return the context of the review: the launch form, and what a launch would do."""
+    document, note = rows.document, _note_of(plan, rows)
+    wizard = plan.draft.get("wizard") or {}
+    named = plan.name if plan.is_named is not False else ""
+    title = named or plan_title(document.goal, summary["model"], summary["hardware"])
+    return {
+        "title": title,
+        "launch": launch_form(document.launch, title, note, secret_names(plan.team)),
+        "copied": wizard if "copied_job" in wizard else {},
+        "imported": wizard.get("imported") or {},
+        "saving": saving_of(plan),
+        "review": [(step, summary[step.slug]) for step in STEPS[:-1]],
+        "note": note,
+        "is_endpoint_first": "can_serve" in note and wizard.get("preset") != "benchmark",
+        "launch_key": new_ulid(),
+    }
 
 
 def _extras(
@@ -321,22 +341,6 @@ def _extras(
             "host_choices": [_host_choice(host) for host in options.hosts],
             "pool_choices": [_pool_choice(*each, plan.team) for each in options.pools],
             "has_ranks": bool(options.pools) or any(map(_has_several_gpus, options.hosts)),
-        }
-    if slug == "review":
-        summary, note = summaries(document, options), _note_of(plan, document)
-        wizard = plan.draft.get("wizard") or {}
-        named = plan.name if plan.is_named is not False else ""
-        title = named or plan_title(document.goal, summary["model"], summary["hardware"])
-        return {
-            "title": title,
-            "launch": launch_form(document.launch, title, note, secret_names(plan.team)),
-            "copied": wizard if "copied_job" in wizard else {},
-            "imported": wizard.get("imported") or {},
-            "saving": saving_of(plan),
-            "review": [(step, summary[step.slug]) for step in STEPS[:-1]],
-            "note": note,
-            "is_endpoint_first": "can_serve" in note and wizard.get("preset") != "benchmark",
-            "launch_key": new_ulid(),
         }
     return {
         "goal": document.goal,
@@ -432,10 +436,11 @@ def offers_found(plan: Plan) -> list[Offers]:
 
 def live(plan: Plan, slug: str) -> Page:
     """Return the context of a partial update after a save: rail, stepper and model card."""
-    summary = summaries(plan.document, options_for(plan))
+    document = plan.document
+    summary = summaries(document, options_for(plan).names_of(document))
     page = {**rail(plan, slug), "steps": stepper(plan, slug, summary)}
     if slug == "model":
-        page["shape_words"] = _catalog_words(plan.document.model.catalog_id)
+        page["shape_words"] = _catalog_words(document.model.catalog_id)
     return page
 
 

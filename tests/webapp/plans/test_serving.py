@@ -33,7 +33,7 @@ from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
 from webapp.accounts.models import Team
 from webapp.hosts.models import Host
-from webapp.jobs.artefacts import adapters_of
+from webapp.jobs.artefacts import adapters_of, producer_of
 from webapp.jobs.endpoints import playground_key
 from webapp.jobs.launching import launch_note, launch_of, plan_launch
 from webapp.jobs.models import Artefact, Attempt, Job
@@ -119,7 +119,7 @@ def test_an_endpoint_takes_the_adapters_that_were_trained_on_its_model(plan, ada
 def test_a_generation_takes_one_adapter_or_all_of_them(plan, adapter, alice, choice):
     goal_change(plan, "generate")
     plan.save()
-    (known,) = adapters_of(plan.team, TRAINED)
+    (known,) = adapters_of(plan.team, TRAINED, producer_of(TRAINED))
     chosen = known.name if choice == "one" else choice
 
     page = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
@@ -141,7 +141,7 @@ def test_adapters_of_another_team_or_base_are_never_offered(plan, adapter, train
     base = {**adapter.facts["base"], "name": "other"}
     Artefact.objects.filter(pk=adapter.pk).update(facts={"base": base})
     assert "adapters" not in launch_note(plan)
-    assert adapters_of(Team.objects.create(name="else"), TRAINED) == ()
+    assert adapters_of(Team.objects.create(name="else"), TRAINED, producer_of(TRAINED)) == ()
 
 
 def test_only_a_serve_plan_becomes_an_endpoint(demo_plan):
@@ -351,12 +351,12 @@ def gguf(plan, adapter, host, alice):
 def test_a_gguf_file_has_the_adapters_of_the_model_that_it_was_made_of_and_no_other(
     plan, adapter, gguf
 ):
-    (found,) = adapters_of(plan.team, gguf)
+    (found,) = adapters_of(plan.team, gguf, producer_of(gguf))
     assert found.adapter.attempt_id == adapter.attempt_id
-    assert adapters_of(Team.objects.create(name="else"), gguf) == ()
+    assert adapters_of(Team.objects.create(name="else"), gguf, producer_of(gguf)) == ()
     spec = CompressSpec(model=TRAINED, method="gptq").model_dump(mode="json")
     Job.objects.filter(kind="compress").update(spec=spec)
-    assert adapters_of(plan.team, gguf) == ()
+    assert adapters_of(plan.team, gguf, producer_of(gguf)) == ()
 
 
 def test_llama_cpp_is_not_offered_for_a_model_that_a_job_wrote_in_another_format(plan, gguf):

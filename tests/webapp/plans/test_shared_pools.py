@@ -72,7 +72,8 @@ def test_the_wizard_offers_it_by_its_name_and_team_and_names_no_host(
 
     plan = make_plan()
     assert (
-        summaries(plan.document, options_for(plan))["hardware"] == "pool default of Alice's team"
+        summaries(plan.document, options_for(plan).names_of(plan.document))["hardware"]
+        == "pool default of Alice's team"
     )
 
     plan = Plan.objects.create(team=team, owner=alice, draft=stored_draft(demo_document(hosts[0])))

@@ -170,7 +170,7 @@ def test_the_step_the_page_and_the_note_name_the_pool_its_hosts_and_its_policy(
     options = options_for(plan)
     form = step_form("hardware", plan.document, options)
     assert (f"pool:{plan.document.hardware.pool}", "default") in form.fields["choice"].choices
-    assert summaries(plan.document, options)["hardware"] == "pool default"
+    assert summaries(plan.document, options.names_of(plan.document))["hardware"] == "pool default"
     assert launch_note(make_plan())["title"] == "Launch on default (2 hosts)"
 
     client.force_login(alice)

@@ -18,6 +18,7 @@ from webapp.hosts.models import Host
 from webapp.jobs.models import Job, JobState
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
+from webapp.plans.places import Names
 from webapp.wizard import steps as pages
 from webapp.wizard.drafts import (
     MODEL_PRESETS,
@@ -185,12 +186,12 @@ def test_every_compression_and_every_step_of_every_goal_has_its_words():
     wrong = [
         method
         for method in COMPRESSIONS
-        if not summaries(document_of("compress", method=method), NOBODY)["workload"]
+        if not summaries(document_of("compress", method=method), Names("", ""))["workload"]
     ]
     assert not wrong, wrong
 
     for goal in GOALS:
-        said = summaries(document_of(goal), NOBODY)
+        said = summaries(document_of(goal), Names("", ""))
         assert set(said) == set(SLUGS), goal
         assert all(said[slug] for slug in SLUGS if slug != "review"), goal
 

@@ -9,7 +9,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from webapp.accounts.models import Membership, Role
-from webapp.accounts.services import chosen_of, is_at_least, memberships_of
+from webapp.accounts.services import chosen_of, is_at_least, memberships_in
 from webapp.core.display import fragment
 from webapp.core.templatetags.components import status
 from webapp.hosts.models import Host
@@ -60,7 +60,7 @@ def team_choices(context: dict[str, Any]) -> TeamChoices:
         return TeamChoices(None, [])
     choices: TeamChoices | None = getattr(request, KEPT, None)
     if choices is None:
-        memberships = memberships_of(request.user)
+        memberships = memberships_in(request)
         current = chosen_of(request, memberships)
         choices = TeamChoices(current, [each for each in memberships if each != current])
         setattr(request, KEPT, choices)
