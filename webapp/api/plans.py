@@ -40,7 +40,7 @@ from webapp.jobs.measured_figures import shortage_of
 from webapp.jobs.permissions import job_for
 from webapp.jobs.postmortem import fitting_changes
 from webapp.jobs.replanning import NO_SHORTAGE, replan
-from webapp.pages.plans import SHOWN, export_plan, exports_of
+from webapp.plans.exporting import export_plan, exports_of
 from webapp.plans.models import Plan
 from webapp.plans.planning import (
     current_answer,
@@ -54,6 +54,7 @@ from webapp.plans.planning import (
 )
 from webapp.plans.predicting import planned_speed
 from webapp.plans.saving import (
+    LISTED_COLUMNS,
     changeable_plan,
     chip_of,
     draft_begun_from,
@@ -224,7 +225,7 @@ def plan_list(request: HttpRequest, filters: Query[PlanFilters]) -> PlanPage:
         team_ids_of(request.user),
         filters,
     )
-    rows = in_order(Plan.objects.select_related("owner").only(*SHOWN), listed.keys)
+    rows = in_order(Plan.objects.select_related("owner").only(*LISTED_COLUMNS), listed.keys)
     items = [PlanSummary(**_summary(plan)) for plan in rows]
     return PlanPage(items=items, next_cursor=listed.next_cursor)
 

@@ -1,4 +1,4 @@
-"""Pages of plans, and their exports."""
+"""Pages of plans: list, tabs, history, launch, clone and delete."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,10 +12,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
-from planner.exports.export import Export
-from planner.exports.registry import export, export_case
-from planner.specs.base import PlannerError
-from planner.specs.estimate import PlanAnswer, PlanRequest
+from planner.specs.estimate import PlanAnswer
 from runners.plans.launch import Launch
 from runners.plans.refusals import DraftProblem
 from webapp.accounts.models import Role, team_ids_of
@@ -39,6 +36,7 @@ from webapp.plans.alternatives import (
 )
 from webapp.plans.engine_words import engines_named
 from webapp.plans.explanation import Phase, explain, phases_of, workload_words
+from webapp.plans.exporting import exports_of, file_of
 from webapp.plans.models import Plan
 from webapp.plans.planning import (
     current_answer,
@@ -50,6 +48,7 @@ from webapp.plans.planning import (
 )
 from webapp.plans.predicting import planned_speed
 from webapp.plans.saving import (
+    LISTED_COLUMNS,
     PlanChangedError,
     changeable_plan,
     chip_of,
@@ -66,68 +65,17 @@ from webapp.wizard.drafts import proposals_fill
 from webapp.wizard.launch_form import LaunchForm
 from webapp.wizard.steps import launch_form_of, step_page
 
-# ---------------------------------------------------------------------------
-# Export a plan for other tools, with a script that measures its claims.
-# ---------------------------------------------------------------------------
-
-
-MEASURE = "measure"
-MEASURE_FILE = "measure.py"
-
-
-def export_plan(plan: Plan, answer: PlanAnswer, key: str) -> Export:
-    """Return the plan in another tool's format.
-
-    Raises:
-        PlannerError: nothing fits, or the format cannot express this plan.
-    """
-    if not answer.plans:
-        raise PlannerError("No plan fits this request, so there is nothing to export.")
-    request = answer.request or PlanRequest.model_validate(plan.request)
-    return export(key, export_case(request, answer.plans[0]))
-
-
-def exports_of(plan: Plan, answer: PlanAnswer) -> list[Export]:
-    """Return the plan in every format that can express it, as listed by the answer."""
-    exports = []
-    for key in answer.plans[0].exports if answer.plans else ():
-        try:
-            exports.append(export_plan(plan, answer, key))
-        except PlannerError:
-            # An answer older than the current catalogs may name removed entries.
-            continue
-    return exports
-
-
-def file_of(plan: Plan, answer: PlanAnswer, key: str) -> tuple[str, str] | None:
-    """Return the name and text of one file to download, or None if there is none."""
-    by_key = {exported.key: exported for exported in exports_of(plan, answer)}
-    if key == MEASURE and by_key:
-        text = next(iter(by_key.values())).measure
-        return (MEASURE_FILE, text) if text else None
-    return (by_key[key].file_name, by_key[key].text) if key in by_key else None
-
-
-# ---------------------------------------------------------------------------
-# Views of plans: list, tabs, history, launch, clone and delete.
-# ---------------------------------------------------------------------------
-
-
 # The list of plans: filtered and paginated by an index, loaded without documents.
 
 
 PAGE_SIZE = 50
-SHOWN = (
-    "team", "name", "state", "verdict", "saved_at", "series", "version", "is_latest",
-    "owner__username", "base__version",
-)  # fmt: skip
 
 
 def page_of_plans(request: HttpRequest, query: str) -> Page[Plan]:
     """Return a page of saved plans and the person's own drafts, the last saved first."""
     teams = team_ids_of(request.user)
     keys = NewestFirst(listed_plans(request.user, query), "saved_at", teams)
-    rows = Plan.objects.select_related("owner", "base").only(*SHOWN)
+    rows = Plan.objects.select_related("owner", "base").only(*LISTED_COLUMNS)
     page = page_by_key(keys, rows, page_number(request), PAGE_SIZE)
     _read_verdicts([plan for plan in page if not plan.is_draft and not plan.verdict])
     return page

@@ -308,6 +308,13 @@ def versions_of(plan: Plan) -> list[Version]:
     return [_version(row, plan, counts.get(row.pk, 0)) for row in rows]
 
 
+# The columns that lists of plans show: none of a plan's documents, which are large.
+LISTED_COLUMNS = (
+    "team", "name", "state", "verdict", "saved_at", "series", "version", "is_latest",
+    "owner__username", "base__version",
+)  # fmt: skip
+
+
 def listed_plans(user: User | AnonymousUser, query: str) -> QuerySet[Plan]:
     """Return the newest versions of the plans that a user may see, and the user's own drafts.
 

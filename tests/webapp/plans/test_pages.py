@@ -10,7 +10,7 @@ from tests.webapp.conftest import client_of, new_attempt
 from webapp.core.clock import now
 from webapp.jobs.launching import plan_launch
 from webapp.jobs.models import Job, Measurement
-from webapp.pages.plans import exports_of, file_of
+from webapp.plans.exporting import exports_of, file_of
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.planning import current_answer, plan_keep
 

@@ -13,7 +13,7 @@ from runners.plans.refusals import DraftProblem
 from tests.webapp.conftest import client_of
 from tests.webapp.wizard.conftest import STEPS
 from webapp.jobs.launching import launch_of
-from webapp.pages.plans import exports_of
+from webapp.plans.exporting import exports_of
 from webapp.plans.planning import current_answer, plan_keep
 from webapp.wizard.forms import FormOfPart
 
