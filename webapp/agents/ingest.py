@@ -1,36 +1,41 @@
-"""Store the numbered events of attempts, apply their changes of state, and publish them."""
+"""Store the numbered events of attempts, exactly once and without gaps.
+
+There is one way, ``_store``, for one batch and for many in one transaction. A batch alone waits
+for its job's lock and may hold every kind of event. Many share a transaction if they are routine:
+they need no lock beyond those of their jobs and attempts, and skip what another one has locked.
+"""
 
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import structlog
 from django.db import DataError, IntegrityError, transaction
-from django.db.models import F
 from pydantic import ValidationError
 
 from runners.jobspec.base import excerpt
 from runners.shared.log_text import lines_of, plain
 from runners.shared.messages import (
-    ArtefactBody,
-    EndpointBody,
     EventAck,
     EventBatch,
-    ExitRecord,
-    LogBody,
     MetricPoint,
-    PhaseBody,
-    ProgressBody,
     ReceivedBatch,
     RefusedEvent,
-    ResultBody,
     RunEvent,
-    StartedBody,
     first_fault,
 )
+from webapp.agents.event_effects import (
+    ROUTINE,
+    TooManyError,
+    apply_event,
+    job_figures,
+    job_update,
+)
+from webapp.agents.live_messages import Message, messages_of
 from webapp.core.clock import now
-from webapp.core.problems import ConflictProblem
+from webapp.core.problems import ConflictProblem, Problem
+from webapp.core.queries import RowChange, update_each
 from webapp.hosts.models import Host
 from webapp.hosts.pools import (
     QuotaProblem,
@@ -39,244 +44,9 @@ from webapp.hosts.pools import (
     quota_refusal_record,
     refusals_record,
 )
-from webapp.jobs.allocation import allocate_after
-from webapp.jobs.gangs import all_started, devices_release, member_ended
-from webapp.jobs.models import (
-    LIVE_STATES,
-    Artefact,
-    Attempt,
-    AttemptEvent,
-    Command,
-    Job,
-    JobState,
-)
-from webapp.jobs.results import job_finished
-from webapp.jobs.transitions import final_state, transition
-from webapp.live.stream import jobs_topic, publish_all
+from webapp.jobs.models import LIVE_STATES, Attempt, AttemptEvent, Job
+from webapp.live.stream import publish_all
 from webapp.metrics import store
-
-# Publish stored events to open pages.
-
-
-LIST_SECONDS = 1.0
-LONGEST_PHASE = 80
-# Of one message's lines: Redis and every web process keep those of the last minutes in memory.
-MAX_LIVE_CHARACTERS = 64 * 1024
-RESYNC = "resync"  # the page reads the store instead
-Message = tuple[str, str, Mapping[str, Any]]  # topic, event, data
-
-
-class Pace:
-    """Rate limit of one message per second and key, enough for lists."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._last: dict[str, float] = {}
-
-    def may_go(self, key: str) -> bool:
-        """Return whether a message may be sent: a second has passed since the last one."""
-        instant = self._clock()
-        if instant - self._last.get(key, -LIST_SECONDS) < LIST_SECONDS:
-            return False
-        self._last[key] = instant
-        return True
-
-
-list_pace = Pace()
-
-
-def announce(attempt: Attempt, events: list[RunEvent]) -> None:
-    """Publish a committed batch of one attempt."""
-    teams = Job.objects.filter(pk=attempt.job_id).values_list("team_id", flat=True)
-    publish_all(messages_of(attempt, teams.get(), events))
-
-
-def messages_of(attempt: Attempt, team_id: str, events: list[RunEvent]) -> Iterator[Message]:
-    """Yield the messages of a batch: its log lines, the latest progress, and what else has come.
-
-    Points and results are not in them: pages read them from the store, with what belongs to them.
-    """
-    topic = f"job:{attempt.job_id}"
-    common = {"job": attempt.job_id, "attempt": attempt.pk, "host": attempt.node_rank}
-    by_kind: dict[str, list[RunEvent]] = {}
-    for event in events:
-        by_kind.setdefault(event.kind, []).append(event)
-    if "metric" in by_kind:
-        yield topic, "job.metric", {"host": attempt.node_rank}
-    if lines := by_kind.get("log"):
-        data = [{"seq": event.seq, "t_ms": event.t_ms, **_line(event.body)} for event in lines]
-        is_short = sum(len(line["text"]) for line in data) <= MAX_LIVE_CHARACTERS
-        yield (topic, "job.log", {**common, "lines": data}) if is_short else (topic, RESYNC, {})
-    if "result" in by_kind:
-        yield topic, "job.result", {"host": attempt.node_rank}
-    if not attempt.node_rank:  # rank 0 reports for the whole job
-        yield from _publish_progress(topic, team_id, common, by_kind)
-
-
-def _line(body: Mapping[str, Any]) -> dict[str, Any]:
-    return {"stream": body["stream"], "text": body["text"]}
-
-
-def _publish_progress(
-    topic: str, team_id: str, common: dict[str, Any], by_kind: dict[str, list[RunEvent]]
-) -> Iterator[Message]:
-    progress = by_kind.get("progress", [])
-    phases = by_kind.get("phase", [])
-    if not progress and not phases:
-        return
-    data = {**common}
-    if progress:
-        data |= {name: progress[-1].body[name] for name in ("done", "total")}
-    if phases:
-        data["phase"] = phases[-1].body["name"][:LONGEST_PHASE]
-    yield topic, "job.progress", data
-    if list_pace.may_go(team_id):
-        yield jobs_topic(team_id), "job.progress", data
-
-
-# Apply each kind of event to its attempt and, if that is current, to its job.
-
-
-LONGEST_ETA_SECONDS = 10 * 365 * 86_400.0  # longer values are division artefacts, not estimates
-
-
-def apply_event(attempt: Attempt, event: RunEvent) -> None:
-    """Apply one stored event; metric points are stored elsewhere.
-
-    Raises:
-        ValidationError: the body does not match the event's kind.
-    """
-    _HANDLERS[event.kind](attempt, event.body)
-
-
-def _started(attempt: Attempt, body: dict[str, Any]) -> None:
-    StartedBody.model_validate(body)
-    Attempt.objects.filter(pk=attempt.pk, started_at=None).update(started_at=now())
-    leader = attempt.head
-    if all_started(leader):
-        transition(attempt.job, JobState.RUNNING, actor=_actor(attempt), attempt=leader)
-
-
-def job_figures(kind: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the job's fields that a phase or progress event sets; a log line sets none.
-
-    Raises:
-        ValidationError: the body does not match the event's kind.
-    """
-    if kind == "phase":
-        return {"phase": PhaseBody.model_validate(body).name[:LONGEST_PHASE]}
-    if kind == "log":
-        LogBody.model_validate(body)
-        return {}
-    progress = ProgressBody.model_validate(body)
-    eta = progress.eta_seconds
-    return {
-        "progress_done": progress.done,
-        "progress_total": progress.total,
-        "progress_unit": progress.unit[:24],
-        "progress_at": now(),
-        "eta_seconds": eta if eta is not None and eta < LONGEST_ETA_SECONDS else None,
-    }
-
-
-def _phase(attempt: Attempt, body: dict[str, Any]) -> None:
-    _update_job(attempt, **job_figures("phase", body))
-
-
-def _progress(attempt: Attempt, body: dict[str, Any]) -> None:
-    _update_job(attempt, **job_figures("progress", body))
-
-
-def _log(_attempt: Attempt, body: dict[str, Any]) -> None:
-    job_figures("log", body)
-
-
-def _result(attempt: Attempt, body: dict[str, Any]) -> None:
-    if isinstance(measured := body.get("measured"), dict):  # null stands for NaN
-        body = {
-            **body,
-            "measured": {k: value for k, value in measured.items() if value is not None},
-        }
-    result = ResultBody.model_validate(body)
-    _update_job(attempt, result=result.model_dump(mode="json"))
-
-
-MAX_ARTEFACTS = 200  # of one attempt; pages list them all
-
-
-class TooManyError(ValueError):
-    """An attempt has announced as many things as it may; the text names them."""
-
-
-def _artefact(attempt: Attempt, body: dict[str, Any]) -> None:
-    artefact = ArtefactBody.model_validate(body)
-    others = Artefact.objects.filter(attempt=attempt).exclude(name=artefact.name)
-    if others.count() >= MAX_ARTEFACTS:
-        raise TooManyError(f"name: the attempt has {MAX_ARTEFACTS} artefacts, the limit")
-    Artefact.objects.update_or_create(
-        attempt=attempt,
-        name=artefact.name,
-        defaults={
-            "kind": artefact.kind,
-            "total_bytes": artefact.total_bytes,
-            "files": artefact.files,
-            "sha256": artefact.sha256,
-            "facts": artefact.facts,
-        },
-    )
-
-
-def _endpoint(_attempt: Attempt, body: dict[str, Any]) -> None:
-    EndpointBody.model_validate(body)
-
-
-def _exited(attempt: Attempt, body: dict[str, Any]) -> None:
-    """Store the exit record; end the job if the attempt is its current one."""
-    record = ExitRecord.model_validate(body)
-    # A supervisor cannot query GPUs: the loads are those of the host's last heartbeat.
-    gpus = attempt.host.last_beat.get("gpus") or []
-    Attempt.objects.filter(pk=attempt.pk).update(
-        exit_record=record.model_dump(mode="json") | ({"gpus": gpus} if gpus else {}),
-        ended_at=now(),
-    )
-    Command.objects.filter(attempt=attempt).exclude(state="dead").update(state="acked")
-    devices_release(attempt)
-    job: Job = attempt.job
-    if job.is_shared_out:
-        member_ended(attempt, record)
-    elif transition(
-        job,
-        final_state(record.reason),
-        actor=_actor(attempt),
-        attempt=attempt,
-        reason=record.reason,
-        detail={"exit_code": record.exit_code, "signal": record.signal, "by": record.by},
-    ):
-        job_finished(job, attempt)
-    transaction.on_commit(lambda: allocate_after(attempt))
-
-
-def _update_job(attempt: Attempt, **changes: object) -> None:
-    """Update a job's figures if the attempt is its current one and it has not ended."""
-    rows = Job.objects.filter(pk=attempt.job_id, current_attempt=attempt.pk, state__in=LIVE_STATES)
-    rows.update(**changes)
-
-
-def _actor(attempt: Attempt) -> str:
-    return f"host:{attempt.host.slug}"
-
-
-_HANDLERS: Mapping[str, Callable[[Attempt, dict[str, Any]], None]] = {
-    "started": _started,
-    "phase": _phase,
-    "progress": _progress,
-    "log": _log,
-    "result": _result,
-    "artefact": _artefact,
-    "endpoint": _endpoint,
-    "exited": _exited,
-}
-
 
 log = structlog.get_logger(__name__)
 # Errors that an event's content can cause; an unreachable database is not among them.
@@ -289,6 +59,14 @@ FAULTS_OF_A_MESSAGE = (
     ValueError,
 )
 ReceivedEvent = RunEvent | RefusedEvent
+
+
+class HostBatch(NamedTuple):
+    """A batch with the id of its sender and its transmitted size in bytes."""
+
+    host_id: str
+    batch: EventBatch | ReceivedBatch
+    num_bytes: int = 0
 
 
 class SplitBatch(NamedTuple):
@@ -314,6 +92,105 @@ def split_batch(events: Sequence[ReceivedEvent], acked_seq: int) -> SplitBatch:
     return SplitBatch(fresh, duplicates, gaps)
 
 
+@dataclass
+class _Report:
+    """The events that one locked attempt reports in this transaction."""
+
+    attempt: Attempt
+    team_id: str
+    is_current: bool  # the job is live and has no newer attempt
+    stored_seq: int  # before this transaction
+    has_reported: bool = False
+    events: list[RunEvent] = field(default_factory=list)  # rows, even if their body is invalid
+    understood: list[RunEvent] = field(default_factory=list)
+    points: list[store.Point] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)  # of the job, not written yet
+
+    def take(self, batch: EventBatch | ReceivedBatch) -> int:
+        """Accept the next events and return the last sequence number stored afterwards."""
+        attempt = self.attempt
+        sifted = split_batch(batch.events, attempt.acked_seq)
+        attempt.acked_seq += len(sifted.fresh)
+        attempt.dropped_duplicates += sifted.duplicates
+        attempt.refused_gaps += sifted.gaps
+        for event in sifted.fresh:
+            if isinstance(event, RefusedEvent):
+                self._refuse(event.reason, event.excerpt)
+            elif event.kind == "metric":
+                self._take_point(event)
+            else:
+                self.events.append(storable(event))
+        self.has_reported = True
+        return attempt.acked_seq
+
+    def _take_point(self, event: RunEvent) -> None:
+        try:
+            self.points.append(metric_point(event))
+        except ValidationError as error:
+            self._refuse(f"metric: {first_fault(error)}", excerpt(event.body))
+        else:
+            self.understood.append(event)
+
+    def apply(self) -> None:
+        """Apply the stored events in their order.
+
+        Figures that routine events leave for the job are kept for one statement of all reports;
+        before an event that may change the job's state, they are written.
+        """
+        for event in self.events:
+            refusal = self._gather(event) if event.kind in ROUTINE else self._apply(event)
+            if refusal:
+                self._refuse(f"{event.kind}: {refusal}", excerpt(event.body))
+            else:
+                self.understood.append(event)
+        if any(event.kind not in ROUTINE for event in self.events):  # the job may have ended
+            self._write_figures()
+
+    def _gather(self, event: RunEvent) -> str:
+        """Read the job's figures from an event; return why its body is invalid, or ""."""
+        try:
+            self.figures |= job_figures(event.kind, event.body)
+        except ValidationError as error:
+            return first_fault(error)
+        return ""
+
+    def _apply(self, event: RunEvent) -> str:
+        """Apply an event; return why its body is invalid, or "".
+
+        Raises:
+            Exception: a valid "exited" event could not be applied. The host sends it again: a job
+                whose end is skipped would never end.
+        """
+        self._write_figures()
+        try:
+            with transaction.atomic():
+                apply_event(self.attempt, event)
+        except FAULTS_OF_A_MESSAGE as error:
+            if event.kind == "exited" and not isinstance(error, ValidationError):
+                raise
+            return _error_text(error)
+        return ""
+
+    def _write_figures(self) -> None:
+        if self.figures:
+            job_update(self.attempt, **self.figures)
+            self.figures = {}
+
+    def _refuse(self, reason: str, text: str = "") -> None:
+        self.refused.append(Refusal("event", reason, text, self.attempt.pk))
+
+    def leave_out(self, reasons: Iterable[str]) -> None:
+        """Record why points were left out of the metric store."""
+        for reason in reasons:
+            self._refuse(reason)
+
+
+def is_routine(batch: ReceivedBatch) -> bool:
+    """Return whether a batch holds only valid events that change no state."""
+    return all(isinstance(each, RunEvent) and each.kind in ROUTINE for each in batch.events)
+
+
 def events_accept(
     *, host: Host, batch: EventBatch | ReceivedBatch, num_bytes: int = 0
 ) -> EventAck:
@@ -326,94 +203,130 @@ def events_accept(
         ConflictProblem: this host has no such attempt with this fence.
         QuotaProblem: the host exceeded its hourly quota.
     """
-    try:
-        return _accept(host, batch, num_bytes)
-    except QuotaProblem as problem:
-        quota_refusal_record(host.pk, problem)
-        raise
+    (outcome,) = _store([HostBatch(host.pk, batch, num_bytes)], waits=True)
+    if isinstance(outcome, QuotaProblem):
+        quota_refusal_record(host.pk, outcome)
+    if isinstance(outcome, Problem):
+        raise outcome
+    return EventAck(attempt_id=batch.attempt_id, acked_seq=outcome)
 
 
-def _accept(host: Host, batch: EventBatch | ReceivedBatch, num_bytes: int) -> EventAck:
-    with transaction.atomic():
-        attempt = _lock_attempt(host, batch)
-        keep_events(host.pk, attempt.pk, num_events=len(batch.events), num_bytes=num_bytes)
-        sifted = split_batch(batch.events, attempt.acked_seq)
-        events = [storable(each) for each in sifted.fresh if isinstance(each, RunEvent)]
-        refused = [
-            Refusal("event", each.reason, each.excerpt, attempt.pk)
-            for each in sifted.fresh
-            if isinstance(each, RefusedEvent)
-        ]
-        valid: list[RunEvent] = []
-        if sifted.fresh:
-            valid, more = _store(attempt, events, last_seq=sifted.fresh[-1].seq)
-            refused += more
-        Attempt.objects.filter(pk=attempt.pk).update(
-            acked_seq=attempt.acked_seq,
-            missed_beats=0,
-            dropped_duplicates=F("dropped_duplicates") + sifted.duplicates,
-            refused_gaps=F("refused_gaps") + sifted.gaps,
-        )
-        refusals_record(host.pk, refused)
-        transaction.on_commit(lambda: announce(attempt, valid), robust=True)
-    if refused:  # one line per batch: a host must not flood the log
-        first = refused[0].reason
-        log.warning("events refused", attempt=attempt.pk, num_events=len(refused), first=first)
-    return EventAck(attempt_id=attempt.pk, acked_seq=attempt.acked_seq)
+def events_accept_together(batches: Sequence[HostBatch]) -> list[int | None]:
+    """Store routine batches and return for each the highest number stored.
 
-
-def _lock_attempt(host: Host, batch: EventBatch | ReceivedBatch) -> Attempt:
-    """Return the attempt, locked after its job: the lock order used everywhere."""
-    owned = {"pk": batch.attempt_id, "host": host, "fence": batch.fence}
-    job_id = Attempt.objects.filter(**owned).values_list("job", flat=True).first()
-    Job.objects.select_for_update().filter(pk=job_id).values_list("pk").first()
-    attempt = Attempt.objects.select_for_update().filter(**owned).first()
-    if attempt is None:
-        raise ConflictProblem("unknown_attempt", "This host has no such attempt with this fence.")
-    return attempt
-
-
-def _store(
-    attempt: Attempt, events: list[RunEvent], *, last_seq: int
-) -> tuple[list[RunEvent], list[Refusal]]:
-    """Store and apply new events; return the valid ones and a refusal for each other."""
-    points, refused = metric_points(attempt, events)
-    surplus = store.append(attempt.pk, points, acked_seq=attempt.acked_seq)
-    refused += [Refusal("event", reason, attempt_id=attempt.pk) for reason in surplus]
-    AttemptEvent.objects.bulk_create(
-        event_row(attempt, event) for event in events if is_row(event)
-    )
-    attempt.acked_seq = last_seq
-    numbers = {point.seq for point in points}
-    valid = []
-    for event in events:
-        if event.kind == "metric":
-            is_valid = event.seq in numbers
-        else:
-            refusal = _apply(attempt, event)
-            refused += [refusal] if refusal else []
-            is_valid = refusal is None
-        valid += [event] if is_valid else []
-    return valid, refused
-
-
-def _apply(attempt: Attempt, event: RunEvent) -> Refusal | None:
-    """Apply an event; return a refusal if its body is invalid (the event stays stored).
-
-    Raises:
-        Exception: a valid "exited" event could not be applied. The host sends it again: a job
-            whose end is skipped would never end.
+    None means that a batch must be stored alone: its host has no such attempt with this fence or
+    exceeded its quota, or another transaction has locked the job.
     """
-    try:
-        with transaction.atomic():
-            apply_event(attempt, event)
-    except FAULTS_OF_A_MESSAGE as error:
-        if event.kind == "exited" and not isinstance(error, ValidationError):
-            raise
-        return Refusal(
-            "event", f"{event.kind}: {_error_text(error)}", excerpt(event.body), attempt.pk
+    outcomes = _store(batches, waits=False)
+    return [None if isinstance(each, Problem) else each for each in outcomes]
+
+
+def _store(batches: Sequence[HostBatch], *, waits: bool) -> list[int | Problem]:
+    """Store batches in one transaction; return the highest number stored, or why none is."""
+    with transaction.atomic():
+        reports = _locked(batches, waits=waits)
+        outcomes = [_take(reports.get(each.batch.attempt_id), each) for each in batches]
+        reporting = [report for report in reports.values() if report.has_reported]
+        _write(reporting)
+        transaction.on_commit(
+            lambda: publish_all(message for each in reporting for message in _messages(each)),
+            robust=True,
         )
-    return None
+    for each in reporting:
+        if refused := each.refused:  # one line per report: a host must not flood the log
+            first, attempt = refused[0].reason, each.attempt.pk
+            log.warning("events refused", attempt=attempt, num_events=len(refused), first=first)
+    return outcomes
+
+
+def _locked(batches: Sequence[HostBatch], *, waits: bool) -> dict[str, _Report]:
+    """Return the senders' own attempts by id, each locked after its job.
+
+    That is the lock order used everywhere. Only one batch may wait for a lock: waiting for one
+    job while holding another may deadlock. Without waiting, what is locked is left out.
+    """
+    sent = {(each.batch.attempt_id, each.host_id, each.batch.fence) for each in batches}
+    found = Attempt.objects.filter(pk__in={attempt_id for attempt_id, _, _ in sent})
+    own = {
+        pk: job
+        for pk, host, fence, job in found.values_list("pk", "host_id", "fence", "job_id")
+        if (pk, host, fence) in sent
+    }
+    jobs = {
+        pk: (team, current if state in LIVE_STATES else None)
+        for pk, team, current, state in Job.objects.select_for_update(skip_locked=not waits)
+        .filter(pk__in=set(own.values()))
+        .order_by("pk")
+        .values_list("pk", "team_id", "current_attempt_id", "state")
+    }
+    attempts = (
+        Attempt.objects.select_for_update(skip_locked=not waits)
+        .filter(pk__in=own, job__in=jobs)
+        .order_by("pk")
+        .defer("facts", "exit_record", "taken_ports")
+    )
+    return {
+        each.pk: _Report(
+            each, jobs[each.job_id][0], jobs[each.job_id][1] == each.pk, each.acked_seq
+        )
+        for each in attempts
+    }
+
+
+def _take(report: _Report | None, sent: HostBatch) -> int | Problem:
+    """Accept a batch; return the highest number stored afterwards, or why it is refused."""
+    host_id, batch, num_bytes = sent
+    if report is None or (report.attempt.host_id, report.attempt.fence) != (host_id, batch.fence):
+        return ConflictProblem("unknown_attempt", "This host has no such attempt with this fence.")
+    try:
+        keep_events(host_id, batch.attempt_id, num_events=len(batch.events), num_bytes=num_bytes)
+    except QuotaProblem as problem:
+        return problem
+    return report.take(batch)
+
+
+def _write(reports: Collection[_Report]) -> None:
+    """Write points, rows and effects of the reports, and the numbers that are stored now."""
+    surplus = store.append(
+        store.Delivery(each.attempt.pk, each.points, each.stored_seq) for each in reports
+    )
+    AttemptEvent.objects.bulk_create(
+        event_row(each.attempt, event) for each in reports for event in each.events
+    )
+    for each in reports:
+        each.leave_out(surplus.get(each.attempt.pk, ()))
+        each.apply()
+    update_each(Attempt, map(_attempt_change, reports))
+    update_each(
+        Job,
+        (
+            RowChange(each.attempt.job_id, each.figures)
+            for each in reports
+            if each.is_current and each.figures
+        ),
+    )
+    for each in reports:
+        refusals_record(each.attempt.host_id, each.refused)
+
+
+def _attempt_change(report: _Report) -> RowChange:
+    attempt = report.attempt
+    values = {
+        "acked_seq": attempt.acked_seq,
+        "missed_beats": 0,
+        "dropped_duplicates": attempt.dropped_duplicates,
+        "refused_gaps": attempt.refused_gaps,
+    }
+    return RowChange(attempt.pk, values)
+
+
+def _messages(report: _Report) -> list[Message]:
+    """Return the live messages of a report; none if they cannot be built, as others' must go."""
+    try:
+        return list(messages_of(report.attempt, report.team_id, report.understood))
+    except FAULTS_OF_A_MESSAGE:
+        log.exception("live messages not built", attempt=report.attempt.pk)
+        return []
 
 
 def _error_text(error: Exception) -> str:
@@ -422,22 +335,14 @@ def _error_text(error: Exception) -> str:
     return str(error) if isinstance(error, TooManyError) else type(error).__name__
 
 
-def metric_points(
-    attempt: Attempt, events: list[RunEvent]
-) -> tuple[list[store.Point], list[Refusal]]:
-    """Return the metric points among the events, and a refusal for each invalid one."""
-    points, refused = [], []
-    for event in events:
-        if event.kind != "metric":
-            continue
-        try:
-            point = MetricPoint.model_validate(event.body)
-        except ValidationError as error:
-            reason = f"metric: {first_fault(error)}"
-            refused.append(Refusal("event", reason, excerpt(event.body), attempt.pk))
-            continue
-        points.append(store.Point(event.seq, event.t_ms, point.source, _with_step(point)))
-    return points, refused
+def metric_point(event: RunEvent) -> store.Point:
+    """Return the point of a metric event.
+
+    Raises:
+        ValidationError: the body is no point.
+    """
+    point = MetricPoint.model_validate(event.body)
+    return store.Point(event.seq, event.t_ms, point.source, _with_step(point))
 
 
 def _with_step(point: MetricPoint) -> dict[str, float]:
@@ -445,18 +350,8 @@ def _with_step(point: MetricPoint) -> dict[str, float]:
     return point.values if point.step is None else {**point.values, "step": float(point.step)}
 
 
-def is_row(event: RunEvent) -> bool:
-    """Return whether an event is stored as a row; points go to the metric store."""
-    return event.kind != "metric"
-
-
 def storable(event: RunEvent) -> RunEvent:
-    """Return the event as it is stored: its words as plain text, no value that databases reject.
-
-    Metric points are unchanged.
-    """
-    if event.kind == "metric":
-        return event
+    """Return an event as its row holds it: plain text, and no value that databases reject."""
     body = _finite(event.body)
     if isinstance(body, dict):  # as a host's supervisor writes it; another host may not
         body |= _plain_words(event.kind, body)

@@ -179,30 +179,22 @@ class RawSeries(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """Points of one attempt, and the last event number in the main database."""
+    """Points of one attempt, and the last event number in the main database.
+
+    Rows beyond ``acked_seq`` come from a delivery that was not committed there and will be
+    repeated; they are discarded first. None: nothing is discarded.
+    """
 
     attempt_id: str
     points: Sequence[Point]
     acked_seq: int | None = None
 
 
-def append(attempt_id: str, points: Sequence[Point], *, acked_seq: int | None = None) -> list[str]:
-    """Journal the points of one delivery; a repeated delivery changes nothing.
-
-    ``acked_seq`` is the last number in the main database: rows beyond it come from a delivery
-    that was not committed there and will be repeated; they are discarded first.
+def append(deliveries: Iterable[Delivery]) -> dict[str, list[str]]:
+    """Journal deliveries of different attempts in one transaction; repeated ones change nothing.
 
     Returns:
-        For each source or metric beyond the limits, why it was left out.
-    """
-    return append_all([Delivery(attempt_id, points, acked_seq)]).get(attempt_id, [])
-
-
-def append_all(deliveries: Iterable[Delivery]) -> dict[str, list[str]]:
-    """Journal deliveries of different attempts in one transaction, as ``append`` does for one.
-
-    Returns:
-        For each attempt with omissions, what was left out and why.
+        For each attempt with a source or metric beyond the limits, why each was left out.
     """
     nonempty = [each for each in deliveries if each.points]
     if not nonempty:

@@ -25,6 +25,7 @@ from tests.webapp.conftest import (  # fixtures
     job,
     team,
 )
+from tests.webapp.metrics.conftest import append
 from webapp.agents.ingest import events_accept
 from webapp.audit.models import Event
 from webapp.core.clock import now
@@ -57,11 +58,11 @@ def lose_an_event(attempt: Attempt) -> None:
 
 
 def double_a_point(attempt: Attempt) -> None:
-    store.append(attempt.pk, [store.Point(2, 1, "gpu", {"loss": 1.0})])
+    append(attempt.pk, [store.Point(2, 1, "gpu", {"loss": 1.0})])
 
 
 def keep_a_point_beyond(attempt: Attempt) -> None:
-    store.append(attempt.pk, [store.Point(9, 1, "job", {"loss": 1.0})])
+    append(attempt.pk, [store.Point(9, 1, "job", {"loss": 1.0})])
 
 
 def claim_twice(attempt: Attempt) -> None:

@@ -8,8 +8,7 @@ from django.db import connection
 
 from runners.host.redis_access import decode, encode
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of
-from webapp.agents.consume import is_routine
-from webapp.agents.ingest import events_accept
+from webapp.agents.ingest import events_accept, is_routine
 from webapp.bench import first_line, live_path, site, supervising
 from webapp.jobs.models import Attempt, Job
 from webapp.live.stream import read_ticket

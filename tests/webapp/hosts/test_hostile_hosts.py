@@ -26,7 +26,7 @@ from tests.webapp.hosts import shapes
 from tests.webapp.hosts.hostile import messages
 from tests.webapp.hosts.shapes import heartbeat
 from tests.webapp.hosts.test_beats import Bell
-from webapp.agents import consume, dispatch, heartbeats, ingest
+from webapp.agents import consume, dispatch, event_effects, heartbeats
 from webapp.agents.consume import StreamConsumer
 from webapp.agents.heartbeats import host_beat
 from webapp.agents.ingest import events_accept
@@ -268,7 +268,7 @@ def test_an_end_that_cannot_be_carried_out_is_not_passed_over(attempt, monkeypat
     def fails(*_):
         raise KeyError("a fault of the server")
 
-    monkeypatch.setattr(ingest, "final_state", fails)
+    monkeypatch.setattr(event_effects, "final_state", fails)
     with pytest.raises(KeyError):
         events_accept(host=attempt.host, batch=batch_of(attempt, ("exited", EXIT_OK)))
     monkeypatch.undo()

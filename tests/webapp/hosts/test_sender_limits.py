@@ -11,10 +11,10 @@ from runners.shared.messages import MAX_LAST_CHARACTERS, ReceivedBatch
 from runners.shared.redis_address import key_prefix, pong_key
 from tests.webapp.conftest import EXIT_OK, batch_of, enrol, make_beat, make_facts
 from tests.webapp.hosts.conftest import another_attempt
-from webapp.agents import consume, ingest
-from webapp.agents.consume import HostBatch, events_accept_together
+from webapp.agents import event_effects, ingest
 from webapp.agents.heartbeats import host_beat
-from webapp.agents.ingest import RESYNC, events_accept, messages_of
+from webapp.agents.ingest import HostBatch, events_accept, events_accept_together
+from webapp.agents.live_messages import RESYNC, messages_of
 from webapp.agents.round_trips import RoundTrips
 from webapp.core.clock import now
 from webapp.hosts import epoch, pools
@@ -32,11 +32,18 @@ def received(attempt: Attempt, *events: tuple[str, dict]) -> ReceivedBatch:
 
 
 @pytest.fixture
-def told(monkeypatch) -> list:
-    """The live messages of rounds that many hosts share."""
-    found: list = []
-    monkeypatch.setattr(consume, "publish_all", found.extend)
-    return found
+def round_of(monkeypatch, django_capture_on_commit_callbacks):
+    """Store batches of many hosts in one round; return its answers and whom it told of events."""
+
+    def store_together(*sent: tuple[Attempt, tuple[str, dict]]) -> tuple[list, list]:
+        found: list = []
+        monkeypatch.setattr(ingest, "publish_all", found.extend)
+        batches = [HostBatch(each.host_id, received(each, event)) for each, event in sent]
+        with django_capture_on_commit_callbacks(execute=True):
+            stored = events_accept_together(batches)
+        return stored, [topic for topic, _, _ in found]
+
+    return store_together
 
 
 # Live messages: they are built after the events of many hosts are stored.
@@ -46,22 +53,16 @@ POINT = ("metric", {"source": "job", "values": {"loss": 2.0}})
 
 
 def test_a_number_that_is_a_text_is_refused_by_its_name_and_costs_no_other_host(
-    attempt, team, alice, told
+    attempt, team, alice, round_of
 ):
     good = another_attempt(team, alice, "Good")
     text = ("metric", {"source": "job", "values": {"loss": "2.5"}})
-    batches = [received(attempt, text), received(good, POINT)]
-    hosts = (attempt.host_id, good.host_id)
-    stored = events_accept_together(
-        [HostBatch(*each) for each in zip(hosts, batches, strict=True)]
-    )
-    assert stored == [1, 1]
-    assert [topic for topic, _, _ in told] == [f"job:{good.job_id}"]
+    assert round_of((attempt, text), (good, POINT)) == ([1, 1], [f"job:{good.job_id}"])
     assert "values.loss" in RefusedMessage.objects.get().reason
 
 
 def test_messages_that_cannot_be_built_hold_back_no_others(
-    attempt, team, alice, told, monkeypatch
+    attempt, team, alice, round_of, monkeypatch
 ):
     good = another_attempt(team, alice, "Good")
 
@@ -70,11 +71,8 @@ def test_messages_that_cannot_be_built_hold_back_no_others(
             raise TypeError
         return messages_of(reported, team_id, events)
 
-    monkeypatch.setattr(consume, "messages_of", raise_for_one_host)
-    events_accept_together(
-        [HostBatch(each.host_id, received(each, POINT)) for each in (attempt, good)]
-    )
-    assert [topic for topic, _, _ in told] == [f"job:{good.job_id}"]
+    monkeypatch.setattr(ingest, "messages_of", raise_for_one_host)
+    assert round_of((attempt, POINT), (good, POINT)) == ([1, 1], [f"job:{good.job_id}"])
 
 
 def test_frames_of_the_live_stream_are_short_and_for_long_output_pages_read_the_store(attempt):
@@ -144,7 +142,7 @@ def test_a_batch_of_different_faults_takes_a_few_rows(attempt, django_assert_max
 def test_an_attempt_announces_so_many_artefacts_and_the_next_is_refused_by_name(
     attempt, monkeypatch
 ):
-    monkeypatch.setattr(ingest, "MAX_ARTEFACTS", 2)
+    monkeypatch.setattr(event_effects, "MAX_ARTEFACTS", 2)
     body = {"kind": "report", "total_bytes": 0, "files": {}, "sha256": {}}
     names = ("a", "b", "c", "a")
     batch = batch_of(attempt, *[("artefact", {"name": name, **body}) for name in names])

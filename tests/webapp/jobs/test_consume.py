@@ -10,9 +10,9 @@ from runners.host.redis_access import CONSUMER_GROUP, ack_key, encode, events_ke
 from runners.shared.messages import ReceivedBatch
 from tests.webapp.conftest import EXIT_OK, batch_of, enrol, make_job, new_attempt
 from tests.webapp.jobs.undone import undone
-from webapp.agents import consume
-from webapp.agents.consume import HostBatch, StreamConsumer, events_accept_together, is_routine
-from webapp.agents.ingest import events_accept
+from webapp.agents import consume, ingest
+from webapp.agents.consume import StreamConsumer
+from webapp.agents.ingest import HostBatch, events_accept, events_accept_together, is_routine
 from webapp.hosts.models import RefusedMessage
 from webapp.jobs.models import Attempt, AttemptEvent, Job
 from webapp.metrics.models import MetricBatch
@@ -303,6 +303,13 @@ def test_a_stranger_goes_alone_and_changes_nothing(attempt, others):
             )
 
 
+def test_a_round_takes_the_owners_report_and_not_that_of_an_impostor_beside_it(attempt, others):
+    own = report(attempt, LINE)
+    strangers = [own._replace(host_id=others[0].host_id)]
+    strangers += [own._replace(batch=own.batch.model_copy(update={"fence": "0" * 32}))]
+    assert events_accept_together([*strangers, own, *strangers]) == [None, None, 1, None, None]
+
+
 def test_a_round_moves_nothing_by_a_superseded_attempt(attempt):
     new_attempt(attempt.job)
     events_accept_together([report(attempt, PHASE)])
@@ -314,7 +321,7 @@ def test_points_of_a_round_that_did_not_commit_are_not_doubled(attempt, monkeypa
         raise RuntimeError("power cut")
 
     with monkeypatch.context() as patch:
-        patch.setattr(consume, "update_each", crash)
+        patch.setattr(ingest, "update_each", crash)
         with pytest.raises(RuntimeError, match="power cut"):
             events_accept_together([report(attempt, POINT, LINE)])
     assert MetricBatch.objects.exists() == (settings.METRICS_DATABASE != "default")
@@ -334,10 +341,12 @@ def test_only_what_moves_no_state_is_routine(attempt):
 # The consumer
 
 
-def test_a_round_of_many_hosts_is_one_transaction(redis_client, others, consumer, monkeypatch):
+def test_a_round_of_many_hosts_is_one_transaction(
+    redis_client, others, consumer, monkeypatch, django_capture_on_commit_callbacks
+):
     rounds, heard = [], []
     whole = events_accept_together
-    monkeypatch.setattr(consume, "publish_all", heard.extend)
+    monkeypatch.setattr(ingest, "publish_all", heard.extend)
 
     def counted(batches):
         rounds.append(len(batches))
@@ -346,7 +355,8 @@ def test_a_round_of_many_hosts_is_one_transaction(redis_client, others, consumer
     monkeypatch.setattr(consume, "events_accept_together", counted)
     for each in others:
         ship(redis_client, each, *SECOND)
-    consumer.step()
+    with django_capture_on_commit_callbacks(execute=True):
+        consumer.step()
     assert rounds == [4]
     assert [acked(redis_client, each) for each in others] == [3] * 4
     assert len(heard) >= 3 * 4  # pages have been told

@@ -7,7 +7,7 @@ from django.conf import settings as django_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runners.shared.messages import RunEvent
+from runners.shared.messages import ReceivedBatch, RunEvent
 from runners.shared.reasons import Reason
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, enrol, make_job, new_attempt
 from tests.webapp.jobs.undone import undone
@@ -159,7 +159,7 @@ def test_points_of_a_batch_that_did_not_commit_are_not_doubled(attempt, monkeypa
         raise RuntimeError("power cut")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ingest, "apply_event", crash)
+        patch.setattr(ingest, "update_each", crash)
         with pytest.raises(RuntimeError, match="power cut"):
             accept(attempt, POINT, POINT, LINE)
     is_apart = metrics_database() != "default"
@@ -266,9 +266,8 @@ def test_a_strange_event_holds_nothing_up(attempt):
         ("exited", {"exit_code": 0}),
     ]:
         with undone(kind, body):
-            batch = batch_of(
-                attempt, ("started", STARTED), (kind, body), ("phase", {"name": "On"})
-            )
+            sent = batch_of(attempt, ("started", STARTED), (kind, body), ("phase", {"name": "On"}))
+            batch = ReceivedBatch.model_validate(sent.model_dump())
 
             ack = events_accept(host=attempt.host, batch=batch)
 

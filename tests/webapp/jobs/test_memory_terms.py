@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.runners.test_classification import DEVICE, MAIN
+from tests.webapp.metrics.conftest import append
 from webapp.jobs.measured_figures import (
     OutOfMemoryFigures,
     facts_of,
@@ -21,7 +22,7 @@ from webapp.jobs.postmortem import (
     only_rank,
     split_by_rank,
 )
-from webapp.metrics.store import Point, append
+from webapp.metrics.store import Point
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

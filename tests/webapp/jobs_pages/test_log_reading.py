@@ -7,7 +7,7 @@ from runners.shared.log_text import LINE_CHARACTERS
 from runners.shared.messages import MetricPoint
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, client_of
 from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, silence, start, tell
-from webapp.agents.ingest import announce
+from webapp.agents.live_messages import messages_of
 from webapp.jobs.job_charts import draw
 from webapp.jobs.logs import MOST_CHARACTERS, Line, lines_of, log_lines
 from webapp.jobs.models import AttemptEvent, Job
@@ -279,12 +279,10 @@ def test_a_script_reads_each_hosts_events_and_none_of_a_host_too_many(gang, alic
     assert "the job runs on 2" in answer.json()["detail"]
 
 
-def test_frames_say_which_host_speaks_and_only_the_first_moves_the_bar(gang, monkeypatch):
-    sent = []
-    monkeypatch.setattr("webapp.agents.ingest.publish_all", sent.extend)
+def test_frames_say_which_host_speaks_and_only_the_first_moves_the_bar(gang):
     second = members(gang)[1]
     batch = batch_of(
         second, ("phase", {"name": "Training"}), ("log", {"stream": "stdout", "text": "x"})
     )
-    announce(second, list(batch.events))
+    sent = messages_of(second, gang.team_id, batch.events)
     assert [(kind, data["host"]) for _, kind, data in sent] == [("job.log", 1)]

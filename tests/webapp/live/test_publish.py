@@ -14,8 +14,9 @@ from django.contrib.auth.models import AnonymousUser
 from django.core.signing import TimestampSigner
 
 from tests.webapp.conftest import STARTED, batch_of
-from webapp.agents import ingest
-from webapp.agents.ingest import Pace, events_accept
+from webapp.agents import live_messages
+from webapp.agents.ingest import events_accept
+from webapp.agents.live_messages import Pace
 from webapp.live import stream as publish_module
 from webapp.live.stream import SALT, STREAM, publish, read_ticket, ticket_for
 from webapp.plans.models import Plan
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 @pytest.fixture(autouse=True)
 def _untripped(monkeypatch):
     monkeypatch.setattr(publish_module, "_breaker", publish_module.Breaker())
-    monkeypatch.setattr(ingest, "list_pace", Pace())
+    monkeypatch.setattr(live_messages, "list_pace", Pace())
 
 
 def published(client) -> list[tuple[str, str, dict]]:

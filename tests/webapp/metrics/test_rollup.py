@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.webapp.conftest import EXIT_OK, batch_of
-from tests.webapp.metrics.conftest import ATTEMPT, T0, points
+from tests.webapp.metrics.conftest import ATTEMPT, T0, append, points
 from webapp.agents.ingest import events_accept
 from webapp.metrics import store
 from webapp.metrics.models import MetricBatch, MetricChunk, MetricSource
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 def sealed(first: int, count: int, step_ms: int = 1000) -> MetricSource:
-    store.append(ATTEMPT, points(first, count, step_ms))
+    append(ATTEMPT, points(first, count, step_ms))
     store.seal(ATTEMPT, "job", through_seq=10**9)
     return MetricSource.objects.get()
 
@@ -106,7 +106,7 @@ def test_a_long_series_gets_a_row_per_window():
 
 
 def test_a_source_without_chunks_has_nothing_to_roll_up():
-    store.append(ATTEMPT, points(1, 5))
+    append(ATTEMPT, points(1, 5))
     assert roll_up(MetricSource.objects.get(), is_ended=True) == 0
 
 
@@ -141,7 +141,7 @@ def write(start_ms: int, count: int, step_ms: int = SECOND, first: int = 1) -> N
         Point(first + n, start_ms + n * step_ms, "job", {"loss": float(first + n)})
         for n in range(count)
     ]
-    store.append(ATTEMPT, made)
+    append(ATTEMPT, made)
 
 
 def seal_and_roll(*, is_ended: bool = True) -> None:
@@ -242,7 +242,7 @@ def test_a_short_run_is_drawn_without_its_raw_points():
     for hours in (0, 1, 2.6, 3.9):
         start, attempt = WINDOW_START + int(hours * HOUR), f"after {hours} hours"
         made = [Point(n + 1, start + n * SECOND, "job", {"loss": float(n)}) for n in range(100)]
-        store.append(attempt, made)
+        append(attempt, made)
         store.seal(attempt, "job", through_seq=10**9)
         roll_up(MetricSource.objects.get(attempt_id=attempt), is_ended=True)
         MetricChunk.objects.filter(step_ms=RAW_STEP_MS).delete()
@@ -269,12 +269,12 @@ def test_the_end_of_an_attempt_seals_and_rolls_up(attempt):
 
 def test_what_is_not_acknowledged_is_not_sealed(attempt):
     events_accept(host=attempt.host, batch=batch_of(attempt, ("exited", EXIT_OK)))
-    store.append(attempt.pk, [store.Point(2, 1, "job", {"loss": 1.0})])
+    append(attempt.pk, [store.Point(2, 1, "job", {"loss": 1.0})])
     assert seal_due() == 0
 
 
 def test_points_of_no_known_attempt_are_left_alone():
-    store.append("nobody", [store.Point(1, 1, "job", {"loss": 1.0})])
+    append("nobody", [store.Point(1, 1, "job", {"loss": 1.0})])
     assert (seal_due(), MetricBatch.objects.count()) == (0, 1)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.webapp.metrics.conftest import ATTEMPT, T0, points
+from tests.webapp.metrics.conftest import ATTEMPT, T0, append, points
 from webapp.metrics import store
 from webapp.metrics.models import MetricBatch, MetricChunk, MetricSource
 from webapp.metrics.store import (
@@ -38,7 +38,7 @@ def write(values, step_ms=1000, source="job", first=1) -> None:
         Point(first + at, T0 + (first + at) * step_ms, source, {"loss": value})
         for at, value in enumerate(values)
     ]
-    store.append(ATTEMPT, made)
+    append(ATTEMPT, made)
 
 
 def seal(*, is_rolled=False) -> None:
@@ -148,7 +148,7 @@ def test_a_gap_lies_between_its_neighbours_in_time():
 
 
 def test_points_of_one_instant_make_no_gap():
-    store.append(ATTEMPT, [Point(n, T0, "job", {"loss": float(n)}) for n in (1, 2, 3)])
+    append(ATTEMPT, [Point(n, T0, "job", {"loss": float(n)}) for n in (1, 2, 3)])
     assert not np.isnan(loss().value).any()
 
 
@@ -164,14 +164,14 @@ def test_a_difficult_value_survives_journal_seal_and_roll_up():
 def test_a_metric_of_any_name_is_read_by_it():
     for name in ["größe", "a b", "x" * 60, "<b>", "loss/total", "0"]:
         clear()
-        store.append(ATTEMPT, [Point(1, T0, "job", {name: 5.0})])
+        append(ATTEMPT, [Point(1, T0, "job", {name: 5.0})])
         seal()
         assert read_series(ATTEMPT, [name])[0].value.tolist() == [5.0], name
 
 
 def test_a_metric_that_came_late_has_its_own_points_only():
     write([1.0] * 5)
-    store.append(ATTEMPT, [Point(6, T0 + 6000, "job", {"loss": 1.0, "grad_norm": 2.0})])
+    append(ATTEMPT, [Point(6, T0 + 6000, "job", {"loss": 1.0, "grad_norm": 2.0})])
     seal()
     assert len(read_raw(ATTEMPT, "job", "grad_norm").value) == 1
     assert len(read_raw(ATTEMPT, "job", "loss").value) == 6
@@ -187,7 +187,7 @@ def test_two_sources_may_have_a_metric_of_one_name():
 def test_an_empty_wish_reads_nothing_and_two_jobs_do_not_mix():
     write([1.0])
     assert read_series(ATTEMPT, []) == []
-    store.append("01J" + "Z" * 23, points(1, 3))
+    append("01J" + "Z" * 23, points(1, 3))
     assert len(loss().value) == 1
 
 
@@ -204,7 +204,7 @@ def test_reading_a_long_job_asks_the_database_a_fixed_number_of_times(
 def test_a_day_of_seconds_is_read_from_few_rows():
     n = 86_400
     made = [Point(at, T0 + at * 1000, "job", {"loss": float(at % 7)}) for at in range(1, n, 10)]
-    store.append(ATTEMPT, made)
+    append(ATTEMPT, made)
     seal(is_rolled=True)
     series = loss(points=500)
     assert 250 <= len(series.value) <= 500

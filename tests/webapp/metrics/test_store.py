@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.webapp.metrics.conftest import ATTEMPT, T0, points
+from tests.webapp.metrics.conftest import ATTEMPT, T0, append, points
 from webapp.metrics import store
 from webapp.metrics.models import MetricBatch, MetricChunk, MetricSource
 from webapp.metrics.store import Range, read_raw, read_series, roll_up
@@ -20,36 +20,36 @@ EVERYTHING = 10**9
 
 
 def test_points_are_read_back_from_the_journal_once():
-    store.append(ATTEMPT, [])
+    append(ATTEMPT, [])
     assert not MetricSource.objects.exists()
     assert len(read_raw(ATTEMPT, "nobody", "loss").seq) == 0
-    store.append(ATTEMPT, points(1, 3))
+    append(ATTEMPT, points(1, 3))
     series = read_raw(ATTEMPT, "job", "loss")
     assert series.value.tolist() == [1.0, 0.5, 1 / 3]
     for _ in range(2):
-        store.append(ATTEMPT, points(1, 3))
+        append(ATTEMPT, points(1, 3))
     assert MetricBatch.objects.count() == 1
 
 
 def test_each_source_has_its_own_journal():
-    store.append(ATTEMPT, [*points(1, 2), *points(3, 2, source="host")])
+    append(ATTEMPT, [*points(1, 2), *points(3, 2, source="host")])
     assert read_raw(ATTEMPT, "host", "loss").seq.tolist() == [3, 4]
 
 
 def test_names_are_remembered_in_the_order_seen():
-    store.append(ATTEMPT, points(1, 1))
-    store.append(ATTEMPT, [store.Point(2, T0, "job", {"eta": 1.0, "loss": 2.0})])
+    append(ATTEMPT, points(1, 1))
+    append(ATTEMPT, [store.Point(2, T0, "job", {"eta": 1.0, "loss": 2.0})])
     assert MetricSource.objects.get().metrics == ["loss", "rss_bytes", "eta"]
 
 
 def test_what_did_not_commit_elsewhere_is_discarded_before_it_comes_again():
-    store.append(ATTEMPT, points(1, 3), acked_seq=0)
-    store.append(ATTEMPT, points(1, 5), acked_seq=0)
+    append(ATTEMPT, points(1, 3), acked_seq=0)
+    append(ATTEMPT, points(1, 5), acked_seq=0)
     assert read_raw(ATTEMPT, "job", "loss").seq.tolist() == [1, 2, 3, 4, 5]
 
 
 def test_sealing_moves_the_journal_into_one_chunk_per_metric_once():
-    store.append(ATTEMPT, points(1, 10))
+    append(ATTEMPT, points(1, 10))
     assert store.seal(ATTEMPT, "job", through_seq=EVERYTHING) == 10
     assert MetricBatch.objects.count() == 0
     assert MetricChunk.objects.count() == 2
@@ -58,7 +58,7 @@ def test_sealing_moves_the_journal_into_one_chunk_per_metric_once():
 
 
 def test_sealing_changes_no_value():
-    store.append(ATTEMPT, points(1, 10))
+    append(ATTEMPT, points(1, 10))
     before = read_raw(ATTEMPT, "job", "loss")
     store.seal(ATTEMPT, "job", through_seq=EVERYTHING)
     after = read_raw(ATTEMPT, "job", "loss")
@@ -66,14 +66,14 @@ def test_sealing_changes_no_value():
 
 
 def test_only_what_is_acknowledged_is_sealed():
-    store.append(ATTEMPT, points(1, 5))
-    store.append(ATTEMPT, points(6, 5))
+    append(ATTEMPT, points(1, 5))
+    append(ATTEMPT, points(6, 5))
     assert store.seal(ATTEMPT, "job", through_seq=5) == 5
 
 
 def test_late_points_get_a_generation_of_their_own():
     for _ in range(2):
-        store.append(ATTEMPT, points(1, 3))
+        append(ATTEMPT, points(1, 3))
         store.seal(ATTEMPT, "job", through_seq=EVERYTHING)
     chunks = MetricChunk.objects.filter(metric="loss")
     assert sorted(chunks.values_list("gen", flat=True)) == [0, 1]
@@ -82,7 +82,7 @@ def test_late_points_get_a_generation_of_their_own():
 
 def test_two_points_of_one_millisecond_both_stay():
     same = [store.Point(n, T0, "job", {"loss": float(n)}) for n in (1, 2)]
-    store.append(ATTEMPT, same)
+    append(ATTEMPT, same)
     store.seal(ATTEMPT, "job", through_seq=EVERYTHING)
     assert read_raw(ATTEMPT, "job", "loss").value.tolist() == [1.0, 2.0]
 
@@ -96,14 +96,14 @@ def test_a_journal_is_due_when_it_is_long_old_or_over():
         (7, 10**5, False, True),
     ):
         attempt = f"{count} every {step_ms}, {is_ended}"
-        store.append(attempt, points(1, count, step_ms))
+        append(attempt, points(1, count, step_ms))
         assert store.needs_seal(attempt, "job", is_ended=is_ended) == is_due, attempt
 
 
 def test_pruning_forgets_old_raw_chunks_only():
-    store.append(ATTEMPT, points(1, 5))
+    append(ATTEMPT, points(1, 5))
     store.seal(ATTEMPT, "job", through_seq=EVERYTHING)
-    store.append(ATTEMPT, points(100, 5))
+    append(ATTEMPT, points(100, 5))
     store.seal(ATTEMPT, "job", through_seq=EVERYTHING)
     assert store.prune_raw(before_ms=T0 + 50_000) == 2
     assert read_raw(ATTEMPT, "job", "loss").seq.tolist() == [100, 101, 102, 103, 104]
@@ -125,7 +125,7 @@ def test_chaos_leaves_the_series_bit_identical(seed):
     ]
     deliveries += [(index + 20 * chance.random(), batches[index]) for index in range(0, 60, 4)]
     for count, (_, batch) in enumerate(sorted(deliveries, key=lambda item: item[0])):
-        store.append(attempt, batch)
+        append(attempt, batch)
         if count % 12 == 11:
             store.seal(attempt, "job", through_seq=EVERYTHING)
     got = read_raw(attempt, "job", "loss")
@@ -195,19 +195,19 @@ def seal(*, is_rolled: bool = False) -> None:
 
 
 def test_few_points_of_the_wanted_metrics_come_as_they_are_from_journal_and_chunks():
-    store.append(ATTEMPT, points(1, 5))
+    append(ATTEMPT, points(1, 5))
     assert [item.metric for item in read_series(ATTEMPT, ["loss", "unknown"])] == ["loss"]
     series = read_series(ATTEMPT, ["loss"])[0]
     assert series.value.tolist() == [1 / n for n in range(1, 6)]
     assert series.t_ms.tolist() == [T0 + n * 1000 for n in range(1, 6)]
     seal()
-    store.append(ATTEMPT, points(6, 5))
+    append(ATTEMPT, points(6, 5))
     assert len(read_series(ATTEMPT, ["loss"])[0].value) == 10
     assert read_series("nobody", ["loss"]) == []
 
 
 def test_a_day_is_read_from_the_roll_ups_and_a_zoom_from_the_raw_points():
-    store.append(ATTEMPT, points(1, 4000, step_ms=20_000))
+    append(ATTEMPT, points(1, 4000, step_ms=20_000))
     seal(is_rolled=True)
     series = read_series(ATTEMPT, ["rss_bytes"], points=200)[0]
     assert len(series.t_ms) <= 201
@@ -218,13 +218,13 @@ def test_a_day_is_read_from_the_roll_ups_and_a_zoom_from_the_raw_points():
 
 
 def test_roll_ups_and_what_came_after_them_join():
-    store.append(ATTEMPT, points(1, 2000, step_ms=20_000))
+    append(ATTEMPT, points(1, 2000, step_ms=20_000))
     seal(is_rolled=True)
-    store.append(ATTEMPT, points(2001, 20, step_ms=20_000))
+    append(ATTEMPT, points(2001, 20, step_ms=20_000))
     series = read_series(ATTEMPT, ["rss_bytes"], points=100)[0]
     assert series.high.max() == 2020 * 4096.0
 
 
 def test_sources_come_apart():
-    store.append(ATTEMPT, [*points(1, 3), *points(4, 3, source="host")])
+    append(ATTEMPT, [*points(1, 3), *points(4, 3, source="host")])
     assert [item.source for item in read_series(ATTEMPT, ["loss"])] == ["host", "job"]

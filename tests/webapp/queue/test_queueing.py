@@ -8,7 +8,7 @@ import time_machine
 from tests.webapp.conftest import EXIT_OK, GIB, batch_of, claim, make_beat, make_job
 from tests.webapp.jobs.undone import undone
 from tests.webapp.queue.conftest import gpu_host
-from webapp.agents import ingest
+from webapp.agents import event_effects
 from webapp.agents.heartbeats import host_beat
 from webapp.agents.ingest import events_accept
 from webapp.core.clock import now
@@ -296,7 +296,7 @@ def test_a_freed_device_reads_the_first_jobs_alone_unless_it_is_kept(
     assert allocate_pool(node_a.pool) == []
     assert read == []  # no device is free
     with monkeypatch.context() as first:
-        first.setattr(ingest, "allocate_after", str)
+        first.setattr(event_effects, "allocate_after", str)
         end(running[0].attempts.get())
     jobs = waiting_jobs(node_a.pool)
     whole = decide(pool_state_of(node_a.pool, jobs, Rules(jobs)).snapshot)
