@@ -27,8 +27,10 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from runners.shared.timing import CLIENT_SILENCE_SECONDS
+
 PREFIX = "/api/v1"
-TIMEOUT = httpx.Timeout(60.0, connect=10.0)  # seconds; a stream has a ping every 15 s
+TIMEOUT = httpx.Timeout(CLIENT_SILENCE_SECONDS, connect=10.0)
 TRIES = 4
 LONGEST_WAIT = 30.0  # seconds before a repetition
 LATER = frozenset({429, 502, 503, 504})

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from runners.shared.config import HostDir
 from runners.shared.log_text import last_line, lines_of, plain
 from runners.shared.messages import MAIN, EnvironmentOrder, EnvironmentState
+from runners.shared.timing import LOCK_PROBE_SECONDS
 from runners.supervision import child
 from runners.supervision.child import start_text_process
 
@@ -155,7 +156,6 @@ def _probe_and_size(path: Path, facts: Mapping[str, str]) -> tuple[tuple[str, ..
 BUILT = "environment.json"
 PROGRESS = "progress.json"
 LAST = "last.json"
-LOCK_TIMEOUT_SECONDS = 0.3  # a check whether a lock is free holds it briefly
 UNFINISHED = (".building-", ".gone-")
 
 
@@ -271,7 +271,7 @@ class Store:
         """
         home = self.home(name)
         try:
-            with child.locked(home / "build.lock", LOCK_TIMEOUT_SECONDS):
+            with child.locked(home / "build.lock", LOCK_PROBE_SECONDS):
                 (home / PROGRESS).unlink(missing_ok=True)
                 for path in home.iterdir():
                     if path.name.startswith(UNFINISHED):

@@ -35,11 +35,14 @@ from runners.launchers.attempts import Verdict
 from runners.shared.config import Credential, HostConfigError, HostDir
 from runners.shared.facts import Microbench, NetworkMeasurement
 from runners.shared.messages import Beat, BeatReply
-from runners.shared.timing import scale_duration
+from runners.shared.timing import (
+    LIVE_BEAT_SECONDS,
+    LOCK_PROBE_SECONDS,
+    REFUSED_BEAT_SECONDS,
+    scale_duration,
+)
 from runners.supervision import child, procfs
 
-LIVE_BEAT_SECONDS = scale_duration(2.0, least=0.2)
-REFUSED_BEAT_SECONDS = scale_duration(30.0, least=0.5)
 FACTS_SECONDS = 600.0  # period of the inventory report, which includes GPU error counts
 POLL_SECONDS = scale_duration(0.5, least=0.1)
 
@@ -114,7 +117,7 @@ class Agent:
         """
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(child.locked(self._host_dir.agent_lock, child.PROBE_SECONDS))
+                stack.enter_context(child.locked(self._host_dir.agent_lock, LOCK_PROBE_SECONDS))
             except child.LockedError:
                 raise AlreadyRunningError(
                     f"another agent serves {self._host_dir.path}; stop that one first"

@@ -18,7 +18,11 @@ from runners.jobspec.base import key_id
 from runners.shared.config import Credential, HostDir
 from runners.shared.messages import Doorbell, first_fault
 from runners.shared.redis_address import key_prefix
-from runners.shared.timing import scale_duration
+from runners.shared.timing import (
+    CLOCK_SKEW_SECONDS,
+    DOORBELL_LIFETIME_SECONDS,
+    scale_duration,
+)
 from runners.supervision.child import die_with
 
 # Signs and verifies doorbells, the wake-up messages in a host's queue.
@@ -29,8 +33,6 @@ from runners.supervision.child import die_with
 
 VERSION = 1
 MAX_BODY_BYTES = 64 * 1024
-LIFETIME_SECONDS = 300
-SKEW_SECONDS = 30
 
 
 class SignatureRefusedError(Exception):
@@ -77,7 +79,7 @@ def sign(
         "cmd": doorbell.model_dump(mode="json"),
         "nonce": secrets.token_hex(16),
         "iat": now,
-        "exp": now + LIFETIME_SECONDS,
+        "exp": now + DOORBELL_LIFETIME_SECONDS,
         "seq": seq,
     }
     body = json.dumps(envelope, sort_keys=True, separators=(",", ":"))
@@ -110,7 +112,7 @@ def verify(
     except ValidationError as error:
         raise SignatureRefusedError("malformed", f"the body: {first_fault(error)}") from None
     _check_aim(envelope, host_id, now)
-    if not is_new_nonce(envelope.nonce, envelope.exp + SKEW_SECONDS):
+    if not is_new_nonce(envelope.nonce, envelope.exp + CLOCK_SKEW_SECONDS):
         raise SignatureRefusedError("replayed", f"nonce {envelope.nonce} was used before")
     return envelope.cmd
 
@@ -120,9 +122,9 @@ def _check_aim(envelope: _Envelope, host_id: str, now: float) -> None:
         raise SignatureRefusedError("malformed", f"version {envelope.v}, expected {VERSION}")
     if envelope.host != host_id:
         raise SignatureRefusedError("other_host", f"signed for host {envelope.host}")
-    if now > envelope.exp + SKEW_SECONDS:
+    if now > envelope.exp + CLOCK_SKEW_SECONDS:
         raise SignatureRefusedError("expired", f"{now - envelope.exp:.0f} s past its end")
-    if now < envelope.iat - SKEW_SECONDS:
+    if now < envelope.iat - CLOCK_SKEW_SECONDS:
         raise SignatureRefusedError(
             "from_the_future",
             f"issued {envelope.iat - now:.0f} s ahead of this clock; compare the clocks",

@@ -15,7 +15,7 @@ import redis
 from runners.host import enrolment, inventory, preflight
 from runners.host.agent import Agent, AlreadyRunningError
 from runners.host.doorbell import DoorbellWorkerSupervisor
-from runners.host.reconcile import STOP_ALL_SECONDS, stop_all, summaries
+from runners.host.reconcile import stop_all, summaries
 from runners.host.redis_access import connect
 from runners.host.shipping import RefusedError, ServerClient, ServerError
 from runners.prove import run as prove
@@ -25,6 +25,7 @@ from runners.shared.environment import NOT_USED, environment_lines, service_line
 from runners.shared.facts import GpuFacts
 from runners.shared.reasons import Reason
 from runners.shared.redis_address import UnsafeAddressError
+from runners.shared.timing import STOP_ALL_SECONDS
 from runners.supervision import procfs
 
 # ---------------------------------------------------------------------------

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 
 from runners.host.app import AGENT_VARIABLE, HOST_DIR_VARIABLE, QUEUE
 from runners.shared.config import HostDir
-from runners.shared.timing import scale_duration
+from runners.shared.timing import DOORBELL_STOP_SECONDS, scale_duration
 
 FIRST_REST_SECONDS = scale_duration(1.0, least=0.2)
 LONGEST_REST_SECONDS = scale_duration(60.0, least=2.0)
 STEADY_SECONDS = scale_duration(60.0)  # a worker that ran this long resets the backoff
-STOP_SECONDS = 10.0
 COMMAND = (
     # In a container root is the only user; the worker accepts only JSON, which is not executable.
     sys.executable, "-W", "ignore:You're running the worker with superuser privileges",
@@ -67,7 +66,7 @@ class DoorbellWorkerSupervisor:
             return
         self._child.terminate()
         try:
-            self._child.wait(STOP_SECONDS)
+            self._child.wait(DOORBELL_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(self._child.pid, signal.SIGKILL)
             self._child.wait()

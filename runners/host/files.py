@@ -14,7 +14,7 @@ from pathlib import Path
 from runners.launchers.attempts import AttemptFolder, attempt_folders
 from runners.shared.config import HostDir
 from runners.shared.messages import MAX_STORED, FilePart, FilesOrder, StoredFiles
-from runners.shared.timing import scale_duration
+from runners.shared.timing import LOCK_PROBE_SECONDS, scale_duration
 from runners.supervision import child
 
 MEASURE_SECONDS = 600.0
@@ -119,7 +119,7 @@ def _delete(folder: AttemptFolder, part: FilePart) -> None:
     if part == "all" and not folder.is_uploaded:
         return
     places = [folder.checkpoint, *([folder.output] if part == "all" else [])]
-    with child.locked(folder.lock, child.PROBE_SECONDS):
+    with child.locked(folder.lock, LOCK_PROBE_SECONDS):
         for place in places:
             if place.exists():
                 place.rename(place.with_name(place.name + DELETED))

@@ -39,6 +39,7 @@ from runners.shared.messages import (
 )
 from runners.shared.reasons import Reason
 from runners.shared.spool import SpoolReader
+from runners.shared.timing import STOP_ALL_SECONDS, STOP_GRACE_SECONDS, SUPERVISOR_END_SECONDS
 from runners.supervision import child, procfs
 
 # Lets an attempt go on from the files of an earlier one on this host: of its own job, else of the
@@ -51,8 +52,6 @@ from runners.supervision import child, procfs
 
 
 log = logging.getLogger(__name__)
-
-LOCK_TIMEOUT_SECONDS = 5.0  # a supervisor ends shortly after it reports the exit
 
 
 def take_over_checkpoint(
@@ -73,7 +72,7 @@ def take_over_checkpoint(
     resumed = resume_from_of(request.spec)
     for earlier in [*own, *(with_checkpoint(known, resumed) if resumed else [])]:
         try:
-            with child.locked(earlier.lock, LOCK_TIMEOUT_SECONDS):
+            with child.locked(earlier.lock, SUPERVISOR_END_SECONDS):
                 if folder.checkpoint.is_dir():
                     folder.checkpoint.rmdir()  # empty, as checked above
                 if earlier in own:
@@ -479,10 +478,6 @@ def _gpus_of(folder: AttemptFolder) -> frozenset[str]:
 # Operations on a host's attempts that need neither agent nor server.
 
 
-STOP_ALL_SECONDS = 30.0
-GRACE_SECONDS = 5.0
-
-
 class StopResult(NamedTuple):
     """The result of ``stop_all``: attempts that ended, and those still running."""
 
@@ -493,7 +488,7 @@ class StopResult(NamedTuple):
 
 def stop_all(
     host_dir: HostDir,
-    grace_seconds: float = GRACE_SECONDS,
+    grace_seconds: float = STOP_GRACE_SECONDS,
     reason: Reason = Reason.STOPPED_BY_OPERATOR,
     timeout_seconds: float = STOP_ALL_SECONDS,
 ) -> StopResult:

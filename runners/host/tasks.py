@@ -18,7 +18,11 @@ from runners.host.wake import wake_agent
 from runners.shared.config import Credential, HostDir
 from runners.shared.messages import Doorbell
 from runners.shared.redis_address import pong_key
-from runners.shared.timing import scale_duration
+from runners.shared.timing import (
+    PONG_LIFETIME_SECONDS,
+    WORKER_SILENCE_SECONDS,
+    scale_duration,
+)
 
 # Stores doorbell nonces until they expire, across processes and restarts.
 
@@ -51,8 +55,6 @@ class NonceStore:
 
 EXIT_STALLED = 70
 WATCH_SECONDS = scale_duration(5.0, least=0.5)
-SILENCE_SECONDS = scale_duration(180.0, least=6.0)  # the server pings each minute
-PONG_LIFETIME_MS = 60_000
 LOST_ACK = "Couldn't ack"
 
 log = logging.getLogger(__name__)
@@ -109,7 +111,7 @@ def echo(command_id: str) -> None:
     key = pong_key(credential.host_id)
     with connect(credential.worker_url or "", host_dir.redis_ca(), socket_timeout=2.0) as client:
         pipe = client.pipeline(transaction=True)
-        pipe.lpush(key, command_id).pexpire(key, PONG_LIFETIME_MS)
+        pipe.lpush(key, command_id).pexpire(key, 1000 * PONG_LIFETIME_SECONDS)
         pipe.execute()
 
 
@@ -137,7 +139,7 @@ def _watch(pings: Path, parent: int) -> None:
     while os.getppid() == parent:
         last = pings.stat().st_mtime
         has_received = has_received or last > started_at + WATCH_SECONDS
-        if has_received and time.time() - last > SILENCE_SECONDS:
+        if has_received and time.time() - last > WORKER_SILENCE_SECONDS:
             os._exit(EXIT_STALLED)
         time.sleep(WATCH_SECONDS)
     os._exit(0)

@@ -23,6 +23,7 @@ from runners.jobs.energy import EnergyMeter, Sample, visible_sample, zones
 from runners.jobs.events import Emitter
 from runners.jobspec import JobSpec
 from runners.shared.messages import ArtefactBody, ArtefactKind, RunRequest
+from runners.shared.timing import PEERS_STOP_SECONDS
 from runners.supervision import classification
 from runners.supervision.child import compiler_name
 
@@ -70,7 +71,6 @@ def end_as_before(folder: Path, code: int) -> None:
 HOST_DIR_VARIABLE = "SLIPWAY_HOST_DIR"
 EXIT_BAD_INPUT = 3
 NO_SPACE = os.strerror(errno.ENOSPC)
-PEERS_STOP_SECONDS = 30.0  # a stop reaches the hosts of a gang at different times
 Spec = TypeVar("Spec", bound=BaseModel)
 
 

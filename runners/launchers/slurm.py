@@ -20,17 +20,19 @@ from runners.launchers.slurm_commands import Phase, SlurmError, SlurmJob, SlurmU
 from runners.shared.facts import SlurmConfig
 from runners.shared.messages import RunRequest
 from runners.shared.reasons import Reason
-from runners.shared.timing import scale_duration
+from runners.shared.timing import (
+    SLURM_END_MARGIN_SECONDS,
+    SLURM_KILL_MARGIN_SECONDS,
+    SLURM_SETTLE_SECONDS,
+    STOP_GRACE_SECONDS,
+    scale_duration,
+)
 from runners.supervision import child, supervisor
 
 TICKET = "slurm.json"
 SCRIPT = "slurm.sh"
 POLL_SECONDS = scale_duration(10.0, least=0.5)
 AWAY_SECONDS = scale_duration(30.0, least=0.5)
-# Maximum delay until a shared folder shows a node's last writes.
-SETTLE_SECONDS = scale_duration(30.0, least=2.0)
-KILL_MARGIN_SECONDS = scale_duration(30.0, least=2.0)
-END_MARGIN_SECONDS = 30.0  # the supervisor ends a job this long before Slurm's limit
 LEAST_LIMIT_MINUTES = 2
 # Variables of the batch job that the job inherits: its share of the node.
 INHERIT = (
@@ -121,7 +123,7 @@ class SlurmLauncher:
                 "a Slurm host runs each job as one process on one node; choose another host "
                 "for a job over several devices",
             )
-        latest_end = self._limit_minutes(document) * 60 - END_MARGIN_SECONDS
+        latest_end = self._limit_minutes(document) * 60 - SLURM_END_MARGIN_SECONDS
         requested = document.get("max_duration_seconds")
         shortest = latest_end if requested is None else min(float(requested), latest_end)
         return {
@@ -135,7 +137,7 @@ class SlurmLauncher:
         requested = document.get("max_duration_seconds")
         if requested is None:
             return max(LEAST_LIMIT_MINUTES, self._config.time_limit_minutes)
-        minutes = math.ceil((float(requested) + END_MARGIN_SECONDS) / 60) + 1
+        minutes = math.ceil((float(requested) + SLURM_END_MARGIN_SECONDS) / 60) + 1
         return max(LEAST_LIMIT_MINUTES, min(minutes, self._config.time_limit_minutes))
 
     def launch(self, folder: AttemptFolder) -> None:
@@ -213,7 +215,7 @@ class SlurmLauncher:
             self._gone_since.pop(folder.attempt_id, None)
             return False
         since = self._gone_since.get(folder.attempt_id)
-        return since is not None and self._clock() - since >= SETTLE_SECONDS
+        return since is not None and self._clock() - since >= SLURM_SETTLE_SECONDS
 
     def waits_for(self, folder: AttemptFolder) -> str:
         """Return Slurm's reason why the job is pending."""
@@ -261,7 +263,7 @@ class SlurmLauncher:
     def stop(self, folder: AttemptFolder) -> None:
         """Cancel a pending job, or signal a running job's supervisor to stop.
 
-        A job that exceeds its grace period by ``KILL_MARGIN_SECONDS`` is cancelled as a whole.
+        A job that outlasts its grace by ``SLURM_KILL_MARGIN_SECONDS`` is cancelled as a whole.
         """
         ticket, job = _ticket(folder), self._job(folder)
         if ticket is None:
@@ -279,8 +281,8 @@ class SlurmLauncher:
 
     def _end(self, folder: AttemptFolder, job_id: str) -> None:
         order = folder.path / child.STOP
-        grace = float((child.read_json(order) or {}).get("grace_seconds", 0.0))
-        if time.time() - order.stat().st_mtime > grace + KILL_MARGIN_SECONDS:
+        grace = float((child.read_json(order) or {}).get("grace_seconds", STOP_GRACE_SECONDS))
+        if time.time() - order.stat().st_mtime > grace + SLURM_KILL_MARGIN_SECONDS:
             if folder.attempt_id not in self._killed:
                 log.warning("job %s outlasted its grace and is cancelled", job_id)
             self._killed.add(folder.attempt_id)

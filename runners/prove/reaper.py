@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from runners.shared.timing import LOCK_PROBE_SECONDS
+
 if __name__ == "__main__":  # -S hides site-packages and this package
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
@@ -96,7 +98,7 @@ def main(scratch: Path, argv: Sequence[str]) -> None:
     reaper = Reaper()
     with ExitStack() as stack:
         with suppress(OSError):  # a file system without locks
-            stack.enter_context(child.locked(scratch / LOCK, child.PROBE_SECONDS))
+            stack.enter_context(child.locked(scratch / LOCK, LOCK_PROBE_SECONDS))
         try:
             reaper.start(argv)
         except OSError as error:

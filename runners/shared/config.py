@@ -21,6 +21,7 @@ from runners.jobspec.base import IpAddress, Port
 from runners.shared.environment import creation_error
 from runners.shared.facts import SlurmConfig
 from runners.shared.redis_address import shipper_user, with_user, worker_user
+from runners.shared.timing import LONGEST_BEAT_SECONDS
 
 DEFAULT_HOST_DIR = Path("~/.slipway/host")  # HostDir expands it
 CREDENTIAL = "credential.json"
@@ -76,7 +77,7 @@ class HostConfig(BaseModel):
     upload_cap_bytes: NonNegativeInt = 2 * 1024**3  # larger artefacts stay on the host
     min_free_bytes: NonNegativeInt = 2 * 1024**3  # with less, no new attempt starts
     job_memory_bytes: PositiveInt | None = None  # limit per process of a job
-    max_beat_seconds: float = Field(default=10.0, gt=0)
+    max_beat_seconds: float = Field(default=LONGEST_BEAT_SECONDS, gt=0)
     address: IpAddress | None = None  # for other hosts to reach this one; None: its first address
     first_gang_port: Port = 29400  # one is reserved for each job over several hosts
     last_gang_port: Port = 29499

@@ -44,7 +44,7 @@ from runners.jobspec.base import (
 from runners.jobspec.serve import ServedName
 from runners.shared.facts import HostFacts, Microbench
 from runners.shared.reasons import Reason
-from runners.shared.timing import scale_duration
+from runners.shared.timing import LONGEST_BEAT_SECONDS, STOP_GRACE_SECONDS
 
 # Placement of a job's processes: devices, addresses, ports and node ranks.
 
@@ -216,7 +216,7 @@ class EnrollReply(Message):
     redis_secret: str | None = None  # of the host's two Redis users
     redis_ca_pem: str | None = None  # Redis's certificate authority, if not a public one
     server_time_ms: int
-    beat_seconds: float = 10.0
+    beat_seconds: float = LONGEST_BEAT_SECONDS
 
 
 class RotateRequest(Message):
@@ -315,7 +315,7 @@ class StopOrder(Message):
 
     attempt_id: str
     reason: Annotated[Reason, BeforeValidator(_known_reason)]
-    grace_seconds: NonNegativeFloat = scale_duration(15.0, least=0.5)
+    grace_seconds: NonNegativeFloat = STOP_GRACE_SECONDS
 
 
 def _known_orders(kind: type[Message], field: str) -> BeforeValidator:

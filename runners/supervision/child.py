@@ -252,13 +252,10 @@ def _try_lock(handle: int) -> bool:
     return True
 
 
-PROBE_SECONDS = 1.0  # to wait for a lock that ``is_locked`` may hold for an instant
-
-
 def is_locked(path: Path) -> bool:
     """Return whether a live process holds the lock file, by taking it for an instant.
 
-    Whoever takes such a lock waits ``PROBE_SECONDS``, so that a probe does not turn it down.
+    Whoever takes such a lock waits ``LOCK_PROBE_SECONDS``, so that a probe does not turn it down.
     """
     try:
         with locked(path):

@@ -23,7 +23,12 @@ if __name__ == "__main__":  # -S hides site-packages and this package
 
 from runners.shared.reasons import Reason
 from runners.shared.spool import SpoolWriter
-from runners.shared.timing import scale_duration
+from runners.shared.timing import (
+    LOCK_PROBE_SECONDS,
+    OUTPUT_DRAIN_SECONDS,
+    STOP_GRACE_SECONDS,
+    scale_duration,
+)
 from runners.supervision import child, classification, output, procfs
 from runners.supervision.classification import Ending, classify, rank_of
 from runners.supervision.output import (
@@ -42,11 +47,8 @@ EXIT_INTERNAL = 70
 EXIT_ALREADY_SUPERVISED = 75
 EXIT_ALREADY_ENDED = 76
 
-LOCK_TIMEOUT_SECONDS = 0.3  # a check whether the lock is free holds it briefly
 TICK_SECONDS = scale_duration(1.0, least=0.2)
 STOPPING_TICK_SECONDS = 0.05
-DRAIN_SECONDS = 1.0
-DEFAULT_GRACE_SECONDS = scale_duration(15.0, least=0.5)
 READ_BYTES = 256 * 1024
 GATHER_SECONDS = 0.1  # output arrives line by line: reads are batched
 FLOOD_BYTES = (
@@ -178,7 +180,7 @@ class Supervisor:
                 self._is_terminated = False
                 self._check_stop_order()
                 if self.stop_reason is None:  # not from the agent: a shutdown or another user
-                    self._begin_stop(Reason.KILLED_EXTERNALLY, DEFAULT_GRACE_SECONDS)
+                    self._begin_stop(Reason.KILLED_EXTERNALLY, STOP_GRACE_SECONDS)
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 child.kill_tree(self._reap, child.FIRST_PAUSE_SECONDS)
         child.kill_tree(self._reap, child.FIRST_PAUSE_SECONDS)
@@ -200,7 +202,7 @@ class Supervisor:
         ran_ms = _now_ms() - (self.started_at_ms or _now_ms())
         if limit is not None and self.stop_reason is None and ran_ms > limit * 1000:
             self._log(f"the limit of {limit:g} s is reached")
-            self._begin_stop(Reason.MAX_DURATION, DEFAULT_GRACE_SECONDS)
+            self._begin_stop(Reason.MAX_DURATION, STOP_GRACE_SECONDS)
 
     def _read(self, timeout_s: float) -> bool:
         """Read the pipes and handle their data; return False when there was none."""
@@ -259,7 +261,7 @@ class Supervisor:
         if self.stop_reason is None and (order := child.read_json(self.folder / child.STOP)):
             reason = str(order.get("reason"))
             known = reason in Reason.__members__.values()
-            grace_seconds = float(order.get("grace_seconds", DEFAULT_GRACE_SECONDS))
+            grace_seconds = float(order.get("grace_seconds", STOP_GRACE_SECONDS))
             self._begin_stop(Reason(reason) if known else Reason.STOPPED_BY_USER, grace_seconds)
 
     def _begin_stop(self, reason: Reason, grace_seconds: float) -> None:
@@ -278,7 +280,7 @@ class Supervisor:
 
     def _drain(self) -> None:
         """Read the output that the job wrote before it ended."""
-        deadline = time.monotonic() + DRAIN_SECONDS
+        deadline = time.monotonic() + OUTPUT_DRAIN_SECONDS
         while time.monotonic() < deadline and self._read(0.0):
             pass
         for name, events in self._log_events.items():
@@ -336,7 +338,7 @@ class Supervisor:
 def supervise(folder: Path, report_to: int) -> None:
     """Run the attempt under its lock; write the start's outcome as one byte to ``report_to``."""
     try:
-        with child.locked(folder / child.LOCK, LOCK_TIMEOUT_SECONDS):
+        with child.locked(folder / child.LOCK, LOCK_PROBE_SECONDS):
             if (folder / child.EXIT_RECORD).exists():
                 os.write(report_to, bytes([EXIT_ALREADY_ENDED]))
                 return

@@ -14,6 +14,7 @@ from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel
 from runners.shared.config import HostDir
 from runners.shared.facts import Microbench
 from runners.shared.messages import EpochShown
+from runners.shared.timing import LOCK_PROBE_SECONDS
 from runners.supervision import child, procfs
 from tests.runners.programs import FOREVER, SAY
 from tests.runners.tools import ids_of, wait_for
@@ -325,7 +326,7 @@ def test_a_probe_of_its_lock_does_not_turn_a_starting_agent_down(serve, host_dir
     with ExitStack() as probe:
         probe.enter_context(child.locked(host_dir.agent_lock))
         with serve():
-            time.sleep(child.PROBE_SECONDS / 5)
+            time.sleep(LOCK_PROBE_SECONDS / 5)
             probe.close()
             wait_for(lambda: acceptor.beats)
 

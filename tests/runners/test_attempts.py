@@ -262,7 +262,7 @@ def test_the_newest_earlier_attempt_of_the_same_job_gives_what_it_kept(left, lat
 
 
 def test_an_attempt_whose_supervisor_lives_keeps_what_it_has(left, later, monkeypatch):
-    monkeypatch.setattr("runners.host.reconcile.LOCK_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr("runners.host.reconcile.SUPERVISOR_END_SECONDS", 0.05)
     alive, ended = left("b", 3), left("a", 2)
     with child.locked(alive.lock):
         assert take_over_checkpoint(*later, [alive, ended]).attempt_id == "a"

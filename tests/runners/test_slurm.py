@@ -20,6 +20,7 @@ from runners.launchers.slurm_commands import (
 from runners.shared.facts import SlurmConfig
 from runners.shared.messages import Gang, RunRequest
 from runners.shared.reasons import Reason
+from runners.shared.timing import SLURM_END_MARGIN_SECONDS, SLURM_SETTLE_SECONDS
 from runners.supervision import child
 from tests.runners.tools import Attempts
 
@@ -168,7 +169,7 @@ def look(launcher: SlurmLauncher, folder: AttemptFolder, told: Told, seconds: fl
 def lose(launcher: SlurmLauncher, folder: AttemptFolder, told: Told) -> Verdict:
     """Let Slurm tell of the job's end, and wait for as long as a shared folder may take."""
     look(launcher, folder, told)
-    look(launcher, folder, told, slurm.SETTLE_SECONDS + 1)
+    look(launcher, folder, told, SLURM_SETTLE_SECONDS + 1)
     return launcher.verdict_of(folder)
 
 
@@ -180,7 +181,7 @@ def test_a_pending_job_waits_and_says_why_and_runs_before_its_supervisor_says_so
     assert launcher.verdict_of(folder) is Verdict.WAITING
     assert launcher.waits_for(folder) == "Slurm (job 17): Resources"
     told.queue = [job(folder, "RUNNING")]
-    look(launcher, folder, told, slurm.SETTLE_SECONDS + 1)
+    look(launcher, folder, told, SLURM_SETTLE_SECONDS + 1)
     assert launcher.verdict_of(folder) is Verdict.RUNNING
 
 
@@ -248,7 +249,7 @@ def test_a_job_with_a_verdict_that_is_no_loss_is_not_lost(launcher, folder):
 
 def test_the_supervisor_ends_a_job_before_slurm_would_and_a_gang_is_refused(launcher, folder):
     document = launcher.adapt({"max_duration_seconds": None}, folder.request())
-    assert document["max_duration_seconds"] == 60 * 60 - slurm.END_MARGIN_SECONDS
+    assert document["max_duration_seconds"] == 60 * 60 - SLURM_END_MARGIN_SECONDS
     assert "CUDA_VISIBLE_DEVICES" in document["inherit"]
     document = launcher.adapt({"max_duration_seconds": 90.0}, folder.request())
     assert document["max_duration_seconds"] == 90.0

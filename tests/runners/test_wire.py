@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from runners.host.app import (
-    LIFETIME_SECONDS,
     MAX_BODY_BYTES,
-    SKEW_SECONDS,
     SignatureRefusedError,
     SignedDoorbell,
     _mac,
@@ -46,6 +44,7 @@ from runners.shared.messages import (
     StopOrder,
 )
 from runners.shared.reasons import ERROR, FAILED, STOPPED, Reason
+from runners.shared.timing import CLOCK_SKEW_SECONDS, DOORBELL_LIFETIME_SECONDS
 from webapp.core import display
 
 # Everything on the wire: it survives JSON, and it is strict.
@@ -333,8 +332,10 @@ def test_a_doorbell_holds_from_the_skew_before_its_issue_to_the_skew_after_its_e
         code = None
     except SignatureRefusedError as error:
         code = error.code
-    late = offset > LIFETIME_SECONDS + SKEW_SECONDS
-    assert code == ("expired" if late else "from_the_future" if offset < -SKEW_SECONDS else None)
+    late = offset > DOORBELL_LIFETIME_SECONDS + CLOCK_SKEW_SECONDS
+    assert code == (
+        "expired" if late else "from_the_future" if offset < -CLOCK_SKEW_SECONDS else None
+    )
 
 
 def test_a_body_is_measured_in_bytes_and_not_in_characters():
@@ -358,7 +359,9 @@ def test_a_nonce_is_kept_until_no_clock_would_accept_it_any_more():
         now=NOW,
         is_new_nonce=lambda nonce, until: kept.append((nonce, until)) is None,
     )
-    assert kept == [(json.loads(signed.body)["nonce"], NOW + LIFETIME_SECONDS + SKEW_SECONDS)]
+    assert kept == [
+        (json.loads(signed.body)["nonce"], NOW + DOORBELL_LIFETIME_SECONDS + CLOCK_SKEW_SECONDS)
+    ]
 
 
 def test_no_two_doorbells_or_keys_are_told_by_the_same_words():
@@ -442,11 +445,11 @@ def test_a_doorbell_for_another_host_is_refused(nonces):
 
 
 def test_a_doorbell_holds_for_its_lifetime_and_the_skew_on_both_sides(nonces):
-    late = NOW + LIFETIME_SECONDS + SKEW_SECONDS
+    late = NOW + DOORBELL_LIFETIME_SECONDS + CLOCK_SKEW_SECONDS
     assert refusal(signed(), nonces, late + 1) == "expired"
     assert check(signed(), nonces, late - 1) == RING
-    assert refusal(signed(), nonces, NOW - SKEW_SECONDS - 1) == "from_the_future"
-    assert check(signed(), nonces, NOW - SKEW_SECONDS + 1) == RING
+    assert refusal(signed(), nonces, NOW - CLOCK_SKEW_SECONDS - 1) == "from_the_future"
+    assert check(signed(), nonces, NOW - CLOCK_SKEW_SECONDS + 1) == RING
 
 
 def test_a_body_of_another_size_form_or_version_is_refused(nonces):

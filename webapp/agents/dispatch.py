@@ -34,7 +34,12 @@ from runners.shared.messages import (
 )
 from runners.shared.reasons import Reason
 from runners.shared.redis_address import key_prefix
-from runners.shared.timing import scale_duration
+from runners.shared.timing import (
+    CLAIM_TIMEOUT_SECONDS,
+    LONGEST_GAP_SECONDS,
+    WORKER_PING_SECONDS,
+    scale_duration,
+)
 from webapp.accounts.secrets import secrets_open
 from webapp.audit.models import Event
 from webapp.core import outages
@@ -44,7 +49,6 @@ from webapp.core.vault import VaultError
 from webapp.hosts.epoch import RESTORED, is_restored
 from webapp.hosts.models import DOCUMENTS, RUNS_JOBS, Host, Pool
 from webapp.hosts.services import (
-    LONGEST_GAP_SECONDS,
     ClockWatch,
     Contact,
     command_key,
@@ -76,7 +80,6 @@ log = structlog.get_logger(__name__)
 BATCH = 100
 LONGEST_REST_SECONDS = scale_duration(60, least=2)
 DEAD_AFTER = timedelta(hours=1)
-PING_SECONDS = scale_duration(60.0, least=2.0)
 TASK_PREFIX = "runners."
 ALL_HOSTS = "host:"  # common prefix of all queues
 # No connection check before each message: it would double the cost of a ping, and a message
@@ -240,12 +243,12 @@ class Dispatcher:
     ) -> None:
         self._ring = ring_host
         self._clock = clock
-        self._pinged_at = clock() - PING_SECONDS + 5.0
+        self._pinged_at = clock() - WORKER_PING_SECONDS + 5.0
 
     def step(self) -> int:
         """Run one round and return the number of messages sent."""
         rung = dispatch_due(self._ring)
-        if self._clock() - self._pinged_at >= PING_SECONDS:
+        if self._clock() - self._pinged_at >= WORKER_PING_SECONDS:
             self._pinged_at = self._clock()
             rung += ping_hosts(self._ring)
         return rung
@@ -564,7 +567,7 @@ def _end_lost(attempt: Attempt) -> bool:
     return moved
 
 
-START_TIMEOUT = timedelta(seconds=scale_duration(120, least=8))
+CLAIM_TIMEOUT = timedelta(seconds=CLAIM_TIMEOUT_SECONDS)
 
 
 def allocate_all() -> list[Job]:
@@ -600,7 +603,7 @@ class StartDeadline:
         hosts = Host.objects.filter(kind__in=RUNS_JOBS).only("last_seen_at")
         reachable = [host.pk for host in hosts if contact_of(host) is Contact.LIVE]
         self._heard_since = {pk: self._heard_since.get(pk, instant) for pk in reachable}
-        timeout = START_TIMEOUT.total_seconds()
+        timeout = CLAIM_TIMEOUT_SECONDS
         return end_unclaimed(
             [pk for pk, since in self._heard_since.items() if instant - since >= timeout]
         )
@@ -633,7 +636,7 @@ def _is_overdue(job: Job) -> bool:
         .values_list("at", flat=True)
         .first()
     )
-    return since is not None and now() - since > START_TIMEOUT
+    return since is not None and now() - since > CLAIM_TIMEOUT
 
 
 def _end(job: Job) -> bool:

@@ -9,14 +9,13 @@ import structlog
 
 from runners.shared.messages import Doorbell
 from runners.shared.redis_address import pong_key
-from runners.shared.timing import scale_duration
+from runners.shared.timing import PONG_WAIT_SECONDS, scale_duration
 from webapp.core.ids import new_ulid
 from webapp.core.outages import is_of_one_host
 from webapp.hosts.models import RUNS_JOBS, Host
 from webapp.hosts.services import Contact, checks_update, contact_of, publish_host_checks
 
 log = structlog.get_logger(__name__)
-WAIT_SECONDS = 3.0
 REST_SECONDS = scale_duration(10.0, least=0.5)
 LONGEST_REST_SECONDS = 600.0  # each failed ping leaves a message in the queue
 MAX_AT_ONCE = 50
@@ -48,12 +47,12 @@ class RoundTrips:
         hosts = [host for host in _untested_hosts() if self._clock() >= self._due_at(host)]
         waiting = self._ping_all(hosts[:MAX_AT_ONCE])
         num_answered = 0
-        deadline = self._clock() + WAIT_SECONDS
+        deadline = self._clock() + PONG_WAIT_SECONDS
         while waiting and (left := deadline - self._clock()) > 0:
             num_answered += self._take_one(waiting, left)
         for host, _, _ in waiting.values():
             self._back_off(host)
-            _store_result(host, {"problem": SILENT.format(seconds=WAIT_SECONDS)})
+            _store_result(host, {"problem": SILENT.format(seconds=PONG_WAIT_SECONDS)})
         return num_answered
 
     def _due_at(self, host: Host) -> float:

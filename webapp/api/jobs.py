@@ -23,6 +23,7 @@ from pydantic import Field
 from runners.shared.log_text import shortened
 from runners.shared.messages import ArtefactKind, EventKind
 from runners.shared.reasons import Reason
+from runners.shared.timing import STREAM_PING_SECONDS
 from webapp.accounts.models import Membership, team_ids_of
 from webapp.accounts.services import membership_of, signed_in, visible_or_404
 from webapp.api.auth import LAUNCH, READ
@@ -858,7 +859,6 @@ def artefact(request: HttpRequest, job_id: str, name: str) -> StreamingHttpRespo
 # Server-sent events of one job: its log, state and metrics, resumable by the last event's id.
 
 POLL_SECONDS = 1.0
-PING_SECONDS = 15.0  # proxies close silent connections
 LIFETIME_SECONDS = 3600.0  # then the client connects again
 MOST_STREAMS, MOST_STREAMS_EACH = 200, 20  # of this process, and of one person
 KINDS = ("log", "state", "metric")
@@ -1023,7 +1023,7 @@ async def _follow(follower: Follower, user_id: int) -> AsyncIterator[bytes]:
                 return
             if frames:
                 sent = loop.time()
-            elif loop.time() - sent >= PING_SECONDS:
+            elif loop.time() - sent >= STREAM_PING_SECONDS:
                 sent = loop.time()
                 yield b": ping\n\n"
             await asyncio.sleep(POLL_SECONDS)

@@ -25,7 +25,13 @@ from runners.shared.messages import (
     RotateRequest,
 )
 from runners.shared.redis_address import bare, is_encrypted
-from runners.shared.timing import scale_duration
+from runners.shared.timing import (
+    BEAT_SECONDS,
+    CONTACT_PAUSE_SECONDS,
+    DEGRADED_AFTER_SECONDS,
+    LONGEST_GAP_SECONDS,
+    UNREACHABLE_AFTER_SECONDS,
+)
 from webapp.accounts.models import Team
 from webapp.audit.models import Event, event_record
 from webapp.core.clock import now, now_ms
@@ -41,11 +47,6 @@ from webapp.live.stream import hosts_topic, publish_all
 # ---------------------------------------------------------------------------
 # Contact status of hosts: seconds since the last heartbeat, and what follows a change.
 # ---------------------------------------------------------------------------
-
-
-BEAT_SECONDS = scale_duration(10.0, least=0.2)
-DEGRADED_AFTER_SECONDS = scale_duration(30.0)
-UNREACHABLE_AFTER_SECONDS = scale_duration(90.0)
 
 
 class Contact(StrEnum):
@@ -78,8 +79,6 @@ def contact_of(host: Host) -> Contact:
 
 
 ACTOR = "system:contact"
-PAUSE_SECONDS = scale_duration(60.0, least=2.0)
-LONGEST_GAP_SECONDS = scale_duration(15.0, least=2.0)
 KEEP_TOKENS = timedelta(days=30)
 
 
@@ -112,14 +111,14 @@ class ContactSweep:
         self._watch = ClockWatch(clock)
         self._is_first = True
         self._last_at = clock()
-        self._paused_until = clock() + PAUSE_SECONDS
+        self._paused_until = clock() + CONTACT_PAUSE_SECONDS
 
     def step(self) -> list[Host]:
         """Return the hosts whose contact changed."""
         instant = self._clock()
         jump = self._watch.jump_seconds()
         if jump or instant - self._last_at > LONGEST_GAP_SECONDS:
-            self._paused_until = instant + PAUSE_SECONDS
+            self._paused_until = instant + CONTACT_PAUSE_SECONDS
         if jump < 0:
             _bring_back(jump)
         if self._is_first:

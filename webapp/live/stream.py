@@ -24,6 +24,7 @@ from django.utils.cache import patch_vary_headers
 from django.utils.html import format_html
 
 from runners.host.redis_access import client_options
+from runners.shared.timing import STREAM_PING_SECONDS
 from webapp.accounts.models import TeamOwned, team_ids_of
 from webapp.core.outages import Breaker, connection
 from webapp.core.problems import (
@@ -397,7 +398,6 @@ def _entries(reply: Any) -> list[tuple[str, dict[str, str]]]:  # noqa: ANN401 (R
 
 
 PREFIX = "/live/"
-PING_SECONDS = 15.0
 PING = b": ping\n\n"
 OPENING = b"retry: 3000\n\n"
 HEADERS = [
@@ -511,7 +511,7 @@ async def _pump(viewer: Viewer, send: Send) -> None:
     await _send(send, OPENING)
     while not viewer.is_closing and time.monotonic() < ends_at:
         try:
-            async with asyncio.timeout(PING_SECONDS):
+            async with asyncio.timeout(STREAM_PING_SECONDS):
                 await viewer.wait()
         except TimeoutError:
             await _send(send, PING)

@@ -59,6 +59,7 @@ from runners.shared.load_generator import (
     values_of,
 )
 from runners.shared.messages import EndpointBody, MetricPoint
+from runners.shared.timing import BENCHMARKED_ENDPOINT_STOP_SECONDS
 
 # ---------------------------------------------------------------------------
 # A report row from client timings: means with intervals, percentiles, caveats.
@@ -210,7 +211,6 @@ def _edge_effect_warnings(options: LoadOptions, point: float) -> Iterable[str]:
 # Runs the endpoint under load: a serving job as a child process on the loopback.
 
 
-STOP_SECONDS = 60.0
 LOST_SECONDS = 180.0  # an endpoint whose job has ended stops by itself
 
 
@@ -247,9 +247,9 @@ class OwnEndpoint:
         """Terminate it and wait for its result."""
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_SECONDS)
+            self._process.wait(BENCHMARKED_ENDPOINT_STOP_SECONDS)
         self.kill()
-        self._reader.join(STOP_SECONDS)
+        self._reader.join(BENCHMARKED_ENDPOINT_STOP_SECONDS)
 
     def kill(self) -> None:
         """Kill it if it still runs."""
@@ -259,7 +259,8 @@ class OwnEndpoint:
 
     def die_with_it(self, why: str) -> NoReturn:
         """Print the reason and end this process with the endpoint's signal or exit code."""
-        code = self._process.wait(STOP_SECONDS)  # its pipe closes shortly before it ends
+        # Its pipe closes shortly before it ends.
+        code = self._process.wait(BENCHMARKED_ENDPOINT_STOP_SECONDS)
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         sys.stderr.write(f"ENDPOINT_ENDED: {why}: it ended by {how}\n")
         self._job.emitter.close()

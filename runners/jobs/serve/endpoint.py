@@ -31,7 +31,7 @@ from runners.jobs.serve.figures import EndpointMetrics
 from runners.jobs.serve.openai_server import OpenAIServer, ServiceState
 from runners.jobspec import ServeSpec
 from runners.shared.messages import EndpointBody
-from runners.shared.timing import scale_duration
+from runners.shared.timing import ENDPOINT_DRAIN_SECONDS, ENDPOINT_LAST_WORDS_SECONDS
 
 LOADING = "Loading the model"
 RESTARTING = "Starting the engine again"
@@ -41,8 +41,6 @@ TICK_SECONDS = 0.1
 FIGURES_SECONDS = 1.0
 QUIET_FIGURES_SECONDS = 15.0  # while no request arrives
 HEAD_SECONDS = 30.0  # for the head of a request; the server bounds the body's time itself
-DRAIN_SECONDS = scale_duration(8.0, least=0.3)  # within the grace period of a stop
-LAST_WORDS_SECONDS = 2  # time for clients to receive an error
 STALL_SECONDS = 600.0  # a step that takes longer counts as a hung device
 MAX_RESTARTS = 3  # of an engine in its own process, within
 RESTART_WINDOW_SECONDS = 600.0
@@ -190,7 +188,7 @@ class Endpoint:
             log_config=None,
             access_log=False,
             timeout_keep_alive=30,
-            timeout_graceful_shutdown=LAST_WORDS_SECONDS,
+            timeout_graceful_shutdown=ENDPOINT_LAST_WORDS_SECONDS,
         )
         server = QuietServer(config)
         heads = HeadDeadline(server)
@@ -304,9 +302,9 @@ class Endpoint:
         loaded = self.service.loaded
         if loaded is None:
             return
-        await asyncio.to_thread(loaded.engine.wait_until_idle, DRAIN_SECONDS)
+        await asyncio.to_thread(loaded.engine.wait_until_idle, ENDPOINT_DRAIN_SECONDS)
         loaded.engine.close()
-        await asyncio.to_thread(self._engine.join, LAST_WORDS_SECONDS)
+        await asyncio.to_thread(self._engine.join, ENDPOINT_LAST_WORDS_SECONDS)
 
     def publish(self, ending: Ending) -> None:
         """Report the figures since the last report, and those of the whole run."""

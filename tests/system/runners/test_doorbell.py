@@ -232,7 +232,7 @@ def test_a_worker_that_will_not_stay_up_is_started_ever_more_rarely(host_dir):
 
 
 def test_a_worker_that_does_not_listen_is_killed_with_what_it_started(host_dir, monkeypatch):
-    monkeypatch.setattr("runners.host.doorbell.STOP_SECONDS", 0.3)
+    monkeypatch.setattr("runners.host.doorbell.DOORBELL_STOP_SECONDS", 0.3)
     code = (
         "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
     )
@@ -268,7 +268,7 @@ def test_a_worker_that_hears_no_more_pings_ends_itself(host_dir, enrolled):
     host_dir.pings.touch()
     code = (
         "import os, time; from pathlib import Path; from runners.host import tasks\n"
-        "tasks.WATCH_SECONDS, tasks.SILENCE_SECONDS = 0.05, 0.3\n"
+        "tasks.WATCH_SECONDS, tasks.WORKER_SILENCE_SECONDS = 0.05, 0.3\n"
         f"pings = Path({str(host_dir.pings)!r})\n"
         "soon = time.time() + 0.2; os.utime(pings, (soon, soon))\n"
         "tasks._watch(pings, os.getppid())\n"

@@ -53,7 +53,7 @@ def cluster(running_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setenv("SLURM_CONF", str(running_cluster.config))
     monkeypatch.setattr(slurm, "POLL_SECONDS", 0.5)
     monkeypatch.setattr(slurm, "AWAY_SECONDS", 0.5)
-    monkeypatch.setattr(slurm, "SETTLE_SECONDS", 1.0)
+    monkeypatch.setattr(slurm, "SLURM_SETTLE_SECONDS", 1.0)
     yield running_cluster
     running_cluster.run("scancel", "--user=root")
 

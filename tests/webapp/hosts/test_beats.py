@@ -430,7 +430,7 @@ def live(redis_client, enrolled):
 
 @pytest.fixture
 def at(monkeypatch):
-    monkeypatch.setattr("webapp.agents.round_trips.WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("webapp.agents.round_trips.PONG_WAIT_SECONDS", 0.2)
 
 
 def queue_of(found) -> dict:

@@ -401,7 +401,7 @@ def test_a_queue_that_cannot_be_written_holds_up_no_other_hosts_doorbell(
 def test_an_answer_that_is_no_list_holds_up_no_other_hosts_check(
     redis_client, team, bad, monkeypatch
 ):
-    monkeypatch.setattr("webapp.agents.round_trips.WAIT_SECONDS", 1.0)
+    monkeypatch.setattr("webapp.agents.round_trips.PONG_WAIT_SECONDS", 1.0)
     good, _ = enrol(team, name="Good")
     for host in (bad, good):
         host_beat(host=host, beat=make_beat(facts=make_facts()))

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from runners.shared.timing import CLAIM_TIMEOUT_SECONDS
 from tests.webapp.conftest import (
     EXIT_OK,
     GIB,
@@ -17,7 +18,6 @@ from tests.webapp.conftest import (
 from tests.webapp.jobs.undone import undone
 from webapp.agents.dispatch import (
     GRACE_BEATS,
-    START_TIMEOUT,
     StartDeadline,
     allocate_all,
     end_unclaimed,
@@ -250,7 +250,7 @@ def test_one_host_cannot_lose_the_attempt_of_another(attempt, team):
 def test_a_start_waits_for_its_claim_as_long_as_is_said(job):
     for beyond, ended in [(-2, 0), (2, 1)]:
         with undone(beyond, ended):
-            age(job, START_TIMEOUT.total_seconds() + beyond)
+            age(job, CLAIM_TIMEOUT_SECONDS + beyond)
             assert len(end_unclaimed()) == ended
 
 
@@ -352,7 +352,7 @@ def test_a_host_that_is_heard_all_the_time_must_claim_in_time(job):
     age(job, 500)
     clock = Clock()
     deadline = StartDeadline(clock)
-    assert look_for(deadline, clock, START_TIMEOUT.total_seconds() - 5) == []
+    assert look_for(deadline, clock, CLAIM_TIMEOUT_SECONDS - 5) == []
     assert look_for(deadline, clock, 5) == [job]
 
 
@@ -372,7 +372,7 @@ def test_a_host_that_comes_back_gets_the_whole_time_anew(job, host):
     Host.objects.filter(pk=host.pk).update(last_seen_at=now() - timedelta(seconds=600))
     look_for(deadline, clock, 100)
     Host.objects.filter(pk=host.pk).update(last_seen_at=now())
-    assert look_for(deadline, clock, START_TIMEOUT.total_seconds() - 5) == []
+    assert look_for(deadline, clock, CLAIM_TIMEOUT_SECONDS - 5) == []
 
 
 def test_a_server_that_slept_blames_no_host(job):
@@ -381,4 +381,4 @@ def test_a_server_that_slept_blames_no_host(job):
     deadline = StartDeadline(clock)
     look_for(deadline, clock, 100)
     clock.now += 3600
-    assert look_for(deadline, clock, START_TIMEOUT.total_seconds() - 5) == []
+    assert look_for(deadline, clock, CLAIM_TIMEOUT_SECONDS - 5) == []

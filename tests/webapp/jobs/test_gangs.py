@@ -6,7 +6,7 @@ from runners.shared.messages import AttemptStatus
 from runners.shared.reasons import Reason
 from tests.webapp.conftest import STARTED, claim, make_beat, make_job
 from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, silence, start, tell
-from webapp.agents.dispatch import GRACE_BEATS, START_TIMEOUT, end_unclaimed, end_unknown_attempts
+from webapp.agents.dispatch import CLAIM_TIMEOUT, GRACE_BEATS, end_unclaimed, end_unknown_attempts
 from webapp.agents.heartbeats import host_beat
 from webapp.audit.models import Event
 from webapp.core.clock import now
@@ -78,7 +78,7 @@ def test_a_host_that_never_claims_is_named_and_releases_all_of_which_none_starts
     for member in members(gang)[:2]:
         claim(member)
     first = members(gang)[0]
-    Event.objects.filter(subject=gang.pk).update(at=now() - START_TIMEOUT * 2)
+    Event.objects.filter(subject=gang.pk).update(at=now() - CLAIM_TIMEOUT * 2)
     end_unclaimed()
     assert state(gang) == ("error", "start_timeout")
     assert "Box 3 did not claim its part" in last_event(gang).detail["sentence"]

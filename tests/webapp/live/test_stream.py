@@ -152,7 +152,7 @@ async def test_what_is_published_arrives():
 
 
 async def test_a_quiet_stream_is_kept_open_with_pings(monkeypatch):
-    monkeypatch.setattr(stream, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(stream, "STREAM_PING_SECONDS", 0.05)
     browser = await listening("job:1")
     await browser.until(b": ping\n\n")
     await browser.hang_up()

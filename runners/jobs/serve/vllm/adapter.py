@@ -33,6 +33,7 @@ from runners.jobs.serve.relayed.process import (
 )
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import LOOPBACK, EngineOptions
+from runners.shared.timing import ENGINE_SHUTDOWN_SECONDS
 
 # Formats it quantises plain weights to at load; our int4 is nf4, which vLLM does not have.
 LOADED_AS = {"fp8": "fp8", "int8": "int8_per_channel_weight_only"}
@@ -44,7 +45,6 @@ STORED = frozenset({
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py, MaxLoRARanks
 COMMAND = (sys.executable, "-m", "vllm.entrypoints.cli.main")
 MAX_LOOKUP, MIN_LOOKUP = 4, 2  # n-gram length of prompt lookup
-DRAIN_SECONDS = 10  # for running requests at shutdown; the job's own stop takes less
 # No downloads and no telemetry; compiled kernels are kept in the user's cache folder.
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -107,7 +107,7 @@ def arguments(
         *("serve", str(placed.model), "--host", LOOPBACK, "--port", str(port)),
         *("--served-model-name", spec.served_name, "--seed", str(spec.seed)),
         *("--generation-config", "vllm"),  # OpenAI's sampling defaults, as in our own engine
-        *("--shutdown-timeout", str(DRAIN_SECONDS), "--disable-uvicorn-access-log"),
+        *("--shutdown-timeout", str(ENGINE_SHUTDOWN_SECONDS), "--disable-uvicorn-access-log"),
         *_formats(spec, placed, options),
         *_limits(spec, options),
         *_layout(options),
