@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
+from planner.specs.units import GIB
+
 # Vendors, brands, machines and other words that do not tell one device from another.
 MAKERS = (
     "nvidia", "geforce", "tesla", "amd", "radeon", "instinct", "intel", "google", "aws", "apple",
@@ -22,7 +24,6 @@ LAPTOP = re.compile(r"\b(?:mobile|notebook|max-?q)\b")
 SPACED_SIZE = re.compile(r"(?<=\d)(?:-?(?:gib|gb)|g)\b")
 SIZE = re.compile(r"(\d+)gb")
 MADE_BY = re.compile(rf"(?:{'|'.join(MAKERS)})+")
-GIB = 1024**3
 SIZE_ROUNDING = 0.03  # of the size in a name, in gigabytes or gibibytes
 Key = TypeVar("Key", str, tuple[str, ...])
 

@@ -14,6 +14,7 @@ from planner.catalog.device_names import DeviceNames, NamedDevice, Sizes, is_nam
 from planner.catalog.reading import data_text, nearest_names
 from planner.specs.base import Dtype, SparseSpec, UnknownDeviceError, UnknownInstanceError
 from planner.specs.cluster import DeviceSpec
+from planner.specs.units import GIB
 
 # ---------------------------------------------------------------------------
 # Cloud offers: devices per hourly price, with source, region and date.
@@ -522,7 +523,6 @@ def _one_die(board: DeviceSpec) -> DeviceSpec:
 # Intel: drivers share 57 % with the GPU, 18 of 32 GiB (IGCIT issue 1536), older ones half.
 
 
-GIB = 1024**3
 # The largest memory of a class of Macs in GiB, and the share that macOS 26 gives to the GPU.
 APPLE_SHARES = (
     (16, 2 / 3),

@@ -51,7 +51,6 @@ from planner.workload.training_memory import FUSED_METHODS
 # Input of an export: the model by name and shape, the plan, the workload, the device.
 
 
-GIB = 1024**3
 # Every node has its rank, and connects to the first node at this address and port.
 MASTER, PORT, RANK = "$MASTER_ADDR", 29500, "$NODE_RANK"
 # Port of a started server, also used by its measurement.

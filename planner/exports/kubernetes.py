@@ -7,7 +7,6 @@ from planner.cost.parameters import count_parameters
 from planner.cost.weights import element_bytes
 from planner.exports.export import (
     BALANCER,
-    GIB,
     PORT,
     SERVING_PORT,
     ExportCase,
@@ -29,6 +28,7 @@ from planner.exports.launch import (
 )
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import JsonObject
+from planner.specs.units import GIB
 
 # Export a plan on one node as a Docker Compose file.
 

@@ -1,7 +1,6 @@
 """Export a serving plan as the command line of SGLang's server."""
 
 from planner.exports.export import (
-    GIB,
     MASTER,
     PORT,
     RANK,
@@ -19,6 +18,7 @@ from planner.exports.vllm import (
     loading_flags,
     serving_notes,
 )
+from planner.specs.units import GIB
 
 # Formats that SGLang makes of a 16-bit checkpoint while loading.
 AT_LOAD = {"fp8": "fp8", "nf4": "bitsandbytes"}

@@ -4,7 +4,6 @@ import json
 from collections.abc import Container, Mapping
 
 from planner.exports.export import (
-    GIB,
     MASTER,
     PORT,
     RANK,
@@ -14,6 +13,7 @@ from planner.exports.export import (
     shell_lines,
     size_flags,
 )
+from planner.specs.units import GIB
 from planner.specs.workload import ServeWorkload
 
 # vLLM's names of formats that it makes of a 16-bit checkpoint while loading. A quantised

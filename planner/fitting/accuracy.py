@@ -48,6 +48,7 @@ from planner.fitting.serving_throughput import (
 from planner.fitting.step_fitting import factors_of, memory_case
 from planner.specs.base import Dtype, JsonObject, PlannerError
 from planner.specs.estimate import Estimate, EstimateRequest
+from planner.specs.units import GIGA
 from planner.workload.under_load import estimate_request
 
 # ---------------------------------------------------------------------------
@@ -455,7 +456,6 @@ made other rows worse, or that would only have memorised these, was dropped.
 
 ZERO_PARAMETERS, ZERO_RANKS = 7.5e9, 64
 GPT3_PARAMETERS, GPT3_LAYERS, GPT3_WIDTH, LORA_RANK = 175e9, 96, 12288, 4
-GIGA = 1e9
 HEAD = """# Accuracy
 
 What the planner predicts, set against what others measured and published. Every figure is

@@ -22,13 +22,13 @@ from planner.fitting.left_out import LeftOut, Verdict, spread_of
 from planner.fitting.serving_factors import SEEN, UNSEEN
 from planner.specs.base import JsonObject
 from planner.specs.estimate import ErrorClass, EstimateRequest
+from planner.specs.units import GIB, GIGA
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve, resolve_device
 from planner.workload.under_load import estimate_request
 
 GENERATION_PEAK = "generation peak"
 OVERHEAD = "runtime_overhead"
-GIB = float(1024**3)
 # Prior of an engine's memory in addition to tensors, and its scale (distance per unit of loss).
 PRIOR_BYTES, SCALE_BYTES = GIB, 4 * GIB
 # From this date, releases compute logits of only the last prompt token.
@@ -232,7 +232,6 @@ REMARKS = (
     "notes",
 )
 MARGIN = 0.02  # published figures have two or three digits
-GIGA = 1e9
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from planner.fitting.evidence import Row, number, table
 from planner.search.placement import Placement, best_batch
 from planner.specs.base import JsonObject
 from planner.specs.estimate import Estimate, EstimateRequest
+from planner.specs.units import GIGA, TERA
 from planner.workload.under_load import estimate_request
 
 SOURCE = "flexgen-readme"
@@ -179,7 +180,6 @@ def _policy_row(model: str) -> str:
 # DeepSpeed's published runs beyond device memory, compared with the planner's figures.
 
 
-TERA, GIGA = 1e12, 1e9
 ZERO_OFFLOAD = "arXiv:2101.06840"
 ZERO_3_OFFLOAD = "DeepSpeed, ZeRO-3 Offload, 2021-03"
 ZERO_INFINITY = "arXiv:2104.07857"

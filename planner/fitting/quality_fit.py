@@ -213,7 +213,6 @@ LEAST_DURATION_SPREAD, FOUR_FIFTHS = 0.1, 0.8
 AT_MOST = "<"
 # Rounding is limited by the disk, which no source names: there is nothing to fit.
 UNFITTED = frozenset({"rounding"})
-GIGA = 1e9
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from planner.fitting.evidence import (
     training_request,
 )
 from planner.specs.estimate import EstimateRequest
+from planner.specs.units import GIB
 from planner.specs.workload import TrainWorkload
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
@@ -38,7 +39,6 @@ from planner.workload.training_memory import fields_without_spare_blocks, stage_
 
 
 Columns = npt.NDArray[np.float64]
-GIB = float(1024**3)
 # Each factor's prior and scale (distance per unit of loss). The extras of quantised rows are
 # fitted as differences, so that they are zero without such rows.
 MEMORY_FACTORS: dict[str, tuple[float, float]] = {

@@ -14,8 +14,8 @@ from planner.imports.draft import LARGEST_TOKENS, Draft, Option, Options, shown
 from planner.imports.models import known_model
 from planner.specs.base import DTYPES, PlannerError, read_quantization
 from planner.specs.model import ModelSpec
+from planner.specs.units import GIB
 
-GIB = 1024**3
 AUTO = frozenset({"auto", "none", "default", ""})
 MODEL_DECIDES = "auto: the model's own is planned without it"
 CHECKPOINT_DECIDES = "the checkpoint states its format itself"

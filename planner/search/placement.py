@@ -17,6 +17,7 @@ from planner.search.question import Question
 from planner.search.space import Block
 from planner.specs.base import JsonObject, PlannerError
 from planner.specs.estimate import Estimate, EstimateRequest
+from planner.specs.units import GIB
 from planner.specs.workload import GenerateWorkload, OffloadSpec, Strategy
 from planner.workload.generate import generate
 from planner.workload.resolve import resolve
@@ -33,7 +34,6 @@ EXPERT_BENDS = (0.5, 0.75, 0.9, 1.0)
 DIGITS = 4
 HEADROOM = 0.998  # rounded shares must still fit
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 256)
-GIB = 1024.0**3
 # Penalty in seconds per GiB above a tier's capacity: more than any pass takes.
 SECONDS_PER_GIB_OVER = 1e7
 TOLERANCE_GIB = 1e-6

@@ -20,6 +20,7 @@ from planner.specs.estimate import (
     Rejection,
 )
 from planner.specs.model import ModelSpec
+from planner.specs.units import GIB
 from planner.specs.workload import (
     AWAY_TITLES,
     GenerateWorkload,
@@ -224,7 +225,6 @@ def unit_of(name: str) -> str:
     return next((unit for suffix, unit in UNITS.items() if name.endswith(suffix)), "")
 
 
-GIB = 1024**3
 ABBREVIATIONS = {"ttft": "TTFT", "tpot": "TPOT", "slo": "SLO", "mfu": "MFU"}
 
 

@@ -8,6 +8,7 @@ from planner.cost.quantity import log, where
 from planner.exports.export import formats_for
 from planner.search.question import Question, figure
 from planner.specs.estimate import Estimate, Objective, PlannedStrategy
+from planner.specs.units import GIB
 from planner.specs.workload import Strategy, TrainWorkload
 from planner.techniques.registry import used_by
 from planner.workload.layouts import Layout
@@ -382,7 +383,6 @@ def _cache(facts: Facts) -> float:
     return float(facts.estimate.memory.breakdown_bytes.get("kv_cache", 0) * facts.devices)
 
 
-GIB = 1024**3
 # Differences below these are not shown: per cent of speed, and ratio of perplexity.
 LEAST_PER_CENT = 0.5
 LEAST_LOSS = 1e-3

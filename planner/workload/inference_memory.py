@@ -47,6 +47,7 @@ from planner.cost.weights import (
     weight_bytes,
 )
 from planner.specs.model import AttentionLayers, ModelSpec
+from planner.specs.units import GIB
 from planner.specs.workload import GenerateWorkload, ServeWorkload
 from planner.workload.offloading import (
     DISK,
@@ -118,7 +119,6 @@ def _is_split(model: ModelSpec) -> bool:
 # The step whose memory an engine sets aside: the current one, or the largest it may run.
 
 
-GIB = 1024**3
 # vLLM, vllm/engine/arg_utils.py (get_batch_defaults).
 LARGE_MEMORY_BYTES, SMALL_STEP_CHIPS = 70 * GIB, frozenset({"a100"})
 

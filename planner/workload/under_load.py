@@ -23,6 +23,7 @@ from planner.cost.quantity import Flag, Ledger, Line, NullLedger, Quantity, both
 from planner.cost.queueing import ArrivalParameters
 from planner.specs.base import Dtype, NotCoveredError
 from planner.specs.estimate import Estimate, EstimateRequest, MemoryAnswer, Performance, Quality
+from planner.specs.units import GIB
 from planner.specs.workload import CompressWorkload, GenerateWorkload, ServeWorkload, TrainWorkload
 from planner.workload.arrivals import (
     Batching,
@@ -445,7 +446,6 @@ def _sampled(simulated: RequestTimes, count: int) -> RequestTimes:
 # ---------------------------------------------------------------------------
 
 
-GIB = 1024**3
 BILLION = 1e9
 UNIFIED_MARGIN = 0.05  # less is paged out: osaurus-ai/osaurus PR 1958, 34.2 of 37.4 GiB
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from planner.specs.units import HOUR
 from runners.cli.approvals import decision_of
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.jobs import finished, follow_job, show_figures
@@ -93,7 +94,6 @@ SetOption = Annotated[
     typer.Option("--set", metavar="FIELD=VALUE", help="A field of the file, by its path."),
 ]
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Do not follow the job.")]
-HOUR = 3600.0
 LONGEST_KEY = 64  # characters of an idempotency key, as the API has it
 # Field of a launch -> its option, if that has another name.
 OPTIONS = {"secrets": "secret", "max_duration_seconds": "hours"}

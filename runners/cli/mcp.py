@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from planner.specs.units import HOUR
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.server import server
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from planner.specs.estimate import Estimate, PlanAnswer
     from runners.client.generated import PlanReply, Slipway
 
-HOUR = 3600.0
 SKILL = Path(__file__).with_name("SKILL.md")
 MOST_LINES, MOST_ROWS, MOST_REASONS = 400, 50, 12
 INSTRUCTIONS = """Slipway plans, runs and measures open language models on a team's own GPUs.

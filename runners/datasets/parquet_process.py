@@ -19,6 +19,8 @@ from pathlib import Path
 from shutil import copyfileobj
 from typing import BinaryIO, cast
 
+from planner.specs.units import MIB
+
 READER = Path(__file__).with_name("parquet.py")
 PASSED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "TZDIR")  # of the environment
 MAX_GROUP_BYTES = 512 * 1024**2  # of the columns that are read, as the file states them
@@ -26,7 +28,6 @@ MAX_BYTES = 8 * 1024**3  # of the process's address space; a row group's values 
 MIN_ROWS_BYTES = 256 * 1024**2  # that the rows of a file may take, however small it is
 ROWS_RATIO = 20  # bytes of rows per byte of a file
 START_SECONDS, SLOWEST_BYTES_PER_S = 60, 10 * 1024**2  # of the reader's processor time
-MEBIBYTE = 1024**2
 
 
 class UnreadableTableError(ValueError):
@@ -74,7 +75,7 @@ def rows_in_subprocess(
             size += len(line)
             if size > most:
                 raise UnreadableTableError(
-                    f"its first {number:,} rows take {most // MEBIBYTE:,} MiB, {ROWS_RATIO} times "
+                    f"its first {number:,} rows take {most // MIB:,} MiB, {ROWS_RATIO} times "
                     "the file, and there are more; write the file without repeated values, or "
                     "divide it"
                 )

@@ -7,6 +7,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from planner.specs.units import MIB
 from runners.devices.topology import (
     CUDA,
     HIP,
@@ -35,9 +36,6 @@ ROCM_SMI = (
     "rocm-smi", "--showproductname", "--showuniqueid", "--showbus", "--showmeminfo", "vram",
     "--showmaxpower", "--showpower", "--showuse", "--showtemp", "--showdriverversion", "--json",
 )  # fmt: skip
-
-
-MEBIBYTE = 2**20
 
 
 class MissingValueError(Exception):
@@ -225,7 +223,7 @@ def _real(text: object) -> float | None:
 
 def _megabytes(text: object) -> float | None:
     found = _real(text)
-    return None if found is None else found / MEBIBYTE
+    return None if found is None else found / MIB
 
 
 def _value(entry: object) -> object:
@@ -378,14 +376,14 @@ def _total_bytes(library: Any, ask: Ask) -> int:  # noqa: ANN401
     kind = getattr(getattr(library, "AmdSmiMemoryType", None), "VRAM", None)
     total = _number(ask("get_gpu_memory_total", kind)) if kind is not None else None
     usage = ask("get_gpu_vram_usage") or {}
-    return int(total or (_number(usage.get("vram_total")) or 0) * MEBIBYTE)
+    return int(total or (_number(usage.get("vram_total")) or 0) * MIB)
 
 
 def _used_bytes(library: Any, ask: Ask) -> int:  # noqa: ANN401
     kind = getattr(getattr(library, "AmdSmiMemoryType", None), "VRAM", None)
     used = _number(ask("get_gpu_memory_usage", kind)) if kind is not None else None
     usage = ask("get_gpu_vram_usage") or {}
-    return int((_number(usage.get("vram_used")) or 0) * MEBIBYTE if used is None else used)
+    return int((_number(usage.get("vram_used")) or 0) * MIB if used is None else used)
 
 
 def _limits(library: Any, ask: Ask) -> dict[str, Any]:  # noqa: ANN401

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from planner.specs.units import MIB
 from runners.devices.topology import CommandUnavailableError, read_json, read_text
 from runners.shared.facts import GpuFacts
 
 MACOS = "Darwin"
-MEBIBYTE = 2**20
 DISPLAYS = ("system_profiler", "SPDisplaysDataType", "-json")
 XPU = ("xpu-smi", "discovery", "-j")
 
@@ -53,7 +53,7 @@ def apple(problems: list[str]) -> Iterator[GpuFacts]:
 def _wired_limit() -> int | None:
     """Return the memory that the GPU may use at once, if somebody set it."""
     try:
-        return int(read_text(("sysctl", "-n", "iogpu.wired_limit_mb"))) * MEBIBYTE or None
+        return int(read_text(("sysctl", "-n", "iogpu.wired_limit_mb"))) * MIB or None
     except (CommandUnavailableError, ValueError):  # macOS before 14
         return None
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from planner.specs.units import GIB
 from runners.shared.config import HostDir
 from runners.shared.log_text import last_line, lines_of, plain
 from runners.shared.messages import MAIN, EnvironmentOrder, EnvironmentState
@@ -335,7 +336,6 @@ class Store:
 # ---------------------------------------------------------------------------
 
 
-GIB = 2**30
 FREE_DISK_FACTOR = 1.5  # times an environment's size: wheels and unpacked files coexist
 WAIT_SECONDS = 0.5
 LAST_LINES = 12

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from planner.specs.units import GIB
 from runners.devices import amd, nvidia, other, topology
 from runners.launchers.slurm_commands import scheduler_facts
 from runners.shared import machine
@@ -259,7 +260,6 @@ def driver_problem() -> str | None:
 # The devices of this host as its drivers tell them, held against what torch sees.
 
 
-GIB = 2**30
 MIN_SHARE = 0.85  # of the memory: contexts, ECC and firmware take some
 MAX_SHARE = 1.01
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import psutil
 
+from planner.specs.units import GIB
 from runners.devices import amd
 from runners.devices.topology import (
     FP8_CAPABILITY,
@@ -261,7 +262,6 @@ _UPDATE = "Install a newer driver on the host, or a torch that is built for this
 # ---------------------------------------------------------------------------
 
 
-GIB = 2**30
 # Distributions that job processes import; quantised dtypes need an additional library.
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
 DTYPE_PACKAGES = {"int8": "torchao", "fp8": "torchao", "int4": "bitsandbytes"}

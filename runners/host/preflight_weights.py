@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from planner.specs.units import GIB, MIB
 from runners.environments.builder import PinsError, Store
 from runners.jobspec import FolderModel, ServeSpec
 from runners.launchers import launch
@@ -100,7 +101,6 @@ def _head(path: Path) -> str:
 # The agent never parses what a model folder holds: a safetensors header of 95 MB took 850 MiB.
 
 
-GIB, MIB = 2**30, 2**20
 MAX_ANSWER_CHARACTERS = 2**23
 OUT_OF_MEMORY = ("MemoryError", "memory allocation of", "std::bad_alloc", "DefaultCPUAllocator")
 # One thread: each thread of a BLAS library allocates buffers at import.

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
+from planner.specs.units import MIB
 from runners.jobs.model_files import (
     HEAD_BYTES,
     INDEX,
@@ -259,7 +260,6 @@ TOOL = "llama-fit-params"
 TOOL_SECONDS = 8.0
 ARGUMENTS = {"-c": r"\d+", "-ngl": r"-?\d+", "-ts": r"[\d.,]+", "-ot": r".+"}
 DEVICE = re.compile(r"^(\S+) +(\d+) +(\d+) +(\d+) *$")
-MIB = 2**20
 
 
 class DeviceMemory(NamedTuple):

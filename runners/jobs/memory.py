@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Cache, PreTrainedModel
 
+from planner.specs.units import KIB
 from runners.supervision.procfs import memory_headroom
 
 PROC = Path("/proc/self")
-KIB = 1024
 M_MMAP_THRESHOLD = -3  # malloc.h
 LARGE_BLOCK_BYTES = 4 * 2**20  # mapping smaller blocks in every step took 5 % of its time
 RESET_PEAK_RSS = "5"  # proc(5): writing 5 to clear_refs resets VmHWM

@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from planner.specs.units import HOUR, MINUTE
 from runners.jobspec.serve import EngineName
 from runners.plans.fields import Part, field
 
-HOUR, MINUTE = 3600.0, 60.0
 MAX_SECRETS = 16
 
 

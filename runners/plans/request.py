@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import Bound, HostCalibration, PlanRequest
+from planner.specs.units import GIB
 from planner.specs.workload import (
     CompressWorkload,
     GenerateWorkload,
@@ -35,7 +36,6 @@ from runners.plans.workloads import (
 
 GENERATE_FIELDS = ("batch_size", "input_tokens", "output_tokens")  # of the planner's workload
 ALTERNATIVES = 6
-GIB = 2**30
 UNPLANNED = ("quantized", "compiled", "activation_offload", "compute_dtype")
 UNDIVIDED = {f"{axis}_parallel_size": 1 for axis in ("tensor", "pipeline", "context", "expert")}
 PLANNER_PLACES = {"cpu": "cpu", "disk": "nvme"}  # of the optimiser's states: document -> planner

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from planner.specs.units import MINUTE
 from planner.specs.workload import CompressMethod as PlannedMethod
 from runners.datasets.conversations import DataError
 from runners.datasets.records import suffix_of
@@ -15,7 +16,7 @@ from runners.jobspec.train import Away, CheckpointWriting, OnSpike, TrainAttenti
 from runners.plans.fields import Key, Part, field, refuse
 from runners.plans.methods import COMPRESSIONS, TRAININGS, methods_with
 
-MINUTE, MILLION = 60.0, 1e6
+MILLION = 1e6
 Path = Annotated[str, StringConstraints(strip_whitespace=True)]
 
 

@@ -3,10 +3,11 @@
 import pytest
 
 from planner.api import estimate
-from planner.catalog.devices import GIB, get_device, unified_memory
+from planner.catalog.devices import get_device, unified_memory
 from planner.cost.communication import all_reduce_seconds, ring_seconds
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest
+from planner.specs.units import GIB
 from planner.workload.training_exchange import ROUNDING_BYTES, ROUNDINGS
 from tests.planner.asking import TRAIN, ask
 

@@ -10,9 +10,10 @@ import types
 import psutil
 import pytest
 
+from planner.specs.units import GIB
 from runners.devices.topology import cuda_of_driver, cuda_of_torch
 from runners.host import inventory, preflight
-from runners.host.preflight import GIB, HostState, driver_check, run_checks
+from runners.host.preflight import HostState, driver_check, run_checks
 from runners.jobspec import ArtefactModel, FolderModel
 from runners.shared.config import HostConfig
 from runners.shared.messages import Needs, PreflightCheck

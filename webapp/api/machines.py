@@ -9,6 +9,7 @@ from django.shortcuts import get_object_or_404
 from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
+from planner.specs.units import GIB
 from runners.shared.messages import EnvironmentStage
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import (
@@ -56,7 +57,6 @@ from webapp.jobs.waiting import lines_of
 from webapp.wizard.documents import form_problem
 
 router = Router(tags=["hosts"], auth=READ)
-GIB = 1024**3
 DeviceOfHost = Literal["gpu", "cpu", "slot"]
 CheckStatus = Literal["succeeded", "failed", "checking", "queued"]
 

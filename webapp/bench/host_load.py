@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
+from planner.specs.units import GIB
 from runners.shared.facts import GpuFacts, HostFacts, Microbench
 from runners.shared.messages import Beat, EnrollRequest, GpuLoad
 from webapp.bench import site
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 HOSTS = 500
 GPUS = 8
-GIB = 1024**3
 BEAT_SECONDS = 10.0
 MEASURED_SECONDS = 40.0
 SETTLE_SECONDS = 12.0  # the first heartbeat of each host carries its micro-benchmark

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from planner.specs.units import GIB
 from webapp.charts.plots import (
     ORIGIN_MS,
     TOKENS,
@@ -23,7 +24,6 @@ from webapp.core.display import quantity
 # A job's memory over time: the measured line over the stacked predicted terms.
 
 
-GIB = 2.0**30
 HEADROOM = 1.08  # the axis ends slightly above the highest value
 
 

@@ -5,10 +5,11 @@ from typing import Any, TypeVar
 
 from django.urls import Resolver404, resolve
 
-MEBIBYTE = 1024**2
-ANONYMOUS_BYTES = MEBIBYTE  # enough for login and enrolment
-DEFAULT_BYTES = 8 * MEBIBYTE  # without a file; Django's own limit of what is read into memory too
-FORM_BYTES = 8 * MEBIBYTE  # beside a file: the form around it; the view checks the exact limit
+from planner.specs.units import MIB
+
+ANONYMOUS_BYTES = MIB  # enough for login and enrolment
+DEFAULT_BYTES = 8 * MIB  # without a file; Django's own limit of what is read into memory too
+FORM_BYTES = 8 * MIB  # beside a file: the form around it; the view checks the exact limit
 FILES = "largest_files"  # of a view: bytes of a file, by method
 
 View = TypeVar("View", bound=Callable[..., Any])

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from django.template.loader import render_to_string
 from django.utils.safestring import SafeString
 
+from planner.specs.units import DAY, HOUR, MINUTE
+
 # ---------------------------------------------------------------------------
 # Formatting of numbers for people: value and unit, with limited significant digits.
 #
@@ -28,9 +30,6 @@ WHOLE_DIGITS = 4  # significant digits of a whole number: more would be false pr
 TWO_DIGITS = 10  # smaller numbers have one digit before the point
 A_FEW_SECONDS = 10  # below this, a number would be false precision
 NEARLY_A_MINUTE = 55  # seconds; from here on, shown as a minute
-MINUTE = 60.0
-HOUR = 3600.0
-DAY = 86400.0
 
 
 class Quantity(NamedTuple):

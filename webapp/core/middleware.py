@@ -24,7 +24,8 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views import defaults
 from servestatic.utils import parse_accept_encoding
 
-from webapp.core.bodies import ANONYMOUS_BYTES, MEBIBYTE, largest_file, limit_at
+from planner.specs.units import MIB
+from webapp.core.bodies import ANONYMOUS_BYTES, largest_file, limit_at
 from webapp.core.pace import Limit, Pace
 from webapp.core.problems import (
     Application,
@@ -325,8 +326,8 @@ class ProblemMiddleware:
 # Bodies whose sender is not known are held in memory together within these limits, and have to
 # arrive in time. A stranger is asked for his session or credential only when one is reached.
 FREE_BYTES = 16 * 1024  # of each body: a login, a heartbeat
-STRANGERS_BYTES = 32 * MEBIBYTE
-ADDRESS_BYTES = 8 * MEBIBYTE
+STRANGERS_BYTES = 32 * MIB
+ADDRESS_BYTES = 8 * MIB
 BODY_SECONDS = 30.0
 BODY_RETRY_SECONDS = 5
 
@@ -347,8 +348,8 @@ TOO_SLOW = SlowProblem(
 )
 TOO_MANY_BODIES = BusyProblem(
     "too_many_bodies",
-    f"The server reads at most {STRANGERS_BYTES // MEBIBYTE} MiB at one time from senders that it "
-    f"does not know, and {ADDRESS_BYTES // MEBIBYTE} MiB from one address. Try again soon, or log "
+    f"The server reads at most {STRANGERS_BYTES // MIB} MiB at one time from senders that it "
+    f"does not know, and {ADDRESS_BYTES // MIB} MiB from one address. Try again soon, or log "
     "in first.",
     retry_after_seconds=BODY_RETRY_SECONDS,
 )
@@ -504,7 +505,7 @@ async def _refuse(scope: Scope, send: Send, limit: int, problem: Problem | None 
 
     who = " Log in first to send more." if limit == ANONYMOUS_BYTES else ""
     file_bytes = limit > ANONYMOUS_BYTES and largest_file(scope["method"], scope["path"])
-    file = f", and a file in it {file_bytes // MEBIBYTE} MiB" if file_bytes else ""
+    file = f", and a file in it {file_bytes // MIB} MiB" if file_bytes else ""
     sentence = f"A request to {scope['path'][:200]} has at most {limit} bytes{file}.{who}"
     if limit == ANONYMOUS_BYTES and any(name == b"authorization" for name, _ in scope["headers"]):
         # A host whose secret was replaced keeps its data for 401, and would give them up for 413.

@@ -15,6 +15,7 @@ from django.contrib.auth.models import User
 from django.core.files.uploadedfile import UploadedFile
 from django.db import transaction
 
+from planner.specs.units import MIB
 from runners.datasets.conversations import DataError
 from runners.datasets.records import FileSummary, check_file
 from runners.jobspec.base import MAX_UPLOAD_BYTES
@@ -33,7 +34,6 @@ from webapp.datasets.models import Dataset
 MAX_TEAM_BYTES = 2 * 1024**3
 MAX_TEAM_FILES = 200
 MAX_NAME, MAX_ENDING = 200, 20  # characters, as the column holds them
-MEBIBYTE = 1024**2
 PIECE_BYTES = 1024 * 1024
 
 
@@ -142,16 +142,16 @@ def _check_size(team: Team, name: str, size_bytes: int) -> None:
     if size_bytes > MAX_UPLOAD_BYTES:
         raise TooLargeProblem(
             "dataset_too_large",
-            f"{name} has {-(-size_bytes // MEBIBYTE):,} MiB; the limit is "
-            f"{MAX_UPLOAD_BYTES // MEBIBYTE} MiB. Divide the file, or copy it to the host and "
+            f"{name} has {-(-size_bytes // MIB):,} MiB; the limit is "
+            f"{MAX_UPLOAD_BYTES // MIB} MiB. Divide the file, or copy it to the host and "
             "give its path.",
         )
     used = list(Dataset.objects.filter(team=team).values_list("size_bytes", flat=True))
     if len(used) >= MAX_TEAM_FILES or sum(used) + size_bytes > MAX_TEAM_BYTES:
         raise TooLargeProblem(
             "datasets_full",
-            f"The team keeps {len(used)} files of {sum(used) // MEBIBYTE:,} MiB; {MAX_TEAM_FILES} "
-            f"files and {MAX_TEAM_BYTES // MEBIBYTE:,} MiB are the limits. Delete a file first.",
+            f"The team keeps {len(used)} files of {sum(used) // MIB:,} MiB; {MAX_TEAM_FILES} "
+            f"files and {MAX_TEAM_BYTES // MIB:,} MiB are the limits. Delete a file first.",
         )
 
 

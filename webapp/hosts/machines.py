@@ -371,9 +371,6 @@ def with_price(
 # Virtual hosts: catalog hardware under a team's own name, for planning only.
 
 
-GIB = 1024**3
-
-
 def virtual_host_create(
     *, team: Team, name: str, device: str, num_devices: int, memory_bytes: int | None, by: str
 ) -> Host:

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 from django.contrib.auth.models import AnonymousUser, User
 from django.db.models import F, Q, QuerySet
 
+from planner.specs.units import HOUR, MIB
 from runners.shared.facts import HostFacts, SchedulerFacts
 from webapp.accounts.models import Team, team_ids_of
 from webapp.accounts.services import membership_of
@@ -205,8 +206,6 @@ def _count_refused(host_id: str, refusals: list[Refusal]) -> None:
 # (``webapp.core.pace``).
 
 
-HOUR_SECONDS = 3600.0
-MEBIBYTE = 1024**2
 TOLD_EVERY = Limit("One refusal for the operators", 1 / 60, 1)
 
 
@@ -222,7 +221,7 @@ class Quota(NamedTuple):
     @property
     def limit(self) -> Limit:
         """Return the quota as a rate limit: a burst of the whole quota, refilled in an hour."""
-        return Limit(self.code, self.per_hour / HOUR_SECONDS, self.per_hour)
+        return Limit(self.code, self.per_hour / HOUR, self.per_hour)
 
     @property
     def reason(self) -> str:
@@ -304,8 +303,8 @@ def forget() -> None:
 
 _IN_BYTES = Limit(
     EVENT_MEBIBYTES.code,
-    EVENT_MEBIBYTES.per_hour * MEBIBYTE / HOUR_SECONDS,
-    EVENT_MEBIBYTES.per_hour * MEBIBYTE,
+    EVENT_MEBIBYTES.per_hour * MIB / HOUR,
+    EVENT_MEBIBYTES.per_hour * MIB,
 )
 
 

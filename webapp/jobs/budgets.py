@@ -5,6 +5,7 @@ from datetime import timedelta
 from django.db.models import DurationField, ExpressionWrapper, F, Sum
 from django.db.models.functions import Coalesce
 
+from planner.specs.units import HOUR
 from webapp.accounts.models import AccessToken
 from webapp.accounts.tokens import acting_token
 from webapp.audit.models import event_record
@@ -12,8 +13,6 @@ from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.jobs.gangs import pool_lock
 from webapp.jobs.models import FINAL_STATES, Allocation, Job, TokenLaunch
-
-HOUR = 3600.0
 
 
 def cost_gpu_hours(job: Job) -> float:

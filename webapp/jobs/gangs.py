@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from django.db import connection, transaction
 from django.db.models import Q
 
+from planner.specs.units import GIB
 from runners.shared.messages import ExitRecord, Gang
 from runners.shared.reasons import STOPPED, Reason
 from webapp.audit.models import event_record
@@ -97,7 +98,6 @@ def gang_of(attempt: Attempt) -> Gang | None:
 
 
 MIN_FREE_DISK_BYTES = 1024**3
-GIB = 1024**3
 
 
 class Check(NamedTuple):

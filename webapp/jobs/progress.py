@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from django.utils.timezone import localtime
 
+from planner.specs.units import DAY
 from runners.shared.reasons import Reason
 from webapp.audit.models import Event
 from webapp.core.clock import now
-from webapp.core.display import DAY, about, clock, listed
+from webapp.core.display import about, clock, listed
 from webapp.core.figures import MAIN_FIGURES
 from webapp.hosts.models import Host
 from webapp.hosts.services import Contact, contact_of, silent_seconds

@@ -6,11 +6,12 @@ from typing import ClassVar
 from django import forms
 from django.db import transaction
 
+from planner.specs.units import HOUR
 from webapp.accounts.models import Quota, Team
 from webapp.audit.models import Event, refuse_if_changed
 from webapp.core.clock import now
 from webapp.core.numbers import DecimalField, WholeField
-from webapp.jobs.quotas import HOUR, quota_of
+from webapp.jobs.quotas import quota_of
 
 HOURS_PER_YEAR = 366 * 24
 BOUNDS = {

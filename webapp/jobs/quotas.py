@@ -106,9 +106,6 @@ def left_seconds(
     return soonest if soonest is not None and soonest > 0 else None
 
 
-HOUR = 3600.0
-
-
 def quota_of(team: Team) -> Quota:
     """Return the team's quota; the default limits only the queued jobs per user."""
     return Quota.objects.filter(team=team).first() or Quota(team=team)

@@ -10,6 +10,7 @@ from django.core.cache import cache
 from planner import api
 from planner.specs.base import PlannerError
 from planner.specs.estimate import Bound, PlanRequest, Suggestion
+from planner.specs.units import GIB
 from planner.specs.workload import Strategy
 from runners.plans.refusals import DraftProblem
 from webapp.core.display import capitalised, memory
@@ -21,7 +22,6 @@ from webapp.plans.models import Plan
 from webapp.plans.saving import draft_begun_from
 
 PEAK = "per_device_peak_bytes"
-GIB = 2**30
 CACHE_SECONDS = 3600
 
 

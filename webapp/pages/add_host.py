@@ -8,6 +8,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
+from planner.specs.units import GIB
 from webapp.accounts.models import Role
 from webapp.accounts.services import current_team, require_role
 from webapp.accounts.sign_in import session_secret_keep, session_secret_of
@@ -17,7 +18,7 @@ from webapp.core.parameters import choice_in_query, reads_query
 from webapp.hosts.adding import AddHostForm, VirtualHostForm
 from webapp.hosts.health import checklist, is_ready
 from webapp.hosts.install_commands import install_commands, server_for_hosts
-from webapp.hosts.machines import GIB, virtual_host_create
+from webapp.hosts.machines import virtual_host_create
 from webapp.hosts.models import EnrolmentToken
 from webapp.hosts.services import token_create, token_revoke
 from webapp.live.stream import live_context, page_or_regions

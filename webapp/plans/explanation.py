@@ -6,6 +6,7 @@ from typing import NamedTuple
 from planner.catalog.devices import get_device
 from planner.specs.base import PlannerError
 from planner.specs.estimate import EquationInput, Estimate, Term
+from planner.specs.units import DAY, HOUR, MINUTE
 from planner.specs.workload import Strategy
 from runners.plans.document import GOALS, HardwareChoice, ModelChoice
 from runners.plans.fields import Part
@@ -18,10 +19,7 @@ from runners.plans.workloads import (
 )
 from webapp.core import display
 from webapp.core.display import (
-    DAY,
-    HOUR,
     MINUS,
-    MINUTE,
     NBSP,
     THIN,
     TIMES,

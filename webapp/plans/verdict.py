@@ -15,6 +15,7 @@ from planner.exports.llama_cpp import gguf_type
 from planner.exports.registry import export_case
 from planner.specs.base import PlannerError
 from planner.specs.estimate import Estimate, PlanAnswer, PlannedStrategy, Rejection
+from planner.specs.units import DAY
 from runners.plans.document import PlanDocument
 from runners.plans.workloads import CompressWork, PretrainWork
 from webapp.core import display
@@ -139,8 +140,8 @@ VerdictState = Literal[
     "refused", "computed", "draft", "incomplete",
 ]  # fmt: skip
 TIGHT_SHARE = 0.05  # of the capacity: less spare memory is called tight
-MONTH, YEAR = 30 * display.DAY, 365 * display.DAY  # longer runs are mentioned, and warned of
-COMPRESSED = display.DAY  # longer compressions are mentioned
+MONTH, YEAR = 30 * DAY, 365 * DAY  # longer runs are mentioned, and warned of
+COMPRESSED = DAY  # longer compressions are mentioned
 MAX_BARS = 8  # devices drawn individually
 MAX_ROWS = 16  # pipeline stages drawn; further ones are described
 

@@ -17,6 +17,7 @@ from planner.catalog.hardware_names import read_hardware
 from planner.catalog.models import checkpoint_name, model_from_config
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import PlannerError
+from planner.specs.units import GIB
 from runners.plans.document import (
     GOALS,
     AnyPlan,
@@ -420,7 +421,6 @@ def yaml_of(document: Mapping[str, Any], address: str = "") -> str:
 
 
 GOALS_BY_KIND = {"serve": "serve", "generate": "generate", "compress": "compress"}
-GIB = 1024.0**3
 # Of the search and of one host, not of a plan.
 OF_THE_SEARCH = frozenset({"id", "top", "host_calibration", "search_seconds"})
 TARGET = re.compile(r"(ttft|tpot)(?:_(p50|p95|p99))?_seconds")

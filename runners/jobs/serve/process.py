@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Protocol
 
+from planner.specs.units import KIB
 from runners.jobs.serve.contract import BoundedEngine, EngineProcessError, Limits
 from runners.supervision.child import start_text_process
 
 LAST_LINES = 20
-KIB = 1024
 PROC = Path("/proc")
 _GROUP_AT = 2  # field of /proc/PID/stat, after the name in brackets and the state
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.specs.units import GIB
 from webapp.charts.plots import (
     BY_KIND,
     HEIGHT,
@@ -23,7 +24,7 @@ from webapp.charts.plots import (
     levels_between,
     template,
 )
-from webapp.charts.timelines import GIB, Backdrop, Layer, memory_timeline
+from webapp.charts.timelines import Backdrop, Layer, memory_timeline
 
 # The figures that charts are drawn from
 

@@ -9,13 +9,14 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test.client import encode_multipart
 from django.urls import get_resolver, resolve
 
+from planner.specs.units import MIB
 from runners.host import shipping
 from runners.jobspec.base import MAX_UPLOAD_BYTES
 from tests.webapp.accounts.test_matrix import addresses
 from tests.webapp.conftest import client_of
 from webapp import pages
 from webapp.core import bodies
-from webapp.core.bodies import DEFAULT_BYTES, FORM_BYTES, MEBIBYTE, largest_file, limit_at
+from webapp.core.bodies import DEFAULT_BYTES, FORM_BYTES, largest_file, limit_at
 from webapp.datasets.models import Dataset
 from webapp.datasets.services import MAX_TEAM_BYTES
 from webapp.jobs.artefacts import MAX_PART_BYTES
@@ -29,7 +30,7 @@ DOORS = {
     ("POST", "/api/v1/data"): MAX_UPLOAD_BYTES,
     ("POST", "/plans/x/verdict/"): MAX_CONFIG_BYTES,
     ("POST", "/models/new/"): MAX_CONFIG_BYTES,
-    ("POST", "/api/v1/hosts/echo"): 2 * MEBIBYTE,
+    ("POST", "/api/v1/hosts/echo"): 2 * MIB,
     ("PUT", "/api/v1/attempts/a/artefacts/m/f/g"): MAX_PART_BYTES,
 }
 SAID = [  # what a document promises, and the limit that holds
@@ -53,7 +54,7 @@ def test_each_door_for_files_takes_what_is_promised(settings):
     assert settings.DATA_UPLOAD_MAX_MEMORY_SIZE == DEFAULT_BYTES
     for page, pattern, limit in SAID:
         (number,) = re.findall(pattern, (ROOT / page).read_text("utf-8"))
-        assert int(number) * MEBIBYTE == limit, (page, pattern)
+        assert int(number) * MIB == limit, (page, pattern)
 
 
 def _reading_files() -> set[str]:
@@ -92,7 +93,7 @@ def test_no_page_reads_a_file_without_saying_how_large():
 def test_a_large_file_is_uploaded_once_however_often_it_is_sent(alice, settings, tmp_path):
     """Each sending has its own boundary, and Django reads no such body into memory at once."""
     settings.DATASETS_DIR = tmp_path
-    lines = [b'{"text": "%d %s"}\n' % (n, b"x" * MEBIBYTE) for n in range(9)]
+    lines = [b'{"text": "%d %s"}\n' % (n, b"x" * MIB) for n in range(9)]
     client, ids = client_of(alice), []
     for boundary in ("one", "two"):
         file = SimpleUploadedFile("big.jsonl", b"".join(lines))
