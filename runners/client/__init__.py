@@ -6,7 +6,8 @@
 ...         print(job.name, job.progress.words)
 
 - ``generated`` the operations, one declaration for both clients, and the clients
-- ``schemas``   the types of requests and replies
+- ``requests``  the types of requests
+- ``replies``   the types of replies, by subject: the server sends the same ones
 - ``operation`` from a declaration to a method of both clients
 - ``transport`` credentials, retries, errors, files and event streams
 

@@ -18,7 +18,15 @@ from planner.specs.estimate import (
     PlanRequest,
 )
 from runners.client.operation import JsonObject, event_stream, operation
-from runners.client.schemas import *
+from runners.client.replies.base import *
+from runners.client.replies.jobs import *
+from runners.client.replies.launches import *
+from runners.client.replies.library import *
+from runners.client.replies.machines import *
+from runners.client.replies.plans import *
+from runners.client.replies.stored_files import *
+from runners.client.replies.team import *
+from runners.client.requests import *
 from runners.client.transport import AsyncCaller, Caller, Event
 from runners.plans.launch import Launch
 

@@ -27,6 +27,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from runners.client.replies.base import FROM_SERVER
 from runners.shared.timing import CLIENT_SILENCE_SECONDS
 
 PREFIX = "/api/v1"
@@ -168,7 +169,9 @@ def _reply_of(response: httpx.Response, reply: Any) -> Any:  # noqa: ANN401 (the
     if reply is type(None):
         return None
     try:
-        return _adapter(reply).validate_json(response.content, extra="ignore")  # a newer server
+        return _adapter(reply).validate_json(  # perhaps of a newer server
+            response.content, extra="ignore", context=FROM_SERVER
+        )
     except ValidationError as error:
         raise ApiError(
             response.status_code,

@@ -15,11 +15,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from runners.jobs.energy import EnergyMeter, Work
+from runners.shared.kinds import EventKind
 from runners.shared.messages import (
     MAX_POINT_VALUES,
     ArtefactBody,
     EndpointBody,
-    EventKind,
     MetricPoint,
     PhaseBody,
     ProgressBody,

@@ -22,7 +22,8 @@ from runners.devices import amd
 from runners.jobs.energy import EnergyMeter, Sample, visible_sample, zones
 from runners.jobs.events import Emitter
 from runners.jobspec import JobSpec
-from runners.shared.messages import ArtefactBody, ArtefactKind, RunRequest
+from runners.shared.kinds import ArtefactKind
+from runners.shared.messages import ArtefactBody, RunRequest
 from runners.shared.timing import PEERS_STOP_SECONDS
 from runners.supervision import classification
 from runners.supervision.child import compiler_name

@@ -43,6 +43,7 @@ from runners.jobspec.base import (
 )
 from runners.jobspec.serve import ServedName
 from runners.shared.facts import HostFacts, Microbench
+from runners.shared.kinds import ArtefactKind, EnvironmentStage, EventKind
 from runners.shared.reasons import Reason
 from runners.shared.timing import LONGEST_BEAT_SECONDS, STOP_GRACE_SECONDS
 
@@ -77,7 +78,6 @@ class RunDevice(Message):
 
 MAIN = "main"  # the interpreter that the agent itself runs in
 EnvironmentName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
-EnvironmentStage = Literal["absent", "building", "ready", "failed", "outdated"]
 
 
 class EnvironmentState(Message):
@@ -447,18 +447,6 @@ class Doorbell(Message):
 
 # Events of an attempt
 
-EventKind = Literal[
-    "started",  # StartedBody
-    "phase",  # PhaseBody
-    "progress",  # ProgressBody
-    "metric",  # MetricPoint
-    "log",  # LogBody
-    "result",  # ResultBody
-    "artefact",  # ArtefactBody
-    "endpoint",  # EndpointBody
-    "exited",  # ExitRecord
-]
-
 
 class StartedBody(Message):
     """The job process has started."""
@@ -519,9 +507,6 @@ class ResultBody(Message):
 
     measured: dict[Name, Figure] = Field(max_length=MAX_FIGURES)
     notes: dict[Name, Sentence] = Field(default_factory=dict, max_length=MAX_FIGURES)
-
-
-ArtefactKind = Literal["model", "adapter", "report"]
 
 
 class ArtefactBody(Message):

@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import quote
 
+from runners.shared.kinds import ArtefactKind
 from runners.shared.log_text import (
     character_at,
     half_character,
@@ -276,7 +277,7 @@ class LastLines:
 
 MAX_LINE_BYTES = 1024**2
 JOB_SOURCES = ("job", "gpu")
-ARTEFACT_KINDS = ("model", "adapter", "report")  # messages.ArtefactKind; a test holds them equal
+ARTEFACT_KINDS = get_args(ArtefactKind)
 _PORTS = range(1024, 65536)
 _SERVED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,119}")
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runners.shared import messages
+from runners.shared.kinds import ArtefactKind
 from runners.shared.log_text import lines_of
 from runners.supervision.output import (
     CUT_BEGINNING,
@@ -252,7 +253,7 @@ def test_what_is_no_event_of_a_job_is_refused():
 
 
 def test_an_artefact_is_of_a_known_kind_with_a_digest_for_each_file():
-    for kind in get_args(messages.ArtefactKind):
+    for kind in get_args(ArtefactKind):
         body = {
             "name": "it",
             "kind": kind,

@@ -20,15 +20,41 @@ from ninja import Query, Router, Schema, Status
 from numpy.typing import NDArray
 from pydantic import Field
 
+from runners.client.replies.base import Reply
+from runners.client.replies.jobs import (
+    Action,
+    ArtefactPage,
+    ArtefactReply,
+    AttemptReply,
+    EndpointReply,
+    FigureReply,
+    HistoryReply,
+    JobDetail,
+    JobEvents,
+    JobFiguresReply,
+    JobPage,
+    JobReply,
+    JobResult,
+    JobSeries,
+    LogLine,
+    LogReply,
+    OutcomeReply,
+    PriorityWord,
+    ProgressReply,
+    SeriesReply,
+    StoredEvent,
+    TargetReply,
+    Ticket,
+)
+from runners.shared.kinds import EventKind
 from runners.shared.log_text import shortened
-from runners.shared.messages import ArtefactKind, EventKind
 from runners.shared.reasons import Reason
 from runners.shared.timing import STREAM_PING_SECONDS
 from webapp.accounts.models import Membership, team_ids_of
 from webapp.accounts.services import membership_of, signed_in, visible_or_404
 from webapp.api.auth import LAUNCH, READ
 from webapp.api.instants import Instant
-from webapp.api.requests import PageReply, Paging, Sent, page_keys, page_of
+from webapp.api.requests import Paging, Sent, page_keys, page_of
 from webapp.audit.models import Event
 from webapp.charts.plots import BY_KIND
 from webapp.core.clock import now, now_ms
@@ -80,11 +106,6 @@ Rank = Annotated[
     int,
     Query(ge=0, le=9999, description="Of a job on several hosts: which one, 0 to 9999, from 0"),
 ]
-JobKind = Literal[
-    "train", "compress", "evaluate", "benchmark", "generate", "serve", "drill", "prove"
-]
-Action = Literal["stop", "run_again", "resume", "delete", "abandon"]
-PriorityWord = Literal["low", "normal", "high"]
 PRIORITY_WORDS: dict[int, PriorityWord] = {
     Priority.LOW: "low",
     Priority.NORMAL: "normal",
@@ -99,113 +120,6 @@ EPOCH = datetime.fromtimestamp(0, tz=UTC)
 
 
 # Jobs
-
-
-class ProgressReply(Schema):
-    """How far a job is; ``share`` is between 0 and 1, ``eta_seconds`` the time that remains.
-
-    A running job that has reported no progress for unusually long has no ``eta_seconds``.
-    """
-
-    share: float | None
-    done: Annotated[float | None, Field(description="Of ``total``, in ``unit``")]
-    total: float | None
-    unit: Annotated[str, Field(description="Such as steps or tokens")]
-    phase: Annotated[str, Field(description="What the job does now, such as Training")]
-    words: Annotated[str, Field(description="All of it as a text")]
-    eta_seconds: float | None
-    quiet_seconds: Annotated[
-        float | None,
-        Field(description="Since the last report, if unusually long for a running job"),
-    ]
-
-
-class OutcomeReply(Schema):
-    """Why a job ended, and what to do next."""
-
-    reason: Annotated[str, Field(description="A stable key, such as out_of_memory")]
-    sentence: str
-    next_step: str
-
-
-class JobReply(Schema):
-    """A job in a list."""
-
-    id: str
-    name: str
-    kind: JobKind
-    model: Annotated[str, Field(description="Display name of the model")]
-    state: JobState
-    is_final: Annotated[bool, Field(description="Whether the job has ended")]
-    team: Annotated[str, Field(description="Id of the team")]
-    owner: Annotated[str, Field(description="User name; empty if the account is deleted")]
-    host: Annotated[str, Field(description="Slug of the host; empty while none is chosen")]
-    pool: Annotated[str, Field(description="Name of the pool")]
-    plan: Annotated[str | None, Field(description="Id of the plan it was launched from")]
-    priority: PriorityWord
-    num_hosts: int
-    progress: ProgressReply
-    elapsed_seconds: Annotated[float, Field(description="Since it started, until it ended")]
-    created_at: datetime
-    queued_at: datetime | None
-    started_at: datetime | None
-    ended_at: datetime | None
-    url: str
-
-
-class JobPage(PageReply[JobReply]):
-    """A page of jobs."""
-
-
-class AttemptReply(Schema):
-    """One try of a job on one host; a job on several hosts has one per host and number."""
-
-    id: str
-    number: Annotated[int, Field(description="Of the try, from 1")]
-    rank: Annotated[int, Field(description="Of the host among the job's hosts, from 0")]
-    host: Annotated[str, Field(description="Slug of the host")]
-    created_at: datetime
-    started_at: datetime | None
-    ended_at: datetime | None
-
-
-class EndpointReply(Schema):
-    """The base URL of a running endpoint for OpenAI clients, and its model's name."""
-
-    url: str
-    model: str
-
-
-class JobResult(Schema):
-    """What an ended job measured, in base units (bytes, seconds, tokens per second, ratios)."""
-
-    measured: Annotated[dict[str, float], Field(description="Figures by the planner's names")]
-    notes: Annotated[dict[str, str], Field(description="How a figure was measured")]
-
-
-class JobDetail(JobReply):
-    """A job with its spec, its prediction and its attempts."""
-
-    spec: dict[str, Any]  # as it was stored; ``openapi`` documents it as a JobSpec
-    prediction: Annotated[
-        dict[str, dict[str, Any]],
-        Field(description="By figure: value, low and high of the 80 % interval, and unit"),
-    ]
-    result: Annotated[JobResult, Field(description="Empty until the job has ended")]
-    max_duration_seconds: Annotated[float | None, Field(description="Null: no limit")]
-    max_retries: Annotated[int, Field(description="After a failure of the host")]
-    num_retries: int
-    waiting: Annotated[str | None, Field(description="Why a queued job waits, as a sentence")]
-    silent_seconds: Annotated[
-        float | None, Field(description="Since the host was last heard, if it is silent")
-    ]
-    endpoint: EndpointReply | None
-    outcome: OutcomeReply | None
-    attempts: list[AttemptReply]
-    allowed: Annotated[
-        list[Action],
-        Field(description="What the caller may do with the job as it is now"),
-    ]
 
 
 OF_LIST = ("host", "requested_host", "pool", "owner")
@@ -489,23 +403,6 @@ def job_remove(request: HttpRequest, job_id: str) -> Status[None]:
 # The log
 
 
-class LogLine(Schema):
-    """One line of output; ``seq`` is the number of its event."""
-
-    seq: int
-    at: datetime
-    stream: Literal["stdout", "stderr", "supervisor"]
-    text: str
-
-
-class LogReply(Schema):
-    """Lines of a job's current attempt in order; continue after ``last_seq``."""
-
-    attempt: str | None
-    lines: list[LogLine]
-    last_seq: int
-
-
 class LogQuery(Schema):
     """Which lines: after an event, or the last ones; of those that contain ``q``."""
 
@@ -575,106 +472,6 @@ def lines_after(
 
 
 # Metrics
-
-
-class SeriesReply(Schema):
-    """One metric; a null value is a gap."""
-
-    source: Annotated[str, Field(description="Who reported it: job, host or a device")]
-    metric: str
-    t_ms: Annotated[
-        list[int], Field(description="Instants in milliseconds since 1970-01-01 UTC, rising")
-    ]
-    value: Annotated[list[float | None], Field(description="In the metric's base unit")]
-    low: Annotated[list[float | None], Field(description="Least of the points in each value")]
-    high: Annotated[list[float | None], Field(description="Greatest of the points in each value")]
-
-
-class JobSeries(Schema):
-    """The requested metrics of a job's current attempt."""
-
-    job: str
-    attempt: str | None
-    series: list[SeriesReply]
-    reported: Annotated[
-        list[str], Field(description="Names of every metric that the attempt has reported")
-    ]
-
-
-class FigureReply(Schema):
-    """One figure in base units; ``state`` says whether it is measured, and final."""
-
-    name: str
-    label: str
-    unit: str
-    measured: float | None
-    predicted: float | None
-    predicted_low: float | None
-    predicted_high: float | None
-    ratio: float | None
-    state: Literal["measured", "so_far", "warm_up", "predicted"]
-    state_words: str
-    definition: str
-    how: str
-
-
-class TargetReply(Schema):
-    """One latency target of the plan, evaluated at a percentile of the requests."""
-
-    figure: str
-    limit_seconds: float
-    percentile: int
-    measured: float | None
-    state: Literal["met", "missed", "unjudged"]
-    chance: float | None
-
-
-class JobFiguresReply(Schema):
-    """Every figure of a job, as shown on its page."""
-
-    job: Annotated[str, Field(description="Id of the job")]
-    state: JobState
-    as_of: datetime
-    figures: list[FigureReply]
-    targets: list[TargetReply]
-
-
-class StoredEvent(Schema):
-    """One numbered event of an attempt."""
-
-    seq: int
-    at: datetime
-    kind: EventKind
-    body: Annotated[dict[str, Any], Field(description="Fields of the kind")]
-
-
-class HistoryReply(Schema):
-    """What happened to a job, as its page's events say it: who did it, and why."""
-
-    at: datetime
-    kind: Annotated[str, Field(description="Such as job.state or job.created")]
-    from_state: str
-    to_state: str
-    actor: Annotated[str, Field(description="A user name, host:SLUG or system:PART")]
-    reason: str
-
-
-class JobEvents(Schema):
-    """Events after a sequence number, in order; continue after ``last_seq``."""
-
-    attempt: str | None
-    events: list[StoredEvent]
-    last_seq: int
-    history: Annotated[
-        list[HistoryReply],
-        Field(description="Of the job, oldest first; empty unless ``after`` is 0"),
-    ] = []
-
-
-class Ticket(Schema):
-    """A ticket that opens ``/live/`` for an hour, for its topics, in the header Live-Ticket."""
-
-    ticket: str
 
 
 @router.get(
@@ -816,22 +613,6 @@ def _bounded(rows: QuerySet[AttemptEvent]) -> Iterator[StoredEvent]:
 # Artefacts
 
 
-class ArtefactReply(Schema):
-    """A folder or file that the job's current attempt made; ``files`` are bytes by path."""
-
-    name: str
-    kind: ArtefactKind
-    total_bytes: int
-    is_complete: Annotated[bool, Field(description="Whether all of its bytes have arrived")]
-    created_at: datetime
-    files: Annotated[dict[str, int], Field(description="Bytes by path")]
-    sha256: Annotated[dict[str, str], Field(description="Hexadecimal digest by path")]
-
-
-class ArtefactPage(PageReply[ArtefactReply]):
-    """A page of artefacts."""
-
-
 @router.get(
     "/jobs/{job_id}/artefacts",
     response={200: ArtefactPage, **REFUSALS},
@@ -841,7 +622,7 @@ def artefacts(request: HttpRequest, job_id: str, paging: Query[Paging]) -> Artef
     """Return the artefacts of a job's current attempt."""
     made = sorted(artefacts_of(load_job(request, job_id)), key=lambda one: one.pk)
     shown, more = page_of(f"artefacts {job_id}", made, lambda one: one.name, paging)
-    items = [ArtefactReply.model_validate(one) for one in shown]
+    items = [ArtefactReply.model_validate(one, from_attributes=True) for one in shown]
     return ArtefactPage(items=items, next_cursor=more)
 
 
@@ -950,7 +731,7 @@ def _is_open(part: Attempt | None) -> bool:
     return contact_of(part.host) is Contact.LIVE
 
 
-def _frame(event: str, data: Schema, number: int | None = None) -> bytes:
+def _frame(event: str, data: Reply, number: int | None = None) -> bytes:
     head = f"id: {number}\n" if number is not None else ""
     return f"{head}event: {event}\ndata: {data.model_dump_json()}\n\n".encode(errors="replace")
 

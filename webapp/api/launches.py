@@ -1,14 +1,15 @@
 """Operations that launch: a plan, a document, the classifier's two jobs; requests for approval."""
 
-from datetime import datetime
 from typing import Annotated, Any, Literal, cast
 
 from django.db import transaction
 from django.http import HttpRequest
 from django.urls import reverse
-from ninja import Query, Router, Schema, Status
+from ninja import Query, Router, Status
 from pydantic import Field
 
+from runners.client.replies.jobs import JobReply
+from runners.client.replies.launches import Launched, LaunchRequestPage, LaunchRequestReply
 from runners.jobspec.serve import key_hash
 from runners.plans.document import PlanDocument
 from runners.plans.launch import Launch
@@ -17,10 +18,10 @@ from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import check_role, current_membership, signed_in, visible_or_404
 from webapp.accounts.tokens import acting_token
 from webapp.api.auth import LAUNCH, PLAN, READ
-from webapp.api.jobs import JobReply, job_reply
+from webapp.api.jobs import job_reply
 from webapp.api.jobs import router as jobs_router
 from webapp.api.plans import plan_of_document, plan_to_change
-from webapp.api.requests import PageReply, Paging, Sent, job_key, page_of
+from webapp.api.requests import Paging, Sent, job_key, page_of
 from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem
 from webapp.jobs.approvals import open_requests, request_make, request_withdraw
 from webapp.jobs.endpoints import new_key
@@ -32,13 +33,6 @@ from webapp.wizard.documents import SentLaunch, SentPlan, check_launch
 from webapp.wizard.steps import launch_both, ready_hosts
 
 router = Router(tags=["launches"], auth=READ)
-
-
-class Launched(Schema):
-    """The job, and the key of an endpoint, which is not shown again."""
-
-    job: JobReply
-    endpoint_key: str | None
 
 
 DryRun = Annotated[
@@ -146,29 +140,6 @@ class LaunchToApprove(Sent):
     reason: Annotated[str, Field(max_length=400)] = ""
 
 
-class LaunchRequestReply(Schema):
-    """A launch that waits for a person, or what was decided."""
-
-    id: str
-    plan: str
-    plan_name: str
-    launch: dict[str, Any]
-    reason: str
-    asked_by: str
-    token: str
-    asked_at: datetime
-    state: Annotated[
-        Literal["waiting", "approved", "denied"],
-        Field(description="A withdrawn request is denied, and withdrawn is true"),
-    ]
-    withdrawn: Annotated[bool, Field(description="By the one who asked")]
-    decided_by: str
-    decided_at: datetime | None
-    answer: str
-    job: str | None
-    url: str
-
-
 def _request_reply(row: LaunchRequest) -> LaunchRequestReply:
     return LaunchRequestReply(
         id=row.pk,
@@ -244,10 +215,6 @@ def _requested(
     except DraftProblem as problem:
         raise ConflictProblem("cannot_launch", problem.sentence) from problem
     return _request_reply(made)
-
-
-class LaunchRequestPage(PageReply[LaunchRequestReply]):
-    """A page of launches that wait for an approval."""
 
 
 @router.get(

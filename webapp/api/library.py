@@ -1,13 +1,12 @@
 """Operations on models, training data, techniques and the hardware catalog; comparisons."""
 
 import json
-from datetime import datetime
 from itertools import islice
 from typing import Annotated, Any, Literal, cast
 
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
-from ninja import File, Query, Router, Schema, Status
+from ninja import File, Query, Router, Status
 from ninja.files import UploadedFile
 from pydantic import Field
 
@@ -21,11 +20,28 @@ from planner.catalog.models import (
 )
 from planner.catalog.reading import search_names
 from planner.specs.base import PlannerError, UnknownTechniqueError
-from planner.specs.cluster import DeviceKind
-from planner.specs.model import ModelSpec
 from planner.techniques.registry import TECHNIQUES, get
+from runners.client.replies.jobs import JobDetail
+from runners.client.replies.library import (
+    CellReply,
+    ComparedFigure,
+    ComparedSetting,
+    Comparison,
+    DatasetPage,
+    DatasetReply,
+    DevicePage,
+    DeviceSummary,
+    MeasurementPage,
+    MeasurementReply,
+    ModelDetail,
+    ModelPage,
+    ModelReply,
+    SearchMatch,
+    SearchPage,
+    TechniquePage,
+    TechniqueReply,
+)
 from runners.datasets.records import Format
-from runners.host.abilities import Level
 from runners.jobspec.base import MAX_UPLOAD_BYTES
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import (
@@ -37,8 +53,8 @@ from webapp.accounts.services import (
     visible_or_404,
 )
 from webapp.api.auth import ADMIN, LAUNCH, PLAN, READ
-from webapp.api.jobs import JobDetail, job_detail
-from webapp.api.requests import PageReply, Paging, Sent, ShortPaging, page_keys, page_of
+from webapp.api.jobs import job_detail
+from webapp.api.requests import Paging, Sent, ShortPaging, page_keys, page_of
 from webapp.bench.ratios import stored
 from webapp.bench.technique_states import row_of
 from webapp.core.bodies import takes_file
@@ -67,28 +83,6 @@ MOST_MATCHES = 1000  # of each kind, in a search
 # Models
 
 
-class ModelReply(Schema):
-    """A model of the catalog, or of the team."""
-
-    id: str
-    name: str
-    source: Literal["catalog", "config", "folder", "job"]
-    num_parameters: int
-    host: Annotated[str, Field(description="Slug of the host that has the weights; empty: none")]
-    created_at: datetime | None
-
-
-class ModelDetail(ModelReply):
-    """A model with its shape."""
-
-    shape: ModelSpec | None
-    kv_bytes_per_token: Annotated[dict[str, float], Field(description="By dtype of the KV cache")]
-    facts: Annotated[
-        dict[str, Any], Field(description="Measured sizes and perplexity, and by whom")
-    ]
-    aliases: Annotated[list[str], Field(description="Other names in the catalog")]
-
-
 def _team_model(model: TeamModel) -> dict[str, Any]:
     return {
         "id": model.pk,
@@ -98,10 +92,6 @@ def _team_model(model: TeamModel) -> dict[str, Any]:
         "host": model.host.slug if model.host else "",
         "created_at": model.created_at,
     }
-
-
-class ModelPage(PageReply[ModelReply]):
-    """A page of models."""
 
 
 class ModelFilters(Paging):
@@ -304,20 +294,6 @@ def model_evaluate(
 # Training data
 
 
-class DatasetReply(Schema):
-    """An uploaded file of training data; ``note`` says what jobs do not learn from."""
-
-    id: str
-    name: str
-    sha256: str
-    size_bytes: int
-    num_records: int
-    format: Format
-    uploaded_by: Annotated[str, Field(description="User name; empty if the account is deleted")]
-    created_at: datetime
-    note: Annotated[str, Field(description="What jobs do not learn from; empty: all is read")]
-
-
 def _dataset(dataset: Dataset) -> DatasetReply:
     return DatasetReply(
         id=dataset.pk,
@@ -330,10 +306,6 @@ def _dataset(dataset: Dataset) -> DatasetReply:
         created_at=dataset.created_at,
         note=dataset.left_out_sentence,
     )
-
-
-class DatasetPage(PageReply[DatasetReply]):
-    """A page of uploaded files."""
 
 
 @router.get("/data", response={200: DatasetPage, **REFUSALS}, operation_id="list_data")
@@ -393,21 +365,6 @@ def data_delete(request: HttpRequest, dataset_id: str) -> Status[None]:
 # Catalogs
 
 
-class DeviceSummary(Schema):
-    """A device of the hardware catalog."""
-
-    id: str
-    name: str
-    vendor: str
-    kind: DeviceKind
-    memory_bytes: int
-    price_usd_per_hour: float | None
-
-
-class DevicePage(PageReply[DeviceSummary]):
-    """A page of the hardware catalog."""
-
-
 class DeviceFilters(ShortPaging):
     """Filters of the hardware catalog."""
 
@@ -434,28 +391,12 @@ def device_list(request: HttpRequest, filters: Query[DeviceFilters]) -> DevicePa
     return DevicePage(items=items, next_cursor=more)
 
 
-class TechniqueReply(Schema):
-    """A technique, whether a job runs it here, and what proves that."""
-
-    id: str
-    title: str
-    state: Annotated[Level, Field(description="proven: runs, and a measured ratio holds")]
-    headline: str
-    phases: list[str]
-    job_kind: Annotated[str, Field(description="Kind of job that runs it; empty: none")]
-    library: Annotated[str, Field(description="Library that does it; empty: none")]
-
-
 def _technique(key: str) -> TechniqueReply:
     row = row_of(key, stored())
     fields = ("id", "title", "state", "headline", "job_kind", "library")
     return TechniqueReply(
         **{name: row[name] for name in fields}, phases=list(TECHNIQUES[key].phases)
     )
-
-
-class TechniquePage(PageReply[TechniqueReply]):
-    """A page of techniques."""
 
 
 @router.get(
@@ -481,14 +422,6 @@ def technique_get(request: HttpRequest, key: str) -> TechniqueReply:  # noqa: AR
 # Search
 
 
-class SearchMatch(Schema):
-    """One match of a search; ``id`` is what its kind's operations take."""
-
-    kind: Literal["plan", "job", "host", "model", "technique"]
-    id: str
-    name: str
-
-
 KINDS: dict[str, Literal["plan", "job", "host", "model", "technique"]] = {
     "plan-detail": "plan",
     "job-detail": "job",
@@ -496,10 +429,6 @@ KINDS: dict[str, Literal["plan", "job", "host", "model", "technique"]] = {
     "model-detail": "model",
     "technique-detail": "technique",
 }
-
-
-class SearchPage(PageReply[SearchMatch]):
-    """A page of matches."""
 
 
 class SearchQuery(Paging):
@@ -531,41 +460,6 @@ def search(request: HttpRequest, query: Query[SearchQuery]) -> SearchPage:
 
 
 # Comparison of jobs
-
-
-class CellReply(Schema):
-    """One figure of one job in base units; null where there is none."""
-
-    predicted: float | None
-    measured: float | None
-    ratio: Annotated[float | None, Field(description="Measured / predicted")]
-    change: Annotated[str, Field(description="Against the first job, such as +12 %")]
-    state: Annotated[str, Field(description="Why it is not final, such as so far; empty: final")]
-
-
-class ComparedFigure(Schema):
-    """One figure of all jobs, in their order."""
-
-    name: str
-    label: str
-    unit: str
-    cells: list[CellReply]
-
-
-class ComparedSetting(Schema):
-    """One setting in which the jobs differ."""
-
-    name: str
-    values: list[str]
-
-
-class Comparison(Schema):
-    """Jobs side by side: their figures, and the settings in which they differ."""
-
-    jobs: Annotated[list[str], Field(description="Ids, in the order of the request")]
-    names: Annotated[list[str], Field(description="Of the jobs")]
-    figures: list[ComparedFigure]
-    settings: list[ComparedSetting]
 
 
 @router.get("/compare", response={200: Comparison, **REFUSALS}, operation_id="compare_jobs")
@@ -610,23 +504,6 @@ def compare(
 
 
 # Measurements
-
-
-class MeasurementReply(Schema):
-    """A measured figure beside its prediction; whether it calibrates its host."""
-
-    id: int
-    metric: str
-    predicted: float
-    measured: float
-    ratio: Annotated[float, Field(description="Measured / predicted")]
-    host: Annotated[str, Field(description="Slug of the host")]
-    is_counted: Annotated[bool, Field(description="Whether it calibrates the host")]
-    may_decide: Annotated[bool, Field(description="Whether the caller may change that")]
-
-
-class MeasurementPage(PageReply[MeasurementReply]):
-    """A page of a job's measurements."""
 
 
 @router.get(

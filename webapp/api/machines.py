@@ -1,16 +1,31 @@
 """Operations of people on hosts, their devices and environments, pools and queues."""
 
-from datetime import datetime
 from typing import Annotated, Any, Literal, cast
 
 from django.db.models import Q
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
-from ninja import Query, Router, Schema, Status
+from ninja import Query, Router, Status
 from pydantic import Field
 
 from planner.specs.units import GIB
-from runners.shared.messages import EnvironmentStage
+from runners.client.replies.jobs import JobDetail, PriorityWord
+from runners.client.replies.machines import (
+    CheckReply,
+    CheckStatus,
+    DeviceOfHost,
+    DeviceReply,
+    EnrolmentReply,
+    EnrolmentState,
+    EnvironmentReply,
+    HostDetail,
+    HostPage,
+    HostReply,
+    PoolPage,
+    PoolReply,
+    QueuedJob,
+    QueueReply,
+)
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import (
     check_role,
@@ -22,8 +37,8 @@ from webapp.accounts.services import (
 )
 from webapp.agents.environments import environment_order, environments_of
 from webapp.api.auth import ADMIN, READ
-from webapp.api.jobs import PRIORITY_WORDS, JobDetail, PriorityWord, job_detail
-from webapp.api.requests import PageReply, Sent, ShortPaging, page_of
+from webapp.api.jobs import PRIORITY_WORDS, job_detail
+from webapp.api.requests import Sent, ShortPaging, page_of
 from webapp.core.problems import REFUSALS, ForbiddenProblem, InvalidProblem, NotFoundProblem
 from webapp.hosts.adding import AddHostForm, VirtualHostForm
 from webapp.hosts.addresses import address_choose
@@ -35,7 +50,6 @@ from webapp.hosts.models import Device, EnrolmentToken, Host, HostState, Pool
 from webapp.hosts.permissions import host_for_operator
 from webapp.hosts.pools import facts_for, visible_pools
 from webapp.hosts.services import (
-    Contact,
     contact_of,
     credential_revoke,
     device_cordon,
@@ -57,87 +71,6 @@ from webapp.jobs.waiting import lines_of
 from webapp.wizard.documents import form_problem
 
 router = Router(tags=["hosts"], auth=READ)
-DeviceOfHost = Literal["gpu", "cpu", "slot"]
-CheckStatus = Literal["succeeded", "failed", "checking", "queued"]
-
-
-class DeviceReply(Schema):
-    """A device of a host, and the job that holds it if the caller may see it."""
-
-    id: str
-    index: int
-    kind: Annotated[DeviceOfHost, Field(description="slot: a place in a scheduler's queue")]
-    name: str
-    memory_bytes: int
-    is_present: Annotated[bool, Field(description="Whether the host reported it last")]
-    is_held: Annotated[bool, Field(description="Whether a job holds it")]
-    job: Annotated[str | None, Field(description="Id of that job, if the caller may see it")]
-    cordoned_by: Annotated[str, Field(description="User name; empty: it takes jobs")]
-    cordon_reason: str
-
-
-class EnvironmentReply(Schema):
-    """A named environment of a host, such as vllm, as the host reported it."""
-
-    name: str
-    stage: EnvironmentStage
-    purpose: str
-    size_bytes: Annotated[int, Field(description="On the disk; if it is not built, about")]
-    num_packages: int
-    words: Annotated[str, Field(description="The step of a build, or why it failed")]
-    pending_action: Annotated[
-        Literal["", "build", "remove"], Field(description="What it was ordered and has not done")
-    ]
-
-
-class HostReply(Schema):
-    """A host; operations name it by its ``slug``."""
-
-    id: str
-    slug: str
-    name: str
-    kind: Annotated[
-        Literal["agent", "slurm", "virtual"],
-        Field(description="virtual: exists only in plans"),
-    ]
-    state: HostState
-    contact: Contact
-    silent_seconds: Annotated[float | None, Field(description="Since its last heartbeat")]
-    pool: Annotated[str, Field(description="Name of the pool")]
-    labels: dict[str, str]
-    agent_version: str
-    enrolled_at: datetime | None
-    last_seen_at: datetime | None
-
-
-class CheckReply(Schema):
-    """One line of the check-list of a new host."""
-
-    name: str
-    status: CheckStatus
-    sentence: str
-    remedy: str
-    command: Annotated[str, Field(description="To run on the host; empty: none")]
-
-
-class HostDetail(HostReply):
-    """A host with its devices, facts, measurements and checks."""
-
-    address: Annotated[str, Field(description="Where a job's other hosts reach it; empty: first")]
-    facts: Annotated[dict[str, Any], Field(description="What the host reported of itself")]
-    planned: Annotated[
-        dict[str, Any], Field(description="Of a virtual host: device, number and memory")
-    ]
-    microbench: Annotated[dict[str, Any], Field(description="Rates that the host measured")]
-    calibration: Annotated[
-        dict[str, Any], Field(description="Factors by operator class from measured jobs")
-    ]
-    devices: list[DeviceReply]
-    environments: Annotated[
-        list[EnvironmentReply], Field(description="The agent's own first; empty before its first")
-    ]
-    is_ready: bool
-    checks: list[CheckReply]
 
 
 def _fields(host: Host) -> dict[str, Any]:
@@ -212,10 +145,6 @@ def _checks(token: EnrolmentToken, host: Host | None) -> list[CheckReply]:
     ]
 
 
-class HostPage(PageReply[HostReply]):
-    """A page of hosts."""
-
-
 class HostFilters(ShortPaging):
     """Filters of the list of hosts."""
 
@@ -242,29 +171,6 @@ class NewHost(Sent):
         str, Field(max_length=40, description="Name of its pool, made if there is none")
     ] = "default"
     labels: Annotated[dict[str, str], Field(description="Values by name, such as gpu: 4090")] = {}
-
-
-class EnrolmentReply(Schema):
-    """A one-time enrolment token for a host, with the command of each installation method."""
-
-    id: str
-    name: str
-    token: str
-    expires_at: datetime
-    commands: dict[str, str]
-
-
-class EnrolmentState(Schema):
-    """The check-list of a host that is being enrolled."""
-
-    id: str
-    name: str
-    expires_at: datetime
-    used_at: datetime | None
-    revoked_at: datetime | None
-    host: str | None
-    is_ready: bool
-    checks: list[CheckReply]
 
 
 def _operator(request: HttpRequest) -> None:
@@ -559,42 +465,10 @@ def environment_remove(request: HttpRequest, slug: str, name: str) -> HostDetail
 queue_router = Router(tags=["queue"], auth=READ)
 
 
-class QueuedJob(Schema):
-    """One turn of a queue; another team's job has neither id nor name."""
-
-    position: Annotated[int | None, Field(description="From 1; null: held back")]
-    job: Annotated[str | None, Field(description="Id of the job")]
-    name: str
-    owner: str
-    priority: PriorityWord
-    sentence: Annotated[str, Field(description="Why it waits")]
-    start_at: Annotated[datetime | None, Field(description="Forecast of its start")]
-
-
-class PoolReply(Schema):
-    """A pool in which one of the caller's teams may launch."""
-
-    id: str
-    name: str
-    team: Annotated[str, Field(description="Name of the team that owns the pool")]
-    hosts: Annotated[list[str], Field(description="Slugs of its hosts that the caller may see")]
-
-
-class QueueReply(PoolReply):
-    """A pool with its queue in order; ``seen`` names this order when a job is moved."""
-
-    queue: list[QueuedJob]
-    seen: str
-
-
 def _pool_fields(pool: Pool, request: HttpRequest) -> dict[str, Any]:
     hosts = Host.objects.visible_to(request.user).filter(pool=pool)
     slugs = hosts.exclude(state=HostState.RETIRED).order_by("slug").values_list("slug", flat=True)
     return {"id": pool.pk, "name": pool.name, "team": pool.team.name, "hosts": list(slugs)}
-
-
-class PoolPage(PageReply[PoolReply]):
-    """A page of pools."""
 
 
 @queue_router.get("", response={200: PoolPage, **REFUSALS}, operation_id="list_pools")

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
 from django.http import HttpRequest
 from django.urls import reverse
-from ninja import Body, Query, Router, Schema, Status
+from ninja import Body, Query, Router, Status
 from pydantic import Field
 
 from planner import api
@@ -21,6 +20,22 @@ from planner.specs.estimate import (
     PlanAnswer,
     PlanRequest,
 )
+from runners.client.replies.plans import (
+    ChangeReply,
+    ExportReply,
+    FormatReply,
+    Imported,
+    LaunchNote,
+    PlanFormats,
+    PlanPage,
+    PlanReply,
+    PlanSummary,
+    PostMortem,
+    SuggestionReply,
+    VerdictReply,
+    VersionPage,
+    VersionReply,
+)
 from runners.plans.document import HardwareChoice, PlanDocument
 from runners.plans.old_names import read_document
 from runners.plans.refusals import DraftProblem
@@ -28,7 +43,7 @@ from runners.plans.workloads import WORKLOADS
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import check_role, current_membership, signed_in, visible_or_404
 from webapp.api.auth import PLAN, READ
-from webapp.api.requests import PageReply, Paging, Sent, page_keys, page_of
+from webapp.api.requests import Paging, Sent, page_keys, page_of
 from webapp.core.clock import now
 from webapp.core.display import sentence
 from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem, NotFoundProblem
@@ -65,7 +80,7 @@ from webapp.plans.saving import (
     title_of,
     versions_of,
 )
-from webapp.plans.verdict import VerdictState, problem_verdict, stored_state, verdict_of
+from webapp.plans.verdict import problem_verdict, stored_state, verdict_of
 from webapp.wizard.documents import (
     SentPlan,
     adapter,
@@ -86,72 +101,6 @@ from webapp.wizard.pasting import paste_draft, paste_read
 router = Router(tags=["plans"], auth=READ)
 jobs_router = Router(tags=["plans"], auth=READ)
 MOST_NAMED = 10  # versions in a message
-
-
-class PlanSummary(Schema):
-    """A plan in a list."""
-
-    id: str
-    name: str
-    state: Literal["draft", "computed"]
-    verdict: VerdictState
-    version: int | None
-    series: str
-    team: str
-    owner: str
-    saved_at: Annotated[
-        datetime, Field(description="Of a plan that is not kept: when it was made")
-    ]
-    url: str
-
-
-class PlanPage(PageReply[PlanSummary]):
-    """A page of plans."""
-
-
-class VerdictReply(Schema):
-    """The verdict in words, as on the plan's page."""
-
-    tone: str
-    state: str
-    sentence: str
-    detail: str
-    warnings: list[str]
-
-
-class SuggestionReply(Schema):
-    """A change of the plan that the planner proposes."""
-
-    number: int
-    sentence: str
-    changes: dict[str, Any]
-
-
-class LaunchNote(Schema):
-    """Whether the plan can be launched, and what that would do."""
-
-    can: bool
-    title: str
-    text: str
-
-
-class PlanReply(PlanSummary):
-    """A plan with its document, its question for the planner, and the planner's answer.
-
-    ``answer`` is null if the draft cannot be planned; ``problem`` then says why. ``notes`` says
-    what else the last change changed.
-    """
-
-    revision: int
-    document: dict[str, Any]
-    request: PlanRequest | None
-    answer: PlanAnswer | None
-    problem: str
-    verdict_words: VerdictReply
-    launch: LaunchNote
-    suggestions: list[SuggestionReply]
-    is_outdated: bool
-    notes: list[str] = []
 
 
 def _summary(plan: Plan) -> dict[str, Any]:
@@ -353,17 +302,6 @@ class Pasted(Sent):
     text: Annotated[str, Field(max_length=65_536)]
     host: Annotated[str, Field(max_length=120, description="Name or id of a host")] = ""
     pool: Annotated[str, Field(max_length=120, description="Name or id of a pool")] = ""
-
-
-class Imported(Schema):
-    """A draft of pasted text, and what became of each setting."""
-
-    plan: PlanReply
-    kind: str
-    understood: list[dict[str, Any]]
-    ignored: list[dict[str, Any]]
-    unknown: list[dict[str, Any]]
-    missing: list[str]
 
 
 @router.post(
@@ -576,24 +514,6 @@ def plan_delete(
     return Status(204, None)
 
 
-class VersionReply(Schema):
-    """One saved version of a plan, and what changed against the one it came from."""
-
-    id: str
-    version: Annotated[int, Field(description="From 1")]
-    name: str
-    verdict: VerdictState
-    saved_by: str
-    saved_at: datetime
-    words: Annotated[str, Field(description="Where it comes from, if no change says it")]
-    changes: Annotated[list[str], Field(description="Such as “Context: 1024 → 2048”")]
-    num_jobs: Annotated[int, Field(description="Launched from this version, and not deleted")]
-
-
-class VersionPage(PageReply[VersionReply]):
-    """A page of a plan's versions."""
-
-
 @router.get(
     "/{plan_id}/versions",
     response={200: VersionPage, **REFUSALS},
@@ -623,29 +543,6 @@ def plan_versions(request: HttpRequest, plan_id: str, paging: Query[Paging]) -> 
 
 
 # Exports and limits
-
-
-class FormatReply(Schema):
-    """A format that can express the plan, with notes on what it leaves out."""
-
-    key: str
-    title: str
-    file_name: str
-    notes: list[str]
-
-
-class PlanFormats(Schema):
-    """The formats that can express a plan's first proposal."""
-
-    plan: str
-    formats: list[FormatReply]
-
-
-class ExportReply(FormatReply):
-    """A plan in another tool's format, with the script that measures its predictions."""
-
-    text: str
-    measure: str
 
 
 def _answer(plan: Plan) -> PlanAnswer:
@@ -697,23 +594,6 @@ def limit(request: HttpRequest, plan_id: str, question: InverseQuestion) -> dict
 
 
 # Plans from jobs, and the template of two jobs
-
-
-class ChangeReply(Schema):
-    """A change with which a job that ran out of memory would fit."""
-
-    number: int
-    title: str
-    changes: dict[str, Any]
-
-
-class PostMortem(Schema):
-    """Why a job failed: its exit, its last lines, and the smallest changes that would fit."""
-
-    exit_code: int | None
-    signal: int | None
-    last_lines: list[str]
-    changes: list[ChangeReply]
 
 
 @jobs_router.get(

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import wraps
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import structlog
 from django.core.exceptions import ValidationError
@@ -319,13 +319,6 @@ class ShortPaging(Paging):
     limit: Annotated[
         int, Query(ge=1, le=MOST_ITEMS, description=f"Most items of the page, 1 to {MOST_ITEMS}")
     ] = MOST_ITEMS
-
-
-class PageReply(Schema, Generic[Item]):
-    """A page of a list; ``next_cursor`` continues it and is null on the last page."""
-
-    items: list[Item]
-    next_cursor: str | None = None
 
 
 def list_mark(name: str, paging: Paging) -> str:

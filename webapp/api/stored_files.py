@@ -1,16 +1,15 @@
 """Operations on the files that ended jobs keep on hosts."""
 
-from datetime import datetime
 from typing import Annotated, Literal
 
 from django.http import HttpRequest
-from ninja import Query, Router, Schema
-from pydantic import Field
+from ninja import Query, Router
 
+from runners.client.replies.stored_files import StoredFilesPage, StoredFilesReply
 from webapp.accounts.models import team_ids_of
 from webapp.accounts.services import visible_or_404
 from webapp.api.auth import LAUNCH, READ
-from webapp.api.requests import PageReply, Paging, page_of
+from webapp.api.requests import Paging, page_of
 from webapp.core.problems import REFUSALS
 from webapp.hosts.models import Host
 from webapp.jobs.lookup import load_job
@@ -18,27 +17,6 @@ from webapp.jobs.permissions import job_for
 from webapp.jobs.stored_files import Stored, files_delete, stored_of_job, stored_on_host
 
 router = Router(tags=["jobs"], auth=READ)
-
-
-class StoredFilesReply(Schema):
-    """What one attempt of an ended job keeps on its host's disk, as the host last reported."""
-
-    job: Annotated[str, Field(description="Id of the job")]
-    job_name: str
-    is_deleted: Annotated[bool, Field(description="Whether the job is deleted from the history")]
-    attempt: Annotated[str, Field(description="Id of the attempt")]
-    host: Annotated[str, Field(description="Slug of the host")]
-    checkpoint_bytes: Annotated[int, Field(description="What a resumed job goes on from")]
-    output_bytes: Annotated[int, Field(description="What it made, such as a model")]
-    ended_at: datetime | None
-    pending: Annotated[
-        Literal["", "checkpoint", "all"],
-        Field(description="What its host is ordered to delete, and has not yet"),
-    ]
-
-
-class StoredFilesPage(PageReply[StoredFilesReply]):
-    """A page of what ended jobs keep."""
 
 
 def _page(kept: list[Stored], name: str, paging: Paging) -> StoredFilesPage:

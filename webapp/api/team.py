@@ -1,13 +1,28 @@
 """Operations on the caller and the team: tokens, secrets, sessions, limits, audit."""
 
-from datetime import datetime
 from typing import Annotated, Any
 
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from ninja import Query, Router, Schema, Status
+from ninja import Query, Router, Status
 from pydantic import Field
 
+from runners.client.replies.team import (
+    EventPage,
+    EventReply,
+    MadeToken,
+    MemberPage,
+    MemberReply,
+    MeReply,
+    QuotaReply,
+    SecretPage,
+    SecretReply,
+    SessionPage,
+    SessionReply,
+    TeamReply,
+    TokenPage,
+    TokenReply,
+)
 from webapp.accounts.models import AccessToken, Membership, Role, Scope, Secret
 from webapp.accounts.secrets import secret_delete, secret_store
 from webapp.accounts.services import (
@@ -31,7 +46,7 @@ from webapp.accounts.tokens import (
 )
 from webapp.api.auth import ADMIN, READ
 from webapp.api.instants import Day
-from webapp.api.requests import PageReply, Paging, Sent, ShortPaging, page_keys, page_of
+from webapp.api.requests import Paging, Sent, ShortPaging, page_keys, page_of
 from webapp.audit.models import Event
 from webapp.audit.reading import EXACT, filter_events, visible_events
 from webapp.core import vault
@@ -43,25 +58,6 @@ from webapp.jobs.quotas import limit_sentences, quota_of, usage_of
 from webapp.wizard.documents import form_problem
 
 router = Router(tags=["team"], auth=READ)
-
-
-class TeamReply(Schema):
-    """A team of the caller, and the caller's role in it."""
-
-    id: str
-    name: str
-    role: Role
-
-
-class MeReply(Schema):
-    """Who calls, with which scope, in which team."""
-
-    user: str
-    scope: Scope
-    budget_gpu_hours: Annotated[float | None, Field(description="Of the token; null: no limit")]
-    rest_gpu_hours: Annotated[float | None, Field(description="What is left of the budget")]
-    team: TeamReply
-    teams: list[TeamReply]
 
 
 def _team(membership: Membership) -> TeamReply:
@@ -92,17 +88,6 @@ def _scope() -> Scope:
     return Scope(token.scope) if token is not None else Scope.ADMIN
 
 
-class MemberReply(Schema):
-    """A member of the team."""
-
-    user: str
-    role: Role
-
-
-class MemberPage(PageReply[MemberReply]):
-    """A page of members."""
-
-
 @router.get("/team/members", response={200: MemberPage, **REFUSALS}, operation_id="list_members")
 def member_list(request: HttpRequest, paging: Query[ShortPaging]) -> MemberPage:
     """Return the members of the current team; an administrator of the site changes them."""
@@ -114,22 +99,6 @@ def member_list(request: HttpRequest, paging: Query[ShortPaging]) -> MemberPage:
 
 
 # Access tokens
-
-
-class TokenReply(Schema):
-    """An access token; its text is not stored."""
-
-    id: str
-    name: str
-    hint: Annotated[str, Field(description="The first characters of its text")]
-    scope: Scope
-    user: str
-    is_service: Annotated[bool, Field(description="Whether its account is a service's")]
-    budget_gpu_hours: Annotated[float | None, Field(description="Null: no limit of its own")]
-    created_at: datetime
-    expires_at: datetime
-    last_used_at: datetime | None
-    revoked_at: datetime | None
 
 
 class NewToken(Sent):
@@ -149,12 +118,6 @@ class NewToken(Sent):
     ] = None
 
 
-class MadeToken(TokenReply):
-    """A new token with its text, which is not shown again."""
-
-    token: str
-
-
 def _token(token: AccessToken) -> dict[str, Any]:
     names = ("name", "hint", "is_service", "budget_gpu_hours")
     times = ("created_at", "expires_at", "last_used_at", "revoked_at")
@@ -164,10 +127,6 @@ def _token(token: AccessToken) -> dict[str, Any]:
         "user": token.user.get_username(),
         **{name: getattr(token, name) for name in (*names, *times)},
     }
-
-
-class TokenPage(PageReply[TokenReply]):
-    """A page of access tokens."""
 
 
 @router.get("/tokens", response={200: TokenPage, **REFUSALS}, operation_id="list_tokens")
@@ -220,16 +179,6 @@ def token_remove(request: HttpRequest, token_id: str) -> Status[None]:
 # Secrets of the team
 
 
-class SecretReply(Schema):
-    """A secret's name; its value is never shown."""
-
-    id: str
-    name: str
-    changed_by: str
-    changed_at: datetime
-    last_given_at: datetime | None
-
-
 class SecretValue(Sent):
     """The new value of a secret; its lines are kept as they are."""
 
@@ -246,10 +195,6 @@ def _secret(secret: Secret) -> SecretReply:
         changed_at=secret.changed_at,
         last_given_at=secret.last_given_at,
     )
-
-
-class SecretPage(PageReply[SecretReply]):
-    """A page of secrets."""
 
 
 @router.get("/secrets", response={200: SecretPage, **REFUSALS}, operation_id="list_secrets")
@@ -296,19 +241,6 @@ def secret_remove(request: HttpRequest, name: str) -> Status[None]:
 # Sessions
 
 
-class SessionReply(Schema):
-    """A browser in which the caller is logged in."""
-
-    browser: str
-    address: str
-    began_at: datetime
-    seen_at: datetime
-
-
-class SessionPage(PageReply[SessionReply]):
-    """A page of sessions."""
-
-
 @router.get("/sessions", response={200: SessionPage, **REFUSALS}, operation_id="list_sessions")
 def session_list(request: HttpRequest, paging: Query[Paging]) -> SessionPage:
     """Return the browsers in which the caller is logged in, the last used first."""
@@ -324,17 +256,6 @@ def session_list(request: HttpRequest, paging: Query[Paging]) -> SessionPage:
 
 
 # Limits of the team
-
-
-class QuotaReply(Schema):
-    """The limits of a team; null means none. ``sentences`` says what of them is used."""
-
-    max_devices: Annotated[int | None, Field(description="Held at once, over all pools")]
-    max_gpu_hours_per_month: float | None
-    max_duration_hours: Annotated[float | None, Field(description="Of one job")]
-    max_queued_per_user: int
-    share: Annotated[float, Field(description="Fair-share weight: 2 gets two turns for one of 1")]
-    sentences: list[str]
 
 
 class QuotaChanges(Sent):
@@ -403,24 +324,6 @@ def quota_change(request: HttpRequest, body: QuotaChanges) -> QuotaReply:
 
 
 # The history of the team
-
-
-class EventReply(Schema):
-    """An event of the team's history."""
-
-    id: int
-    at: datetime
-    kind: str
-    subject: str
-    from_state: str
-    to_state: str
-    reason: str
-    actor: str
-    detail: dict[str, Any]
-
-
-class EventPage(PageReply[EventReply]):
-    """A page of the history."""
 
 
 class EventFilters(Paging):

@@ -10,6 +10,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Count, F, Max, Q, QuerySet
 from django.http import HttpRequest
 
+from runners.client.replies.plans import VerdictState
 from runners.plans.pins import FIELD_TITLES, FIELDS
 from runners.plans.refusals import DraftProblem
 from webapp.accounts.models import Role
@@ -23,7 +24,7 @@ from webapp.hosts.models import Host
 from webapp.plans.explanation import hardware_words, model_words, plan_title
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.places import pool_words, question_of
-from webapp.plans.verdict import VerdictState, stored_state
+from webapp.plans.verdict import stored_state
 
 # ---------------------------------------------------------------------------
 # Store plans under a name: drafts are mutable, saved versions are not.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from django.urls import reverse
 from pydantic import ValidationError
@@ -16,6 +16,7 @@ from planner.exports.registry import export_case
 from planner.specs.base import PlannerError
 from planner.specs.estimate import Estimate, PlanAnswer, PlannedStrategy, Rejection
 from planner.specs.units import DAY
+from runners.client.replies.plans import VerdictState
 from runners.plans.document import PlanDocument
 from runners.plans.workloads import CompressWork, PretrainWork
 from webapp.core import display
@@ -135,10 +136,6 @@ def price_of(best: PlannedStrategy | None) -> Price | None:
 
 
 # The states of a plan that chips show; draft and incomplete: of one without an answer.
-VerdictState = Literal[
-    "fits", "tight", "narrow", "slow", "long", "too-long", "over-context", "does-not-fit",
-    "refused", "computed", "draft", "incomplete",
-]  # fmt: skip
 TIGHT_SHARE = 0.05  # of the capacity: less spare memory is called tight
 MONTH, YEAR = 30 * DAY, 365 * DAY  # longer runs are mentioned, and warned of
 COMPRESSED = DAY  # longer compressions are mentioned

@@ -11,18 +11,23 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import pytest
 from django.test import Client, RequestFactory
 from ninja import Status
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, SecretStr, TypeAdapter
+from typing_extensions import TypeAliasType
 
+from runners.client.replies import jobs, machines, team
 from runners.jobspec import TrainSpec
 from runners.launchers.launch import JOB_MODULES
 from runners.shared.messages import BeatReply, ClaimReply, ClaimRequest
 from tests.books.book import FOLDER
 from tests.webapp.api.conftest import HostClient
 from tests.webapp.conftest import client_of
+from webapp.accounts.models import Role, Scope
 from webapp.accounts.secrets import secret_store
 from webapp.api.auth import TokenAuth
 from webapp.api.urls import api
-from webapp.jobs.models import Job
+from webapp.hosts.models import HostState
+from webapp.hosts.services import Contact
+from webapp.jobs.models import Job, JobState
 
 SPECS = FOLDER / "launches" / "specs.toml"
 DEEPEST = 9  # models within models; some hold themselves
@@ -32,6 +37,7 @@ VALUES |= {SecretStr: SecretStr("hf_secret"), datetime: datetime(2026, 11, 28, t
 
 def filled(kind: Any, depth: int = 0) -> Any:
     """Return a value of an annotation with all that it may hold, whatever the limits on it."""
+    kind = kind.__value__ if isinstance(kind, TypeAliasType) else kind
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Literal:
         return inner[-1]
@@ -73,6 +79,14 @@ def test_every_reply_with_every_field_set_can_be_sent():
         if not any(isinstance(each, TokenAuth) for each in operation.auth_callbacks):
             assert json.loads(filled(kind).model_dump_json()) == document, operation.operation_id
     assert {ClaimReply, BeatReply} < seen
+
+
+def test_the_words_of_replies_are_those_that_the_site_stores():
+    for words, stored in (
+        (team.Role, Role), (team.Scope, Scope), (machines.HostState, HostState),
+        (machines.Contact, Contact), (jobs.JobState, JobState),
+    ):  # fmt: skip
+        assert TypeAdapter(words).json_schema()["enum"] == [each.value for each in stored], words
 
 
 def test_a_spec_of_every_kind_comes_to_its_host_as_it_was_stored():

@@ -2,26 +2,25 @@
 
 import json
 import keyword
-import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Set
-from graphlib import TopologicalSorter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand
 from django.http import HttpRequest
 
-import runners.client
+import runners.client.replies
 from webapp.api.openapi import JOB_SPEC
 from webapp.api.plans import plan_schema
 from webapp.api.urls import api
 from webapp.wizard.documents import SCHEMA_FILE
 
 Schema = Mapping[str, Any]
-FOLDER = Path(runners.client.__file__).parent
+FOLDER = Path(runners.client.replies.__file__).parent.parent
 SCHEMA = Path(settings.BASE_DIR) / "static" / SCHEMA_FILE
 # What both sides have: the classes of planner and plan documents instead of copies.
 SHARED = {
@@ -54,6 +53,7 @@ SHARED = {
         "runners.plans.document",
     ),
     "Launch": "runners.plans.launch",
+    "Scope": "runners.client.replies.team",
     **dict.fromkeys(
         (
             "CompressWork",
@@ -72,22 +72,14 @@ PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"
 FORMATS = {"date-time": "datetime", "date": "date"}
 REF = "#/components/schemas/"
 TYPES = '''\
-"""The types of the API's requests and replies, written by ``manage.py client`` from its schema."""
+"""The types of the API's requests, written by ``manage.py client`` from its schema."""
 
 from __future__ import annotations
 
 from datetime import date, datetime
 from typing import Any, Literal, NotRequired, TypedDict
 
-from pydantic import BaseModel, ConfigDict
-
 {imports}
-
-
-class Reply(BaseModel):
-    """What the server sends: fields of a newer server are ignored."""
-
-    model_config = ConfigDict(extra="ignore", protected_namespaces=(), defer_build=True)
 
 
 {types}
@@ -106,7 +98,8 @@ from typing import Any, BinaryIO, Literal
 
 {imports}
 from runners.client.operation import JsonObject, event_stream, operation
-from runners.client.schemas import *
+{replies}
+from runners.client.requests import *
 from runners.client.transport import AsyncCaller, Caller, Event
 
 
@@ -124,8 +117,6 @@ class AsyncSlipway(Operations, AsyncCaller):
     """The client of a server for asyncio: the same methods, to be awaited."""
 '''
 FILE_NAME = str(FOLDER / "generated.py")  # for ruff's configuration
-# The least number of fields that a reply shares with the one that it extends.
-SHARED_FIELDS = 4
 # Arguments that are neither of the path nor of the query.
 SPECIAL = {"self", "body", "file", "sink", "idempotency_key"}
 
@@ -154,22 +145,25 @@ def client_sources() -> dict[str, str]:
     document = api.get_openapi_schema()
     schemas = document["components"]["schemas"]
     calls = list(_operations(document))
-    replies = _reachable([_success(call) for call in calls], schemas)
     requests = _reachable([[_body(call), call.get("parameters")] for call in calls], schemas)
-    names = sorted(replies | requests)
+    names = sorted(requests | _reachable([_success(call) for call in calls], schemas))
     imports = "\n".join(f"from {SHARED[name]} import {name}" for name in names if name in SHARED)
-    own = {name: schemas[name] for name in names if name not in SHARED}
-    parents = {name: _parent(name, own, replies) for name in own}
-    order = TopologicalSorter({name: [one] if one else [] for name, one in parents.items()})
     types = "\n\n".join(
-        _reply(name, own, parents[name]) if name in replies else _request(name, own[name])
-        for name in order.static_order()
+        _request(name, schemas[name]) for name in sorted(requests) if name not in SHARED
     )
     operations = "\n".join(map(_method, calls))
+    replies = "\n".join(f"from runners.client.replies.{name} import *" for name in _subjects())
     return {
-        "schemas.py": _formatted(TYPES.format(imports=imports, types=types)),
-        "generated.py": _formatted(OPERATIONS.format(imports=imports, operations=operations)),
+        "requests.py": _formatted(TYPES.format(imports=imports, types=types)),
+        "generated.py": _formatted(
+            OPERATIONS.format(imports=imports, operations=operations, replies=replies)
+        ),
     }
+
+
+def _subjects() -> list[str]:
+    """Return the names of the modules with replies."""
+    return sorted(each.name for each in iter_modules(runners.client.replies.__path__))
 
 
 def _formatted(source: str) -> str:
@@ -278,37 +272,6 @@ def _fields(schema: Schema) -> list[tuple[str, Schema, bool]]:
     return [
         (name, inner, name in required) for name, inner in schema.get("properties", {}).items()
     ]
-
-
-def _parent(name: str, schemas: Schema, replies: Set[str]) -> str | None:
-    """Return the longest reply whose fields are the first ones of a reply."""
-    fields = _fields(schemas[name])
-    shared = {other: _fields(schemas[other]) for other in schemas if other in replies}
-    parents = [
-        other
-        for other, begin in shared.items()
-        if SHARED_FIELDS <= len(begin) < len(fields) and fields[: len(begin)] == begin
-    ]
-    return max(parents, key=lambda other: len(shared[other]), default=None)
-
-
-def _reply(name: str, schemas: Schema, parent: str | None) -> str:
-    """Return the class of a reply with the fields that its parent lacks, or an alias."""
-    schema = schemas[name]
-    if "properties" not in schema:
-        return f"{name} = {_type(schema)}\n"
-    lines = [_head(name, parent or "Reply", schema)]
-    inherited = len(_fields(schemas[parent])) if parent else 0
-    for field, inner, is_required in _fields(schema)[inherited:]:
-        annotation, default = _annotation(inner, is_required=is_required)
-        lines.append(f"    {field}: {_open(annotation, schemas)}{default}")
-    return "\n".join([*lines, ""])
-
-
-def _open(annotation: str, schemas: Schema) -> str:
-    """Return a reply's annotation with any text beside known words: a newer server has more."""
-    words = "|".join(name for name, schema in schemas.items() if "enum" in schema)
-    return re.sub(rf"Literal\[['\"][^\]]*\]|\b(?:{words})\b", r"\g<0> | str", annotation)
 
 
 def _request(name: str, schema: Schema) -> str:

@@ -1,0 +1,184 @@
+"""The types of the API's requests, written by ``manage.py client`` from its schema."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+from runners.client.replies.team import Scope
+from runners.plans.document import (
+    CompressPlan,
+    FinetunePlan,
+    GeneratePlan,
+    PretrainPlan,
+    ServePlan,
+)
+from runners.plans.launch import Launch
+
+
+class Abandoning(TypedDict):
+    """The confirmation to abandon a job: the names of its unreachable hosts."""
+
+    host_name: str
+    elsewhere: NotRequired[str]
+
+
+class Alike(TypedDict):
+    """Another host that looks like the same machine, and whether it is another one."""
+
+    other: str
+    is_apart: NotRequired[bool]
+
+
+class Cordon(TypedDict):
+    """Why a device takes no new jobs."""
+
+    reason: str
+
+
+class Decision(TypedDict):
+    """Whether a measurement counts, and why."""
+
+    decision: Literal["excluded", "included"]
+    reason: str
+
+
+class DocumentToApprove(TypedDict):
+    """A document whose launch a person is asked to approve, and why."""
+
+    document: ServePlan | GeneratePlan | FinetunePlan | PretrainPlan | CompressPlan
+    reason: NotRequired[str]
+
+
+class EvaluationRequest(TypedDict):
+    """Tasks of lm-evaluation-harness beside the perplexity; "" for none."""
+
+    tasks: NotRequired[Literal["", "named", "folder"]]
+    task_names: NotRequired[list[str]]
+    task_folder: NotRequired[str]
+    documents: NotRequired[int | None]
+
+
+class HostChanges(TypedDict):
+    """New labels or another address; what is left out stays."""
+
+    labels: NotRequired[dict[str, str] | None]
+    address: NotRequired[str | None]
+
+
+class LaunchToApprove(TypedDict):
+    """A launch that a person is asked to approve, and why."""
+
+    launch: NotRequired[Launch]
+    reason: NotRequired[str]
+
+
+class ModelChanges(TypedDict):
+    """What changes of a team's model."""
+
+    name: str
+
+
+class NewHost(TypedDict):
+    """The host that is to be enrolled; labels are names with values, such as gpu: 4090."""
+
+    name: str
+    pool: NotRequired[str]
+    labels: NotRequired[dict[str, str]]
+
+
+class NewModel(TypedDict):
+    """A model by its ``config.json``, as Hugging Face publishes it."""
+
+    name: str
+    config: dict[str, Any]
+
+
+class NewToken(TypedDict):
+    """What a new token is for, and how long it is valid."""
+
+    name: str
+    scope: Scope
+    days: NotRequired[float]
+    is_service: NotRequired[bool]
+    budget_gpu_hours: NotRequired[float | None]
+
+
+class NewVirtualHost(TypedDict):
+    """A machine that the team considers buying or renting."""
+
+    name: str
+    device: str
+    num_devices: NotRequired[int]
+    memory_gib: NotRequired[float | None]
+
+
+class Pasted(TypedDict):
+    """Another tool's command line or configuration, and where the plan is to run."""
+
+    text: str
+    host: NotRequired[str]
+    pool: NotRequired[str]
+
+
+class PlanFromJob(TypedDict):
+    """How a job becomes a plan.
+
+    ``clone``: its plan with its launch options; ``need``: with the measured memory need as limit,
+    of a job that ran out of memory; ``change``: with one of the changes of its post-mortem.
+    """
+
+    how: NotRequired[Literal["clone", "need", "change"]]
+    change: NotRequired[int | None]
+
+
+class PlannerRequest(TypedDict):
+    """A planner's request, whole or in part, and where the plan is to run."""
+
+    request: dict[str, Any]
+    host: NotRequired[str]
+    pool: NotRequired[str]
+    name: NotRequired[str]
+
+
+class QueueMove(TypedDict):
+    """A new place or priority of a queued job."""
+
+    move: NotRequired[Literal["up", "down"] | None]
+    seen: NotRequired[str]
+    priority: NotRequired[Literal["low", "normal", "high"] | None]
+
+
+class QuotaChanges(TypedDict):
+    """New limits; what is left out stays, null removes a limit."""
+
+    max_devices: NotRequired[int | None]
+    max_gpu_hours_per_month: NotRequired[float | None]
+    max_duration_hours: NotRequired[float | None]
+    max_queued_per_user: NotRequired[int | None]
+    share: NotRequired[float | None]
+
+
+class Saving(TypedDict):
+    """How a draft is saved."""
+
+    name: NotRequired[str]
+    save_as: NotRequired[Literal["next", "new"]]
+
+
+class SecretValue(TypedDict):
+    """The new value of a secret; its lines are kept as they are."""
+
+    value: str
+
+
+class TwoJobs(TypedDict):
+    """Where the classifier's two jobs run, and the ZeRO stage that is compared with DDP."""
+
+    host: str
+    zero_stage: NotRequired[Literal[1, 2, 3]]
+
+
+class Withdrawal(TypedDict):
+    """Why a request is withdrawn."""
+
+    reason: NotRequired[str]
