@@ -81,7 +81,7 @@ class Choice(forms.TypedChoiceField):
     def validate(self, value: Any) -> None:  # noqa: ANN401 -- as Django has it
         """Refuse what is not offered, and name what is."""
         if value and not self.valid_value(value):
-            offered = ", ".join(key for key, _words in self.choices if key) or "nothing"
+            offered = ", ".join(filter(None, self.values)) or "nothing"
             raise forms.ValidationError(
                 f"“{self.label}” is {str(value)[:60]}, which is not offered here; choose one of: "
                 f"{offered}."
