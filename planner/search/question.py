@@ -12,10 +12,11 @@ from planner.specs.base import BadRequestError, Dtype, JsonObject
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import (
     APPLICABILITY,
+    FIGURES,
+    OWN_FIGURES,
     Bound,
     Estimate,
     EstimateRequest,
-    Performance,
     PlanRequest,
     Rejection,
 )
@@ -158,19 +159,6 @@ def _question(request: PlanRequest, model: ModelSpec, requested_cluster: Cluster
 # Limits on an estimate's figures: read a figure by name and report the first violation.
 
 
-OWN_FIGURES = (
-    "per_device_peak_bytes",
-    "quality_loss_ratio",
-    "energy_joules_per_token",
-    "cost_usd_per_million_tokens",
-    "carbon_grams_per_million_tokens",
-    "electricity_usd_per_million_tokens",
-    "run_energy_joules",
-    "run_cost_usd",
-    "run_carbon_grams",
-    "run_electricity_usd",
-)
-FIGURES = frozenset({*Performance.model_fields, *OWN_FIGURES})
 # Figures that only a simulation gives. The search simulates where the mean does not decide.
 SIMULATED_OTHERS = frozenset(
     {

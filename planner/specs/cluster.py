@@ -170,9 +170,9 @@ class DeviceSpec(SparseSpec):
 class NodeGroup(SparseSpec):
     """Nodes of another device in the same cluster."""
 
-    device: str | DeviceSpec
-    devices_per_node: PositiveInt = 1
-    nodes: PositiveInt = 1
+    device: str | DeviceSpec = Field(description="Catalog id of the device, or its figures")
+    devices_per_node: PositiveInt = Field(default=1, description="Devices of a node")
+    nodes: PositiveInt = Field(default=1, description="Nodes")
 
     @property
     def num_devices(self) -> int:
@@ -183,35 +183,63 @@ class NodeGroup(SparseSpec):
 class ClusterSpec(SparseSpec):
     """``nodes`` times ``devices_per_node`` of one device; given fields override the catalog.
 
-    ``instance`` is the id of a cloud offer, which sets the device, the devices per node, the
-    memory and the price; a cluster that only has an instance may be given as that id.
-    ``other_nodes`` follow the first nodes, each group with its own device: pipeline stages are
-    assigned to nodes in this order. ``grid_gco2_per_kwh`` and ``electricity_usd_per_kwh`` are
-    those of the location, if known.
-
-    ``collective_latency_seconds`` is the measured time of a collective within a node in addition
-    to its transfer time, ``hand_over_latency_seconds`` the same for a point-to-point message; with
-    them the bandwidth within a node is a measured one too. ``ranks_per_core`` is the number of
-    ranks that share each core of one CPU, so that a waiting rank yields the core to another.
+    A cluster that only has an instance may be given as that id.
     """
 
-    device: str | DeviceSpec
-    instance: str | None = None
-    devices_per_node: PositiveInt = 1
-    nodes: PositiveInt = 1
-    other_nodes: tuple[NodeGroup, ...] = ()
-    intra_node_bandwidth_bytes_per_second: PositiveFloat | None = None
-    inter_node_bandwidth_bytes_per_second: PositiveFloat | None = None
-    collective_latency_seconds: NonNegativeFloat | None = None
-    hand_over_latency_seconds: NonNegativeFloat | None = None
-    ranks_per_core: PositiveFloat | None = None
-    host_memory_bytes: PositiveInt | None = None
-    host_memory_bandwidth_bytes_per_second: PositiveFloat | None = None
-    host_to_device_bandwidth_bytes_per_second: PositiveFloat | None = None
-    disk_bandwidth_bytes_per_second: PositiveFloat | None = None
-    disk_capacity_bytes: PositiveInt | None = None
-    grid_gco2_per_kwh: NonNegativeFloat | None = None
-    electricity_usd_per_kwh: NonNegativeFloat | None = None
+    device: str | DeviceSpec = Field(description="Catalog id of the device, or its figures")
+    instance: str | None = Field(
+        default=None,
+        description="Id of a cloud offer, which sets the device, the devices of a node, the "
+        "memory and the price",
+    )
+    devices_per_node: PositiveInt = Field(default=1, description="Devices of a node")
+    nodes: PositiveInt = Field(default=1, description="Nodes")
+    other_nodes: tuple[NodeGroup, ...] = Field(
+        default=(),
+        description="Nodes of other devices, which follow the first ones: pipeline stages are "
+        "assigned in this order",
+    )
+    intra_node_bandwidth_bytes_per_second: PositiveFloat | None = Field(
+        default=None, description="Bandwidth between the devices of a node"
+    )
+    inter_node_bandwidth_bytes_per_second: PositiveFloat | None = Field(
+        default=None, description="Bandwidth between nodes"
+    )
+    collective_latency_seconds: NonNegativeFloat | None = Field(
+        default=None,
+        description="Measured time of a collective within a node in addition to its transfer; "
+        "with it the bandwidth is a measured one",
+    )
+    hand_over_latency_seconds: NonNegativeFloat | None = Field(
+        default=None,
+        description="Measured time of a message between two devices in addition to its transfer",
+    )
+    ranks_per_core: PositiveFloat | None = Field(
+        default=None,
+        description="Ranks that share each core of one CPU, so that a waiting rank yields the "
+        "core to another",
+    )
+    host_memory_bytes: PositiveInt | None = Field(
+        default=None, description="Memory of the host of a node"
+    )
+    host_memory_bandwidth_bytes_per_second: PositiveFloat | None = Field(
+        default=None, description="Bandwidth of the host's memory"
+    )
+    host_to_device_bandwidth_bytes_per_second: PositiveFloat | None = Field(
+        default=None, description="Bandwidth between the host's memory and a device"
+    )
+    disk_bandwidth_bytes_per_second: PositiveFloat | None = Field(
+        default=None, description="Bandwidth of the disk of a node"
+    )
+    disk_capacity_bytes: PositiveInt | None = Field(
+        default=None, description="Capacity of the disk of a node"
+    )
+    grid_gco2_per_kwh: NonNegativeFloat | None = Field(
+        default=None, description="CO2 of the electricity at the location, in grams"
+    )
+    electricity_usd_per_kwh: NonNegativeFloat | None = Field(
+        default=None, description="Price of the electricity at the location"
+    )
 
     @model_validator(mode="before")
     @classmethod

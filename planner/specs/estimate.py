@@ -1,8 +1,10 @@
 """Requests and responses: the cost of one strategy, a search over many, inverse questions."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic.fields import FieldInfo
 
 from planner.specs.base import JsonObject, OperatorClass, SparseSpec
 from planner.specs.cluster import ClusterSpec
@@ -95,7 +97,7 @@ class MemoryAnswer(SparseSpec):
     original.
     """
 
-    per_device_peak_bytes: int
+    per_device_peak_bytes: int = Field(description="Peak memory of the fullest device")
     capacity_bytes: int
     breakdown_bytes: dict[str, int]
     per_stage_peak_bytes: tuple[int, ...]
@@ -116,42 +118,90 @@ class Performance(SparseSpec):
     them are present only in explained estimates of serving.
     """
 
-    tokens_per_second: float | None = None
-    output_tokens_per_second: float | None = None
-    prefill_tokens_per_second: float | None = None
-    decode_tokens_per_second: float | None = None
-    tokens_per_second_per_device: float | None = None
-    requests_per_second: float | None = None
-    ttft_seconds: float | None = None
-    tpot_seconds: float | None = None
-    latency_seconds: float | None = None
-    ttft_p50_seconds: float | None = None
-    ttft_p90_seconds: float | None = None
-    ttft_p95_seconds: float | None = None
-    ttft_p99_seconds: float | None = None
-    tpot_p50_seconds: float | None = None
-    tpot_p90_seconds: float | None = None
-    tpot_p95_seconds: float | None = None
-    tpot_p99_seconds: float | None = None
-    latency_p50_seconds: float | None = None
-    latency_p90_seconds: float | None = None
-    latency_p95_seconds: float | None = None
-    latency_p99_seconds: float | None = None
-    queue_seconds: float | None = None
-    slo_attainment_ratio: float | None = None
-    slo_max_concurrency: int | None = None
-    slo_max_requests_per_second: float | None = None
-    max_requests_per_second: float | None = None
-    prefill_seconds: float | None = None
-    step_seconds: float | None = None
-    duration_seconds: float | None = None
-    trained_tokens: float | None = None
-    samples_per_second: float | None = None
-    model_flops_per_second_per_device: float | None = None
-    mfu: float | None = None
-    max_concurrency: int | None = None
-    bubble_ratio: float | None = None
-    communication_ratio: float | None = None
+    tokens_per_second: float | None = Field(default=None, description="Tokens per second")
+    output_tokens_per_second: float | None = Field(
+        default=None, description="Generated tokens per second"
+    )
+    prefill_tokens_per_second: float | None = Field(
+        default=None, description="Prompt tokens per second"
+    )
+    decode_tokens_per_second: float | None = Field(
+        default=None, description="Generated tokens per second without prefill"
+    )
+    tokens_per_second_per_device: float | None = Field(
+        default=None, description="Tokens per second of one device"
+    )
+    requests_per_second: float | None = Field(default=None, description="Requests per second")
+    ttft_seconds: float | None = Field(default=None, description="Time to first token, mean")
+    tpot_seconds: float | None = Field(
+        default=None, description="Time per output token after the first, mean"
+    )
+    latency_seconds: float | None = Field(
+        default=None, description="Time of a whole request, mean"
+    )
+    ttft_p50_seconds: float | None = Field(default=None, description="Time to first token, p50")
+    ttft_p90_seconds: float | None = Field(default=None, description="Time to first token, p90")
+    ttft_p95_seconds: float | None = Field(default=None, description="Time to first token, p95")
+    ttft_p99_seconds: float | None = Field(default=None, description="Time to first token, p99")
+    tpot_p50_seconds: float | None = Field(
+        default=None, description="Time per output token, the mean ITL of a request, p50"
+    )
+    tpot_p90_seconds: float | None = Field(
+        default=None, description="Time per output token, the mean ITL of a request, p90"
+    )
+    tpot_p95_seconds: float | None = Field(
+        default=None, description="Time per output token, the mean ITL of a request, p95"
+    )
+    tpot_p99_seconds: float | None = Field(
+        default=None, description="Time per output token, the mean ITL of a request, p99"
+    )
+    latency_p50_seconds: float | None = Field(
+        default=None, description="Time of a whole request, p50"
+    )
+    latency_p90_seconds: float | None = Field(
+        default=None, description="Time of a whole request, p90"
+    )
+    latency_p95_seconds: float | None = Field(
+        default=None, description="Time of a whole request, p95"
+    )
+    latency_p99_seconds: float | None = Field(
+        default=None, description="Time of a whole request, p99"
+    )
+    queue_seconds: float | None = Field(
+        default=None, description="Wait of a request before its prefill, mean"
+    )
+    slo_attainment_ratio: float | None = Field(
+        default=None, description="Share of the requests that meet the objectives"
+    )
+    slo_max_concurrency: int | None = Field(
+        default=None, description="Most requests in flight that meet the objectives"
+    )
+    slo_max_requests_per_second: float | None = Field(
+        default=None, description="Highest rate that meets the objectives"
+    )
+    max_requests_per_second: float | None = Field(
+        default=None, description="Highest rate without a queue that grows"
+    )
+    prefill_seconds: float | None = Field(default=None, description="Time of a prefill")
+    step_seconds: float | None = Field(default=None, description="Time of one step")
+    duration_seconds: float | None = Field(default=None, description="Time of the run")
+    trained_tokens: float | None = Field(default=None, description="Tokens of the run")
+    samples_per_second: float | None = Field(default=None, description="Sequences per second")
+    model_flops_per_second_per_device: float | None = Field(
+        default=None, description="FLOP per second of the model on one device"
+    )
+    mfu: float | None = Field(
+        default=None, description="Share of the device's peak FLOP per second that the model uses"
+    )
+    max_concurrency: int | None = Field(
+        default=None, description="Most requests that memory holds at once"
+    )
+    bubble_ratio: float | None = Field(
+        default=None, description="Share of a step in which pipeline stages wait"
+    )
+    communication_ratio: float | None = Field(
+        default=None, description="Share of a step for communication that nothing hides"
+    )
 
 
 class Quality(SparseSpec):
@@ -209,14 +259,22 @@ class Estimate(SparseSpec):
     bound_by: str
     time_breakdown_seconds: dict[str, dict[str, float]] = Field(default_factory=dict)
     quality: Quality | None = None
-    energy_joules_per_token: float | None = None
-    cost_usd_per_million_tokens: float | None = None
-    carbon_grams_per_million_tokens: float | None = None
-    electricity_usd_per_million_tokens: float | None = None
-    run_energy_joules: float | None = None
-    run_cost_usd: float | None = None
-    run_carbon_grams: float | None = None
-    run_electricity_usd: float | None = None
+    energy_joules_per_token: float | None = Field(default=None, description="Energy of a token")
+    cost_usd_per_million_tokens: float | None = Field(
+        default=None, description="Price of a million tokens"
+    )
+    carbon_grams_per_million_tokens: float | None = Field(
+        default=None, description="CO2 of a million tokens"
+    )
+    electricity_usd_per_million_tokens: float | None = Field(
+        default=None, description="Price of the electricity of a million tokens"
+    )
+    run_energy_joules: float | None = Field(default=None, description="Energy of the run")
+    run_cost_usd: float | None = Field(default=None, description="Price of the run")
+    run_carbon_grams: float | None = Field(default=None, description="CO2 of the run")
+    run_electricity_usd: float | None = Field(
+        default=None, description="Price of the run's electricity"
+    )
     strategy: Strategy
     engine: str
     warnings: tuple[str, ...] = ()
@@ -227,6 +285,19 @@ class Estimate(SparseSpec):
 # A search over strategies, and inverse questions: requests and responses.
 
 
+# The figures that a constraint may limit, each with its words.
+OWN_FIGURES: Mapping[str, FieldInfo] = {
+    "per_device_peak_bytes": MemoryAnswer.model_fields["per_device_peak_bytes"],
+    "quality_loss_ratio": FieldInfo(
+        annotation=float, description="Expected loss of quality against the uncompressed model"
+    ),
+    **{
+        name: info
+        for name, info in Estimate.model_fields.items()
+        if name.startswith(("energy_", "cost_", "carbon_", "electricity_", "run_"))
+    },
+}
+FIGURES: Mapping[str, FieldInfo] = {**Performance.model_fields, **OWN_FIGURES}
 # The constraint of a rejection without numbers: a technique does not apply.
 APPLICABILITY = "applicability"
 Objective = Literal["throughput", "latency", "cost", "energy", "memory", "quality", "balanced"]
@@ -236,10 +307,10 @@ FIT_LIMITS = frozenset({"per_device_peak_bytes", "quality_loss_ratio"})
 
 
 class Bound(SparseSpec):
-    """A lower and an upper limit on one figure of an estimate."""
+    """Limits on one figure of an estimate, in its unit."""
 
-    min: float | None = None
-    max: float | None = None
+    min: float | None = Field(default=None, description="Smallest allowed value")
+    max: float | None = Field(default=None, description="Largest allowed value")
 
 
 SERVICE_TARGETS = ("ttft_slo_seconds", "tpot_slo_seconds", "request_rate_per_second")
@@ -248,17 +319,38 @@ SERVICE_TARGETS = ("ttft_slo_seconds", "tpot_slo_seconds", "request_rate_per_sec
 class PlanRequest(SparseSpec):
     """A request for the best strategy for a workload, model and hardware."""
 
-    id: str | int | None = None
-    model: str | ModelSpec | dict[str, Any] = Field(union_mode="left_to_right")
-    cluster: ClusterSpec
-    workload: Workload
-    engine: str | None = None
-    objective: Objective = "balanced"
-    constraints: dict[str, Bound] = Field(default_factory=dict)
-    pins: Strategy = Field(default_factory=Strategy)
-    top: Annotated[int, Field(ge=1, le=100)] = 5
-    hardware_options: tuple[ClusterSpec, ...] = ()
-    host_calibration: HostCalibration | None = None
+    id: str | int | None = Field(
+        default=None, description="Name of the request, which the answer repeats"
+    )
+    model: str | ModelSpec | dict[str, Any] = Field(
+        union_mode="left_to_right",
+        description="Catalog id, a Hugging Face config.json, or the fields of a model",
+    )
+    cluster: ClusterSpec = Field(description="Hardware to plan for")
+    workload: Workload = Field(description="The work, by its kind")
+    engine: str | None = Field(
+        default=None,
+        description="Engine to plan for, also with its version as 'vllm 0.12.0': vllm, sglang, "
+        "tensorrt_llm, llama_cpp, ik_llama_cpp, ktransformers, exllamav2, flexgen or gpt_fast to "
+        "serve; torch, torchtitan, megatron, deepspeed, nemo, llm_foundry or litgpt to train; "
+        "auto compares those that sites run",
+    )
+    objective: Objective = Field(default="balanced", description="What plans are ranked by")
+    constraints: dict[str, Bound] = Field(
+        default_factory=dict, description="Limits on figures of the answer, by the figure's name"
+    )
+    pins: Strategy = Field(
+        default_factory=Strategy, description="Parts of the strategy that are fixed"
+    )
+    top: Annotated[int, Field(ge=1, le=100)] = Field(
+        default=5, description="How many plans to return"
+    )
+    hardware_options: tuple[ClusterSpec, ...] = Field(
+        default=(), description="Hardware to choose among, in place of the cluster"
+    )
+    host_calibration: HostCalibration | None = Field(
+        default=None, description="Factors that a host's measurements gave"
+    )
 
     def estimate_request(self, cluster: ClusterSpec, strategy: Strategy) -> EstimateRequest:
         """Return the request that costs one strategy on a cluster."""

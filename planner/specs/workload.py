@@ -54,19 +54,23 @@ AWAY_TITLES = {
 
 
 class OffloadSpec(SparseSpec):
-    """The offloaded share of each tensor class.
+    """The offloaded share of each tensor class."""
 
-    ``weights_active_ratio`` is the share of the offloaded dense weights that one token uses: below
-    1 if activations are mostly zero, as after a ReLU. It is measured or assumed.
-    """
-
-    weights_cpu: Ratio = 0.0
-    weights_disk: Ratio = 0.0
-    weights_active_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    kv_cpu: Ratio = 0.0
-    kv_disk: Ratio = 0.0
-    optimizer: Literal["none", "cpu", "nvme"] = "none"
-    activations_cpu: Ratio = 0.0
+    weights_cpu: Ratio = Field(default=0.0, description="Share of the weights in host memory")
+    weights_disk: Ratio = Field(default=0.0, description="Share of the weights on disk")
+    weights_active_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(
+        default=None,
+        description="Share of the offloaded dense weights that one token uses, measured or "
+        "assumed: below 1 if activations are mostly zero, as after a ReLU",
+    )
+    kv_cpu: Ratio = Field(default=0.0, description="Share of the KV cache in host memory")
+    kv_disk: Ratio = Field(default=0.0, description="Share of the KV cache on disk")
+    optimizer: Literal["none", "cpu", "nvme"] = Field(
+        default="none", description="Where the optimiser states are"
+    )
+    activations_cpu: Ratio = Field(
+        default=0.0, description="Share of the activations in host memory"
+    )
 
     @property
     def weights_share(self) -> float:
@@ -89,61 +93,129 @@ class OffloadSpec(SparseSpec):
 class SpeculativeSpec(SparseSpec):
     """Speculative decoding: the draft proposes ``tokens`` tokens per verification."""
 
-    draft_model: str
-    tokens: PositiveInt = 4
-    acceptance_ratio: Ratio = 0.7
+    draft_model: str = Field(description="Catalog id of the draft model")
+    tokens: PositiveInt = Field(
+        default=4, description="Tokens that the draft proposes for one verification"
+    )
+    acceptance_ratio: Ratio = Field(
+        default=0.7, description="Share of the proposed tokens that are accepted"
+    )
 
 
 class DisaggregatedSpec(SparseSpec):
     """Prefill and decode on separate devices."""
 
-    prefill_devices: PositiveInt
-    decode_devices: PositiveInt
+    prefill_devices: PositiveInt = Field(description="Devices that only prefill")
+    decode_devices: PositiveInt = Field(description="Devices that only decode")
 
 
 class Strategy(SparseSpec):
     """One layout of the work; an estimate returns it with all fields filled."""
 
-    weight_dtype: NamedDtype | None = None
-    activation_dtype: NamedDtype | None = None
-    kv_cache_dtype: NamedDtype | None = None
-    compute_dtype: NamedDtype | None = None
-    quantization: str | None = None
-    group_size: PositiveInt | None = None
-    sparsity: Ratio | None = None
-    data_parallel_size: PositiveInt | None = None
-    tensor_parallel_size: PositiveInt | None = None
-    pipeline_parallel_size: PositiveInt | None = None
-    context_parallel_size: PositiveInt | None = None
-    expert_parallel_size: PositiveInt | None = None
-    attention_data_parallel_size: PositiveInt | None = None
-    sequence_parallel: bool | None = None
-    zero_stage: ZeroStage | None = None
-    zero_shard_size: PositiveInt | None = None
-    pipeline_schedule: NamedSchedule | None = None
-    virtual_pipeline_size: PositiveInt | None = None
-    micro_batch_size: PositiveInt | None = None
-    gradient_accumulation_steps: PositiveInt | None = None
-    activation_recomputation: NamedRecomputation | None = None
-    attention: NamedAttention | None = None
-    attention_kernel: Literal["flash_1", "single_operators"] | None = None
-    fused_norms: bool | None = None
-    optimizer_dtype: NamedDtype | None = None
-    gradient_dtype: NamedDtype | None = None
-    packed: bool | None = Field(default=None, description="short samples share a row")
-    gradient_compression_ratio: Annotated[float, Field(ge=1.0)] | None = None
-    synchronization_interval_steps: PositiveInt | None = None
+    weight_dtype: NamedDtype | None = Field(
+        default=None,
+        description="Format of the weights; 16 bits beside a quantisation: of the activations",
+    )
+    activation_dtype: NamedDtype | None = Field(
+        default=None, description="Format of the activations"
+    )
+    kv_cache_dtype: NamedDtype | None = Field(default=None, description="Format of the KV cache")
+    compute_dtype: NamedDtype | None = Field(
+        default=None, description="Format of the matrix products"
+    )
+    quantization: str | None = Field(
+        default=None,
+        description="Quantisation of the weights, chosen by the search without it: fp8, w8a8, "
+        "int8, gptq, awq, nf4, nvfp4, mxfp4, gguf:TYPE (q4_k_m, q8_0, iq4_xs), exl2:BITS, "
+        "aqlm:BITS or quip:BITS",
+    )
+    group_size: PositiveInt | None = Field(default=None, description="Weights that share a scale")
+    sparsity: Ratio | None = Field(
+        default=None, description="Share of the weights that is removed"
+    )
+    data_parallel_size: PositiveInt | None = Field(
+        default=None, description="Replicas of the model"
+    )
+    tensor_parallel_size: PositiveInt | None = Field(
+        default=None, description="Devices that share each layer"
+    )
+    pipeline_parallel_size: PositiveInt | None = Field(
+        default=None, description="Stages of layers, each on its own devices"
+    )
+    context_parallel_size: PositiveInt | None = Field(
+        default=None, description="Devices that share the tokens of a sequence"
+    )
+    expert_parallel_size: PositiveInt | None = Field(
+        default=None, description="Devices that share the experts of a layer"
+    )
+    attention_data_parallel_size: PositiveInt | None = Field(
+        default=None, description="Replicas of the attention in a replica of the model"
+    )
+    sequence_parallel: bool | None = Field(
+        default=None, description="Tensor ranks share the tokens of the norms too"
+    )
+    zero_stage: ZeroStage | None = Field(
+        default=None,
+        description="ZeRO stage: ranks share optimiser states (1), gradients (2) and weights (3)",
+    )
+    zero_shard_size: PositiveInt | None = Field(
+        default=None, description="Ranks that share one copy of the states; all without it"
+    )
+    pipeline_schedule: NamedSchedule | None = Field(
+        default=None, description="Order of the passes of a pipeline"
+    )
+    virtual_pipeline_size: PositiveInt | None = Field(
+        default=None, description="Parts of a stage's layers in an interleaved schedule"
+    )
+    micro_batch_size: PositiveInt | None = Field(
+        default=None, description="Sequences of one pass of a rank"
+    )
+    gradient_accumulation_steps: PositiveInt | None = Field(
+        default=None, description="Passes before one update"
+    )
+    activation_recomputation: NamedRecomputation | None = Field(
+        default=None, description="Which activations the backward pass computes again"
+    )
+    attention: NamedAttention | None = Field(default=None, description="Kernel of the attention")
+    attention_kernel: Literal["flash_1", "single_operators"] | None = Field(
+        default=None, description="The implementation of a kernel, if it is not the usual one"
+    )
+    fused_norms: bool | None = Field(default=None, description="Norms are one kernel each")
+    optimizer_dtype: NamedDtype | None = Field(
+        default=None, description="Format of the optimiser states"
+    )
+    gradient_dtype: NamedDtype | None = Field(default=None, description="Format of the gradients")
+    packed: bool | None = Field(default=None, description="Short samples share a row")
+    gradient_compression_ratio: Annotated[float, Field(ge=1.0)] | None = Field(
+        default=None, description="How many times fewer bytes of gradients are sent"
+    )
+    synchronization_interval_steps: PositiveInt | None = Field(
+        default=None, description="Updates of a replica between two exchanges with the others"
+    )
     checkpoint_writing: Literal["background", "in_step"] | None = Field(
-        default=None, description="in the background, from a copy in host memory, or synchronously"
+        default=None,
+        description="Checkpoints are written in the background, from a copy in host memory, or "
+        "between two steps",
     )
-    offload: OffloadSpec | None = None
-    max_batch_tokens: NonNegativeInt | None = None
+    offload: OffloadSpec | None = Field(
+        default=None, description="What lies in host memory or on disk"
+    )
+    max_batch_tokens: NonNegativeInt | None = Field(
+        default=None, description="Tokens of one engine step"
+    )
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(
-        default=None, description="the serving engine's share of memory, in its own meaning"
+        default=None,
+        description="The serving engine's share of the device's memory, in its own meaning",
     )
-    chunked_prefill: bool | None = None
-    speculative: SpeculativeSpec | None = None
-    disaggregated: DisaggregatedSpec | None = None
+    chunked_prefill: bool | None = Field(
+        default=None, description="A step may have a part of a prompt"
+    )
+    speculative: SpeculativeSpec | None = Field(
+        default=None, description="A draft model proposes tokens"
+    )
+    disaggregated: DisaggregatedSpec | None = Field(
+        default=None, description="Prefill and decode on devices of their own"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -189,23 +261,38 @@ CompressMethod = Literal[
 
 
 class ServeWorkload(SparseSpec):
-    """Serve requests in a closed loop, an open loop, or at the concurrency that memory allows.
-
-    ``burst_requests`` arrive all at once, without later arrivals. ``input_tokens`` and
-    ``output_tokens`` are those of a typical request. ``max_request_tokens`` is the longest request
-    that a server must accept, prompt and answer together.
-    """
+    """Serve requests in a closed loop, an open loop, or at the concurrency that memory allows."""
 
     kind: Literal["serve"] = "serve"
-    input_tokens: PositiveInt
-    output_tokens: PositiveInt
-    concurrency: PositiveInt | None = None
-    request_rate_per_second: PositiveFloat | None = None
-    burst_requests: PositiveInt | None = None
-    prefix_share_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    ttft_slo_seconds: PositiveFloat | None = None
-    tpot_slo_seconds: PositiveFloat | None = None
-    max_request_tokens: PositiveInt | None = None
+    input_tokens: PositiveInt = Field(description="Tokens of a typical prompt")
+    output_tokens: PositiveInt = Field(description="Tokens of a typical answer")
+    concurrency: PositiveInt | None = Field(
+        default=None,
+        description="Requests in flight (closed loop); without any arrivals as many as memory "
+        "allows",
+    )
+    request_rate_per_second: PositiveFloat | None = Field(
+        default=None, description="Requests per second (open loop)"
+    )
+    burst_requests: PositiveInt | None = Field(
+        default=None, description="Requests that all arrive at once, without later arrivals"
+    )
+    prefix_share_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        default=0.0, description="Share of the prompt that requests have in common"
+    )
+    ttft_slo_seconds: PositiveFloat | None = Field(
+        default=None, description="Longest mean time to first token"
+    )
+    tpot_slo_seconds: PositiveFloat | None = Field(
+        default=None,
+        description="Longest mean time per output token after the first, which is the mean ITL of "
+        "a request",
+    )
+    max_request_tokens: PositiveInt | None = Field(
+        default=None,
+        description="Tokens of the longest request that a server must accept, prompt and answer "
+        "together",
+    )
 
     @model_validator(mode="after")
     def _longest_is_no_shorter_than_typical(self) -> Self:
@@ -235,17 +322,17 @@ class ServeWorkload(SparseSpec):
 
 
 class GenerateWorkload(SparseSpec):
-    """Generate offline in one batch of ``batch_size`` prompts.
-
-    An engine that schedules steps queues the prompts that memory does not hold, unless the whole
-    batch has to be there ``at_once``.
-    """
+    """Generate offline in one batch of prompts."""
 
     kind: Literal["generate"] = "generate"
-    batch_size: PositiveInt
-    input_tokens: PositiveInt
-    output_tokens: PositiveInt
-    at_once: bool | None = None
+    batch_size: PositiveInt = Field(description="Prompts of the batch")
+    input_tokens: PositiveInt = Field(description="Tokens of a typical prompt")
+    output_tokens: PositiveInt = Field(description="Tokens of a typical answer")
+    at_once: bool | None = Field(
+        default=None,
+        description="Memory has to hold the whole batch; without it, an engine that schedules "
+        "steps queues the prompts that memory does not hold",
+    )
 
     @property
     def longest_tokens(self) -> int:
@@ -254,26 +341,36 @@ class GenerateWorkload(SparseSpec):
 
 
 class TrainWorkload(SparseSpec):
-    """Train for ``tokens`` tokens, or cost one step if ``tokens`` is absent.
-
-    ``padding_ratio`` is the padding share of a batch. ``document_tokens`` is the token-weighted
-    mean document length of a packed row: block-wise attention skips blocks between documents.
-    ``length_schedule`` trains shares of the tokens at shorter sequences first, in rows of as many
-    tokens. With ``time_budget_seconds`` the time is given and the tokens are the result.
-    """
+    """Train for a number of tokens or a time; without both, one step is costed."""
 
     kind: Literal["train"] = "train"
-    sequence_length: PositiveInt
-    global_batch_size: PositiveInt
-    method: TrainMethod = "full"
-    lora_rank: PositiveInt | None = None
-    lora_targets: Literal["all", "query_value"] | None = None
-    optimizer: NamedOptimizer | None = None
-    tokens: PositiveInt | None = None
-    padding_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
-    document_tokens: PositiveInt | None = None
-    length_schedule: tuple[tuple[PositiveInt, Ratio], ...] | None = None
-    time_budget_seconds: PositiveFloat | None = None
+    sequence_length: PositiveInt = Field(description="Tokens of a training sequence")
+    global_batch_size: PositiveInt = Field(description="Sequences of one update, over all devices")
+    method: TrainMethod = Field(default="full", description="What is trained, and how")
+    lora_rank: PositiveInt | None = Field(default=None, description="Rank of the adapter")
+    lora_targets: Literal["all", "query_value"] | None = Field(
+        default=None, description="Matrices that have an adapter"
+    )
+    optimizer: NamedOptimizer | None = Field(default=None, description="Optimiser")
+    tokens: PositiveInt | None = Field(
+        default=None, description="Tokens of the run; without them and a time one step is costed"
+    )
+    padding_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] | None = Field(
+        default=None, description="Share of padding in a batch"
+    )
+    document_tokens: PositiveInt | None = Field(
+        default=None,
+        description="Mean tokens of a document in a packed row, weighted by tokens: block-wise "
+        "attention skips blocks between documents",
+    )
+    length_schedule: tuple[tuple[PositiveInt, Ratio], ...] | None = Field(
+        default=None,
+        description="Shorter sequences that are trained first, in rows of as many tokens: the "
+        "length and the share of the tokens of each",
+    )
+    time_budget_seconds: PositiveFloat | None = Field(
+        default=None, description="Time of the run, whose tokens are the result"
+    )
 
     @model_validator(mode="after")
     def _shares_are_a_whole(self) -> Self:
@@ -304,10 +401,14 @@ class CompressWorkload(SparseSpec):
     """Compress the weights and write the result."""
 
     kind: Literal["compress"] = "compress"
-    method: CompressMethod
-    bits: Annotated[int, Field(ge=1, le=16)] | None = None
-    group_size: PositiveInt | None = None
-    calibration_tokens: NonNegativeInt | None = None
+    method: CompressMethod = Field(description="Method of the compression")
+    bits: Annotated[int, Field(ge=1, le=16)] | None = Field(
+        default=None, description="Bits of a weight"
+    )
+    group_size: PositiveInt | None = Field(default=None, description="Weights that share a scale")
+    calibration_tokens: NonNegativeInt | None = Field(
+        default=None, description="Tokens of the calibration text"
+    )
 
     @property
     def longest_tokens(self) -> int:

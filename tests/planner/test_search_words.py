@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from planner.search.inverse import Probe, closest_violation, largest_step
 from planner.search.question import (
     DTYPES,
-    FIGURES,
     Rejections,
     figure,
     first_violation,
@@ -30,7 +29,7 @@ from planner.search.rank import (
 )
 from planner.search.suggest import suggestions
 from planner.specs.base import BadRequestError
-from planner.specs.estimate import Bound, PlanRequest, Rejection
+from planner.specs.estimate import FIGURES, Bound, PlanRequest, Rejection
 from planner.specs.workload import Strategy
 from planner.workload.layouts import Layout
 from tests.planner.asking import (

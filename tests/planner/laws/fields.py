@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from planner.catalog.devices import list_devices, list_instances
-from planner.search.question import FIGURES
 from planner.specs.base import SparseSpec
 from planner.specs.cluster import ClusterSpec, DeviceSpec, NodeGroup
 from planner.specs.estimate import (
+    FIGURES,
     Bound,
     CalibrationFactor,
     EstimateRequest,
