@@ -289,7 +289,9 @@ class Estimate(SparseSpec):
 OWN_FIGURES: Mapping[str, FieldInfo] = {
     "per_device_peak_bytes": MemoryAnswer.model_fields["per_device_peak_bytes"],
     "quality_loss_ratio": FieldInfo(
-        annotation=float, description="Expected loss of quality against the uncompressed model"
+        annotation=float,
+        default=None,
+        description="Share of the quality that compression is expected to lose",
     ),
     **{
         name: info

@@ -156,7 +156,8 @@ class Strategy(SparseSpec):
     )
     zero_stage: ZeroStage | None = Field(
         default=None,
-        description="ZeRO stage: ranks share optimiser states (1), gradients (2) and weights (3)",
+        description="ZeRO stage: 1 shares optimiser states between ranks, 2 also gradients, "
+        "3 also weights",
     )
     zero_shard_size: PositiveInt | None = Field(
         default=None, description="Ranks that share one copy of the states; all without it"
@@ -268,8 +269,7 @@ class ServeWorkload(SparseSpec):
     output_tokens: PositiveInt = Field(description="Tokens of a typical answer")
     concurrency: PositiveInt | None = Field(
         default=None,
-        description="Requests in flight (closed loop); without any arrivals as many as memory "
-        "allows",
+        description="Requests in flight (closed loop); without a number as many as memory allows",
     )
     request_rate_per_second: PositiveFloat | None = Field(
         default=None, description="Requests per second (open loop)"

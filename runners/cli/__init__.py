@@ -1,7 +1,12 @@
 """The command line ``slipway``: plan, look up, export and check, with or without a server.
 
 - ``main``       the program: its commands by name, errors as exit codes
-- ``plan``       ``slipway plan GOAL MODEL``: options of each goal, the request that they make
+- ``groups``     groups of commands, also of those that are made when they are used
+- ``plan``       ``slipway plan GOAL MODEL``: the command of each goal
+- ``plan_options`` which options it has: names and the request's field
+- ``option_fields`` a field as an option: how its text is read, and its help
+- ``plan_request`` the request that model, options and ``--set`` make
+- ``settings``   ``--set FIELD=VALUE``
 - ``plans``      plans kept on this machine; ``slipway export`` and ``slipway explain``
 - ``hardware``   what ``--on`` names: catalog devices, cloud offers, this machine
 - ``catalog``    ``slipway models`` and ``slipway devices``

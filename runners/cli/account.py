@@ -7,6 +7,7 @@ import typer
 
 from runners.cli.config import TOKEN, config_path, load_config, write_private
 from runners.cli.errors import CliError, ExitCode
+from runners.cli.groups import group
 from runners.cli.output import OutputOption, number, show, table
 from runners.cli.server import YesOption as Yes
 from runners.cli.server import confirm, refused, server, write_reply
@@ -89,12 +90,7 @@ def whoami(output: OutputOption = "table") -> None:
         typer.echo(client.base_url)
 
 
-tokens = typer.Typer(
-    help="Access tokens of the server.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+tokens = group("Access tokens of the server.")
 
 
 @tokens.command("list")
@@ -171,12 +167,7 @@ def token_revoke(
     typer.echo(f"Revoked {token_id}.")
 
 
-secrets = typer.Typer(
-    help="Secrets that jobs receive by name.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+secrets = group("Secrets that jobs receive by name.")
 
 
 @secrets.command("list")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from runners.cli.errors import CliError, ExitCode
+from runners.cli.groups import group
 from runners.cli.output import OutputOption, show, table
 from runners.cli.server import YesOption, confirm, server, write_reply
 
@@ -14,12 +15,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 5.0
 
-approvals = typer.Typer(
-    help="Launches that wait for an approval.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+approvals = group("Launches that wait for an approval.")
 
 
 @approvals.command("list")

@@ -6,15 +6,11 @@ from typing import Annotated
 import typer
 
 from runners.cli.errors import CliError
+from runners.cli.groups import group
 from runners.cli.output import OutputOption, binary_size, show, table
 from runners.cli.server import YesOption, confirm, server, write_reply
 
-data = typer.Typer(
-    help="Uploaded training data of the team.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+data = group("Uploaded training data of the team.")
 
 
 @data.command("list")

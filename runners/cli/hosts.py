@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from runners.cli.errors import CliError, ExitCode
+from runners.cli.groups import group
 from runners.cli.output import OutputOption, binary_size, seconds, show, table
 from runners.cli.server import (
     JobArgument,
@@ -28,12 +29,7 @@ DevicesArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="DEVICE...", help="Such as 0 or gpu0; every device without one."),
 ]
-hosts = typer.Typer(
-    help="GPU hosts of the server.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+hosts = group("GPU hosts of the server.")
 CHECK_SECONDS = 2.0
 
 
@@ -284,12 +280,7 @@ def host_files(host: HostArgument, output: OutputOption = "table") -> None:
     write_files(found, output)
 
 
-environments = typer.Typer(
-    help="Named environments of a host, such as vllm.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+environments = group("Named environments of a host, such as vllm.")
 hosts.add_typer(environments, name="environments")
 EnvironmentArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="Such as vllm: see `environments list`.")
@@ -375,9 +366,7 @@ def host_validate(
             finished(client, job.id, follow_job(client, job.id))
 
 
-queue = typer.Typer(
-    help="Queues of the pools.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
-)
+queue = group("Queues of the pools.")
 
 
 @queue.command("list")

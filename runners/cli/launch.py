@@ -9,6 +9,7 @@ import typer
 from planner.specs.units import HOUR
 from runners.cli.approvals import decision_of
 from runners.cli.errors import CliError, ExitCode
+from runners.cli.groups import group
 from runners.cli.jobs import finished, follow_job, show_figures
 from runners.cli.output import OutputOption, bullets, show, state_words
 from runners.cli.plans import ID, complete_plan, load_plan, read_document
@@ -475,9 +476,7 @@ def verify(
             show_figures(client, job.id)
 
 
-plans = typer.Typer(
-    help="Plans of the server.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
-)
+plans = group("Plans of the server.")
 
 
 UNNAMED = "Unfinished plan"  # a draft without a name, as the pages call it

@@ -10,16 +10,15 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import typer
-from typer._click import Command, Context
 from typer._click.exceptions import ClickException
 from typer._completion_classes import completion_init
-from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from runners.cli.errors import CliError, ExitCode
+from runners.cli.groups import LazyGroup
 
 
 class LazyCommand(NamedTuple):
@@ -77,37 +76,19 @@ ERROR_FILE = "last-error.txt"
 MOST_SAID = 200  # characters of an unexpected error's own text
 
 
-class LazyGroup(TyperGroup):
-    """A group that knows its commands by name and help, and imports one when it is used."""
+class Commands(LazyGroup):
+    """The commands of ``slipway``."""
 
-    def __init__(self, **attributes: object) -> None:
-        super().__init__(**attributes)  # type: ignore[arg-type] # as Typer gives them
-        for name, lazy in COMMANDS.items():
-            self.add_command(TyperCommand(name, help=lazy.words, rich_markup_mode=None))
+    helps: ClassVar = {name: lazy.words for name, lazy in COMMANDS.items()}
 
-    def resolve_command(
-        self, ctx: Context, args: list[str]
-    ) -> tuple[str | None, Command | None, list[str]]:
-        """Return the command that arguments name, with its own parameters and commands."""
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, command if name is None else load(name), rest
-
-
-def load(name: str) -> Command:
-    """Return a command with its parameters; its module is imported."""
-    lazy = COMMANDS[name]
-    loaded = getattr(importlib.import_module(f"runners.cli.{lazy.module}"), lazy.attribute)
-    if not isinstance(loaded, typer.Typer):
-        made = typer.Typer(add_completion=False, rich_markup_mode=None)
-        made.command(name)(loaded)
-        loaded = made
-    command = get_command(loaded)
-    command.name = name
-    return command
+    def made(self, name: str) -> object:
+        """Return the function or the Typer of a command; its module is imported."""
+        lazy = COMMANDS[name]
+        return getattr(importlib.import_module(f"runners.cli.{lazy.module}"), lazy.attribute)
 
 
 app = typer.Typer(
-    cls=LazyGroup,
+    cls=Commands,
     add_completion=False,  # a command of its own
     no_args_is_help=True,
     rich_markup_mode=None,

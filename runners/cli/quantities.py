@@ -149,6 +149,34 @@ def word(_name: str, text: str) -> str:
     return text.strip()
 
 
+# Ending of a field's name, which is its unit -> reader; the first that matches.
+BY_ENDING: Mapping[str, Reader] = {
+    "bytes_per_second": word,
+    "_per_second": rate,
+    "_seconds": duration,
+    "_bytes": size,
+    "compression_ratio": word,
+    "_ratio": share,
+    "_utilization": share,
+    "calibration_tokens": count,  # of many texts
+    "_tokens": length,
+    "_length": length,
+    "concurrency": count_or_max,
+    "tokens": count,
+    "_size": count,
+    "_requests": count,
+}
+
+
+def reader_of_unit(name: str) -> Reader | None:
+    """Return the reader of the unit that the name of a field ends in, None if it has none.
+
+    >>> reader_of_unit("sequence_length").__name__, reader_of_unit("objective")
+    ('length', None)
+    """
+    return next((read for ending, read in BY_ENDING.items() if name.endswith(ending)), None)
+
+
 def value_of_field(path: str, text: str) -> object:
     """Return the value of ``--set PATH=TEXT``: JSON, a quantity by the field's unit, or text.
 
@@ -168,13 +196,5 @@ def value_of_field(path: str, text: str) -> object:
         pass
     # A bound of a constraint has the unit of its figure: constraints.ttft_seconds.max.
     name = path.removesuffix(".min").removesuffix(".max").rpartition(".")[2]
-    if text[:1].isdigit() or text[:1] in ".+-":
-        if name.endswith("_seconds"):
-            return duration(path, text)
-        if name.endswith("_bytes"):
-            return size(path, text)
-        if name.endswith(("_tokens", "length")):
-            return length(path, text)
-        if name.endswith(("tokens", "_size", "concurrency", "requests")):
-            return count(path, text)
-    return text
+    read = reader_of_unit(name) if text[:1].isdigit() or text[:1] in ".+-" else None
+    return read(path, text) if read else text

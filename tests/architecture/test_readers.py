@@ -52,7 +52,7 @@ MESSAGE = "a message between processes, with limits of its own"
 SYSTEM = "of the operating system or a driver"
 SHIPPED = "part of the product"
 OTHERS: dict[str, tuple[str, set[str]]] = {
-    "runners/cli/plan.py": ("a copy of a document", {"json.loads"}),
+    "runners/cli/plan_request.py": ("a copy of a document", {"json.loads"}),
     "runners/cli/config.py": ("the user's own configuration", {"read_text", "tomllib.loads"}),
     "runners/cli/hardware.py": (f"{SYSTEM}; rates that it kept", {"read_text", "json.loads"}),
     "runners/cli/mcp.py": (OWN, {"read_text"}),

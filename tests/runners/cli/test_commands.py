@@ -17,7 +17,7 @@ from planner.specs.estimate import PlanAnswer, PlanRequest
 from runners.cli import output
 from runners.cli.errors import ExitCode
 from runners.cli.main import COMMANDS
-from runners.cli.plan import build_document
+from runners.cli.plan_request import build_document
 from runners.cli.plans import plans_folder
 
 SERVE = ("plan", "serve", "llama-3.1-8b", "--on", "h100", "--top", "2")
@@ -133,10 +133,26 @@ def test_what_does_not_fit_prints_its_reasons_and_is_status_three(slipway):
         ((*SERVE, "--ttft-p96", "1s"), 2, "No such option: --ttft-p96"),
         ((*SERVE, "--concurency", "1"), 2, "--concurrency"),
         ((*SERVE, "--set", "top"), 2, "FIELD=VALUE"),
-        ((*SERVE, "--objective", "speed"), 2, "objective: .*throughput"),
+        ((*SERVE, "--objective", "speed"), 2, "--objective: .*throughput.*'speed'"),
+        ((*SERVE, "--top", "200"), 2, "--top: .*equal to 100 .*200"),
+        (
+            (*SERVE, "--max-model-len", "9"),
+            2,
+            "--max-model-len: max_request_tokens is 9, less .*1280",
+        ),
+        (
+            (*SERVE, "--rate", "5", "--burst", "5"),
+            2,
+            "--rate, --burst: .* exclude each other: give one",
+        ),
+        (
+            ("plan", "compress", "llama-3.1-8b", "--on", "h100", "--tp", "2"),
+            2,
+            "No such option: --tp",
+        ),
         ((*SERVE, "-o", "xml"), 2, "xml"),
         ((*SERVE, "--from", "/no/such/file"), 2, "/no/such/file cannot be read: No such file"),
-        ((*SERVE, "--tensor-parallel-size", "3"), 2, "3"),
+        ((*SERVE, "--tp", "3"), 2, "--tensor-parallel-size: .* take 3 devices, the cluster has 1"),
         (("plan", "dance", "llama-3.1-8b"), 2, "No such command 'dance'"),
         (("plann",), 2, "Did you mean 'plan'"),
         (("export", "0123456789", "--to", "vllm"), 1, "no plan with this id is kept in"),
@@ -337,7 +353,8 @@ atexit.register(lambda: print(*{name.split('.')[0] for name in sys.modules}, fil
     ("arguments", "absent"),
     [
         (("--help",), {"scipy", "numpy", "pydantic", "rich", "planner", "httpx", "torch", "django"}),
-        (("plan", "serve", "--help"), {"scipy", "numpy", "planner", "rich", "httpx", "torch"}),
+        (("plan", "--help"), {"scipy", "numpy", "planner", "rich", "httpx", "torch"}),
+        (("plan", "serve", "--help"), {"scipy", "numpy", "yaml", "rich", "httpx", "torch"}),
         (("bench", "--help"), {"scipy", "numpy", "planner", "rich", "httpx", "torch"}),
         (SERVE, {"scipy", "httpx", "torch", "django", "celery", "psutil", "yaml"}),
     ],
@@ -368,6 +385,7 @@ def test_help_names_every_command_and_completion_completes_names(
         ("slipway plan serve Qwen3-8", {"Qwen3-8B"}),
         ("slipway plan serve x --on 8xh200-s", {"8xh200-sxm-141gb"}),
         ("slipway export x --to kub", {"kubernetes"}),
+        ("slipway plan serve x --objective l", {"latency"}),
     ):
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runners.cli.main import COMMANDS
-from runners.cli.plan import GOALS
+from runners.cli.plan_options import GOALS
 from tests.runners.cli.endpoint import serving
 
 PAGE = Path(__file__).parents[3] / "templates" / "docs" / "command-line.md"
