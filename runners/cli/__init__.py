@@ -20,5 +20,5 @@
 - ``errors``     the error of a command, its exit code and its problem document
 
 Start-up counts: a module here imports the planner, rich or httpx only within the function that
-needs it.
+needs it, but for what its options are made of.
 """

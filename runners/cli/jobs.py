@@ -403,7 +403,7 @@ def stop(
         typer.echo(f"{found.name} ({found.id}) is {state_words(found.state)}.")
 
 
-DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Do not follow the new job.")]
+DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Do not follow the job.")]
 
 
 def resume(

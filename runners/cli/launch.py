@@ -5,15 +5,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from pydantic import ValidationError
 
 from planner.specs.units import HOUR
 from runners.cli.approvals import decision_of
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.groups import group
-from runners.cli.jobs import finished, follow_job, show_figures
+from runners.cli.jobs import DetachOption, finished, follow_job, show_figures
+from runners.cli.option_fields import help_of, limits_in_words
 from runners.cli.output import OutputOption, bullets, show, state_words
 from runners.cli.plans import ID, complete_plan, load_plan, read_document
-from runners.cli.quantities import value_of_field
 from runners.cli.server import (
     LOGIN,
     OVER_BUDGET,
@@ -26,6 +27,9 @@ from runners.cli.server import (
     server,
     write_reply,
 )
+from runners.cli.settings import place_of, read_setting
+from runners.plans.fields import faults_in
+from runners.plans.launch import HOUR, Launch
 
 if TYPE_CHECKING:
     from planner.specs.estimate import PlanAnswer
@@ -94,10 +98,18 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="A field of the file, by its path."),
 ]
-DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Do not follow the job.")]
 LONGEST_KEY = 64  # characters of an idempotency key, as the API has it
-# Field of a launch -> its option, if that has another name.
-OPTIONS = {"secrets": "secret", "max_duration_seconds": "hours"}
+# Field of a launch -> its option; the others are set in a file or by --set.
+OPTIONS = {
+    "run": "--run",
+    "name": "--name",
+    "max_duration_seconds": "--hours",
+    "secrets": "--secret",
+}
+
+
+def _option(name: str) -> Any:  # noqa: ANN401 (what a parameter is annotated with)
+    return typer.Option(OPTIONS[name], help=help_of(Launch.model_fields[name]))
 
 
 def launch(  # noqa: PLR0913 (the command's options)
@@ -106,14 +118,10 @@ def launch(  # noqa: PLR0913 (the command's options)
     file: FileOption = None,
     on: OnOption = "",
     set_: SetOption = None,
-    run: Annotated[
-        str, typer.Option("--run", help="Of a plan to serve: job (its benchmark), endpoint, load.")
-    ] = "",
-    name: Annotated[str, typer.Option("--name", help="Name of the job.")] = "",
-    hours: Annotated[float | None, typer.Option("--hours", help="Time limit.")] = None,
-    secret: Annotated[
-        list[str] | None, typer.Option("--secret", help="A secret of the team, by name.")
-    ] = None,
+    run: Annotated[str, _option("run")] = "",
+    name: Annotated[str, _option("name")] = "",
+    hours: Annotated[float | None, _option("max_duration_seconds")] = None,
+    secret: Annotated[list[str] | None, _option("secrets")] = None,
     key: Annotated[
         str,
         typer.Option(
@@ -147,14 +155,7 @@ def launch(  # noqa: PLR0913 (the command's options)
 
     _check_key(key)
     _check_wait(wait=wait, approval=approval)
-    options = {
-        name: value
-        for name, value in (
-            ("run", run), ("name", name), ("secrets", secret),
-            ("max_duration_seconds", hours * HOUR if hours else None),
-        )
-        if value
-    }  # fmt: skip
+    options = _options(run=run, name=name, max_duration_seconds=hours, secrets=secret)
     with server() as client:
         wanted = _to_launch(client, plan, file, on=on, settings=set_ or ())
         title = wanted.plan.launch.title
@@ -209,8 +210,9 @@ def _to_launch(
         raise CliError("name a PLAN, or a file with --file", field="PLAN")
     if file is not None:
         document = read_document(file)
-        for text in settings:
-            _set(document, text)
+        for path, value in map(read_setting, settings):
+            place, last = place_of(document, path)
+            place[last] = value
         if on:
             document["hardware"] = _place(client, on) or {"host": on}
         launch = dict(document.pop("launch", None) or {})
@@ -230,6 +232,29 @@ def _to_launch(
     place = (_place(client, on) if on else None) or {"host": on}
     shown = client.create_plan_from_request({"request": request, **place}, keep=False)
     return ToLaunch(shown, shown.document, {})
+
+
+def _options(**given: str | float | list[str] | None) -> dict[str, Any]:
+    """Return the fields of a launch that options give, in their own units.
+
+    Raises:
+        CliError: a value is none of its field's.
+    """
+    wanted: dict[str, Any] = {
+        name: value * HOUR if isinstance(value, float) else value  # --hours alone is a number
+        for name, value in given.items()
+        if value not in (None, "", [])
+    }
+    try:
+        Launch.model_validate(wanted)
+    except ValidationError as error:
+        fault = faults_in(error)[0]
+        name = fault.path[0]
+        limits = limits_in_words(Launch.model_fields[name])
+        why = f"it can be {limits}" if limits else fault.sentence
+        detail = f"{OPTIONS[name]} is {given[name]!r}: {why}"
+        raise CliError(detail, field=OPTIONS[name]) from error
+    return wanted
 
 
 def _check_key(key: str) -> None:
@@ -312,7 +337,7 @@ def _command(
         values = value if isinstance(value, list) else [value]
         if name == "max_duration_seconds":
             values = [f"{value / HOUR:g}"]
-        words += [word for each in values for word in (f"--{OPTIONS.get(name, name)}", str(each))]
+        words += [word for each in values for word in (OPTIONS[name], str(each))]
     return shlex.join([*words, "--request-approval", "REASON"])
 
 
@@ -409,23 +434,6 @@ def _refuse_several(name: str, nouns: str, lines: list[str]) -> None:
             code="ambiguous",
             field="--on",
         )
-
-
-def _set(document: dict[str, Any], text: str) -> None:
-    """Set a field of a document by its dotted path."""
-    path, equals, value = text.partition("=")
-    *parents, last = path.strip().split(".")
-    if not equals or not last:
-        raise CliError(
-            f"--set is {text!r}: write it as FIELD=VALUE, such as workload.concurrency=8",
-            field="--set",
-        )
-    place: Any = document
-    for name in parents:
-        place = place.setdefault(name, {})
-        if not isinstance(place, Mapping):
-            raise CliError(f"--set {path}: {name} has no fields", field="--set")
-    place[last] = value_of_field(path, value)
 
 
 def _check(client: "Slipway", plan: "PlanReply", output: str) -> None:

@@ -53,7 +53,7 @@ def choices_of(info: "FieldInfo") -> tuple[object, ...]:
 
 
 def _limit(info: "FieldInfo", side: str) -> float | None:
-    """Return a limit of a field, such as ``ge``."""
+    """Return a number that a field's type states, such as the limit ``ge``."""
     found = (getattr(each, side, None) for each in _types_and_limits(info))
     return next((each for each in found if each is not None), None)
 
@@ -85,15 +85,34 @@ def help_of(info: "FieldInfo", *, ending: str = "", usual: object = None) -> str
     ``usual`` is a default that takes the place of the field's own, where the situation is usual.
     """
     *others, last = map(str, choices_of(info) or ("",))
-    low, high = _limit(info, "ge"), _limit(info, "le")
     default = None if info.is_required() else info.get_default()
     facts = [
         f"{', '.join(others)} or {last}" if others else last,
-        "" if low is None or high is None else f"{low:,g} to {high:,g}",
+        limits_in_words(info),
         f"usually {_shown(usual)}" if usual else f"default {_shown(default)}" if default else "",
     ]
     stated = "; ".join(each for each in facts if each)
-    return f"{info.description}{ending}{f' ({stated})' if stated else ''}."
+    return f"{_words(info)}{ending}{f' ({stated})' if stated else ''}."
+
+
+def _words(info: "FieldInfo") -> str:
+    """Return the words of a field; of a plan document's its help, and its unit if it has one."""
+    from runners.plans.fields import Shown
+
+    shown = next((each for each in info.metadata if isinstance(each, Shown)), None)
+    if shown is None:
+        return str(info.description)
+    is_clear = shown.help and shown.factor == 1
+    return shown.help if is_clear else f"{shown.title}. {shown.help}".rstrip(". ")
+
+
+def limits_in_words(info: "FieldInfo") -> str:
+    """Return the lowest and highest value of a number as ``1 to 100``, or nothing.
+
+    A plan document's field is in the unit that its form shows, such as hours.
+    """
+    low, high, factor = _limit(info, "ge"), _limit(info, "le"), _limit(info, "factor") or 1.0
+    return "" if low is None or high is None else f"{low / factor:,g} to {high / factor:,g}"
 
 
 def _shown(value: object) -> str:

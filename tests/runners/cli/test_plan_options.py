@@ -13,9 +13,12 @@ from planner.specs.base import PlannerError
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import FIGURES, EstimateRequest, PlanRequest
 from planner.specs.workload import Strategy, Workload
+from runners.cli.launch import OPTIONS
 from runners.cli.option_fields import choices_of, metavar_of
 from runners.cli.plan_options import GOALS, OF_KIND, WORKLOAD, field_of, options_of
 from runners.cli.plan_request import build_document, request_of
+from runners.plans.fields import shown_of
+from runners.plans.launch import Launch
 from tests.planner.laws.fields import value_of
 
 MODEL, LLAMA, MIXTRAL = "llama-3.1-8b", "meta-llama/Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1"
@@ -72,6 +75,15 @@ def test_the_help_of_an_option_is_the_words_choices_and_limits_of_its_field(slip
         if get_engine(name, "gpu").role == "serving" or name in {"torch", "torchtitan", "megatron"}
     }
     assert [each for each in (*served, "auto") if each not in rows["serve", "--engine"]] == []
+
+
+def test_the_options_of_a_launch_are_its_fields_in_their_words_and_shown_units(slipway):
+    shown = " ".join(slipway("launch", "--help").out.split())
+    for name, option in OPTIONS.items():
+        field = shown_of(Launch.model_fields[name])
+        assert re.search(rf"{option} <[^-]*{re.escape(field.help.rstrip('.'))}", shown), option
+    assert "Time limit, in hours. Empty: as planned (0.01 to 8,784)." in shown
+    assert "a load test (job, endpoint or load; default job)." in shown
 
 
 def test_every_field_of_a_request_has_words_and_limits_that_json_schema_and_openapi_read():
