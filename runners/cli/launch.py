@@ -29,7 +29,7 @@ from runners.cli.server import (
 )
 from runners.cli.settings import place_of, read_setting
 from runners.plans.fields import faults_in
-from runners.plans.launch import HOUR, Launch
+from runners.plans.launch import Launch
 
 if TYPE_CHECKING:
     from planner.specs.estimate import PlanAnswer

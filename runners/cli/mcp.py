@@ -8,17 +8,23 @@ and output, and use the configured server and token.
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import BaseModel, Field
 
+from planner.specs.estimate import Objective
 from planner.specs.units import HOUR
+from planner.specs.workload import Strategy
 from runners.cli.errors import CliError, ExitCode
+from runners.cli.option_fields import parameter_of
 from runners.cli.server import server
+from runners.plans.document import GOALS, HardwareChoice, PlanDocument
+from runners.plans.launch import Launch, Run
+from runners.plans.workloads import WORKLOADS
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
-    from pydantic import BaseModel
 
     from planner.specs.estimate import Estimate, PlanAnswer
     from runners.client.generated import PlanReply, Slipway
@@ -114,6 +120,39 @@ def _version() -> str:
         return "checkout"
 
 
+def _fields(part: type[BaseModel]) -> str:
+    """Return the names of fields, for a goal that has those of another one its name instead."""
+    others = {id(work): (goal, work.model_fields) for goal, work in WORKLOADS.items()}
+    goal, known = others.get(id(part.__base__), ("", {}))
+    own = [name for name in part.model_fields if name not in known]
+    return ", ".join([f"those of {goal}", *own] if goal else own)
+
+
+def _of(part: type[BaseModel], name: str) -> Any:  # noqa: ANN401 (of an annotation)
+    return parameter_of(part.model_fields[name])
+
+
+Goal = Annotated[
+    str,
+    Field(
+        description="; ".join(f"{goal}: {words}" for goal, (_, words) in GOALS.items()),
+        json_schema_extra={"enum": [*GOALS]},
+    ),
+]
+Host = Annotated[str, _of(HardwareChoice, "host")]
+Workload = Annotated[
+    dict[str, Any] | None,
+    Field(
+        description="What is left out has a usual value. Fields of "
+        + "; ".join(f"{goal}: {_fields(part)}" for goal, part in WORKLOADS.items())
+    ),
+]
+Pins = Annotated[
+    dict[str, Any] | None,
+    Field(description=f"Parts of the strategy that are fixed, of {_fields(Strategy)}"),
+]
+
+
 class Reading:
     """Tools that change nothing."""
 
@@ -197,24 +236,22 @@ class Writing:
 
     def plan(  # noqa: PLR0913, PLR0917 (what an agent may say)
         self,
-        goal: Literal["serve", "generate", "finetune", "pretrain", "compress"],
-        model: str,
-        host: str = "",
-        device: str = "",
-        devices_per_node: int | None = None,
-        nodes: int | None = None,
-        workload: dict[str, Any] | None = None,
-        pins: dict[str, Any] | None = None,
-        objective: str = "balanced",
+        goal: Goal,
+        model: Annotated[str, _of(PlanDocument, "model")],
+        host: Host = "",
+        device: Annotated[str, _of(HardwareChoice, "device")] = "",
+        devices_per_node: Annotated[int | None, _of(HardwareChoice, "devices_per_node")] = None,
+        nodes: Annotated[int | None, _of(HardwareChoice, "nodes")] = None,
+        workload: Workload = None,
+        pins: Pins = None,
+        objective: Annotated[Objective, _of(PlanDocument, "objective")] = "balanced",
         *,
         keep: bool = False,
     ) -> dict[str, Any]:
         """Plan a goal for a model on a host of the team, or on devices of the catalog (8xh100).
 
-        ``workload`` has fields such as input_tokens, output_tokens, concurrency, method,
-        sequence_length, tokens; ``pins`` fixes parts of the strategy, such as
-        weight_dtype or tensor_parallel_size. What is left out has a usual value. A plan is
-        computed and forgotten; ``keep`` saves it for the team, for explain, export and launch.
+        A plan is computed and forgotten; ``keep`` saves it for the team, for explain, export and
+        launch.
         """
         hardware: dict[str, Any] = {"host": host} if host else {}
         if device:
@@ -230,7 +267,7 @@ class Writing:
         found = summary(self._client.create_plan(document, keep=keep))
         return _kept(found, keep=keep)
 
-    def import_command(self, text: str, host: str = "", *, keep: bool = False) -> dict[str, Any]:
+    def import_command(self, text: str, host: Host = "", *, keep: bool = False) -> dict[str, Any]:
         """Plan a vllm, sglang, llama-server or torchrun line, or a tool's YAML.
 
         The reply says for which hardware; without ``host`` that is the wizard's default. The plan
@@ -252,9 +289,9 @@ class Writing:
         self,
         plan_id: str,
         reason: str,
-        hours: float,
-        run: Literal["job", "endpoint", "load"] = "job",
-        name: str = "",
+        hours: Annotated[float, _of(Launch, "max_duration_seconds")],
+        run: Annotated[Run, _of(Launch, "run")] = "job",
+        name: Annotated[str, _of(Launch, "name")] = "",
     ) -> dict[str, Any]:
         """Launch a plan for at most ``hours``, within the token's budget; else ask a person.
 

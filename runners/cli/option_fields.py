@@ -96,14 +96,13 @@ def help_of(info: "FieldInfo", *, ending: str = "", usual: object = None) -> str
 
 
 def _words(info: "FieldInfo") -> str:
-    """Return the words of a field; of a plan document's its help, and its unit if it has one."""
+    """Return the words of a field; of a plan document's its help, or the title with its unit."""
     from runners.plans.fields import Shown
 
     shown = next((each for each in info.metadata if isinstance(each, Shown)), None)
     if shown is None:
         return str(info.description)
-    is_clear = shown.help and shown.factor == 1
-    return shown.help if is_clear else f"{shown.title}. {shown.help}".rstrip(". ")
+    return shown.help if shown.help and shown.factor == 1 else shown.title
 
 
 def limits_in_words(info: "FieldInfo") -> str:
@@ -113,6 +112,19 @@ def limits_in_words(info: "FieldInfo") -> str:
     """
     low, high, factor = _limit(info, "ge"), _limit(info, "le"), _limit(info, "factor") or 1.0
     return "" if low is None or high is None else f"{low / factor:,g} to {high / factor:,g}"
+
+
+def parameter_of(info: "FieldInfo") -> Any:  # noqa: ANN401 (what a parameter is annotated with)
+    """Return the words and limits of a plan document's field, in the unit that its form shows."""
+    from pydantic import Field
+
+    factor = _limit(info, "factor") or 1
+    limits: dict[str, Any] = {
+        side: limit if factor == 1 else limit / factor
+        for side in ("ge", "le", "max_length")
+        if (limit := _limit(info, side)) is not None
+    }
+    return Field(description=_words(info), **limits)
 
 
 def _shown(value: object) -> str:

@@ -8,13 +8,14 @@ from planner.specs.units import HOUR, MINUTE
 from runners.jobspec.serve import EngineName
 from runners.plans.fields import Part, field
 
+Run = Literal["job", "endpoint", "load"]
 MAX_SECRETS = 16
 
 
 class Launch(Part):
     """What is started of a plan; an option that the launch does not use is refused."""
 
-    run: Literal["job", "endpoint", "load"] = field(
+    run: Run = field(
         "job", "Run", "Of a plan to serve: its benchmark, its endpoint, or a load test"
     )
     name: str = field("", "Name", "Name of the job and of the plan", max_length=120)

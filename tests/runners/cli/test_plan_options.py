@@ -81,8 +81,9 @@ def test_the_options_of_a_launch_are_its_fields_in_their_words_and_shown_units(s
     shown = " ".join(slipway("launch", "--help").out.split())
     for name, option in OPTIONS.items():
         field = shown_of(Launch.model_fields[name])
-        assert re.search(rf"{option} <[^-]*{re.escape(field.help.rstrip('.'))}", shown), option
-    assert "Time limit, in hours. Empty: as planned (0.01 to 8,784)." in shown
+        words = field.help if field.factor == 1 else field.title
+        assert re.search(rf"{option} <[^-]*{re.escape(words)}", shown), option
+    assert "Time limit, in hours (0.01 to 8,784)." in shown
     assert "a load test (job, endpoint or load; default job)." in shown
 
 

@@ -6,13 +6,20 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import get_args
 
 import httpx
 import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 
+from planner.specs.estimate import Objective
+from planner.specs.workload import Strategy
 from runners.cli.mcp import tools
 from runners.client import Slipway
+from runners.plans.document import GOALS, HardwareChoice
+from runners.plans.fields import shown_of
+from runners.plans.launch import Run
+from runners.plans.workloads import WORKLOADS
 from tests.webapp.api.test_client import by_django
 from tests.webapp.conftest import client_of
 from webapp.accounts.tokens import token_make
@@ -54,6 +61,24 @@ def test_every_tool_says_what_it_does_and_whether_it_only_reads(alice, team):
     writes = {"plan", "import_command", "launch", "stop"}
     assert {name for name, each in found.items() if not each.annotations.read_only_hint} == writes
     assert all(each.description for each in found.values())
+    inputs = {
+        (tool, name): field
+        for tool, each in found.items()
+        for name, field in each.input_schema["properties"].items()
+    }
+    assert inputs["plan", "goal"]["enum"] == [*GOALS]
+    assert inputs["plan", "objective"]["enum"] == [*get_args(Objective)]
+    assert inputs["launch", "run"]["enum"] == [*get_args(Run)]
+    assert (inputs["launch", "hours"]["minimum"], inputs["launch", "hours"]["maximum"]) == (
+        0.01,
+        8784,
+    )
+    assert (
+        inputs["plan", "host"]["description"] == shown_of(HardwareChoice.model_fields["host"]).help
+    )
+    said = re.split(r"\W+", inputs["plan", "workload"]["description"])
+    assert {name for work in WORKLOADS.values() for name in work.model_fields} <= {*said}
+    assert {*Strategy.model_fields} <= {*re.split(r"\W+", inputs["plan", "pins"]["description"])}
     assert found["stop"].annotations.destructive_hint
     assert served.version
 
