@@ -9,13 +9,15 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from runners.cli.errors import CliError, ExitCode
+from runners.cli.option_fields import FieldOption, give_options, made
 from runners.cli.output import (
     OutputOption,
     bullets,
@@ -26,7 +28,6 @@ from runners.cli.output import (
     show,
     table,
 )
-from runners.cli.quantities import count, duration, length, rate
 
 if TYPE_CHECKING:
     import httpx
@@ -35,10 +36,9 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # 128 + SIGINT
 KEYS = ["SLIPWAY_BENCH_KEY", "OPENAI_API_KEY"]
-MAX_CONCURRENCY, MAX_RATE = 1024, 10_000.0
 REQUESTS_PER_CLIENT, REQUESTS_OF_A_RATE = 10, 100  # without --num-requests and --duration
 MOST_FAILURES = 32  # in a row, and two for each client: the endpoint is gone
-MODELS_SECONDS = 10.0
+MODELS_SECONDS, TIMEOUT_SECONDS = 10.0, 600.0
 SHOWN_MODELS = 20
 PERCENTILES = (50, 90, 95, 99)
 # Words that are one token each, with the blank before them, in the usual vocabularies.
@@ -52,21 +52,73 @@ NO_USAGE = (
 )
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(BaseModel):
     """What is sent: the lengths, the arrivals and when they end."""
 
-    input_tokens: int
-    output_tokens: int
-    concurrency: int | None  # closed loop
-    request_rate: float | None  # requests per second, open loop
-    num_requests: int | None
-    duration_seconds: float | None
-    seed: int
-    targets: dict[str, float]  # ttft, tpot: seconds at p95
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    input_tokens: PositiveInt = Field(default=1024, description="Tokens of a prompt")
+    output_tokens: PositiveInt = Field(default=256, description="Tokens of an answer")
+    num_requests: PositiveInt | None = Field(
+        default=None,
+        description="How many; without it and --duration 10 for each concurrent one, 100 at a "
+        "rate",
+    )
+    concurrency: int = Field(
+        default=16, ge=1, le=1024, description="Requests in flight, in a closed loop"
+    )
+    request_rate_per_second: float | None = Field(
+        default=None,
+        gt=0,
+        le=10_000,
+        description="Requests per second at random instants, in an open loop",
+    )
+    duration_seconds: PositiveFloat | None = Field(
+        default=None, description="Send no more after this, such as 60s"
+    )
+    ttft_p95_seconds: PositiveFloat | None = Field(
+        default=None, description="Target of TTFT at p95; gives goodput"
+    )
+    tpot_p95_seconds: PositiveFloat | None = Field(
+        default=None, description="Target of TPOT at p95; gives goodput"
+    )
+    timeout_seconds: PositiveFloat | None = Field(
+        default=None, description="Of one request; 10min without it"
+    )
+    seed: int = 0
+
+    @property
+    def clients(self) -> int | None:
+        """Return the clients of a closed loop."""
+        return None if self.request_rate_per_second else self.concurrency
+
+    @property
+    def most_requests(self) -> int | None:
+        """Return how many requests are sent, None for as many as there is time."""
+        usual = REQUESTS_PER_CLIENT * self.clients if self.clients else REQUESTS_OF_A_RATE
+        return self.num_requests or (None if self.duration_seconds else usual)
+
+    @property
+    def targets(self) -> dict[str, float]:
+        """Return the targets at p95 in seconds, of ttft and tpot."""
+        both = {"ttft": self.ttft_p95_seconds, "tpot": self.tpot_p95_seconds}
+        return {name: limit for name, limit in both.items() if limit}
 
 
-def bench(  # noqa: PLR0913 (the command's options)
+OPTIONS = (
+    FieldOption(("--input-tokens",), "input_tokens"),
+    FieldOption(("--output-tokens",), "output_tokens"),
+    FieldOption(("--num-requests",), "num_requests"),
+    FieldOption(("--concurrency",), "concurrency"),
+    FieldOption(("--request-rate",), "request_rate_per_second"),
+    FieldOption(("--duration",), "duration_seconds"),
+    FieldOption(("--ttft-p95",), "ttft_p95_seconds"),
+    FieldOption(("--tpot-p95",), "tpot_p95_seconds"),
+    FieldOption(("--timeout",), "timeout_seconds"),
+)
+
+
+def bench(
     endpoint: Annotated[
         str,
         typer.Argument(metavar="ENDPOINT", help="Its base URL, such as http://localhost:8000/v1."),
@@ -75,40 +127,6 @@ def bench(  # noqa: PLR0913 (the command's options)
     model: Annotated[
         str, typer.Option("--model", help="Its model; needed if it serves several.")
     ] = "",
-    input_tokens: Annotated[
-        str, typer.Option("--input-tokens", metavar="N", help="Tokens of a prompt.")
-    ] = "1024",
-    output_tokens: Annotated[
-        str, typer.Option("--output-tokens", metavar="N", help="Tokens of an answer.")
-    ] = "256",
-    num_requests: Annotated[
-        str | None,
-        typer.Option(
-            "--num-requests",
-            metavar="N",
-            help="How many; without it and --duration 10 for each concurrent one, 100 at a rate.",
-        ),
-    ] = None,
-    concurrency: Annotated[
-        str | None,
-        typer.Option(
-            "--concurrency", metavar="N", help="Requests in flight (closed loop); 16 without it."
-        ),
-    ] = None,
-    request_rate: Annotated[
-        str | None,
-        typer.Option(
-            "--request-rate",
-            metavar="RATE",
-            help="Requests per second at random instants (open loop, Poisson): 5 or 300/min.",
-        ),
-    ] = None,
-    for_: Annotated[
-        str | None,
-        typer.Option(
-            "--duration", metavar="DURATION", help="Send no more after this, such as 60s."
-        ),
-    ] = None,
     endpoint_type: Annotated[
         Literal["completions", "chat"],
         typer.Option("--endpoint-type", help="/completions or /chat/completions."),
@@ -119,18 +137,6 @@ def bench(  # noqa: PLR0913 (the command's options)
             "--api-key", envvar=KEYS, show_default=False, help="Its key; never shown or kept."
         ),
     ] = "",
-    ttft_p95: Annotated[
-        str | None,
-        typer.Option(
-            "--ttft-p95", metavar="DURATION", help="Target of TTFT at p95; gives goodput."
-        ),
-    ] = None,
-    tpot_p95: Annotated[
-        str | None,
-        typer.Option(
-            "--tpot-p95", metavar="DURATION", help="Target of TPOT at p95; gives goodput."
-        ),
-    ] = None,
     ignore_eos: Annotated[
         bool,
         typer.Option(
@@ -138,11 +144,9 @@ def bench(  # noqa: PLR0913 (the command's options)
             help="Ask for all output tokens; some endpoints refuse the field.",
         ),
     ] = True,
-    timeout: Annotated[
-        str, typer.Option("--timeout", metavar="DURATION", help="Of one request.")
-    ] = "10min",
     seed: Annotated[int, typer.Option("--seed", help="Of prompts and arrivals.")] = 0,
     output: OutputOption = "table",
+    **texts: str | None,
 ) -> None:
     """Load-test an OpenAI-compatible endpoint: latencies, throughput, goodput and errors.
 
@@ -150,31 +154,13 @@ def bench(  # noqa: PLR0913 (the command's options)
     """
     from runners.shared.load_generator import Repetition, Target
 
-    targets = {
-        name: duration(f"--{name}-p95", text)
-        for name, text in (("ttft", ttft_p95), ("tpot", tpot_p95))
-        if text is not None
-    }
-    clients, per_second = _arrivals(concurrency, request_rate)
-    requests = None if num_requests is None else count("--num-requests", num_requests)
-    if requests is None and for_ is None:
-        requests = REQUESTS_PER_CLIENT * clients if clients else REQUESTS_OF_A_RATE
-    load = Load(
-        input_tokens=length("--input-tokens", input_tokens),
-        output_tokens=length("--output-tokens", output_tokens),
-        concurrency=clients,
-        request_rate=per_second,
-        num_requests=requests,
-        duration_seconds=None if for_ is None else duration("--duration", for_),
-        seed=seed,
-        targets=targets,
-    )
+    load = _load({key: text for key, text in texts.items() if text is not None}, seed)
     url, key = _base_url(endpoint), _header_value(api_key)
     target = Target(
         url,
         _model_of(url, key, model),
         load.output_tokens,
-        duration("--timeout", timeout),
+        load.timeout_seconds or TIMEOUT_SECONDS,
         key,
         endpoint_type == "chat",
         ignore_eos,
@@ -186,8 +172,8 @@ def bench(  # noqa: PLR0913 (the command's options)
             typer.echo("Interrupted before the first answer: nothing was measured.", err=True)
             raise typer.Exit(INTERRUPTED)
         raise CliError(
-            f"no request was due within --duration {for_} at --request-rate {request_rate}: raise "
-            "one of them",
+            f"no request was due within --duration {texts['duration']} at --request-rate "
+            f"{texts['request_rate']}: raise one of them",
             field="--duration",
         )
     report = report_of(target, load, run, notes, is_interrupted=is_interrupted)
@@ -208,39 +194,29 @@ def bench(  # noqa: PLR0913 (the command's options)
         )
 
 
+give_options(bench, [each.parameter(Load.model_fields[each.field]) for each in OPTIONS], after=1)
+
+
 # What the options say.
 
 
-def _arrivals(
-    concurrency: str | None, request_rate: str | None
-) -> tuple[int | None, float | None]:
-    """Return the clients of a closed loop, or the rate of an open loop.
+def _load(texts: Mapping[str, str], seed: int) -> Load:
+    """Return the load that options state, by their parameters.
 
     Raises:
-        CliError: both are given, or one cannot be read or is beyond its limit.
+        CliError: a text cannot be read or is beyond its limit, or both arrivals are given.
     """
-    if concurrency is not None and request_rate is not None:
+    if {"concurrency", "request_rate"} <= texts.keys():
         raise CliError(
             "--concurrency and --request-rate exclude each other: requests come when one is "
             "answered (closed loop), or at a rate (open loop); leave one out",
             field="--request-rate",
         )
-    if request_rate is not None:
-        per_second = rate("--request-rate", request_rate)
-        if per_second > MAX_RATE:
-            raise CliError(
-                f"--request-rate is {per_second:g}/s: it can be at most {MAX_RATE:,.0f}/s",
-                field="--request-rate",
-            )
-        return None, per_second
-    clients = count("--concurrency", concurrency or "16")
-    if clients > MAX_CONCURRENCY:
-        raise CliError(
-            f"--concurrency is {clients}: it can be at most {MAX_CONCURRENCY}; run the command on "
-            "several machines",
-            field="--concurrency",
-        )
-    return clients, None
+    given = {each.field: (each, texts[each.key]) for each in OPTIONS if each.key in texts}
+    fields = Load.model_fields
+    values = {name: option.read(text, fields[name]) for name, (option, text) in given.items()}
+    shown = {name: (option.names[0], text) for name, (option, text) in given.items()}
+    return made(Load, {**values, "seed": seed}, shown)
 
 
 def _base_url(endpoint: str) -> str:
@@ -368,15 +344,15 @@ async def _send_all(target: "Target", load: Load, run: "Repetition", notes: list
     from runners.shared.load_generator import new_client, repetition, send_request
 
     arrivals: ClosedLoop | OpenLoop
-    if load.request_rate is not None:
-        arrivals = OpenLoop(request_rate_per_second=(load.request_rate,))
+    if load.request_rate_per_second is not None:
+        arrivals = OpenLoop(request_rate_per_second=(load.request_rate_per_second,))
     else:
-        arrivals = ClosedLoop(concurrency=(load.concurrency or 1,))
-    most_failures = max(MOST_FAILURES, 2 * (load.concurrency or 1))
+        arrivals = ClosedLoop(concurrency=(load.concurrency,))
+    most_failures = max(MOST_FAILURES, 2 * (load.clients or 1))
     failures = 0
     async with new_client(trust_env=True) as client:
         num_words = await _words_per_prompt(client, target, load, notes)
-        prompts = itertools.islice(_prompts(load.seed, num_words), load.num_requests)
+        prompts = itertools.islice(_prompts(load.seed, num_words), load.most_requests)
         run.began = time.monotonic()
         end = run.began + (load.duration_seconds or float("inf"))
 
@@ -494,8 +470,8 @@ def report_of(
         "endpoint": target.url,
         "model": target.model,
         "endpoint_type": "chat" if target.is_chat else "completions",
-        "concurrency": load.concurrency,
-        "request_rate_per_second": load.request_rate,
+        "concurrency": load.clients,
+        "request_rate_per_second": load.request_rate_per_second,
         "input_tokens": load.input_tokens,
         "output_tokens": load.output_tokens,
         "seed": load.seed,
@@ -592,8 +568,8 @@ def _caveats(load: Load, run: "Repetition", report: dict[str, Any]) -> Iterator[
     yield from sample_size_warnings(run.answered)
     yield from generator_lag_warnings([run], ttft["mean"])
     yield from short_answer_warnings(run.answered, load.output_tokens)
-    if load.request_rate is not None:
-        yield from overload_warnings(report["requests_per_second"], load.request_rate)
+    if load.request_rate_per_second is not None:
+        yield from overload_warnings(report["requests_per_second"], load.request_rate_per_second)
 
 
 def _print_report(report: dict[str, Any]) -> None:

@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from pydantic import ValidationError
 
 from planner.specs.units import HOUR
 from runners.cli.approvals import decision_of
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.groups import group
 from runners.cli.jobs import DetachOption, finished, follow_job, show_figures
-from runners.cli.option_fields import help_of, limits_in_words
+from runners.cli.option_fields import help_of, made
 from runners.cli.output import OutputOption, bullets, show, state_words
 from runners.cli.plans import ID, complete_plan, load_plan, read_document
 from runners.cli.server import (
@@ -28,7 +27,6 @@ from runners.cli.server import (
     write_reply,
 )
 from runners.cli.settings import place_of, read_setting
-from runners.plans.fields import faults_in
 from runners.plans.launch import Launch
 
 if TYPE_CHECKING:
@@ -240,20 +238,10 @@ def _options(**given: str | float | list[str] | None) -> dict[str, Any]:
     Raises:
         CliError: a value is none of its field's.
     """
-    wanted: dict[str, Any] = {
-        name: value * HOUR if isinstance(value, float) else value  # --hours alone is a number
-        for name, value in given.items()
-        if value not in (None, "", [])
-    }
-    try:
-        Launch.model_validate(wanted)
-    except ValidationError as error:
-        fault = faults_in(error)[0]
-        name = fault.path[0]
-        limits = limits_in_words(Launch.model_fields[name])
-        why = f"it can be {limits}" if limits else fault.sentence
-        detail = f"{OPTIONS[name]} is {given[name]!r}: {why}"
-        raise CliError(detail, field=OPTIONS[name]) from error
+    stated = {name: value for name, value in given.items() if value not in (None, "", [])}
+    # --hours alone is a number.
+    wanted = {n: v * HOUR if isinstance(v, float) else v for n, v in stated.items()}
+    made(Launch, wanted, {name: (OPTIONS[name], value) for name, value in stated.items()})
     return wanted
 
 

@@ -3,9 +3,22 @@
 Type, limits, choices, default and words are the field's own; the ending of its name is its unit.
 """
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    get_args,
+    get_origin,
+)
 
+import typer
+
+from runners.cli.errors import CliError
 from runners.cli.quantities import (
     Reader,
     count,
@@ -20,8 +33,11 @@ from runners.cli.quantities import (
 )
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
+M = TypeVar("M", bound="BaseModel")
+MAX = ".max"  # the end of a constraint's path
 METAVARS: dict[Reader, str] = {
     count: "N",
     count_or_max: "N|max",
@@ -36,6 +52,82 @@ FORMS = (
     "N is written as 16, 4k or 1.5B, TOKENS as 8192 or 8K, a DURATION as 500ms, 1.5s or 8h, a "
     "RATE as 5/s or 300/min, a SHARE as 0.3 or 30%."
 )
+
+
+class FieldOption(NamedTuple):
+    """One option: its names, and the path of the field that it sets."""
+
+    names: tuple[str, ...]
+    field: str
+
+    @property
+    def key(self) -> str:
+        """Return the name of the parameter: the first name without dashes."""
+        return self.names[0].lstrip("-").replace("-", "_")
+
+    @property
+    def name(self) -> str:
+        """Return the name of the field, of a constraint that of its figure."""
+        return self.field.removesuffix(MAX).rpartition(".")[2]
+
+    def read(self, text: str, info: "FieldInfo") -> object:
+        """Return the value of the option's text.
+
+        Raises:
+            CliError: the text is no such quantity; the message names option, text and form.
+        """
+        if text.strip() == "0" and _limit(info, "ge") == 0:
+            return 0  # a quantity is above it elsewhere
+        return _reader(self.name, info)(self.names[0], text)
+
+    def parameter(self, info: "FieldInfo", usual: object = None) -> inspect.Parameter:
+        """Return the parameter of a command: a text, with the help of the field."""
+
+        def complete(incomplete: str) -> list[str]:
+            return [str(each) for each in choices_of(info) if str(each).startswith(incomplete)]
+
+        shown = typer.Option(
+            *self.names,
+            metavar=METAVARS[_reader(self.name, info)],
+            help=help_of(info, " at most" if self.field.endswith(MAX) else "", usual),
+            autocompletion=complete,
+        )
+        kind, text = inspect.Parameter.KEYWORD_ONLY, Annotated[str | None, shown]
+        return inspect.Parameter(self.key, kind, default=None, annotation=text)
+
+
+def give_options(
+    command: Callable[..., None], options: Iterable[inspect.Parameter], *, after: int
+) -> None:
+    """Let options be the ``**texts`` of a command, after so many of its own parameters.
+
+    Its help says how quantities are written.
+    """
+    signature = inspect.signature(command)
+    *own, _ = signature.parameters.values()
+    command.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*own[:after], *options, *own[after:]]
+    )
+    command.__doc__ = f"{inspect.getdoc(command)}\n\n{FORMS}"
+
+
+def made(model: type[M], values: Mapping[str, Any], given: Mapping[str, tuple[str, object]]) -> M:
+    """Return a model of values; ``given`` are the option and its text of each field.
+
+    Raises:
+        CliError: a value is none of its field's; the message names option, text and limit.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        name = str(fault["loc"][0])
+        option, text = given[name]
+        limits = limits_in_words(model.model_fields[name])
+        why = f"it can be {limits}" if limits else fault["msg"]
+        raise CliError(f"{option} is {text!r}: {why}", field=option) from error
 
 
 def _types_and_limits(info: "FieldInfo") -> Iterator[Any]:
@@ -59,27 +151,12 @@ def _limit(info: "FieldInfo", side: str) -> float | None:
 
 
 def _reader(name: str, info: "FieldInfo") -> Reader:
-    is_number = int in _types_and_limits(info) and not choices_of(info)
-    return reader_of_unit(name) or (count if is_number else word)
+    types = [*_types_and_limits(info)]
+    read = reader_of_unit(name) or (count if int in types and not choices_of(info) else word)
+    return count if read is count_or_max and type(None) not in types else read
 
 
-def read_as(option: str, text: str, name: str, info: "FieldInfo") -> object:
-    """Return the value of an option's text for a field of this name.
-
-    Raises:
-        CliError: the text is no such quantity; the message names option, text and form.
-    """
-    if text.strip() == "0" and _limit(info, "ge") == 0:
-        return 0  # a quantity is above it elsewhere
-    return _reader(name, info)(option, text)
-
-
-def metavar_of(name: str, info: "FieldInfo") -> str:
-    """Return what the help shows for the value of a field of this name."""
-    return METAVARS[_reader(name, info)]
-
-
-def help_of(info: "FieldInfo", *, ending: str = "", usual: object = None) -> str:
+def help_of(info: "FieldInfo", ending: str = "", usual: object = None) -> str:
     """Return the help of a field: its words, then its choices, limits and default.
 
     ``usual`` is a default that takes the place of the field's own, where the situation is usual.
@@ -106,12 +183,14 @@ def _words(info: "FieldInfo") -> str:
 
 
 def limits_in_words(info: "FieldInfo") -> str:
-    """Return the lowest and highest value of a number as ``1 to 100``, or nothing.
+    """Return the lowest and highest value of a number as ``1 to 100``, nothing if it has none.
 
     A plan document's field is in the unit that its form shows, such as hours.
     """
     low, high, factor = _limit(info, "ge"), _limit(info, "le"), _limit(info, "factor") or 1.0
-    return "" if low is None or high is None else f"{low / factor:,g} to {high / factor:,g}"
+    if high is None:
+        return ""
+    return f"{f'{low / factor:,g} to' if low is not None else 'at most'} {high / factor:,g}"
 
 
 def parameter_of(info: "FieldInfo") -> Any:  # noqa: ANN401 (what a parameter is annotated with)

@@ -1,6 +1,5 @@
 """``slipway plan GOAL MODEL``: the command of each goal, and of another tool's text."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -11,9 +10,9 @@ from typer._click.exceptions import NoSuchOption
 
 from runners.cli.errors import CliError, planner_error
 from runners.cli.groups import LazyGroup, group
-from runners.cli.option_fields import FORMS, choices_of, help_of, metavar_of
+from runners.cli.option_fields import give_options
 from runners.cli.output import OutputOption, write_document
-from runners.cli.plan_options import GOALS, MAX, GoalOption, field_of, options_of
+from runners.cli.plan_options import GOALS, field_of, options_of
 from runners.cli.plan_request import (
     Document,
     Requested,
@@ -208,34 +207,13 @@ def _plan_command(goal_name: str) -> Callable[..., None]:
         )
         _plan_documents(build, on, output, words)
 
-    signature = inspect.signature(command)
-    first, second, *others, _ = signature.parameters.values()
-    own = [_parameter(goal_name, each) for each in options_of(goal_name)]
-    command.__signature__ = signature.replace(parameters=[first, second, *own, *others])  # type: ignore[attr-defined]
-    command.__doc__ = f"{GOALS[goal_name].words}\n\n{FORMS}"
+    command.__doc__, defaults = GOALS[goal_name].words, GOALS[goal_name].defaults
+    own = [
+        each.parameter(field_of(goal_name, each), defaults.get(each.name))
+        for each in options_of(goal_name)
+    ]
+    give_options(command, own, after=2)
     return command
-
-
-def _parameter(goal_name: str, option: GoalOption) -> inspect.Parameter:
-    """Return the parameter of an option: a text, whose help is of the field that it sets."""
-    info = field_of(goal_name, option)
-    words = help_of(
-        info,
-        ending=" at most" if option.field.endswith(MAX) else "",
-        usual=GOALS[goal_name].defaults.get(option.name),
-    )
-
-    def complete_choice(incomplete: str) -> list[str]:
-        return [str(each) for each in choices_of(info) if str(each).startswith(incomplete)]
-
-    shown = typer.Option(
-        *option.names,
-        metavar=metavar_of(option.name, info),
-        help=words,
-        autocompletion=complete_choice,
-    )
-    kind, text = inspect.Parameter.KEYWORD_ONLY, Annotated[str | None, shown]
-    return inspect.Parameter(option.key, kind, default=None, annotation=text)
 
 
 # Keys of a request or an answer, of which another tool's file has none or the model alone.

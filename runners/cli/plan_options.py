@@ -7,28 +7,11 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
+from runners.cli.option_fields import MAX, FieldOption
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
-
-MAX = ".max"  # the end of a constraint's path
-
-
-class GoalOption(NamedTuple):
-    """One option: its names, and the path of the request's field."""
-
-    names: tuple[str, ...]
-    field: str
-
-    @property
-    def key(self) -> str:
-        """Return the name of the parameter: the first name without dashes."""
-        return self.names[0].lstrip("-").replace("-", "_")
-
-    @property
-    def name(self) -> str:
-        """Return the name of the field, of a constraint that of its figure."""
-        return self.field.removesuffix(MAX).rpartition(".")[2]
 
 
 class Goal(NamedTuple):
@@ -58,30 +41,30 @@ GOALS: dict[str, Goal] = {
 
 # Of each goal whose workload has the field.
 WORKLOAD = (
-    GoalOption(("--input-len", "--prompt-tokens"), "workload.input_tokens"),
-    GoalOption(("--output-len", "--output-tokens"), "workload.output_tokens"),
-    GoalOption(("--concurrency",), "workload.concurrency"),
-    GoalOption(("--rate", "--request-rate"), "workload.request_rate_per_second"),
-    GoalOption(("--burst",), "workload.burst_requests"),
-    GoalOption(("--prefix-share",), "workload.prefix_share_ratio"),
-    GoalOption(("--max-model-len",), "workload.max_request_tokens"),
-    GoalOption(("--ttft",), "workload.ttft_slo_seconds"),
-    GoalOption(("--itl", "--tpot"), "workload.tpot_slo_seconds"),
-    GoalOption(("--batch-size",), "workload.batch_size"),
-    GoalOption(("--seq-len", "--sequence-length"), "workload.sequence_length"),
-    GoalOption(("--batch-size", "--global-batch-size"), "workload.global_batch_size"),
-    GoalOption(("--tokens",), "workload.tokens"),
-    GoalOption(("--time-budget",), "workload.time_budget_seconds"),
-    GoalOption(("--method",), "workload.method"),
-    GoalOption(("--lora-rank",), "workload.lora_rank"),
-    GoalOption(("--lora-targets",), "workload.lora_targets"),
-    GoalOption(("--optimizer",), "workload.optimizer"),
-    GoalOption(("--bits",), "workload.bits"),
-    GoalOption(("--group-size",), "workload.group_size"),
-    GoalOption(("--calibration-tokens",), "workload.calibration_tokens"),
+    FieldOption(("--input-len", "--prompt-tokens"), "workload.input_tokens"),
+    FieldOption(("--output-len", "--output-tokens"), "workload.output_tokens"),
+    FieldOption(("--concurrency",), "workload.concurrency"),
+    FieldOption(("--rate", "--request-rate"), "workload.request_rate_per_second"),
+    FieldOption(("--burst",), "workload.burst_requests"),
+    FieldOption(("--prefix-share",), "workload.prefix_share_ratio"),
+    FieldOption(("--max-model-len",), "workload.max_request_tokens"),
+    FieldOption(("--ttft",), "workload.ttft_slo_seconds"),
+    FieldOption(("--itl", "--tpot"), "workload.tpot_slo_seconds"),
+    FieldOption(("--batch-size",), "workload.batch_size"),
+    FieldOption(("--seq-len", "--sequence-length"), "workload.sequence_length"),
+    FieldOption(("--batch-size", "--global-batch-size"), "workload.global_batch_size"),
+    FieldOption(("--tokens",), "workload.tokens"),
+    FieldOption(("--time-budget",), "workload.time_budget_seconds"),
+    FieldOption(("--method",), "workload.method"),
+    FieldOption(("--lora-rank",), "workload.lora_rank"),
+    FieldOption(("--lora-targets",), "workload.lora_targets"),
+    FieldOption(("--optimizer",), "workload.optimizer"),
+    FieldOption(("--bits",), "workload.bits"),
+    FieldOption(("--group-size",), "workload.group_size"),
+    FieldOption(("--calibration-tokens",), "workload.calibration_tokens"),
 )
 PERCENTILES = tuple(
-    GoalOption(
+    FieldOption(
         tuple(f"--{name}-{percentile}" for name in names),
         f"constraints.{names[-1]}_{percentile}_seconds{MAX}",
     )
@@ -89,32 +72,32 @@ PERCENTILES = tuple(
     for percentile in ("p50", "p90", "p95", "p99")
 )
 STEPS = (
-    GoalOption(("--kv-cache-dtype",), "pins.kv_cache_dtype"),
-    GoalOption(("--gpu-memory-utilization",), "pins.gpu_memory_utilization"),
-    GoalOption(("--max-num-batched-tokens",), "pins.max_batch_tokens"),
+    FieldOption(("--kv-cache-dtype",), "pins.kv_cache_dtype"),
+    FieldOption(("--gpu-memory-utilization",), "pins.gpu_memory_utilization"),
+    FieldOption(("--max-num-batched-tokens",), "pins.max_batch_tokens"),
 )
-MICRO_BATCH = GoalOption(("--micro-batch-size",), "pins.micro_batch_size")
+MICRO_BATCH = FieldOption(("--micro-batch-size",), "pins.micro_batch_size")
 UPDATES = (
-    GoalOption(("--gradient-accumulation-steps",), "pins.gradient_accumulation_steps"),
-    GoalOption(("--zero-stage",), "pins.zero_stage"),
-    GoalOption(("--activation-recomputation",), "pins.activation_recomputation"),
+    FieldOption(("--gradient-accumulation-steps",), "pins.gradient_accumulation_steps"),
+    FieldOption(("--zero-stage",), "pins.zero_stage"),
+    FieldOption(("--activation-recomputation",), "pins.activation_recomputation"),
 )
 SEARCH = (
-    GoalOption(("--objective",), "objective"),
-    GoalOption(("--top",), "top"),
-    GoalOption(("--engine",), "engine"),
-    GoalOption(("--dtype", "--weight-dtype"), "pins.weight_dtype"),
-    GoalOption(("--quantization",), "pins.quantization"),
-    GoalOption(("--data-parallel-size", "--dp"), "pins.data_parallel_size"),
+    FieldOption(("--objective",), "objective"),
+    FieldOption(("--top",), "top"),
+    FieldOption(("--engine",), "engine"),
+    FieldOption(("--dtype", "--weight-dtype"), "pins.weight_dtype"),
+    FieldOption(("--quantization",), "pins.quantization"),
+    FieldOption(("--data-parallel-size", "--dp"), "pins.data_parallel_size"),
 )
-QUALITY = GoalOption(("--max-quality-loss",), f"constraints.quality_loss_ratio{MAX}")
+QUALITY = FieldOption(("--max-quality-loss",), f"constraints.quality_loss_ratio{MAX}")
 LAYOUT = (
-    GoalOption(("--tensor-parallel-size", "--tp"), "pins.tensor_parallel_size"),
-    GoalOption(("--pipeline-parallel-size", "--pp"), "pins.pipeline_parallel_size"),
-    GoalOption(("--context-parallel-size", "--cp"), "pins.context_parallel_size"),
-    GoalOption(("--expert-parallel-size", "--ep"), "pins.expert_parallel_size"),
+    FieldOption(("--tensor-parallel-size", "--tp"), "pins.tensor_parallel_size"),
+    FieldOption(("--pipeline-parallel-size", "--pp"), "pins.pipeline_parallel_size"),
+    FieldOption(("--context-parallel-size", "--cp"), "pins.context_parallel_size"),
+    FieldOption(("--expert-parallel-size", "--ep"), "pins.expert_parallel_size"),
 )
-OF_KIND: Mapping[str, tuple[GoalOption, ...]] = {
+OF_KIND: Mapping[str, tuple[FieldOption, ...]] = {
     "serve": (*PERCENTILES, *STEPS, *SEARCH, QUALITY, *LAYOUT),
     "generate": (*STEPS, MICRO_BATCH, *SEARCH, QUALITY, *LAYOUT),
     "train": (MICRO_BATCH, *UPDATES, *SEARCH, *LAYOUT),
@@ -123,14 +106,14 @@ OF_KIND: Mapping[str, tuple[GoalOption, ...]] = {
 
 
 @cache
-def options_of(goal_name: str) -> tuple[GoalOption, ...]:
+def options_of(goal_name: str) -> tuple[FieldOption, ...]:
     """Return the options of a goal: those that its plans depend on."""
     kind = GOALS[goal_name].kind
     fields = _workload_of(kind).model_fields
     return (*(each for each in WORKLOAD if each.name in fields), *OF_KIND[kind])
 
 
-def field_of(goal_name: str, option: GoalOption) -> "FieldInfo":
+def field_of(goal_name: str, option: FieldOption) -> "FieldInfo":
     """Return the field of a goal's request that an option sets, of a constraint its figure.
 
     Raises:

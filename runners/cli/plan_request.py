@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runners.cli.errors import CliError, planner_error
-from runners.cli.option_fields import read_as
 from runners.cli.output import progress
 from runners.cli.plan_options import GOALS, Goal, field_of, options_of
 from runners.cli.plans import is_file, read_document
@@ -57,8 +56,7 @@ def build_document(
     clusters, notes = _clusters(document, hardware if has_cluster else ())
     chosen = {each: options[each.key] for each in options_of(goal_name) if each.key in options}
     given = [
-        (each.field, read_as(each.names[0], text, each.name, field_of(goal_name, each)))
-        for each, text in chosen.items()
+        (each.field, each.read(text, field_of(goal_name, each))) for each, text in chosen.items()
     ]
     given += map(read_setting, settings)
     if model is not None:

@@ -163,8 +163,16 @@ def test_an_endpoint_that_has_gone_is_given_up_and_none_answered_is_status_one(s
             "400: Refused for Bearer ***",
         ),
         ({}, ("--concurrency", "2", "--request-rate", "5"), 2, "exclude each other"),
-        ({}, ("--concurrency", "2000"), 2, "--concurrency is 2000: it can be at most 1024"),
+        ({}, ("--concurrency", "2000"), 2, "--concurrency is '2000': it can be 1 to 1,024"),
         ({}, ("--ttft-p95", "500"), 2, "--ttft-p95 is '500': it has no unit"),
+        ({}, ("--request-rate", "20k/s"), 2, "--request-rate is '20k/s': "),
+        (
+            {},
+            ("--request-rate", "20000"),
+            2,
+            "--request-rate is '20000': it can be at most 10,000",
+        ),
+        ({}, ("--concurrency", "max"), 2, "--concurrency is 'max', not a number"),
         ({}, ("--request-rate", "0.001", "--duration", "10ms"), 2, "no request was due"),
     ],
 )

@@ -14,7 +14,7 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import FIGURES, EstimateRequest, PlanRequest
 from planner.specs.workload import Strategy, Workload
 from runners.cli.launch import OPTIONS
-from runners.cli.option_fields import choices_of, metavar_of
+from runners.cli.option_fields import choices_of
 from runners.cli.plan_options import GOALS, OF_KIND, WORKLOAD, field_of, options_of
 from runners.cli.plan_request import build_document, request_of
 from runners.plans.fields import shown_of
@@ -38,7 +38,8 @@ def sample_of(goal, option):
     info = field_of(goal, option)
     choices = [str(each) for each in choices_of(info)]
     dtype = ["bf16"] if option.name.endswith("dtype") else choices
-    return [*dtype, NAMES.get(option.name) or SAMPLES.get(metavar_of(option.name, info))][0]
+    (shown,) = option.parameter(info).annotation.__metadata__
+    return [*dtype, NAMES.get(option.name) or SAMPLES.get(shown.metavar)][0]
 
 
 def test_an_option_sets_a_field_that_exists_and_no_two_of_a_goal_have_one_name():
