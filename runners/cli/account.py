@@ -10,7 +10,7 @@ from runners.cli.errors import CliError, ExitCode
 from runners.cli.groups import group
 from runners.cli.output import OutputOption, number, show, table
 from runners.cli.server import YesOption as Yes
-from runners.cli.server import confirm, refused, server, write_reply
+from runners.cli.server import confirm, refused, server, wrote
 
 SCOPES = ("read", "plan", "launch", "admin")
 
@@ -79,8 +79,7 @@ def whoami(output: OutputOption = "table") -> None:
     """Show who calls the server, with which scope, in which team."""
     with server() as client:
         me = client.get_me()
-        if output != "table":
-            write_reply(me, output)
+        if wrote(me, output):
             return
         typer.echo(f"{me.user} in {me.team.name} ({me.team.role}), scope {me.scope}")
         if me.budget_gpu_hours is not None and me.rest_gpu_hours is not None:
@@ -98,8 +97,7 @@ def token_list(output: OutputOption = "table") -> None:
     """List your access tokens in the team; an admin sees the team's."""
     with server() as client:
         rows = list(client.paginate(client.list_tokens))
-    if output != "table":
-        write_reply(rows, output)
+    if wrote(rows, output):
         return
     shown = [
         (
@@ -148,9 +146,7 @@ def token_make(
                 "budget_gpu_hours": budget,
             }
         )
-    if output != "table":
-        write_reply(made, output)
-    else:
+    if not wrote(made, output):
         typer.echo(made.token)
 
 
@@ -175,8 +171,7 @@ def secret_list(output: OutputOption = "table") -> None:
     """List the names of the team's secrets; values are never shown."""
     with server() as client:
         rows = list(client.paginate(client.list_secrets))
-    if output != "table":
-        write_reply(rows, output)
+    if wrote(rows, output):
         return
     shown = [(each.name, each.changed_by, f"{each.changed_at:%Y-%m-%d %H:%M}") for each in rows]
     show(table(("NAME", "STORED BY", "AT"), shown))

@@ -8,7 +8,7 @@ import typer
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.groups import group
 from runners.cli.output import OutputOption, show, table
-from runners.cli.server import YesOption, confirm, server, write_reply
+from runners.cli.server import YesOption, confirm, server, wrote
 
 if TYPE_CHECKING:
     from runners.client.generated import LaunchRequestReply, Slipway
@@ -23,8 +23,7 @@ def approval_list(output: OutputOption = "table") -> None:
     """List the launches that wait for an approval, the oldest first."""
     with server() as client:
         rows = list(client.paginate(client.list_launch_requests))
-    if output != "table":
-        write_reply(rows, output)
+    if wrote(rows, output):
         return
     shown = [
         (each.id, each.plan_name, each.asked_by, f"{each.asked_at:%F %R}", each.reason)
@@ -46,8 +45,7 @@ def approval_withdraw(
         found = client.get_launch_request(request_id)
         confirm(f"Withdraw the request to launch {found.plan_name} ({found.id})?", yes=yes)
         done = client.withdraw_launch_request(found.id, {"reason": reason})
-    if output != "table":
-        write_reply(done, output)
+    if wrote(done, output):
         return
     typer.echo(f"Withdrew {done.id}.")
 

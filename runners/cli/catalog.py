@@ -212,15 +212,14 @@ def model_add(
     output: OutputOption = "table",
 ) -> None:
     """Register a model of the team on the server, to plan for it by its name."""
-    from runners.cli.server import server, write_reply
+    from runners.cli.server import server, wrote
 
     config, usual_name = read_config(source)
     if not (name or usual_name):
         raise CliError("--name is missing: standard input gives the model none", field="--name")
     with server() as client:
         added = client.add_model({"name": name or usual_name, "config": config})
-    if output != "table":
-        write_reply(added, output)
+    if wrote(added, output):
         return
     typer.echo(f"{added.id}  {added.name}: {tokens(added.num_parameters)} parameters.")
 
@@ -233,12 +232,11 @@ ModelArgument = Annotated[
 @models.command("team")
 def models_of_team(output: OutputOption = "table") -> None:
     """List the models of the team: added ones, and what its jobs made."""
-    from runners.cli.server import server, write_reply
+    from runners.cli.server import server, wrote
 
     with server() as client:
         found = _of_team(client)
-    if output != "table":
-        write_reply(found, output)
+    if wrote(found, output):
         return
     rows = [
         (each.id, each.name, tokens(each.num_parameters), each.source, each.host) for each in found

@@ -8,7 +8,7 @@ import typer
 from runners.cli.errors import CliError
 from runners.cli.groups import group
 from runners.cli.output import OutputOption, binary_size, show, table
-from runners.cli.server import YesOption, confirm, server, write_reply
+from runners.cli.server import YesOption, confirm, server, wrote
 
 data = group("Uploaded training data of the team.")
 
@@ -18,8 +18,7 @@ def data_list(output: OutputOption = "table") -> None:
     """List the team's uploaded files."""
     with server() as client:
         rows = list(client.paginate(client.list_data))
-    if output != "table":
-        write_reply(rows, output)
+    if wrote(rows, output):
         return
     shown = [
         (
@@ -44,8 +43,7 @@ def data_add(
         raise CliError(f"FILE is {str(file)!r}: there is no such file", field="FILE")
     with server() as client:
         added = client.add_data(file)
-    if output != "table":
-        write_reply(added, output)
+    if wrote(added, output):
         return
     typer.echo(f"{added.id}  {added.name}: {added.num_records:,} records. {added.note}".strip())
 

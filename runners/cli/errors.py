@@ -1,11 +1,9 @@
 """The error of a command: one sentence for people, a problem document for programs."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from planner.specs.base import PlannerError
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -73,8 +71,19 @@ class CliError(Exception):
         return {**document, "field": self.field, "errors": errors}
 
 
-def planner_error(error: "PlannerError") -> CliError:
-    """Return the error of the planner as that of a command: a wrong request is a wrong usage."""
-    is_covered = error.code != "not_covered"
-    exit_code = ExitCode.USAGE if is_covered else ExitCode.FAILED
-    return CliError(error.message, code=error.code, exit_code=exit_code, field=error.field)
+@contextlib.contextmanager
+def planner_errors() -> Iterator[None]:
+    """Raise an error of the planner as that of a command: a wrong request is a wrong usage.
+
+    Raises:
+        CliError: the block raised one.
+    """
+    from planner.specs.base import PlannerError
+
+    try:
+        yield
+    except PlannerError as error:
+        exit_code = ExitCode.FAILED if error.code == "not_covered" else ExitCode.USAGE
+        raise CliError(
+            error.message, code=error.code, exit_code=exit_code, field=error.field
+        ) from error

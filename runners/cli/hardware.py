@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from planner.catalog.devices import DriverDevice, MeasuredRates, host_device
 from planner.catalog.hardware_names import Hardware, read_hardware
-from planner.specs.base import PlannerError, UnknownDeviceError
+from planner.specs.base import UnknownDeviceError
 from planner.specs.cluster import DeviceSpec
 from runners.cli.config import data_folder, write_private
-from runners.cli.errors import CliError, ExitCode, planner_error
+from runners.cli.errors import CliError, ExitCode, planner_errors
 from runners.cli.quantities import size
 
 THIS, RAM = "this", "ram"
@@ -51,15 +51,13 @@ def read_hardware_option(text: str, option: str = "--on") -> Hardware:
         found = Hardware(this_machine())
     else:
         try:
-            found = read_hardware(name, option)
-        except UnknownDeviceError as error:
-            raise CliError(
-                f"{error.message}, or this; `slipway devices find TEXT` searches",
-                code="unknown_device",
-                field=option,
-            ) from error
-        except PlannerError as error:
-            raise planner_error(error) from error
+            with planner_errors():
+                found = read_hardware(name, option)
+        except CliError as error:
+            if error.code != UnknownDeviceError.code:
+                raise
+            words = f"{error.detail}, or this; `slipway devices find TEXT` searches"
+            raise CliError(words, code=error.code, field=option) from error
     for _, _, value in given:
         found.cluster["host_memory_bytes"] = size(f"{option} {RAM}", value)
     return found

@@ -16,6 +16,7 @@ from runners.cli.server import (
     job_id_of,
     server,
     write_reply,
+    wrote,
 )
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ def host_list(
     """List the team's hosts with their contact."""
     with server() as client:
         rows = list(client.paginate(client.list_hosts, q=q))
-    if output != "table":
-        write_reply(rows, output)
+    if wrote(rows, output):
         return
     shown = [
         (
@@ -64,8 +64,7 @@ def host_get(host: HostArgument, output: OutputOption = "table") -> None:
     """Show a host: its devices, who holds them, and its checks."""
     with server() as client:
         found = client.get_host(host)
-    if output != "table":
-        write_reply(found, output)
+    if wrote(found, output):
         return
     typer.echo(f"{found.name}: {found.state}, {found.contact}, pool {found.pool}")
     details = [found.address] if found.address else []
@@ -137,8 +136,7 @@ def host_check(host: HostArgument, output: OutputOption = "table") -> None:
     """Ask a host for new facts, and show its check-list."""
     with server() as client:
         found = client.act_on_host(host, "recheck")
-    if output != "table":
-        write_reply(found, output)
+    if wrote(found, output):
         return
     rows = [(each.status, each.name, each.sentence, each.remedy) for each in found.checks]
     show(table(("STATUS", "CHECK", "FINDING", "REMEDY"), rows))
@@ -292,8 +290,7 @@ def environment_list(host: HostArgument, output: OutputOption = "table") -> None
     """List a host's environments: what each is for, and whether it is built."""
     with server() as client:
         found = client.get_host(host).environments
-    if output != "table":
-        write_reply(found, output)
+    if wrote(found, output):
         return
     rows = [
         (
@@ -378,8 +375,7 @@ def queue_list(
     with server() as client:
         pools = [pool] if pool else [each.id for each in client.paginate(client.list_pools)]
         found = [client.get_queue(each) for each in pools]
-    if output != "table":
-        write_reply(found, output)
+    if wrote(found, output):
         return
     for each in found:
         typer.echo(f"{each.name} ({each.team}): {', '.join(each.hosts) or 'no host'}")

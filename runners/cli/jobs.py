@@ -34,6 +34,7 @@ from runners.cli.server import (
     job_id_of,
     server,
     write_reply,
+    wrote,
 )
 
 if TYPE_CHECKING:
@@ -72,9 +73,7 @@ def ps(
     with server() as client:
         while True:
             page = client.list_jobs(state=wanted, host=host)
-            if output != "table":
-                write_reply(page, output)
-            else:
+            if not wrote(page, output):
                 if watch and sys.stdout.isatty():
                     typer.echo("\x1b[2J\x1b[H", nl=False)
                 _show_jobs(page.items)
@@ -107,8 +106,7 @@ def get(job: JobArgument, output: OutputOption = "table") -> None:
     """Show a job: its state, why it waits or ended, and measured beside predicted figures."""
     with server() as client:
         found = client.get_job(job_id_of(client, job))
-        if output != "table":
-            write_reply(found, output)
+        if wrote(found, output):
             return
         typer.echo(f"{found.name}  {found.id}")
         lines = [
@@ -197,8 +195,7 @@ def logs(
             finished(client, job_id, has_ended)
             return
         found = client.get_job_log(job_id, limit=tail, q=grep, rank=rank)
-        if output != "table":
-            write_reply(found, output)
+        if wrote(found, output):
             return
         for line in found.lines:
             typer.echo(line.text)
@@ -287,8 +284,7 @@ def events(job: JobArgument, rank: RankOption = 0, output: OutputOption = "table
             found += [each for each in reply.events if each.kind not in {"log", "metric"}]
             after = reply.last_seq
             reply = client.list_job_events(job_id, after=after, rank=rank)
-    if output != "table":
-        write_reply(found, output)
+    if wrote(found, output):
         return
     reported = [
         (each.at, f"{each.seq}", each.kind, _fields_in_words(each.body))
@@ -326,16 +322,13 @@ def metrics(
     with server() as client:
         job_id = job_id_of(client, job)
         if not names:
-            if output != "table":
-                write_reply(client.get_job_figures(job_id), output)
-            else:
+            if not wrote(client.get_job_figures(job_id), output):
                 show_figures(client, job_id)
             return
         reported = client.get_job_series(job_id, rank=rank).reported
         _refuse_unknown(names, reported)
         reply = client.get_job_series(job_id, metrics=",".join(names), rank=rank)
-    if output != "table":
-        write_reply(reply, output)
+    if wrote(reply, output):
         return
     for each in reply.series:
         rows = [
@@ -433,20 +426,23 @@ def _follow_new(
     client: "Slipway", new: "JobDetail", words: str, output: str, *, detach: bool
 ) -> None:
     typer.echo(f"{new.name} is {state_words(new.state)}: {new.id}, {words}", err=True)
-    if output != "table":
-        write_reply(new, output)
+    wrote(new, output)
+    follow_or_name(client, new.id, output, detach=detach)
+
+
+def follow_or_name(client: "Slipway", job_id: str, output: str, *, detach: bool) -> None:
+    """Follow a new job to its end; with ``detach`` print its id alone."""
     if not detach:
-        finished(client, new.id, follow_job(client, new.id, quiet=output != "table"))
+        finished(client, job_id, follow_job(client, job_id, quiet=output != "table"))
     elif output == "table":
-        typer.echo(new.id)
+        typer.echo(job_id)
 
 
 def clone(job: JobArgument, output: OutputOption = "table") -> None:
     """Make a draft plan of a job, with its launch options; nothing is launched."""
     with server() as client:
         plan = client.plan_from_job(job_id_of(client, job), {"how": "clone"})
-        if output != "table":
-            write_reply(plan, output)
+        if wrote(plan, output):
             return
         typer.echo(f"{plan.id}  {plan.name}")
         typer.echo(f"{client.base_url}{plan.url}")
@@ -464,8 +460,7 @@ def compare(
     """Put the figures of jobs side by side, and the settings in which they differ."""
     with server() as client:
         found = client.compare_jobs(job=[job_id_of(client, each) for each in jobs])
-    if output != "table":
-        write_reply(found, output)
+    if wrote(found, output):
         return
     rows = []
     for each in found.figures:
@@ -498,8 +493,7 @@ def artefacts(
         job_id = job_id_of(client, job)
         if name is None:
             found = list(client.paginate(client.list_artefacts, job_id))
-            if output != "table":
-                write_reply(found, output)
+            if wrote(found, output):
                 return
             rows = [
                 (
@@ -562,8 +556,7 @@ def files(
 
 def write_files(found: "list[StoredFilesReply]", output: str) -> None:
     """Print what ended jobs keep on hosts."""
-    if output != "table":
-        write_reply(found, output)
+    if wrote(found, output):
         return
     rows = [
         (

@@ -10,7 +10,7 @@ from planner.specs.units import HOUR
 from runners.cli.approvals import decision_of
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.groups import group
-from runners.cli.jobs import DetachOption, finished, follow_job, show_figures
+from runners.cli.jobs import DetachOption, finished, follow_job, follow_or_name, show_figures
 from runners.cli.option_fields import help_of, made
 from runners.cli.output import OutputOption, bullets, show, state_words
 from runners.cli.plans import ID, complete_plan, load_plan, read_document
@@ -25,6 +25,7 @@ from runners.cli.server import (
     has_server,
     server,
     write_reply,
+    wrote,
 )
 from runners.cli.settings import place_of, read_setting
 from runners.plans.launch import Launch
@@ -179,21 +180,11 @@ def launch(  # noqa: PLR0913 (the command's options)
                 write_reply(wanted.plan, output)
             return
         job = launched.job
-        if output != "table":
-            write_reply(launched, output)
-        else:
+        if not wrote(launched, output):
             typer.echo(f"{job.name} is {state_words(job.state)}: {job.id}", err=True)
             if launched.endpoint_key:
                 typer.echo(f"Its key, not shown again: {launched.endpoint_key}", err=True)
-        _follow(client, job.id, output, detach=detach)
-
-
-def _follow(client: "Slipway", job_id: str, output: str, *, detach: bool) -> None:
-    """Follow a launched job to its end; with ``detach`` print its id alone."""
-    if not detach:
-        finished(client, job_id, follow_job(client, job_id, quiet=output != "table"))
-    elif output == "table":
-        typer.echo(job_id)
+        follow_or_name(client, job.id, output, detach=detach)
 
 
 def _to_launch(
@@ -306,7 +297,7 @@ def _show_request(
         typer.echo(f"Approved by {decided.decided_by or 'somebody'}: {decided.job}", err=True)
     else:
         write_reply(decided, output)
-    _follow(client, str(decided.job), output, detach=detach)
+    follow_or_name(client, str(decided.job), output, detach=detach)
 
 
 def _command(
@@ -466,9 +457,7 @@ def verify(
         job = wanted.start(client, {"run": "job"}).job
         typer.echo(f"{job.name}: {job.id}", err=True)
         finished(client, job.id, follow_job(client, job.id, quiet=True))
-        if output != "table":
-            write_reply(client.get_job_figures(job.id), output)
-        else:
+        if not wrote(client.get_job_figures(job.id), output):
             show_figures(client, job.id)
 
 
@@ -488,8 +477,7 @@ def plan_list(
 
     with server() as client:
         page = client.list_plans(q=q)
-    if output != "table":
-        write_reply(page, output)
+    if wrote(page, output):
         return
     rows = [
         (each.id, each.name or UNNAMED, each.verdict, str(each.version or ""), each.owner)
@@ -503,8 +491,7 @@ def plan_get(plan_id: ServerPlanArgument, output: OutputOption = "table") -> Non
     """Show a plan of the server: its verdict, and the planner's answer."""
     with server() as client:
         plan = client.get_plan(plan_id)
-    if output != "table":
-        write_reply(plan, output)
+    if wrote(plan, output):
         return
     typer.echo(f"{plan.name or UNNAMED}  {plan.id}")
     typer.echo(_verdict(plan.verdict_words))

@@ -8,7 +8,7 @@ import typer
 from typer._click import Context
 from typer._click.exceptions import NoSuchOption
 
-from runners.cli.errors import CliError, planner_error
+from runners.cli.errors import CliError, planner_errors
 from runners.cli.groups import LazyGroup, group
 from runners.cli.option_fields import give_options
 from runners.cli.output import OutputOption, write_document
@@ -166,12 +166,9 @@ def _imported(text: str, hardware: Sequence[str] = ()) -> tuple[Document, tuple[
         CliError: the text is of no tool that is known.
     """
     from planner.imports import import_table, read_paste
-    from planner.specs.base import PlannerError
 
-    try:
+    with planner_errors():
         imported = read_paste(text)
-    except PlannerError as error:
-        raise planner_error(error) from error
     missing = tuple(
         each for each in imported.missing if not (hardware and each.startswith("cluster."))
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runners.cli.errors import CliError, planner_error
+from runners.cli.errors import CliError, planner_errors
 from runners.cli.output import progress
 from runners.cli.plan_options import GOALS, Goal, field_of, options_of
 from runners.cli.plans import is_file, read_document
@@ -148,16 +148,13 @@ def _set_model(
         document["model"] = found
         return [], []
     from planner.catalog.gguf_names import agreed_pins
-    from planner.specs.base import PlannerError
 
     document["model"] = found.id
     pins = {**document.get("pins", {})}
     if (quantization := given.get("pins.quantization")) is not None:
         pins["quantization"] = quantization
-    try:
+    with planner_errors():
         stated = agreed_pins(found, pins, "--quantization")
-    except PlannerError as error:
-        raise planner_error(error) from error
     if not stated or document["workload"]["kind"] not in {"serve", "generate"}:
         return [], []
     return [(f"pins.{pin}", value) for pin, value in stated.items()], [
@@ -382,22 +379,17 @@ def by_option(error: CliError, options: Mapping[str, str]) -> CliError:
     """
     path = (error.field or "").replace("strategy.", "pins.")
     detail = error.detail.removeprefix(f"{path}: ")
-    found = [
-        option
-        for name, option in options.items()
-        if name == path or (name.startswith(f"{path}.") and _is_named(name, detail))
-    ]
-    if not found:
-        return error
-    words = f"{', '.join(found)}: {detail}"
+
+    def is_named(field_path: str) -> bool:
+        parent, _, name = field_path.rpartition(".")
+        # A name that is a usual word counts where the sentence begins with it.
+        begin = r"\b" if "_" in name else "^"
+        of_part = parent == path and re.search(rf"{begin}{name}\b", detail) is not None
+        return of_part or field_path == path
+
+    found = [option for field_path, option in options.items() if is_named(field_path)]
+    words = f"{', '.join(found)}: {detail}" if found else error.detail
     return CliError(words, code=error.code, exit_code=error.exit_code, field=error.field)
-
-
-def _is_named(path: str, detail: str) -> bool:
-    """Return whether a sentence has a field's name, which is no usual word or is its first one."""
-    name = path.rpartition(".")[2]
-    is_there = re.search(rf"\b{name}\b", detail) is not None
-    return is_there and ("_" in name or detail.startswith(name))
 
 
 def request_of(document: Document) -> "PlanRequest":
@@ -407,13 +399,10 @@ def request_of(document: Document) -> "PlanRequest":
         CliError: a field is unknown, or its value is out of range; the message names it.
     """
     from planner.api import parse_model
-    from planner.specs.base import PlannerError
     from planner.specs.estimate import PlanRequest
 
-    try:
+    with planner_errors():
         return parse_model(PlanRequest, json.dumps(document, default=str))
-    except PlannerError as error:
-        raise planner_error(error) from error
 
 
 def answer_of(request: "PlanRequest") -> "PlanAnswer":
@@ -424,9 +413,6 @@ def answer_of(request: "PlanRequest") -> "PlanAnswer":
     """
     with progress("Searching strategies"):
         from planner.api import plan
-        from planner.specs.base import PlannerError
 
-        try:
+        with planner_errors():
             return plan(request)
-        except PlannerError as error:
-            raise planner_error(error) from error

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from runners.cli.config import data_folder, write_private
-from runners.cli.errors import CliError, ExitCode, planner_error
+from runners.cli.errors import CliError, ExitCode, planner_errors
 from runners.cli.output import OutputOption, write_document
 
 if TYPE_CHECKING:
@@ -222,12 +222,9 @@ def _show_formats(plan: str | None, rank: int) -> None:
 
 def _exported(answer: "PlanAnswer", to: str, rank: int) -> "Export":
     from planner.exports.registry import export as exported
-    from planner.specs.base import PlannerError
 
-    try:
+    with planner_errors():
         return exported(format_key(to), _case(answer, rank))
-    except PlannerError as error:
-        raise planner_error(error) from error
 
 
 def _case(answer: "PlanAnswer", rank: int) -> "ExportCase":
@@ -237,7 +234,6 @@ def _case(answer: "PlanAnswer", rank: int) -> "ExportCase":
         CliError: the answer has no such plan.
     """
     from planner.exports.registry import export_case
-    from planner.specs.base import PlannerError
     from runners.cli.report import nothing_fits
 
     if not answer.plans or answer.request is None:
@@ -246,10 +242,8 @@ def _case(answer: "PlanAnswer", rank: int) -> "ExportCase":
         raise CliError(
             f"--rank is {rank}: this answer has plans 1 to {len(answer.plans)}", field="--rank"
         )
-    try:
+    with planner_errors():
         return export_case(answer.request, answer.plans[rank - 1])
-    except PlannerError as error:
-        raise planner_error(error) from error
 
 
 def format_key(name: str) -> str:

@@ -195,6 +195,13 @@ def write_reply(reply: "BaseModel | list[Any] | dict[str, Any]", output: str) ->
     write_document(TypeAdapter(Any).dump_json(reply, indent=2).decode(), output)
 
 
+def wrote(reply: "BaseModel | list[Any] | dict[str, Any]", output: str) -> bool:
+    """Write a reply unless a table is wanted; return whether it is written."""
+    if output != "table":
+        write_reply(reply, output)
+    return output != "table"
+
+
 def confirm(question: str, *, yes: bool) -> None:
     """Ask before something is done; without a terminal it must be allowed by ``--yes``.
 
