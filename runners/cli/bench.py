@@ -9,7 +9,7 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ import typer
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from runners.cli.errors import CliError, ExitCode
-from runners.cli.option_fields import FieldOption, give_options, made
+from runners.cli.option_fields import FieldOption, Texts, give_options, read_options
 from runners.cli.output import (
     OutputOption,
     bullets,
@@ -154,7 +154,7 @@ def bench(
     """
     from runners.shared.load_generator import Repetition, Target
 
-    load = _load({key: text for key, text in texts.items() if text is not None}, seed)
+    load = _load(texts, seed)
     url, key = _base_url(endpoint), _header_value(api_key)
     target = Target(
         url,
@@ -194,29 +194,25 @@ def bench(
         )
 
 
-give_options(bench, [each.parameter(Load.model_fields[each.field]) for each in OPTIONS], after=1)
+give_options(bench, {each: Load.model_fields[each.field] for each in OPTIONS})
 
 
 # What the options say.
 
 
-def _load(texts: Mapping[str, str], seed: int) -> Load:
-    """Return the load that options state, by their parameters.
+def _load(texts: Texts, seed: int) -> Load:
+    """Return the load that options state.
 
     Raises:
         CliError: a text cannot be read or is beyond its limit, or both arrivals are given.
     """
-    if {"concurrency", "request_rate"} <= texts.keys():
+    if texts["concurrency"] and texts["request_rate"]:
         raise CliError(
             "--concurrency and --request-rate exclude each other: requests come when one is "
             "answered (closed loop), or at a rate (open loop); leave one out",
             field="--request-rate",
         )
-    given = {each.field: (each, texts[each.key]) for each in OPTIONS if each.key in texts}
-    fields = Load.model_fields
-    values = {name: option.read(text, fields[name]) for name, (option, text) in given.items()}
-    shown = {name: (option.names[0], text) for name, (option, text) in given.items()}
-    return made(Load, {**values, "seed": seed}, shown)
+    return Load(**read_options(Load, OPTIONS, texts), seed=seed)
 
 
 def _base_url(endpoint: str) -> str:

@@ -11,7 +11,7 @@ from runners.cli.approvals import decision_of
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.groups import group
 from runners.cli.jobs import DetachOption, finished, follow_job, follow_or_name, show_figures
-from runners.cli.option_fields import help_of, made
+from runners.cli.option_fields import FieldOption, Texts, give_options, read_options
 from runners.cli.output import OutputOption, bullets, show, state_words
 from runners.cli.plans import ID, complete_plan, load_plan, read_document
 from runners.cli.server import (
@@ -98,17 +98,13 @@ SetOption = Annotated[
     typer.Option("--set", metavar="FIELD=VALUE", help="A field of the file, by its path."),
 ]
 LONGEST_KEY = 64  # characters of an idempotency key, as the API has it
-# Field of a launch -> its option; the others are set in a file or by --set.
-OPTIONS = {
-    "run": "--run",
-    "name": "--name",
-    "max_duration_seconds": "--hours",
-    "secrets": "--secret",
-}
-
-
-def _option(name: str) -> Any:  # noqa: ANN401 (what a parameter is annotated with)
-    return typer.Option(OPTIONS[name], help=help_of(Launch.model_fields[name]))
+# Of a launch's fields; the others are set in a file or by --set.
+OPTIONS = (
+    FieldOption(("--run",), "run"),
+    FieldOption(("--name",), "name"),
+    FieldOption(("--hours",), "max_duration_seconds"),
+    FieldOption(("--secret",), "secrets"),
+)
 
 
 def launch(  # noqa: PLR0913 (the command's options)
@@ -117,10 +113,6 @@ def launch(  # noqa: PLR0913 (the command's options)
     file: FileOption = None,
     on: OnOption = "",
     set_: SetOption = None,
-    run: Annotated[str, _option("run")] = "",
-    name: Annotated[str, _option("name")] = "",
-    hours: Annotated[float | None, _option("max_duration_seconds")] = None,
-    secret: Annotated[list[str] | None, _option("secrets")] = None,
     key: Annotated[
         str,
         typer.Option(
@@ -145,6 +137,7 @@ def launch(  # noqa: PLR0913 (the command's options)
     yes: YesOption = False,
     detach: DetachOption = False,
     output: OutputOption = "table",
+    **texts: Any,
 ) -> None:
     """Launch a plan as a job: show it, ask, and follow it. Ctrl-C never stops the job.
 
@@ -154,7 +147,7 @@ def launch(  # noqa: PLR0913 (the command's options)
 
     _check_key(key)
     _check_wait(wait=wait, approval=approval)
-    options = _options(run=run, name=name, max_duration_seconds=hours, secrets=secret)
+    options = read_options(Launch, OPTIONS, texts)
     with server() as client:
         wanted = _to_launch(client, plan, file, on=on, settings=set_ or ())
         title = wanted.plan.launch.title
@@ -171,7 +164,7 @@ def launch(  # noqa: PLR0913 (the command's options)
         except ApiError as error:
             if error.code != OVER_BUDGET:
                 raise
-            command = _command(plan, file, on=on, settings=set_ or (), options=options)
+            command = _command(plan, file, on=on, settings=set_ or (), texts=texts)
             raise _over_budget(error, command) from error
         if dry_run:
             if output == "table":
@@ -185,6 +178,9 @@ def launch(  # noqa: PLR0913 (the command's options)
             if launched.endpoint_key:
                 typer.echo(f"Its key, not shown again: {launched.endpoint_key}", err=True)
         follow_or_name(client, job.id, output, detach=detach)
+
+
+give_options(launch, {each: Launch.model_fields[each.field] for each in OPTIONS})
 
 
 def _to_launch(
@@ -221,19 +217,6 @@ def _to_launch(
     place = (_place(client, on) if on else None) or {"host": on}
     shown = client.create_plan_from_request({"request": request, **place}, keep=False)
     return ToLaunch(shown, shown.document, {})
-
-
-def _options(**given: str | float | list[str] | None) -> dict[str, Any]:
-    """Return the fields of a launch that options give, in their own units.
-
-    Raises:
-        CliError: a value is none of its field's.
-    """
-    stated = {name: value for name, value in given.items() if value not in (None, "", [])}
-    # --hours alone is a number.
-    wanted = {n: v * HOUR if isinstance(v, float) else v for n, v in stated.items()}
-    made(Launch, wanted, {name: (OPTIONS[name], value) for name, value in stated.items()})
-    return wanted
 
 
 def _check_key(key: str) -> None:
@@ -306,17 +289,16 @@ def _command(
     *,
     on: str,
     settings: Sequence[str],
-    options: Mapping[str, Any],
+    texts: Texts,
 ) -> str:
     """Return the command line that requests the approval of a launch with the same options."""
     words = ["slipway", "launch", *(["-f", file] if file else [str(plan)])]
     words += ["--on", on] if on else []
     words += [word for text in settings for word in ("--set", text)]
-    for name, value in options.items():
-        values = value if isinstance(value, list) else [value]
-        if name == "max_duration_seconds":
-            values = [f"{value / HOUR:g}"]
-        words += [word for each in values for word in (OPTIONS[name], str(each))]
+    for option in OPTIONS:
+        given = texts[option.key] or []
+        each_text = given if isinstance(given, list) else [given]
+        words += [word for text in each_text for word in (option.names[0], text)]
     return shlex.join([*words, "--request-approval", "REASON"])
 
 

@@ -11,7 +11,6 @@ from typing import (
     Any,
     Literal,
     NamedTuple,
-    TypeVar,
     get_args,
     get_origin,
 )
@@ -25,6 +24,7 @@ from runners.cli.quantities import (
     count_or_max,
     duration,
     length,
+    number,
     rate,
     reader_of_unit,
     share,
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
-M = TypeVar("M", bound="BaseModel")
 MAX = ".max"  # the end of a constraint's path
-METAVARS: dict[Reader, str] = {
+METAVARS: Mapping[Reader, str] = {
     count: "N",
     count_or_max: "N|max",
+    number: "NUMBER",
     length: "TOKENS",
     duration: "DURATION",
     size: "SIZE",
@@ -48,10 +48,14 @@ METAVARS: dict[Reader, str] = {
     share: "SHARE",
     word: "NAME",
 }
-FORMS = (
-    "N is written as 16, 4k or 1.5B, TOKENS as 8192 or 8K, a DURATION as 500ms, 1.5s or 8h, a "
-    "RATE as 5/s or 300/min, a SHARE as 0.3 or 30%."
-)
+FORMS = {
+    "N": "16, 4k or 1.5B",
+    "TOKENS": "8192 or 8K",
+    "DURATION": "500ms, 1.5s or 8h",
+    "RATE": "5/s or 300/min",
+    "SHARE": "0.3 or 30%",
+}
+Texts = Mapping[str, str | list[str] | None]  # what options are given, by their parameters
 
 
 class FieldOption(NamedTuple):
@@ -70,15 +74,16 @@ class FieldOption(NamedTuple):
         """Return the name of the field, of a constraint that of its figure."""
         return self.field.removesuffix(MAX).rpartition(".")[2]
 
-    def read(self, text: str, info: "FieldInfo") -> object:
-        """Return the value of the option's text.
+    def read(self, text: str | list[str], info: "FieldInfo") -> object:
+        """Return the value of the option's text, in the unit of the field.
 
         Raises:
             CliError: the text is no such quantity; the message names option, text and form.
         """
-        if text.strip() == "0" and _limit(info, "ge") == 0:
-            return 0  # a quantity is above it elsewhere
-        return _reader(self.name, info)(self.names[0], text)
+        if isinstance(text, list) or (text.strip() == "0" and _limit(info, "ge") == 0):
+            return text  # a quantity is above 0 elsewhere
+        value, factor = _reader(self.name, info)(self.names[0], text), _limit(info, "factor")
+        return value * factor if factor and isinstance(value, float) else value
 
     def parameter(self, info: "FieldInfo", usual: object = None) -> inspect.Parameter:
         """Return the parameter of a command: a text, with the help of the field."""
@@ -92,42 +97,53 @@ class FieldOption(NamedTuple):
             help=help_of(info, " at most" if self.field.endswith(MAX) else "", usual),
             autocompletion=complete,
         )
-        kind, text = inspect.Parameter.KEYWORD_ONLY, Annotated[str | None, shown]
+        kind, texts = inspect.Parameter.KEYWORD_ONLY, Annotated[list[str] | None, shown]
+        text = texts if get_origin(info.annotation) is list else Annotated[str | None, shown]
         return inspect.Parameter(self.key, kind, default=None, annotation=text)
 
 
 def give_options(
-    command: Callable[..., None], options: Iterable[inspect.Parameter], *, after: int
+    command: Callable[..., None],
+    options: Mapping[FieldOption, "FieldInfo"],
+    usual: Mapping[str, object] | None = None,
 ) -> None:
-    """Let options be the ``**texts`` of a command, after so many of its own parameters.
+    """Let options be the ``**texts`` of a command, before its ``output``; ``usual`` has defaults.
 
-    Its help says how quantities are written.
+    The help says how their quantities are written.
     """
     signature = inspect.signature(command)
-    *own, _ = signature.parameters.values()
-    command.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*own[:after], *options, *own[after:]]
-    )
-    command.__doc__ = f"{inspect.getdoc(command)}\n\n{FORMS}"
+    *own, output, _ = signature.parameters.values()
+    given = [each.parameter(info, (usual or {}).get(each.name)) for each, info in options.items()]
+    command.__signature__ = signature.replace(parameters=[*own, *given, output])  # type: ignore[attr-defined]
+    shown = {METAVARS[_reader(each.name, info)] for each, info in options.items()}
+    forms = ", ".join(f"{name} as {form}" for name, form in FORMS.items() if name in shown)
+    if forms:
+        command.__doc__ = f"{inspect.getdoc(command)}\n\nQuantities are written: {forms}."
 
 
-def made(model: type[M], values: Mapping[str, Any], given: Mapping[str, tuple[str, object]]) -> M:
-    """Return a model of values; ``given`` are the option and its text of each field.
+def read_options(
+    model: "type[BaseModel]", options: Iterable[FieldOption], texts: Texts
+) -> dict[str, Any]:
+    """Return the fields of a model that texts give.
 
     Raises:
         CliError: a value is none of its field's; the message names option, text and limit.
     """
     from pydantic import ValidationError
 
+    fields = model.model_fields
+    given = {each.name: (each, text) for each in options if (text := texts.get(each.key))}
+    values = {name: option.read(text, fields[name]) for name, (option, text) in given.items()}
     try:
-        return model.model_validate(values)
+        model.model_validate(values)
     except ValidationError as error:
         fault = error.errors()[0]
         name = str(fault["loc"][0])
-        option, text = given[name]
-        limits = limits_in_words(model.model_fields[name])
+        (flag, *_), text = given[name][0].names, given[name][1]
+        limits = limits_in_words(fields[name])
         why = f"it can be {limits}" if limits else fault["msg"]
-        raise CliError(f"{option} is {text!r}: {why}", field=option) from error
+        raise CliError(f"{flag} is {text!r}: {why}", field=flag) from error
+    return values
 
 
 def _types_and_limits(info: "FieldInfo") -> Iterator[Any]:
@@ -152,6 +168,8 @@ def _limit(info: "FieldInfo", side: str) -> float | None:
 
 def _reader(name: str, info: "FieldInfo") -> Reader:
     types = [*_types_and_limits(info)]
+    if _limit(info, "factor") not in {None, 1}:
+        return number  # in the unit that a form shows
     read = reader_of_unit(name) or (count if int in types and not choices_of(info) else word)
     return count if read is count_or_max and type(None) not in types else read
 

@@ -204,12 +204,9 @@ def _plan_command(goal_name: str) -> Callable[..., None]:
         )
         _plan_documents(build, on, output, words)
 
-    command.__doc__, defaults = GOALS[goal_name].words, GOALS[goal_name].defaults
-    own = [
-        each.parameter(field_of(goal_name, each), defaults.get(each.name))
-        for each in options_of(goal_name)
-    ]
-    give_options(command, own, after=2)
+    goal, options = GOALS[goal_name], options_of(goal_name)
+    command.__doc__ = goal.words
+    give_options(command, {each: field_of(goal_name, each) for each in options}, goal.defaults)
     return command
 
 

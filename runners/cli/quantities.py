@@ -83,6 +83,15 @@ def count(name: str, text: str) -> int:
     return round(value)
 
 
+def number(name: str, text: str) -> float:
+    """Return a positive number without a unit.
+
+    >>> number("--hours", "1.5")
+    1.5
+    """
+    return _number(name, text, {"": 1.0}, "8 or 0.5")
+
+
 def length(name: str, text: str) -> int:
     """Return a number of tokens of a text, as vLLM reads it: k is 1,000, and K is 1,024.
 

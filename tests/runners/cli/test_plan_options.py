@@ -80,10 +80,10 @@ def test_the_help_of_an_option_is_the_words_choices_and_limits_of_its_field(slip
 
 def test_the_options_of_a_launch_are_its_fields_in_their_words_and_shown_units(slipway):
     shown = " ".join(slipway("launch", "--help").out.split())
-    for name, option in OPTIONS.items():
-        field = shown_of(Launch.model_fields[name])
+    for option in OPTIONS:
+        field = shown_of(Launch.model_fields[option.field])
         words = field.help if field.factor == 1 else field.title
-        assert re.search(rf"{option} <[^-]*{re.escape(words)}", shown), option
+        assert re.search(rf"{option.names[0]} [^-]*{re.escape(words)}", shown), option
     assert "Time limit, in hours (0.01 to 8,784)." in shown
     assert "a load test (job, endpoint or load; default job)." in shown
 
