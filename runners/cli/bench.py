@@ -206,7 +206,7 @@ def _load(texts: Texts, seed: int) -> Load:
     Raises:
         CliError: a text cannot be read or is beyond its limit, or both arrivals are given.
     """
-    if texts["concurrency"] and texts["request_rate"]:
+    if None not in {texts["concurrency"], texts["request_rate"]}:
         raise CliError(
             "--concurrency and --request-rate exclude each other: requests come when one is "
             "answered (closed loop), or at a rate (open loop); leave one out",

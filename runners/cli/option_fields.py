@@ -5,15 +5,7 @@ Type, limits, choices, default and words are the field's own; the ending of its 
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    get_args,
-    get_origin,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import typer
 
@@ -80,8 +72,10 @@ class FieldOption(NamedTuple):
         Raises:
             CliError: the text is no such quantity; the message names option, text and form.
         """
-        if isinstance(text, list) or (text.strip() == "0" and _limit(info, "ge") == 0):
-            return text  # a quantity is above 0 elsewhere
+        if isinstance(text, list):
+            return text
+        if text.strip() == "0" and _limit(info, "ge") == 0:
+            return 0  # a quantity is above it elsewhere
         value, factor = _reader(self.name, info)(self.names[0], text), _limit(info, "factor")
         return value * factor if factor and isinstance(value, float) else value
 
@@ -132,8 +126,12 @@ def read_options(
     from pydantic import ValidationError
 
     fields = model.model_fields
-    given = {each.name: (each, text) for each in options if (text := texts.get(each.key))}
-    values = {name: option.read(text, fields[name]) for name, (option, text) in given.items()}
+    given = {each.name: (each, texts.get(each.key)) for each in options}
+    values = {
+        name: option.read(text, fields[name])
+        for name, (option, text) in given.items()
+        if text is not None and text != []
+    }
     try:
         model.model_validate(values)
     except ValidationError as error:

@@ -46,6 +46,10 @@ def document_of(goal, *, on=("h100",), settings=(), **options):
         ("train", {"tokens": "15B"}, "workload.tokens", 15_000_000_000),
         ("train", {"time_budget": "8h"}, "workload.time_budget_seconds", 28_800.0),
         ("compress", {"method": "awq", "bits": "4"}, "workload.bits", 4),
+        ("compress", {"calibration_tokens": "0"}, "workload.calibration_tokens", 0),
+        ("compress", {"calibration_tokens": "128K"}, "workload.calibration_tokens", 128_000),
+        ("tune", {"zero_stage": "0"}, "pins.zero_stage", 0),
+        ("tune", {"optimizer": "adamw_torch"}, "workload.optimizer", "adamw"),
     ],
 )  # fmt: skip
 def test_an_option_sets_its_field_of_the_request(goal, options, field, value):
