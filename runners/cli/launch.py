@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from planner.specs.units import HOUR
 from runners.cli.approvals import decision_of
 from runners.cli.errors import CliError, ExitCode
 from runners.cli.groups import group
