@@ -15,16 +15,9 @@ def compress_spec(values: CompressWork, model: ModelRef) -> CompressSpec:
     """Return the job spec of a compression.
 
     Raises:
-        DraftProblem: no job runs the method, or it does not support the options.
+        DraftProblem: the method does not support the options.
     """
     method = COMPRESSIONS[values.method]
-    if method.job is None:
-        runs = ", ".join(each.name for each in COMPRESSIONS.values() if each.job)
-        raise DraftProblem(
-            f"{method.name} can be planned, but no job runs it yet. Choose one of these methods: "
-            f"{runs}.",
-            "method",
-        )
     fields: dict[str, Any] = {"method": method.job, "group_size": values.group_size}
     if method.job == "gguf":
         if values.bits not in GGUF_TYPES:

@@ -15,15 +15,15 @@ Format = Literal["fixed", "bits", "kept"]
 class Compression(NamedTuple):
     """A method of compression.
 
-    ``name``: in a sentence. ``words``: in the list of methods. ``job``: the job's name of it, None
-    where no job runs it. ``format``: of the result: fixed by the method, with a chosen number of
-    bits, or that of the original weights. ``planned_bits``: what the planner is asked for where
-    the number is not chosen; None where the method has its own fractional number.
+    ``name``: in a sentence. ``words``: in the list of methods. ``job``: the job's name of it.
+    ``format``: of the result: fixed by the method, with a chosen number of bits, or that of the
+    original weights. ``planned_bits``: what the planner is asked for where the number is not
+    chosen; None where the method has its own fractional number.
     """
 
     name: str
     words: str
-    job: CompressMethod | None
+    job: CompressMethod
     format: Format = "fixed"
     options: tuple[str, ...] = ()
     planned_bits: int | None = None

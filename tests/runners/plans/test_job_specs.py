@@ -239,7 +239,6 @@ OFFLOADED = {"offload": OffloadSpec(weights_cpu=0.5)}
          {"strategy": {"offload": OffloadSpec(optimizer="nvme")}}, "optimizer"),
         ("finetune", {}, {}, {"strategy": OFFLOADED}, "weight_dtype"),
         ("compress", {}, {}, {"model": RANDOM}, "source"),
-        ("compress", {"method": "autoround"}, {}, {}, "method"),
         ("compress", {"method": "gguf", "bits": 3}, {}, {}, "bits"),
     ],
 )  # fmt: skip
