@@ -54,7 +54,8 @@ def build_document(
     """
     document = _copy_of(base, goal_name)
     clusters, notes = _clusters(document, hardware if has_cluster else ())
-    chosen = {each: options[each.key] for each in options_of(goal_name) if each.key in options}
+    known = {each.key: each for each in options_of(goal_name)}
+    chosen = {known[key]: text for key, text in options.items()}
     given = [
         (each.field, each.read(text, field_of(goal_name, each))) for each, text in chosen.items()
     ]

@@ -19,11 +19,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from runners.shared.timing import LOCK_PROBE_SECONDS
-
 if __name__ == "__main__":  # -S hides site-packages and this package
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+from runners.shared.timing import LOCK_PROBE_SECONDS
 from runners.supervision import child
 from runners.supervision.child import die_with
 

@@ -230,7 +230,7 @@ def test_the_form_asks_for_an_engine_minutes_and_adapters_by_a_tick():
     assert (read.launch.engine, read.launch.adapters) == ("llamacpp", True)
     assert read.launch.idle_stop_seconds == 300.0
 
-    assert "other is not one of" in form_of(engine="other").errors["engine"][0]
+    assert "is other, which is not offered here" in form_of(engine="other").errors["engine"][0]
     for text in ["0", "-1", "nan", "soon", "1e9"]:
         errors = form_of(idle_stop_seconds=text).errors["idle_stop_seconds"]
         assert "It must be a number from 0.1 to 10080." in errors[0], (text, errors)
@@ -414,7 +414,7 @@ def test_what_cannot_be_measured_is_refused_with_the_limits():
         ({"points": ""}, "“Load levels” is ; give"),
         ({"points": "1.5"}, "“Load levels” is 1.5"),
         ({"points": "0", "arrivals": "open"}, "greater than 0"),
-        ({"arrivals": "flood"}, "flood is not one of"),
+        ({"arrivals": "flood"}, "is flood, which is not offered here"),
         ({"requests_per_repetition": "0"}, "must be a whole number from 1 to 100,000"),
         ({"repetitions": "99"}, "must be a whole number from 1 to 20"),
     ]:

@@ -488,7 +488,7 @@ def test_a_step_that_lacks_something_or_a_mixture_that_cannot_be_is_refused_by_i
             "mix_reference_3",
             "Reference loss of source 3 is -1.0. It must be a number from 0 to 20.",
         ),
-        (MOVING | {"mixture_weights": "fast"}, "mixture_weights", "not one of the available"),
+        (MOVING | {"mixture_weights": "fast"}, "mixture_weights", "which is not offered here"),
         ({"mix_source_3": ""}, "mix_source_1", "1 of these rows name a source. Choose at least 2"),
         ({"mix_weight_3": ""}, "mix_weight_3", "Give the source a weight, for example 1."),
         ({"mix_weight_3": "0"}, "mix_weight_3", "Weight of source 3 is 0.0. It must be"),
