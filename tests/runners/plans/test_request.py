@@ -1,5 +1,7 @@
 """The planner's request of a document: a pure function, without a database."""
 
+import re
+
 import pytest
 
 from planner.catalog.devices import get_device
@@ -7,6 +9,7 @@ from planner.catalog.engines import DEFAULT_ENGINE
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import HostCalibration, PlanRequest
 from runners.plans.document import PLANS, PlanDocument
+from runners.plans.fields import shown_of
 from runners.plans.refusals import DraftProblem
 from runners.plans.request import (
     Surroundings,
@@ -50,17 +53,49 @@ def test_the_workload_of_each_goal_is_the_planners():
         ("pretrain", {"tokens": 4000}, {"method": "pretrain", "lora_rank": None, "tokens": 4000}),
         ("finetune", {"lora_rank": 24}, {"method": "lora", "lora_rank": 24}),
         ("finetune", {"method": "full", "lora_rank": 24}, {"method": "full", "lora_rank": None}),
+        ("finetune", {"method": "qlora", "lora_rank": 24}, {"method": "qlora", "lora_rank": 24}),
         ("finetune", {"method": "classification"}, {"method": "full", "lora_rank": None}),
+        ("pretrain", {}, {"method": "pretrain", "lora_rank": None, "tokens": None}),
         (
             "pretrain",
             {"length_schedule": "grow", "tokens": 4000, "sequence_length": 16},
             {"length_schedule": ((2, 0.25), (4, 0.25), (8, 0.25), (16, 0.25))},
         ),
-        ("compress", {"method": "gptq", "bits": 3}, {"bits": 3, "group_size": 64}),
-        ("compress", {"method": "fp8"}, {"bits": None, "group_size": None}),
-        ("compress", {"method": "sparsegpt"}, {"bits": 16, "group_size": None}),
     ]:
         assert differs(asked(goal, values).workload, expected) == {}, (goal, values)
+
+
+def test_a_compression_is_asked_in_its_bits_and_groups():
+    for method, bits, group_size in [
+        ("int8_weight_only", 8, None),
+        ("int8_dynamic", 8, None),
+        ("fp8", None, None),
+        ("qmoe", None, None),
+        ("gguf", 3, 32),
+        ("sparsegpt", 16, None),
+        ("llm_pruner", 16, None),
+        ("int4_weight_only", 4, 32),
+        ("nf4", 4, 32),
+        ("gptq", 3, 32),
+        ("awq", 3, 32),
+    ]:
+        workload = asked("compress", {"method": method, "bits": 3, "group_size": 32}).workload
+        assert (workload.bits, workload.group_size) == (bits, group_size), method
+
+
+def test_a_latency_target_asks_what_its_words_promise_and_belongs_to_serving_alone():
+    words = shown_of(PlanDocument.model_fields["latency_target"]).choices
+    for target in ["chat", "code"]:
+        first, rate = re.findall(r"within ([\d.]+) s, then (\d+) tokens a second", words[target])[
+            0
+        ]
+        workload = asked("serve", latency_target=target).workload
+        assert workload.ttft_slo_seconds == float(first), target
+        assert round(1 / workload.tpot_slo_seconds) == int(rate), target
+    workload = asked("serve", latency_target="none").workload
+    assert (workload.ttft_slo_seconds, workload.tpot_slo_seconds) == (None, None)
+    generation = asked("generate", latency_target="code")
+    assert "slo" not in generation.model_dump_json(exclude_none=True)
 
 
 def test_a_document_without_an_engine_gets_one_by_its_goal_and_hardware():
@@ -70,6 +105,8 @@ def test_a_document_without_an_engine_gets_one_by_its_goal_and_hardware():
         ("serve", HOST, {"engine": "sglang"}, "sglang"),
         ("finetune", HOST, {"engine": "sglang"}, DEFAULT_ENGINE),
         ("serve", CATALOG, {}, "vllm"),
+        ("generate", CATALOG, {}, "vllm"),
+        ("serve", CATALOG, {"device": "apple-m3-max"}, "llama_cpp"),
         ("generate", CATALOG, {"device": "p40"}, "llama_cpp"),
         ("compress", CATALOG, {}, None),
         ("finetune", CATALOG, {}, None),

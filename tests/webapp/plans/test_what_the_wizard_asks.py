@@ -1,8 +1,6 @@
 """A draft of the wizard as the planner's question and in words: each choice as it says."""
 
 import copy
-import itertools
-import re
 
 import pytest
 
@@ -61,93 +59,6 @@ def refusal(plan: Plan) -> DraftProblem:
     return caught.value
 
 
-# Workloads
-
-
-def test_serving_asks_for_people_prompts_and_answers_and_what_they_share(plan):
-    request = asked(plan, "serve", input_tokens=70, output_tokens=9, concurrency=3)
-    workload = request.workload
-    assert (workload.input_tokens, workload.output_tokens) == (70, 9)
-    assert workload.concurrency == 3
-    assert workload.request_rate_per_second is None
-
-    for ratio in [0.0, 0.01, 0.5, 0.99]:
-        request = asked(plan, "serve", prefix_share_ratio=ratio)
-        assert request.workload.prefix_share_ratio == ratio
-
-
-def test_a_wish_for_speed_asks_what_its_words_promise(plan):
-    for wish in ["chat", "code"]:
-        plan.draft["latency_target"] = wish
-        first, rate = re.findall(r"within ([\d.]+) s, then (\d+) tokens a second", TARGETS[wish])[
-            0
-        ]
-        workload = asked(plan, "serve").workload
-        assert workload.ttft_slo_seconds == float(first), wish
-        assert round(1 / workload.tpot_slo_seconds) == int(rate), wish
-
-
-def test_no_target_asks_for_no_speed_and_a_wish_belongs_to_serving_alone(plan):
-    plan.draft["latency_target"] = "none"
-    workload = asked(plan, "serve").workload
-    assert (workload.ttft_slo_seconds, workload.tpot_slo_seconds) == (None, None)
-    plan.draft["latency_target"] = "code"
-    assert "slo" not in asked(plan, "generate").model_dump_json(exclude_none=True)
-
-
-def test_only_adapters_are_asked_with_a_rank_and_pre_training_with_its_tokens(plan):
-    for method, rank in [("full", None), ("lora", 24), ("qlora", 24)]:
-        workload = asked(plan, "finetune", method=method, lora_rank=24).workload
-        assert (workload.method, workload.lora_rank) == (method, rank), method
-
-    workload = asked(plan, "pretrain").workload
-    assert (workload.method, workload.lora_rank) == ("pretrain", None)
-
-    for tokens in [None, 1000, 10**15]:
-        assert asked(plan, "pretrain", tokens=tokens).workload.tokens == tokens
-
-
-def test_a_compression_is_asked_in_its_bits_groups_and_the_width_of_the_original(plan):
-    for method, bits, group_size in [
-        ("int8_weight_only", 8, None),
-        ("int8_dynamic", 8, None),
-        ("fp8", None, None),
-        ("qmoe", None, None),
-        ("gguf", 4, 32),
-        ("sparsegpt", 16, None),
-        ("llm_pruner", 16, None),
-        ("int4_weight_only", 4, 32),
-        ("nf4", 4, 32),
-        ("gptq", 4, 32),
-        ("awq", 4, 32),
-    ]:
-        workload = asked(plan, "compress", method=method, group_size=32).workload
-        assert (workload.bits, workload.group_size) == (bits, group_size), method
-
-    for bits in [2, 3, 8]:
-        coded = asked(plan, "compress", method="gptq", bits=bits).workload
-        fixed = asked(plan, "compress", method="nf4", bits=bits).workload
-        assert (coded.bits, fixed.bits) == (bits, 4), bits
-
-    usual = asked(plan, "compress").pins.weight_dtype
-    plan.draft["pins"] = {"weight_dtype": "fp32"}
-    assert (usual, asked(plan, "compress").pins.weight_dtype) == ("bf16", "fp32")
-
-
-# What is kept and what matters
-
-
-def test_pins_and_what_matters_most_are_asked_by_their_names(plan):
-    plan.draft["pins"] = {"tensor_parallel_size": None, "micro_batch_size": 4}
-    pins = asked(plan, "generate").pins.model_dump(exclude_none=True)
-    assert pins["micro_batch_size"] == 4
-    assert not {"weight_dtype", "tensor_parallel_size"} & set(pins)
-
-    for objective in ["balanced", "cost", "energy"]:
-        plan.draft["objective"] = objective
-        assert asked(plan, "serve").objective == objective, objective
-
-
 def test_asking_changes_no_draft_and_a_stored_question_is_the_same(plan):
     for goal in GOALS:
         goal_change(plan, goal)
@@ -162,23 +73,6 @@ def test_asking_changes_no_draft_and_a_stored_question_is_the_same(plan):
 
 
 # Hardware
-
-
-def test_thought_of_hardware_is_asked_by_device_and_number_with_its_engine(plan):
-    for goal in ["serve", "generate"]:
-        assert asked(plan, goal).engine is None, goal
-    for goal, engine in [
-        ("serve", "vllm"),
-        ("generate", "vllm"),
-        ("finetune", None),
-        ("compress", None),
-    ]:
-        assert asked(on_catalog(plan), goal).engine == engine, goal
-    for goal, device in itertools.product(["serve", "generate"], ["apple-m3-max", "p40"]):
-        assert asked(on_catalog(plan, device=device), goal).engine == "llama_cpp", (goal, device)
-
-    cluster = asked(on_catalog(plan, devices_per_node=4, nodes=2), "serve").cluster
-    assert (cluster.device, cluster.devices_per_node, cluster.nodes) == ("rtx-4090", 4, 2)
 
 
 def test_a_host_is_asked_about_as_it_was_measured_and_again_where_it_was_not(plan, host):
