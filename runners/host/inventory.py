@@ -16,6 +16,7 @@ import psutil
 
 from planner.specs.units import GIB
 from runners.devices import amd, nvidia, other, topology
+from runners.jobspec.engines import ENGINE_PACKAGES
 from runners.launchers.slurm_commands import scheduler_facts
 from runners.shared import machine
 from runners.shared.addresses import own_addresses
@@ -31,7 +32,7 @@ from runners.supervision import procfs
 AGENT_VERSION = "0.1.0"
 REPORTED_PACKAGES = (
     "torch", "transformers", "torchao", "bitsandbytes", "safetensors", "tokenizers", "accelerate",
-    "vllm", "sglang", "xllamacpp", "llama-cpp-python", "deepspeed", "flash-attn", "peft",
+    *ENGINE_PACKAGES, "deepspeed", "flash-attn", "peft",
 )  # fmt: skip
 CPU_INFO = Path("/proc/cpuinfo")
 OS_RELEASE = Path("/etc/os-release")

@@ -24,6 +24,7 @@ from runners.environments.builder import Pins, PinsError, Store, Version, needed
 from runners.host import inventory, preflight_weights
 from runners.host.preflight_weights import FolderQuery
 from runners.jobspec import ArtefactModel, FolderModel
+from runners.jobspec.engines import OWN, running_on
 from runners.launchers import attempts, launch
 from runners.launchers.launch import LaunchRefusedError
 from runners.shared.config import HostConfig, HostDir
@@ -178,8 +179,8 @@ def _gpu(pins: Pins, gpus: Sequence[GpuFacts], allocated: Sequence[GpuFacts]) ->
             "GPU",
             f"The environment {pins.name} runs on NVIDIA GPUs {minimum}, with a driver for CUDA "
             f"{cuda}, and this host has none: {why[:200]}.",
-            "Choose a host with such a GPU, or an engine that runs on processors: slipway, "
-            "or llamacpp for GGUF files.",
+            "Choose a host with such a GPU, or an engine that runs on processors: "
+            f"{'; '.join(each.words for each in running_on('cpu'))}.",
         )
     too_old = _too_old(gpus, least)
     if not too_old:
@@ -187,7 +188,7 @@ def _gpu(pins: Pins, gpus: Sequence[GpuFacts], allocated: Sequence[GpuFacts]) ->
     return no(
         "GPU",
         f"The environment {pins.name} needs GPUs {minimum}; {too_old}.",
-        "Choose a host with newer GPUs, or the engine slipway.",
+        f"Choose a host with newer GPUs, or the engine {OWN}.",
     )
 
 

@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from planner.specs.units import GIB, MIB
 from runners.environments.builder import PinsError, Store
 from runners.jobspec import FolderModel, ServeSpec
+from runners.jobspec.engines import Engine, MemoryLine, in_environment
 from runners.launchers import launch
 from runners.launchers.attempts import AttemptFolder, attempt_folders
 from runners.shared.config import HostDir
@@ -26,58 +28,52 @@ from runners.shared.messages import MAIN, MAX_SENTENCE, PreflightCheck, yes
 from runners.shared.timing import scale_duration
 from runners.supervision.output import HEAD_BYTES
 
-# What vLLM logged about its memory at an earlier start with a model folder on this host.
+# What an engine logged about its memory at an earlier start with a model folder on this host.
 #
 # vLLM profiles its memory at every start and has no command that does only this. An attempt's
-# folder keeps its output, so the newest start that got as far is read. Sources of the lines:
-# https://github.com/vllm-project/vllm/pull/13596 (tokens and requests),
-# https://github.com/vllm-project/vllm/issues/21348 (memory).
+# folder keeps its output, so the newest start that got as far is read.
 
 
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_ATTEMPTS = 200  # the newest are looked through
-LINES = {
-    "weights": re.compile(r"Model loading took ([\d.]+) Gi?B"),
-    "cache": re.compile(r"Available KV cache memory: (-?[\d.]+) GiB"),
-    "tokens": re.compile(r"GPU KV cache size: ([\d,]+) tokens"),
-    "requests": re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x"),
+WORDS: Mapping[MemoryLine, str] = {
+    "weights": "{} GiB of weights",
+    "cache": "{} GiB for the KV cache",
+    "tokens": "a KV cache of {} tokens",
+    "requests": "room for {1} requests of {0} tokens",
 }
 
 
-def last_start(folder: Path, attempts_dir: Path) -> str:
-    """Return a sentence on vLLM's newest start with a model folder, "" if there was none."""
-    for attempt in _starts(folder, attempts_dir):
-        found = memory_in(_head(attempt.path / "stderr.log"))
+def last_start(engine: Engine, folder: Path, attempts_dir: Path) -> str:
+    """Return a sentence on an engine's newest start with a model folder, "" if there was none."""
+    for attempt in _starts(engine, folder, attempts_dir):
+        found = memory_in(engine, _head(attempt.path / "stderr.log"))
         if found:
             return (
-                f"vLLM's last start with it here, {attempt.attempt_id}, logged per GPU: {found}. "
-                "Its settings may have been others."
+                f"{engine.title}'s last start with it here, {attempt.attempt_id}, logged per GPU: "
+                f"{found}. Its settings may have been others."
             )
     return ""
 
 
-def memory_in(log: str) -> str:
-    """Return the memory in a vLLM log in words, "" if it does not hold the KV cache's."""
-    found = {name: match for name, line in LINES.items() if (match := line.search(log))}
+def memory_in(engine: Engine, log: str) -> str:
+    """Return the memory in an engine's log in words, "" if it does not hold the KV cache's."""
+    lines = engine.memory_log.items()
+    found = {name: match for name, line in lines if (match := re.search(line, log))}
     if not found.keys() & {"cache", "tokens"}:
         return ""
-    words = {
-        "weights": "{} GiB of weights",
-        "cache": "{} GiB for the KV cache",
-        "tokens": "a KV cache of {} tokens",
-        "requests": "room for {1} requests of {0} tokens",
-    }
-    return ", ".join(words[name].format(*match.groups()) for name, match in found.items())
+    return ", ".join(WORDS[name].format(*match.groups()) for name, match in found.items())
 
 
-def _starts(folder: Path, attempts_dir: Path) -> Iterator[AttemptFolder]:
-    """Yield the attempts that served a model folder with vLLM, the newest first."""
+def _starts(engine: Engine, folder: Path, attempts_dir: Path) -> Iterator[AttemptFolder]:
+    """Yield the attempts that served a model folder with an engine, the newest first."""
     newest = sorted(attempt_folders(attempts_dir), key=_changed_at, reverse=True)
     for attempt in newest[:MAX_ATTEMPTS]:
         request = attempt.request()
         if request is None or not isinstance(request.spec, ServeSpec):
             continue
-        if request.spec.engine == "vllm" and request.spec.model == FolderModel(path=str(folder)):
+        spec = request.spec
+        if spec.engine == engine.name and spec.model == FolderModel(path=str(folder)):
             yield attempt
 
 
@@ -362,7 +358,6 @@ def _choice(arguments: list[str]) -> str:
 
 KEPT_SECONDS = 600.0
 NAMES = (".", "config.json", "model.safetensors.index.json", "model.safetensors")
-LLAMACPP, VLLM = "llamacpp", "vllm"
 
 
 class EngineNeeds(NamedTuple):
@@ -394,8 +389,9 @@ def _checks(needs: EngineNeeds, query: FolderQuery, *_: object) -> tuple[Preflig
         has_safetensors = any(entry.name.endswith(SUFFIX) for entry in entries)
     if has_safetensors:
         return (_safetensors(needs, query), *_earlier(needs, query))
-    is_gguf = needs.environment == LLAMACPP and not needs.is_login_node
-    return (_gguf(needs, query),) if is_gguf and shutil.which(FIT_TOOL) else ()
+    is_gguf = any("gguf" in engine.weights for engine in in_environment(needs.environment))
+    can_fit = is_gguf and not needs.is_login_node and shutil.which(FIT_TOOL)
+    return (_gguf(needs, query),) if can_fit else ()
 
 
 def _safetensors(needs: EngineNeeds, query: FolderQuery) -> PreflightCheck:
@@ -424,11 +420,10 @@ def _figures(weights: StoredWeights, built: Future[EngineCount] | None) -> dict[
 
 
 def _earlier(needs: EngineNeeds, query: FolderQuery) -> Iterator[PreflightCheck]:
-    """Yield what vLLM logged at an earlier start with the folder."""
-    if needs.environment != VLLM:
-        return
-    if message := last_start(query.folder, HostDir(query.host_dir).attempts):
-        yield yes("vLLM", _printed(message))
+    """Yield what the engines of the environment logged at an earlier start with the folder."""
+    for engine in filter(attrgetter("memory_log"), in_environment(needs.environment)):
+        if message := last_start(engine, query.folder, HostDir(query.host_dir).attempts):
+            yield yes(engine.title, _printed(message))
 
 
 def _gguf(needs: EngineNeeds, query: FolderQuery) -> PreflightCheck:

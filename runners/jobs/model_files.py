@@ -20,6 +20,7 @@ from typing import Any
 from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import ArtefactModel, FolderModel
+from runners.jobspec.engines import serving, titles
 
 DATA_SUFFIXES = frozenset({".json", ".jinja", ".model", ".safetensors", ".txt"})
 MAX_FILES = 4096
@@ -275,12 +276,13 @@ LENGTH_BYTES = 8  # of the length before a safetensors header
 MAX_HEADER_BYTES = 100_000_000  # as in safetensors itself
 MAX_PARSED_BYTES = 4 * 2**20  # of larger JSON files both ends are looked at
 AGAIN = "download the file again"
+GGUF_ENGINES = titles(serving("gguf"), "or")
 LFS = b"version https://git-lfs"
 DISGUISES = (
     (LFS, f"is a Git LFS pointer; run git lfs pull, or {AGAIN}"),
     (b"PK\x03\x04", "is torch.save's pickle, which is never read; save it with safetensors"),
     (b"\x80", "is pickle, which is never read; save it with safetensors"),
-    (b"GGUF", "is a GGUF file; name it .gguf and serve it with llama.cpp"),
+    (b"GGUF", f"is a GGUF file; name it .gguf and serve it with {GGUF_ENGINES}"),
     (b"<", f"is a web page, such as a log-in or an error; {AGAIN}, with access to the model"),
     (b"\x1f\x8b", "is a gzip archive; unpack it"),
 )  # fmt: skip
@@ -572,7 +574,10 @@ def lacks(missing: Sequence[str], names: Set[str], inner: Path | None = None) ->
     others -= consolidated
     kinds = (
         ([each for each in names if each.endswith(PICKLES)], "is pickle, which is never read"),
-        ([each for each in names if each.endswith(".gguf")], "is GGUF, which llama.cpp serves"),
+        (
+            [each for each in names if each.endswith(".gguf")],
+            f"is GGUF, which {GGUF_ENGINES} serves",
+        ),
         ({ADAPTER_WEIGHTS} & names, "is an adapter, which does not stand for its base model"),
         (consolidated, "has Mistral's own names: give its config.json and model*.safetensors"),
         ({each for each in others if SHARD.search(each)}, f"is a shard: fetch {INDEX} too"),

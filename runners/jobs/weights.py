@@ -23,6 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from runners.jobs.memory import parts_of
 from runners.jobs.model_files import (
+    GGUF_ENGINES,
     SINGLE,
     gguf_files,
     has_weights,
@@ -515,8 +516,8 @@ def _gguf_name(folder: Path) -> str | None:
     name, *others = (path.name for path in gguf_files(folder))
     if others:
         raise BadInputError(
-            f"{folder.name} holds a model in {1 + len(others)} parts, which llama.cpp serves; to "
-            "load it, merge them with llama-gguf-split --merge"
+            f"{folder.name} holds a model in {1 + len(others)} parts, which {GGUF_ENGINES} "
+            "serves; to load it, merge them with llama-gguf-split --merge"
         )
     return name
 

@@ -1,17 +1,9 @@
 """What each engine does with each field of a request: one table for validation, docs and pages."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from runners.jobspec.serve import ON_GPUS, EngineName
-
-TITLES: dict[EngineName, str] = {
-    "slipway": "Slipway's own engine",
-    "llamacpp": "llama.cpp",
-    "vllm": "vLLM",
-    "sglang": "SGLang",
-}
-EVERY: tuple[EngineName, ...] = ("slipway", "llamacpp", "vllm", "sglang")
+from runners.jobspec.engines import ENGINES, ROWS, Engine, EngineName, titles
 
 
 class RequestOption(NamedTuple):
@@ -21,31 +13,37 @@ class RequestOption(NamedTuple):
     neutral: tuple[object, ...] = ()
 
 
-OPTIONS: dict[str, RequestOption] = {
-    **dict.fromkeys(
-        (
-            "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p",
-            "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed",
-            "n", "stop", "logprobs", "top_logprobs", "stream", "stream_options", "ignore_eos",
-        ),
-        RequestOption(EVERY),
-    ),
-    "response_format": RequestOption(ON_GPUS, ({"type": "text"},)),
-    # SGLang without a parser of the model's calls returns them as text: v0.5,
-    # sglang/srt/entrypoints/openai/serving_chat.py.
-    "tools": RequestOption(("vllm",), ([],)),
-    "tool_choice": RequestOption(("vllm",), ("none", "auto")),
-    "parallel_tool_calls": RequestOption(("vllm",), (True, False)),
-    "min_tokens": RequestOption(ON_GPUS, (0,)),
-    "stop_token_ids": RequestOption(ON_GPUS, ([],)),
-    "chat_template_kwargs": RequestOption(ON_GPUS, ({},)),
-    "functions": RequestOption((), ([],)),
-    "function_call": RequestOption((), ("none", "auto")),
-    "modalities": RequestOption((), (["text"],)),
-    "echo": RequestOption((), (False,)),
-    "suffix": RequestOption((), ("",)),
-    "best_of": RequestOption((), (1,)),
-}  # fmt: skip
+# Fields that every engine supports.
+COMMON = (
+    "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed",
+    "n", "stop", "logprobs", "top_logprobs", "stream", "stream_options", "ignore_eos",
+)  # fmt: skip
+# The others, which the rows of the engines name, with their neutral values.
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "chat_template_kwargs": ({},),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "echo": (False,),
+    "suffix": ("",),
+    "best_of": (1,),
+}
+OPTIONS: Mapping[str, RequestOption] = {
+    **dict.fromkeys(COMMON, RequestOption(tuple(ENGINES))),
+    **{
+        name: RequestOption(
+            tuple(each.name for each in ROWS if name in each.request_options), neutral
+        )
+        for name, neutral in NEUTRAL.items()
+    },
+}
 
 
 def refused_options(engine: EngineName) -> dict[str, RequestOption]:
@@ -55,20 +53,21 @@ def refused_options(engine: EngineName) -> dict[str, RequestOption]:
 
 def refusal_text(name: str, engine: EngineName) -> str:
     """Return why a field is refused, and the way out."""
-    others = " or ".join(TITLES[each] for each in OPTIONS[name].engines)
-    way_out = f"leave it out, or serve the model with {others}" if others else "leave it out"
-    who = TITLES[engine] if others else "any engine here"
-    return f"{name} is not supported by {who}; {way_out}"
+    others = [ENGINES[each] for each in OPTIONS[name].engines]
+    if not others:
+        return f"{name} is not supported by any engine here; leave it out"
+    way_out = f"leave it out, or serve the model with {titles(others, 'or')}"
+    return f"{name} is not supported by {ENGINES[engine].title}; {way_out}"
 
 
 def refusal_lines(engines: Iterable[EngineName]) -> list[str]:
     """Return which fields that another engine supports are refused, one line per set of fields."""
-    refusing: dict[tuple[str, ...], list[str]] = {}
+    refusing: dict[tuple[str, ...], list[Engine]] = {}
     for engine in engines:
         names = tuple(name for name, each in refused_options(engine).items() if each.engines)
-        refusing.setdefault(names, []).append(TITLES[engine])
+        refusing.setdefault(names, []).append(ENGINES[engine])
     return [
-        f"Refused in requests to {' and '.join(titles)}: {', '.join(names)}."
-        for names, titles in refusing.items()
+        f"Refused in requests to {titles(those)}: {', '.join(names)}."
+        for names, those in refusing.items()
         if names
     ]

@@ -1,6 +1,7 @@
-"""Spec of a serving job: model, endpoint and the options of vLLM and SGLang."""
+"""Spec of a serving job: model, endpoint and the options of engines with parallel sizes."""
 
 import hashlib
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -23,8 +24,9 @@ from runners.jobspec.base import (
     RunDocument,
 )
 from runners.jobspec.compress import WeightDtype
+from runners.jobspec.engines import OWN, EngineName, Feature, has_feature, refusal, with_feature
 
-# Options of the GPU serving engines vLLM and SGLang.
+# What a plan decides for an engine that takes parallel sizes.
 
 
 LEAST_MEMORY_RATIO, MOST_MEMORY_RATIO = 0.05, 0.98
@@ -120,9 +122,7 @@ ServedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._
 AnyPort = Annotated[int, Field(ge=0, le=65535)]
 FIRST_OPEN_PORT = 1024
 NO_ADAPTER = -1  # the adapter index of the base model
-# See runners/launchers/launch.py.
-EngineName = Literal["slipway", "llamacpp", "vllm", "sglang"]
-ON_GPUS: tuple[EngineName, ...] = ("vllm", "sglang")
+ON_GPUS: tuple[EngineName, ...] = tuple(each.name for each in with_feature("parallel_sizes"))
 
 
 def key_hash(key: str) -> str:
@@ -139,7 +139,7 @@ class EndpointSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     served_name: ServedName = "model"  # the model name for clients
-    engine: EngineName = "slipway"
+    engine: EngineName = OWN
     max_concurrency: PositiveInt = Field(
         default=16, le=1024
     )  # running requests; others are queued
@@ -194,6 +194,18 @@ def check_names(names: list[str]) -> None:
         raise ValueError(msg)
 
 
+# Fields of a spec, by their path, that only engines with a feature have.
+FIELD_FEATURES: Mapping[str, Feature] = {
+    "enforce_eager": "eager_steps",
+    "adapters": "adapters",
+    "engine_options": "parallel_sizes",
+    "engine_options.has_prefix_cache": "prefix_caching",
+    "engine_options.draft": "draft_model",
+    "engine_options.lookup_tokens": "prompt_lookup",
+    "engine_options.split": "disaggregation",
+}
+
+
 class ServeSpec(RunDocument, EndpointSettings):
     """Serve an OpenAI-compatible HTTP endpoint until it is stopped or idle.
 
@@ -205,7 +217,7 @@ class ServeSpec(RunDocument, EndpointSettings):
     weight_dtype: WeightDtype = "bf16"
     adapters: tuple[NamedAdapter, ...] = Field(default=(), max_length=64)
     seed: int = 17
-    engine_options: EngineOptions | None = None  # for vllm and sglang
+    engine_options: EngineOptions | None = None
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
@@ -213,25 +225,17 @@ class ServeSpec(RunDocument, EndpointSettings):
         return self
 
     @model_validator(mode="after")
-    def _options_are_for_the_engine(self) -> Self:
-        if self.enforce_eager and self.engine != "slipway":
-            msg = (
-                f"enforce_eager is of slipway's own engine, and engine is {self.engine}; leave it "
-                "out, or choose slipway"
-            )
-            raise ValueError(msg)
-        if self.engine_options is not None and self.engine not in ON_GPUS:
-            msg = (
-                f"engine_options are of {' and '.join(ON_GPUS)}, and engine is {self.engine}; "
-                "leave them out, or choose one of those"
-            )
-            raise ValueError(msg)
-        if self.engine_options is not None and self.engine != "vllm":
-            vllm_only = self.engine_options.model_dump(include={"split", "lookup_tokens"})
-            if named := [name for name, value in vllm_only.items() if value is not None]:
-                msg = (
-                    f"engine_options.{named[0]} is vllm's, and engine is {self.engine}; leave it "
-                    "out, or choose vllm"
-                )
-                raise ValueError(msg)
+    def _engine_has_the_options(self) -> Self:
+        for path, feature in FIELD_FEATURES.items():
+            if _is_set(self, path) and not has_feature(self.engine, feature):
+                raise ValueError(refusal(path, self.engine, feature))
         return self
+
+
+def _is_set(spec: BaseModel, path: str) -> bool:
+    """Return whether a field, named by its path, has another value than its default."""
+    name, _, rest = path.partition(".")
+    value = getattr(spec, name)
+    if rest and value is not None:
+        return _is_set(value, rest)
+    return bool(value != type(spec).model_fields[name].default)

@@ -31,8 +31,8 @@ from runners.jobspec import (
     TrainSpec,
 )
 from runners.jobspec.compress import TASKS_ENVIRONMENT
+from runners.jobspec.engines import ENGINES, OWN, Engine
 from runners.jobspec.generate import StageChain
-from runners.jobspec.serve import EngineName
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.shared.addresses import own_addresses
 from runners.shared.messages import MAIN, Gang, RunDevice, RunRequest
@@ -151,30 +151,9 @@ def interface_of(address: str) -> str:
 # ---------------------------------------------------------------------------
 
 
-class Engine(NamedTuple):
-    """A serving engine: how a job of it is started, and how it is shown.
-
-    ``environment`` is the Python environment that has its packages, ``module`` the one that a job
-    runs with ``python -m``, and ``words`` its name and purpose for users.
-    """
-
-    environment: str
-    module: str
-    words: str
-
-
-ENGINES: Mapping[EngineName, Engine] = {
-    "slipway": Engine(MAIN, "runners.jobs.serve", "Slipway's own, on transformers"),
-    "llamacpp": Engine("llamacpp", "runners.jobs.serve.llamacpp", "llama.cpp, for GGUF files"),
-    "vllm": Engine("vllm", "runners.jobs.serve.vllm", "vLLM, on NVIDIA GPUs"),
-    "sglang": Engine("sglang", "runners.jobs.serve.sglang", "SGLang, on NVIDIA GPUs"),
-}
-
-
 def engine_of(spec: Mapping[str, Any]) -> Engine | None:
     """Return the engine of a job's document, or None if its kind has none."""
-    name = spec.get("engine", "slipway") if spec.get("kind") == "serve" else None
-    return ENGINES.get(name) if name else None
+    return ENGINES.get(spec.get("engine", OWN)) if spec.get("kind") == "serve" else None
 
 
 def environment_of(spec: Mapping[str, Any]) -> str:
@@ -182,7 +161,7 @@ def environment_of(spec: Mapping[str, Any]) -> str:
     if spec.get("kind") == "evaluate" and spec.get("tasks"):
         return TASKS_ENVIRONMENT
     engine = engine_of(spec)
-    return engine.environment if engine else MAIN
+    return engine.environment or MAIN if engine else MAIN
 
 
 # ---------------------------------------------------------------------------
@@ -259,7 +238,7 @@ JOB_MODULES: Mapping[str, str] = {
     "evaluate": "runners.jobs.evaluate",
     "benchmark": "runners.jobs.load.benchmark",
     "generate": "runners.jobs.generate",
-    "serve": "runners.jobs.serve",
+    "serve": ENGINES[OWN].module,
     "drill": "runners.jobs.drill",
     "prove": "runners.jobs.prove",
 }

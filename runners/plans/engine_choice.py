@@ -14,7 +14,7 @@ from planner.catalog.engines import (
 from planner.catalog.models import find_model
 from planner.specs.base import PlannerError
 from planner.specs.cluster import ClusterSpec
-from runners.jobspec.serve import EngineName
+from runners.jobspec.engines import EngineName
 from runners.plans.document import PlanDocument
 from runners.plans.refusals import DraftProblem
 from runners.plans.workloads import TRAINING_GOALS

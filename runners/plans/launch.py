@@ -5,11 +5,21 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from planner.specs.units import HOUR, MINUTE
-from runners.jobspec.serve import EngineName
+from runners.jobspec.engines import OWN, ROWS, EngineName, needing_gpu, titles, with_feature
 from runners.plans.fields import Part, field
 
 Run = Literal["job", "endpoint", "load"]
 MAX_SECRETS = 16
+ENGINES_HINT = (
+    f"{titles(each for each in ROWS if each.environment)} run in environments of their own; the "
+    f"host builds one first where it is missing. {titles(needing_gpu())} are offered where the "
+    "host has a GPU."
+)
+PREFIX_CACHING_HINT = (
+    f"Only {titles(with_feature('prefix_caching'))} support this option. "
+    + "; ".join(f"{each.title} {each.prompt_reuse}" for each in ROWS if each.prompt_reuse)
+    + "."
+)
 
 
 class Launch(Part):
@@ -51,12 +61,7 @@ class Launch(Part):
         "Names of the team's secrets",
         max_length=MAX_SECRETS,
     )
-    engine: EngineName = field(
-        "slipway",
-        "Engine",
-        "llama.cpp, vLLM and SGLang run in environments of their own; the host builds one first "
-        "where it is missing. vLLM and SGLang are offered where the host has a GPU.",
-    )
+    engine: EngineName = field(OWN, "Engine", ENGINES_HINT)
     idle_stop_seconds: float | None = field(
         None,
         "Stop when idle, after minutes",
@@ -68,8 +73,7 @@ class Launch(Part):
     prefix_caching: bool | None = field(
         None,
         "Prefix caching",
-        "Only vLLM and SGLang support this option. llama.cpp reuses the last prompt of a slot; "
-        "Slipway's own engine reads every prompt again.",
+        PREFIX_CACHING_HINT,
         choices={None: "Engine default", True: "Yes", False: "No"},
     )
     draft_model: str = field(

@@ -7,15 +7,14 @@ from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec
 from planner.specs.workload import Strategy
 from runners.jobspec import BenchmarkSpec, ServeSpec
+from runners.jobspec.engines import ENGINES, Engine, EngineName
 from runners.jobspec.serve import (
     LEAST_MEMORY_RATIO,
     MOST_MEMORY_RATIO,
     ON_GPUS,
-    EngineName,
     EngineOptions,
     PhaseSplit,
 )
-from runners.launchers.launch import ENGINES, Engine
 from runners.plans.launch import Launch
 from runners.plans.launch_case import LaunchCase
 from runners.plans.load_levels import load_options

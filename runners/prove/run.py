@@ -20,6 +20,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from runners.jobspec.compress import STAGES, StageName
+from runners.jobspec.engines import ENGINE_PACKAGES
 from runners.prove import reaper
 from runners.prove.reaper import LOCK, WORK
 from runners.prove.report import (
@@ -191,8 +192,8 @@ SCRATCH = "scratch-"
 LEAST_FREE_BYTES = 2 * 1024**3
 PACKAGES = (
     "torch", "transformers", "accelerate", "torchao", "bitsandbytes", "peft", "triton", "numpy",
-    "safetensors", "compressed-tensors", "gguf", "nvidia-ml-py", "amdsmi", "vllm", "sglang",
-    "llama-cpp-python", "pydantic",
+    "safetensors", "compressed-tensors", "gguf", "nvidia-ml-py", "amdsmi", *ENGINE_PACKAGES,
+    "pydantic",
 )  # fmt: skip
 JSON_NAME, PAGE_NAME = "report.json", "report.html"
 STOPS = (signal.SIGINT, signal.SIGTERM)

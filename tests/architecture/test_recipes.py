@@ -15,9 +15,8 @@ from typing import get_args
 import pytest
 
 from runners.jobspec import JobSpec
-from runners.jobspec.serve import EngineName
-from runners.launchers.launch import ENGINES, JOB_MODULES, MAIN
-from runners.plans.engine_choice import PLANNED_AS
+from runners.jobspec.engines import ENGINES
+from runners.launchers.launch import JOB_MODULES
 from webapp.boot.suite import ROOT
 from webapp.charts.plots import BY_KIND
 from webapp.jobs.launching import EXPLANATIONS
@@ -205,13 +204,6 @@ def test_a_kind_of_job_is_in_every_table():
         assert set(table) == kinds
     without_plan = {"evaluate", "drill", "prove"}
     assert kinds - set(EXPLANATIONS) == without_plan
-
-
-def test_an_engine_is_in_every_table_and_has_its_pins():
-    assert set(ENGINES) == set(PLANNED_AS) == set(get_args(EngineName))
-    names = {each.environment for each in ENGINES.values()} - {MAIN}
-    pins = ROOT / "runners" / "environments"
-    assert [name for name in names if not (pins / f"{name}.txt").is_file()] == []
 
 
 def test_a_kind_or_engine_starts_a_module_that_exists():

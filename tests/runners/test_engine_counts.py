@@ -21,6 +21,7 @@ from runners.host.preflight_weights import (
 from runners.jobs.folder_query import counts, device_memory, fitted_arguments
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import FolderModel, ServeSpec
+from runners.jobspec.engines import ENGINES
 from runners.shared.config import HostDir
 from runners.shared.messages import RunRequest
 from tests.runners.test_stored_weights import CONFIG
@@ -213,11 +214,12 @@ def served(host_dir: HostDir, attempt_id: str, folder, log: str, **changes: obje
 
 
 def test_recorded_logs_of_vllm_are_read():
-    assert memory_in(MEMORY_LOG) == "8.11 GiB for the KV cache, a KV cache of 178,880 tokens"
-    assert memory_in(TOKENS_LOG) == (
+    vllm = ENGINES["vllm"]
+    assert memory_in(vllm, MEMORY_LOG) == "8.11 GiB for the KV cache, a KV cache of 178,880 tokens"
+    assert memory_in(vllm, TOKENS_LOG) == (
         "a KV cache of 2,042,016 tokens, room for 997.08 requests of 2,048 tokens"
     )
-    assert memory_in("INFO Model loading took 67.7229 GiB and 3.2 seconds") == ""
+    assert memory_in(vllm, "INFO Model loading took 67.7229 GiB and 3.2 seconds") == ""
 
 
 def test_preflight_shows_the_newest_start_of_vllm_with_the_folder_that_got_as_far(folder):

@@ -224,7 +224,7 @@ def test_an_environment_for_gpus_is_refused_by_name_where_there_is_none(on_gpus)
     assert "NVIDIA GPUs of compute capability 7.5 or newer, with a driver for CUDA 13.0" in (
         check.sentence
     )
-    assert "slipway, or llamacpp" in check.remedy
+    assert "runs on processors: Slipway's own, on transformers; llama.cpp" in check.remedy
 
 
 def test_old_gpus_and_old_drivers_are_named(on_gpus, monkeypatch):

@@ -22,7 +22,7 @@ from runners.host.app import QUEUE, sign
 from runners.host.redis_access import celery_options
 from runners.jobspec.compress import LIBRARY_DTYPES
 from runners.jobspec.serve import EngineOptions
-from runners.launchers.launch import environment_of
+from runners.launchers.launch import engine_of, environment_of
 from runners.shared.messages import (
     ClaimReply,
     ClaimRequest,
@@ -292,8 +292,12 @@ def needs_of(attempt: Attempt) -> Needs:
 
 
 def _context(spec: dict[str, Any]) -> int:
-    """Return the tokens of a llama.cpp endpoint's KV cache; 0 if the model's length sets them."""
-    if spec.get("engine") != "llamacpp":
+    """Return the tokens of an endpoint's KV cache, if its host counts them for a GGUF file.
+
+    0: the model's length sets them.
+    """
+    engine = engine_of(spec)
+    if engine is None or "gguf" not in engine.weights:
         return 0
     per_slot = int(spec.get("max_length") or 0)
     return int(spec.get("kv_cache_tokens") or per_slot * int(spec.get("max_concurrency") or 0))

@@ -34,9 +34,9 @@ from runners.jobspec import (
     UploadedData,
 )
 from runners.jobspec.base import weights_of
+from runners.jobspec.engines import ENGINES, EngineName
 from runners.jobspec.request_options import refusal_lines
-from runners.jobspec.serve import ON_GPUS, EngineName
-from runners.launchers.launch import ENGINES
+from runners.jobspec.serve import ON_GPUS
 from runners.plans.generation_spec import ALL_ADAPTERS
 from runners.plans.job_specs import launch_spread, spec_of
 from runners.plans.launch import Launch, LaunchOptionError

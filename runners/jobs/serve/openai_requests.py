@@ -17,8 +17,8 @@ from pydantic import (
     model_validator,
 )
 
+from runners.jobspec.engines import EngineName
 from runners.jobspec.request_options import refusal_text, refused_options
-from runners.jobspec.serve import EngineName
 
 Document = dict[str, Any]
 

@@ -227,7 +227,10 @@ def test_an_endpoint_that_is_open_or_cannot_be_is_refused():
         ({"key_hashes": ("sk-plain",)}, "key_hashes"),
         ({"served_name": "a\nb"}, "served_name"),
         ({"idle_stop_seconds": 0}, "idle_stop_seconds"),
-        ({"engine": "vllm", "enforce_eager": True}, "enforce_eager is of slipway's own engine"),
+        (
+            {"engine": "vllm", "enforce_eager": True},
+            "enforce_eager is not supported by the engine vllm",
+        ),
     ):
         with refused(ValidationError, message, (fields, message)):
             ServeSpec(model=MODEL, **fields)

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from planner.specs.workload import Strategy
 from runners.jobspec import ArtefactModel, BenchmarkSpec, CompressSpec, ServeSpec
 from runners.jobspec.compress import ClosedLoop, OpenLoop
+from runners.jobspec.engines import ENGINES
 from runners.jobspec.serve import (
     LEAST_MEMORY_RATIO,
     MOST_MEMORY_RATIO,
@@ -17,7 +18,6 @@ from runners.jobspec.serve import (
     EngineOptions,
     key_hash,
 )
-from runners.launchers.launch import ENGINES
 from runners.plans.launch import Launch, LaunchOptionError
 from runners.plans.load_levels import load_options
 from runners.plans.refusals import DraftProblem
@@ -335,7 +335,9 @@ def test_options_that_do_not_go_together_are_refused_by_name():
         with pytest.raises(ValidationError, match=words):
             EngineOptions.model_validate(changes)
         options = {name: value for name, value in changes.items() if name != "draft"}
-        with pytest.raises(ValidationError, match="is vllm's, and engine is sglang"):
+        with pytest.raises(
+            ValidationError, match="by the engine sglang; leave it out, or choose vllm"
+        ):
             ServeSpec(model=TRAINED, engine="sglang", engine_options=options)
 
 

@@ -36,6 +36,7 @@ from runners.jobs.serve.relayed.relay import (
     prefill_body,
 )
 from runners.jobspec import ArtefactModel, FolderModel, ServeSpec
+from runners.jobspec.engines import names, refusal, serving
 from runners.jobspec.serve import EngineOptions, PhaseSplit
 
 # The engines of a prefill/decode split, and the GPUs of each.
@@ -173,11 +174,8 @@ class EngineAdapter(ABC):
         Raises:
             BadInputError: the engine does not support the split or these settings.
         """
-        del spec, placed, listen, part
-        raise BadInputError(
-            f"engine_options.split: prefill/decode disaggregation is not supported with "
-            f"{self.title}; leave it out, or choose vllm"
-        )
+        del placed, listen, part
+        raise BadInputError(refusal("engine_options.split", spec.engine, "disaggregation"))
 
     def served_name(self, spec: ServeSpec, name: str) -> str:  # noqa: ARG002 - others have to know it
         """Return the engine's name for the model or adapter that clients request by ``name``."""
@@ -261,7 +259,8 @@ def model_paths(job: Job, spec: ServeSpec) -> ModelPaths:
     if not isinstance(spec.model, FolderModel | ArtefactModel):
         msg = (
             f"model: {spec.engine} serves a folder with safetensors, and a {spec.model.source} "
-            "model has none; choose a trained model, or the engine slipway"
+            "model has none; choose a trained model, or the engine "
+            f"{names(serving('random'), 'or')}"
         )
         raise BadInputError(msg)
     model = opened_model(spec.model, job.host_dir, owner=os.getpid())

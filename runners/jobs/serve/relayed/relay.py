@@ -34,7 +34,7 @@ from runners.jobs.serve.relayed.process import (
     TokenCounts,
     merged_metrics,
 )
-from runners.jobspec.serve import EngineName
+from runners.jobspec.engines import EngineName
 from runners.shared.event_streams import read_events
 
 # The engines of one endpoint life: a single one, or several for prefill and for decode.

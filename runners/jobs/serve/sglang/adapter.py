@@ -20,6 +20,7 @@ from runners.jobs.serve.relayed.process import (
 )
 from runners.jobs.serve.sglang.server import KEY
 from runners.jobspec import ServeSpec
+from runners.jobspec.engines import ENGINES
 from runners.jobspec.serve import LOOPBACK, EngineOptions
 
 LOADED_AS = {"fp8": "fp8"}  # the only format it quantises plain weights to at load
@@ -36,7 +37,7 @@ QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # no downloads
 class Sglang(EngineAdapter):
     """SGLang's HTTP server."""
 
-    title = "SGLang"
+    title = ENGINES["sglang"].title
     names = MetricNames.with_prefix(
         "sglang", "num_running_reqs", "num_queue_reqs", "token_usage", "prompt_tokens_total",
         "generation_tokens_total", "time_to_first_token_seconds", "inter_token_latency_seconds",

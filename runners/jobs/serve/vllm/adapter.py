@@ -32,6 +32,7 @@ from runners.jobs.serve.relayed.process import (
     template_flags,
 )
 from runners.jobspec import ServeSpec
+from runners.jobspec.engines import ENGINES
 from runners.jobspec.serve import LOOPBACK, EngineOptions
 from runners.shared.timing import ENGINE_SHUTDOWN_SECONDS
 
@@ -57,7 +58,7 @@ QUIET = {
 class Vllm(EngineAdapter):
     """vLLM's HTTP server."""
 
-    title = "vLLM"
+    title = ENGINES["vllm"].title
     names = MetricNames.with_prefix(
         "vllm", "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
         "prompt_tokens_total", "generation_tokens_total", "time_to_first_token_seconds",

@@ -20,24 +20,26 @@ from runners.jobs.serve.relayed.relay import (
     parse_request,
     prefill_body,
 )
-from runners.jobspec.request_options import EVERY, OPTIONS, TITLES, refusal_lines
+from runners.jobspec.engines import ENGINES
+from runners.jobspec.request_options import OPTIONS, refusal_lines
 from tests.runners.jobs.serve.test_openai_server import ASKED, CHAT, Door
 
 DOCS = (Path(__file__).parents[4] / "templates" / "docs" / "endpoints.md").read_text()
+RELAYED = [each for each in ENGINES.values() if each.request_options]
 COMPLETION = {"model": "model", "prompt": "a"}
 
 
 def parsed(engine: str, asked: dict):
     body, is_chat = json.dumps(asked).encode(), "messages" in asked
-    if engine in ("vllm", "sglang"):
+    if ENGINES[engine] in RELAYED:
         return parse_request(CHAT if is_chat else "/v1/completions", body, engine)
     return (parse_chat if is_chat else parse_completion)(body, engine)
 
 
 def test_an_engine_refuses_what_its_column_says_and_names_those_that_do_it():
     for name, option in OPTIONS.items():
-        for engine in EVERY:
-            forms = (RelayedChat, RelayedCompletion) if engine in ("vllm", "sglang") else (
+        for engine in ENGINES:
+            forms = (RelayedChat, RelayedCompletion) if ENGINES[engine] in RELAYED else (
                 ChatRequest, CompletionRequest)  # fmt: skip
             fields = {each for form in forms for each in form.model_fields}
             if engine in option.engines:
@@ -49,18 +51,18 @@ def test_an_engine_refuses_what_its_column_says_and_names_those_that_do_it():
                 with pytest.raises(RequestError) as refused:
                     parsed(engine, asked | {name: "wanted"})
                 assert (refused.value.param, refused.value.code) == (name, "unsupported_parameter")
-                assert all(TITLES[each] in str(refused.value) for each in option.engines)
+                assert all(ENGINES[each].title in str(refused.value) for each in option.engines)
 
 
 def test_the_docs_print_the_table_and_the_addresses():
     rows = re.findall(r"^\| (`.*`.*?) \| (\w+) \| (\w+) \| (\w+) \| (\w+) \|$", DOCS, re.MULTILINE)
     printed = {
-        name: tuple(engine for engine, cell in zip(EVERY, cells, strict=True) if cell == "yes")
+        name: tuple(engine for engine, cell in zip(ENGINES, cells, strict=True) if cell == "yes")
         for names, *cells in rows
         for name in re.findall(r"`(\w+)`", names)
     }
     assert printed == {name: option.engines for name, option in OPTIONS.items()}
-    assert f"| Fields | {' | '.join(TITLES[each] for each in EVERY)} |" in DOCS
+    assert f"| Fields | {' | '.join(each.title for each in ENGINES.values())} |" in DOCS
 
     addresses = set(re.findall(r"^\| `(?:GET|POST) (/\S+)` \|", DOCS, re.MULTILINE))
     paths = {each.path.replace(":path", "") for each in OpenAIServer(Door().service).routes}
@@ -68,7 +70,7 @@ def test_the_docs_print_the_table_and_the_addresses():
 
 
 def test_the_review_page_says_which_fields_its_engines_refuse():
-    both, sglang = refusal_lines(EVERY)
+    both, sglang = refusal_lines(ENGINES)
     assert both.startswith("Refused in requests to Slipway's own engine and llama.cpp: response_f")
     assert sglang == "Refused in requests to SGLang: tools, tool_choice, parallel_tool_calls."
     assert refusal_lines(["vllm"]) == []
