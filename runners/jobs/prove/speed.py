@@ -27,7 +27,7 @@ from runners.jobs.memory import (
     tensor_bytes,
     used_device_bytes,
 )
-from runners.jobs.prove.jobs import sglang_speeds, vllm_speeds
+from runners.jobs.prove.engines import SPEEDS
 from runners.jobs.prove.recorder import Recorder
 from runners.jobs.prove.serving import decode_speeds
 from runners.jobs.prove.weight_only import Int4Linear
@@ -113,7 +113,7 @@ def run(recorder: Recorder, folder: Path) -> None:
     _weight_only(recorder, scale, [first])
     release_free_memory()
     layers = fitting_layers(scale.shape, recorder.device, 2.5)
-    for engine_speeds in (vllm_speeds, sglang_speeds):
+    for engine_speeds in SPEEDS.values():
         engine_speeds(recorder, {**scale.shape, "num_hidden_layers": layers}, (1, 64), folder)
     for method in ("gptq", "sparsegpt"):
         if recorder.has_time(f"{method} of a matrix", 10):

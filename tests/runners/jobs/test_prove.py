@@ -22,6 +22,7 @@ from runners.jobs.generate.static import run_batch
 from runners.jobs.prove import (
     correctness,
     distributed,
+    engines,
     identity,
     jobs,
     rates,
@@ -491,16 +492,16 @@ echo '[{"n_prompt": 16, "n_gen": 0, "avg_ts": 7100.0}, {"n_prompt": 0, "n_gen": 
 
 def test_other_engines_are_measured_where_they_are_installed(recorder, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    jobs.vllm_speeds(recorder, speed.SMALL, (1,), tmp_path)
+    engines.vllm_speeds(recorder, speed.SMALL, (1,), tmp_path)
     for name, text in (("vllm", VLLM), ("llama-bench", LLAMA % "0.0")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    jobs.vllm_speeds(recorder, speed.SMALL, (1, 64), tmp_path)
-    jobs.llama_reads(recorder, tmp_path / "model.gguf")
+    engines.vllm_speeds(recorder, speed.SMALL, (1, 64), tmp_path)
+    engines.llama_reads(recorder, tmp_path / "model.gguf")
 
     absent, figure, *_ = recorder.records()
     assert (absent.name, absent.cause) == ("vllm", "device")
-    assert (figure.name, figure.value) == ("vllm bf16, batch 1", jobs.OUTPUT_TOKENS / 2.0)
+    assert (figure.name, figure.value) == ("vllm bf16, batch 1", engines.OUTPUT_TOKENS / 2.0)
     assert (figure.question.engine, figure.question.metric) == ("vllm", "tokens_per_second")
     assert failed(recorder) == ["vllm bf16, batch 64", "llama.cpp runs the GGUF file"]
 
@@ -553,7 +554,7 @@ def test_sglang_is_measured_where_it_is_installed(
     recorder, monkeypatch, tmp_path, module, ends, figures, faults, missing
 ):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    jobs.sglang_speeds(recorder, speed.ON_A_CPU, (1, 64), tmp_path)
+    engines.sglang_speeds(recorder, speed.ON_A_CPU, (1, 64), tmp_path)
     (absent,) = recorder.records()
     assert (absent.name, absent.cause) == ("sglang", "device")
 
@@ -561,14 +562,14 @@ def test_sglang_is_measured_where_it_is_installed(
     file.parent.mkdir(parents=True)
     file.write_text(SGLANG.replace("RUN", SGLANG_RUN) + ends)
     monkeypatch.syspath_prepend(str(tmp_path))
-    jobs.sglang_speeds(recorder, speed.ON_A_CPU, (1, 64), tmp_path)
+    engines.sglang_speeds(recorder, speed.ON_A_CPU, (1, 64), tmp_path)
     found = {each.name: each for each in recorder.records()[1:] if each.record == "figure"}
     assert list(found) == [
         f"sglang {what}bf16, batch {batch}" for batch in figures for what in ("", "decode ")
     ]
     for batch in figures:
         whole, decode = (found[f"sglang {what}bf16, batch {batch}"] for what in ("", "decode "))
-        assert whole.samples == (batch * 128 / 0.13496648699924663,) * (jobs.RUNS - 1)
+        assert whole.samples == (batch * 128 / 0.13496648699924663,) * (engines.RUNS - 1)
         assert (whole.question.engine, whole.question.metric) == ("sglang", "tokens_per_second")
         assert (whole.unit, decode.value) == ("tokens/s", 1025.3371051513327)
     assert failed(recorder) == faults
