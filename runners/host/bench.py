@@ -32,6 +32,7 @@ from runners.jobspec import (
     TrainSpec,
 )
 from runners.jobspec.compress import WeightDtype
+from runners.jobspec.kinds import KINDS
 from runners.jobspec.train import LayoutOptions
 from runners.launchers import launch
 from runners.shared.facts import Microbench, SlurmConfig
@@ -461,7 +462,7 @@ def run(folder: Path, attempt_id: str, spec: JobSpec) -> dict[str, float]:
     events = attempt / "events.jsonl"
     with events.open("wb") as sink:
         ended = subprocess.run(
-            [sys.executable, "-m", launch.JOB_MODULES[spec.kind], str(attempt)],
+            [sys.executable, "-m", KINDS[spec.kind].module, str(attempt)],
             env=os.environ
             | {"SLIPWAY_HOST_DIR": str(folder), "SLIPWAY_EVENT_FD": str(sink.fileno())},
             pass_fds=[sink.fileno()],

@@ -25,6 +25,7 @@ from runners.host import inventory, preflight_weights
 from runners.host.preflight_weights import FolderQuery
 from runners.jobspec import ArtefactModel, FolderModel
 from runners.jobspec.engines import OWN, running_on
+from runners.jobspec.kinds import KINDS
 from runners.launchers import attempts, launch
 from runners.launchers.launch import LaunchRefusedError
 from runners.shared.config import HostConfig, HostDir
@@ -266,10 +267,6 @@ _UPDATE = "Install a newer driver on the host, or a torch that is built for this
 # Distributions that job processes import; quantised dtypes need an additional library.
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
 DTYPE_PACKAGES = {"int8": "torchao", "fp8": "torchao", "int4": "bitsandbytes"}
-KIND_PACKAGES = {
-    "compress": ("accelerate", "compressed-tensors", "gguf"),
-    "serve": ("starlette", "uvicorn", "Jinja2"),
-}
 _SAME_VERSION = "Install the server's version on the host and start its agent again."
 INSTALL = "Install what is missing on the host: pip install 'slipway[worker,gpu]'."
 
@@ -359,9 +356,9 @@ def _blocking(needs: Needs, stopping: Sequence[StoppingAttempt]) -> list[str]:
 
 
 def _kind(needs: Needs) -> PreflightCheck:
-    if needs.kind in launch.JOB_MODULES:
+    if needs.kind in KINDS:
         return yes("kind", f"This host runs {needs.kind} jobs.")
-    known = ", ".join(launch.JOB_MODULES)
+    known = ", ".join(KINDS)
     return no(
         "kind",
         f"This host runs {known}, not {needs.kind}.",
@@ -370,7 +367,7 @@ def _kind(needs: Needs) -> PreflightCheck:
 
 
 def _packages(needs: Needs) -> PreflightCheck:
-    of_kind = KIND_PACKAGES.get(needs.kind, ())
+    of_kind = KINDS[needs.kind].packages if needs.kind in KINDS else ()
     formats = (needs.weight_dtype, needs.compute_dtype)
     required = (*PACKAGES, *of_kind, *filter(None, map(DTYPE_PACKAGES.get, formats)))
     versions = {name: _version(name) for name in required}

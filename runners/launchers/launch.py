@@ -33,6 +33,7 @@ from runners.jobspec import (
 from runners.jobspec.compress import TASKS_ENVIRONMENT
 from runners.jobspec.engines import ENGINES, OWN, Engine
 from runners.jobspec.generate import StageChain
+from runners.jobspec.kinds import KINDS
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.shared.addresses import own_addresses
 from runners.shared.messages import MAIN, Gang, RunDevice, RunRequest
@@ -232,16 +233,6 @@ def with_devices(env: Mapping[str, str], devices: Sequence[RunDevice]) -> dict[s
     return order | {name: value for name, value in env.items() if name not in _BY_INDEX} | visible
 
 
-JOB_MODULES: Mapping[str, str] = {
-    "train": "runners.jobs.train",
-    "compress": "runners.jobs.compress",
-    "evaluate": "runners.jobs.evaluate",
-    "benchmark": "runners.jobs.load.benchmark",
-    "generate": "runners.jobs.generate",
-    "serve": ENGINES[OWN].module,
-    "drill": "runners.jobs.drill",
-    "prove": "runners.jobs.prove",
-}
 LAUNCH_TIMEOUT_SECONDS = 30.0
 
 
@@ -259,9 +250,9 @@ def render_argv(spec: JobSpec, folder: Path) -> list[str]:
     Raises:
         LaunchRefusedError: this host does not run this kind of job.
     """
-    module = JOB_MODULES.get(spec.kind)
-    if module is None:
-        known = ", ".join(JOB_MODULES)
+    kind = KINDS.get(spec.kind)
+    if kind is None:
+        known = ", ".join(KINDS)
         raise LaunchRefusedError(
             Reason.VERSION_INCOMPATIBLE,
             f"this host runs {known}, not {spec.kind}; update its software",
@@ -269,8 +260,8 @@ def render_argv(spec: JobSpec, folder: Path) -> list[str]:
     engine, environment = engine_of(_named(spec)), environment_of(_named(spec))
     if environment != MAIN:
         start = [sys.executable, "-m", "runners.jobs.in_environment", environment]
-        return [*start, engine.module if engine else module, str(folder)]
-    return [sys.executable, "-m", module, str(folder)]
+        return [*start, engine.module if engine else kind.module, str(folder)]
+    return [sys.executable, "-m", kind.module, str(folder)]
 
 
 def _named(spec: JobSpec) -> dict[str, object]:

@@ -16,11 +16,10 @@ import pytest
 
 from runners.jobspec import JobSpec
 from runners.jobspec.engines import ENGINES
-from runners.launchers.launch import JOB_MODULES
+from runners.jobspec.kinds import KINDS, KindName
 from webapp.boot.suite import ROOT
 from webapp.charts.plots import BY_KIND
 from webapp.jobs.launching import EXPLANATIONS
-from webapp.jobs.progress import KIND_WORDS
 
 PAGE = (ROOT / "templates" / "docs" / "architecture.md").read_text("utf-8")
 STATION = re.compile(r" ?(\d+) ( *)([\w./]+?)(?:: ([\w.]+))? +([→⇒]) (.+)")
@@ -200,14 +199,17 @@ def test_a_station_without_connection_is_told(lines, fault):
 def test_a_kind_of_job_is_in_every_table():
     specs = get_args(get_args(JobSpec)[0])
     kinds = {each.model_fields["kind"].default for each in specs}
-    for table in (JOB_MODULES, KIND_WORDS, BY_KIND):
+    for table in (KINDS, get_args(KindName), BY_KIND):
         assert set(table) == kinds
     without_plan = {"evaluate", "drill", "prove"}
     assert kinds - set(EXPLANATIONS) == without_plan
 
 
 def test_a_kind_or_engine_starts_a_module_that_exists():
-    modules = {*JOB_MODULES.values(), *(each.module for each in ENGINES.values())}
+    modules = {
+        *(each.module for each in KINDS.values()),
+        *(each.module for each in ENGINES.values()),
+    }
     for module in modules:
         spec = importlib.util.find_spec(module)
         assert spec, module

@@ -32,6 +32,7 @@ from runners.jobspec import (
     WeightedData,
 )
 from runners.jobspec.base import sources_of
+from runners.jobspec.kinds import KINDS
 from runners.launchers import launch
 from runners.launchers.attempts import AttemptFolder
 from runners.launchers.launch import LaunchRefusedError, confine, render_argv, render_env
@@ -290,7 +291,7 @@ SPECS = st.one_of(
 @given(spec=SPECS)
 def test_every_spec_is_a_command_of_four_parts_with_nothing_of_it(spec):
     argv = render_argv(spec, Path("/attempts/a1"))
-    assert argv == [sys.executable, "-m", launch.JOB_MODULES[spec.kind], "/attempts/a1"]
+    assert argv == [sys.executable, "-m", KINDS[spec.kind].module, "/attempts/a1"]
 
 
 @given(spec=SPECS)

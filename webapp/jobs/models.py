@@ -7,6 +7,7 @@ from django.db import models
 from django.db.models import F, Index, Q
 from django.db.models.lookups import IsNull
 
+from runners.jobspec.kinds import KINDS
 from webapp.accounts.models import AccessToken, Team, TeamOwned
 from webapp.core.ids import UlidModel
 from webapp.hosts.models import Device, Host, Pool
@@ -115,8 +116,8 @@ class JobState(models.TextChoices):
 FINAL_STATES = frozenset(
     {JobState.SUCCEEDED, JobState.FAILED, JobState.ERROR, JobState.STOPPED, JobState.EXPIRED}
 )
-# Kinds that leave a checkpoint, answers or layers from which a later job can go on.
-RESUMABLE_KINDS = frozenset({"train", "generate", "compress"})
+RESUMABLE_KINDS = frozenset(each.name for each in KINDS.values() if each.is_resumable)
+RANKED_KINDS = frozenset(each.name for each in KINDS.values() if each.has_ranks)
 LIVE_STATES = frozenset(
     {JobState.PREFLIGHT, JobState.STARTING, JobState.RUNNING, JobState.STOPPING}
 )
@@ -199,7 +200,7 @@ class Job(TeamOwned):
     @property
     def is_shared_out(self) -> bool:
         """Return whether the job runs as several ranks, on one host or on several."""
-        is_divided = self.kind in {"train", "generate"} and (self.devices_per_host or 1) > 1
+        is_divided = self.kind in RANKED_KINDS and (self.devices_per_host or 1) > 1
         return self.num_hosts > 1 or is_divided or self.processes_per_host > 1
 
     @property

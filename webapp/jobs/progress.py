@@ -8,6 +8,7 @@ from typing import NamedTuple
 from django.utils.timezone import localtime
 
 from planner.specs.units import DAY
+from runners.jobspec.kinds import KINDS
 from runners.shared.reasons import Reason
 from webapp.audit.models import Event
 from webapp.core.clock import now
@@ -18,16 +19,7 @@ from webapp.hosts.services import Contact, contact_of, silent_seconds
 from webapp.jobs.gangs import members_of
 from webapp.jobs.models import FINAL_STATES, LIVE_STATES, Attempt, Job, JobState, Measurement
 
-KIND_WORDS = {
-    "train": "Train",
-    "compress": "Compress",
-    "evaluate": "Evaluate",
-    "benchmark": "Benchmark",
-    "generate": "Generate",
-    "serve": "Serve",
-    "drill": "Drill",
-    "prove": "Validation",
-}
+KIND_WORDS: dict[str, str] = {each.name: each.title for each in KINDS.values()}
 
 
 # The state timeline

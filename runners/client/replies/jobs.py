@@ -7,6 +7,7 @@ from pydantic import Field
 from typing_extensions import TypeAliasType
 
 from runners.client.replies.base import Open, PageReply, Reply
+from runners.jobspec.kinds import KindName
 from runners.shared.kinds import ArtefactKind, EventKind
 
 JobState = TypeAliasType(
@@ -19,9 +20,6 @@ JobState = TypeAliasType(
         Field(title="JobState", description="The states of a job; the last five are final."),
     ],
 )  # fmt: skip
-JobKind = Literal[
-    "train", "compress", "evaluate", "benchmark", "generate", "serve", "drill", "prove"
-]
 Action = Literal["stop", "run_again", "resume", "delete", "abandon"]
 
 
@@ -60,7 +58,7 @@ class JobReply(Reply):
 
     id: str
     name: str
-    kind: Open[JobKind]
+    kind: Open[KindName]
     model: Annotated[str, Field(description="Display name of the model")]
     state: JobState
     is_final: Annotated[bool, Field(description="Whether the job has ended")]

@@ -16,7 +16,7 @@ from typing_extensions import TypeAliasType
 
 from runners.client.replies import jobs, machines, team
 from runners.jobspec import TrainSpec
-from runners.launchers.launch import JOB_MODULES
+from runners.jobspec.kinds import KINDS
 from runners.shared.messages import BeatReply, ClaimReply, ClaimRequest
 from tests.books.book import FOLDER
 from tests.webapp.api.conftest import HostClient
@@ -102,7 +102,7 @@ def test_a_spec_of_every_kind_comes_to_its_host_as_it_was_stored():
         sent = claim._result_to_response(request, reply, api.create_temporal_response(request))
         assert ClaimReply.model_validate_json(sent.content) == reply, name
         kinds.add(reply.request.spec.kind)
-    assert kinds == JOB_MODULES.keys()
+    assert kinds == KINDS.keys()
 
 
 @pytest.mark.django_db(databases="__all__")

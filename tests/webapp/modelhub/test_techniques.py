@@ -10,7 +10,7 @@ from django.core.management import call_command
 
 from planner.techniques.registry import TECHNIQUES
 from runners.host.abilities import ABILITIES, OWN
-from runners.launchers.launch import JOB_MODULES
+from runners.jobspec.kinds import KINDS
 from tests.webapp.conftest import client_of
 from webapp.bench.ratios import PROOFS, stored
 from webapp.bench.technique_states import row_of
@@ -91,7 +91,7 @@ def test_the_planner_knows_each_and_hosts_have_the_job_that_runs_it():
         (key, ability)
         for key, ability in ABILITIES.items()
         if key not in TECHNIQUES
-        or ability.job_kind not in JOB_MODULES
+        or ability.job_kind not in KINDS
         or bool(ability.version) != (ability.library != OWN)
     ]
     assert not wrong, wrong
