@@ -91,7 +91,6 @@ __all__ = [
     "TrainSpec",
     "UploadedData",
     "WeightedData",
-    "upgraded",
 ]
 
 

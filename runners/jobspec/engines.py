@@ -56,7 +56,7 @@ class Engine:
     prompt_reuse: str = ""
     request_options: frozenset[str] = frozenset()
     reserves_longest: bool = False  # each running request holds the maximum length's KV cache
-    memory_log: Mapping[MemoryLine, str] = field(default_factory=dict)
+    memory_log: Mapping[MemoryLine, str] = field(default_factory=dict, hash=False)
 
     @property
     def device_words(self) -> str:
@@ -162,8 +162,8 @@ def serving(weights: WeightsFormat) -> tuple[Engine, ...]:
     return tuple(each for each in ROWS if weights in each.weights)
 
 
-def running_on(*kinds: DeviceKind) -> tuple[Engine, ...]:
-    """Return the engines that run on at least one of the kinds of devices."""
+def running_on(*kinds: str) -> tuple[Engine, ...]:
+    """Return the engines that run on processors ("cpu"), or on GPUs of one of the vendors."""
     return tuple(each for each in ROWS if not each.devices.isdisjoint(kinds))
 
 

@@ -24,7 +24,7 @@ from runners.jobspec.base import (
     RunDocument,
 )
 from runners.jobspec.compress import WeightDtype
-from runners.jobspec.engines import OWN, EngineName, Feature, has_feature, refusal, with_feature
+from runners.jobspec.engines import OWN, EngineName, Feature, has_feature, refusal
 
 # What a plan decides for an engine that takes parallel sizes.
 
@@ -122,7 +122,6 @@ ServedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._
 AnyPort = Annotated[int, Field(ge=0, le=65535)]
 FIRST_OPEN_PORT = 1024
 NO_ADAPTER = -1  # the adapter index of the base model
-ON_GPUS: tuple[EngineName, ...] = tuple(each.name for each in with_feature("parallel_sizes"))
 
 
 def key_hash(key: str) -> str:

@@ -1,6 +1,5 @@
 """The engine of a document: the one it names, and the one that it gets without a name."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from planner.catalog.devices import get_device
@@ -14,18 +13,11 @@ from planner.catalog.engines import (
 from planner.catalog.models import find_model
 from planner.specs.base import PlannerError
 from planner.specs.cluster import ClusterSpec
-from runners.jobspec.engines import EngineName
+from runners.jobspec.engines import ENGINES, OWN, ROWS, EngineName
 from runners.plans.document import PlanDocument
 from runners.plans.refusals import DraftProblem
 from runners.plans.workloads import TRAINING_GOALS
 
-# The engine of an endpoint -> the planner's.
-PLANNED_AS: Mapping[EngineName, str] = {
-    "slipway": DEFAULT_ENGINE,
-    "llamacpp": "llama_cpp",
-    "vllm": "vllm",
-    "sglang": "sglang",
-}
 OWN_TITLE = "Slipway's own, on PyTorch"
 # Catalog hardware is planned with the engine commonly used there, and with llama.cpp where that
 # one does not run.
@@ -83,10 +75,11 @@ def check_engine(document: PlanDocument, endpoint: EngineName | None) -> None:
         DraftProblem: the plan was made for another engine; the message names a remedy.
     """
     chosen = chosen_engine(document)
-    if chosen in {None, PLANNED_AS[endpoint or "slipway"]}:
+    if chosen in {None, ENGINES[endpoint or OWN].planned_as}:
         return
     title = engine_choices(document.goal)[chosen or ""]
-    runs = " start an endpoint of that engine," if chosen in PLANNED_AS.values() else ""
+    can_serve = any(each.planned_as == chosen for each in ROWS)
+    runs = " start an endpoint of that engine," if can_serve else ""
     raise DraftProblem(
         f"This plan is for the engine {title}, which this kind of job cannot start. Download the "
         f"plan's export,{runs} or choose the engine “Automatic” in the Hardware step.",

@@ -3,7 +3,7 @@
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.workload import AWAY_TITLES
 from runners.jobspec import GenerateSpec, ModelSpec, TrainSpec
-from runners.jobspec.serve import ON_GPUS
+from runners.jobspec.engines import has_feature
 from runners.plans.compression_spec import compress_spec
 from runners.plans.document import PlanDocument
 from runners.plans.engine_choice import check_engine
@@ -39,7 +39,7 @@ def spec_of(document: PlanDocument, launch: Launch, case: LaunchCase) -> ModelSp
     engine = launch.engine if launch.run == "endpoint" else None
     check_engine(document, engine)
     if engine is not None:
-        check_host(engine, case.host_name, has_gpus=case.has_gpus)
+        check_host(engine, case)
     spread = launch_spread(document, launch, case.best)
     check_model(case.model, spread)
     spec = _spec_of_goal(document, launch, case)
@@ -61,8 +61,8 @@ def launch_spread(document: PlanDocument, launch: Launch, best: PlannedStrategy)
     Raises:
         DraftProblem: jobs do not support the way in which the strategy splits the model.
     """
-    on_gpus = launch.run == "endpoint" and launch.engine in ON_GPUS
-    spread = engine_spread(best, launch.engine) if on_gpus else spread_of(best, document.goal)
+    has_layout = launch.run == "endpoint" and has_feature(launch.engine, "parallel_sizes")
+    spread = engine_spread(best, launch.engine) if has_layout else spread_of(best, document.goal)
     # CPU ranks share the host's one CPU device.
     is_shared = processes_of(best, document.hardware) > 1
     return Spread(spread.num_hosts, 1) if is_shared else spread

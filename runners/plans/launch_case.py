@@ -22,9 +22,10 @@ class LaunchCase:
     """The planned strategy, and what a launch's names stand for.
 
     ``model``: the job's reference to it; ``model_name`` in short; ``shape`` None where the planner
-    does not know its family. ``lacks_gguf``: whether it is known to have no GGUF file.
-    ``uploads``: the uploaded files that the document names, by id. ``draft_models`` and
-    ``adapters``: those on the host that go with the model. ``key_hashes``: of the endpoint's keys.
+    does not know its family. ``gpu_vendors``: of the host's GPUs that jobs use. ``lacks_gguf``:
+    whether the model is known to have no GGUF file. ``uploads``: the uploaded files that the
+    document names, by id. ``draft_models`` and ``adapters``: those on the host that go with the
+    model. ``key_hashes``: of the endpoint's keys.
     """
 
     best: PlannedStrategy
@@ -32,7 +33,7 @@ class LaunchCase:
     model_name: str
     shape: ModelSpec | None = None
     host_name: str = "the host"
-    has_gpus: bool = False
+    gpu_vendors: tuple[str, ...] = ()
     lacks_gguf: bool = False
     uploads: Mapping[str, UploadedData] = field(default_factory=dict)
     draft_models: tuple[DraftModel, ...] = ()

@@ -1,17 +1,27 @@
 """The specs of a plan to serve: its endpoint on one of the engines, and its benchmark."""
 
 import re
-from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
 
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec
 from planner.specs.workload import Strategy
 from runners.jobspec import BenchmarkSpec, ServeSpec
-from runners.jobspec.engines import ENGINES, Engine, EngineName
+from runners.jobspec.engines import (
+    ENGINES,
+    OWN,
+    EngineName,
+    has_feature,
+    names,
+    running_on,
+    titles,
+    with_feature,
+)
 from runners.jobspec.serve import (
     LEAST_MEMORY_RATIO,
     MOST_MEMORY_RATIO,
-    ON_GPUS,
     EngineOptions,
     PhaseSplit,
 )
@@ -19,7 +29,7 @@ from runners.plans.launch import Launch
 from runners.plans.launch_case import LaunchCase
 from runners.plans.load_levels import load_options
 from runners.plans.model_checks import needs_weights
-from runners.plans.refusals import DraftProblem
+from runners.plans.refusals import DraftProblem, first_message
 from runners.plans.speculative_decoding import with_engine_draft
 from runners.plans.spread import Spread
 from runners.plans.strategy_checks import WIDE, compute_dtype, refuse_offloaded, runnable_dtype
@@ -29,9 +39,9 @@ LEAST_LENGTH_TOKENS = 4096  # of the longest request, if the planned one is shor
 NAME_LENGTH = 100
 MEMORY_MARGIN = 1.1  # over the plan's peak
 SPLIT_PHASES = (
-    "Only vLLM supports prefill and decode on different GPUs, because it transfers the KV cache "
-    "of a prompt between its processes. Choose the engine vLLM, or plan without separate prefill "
-    "devices."
+    "Prefill and decode on different GPUs need an engine that transfers the KV cache of a prompt "
+    f"between its processes. Choose the engine {titles(with_feature('disaggregation'), 'or')}, or "
+    "plan without separate prefill devices."
 )
 SPLIT_CONTEXT = (
     "Engines on GPUs divide the context only over their tensor-parallel ranks. Pin context "
@@ -42,10 +52,6 @@ DRAFT_BY_NAME = (
     "cannot start with it. Plan without a draft model and choose a model of your team under "
     "“Speculative decoding”, or download the plan's export."
 )
-OWN_CACHES: Mapping[EngineName, str] = {
-    "slipway": "Slipway's own engine has no prefix cache",
-    "llamacpp": "llama.cpp always reuses the last prompt of a slot",
-}
 
 
 def benchmark_spec(values: ServeWork, launch: Launch, case: LaunchCase) -> BenchmarkSpec:
@@ -74,21 +80,23 @@ def endpoint_spec(values: ServeWork, launch: Launch, case: LaunchCase) -> ServeS
     """Return the endpoint of a plan to serve; it holds only hashes of the endpoint's keys.
 
     Raises:
-        DraftProblem: the engine does not run the plan, or the model has no weights for it.
+        DraftProblem: the engine does not run the plan or support an option, or the model has no
+            weights for it.
     """
-    best, on_gpus = case.best, launch.engine in ON_GPUS
-    if not on_gpus:
+    best, has_layout = case.best, has_feature(launch.engine, "parallel_sizes")
+    if not has_layout:
         _check_own_engine(best)
     dtype = runnable_dtype(best)
     needs_weights(case.model, "An endpoint")
-    if launch.engine == "llamacpp" and case.lacks_gguf:
+    if needs_gguf(launch.engine) and case.lacks_gguf:
         raise DraftProblem(
-            "“Engine” is llamacpp, which serves GGUF files, and the model has none. Compress the "
-            "model with the method GGUF and serve what that makes, or choose another engine.",
+            f"“Engine” is {launch.engine}, which serves GGUF files, and the model has none. "
+            "Compress the model with the method GGUF and serve what that makes, or choose "
+            "another engine.",
             "engine",
         )
     step = best.strategy.max_batch_tokens
-    endpoint = ServeSpec.model_validate(
+    endpoint = _validated(
         {
             "model": case.model,
             "engine": launch.engine,
@@ -97,21 +105,33 @@ def endpoint_spec(values: ServeWork, launch: Launch, case: LaunchCase) -> ServeS
             "max_concurrency": values.concurrency,
             **_lengths(values, launch.engine, case.shape),
             **({"max_batch_tokens": step} if step else {}),
-            "engine_options": options_of(best) if on_gpus else None,
+            "adapters": case.adapters if launch.adapters else (),
+            "engine_options": options_of(best) if has_layout else None,
             "key_hashes": case.key_hashes,
             "idle_stop_seconds": launch.idle_stop_seconds,
         }
     )
-    if launch.adapters:
-        endpoint = endpoint.model_copy(update={"adapters": case.adapters})
     endpoint = with_engine_draft(endpoint, case.draft_models, launch.draft_model)
     return with_prefix_caching(endpoint, launch.prefix_caching)
+
+
+def _validated(fields: dict[str, Any]) -> ServeSpec:
+    try:
+        return ServeSpec.model_validate(fields)
+    except ValidationError as error:
+        message = f"The endpoint cannot be started as chosen: {first_message(error)}."
+        raise DraftProblem(message, "engine") from error
+
+
+def needs_gguf(engine: EngineName) -> bool:
+    """Return whether an engine serves GGUF files alone."""
+    return ENGINES[engine].weights == {"gguf"}
 
 
 def _check_own_engine(best: PlannedStrategy) -> None:
     """Refuse what neither Slipway's engine nor llama.cpp runs of a plan."""
     refuse_offloaded(best)
-    check_split("slipway", best.strategy)
+    check_split(OWN, best.strategy)
     check_serving(best.strategy)
 
 
@@ -119,15 +139,15 @@ def _lengths(values: ServeWork, engine: EngineName, shape: ModelSpec | None) -> 
     """Return the longest request and the KV cache, in tokens; none without a known context.
 
     The cache is sized for the planned concurrency, and at least for one request of maximum
-    length. llama.cpp reserves the maximum length for every request, so that there the maximum is
-    the planned length.
+    length. Where the engine reserves the maximum length for every request, the maximum is the
+    planned length.
     """
     positions = shape.max_position_embeddings if shape else None
     if not positions:
         return {}
     planned = values.input_tokens + values.output_tokens
-    longest = planned if engine == "llamacpp" else max(planned, LEAST_LENGTH_TOKENS)
-    longest = min(int(positions), longest)
+    reserves = ENGINES[engine].reserves_longest
+    longest = min(int(positions), planned if reserves else max(planned, LEAST_LENGTH_TOKENS))
     together = values.concurrency * min(planned, longest)
     return {"max_length": longest, "kv_cache_tokens": max(longest, together)}
 
@@ -167,21 +187,17 @@ def check_serving(strategy: Strategy) -> None:
         )
 
 
-def engines_on(*, has_gpus: bool) -> list[tuple[EngineName, Engine]]:
-    """Return the engines that a host can run: GPU engines only if it has GPUs."""
-    return [(name, each) for name, each in ENGINES.items() if has_gpus or name not in ON_GPUS]
-
-
-def check_host(engine: EngineName, host_name: str, *, has_gpus: bool) -> None:
+def check_host(engine: EngineName, case: LaunchCase) -> None:
     """Refuse an engine that the host cannot run.
 
     Raises:
         DraftProblem: the host has no GPU for the engine; the message names a remedy.
     """
-    if engine not in dict(engines_on(has_gpus=has_gpus)):
+    row = ENGINES[engine]
+    if row not in running_on("cpu", *case.gpu_vendors):
         raise DraftProblem(
-            f"“Engine” is {engine}, which runs on NVIDIA GPUs, and {host_name} reports none. "
-            "Choose a host with a GPU, or one of the other engines.",
+            f"“Engine” is {engine}, which runs on {row.device_words}, and {case.host_name} "
+            "reports none. Choose a host with a GPU, or one of the other engines.",
             "engine",
         )
 
@@ -240,7 +256,7 @@ def check_split(engine: EngineName, strategy: Strategy) -> None:
     Raises:
         DraftProblem: the engine cannot run the plan's phase split; the message names a remedy.
     """
-    if strategy.disaggregated is not None and engine != "vllm":
+    if strategy.disaggregated is not None and not has_feature(engine, "disaggregation"):
         raise DraftProblem(SPLIT_PHASES, "disaggregated")
 
 
@@ -280,10 +296,11 @@ def with_prefix_caching(spec: ServeSpec, chosen: bool | None) -> ServeSpec:  # n
     """
     if chosen is None:
         return spec
-    if spec.engine not in ON_GPUS:
+    if not has_feature(spec.engine, "prefix_caching"):
+        row, others = ENGINES[spec.engine], names(with_feature("prefix_caching"), "or")
         raise DraftProblem(
-            f"“Prefix caching” is {'yes' if chosen else 'no'}, and {OWN_CACHES[spec.engine]}. "
-            f"Choose “Engine default”, or {' or '.join(ON_GPUS)}.",
+            f"“Prefix caching” is {'yes' if chosen else 'no'}, and {row.title} "
+            f"{row.prompt_reuse}. Choose “Engine default”, or {others}.",
             "prefix_caching",
         )
     options = (spec.engine_options or EngineOptions()).model_copy(

@@ -15,7 +15,8 @@ from runners.jobspec import (
     GenerateSpec,
     ServeSpec,
 )
-from runners.jobspec.serve import ON_GPUS, Draft, EngineOptions
+from runners.jobspec.engines import Feature, has_feature, names, with_feature
+from runners.jobspec.serve import Draft, EngineOptions
 from runners.plans.launch_case import DraftModel
 from runners.plans.refusals import DraftProblem, first_message
 
@@ -53,21 +54,17 @@ def with_engine_draft(spec: ServeSpec, known: Sequence[DraftModel], chosen: str)
     """
     if not chosen:
         return spec
-    if spec.engine not in ON_GPUS:
+    feature: Feature = "prompt_lookup" if chosen == LOOKUP else "draft_model"
+    if not has_feature(spec.engine, feature):
+        having = with_feature(feature)
+        way = "prompt lookup" if chosen == LOOKUP else "a draft model"
         raise DraftProblem(
-            f"“Speculative decoding” is for {' and '.join(ON_GPUS)}, and the engine is "
-            f"{spec.engine}, which supports no draft model. Choose one of these engines, or "
-            "“None”.",
+            f"“Speculative decoding” by {way} is for {names(having)}, and the engine is "
+            f"{spec.engine}. Choose {names(having, 'or')}, or “None”.",
             "draft_model",
         )
     drafting: dict[str, Any] = {}
     if chosen == LOOKUP:
-        if spec.engine != "vllm":
-            raise DraftProblem(
-                f"Only vLLM supports prompt lookup, and the engine is {spec.engine}. Choose vLLM, "
-                "or the draft “None”.",
-                "draft_model",
-            )
         drafting["lookup_tokens"] = LOOKUP_TOKENS
     elif spec.engine_options and spec.engine_options.split:
         raise DraftProblem(DRAFT_OR_SPLIT, "draft_model")
@@ -81,9 +78,10 @@ def _ref_of(known: Sequence[DraftModel], chosen: str) -> ArtefactModel | FolderM
     for each in known:
         if each.id == chosen:
             return each.model
-    names = ", ".join(each.name for each in known) or "none"
+    available = ", ".join(each.name for each in known) or "none"
     raise DraftProblem(
-        f"The chosen draft model is not available for this model and host; available: {names}. A "
+        "The chosen draft model is not available for this model and host; available: "
+        f"{available}. A "
         "draft model must be on the same host and have the same tokenizer.",
         "draft_model",
     )

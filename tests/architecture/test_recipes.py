@@ -15,7 +15,7 @@ from typing import get_args
 import pytest
 
 from runners.jobspec import JobSpec
-from runners.jobspec.engines import ENGINES
+from runners.jobspec.engines import ENGINES, OWN, ROWS
 from runners.jobspec.kinds import KINDS, KindName
 from webapp.boot.suite import ROOT
 from webapp.charts.plots import BY_KIND
@@ -215,3 +215,25 @@ def test_a_kind_or_engine_starts_a_module_that_exists():
         assert spec, module
         package = spec.submodule_search_locations
         assert not package or importlib.util.find_spec(f"{module}.__main__"), module
+
+
+def test_an_engines_name_stands_in_its_row_and_its_package_alone():
+    """A module that compares an engine's name would have to know of every new one."""
+    packages = {f"{each.module.replace('.', '/')}/" for each in ROWS if each.name != OWN}
+    paths = (each for top in ("runners", "webapp") for each in (ROOT / top).rglob("*.py"))
+    modules = {each.relative_to(ROOT).as_posix() for each in paths}
+    found = [
+        f"{module}:{node.lineno}"
+        for module in sorted(modules)
+        if not module.startswith(tuple(packages))
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.Compare) and compares_an_engine(node)
+    ]
+    assert found == []
+
+
+def compares_an_engine(node: ast.Compare) -> bool:
+    """Return whether a comparison names an engine; "slipway" alone is the program's name too."""
+    named = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+    found = ENGINES.keys() & named
+    return bool(found - {OWN} or (found and "engine" in ast.unparse(node)))

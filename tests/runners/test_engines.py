@@ -64,6 +64,7 @@ def test_an_engine_has_a_row_and_a_row_names_what_exists(tmp_path):
         assert each.request_options <= set(NEUTRAL), each
         assert set(each.memory_log) <= set(WORDS), each
         assert each.devices <= set(DEVICE_WORDS), each
+        assert bool(each.prompt_reuse) is ("prefix_caching" not in each.features), each
         argv = render_argv(ServeSpec(model=MODEL, engine=each.name), tmp_path)
         assert argv[-2] == each.module, each
         if each.environment:
@@ -126,13 +127,18 @@ def test_the_docs_print_which_engine_has_which_feature():
 
 
 def test_sentences_list_the_engines_of_the_rows():
-    assert titles(with_feature("draft_model")) == "vLLM and SGLang"
-    assert titles(serving("gguf"), "or") == "llama.cpp"
-    assert names(running_on("cpu"), "or") == "slipway or llamacpp"
-    assert names(running_on("amd", "nvidia")) == "slipway, vllm and sglang"
-    assert [each.device_words for each in ROWS] == [
-        "processors, NVIDIA GPUs or AMD GPUs", "processors", "NVIDIA GPUs", "NVIDIA GPUs",
-    ]  # fmt: skip
+    own, llama, vllm, sglang = (
+        ENGINES[name] for name in ("slipway", "llamacpp", "vllm", "sglang")
+    )
+    assert titles((vllm, sglang)) == "vLLM and SGLang"
+    assert names((own, vllm, sglang), "or") == "slipway, vllm or sglang"
+    assert llama in serving("gguf")
+    assert vllm not in serving("gguf")
+    assert {own, llama} <= {*running_on("cpu")}
+    assert {own, vllm} <= {*running_on("nvidia")}
+    assert vllm not in running_on("cpu", "amd")
+    assert own.device_words == "processors, NVIDIA GPUs or AMD GPUs"
+    assert vllm.device_words == "NVIDIA GPUs"
     assert names(in_environment("llamacpp")) == "llamacpp"
     assert in_environment("oneshot") == ()
     assert listed(["a", "b", "c"], "or") == "a, b or c"

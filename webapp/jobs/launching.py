@@ -34,15 +34,14 @@ from runners.jobspec import (
     UploadedData,
 )
 from runners.jobspec.base import weights_of
-from runners.jobspec.engines import ENGINES, EngineName
+from runners.jobspec.engines import ENGINES, EngineName, running_on, with_feature
 from runners.jobspec.request_options import refusal_lines
-from runners.jobspec.serve import ON_GPUS
 from runners.plans.generation_spec import ALL_ADAPTERS
 from runners.plans.job_specs import launch_spread, spec_of
 from runners.plans.launch import Launch, LaunchOptionError
 from runners.plans.launch_case import DraftModel, LaunchCase
 from runners.plans.refusals import DraftProblem
-from runners.plans.serving_spec import engines_on
+from runners.plans.serving_spec import needs_gguf
 from runners.plans.speculative_decoding import LOOKUP
 from runners.plans.spread import Spread
 from webapp.accounts.models import Team
@@ -259,14 +258,14 @@ class Launching:
 
     def case(self, launch: Launch, key_hashes: tuple[str, ...] = ()) -> LaunchCase:
         """Return what the names of a launch stand for; only what it names is looked up."""
-        is_gguf_engine = launch.run == "endpoint" and launch.engine == "llamacpp"
+        is_gguf_engine = launch.run == "endpoint" and needs_gguf(launch.engine)
         return LaunchCase(
             best=self.best,
             model=self.model,
             model_name=self.model_name,
             shape=self.shape,
             host_name=self.host.name,
-            has_gpus=has_gpus(self.host),
+            gpu_vendors=gpu_vendors(self.host),
             lacks_gguf=is_gguf_engine and lacks_gguf(self.producer),
             uploads=uploads_of(self.question.document, self.team),
             draft_models=self.draft_models if launch.draft_model else (),
@@ -275,9 +274,9 @@ class Launching:
         )
 
 
-def has_gpus(host: Host) -> bool:
-    """Return whether a host reports GPUs."""
-    return bool(host.facts.get("gpus"))
+def gpu_vendors(host: Host) -> tuple[str, ...]:
+    """Return the vendors of the GPUs that a host reports."""
+    return tuple({each.get("vendor", "nvidia") for each in host.facts.get("gpus") or ()})
 
 
 def launching_of(plan: Plan, rows: NamedRows | None = None) -> Launching:
@@ -419,9 +418,11 @@ def _refusal_note(problem: DraftProblem) -> dict[str, Any]:
 def _only_endpoint_note(start: Launching) -> dict[str, Any]:
     """Return the endpoint note of a plan that only GPU engines can run, if any can."""
     launches: dict[EngineName, Launchable] = {}
-    for engine in ON_GPUS:
+    for engine in with_feature("parallel_sizes"):
         with suppress(DraftProblem):
-            launches[engine] = launchable_of(start, Launch(run="endpoint", engine=engine))
+            launches[engine.name] = launchable_of(
+                start, Launch(run="endpoint", engine=engine.name)
+            )
     if not launches:
         return {}
     return {
@@ -447,14 +448,17 @@ def _endpoint_note(start: Launching, parts: Launchable) -> dict[str, Any]:
     count = len(start.adapters)
     adapters = {"adapters": str(count)} if count else {}
     engines = [
-        (name, each.words)
-        for name, each in engines_on(has_gpus=has_gpus(start.host))
-        if name != "llamacpp" or not lacks_gguf(start.producer)
+        each
+        for each in running_on("cpu", *gpu_vendors(start.host))
+        if not (needs_gguf(each.name) and lacks_gguf(start.producer))
     ]
-    if any(name in ON_GPUS for name, _words in engines):
+    if any("prefix_caching" in each.features for each in engines):
         points |= {"drafts": start.draft_models, "can_reuse": "yes"}
     serving: dict[str, Any] = {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes"}
-    serving |= {"engines": engines, "refusals": refusal_lines(name for name, _words in engines)}
+    serving |= {
+        "engines": [(each.name, each.words) for each in engines],
+        "refusals": refusal_lines(each.name for each in engines),
+    }
     return points | adapters | serving
 
 

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 from django import forms
 
+from runners.jobspec.engines import OWN, titles, with_feature
 from runners.plans.fields import Key
-from runners.plans.launch import USED_BY, Launch
+from runners.plans.launch import ENGINES_HINT, USED_BY, Launch
 from runners.plans.refusals import DraftProblem
 from webapp.core.numbers import number_of
 from webapp.core.problems import Problem
@@ -82,7 +83,7 @@ class LaunchForm(FormOfPart):
             name: getattr(launch, name) for name in ("save_as", "secrets", "engine", "adapter")
         }
         self.initial["points"] = launch.points or note.get("points", "")
-        engines = dict(note.get("engines") or {"slipway": "slipway"})
+        engines = dict(note.get("engines") or {OWN: OWN})
         self.fields["engine"] = Choice(
             "Engine", engines, next(iter(engines)), self._engine_hint(note)
         )
@@ -94,8 +95,9 @@ class LaunchForm(FormOfPart):
             widget=forms.CheckboxSelectMultiple,
         )
         drafts: dict[Key, str] = {each.id: each.name for each in note.get("drafts") or ()}
+        by = titles(with_feature("prompt_lookup"))
         lookup: dict[Key, str] = (
-            {"lookup": "Prompt lookup (vLLM)"} if note.get("can_reuse") else {}
+            {"lookup": f"Prompt lookup ({by})"} if note.get("can_reuse") else {}
         )
         self.fields["draft_model"] = Choice(
             "Speculative decoding",
@@ -107,11 +109,7 @@ class LaunchForm(FormOfPart):
 
     @staticmethod
     def _engine_hint(note: Mapping[str, Any]) -> str:
-        own = (
-            "llama.cpp, vLLM and SGLang run in environments of their own; the host builds one "
-            "first where it is missing. vLLM and SGLang are offered where the host has a GPU."
-        )
-        return " ".join([own, *(note.get("refusals") or ())])
+        return " ".join([ENGINES_HINT, *(note.get("refusals") or ())])
 
     @staticmethod
     def _adapters(note: Mapping[str, Any]) -> dict[Any, str]:

@@ -20,7 +20,7 @@ from runners.jobspec import (
     RandomModel,
     UploadedData,
 )
-from runners.jobspec.serve import ON_GPUS
+from runners.jobspec.engines import with_feature
 from runners.plans.document import PLANS, PlanDocument
 from runners.plans.job_specs import launch_spread, spec_of
 from runners.plans.launch import Launch, LaunchOptionError
@@ -33,6 +33,7 @@ MODEL, HASHES = "HuggingFaceTB/SmolLM2-135M", ("a" * 64,)
 FOLDER, RANDOM = FolderModel(path="tiny"), RandomModel(config={})
 ARTEFACT = ArtefactModel(attempt_id="01H" + "A" * 23)
 ADAPTERS = (NamedAdapter(name="ours", adapter=ARTEFACT),)
+NAMED_AS_MODEL = (NamedAdapter(name="our-model", adapter=ARTEFACT),)
 DRAFTS = (DraftModel("d1", "small one", ARTEFACT),)
 UPLOAD = UploadedData(dataset_id="u1", name="t.txt", sha256="0" * 64, size_bytes=1, format="text")
 MIXTURE = {
@@ -61,7 +62,9 @@ def case(goal: str, model=FOLDER, strategy=None, **fields) -> LaunchCase:
     changed = best.strategy.model_copy(update=strategy or {})
     best = best.model_copy(update={"strategy": changed})
     shape = find_model(MODEL)
-    return LaunchCase(best, model, "Our Model", **{"shape": shape, "has_gpus": True} | fields)
+    return LaunchCase(
+        best, model, "Our Model", **{"shape": shape, "gpu_vendors": ("nvidia",)} | fields
+    )
 
 
 def spec_for(goal: str, workload=None, launch=None, given=None, **fields):
@@ -187,7 +190,7 @@ def test_adapters_and_draft_models_go_with_the_launch_that_names_them():
 
     given = case("serve", adapters=ADAPTERS, draft_models=DRAFTS)
     assert spec_for("serve", {}, ENDPOINT | {"adapters": True}, given).adapters == ADAPTERS
-    for engine in ON_GPUS:
+    for engine in (each.name for each in with_feature("draft_model")):
         launch = ENDPOINT | {"engine": engine, "draft_model": "d1", "prefix_caching": False}
         options = spec_for("serve", {}, launch, given).engine_options
         assert (options.draft.model, options.has_prefix_cache) == (ARTEFACT, False), engine
@@ -213,8 +216,10 @@ OFFLOADED = {"offload": OffloadSpec(weights_cpu=0.5)}
     [
         ("serve", {}, ENDPOINT, {"model": RANDOM}, "source"),
         ("serve", {}, {"run": "load", "points": [1.0]}, {"model": RANDOM}, "source"),
-        ("serve", {}, ENDPOINT | {"engine": "vllm"}, {"has_gpus": False}, "engine"),
+        ("serve", {}, ENDPOINT | {"engine": "vllm"}, {"gpu_vendors": ()}, "engine"),
+        ("serve", {}, ENDPOINT | {"engine": "vllm"}, {"gpu_vendors": ("amd",)}, "engine"),
         ("serve", {}, ENDPOINT | {"engine": "llamacpp"}, {"lacks_gguf": True}, "engine"),
+        ("serve", {}, ENDPOINT | {"adapters": True}, {"adapters": NAMED_AS_MODEL}, "engine"),
         ("serve", {}, ENDPOINT | {"prefix_caching": True}, {}, "prefix_caching"),
         ("serve", {}, ENDPOINT | {"engine": "llamacpp", "prefix_caching": False}, {}, "prefix_caching"),
         ("serve", {}, ENDPOINT | {"draft_model": "d1"}, {}, "draft_model"),

@@ -14,8 +14,8 @@ from runners.jobspec import (
     PromptLookup,
     RandomModel,
 )
+from runners.jobspec.engines import with_feature
 from runners.jobspec.generate import PolicyOffload
-from runners.jobspec.serve import ON_GPUS
 from runners.plans.launch import Launch
 from runners.plans.refusals import DraftProblem
 from runners.shared.facts import GpuFacts
@@ -299,7 +299,8 @@ def test_a_guessing_model_that_is_not_offered_or_does_not_go_with_the_rest_is_re
 
 
 def test_an_engine_on_gpus_is_told_of_both(serving, small, alice):
-    for told, engine in itertools.product([None, True, False], ON_GPUS):
+    drafting = [each.name for each in with_feature("draft_model")]
+    for told, engine in itertools.product([None, True, False], drafting):
         launch = Launch(
             run="endpoint", engine=engine, prefix_caching=told, draft_model=str(small.pk)
         )
@@ -314,7 +315,7 @@ def test_an_engine_that_takes_no_guessing_model_refuses_it_by_name(serving, smal
     for engine in ["slipway", "llamacpp"]:
         wish = Launch(run="endpoint", engine=engine, draft_model=str(small.pk))
         with pytest.raises(
-            DraftProblem, match=f"is for vllm and sglang, and the engine is {engine}"
+            DraftProblem, match=f"is for vllm.* sglang, and the engine is {engine}"
         ):
             launch_of(serving, wish)
 

@@ -10,11 +10,10 @@ from pydantic import ValidationError
 from planner.specs.workload import Strategy
 from runners.jobspec import ArtefactModel, BenchmarkSpec, CompressSpec, ServeSpec
 from runners.jobspec.compress import ClosedLoop, OpenLoop
-from runners.jobspec.engines import ENGINES
+from runners.jobspec.engines import ENGINES, needing_gpu, running_on, with_feature
 from runners.jobspec.serve import (
     LEAST_MEMORY_RATIO,
     MOST_MEMORY_RATIO,
-    ON_GPUS,
     EngineOptions,
     key_hash,
 )
@@ -46,6 +45,7 @@ from webapp.wizard.launch_form import LaunchForm, launch_form
 pytestmark = pytest.mark.django_db(databases="__all__")
 WISH = Launch(run="endpoint", idle_stop_seconds=90.0)
 HASHES = ("a" * 64,)
+ON_GPUS = [each.name for each in with_feature("parallel_sizes")]
 TRAINED = ArtefactModel(attempt_id="01H" + "A" * 23)
 
 
@@ -236,9 +236,10 @@ def test_the_form_asks_for_an_engine_minutes_and_adapters_by_a_tick():
         assert "It must be a number from 0.1 to 10080." in errors[0], (text, errors)
 
 
-def with_gpus(host: Host, count: int) -> Host:
+def with_gpus(host: Host, count: int, vendor: str = "nvidia") -> Host:
     """Give a host GPUs as its agent reports them."""
     gpu = GpuFacts(index=0, uuid="GPU-0", name="NVIDIA A100-SXM4-80GB", memory_bytes=80 * 2**30)
+    gpu = gpu.model_copy(update={"vendor": vendor})
     gpus = [gpu.model_copy(update={"index": at, "uuid": f"GPU-{at}"}) for at in range(count)]
     host.facts["gpus"] = [each.model_dump(mode="json") for each in gpus]
     host.save()
@@ -262,15 +263,26 @@ def test_an_engine_on_gpus_is_offered_where_the_host_has_some(plan, host, alice)
 
     for name, engine in ENGINES.items():
         option = re.compile(f'<option value="{name}"[^>]*>{escape(engine.words)}</option>')
-        assert bool(option.search(without)) is (name not in ON_GPUS)
+        assert bool(option.search(without)) is (engine not in needing_gpu())
         assert option.search(found)
 
 
 def test_an_engine_on_gpus_is_refused_by_name_on_a_host_without_one(plan, host):
     for engine in ON_GPUS:
-        words = f"{engine}, which runs on NVIDIA GPUs, and {host.name}"
+        words = f"{engine}, which runs on {ENGINES[engine].device_words}, and {host.name}"
         with pytest.raises(DraftProblem, match=words):
             launch_of(plan, Launch(run="endpoint", engine=engine))
+
+
+def test_an_engine_is_offered_on_gpus_of_its_vendors_alone(plan, host):
+    for vendor in ("nvidia", "amd"):
+        with_gpus(host, 1, vendor)
+        plan_compute(plan)
+        offered = running_on("cpu", vendor)
+        assert [*dict(launch_note(plan)["engines"])] == [each.name for each in offered], vendor
+        for each in offered:
+            assert each.devices & {"cpu", vendor}, (vendor, each.name)
+    assert ENGINES["vllm"] not in offered
 
 
 def test_an_engine_gets_the_plans_layout_limits_and_share_of_memory(gpu_plan):
@@ -293,7 +305,7 @@ def test_a_plan_divided_over_gpus_is_offered_as_an_endpoint_alone(gpu_plan, alic
     page = client_of(alice).get(f"/plans/{gpu_plan.pk}/edit/review/").content.decode()
     launch = launch_of(gpu_plan, Launch(run="endpoint", engine=engine))
 
-    assert re.findall(r'<option value="(slipway|llamacpp|vllm|sglang)"', page) == [*ON_GPUS]
+    assert re.findall(rf'<option value="({"|".join(ENGINES)})"', page) == [*ON_GPUS]
     assert "Run benchmark" not in page
     assert launch.spec.engine_options.tensor_parallel_size == 2
     assert launch.spread == Spread(1, 2)
@@ -323,7 +335,7 @@ def test_a_split_becomes_engines_that_read_and_others_that_write_on_vllm_alone(g
     assert (found.tensor_parallel_size, found.data_parallel_size, found.num_devices) == (2, 1, 6)
     check_split("vllm", changed.strategy)
     for engine in ("sglang", "llamacpp", "slipway"):
-        with pytest.raises(DraftProblem, match="Only vLLM supports prefill and decode"):
+        with pytest.raises(DraftProblem, match=r"its processes\. Choose the engine vLLM, or plan"):
             check_split(engine, changed.strategy)
 
 

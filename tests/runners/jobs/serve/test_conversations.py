@@ -25,6 +25,7 @@ from runners.jobs.serve.llamacpp.writer import Answer
 from runners.jobs.serve.openai_requests import RequestError
 from runners.jobs.serve.relayed.relay import parse_request
 from runners.jobs.serve.text import IncrementalDetokenizer
+from runners.jobspec.engines import ROWS, titles
 from tests.runners.jobs.serve.test_event_stream import Forwarding
 from tests.runners.jobs.serve.test_openai_server import ASKED, CHAT, Door, Echo
 
@@ -128,10 +129,8 @@ def test_completions_and_models_are_what_openais_types_need():
 
 
 def test_tools_and_schemas_are_refused_by_name_or_reach_the_engine_as_they_were_sent():
-    for name, field, engines in (
-        ("tools", "tools", "vLLM"),
-        ("JSON schema", "response_format", "vLLM or SGLang"),
-    ):
+    for name, field in (("tools", "tools"), ("JSON schema", "response_format")):
+        engines = titles((each for each in ROWS if field in each.request_options), "or")
         for body, answer in replay(name):
             error = answer.json()["error"]
             assert (answer.status_code, error["param"]) == (400, field)

@@ -136,7 +136,7 @@ def test_what_it_does_not_load_is_refused_by_name_and_stored_formats_are_left(pl
     argv = arguments(spec_of("vllm", weight_dtype="int4"), placed._replace(config=stored), 1)
     assert "--quantization" not in argv
 
-    words = "engine_options is not supported by the engine llamacpp; .* choose vllm or sglang"
+    words = "engine_options is not supported by the engine llamacpp; .* choose vllm"
     with pytest.raises(ValidationError, match=words):
         ServeSpec(model=FOLDER, engine="llamacpp", engine_options=EngineOptions())
 
