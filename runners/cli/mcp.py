@@ -159,13 +159,18 @@ class Reading:
     def __init__(self, client: "Slipway") -> None:
         self._client = client
         self.tools: list[Callable[..., Any]] = [
-            self.whoami, self.explain, self.export, self.models, self.devices, self.hosts,
-            self.jobs, self.job, self.logs, self.metrics, self.compare, self.launch_request,
+            self.whoami, self.document, self.explain, self.export, self.models, self.devices,
+            self.hosts, self.jobs, self.job, self.logs, self.metrics, self.compare,
+            self.launch_request,
         ]  # fmt: skip
 
     def whoami(self) -> dict[str, Any]:
         """Return the account, team, scope and what is left of the token's budget."""
         return _plain(self._client.get_me())
+
+    def document(self, plan_id: str) -> dict[str, Any]:
+        """Return a plan's document: goal, model, workload, hardware, pins and launch."""
+        return dict(self._client.get_plan(plan_id).document)
 
     def explain(self, plan_id: str) -> dict[str, Any]:
         """Return why the other strategies of a plan lost, and how the best one was computed."""

@@ -89,7 +89,7 @@ ROWS = (
     refused("no gguf", {"engine": "llamacpp"}, "“Engine” is llamacpp, which is not offered here; choose one of: slipway."),
     refused("vllm", {"engine": "vllm"}, "“Engine” is vllm, which is not offered here"),
     refused("sglang", {"engine": "sglang"}, "“Engine” is sglang, which is not offered here"),
-    refused("prefix", {"prefix_caching": "yes"}, "own engine has no prefix cache"),
+    refused("prefix", {"prefix_caching": "yes"}, "own engine reads every prompt again"),
     refused("lookup", {"draft_model": "lookup"}, "“Speculative decoding” is lookup, which is not offered here"),
 )  # fmt: skip
 

@@ -24,6 +24,7 @@ from runners.client.transport import Event
 from runners.shared.messages import EnvironmentState
 from tests.webapp.api.operations import operations
 from tests.webapp.api.test_client import by_django
+from tests.webapp.api.test_mcp import agent
 from tests.webapp.conftest import (
     EXIT_OK,
     STARTED,
@@ -33,6 +34,7 @@ from tests.webapp.conftest import (
     make_beat,
     make_microbench,
 )
+from tests.webapp.wizard.conftest import Walker
 from webapp.accounts.models import AccessToken, Membership, StoredReply
 from webapp.accounts.tokens import token_make
 from webapp.agents.environments import orders_of
@@ -754,3 +756,39 @@ def test_every_operation_has_a_command_of_its_own_or_is_an_exception():
     known = {each.name for each in operations()}
     assert called & known == known - BY_NAME_ALONE
     assert known >= BY_NAME_ALONE
+
+
+@pytest.mark.django_db(databases="__all__", transaction=True)
+def test_a_plan_is_the_same_document_in_the_browser_as_yaml_launched_edited_and_asked_by_an_agent(
+    run, logged_in, alice, team, host, tmp_path
+):
+    def document(plan: str) -> dict:
+        return yaml.safe_load(run("plans", "yaml", plan)[1])
+
+    browser = Walker(client_of(alice), "?preset=demo")
+    browser.press("workload", sequence_length="64", global_batch_size="8", lr_warmup_steps="3")
+    browser.press("hardware", **{"pin-micro_batch_size": "2"})
+    form = {"go": "keep", "run": "job", "name": "night", "max_retries": "2"}
+    browser.client.post(f"/plans/{browser.plan_id}/launch/", form)
+    made = Plan.objects.get(name="night")
+    original = document(made.pk)
+    assert original["workload"]["sequence_length"] == 64
+    assert original["pins"] == {"micro_batch_size": 2}
+
+    path = tmp_path / "plan.yaml"
+    path.write_text(run("plans", "yaml", made.pk)[1])
+    code, _, err = run("launch", "-f", path, "-y", "-d")
+    assert code == DONE, err
+    job = Job.objects.get()
+    assert document(job.plan_id) == original
+
+    location = browser.client.get(f"/plans/{made.pk}/edit/goal/")["Location"]
+    browser.plan_id = re.findall(r"/plans/(\w+)/", location)[0]
+    browser.to_review()
+    assert document(browser.plan_id) == original
+    browser.press("workload", sequence_length="32")
+    edited = document(browser.plan_id)
+    assert edited["workload"] == {**original["workload"], "sequence_length": 32}
+    assert {**edited, "workload": original["workload"]} == original
+
+    assert agent(alice, team, "read")("document", plan_id=made.pk) == original
