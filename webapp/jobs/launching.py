@@ -289,16 +289,16 @@ def launching_of(plan: Plan, rows: NamedRows | None = None) -> Launching:
     answer = verdict_answer(plan)
     if question.host is None:
         raise DraftProblem(
-            "No host is chosen, only a catalog device. Choose a host to launch.", "choice"
+            "No host is chosen, only a catalog device. Choose a host to launch.", "host"
         )
     if question.host.kind not in RUNS_JOBS:
         raise DraftProblem(
             f"{question.host.name} is a planning-only host, so no job can run on it. Choose one "
             "of your hosts to launch, or add the machine as a host.",
-            "choice",
+            "host",
         )
     if not answer.plans:
-        raise DraftProblem("Nothing fits on this host, so there is nothing to launch.", "choice")
+        raise DraftProblem("Nothing fits on this host, so there is nothing to launch.", "host")
     model = _model_ref(question)
     return Launching(question, question.host, answer.plans[0], model, question.shape, plan.team)
 

@@ -177,7 +177,12 @@ PRICES = [("balanced", "The lowest price by the hour"), ("cost", "The lowest pri
 HOST = "host:"
 HARDWARE_FIELDS = ("devices_per_node", "nodes")
 # Planner field -> form field, where the names differ.
-FORM_NAMES = {"choice": "hardware", "cluster": "hardware", "batch_size": "global_batch_size"}
+FORM_NAMES = {
+    "host": "hardware",
+    "pool": "hardware",
+    "cluster": "hardware",
+    "batch_size": "global_batch_size",
+}
 
 
 def limit_fields(part: type[Part]) -> list[str]:

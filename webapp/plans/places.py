@@ -86,9 +86,7 @@ class NamedRows:
             return None
         host = Host.objects.filter(team=self.plan.team, pk=key).first()
         if host is None:
-            raise DraftProblem(
-                "This host is no longer part of your team. Choose another.", "choice"
-            )
+            raise DraftProblem("This host is no longer part of your team. Choose another.", "host")
         return host
 
     @cached_property
@@ -207,7 +205,7 @@ def _cluster(
         return shared_processor(cluster_for_host(host), document.hardware)
     except Problem as problem:
         is_passing = problem.code in {"host_unknown", "not_measured"}
-        raise DraftProblem(problem.detail, "choice", is_passing=is_passing) from problem
+        raise DraftProblem(problem.detail, "host", is_passing=is_passing) from problem
 
 
 def _calibration(host: Host | None, plan: Plan) -> HostCalibration | None:
@@ -267,7 +265,7 @@ def pool_of(team: Team, pool_id: str) -> Shared:
     raise DraftProblem(
         "This pool has too few ready hosts for your team. Choose one host, or wait "
         "until another is ready.",
-        "choice",
+        "pool",
     )
 
 

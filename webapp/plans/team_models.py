@@ -21,7 +21,7 @@ def team_model_ref(model: TeamModel, host: Host | None, pool: Pool | None) -> Mo
         raise DraftProblem(
             f"The weights of {model.name} are on another host. Choose {model.host}, or copy the "
             f"model's folder to {pool.name if pool else host.name}.",
-            "choice",
+            "host",
         )
     if model.source == "job":
         return ArtefactModel(attempt_id=model.attempt_id, name=model.artefact_name or "model")

@@ -82,7 +82,7 @@ def test_a_host_is_asked_about_as_it_was_measured_and_again_where_it_was_not(pla
 
     Host.objects.filter(pk=host.pk).update(microbench={})
     problem = refusal(plan)
-    assert (problem.field, problem.is_passing) == ("choice", True)
+    assert (problem.field, problem.is_passing) == ("host", True)
 
 
 # Models
@@ -111,7 +111,7 @@ def test_another_teams_host_or_model_is_refused_like_one_that_is_gone(plan, othe
     foreign = refusal(plan)
     Host.objects.filter(pk=host.pk).delete()
     assert refusal(plan) == foreign
-    assert foreign.field == "choice"
+    assert foreign.field == "host"
     assert "Choose another" in str(foreign)
 
 
