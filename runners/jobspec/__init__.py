@@ -9,7 +9,6 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from runners.jobspec.base import (
-    START_SECONDS,
     ArtefactModel,
     ComputeDtype,
     DataParallel,
@@ -52,7 +51,6 @@ from runners.jobspec.serve import NamedAdapter, ServeSpec
 from runners.jobspec.train import TrainSpec
 
 __all__ = [
-    "START_SECONDS",
     "ArtefactModel",
     "Attention",
     "Batching",

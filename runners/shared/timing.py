@@ -64,6 +64,10 @@ PEERS_STOP_SECONDS = 30.0  # a rank whose peers were stopped, for the stop of it
 BENCHMARKED_ENDPOINT_STOP_SECONDS = 60.0  # a load benchmark for the endpoint that it started
 DOORBELL_STOP_SECONDS = 5.0  # agent for its Celery worker; ``up`` gives the agent itself ten
 
+# A start: hundreds of GB from a slow disk, then kernel compilation.
+ENGINE_START_SECONDS = 1800.0  # endpoint for the engine that it starts
+BENCHMARKED_ENDPOINT_START_SECONDS = 1860.0  # a load benchmark for the endpoint that it started
+
 # Slurm: its nodes see a shared folder late, and it ends a job at its limit whatever the job does.
 SLURM_SETTLE_SECONDS = scale_duration(30.0, least=2.0)  # until a folder shows a node's writes
 SLURM_KILL_MARGIN_SECONDS = scale_duration(30.0, least=2.0)  # after the grace: job is cancelled

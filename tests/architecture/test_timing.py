@@ -37,6 +37,7 @@ UNSCALED_LAWS = (
     (("ENDPOINT_DRAIN_SECONDS", "ENDPOINT_LAST_WORDS_SECONDS"), ("STOP_GRACE_SECONDS",), "clients hear of the end before the kill"),
     (("ENGINE_SHUTDOWN_SECONDS",), ("STOP_GRACE_SECONDS",), "an engine ends by itself before the kill"),
     (("STOP_GRACE_SECONDS",), ("BENCHMARKED_ENDPOINT_STOP_SECONDS",), "an endpoint that was measured ends by itself"),
+    (("ENGINE_START_SECONDS",), ("BENCHMARKED_ENDPOINT_START_SECONDS",), "an endpoint says itself why its engine did not start"),
 )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from runners.jobs.runtime import (
     MissingModelError,
     publish_report,
 )
-from runners.jobspec import START_SECONDS, ArtefactModel, BenchmarkSpec, FolderModel, ServeSpec
+from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel, ServeSpec
 from runners.jobspec.compress import (
     DISTRIBUTED,
     LOAD_ARTEFACT,
@@ -59,7 +59,10 @@ from runners.shared.load_generator import (
     values_of,
 )
 from runners.shared.messages import EndpointBody, MetricPoint
-from runners.shared.timing import BENCHMARKED_ENDPOINT_STOP_SECONDS
+from runners.shared.timing import (
+    BENCHMARKED_ENDPOINT_START_SECONDS,
+    BENCHMARKED_ENDPOINT_STOP_SECONDS,
+)
 
 # ---------------------------------------------------------------------------
 # A report row from client timings: means with intervals, percentiles, caveats.
@@ -236,9 +239,10 @@ class OwnEndpoint:
         Raises:
             TimeoutError: the endpoint neither became ready nor ended.
         """
-        if not self._has_reported.wait(START_SECONDS):
+        limit = BENCHMARKED_ENDPOINT_START_SECONDS
+        if not self._has_reported.wait(limit):
             self.kill()
-            raise TimeoutError(f"the endpoint did not come up within {START_SECONDS:g} s")
+            raise TimeoutError(f"the endpoint did not come up within {limit:g} s")
         if self.address is None:
             self.die_with_it("the endpoint to be measured did not come up")
         return self.address

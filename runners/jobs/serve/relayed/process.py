@@ -21,13 +21,13 @@ from runners.jobs.serve.contract import EngineProcessError
 from runners.jobs.serve.figures import Buckets, EndpointMetrics, ScrapedMetrics
 from runners.jobs.serve.process import OwnProcess
 from runners.jobspec.serve import LOOPBACK
+from runners.shared.timing import ENGINE_START_SECONDS
 
 # ---------------------------------------------------------------------------
 # Starts an HTTP engine on a loopback port with its flags, and waits until it is healthy.
 # ---------------------------------------------------------------------------
 
 
-START_SECONDS = 1800.0  # hundreds of GB from a slow disk, then kernel compilation
 POLL_SECONDS = 0.1
 ASK_SECONDS = 10.0
 PORT_TRIES = 50
@@ -88,9 +88,9 @@ class ServerProcess(OwnProcess):
             response = self.get(HEALTH)
             if response is not None and response.is_success:
                 return True
-            if time.monotonic() - self._started_at > START_SECONDS:
+            if time.monotonic() - self._started_at > ENGINE_START_SECONDS:
                 self.kill()
-                msg = f"{self.title} did not become healthy within {START_SECONDS:g} s"
+                msg = f"{self.title} did not become healthy within {ENGINE_START_SECONDS:g} s"
                 raise EngineProcessError(msg)
             return False
         last_lines = self.last_output_lines()
