@@ -102,6 +102,7 @@ ModelRef = Annotated[
 ]
 
 
+NAME_LENGTH = 120  # characters of the names of jobs, plans, models, hosts and pools
 START_SECONDS = 600.0  # loading torch and a model from a slow shared disk takes minutes
 
 

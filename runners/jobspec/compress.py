@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from runners.jobspec.base import Figure, ModelRef, ResumableDocument, RunDocument
+from runners.jobspec.base import NAME_LENGTH, Figure, ModelRef, ResumableDocument, RunDocument
 
 # ---------------------------------------------------------------------------
 # Compression options: the method and its settings.
@@ -531,7 +531,7 @@ class OperatorRow(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     phase: Phase
-    name: str = Field(max_length=120)
+    name: str = Field(max_length=NAME_LENGTH)
     shapes: str = Field(max_length=240)  # of its inputs; empty for a sum of operators
     calls: PositiveInt
     seconds: NonNegativeFloat

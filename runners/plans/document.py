@@ -21,7 +21,7 @@ from pydantic import (
 
 from planner.specs.estimate import Objective
 from planner.specs.workload import Strategy
-from runners.jobspec.base import DataParallel
+from runners.jobspec.base import NAME_LENGTH, DataParallel
 from runners.plans.fields import Part, faults_in, field
 from runners.plans.launch import Launch
 from runners.plans.refusals import DraftProblem
@@ -74,7 +74,7 @@ class ModelChoice(Part):
         max_length=200,
     )
     team_model: str | None = field(
-        None, "Model of your team", "Id or name of a model of the team", max_length=120
+        None, "Model of your team", "Id or name of a model of the team", max_length=NAME_LENGTH
     )
     config: dict[str, Any] | None = field(
         None, "config.json", "Paste the file as Hugging Face publishes it."
@@ -118,8 +118,8 @@ Pins = Annotated[Strategy, WrapSerializer(_stated)]
 class HardwareChoice(Part):
     """Where it runs: a host or a pool by name, or catalog hardware to plan for."""
 
-    host: str | None = field(None, "Host", "Name or id of a host", max_length=120)
-    pool: str | None = field(None, "Pool", "Name or id of a pool", max_length=120)
+    host: str | None = field(None, "Host", "Name or id of a host", max_length=NAME_LENGTH)
+    pool: str | None = field(None, "Pool", "Name or id of a pool", max_length=NAME_LENGTH)
     device: str = field(
         DEFAULT_DEVICE, "Device", "A device of the catalog, such as h200", max_length=80
     )
@@ -165,7 +165,7 @@ class PlanDocument(Part):
     """What every plan's document has."""
 
     goal: Any
-    name: str = field("", "Name", "Left out: named by its content", max_length=120)
+    name: str = field("", "Name", "Left out: named by its content", max_length=NAME_LENGTH)
     objective: Objective = field(
         "balanced",
         "Objective",

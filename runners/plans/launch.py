@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from planner.specs.units import HOUR, MINUTE
+from runners.jobspec.base import NAME_LENGTH
 from runners.jobspec.engines import OWN, ROWS, EngineName, needing_gpu, titles, with_feature
 from runners.plans.fields import Part, field
 
@@ -28,7 +29,7 @@ class Launch(Part):
     run: Run = field(
         "job", "Run", "Of a plan to serve: its benchmark, its endpoint, or a load test"
     )
-    name: str = field("", "Name", "Name of the job and of the plan", max_length=120)
+    name: str = field("", "Name", "Name of the job and of the plan", max_length=NAME_LENGTH)
     save_as: Literal["next", "new"] = field(
         "next",
         "Save this draft as",

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from runners.client.replies.jobs import JobReply
 from runners.client.replies.launches import Launched, LaunchRequestPage, LaunchRequestReply
+from runners.jobspec.base import NAME_LENGTH
 from runners.jobspec.serve import key_hash
 from runners.plans.document import PlanDocument
 from runners.plans.launch import Launch
@@ -263,7 +264,7 @@ def launch_request_withdraw(
 class TwoJobs(Sent):
     """Where the classifier's two jobs run, and the ZeRO stage that is compared with DDP."""
 
-    host: Annotated[str, Field(max_length=120, description="Slug or id of a host")]
+    host: Annotated[str, Field(max_length=NAME_LENGTH, description="Slug or id of a host")]
     zero_stage: Literal[1, 2, 3] = 2
 
 

@@ -42,7 +42,7 @@ from runners.client.replies.library import (
     TechniqueReply,
 )
 from runners.datasets.records import Format
-from runners.jobspec.base import MAX_UPLOAD_BYTES
+from runners.jobspec.base import MAX_UPLOAD_BYTES, NAME_LENGTH
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import (
     check_role,
@@ -136,7 +136,7 @@ class NewModel(Sent):
     """A model by its ``config.json``, as Hugging Face publishes it."""
 
     name: Annotated[
-        str, Field(max_length=120, description="Name in the team, up to 120 characters")
+        str, Field(max_length=NAME_LENGTH, description="Name in the team, up to 120 characters")
     ]
     config: Annotated[dict[str, Any], Field(description="The content of config.json")]
 
@@ -204,7 +204,8 @@ class ModelChanges(Sent):
     name: Annotated[
         str,
         Field(
-            max_length=120, description="1 to 120 characters; no other model of the team has it"
+            max_length=NAME_LENGTH,
+            description="1 to 120 characters; no other model of the team has it",
         ),
     ]
 

@@ -36,6 +36,7 @@ from runners.client.replies.plans import (
     VersionPage,
     VersionReply,
 )
+from runners.jobspec.base import NAME_LENGTH
 from runners.plans.document import HardwareChoice, PlanDocument
 from runners.plans.old_names import read_document
 from runners.plans.refusals import DraftProblem
@@ -264,9 +265,9 @@ class PlannerRequest(Sent):
     """A planner's request, whole or in part, and where the plan is to run."""
 
     request: dict[str, Any]
-    host: Annotated[str, Field(max_length=120, description="Name or id of a host")] = ""
-    pool: Annotated[str, Field(max_length=120, description="Name or id of a pool")] = ""
-    name: Annotated[str, Field(max_length=120)] = ""
+    host: Annotated[str, Field(max_length=NAME_LENGTH, description="Name or id of a host")] = ""
+    pool: Annotated[str, Field(max_length=NAME_LENGTH, description="Name or id of a pool")] = ""
+    name: Annotated[str, Field(max_length=NAME_LENGTH)] = ""
 
 
 @router.post(
@@ -300,8 +301,8 @@ class Pasted(Sent):
     """Another tool's command line or configuration, and where the plan is to run."""
 
     text: Annotated[str, Field(max_length=65_536)]
-    host: Annotated[str, Field(max_length=120, description="Name or id of a host")] = ""
-    pool: Annotated[str, Field(max_length=120, description="Name or id of a pool")] = ""
+    host: Annotated[str, Field(max_length=NAME_LENGTH, description="Name or id of a host")] = ""
+    pool: Annotated[str, Field(max_length=NAME_LENGTH, description="Name or id of a pool")] = ""
 
 
 @router.post(
@@ -468,7 +469,7 @@ def plan_clone(request: HttpRequest, plan_id: str) -> Status[PlanReply]:
 class Saving(Sent):
     """How a draft is saved."""
 
-    name: Annotated[str, Field(max_length=120)] = ""
+    name: Annotated[str, Field(max_length=NAME_LENGTH)] = ""
     save_as: Literal["next", "new"] = "next"
 
 

@@ -3,6 +3,7 @@
 from django.conf import settings
 from django.db import models
 
+from runners.jobspec.base import NAME_LENGTH
 from webapp.accounts.models import Team, TeamOwned
 from webapp.core.ids import UlidModel
 
@@ -91,7 +92,7 @@ class Device(UlidModel):
         max_length=8, choices=[("gpu", "GPU"), ("cpu", "CPU"), ("slot", "Slot")]
     )
     uuid = models.CharField(max_length=80)  # from NVML; "cpu" for a processor
-    name = models.CharField(max_length=120)
+    name = models.CharField(max_length=NAME_LENGTH)
     memory_bytes = models.PositiveBigIntegerField()
     is_present = models.BooleanField(default=True)  # in the host's last facts
     # Hardware identity, the same from every host that sees it: GPU uuid, or CPU's machine id.

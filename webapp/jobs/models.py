@@ -7,6 +7,7 @@ from django.db import models
 from django.db.models import F, Index, Q
 from django.db.models.lookups import IsNull
 
+from runners.jobspec.base import NAME_LENGTH
 from runners.jobspec.kinds import KINDS
 from webapp.accounts.models import AccessToken, Team, TeamOwned
 from webapp.core.ids import UlidModel
@@ -142,9 +143,9 @@ class Job(TeamOwned):
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )
-    name = models.CharField(max_length=120)
+    name = models.CharField(max_length=NAME_LENGTH)
     kind = models.CharField(max_length=24)  # the spec's kind: train, compress, evaluate, benchmark
-    model_name = models.CharField(max_length=120, blank=True)
+    model_name = models.CharField(max_length=NAME_LENGTH, blank=True)
     spec = models.JSONField()  # runners.jobspec.JobSpec
     plan = models.ForeignKey(  # its index is ``jobs_of_plan``
         Plan,

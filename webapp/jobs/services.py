@@ -9,6 +9,7 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
 from runners.jobspec import DrillSpec, JobSpec
+from runners.jobspec.base import NAME_LENGTH
 from runners.shared.reasons import STOPPED, Reason
 from webapp.accounts.models import Team
 from webapp.accounts.secrets import secret_names
@@ -194,9 +195,6 @@ def _name(job: Job) -> str:
 def _some(names: list[str]) -> str:
     more = len(names) - MOST_NAMED
     return listed([*names[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])])
-
-
-NAME_LENGTH = 120
 
 
 def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller decides)

@@ -14,6 +14,7 @@ from django.db.models.functions import Coalesce
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
 
+from runners.jobspec.base import NAME_LENGTH
 from runners.shared.messages import MAX_STORED, FilePart, FilesOrder, StoredFiles
 from webapp.accounts.models import Role
 from webapp.accounts.services import has_role, membership_of
@@ -29,7 +30,6 @@ from webapp.modelhub.models import TeamModel
 
 ORDERS = "file_orders"  # key of Host.checks: attempt id -> part
 PARTS: tuple[FilePart, ...] = ("checkpoint", "all")
-NAME_LENGTH = 120
 
 
 class Stored(NamedTuple):

@@ -9,6 +9,7 @@ from planner.cost.parameters import count_parameters
 from planner.cost.quantity import Line, NullLedger
 from planner.specs.model import ModelSpec
 from runners.jobspec import DemoModel
+from runners.jobspec.base import NAME_LENGTH
 from webapp.accounts.models import TeamOwned
 from webapp.hosts.models import Host
 
@@ -20,7 +21,7 @@ from webapp.hosts.models import Host
 class TeamModel(TeamOwned):
     """One model of a team; with ``host`` and ``path``, its weights can be run on that host."""
 
-    name = models.CharField(max_length=120)
+    name = models.CharField(max_length=NAME_LENGTH)
     source = models.CharField(
         max_length=16,
         choices=[("config", "Pasted config"), ("folder", "Folder"), ("job", "Made by a job")],

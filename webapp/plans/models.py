@@ -8,6 +8,7 @@ from typing import Any
 from django.conf import settings
 from django.db import models
 
+from runners.jobspec.base import NAME_LENGTH
 from runners.plans.document import PlanDocument, read_stored
 from runners.plans.refusals import DraftProblem
 from webapp.accounts.models import Team, TeamOwned
@@ -34,7 +35,7 @@ class Plan(TeamOwned):
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )
-    name = models.CharField(max_length=120, blank=True)
+    name = models.CharField(max_length=NAME_LENGTH, blank=True)
     # False: the name is derived from the content; null: saved before this was recorded.
     is_named = models.BooleanField(null=True, default=None)
     state = models.CharField(max_length=16, choices=PlanState, default=PlanState.DRAFT)

@@ -11,6 +11,7 @@ from django.db.models import Count, F, Max, Q, QuerySet
 from django.http import HttpRequest
 
 from runners.client.replies.plans import VerdictState
+from runners.jobspec.base import NAME_LENGTH
 from runners.plans.pins import FIELD_TITLES, FIELDS
 from runners.plans.refusals import DraftProblem
 from webapp.accounts.models import Role
@@ -70,7 +71,6 @@ def follow_content(plan: Plan) -> None:
         plan.name = title_of(plan)
 
 
-NAME_LENGTH = 120
 TRIES = 5
 BESIDES = frozenset({"wizard", "launch", "name"})  # keys of a draft outside its question
 ANSWERED = ("request", "answer", "is_brief", "computed_at")

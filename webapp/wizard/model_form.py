@@ -6,6 +6,7 @@ from django import forms
 
 from planner.catalog.models import model_from_config
 from planner.specs.base import PlannerError
+from runners.jobspec.base import NAME_LENGTH
 from webapp.core.display import sentence
 from webapp.core.names import shown_name
 from webapp.wizard.forms import ConfigJson, read_upload
@@ -18,7 +19,7 @@ class ModelNewForm(forms.Form):
 
     name = forms.CharField(
         label="Name",
-        max_length=120,
+        max_length=NAME_LENGTH,
         validators=[shown_name],
         error_messages={"required": "Give the model a name that your team will recognise."},
     )
