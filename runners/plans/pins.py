@@ -6,7 +6,7 @@ from itertools import chain
 from runners.plans.document import PLANS, HardwareChoice, ModelChoice, PlanDocument
 from runners.plans.fields import Key, Part, Shown, shown_of
 from runners.plans.launch import Launch
-from runners.plans.workloads import WORKLOADS
+from runners.plans.workloads import TRAINING_GOALS, WORKLOADS
 
 POOLS = ("prefill_devices", "decode_devices")  # both or none: the pin ``disaggregated``
 DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "nf4", "nvfp4")
@@ -27,6 +27,15 @@ PINS: Mapping[str, Shown] = {
     ),
     "prefill_devices": Shown("Prefill devices", "Set with “Decode devices”: two separate pools"),
     "decode_devices": Shown("Decode devices", "The KV cache is transferred between the pools"),
+}
+_ANSWERS, _SHARDED = frozenset({"serve", "generate"}), frozenset(WORKLOADS) - {"compress"}
+GOALS_OF: Mapping[str, frozenset[str]] = {  # of the pins that change nothing for other goals
+    "kv_cache_dtype": _ANSWERS,
+    "tensor_parallel_size": _SHARDED,
+    "pipeline_parallel_size": _SHARDED,
+    "micro_batch_size": _SHARDED - {"serve"},
+    "activation_recomputation": TRAINING_GOALS,
+    **dict.fromkeys(POOLS, frozenset({"serve"})),
 }
 MOST_OF: Mapping[str, int] = {"micro_batch_size": 100_000}
 MOST = 1024  # of the other sizes

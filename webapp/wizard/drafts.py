@@ -450,8 +450,7 @@ def step_form(
 
 def pins_form(document: PlanDocument, data: QueryDict | None = None) -> PinsForm:
     """Return the form of the strategy pins, part of the hardware step."""
-    is_serving = document.goal == "serve"
-    return PinsForm(data, pins=document.pins, prefix="pin", is_serving=is_serving)
+    return PinsForm(data, pins=document.pins, prefix="pin", goal=document.goal)
 
 
 def store(plan: Plan, form: StepForm) -> None:

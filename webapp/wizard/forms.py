@@ -18,7 +18,7 @@ from planner.specs.workload import Strategy
 from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
 from runners.plans.document import GOALS, HardwareChoice, ModelChoice, PlanDocument
 from runners.plans.fields import Key, Part, Shown, faults_in, limits_of, shown_of
-from runners.plans.pins import MOST, MOST_OF, PINS, POOLS
+from runners.plans.pins import GOALS_OF, MOST, MOST_OF, PINS, POOLS
 from webapp.core.display import gib, listed, sentence
 from webapp.core.numbers import DecimalField, WholeField
 from webapp.hosts.models import Host, Pool
@@ -49,9 +49,9 @@ class DecimalNumber(DecimalField):
         self, label: str, low: float, high: float, hint: str = "", **options: Any
     ) -> None:
         super().__init__(label=label, min_value=low, max_value=high, help_text=hint, **options)
-        limits = f"It must be a number from {low:g} to {high:g}."
+        limits = f"It must be a number from {low:,.12g} to {high:,.12g}."
         self.error_messages |= {"required": f"{label} is missing. {limits}", "invalid": limits}
-        _name_limits(self, label, limits)
+        _name_limits(self, label, limits, shown="%(show_value).12g")
 
     def prepare_value(self, value: object) -> object:
         """Return the value to show: a whole number without a decimal point."""
@@ -102,11 +102,13 @@ def _text_of(value: Key) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-def _name_limits(field: forms.Field, label: str, limits: str) -> None:
+def _name_limits(
+    field: forms.Field, label: str, limits: str, shown: str = "%(show_value)s"
+) -> None:
     """Make a field's errors state the field, the value and the limits."""
     for validator in field.validators:
         if isinstance(validator, BaseValidator):
-            validator.message = f"{label} is %(show_value)s. {limits}"
+            validator.message = f"{label} is {shown}. {limits}"
 
 
 class ConfigJson(forms.CharField):
@@ -530,7 +532,7 @@ class PinsForm(StepForm):
         data: Any = None,  # noqa: ANN401 -- a QueryDict or None, as Django has it
         *args: Any,
         pins: Strategy,
-        is_serving: bool = True,
+        goal: str = "serve",
         **kwargs: Any,
     ) -> None:
         stated = pins.model_dump(mode="json", exclude_none=True)
@@ -538,7 +540,7 @@ class PinsForm(StepForm):
         super().__init__(data, *args, initial=initial, **kwargs)
         self.pins = pins
         for name, shown in PINS.items():
-            if name in POOLS and not is_serving:  # only serving can separate prefill and decode
+            if goal not in GOALS_OF.get(name, {goal}) and name not in stated:
                 continue
             self.fields[name] = (
                 Choice(shown.title, shown.choices, None, shown.help)

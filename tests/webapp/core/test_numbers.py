@@ -9,6 +9,7 @@ from django import forms
 from planner.specs.workload import Strategy
 from runners.plans.document import GOALS, HardwareChoice
 from runners.plans.launch import Launch
+from runners.plans.workloads import WORKLOADS
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import AccessToken
 from webapp.core.numbers import PLAIN, WHOLE, NumberText, number_fault, number_of
@@ -17,7 +18,7 @@ from webapp.hosts.models import Host
 from webapp.jobs.quota_form import QuotaForm
 from webapp.pages.limits import BY_KEY, LimitForm
 from webapp.pages.playground import PlaygroundForm
-from webapp.wizard.forms import GoalForm, HardwareForm, ModelForm, PinsForm
+from webapp.wizard.forms import GoalForm, HardwareForm, ModelForm, PinsForm, form_field
 from webapp.wizard.launch_form import LaunchForm, launch_form
 from webapp.wizard.workload_forms import workload_form
 
@@ -97,6 +98,15 @@ def test_every_number_of_a_form_reaches_the_site_as_it_was_typed():
     for question in BY_KEY.values():
         for name, field in LimitForm({}, question).fields.items():
             assert not isinstance(field.widget, forms.NumberInput), (question.key, name)
+
+
+def test_a_refused_number_is_named_as_typed_beside_limits_without_exponents():
+    field = form_field(WORKLOADS["pretrain"], "tokens")
+    with pytest.raises(forms.ValidationError) as refusal:
+        field.clean("-3")
+    assert refusal.value.messages == [
+        "Or a number of tokens is -3. It must be a number from 0.001 to 1,000,000,000."
+    ]
 
 
 def test_the_launch_form_reads_no_comma_as_anything_else():

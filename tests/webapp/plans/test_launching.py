@@ -498,6 +498,6 @@ def test_the_form_is_read_and_nobody_launches_with_high_priority_by_it():
 def test_hours_and_retries_that_cannot_be_are_refused_with_the_bounds():
     for hours in ["0", "-1", "nan", "inf", "1e9", "soon"]:
         errors = form_of(max_duration_seconds=hours).errors["max_duration_seconds"]
-        assert "It must be a number from 0.01 to 8784." in errors[0], (hours, errors)
+        assert "It must be a number from 0.01 to 8,784." in errors[0], (hours, errors)
     for retries in ["-1", "many", "1.5"]:
         assert "max_retries" in form_of(max_retries=retries).errors, retries

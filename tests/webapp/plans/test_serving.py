@@ -233,7 +233,7 @@ def test_the_form_asks_for_an_engine_minutes_and_adapters_by_a_tick():
     assert "is other, which is not offered here" in form_of(engine="other").errors["engine"][0]
     for text in ["0", "-1", "nan", "soon", "1e9"]:
         errors = form_of(idle_stop_seconds=text).errors["idle_stop_seconds"]
-        assert "It must be a number from 0.1 to 10080." in errors[0], (text, errors)
+        assert "It must be a number from 0.1 to 10,080." in errors[0], (text, errors)
 
 
 def with_gpus(host: Host, count: int, vendor: str = "nvidia") -> Host:

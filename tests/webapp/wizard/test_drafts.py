@@ -10,6 +10,7 @@ from planner.catalog.devices import devices_of_every_size, get_device, list_devi
 from planner.specs.workload import Strategy
 from runners.plans.document import DEFAULT_DEVICE, DEFAULT_MODEL, GOALS, HardwareChoice, of_goal
 from runners.plans.methods import COMPRESSIONS
+from runners.plans.pins import PINS, POOLS
 from runners.plans.workloads import WORKLOADS
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import Team
@@ -272,6 +273,20 @@ def test_what_came_with_the_weights_leaves_with_them():
         form = pins_form(document, posted)
         assert form.is_valid(), form.errors
         assert form.chosen == Strategy(**kept), (old, new)
+
+
+def test_a_goal_is_asked_for_the_pins_that_change_its_plan_and_shows_what_is_pinned():
+    for goal, unused in [
+        ("serve", {"micro_batch_size", "activation_recomputation"}),
+        ("generate", {"activation_recomputation", *POOLS}),
+        ("finetune", {"kv_cache_dtype", *POOLS}),
+        ("pretrain", {"kv_cache_dtype", *POOLS}),
+        ("compress", set(PINS) - {"weight_dtype"}),
+    ]:
+        document = document_of(goal)
+        assert set(PINS) - set(pins_form(document).fields) == unused, goal
+        document.pins = Strategy(**{name: 2 for name in unused if name == "tensor_parallel_size"})
+        assert set(document.pins.stated) <= set(pins_form(document).fields), goal
 
 
 # Workloads that fit the model

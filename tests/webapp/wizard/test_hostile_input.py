@@ -116,7 +116,6 @@ def test_a_choice_that_is_none_is_refused(walk):
         ("hardware", "choice"),
         ("hardware", "device"),
         ("hardware", "pin-weight_dtype"),
-        ("hardware", "pin-kv_cache_dtype"),
         ("hardware", "pin-activation_recomputation"),
     ]
     values = ("nonsense", "<b>", "x" * 5000, "__class__")
