@@ -198,7 +198,9 @@ GROUPED_METHODS = frozenset({"gptq", "awq"})
 ROUNDED_METHODS = frozenset({"gptq", "awq", "aqlm", "vptq", "nf4"})
 PRUNING_METHODS = frozenset({"sparsegpt", "wanda"})
 # Methods without a table, to which tables of rounding or GPTQ do not apply.
-UNTABLED_METHODS = frozenset({"norm_tweaking", "finequant", "quantease", "qmoe", "sheared_llama"})
+UNTABLED_METHODS = frozenset(
+    {"norm_tweaking", "finequant", "quantease", "autoround", "qmoe", "sheared_llama"}
+)
 NAMED_METHODS = GROUPED_METHODS | PRUNING_METHODS | UNTABLED_METHODS | frozenset(SCHEME_BY_METHOD)
 DEFAULT_SPARSITY = 0.5
 BITS: dict[str, int] = {"int4": 4, "nf4": 4, "int8": 8}

@@ -1,11 +1,15 @@
 """Compression jobs: what each method writes, takes and is refused for."""
 
+from typing import get_args
+
 import pytest
 
 from planner.catalog.models import get_model
+from planner.catalog.quality import NAMED_METHODS
 from planner.cost.parameters import count_parameters
 from planner.cost.weights import RECIPES, matrices, written_bytes
 from planner.specs.base import BadRequestError, NotPossibleError
+from planner.specs.workload import CompressMethod
 from tests.planner.asking import CPU, LLAMA_8B, LLAMA_70B, MIXTRAL, TINY, ask, search
 
 
@@ -210,9 +214,14 @@ def test_qmoe_packs_experts_alone():
         compressed("qmoe")
 
 
+def test_no_method_borrows_the_quality_of_another_unawares():
+    formats = {"int8_weight_only", "int4_weight_only", "fp8"}  # rounding of the dtype itself
+    assert set(get_args(CompressMethod)) - NAMED_METHODS == formats
+
+
 def test_a_method_has_the_quality_of_its_own_table_or_none():
     # A method without a table of its own borrows no other methods.
-    for method in ["norm_tweaking", "quantease", "finequant"]:
+    for method in ["norm_tweaking", "quantease", "finequant", "autoround"]:
         quality = compressed(method).quality
         assert quality.loss_ratio is None
         assert "no published table" in quality.evidence[0]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from runners.jobs.compress.gguf import is_as_written, quantize, type_of
+from runners.jobs.compress.job import HOW_LAYERWISE
+from runners.jobs.compress.pruning import METHODS
 from runners.jobs.compress.quantization import (
     IllConditionedError,
     InputStatistics,
@@ -43,6 +46,7 @@ from runners.jobs.compress.tuning import (
 from runners.jobs.runtime import BadInputError
 from runners.jobs.weights import CorruptCodeError, decode, encode, entropy_bits
 from runners.jobspec import CompressSpec, DemoModel
+from runners.jobspec.compress import CompressMethod, CompressOptions
 from tests.runners.jobs.cases import refused
 
 BITS = (2, 3, 4)
@@ -316,6 +320,12 @@ def rounded():
         weight = block.proj.weight
         weight.copy_(round_to_nearest(weight, QuantizationGrid(2, 32), torch.float32).weight())
     return block, passage
+
+
+def test_every_method_by_layer_has_a_function_and_words():
+    methods = get_args(CompressMethod)
+    by_layer = {each for each in methods if CompressOptions(method=each).is_layerwise}
+    assert by_layer == set(HOW_LAYERWISE) == {*METHODS, "autoround"}  # that rounds a whole layer
 
 
 def test_autoround_learns_codes_within_one_of_the_weights_with_less_error_than_the_nearest():
