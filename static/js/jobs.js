@@ -16,7 +16,9 @@
   const swap = (fresh) => {
     for (const region of document.querySelectorAll("[data-region]")) {
       const other = fresh.querySelector(`[data-region="${region.dataset.region}"]`);
-      if (!other || other.innerHTML === region.innerHTML) continue;
+      if (!other) continue;
+      region.hidden = other.hidden; /* a card that has had nothing to show until now */
+      if (other.innerHTML === region.innerHTML) continue;
       if (region.querySelector("details[open] form")) continue; /* somebody is about to press it */
       const unfolded = [...region.querySelectorAll("details[open][id]")].map((one) => one.id);
       const ticked = [...region.querySelectorAll("input.pick:checked")].map((box) => box.value);

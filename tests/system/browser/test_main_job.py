@@ -36,11 +36,14 @@ def test_the_live_region_says_that_it_is_live(watched):
 
 def test_the_log_follows_the_job(watched):
     assert re.search(r"\d\d:\d\d:\d\d", watched["log_then"])
+    assert "Log the last lines · the whole log" in watched["end"]
 
 
 def test_predicted_stands_beside_measured_at_the_end(watched):
     assert "Predicted against measured" in watched["end"]
     assert "measured · predicted" in watched["end"]
+    assert "Calibration of This machine by this run" in watched["end"]
+    assert watched["empty_cards"] == []
 
 
 def test_the_finished_job_is_in_the_history_with_its_ratio(page, stack, finished_job):

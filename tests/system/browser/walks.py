@@ -75,9 +75,12 @@ def watch_demo(page: Page, stack: Stack) -> dict[str, Any]:
     seen["title_then"] = page.title()
     seen["state_then"] = page.get_attribute("[data-state-now]", "data-state-now")
     seen["log_then"] = page.inner_text("[data-log]")
+    seen["empty_cards"] = [card for card in page.locator(".card").all_inner_texts() if not card]
     seen["stamp_then"] = page.inner_text("[data-stamp]")
     page.wait_for_selector("[data-state-now='succeeded']", timeout=LONG_MS)
     page.get_by_role("heading", name="Artefacts and next steps").wait_for(timeout=LONG_MS)
+    page.locator("#taught").wait_for(timeout=LONG_MS)
+    page.get_by_role("link", name="the whole log").wait_for(timeout=LONG_MS)
     seen["same_document"] = page.evaluate("window.sameDocument === true")
     seen["end"] = page.inner_text("main")
     return seen
