@@ -43,7 +43,7 @@ from webapp.wizard.drafts import (
     suggestion_apply,
 )
 from webapp.wizard.forms import MAX_CONFIG_BYTES
-from webapp.wizard.pasting import paste_draft, paste_read
+from webapp.wizard.pasting import own_draft, paste_draft, paste_read
 from webapp.wizard.steps import (
     STAGES,
     compute_quietly,
@@ -127,13 +127,13 @@ PASTED = "pasted"  # in the session: a refused text, until a page shows it again
 @require_POST
 @require_role(Role.PRACTITIONER)
 def plan_paste(request: HttpRequest) -> HttpResponse:
-    """Make a draft of another tool's command line or configuration, and show its review."""
+    """Make a draft of a plan's YAML or another tool's text, and show its review."""
     text = unix_lines(request.POST.get("text", ""))
+    team, owner = current_team(request), signed_in(request)
     try:
-        imported = paste_read(text)
-        plan, _notes = paste_draft(
-            team=current_team(request), owner=signed_in(request), imported=imported
-        )
+        plan = own_draft(team=team, owner=owner, text=text)
+        if plan is None:
+            plan, _notes = paste_draft(team=team, owner=owner, imported=paste_read(text))
     except Problem as problem:
         messages.error(request, problem.detail)
         request.session[PASTED] = text  # for the new page's field

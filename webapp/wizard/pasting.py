@@ -1,13 +1,15 @@
 """Drafts from pasted text: another tool's command line or configuration, or a config.json."""
 
 import copy
+import re
 from typing import Any
 
 from django.contrib.auth.models import User
 
 from planner.imports import Import, became, read_paste
+from planner.imports.documents import read_yaml
 from planner.specs.base import PlannerError
-from runners.plans.document import DEFAULT_DEVICE, DEFAULT_MODEL
+from runners.plans.document import DEFAULT_DEVICE, DEFAULT_MODEL, GOALS
 from webapp.accounts.models import Team
 from webapp.core.display import sentence
 from webapp.core.problems import InvalidProblem
@@ -16,6 +18,7 @@ from webapp.plans.models import Plan
 from webapp.wizard.documents import NO_FIELD, document_of_request, document_parse, draft_fill
 from webapp.wizard.drafts import first_host, serve_document, stored_draft
 
+OWN_KEY = re.compile(r"^goal[ \t]*:", re.MULTILINE)  # no other tool's file has it
 MOST_SHOWN = 60  # settings of each kind that the review lists
 
 
@@ -31,6 +34,31 @@ def paste_read(text: str) -> Import:
         raise InvalidProblem(
             "text", f"The pasted text: {sentence(error.message)}", field=error.field or "text"
         ) from error
+
+
+def own_draft(*, team: Team, owner: User, text: str) -> Plan | None:
+    """Return an unsaved draft of a plan's own document, or None for any other text.
+
+    Raises:
+        InvalidProblem: a value of the document is refused.
+    """
+    if not OWN_KEY.search(text):
+        return None
+    try:
+        found = [each for each in read_yaml(text) if each is not None]
+    except PlannerError:
+        return None
+    if len(found) != 1 or not isinstance(found[0], dict) or found[0].get("goal") not in GOALS:
+        return None
+    document = document_parse(found[0])
+    plan = Plan(
+        team=team, owner=owner, draft=stored_draft(serve_document(first_host(team)), "serve")
+    )
+    draft_fill(plan, document)
+    if document.name:
+        plan.name, plan.is_named = document.name, True
+    plan.wizard.update(is_touched=True)
+    return plan
 
 
 def paste_draft(

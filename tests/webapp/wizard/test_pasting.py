@@ -8,7 +8,7 @@ from tests.webapp.conftest import client_of
 from webapp.jobs.models import Job
 from webapp.plans.models import Plan
 from webapp.plans.places import question_of
-from webapp.wizard.documents import adapter, job_document_of, yaml_of
+from webapp.wizard.documents import adapter, document_of, job_document_of, yaml_of
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 VLLM = (
@@ -47,6 +47,22 @@ def test_a_command_becomes_a_draft_that_tells_every_setting(alice, host):
         "Choose yours",
     ):
         assert text in page, text
+
+
+def test_a_plans_own_yaml_becomes_the_same_plan_or_is_refused_by_its_field(alice, host):
+    paste(alice, AXOLOTL)
+    first = Plan.objects.get()
+    text = yaml_of(document_of(first), "http://testserver/static/schemas/job.json")
+    answer = paste(alice, text)
+    second = Plan.objects.exclude(pk=first.pk).get()
+    assert answer["Location"] == f"/plans/{second.pk}/edit/review/"
+    assert document_of(second) == document_of(first)
+
+    client = client_of(alice)
+    wrong = {"text": text.replace("lora_rank: 8", "lora_rank: 0")}
+    page = client.post("/plans/paste/", wrong, follow=True).content.decode()
+    assert "workload.lora_rank" in page
+    assert "lora_rank: 0" in page, "what was pasted is lost"
 
 
 def test_a_training_file_becomes_a_fine_tuning(alice, host):
