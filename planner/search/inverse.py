@@ -318,7 +318,10 @@ def _context(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
 
     def at(tokens: int) -> PlanRequest:
         output = min(workload.output_tokens, tokens - 1)
-        return _changed(base, input_tokens=tokens - output, output_tokens=output)
+        sizes = {"input_tokens": tokens - output, "output_tokens": output}
+        if isinstance(workload, ServeWorkload) and workload.max_request_tokens:
+            sizes["max_request_tokens"] = max(workload.max_request_tokens, tokens)
+        return _changed(base, **sizes)
 
     reason = f"the model was trained to {trained} tokens"
     return _limit_on_scale(SteppedQuantity("tokens", CONTEXT_STEP, trained, at, reason), probe)
@@ -355,8 +358,8 @@ def _on_cluster(request: PlanRequest, cluster: ClusterSpec) -> PlanRequest:
 
 def _trained_batch(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
     """Return the largest batch without gradient accumulation, in multiples of all ranks."""
-    step = resolve_cluster(request.cluster).num_devices
     pinned = request.pins.data_parallel_size
+    step = math.lcm(resolve_cluster(request.cluster).num_devices, pinned or 1)
     replicas = [pinned] if pinned else [n for n in range(step, 0, -1) if step % n == 0]
 
     def at(sequences: int) -> list[PlanRequest]:

@@ -202,6 +202,16 @@ def test_the_largest_model_of_each_format_fits_and_the_next_larger_does_not():
     assert by_bits["int4"] > by_bits["fp8"] > by_bits["bf16"]
 
 
+def test_sizes_that_a_question_changes_stay_possible_together():
+    """A prompt grew past the longest request; two sequences were shared among eight replicas."""
+    load = {**SERVE, "input_tokens": 1, "max_request_tokens": 258}
+    longest = [answer_to("longest_context", workload=each).limits[0] for each in (SERVE, load)]
+    assert longest[0].value == longest[1].value > 258
+    training = {"workload": TRAIN, "engine": "torch", "device": "h100-sxm-80gb", "devices": 2}
+    refused = answer_to("largest_batch", **training, pins={"data_parallel_size": 8})
+    assert "8 devices, the cluster has 2" in refused.smallest.reason
+
+
 def test_the_fewest_devices_of_unlike_nodes_are_those_of_the_first_alone():
     first = {"device": "rtx-4090"}
     mixed = {**first, "other_nodes": [{"device": "a100-sxm4-80gb", "nodes": 2}]}
