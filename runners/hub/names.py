@@ -1,0 +1,158 @@
+"""A repository of the Hub as people name it: org/name, its page, a GGUF file or type in it."""
+
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from planner.catalog.gguf_names import TAG
+from planner.catalog.model_names import ADDRESS
+from planner.specs.base import BadRequestError
+
+FIELD = "repository"
+FORMS = (
+    "org/name, org/name@revision, the address of its page on huggingface.co, or for GGUF files "
+    "org/name:Q4_K_M or org/name/file.gguf"
+)
+LONGEST = 512  # characters
+# A name's rules are huggingface_hub's, utils/_validators.py: validate_repo_id.
+PART = re.compile(r"(?![.-])(?!.*(?:--|\.\.))[\w.-]{1,96}(?<![.-])(?<!\.git)", re.ASCII)
+REVISION = re.compile(r"(?!.*(?:\.\.|//))\w[\w.+-]*(?:/\w[\w.+-]*)*", re.ASCII)
+COMMIT = re.compile(r"[0-9a-f]{40}")
+SPECIAL = re.compile(r"refs/(?:pr/\d+|convert/[\w.-]+)", re.ASCII)  # revisions with a slash
+PLACES = {"blob", "resolve", "raw", "tree", "blame"}  # pages of a revision
+OTHERS = {"datasets": "a data set", "spaces": "a space", "kernels": "a kernel"}
+GGUF = ".gguf"
+LONGEST_REVISION, LONGEST_PATH = 255, 1024
+
+
+@dataclass(frozen=True)
+class RepositoryName:
+    """A repository, a branch, tag or commit of it, and a GGUF file or type in it ("": none)."""
+
+    repository: str
+    revision: str = ""
+    file: str = ""
+
+    def __str__(self) -> str:
+        """Return it as people type it."""
+        at = f"@{self.revision}" if self.revision else ""
+        file = self.file and (f"/{self.file}" if self.file.endswith(GGUF) else f":{self.file}")
+        return f"{self.repository}{at}{file}"
+
+
+def parse(text: str, endpoint: str = "") -> RepositoryName:
+    """Return the repository, revision and file that a text names.
+
+    ``endpoint``: a mirror, whose addresses are read as the Hub's.
+
+    Raises:
+        BadRequestError: it names no repository of models; field, value and forms are in the
+            message.
+
+    >>> parse("https://huggingface.co/Qwen/Qwen3-8B/tree/main")
+    RepositoryName(repository='Qwen/Qwen3-8B', revision='main', file='')
+    >>> str(parse("hf.co/unsloth/Qwen3-8B-GGUF:Q4_K_M"))
+    'unsloth/Qwen3-8B-GGUF:Q4_K_M'
+    """
+    name = text.strip()
+    if len(name) > LONGEST:
+        raise BadRequestError(
+            f"{FIELD} has {len(name):,} characters and may have {LONGEST}: name it as {FORMS}",
+            FIELD,
+        )
+    if endpoint and name.startswith(f"{endpoint}/"):
+        return _of_page(name.removeprefix(f"{endpoint}/").partition("?")[0], text)
+    if name.lower().startswith("hf://"):
+        return _of_plain(name[len("hf://") :].removeprefix("models/"), text)
+    if address := ADDRESS.fullmatch(name):
+        host = name[: address.start("path")].lower()
+        if "ollama.com" in host or "modelscope.cn" in host:
+            raise _refused(text, "it is an address of another library than the Hub")
+        return _of_page(address["path"], text)
+    if "://" in name:
+        raise _refused(text, "it is an address of another site than the Hub")
+    return _of_plain(name, text)
+
+
+def _of_page(path: str, text: str) -> RepositoryName:
+    """Return what the path of a page of the Hub names."""
+    parts = [unquote(each) for each in path.strip("/").split("/")]
+    if len(parts) < 3 or parts[2] not in PLACES:  # noqa: PLR2004 -- org, name, place
+        if len(parts) > 2 and not parts[-1].lower().endswith(GGUF):  # noqa: PLR2004
+            parts = parts[:2] if parts[0] not in OTHERS else parts  # discussions, commits, ...
+        return _of_plain("/".join(parts), text)
+    if len(parts) == 3:  # noqa: PLR2004
+        return _checked(text, "/".join(parts[:2]))
+    rest = "/".join(parts[3:])
+    special = SPECIAL.match(rest)
+    revision = special[0] if special else parts[3]
+    file = rest.removeprefix(revision).strip("/")
+    # The page of any other file stands for the repository.
+    return _checked(text, "/".join(parts[:2]), revision, file * file.lower().endswith(GGUF))
+
+
+def _of_plain(name: str, text: str) -> RepositoryName:
+    """Return what ``org/name``, with ``@revision`` and ``:type`` or ``/file`` after it, names."""
+    match = re.fullmatch(r"([^/@:]+/[^/@:]+)([/@:].*)?", name, re.DOTALL)
+    if match is None:
+        raise _refused(text, "it is empty" if not name else f"{name!r} has no owner before a name")
+    owner = match[1].partition("/")[0]
+    if owner in OTHERS:
+        raise _refused(text, f"it is the address of {OTHERS[owner]}, and a model is needed")
+    stated = _stated(match[2] or "", text)
+    path = stated.get("/", "").strip("/")
+    tag = stated.get(":", "")
+    if path and not path.lower().endswith(GGUF):
+        raise _refused(text, f"{path!r} is no {GGUF} file")
+    if path and tag:
+        raise _refused(text, f"it names both the type {tag!r} and the file {path!r}")
+    file = path or ("" if tag == "latest" else tag)
+    return _checked(text, match[1], stated.get("@", ""), file)
+
+
+def _stated(rest: str, text: str) -> dict[str, str]:
+    """Return the revision, the type and the path after a name, by the sign before each."""
+    stated: dict[str, str] = {}
+    while rest:
+        sign, rest = rest[0], rest[1:]
+        special = SPECIAL.match(rest) if sign == "@" else None
+        value = special[0] if special else re.match(r"[^/@:]*", rest)[0]  # type: ignore[index]
+        value = rest if sign == "/" else value
+        if sign in stated or (not value and sign != "/"):
+            raise _refused(text, f"what follows {sign!r} is missing or stands twice")
+        stated[sign], rest = value, rest[len(value) :]
+    return stated
+
+
+def _checked(text: str, repository: str, revision: str = "", file: str = "") -> RepositoryName:
+    owner, _, name = repository.partition("/")
+    for what, part in (("owner", owner), ("name", name)):
+        if PART.fullmatch(part) is None:
+            raise _refused(
+                text,
+                f"the {what} {part!r} is not 1 to 96 letters, digits, '_', '-' and '.', without "
+                "'--', '..', a '-' or '.' at an end, or .git",
+            )
+    if revision and (len(revision) > LONGEST_REVISION or REVISION.fullmatch(revision) is None):
+        raise _refused(text, f"the revision {revision!r} is no branch, tag or commit")
+    if file.lower().endswith(GGUF):
+        if not is_safe_path(file):
+            raise _refused(text, f"the file {file!r} is no path in a repository")
+    elif file and TAG.fullmatch(file) is None:
+        raise _refused(text, f"{file!r} is no type of GGUF files, such as Q4_K_M")
+    return RepositoryName(repository, revision, file)
+
+
+def is_safe_path(path: str) -> bool:
+    """Return whether a path of a repository stays in its folder and is no option or git's own."""
+    parts = path.split("/")
+    return (
+        len(path) <= LONGEST_PATH
+        and path.isprintable()
+        and "\\" not in path
+        and all(part not in {"", ".", "..", ".git"} and part[0] not in "- " for part in parts)
+    )
+
+
+def _refused(text: str, why: str) -> BadRequestError:
+    return BadRequestError(f"{FIELD} is {text!r:.200}: {why}; name it as {FORMS}", FIELD)

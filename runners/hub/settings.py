@@ -1,0 +1,172 @@
+"""Where the Hub is, where its files lie on this host, and how fast they may come.
+
+The variables and their defaults are huggingface_hub's own (``constants.py``), so that what a
+person has already downloaded is found.
+"""
+
+import os
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from runners.shared.addresses import proxy_of
+
+HUGGING_FACE = "https://huggingface.co"
+TRUE = {"1", "ON", "YES", "TRUE"}  # as huggingface_hub reads its switches
+PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
+AUTHORITIES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+# What a job inherits so that it finds the same Hub and the same files: never the token, which is
+# the team's secret.
+PASSED = (
+    "HF_ENDPOINT", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME",
+    "HF_HUB_OFFLINE", "HF_HUB_DISABLE_SYMLINKS",
+    *PROXIES, *(name.lower() for name in PROXIES), *AUTHORITIES, "SSL_CERT_DIR",
+)  # fmt: skip
+DEFAULT_CONNECTIONS = 8
+MARGIN_BYTES = 2**30  # that a download leaves free on the disk
+
+
+class HubSettingsError(ValueError):
+    """A variable of the environment cannot work; the message names it and the way out."""
+
+
+@dataclass(frozen=True)
+class HubSettings:
+    """The Hub of this host.
+
+    ``max_bytes_per_second`` limits one process; 0: no limit. ``connections`` are those at once.
+    """
+
+    endpoint: str = HUGGING_FACE
+    cache: Path = field(default_factory=lambda: cache_folder(os.environ))
+    token: str = field(default="", repr=False)
+    max_bytes_per_second: float = 0.0
+    connections: int = DEFAULT_CONNECTIONS
+    margin_bytes: int = MARGIN_BYTES
+    is_offline: bool = False  # HF_HUB_OFFLINE
+    proxy: str = ""  # of the endpoint, as messages name it; httpx reads the variables itself
+    authorities: Path | None = None  # a PEM file that counts instead of the usual ones
+    has_symlinks: bool = True  # HF_HUB_DISABLE_SYMLINKS: the files themselves in snapshots
+
+    def is_own(self, url: str) -> bool:
+        """Return whether a URL is the Hub's own, to which alone the token is sent."""
+        return _origin(url) == _origin(self.endpoint)
+
+    def headers(self, url: str) -> dict[str, str]:
+        """Return the headers of a request: the token is for the Hub itself only."""
+        headers = {"User-Agent": "slipway", "Accept-Encoding": "identity"}
+        if self.token and self.is_own(url):
+            headers["Authorization"] = f"Bearer {self.token}"
+        return headers
+
+    def tls(self) -> ssl.SSLContext | bool:
+        """Return the authorities of https addresses; True: those that httpx uses by itself."""
+        return ssl.create_default_context(cafile=self.authorities) if self.authorities else True
+
+
+def from_environment(
+    variables: Mapping[str, str],
+    *,
+    max_bytes_per_second: float = 0.0,
+    connections: int = DEFAULT_CONNECTIONS,
+) -> HubSettings:
+    """Return the settings that an environment states.
+
+    Raises:
+        HubSettingsError: HF_ENDPOINT is no address, HF_TOKEN no token, or a file of authorities
+            cannot be read.
+    """
+    endpoint = _endpoint(variables.get("HF_ENDPOINT", ""))
+    proxy = proxy_of(endpoint, variables)
+    return HubSettings(
+        endpoint=endpoint,
+        cache=cache_folder(variables),
+        token=_token(variables.get("HF_TOKEN", "")),
+        max_bytes_per_second=max(0.0, max_bytes_per_second),
+        connections=max(1, connections),
+        is_offline=any(
+            variables.get(name, "").upper() in TRUE
+            for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+        ),
+        proxy=str(proxy) if proxy else "",
+        authorities=_authorities(variables),
+        has_symlinks=variables.get("HF_HUB_DISABLE_SYMLINKS", "").upper() not in TRUE,
+    )
+
+
+def cache_folder(variables: Mapping[str, str]) -> Path:
+    """Return the folder of the Hub's cache, by huggingface_hub's own rule."""
+    home = variables.get("HOME", "") or "~"
+    usual = variables.get("XDG_CACHE_HOME", f"{home}/.cache")
+    hub = f"{_expanded(variables.get('HF_HOME', f'{usual}/huggingface'), variables)}/hub"
+    legacy = variables.get("HUGGINGFACE_HUB_CACHE", hub)
+    return Path(_expanded(variables.get("HF_HUB_CACHE", legacy), variables)).absolute()
+
+
+def _expanded(path: str, variables: Mapping[str, str]) -> str:
+    """Return a path with ~ and $NAME replaced."""
+    home = variables.get("HOME", "")
+    if home and (path == "~" or path.startswith("~/")):
+        path = home + path[1:]
+
+    def value(match: re.Match[str]) -> str:
+        return variables.get(match[1] or match[2], match[0])
+
+    return re.sub(r"\$(?:(\w+)|\{([^}]*)\})", value, str(Path(path).expanduser()))
+
+
+def _endpoint(text: str) -> str:
+    """Return the address of HF_ENDPOINT; a mirror may lie below a path.
+
+    Raises:
+        HubSettingsError: it is no http address.
+    """
+    address = text.strip().rstrip("/")
+    if not address:
+        return HUGGING_FACE
+    try:
+        parts = urlsplit(address)
+        is_address = parts.scheme in {"http", "https"} and bool(parts.hostname)
+        has_more = bool(parts.query or parts.fragment or parts.username) or parts.port == 0
+    except ValueError:
+        is_address, has_more = False, True
+    if not is_address or has_more or not address.isascii() or re.search(r"\s", address):
+        bare = re.sub(r"//[^/]*@", "//", text)
+        raise HubSettingsError(
+            f"HF_ENDPOINT is {bare!r}: it must be the address of a hub without a user or a query, "
+            f"such as {HUGGING_FACE} or https://mirror.example.org/hub; correct or unset it"
+        )
+    return address
+
+
+def _token(text: str) -> str:
+    token = "".join(text.split())
+    if not (token.isascii() and token.isprintable()):
+        raise HubSettingsError(
+            "HF_TOKEN holds characters that no token has: copy the token again, without quotes"
+        )
+    return token
+
+
+def _authorities(variables: Mapping[str, str]) -> Path | None:
+    name = next((each for each in AUTHORITIES if variables.get(each, "").strip()), "")
+    if not name:
+        return None
+    path = Path(variables[name].strip())
+    try:
+        ssl.create_default_context(cafile=path)
+    except (OSError, ValueError):
+        raise HubSettingsError(
+            f"{name} is {str(path)!r}, which is no readable PEM file of certificates: correct it, "
+            "or unset it for the usual authorities"
+        ) from None
+    return path
+
+
+def _origin(url: str) -> tuple[str, str, int | None]:
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname or "", port

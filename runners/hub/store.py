@@ -1,0 +1,197 @@
+"""The Hub's cache on this host: what of a repository is there, how large it is, when it was used.
+
+The layout is huggingface_hub's: ``models--org--name`` with ``blobs`` named by digest,
+``snapshots`` of links to them by commit, and ``refs`` from branch to commit. What any tool has
+downloaded into it is found, and what is downloaded here is found by them.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runners.hub.listing import MAIN, HubFile, Listing
+from runners.hub.names import COMMIT
+from runners.hub.settings import HubSettings
+
+UNFINISHED = ".incomplete"  # the suffix by which huggingface_hub, too, finds them
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A repository at a commit in the cache.
+
+    ``bytes`` are those of its files; of blobs that another commit has too, both count them.
+    """
+
+    repository: str
+    commit: str
+    bytes: int
+    last_used: float  # Unix time of the last reading that the file system recorded, in s
+    num_files: int
+    revisions: tuple[str, ...]  # branches and tags that stand for the commit
+    folder: Path
+
+
+def repository_folder(settings: HubSettings, repository: str) -> Path:
+    """Return the folder of a repository in the cache."""
+    return settings.cache / "--".join(["models", *repository.split("/")])
+
+
+def snapshot_folder(settings: HubSettings, repository: str, commit: str) -> Path:
+    """Return the folder of a repository's files at a commit, there or not."""
+    return repository_folder(settings, repository) / "snapshots" / commit
+
+
+def blob_path(settings: HubSettings, repository: str, file: HubFile) -> Path:
+    """Return where a file's bytes lie."""
+    return repository_folder(settings, repository) / "blobs" / file.etag
+
+
+def has_blob(settings: HubSettings, listing: Listing, file: HubFile) -> bool:
+    """Return whether a file's bytes are there, as a blob or in the snapshot itself.
+
+    A blob gets its name when its digest is right; its size finds one that was cut off later.
+    """
+    link = snapshot_folder(settings, listing.repository, listing.commit) / file.path
+    places = (blob_path(settings, listing.repository, file), link)
+    return any(_size(path) == file.size for path in places)
+
+
+def missing(
+    listing: Listing, files: Sequence[HubFile], settings: HubSettings
+) -> tuple[HubFile, ...]:
+    """Return the files whose bytes are not there, each digest once."""
+    found = {file.etag: file for file in files if not has_blob(settings, listing, file)}
+    return tuple(found.values())
+
+
+def is_complete(listing: Listing, files: Sequence[HubFile], settings: HubSettings) -> bool:
+    """Return whether all files are there under their names, for any tool."""
+    folder = snapshot_folder(settings, listing.repository, listing.commit)
+    return all(_size(folder / file.path) == file.size for file in files)
+
+
+def _size(path: Path) -> int | None:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
+    return None
+
+
+def resolve_offline(repository: str, revision: str, settings: HubSettings) -> str | None:
+    """Return the commit in the cache that a revision stands for, None if there is none.
+
+    Without a revision it is what the cache calls main, or its only snapshot.
+    """
+    folder = repository_folder(settings, repository)
+    stated = revision or MAIN
+    if COMMIT.fullmatch(stated):
+        return stated if (folder / "snapshots" / stated).is_dir() else None
+    with contextlib.suppress(OSError, ValueError):
+        commit = (folder / "refs" / stated).read_text("ascii").strip()
+        if COMMIT.fullmatch(commit) and (folder / "snapshots" / commit).is_dir():
+            return commit
+    with contextlib.suppress(OSError):
+        commits = [each.name for each in (folder / "snapshots").iterdir()]
+        if not revision and len(commits) == 1 and COMMIT.fullmatch(commits[0]):
+            return commits[0]
+    return None
+
+
+def scan(settings: HubSettings) -> tuple[StoredModel, ...]:
+    """Return the models in the cache, the most recently used first; damaged ones are left out."""
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        found = scan_cache_dir(settings.cache)
+    except (CacheNotFound, ValueError):  # there is none, or it is a file
+        return ()
+    models = [
+        StoredModel(
+            repository=each.repo_id,
+            commit=revision.commit_hash,
+            bytes=revision.size_on_disk,
+            last_used=max((file.blob_last_accessed for file in revision.files), default=0.0),
+            num_files=revision.nb_files,
+            revisions=tuple(sorted(revision.refs)),
+            folder=revision.snapshot_path,
+        )
+        for each in found.repos
+        if each.repo_type == "model"
+        for revision in each.revisions
+    ]
+    return tuple(sorted(models, key=lambda model: (-model.last_used, model.repository)))
+
+
+def delete(settings: HubSettings, repository: str, commit: str) -> int:
+    """Delete a repository's files at a commit, and return the bytes that this frees.
+
+    Blobs that another commit has stay. With its last commit goes all of a repository, unfinished
+    downloads too.
+    """
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    folder = repository_folder(settings, repository)
+    unfinished = unfinished_bytes(settings, repository)
+    try:
+        strategy = scan_cache_dir(settings.cache).delete_revisions(commit)
+    except (CacheNotFound, ValueError):
+        return 0
+    strategy.execute()
+    with contextlib.suppress(OSError):
+        if not any((folder / "snapshots").iterdir()):
+            shutil.rmtree(folder)
+    return strategy.expected_freed_size + (0 if folder.exists() else unfinished)
+
+
+def unfinished_bytes(settings: HubSettings, repository: str) -> int:
+    """Return the bytes on the disk of a repository's unfinished downloads."""
+    found = 0
+    for path in (repository_folder(settings, repository) / "blobs").glob(f"*{UNFINISHED}"):
+        with contextlib.suppress(OSError):
+            found += path.stat().st_blocks * 512
+    return found
+
+
+def link_files(settings: HubSettings, listing: Listing, files: Sequence[HubFile]) -> Path:
+    """Give complete blobs their names in the snapshot of a commit, and return its folder.
+
+    Afterwards the branch or tag that was requested stands for the commit.
+    """
+    folder = snapshot_folder(settings, listing.repository, listing.commit)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        path, blob = folder / file.path, blob_path(settings, listing.repository, file)
+        if _size(path) != file.size:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            same = (folder / each.path for each in files if each.etag == file.etag)
+            _link(next(each for each in (blob, *same) if _size(each) == file.size), path, settings)
+    if listing.revision:
+        ref = repository_folder(settings, listing.repository) / "refs" / listing.revision
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        _write(ref, listing.commit)
+    return folder
+
+
+def _link(blob: Path, path: Path, settings: HubSettings) -> None:
+    """Name a blob; where there are no symbolic links, the blob itself gets the name."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    if settings.has_symlinks:
+        with contextlib.suppress(OSError, NotImplementedError):
+            temporary.symlink_to(os.path.relpath(blob, path.parent))
+    if temporary.is_symlink():
+        temporary.replace(path)
+    elif blob.parent.name == "blobs":
+        blob.replace(path)
+    else:  # another file of the snapshot with the same bytes
+        shutil.copyfile(blob, temporary)
+        temporary.replace(path)
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, "ascii")
+    temporary.replace(path)
