@@ -21,9 +21,9 @@ from runners.devices.topology import (
     rocm_of_torch,
 )
 from runners.environments.builder import Pins, PinsError, Store, Version, needed_bytes
-from runners.host import inventory, preflight_weights
+from runners.host import inventory, preflight_hub, preflight_weights
 from runners.host.preflight_weights import FolderQuery
-from runners.jobspec import ArtefactModel, FolderModel
+from runners.jobspec import HubModel, StoredModel
 from runners.jobspec.engines import OWN, running_on
 from runners.jobspec.kinds import KINDS
 from runners.launchers import attempts, launch
@@ -447,10 +447,11 @@ def _disk(place: HostState) -> PreflightCheck:
     return no("disk", sentence, remedy, **figures)
 
 
-def _model(
-    needs: Needs, model: FolderModel | ArtefactModel, place: HostState
-) -> Iterator[PreflightCheck]:
+def _model(needs: Needs, model: StoredModel, place: HostState) -> Iterator[PreflightCheck]:
     """Check the model's folder, and show its size by its files, the planner and the engine."""
+    if isinstance(model, HubModel):
+        yield preflight_hub.check(model, place.host_dir.path, place.config.min_free_bytes)
+        return
     try:
         confined = launch.confine_model(model, place.model_roots, place.host_dir.attempts)
     except LaunchRefusedError as refusal:

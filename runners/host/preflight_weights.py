@@ -406,7 +406,7 @@ def _safetensors(needs: EngineNeeds, query: FolderQuery) -> PreflightCheck:
     sentence = weights.sentence
     if built is not None:
         sentence += f" {compare_counts(built.result(), weights.counted_bytes)}"
-    check = yes("weights", _printed(sentence), **_figures(weights, built))
+    check = yes("weights", printed(sentence), **_figures(weights, built))
     return check.model_copy(update={"remedy": weights.remedy})
 
 
@@ -423,7 +423,7 @@ def _earlier(needs: EngineNeeds, query: FolderQuery) -> Iterator[PreflightCheck]
     """Yield what the engines of the environment logged at an earlier start with the folder."""
     for engine in filter(attrgetter("memory_log"), in_environment(needs.environment)):
         if message := last_start(engine, query.folder, HostDir(query.host_dir).attempts):
-            yield yes(engine.title, _printed(message))
+            yield yes(engine.title, printed(message))
 
 
 def _gguf(needs: EngineNeeds, query: FolderQuery) -> PreflightCheck:
@@ -434,10 +434,10 @@ def _gguf(needs: EngineNeeds, query: FolderQuery) -> PreflightCheck:
         sentence += f" The planner predicts at least {needed:.2f} GiB for the job."
     figures = {"engine_bytes": count.weight_bytes, "needed_bytes": needs.memory_bytes}
     shown = {name: float(value) for name, value in figures.items() if value}
-    return yes("llama.cpp", _printed(sentence), **shown)
+    return yes("llama.cpp", printed(sentence), **shown)
 
 
-def _printed(sentence: str) -> str:
+def printed(sentence: str) -> str:
     """Return a sentence that a message may hold: file names and errors may have any character."""
     shown = "".join(each if each.isprintable() else "?" for each in sentence)
     return shown if len(shown) <= MAX_SENTENCE else f"{shown[: MAX_SENTENCE - 1]}…"

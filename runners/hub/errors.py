@@ -47,6 +47,11 @@ class HubError(Exception):
         self.retry_after = retry_after  # seconds, of "rate_limited"
         self.new_name = new_name  # of a renamed repository
 
+    @property
+    def is_out_of_reach(self) -> bool:
+        """Return whether the hub said nothing of the repository, so that a copy may be used."""
+        return self.kind in {"offline", "proxy", "tls", "mirror", "rate_limited"}
+
 
 class DownloadStoppedError(Exception):
     """The download was stopped by its caller; what arrived is kept."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
 from runners.jobs.runtime import BadInputError, MissingModelError
-from runners.jobspec import ArtefactModel, FolderModel
+from runners.jobspec import ArtefactModel, HubModel, StoredModel
 from runners.jobspec.engines import serving, titles
 
 DATA_SUFFIXES = frozenset({".json", ".jinja", ".model", ".safetensors", ".txt"})
@@ -527,14 +527,16 @@ def _numbers(value: object, name: str = "") -> Iterator[tuple[str, object]]:
 MODEL_ROOTS_VARIABLE = "SLIPWAY_MODEL_ROOTS"
 
 
-def model_folder(
-    ref: FolderModel | ArtefactModel, host_dir: Path, needed: Sequence[str] = MODEL_FILES
-) -> Path:
+def model_folder(ref: StoredModel, host_dir: Path, needed: Sequence[str] = MODEL_FILES) -> Path:
     """Return a reference's folder with the ``needed`` files, links resolved.
 
     Raises:
         MissingModelError: the folder is outside the roots, absent, or incomplete.
     """
+    if isinstance(ref, HubModel):  # runners.jobs.fetch puts the folder in its place
+        raise MissingModelError(
+            f"{ref.repository} was not downloaded; start the job by its host's agent"
+        )
     if isinstance(ref, ArtefactModel):
         root = (host_dir / "attempts").resolve()
         folder = (root / ref.attempt_id / "output" / ref.name).resolve()
@@ -609,7 +611,7 @@ def _inner_model(folder: Path, missing: str) -> Path | None:
 
 
 def opened_model(
-    ref: FolderModel | ArtefactModel,
+    ref: StoredModel,
     host_dir: Path,
     needed: Sequence[str] = MODEL_FILES,
     owner: int | None = None,

@@ -221,7 +221,7 @@ def open_job(attempt_dir: Path, kind: str) -> Job:
     Raises:
         BadInputError: spec.json is missing, unreadable or of another kind.
     """
-    request = _read_request(attempt_dir / "spec.json")
+    request = read_request(attempt_dir / "spec.json")
     if request.spec.kind != kind:
         msg = f"{attempt_dir}/spec.json asks for kind '{request.spec.kind}', this is '{kind}'"
         raise BadInputError(msg)
@@ -247,7 +247,12 @@ def end_by_sigterm(job: Job) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _read_request(path: Path) -> RunRequest:
+def read_request(path: Path) -> RunRequest:
+    """Return the request of an attempt.
+
+    Raises:
+        BadInputError: the file is missing, unreadable or no such request.
+    """
     try:
         return RunRequest.model_validate_json(path.read_bytes())
     except OSError as error:

@@ -26,6 +26,8 @@ from runners.datasets.records import Format, suffix_of
 
 
 ComputeDtype = Literal["fp32", "bf16", "fp16", "fp8"]
+# A repository of a hub as "owner/name": its parts begin with a letter or digit.
+REPOSITORY_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 class JobDocument(BaseModel):
@@ -90,6 +92,22 @@ class ArtefactModel(JobDocument):
     name: str = "model"
 
 
+class HubModel(JobDocument):
+    """A repository of the Hugging Face Hub or of a mirror of it, which the host downloads.
+
+    The host fetches the files that the job needs, unless its cache has them, and the job then
+    reads their folder. ``revision``: a commit, or a branch, which is read when the job starts;
+    empty: main. ``file``: of GGUF weights the type or the file, such as Q4_K_M; empty where the
+    repository has one.
+    """
+
+    source: Literal["hub"] = "hub"
+    repository: str = Field(pattern=REPOSITORY_PATTERN, max_length=200)
+    revision: str = Field(default="", max_length=255)
+    weights: Literal["safetensors", "gguf"] = "safetensors"
+    file: str = Field(default="", max_length=200)
+
+
 class RandomModel(JobDocument):
     """Random weights in the shape of a config.json: speed and memory are real, text is not."""
 
@@ -98,8 +116,11 @@ class RandomModel(JobDocument):
 
 
 ModelRef = Annotated[
-    DemoModel | FolderModel | ArtefactModel | RandomModel, Field(discriminator="source")
+    DemoModel | FolderModel | ArtefactModel | HubModel | RandomModel, Field(discriminator="source")
 ]
+# References to weights that exist: a folder, an earlier job's output, a repository.
+StoredModel = FolderModel | ArtefactModel | HubModel
+StoredModelRef = Annotated[StoredModel, Field(discriminator="source")]
 
 
 NAME_LENGTH = 120  # characters of the names of jobs, plans, models, hosts and pools

@@ -13,12 +13,11 @@ from pydantic import (
 )
 
 from runners.jobspec.base import (
-    ArtefactModel,
     DataParallel,
-    FolderModel,
     JobDocument,
     ModelRef,
     ResumableDocument,
+    StoredModelRef,
 )
 from runners.jobspec.compress import QUANTISED_DTYPES, WeightDtype
 from runners.jobspec.serve import NamedAdapter, check_names
@@ -205,7 +204,7 @@ class DraftModelSpeculation(JobDocument):
     """Speculative decoding with a draft model that has the same tokenizer."""
 
     method: Literal["draft"] = "draft"
-    model: Annotated[FolderModel | ArtefactModel, Field(discriminator="source")]
+    model: StoredModelRef
     tokens: PositiveInt = Field(default=4, le=64)
 
 

@@ -22,6 +22,7 @@ from runners.jobspec.base import (
     JobDocument,
     ModelRef,
     RunDocument,
+    StoredModelRef,
 )
 from runners.jobspec.compress import WeightDtype
 from runners.jobspec.engines import OWN, EngineName, Feature, has_feature, refusal
@@ -39,7 +40,7 @@ class Draft(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: Annotated[FolderModel | ArtefactModel, Field(discriminator="source")]
+    model: StoredModelRef
     tokens: Annotated[PositiveInt, Field(le=32)] = 4
 
 

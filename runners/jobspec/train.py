@@ -8,11 +8,9 @@ from typing import Annotated, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from runners.jobspec.base import (
-    ArtefactModel,
     ComputeDtype,
     DataParallel,
     DemoModel,
-    FolderModel,
     HostText,
     LoraOptions,
     MixedData,
@@ -20,6 +18,7 @@ from runners.jobspec.base import (
     QuantizedTraining,
     ResumableDocument,
     SampleOptions,
+    StoredModel,
     TextSamples,
     TrainData,
 )
@@ -462,7 +461,7 @@ class TrainSpec(TrainingMemory):
                 )
             tokens = self.micro_batch_size * self.sequence_length
             check_lengths(self.length_schedule, self.sequence_length, tokens, self.max_steps)
-        if self.lora is not None and not isinstance(self.model, FolderModel | ArtefactModel):
+        if self.lora is not None and not isinstance(self.model, StoredModel):
             msg = (
                 f"lora adapts trained weights, and a '{self.model.source}' model has none; name "
                 "a folder, or the model of an earlier job"
@@ -554,7 +553,7 @@ class TrainSpec(TrainingMemory):
                 f"quantized.method {method} changes the layers that lora would adapt; choose one "
                 "of them, or lora with base_dtype nf4"
             )
-        if method == "alphatuning" and not isinstance(self.model, FolderModel | ArtefactModel):
+        if method == "alphatuning" and not isinstance(self.model, StoredModel):
             raise ValueError(
                 f"quantized.method alphatuning trains the scales of trained weights, and a "
                 f"'{self.model.source}' model has none; name a folder, or an earlier job's model"

@@ -13,10 +13,10 @@ import psutil
 
 from runners.devices.topology import BY_BUS, ORDER, job_variables
 from runners.environments.builder import pip_variables
+from runners.hub.settings import PASSED as PASSED_TO_HUB
 from runners.jobspec import (
     ArtefactModel,
     DataParallel,
-    DraftModelSpeculation,
     DrillSpec,
     EvaluateSpec,
     FileData,
@@ -34,6 +34,7 @@ from runners.jobspec.compress import TASKS_ENVIRONMENT
 from runners.jobspec.engines import ENGINES, OWN, Engine
 from runners.jobspec.generate import StageChain
 from runners.jobspec.kinds import KINDS
+from runners.jobspec.references import hub_models, with_models
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.shared.addresses import own_addresses
 from runners.shared.messages import MAIN, Gang, RunDevice, RunRequest
@@ -49,6 +50,9 @@ from runners.supervision import child, procfs, supervisor
 # ---------------------------------------------------------------------------
 
 
+FETCH = "runners.jobs.fetch"  # downloads models, then execs the job
+HUB_VARIABLES = (*PASSED_TO_HUB, "HF_TOKEN")
+OFFLINE = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}  # libraries download nothing
 MEETING = "runners.jobs.meeting"  # starts torchrun when the rendezvous is reachable
 SHORTEST_LAST_CALL_SECONDS = 5
 LONGEST_LAST_CALL_SECONDS = 30
@@ -269,8 +273,28 @@ def _named(spec: JobSpec) -> dict[str, object]:
 
 
 def inherited_variables(spec: JobSpec) -> list[str]:
-    """Return the names of variables a job inherits: pip's, if it may build an environment."""
-    return sorted(pip_variables()) if environment_of(_named(spec)) != MAIN else []
+    """Return the names of variables that a job inherits, and drops before its program starts.
+
+    They are pip's if it may build an environment, and the hub's if it may download a model.
+    """
+    pip = pip_variables() if environment_of(_named(spec)) != MAIN else ()
+    return sorted({*pip, *(HUB_VARIABLES if hub_models(spec) else ())})
+
+
+def after_download(
+    spec: JobSpec, folder: Path, argv: list[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return a command that first downloads what a spec names by repository, and its variables."""
+    if not hub_models(spec):
+        return argv, {}
+    return [sys.executable, "-m", FETCH, str(folder), *argv], dict.fromkeys(OFFLINE, "0")
+
+
+def hub_env() -> dict[str, str]:
+    """Return the variables of a process that asks the hub, of those that this process has."""
+    return dict.fromkeys(OFFLINE, "0") | {
+        name: os.environ[name] for name in HUB_VARIABLES if name in os.environ
+    }
 
 
 def render_env(
@@ -281,11 +305,9 @@ def render_env(
 ) -> dict[str, str]:
     """Return a job's environment: the passed variables, its devices' and our own, no others."""
     passed = {name: value for name, value in os.environ.items() if _is_passed(name)}
-    env = with_devices(passed, devices)
+    env = with_devices(passed, devices) | OFFLINE
     cores = len(os.sched_getaffinity(0))
     return env | {
-        "HF_DATASETS_OFFLINE": "1",
-        "HF_HUB_OFFLINE": "1",  # libraries must not download anything
         "OMP_NUM_THREADS": str(max(1, cores // max(1, running_jobs))),
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
         "PYTHONSAFEPATH": "1",  # never import from the working folder
@@ -330,9 +352,8 @@ def confine(spec: JobSpec, roots: Sequence[Path], attempts_dir: Path) -> JobSpec
     """
     if isinstance(spec, DrillSpec | ProveSpec):
         return spec
-    updates: dict[str, object] = {"model": confine_model(spec.model, roots, attempts_dir)}
-    if isinstance(spec, EvaluateSpec) and spec.original is not None:
-        updates["original"] = confine_model(spec.original, roots, attempts_dir)
+    spec = with_models(spec, lambda model: confine_model(model, roots, attempts_dir))
+    updates: dict[str, object] = {}
     if isinstance(spec, TrainSpec):
         updates["data"] = _confine_data(spec.data, roots)
     if isinstance(spec, EvaluateSpec) and spec.tasks is not None and spec.tasks.folder:
@@ -340,9 +361,6 @@ def confine(spec: JobSpec, roots: Sequence[Path], attempts_dir: Path) -> JobSpec
         updates["tasks"] = spec.tasks.model_copy(update={"folder": folder})
     if isinstance(spec, GenerateSpec) and isinstance(spec.prompts, FilePrompts):
         updates["prompts"] = FilePrompts(path=str(_path_below(spec.prompts.path, roots)))
-    if isinstance(spec, GenerateSpec) and isinstance(spec.speculation, DraftModelSpeculation):
-        draft = confine_model(spec.speculation.model, roots, attempts_dir)
-        updates["speculation"] = spec.speculation.model_copy(update={"model": draft})
     return spec.model_copy(update=updates)
 
 

@@ -50,11 +50,11 @@ GOALS: Mapping[str, tuple[str, str]] = {
 OnLostRank = Literal["stop", "restart", "shrink"]
 
 
-Source = Literal["demo", "catalog", "team", "config", "folder"]
+Source = Literal["demo", "catalog", "hub", "team", "config", "folder"]
 
 
 class ModelChoice(Part):
-    """A model: the demo's, of the catalog or the team, a config.json, or a folder on the host.
+    """A model: the demo's, of catalog, hub or team, a config.json, or a folder on the host.
 
     The other fields keep what was given for another source. ``name`` may stand for any of the
     first three; the site that stores the plan replaces it by the source.
@@ -72,6 +72,19 @@ class ModelChoice(Part):
         "Type part of a name; every entry is a published configuration. A quantised checkpoint of "
         "one may be named too, such as Qwen/Qwen3-8B-FP8.",
         max_length=200,
+    )
+    repository: str | None = field(
+        None,
+        "Repository on the Hub",
+        "As owner/name; “@” and a branch or commit may follow, or “:” and a type of GGUF files. "
+        "Of a model of the catalog: where its weights are, if not in its own.",
+        max_length=300,
+    )
+    revision: str | None = field(
+        None,
+        "Commit",
+        "Of the repository; empty: the newest when the job starts",
+        pattern=r"^[0-9a-f]{40}$",
     )
     team_model: str | None = field(
         None, "Model of your team", "Id or name of a model of the team", max_length=NAME_LENGTH
@@ -94,8 +107,9 @@ class ModelChoice(Part):
                 (None, self.name),
                 ("team", self.team_model),
                 ("folder", self.path),
-                ("config", self.config),
                 ("catalog", "catalog_id" in self.model_fields_set),
+                ("hub", self.repository),
+                ("config", self.config),
             )
             self.source = next((source for source, value in named if value), None)
         return self

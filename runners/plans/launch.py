@@ -62,6 +62,15 @@ class Launch(Part):
         "Names of the team's secrets",
         max_length=MAX_SECRETS,
     )
+    weights: Literal["published", "random"] = field(
+        "published",
+        "Weights",
+        "Random ones are not downloaded: speed and memory are real, the text is not.",
+        choices={
+            "published": "Published: the host downloads what its cache lacks",
+            "random": "Random numbers in the model's shape",
+        },
+    )
     engine: EngineName = field(OWN, "Engine", ENGINES_HINT)
     idle_stop_seconds: float | None = field(
         None,
@@ -135,6 +144,7 @@ class Launch(Part):
 # What options of a launch are for: of a plan to serve its run, of another plan its goal.
 USED_BY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("engine", "idle_stop_seconds", "prefix_caching", "adapters"), ("endpoint",)),
+    "weights": ("job", "generate", "finetune"),
     "draft_model": ("endpoint", "generate"),
     "adapter": ("generate",),
     "profile": ("job",),

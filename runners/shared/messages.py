@@ -22,7 +22,7 @@ from pydantic import (
     field_serializer,
 )
 
-from runners.jobspec import ArtefactModel, FolderModel, JobDocument, JobSpec, SecretName
+from runners.jobspec import JobDocument, JobSpec, SecretName
 from runners.jobspec.base import (
     Amount,
     Celsius,
@@ -35,6 +35,7 @@ from runners.jobspec.base import (
     Seconds,
     Sentence,
     Share,
+    StoredModelRef,
     TimestampMs,
     Watts,
     excerpt,
@@ -143,7 +144,7 @@ class Needs(Message):
     environment: str = MAIN
     memory_bytes: NonNegativeInt = 0  # lower bound of the predicted peak, per device
     context_tokens: NonNegativeInt = 0  # of llama.cpp's KV cache, all slots; 0: not given
-    model: FolderModel | ArtefactModel | None = Field(default=None, discriminator="source")
+    model: StoredModelRef | None = None
     packages: tuple[str, ...] = ()  # additional packages that its environment must pin
     num_gpus: NonNegativeInt = 0  # that its split engines share; 0: no split
     gpus: tuple[str, ...] = ()  # uuids of its GPUs; empty: all GPUs of the host

@@ -25,6 +25,7 @@ class Reason(StrEnum):
     PREFLIGHT_FAILED = "preflight_failed"
     ENGINE_START_FAILED = "engine_start_failed"
     ENVIRONMENT_FAILED = "environment_failed"
+    DOWNLOAD_FAILED = "download_failed"
     ENGINE_LOST = "engine_lost"
     START_TIMEOUT = "start_timeout"
     NEVER_STARTED = "never_started"

@@ -116,10 +116,12 @@ HOST = re.compile(
 
 
 ENVIRONMENT_NOT_BUILT = "ENVIRONMENT_NOT_BUILT"
+DOWNLOAD_FAILED = "DOWNLOAD_FAILED"
 _TEXTS = (
     # Before its causes: pip may also report a full disk.
     (Reason.ENVIRONMENT_FAILED, re.compile(rf"^{ENVIRONMENT_NOT_BUILT}: ", re.MULTILINE)),
     # Markers that a job process itself writes to stderr.
+    (Reason.DOWNLOAD_FAILED, re.compile(rf"^{DOWNLOAD_FAILED}: ", re.MULTILINE)),
     (Reason.MODEL_OR_DATA_MISSING, re.compile(r"^MODEL_OR_DATA_MISSING: ", re.MULTILINE)),
     (Reason.DISK_FULL, re.compile(r"^DISK_FULL: ", re.MULTILINE)),
     (Reason.BAD_INPUT, re.compile(r"^BAD_INPUT: ", re.MULTILINE)),

@@ -262,7 +262,7 @@ class Dispatcher:
 # The host's preflight before a claim: the requested checks and the effect of their result.
 
 
-ON_DISK = frozenset({"folder", "artefact"})  # sources of models that must be on the host
+STORED = frozenset({"folder", "artefact", "hub"})  # sources of models that the host checks
 
 
 def needs_of(attempt: Attempt) -> Needs:
@@ -281,7 +281,7 @@ def needs_of(attempt: Attempt) -> Needs:
             "environment": environment_of(spec),
             "memory_bytes": int(peak.get("low") or peak.get("value") or 0),
             "context_tokens": _context(spec),
-            "model": model if model.get("source") in ON_DISK else None,
+            "model": model if model.get("source") in STORED else None,
             "gpus": gpus,
             **_disaggregation(spec.get("engine_options") or {}),
             "compiles": _compiles(spec),

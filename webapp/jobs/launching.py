@@ -35,7 +35,9 @@ from runners.jobspec import (
 )
 from runners.jobspec.base import weights_of
 from runners.jobspec.engines import ENGINES, EngineName, running_on, with_feature
+from runners.jobspec.references import hub_models
 from runners.jobspec.request_options import refusal_lines
+from runners.plans.document import ModelChoice
 from runners.plans.generation_spec import ALL_ADAPTERS
 from runners.plans.job_specs import launch_spread, spec_of
 from runners.plans.launch import Launch, LaunchOptionError
@@ -44,7 +46,8 @@ from runners.plans.refusals import DraftProblem
 from runners.plans.serving_spec import needs_gguf
 from runners.plans.speculative_decoding import LOOKUP
 from runners.plans.spread import Spread
-from webapp.accounts.models import Team
+from runners.plans.weights import repository_of, weights_for
+from webapp.accounts.models import Secret, Team
 from webapp.core.display import percent
 from webapp.core.names import checked_name
 from webapp.core.problems import InvalidProblem, Problem
@@ -60,6 +63,7 @@ from webapp.plans.models import Plan, PlanState
 from webapp.plans.places import NamedRows, Question, question_of, uploads_of
 from webapp.plans.planning import plan_keep, verdict_answer
 from webapp.plans.predicting import prediction_of, usual_points
+from webapp.plans.repositories import HUB_TOKEN, at_a_commit
 from webapp.plans.saving import draft_begun_from, is_unchanged
 from webapp.plans.team_models import draft_models_for, team_model_id, team_model_ref
 
@@ -193,6 +197,7 @@ def plan_launch(
     """
     hashes = hashes_of(endpoint_key) if endpoint_key else ()
     parts = launch_of(plan, launch, hashes)
+    spec = at_a_commit(parts.spec, plan.team)
     name = name or launch.name
     if not plan.name and not name:
         title = plan_title(plan.document.goal, parts.model_name, parts.place)
@@ -207,7 +212,7 @@ def plan_launch(
         pool=parts.pool,
         num_hosts=parts.spread.num_hosts,
         devices_per_host=parts.spread.devices_per_host,
-        spec=parts.spec,
+        spec=spec,
         name=checked_name(name, "name") or saved.name,
         model_name=parts.model_name,
         plan=saved,
@@ -261,7 +266,7 @@ class Launching:
         is_gguf_engine = launch.run == "endpoint" and needs_gguf(launch.engine)
         return LaunchCase(
             best=self.best,
-            model=self.model,
+            model=weights_for(self.model, launch, _config_of(self.question.document.model)),
             model_name=self.model_name,
             shape=self.shape,
             host_name=self.host.name,
@@ -327,6 +332,7 @@ def launchable_of(
     question, best = start.question, start.best
     try:
         spec = spec_of(question.document, launch, start.case(launch, key_hashes))
+        spec = _with_hub_token(spec, start.team)
     except LaunchOptionError as error:
         raise InvalidProblem(error.name, str(error)) from error
     spread = launch_spread(question.document, launch, best)
@@ -343,6 +349,15 @@ def launchable_of(
     )
 
 
+def _with_hub_token(spec: ModelSpec, team: Team) -> ModelSpec:
+    """Return a spec that downloads with the team's token for the hub, if the team has one."""
+    if HUB_TOKEN in spec.secrets or not hub_models(spec):
+        return spec
+    if not Secret.objects.filter(team=team, name=HUB_TOKEN).exists():
+        return spec
+    return spec.model_copy(update={"secrets": (*spec.secrets, HUB_TOKEN)})
+
+
 def _model_ref(question: Question) -> ModelRef:
     """Return the job's reference to the model of a document."""
     chosen = question.document.model
@@ -353,10 +368,16 @@ def _model_ref(question: Question) -> ModelRef:
     if chosen.source == "demo":
         is_training = question.document.goal == "pretrain"
         return DemoModel() if is_training else RandomModel(config=demo_config())
-    if chosen.source == "catalog":
-        entry = get_entry(chosen.catalog_id)
-        return RandomModel(config=json.loads(data_text(f"configs/{entry.config}.json")))
-    return RandomModel(config=chosen.config or {})
+    return repository_of(chosen) or RandomModel(config=_config_of(chosen))
+
+
+def _config_of(chosen: ModelChoice) -> dict[str, Any]:
+    """Return the config.json of a model of the catalog, or the one that a document has."""
+    if chosen.source != "catalog":
+        return chosen.config or {}
+    entry = get_entry(chosen.catalog_id)
+    config: dict[str, Any] = json.loads(data_text(f"configs/{entry.config}.json"))
+    return config
 
 
 def max_duration_of(spec: JobSpec) -> float | None:

@@ -287,6 +287,11 @@ WORDS: Mapping[Reason, Words] = {
         "The last lines of its log name the cause; correct it, then build the environment on the "
         "host's page.",
     ),
+    Reason.DOWNLOAD_FAILED: Words(
+        "The model could not be downloaded to the host.",
+        "The last line of its log names the cause. What arrived is kept: a clone of the job goes "
+        "on from there.",
+    ),
     Reason.START_TIMEOUT: Words(
         "The host did not claim the job within two minutes.",
         "See on the host's page whether its agent runs, then clone the job.",

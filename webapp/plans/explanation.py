@@ -332,6 +332,8 @@ def model_words(chosen: ModelChoice, team_model_name: str = "") -> str:
         return team_model_name or "a model of the team"
     if chosen.source == "catalog":
         return chosen.catalog_id.rsplit("/", 1)[-1].replace("-", " ")
+    if chosen.source == "hub":
+        return (chosen.repository or "repository").rsplit("/", 1)[-1].replace("-", " ")
     if chosen.source == "folder":
         return (chosen.path or "folder").rstrip("/").rsplit("/", 1)[-1]
     config = chosen.config or {}

@@ -31,7 +31,9 @@ from runners.plans.fields import Part, faults_in
 from runners.plans.launch import Launch, LaunchOptionError, check_used
 from runners.plans.old_names import read_document, read_launch
 from runners.plans.targets import SLO_SECONDS
+from runners.plans.weights import is_gguf_repository
 from runners.plans.workloads import TRAINING_GOALS, WORKLOADS, TrainingData
+from webapp.accounts.models import Team
 from webapp.core.display import sentence
 from webapp.core.faults import in_words
 from webapp.core.problems import InvalidProblem, faults_of, invalid, release_frames
@@ -39,6 +41,7 @@ from webapp.jobs.launching import launch_of_job
 from webapp.jobs.models import Job
 from webapp.plans.models import Plan
 from webapp.plans.places import draft_shape
+from webapp.plans.repositories import UnreachableError, checked_name, is_repository, with_config
 from webapp.wizard.drafts import Options, goal_change, model_changed, workload_of
 from webapp.wizard.forms import GOAL_FIELDS
 
@@ -216,20 +219,49 @@ def _model(given: ModelChoice, options: Options) -> tuple[ModelChoice, list[str]
     if given.source == "demo":
         return ModelChoice(source="demo"), []
     if given.source == "catalog":
-        return _catalog_model(given.catalog_id, "model.catalog_id")
+        model, notes = _catalog_model(given.catalog_id, "model.catalog_id")
+        if given.repository:
+            checked_name(given)
+        own = given.model_dump(include={"repository", "revision"}, exclude_none=True)
+        return model.with_values(**own), notes
+    if given.source == "hub":
+        return _hub_model(given, options.team), []
     raise InvalidProblem(
         "model",
         "The field model names nothing. Give the name of a model, or one of catalog_id, "
-        "team_model, config, and path with config.",
+        "repository, team_model, config, and path with config.",
     )
 
 
 def _named_model(name: str, options: Options) -> tuple[ModelChoice, list[str]]:
-    """Return the model of a name alone: the demo, one of the team, or one of the catalog."""
+    """Return the model of a name alone: the demo, or one of team, catalog or Hub."""
     found = None if name == "demo" else _team_model(name, options)
     if found is not None:
         return ModelChoice(source="team", team_model=found), []
-    return (ModelChoice(source="demo"), []) if name == "demo" else _catalog_model(name, "model")
+    if name == "demo":
+        return ModelChoice(source="demo"), []
+    try:
+        return _catalog_model(name, "model")
+    except InvalidProblem as unknown:
+        if not is_repository(name):
+            raise
+        try:
+            return with_config(ModelChoice(source="hub", repository=name), options.team), []
+        except UnreachableError as error:
+            # Without the words that both sentences begin with.
+            known = unknown.detail.partition(": ")[2]
+            raise _wrong("model", f"{known} The Hub was not asked: {error}") from error
+
+
+def _hub_model(given: ModelChoice, team: Team) -> ModelChoice:
+    try:
+        return with_config(given, team)
+    except UnreachableError as error:
+        raise _wrong(
+            "model.repository",
+            f"The Hub was not asked for {given.repository}: {error} Give its config.json too, or "
+            "a model of the catalog.",
+        ) from error
 
 
 def _catalog_model(name: str, path: str) -> tuple[ModelChoice, list[str]]:
@@ -242,6 +274,8 @@ def _catalog_model(name: str, path: str) -> tuple[ModelChoice, list[str]]:
     except PlannerError as error:
         raise _wrong(path, sentence(error.message)) from error
     model = ModelChoice(source="catalog", catalog_id=known)
+    if is_gguf_repository(name):
+        model.repository = name
     stated = named.pins.get("quantization") if named else None
     if named is None or stated is None or named.assumed:
         return model, []
@@ -374,8 +408,12 @@ def document_of(plan: Plan) -> dict[str, Any]:
 
 
 def _model_document(chosen: ModelChoice) -> str | dict[str, Any]:
+    hub = {"repository": chosen.repository, "revision": chosen.revision}
+    from_hub = {name: value for name, value in hub.items() if value}
     if chosen.source == "catalog":
-        return chosen.catalog_id
+        return {"catalog_id": chosen.catalog_id, **from_hub} if from_hub else chosen.catalog_id
+    if chosen.source == "hub":
+        return {**from_hub, "config": chosen.config or {}}
     if chosen.source == "team":
         return {"team_model": chosen.team_model}
     if chosen.source == "folder":

@@ -427,7 +427,9 @@ def step_form(
         initial = {name: getattr(document, name) for name in ("goal", *GOAL_FIELDS)}
         return GoalForm(data, initial=initial)
     if slug == "model":
-        return ModelForm(data, files, model=document.model, team_models=options.team_models)
+        return ModelForm(
+            data, files, model=document.model, team=options.team, team_models=options.team_models
+        )
     if slug == "workload":
         own: dict[str, Any] = {}
         if document.goal in TRAINING_GOALS:

@@ -19,10 +19,13 @@ from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_t
 from runners.plans.document import GOALS, HardwareChoice, ModelChoice, PlanDocument
 from runners.plans.fields import Key, Part, Shown, faults_in, limits_of, shown_of
 from runners.plans.pins import GOALS_OF, MOST, MOST_OF, PINS, POOLS
+from runners.plans.weights import is_gguf_repository
+from webapp.accounts.models import Team
 from webapp.core.display import gib, listed, sentence
 from webapp.core.numbers import DecimalField, WholeField
 from webapp.hosts.models import Host, Pool
 from webapp.modelhub.models import TeamModel
+from webapp.plans.repositories import RepositoryProblem, UnreachableError, with_config
 
 # Form fields of the wizard: numbers whose errors state the limits, catalog choices.
 
@@ -361,7 +364,7 @@ class FormOfPart(StepForm):
 
 
 GOAL_CHOICES = [(goal, *words) for goal, words in GOALS.items()]
-SOURCES = ("demo", "catalog", "team", "config", "folder")
+SOURCES = ("demo", "catalog", "hub", "team", "config", "folder")
 GOAL_FIELDS = ("objective", "latency_target", "percentile")
 
 
@@ -375,10 +378,11 @@ class GoalForm(StepForm):
 
 
 class ModelForm(StepForm):
-    """The model: the demo, a catalog entry, a team model, a config or a folder."""
+    """The model: the demo, a catalog entry, a repository, a team model, a config or a folder."""
 
     source = forms.ChoiceField(choices=[(key, key) for key in SOURCES])
     catalog_id = form_field(ModelChoice, "catalog_id")
+    repository = form_field(ModelChoice, "repository")
     team_model = forms.ChoiceField(label="Model of your team", required=False)
     config = ConfigJson("config.json", "Paste the file as Hugging Face publishes it.")
     config_file = forms.FileField(
@@ -394,12 +398,13 @@ class ModelForm(StepForm):
         data: Any = None,  # noqa: ANN401 -- a QueryDict or None, as Django has it
         *args: Any,
         model: ModelChoice,
+        team: Team,
         team_models: Sequence[TeamModel],
         **kwargs: Any,
     ) -> None:
         initial = {**model.model_dump(), "folder_config": model.config}
         super().__init__(data, *args, initial=initial, **kwargs)
-        self.model, self.team_models = model, list(team_models)
+        self.model, self.team, self.team_models = model, team, list(team_models)
         choices = [(model.pk, model.name) for model in self.team_models]
         self.fields["team_model"] = forms.ChoiceField(
             label="Model of your team",
@@ -424,16 +429,49 @@ class ModelForm(StepForm):
         return ModelChoice(
             source=values["source"],
             catalog_id=values["catalog_id"] or self.model.catalog_id,
+            repository=values["repository"] or None,
+            revision=values.get("revision"),
             team_model=values["team_model"] or None,
             config=config or None,
             path=values["path"] or None,
         )
 
     def _check_catalog(self, values: dict[str, Any]) -> None:
+        typed = values.get("catalog_id") or ""
         try:
-            values["catalog_id"] = checkpoint_name(values.get("catalog_id") or "")
+            values["catalog_id"] = checkpoint_name(typed)
         except PlannerError as error:
             self.add_error("catalog_id", sentence(error.message))
+            return
+        is_same = values["catalog_id"] == self.model.catalog_id and self.model.source == CATALOG
+        values["repository"] = self.model.repository if is_same else ""
+        values["revision"] = self.model.revision if is_same else None
+        if is_gguf_repository(typed):
+            values |= {"repository": typed, "revision": None}
+
+    def _check_hub(self, values: dict[str, Any]) -> None:
+        name = (values.get("repository") or "").strip()
+        if not name:
+            self.add_error("repository", "Name a repository, for example Qwen/Qwen3-0.6B.")
+            return
+        before = self.model if self.model.repository == name else None
+        try:
+            found = with_config(
+                ModelChoice(
+                    source="hub", repository=name, config=before.config if before else None
+                ),
+                self.team,
+            )
+        except RepositoryProblem as problem:
+            self.add_error("repository", problem.sentence)
+        except UnreachableError as error:
+            self.add_error(
+                "repository",
+                f"The Hub was not asked for it: {error} Choose “A config.json” to plan without "
+                "its weights.",
+            )
+        else:
+            values |= {"repository": name, "revision": found.revision, "config": found.config}
 
     def _check_team(self, values: dict[str, Any]) -> None:
         if not values.get("team_model"):

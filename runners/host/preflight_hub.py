@@ -1,0 +1,107 @@
+"""Preflight's check of a model that the job would download: files, room on the disk, access.
+
+The hub is asked by a process of its own (``runners.hub.query``). The team's token is not on the
+host yet, so that a repository with restricted access passes: the download itself reports it.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.specs.units import GIB
+from runners.host.preflight_weights import printed, size_text
+from runners.jobspec import HubModel
+from runners.launchers import launch
+from runners.shared.log_text import last_line
+from runners.shared.messages import PreflightCheck, no, yes
+
+QUERY = "runners.hub.query"
+HUB_SECONDS = 8.0  # for the hub's answer; the agent sends no heartbeat meanwhile
+START_SECONDS = 12.0  # to import the hub's library on a busy machine
+NEEDS_TOKEN = frozenset({"gated", "unauthorised"})  # refusals that the team's token may lift
+REMEDIES: Mapping[str, str] = {
+    "absent": "Correct the name of the repository or its revision in the plan.",
+    "pickle_only": "Choose a repository with safetensors files.",
+    "remote_code": "Choose a model that the engines know without code of its own.",
+}
+OUT_OF_REACH = (
+    "Connect the host to the hub, or set HF_ENDPOINT for its agent to a mirror that it reaches; "
+    "or copy the model to a folder of the host and plan with that."
+)
+
+
+def check(model: HubModel, host_dir: Path, least_free_bytes: int) -> PreflightCheck:
+    """Return whether a host can have a model's files: there already, or to be downloaded.
+
+    ``least_free_bytes``: of the disk that stay free beside the download.
+    """
+    answer = _ask(model, host_dir)
+    name, problem = model.repository, printed(str(answer.get("problem", "")))
+    if answer.get("state") == "hub":
+        return _room(name, answer, least_free_bytes)
+    if answer.get("state") == "cache":
+        sentence = f"{name} is in this host's cache; the hub does not answer: {problem}"
+        return yes("model", printed(sentence))
+    kind = str(answer.get("kind", ""))
+    if kind in NEEDS_TOKEN:
+        return yes("model", printed(f"The job downloads {name} with the team's token: {problem}"))
+    return no("model", printed(f"{name} cannot be downloaded: {problem}"), _remedy(kind))
+
+
+def _room(name: str, answer: Mapping[str, Any], least_free_bytes: int) -> PreflightCheck:
+    total, missing = int(answer["total_bytes"]), int(answer["missing_bytes"])
+    named = f"{name} at {str(answer['commit'])[:12]}, {size_text(total)},"
+    if not missing:
+        return yes("model", f"{named} is in this host's cache.", total_bytes=float(total))
+    cache = _existing(Path(str(answer["cache"])))
+    free, needed = shutil.disk_usage(cache).free, missing + least_free_bytes
+    figures = {"missing_bytes": float(missing), "free_bytes": float(free)}
+    sentence = (
+        f"{named} is downloaded first: {size_text(missing)} to {cache}, where "
+        f"{free / GIB:.1f} GiB are free."
+    )
+    if free >= needed:
+        return yes("model", printed(sentence), **figures)
+    remedy = (
+        f"Free {size_text(needed - free)} there: {least_free_bytes / GIB:.1f} GiB of the disk "
+        "stay free. Or set HF_HOME for the host's agent to a larger disk."
+    )
+    return no("model", printed(sentence), remedy, **figures)
+
+
+def _existing(folder: Path) -> Path:
+    """Return the nearest folder that exists: of a cache that nothing was downloaded to yet."""
+    return next(path for path in (folder, *folder.parents) if path.is_dir())
+
+
+def _remedy(kind: str) -> str:
+    return REMEDIES.get(kind, OUT_OF_REACH)
+
+
+def _ask(model: HubModel, host_dir: Path) -> dict[str, Any]:
+    """Return the answer of a query process; a failure of the process is an answer too."""
+    question = model.model_dump(exclude={"source"}) | {"seconds": HUB_SECONDS}
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", QUERY],
+            input=json.dumps(question) + "\n",
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=HUB_SECONDS + START_SECONDS,
+            check=False,
+            env=launch.render_env(host_dir, 1) | launch.hub_env(),
+        )
+    except subprocess.TimeoutExpired:
+        seconds = HUB_SECONDS + START_SECONDS
+        return {"problem": f"the hub did not answer within {seconds:g} s."}
+    try:
+        answer = json.loads(ended.stdout)
+    except ValueError:
+        words = last_line(ended.stderr, f"code {ended.returncode}, no message")
+        return {"problem": f"asking the hub failed: {words}"}
+    return answer if isinstance(answer, dict) else {}

@@ -1,0 +1,59 @@
+"""What a host would download for a model: one question on stdin, one JSON line as the answer.
+
+``python -m runners.hub.query`` reads ``{"repository", "revision", "weights", "file", "seconds"}``.
+A process of its own, so that the agent stays small: the hub's library takes 60 MB.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+from runners.hub.errors import HubError
+from runners.hub.listing import look_up
+from runners.hub.names import RepositoryName
+from runners.hub.selection import exact_files
+from runners.hub.settings import HubSettingsError, from_environment
+from runners.hub.store import missing, resolve_offline
+
+
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    """Return the commit and the bytes of a repository's files, or why they cannot be had.
+
+    ``state``: "hub" where the hub answered, "cache" where it did not and the cache has the model,
+    else "failed" with ``kind`` and ``problem``. ``total_bytes`` of all files that the job needs,
+    ``missing_bytes`` of those that the cache lacks.
+    """
+    repository, revision = question["repository"], question["revision"]
+    try:
+        settings = from_environment(os.environ)
+    except HubSettingsError as error:
+        return {"state": "failed", "kind": "offline", "problem": str(error)}
+    try:
+        name = RepositoryName(repository, revision)
+        listing = look_up(name, settings, question["seconds"])
+        # Whether the engine has the architecture itself is seen at the download.
+        files = exact_files(
+            listing, question["weights"], question["file"], settings, is_built_in=True
+        )
+    except HubError as error:
+        commit = resolve_offline(repository, revision, settings)
+        if error.is_out_of_reach and commit is not None:
+            return {"state": "cache", "commit": commit, "problem": str(error)}
+        return {"state": "failed", "kind": error.kind, "problem": str(error)}
+    return {
+        "state": "hub",
+        "commit": listing.commit,
+        "total_bytes": sum(file.size for file in files),
+        "missing_bytes": sum(file.size for file in missing(listing, files, settings)),
+        "cache": str(settings.cache),
+    }
+
+
+def main() -> None:
+    """Answer the question on stdin."""
+    sys.stdout.write(json.dumps(answer(json.loads(sys.stdin.readline()))) + "\n")
+
+
+if __name__ == "__main__":
+    main()

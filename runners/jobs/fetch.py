@@ -1,0 +1,210 @@
+"""Download the models that a job names by repository, then start its program.
+
+``python -m runners.jobs.fetch ATTEMPT_DIR COMMAND...``. The download is a phase of the job with
+progress. Then ``spec.json`` has each repository's folder in place of its name, and this process
+execs the command, so that the supervisor keeps its pid. The command gets neither the hub's token
+nor the proxies.
+"""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from runners.hub.download import download
+from runners.hub.errors import DownloadStoppedError, HubError
+from runners.hub.listing import Listing, look_up, read_config
+from runners.hub.names import RepositoryName
+from runners.hub.selection import exact_files
+from runners.hub.settings import HubSettings, HubSettingsError, from_environment
+from runners.hub.store import resolve_offline, snapshot_folder
+from runners.jobs import OFFLINE_AND_QUIET
+from runners.jobs.events import Emitter
+from runners.jobs.model_files import MODEL_ROOTS_VARIABLE, gguf_names
+from runners.jobs.runtime import EXIT_BAD_INPUT, BadInputError, read_request
+from runners.jobspec import FolderModel, HubModel
+from runners.jobspec.references import hub_models, with_models
+from runners.launchers.attempts import DIRECTORY_VARIABLE, KNOWN_VARIABLES
+from runners.launchers.launch import HUB_VARIABLES, OFFLINE
+from runners.supervision import child
+from runners.supervision.classification import DOWNLOAD_FAILED
+
+LOOK_UP_SECONDS = 30.0
+REPORT_SECONDS = 1.0  # between two reports of progress
+TERMINATED = 143
+LINKS = "weights"  # folder of the attempt: the files of each GGUF model, and nothing beside them
+TOKEN = "HF_TOKEN"  # noqa: S105 - the name of the variable and of the team's secret
+# What a job ends with, by the kind of failure; others are of the network or the hub.
+_MARKERS = {
+    "disk_full": "DISK_FULL",
+    **dict.fromkeys(
+        (
+            "absent", "ambiguous", "gated", "pickle_only", "remote_code", "unauthorised",
+            "unusable",
+        ),
+        "MODEL_OR_DATA_MISSING",
+    ),
+}  # fmt: skip
+
+
+class Fetching:
+    """The downloads of one job, with one progress figure for each model."""
+
+    def __init__(self, attempt_dir: Path, settings: HubSettings, emitter: Emitter) -> None:
+        self._attempt_dir, self._settings, self._emitter = attempt_dir, settings, emitter
+        self._stopped = threading.Event()
+        self._reported_at = 0.0
+
+    def stop(self) -> None:
+        """End the download soon; what arrived stays for the next job."""
+        self._stopped.set()
+
+    def folder_of(self, model: HubModel) -> FolderModel:
+        """Return the folder of a repository's files; download those that are not there.
+
+        Raises:
+            HubError: the repository or its files cannot be had.
+        """
+        try:
+            listing = look_up(
+                RepositoryName(model.repository, model.revision), self._settings, LOOK_UP_SECONDS
+            )
+            files = exact_files(
+                listing,
+                model.weights,
+                model.file,
+                self._settings,
+                is_built_in=listing.needs_remote_code and self._is_built_in(listing),
+            )
+        except HubError as error:
+            return self._stored(model, error)
+        name = f"{model.repository}@{listing.commit[:12]}"
+        self._emitter.phase(f"Downloading {name}"[:80])
+        self._emitter.log(
+            f"{name}: {len(files)} files, {sum(file.size for file in files):,} bytes"
+        )
+        folder = download(
+            listing,
+            files,
+            self._settings,
+            on_progress=self._report,
+            should_stop=self._stopped.is_set,
+        )
+        self._emitter.log(f"{name} is complete in {folder}")
+        return self._chosen(model, folder, [file.path for file in files])
+
+    def _is_built_in(self, listing: Listing) -> bool:
+        """Return whether transformers has a model's architecture, whose own code is not run."""
+        from transformers import CONFIG_MAPPING
+
+        return read_config(listing, self._settings).get("model_type") in CONFIG_MAPPING
+
+    def _stored(self, model: HubModel, error: HubError) -> FolderModel:
+        """Return a repository's files as they are in the cache, where the hub is out of reach."""
+        commit = resolve_offline(model.repository, model.revision, self._settings)
+        if not error.is_out_of_reach or commit is None:
+            raise error
+        folder = snapshot_folder(self._settings, model.repository, commit)
+        self._emitter.log(f"{error}; the job uses {folder}, which is there")
+        names = {path.name for path in folder.iterdir()}
+        return self._chosen(
+            model, folder, gguf_names(names, str(folder)) if model.weights == "gguf" else []
+        )
+
+    def _chosen(self, model: HubModel, folder: Path, names: Sequence[str]) -> FolderModel:
+        """Return the folder of a model; of GGUF files one that has the chosen ones alone."""
+        if model.weights != "gguf":
+            return FolderModel(path=str(folder))
+        links = self._attempt_dir / LINKS / model.repository.rpartition("/")[2]
+        links.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            link = links / Path(name).name
+            link.unlink(missing_ok=True)
+            link.symlink_to((folder / name).resolve())
+        return FolderModel(path=str(links))
+
+    def _report(self, done: int, total: int, bytes_per_second: float) -> None:
+        now = time.monotonic()
+        if now - self._reported_at < REPORT_SECONDS and done < total:
+            return
+        self._reported_at = now
+        left = (total - done) / bytes_per_second if bytes_per_second else None
+        self._emitter.progress(done, total, "bytes", left)
+
+
+def fetch_models(attempt_dir: Path, fetching: Fetching) -> None:
+    """Download what ``spec.json`` names by repository, and write the folders into it.
+
+    Raises:
+        HubError: a model cannot be had.
+        BadInputError: ``spec.json`` cannot be read.
+    """
+    path = attempt_dir / "spec.json"
+    request = read_request(path)
+    folders = {model: fetching.folder_of(model) for model in hub_models(request.spec)}
+    spec = with_models(
+        request.spec,
+        lambda model: folders[model] if isinstance(model, HubModel) else model,
+    )
+    child.write_json(path, request.model_copy(update={"spec": spec}).model_dump(mode="json"))
+
+
+def drop_credentials() -> None:
+    """Remove the hub's variables, and the file of its token, before the job's own program."""
+    for variable in (*HUB_VARIABLES, KNOWN_VARIABLES[TOKEN], f"{TOKEN}_FILE"):
+        os.environ.pop(variable, None)
+    os.environ |= OFFLINE
+    if secrets := os.environ.get(DIRECTORY_VARIABLE):
+        (Path(secrets) / TOKEN).unlink(missing_ok=True)
+
+
+def _own_variables() -> dict[str, str]:
+    """Return this process's variables without those that this package set for the job itself."""
+    return {name: value for name, value in os.environ.items() if name not in OFFLINE_AND_QUIET} | {
+        name: os.environ[name] for name in HUB_VARIABLES if name in os.environ
+    }
+
+
+def with_token(settings: HubSettings) -> HubSettings:
+    """Return settings with the team's token, else with the one that the host's user has."""
+    path = os.environ.get(KNOWN_VARIABLES[TOKEN])
+    if not path and settings.token:
+        return settings
+    place = Path(path) if path else settings.cache.parent / "token"  # of ``hf auth login``
+    with contextlib.suppress(OSError):
+        return dataclasses.replace(settings, token=place.read_text().strip())
+    return settings
+
+
+def main() -> None:
+    """Download and exec the job; if that fails, exit with 3 and the cause on stderr."""
+    folder, *command = sys.argv[1:]
+    emitter = Emitter.from_environment()
+    try:
+        settings = with_token(from_environment(_own_variables()))
+        fetching = Fetching(Path(folder), settings, emitter)
+        signal.signal(signal.SIGTERM, lambda *_: fetching.stop())
+        fetch_models(Path(folder), fetching)
+    except DownloadStoppedError:
+        sys.exit(TERMINATED)
+    except (HubError, HubSettingsError, BadInputError) as error:
+        marker = getattr(error, "prefix", "") or _MARKERS.get(getattr(error, "kind", ""))
+        sys.stderr.write(f"{marker or DOWNLOAD_FAILED}: {error}\n")
+        sys.exit(EXIT_BAD_INPUT)
+    finally:
+        emitter.close()
+    drop_credentials()
+    roots = os.environ.get(MODEL_ROOTS_VARIABLE, "")
+    cache = str(settings.cache)
+    os.environ[MODEL_ROOTS_VARIABLE] = os.pathsep.join(filter(None, (roots, cache)))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.execv(command[0], command)  # noqa: S606 - no shell: a list
+
+
+if __name__ == "__main__":
+    main()

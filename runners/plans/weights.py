@@ -1,0 +1,79 @@
+"""Where a job gets the weights of a plan's model from: a repository, or random numbers."""
+
+from planner.catalog.format_names import names_gguf
+from planner.specs.base import PlannerError
+from runners.hub.names import parse
+from runners.jobspec import HubModel, ModelRef, RandomModel
+from runners.jobspec.engines import ENGINES
+from runners.plans.document import ModelChoice
+from runners.plans.launch import Launch
+from runners.plans.refusals import DraftProblem
+
+
+def repository_of(chosen: ModelChoice) -> HubModel | None:
+    """Return the repository that has a model's weights; None where the document names none.
+
+    Of a model of the catalog that is its own one, unless the document names another.
+    """
+    text = chosen.repository
+    if text is None and chosen.source == "catalog":
+        text = chosen.catalog_id
+    if text is None or chosen.source not in {"catalog", "hub"}:
+        return None
+    try:
+        name = parse(text)
+    except PlannerError:
+        return None
+    return HubModel(
+        repository=name.repository,
+        revision=chosen.revision or name.revision,
+        weights="gguf" if is_gguf_repository(text) else "safetensors",
+        file=name.file,
+    )
+
+
+def is_gguf_repository(text: str) -> bool:
+    """Return whether a text names a repository of GGUF files, by its name or by a file of it.
+
+    >>> is_gguf_repository("unsloth/Qwen3-8B-GGUF:Q4_K_M"), is_gguf_repository("Qwen/Qwen3-8B")
+    (True, False)
+    """
+    try:
+        name = parse(text)
+    except PlannerError:
+        return False
+    return bool(name.file) or names_gguf(name.repository) is not None
+
+
+def weights_for(model: ModelRef, launch: Launch, config: dict[str, object]) -> ModelRef:
+    """Return the reference with which a launch loads a model.
+
+    ``config``: of the model, for random weights in its shape.
+
+    Raises:
+        DraftProblem: random weights were chosen where text counts, or the repository's files are
+            not those that the engine reads.
+    """
+    if not isinstance(model, HubModel):
+        return model
+    if launch.weights == "random":
+        return RandomModel(config=config)
+    engine = ENGINES[launch.engine]
+    reads = engine.weights if launch.run == "endpoint" else frozenset({"safetensors"})
+    if model.weights not in reads:
+        _refuse(model, launch, sorted(reads))
+    return model
+
+
+def _refuse(model: HubModel, launch: Launch, reads: list[str]) -> None:
+    kinds = {"gguf": "GGUF", "safetensors": "safetensors"}
+    what = (
+        f"“Engine” is {launch.engine}, which reads" if launch.run == "endpoint" else "A job reads"
+    )
+    example = f"{model.repository}-GGUF:Q4_K_M" if "gguf" in reads else "its original repository"
+    raise DraftProblem(
+        f"{what} {' or '.join(kinds[each] for each in reads)} files, and {model.repository} is a "
+        f"repository of {kinds[model.weights]} files. Name one of the other kind as the model's "
+        f"repository, such as {example}, or choose another engine.",
+        "engine" if launch.run == "endpoint" else "repository",
+    )

@@ -1,0 +1,145 @@
+"""Repositories of the Hub that a plan names: their commit, their config, who may read them.
+
+The site asks the hub when a model is named and when a job is launched, never to show a page. Where
+it does not reach the hub, the host decides: it may have the files, or a mirror.
+"""
+
+import dataclasses
+import hashlib
+import os
+from typing import Any, NamedTuple
+
+from django.core.cache import cache
+
+from planner.catalog.models import model_from_config
+from planner.specs.base import PlannerError
+from runners.hub.names import COMMIT, RepositoryName, parse
+from runners.jobspec import HubModel, ModelRef, ModelSpec
+from runners.jobspec.references import with_models
+from runners.plans.document import ModelChoice
+from webapp.accounts.models import Team
+from webapp.accounts.secrets import secrets_open
+from webapp.core.display import sentence
+from webapp.core.problems import InvalidProblem
+
+HUB_TOKEN = "HF_TOKEN"  # noqa: S105 - the name of a team's secret
+ASK_SECONDS = 5.0
+KEPT_SECONDS = 300
+OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
+
+
+class Repository(NamedTuple):
+    """A repository as the hub describes it: its commit, and its config.json if it was read."""
+
+    name: str
+    commit: str
+    config: dict[str, Any]
+
+
+class RepositoryProblem(InvalidProblem):
+    """A repository cannot be planned with; ``sentence`` says why and what to do."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(
+            "repository",
+            f"The field model.repository is not valid: {words}",
+            errors=[{"field": "model.repository", "message": words}],
+        )
+        self.sentence = words
+
+
+class UnreachableError(Exception):
+    """The site does not reach the hub; the message says why."""
+
+
+def with_config(given: ModelChoice, team: Team) -> ModelChoice:
+    """Return a model of the Hub with its commit and its config.json as the hub has them.
+
+    A config that is given stays where the site does not reach the hub.
+
+    Raises:
+        RepositoryProblem: the name is none, the hub refuses it or has no such repository, or the
+            planner does not know its family; the field is ``model.repository``.
+        UnreachableError: the site does not reach the hub, and no config is given.
+    """
+    name = checked_name(given)
+    try:
+        found = _read(name.repository, given.revision or name.revision, team)
+    except UnreachableError:
+        if not given.config:
+            raise
+        found = Repository(name.repository, given.revision or "", given.config)
+    try:
+        model_from_config(found.config)
+    except PlannerError as error:
+        raise RepositoryProblem(f"{found.name}: {sentence(error.message)}") from error
+    return given.with_values(source="hub", revision=found.commit or None, config=found.config)
+
+
+def checked_name(given: ModelChoice) -> RepositoryName:
+    """Return the parts of a model's repository.
+
+    Raises:
+        RepositoryProblem: the text names none; the field is ``model.repository``.
+    """
+    try:
+        return parse(given.repository or "")
+    except PlannerError as error:
+        raise RepositoryProblem(sentence(error.message)) from error
+
+
+def is_repository(text: str) -> bool:
+    """Return whether a text has the form of a repository's name."""
+    try:
+        return bool(parse(text))
+    except PlannerError:
+        return False
+
+
+def _read(repository: str, revision: str, team: Team) -> Repository:
+    key = "hub:" + hashlib.sha256(f"{team.pk} {repository} {revision}".encode()).hexdigest()
+    known: Repository | None = cache.get(key)
+    if known is None:
+        known = _ask(repository, revision, team, has_config=True)
+        cache.set(key, known, KEPT_SECONDS)
+    return known
+
+
+def at_a_commit(spec: ModelSpec, team: Team) -> ModelSpec:
+    """Return a spec whose repositories are at the commit that the hub has now.
+
+    Raises:
+        RepositoryProblem: the hub refuses a repository: it has none of the name, or access to it.
+    """
+
+    def resolved(model: ModelRef) -> ModelRef:
+        if not isinstance(model, HubModel) or COMMIT.fullmatch(model.revision):
+            return model
+        try:
+            found = _ask(model.repository, model.revision, team, has_config=False)
+        except UnreachableError:
+            return model
+        return model.model_copy(update={"revision": found.commit})
+
+    return with_models(spec, resolved)
+
+
+def _ask(repository: str, revision: str, team: Team, *, has_config: bool) -> Repository:
+    if os.environ.get(OFFLINE_VARIABLE, "").upper() in {"1", "ON", "TRUE", "YES"}:
+        raise UnreachableError(f"{OFFLINE_VARIABLE} is set for the site")
+    # Here: the hub's library takes half a second to import.
+    from runners.hub.errors import HubError
+    from runners.hub.listing import look_up, read_config
+    from runners.hub.settings import from_environment
+
+    settings = from_environment(os.environ)
+    if token := secrets_open(team_id=team.pk, names=[HUB_TOKEN]).get(HUB_TOKEN):
+        settings = dataclasses.replace(settings, token=token)
+    try:
+        listing = look_up(RepositoryName(repository, revision), settings, ASK_SECONDS)
+        config = read_config(listing, settings, ASK_SECONDS) if has_config else {}
+    except HubError as error:
+        if error.is_out_of_reach:
+            raise UnreachableError(str(error)) from error
+        raise RepositoryProblem(str(error)) from error
+    return Repository(listing.repository, listing.commit, config)
