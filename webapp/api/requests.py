@@ -6,13 +6,14 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import structlog
 from django.core.exceptions import ValidationError
-from django.db import IntegrityError, transaction
+from django.db import DatabaseError, IntegrityError, transaction
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from ninja import Query, Schema
@@ -35,6 +36,8 @@ from webapp.core.problems import (
     problem_response,
 )
 from webapp.core.queries import NewestFirst
+
+log = structlog.get_logger(__name__)
 
 # Request ids: each response names one, and what is logged during the request names it too.
 
@@ -170,15 +173,30 @@ def _once(view: View, request: HttpRequest, *args: object, **kwargs: object) -> 
         return _repeated(row, request)
     try:
         response = view(request, *args, **kwargs)
-        if _is_kept(response):
-            row.status, row.sealed = response.status_code, _sealed(row, response)
-            row.save(update_fields=["status", "sealed"])
-        else:
-            row.delete()
     except BaseException:
         row.delete()
         raise
+    if _is_kept(response):
+        _keep(row, response)
+    else:
+        row.delete()
     return response
+
+
+def _keep(row: StoredReply, response: HttpResponseBase) -> None:
+    """Store the reply to a write that was carried out.
+
+    A reply that cannot be stored is given to this caller alone: the key stays used, so that its
+    repetition is told so (``reply_lost``) instead of carrying the write out again.
+    """
+    try:
+        with transaction.atomic():
+            row.status, row.sealed = response.status_code, _sealed(row, response)
+            row.save(update_fields=["status", "sealed"])
+    except Exception:
+        log.exception("reply_not_stored", key=row.key, status=row.status)
+        with suppress(DatabaseError):  # the caller has the reply even if nothing can be stored
+            StoredReply.objects.filter(pk=row.pk).update(status=row.status, sealed="")
 
 
 def _is_kept(response: HttpResponseBase) -> bool:
@@ -255,11 +273,11 @@ def _repeated(row: StoredReply, request: HttpRequest) -> HttpResponse:
         )
     try:
         content_type, text, *more = parse_json(vault.unseal(row.sealed, owner=_owner(row)))
-    except vault.VaultError:  # the keys of the site were replaced since
+    except vault.VaultError:  # it was not stored, or the keys of the site were replaced since
         return problem_response(
             ConflictProblem(
                 "reply_lost",
-                "The request with this key was carried out, and its reply can no longer be read. "
+                "The request with this key was carried out, and its reply cannot be read again. "
                 "Look at what it made before you repeat it with a new key.",
             )
         )

@@ -5,6 +5,7 @@ import re
 from datetime import timedelta
 
 import pytest
+from django.db import DatabaseError
 from django.test import Client
 
 from tests.webapp.conftest import client_of
@@ -228,6 +229,23 @@ def test_a_key_repeats_the_reply_and_nothing_happens_twice(alice, team, host, mo
     later = clock.now() + timedelta(hours=25)
     monkeypatch.setattr("webapp.api.requests.now", lambda: later)
     assert replies_forget_old() == 3
+
+
+def test_a_write_whose_reply_cannot_be_stored_is_not_done_again(alice, team, monkeypatch):
+    save = StoredReply.save
+
+    def inserts_only(row, *, update_fields=None, **options):
+        if update_fields:
+            raise DatabaseError("disk I/O error")
+        save(row, **options)
+
+    client = bearer(alice, team, "plan")
+    monkeypatch.setattr(StoredReply, "save", inserts_only)
+    first = send(client, "/plans", PLAN, key="k1")
+    again = send(client, "/plans", PLAN, key="k1")
+    assert (first.status_code, first.json()["id"]) == (201, Plan.objects.get().pk)
+    assert (again.status_code, again.json()["code"]) == (409, "reply_lost")
+    assert Plan.objects.count() == 1
 
 
 def test_a_launch_is_repeated_only_by_its_key(alice, team, host):
