@@ -114,7 +114,6 @@ TERNARY_METHODS = ("qmoe",)  # experts alone
 PRUNING_METHODS = ("magnitude", "wanda", "sparsegpt")
 SELF_SIZED_METHODS = ("finequant",)  # group size per matrix, at least the given one
 ROW_METHODS = ("smoothquant",)  # one scale per row, independent of the group size
-TUNED_METHODS = ("norm_tweaking", "autoround")  # trained to the float layer's outputs
 FOLDING_METHODS = ("awq", "smoothquant", "fptq")  # scales are folded into the preceding norms
 INT8_INPUT_METHODS = (
     "smoothquant",

@@ -68,11 +68,11 @@ OTHERS: dict[str, tuple[str, set[str]]] = {
     "runners/host/inventory.py": (SYSTEM, {"read_text"}),
     "runners/host/preflight_weights.py": (MESSAGE, {"json.loads"}),
     "runners/jobs/bench/device_rates.py": (SYSTEM, {"read_text"}),
+    "runners/jobs/compress/compressed_store.py": (OWN, {"json.loads", "safe_open"}),
     "runners/jobs/compress/gguf.py": (
         "the file that the job has just written, and the tokenizer as its library prints it",
         {"GGUFReader", "json.loads"},
     ),
-    "runners/jobs/compress/pruning.py": (OWN, {"json.loads", "safe_open"}),
     "runners/jobs/compress/shearing.py": (OWN, {"json.loads", "load_file", "read_text"}),
     "runners/jobs/corpus.py": (OWN, {"from_pretrained", "np.load"}),
     "runners/jobs/energy.py": (SYSTEM, {"read_text"}),

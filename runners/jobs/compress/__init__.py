@@ -1,5 +1,7 @@
 """Compression jobs: ``python -m runners.jobs.compress ATTEMPT_DIR``.
 
-``grid`` and the method modules are pure functions on one matrix; ``layers`` runs a model one
-decoder layer at a time, ``engine`` applies a method to all layers, ``job`` evaluates the result.
+``quantization`` and ``pruning`` are functions on one matrix or layer; ``layer_methods`` and
+``tuning`` are the methods by name, ``layerwise`` applies one to all layers of a model,
+``whole_model`` compresses a model in memory, ``compressed_store`` is what is stored, and ``job``
+evaluates the result.
 """

@@ -21,7 +21,8 @@ from gguf import (
 from gguf import GGMLQuantizationType as Type
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
-from runners.jobs.compress.engine import CompressionResult, check_disk, held_out_of, load_whole
+from runners.jobs.compress.layerwise import CompressionResult, check_disk
+from runners.jobs.compress.whole_model import held_out_of, load_whole
 from runners.jobs.evaluation import evaluate
 from runners.jobs.events import Stages
 from runners.jobs.loading import LoadedModel, load_tokenizer, require_tokenizer, shape_only

@@ -11,22 +11,24 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from runners.jobs.compress.engine import (
+from runners.jobs.compress.compressed_store import format_of
+from runners.jobs.compress.gguf import check_gguf, export_gguf
+from runners.jobs.compress.layerwise import (
     CompressionResult,
     check_disk,
     check_folder,
-    check_structure,
     compress_folder,
+    texts,
+)
+from runners.jobs.compress.quantization import inverse_factor
+from runners.jobs.compress.shearing import check_shearable, prune_by_shearing
+from runners.jobs.compress.whole_model import (
+    check_structure,
     held_out_of,
     load_whole,
     prune_structure,
     quantize_with_library,
-    texts,
 )
-from runners.jobs.compress.gguf import check_gguf, export_gguf
-from runners.jobs.compress.pruning import format_of
-from runners.jobs.compress.quantization import inverse_factor
-from runners.jobs.compress.shearing import check_shearable, prune_by_shearing
 from runners.jobs.evaluation import (
     Assessment,
     Perplexity,

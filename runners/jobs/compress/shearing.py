@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig, PreTrainedModel
 
-from runners.jobs.compress.engine import CompressionResult, check_disk, held_out_of, load_whole
+from runners.jobs.compress.layerwise import CompressionResult, check_disk
 from runners.jobs.compress.pruning import group_indices, keep_slices, key_value_heads
 from runners.jobs.compress.quantization import check_shape_known
+from runners.jobs.compress.whole_model import held_out_of, load_whole
 from runners.jobs.corpus import Domains, Losses, domains_of, load_corpus
 from runners.jobs.evaluation import evaluate
 from runners.jobs.events import Stages

@@ -1,17 +1,24 @@
-"""Train parts of a quantised layer to match the float layer: norm tweaking and AutoRound."""
+"""Methods that train a layer to match the float layer: norm tweaking and AutoRound."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import cycle, islice
 from typing import NamedTuple
 
 import torch
 
-from runners.jobs.compress.pruning import grid_of
-from runners.jobs.compress.quantization import TINY, QuantizationGrid, QuantizedMatrix
+from runners.jobs.compress.layer_methods import gptq_of, grid_of
+from runners.jobs.compress.quantization import (
+    TINY,
+    LayerStatistics,
+    Linears,
+    QuantizationGrid,
+    QuantizedMatrix,
+)
 from runners.jobs.loading import SEQUENCES_AT_ONCE, Extra, Hidden
 from runners.jobspec import CompressSpec
 
 Values = Mapping[str, torch.Tensor]
+Forward = Callable[[Values, Hidden], Hidden]
 
 
 class Passage(NamedTuple):
@@ -37,12 +44,22 @@ class Passage(NamedTuple):
 
 
 def tweak_norms(
-    layer: torch.nn.Module, passage: Passage, *, passes: int, learning_rate: float
+    layer: torch.nn.Module,
+    quantised: Values,
+    passage: Passage,
+    *,
+    passes: int,
+    learning_rate: float,
 ) -> dict[str, float]:
     """Train the layer's norms, keep the pass of least loss; return the loss before and after.
 
-    If no pass improves the loss, the norms are unchanged.
+    ``quantised`` are weights by name in place of the layer's own, which stay as they are. If no
+    pass improves the loss, the norms are unchanged.
     """
+
+    def forward(norms: Values, inputs: Hidden) -> Hidden:
+        return _forward(layer, {**quantised, **norms}, inputs, passage.extra)
+
     dtypes = {name: each.dtype for name, each in norm_weights(layer).items()}
     values = {
         name: each.detach().float().clone().requires_grad_()
@@ -50,12 +67,12 @@ def tweak_norms(
     }
     optimiser = torch.optim.Adam(values.values(), lr=learning_rate)
     best = _stored(values, dtypes)
-    before = least = _loss(layer, best, passage)
+    before = least = _loss(forward, best, passage)
     for _ in range(passes):
-        for inputs, targets in passage.batches():
-            _step(layer, values, dtypes, (inputs, passage.extra, targets), optimiser)
+        for batch in passage.batches():
+            _step(forward, values, dtypes, batch, optimiser)
         candidate = _stored(values, dtypes)
-        loss = _loss(layer, candidate, passage)
+        loss = _loss(forward, candidate, passage)
         if loss < least:
             best, least = candidate, loss
     layer.load_state_dict(best, strict=False)
@@ -81,16 +98,16 @@ def channel_loss(outputs: Hidden, targets: Hidden) -> torch.Tensor:
 
 
 def _step(
-    layer: torch.nn.Module,
+    forward: Forward,
     values: Values,
     dtypes: Mapping[str, torch.dtype],
-    batch: tuple[Hidden, Extra, Hidden],
+    batch: tuple[Hidden, Hidden],
     optimiser: torch.optim.Optimizer,
 ) -> None:
-    inputs, extra, targets = batch
+    inputs, targets = batch
     with torch.enable_grad():
         cast = {name: each.to(dtypes[name]) for name, each in values.items()}
-        loss = channel_loss(_forward(layer, cast, inputs, extra), targets)
+        loss = channel_loss(forward(cast, inputs), targets)
         gradients = torch.autograd.grad(loss, list(values.values()))
     for value, gradient in zip(values.values(), gradients, strict=True):
         value.grad = gradient
@@ -98,10 +115,9 @@ def _step(
 
 
 @torch.no_grad()
-def _loss(layer: torch.nn.Module, values: Values, passage: Passage) -> float:
+def _loss(forward: Forward, values: Values, passage: Passage) -> float:
     losses = [
-        channel_loss(_forward(layer, values, inputs, passage.extra), targets)
-        for inputs, targets in passage.batches()
+        channel_loss(forward(values, inputs), targets) for inputs, targets in passage.batches()
     ]
     return float(torch.stack(losses).mean())
 
@@ -248,3 +264,53 @@ def _rounding_loss(
 
 def _weights(current: Mapping[str, Rounding]) -> dict[str, torch.Tensor]:
     return {f"{name}.weight": each.rounded() for name, each in current.items()}
+
+
+# The methods by name.
+
+
+Matrices = dict[str, QuantizedMatrix]
+Tune = Callable[
+    [torch.nn.Module, Linears, LayerStatistics, Passage, CompressSpec],
+    tuple[Matrices, dict[str, float]],
+]
+
+
+def _norm_tweaking(
+    layer: torch.nn.Module,
+    linears: Linears,
+    statistics: LayerStatistics,
+    passage: Passage,
+    spec: CompressSpec,
+) -> tuple[Matrices, dict[str, float]]:
+    matrices = {
+        name: gptq_of(each.weight.data, statistics[name], spec) for name, each in linears.items()
+    }
+    figures = tweak_norms(
+        layer,
+        {
+            f"{name}.weight": each.weight().to(linears[name].weight.dtype)
+            for name, each in matrices.items()
+        },
+        passage,
+        passes=spec.tweak_passes,
+        learning_rate=spec.tweak_learning_rate,
+    )
+    return matrices, figures
+
+
+def _autoround(
+    layer: torch.nn.Module,
+    linears: Linears,
+    _statistics: LayerStatistics,
+    passage: Passage,
+    spec: CompressSpec,
+) -> tuple[Matrices, dict[str, float]]:
+    return tune_rounding(layer, linears, passage, spec)
+
+
+# A row leaves the linear layers as they are, and returns their codes and figures of the training.
+TUNED_METHODS: Mapping[str, Tune] = {
+    "norm_tweaking": _norm_tweaking,
+    "autoround": _autoround,
+}

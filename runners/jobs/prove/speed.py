@@ -456,7 +456,7 @@ def training_flops(config: Mapping[str, Any], length: int, tokens: int) -> float
 
 def _compression(recorder: Recorder, scale: Scale, method: str) -> None:
     """Time one method on one square matrix of the shape, with its calibration statistics."""
-    from runners.jobs.compress.pruning import METHODS
+    from runners.jobs.compress.layer_methods import METHODS
     from runners.jobs.compress.quantization import InputStatistics
     from runners.jobspec import CompressSpec, DemoModel
 

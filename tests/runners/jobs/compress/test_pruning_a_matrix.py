@@ -5,8 +5,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from runners.jobs.compress import pruning
-from runners.jobs.compress.pruning import LayerStore, magnitude, sparsegpt, wanda
+from runners.jobs.compress import compressed_store
+from runners.jobs.compress.compressed_store import LayerStore
+from runners.jobs.compress.pruning import magnitude, sparsegpt, wanda
 from runners.jobs.compress.quantization import output_error
 from runners.jobs.compress.shearing import (
     Masks,
@@ -76,16 +77,16 @@ def test_rows_that_do_not_divide_into_fours_are_refused(layer):
 
 def test_the_sparse_store_takes_a_bit_a_weight_and_the_values(layer):
     pruned = pruned_by("magnitude", layer, "unstructured").to(torch.bfloat16)
-    stored = pruning.encode(pruned)
+    stored = compressed_store.encode(pruned)
     found = sum(stored[name].numel() * stored[name].element_size() for name in ("mask", "values"))
-    assert pruning.stored_bytes(pruned) == found
+    assert compressed_store.stored_bytes(pruned) == found
     assert found / (pruned.numel() * 2) == pytest.approx(0.5 + 1 / 16, abs=0.001)
 
     for dtype in (torch.float32, torch.bfloat16):
         for shape in ((3, 5), (8, 16)):
             weight = torch.randn(shape).to(dtype) * (torch.rand(shape) < 0.4)
-            stored = pruning.encode(weight)
-            assert torch.equal(pruning.decode(stored), weight), (dtype, shape)
+            stored = compressed_store.encode(weight)
+            assert torch.equal(compressed_store.decode(stored), weight), (dtype, shape)
 
 
 # Sheared LLaMA on a really trained model: masks, the cut, and text drawn by domain.

@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from runners.jobs.compress.gguf import is_as_written, quantize, type_of
 from runners.jobs.compress.job import HOW_LAYERWISE
-from runners.jobs.compress.pruning import METHODS
+from runners.jobs.compress.layer_methods import METHODS
 from runners.jobs.compress.quantization import (
     IllConditionedError,
     InputStatistics,
@@ -37,6 +37,7 @@ from runners.jobs.compress.quantization import (
     smooth,
 )
 from runners.jobs.compress.tuning import (
+    TUNED_METHODS,
     Passage,
     channel_loss,
     norm_weights,
@@ -325,7 +326,8 @@ def rounded():
 def test_every_method_by_layer_has_a_function_and_words():
     methods = get_args(CompressMethod)
     by_layer = {each for each in methods if CompressOptions(method=each).is_layerwise}
-    assert by_layer == set(HOW_LAYERWISE) == {*METHODS, "autoround"}  # that rounds a whole layer
+    assert by_layer == set(HOW_LAYERWISE) == {*METHODS, *TUNED_METHODS}
+    assert not METHODS.keys() & TUNED_METHODS.keys()
 
 
 def test_autoround_learns_codes_within_one_of_the_weights_with_less_error_than_the_nearest():
@@ -356,7 +358,7 @@ def test_autoround_learns_codes_within_one_of_the_weights_with_less_error_than_t
 
 def test_norms_bring_the_outputs_distribution_nearer_to_that_before(rounded):
     block, passage = rounded
-    losses = tweak_norms(block, passage, passes=10, learning_rate=5e-3)
+    losses = tweak_norms(block, {}, passage, passes=10, learning_rate=5e-3)
     assert losses["norm_loss"] < 0.95 * losses["norm_loss_before"]
     found = torch.stack([channel_loss(block(some), goal) for some, goal in passage.batches()])
     assert found.mean().item() == pytest.approx(losses["norm_loss"], rel=1e-5)
@@ -366,12 +368,12 @@ def test_norms_alone_are_changed_and_none_that_no_pass_improves(rounded):
     assert list(norm_weights(rounded[0])) == ["input_layernorm.weight"]
 
     block, passage = rounded
-    losses = tweak_norms(block, passage, passes=1, learning_rate=50.0)
+    losses = tweak_norms(block, {}, passage, passes=1, learning_rate=50.0)
     assert losses["norm_loss"] == losses["norm_loss_before"]
     assert torch.equal(block.input_layernorm.weight, torch.ones(32))
 
     before = block.proj.weight.clone()
-    tweak_norms(block, passage, passes=2, learning_rate=5e-3)
+    tweak_norms(block, {"proj.weight": before / 2}, passage, passes=2, learning_rate=5e-3)
     assert torch.equal(block.proj.weight, before)
     assert not torch.equal(block.input_layernorm.weight, torch.ones(32))
 

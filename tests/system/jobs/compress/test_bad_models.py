@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from runners.jobs.compress.engine import check_disk
 from runners.jobs.compress.job import work
+from runners.jobs.compress.layerwise import check_disk
 from runners.jobs.loading import LayerwiseModel
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import CompressSpec, FolderModel

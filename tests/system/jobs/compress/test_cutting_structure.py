@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from runners.jobs.compress.engine import recover
 from runners.jobs.compress.job import work
 from runners.jobs.compress.pruning import PrunedSizes, prune, pruned_sizes, taylor_scores
+from runners.jobs.compress.whole_model import recover
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import CompressSpec, RandomModel

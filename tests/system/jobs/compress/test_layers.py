@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runners.jobs.compress.engine import calibration_samples
+from runners.jobs.compress.layerwise import calibration_samples
 from runners.jobs.loading import LayerwiseModel, load_folder
 
 CPU = torch.device("cpu")

@@ -1,9 +1,9 @@
-"""Compress a model layer by layer, or as a whole."""
+"""Compress a model layer by layer into a new folder."""
 
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,40 +11,29 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
-from runners.jobs.adapters import Lora
-from runners.jobs.compress.pruning import (
+from runners.jobs.compress.compressed_store import (
     AROUND,
-    METHODS,
-    PREPARATIONS,
+    CompressedMatrix,
     LayerStore,
     Tensors,
     decode_tensors,
     format_config,
-    prune,
-    pruned_sizes,
-    taylor_scores,
     tensors_of,
 )
+from runners.jobs.compress.layer_methods import METHODS, PREPARATIONS
 from runners.jobs.compress.quantization import (
     InputStatistics,
+    LayerStatistics,
     QuantizationGrid,
     QuantizedMatrix,
     check_shape_known,
     output_error,
     quantised_inputs,
 )
-from runners.jobs.compress.tuning import Passage, tune_rounding, tweak_norms
+from runners.jobs.compress.tuning import TUNED_METHODS, Passage
 from runners.jobs.corpus import TokenIds, load_corpus, tokenize_documents
-from runners.jobs.evaluation import (
-    Perplexity,
-    Windows,
-    evaluate,
-    held_out_ids,
-    token_nlls,
-    windows_of,
-)
+from runners.jobs.evaluation import Perplexity, Windows, held_out_ids, token_nlls, windows_of
 from runners.jobs.events import Stages
 from runners.jobs.inputs import model_digest
 from runners.jobs.loading import (
@@ -54,27 +43,14 @@ from runners.jobs.loading import (
     Hidden,
     LayerwiseModel,
     LoadedModel,
-    load_folder,
     load_tokenizer,
     pick_device,
-    quantised_matrices,
-    ready,
     require_tokenizer,
 )
 from runners.jobs.memory import PeakMeter
 from runners.jobs.runtime import BadInputError, Job, MissingModelError, weight_file_bytes
-from runners.jobs.train.optimizers import build_optimizer
-from runners.jobs.train.samples import learning_rate_ratio
-from runners.jobs.train.trainer import MAX_GRAD_NORM
-from runners.jobs.weights import config_of
 from runners.jobspec import CompressSpec
-from runners.jobspec.base import LoraOptions
-from runners.jobspec.compress import FOLDING_METHODS, TUNED_METHODS, WeightDtype
-
-# ---------------------------------------------------------------------------
-# Applies a method to a whole model, layer by layer, and saves it into a new folder.
-# ---------------------------------------------------------------------------
-
+from runners.jobspec.compress import FOLDING_METHODS
 
 OnLayer = Callable[[int, int, Mapping[str, float]], None]
 
@@ -97,7 +73,7 @@ class _Streams:
     held_out_extras: list[Extra]
 
 
-class Engine:
+class LayerwiseCompression:
     """The layer-by-layer compression of one model by a method such as GPTQ.
 
     Each layer is compressed on the outputs of the compressed layers before it, and written to the
@@ -179,17 +155,11 @@ class Engine:
         prepare = PREPARATIONS.get(self.spec.method)
         if prepare is not None:
             prepare(self.model.layers[index], self.model.linears(index), statistics, self.spec)
-        rounded: dict[str, QuantizedMatrix] = {}
-        if passage is not None and self.spec.method == "autoround":
-            rounded, losses = tune_rounding(
-                self.model.layers[index], self.model.linears(index), passage, self.spec
-            )
-            figures |= losses
-        for name, linear in self.model.linears(index).items():
+        matrices, trained = self._matrices(index, statistics, passage)
+        figures |= trained
+        for name, matrix in matrices:
+            linear = self.model.linears(index)[name]
             weight = linear.weight.data
-            matrix = rounded.get(name) or METHODS[self.spec.method](
-                weight, statistics[name], self.spec
-            )
             dequantised = matrix.weight().to(weight.dtype)
             figures["weight_error"] += output_error(weight, dequantised, statistics[name].gram)
             figures["compressed_bytes"] += matrix.stored_bytes
@@ -199,16 +169,29 @@ class Engine:
                 self.grids[self.model.name_of(index, name)] = matrix.grid
             own = tensors_of(matrix, self.spec)
             tensors |= {self.model.name_of(index, f"{name}.{key}"): t for key, t in own.items()}
-        if passage is not None and self.spec.method == "norm_tweaking":
-            figures |= tweak_norms(
-                self.model.layers[index],
-                passage,
-                passes=self.spec.tweak_passes,
-                learning_rate=self.spec.tweak_learning_rate,
-            )
         tensors |= self._uncompressed_tensors(index)
         figures["layer_seconds"] = time.monotonic() - started
         return tensors, figures
+
+    def _matrices(
+        self, index: int, statistics: LayerStatistics, passage: Passage | None
+    ) -> tuple[Iterable[tuple[str, CompressedMatrix]], dict[str, float]]:
+        """Return the layer's compressed matrices by name, and figures of a method that trains.
+
+        A method by matrix compresses each when it is read, so that one is held at a time.
+        """
+        layer, linears, spec = self.model.layers[index], self.model.linears(index), self.spec
+        if passage is not None:
+            matrices, figures = TUNED_METHODS[spec.method](
+                layer, linears, statistics, passage, spec
+            )
+            return matrices.items(), figures
+        compress = METHODS[spec.method]
+        each_matrix = (
+            (name, compress(linear.weight.data, statistics[name], spec))
+            for name, linear in linears.items()
+        )
+        return each_matrix, {}
 
     def _float_passage(self, index: int, streams: _Streams) -> Passage | None:
         """Return the float layer's inputs and outputs for a method that trains, else None."""
@@ -311,17 +294,17 @@ def compress_folder(
     windows, calibration = texts(job, loaded, spec)
     inputs = {"model": model_digest(source), "host's own text": load_corpus().digest}
     store = LayerStore(job.checkpoint_dir, settings_of(spec), inputs)
-    engine = Engine(model, spec, store)
+    compression = LayerwiseCompression(model, spec, store)
 
     def on_layer(done: int, count: int, figures: Mapping[str, float]) -> None:
         job.emitter.metric(figures, step=done)
         stages.advance(done / count)
 
-    result = engine.run(calibration, windows, on_layer)
+    result = compression.run(calibration, windows, on_layer)
     if store.remark:
         job.emitter.log(f"layers of an earlier attempt were used; {store.remark}")
-    store.assemble(target, engine.keys)
-    (target / "config.json").write_text(json.dumps(engine.config(), indent=2, sort_keys=True))
+    store.assemble(target, compression.keys)
+    (target / "config.json").write_text(json.dumps(compression.config(), indent=2, sort_keys=True))
     if loaded.tokenizer is not None:
         loaded.tokenizer.save_pretrained(str(target))
     for name in COPIED:
@@ -391,122 +374,3 @@ def check_disk(folder: Path, needed_bytes: int) -> None:
             "old attempts or put the host's folder on a larger disk"
         )
         raise BadInputError(msg)
-
-
-# ---------------------------------------------------------------------------
-# Compresses a model held in memory as a whole, and recovers a pruned one with a LoRA.
-# ---------------------------------------------------------------------------
-
-
-# Recovery after pruning: train a LoRA on the calibration text and merge it.
-#
-# Source: Ma et al. 2023 (LLM-Pruner), arXiv:2305.11627, section 3.3.
-
-
-OPTIONS = LoraOptions(rank=8, alpha=16)
-LEARNING_RATE = 1e-3
-
-
-def recover(
-    model: PreTrainedModel, calibration: torch.Tensor, steps: int, at_once: int
-) -> PreTrainedModel:
-    """Train a LoRA for ``steps`` batches of text [samples, length]; return the merged model."""
-    lora = Lora(model, OPTIONS)
-    optimizer = build_optimizer(model, LEARNING_RATE)
-    batches = torch.split(calibration, at_once)
-    with torch.enable_grad():
-        for step in range(steps):
-            for group in optimizer.param_groups:
-                group["lr"] = LEARNING_RATE * learning_rate_ratio(step / steps)
-            ids = batches[step % len(batches)]
-            model(ids, labels=ids, use_cache=False).loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-    return lora.merge()
-
-
-def load_whole(folder: Path, dtype: WeightDtype, *, rounds_inputs: bool = False) -> LoadedModel:
-    """Load a model folder with weights as ``dtype``."""
-    device = pick_device()
-    model = load_folder(folder, dtype, device, rounds_inputs=rounds_inputs)
-    return LoadedModel(model, load_tokenizer(folder), device)
-
-
-def quantize_with_library(
-    source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
-) -> CompressionResult:
-    """Quantise the weights with torchao or bitsandbytes and save them."""
-    loaded = load_whole(source, spec.weight_dtype, rounds_inputs=spec.rounds_inputs)
-    tokenizer = require_tokenizer(loaded, "perplexity")
-    ids = held_out_of(job, loaded, source)
-    # Save before any forward pass: with AVX-512, bitsandbytes 0.50 repacks nf4 at the first one
-    # and then saves different weights (perplexity 205.49 became 206.88 on reload).
-    loaded.model.save_pretrained(str(target))
-    tokenizer.save_pretrained(str(target))
-    stages = stages.via(job.emitter)
-    return CompressionResult(
-        evaluate(loaded.model, ids, spec.evaluation_tokens, stages.advance), {}
-    )
-
-
-def prune_structure(
-    source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
-) -> CompressionResult:
-    """Remove the heads and channels of least importance on the text; save the smaller model."""
-    loaded = load_whole(source, "fp32")  # bf16 would lose small gradients
-    model, tokenizer = loaded.model, require_tokenizer(loaded, "the calibration text")
-    ids = held_out_of(job, loaded, source)
-    _windows, calibration = texts(job, loaded, spec)
-    before, matrices = model.num_parameters(), _matrix_bytes(loaded)
-    calibration = calibration.to(loaded.device)
-    scores = taylor_scores(model, calibration, SEQUENCES_AT_ONCE)
-    prune(model, scores, pruned_sizes(model.config, spec.sparsity))
-    recovered: dict[str, float] = {}
-    if spec.recovery_steps:
-        pruned_perplexity = evaluate(model, ids, spec.evaluation_tokens)
-        recovered = {"unrecovered_perplexity": pruned_perplexity.value}
-        model = recover(model, calibration, spec.recovery_steps, SEQUENCES_AT_ONCE)
-    ready(model, dtype=BASE_DTYPE)
-    model.config.dtype = BASE_DTYPE
-    model.save_pretrained(str(target))
-    tokenizer.save_pretrained(str(target))
-    perplexity = evaluate(model, ids, spec.evaluation_tokens, stages.via(job.emitter).advance)
-    figures = {
-        "calibration_tokens": float(calibration.numel()),
-        "removed_parameters_share": 1.0 - model.num_parameters() / before,
-        "compressed_bytes": _matrix_bytes(loaded),
-        "original_matrix_bytes": matrices,
-        **recovered,
-    }
-    return CompressionResult(perplexity, figures)
-
-
-def check_structure(source: Path, spec: CompressSpec, _job: Job) -> None:
-    """Check that the model's structure can be pruned.
-
-    Raises:
-        BadInputError: the model type is not supported, or nothing would be removed.
-    """
-    config = config_of(source)
-    check_shape_known(config.model_type, f"{spec.method} cuts heads and channels of")
-    pruned_sizes(config, spec.sparsity)
-
-
-def held_out_of(job: Job, loaded: LoadedModel, source: Path) -> TokenIds:
-    """Return the held-out text as tokens.
-
-    Raises:
-        MissingModelError: the tokenizer in ``source`` was removed while the job ran.
-    """
-    ids = held_out_ids(job, loaded)
-    if ids is None:
-        msg = f"{source} lost its tokenizer.json while the job ran; put it back"
-        raise MissingModelError(msg)
-    return ids
-
-
-def _matrix_bytes(loaded: LoadedModel) -> float:
-    """Return the bytes of the linear layers' weights at 16 bits."""
-    count = sum(each.numel() for each in quantised_matrices(loaded.model).values())
-    return float(count * torch.finfo(BASE_DTYPE).bits // 8)
