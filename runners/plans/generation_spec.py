@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
 from planner.cost.parameters import count_parameters
 from planner.specs.model import ModelSpec
 from planner.specs.workload import Strategy
@@ -29,7 +27,7 @@ from runners.jobspec.generate import (
     Source,
     StageChain,
 )
-from runners.plans.refusals import DraftProblem, first_message
+from runners.plans.refusals import DraftProblem, validated
 from runners.plans.spread import split_of
 from runners.plans.strategy_checks import compute_dtype
 from runners.plans.workloads import GenerateWork
@@ -88,12 +86,7 @@ def generate_spec(
 
 
 def _validated(fields: dict[str, Any]) -> GenerateSpec:
-    """Return the validated spec; incompatible options raise a DraftProblem."""
-    try:
-        return GenerateSpec.model_validate(fields)
-    except ValidationError as error:
-        message = f"The chosen options are incompatible: {first_message(error)}."
-        raise DraftProblem(message, "batching") from error
+    return validated(GenerateSpec, fields, "The chosen options are incompatible", "batching")
 
 
 ALL_ADAPTERS = "all"

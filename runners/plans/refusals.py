@@ -1,10 +1,13 @@
 """Why a document cannot be planned or launched: a sentence, and the document's field."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+
+Document = TypeVar("Document", bound=BaseModel)
 
 
 def first_message(error: ValidationError) -> str:
@@ -24,6 +27,31 @@ class DraftProblem(Exception):  # noqa: N818 -- shown to people, who have proble
 
     def __str__(self) -> str:
         return self.sentence
+
+
+def validated(
+    kind: type[Document],
+    fields: Mapping[str, Any],
+    words: str,
+    field: str,
+    *,
+    names_its_field: bool = False,
+) -> Document:
+    """Return a job's specification of the chosen options.
+
+    ``words`` begin the sentence of a refusal, and ``field`` is the option that it stands at,
+    unless the specification's own field, which the option is named like, is to be named.
+
+    Raises:
+        DraftProblem: the options exclude each other.
+    """
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        place = error.errors()[0]["loc"]
+        if names_its_field and place:
+            field = str(place[0])
+        raise DraftProblem(f"{words}: {first_message(error)}.", field) from error
 
 
 @contextmanager

@@ -1,9 +1,6 @@
 """The specs of a plan to serve: its endpoint on one of the engines, and its benchmark."""
 
 import re
-from typing import Any
-
-from pydantic import ValidationError
 
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec
@@ -29,7 +26,7 @@ from runners.plans.launch import Launch
 from runners.plans.launch_case import LaunchCase
 from runners.plans.load_levels import load_options
 from runners.plans.model_checks import needs_weights
-from runners.plans.refusals import DraftProblem, first_message
+from runners.plans.refusals import DraftProblem, validated
 from runners.plans.speculative_decoding import with_engine_draft
 from runners.plans.spread import Spread
 from runners.plans.strategy_checks import WIDE, compute_dtype, refuse_offloaded, runnable_dtype
@@ -96,7 +93,8 @@ def endpoint_spec(values: ServeWork, launch: Launch, case: LaunchCase) -> ServeS
             "engine",
         )
     step = best.strategy.max_batch_tokens
-    endpoint = _validated(
+    endpoint = validated(
+        ServeSpec,
         {
             "model": case.model,
             "engine": launch.engine,
@@ -109,18 +107,12 @@ def endpoint_spec(values: ServeWork, launch: Launch, case: LaunchCase) -> ServeS
             "engine_options": options_of(best) if has_layout else None,
             "key_hashes": case.key_hashes,
             "idle_stop_seconds": launch.idle_stop_seconds,
-        }
+        },
+        "The endpoint cannot be started as chosen",
+        "engine",
     )
     endpoint = with_engine_draft(endpoint, case.draft_models, launch.draft_model)
     return with_prefix_caching(endpoint, launch.prefix_caching)
-
-
-def _validated(fields: dict[str, Any]) -> ServeSpec:
-    try:
-        return ServeSpec.model_validate(fields)
-    except ValidationError as error:
-        message = f"The endpoint cannot be started as chosen: {first_message(error)}."
-        raise DraftProblem(message, "engine") from error
 
 
 def needs_gguf(engine: EngineName) -> bool:

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from pydantic import ValidationError
-
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec
 from planner.specs.workload import OffloadSpec
@@ -11,7 +9,7 @@ from runners.jobspec import DataParallel, DemoModel, ModelRef, RandomModel, Trai
 from runners.jobspec.base import TextSamples
 from runners.plans.methods import CLASSIFICATION
 from runners.plans.model_checks import check_encoder, needs_weights
-from runners.plans.refusals import DraftProblem, first_message
+from runners.plans.refusals import DraftProblem, validated
 from runners.plans.training_data import Uploads, data_fields
 from runners.plans.training_layout import layout_of
 from runners.plans.training_options import chosen_options, stages_of
@@ -57,14 +55,8 @@ def train_spec(
 
 
 def _validated(fields: dict[str, Any]) -> TrainSpec:
-    """Return the validated spec; incompatible options raise a DraftProblem."""
-    try:
-        return TrainSpec.model_validate(fields)
-    except ValidationError as error:
-        place = error.errors()[0]["loc"]
-        field = str(place[0]) if place else "optimizer"
-        message = f"The training cannot run as chosen: {first_message(error)}."
-        raise DraftProblem(message, field) from error
+    words = "The training cannot run as chosen"
+    return validated(TrainSpec, fields, words, "optimizer", names_its_field=True)
 
 
 def _train_fields(values: PretrainWork, best: PlannedStrategy) -> dict[str, Any]:

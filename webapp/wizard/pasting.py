@@ -1,13 +1,13 @@
 """Drafts from pasted text: another tool's command line or configuration, or a config.json."""
 
 import copy
-import re
 from typing import Any
 
 from django.contrib.auth.models import User
 
 from planner.imports import Import, became, read_paste
 from planner.imports.documents import read_yaml
+from planner.imports.paste import MOST_CHARACTERS
 from planner.specs.base import PlannerError
 from runners.plans.document import DEFAULT_DEVICE, DEFAULT_MODEL, GOALS
 from webapp.accounts.models import Team
@@ -18,7 +18,6 @@ from webapp.plans.models import Plan
 from webapp.wizard.documents import NO_FIELD, document_of_request, document_parse, draft_fill
 from webapp.wizard.drafts import first_host, serve_document, stored_draft
 
-OWN_KEY = re.compile(r"^goal[ \t]*:", re.MULTILINE)  # no other tool's file has it
 MOST_SHOWN = 60  # settings of each kind that the review lists
 
 
@@ -42,14 +41,14 @@ def own_draft(*, team: Team, owner: User, text: str) -> Plan | None:
     Raises:
         InvalidProblem: a value of the document is refused.
     """
-    if not OWN_KEY.search(text):
+    if len(text) > MOST_CHARACTERS:
         return None
     try:
         found = [each for each in read_yaml(text) if each is not None]
     except PlannerError:
         return None
     if len(found) != 1 or not isinstance(found[0], dict) or found[0].get("goal") not in GOALS:
-        return None
+        return None  # no other tool's file has a goal
     document = document_parse(found[0])
     plan = Plan(
         team=team, owner=owner, draft=stored_draft(serve_document(first_host(team)), "serve")
