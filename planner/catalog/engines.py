@@ -232,6 +232,11 @@ def compared_engines(kind: DeviceKind, *, training: bool) -> tuple[str, ...]:
     return tuple(lists.get(kind) or next(iter(lists.values())))
 
 
+def engines_for(device: DeviceSpec, *, training: bool) -> tuple[str, ...]:
+    """Return the engines that ``auto`` compares on a device, the usual one first."""
+    return compared_engines("gpu" if device.runs_cuda else device.kind, training=training)
+
+
 def generic_engines() -> dict[str, EngineRole]:
     """Return the engines without their own table, with their roles."""
     generic = data_toml("engines.toml")["generic"]

@@ -375,7 +375,11 @@ class Export:
 
 @dataclass(frozen=True)
 class Format:
-    """An export format; ``comment`` is its comment prefix, None without comments."""
+    """An export format; ``comment`` is its comment prefix, None without comments.
+
+    ``at_load`` are the formats that a server makes of a 16-bit checkpoint while loading it, None
+    of a tool that starts no checkpoint as it is stored.
+    """
 
     key: str
     title: str
@@ -383,6 +387,7 @@ class Format:
     body: Callable[[ExportCase], str]
     notes: Callable[[ExportCase], Notes]
     comment: str | None = "# "
+    at_load: Container[str] | None = None
 
     def text(self, case: ExportCase, more: Notes = ()) -> str:
         """Return the complete file for a plan."""

@@ -193,12 +193,13 @@ LLAMA_CPP = Format("llama_cpp", "llama.cpp", "serve-llama-cpp.sh", llama_cpp_tex
 
 
 CACHES = frozenset({"fp8"})
+AT_LOAD: frozenset[str] = frozenset()
 OPTIONS_FILE = "trtllm-options.yaml"
 
 
 def trtllm_arguments(case: ExportCase) -> list[str]:
     """Return ``trtllm-serve`` with only the flags that the plan decides."""
-    command = ["trtllm-serve", case.checkpoint(()), "--backend", "pytorch"]
+    command = ["trtllm-serve", case.checkpoint(AT_LOAD), "--backend", "pytorch"]
     command += ["--trust_remote_code"] if case.runs_remote_code else []
     command += size_flags(
         ("--tp_size", case.size("tensor") * case.attention_ranks),
@@ -261,7 +262,7 @@ def trtllm_notes(case: ExportCase) -> Notes:
     """Return notes on settings that the command leaves to the user."""
     notes = list(serving_notes(case, "tensorrt_llm", "TensorRT-LLM"))
     notes += cache_notes(case, CACHES, "TensorRT-LLM")
-    notes += checkpoint_notes(case, ())
+    notes += checkpoint_notes(case, AT_LOAD)
     if case.attention_ranks > 1 and case.size("tensor") > 1:
         notes.append(
             "TensorRT-LLM holds attention whole on every rank: the plan splits it over "
@@ -276,5 +277,10 @@ def trtllm_notes(case: ExportCase) -> Notes:
 
 
 TENSORRT_LLM = Format(
-    "tensorrt_llm", "TensorRT-LLM", "serve-tensorrt-llm.sh", trtllm_text, trtllm_notes
+    "tensorrt_llm",
+    "TensorRT-LLM",
+    "serve-tensorrt-llm.sh",
+    trtllm_text,
+    trtllm_notes,
+    at_load=AT_LOAD,
 )

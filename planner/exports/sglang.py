@@ -133,4 +133,4 @@ def sglang_text(case: ExportCase) -> str:
     return servers_text(case, sglang_arguments(case), servers(case))
 
 
-SGLANG = Format("sglang", "SGLang", "serve-sglang.sh", sglang_text, sglang_notes)
+SGLANG = Format("sglang", "SGLang", "serve-sglang.sh", sglang_text, sglang_notes, at_load=AT_LOAD)

@@ -259,4 +259,4 @@ def layer_partition(case: ExportCase) -> str:
     return f"export VLLM_PP_LAYER_PARTITION={','.join(str(count) for count in layers)}\n"
 
 
-VLLM = Format("vllm", "vLLM", "serve-vllm.sh", vllm_text, vllm_notes)
+VLLM = Format("vllm", "vLLM", "serve-vllm.sh", vllm_text, vllm_notes, at_load=AT_LOAD)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast, get_args
 
-from planner.catalog.engines import AUTO, compared_engines, serving_engine
+from planner.catalog.engines import AUTO, engines_for, serving_engine
 from planner.catalog.gguf import USUAL_TYPES
 from planner.specs.base import BadRequestError, Dtype, JsonObject
 from planner.specs.cluster import ClusterSpec, DeviceSpec
@@ -138,9 +138,7 @@ def engine_requests(request: PlanRequest, cluster: ClusterSpec) -> Iterator[Plan
         yield request
         return
     device = resolve_device(resolve_cluster(cluster).device)
-    kind = "gpu" if device.runs_cuda else device.kind
-    training = isinstance(request.workload, TrainWorkload)
-    engines = compared_engines(kind, training=training)
+    engines = engines_for(device, training=isinstance(request.workload, TrainWorkload))
     if (request.pins.quantization or "").startswith("gguf:"):
         # Others load such files in part, by plugins, for few architectures.
         engines = tuple(e for e in engines if serving_engine(e).loads_gguf_alone) or engines

@@ -6,6 +6,7 @@ from planner.catalog.devices import get_device
 from planner.catalog.engines import (
     DEFAULT_ENGINE,
     engines_by_work,
+    engines_for,
     get_engine,
     refusal,
     sixteen_bit_dtype,
@@ -19,10 +20,6 @@ from runners.plans.refusals import DraftProblem
 from runners.plans.workloads import TRAINING_GOALS
 
 OWN_TITLE = "Slipway's own, on PyTorch"
-# Catalog hardware is planned with the engine commonly used there, and with llama.cpp where that
-# one does not run.
-CATALOG_ENGINES = {"serve": "vllm", "generate": "vllm"}
-OTHER_ENGINE = "llama_cpp"
 
 
 def engine_choices(goal: str) -> dict[str, str]:
@@ -55,17 +52,22 @@ def default_engine(
 
 
 def _catalog_engine(goal: str, cluster: ClusterSpec, model: str | dict[str, Any]) -> str | None:
-    """Return the common engine of a goal, or llama.cpp on devices that it refuses as a whole."""
-    common, shape = CATALOG_ENGINES.get(goal), find_model(model)
-    if common is None or shape is None:
-        return common
+    """Return the usual engine on a device that does not refuse it, or the model, as a whole."""
+    if goal in {*TRAINING_GOALS, "compress"}:
+        return None
     try:
         device = get_device(cluster.device) if isinstance(cluster.device, str) else cluster.device
     except PlannerError:  # the plan is refused by the same error
-        return common
+        return None
+    usual, shape = engines_for(device, training=False), find_model(model)
     half = sixteen_bit_dtype(device)
-    refused = refusal(get_engine(common, device.kind), device, shape, (half, half, None))
-    return OTHER_ENGINE if refused and refused[0] == "engine" else common
+
+    def refuses(name: str) -> bool:
+        engine = get_engine(name, device.kind)
+        refused = shape and refusal(engine, device, shape, (half, half, None))
+        return bool(refused and refused.field == "engine")
+
+    return next((name for name in usual if not refuses(name)), usual[0])
 
 
 def check_engine(document: PlanDocument, endpoint: EngineName | None) -> None:

@@ -452,7 +452,6 @@ def _only_endpoint_note(start: Launching) -> dict[str, Any]:
         "host": next(iter(launches.values())).place,
         "engines": [(engine, ENGINES[engine].words) for engine in launches],
         "refusals": refusal_lines(launches),
-        "can_reuse": "yes",
         "drafts": start.draft_models,
     }
 
@@ -473,8 +472,8 @@ def _endpoint_note(start: Launching, parts: Launchable) -> dict[str, Any]:
         for each in running_on("cpu", *gpu_vendors(start.host))
         if not (needs_gguf(each.name) and lacks_gguf(start.producer))
     ]
-    if any("prefix_caching" in each.features for each in engines):
-        points |= {"drafts": start.draft_models, "can_reuse": "yes"}
+    if any("draft_model" in each.features for each in engines):
+        points["drafts"] = start.draft_models
     serving: dict[str, Any] = {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes"}
     serving |= {
         "engines": [(each.name, each.words) for each in engines],

@@ -9,10 +9,9 @@ from pydantic import ValidationError
 
 from planner.catalog.devices import get_device
 from planner.catalog.engines import get_engine
-from planner.exports import sglang, vllm
 from planner.exports.export import CHECKPOINT_LABELS, ExportCase
-from planner.exports.llama_cpp import gguf_type
-from planner.exports.registry import export_case
+from planner.exports.llama_cpp import LLAMA_CPP, gguf_type
+from planner.exports.registry import SERVERS, export_case
 from planner.specs.base import PlannerError
 from planner.specs.estimate import Estimate, PlanAnswer, PlannedStrategy, Rejection
 from planner.specs.units import DAY
@@ -35,8 +34,8 @@ from webapp.plans.targets import Target, chance_below, odds_words, targets_of
 
 
 # Formats that an engine makes of a 16-bit checkpoint while loading it.
-AT_LOAD = {"vllm": vllm.AT_LOAD, "sglang": sglang.AT_LOAD, "tensorrt_llm": {}}
-GGUF_ENGINE = "llama_cpp"
+AT_LOAD = {each.key: each.at_load for each in SERVERS if each.at_load is not None}
+GGUF_ENGINE = LLAMA_CPP.key
 LEAD = " than the first plan"
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from django import forms
 
-from runners.jobspec.engines import OWN, titles, with_feature
+from runners.jobspec.engines import OWN, Feature, titles, with_feature
 from runners.plans.fields import Key
 from runners.plans.launch import ENGINES_HINT, USED_BY, Launch
 from runners.plans.refusals import DraftProblem
@@ -95,10 +95,9 @@ class LaunchForm(FormOfPart):
             widget=forms.CheckboxSelectMultiple,
         )
         drafts: dict[Key, str] = {each.id: each.name for each in note.get("drafts") or ()}
-        by = titles(with_feature("prompt_lookup"))
-        lookup: dict[Key, str] = (
-            {"lookup": f"Prompt lookup ({by})"} if note.get("can_reuse") else {}
-        )
+        lookup: dict[Key, str] = {}
+        if self._offers("prompt_lookup"):
+            lookup = {"lookup": f"Prompt lookup ({titles(with_feature('prompt_lookup'))})"}
         self.fields["draft_model"] = Choice(
             "Speculative decoding",
             {"": "None", **lookup, **drafts},
@@ -117,11 +116,17 @@ class LaunchForm(FormOfPart):
         per_prompt = "Per prompt: the adapter named in each line of the prompts file"
         return {"": "None: the base model", **names, "all": per_prompt}
 
+    def _offers(self, *features: Feature) -> bool:
+        """Return whether an engine that can be chosen has one of the features."""
+        offered = {name for name, _ in self.note.get("engines") or ()}
+        return any(offered & {each.name for each in with_feature(one)} for one in features)
+
     @property
     def endpoint_fields(self) -> list[forms.BoundField]:
         """Return the options of an endpoint."""
         names = ["idle_stop_seconds", "engine"]
-        names += ["prefix_caching", "draft_model"] if self.note.get("can_reuse") else []
+        names += ["prefix_caching"] if self._offers("prefix_caching") else []
+        names += ["draft_model"] if self._offers("draft_model", "prompt_lookup") else []
         return [self[name] for name in names]
 
     @property

@@ -218,7 +218,7 @@ def test_the_plans_tokens_of_a_step_reach_the_engine(plan, pins, tokens):
 
 def form_of(**posted: str) -> LaunchForm:
     engines = [(name, each.words) for name, each in ENGINES.items()]
-    note = {"goal": "serve", "is_serving": True, "engines": engines, "can_reuse": "yes"}
+    note = {"goal": "serve", "is_serving": True, "engines": engines}
     return launch_form(Launch(), "title", note, (), {"run": "endpoint", **posted})
 
 
