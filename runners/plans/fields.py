@@ -94,7 +94,7 @@ class Part(BaseModel):
         }
 
     def fields_of(self, spec: type[BaseModel]) -> dict[str, Any]:
-        """Return the values of those fields that a job's spec has under the same name."""
+        """Return the values of those fields that a spec has under the same name."""
         names = type(self).model_fields.keys() & spec.model_fields.keys()
         return {name: getattr(self, name) for name in names}
 

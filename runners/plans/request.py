@@ -34,7 +34,6 @@ from runners.plans.workloads import (
     ServeWork,
 )
 
-GENERATE_FIELDS = ("batch_size", "input_tokens", "output_tokens")  # of the planner's workload
 ALTERNATIVES = 6
 UNPLANNED = ("quantized", "compiled", "activation_offload", "compute_dtype")
 UNDIVIDED = {f"{axis}_parallel_size": 1 for axis in ("tensor", "pipeline", "context", "expert")}
@@ -123,7 +122,7 @@ def workload_of(document: PlanDocument) -> Workload:
     if isinstance(values, ServeWork):
         return _serve(values, document.latency_target)
     if isinstance(values, GenerateWork):
-        return GenerateWorkload(**{name: getattr(values, name) for name in GENERATE_FIELDS})
+        return GenerateWorkload(**values.fields_of(GenerateWorkload))
     if isinstance(values, CompressWork):
         return _compress(values)
     return _train(values)
@@ -131,7 +130,9 @@ def workload_of(document: PlanDocument) -> Workload:
 
 def _serve(values: ServeWork, latency_target: str) -> ServeWorkload:
     ttft, tpot = SLO_SECONDS.get(latency_target, (None, None))
-    return ServeWorkload(**values.model_dump(), ttft_slo_seconds=ttft, tpot_slo_seconds=tpot)
+    return ServeWorkload(
+        **values.fields_of(ServeWorkload), ttft_slo_seconds=ttft, tpot_slo_seconds=tpot
+    )
 
 
 def _train(values: PretrainWork) -> TrainWorkload:

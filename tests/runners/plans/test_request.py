@@ -8,6 +8,7 @@ from planner.catalog.devices import get_device
 from planner.catalog.engines import DEFAULT_ENGINE
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import HostCalibration, PlanRequest
+from planner.specs.workload import ServeWorkload
 from runners.plans.document import PLANS, PlanDocument
 from runners.plans.fields import shown_of
 from runners.plans.refusals import DraftProblem
@@ -17,6 +18,7 @@ from runners.plans.request import (
     request_of,
     shared_processor,
 )
+from runners.plans.workloads import ServeWork
 
 MODEL = "HuggingFaceTB/SmolLM2-135M"
 HOST = Surroundings(MODEL, ClusterSpec(device="h100-sxm5-80gb"), runs_jobs=True)
@@ -63,6 +65,15 @@ def test_the_workload_of_each_goal_is_the_planners():
         ),
     ]:
         assert differs(asked(goal, values).workload, expected) == {}, (goal, values)
+
+
+def test_every_field_of_serving_is_one_that_the_planner_costs():
+    unknown = ServeWork.model_fields.keys() - ServeWorkload.model_fields.keys()
+    assert not unknown, (
+        f"{sorted(unknown)} of ServeWork would change no plan: let planner/specs/workload.py: "
+        "ServeWorkload have them and planner/cost or planner/workload cost them, or make them "
+        "options of Launch (recipe: an option of a training, a generation or an endpoint)"
+    )
 
 
 def test_a_compression_is_asked_in_its_bits_and_groups():

@@ -8,7 +8,6 @@ from runners.jobspec import ArtefactModel
 from runners.plans.launch import USED_BY, Launch
 from runners.shared.facts import GpuFacts
 from tests.webapp.conftest import client_of
-from tests.webapp.plans.conftest import with_model
 from webapp.accounts.secrets import secret_store
 from webapp.jobs.artefacts import adapters_of, producer_of
 from webapp.jobs.launching import launch_of_job, plan_launch
