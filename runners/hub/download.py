@@ -12,7 +12,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -55,6 +55,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 MAX_WAITED_SECONDS = 3600.0  # for rate limits, in all
 TRIES = 2  # of a file whose digest is wrong
 MIB = 2**20
+SHORT_BYTES = 2**16
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 EXPIRED = {400, 401, 403, 404, 410}  # of an address that the Hub signed for a while
 AGAIN = {408, 425, 500, 502, 503, 504}
@@ -208,7 +209,8 @@ class _Download:
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
         self._check_space(self.settings.margin_bytes)
         timeout = httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, pool=None)
-        limits = httpx.Limits(max_connections=self.settings.connections)
+        # The Hub and the place that it redirects to keep theirs open.
+        limits = httpx.Limits(max_connections=2 * self.settings.connections)
         async with (
             httpx.AsyncClient(
                 verify=self.settings.tls(), timeout=timeout, limits=limits, mounts=BY_ITSELF
@@ -391,9 +393,17 @@ class _Download:
                     yield response
                     return
                 url = source.location = urljoin(url, response.headers.get("location", ""))
+                await self._read_up(response)
             finally:
                 await response.aclose()
         raise unusual("redirects without end", source.requested, url, self.settings)
+
+    async def _read_up(self, response: httpx.Response) -> None:
+        """Read a short body, so that the connection is used again."""
+        length = response.headers.get("content-length", "")
+        if length.isdigit() and int(length) <= SHORT_BYTES:
+            with suppress(httpx.HTTPError):
+                await response.aread()
 
     def _unreachable(self, error: httpx.HTTPError, url: str) -> Exception:
         found = unreachable(error, url, self.settings)

@@ -1,13 +1,13 @@
 """What the Hub says of a repository at a revision: its commit, its files, who may have them.
 
-One request each; nothing is written.
+One request each, none for what the cache has; nothing is written.
 """
 
 import hashlib
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
@@ -17,9 +17,10 @@ import httpx
 
 from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
 from runners.hub.errors import HubError, refusal, renamed, shown, unreachable, unusual
-from runners.hub.names import COMMIT, RepositoryName, is_safe_path
+from runners.hub.repository import COMMIT, RepositoryName, is_safe_path
 from runners.hub.settings import HubSettings
 
+CONFIG = "config.json"
 TIMEOUT_SECONDS = 10.0
 MAX_LISTING_BYTES = 64 * 2**20  # 100,000 files
 MAX_CONFIG_BYTES = 1024**2  # as jobs read it
@@ -168,7 +169,7 @@ def check_access(
     """
     if not listing.files:
         return
-    path = min(listing.files, key=lambda file: (file.path != "config.json", file.size)).path
+    path = min(listing.files, key=lambda file: (file.path != CONFIG, file.size)).path
     url = file_url(listing, path, settings)
     requested = shown(listing.repository, listing.revision, path)
     with _client(settings, timeout) as client:
@@ -183,13 +184,13 @@ def read_config(
     Raises:
         HubError: absent, if it has none; mirror, if it is damaged; or any of ``check_access``.
     """
-    requested = shown(listing.repository, listing.revision, "config.json")
-    data = read_file(listing, "config.json", settings, MAX_CONFIG_BYTES, timeout)
+    requested = shown(listing.repository, listing.revision, CONFIG)
+    data = read_file(listing, CONFIG, settings, MAX_CONFIG_BYTES, timeout)
     try:
         document = read_json(read_text(data), max_depth=MAX_CONFIG_DEPTH, may_be_infinite=True)
     except TextError as error:
         raise HubError(
-            "unusable", f"{requested}: {error.of_file('config.json')}; choose another repository"
+            "unusable", f"{requested}: {error.of_file(CONFIG)}; choose another repository"
         ) from None
     if not isinstance(document, dict):
         raise HubError("unusable", f"{requested} is no JSON object; choose another repository")
@@ -203,7 +204,7 @@ def read_file(
     limit: int,
     timeout: float = TIMEOUT_SECONDS,
 ) -> bytes:
-    """Return the verified bytes of a small file of a repository.
+    """Return the verified bytes of a small file of a repository, of the cache if it has them.
 
     Raises:
         HubError: absent, unusable if longer than ``limit`` bytes, wrong_digest, or any of
@@ -221,6 +222,8 @@ def read_file(
             f"{requested} has {file.size:,} bytes, and at most {limit:,} are read; choose another "
             "repository",
         )
+    if (stored := _stored(listing, file, settings)) is not None:
+        return stored
     _check_online(requested, settings)
     with _client(settings, timeout) as client:
         data = _get(client, file_url(listing, path, settings), requested, settings, limit)
@@ -233,6 +236,16 @@ def read_file(
             f"{file.etag[:12]}…: try again, or use another hub than {settings.endpoint}",
         )
     return data
+
+
+def _stored(listing: Listing, file: HubFile, settings: HubSettings) -> bytes | None:
+    """Return the bytes of a file that the cache has, which were verified when they came."""
+    folder = settings.repository_folder(listing.repository)
+    for path in (folder / "blobs" / file.etag, folder / "snapshots" / listing.commit / file.path):
+        with suppress(OSError):
+            if path.stat().st_size == file.size:
+                return path.read_bytes()
+    return None
 
 
 def file_url(listing: Listing, path: str, settings: HubSettings) -> str:

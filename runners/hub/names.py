@@ -1,12 +1,12 @@
 """A repository of the Hub as people name it: org/name, its page, a GGUF file or type in it."""
 
 import re
-from dataclasses import dataclass
 from urllib.parse import unquote
 
 from planner.catalog.gguf_names import TAG
 from planner.catalog.model_names import ADDRESS
 from planner.specs.base import BadRequestError
+from runners.hub.repository import GGUF, RepositoryName, is_safe_path
 
 FIELD = "repository"
 FORMS = (
@@ -17,27 +17,10 @@ LONGEST = 512  # characters
 # A name's rules are huggingface_hub's, utils/_validators.py: validate_repo_id.
 PART = re.compile(r"(?![.-])(?!.*(?:--|\.\.))[\w.-]{1,96}(?<![.-])(?<!\.git)", re.ASCII)
 REVISION = re.compile(r"(?!.*(?:\.\.|//))\w[\w.+-]*(?:/\w[\w.+-]*)*", re.ASCII)
-COMMIT = re.compile(r"[0-9a-f]{40}")
 SPECIAL = re.compile(r"refs/(?:pr/\d+|convert/[\w.-]+)", re.ASCII)  # revisions with a slash
 PLACES = {"blob", "resolve", "raw", "tree", "blame"}  # pages of a revision
 OTHERS = {"datasets": "a data set", "spaces": "a space", "kernels": "a kernel"}
-GGUF = ".gguf"
-LONGEST_REVISION, LONGEST_PATH = 255, 1024
-
-
-@dataclass(frozen=True)
-class RepositoryName:
-    """A repository, a branch, tag or commit of it, and a GGUF file or type in it ("": none)."""
-
-    repository: str
-    revision: str = ""
-    file: str = ""
-
-    def __str__(self) -> str:
-        """Return it as people type it."""
-        at = f"@{self.revision}" if self.revision else ""
-        file = self.file and (f"/{self.file}" if self.file.endswith(GGUF) else f":{self.file}")
-        return f"{self.repository}{at}{file}"
+LONGEST_REVISION = 255
 
 
 def parse(text: str, endpoint: str = "") -> RepositoryName:
@@ -99,6 +82,7 @@ def _of_plain(name: str, text: str) -> RepositoryName:
     owner = match[1].partition("/")[0]
     if owner in OTHERS:
         raise _refused(text, f"it is the address of {OTHERS[owner]}, and a model is needed")
+    _check_repository(text, match[1])
     stated = _stated(match[2] or "", text)
     path = stated.get("/", "").strip("/")
     tag = stated.get(":", "")
@@ -125,14 +109,7 @@ def _stated(rest: str, text: str) -> dict[str, str]:
 
 
 def _checked(text: str, repository: str, revision: str = "", file: str = "") -> RepositoryName:
-    owner, _, name = repository.partition("/")
-    for what, part in (("owner", owner), ("name", name)):
-        if PART.fullmatch(part) is None:
-            raise _refused(
-                text,
-                f"the {what} {part!r} is not 1 to 96 letters, digits, '_', '-' and '.', without "
-                "'--', '..', a '-' or '.' at an end, or .git",
-            )
+    _check_repository(text, repository)
     if revision and (len(revision) > LONGEST_REVISION or REVISION.fullmatch(revision) is None):
         raise _refused(text, f"the revision {revision!r} is no branch, tag or commit")
     if file.lower().endswith(GGUF):
@@ -143,15 +120,15 @@ def _checked(text: str, repository: str, revision: str = "", file: str = "") -> 
     return RepositoryName(repository, revision, file)
 
 
-def is_safe_path(path: str) -> bool:
-    """Return whether a path of a repository stays in its folder and is no option or git's own."""
-    parts = path.split("/")
-    return (
-        len(path) <= LONGEST_PATH
-        and path.isprintable()
-        and "\\" not in path
-        and all(part not in {"", ".", "..", ".git"} and part[0] not in "- " for part in parts)
-    )
+def _check_repository(text: str, repository: str) -> None:
+    owner, _, name = repository.partition("/")
+    for what, part in (("owner", owner), ("name", name)):
+        if PART.fullmatch(part) is None:
+            raise _refused(
+                text,
+                f"the {what} {part!r} is not 1 to 96 letters, digits, '_', '-' and '.', without "
+                "'--', '..', a '-' or '.' at an end, or .git",
+            )
 
 
 def _refused(text: str, why: str) -> BadRequestError:

@@ -6,20 +6,20 @@ Never pickles, code, or a second copy of the weights. The weights are those that
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import PurePosixPath
 from typing import Literal
 
-from planner.catalog.gguf_names import TYPES
 from runners.datasets.text import TextError, read_json, read_text
 from runners.hub.errors import HubError, shown
 from runners.hub.listing import HubFile, Listing, read_file
+from runners.hub.repository import GGUF
 from runners.hub.settings import HubSettings
 
 Weights = Literal["safetensors", "gguf"]
 INDEX, SINGLE, SUFFIX = "model.safetensors.index.json", "model.safetensors", ".safetensors"
 MAX_INDEX_BYTES = 64 * 2**20  # 640,000 tensors; Kimi-K2's has 14 MB
 MAX_SHARDS = 4096
-GGUF = ".gguf"
 # What transformers, tokenizers and the engines read beside the weights.
 COMPANIONS = frozenset({
     "config.json", "generation_config.json", "quantize_config.json", "quantization_config.json",
@@ -35,7 +35,6 @@ ADAPTER = "adapter_model.safetensors"
 BESIDE = ("mmproj", "imatrix")  # GGUF files that are no language model
 SHARD = re.compile(r"(?P<stem>.+)-(?P<at>\d{5,})-of-(?P<count>\d{5,})\.safetensors")
 PART = re.compile(r"(?P<stem>.+)-(?P<at>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
-LABEL = re.compile(rf"(?:^|[-._])((?:UD[-_])?(?:{TYPES})(?:_XL)?)$", re.IGNORECASE | re.ASCII)
 SHOWN = 12
 
 
@@ -233,9 +232,18 @@ def gguf_type(path: str) -> str:
     """
     stem = PurePosixPath(path[: -len(GGUF)].removesuffix("-*"))
     for text in (stem.name, *reversed(stem.parts[:-1])):
-        if found := LABEL.search(text):
+        if found := _label().search(text):
             return found[1].upper()
     return ""
+
+
+@cache
+def _label() -> re.Pattern[str]:
+    """Return what finds a type at the end of a name; only GGUF files need the catalog."""
+    from planner.catalog.gguf_names import TYPES
+
+    pattern = rf"(?:^|[-._])((?:UD[-_])?(?:{TYPES})(?:_XL)?)$"
+    return re.compile(pattern, re.IGNORECASE | re.ASCII)
 
 
 def _named(models: Mapping[str, list[HubFile]], file: str) -> dict[str, list[HubFile]]:

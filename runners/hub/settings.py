@@ -51,6 +51,10 @@ class HubSettings:
     authorities: Path | None = None  # a PEM file that counts instead of the usual ones
     has_symlinks: bool = True  # HF_HUB_DISABLE_SYMLINKS: the files themselves in snapshots
 
+    def repository_folder(self, repository: str) -> Path:
+        """Return the folder of a repository in the cache."""
+        return self.cache / "--".join(["models", *repository.split("/")])
+
     def is_own(self, url: str) -> bool:
         """Return whether a URL is the Hub's own, to which alone the token is sent."""
         return _origin(url) == _origin(self.endpoint)

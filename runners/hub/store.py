@@ -9,11 +9,21 @@ import contextlib
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import quote
 
-from runners.hub.listing import MAIN, HubFile, Listing
-from runners.hub.names import COMMIT
+from runners.datasets.text import MAX_CONFIG_DEPTH, read_json, read_text
+from runners.hub.listing import (
+    CONFIG,
+    ETAG,
+    MAIN,
+    MAX_CONFIG_BYTES,
+    SHA256_DIGITS,
+    HubFile,
+    Listing,
+)
+from runners.hub.repository import COMMIT
 from runners.hub.settings import HubSettings
 
 UNFINISHED = ".incomplete"  # the suffix by which huggingface_hub, too, finds them
@@ -37,7 +47,7 @@ class StoredModel:
 
 def repository_folder(settings: HubSettings, repository: str) -> Path:
     """Return the folder of a repository in the cache."""
-    return settings.cache / "--".join(["models", *repository.split("/")])
+    return settings.repository_folder(repository)
 
 
 def snapshot_folder(settings: HubSettings, repository: str, commit: str) -> Path:
@@ -78,6 +88,34 @@ def _size(path: Path) -> int | None:
     with contextlib.suppress(OSError):
         return path.stat().st_size
     return None
+
+
+def stored_listing(repository: str, commit: str, settings: HubSettings) -> Listing | None:
+    """Return what the cache has of a repository at a commit, for a host without a network.
+
+    ``needed_files`` of it says what lacks. None if there is nothing.
+    """
+    folder = snapshot_folder(settings, repository, commit)
+    files = [
+        HubFile(path.relative_to(folder).as_posix(), path.stat().st_size, _etag(path, folder))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    ]
+    if not files:
+        return None
+    files = [replace(each, sha256=each.etag * (len(each.etag) == SHA256_DIGITS)) for each in files]
+    config: object = {}
+    with contextlib.suppress(OSError, ValueError):
+        data = (folder / CONFIG).read_bytes()[: MAX_CONFIG_BYTES + 1]
+        config = read_json(read_text(data), max_depth=MAX_CONFIG_DEPTH, may_be_infinite=True)
+    has_code = isinstance(config, dict) and bool(config.get("auto_map"))
+    return Listing(repository, commit, tuple(files), revision="", needs_remote_code=has_code)
+
+
+def _etag(path: Path, folder: Path) -> str:
+    """Return the name of a file's blob; without links its path stands for it."""
+    target = path.readlink().name if path.is_symlink() else ""
+    return target if ETAG.fullmatch(target) else quote(str(path.relative_to(folder)), safe="")
 
 
 def resolve_offline(repository: str, revision: str, settings: HubSettings) -> str | None:

@@ -19,6 +19,7 @@ import hashlib
 import json
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections import Counter
@@ -63,7 +64,7 @@ def stored(path: Path) -> StoredFile:
         path=path,
         size=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
-        git_sha1=hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest(),
+        git_sha1=hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest(),
         is_large=path.suffix in LARGE or len(data) >= LARGE_BYTES,
         kept=data if len(data) <= KEPT_BYTES else None,
     )
@@ -100,7 +101,7 @@ class Hub:
     truncated: Counter[str] = field(default_factory=Counter)  # how often a body ends halfway
     expired: int = 0  # signed addresses that are refused
     has_ranges: bool = True
-    storage_host: str = "127.0.0.1"  # of the addresses that large files are redirected to
+    storage_host: str = "localhost"  # of the addresses that large files are redirected to
     bytes_per_second: float = 0.0
     hold_at: int = -1  # bytes of large bodies in all, after which they wait for ``go_on``
     page: bytes = b""  # instead of every document: a captive portal
@@ -143,10 +144,14 @@ class Hub:
 
     # What is stored
 
+    def has(self, repository: str) -> bool:
+        parts = repository.split("/")
+        return len(parts) == 2 and ".." not in parts and (self.folder / repository).is_dir()
+
     def commit(self, repository: str) -> str:
         """Return the commit of a repository's present content, "" if there is none."""
         root = self.folder / repository
-        if not root.is_dir() or repository.count("/") != 1:
+        if not self.has(repository):
             return ""
         paths = sorted(
             path
@@ -159,13 +164,18 @@ class Hub:
             if known is None or known[0] != state:
                 files = {path.relative_to(root).as_posix(): stored(path) for path in paths}
                 content = "".join(f"{name} {file.sha256}\n" for name, file in files.items())
-                commit = hashlib.sha1(f"{repository}\n{content}".encode()).hexdigest()
+                commit = hashlib.sha1(
+                    f"{repository}\n{content}".encode(), usedforsecurity=False
+                ).hexdigest()
                 self._commits[f"{repository}@{commit}"] = files
                 self._states[repository] = known = (state, commit)
             return known[1]
 
     def files(self, repository: str, revision: str) -> tuple[str, dict[str, StoredFile] | None]:
         """Return the commit of a revision and its files, None if there is no such revision."""
+        found = self._commits.get(f"{repository}@{revision}")
+        if found is not None:
+            return revision, found
         head = self.commit(repository)
         commit = head if revision == "main" else revision
         return commit, self._commits.get(f"{repository}@{commit}")
@@ -274,7 +284,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(401, "", "Invalid credentials in Authorization header")
         elif (new := self.hub.renamed.get(repository)) is not None:
             self._send(307, b"", {"Location": self.path.replace(repository, new, 1)})
-        elif not self.hub.commit(repository) or (repository in self.hub.private and not token):
+        elif not self.hub.has(repository) or (repository in self.hub.private and not token):
             # Without a token what is private and what is not there look alike.
             self._error(404 if token else 401, "RepoNotFound", "Repository not found")
         else:
@@ -401,7 +411,8 @@ def main() -> None:
         bytes_per_second=options.bytes_per_second,
     )  # fmt: skip
     with hub:
-        print(f"HF_ENDPOINT={hub.url}", flush=True)
+        sys.stdout.write(f"HF_ENDPOINT={hub.url}\n")
+        sys.stdout.flush()
         with suppress(KeyboardInterrupt):
             threading.Event().wait()
 

@@ -1,0 +1,49 @@
+"""A repository's name, once it is read; what its commits and paths may be.
+
+Apart from ``names``, so that a download loads no catalog.
+"""
+
+import re
+from dataclasses import dataclass
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+GGUF = ".gguf"
+LONGEST_PATH = 1024  # characters
+
+
+@dataclass(frozen=True)
+class RepositoryName:
+    """A repository, a branch, tag or commit of it, and a GGUF file or type in it ("": none)."""
+
+    repository: str
+    revision: str = ""
+    file: str = ""
+
+    def __post_init__(self) -> None:
+        """Keep paths and addresses made of it within their place, whoever made it.
+
+        Raises:
+            ValueError: a part of it would leave its folder.
+        """
+        if self.repository.count("/") != 1 or not is_safe_path(self.repository):
+            raise ValueError(f"repository is {self.repository!r}: it must be org/name")
+        for name, value in (("revision", self.revision), ("file", self.file)):
+            if value and not is_safe_path(value):
+                raise ValueError(f"{name} is {value!r}: it must be one of the repository's")
+
+    def __str__(self) -> str:
+        """Return it as people type it."""
+        at = f"@{self.revision}" if self.revision else ""
+        file = self.file and (f"/{self.file}" if self.file.endswith(GGUF) else f":{self.file}")
+        return f"{self.repository}{at}{file}"
+
+
+def is_safe_path(path: str) -> bool:
+    """Return whether a path of a repository stays in its folder and is no option or git's own."""
+    parts = path.split("/")
+    return (
+        len(path) <= LONGEST_PATH
+        and path.isprintable()
+        and "\\" not in path
+        and all(part not in {"", ".", "..", ".git"} and part[0] not in "- " for part in parts)
+    )

@@ -1,0 +1,88 @@
+"""What people type as the name of a repository."""
+
+import pytest
+
+from planner.specs.base import BadRequestError
+from runners.hub.names import parse
+from runners.hub.repository import RepositoryName, is_safe_path
+
+READ = {
+    "org/name": ("org/name", "", ""),
+    "  Qwen/Qwen3-8B\n": ("Qwen/Qwen3-8B", "", ""),
+    "org/name@v1.0": ("org/name", "v1.0", ""),
+    "org/name@refs/pr/3": ("org/name", "refs/pr/3", ""),
+    "hf.co/org/name": ("org/name", "", ""),
+    "https://huggingface.co/org/name": ("org/name", "", ""),
+    "https://huggingface.co/org/name/tree/main": ("org/name", "main", ""),
+    "https://huggingface.co/org/name/discussions/3": ("org/name", "", ""),
+    "https://huggingface.co/org/name/blob/main/config.json": ("org/name", "main", ""),
+    "https://huggingface.co/org/name/blob/v2/sub/a.gguf": ("org/name", "v2", "sub/a.gguf"),
+    "https://huggingface.co/org/name/resolve/refs%2Fpr%2F1/a.gguf?download=true": (
+        "org/name", "refs/pr/1", "a.gguf",
+    ),
+    "hf://org/name@v1/sub/a.gguf": ("org/name", "v1", "sub/a.gguf"),
+    "hf://models/org/name": ("org/name", "", ""),
+    "org/name-GGUF:Q4_K_M": ("org/name-GGUF", "", "Q4_K_M"),
+    "hf.co/org/name-GGUF:UD-Q4_K_XL": ("org/name-GGUF", "", "UD-Q4_K_XL"),
+    "org/name-GGUF:IQ2_XS@main": ("org/name-GGUF", "main", "IQ2_XS"),
+    "hf.co/org/name:latest": ("org/name", "", ""),
+    "org/name/a-00001-of-00002.gguf": ("org/name", "", "a-00001-of-00002.gguf"),
+    "http://mirror.lan/hub/org/name/tree/main": ("org/name", "main", ""),
+}  # fmt: skip
+REFUSED = {
+    "": "it is empty",
+    "gpt2": "'gpt2' has no owner before a name",
+    "org/../name": "the name '..' is not 1 to 96",
+    "../name": "the owner '..' is not",
+    "-org/name": "the owner '-org' is not",
+    "org/name.git": "the name 'name.git' is not",
+    "org/a b": "the name 'a b' is not",
+    "org/na\0me": r"the name 'na\\x00me' is not",
+    f"org/{'n' * 97}": "is not 1 to 96",
+    f"org/{'n' * 600}": "has 604 characters and may have 512",
+    "org/name:": "what follows ':' is missing or stands twice",
+    "org/name@a@b": "what follows '@' is missing or stands twice",
+    "org/name@-x": "the revision '-x' is no branch",
+    "org/name@a..b": "the revision 'a..b' is no branch",
+    "org/name:big": "'big' is no type of GGUF files",
+    "org/name/a/../b.gguf": "is no path in a repository",
+    "org/name/.git/b.gguf": "is no path in a repository",
+    "org/name/-b.gguf": "is no path in a repository",
+    "org/name/config.json": "'config.json' is no .gguf file",
+    "org/name:Q4_K_M/a.gguf": "both the type 'Q4_K_M' and the file 'a.gguf'",
+    "https://huggingface.co/datasets/org/name": "the address of a data set",
+    "https://modelscope.cn/models/org/name": "another library than the Hub",
+    "https://example.org/org/name": "another site than the Hub",
+}
+
+
+def test_a_repository_is_named_in_many_forms():
+    for text, expected in READ.items():
+        name = parse(text, "http://mirror.lan/hub")
+        assert (name.repository, name.revision, name.file) == expected, text
+        assert parse(str(name)) == name, text
+
+
+def test_a_refusal_names_the_field_the_value_and_the_forms():
+    for text, why in REFUSED.items():
+        with pytest.raises(BadRequestError, match=why) as refused:
+            parse(text)
+        assert refused.value.field == "repository", text
+        assert str(refused.value).startswith("repository "), text
+        assert "org/name@revision" in str(refused.value), text
+
+
+def test_a_path_of_a_listing_stays_in_its_folder():
+    bad = ("", "/a", "a//b", "a/../b", ".", "a/.git/b", "a\\b", "a\nb", "-a", "a/", "x" * 1025)
+    assert [path for path in bad if is_safe_path(path)] == []
+    assert is_safe_path("Q8_0/model-00001-of-00002.gguf")
+
+
+def test_a_name_is_written_as_it_is_typed():
+    assert str(RepositoryName("org/name", "v1", "Q8_0")) == "org/name@v1:Q8_0"
+
+
+def test_a_name_that_was_not_read_cannot_leave_its_folder():
+    for parts in (("org/../x",), ("..", ""), ("org/name", "../../x"), ("org/name", "", "a/../b")):
+        with pytest.raises(ValueError, match=" it must be "):
+            RepositoryName(*parts)
