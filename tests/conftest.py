@@ -16,6 +16,7 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fresh"))
 
 pytest_plugins = [
+    "tests.hub.fixtures",
     "tests.plugins.books",
     "tests.plugins.databases",
     "tests.plugins.extent",

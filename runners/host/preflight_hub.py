@@ -1,7 +1,7 @@
 """Preflight's check of a model that the job would download: files, room on the disk, access.
 
 The hub is asked by a process of its own (``runners.hub.query``). The team's token is not on the
-host yet, so that a repository with restricted access passes: the download itself reports it.
+host yet: a repository that the site has looked up passes though it is closed to others.
 """
 
 import json
@@ -14,6 +14,7 @@ from typing import Any
 
 from planner.specs.units import GIB
 from runners.host.preflight_weights import printed, size_text
+from runners.hub.repository import COMMIT
 from runners.jobspec import HubModel
 from runners.launchers import launch
 from runners.shared.log_text import last_line
@@ -22,7 +23,7 @@ from runners.shared.messages import PreflightCheck, no, yes
 QUERY = "runners.hub.query"
 HUB_SECONDS = 8.0  # for the hub's answer; the agent sends no heartbeat meanwhile
 START_SECONDS = 12.0  # to import the hub's library on a busy machine
-NEEDS_TOKEN = frozenset({"gated", "unauthorised"})  # refusals that the team's token may lift
+NEEDS_TOKEN = frozenset({"absent", "gated", "unauthorised"})  # the team's token may lift them
 REMEDIES: Mapping[str, str] = {
     "absent": "Correct the name of the repository or its revision in the plan.",
     "pickle_only": "Choose a repository with safetensors files.",
@@ -47,7 +48,7 @@ def check(model: HubModel, host_dir: Path, least_free_bytes: int) -> PreflightCh
         sentence = f"{name} is in this host's cache; the hub does not answer: {problem}"
         return yes("model", printed(sentence))
     kind = str(answer.get("kind", ""))
-    if kind in NEEDS_TOKEN:
+    if kind in NEEDS_TOKEN and COMMIT.fullmatch(model.revision):  # which the site has looked up
         return yes("model", printed(f"The job downloads {name} with the team's token: {problem}"))
     return no("model", printed(f"{name} cannot be downloaded: {problem}"), _remedy(kind))
 

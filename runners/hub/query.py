@@ -11,7 +11,7 @@ from typing import Any
 
 from runners.hub.errors import HubError
 from runners.hub.listing import look_up
-from runners.hub.names import RepositoryName
+from runners.hub.repository import RepositoryName
 from runners.hub.selection import exact_files
 from runners.hub.settings import HubSettingsError, from_environment
 from runners.hub.store import missing, resolve_offline

@@ -65,11 +65,11 @@ class Emitter:
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
 
-    def phase(self, name: str) -> None:
-        """Report the start of a named phase."""
+    def phase(self, name: str, *, begins_anew: bool = False) -> None:
+        """Report the start of a named phase; ``begins_anew``: without the progress so far."""
         if self.meter is not None:
             self.meter.begin(name)
-        self._send("phase", PhaseBody(name=name))
+        self._send("phase", PhaseBody(name=name, begins_anew=begins_anew))
 
     def progress(
         self, done: float, total: float, unit: str, eta_seconds: float | None = None

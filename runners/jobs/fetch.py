@@ -19,12 +19,13 @@ from pathlib import Path
 from runners.hub.download import download
 from runners.hub.errors import DownloadStoppedError, HubError
 from runners.hub.listing import Listing, look_up, read_config
-from runners.hub.names import RepositoryName
+from runners.hub.repository import RepositoryName
 from runners.hub.selection import exact_files
 from runners.hub.settings import HubSettings, HubSettingsError, from_environment
 from runners.hub.store import resolve_offline, snapshot_folder
 from runners.jobs import OFFLINE_AND_QUIET
 from runners.jobs.events import Emitter
+from runners.jobs.in_environment import STARTING, TERMINATED
 from runners.jobs.model_files import MODEL_ROOTS_VARIABLE, gguf_names
 from runners.jobs.runtime import EXIT_BAD_INPUT, BadInputError, read_request
 from runners.jobspec import FolderModel, HubModel
@@ -36,7 +37,6 @@ from runners.supervision.classification import DOWNLOAD_FAILED
 
 LOOK_UP_SECONDS = 30.0
 REPORT_SECONDS = 1.0  # between two reports of progress
-TERMINATED = 143
 LINKS = "weights"  # folder of the attempt: the files of each GGUF model, and nothing beside them
 TOKEN = "HF_TOKEN"  # noqa: S105 - the name of the variable and of the team's secret
 # What a job ends with, by the kind of failure; others are of the network or the hub.
@@ -63,6 +63,10 @@ class Fetching:
     def stop(self) -> None:
         """End the download soon; what arrived stays for the next job."""
         self._stopped.set()
+
+    def end(self) -> None:
+        """Report that the job itself begins."""
+        self._emitter.phase(STARTING, begins_anew=True)
 
     def folder_of(self, model: HubModel) -> FolderModel:
         """Return the folder of a repository's files; download those that are not there.
@@ -151,6 +155,7 @@ def fetch_models(attempt_dir: Path, fetching: Fetching) -> None:
         request.spec,
         lambda model: folders[model] if isinstance(model, HubModel) else model,
     )
+    fetching.end()
     child.write_json(path, request.model_copy(update={"spec": spec}).model_dump(mode="json"))
 
 

@@ -16,6 +16,7 @@ from runners.shared.config import HostDir
 from runners.supervision.classification import ENVIRONMENT_NOT_BUILT
 
 TERMINATED = 143
+STARTING = "Starting the job's program"
 
 
 def prepare_environment(store: Store, name: str) -> Path:
@@ -37,6 +38,7 @@ def prepare_environment(store: Store, name: str) -> Path:
 
         try:
             ensure(store, pins, report)
+            emitter.phase(STARTING, begins_anew=True)
         finally:
             emitter.close()
     return store.python(pins)

@@ -144,7 +144,7 @@ class Launch(Part):
 # What options of a launch are for: of a plan to serve its run, of another plan its goal.
 USED_BY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("engine", "idle_stop_seconds", "prefix_caching", "adapters"), ("endpoint",)),
-    "weights": ("job", "generate", "finetune"),
+    "weights": ("job", "generate"),
     "draft_model": ("endpoint", "generate"),
     "adapter": ("generate",),
     "profile": ("job",),

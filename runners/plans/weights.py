@@ -4,7 +4,7 @@ from planner.catalog.format_names import names_gguf
 from planner.specs.base import PlannerError
 from runners.hub.names import parse
 from runners.jobspec import HubModel, ModelRef, RandomModel
-from runners.jobspec.engines import ENGINES
+from runners.jobspec.engines import ENGINES, OWN, EngineName
 from runners.plans.document import ModelChoice
 from runners.plans.launch import Launch
 from runners.plans.refusals import DraftProblem
@@ -58,21 +58,26 @@ def weights_for(model: ModelRef, launch: Launch, config: dict[str, object]) -> M
         return model
     if launch.weights == "random":
         return RandomModel(config=config)
-    engine = ENGINES[launch.engine]
-    reads = engine.weights if launch.run == "endpoint" else frozenset({"safetensors"})
-    if model.weights not in reads:
-        _refuse(model, launch, sorted(reads))
+    engine = launch.engine if launch.run == "endpoint" else OWN
+    if not reads(engine, model):
+        _refuse(model, launch, sorted(ENGINES[engine].weights - {"random"}))
     return model
 
 
-def _refuse(model: HubModel, launch: Launch, reads: list[str]) -> None:
+def reads(engine: EngineName, model: ModelRef) -> bool:
+    """Return whether an engine reads the files of a model's repository, if it has one."""
+    return not isinstance(model, HubModel) or model.weights in ENGINES[engine].weights
+
+
+def _refuse(model: HubModel, launch: Launch, formats: list[str]) -> None:
     kinds = {"gguf": "GGUF", "safetensors": "safetensors"}
     what = (
         f"“Engine” is {launch.engine}, which reads" if launch.run == "endpoint" else "A job reads"
     )
-    example = f"{model.repository}-GGUF:Q4_K_M" if "gguf" in reads else "its original repository"
+    example = f"{model.repository}-GGUF:Q4_K_M" if "gguf" in formats else "its original repository"
+    wanted = " or ".join(kinds[each] for each in formats)
     raise DraftProblem(
-        f"{what} {' or '.join(kinds[each] for each in reads)} files, and {model.repository} is a "
+        f"{what} {wanted} files, and {model.repository} is a "
         f"repository of {kinds[model.weights]} files. Name one of the other kind as the model's "
         f"repository, such as {example}, or choose another engine.",
         "engine" if launch.run == "endpoint" else "repository",

@@ -458,9 +458,13 @@ class StartedBody(Message):
 
 
 class PhaseBody(Message):
-    """A named phase of the job has begun; the name is shown to users."""
+    """A named phase of the job has begun; the name is shown to users.
+
+    ``begins_anew``: the progress that was reported before was of a preparation, not of the job.
+    """
 
     name: str
+    begins_anew: bool = False
 
 
 class ProgressBody(Message):

@@ -28,6 +28,8 @@ def _prepare() -> None:
     os.environ[VARIABLE] = os.environ["TMPDIR"] = tempfile.tempdir = str(FOLDER)
     os.environ["SLIPWAY_DATA_DIR"] = str(DATA)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # No test asks a hub but its own (tests/hub), nor finds what the machine's user has downloaded.
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(FOLDER / "huggingface")}
     DATA.mkdir(mode=0o700, exist_ok=True)
 
 

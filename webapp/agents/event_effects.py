@@ -22,7 +22,7 @@ from webapp.jobs.allocation import allocate_after
 from webapp.jobs.gangs import all_started, devices_release, member_ended
 from webapp.jobs.models import LIVE_STATES, Artefact, Attempt, Command, Job, JobState
 from webapp.jobs.results import job_finished
-from webapp.jobs.transitions import final_state, transition
+from webapp.jobs.transitions import NO_PROGRESS, final_state, transition
 
 # Kinds that change no state: points, and what ``job_figures`` reads. The others change rows of
 # their own, which may need locks beyond those of job and attempt.
@@ -60,7 +60,8 @@ def job_figures(kind: str, body: dict[str, Any]) -> dict[str, Any]:
         ValidationError: the body does not match the event's kind.
     """
     if kind == "phase":
-        return {"phase": PhaseBody.model_validate(body).name[:LONGEST_PHASE]}
+        phase = PhaseBody.model_validate(body)
+        return {"phase": phase.name[:LONGEST_PHASE]} | (NO_PROGRESS if phase.begins_anew else {})
     if kind == "log":
         LogBody.model_validate(body)
         return {}

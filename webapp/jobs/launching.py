@@ -14,6 +14,7 @@ from planner.catalog.models import get_entry
 from planner.catalog.reading import data_text
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec as ModelShape
+from planner.specs.units import HOUR
 from runners.jobspec import (
     BenchmarkSpec,
     DemoModel,
@@ -22,6 +23,7 @@ from runners.jobspec import (
     FolderModel,
     GenerateSpec,
     HostText,
+    HubModel,
     JobSpec,
     ModelRef,
     ModelSpec,
@@ -34,7 +36,7 @@ from runners.jobspec import (
     UploadedData,
 )
 from runners.jobspec.base import weights_of
-from runners.jobspec.engines import ENGINES, EngineName, running_on, with_feature
+from runners.jobspec.engines import ENGINES, EngineName, running_on
 from runners.jobspec.references import hub_models
 from runners.jobspec.request_options import refusal_lines
 from runners.plans.document import ModelChoice
@@ -46,7 +48,7 @@ from runners.plans.refusals import DraftProblem
 from runners.plans.serving_spec import needs_gguf
 from runners.plans.speculative_decoding import LOOKUP
 from runners.plans.spread import Spread
-from runners.plans.weights import repository_of, weights_for
+from runners.plans.weights import reads, repository_of, weights_for
 from webapp.accounts.models import Secret, Team
 from webapp.core.display import percent
 from webapp.core.names import checked_name
@@ -118,6 +120,7 @@ RANDOM_WEIGHTS = (
     " This model's weights are not on the host, so it runs with random ones: speed and memory are "
     "real, the text and its perplexity are not."
 )
+DOWNLOAD = " First it downloads what its cache lacks of {}, a repository of the Hub."
 
 
 def launch_description(spec: ModelSpec) -> str:
@@ -130,6 +133,8 @@ def launch_description(spec: ModelSpec) -> str:
     if isinstance(spec, TrainSpec):
         text = EXPLANATIONS["lora"] if spec.lora is not None else text
         text = text.replace("its own text", text_words(spec.data))
+    if isinstance(spec.model, HubModel):
+        return text + DOWNLOAD.format(spec.model.repository)
     return text + (RANDOM_WEIGHTS if isinstance(spec.model, RandomModel) else "")
 
 
@@ -148,8 +153,10 @@ def text_words(data: TrainData) -> str:
 
 
 AS_PLANNED = Launch()
+MAY_BE_RANDOM = frozenset({"serve", "generate"})  # goals whose speed random weights measure
 TRAINING_SHARE = 3  # limit relative to the time budget: setup and saving need time too
 GRACE_SECONDS = 900.0
+DOWNLOAD_SECONDS = 6 * HOUR  # of 200 GB over a slow link, in which no limit of ours ends a job
 
 
 class Launchable(NamedTuple):
@@ -383,7 +390,8 @@ def _config_of(chosen: ModelChoice) -> dict[str, Any]:
 def max_duration_of(spec: JobSpec) -> float | None:
     """Return the job's time limit in seconds, if its length is known."""
     if isinstance(spec, TrainSpec) and spec.time_budget_seconds:
-        return spec.time_budget_seconds * TRAINING_SHARE + GRACE_SECONDS
+        own = spec.time_budget_seconds * TRAINING_SHARE + GRACE_SECONDS
+        return own + (DOWNLOAD_SECONDS if hub_models(spec) else 0.0)
     if isinstance(spec, ProveSpec):
         return 60 * spec.minutes + GRACE_SECONDS
     return None
@@ -424,6 +432,8 @@ def launch_note(plan: Plan, rows: NamedRows | None = None) -> dict[str, Any]:
         devices_per_host=parts.spread.devices_per_host,
     )
     names: dict[str, Any] = {"adapter_names": []}
+    if isinstance(start.model, HubModel) and start.question.document.goal in MAY_BE_RANDOM:
+        names["has_weights"] = "yes"
     if isinstance(parts.spec, GenerateSpec):
         names["adapter_names"] = [each.name for each in start.adapters]
         names["drafts"] = start.draft_models
@@ -437,9 +447,9 @@ def _refusal_note(problem: DraftProblem) -> dict[str, Any]:
 
 
 def _only_endpoint_note(start: Launching) -> dict[str, Any]:
-    """Return the endpoint note of a plan that only GPU engines can run, if any can."""
+    """Return the endpoint note of a plan that only engines of their own run, if any can."""
     launches: dict[EngineName, Launchable] = {}
-    for engine in with_feature("parallel_sizes"):
+    for engine in running_on("cpu", *gpu_vendors(start.host)):
         with suppress(DraftProblem):
             launches[engine.name] = launchable_of(
                 start, Launch(run="endpoint", engine=engine.name)
@@ -470,7 +480,8 @@ def _endpoint_note(start: Launching, parts: Launchable) -> dict[str, Any]:
     engines = [
         each
         for each in running_on("cpu", *gpu_vendors(start.host))
-        if not (needs_gguf(each.name) and lacks_gguf(start.producer))
+        if reads(each.name, start.model)
+        and not (needs_gguf(each.name) and lacks_gguf(start.producer))
     ]
     if any("draft_model" in each.features for each in engines):
         points["drafts"] = start.draft_models
@@ -525,6 +536,9 @@ def launch_of_job(job: Job) -> Launch:
         spec = _SPEC.validate_python(job.spec)
     except ValidationError:  # written by an older release; the plan's own fields are still usable
         return launch
+    if isinstance(getattr(spec, "model", None), RandomModel) and job.plan is not None:
+        is_chosen = repository_of(job.plan.document.model) is not None
+        launch.weights = "random" if is_chosen else "published"
     limit = job.max_duration_seconds
     if limit is not None and limit != max_duration_of(spec):
         launch.max_duration_seconds = limit

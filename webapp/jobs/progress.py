@@ -12,7 +12,7 @@ from runners.jobspec.kinds import KINDS
 from runners.shared.reasons import Reason
 from webapp.audit.models import Event
 from webapp.core.clock import now
-from webapp.core.display import about, clock, listed
+from webapp.core.display import about, clock, listed, memory
 from webapp.core.figures import MAIN_FIGURES
 from webapp.hosts.models import Host
 from webapp.hosts.services import Contact, contact_of, silent_seconds
@@ -141,10 +141,12 @@ def progress(job: Job) -> Progress:
 
 
 def _counted(job: Job) -> str:
-    """Return for example ``756 of 1,200 steps``; seconds are shown as a duration."""
+    """Return for example ``756 of 1,200 steps``; seconds and bytes are shown in larger units."""
     done, total = job.progress_done or 0.0, job.progress_total or 0.0
     if job.progress_unit == "seconds":
         return f"{clock(done)} of {clock(total)}"
+    if job.progress_unit == "bytes":
+        return f"{memory(done)} of {memory(total)}"
     return f"{done:,.0f} of {total:,.0f} {job.progress_unit or 'steps'}"
 
 

@@ -44,6 +44,9 @@ def is_retried(to: JobState, reason: str, *, retries: int, most: int) -> bool:
     return to in ENDS and reason in RETRYABLE and retries < most
 
 
+NO_PROGRESS = dict.fromkeys(("progress_done", "progress_total", "progress_at", "eta_seconds"))
+
+
 def fresh_start() -> dict[str, Any]:
     """Return the updates that reset a job for its next attempt."""
     return {
@@ -51,10 +54,7 @@ def fresh_start() -> dict[str, Any]:
         "host": None,
         "current_attempt": None,
         "started_at": None,
-        "progress_done": None,
-        "progress_total": None,
-        "progress_at": None,
-        "eta_seconds": None,
+        **NO_PROGRESS,
         "phase": "",
     }
 

@@ -13,7 +13,8 @@ from django.core.cache import cache
 
 from planner.catalog.models import model_from_config
 from planner.specs.base import PlannerError
-from runners.hub.names import COMMIT, RepositoryName, parse
+from runners.hub.names import parse
+from runners.hub.repository import COMMIT, RepositoryName
 from runners.jobspec import HubModel, ModelRef, ModelSpec
 from runners.jobspec.references import with_models
 from runners.plans.document import ModelChoice
@@ -129,7 +130,7 @@ def _ask(repository: str, revision: str, team: Team, *, has_config: bool) -> Rep
         raise UnreachableError(f"{OFFLINE_VARIABLE} is set for the site")
     # Here: the hub's library takes half a second to import.
     from runners.hub.errors import HubError
-    from runners.hub.listing import look_up, read_config
+    from runners.hub.listing import check_access, look_up, read_config
     from runners.hub.settings import from_environment
 
     settings = from_environment(os.environ)
@@ -137,6 +138,8 @@ def _ask(repository: str, revision: str, team: Team, *, has_config: bool) -> Rep
         settings = dataclasses.replace(settings, token=token)
     try:
         listing = look_up(RepositoryName(repository, revision), settings, ASK_SECONDS)
+        if listing.gated:
+            check_access(listing, settings, ASK_SECONDS)
         config = read_config(listing, settings, ASK_SECONDS) if has_config else {}
     except HubError as error:
         if error.is_out_of_reach:

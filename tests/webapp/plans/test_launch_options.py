@@ -34,6 +34,8 @@ CASES = [
     ("generate", {"adapter": "all"}),
     ("generate", {"draft_model": "MODEL"}),
     ("serve", {**ANY, "profile": True}),
+    ("catalog serve", {"weights": "random"}),
+    ("catalog generate", {"weights": "random"}),
     ("serve", {**ANY, **ENDPOINT, "prefix_caching": False, "draft_model": "lookup"}),
     ("serve", {**ENDPOINT, "prefix_caching": True, "draft_model": "MODEL"}),
     ("serve", {**ENDPOINT, "adapters": True}),
@@ -71,8 +73,9 @@ def place(plan_of, trained, team, host, alice) -> dict[str, str]:
     }
 
 
-def plan_for(goal: str, plan_of, demo_plan) -> Plan:
-    plan = demo_plan if goal == "pretrain" else plan_of(goal, "team")
+def plan_for(name: str, plan_of, demo_plan) -> Plan:
+    source, _, goal = name.rpartition(" ")
+    plan = demo_plan if goal == "pretrain" else plan_of(goal, source or "team")
     plan_compute(plan)
     return plan
 

@@ -11,7 +11,13 @@ import httpx
 
 from runners.jobs.adapter_config import CONFIG_NAME, WEIGHTS_NAME
 from runners.jobs.chat_template import TemplateRefusedError, num_repeated_bos
-from runners.jobs.model_files import check_gguf, gguf_files, opened_model, read_config
+from runners.jobs.model_files import (
+    check_gguf,
+    gguf_files,
+    model_roots,
+    opened_model,
+    read_config,
+)
 from runners.jobs.runtime import (
     BadInputError,
     Job,
@@ -174,9 +180,10 @@ def gguf_of(job: Job, model: ModelRef) -> list[Path]:
         msg = f"llama.cpp serves a GGUF file, and a {model.source} model has none; compress first"
         raise BadInputError(msg)
     files = gguf_files(folder)
+    roots = [folder.resolve(), *model_roots(job.host_dir)]  # a hub's cache links to its blobs
     for path in files:
-        if not path.resolve().is_relative_to(folder.resolve()):
-            msg = f"{path} leads out of its folder; put the file itself there"
+        if not any(path.resolve().is_relative_to(root) for root in roots):
+            msg = f"{path} leads out of the host's model folders; put the file itself there"
             raise MissingModelError(msg)
         check_gguf(path, path.name)
     return files

@@ -1,0 +1,68 @@
+"""What a host says before a job whose model it would download."""
+
+import pytest
+
+from runners.host.preflight import HostState, run_checks
+from runners.jobspec import HubModel
+from runners.shared.config import HostConfig, HostDir
+from runners.shared.messages import Needs, PreflightCheck
+from tests.hub.hub_server import Hub
+
+MODEL = HubModel(repository="acme/tiny")
+
+
+def said(host_dir: HostDir, model: HubModel = MODEL, **config: int) -> PreflightCheck:
+    place = HostState(host_dir, HostConfig(**config), (host_dir.models,))
+    checks = run_checks(Needs(kind="generate", model=model), place)
+    return next(check for check in checks if check.name == "model")
+
+
+def test_what_is_downloaded_and_where_is_said_before(host_dir, own_hub: Hub, tmp_path):
+    check = said(host_dir, min_free_bytes=0)
+    assert check.ok, check
+    assert f"acme/tiny at {own_hub.commit('acme/tiny')[:12]}, 1.0 MiB, is downloaded first" in (
+        check.sentence
+    )
+    assert str(tmp_path) in check.sentence
+    assert check.figures["missing_bytes"] > 2**20
+
+    full = said(host_dir, min_free_bytes=2**60)
+    assert not full.ok
+    assert full.remedy.startswith("Free ")
+
+
+@pytest.mark.parametrize(
+    ("fault", "model", "is_fit", "words"),
+    [
+        ({}, {"repository": "acme/none"}, False, "Correct the name of the repository"),
+        ({}, {"repository": "acme/tiny", "weights": "gguf"}, False, "GGUF"),
+        ({"private": {"acme/tiny"}}, {}, False, "HF_TOKEN"),
+        ({"private": {"acme/tiny"}}, {"revision": "a" * 40}, True, "with the team's token"),
+        ({"page": b"<html>Sign in to the network</html>"}, {}, False, "HF_ENDPOINT"),
+    ],
+)
+def test_each_hindrance_is_named_with_its_way_out(
+    host_dir, own_hub: Hub, fault, model, is_fit, words
+):
+    for name, value in fault.items():
+        setattr(own_hub, name, value)
+    check = said(host_dir, MODEL.model_copy(update=model), min_free_bytes=0)
+    assert check.ok is is_fit, check
+    assert words in f"{check.sentence} {check.remedy}"
+
+
+def test_a_host_without_the_hub_is_fit_if_its_cache_has_the_model(
+    host_dir, own_hub: Hub, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    check = said(host_dir, min_free_bytes=0)
+    assert not check.ok
+    assert "copy the model to a folder of the host" in check.remedy
+
+    cached = tmp_path / "huggingface/hub/models--acme--tiny"
+    (cached / "snapshots" / ("a" * 40)).mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text("a" * 40)
+    check = said(host_dir, min_free_bytes=0)
+    assert check.ok
+    assert "is in this host's cache" in check.sentence

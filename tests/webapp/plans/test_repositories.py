@@ -1,0 +1,160 @@
+"""Models by their repository's name: named, planned, launched, refused."""
+
+import pytest
+
+from runners.jobspec import GenerateSpec, HubModel, RandomModel, ServeSpec
+from runners.plans.document import PLANS, ModelChoice
+from runners.plans.launch import Launch
+from runners.plans.refusals import DraftProblem
+from tests.hub.hub_server import Hub
+from tests.webapp.conftest import client_of
+from webapp.accounts.secrets import secret_store
+from webapp.core.problems import InvalidProblem
+from webapp.jobs.launching import launch_note, launch_of, plan_launch
+from webapp.plans.models import Plan
+from webapp.plans.repositories import RepositoryProblem, UnreachableError, with_config
+from webapp.wizard.documents import document_of, document_parse, draft_fill
+from webapp.wizard.drafts import serve_document, stored_draft
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+TOKEN = "hf_of_the_team"
+
+
+@pytest.fixture
+def plan_of_hub(team, alice, host, own_hub):
+    """Return plans of a repository."""
+
+    def make(goal: str = "generate", repository: str = "acme/tiny", **model) -> Plan:
+        chosen = with_config(ModelChoice(repository=repository, **model), team)
+        document = PLANS[goal](
+            goal=goal,
+            model=chosen,
+            workload={"input_tokens": 16, "output_tokens": 8},
+            hardware={"host": host.pk},
+        )
+        return Plan.objects.create(
+            team=team, owner=alice, name="hub", draft=stored_draft(document, "demo")
+        )
+
+    return make
+
+
+def test_a_name_becomes_a_plan_with_the_commit_and_a_job_of_it(plan_of_hub, alice, own_hub: Hub):
+    plan = plan_of_hub()
+    assert plan.document.model.config["hidden_size"] == 64
+    assert plan.document.model.revision == own_hub.commit("acme/tiny")
+    job = plan_launch(plan=plan, by=alice)
+    assert job.spec["model"] == {
+        "source": "hub", "repository": "acme/tiny", "revision": own_hub.commit("acme/tiny"),
+        "weights": "safetensors", "file": "",
+    }  # fmt: skip
+    assert job.model_name == "tiny"
+
+
+def test_a_catalog_model_is_downloaded_unless_its_weights_may_be_random(plan_of):
+    plan = plan_of("generate", "catalog")
+    assert launch_of(plan).spec.model == HubModel(repository="HuggingFaceTB/SmolLM2-135M")
+    random = launch_of(plan, Launch(weights="random")).spec.model
+    assert isinstance(random, RandomModel)
+    assert random.config["hidden_size"] == 576
+
+
+def test_the_teams_token_goes_with_jobs_that_download_and_with_no_other(
+    plan_of, plan_of_hub, own_hub, team, alice
+):
+    own_hub.tokens = {TOKEN}
+    secret_store(team=team, name="HF_TOKEN", value=TOKEN, by=alice)
+    assert launch_of(plan_of_hub()).spec.secrets == ("HF_TOKEN",)
+    assert launch_of(plan_of("generate", "folder")).spec.secrets == ()
+
+
+def test_an_engine_gets_a_repository_of_the_files_that_it_reads(plan_of_hub):
+    gguf = plan_of_hub("serve", "acme/tiny-GGUF:Q8_0")
+    engine = Launch(run="endpoint", engine="llamacpp")
+    spec = launch_of(gguf, engine).spec
+    assert isinstance(spec, ServeSpec)
+    assert (spec.model.weights, spec.model.file) == ("gguf", "Q8_0")
+    note = launch_note(gguf)
+    assert [name for name, _ in note["engines"]] == ["llamacpp"]
+
+    safe = plan_of_hub("serve", "acme/tiny")
+    assert "llamacpp" not in [name for name, _ in launch_note(safe)["engines"]]
+    for plan, launch, words in (
+        (gguf, Launch(run="endpoint"), "acme/tiny-GGUF is a repository of GGUF files"),
+        (gguf, Launch(), "A job reads safetensors files"),
+        (safe, engine, "acme/tiny-GGUF:Q4_K_M"),
+    ):
+        with pytest.raises(DraftProblem, match=words):
+            launch_of(plan, launch)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("acme/none", "has no repository 'acme/none'"),
+        ("acme/tiny@gone", "revision 'gone'"),
+        ("tiny", "name it as org/name"),
+        ("acme/strange", "perceptron"),
+        ("../etc/passwd", "name it as org/name"),
+    ],
+)
+def test_a_name_that_is_none_is_refused_by_its_field(team, own_hub: Hub, name, words):
+    with pytest.raises(RepositoryProblem, match=words) as refused:
+        with_config(ModelChoice(source="hub", repository=name), team)
+    assert refused.value.facts["errors"][0]["field"] == "model.repository"
+
+
+def test_a_gated_repository_is_refused_until_the_teams_token_may_read_it(
+    team, alice, own_hub: Hub
+):
+    own_hub.gated, own_hub.tokens = {"acme/tiny": "manual"}, {TOKEN}
+    chosen = ModelChoice(source="hub", repository="acme/tiny")
+    with pytest.raises(RepositoryProblem, match=r"is gated.*HF_TOKEN"):
+        with_config(chosen, team)
+    secret_store(team=team, name="HF_TOKEN", value=TOKEN, by=alice)
+    own_hub.admitted = {TOKEN}
+    assert with_config(chosen, team).revision == own_hub.commit("acme/tiny")
+
+
+def test_without_the_hub_a_given_config_stays_and_the_host_decides(team, alice, plan_of):
+    chosen = ModelChoice(source="hub", repository="acme/tiny")
+    with pytest.raises(UnreachableError):
+        with_config(chosen, team)
+    kept = chosen.with_values(config={"model_type": "perceptron"})
+    with pytest.raises(RepositoryProblem, match="perceptron"):
+        with_config(kept, team)
+    job = plan_launch(plan=plan_of("generate", "catalog"), by=alice)
+    assert (job.spec["model"]["source"], job.spec["model"]["revision"]) == ("hub", "")
+
+
+def test_a_document_names_a_repository_and_goes_to_another_site(team, alice, host, own_hub: Hub):
+    sent = {
+        "goal": "generate",
+        "model": "acme/tiny",
+        "hardware": {"host": host.slug},
+        "workload": {"input_tokens": 16, "output_tokens": 8},
+    }
+
+    def filled(document: dict) -> Plan:
+        plan = Plan(team=team, owner=alice, draft=stored_draft(serve_document(None)))
+        draft_fill(plan, document_parse(document))
+        return plan
+
+    plan = filled(sent)
+    again = filled(document_of(plan))
+    assert again.document.model == plan.document.model
+    assert plan.document.model.revision == own_hub.commit("acme/tiny")
+    with pytest.raises(InvalidProblem, match="acme/none"):
+        filled({**sent, "model": "acme/none"})
+
+
+def test_the_wizard_takes_a_repository(plan_of, alice, own_hub: Hub):
+    plan, client = plan_of("generate", "demo"), client_of(alice)
+    page = f"/plans/{plan.pk}/edit/model/"
+    refused = client.post(page, {"source": "hub", "repository": "acme/none"})
+    assert "has no repository" in refused.content.decode()
+    taken = client.post(page, {"source": "hub", "repository": "acme/tiny"})
+    assert taken.status_code == 302
+    plan.refresh_from_db()
+    assert plan.document.model.config["hidden_size"] == 64
+    assert isinstance(launch_of(plan).spec, GenerateSpec)
