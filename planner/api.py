@@ -13,8 +13,10 @@ from typing import TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from planner.specs.base import BadRequestError
+from planner.specs.base import BadRequestError, location_of
 from planner.specs.estimate import (
+    FIGURES,
+    UNKNOWN_FIGURE,
     Estimate,
     EstimateRequest,
     InverseAnswer,
@@ -106,11 +108,14 @@ def readable(error: ValidationError, spec: type[BaseModel]) -> BadRequestError:
     """Return the first error of a document of a spec: field, message, given value."""
     details = error.errors(include_url=False)
     first_error = next((d for d in details if d["type"] != "string_type"), details[0])
-    location = [part for part in map(str, first_error["loc"]) if "(" not in part]
-    path = [part for part in location if part not in UNION_PARTS]
+    location = [part for part in map(str, location_of(first_error)) if "(" not in part]
+    path = [part for part in location if part not in {*UNION_PARTS, "[key]"}]
     name = ".".join(path) or "request"
     given = first_error.get("input")
     shown = "" if isinstance(given, dict | list) else f" (given: {given!r})"
+    if first_error["type"] == UNKNOWN_FIGURE:
+        hint = _hint(path[-1], {one: one for one in FIGURES})
+        return BadRequestError(f"{name}: there is no such figure of an estimate; {hint}", name)
     if first_error["type"] == "extra_forbidden":
         hint = NOT_MODELLED.get(path[-1]) or _fields_to_use(spec, location)
         return BadRequestError(f"{name}: there is no such field{shown}; {hint}", name)
@@ -123,10 +128,15 @@ def _fields_to_use(spec: type[BaseModel], location: list[str]) -> str:
 
     At the top of a request a field of one of its parts is named with its place.
     """
-    from planner.catalog.reading import nearest_names
-
     *parents, unknown = location
     valid = known_fields(spec) if not parents else {one: one for one in fields_at(spec, parents)}
+    return _hint(unknown, valid)
+
+
+def _hint(unknown: str, valid: Mapping[str, str]) -> str:
+    """Return the valid names that are nearest to an unknown one, as they are shown, or all."""
+    from planner.catalog.reading import nearest_names
+
     names = nearest_names(unknown, sorted(valid))[:NEAREST_FIELDS]
     if names:
         return f"nearest: {', '.join(valid[each] for each in names)}"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from planner.specs.base import BadRequestError, JsonObject, SparseSpec
+from planner.specs.base import BadRequestError, JsonObject, SparseSpec, location_of
 from planner.specs.estimate import PlanRequest
 from planner.specs.workload import Strategy
 
@@ -381,7 +381,7 @@ class Draft:
                 PlanRequest.model_validate(self.request)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            name = ".".join(str(part) for part in first["loc"]) or "request"
+            name = ".".join(map(str, location_of(first))) or "request"
             message = str(first["msg"]).removeprefix("Value error, ")
             raise BadRequestError(
                 f"{name} is {shown(first['input'])!r}: {message}; correct it and paste the text "

@@ -8,11 +8,10 @@ from typing import cast, get_args
 
 from planner.catalog.engines import AUTO, engines_for, serving_engine
 from planner.catalog.gguf import USUAL_TYPES
-from planner.specs.base import BadRequestError, Dtype, JsonObject
+from planner.specs.base import Dtype, JsonObject
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import (
     APPLICABILITY,
-    FIGURES,
     OWN_FIGURES,
     Bound,
     Estimate,
@@ -248,17 +247,7 @@ def constraints_of(request: PlanRequest) -> dict[str, Bound]:
     """Return the request's constraints together with the workload's service objectives.
 
     Arrivals that are not served queue without end, so the rate is an objective too.
-
-    Raises:
-        BadRequestError: a constraint names something that is not a figure of an estimate.
     """
-    for name in request.constraints:
-        if name not in FIGURES:
-            known = ", ".join(sorted(FIGURES))
-            raise BadRequestError(
-                f"{name!r} is not a figure of an estimate: choose among {known}",
-                f"constraints.{name}",
-            )
     limits = dict(request.constraints)
     workload = request.workload
     if isinstance(workload, ServeWorkload):

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
 from pydantic import (
     BaseModel,
@@ -345,6 +345,30 @@ def _is_format(name: str) -> bool:
 # Every error has a stable ``code`` for programs, a ``message`` for people and the ``field``
 # concerned, and is serialised as one JSON object at the command line and over HTTP.
 # ---------------------------------------------------------------------------
+
+
+class RefusalOfFieldError(ValueError):
+    """A value that does not go with another one; ``field`` is its path in the part."""
+
+    def __init__(self, field_name: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.field = field_name
+
+
+def refuse(field_name: str, sentence: str) -> NoReturn:
+    """Refuse a value because of another one; the fault names ``field_name``.
+
+    Raises:
+        RefusalOfFieldError: always.
+    """
+    raise RefusalOfFieldError(field_name, sentence)
+
+
+def location_of(fault: Mapping[str, Any]) -> tuple[int | str, ...]:
+    """Return the path of a fault of pydantic's, to the field that a refusal names."""
+    raised, location = (fault.get("ctx") or {}).get("error"), tuple(fault["loc"])
+    named = tuple(raised.field.split(".")) if isinstance(raised, RefusalOfFieldError) else ()
+    return location if location[-len(named) :] == named else (*location, *named)
 
 
 @dataclass(eq=False)

@@ -3,8 +3,16 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from planner.specs.base import JsonObject, OperatorClass, SparseSpec
 from planner.specs.cluster import ClusterSpec
@@ -308,6 +316,18 @@ Purpose = Literal["fit", "target"]
 FIT_LIMITS = frozenset({"per_device_peak_bytes", "quality_loss_ratio"})
 
 
+UNKNOWN_FIGURE = "unknown_figure"  # a type of pydantic's errors
+
+
+def _figure(name: str) -> str:
+    if name not in FIGURES:
+        raise PydanticCustomError(UNKNOWN_FIGURE, "there is no such figure")
+    return name
+
+
+FigureName = Annotated[str, AfterValidator(_figure)]
+
+
 class Bound(SparseSpec):
     """Limits on one figure of an estimate, in its unit."""
 
@@ -338,7 +358,7 @@ class PlanRequest(SparseSpec):
         "auto compares those that sites run",
     )
     objective: Objective = Field(default="balanced", description="What plans are ranked by")
-    constraints: dict[str, Bound] = Field(
+    constraints: dict[FigureName, Bound] = Field(
         default_factory=dict, description="Limits on figures of the answer, by the figure's name"
     )
     pins: Strategy = Field(

@@ -24,6 +24,7 @@ from planner.specs.base import (
     alias_parser,
     read_formats,
     read_memory_share,
+    refuse,
 )
 
 # The layout of the work on the hardware; absent fields take the engine's default.
@@ -298,20 +299,23 @@ class ServeWorkload(SparseSpec):
     def _longest_is_no_shorter_than_typical(self) -> Self:
         typical = self.input_tokens + self.output_tokens
         if self.max_request_tokens is not None and self.max_request_tokens < typical:
-            raise ValueError(
+            refuse(
+                "max_request_tokens",
                 f"max_request_tokens is {self.max_request_tokens}, less than a typical request of "
-                f"{typical} tokens (input_tokens and output_tokens together)"
+                f"{typical} tokens (input_tokens and output_tokens together)",
             )
         return self
 
     @model_validator(mode="after")
     def _one_kind_of_arrival(self) -> Self:
-        kinds = (self.concurrency, self.request_rate_per_second, self.burst_requests)
-        if sum(kind is not None for kind in kinds) > 1:
-            raise ValueError(
+        kinds = ("concurrency", "request_rate_per_second", "burst_requests")
+        given = [kind for kind in kinds if getattr(self, kind) is not None]
+        if len(given) > 1:
+            refuse(
+                given[-1],
                 "concurrency (closed loop), request_rate_per_second (open loop) and "
                 "burst_requests (all at once) exclude each other: give one, or none to find the "
-                "most that memory allows"
+                "most that memory allows",
             )
         return self
 
@@ -377,12 +381,13 @@ class TrainWorkload(SparseSpec):
         schedule = self.length_schedule
         if schedule and abs(sum(share for _, share in schedule) - 1.0) > SHARE_ROUNDING:
             total = sum(share for _, share in schedule)
-            raise ValueError(f"length_schedule: shares of the tokens add up to {total:g}, not 1")
+            refuse("length_schedule", f"shares of the tokens add up to {total:g}, not 1")
         if schedule and max(length for length, _ in schedule) > self.sequence_length:
             longest = max(length for length, _ in schedule)
-            raise ValueError(
+            refuse(
+                "length_schedule",
                 f"length_schedule reaches {longest} tokens, but sequence_length, the longest, is "
-                f"{self.sequence_length}"
+                f"{self.sequence_length}",
             )
         return self
 

@@ -330,6 +330,28 @@ def refuse_contradicting_formats(strategy: Strategy) -> None:
         )
 
 
+def refuse_unused_quantization(
+    strategy: Strategy, workload: TrainWorkload, model: ModelSpec
+) -> None:
+    """Reject a quantisation of a training whose method keeps wide weights.
+
+    The model's own is its checkpoint's; ``qat`` rounds wide weights in each step.
+
+    Raises:
+        NotPossibleError: names the quantisation, the method, and those that train over codes.
+    """
+    name = strategy.quantization
+    if workload.method in DTYPE_BY_TRAINING or name in {None, "qat", model.quantization}:
+        return
+    raise NotPossibleError(
+        f"quantization is {name}, and the method {workload.method} trains over weights of 16 or "
+        "32 bits, so that it would change nothing: leave it out, or choose a method that trains "
+        f"over quantised ones ({', '.join(DTYPE_BY_TRAINING)}); compute_dtype is the format of "
+        "the products",
+        "strategy.quantization",
+    )
+
+
 def refuse_memory_share(strategy: Strategy, engine: Engine) -> None:
     """Reject a share of memory for an engine that takes what it needs.
 
@@ -470,7 +492,9 @@ def resolve(request: EstimateRequest, *, leaves_layout_open: bool = False) -> Se
     refuse_unmodelled_fields(request.strategy, training=training)
     _refuse_serving_only(request)
     refuse_memory_share(request.strategy, engine)
-    if not training:
+    if isinstance(request.workload, TrainWorkload):
+        refuse_unused_quantization(request.strategy, request.workload, model)
+    else:
         refuse_contradicting_formats(request.strategy)
     layout = layout_of(request, model, engine)
     strategy = _filled_strategy(request, model, engine, layout)

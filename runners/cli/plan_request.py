@@ -379,13 +379,14 @@ def by_option(error: CliError, options: Mapping[str, str]) -> CliError:
     '--top: at most 100'
     """
     path = (error.field or "").replace("strategy.", "pins.")
+    parts = {path, path.rpartition(".")[0] or path}  # others of the part may be named with it
     detail = error.detail.removeprefix(f"{path}: ")
 
     def is_named(field_path: str) -> bool:
         parent, _, name = field_path.rpartition(".")
         # A name that is a usual word counts where the sentence begins with it.
         begin = r"\b" if "_" in name else "^"
-        of_part = parent == path and re.search(rf"{begin}{name}\b", detail) is not None
+        of_part = parent in parts and re.search(rf"{begin}{name}\b", detail) is not None
         return of_part or field_path == path
 
     found = [option for field_path, option in options.items() if is_named(field_path)]

@@ -4,7 +4,7 @@ Forms, command-line help, the JSON schema and the documentation's tables are mad
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple, NoReturn, Self, get_args
+from typing import Any, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -107,23 +107,6 @@ class Part(BaseModel):
         return type(self).model_validate({**self.model_dump(), **values})
 
 
-class RefusalOfFieldError(ValueError):
-    """A value that does not go with another one; ``field`` is its path in the part."""
-
-    def __init__(self, field_name: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.field = field_name
-
-
-def refuse(field_name: str, sentence: str) -> NoReturn:
-    """Refuse a value because of another one; the fault names ``field_name``.
-
-    Raises:
-        RefusalOfFieldError: always.
-    """
-    raise RefusalOfFieldError(field_name, sentence)
-
-
 class Fault(NamedTuple):
     """What is wrong in a document: the path of a field, and a sentence."""
 
@@ -139,6 +122,8 @@ class Fault(NamedTuple):
 
 def faults_in(error: ValidationError) -> list[Fault]:
     """Return what is wrong in a document, each fault at the field that its sentence names."""
+    from planner.specs.base import location_of  # helps of commands load no planner
+
     return [
         Fault(
             tuple(map(str, location_of(each))),
@@ -147,10 +132,3 @@ def faults_in(error: ValidationError) -> list[Fault]:
         )
         for each in error.errors()
     ]
-
-
-def location_of(fault: Mapping[str, Any]) -> tuple[int | str, ...]:
-    """Return the path of a fault of pydantic's, to the field that a refusal names."""
-    raised, location = (fault.get("ctx") or {}).get("error"), tuple(fault["loc"])
-    named = tuple(raised.field.split(".")) if isinstance(raised, RefusalOfFieldError) else ()
-    return location if location[-len(named) :] == named else (*location, *named)

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from planner.specs.base import location_of
+
 Document = TypeVar("Document", bound=BaseModel)
 
 
@@ -65,7 +67,5 @@ def naming_the_field() -> Iterator[None]:
         yield
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise DraftProblem(
-            f"{field}: {first['msg']} (it is {first['input']!r}).", field
-        ) from error
+        field, message = ".".join(map(str, location_of(first))), first_message(error)
+        raise DraftProblem(f"{field}: {message} (it is {first['input']!r}).", field) from error

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from planner.specs.base import refuse
 from planner.specs.units import MINUTE
 from planner.specs.workload import CompressMethod as PlannedMethod
 from runners.datasets.conversations import DataError
@@ -13,7 +14,7 @@ from runners.datasets.text import unix_lines
 from runners.jobspec.base import LONGEST_PROMPT, MOST_PROMPTS
 from runners.jobspec.generate import Batching, KvCache
 from runners.jobspec.train import Away, CheckpointWriting, OnSpike, TrainAttention
-from runners.plans.fields import Key, Part, field, refuse
+from runners.plans.fields import Key, Part, field
 from runners.plans.methods import COMPRESSIONS, TRAININGS, methods_with
 
 MILLION = 1e6

@@ -11,7 +11,7 @@ from ninja import NinjaAPI, Schema
 from ninja.errors import AuthenticationError, AuthorizationError, HttpError, ValidationError
 from pydantic import ValidationError as PydanticError
 
-from runners.plans.fields import location_of
+from planner.specs.base import location_of
 
 # ---------------------------------------------------------------------------
 # Expected errors of services, with messages that a person or a host can act on.

@@ -152,6 +152,11 @@ def test_what_does_not_fit_prints_its_reasons_and_is_status_three(slipway):
         ),
         ((*SERVE, "-o", "xml"), 2, "xml"),
         ((*SERVE, "--from", "/no/such/file"), 2, "/no/such/file cannot be read: No such file"),
+        (
+            ("plan", "tune", "llama-3.1-8b", "--on", "h100", "--quantization", "awq"),
+            2,
+            "--quantization: .*the method lora trains over weights of 16 .*qlora",
+        ),
         ((*SERVE, "--tp", "3"), 2, "--tensor-parallel-size: .* take 3 devices, the cluster has 1"),
         (("plan", "dance", "llama-3.1-8b"), 2, "No such command 'dance'"),
         (("launch", "x", "--hours", "0"), 2, "--hours is '0': it must be above 0"),

@@ -169,7 +169,10 @@ def test_a_setting_reaches_every_field_and_a_wrong_one_is_named_with_the_nearest
         ("objective=speed", "objective", "throughput"),
         ("top=NaN", "top", "valid integer"),
         ("max_request_tokens=5", "max_request_tokens", "nearest: workload.max_request_tokens"),
+        ("workload.max_request_tokens=9", "workload.max_request_tokens", "is 9, less than"),
         ("workload=5", "workload", "must be an object"),
+        ("constraints.UNKNOWN.max=1s", "constraints.UNKNOWN", "no such figure of an estimate"),
+        ("constraints.ttft_second.max=1", "constraints.ttft_second", "nearest: ttft_seconds"),
         ("cluster.device.memory_bytes=1", "cluster.device.memory_bytes", "has no fields"),
         ("model.hidden_size=1", "model.hidden_size", "has no fields; give it whole"),
     ):
