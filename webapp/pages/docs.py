@@ -8,7 +8,7 @@ from pathlib import Path
 import markdown
 from django.conf import settings
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import render
+from django.shortcuts import redirect, render
 from django.utils.safestring import mark_safe
 from django.views.decorators.http import require_GET
 from markdown.extensions.toc import slugify_unicode
@@ -27,6 +27,7 @@ TABLES = {
     "[[table:ratios]]": ratio_table,
     "[[table:figures]]": figure_table,
 }
+RENAMED = {"postgres": "configuration"}  # pages, by their former path
 LINK = re.compile(r'href="(?!https?:|/|#|mailto:)([a-z0-9/.-]+?)\.md(#[\w-]+)?"')
 
 
@@ -108,6 +109,8 @@ def _picture(name: str) -> str:
 def docs_page(request: HttpRequest, page: str) -> HttpResponse:
     """Show one page of the documentation with the list of all pages."""
     found = find_page(page)
+    if found is None and (name := RENAMED.get(page.strip("/"))):
+        return redirect("docs", name, permanent=True)
     if found is None:
         raise Http404(page)
     listed = [(path, page_title(path)) for path in page_paths()]

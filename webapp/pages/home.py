@@ -50,7 +50,7 @@ def attention_for(user: User | AnonymousUser) -> list[Attention]:
 def _backup() -> list[Attention]:
     if not is_restored():
         return []
-    where = reverse("docs", args=["postgres"])
+    where = reverse("docs", args=["configuration"])
     title = "Restored from a backup: nothing starts"
     return [Attention("bad", "cross", title, RESTORED, where, "See the next steps")]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.webapp.conftest import client_of
 from webapp.core.figures import REGISTRY
-from webapp.pages.docs import DOCS_ROOT, _finish, find_page, page_paths, page_title
+from webapp.pages.docs import DOCS_ROOT, RENAMED, _finish, find_page, page_paths, page_title
 
 PATHS = page_paths()
 PAGES = {path: find_page(path) for path in PATHS}
@@ -101,6 +101,15 @@ def test_slashes_around_a_name_do_not_matter_and_any_other_name_finds_nothing():
         "index.md", "INDEX", "../page", "decisions", "decisions/", "page.html", "a//b", ".", "\x00",
     ):  # fmt: skip
         assert find_page(name) is None, name
+
+
+@pytest.mark.django_db
+def test_a_former_path_leads_to_its_page(alice):
+    client = client_of(alice)
+    for path, name in RENAMED.items():
+        moved = client.get(f"/docs/{path}/")
+        assert (moved.status_code, moved["Location"]) == (301, f"/docs/{name}"), path
+        assert name in PATHS
 
 
 def faults_of(path: str) -> list[str]:
