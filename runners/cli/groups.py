@@ -26,7 +26,7 @@ class LazyGroup(TyperGroup):
         for name, words in self.helps.items():
             self.add_command(TyperCommand(name, help=words, rich_markup_mode=None))
 
-    def made(self, name: str) -> object:
+    def load_command(self, name: str) -> object:
         """Return the function or the Typer of a command, which may import what it needs."""
         raise NotImplementedError
 
@@ -35,15 +35,15 @@ class LazyGroup(TyperGroup):
     ) -> tuple[str | None, Command | None, list[str]]:
         """Return the command that arguments name, with its own parameters and commands."""
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command if name is None else command_of(name, self.made(name)), rest
+        return name, command if name is None else command_of(name, self.load_command(name)), rest
 
 
-def command_of(name: str, made: object) -> Command:
+def command_of(name: str, loaded: object) -> Command:
     """Return the command of a function or a Typer."""
-    if not isinstance(made, typer.Typer):
+    if not isinstance(loaded, typer.Typer):
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(name)(made)  # type: ignore[type-var] # a function, as its group knows
-        made = alone
-    command = get_command(made)
+        alone.command(name)(loaded)  # type: ignore[type-var] # a function, as its group knows
+        loaded = alone
+    command = get_command(loaded)
     command.name = name
     return command

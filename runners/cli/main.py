@@ -81,7 +81,7 @@ class Commands(LazyGroup):
 
     helps: ClassVar = {name: lazy.words for name, lazy in COMMANDS.items()}
 
-    def made(self, name: str) -> object:
+    def load_command(self, name: str) -> object:
         """Return the function or the Typer of a command; its module is imported."""
         lazy = COMMANDS[name]
         return getattr(importlib.import_module(f"runners.cli.{lazy.module}"), lazy.attribute)

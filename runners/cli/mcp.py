@@ -128,7 +128,7 @@ def _fields(part: type[BaseModel]) -> str:
     return ", ".join([f"those of {goal}", *own] if goal else own)
 
 
-def _of(part: type[BaseModel], name: str) -> Any:  # noqa: ANN401 (of an annotation)
+def _field(part: type[BaseModel], name: str) -> Any:  # noqa: ANN401 (of an annotation)
     return parameter_of(part.model_fields[name])
 
 
@@ -139,7 +139,7 @@ Goal = Annotated[
         json_schema_extra={"enum": [*GOALS]},
     ),
 ]
-Host = Annotated[str, _of(HardwareChoice, "host")]
+Host = Annotated[str, _field(HardwareChoice, "host")]
 Workload = Annotated[
     dict[str, Any] | None,
     Field(
@@ -242,14 +242,14 @@ class Writing:
     def plan(  # noqa: PLR0913, PLR0917 (what an agent may say)
         self,
         goal: Goal,
-        model: Annotated[str, _of(PlanDocument, "model")],
+        model: Annotated[str, _field(PlanDocument, "model")],
         host: Host = "",
-        device: Annotated[str, _of(HardwareChoice, "device")] = "",
-        devices_per_node: Annotated[int | None, _of(HardwareChoice, "devices_per_node")] = None,
-        nodes: Annotated[int | None, _of(HardwareChoice, "nodes")] = None,
+        device: Annotated[str, _field(HardwareChoice, "device")] = "",
+        devices_per_node: Annotated[int | None, _field(HardwareChoice, "devices_per_node")] = None,
+        nodes: Annotated[int | None, _field(HardwareChoice, "nodes")] = None,
         workload: Workload = None,
         pins: Pins = None,
-        objective: Annotated[Objective, _of(PlanDocument, "objective")] = "balanced",
+        objective: Annotated[Objective, _field(PlanDocument, "objective")] = "balanced",
         *,
         keep: bool = False,
     ) -> dict[str, Any]:
@@ -294,9 +294,9 @@ class Writing:
         self,
         plan_id: str,
         reason: str,
-        hours: Annotated[float, _of(Launch, "max_duration_seconds")],
-        run: Annotated[Run, _of(Launch, "run")] = "job",
-        name: Annotated[str, _of(Launch, "name")] = "",
+        hours: Annotated[float, _field(Launch, "max_duration_seconds")],
+        run: Annotated[Run, _field(Launch, "run")] = "job",
+        name: Annotated[str, _field(Launch, "name")] = "",
     ) -> dict[str, Any]:
         """Launch a plan for at most ``hours``, within the token's budget; else ask a person.
 

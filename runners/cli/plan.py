@@ -32,7 +32,7 @@ class PlanGroup(LazyGroup):
 
     helps: ClassVar = {name: goal.words for name, goal in GOALS.items()}
 
-    def made(self, name: str) -> Callable[..., None]:
+    def load_command(self, name: str) -> Callable[..., None]:
         """Return the command of a goal, with its options."""
         return _plan_command(name)
 

@@ -94,7 +94,7 @@ WeightDtype = Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4"]
 QUANTISED_DTYPES: tuple[WeightDtype, ...] = ("int8", "fp8", "int4")
 NF4_BLOCK = 64  # weights per scale, fixed by bitsandbytes
 NF4_BITS = 4
-CompressMethod = Literal[
+JobCompressMethod = Literal[
     "bf16", "int8", "int8_dynamic", "fp8", "nf4", "rtn", "gptq", "quantease", "awq",
     "smoothquant", "fptq", "norm_tweaking", "finequant", "magnitude", "wanda", "sparsegpt",
     "autoround", "llm_pruner", "sheared_llama", "qmoe", "gguf",
@@ -134,7 +134,7 @@ class CompressOptions(BaseModel):
     FineQuant halves a matrix's groups while that reduces its error by ``least_gain``.
     """
 
-    method: CompressMethod = "int8"
+    method: JobCompressMethod = "int8"
     bits: Literal[2, 3, 4, 8] = 4
     group_size: PositiveInt = NF4_BLOCK  # fixed for nf4: another size is noted and ignored
     is_act_ordered: bool = False  # GPTQ: columns of large inputs first

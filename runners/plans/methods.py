@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from runners.jobspec.base import BaseDtype
-from runners.jobspec.compress import CompressMethod
+from runners.jobspec.compress import JobCompressMethod
 
 Format = Literal["fixed", "bits", "kept"]
 
@@ -23,7 +23,7 @@ class Compression(NamedTuple):
 
     name: str
     words: str
-    job: CompressMethod
+    job: JobCompressMethod
     format: Format = "fixed"
     options: tuple[str, ...] = ()
     planned_bits: int | None = None

@@ -21,10 +21,10 @@ from planner.specs.workload import (
 from runners.jobspec.train import UNSHARDED, LayoutOptions, layout_conflicts, layout_limits
 from runners.plans.document import HardwareChoice, PlanDocument
 from runners.plans.engine_choice import chosen_engine, default_engine
+from runners.plans.latency_limits import SLO_SECONDS, target_limits
 from runners.plans.methods import CLASSIFICATION, COMPRESSIONS, TRAININGS
 from runners.plans.pins import FIELD_TITLES
 from runners.plans.refusals import DraftProblem, naming_the_field
-from runners.plans.targets import SLO_SECONDS, target_limits
 from runners.plans.training_options import LAYOUT_SIZES, chosen_options, stages_of
 from runners.plans.workloads import (
     CompressWork,

@@ -255,7 +255,9 @@ def visible_or_404(model: type[Owned], user: User | AnonymousUser, **lookup: obj
     return get_object_or_404(rows.visible_to(user).select_related("team"), **lookup)
 
 
-def owned_or_404(model: type[Owned], request: HttpRequest, **lookup: object) -> tuple[Owned, Role]:
+def visible_with_role_or_404(
+    model: type[Owned], request: HttpRequest, **lookup: object
+) -> tuple[Owned, Role]:
     """Return an object of a team of the user, with the user's role there, else raise Http404."""
     roles = {each.team_id: Role(each.role) for each in memberships_in(request)}
     rows = cast("TeamQuerySet[Owned]", model.objects).filter(team__in=list(roles))

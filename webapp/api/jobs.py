@@ -70,6 +70,7 @@ from webapp.jobs.listing import filter_jobs
 from webapp.jobs.logs import LOG_KINDS, Line, lines_of, log_lines, with_replaced
 from webapp.jobs.lookup import load_job, visible_jobs
 from webapp.jobs.measured_figures import as_json, figures_of
+from webapp.jobs.measured_targets import target_json, targets_of
 from webapp.jobs.models import (
     DOCUMENTS,
     FINAL_STATES,
@@ -94,7 +95,6 @@ from webapp.jobs.services import (
     silent_parts,
     words_of,
 )
-from webapp.jobs.targets import target_json, targets_of
 from webapp.jobs.waiting import waiting_sentence
 from webapp.live.stream import ticket_for
 from webapp.metrics.models import MetricSource

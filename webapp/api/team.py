@@ -54,7 +54,7 @@ from webapp.core.problems import REFUSALS, ScopeProblem, UnavailableProblem
 from webapp.core.queries import in_order
 from webapp.jobs.budgets import spent_gpu_hours
 from webapp.jobs.quota_form import QuotaForm, quota_store
-from webapp.jobs.quotas import limit_sentences, quota_of, usage_of
+from webapp.jobs.quotas import limit_sentences, quota_of, quota_usage
 from webapp.wizard.documents import form_problem
 
 router = Router(tags=["team"], auth=READ)
@@ -293,7 +293,7 @@ def _quota(request: HttpRequest) -> QuotaReply:
         max_duration_hours=seconds / 3600 if seconds else None,
         max_queued_per_user=quota.max_queued_per_user,
         share=quota.share,
-        sentences=limit_sentences(team, usage_of(team, signed_in(request).pk)),
+        sentences=limit_sentences(team, quota_usage(team, signed_in(request).pk)),
     )
 
 

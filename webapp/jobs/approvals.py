@@ -15,7 +15,7 @@ from webapp.core.clock import now
 from webapp.core.display import clock, counted
 from webapp.core.problems import ConflictProblem, ForbiddenProblem
 from webapp.jobs.budgets import cost_gpu_hours
-from webapp.jobs.launching import launch_of
+from webapp.jobs.launching import launchable_of
 from webapp.jobs.models import Job, LaunchRequest
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_keep
@@ -36,7 +36,7 @@ def request_make(
         DraftProblem: the plan cannot be launched.
         ConflictProblem: too many requests of the team wait.
     """
-    launch_of(plan)
+    launchable_of(plan)
     plan = plan_keep(plan, by=by.get_username())
     waiting = LaunchRequest.objects.filter(team=plan.team, state="waiting")
     same = waiting.filter(plan=plan, asked_by=by, document=dict(document)).first()
@@ -77,7 +77,7 @@ def cost_words(plan: Plan, options: Launch) -> str:
     An endpoint or a plan without a time limit has no known cost, which the words say.
     """
     try:
-        launch = launch_of(plan, options)
+        launch = launchable_of(plan, options)
     except DraftProblem:
         return ""
     spread, attempts = launch.spread, 1 + options.max_retries

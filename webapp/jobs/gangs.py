@@ -16,7 +16,7 @@ from webapp.core.clock import now
 from webapp.hosts.models import Device, Host, HostState
 from webapp.hosts.services import Contact, contact_of, silent_seconds
 from webapp.jobs.models import LIVE_STATES, Allocation, Attempt, Command, Job, JobState
-from webapp.jobs.results import job_finished
+from webapp.jobs.results import results_store
 from webapp.jobs.transitions import final_state, transition
 
 # ---------------------------------------------------------------------------
@@ -402,7 +402,7 @@ def settle(leader: Attempt) -> bool:
         )
         if moved:
             order_stop(open_members, Reason.PEER_ENDED)
-            job_finished(job, leader)
+            results_store(job, leader)
     return moved
 
 

@@ -57,7 +57,7 @@ from webapp.hosts.models import RUNS_JOBS, Host, Pool
 from webapp.jobs.artefacts import Producer, adapters_of, lacks_gguf, producer_of
 from webapp.jobs.endpoints import hashes_of
 from webapp.jobs.models import Job, Priority
-from webapp.jobs.quotas import check_submit, limit_sentences, usage_of
+from webapp.jobs.quotas import check_submit, limit_sentences, quota_usage
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.models import demo_config
 from webapp.plans.explanation import model_words, plan_title
@@ -76,7 +76,7 @@ from webapp.plans.team_models import draft_models_for, team_model_id, team_model
 
 def quota_note(job: Job) -> dict[str, str]:
     """Return the quota note of a job: remaining limits, or why it is refused."""
-    usage = usage_of(job.team, job.owner_id)  # the job is not stored
+    usage = quota_usage(job.team, job.owner_id)  # the job is not stored
     limits = "; ".join(limit_sentences(job.team, usage))
     try:
         check_submit(job, usage)
@@ -203,7 +203,7 @@ def plan_launch(
         Problem: the job service refuses.
     """
     hashes = hashes_of(endpoint_key) if endpoint_key else ()
-    parts = launch_of(plan, launch, hashes)
+    parts = launchable_of(plan, launch, hashes)
     spec = at_a_commit(parts.spec, plan.team)
     name = name or launch.name
     if not plan.name and not name:
@@ -234,7 +234,7 @@ def plan_launch(
 
 
 @dataclass(frozen=True)
-class Launching:
+class LaunchContext:
     """What every launch of a plan starts from: its question, its best strategy and its model.
 
     What only some launches need is read when it is needed, and once.
@@ -291,7 +291,7 @@ def gpu_vendors(host: Host) -> tuple[str, ...]:
     return tuple({each.get("vendor", "nvidia") for each in host.facts.get("gpus") or ()})
 
 
-def launching_of(plan: Plan, rows: NamedRows | None = None) -> Launching:
+def launch_context(plan: Plan, rows: NamedRows | None = None) -> LaunchContext:
     """Return what every launch of a plan starts from; ``rows``: of its document, if read before.
 
     Raises:
@@ -312,10 +312,12 @@ def launching_of(plan: Plan, rows: NamedRows | None = None) -> Launching:
     if not answer.plans:
         raise DraftProblem("Nothing fits on this host, so there is nothing to launch.", "host")
     model = _model_ref(question)
-    return Launching(question, question.host, answer.plans[0], model, question.shape, plan.team)
+    return LaunchContext(
+        question, question.host, answer.plans[0], model, question.shape, plan.team
+    )
 
 
-def launch_of(
+def launchable_of(
     plan: Plan, launch: Launch = AS_PLANNED, key_hashes: tuple[str, ...] = ()
 ) -> Launchable:
     """Return the job of a plan and of the options of its launch.
@@ -324,11 +326,11 @@ def launch_of(
         DraftProblem: there is nothing to launch, or this release cannot run it.
         InvalidProblem: the load levels of a load test are invalid.
     """
-    return launchable_of(launching_of(plan), launch, key_hashes)
+    return launchable_in(launch_context(plan), launch, key_hashes)
 
 
-def launchable_of(
-    start: Launching, launch: Launch = AS_PLANNED, key_hashes: tuple[str, ...] = ()
+def launchable_in(
+    context: LaunchContext, launch: Launch = AS_PLANNED, key_hashes: tuple[str, ...] = ()
 ) -> Launchable:
     """Return the job of a plan's strategy and of the options of its launch.
 
@@ -336,17 +338,17 @@ def launchable_of(
         DraftProblem: this release cannot run it.
         InvalidProblem: the load levels of a load test are invalid.
     """
-    question, best = start.question, start.best
+    question, best = context.question, context.best
     try:
-        spec = spec_of(question.document, launch, start.case(launch, key_hashes))
-        spec = _with_hub_token(spec, start.team)
+        spec = spec_of(question.document, launch, context.case(launch, key_hashes))
+        spec = _with_hub_token(spec, context.team)
     except LaunchOptionError as error:
         raise InvalidProblem(error.name, str(error)) from error
     spread = launch_spread(question.document, launch, best)
     return Launchable(
-        host=start.host,
+        host=context.host,
         spec=spec,
-        model_name=start.model_name,
+        model_name=context.model_name,
         best=best,
         prediction=prediction_of(spec, best, question),
         max_duration_seconds=max_duration_of(spec),
@@ -406,14 +408,14 @@ def launch_note(plan: Plan, rows: NamedRows | None = None) -> dict[str, Any]:
     ``rows``: those that the plan's document names, if they were read before.
     """
     try:
-        start = launching_of(plan, rows)
+        context = launch_context(plan, rows)
     except DraftProblem as problem:
         return _refusal_note(problem)
     try:
-        parts = launchable_of(start)
+        parts = launchable_in(context)
     except DraftProblem as problem:
         note = _refusal_note(problem)
-        return note if note["again"] else note | _only_endpoint_note(start)
+        return note if note["again"] else note | _only_endpoint_note(context)
     host = parts.place
     note = {
         "can": "yes",
@@ -432,12 +434,12 @@ def launch_note(plan: Plan, rows: NamedRows | None = None) -> dict[str, Any]:
         devices_per_host=parts.spread.devices_per_host,
     )
     names: dict[str, Any] = {"adapter_names": []}
-    if isinstance(start.model, HubModel) and start.question.document.goal in MAY_BE_RANDOM:
+    if isinstance(context.model, HubModel) and context.question.document.goal in MAY_BE_RANDOM:
         names["has_weights"] = "yes"
     if isinstance(parts.spec, GenerateSpec):
-        names["adapter_names"] = [each.name for each in start.adapters]
-        names["drafts"] = start.draft_models
-    return note | names | _endpoint_note(start, parts) | quota_note(job)
+        names["adapter_names"] = [each.name for each in context.adapters]
+        names["drafts"] = context.draft_models
+    return note | names | _endpoint_note(context, parts) | quota_note(job)
 
 
 def _refusal_note(problem: DraftProblem) -> dict[str, Any]:
@@ -446,13 +448,13 @@ def _refusal_note(problem: DraftProblem) -> dict[str, Any]:
     return {"can": "", "again": again, "title": title, "text": problem.sentence}
 
 
-def _only_endpoint_note(start: Launching) -> dict[str, Any]:
+def _only_endpoint_note(context: LaunchContext) -> dict[str, Any]:
     """Return the endpoint note of a plan that only engines of their own run, if any can."""
     launches: dict[EngineName, Launchable] = {}
-    for engine in running_on("cpu", *gpu_vendors(start.host)):
+    for engine in running_on("cpu", *gpu_vendors(context.host)):
         with suppress(DraftProblem):
-            launches[engine.name] = launchable_of(
-                start, Launch(run="endpoint", engine=engine.name)
+            launches[engine.name] = launchable_in(
+                context, Launch(run="endpoint", engine=engine.name)
             )
     if not launches:
         return {}
@@ -462,29 +464,29 @@ def _only_endpoint_note(start: Launching) -> dict[str, Any]:
         "host": next(iter(launches.values())).place,
         "engines": [(engine, ENGINES[engine].words) for engine in launches],
         "refusals": refusal_lines(launches),
-        "drafts": start.draft_models,
+        "drafts": context.draft_models,
     }
 
 
-def _endpoint_note(start: Launching, parts: Launchable) -> dict[str, Any]:
+def _endpoint_note(context: LaunchContext, parts: Launchable) -> dict[str, Any]:
     """Return the endpoint note of a plan, or why it cannot run as an endpoint."""
     if not isinstance(parts.spec, BenchmarkSpec):
         return {}
     points: dict[str, Any] = {"measures": "yes", "points": usual_points(parts.spec.batch_size)}
     try:
-        launchable_of(start, Launch(run="endpoint"))
+        launchable_in(context, Launch(run="endpoint"))
     except DraftProblem as problem:
         return points | {"endpoint": problem.sentence}
-    count = len(start.adapters)
+    count = len(context.adapters)
     adapters = {"adapters": str(count)} if count else {}
     engines = [
         each
-        for each in running_on("cpu", *gpu_vendors(start.host))
-        if reads(each.name, start.model)
-        and not (needs_gguf(each.name) and lacks_gguf(start.producer))
+        for each in running_on("cpu", *gpu_vendors(context.host))
+        if reads(each.name, context.model)
+        and not (needs_gguf(each.name) and lacks_gguf(context.producer))
     ]
     if any("draft_model" in each.features for each in engines):
-        points["drafts"] = start.draft_models
+        points["drafts"] = context.draft_models
     serving: dict[str, Any] = {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes"}
     serving |= {
         "engines": [(each.name, each.words) for each in engines],

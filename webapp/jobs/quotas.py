@@ -133,17 +133,17 @@ def used_gpu_hours(team: Team) -> float:
     return used / timedelta(hours=1) if used else 0.0
 
 
-class Usage(NamedTuple):
+class QuotaUsage(NamedTuple):
     """A team's quota, and the number of queued jobs of one person."""
 
     quota: Quota
     queued: int
 
 
-def usage_of(team: Team, owner_id: int | None, besides: Job | None = None) -> Usage:
+def quota_usage(team: Team, owner_id: int | None, besides: Job | None = None) -> QuotaUsage:
     """Return a team's quota, and how many jobs a person has in queues, ``besides`` not counted."""
     owned = Job.objects.filter(owner=owner_id, state=JobState.QUEUED, deleted_at=None)
-    return Usage(quota_of(team), (owned.exclude(pk=besides.pk) if besides else owned).count())
+    return QuotaUsage(quota_of(team), (owned.exclude(pk=besides.pk) if besides else owned).count())
 
 
 def num_devices(job: Job) -> int:
@@ -151,7 +151,7 @@ def num_devices(job: Job) -> int:
     return job.num_hosts * (job.devices_per_host or 1)
 
 
-def check_submit(job: Job, usage: Usage | None = None) -> None:
+def check_submit(job: Job, usage: QuotaUsage | None = None) -> None:
     """Refuse a job that exceeds its team's quota, in general or for this month.
 
     ``usage``: of the job's owner without the job, if it is known.
@@ -160,7 +160,7 @@ def check_submit(job: Job, usage: Usage | None = None) -> None:
         InvalidProblem: the job requests more than the team may ever have.
         ConflictProblem: the quota of its owner or team is currently used up.
     """
-    quota, queued = usage or usage_of(job.team, job.owner_id, besides=job)
+    quota, queued = usage or quota_usage(job.team, job.owner_id, besides=job)
     _check_size(job, quota)
     _check_length(job, quota)
     limit = quota.max_queued_per_user
@@ -225,7 +225,7 @@ def duration_within(job: Job, quota: Quota) -> float | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def limit_sentences(team: Team, usage: Usage) -> list[str]:
+def limit_sentences(team: Team, usage: QuotaUsage) -> list[str]:
     """Return the remaining quota, one sentence per limit, for the launch form."""
     quota, sentences = usage.quota, []
     if quota.max_devices is not None:

@@ -15,9 +15,9 @@ from webapp.jobs.artefact_archive import artefact_response, file_name
 from webapp.jobs.logs import Line, log_of
 from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_figures import as_json, figures_of
+from webapp.jobs.measured_targets import target_json, targets_of
 from webapp.jobs.models import Job
 from webapp.jobs.parts import PARAMETER
-from webapp.jobs.targets import target_json, targets_of
 from webapp.pages.shown_part import shown_part
 
 LINES_AT_ONCE = 200

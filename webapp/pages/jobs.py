@@ -40,6 +40,7 @@ from webapp.jobs.measured_figures import (
     task_rows,
     why_energy_unmeasured,
 )
+from webapp.jobs.measured_targets import targets_of
 from webapp.jobs.mixtures import mixture_of
 from webapp.jobs.models import FINAL_STATES, Attempt, Job
 from webapp.jobs.parts import PARAMETER, parts_for
@@ -60,7 +61,6 @@ from webapp.jobs.replanning import NO_SHORTAGE, change_at, limit_words, replan
 from webapp.jobs.samples import samples_of
 from webapp.jobs.services import is_resumable, names_of, resumed_job, silent_parts, words_of
 from webapp.jobs.stored_files import stored_of_job
-from webapp.jobs.targets import targets_of
 from webapp.jobs.waiting import scheduler_words, waiting_sentence
 from webapp.live.stream import live_context, page_or_regions
 from webapp.metrics.store import FOREVER_MS

@@ -22,7 +22,7 @@ from webapp.core.parameters import page_number, reads_query
 from webapp.core.problems import Problem
 from webapp.core.queries import NewestFirst, page_by_key
 from webapp.jobs.endpoints import keep_for_session, new_key
-from webapp.jobs.launching import launch_of, plan_launch
+from webapp.jobs.launching import launchable_of, plan_launch
 from webapp.jobs.measured_figures import definition_for
 from webapp.jobs.models import Job, Measurement
 from webapp.pages.limits import plan_panel
@@ -264,7 +264,7 @@ def _exports(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
         strategy = answer.plans[0].strategy.model_dump(mode="json")
         texts.append(("strategy", "The chosen strategy", "With every default filled in", strategy))
     try:
-        document = launch_of(plan).spec.model_dump(mode="json")
+        document = launchable_of(plan).spec.model_dump(mode="json")
         texts.append(("job", "The job", "The document that the host would run", document))
     except DraftProblem:
         pass

@@ -32,7 +32,7 @@ from webapp.jobs.pool_state import (
 )
 from webapp.jobs.queue_order import job_move, job_prioritise, order_digest
 from webapp.jobs.quota_form import QuotaForm, quota_store, quota_values
-from webapp.jobs.quotas import Rules, left_seconds, limit_sentences, quota_of, usage_of
+from webapp.jobs.quotas import Rules, left_seconds, limit_sentences, quota_of, quota_usage
 from webapp.jobs.scheduler import decide
 from webapp.jobs.waiting import FORESEEN_TURNS, Line, lines_in, waiting_line, when_words
 from webapp.live.stream import live_context, page_or_regions
@@ -63,7 +63,7 @@ def queue_limits(request: HttpRequest) -> HttpResponse:
         "form": form,
         "team": team,
         "seen": mark_of(quota_values(quota)) if not form.is_bound else request.POST.get(SEEN, ""),
-        "told": limit_sentences(team, usage_of(team, request.user.pk)),
+        "told": limit_sentences(team, quota_usage(team, request.user.pk)),
         "is_operator": is_at_least(role, Role.OPERATOR),
     }
     return render(request, "queue/limits.html", context, status=422 if form.errors else 200)

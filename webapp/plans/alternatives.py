@@ -18,9 +18,9 @@ from planner.specs.estimate import (
 )
 from planner.techniques.registry import TECHNIQUES
 from runners.plans.document import PlanDocument
+from runners.plans.latency_limits import figure_name
 from runners.plans.methods import METHOD_NAMES
 from runners.plans.pins import FIELD_TITLES
-from runners.plans.targets import figure_name
 from runners.plans.workloads import CompressWork
 from webapp.core.display import (
     DASH,

@@ -15,7 +15,7 @@ from runners.jobspec.base import NAME_LENGTH
 from runners.plans.pins import FIELD_TITLES, FIELDS
 from runners.plans.refusals import DraftProblem
 from webapp.accounts.models import Role
-from webapp.accounts.services import check_role, owned_or_404
+from webapp.accounts.services import check_role, visible_with_role_or_404
 from webapp.core.clock import now
 from webapp.core.display import NOTHING
 from webapp.core.names import checked_name
@@ -472,6 +472,6 @@ def changeable_plan(request: HttpRequest, plan_id: str) -> Plan:
         Http404: the plan belongs to a team that the user is not in.
         PermissionDenied: the user's role in that team is read-only.
     """
-    plan, role = owned_or_404(Plan, request, pk=plan_id)
+    plan, role = visible_with_role_or_404(Plan, request, pk=plan_id)
     check_role(role, Role.PRACTITIONER)
     return plan

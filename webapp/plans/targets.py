@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from planner.specs.estimate import Estimate
 from runners.plans.document import PlanDocument
-from runners.plans.targets import LATENCIES, SLO_SECONDS, figure_name
+from runners.plans.latency_limits import LATENCIES, SLO_SECONDS, figure_name
 from webapp.core.display import quantity
 
 PERCENTILES = {"p95": "p95", "p99": "p99", "p50": "median", "mean": "mean"}

@@ -28,9 +28,9 @@ from runners.plans.document import (
 )
 from runners.plans.engine_choice import engine_choices
 from runners.plans.fields import Part, faults_in
+from runners.plans.latency_limits import SLO_SECONDS
 from runners.plans.launch import Launch, LaunchOptionError, check_used
 from runners.plans.old_names import read_document, read_launch
-from runners.plans.targets import SLO_SECONDS
 from runners.plans.weights import is_gguf_repository
 from runners.plans.workloads import TRAINING_GOALS, WORKLOADS, TrainingData
 from webapp.accounts.models import Team

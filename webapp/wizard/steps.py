@@ -28,7 +28,7 @@ from webapp.core.site_settings import demo_seconds
 from webapp.hosts.machines import planned_words
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.hosts.services import Contact, contact_of
-from webapp.jobs.launching import launch_note, launch_of, plan_launch
+from webapp.jobs.launching import launch_note, launchable_of, plan_launch
 from webapp.jobs.models import Job
 from webapp.modelhub.models import demo_config, num_parameters
 from webapp.plans.alternatives import Offers, offers_of
@@ -125,7 +125,7 @@ def launch_both(
     """
     plans = [_plan(team, by, host, stage) for stage in (0, zero_stage)]
     for plan in plans:
-        launch_of(plan)  # raises before either job is queued
+        launchable_of(plan)  # raises before either job is queued
     jobs = [
         plan_launch(
             plan=plan,

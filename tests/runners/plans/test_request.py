@@ -30,7 +30,7 @@ def plan(goal: str, workload=None, hardware=None, **fields) -> PlanDocument:
     return PLANS[goal](goal=goal, workload=workload or {}, hardware=hardware or {}, **fields)
 
 
-def asked(goal: str, workload=None, surroundings=HOST, **fields) -> PlanRequest:
+def planner_request(goal: str, workload=None, surroundings=HOST, **fields) -> PlanRequest:
     return request_of(plan(goal, workload, **fields), surroundings)
 
 
@@ -64,7 +64,7 @@ def test_the_workload_of_each_goal_is_the_planners():
             {"length_schedule": ((2, 0.25), (4, 0.25), (8, 0.25), (16, 0.25))},
         ),
     ]:
-        assert differs(asked(goal, values).workload, expected) == {}, (goal, values)
+        assert differs(planner_request(goal, values).workload, expected) == {}, (goal, values)
 
 
 def test_every_field_of_serving_is_one_that_the_planner_costs():
@@ -90,7 +90,9 @@ def test_a_compression_is_asked_in_its_bits_and_groups():
         ("gptq", 3, 32),
         ("awq", 3, 32),
     ]:
-        workload = asked("compress", {"method": method, "bits": 3, "group_size": 32}).workload
+        workload = planner_request(
+            "compress", {"method": method, "bits": 3, "group_size": 32}
+        ).workload
         assert (workload.bits, workload.group_size) == (bits, group_size), method
 
 
@@ -100,12 +102,12 @@ def test_a_latency_target_asks_what_its_words_promise_and_belongs_to_serving_alo
         first, rate = re.findall(r"within ([\d.]+) s, then (\d+) tokens a second", words[target])[
             0
         ]
-        workload = asked("serve", latency_target=target).workload
+        workload = planner_request("serve", latency_target=target).workload
         assert workload.ttft_slo_seconds == float(first), target
         assert round(1 / workload.tpot_slo_seconds) == int(rate), target
-    workload = asked("serve", latency_target="none").workload
+    workload = planner_request("serve", latency_target="none").workload
     assert (workload.ttft_slo_seconds, workload.tpot_slo_seconds) == (None, None)
-    generation = asked("generate", latency_target="code")
+    generation = planner_request("generate", latency_target="code")
     assert "slo" not in generation.model_dump_json(exclude_none=True)
 
 
@@ -122,7 +124,7 @@ def test_a_document_without_an_engine_gets_one_by_its_goal_and_hardware():
         ("compress", CATALOG, {}, None),
         ("finetune", CATALOG, {}, None),
     ]:
-        request = asked(goal, surroundings=surroundings, hardware=hardware)
+        request = planner_request(goal, surroundings=surroundings, hardware=hardware)
         assert request.engine == engine, (goal, hardware)
 
 
@@ -150,8 +152,8 @@ def test_limits_objective_and_surroundings_reach_the_request():
         {"latency_target": "none"},
         {"pins": {"disaggregated": {"prefill_devices": 1, "decode_devices": 1}}},
     ]:
-        assert asked("serve", **fields).constraints == {}, fields
-    cluster = asked("serve", hardware={"nodes": 3}, surroundings=CATALOG).cluster
+        assert planner_request("serve", **fields).constraints == {}, fields
+    cluster = planner_request("serve", hardware={"nodes": 3}, surroundings=CATALOG).cluster
     assert (cluster.device, cluster.nodes) == ("rtx-4090", 3)
 
 
@@ -182,9 +184,11 @@ def test_pins_are_a_persons_own_and_what_options_and_hardware_leave():
             {"disaggregated": None},
         ),
     ]:
-        request = asked(goal, values, surroundings, pins=pins)
+        request = planner_request(goal, values, surroundings, pins=pins)
         assert differs(request.pins, expected) == {}, (goal, values, pins)
-    offload = asked("pretrain", {"optimizer_offload": "disk", "activation_offload": "cpu"}).pins
+    offload = planner_request(
+        "pretrain", {"optimizer_offload": "disk", "activation_offload": "cpu"}
+    ).pins
     assert (offload.offload.optimizer, offload.offload.activations_cpu) == ("nvme", 1.0)
 
 
@@ -201,7 +205,7 @@ def test_a_refusal_names_the_field():
         ),
     ]:
         with pytest.raises(DraftProblem) as caught:
-            asked(goal, values, surroundings, **fields)
+            planner_request(goal, values, surroundings, **fields)
         assert caught.value.field.startswith(field), (goal, str(caught.value))
 
 

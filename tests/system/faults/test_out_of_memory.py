@@ -18,7 +18,7 @@ LIMIT_BYTES = 1_288_490_188
 LAUNCH = """
 from webapp.accounts.models import Team
 from webapp.hosts.models import Host
-from webapp.jobs.launching import launch_of
+from webapp.jobs.launching import launchable_of
 from webapp.plans.planning import plan_compute
 from webapp.jobs.services import job_create, job_submit
 from webapp.wizard.drafts import draft_begin
@@ -26,7 +26,7 @@ from django.contrib.auth.models import User
 alice, team = User.objects.get(username="alice"), Team.objects.order_by("created_at").first()
 plan = draft_begin(team=team, owner=alice, preset="demo", model=None)
 plan_compute(plan)
-launch = launch_of(plan)
+launch = launchable_of(plan)
 spec = launch.spec.model_copy(update={"micro_batch_size": 160})
 job = job_create(team=team, owner=alice, host=launch.host, spec=spec, name="Too many at once",
                  model_name="demo", plan=plan, estimate=launch.best.model_dump(mode="json"),

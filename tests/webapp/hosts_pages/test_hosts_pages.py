@@ -19,7 +19,7 @@ from webapp.hosts.machines import (
 )
 from webapp.hosts.models import Device, Host, HostState
 from webapp.hosts.services import device_cordon, device_uncordon
-from webapp.jobs.launching import launch_note, launch_of
+from webapp.jobs.launching import launch_note, launchable_of
 from webapp.jobs.models import Job, Measurement
 from webapp.jobs.services import job_stop, job_submit
 from webapp.pages.home import attention_for
@@ -432,7 +432,7 @@ def test_the_wizard_offers_it_after_the_hosts_that_run_as_only_planned_for(
 
 def test_a_launch_is_refused_by_name_and_makes_no_job(plan, alice):
     with pytest.raises(DraftProblem, match="Next rack is a planning-only host, so no job can run"):
-        launch_of(plan)
+        launchable_of(plan)
     assert launch_note(plan)["can"] == ""
     client_of(alice).post(f"/plans/{plan.pk}/launch/", {"run": "job"})
     assert not Job.objects.exists()

@@ -23,7 +23,7 @@ from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
 from webapp.jobs import launching
 from webapp.jobs.calibration import is_as_planned
-from webapp.jobs.launching import launch_note, launch_of, plan_launch
+from webapp.jobs.launching import launch_note, launchable_of, plan_launch
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.places import draft_shape
 from webapp.plans.planning import current_answer, plan_compute
@@ -42,12 +42,12 @@ def pile_plan(demo_plan, trained):
 
 
 def test_without_a_file_one_batch_is_generated_and_predicted_as_it_was_planned(pile_plan):
-    spec = launch_of(pile_plan).spec
+    spec = launchable_of(pile_plan).spec
     assert spec.prompts == DemoPrompts(count=4, input_tokens=32)
     assert (spec.batch_size, spec.output_tokens, spec.stop_at_end) == (4, 16, False)
     assert is_as_planned(spec)
 
-    prediction = launch_of(pile_plan).prediction
+    prediction = launchable_of(pile_plan).prediction
     wanted = {"tokens_per_second", "ttft_seconds", "tpot_seconds", "peak_memory_bytes"}
     assert wanted <= set(prediction)
     assert "writes the answers to a file" in launch_note(pile_plan)["text"]
@@ -55,30 +55,30 @@ def test_without_a_file_one_batch_is_generated_and_predicted_as_it_was_planned(p
 
 def test_a_prompts_file_and_a_policy_reach_the_job_and_may_be_unknown_to_an_old_draft(pile_plan):
     pile_plan.draft["workload"] |= {"prompts_path": "p.jsonl", "batching": "turbo"}
-    spec = launch_of(pile_plan).spec
+    spec = launchable_of(pile_plan).spec
     assert spec.prompts == FilePrompts(path="p.jsonl")
     assert (spec.batching, spec.stop_at_end) == ("turbo", True)
     assert not is_as_planned(spec)
 
     for name in ("prompts_path", "batching"):
         del pile_plan.draft["workload"][name]
-    assert launch_of(pile_plan).spec.batching == "given"
+    assert launchable_of(pile_plan).spec.batching == "given"
 
 
 def test_a_file_for_a_model_without_weights_is_refused_with_the_way_out(pile_plan):
     pile_plan.draft["model"] |= {"source": "demo"}
     pile_plan.draft["workload"]["prompts_path"] = "p.txt"
     with pytest.raises(DraftProblem, match="A prompts file needs trained weights") as caught:
-        launch_of(pile_plan)
+        launchable_of(pile_plan)
     assert caught.value.field == "prompts_path"
 
 
 def test_guessing_and_a_narrow_cache_reach_the_job(pile_plan):
     values = pile_plan.draft["workload"]
     values |= {"speculation": "lookup"}
-    assert launch_of(pile_plan).spec.speculation == PromptLookup()
+    assert launchable_of(pile_plan).spec.speculation == PromptLookup()
     values |= {"speculation": None, "kv_cache": "int4"}
-    assert launch_of(pile_plan).spec.kv_cache == "int4"
+    assert launchable_of(pile_plan).spec.kv_cache == "int4"
 
 
 def test_what_does_not_run_together_or_climbs_is_refused_beside_its_field():
@@ -131,7 +131,7 @@ def test_a_plan_with_weights_in_host_memory_brings_half_of_its_layers_from_there
     pile_plan, offloaded
 ):
     offloaded(pile_plan, "bf16")
-    spec = launch_of(pile_plan).spec
+    spec = launchable_of(pile_plan).spec
     assert spec.offload.layers_from == "host_memory"
     assert 0 < spec.offload.layers_resident < 8
     assert not is_as_planned(spec)
@@ -142,14 +142,14 @@ def test_quantised_layers_are_not_streamed_and_the_way_out_is_told(pile_plan, of
     with pytest.raises(
         DraftProblem, match="only fp32, bf16, fp16 and, of dense models, int4 layers"
     ):
-        launch_of(pile_plan)
+        launchable_of(pile_plan)
 
 
 def test_a_whole_policy_reaches_the_job_and_is_predicted_by_its_own_names(pile_plan, offloaded):
     shares = {"weights_cpu": 0.5, "kv_disk": 0.25, "activations_cpu": 1.0}
     offloaded(pile_plan, "int4", **shares)
 
-    launch = launch_of(pile_plan)
+    launch = launchable_of(pile_plan)
 
     assert launch.spec.offload == PolicyOffload(**shares)
     assert launch.spec.weight_dtype == "int4"
@@ -163,14 +163,14 @@ def test_a_policy_that_does_not_run_with_the_batches_is_refused_in_words(pile_pl
     pile_plan.draft["workload"]["batching"] = "continuous"
     offloaded(pile_plan, "bf16", kv_cpu=0.5)
     with pytest.raises(DraftProblem, match=r"offload policy runs with .* batching continuous"):
-        launch_of(pile_plan)
+        launchable_of(pile_plan)
 
 
 def test_layers_of_a_model_without_weights_on_the_host_are_not_streamed(pile_plan, offloaded):
     pile_plan.draft["model"] |= {"source": "demo"}
     offloaded(pile_plan, "bf16")
     with pytest.raises(DraftProblem, match=r"streams layers .* has no weights on the host"):
-        launch_of(pile_plan)
+        launchable_of(pile_plan)
 
 
 def pinned(plan, **pins):
@@ -183,19 +183,19 @@ def test_the_cache_and_the_attention_that_are_pinned_reach_the_job(pile_plan):
     for dtype, kept in (("fp8", "fp8"), ("fp32", "plain"), ("bf16", "plain")):
         width = dtype if kept == "plain" else "bf16"
         plan = pinned(pile_plan, weight_dtype=width, kv_cache_dtype=dtype)
-        assert launch_of(plan).spec.kv_cache == kept, dtype
+        assert launchable_of(plan).spec.kv_cache == kept, dtype
     for pins, used in (
         ({}, "flash"),
         ({"attention": "flash"}, "flash"),
         ({"attention": "eager"}, "eager"),
     ):
-        assert launch_of(pinned(pile_plan, **pins)).spec.attention == used, pins
+        assert launchable_of(pinned(pile_plan, **pins)).spec.attention == used, pins
 
 
 def test_a_pinned_cache_that_no_job_keeps_or_runs_with_the_rest_is_refused(pile_plan):
     for dtype in ("int8", "fp16"):
         with pytest.raises(DraftProblem, match=r"which no job supports.*Pin the KV cache"):
-            launch_of(pinned(pile_plan, weight_dtype="bf16", kv_cache_dtype=dtype))
+            launchable_of(pinned(pile_plan, weight_dtype="bf16", kv_cache_dtype=dtype))
 
     plan, values = pinned(pile_plan, kv_cache_dtype="fp8"), pile_plan.draft["workload"]
     usual = values["kv_cache"]
@@ -203,15 +203,15 @@ def test_a_pinned_cache_that_no_job_keeps_or_runs_with_the_rest_is_refused(pile_
     with pytest.raises(
         DraftProblem, match="KV cache format is fp8 in the plan and int4 in the workload step"
     ):
-        launch_of(plan)
+        launchable_of(plan)
     values |= {"kv_cache": usual, "batching": "continuous"}
     with pytest.raises(DraftProblem, match="kv_cache fp8 runs neither with speculation"):
-        launch_of(plan)
+        launchable_of(plan)
 
 
 def test_a_compiled_step_reaches_the_job_and_is_no_plain_plan(pile_plan):
     pile_plan.draft["workload"]["compiled_step"] = True
-    spec = launch_of(pile_plan).spec
+    spec = launchable_of(pile_plan).spec
     assert spec.compiled_step
     assert not is_as_planned(spec)
 
@@ -263,7 +263,7 @@ def test_a_generation_is_guessed_by_the_model_that_was_chosen(generation, small,
     job = plan_launch(plan=generation, by=alice, launch=Launch(draft_model=str(small.pk)))
     assert f'<option value="{small.pk}">small one</option>' in page
     assert job.spec["speculation"] == DraftModelSpeculation(model=SMALL).model_dump(mode="json")
-    assert launch_of(generation).spec.speculation is None
+    assert launchable_of(generation).spec.speculation is None
 
 
 def test_only_other_models_of_the_same_host_and_tokens_guess(generation, small, trained, host):
@@ -287,7 +287,7 @@ def test_a_guessing_model_that_is_not_offered_or_does_not_go_with_the_rest_is_re
     generation, trained, small
 ):
     with pytest.raises(DraftProblem, match="available: small one") as caught:
-        launch_of(generation, Launch(draft_model=str(trained.pk)))
+        launchable_of(generation, Launch(draft_model=str(trained.pk)))
     assert caught.value.field == "draft_model"
 
     generation.draft["workload"]["kv_cache"] = "int4"
@@ -295,7 +295,7 @@ def test_a_guessing_model_that_is_not_offered_or_does_not_go_with_the_rest_is_re
     with pytest.raises(
         DraftProblem, match="is incompatible with the other options: kv_cache int4 runs neither"
     ):
-        launch_of(generation, Launch(draft_model=str(small.pk)))
+        launchable_of(generation, Launch(draft_model=str(small.pk)))
 
 
 def test_an_engine_on_gpus_is_told_of_both(serving, small, alice):
@@ -304,10 +304,10 @@ def test_an_engine_on_gpus_is_told_of_both(serving, small, alice):
         launch = Launch(
             run="endpoint", engine=engine, prefix_caching=told, draft_model=str(small.pk)
         )
-        options = launch_of(serving, launch).spec.engine_options
+        options = launchable_of(serving, launch).spec.engine_options
         assert (options.draft.model, options.has_prefix_cache) == (SMALL, told), (told, engine)
         assert 'name="prefix_caching"' in page_of(serving, alice), (told, engine)
-        plain = launch_of(serving, Launch(run="endpoint", engine=engine))
+        plain = launchable_of(serving, Launch(run="endpoint", engine=engine))
         assert plain.spec.engine_options.draft is None, (told, engine)
 
 
@@ -317,7 +317,7 @@ def test_an_engine_that_takes_no_guessing_model_refuses_it_by_name(serving, smal
         with pytest.raises(
             DraftProblem, match=f"is for vllm.* sglang, and the engine is {engine}"
         ):
-            launch_of(serving, wish)
+            launchable_of(serving, wish)
 
 
 def test_without_gpus_an_endpoint_is_offered_nothing_that_only_vllm_takes(

@@ -23,7 +23,7 @@ from tests.webapp.plans.conftest import SOURCES, with_model
 from webapp.accounts.models import Quota
 from webapp.hosts.models import Host
 from webapp.jobs import launching
-from webapp.jobs.launching import launch_note, launch_of, plan_launch
+from webapp.jobs.launching import launch_note, launchable_of, plan_launch
 from webapp.jobs.models import Job, JobState
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan, PlanState
@@ -34,13 +34,13 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 def test_the_demo_plan_trains_the_demo_model_for_two_minutes_as_predicted(demo_plan):
-    spec = launch_of(demo_plan).spec
+    spec = launchable_of(demo_plan).spec
     assert isinstance(spec, TrainSpec)
     assert isinstance(spec.model, DemoModel)
     assert spec.time_budget_seconds == 120
     assert spec.max_steps is None
 
-    prediction = launch_of(demo_plan).prediction
+    prediction = launchable_of(demo_plan).prediction
     assert set(prediction) == {"tokens_per_second", "step_seconds", "peak_memory_bytes", "mfu"}
     assert prediction["tokens_per_second"]["unit"] == "tokens_per_second"
     assert prediction["peak_memory_bytes"]["unit"] == "bytes"
@@ -51,28 +51,28 @@ def test_the_demo_plan_trains_the_demo_model_for_two_minutes_as_predicted(demo_p
 def test_the_steps_of_a_batch_hold_all_its_sequences(demo_plan):
     demo_plan.draft["workload"]["global_batch_size"] = 8
     demo_plan.draft["pins"] = {"micro_batch_size": 2}
-    spec = launch_of(demo_plan).spec
+    spec = launchable_of(demo_plan).spec
     assert spec.micro_batch_size * spec.gradient_accumulation_steps == 8
     assert spec.micro_batch_size == 2
 
 
 def test_serving_measures_the_plan_on_the_host_with_random_weights_and_says_so(serve_plan):
-    spec = launch_of(serve_plan).spec
+    spec = launchable_of(serve_plan).spec
     assert isinstance(spec, BenchmarkSpec)
     assert (spec.batch_size, spec.prompt_tokens, spec.output_tokens) == (16, 1024, 256)
     assert "It ends with the measurements." in launch_note(serve_plan)["text"]
 
-    prediction = launch_of(serve_plan).prediction
+    prediction = launchable_of(serve_plan).prediction
     assert {"prefill_tokens_per_second", "decode_tokens_per_second", "peak_memory_bytes"} <= set(
         prediction
     )
 
-    assert isinstance(launch_of(serve_plan).spec.model, RandomModel)
+    assert isinstance(launchable_of(serve_plan).spec.model, RandomModel)
     assert "random" in launch_note(serve_plan)["text"]
 
 
 def test_a_folder_runs_by_its_path(plan_of):
-    assert launch_of(plan_of("serve", "folder")).spec.model == FolderModel(path="tiny")
+    assert launchable_of(plan_of("serve", "folder")).spec.model == FolderModel(path="tiny")
 
 
 def test_compressing_quantises_the_trained_model(plan_of, trained):
@@ -83,7 +83,7 @@ def test_compressing_quantises_the_trained_model(plan_of, trained):
         ("int8_dynamic", "int8_dynamic", "int8"),
     ):
         plan = plan_of("compress", "team", method=method)
-        spec = launch_of(plan).spec
+        spec = launchable_of(plan).spec
         assert isinstance(spec, CompressSpec), method
         assert spec.weight_dtype == dtype, method
         assert written in {None, spec.method}, method
@@ -93,7 +93,7 @@ def test_compressing_quantises_the_trained_model(plan_of, trained):
 def test_pinned_8_bit_floats_are_measured_and_said_to_save_memory_not_time(serve_plan):
     serve_plan.draft["pins"] = {"weight_dtype": "fp8"}
     note = launch_note(serve_plan)
-    assert launch_of(serve_plan).spec.weight_dtype == "fp8"
+    assert launchable_of(serve_plan).spec.weight_dtype == "fp8"
     assert note["can"]
     assert "half the memory of 16 bit; products are in 16 bit" in note["text"]
 
@@ -104,7 +104,7 @@ def test_compressing_layer_by_layer_asks_the_host_for_the_method(plan_of):
     ]  # fmt: skip
     for method in methods:
         plan = plan_of("compress", "team", method=method, group_size=32)
-        spec = launch_of(plan).spec
+        spec = launchable_of(plan).spec
         assert (spec.kind, spec.method, spec.group_size) == ("compress", method, 32)
         assert spec.is_layerwise, method
 
@@ -124,7 +124,7 @@ def test_bits_and_what_goes_reach_the_host(plan_of):
         ({"method": "sheared_llama", "sparsity": "20"}, {"sparsity": 0.2}),
     ]:
         plan = plan_of("compress", "team", **chosen)
-        spec = launch_of(plan).spec.model_dump()
+        spec = launchable_of(plan).spec.model_dump()
         assert {name: spec[name] for name in expected} == expected, chosen
 
 
@@ -134,7 +134,7 @@ def test_bits_and_shares_that_no_host_writes_are_refused_by_name(plan_of):
 
 
 def test_a_compression_is_predicted_before_and_after(demo_plan, trained):
-    prediction = launch_of(with_model(demo_plan, trained, "compress")).prediction
+    prediction = launchable_of(with_model(demo_plan, trained, "compress")).prediction
     for metric in ("decode_tokens_per_second", "peak_memory_bytes"):
         assert prediction[f"original_{metric}"]["value"] > 0
         assert prediction[metric]["value"] != prediction[f"original_{metric}"]["value"]
@@ -142,21 +142,21 @@ def test_a_compression_is_predicted_before_and_after(demo_plan, trained):
 
 def refusal(plan) -> str:
     with pytest.raises(DraftProblem) as caught:
-        launch_of(plan)
+        launchable_of(plan)
     return caught.value.sentence
 
 
 def test_fine_tuning_trains_all_weights_or_an_adapter_of_the_asked_rank(plan_of):
-    spec = launch_of(plan_of("finetune", "team", method="full")).spec
+    spec = launchable_of(plan_of("finetune", "team", method="full")).spec
     assert isinstance(spec, TrainSpec)
     assert isinstance(spec.model, ArtefactModel)
     assert spec.lora is None
 
     plan = plan_of("finetune", "team", method="lora", lora_rank=24)
-    lora = launch_of(plan).spec.lora
+    lora = launchable_of(plan).spec.lora
     assert (lora.rank, lora.alpha, lora.is_merged) == (24, 48, True)
     assert "an adapter on its own text" in launch_note(plan)["text"]
-    assert launch_of(plan_of("finetune", "team", method="qlora")).spec.lora.base_dtype == "nf4"
+    assert launchable_of(plan_of("finetune", "team", method="qlora")).spec.lora.base_dtype == "nf4"
 
 
 def test_what_does_not_run_is_refused_with_the_way_out(plan_of):
@@ -318,10 +318,10 @@ def test_each_goal_runs_its_program_on_the_models_that_it_can(plan_of, alice, go
         assert note["text"].endswith("."), source
 
         if source in sources:
-            assert isinstance(launch_of(made).spec, program), source
+            assert isinstance(launchable_of(made).spec, program), source
         else:
             with pytest.raises(DraftProblem) as caught:
-                launch_of(made)
+                launchable_of(made)
             assert caught.value.field == "source", source
 
         page = client.post(f"/plans/{made.pk}/launch/", {"run": "job"}, follow=True)
@@ -335,7 +335,7 @@ def test_each_goal_runs_its_program_on_the_models_that_it_can(plan_of, alice, go
 @pytest.mark.parametrize("goal", GOALS)
 def test_a_launched_job_has_every_page_and_figures_with_interval_and_unit(plan_of, alice, goal):
     made = plan_of(goal, "demo" if goal == "pretrain" else "team")
-    prediction = launch_of(made).prediction
+    prediction = launchable_of(made).prediction
     assert prediction
     for name, figure in prediction.items():
         assert figure["unit"] in {"bytes", "seconds", "tokens_per_second", "share"}, name
@@ -350,7 +350,7 @@ def test_a_method_of_another_goal_is_refused_by_its_field(plan_of):
     made = plan_of("finetune", "team")
     made.draft["workload"]["method"] = "pretrain"
     with pytest.raises(DraftProblem, match="is not valid today") as caught:
-        launch_of(made)
+        launchable_of(made)
     assert caught.value.field == "method"
 
 
@@ -358,15 +358,15 @@ def test_a_pinned_width_is_the_one_that_runs(plan_of):
     for dtype in ("fp32", "bf16", "fp16", "int8", "int4"):
         made = plan_of("generate", "team")
         made.draft["pins"] = {"weight_dtype": dtype}
-        assert launch_of(made).spec.weight_dtype == dtype, dtype
+        assert launchable_of(made).spec.weight_dtype == dtype, dtype
 
 
 def test_a_run_with_a_budget_has_a_longest_duration_and_one_of_unknown_length_none(plan_of):
     for seconds in (120.0, 6.0, 3600.0):
         made = plan_of("pretrain", "demo", time_budget_seconds=seconds)
         limit = pytest.approx(seconds * 3 + 900)
-        assert launch_of(made).max_duration_seconds == limit, seconds
-    assert launch_of(plan_of("compress", "team")).max_duration_seconds is None
+        assert launchable_of(made).max_duration_seconds == limit, seconds
+    assert launchable_of(plan_of("compress", "team")).max_duration_seconds is None
 
 
 # Names
@@ -464,7 +464,7 @@ def test_what_leaves_the_device_is_planned_and_no_endpoint(plan_of, monkeypatch)
     monkeypatch.setattr(launching, "verdict_answer", lambda _: moved)
 
     with pytest.raises(DraftProblem) as caught:
-        launch_of(made)
+        launchable_of(made)
 
     assert "weights in host memory, cache on disk" in caught.value.sentence
     assert "Choose fewer bits" in caught.value.sentence

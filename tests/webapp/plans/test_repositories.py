@@ -10,7 +10,7 @@ from tests.hub.hub_server import Hub
 from tests.webapp.conftest import client_of
 from webapp.accounts.secrets import secret_store
 from webapp.core.problems import InvalidProblem
-from webapp.jobs.launching import launch_note, launch_of, plan_launch
+from webapp.jobs.launching import launch_note, launchable_of, plan_launch
 from webapp.plans.models import Plan
 from webapp.plans.repositories import RepositoryProblem, UnreachableError, with_config
 from webapp.wizard.documents import document_of, document_parse, draft_fill
@@ -53,8 +53,8 @@ def test_a_name_becomes_a_plan_with_the_commit_and_a_job_of_it(plan_of_hub, alic
 
 def test_a_catalog_model_is_downloaded_unless_its_weights_may_be_random(plan_of):
     plan = plan_of("generate", "catalog")
-    assert launch_of(plan).spec.model == HubModel(repository="HuggingFaceTB/SmolLM2-135M")
-    random = launch_of(plan, Launch(weights="random")).spec.model
+    assert launchable_of(plan).spec.model == HubModel(repository="HuggingFaceTB/SmolLM2-135M")
+    random = launchable_of(plan, Launch(weights="random")).spec.model
     assert isinstance(random, RandomModel)
     assert random.config["hidden_size"] == 576
 
@@ -64,14 +64,14 @@ def test_the_teams_token_goes_with_jobs_that_download_and_with_no_other(
 ):
     own_hub.tokens = {TOKEN}
     secret_store(team=team, name="HF_TOKEN", value=TOKEN, by=alice)
-    assert launch_of(plan_of_hub()).spec.secrets == ("HF_TOKEN",)
-    assert launch_of(plan_of("generate", "folder")).spec.secrets == ()
+    assert launchable_of(plan_of_hub()).spec.secrets == ("HF_TOKEN",)
+    assert launchable_of(plan_of("generate", "folder")).spec.secrets == ()
 
 
 def test_an_engine_gets_a_repository_of_the_files_that_it_reads(plan_of_hub):
     gguf = plan_of_hub("serve", "acme/tiny-GGUF:Q8_0")
     engine = Launch(run="endpoint", engine="llamacpp")
-    spec = launch_of(gguf, engine).spec
+    spec = launchable_of(gguf, engine).spec
     assert isinstance(spec, ServeSpec)
     assert (spec.model.weights, spec.model.file) == ("gguf", "Q8_0")
     note = launch_note(gguf)
@@ -85,7 +85,7 @@ def test_an_engine_gets_a_repository_of_the_files_that_it_reads(plan_of_hub):
         (safe, engine, "acme/tiny-GGUF:Q4_K_M"),
     ):
         with pytest.raises(DraftProblem, match=words):
-            launch_of(plan, launch)
+            launchable_of(plan, launch)
 
 
 @pytest.mark.parametrize(
@@ -157,4 +157,4 @@ def test_the_wizard_takes_a_repository(plan_of, alice, own_hub: Hub):
     assert taken.status_code == 302
     plan.refresh_from_db()
     assert plan.document.model.config["hidden_size"] == 64
-    assert isinstance(launch_of(plan).spec, GenerateSpec)
+    assert isinstance(launchable_of(plan).spec, GenerateSpec)

@@ -34,9 +34,10 @@ from webapp.accounts.models import Team
 from webapp.hosts.models import Host
 from webapp.jobs.artefacts import adapters_of, producer_of
 from webapp.jobs.endpoints import playground_key
-from webapp.jobs.launching import launch_note, launch_of, plan_launch
+from webapp.jobs.launching import launch_note, launchable_of, plan_launch
 from webapp.jobs.models import Artefact, Attempt, Job
 from webapp.modelhub.models import TeamModel
+from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute
 from webapp.plans.predicting import CURVE, curve_points, usual_points
 from webapp.wizard.drafts import goal_change
@@ -58,13 +59,13 @@ def plan(serve_plan, trained):
 
 
 def test_an_endpoint_takes_the_plans_concurrency_and_length_and_has_no_end(plan, alice):
-    spec = launch_of(plan, WISH, HASHES).spec
+    spec = launchable_of(plan, WISH, HASHES).spec
     assert isinstance(spec, ServeSpec)
     assert (spec.max_concurrency, spec.max_length, spec.kv_cache_tokens) == (4, 256, 384)
     assert (spec.host, spec.port, spec.served_name) == ("127.0.0.1", 0, "trained-demo")
     assert (spec.key_hashes, spec.idle_stop_seconds) == (HASHES, 90.0)
 
-    launch = launch_of(plan, WISH)
+    launch = launchable_of(plan, WISH)
     assert launch.max_duration_seconds is None
     assert {"ttft_seconds", "tpot_seconds", "peak_memory_bytes"} <= set(launch.prediction)
 
@@ -72,7 +73,7 @@ def test_an_endpoint_takes_the_plans_concurrency_and_length_and_has_no_end(plan,
     assert "Start endpoint" in page
     assert launch_note(plan)["can_serve"] == "yes"
 
-    spec = launch_of(plan, Launch(run="endpoint", engine="llamacpp")).spec
+    spec = launchable_of(plan, Launch(run="endpoint", engine="llamacpp")).spec
     assert (spec.engine, spec.max_length, spec.kv_cache_tokens) == ("llamacpp", 96, 4 * 96)
 
 
@@ -90,7 +91,7 @@ def test_a_model_without_weights_is_not_offered_as_an_endpoint(serve_plan):
     assert "An endpoint needs trained weights" in note["endpoint"]
     assert "can_serve" not in note
     with pytest.raises(DraftProblem, match="needs trained weights"):
-        launch_of(serve_plan, WISH)
+        launchable_of(serve_plan, WISH)
 
 
 @pytest.fixture
@@ -106,13 +107,13 @@ def adapter(plan, trained, host, alice):
 def test_an_endpoint_takes_the_adapters_that_were_trained_on_its_model(plan, adapter, alice):
     page = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
 
-    spec = launch_of(plan, WISH.with_values(adapters=True)).spec
+    spec = launchable_of(plan, WISH.with_values(adapters=True)).spec
 
     assert 'name="adapters"' in page
     name = f"{served_name(adapter.attempt.job.name)}-{adapter.attempt_id[-6:].lower()}"
     assert [each.name for each in spec.adapters] == [name]
     assert spec.adapters[0].adapter.attempt_id == adapter.attempt_id
-    assert launch_of(plan, WISH).spec.adapters == ()
+    assert launchable_of(plan, WISH).spec.adapters == ()
 
 
 @pytest.mark.parametrize("choice", ["all", "one"])
@@ -127,14 +128,23 @@ def test_a_generation_takes_one_adapter_or_all_of_them(plan, adapter, alice, cho
 
     assert f'<option value="{known.name}">' in page
     assert job.spec["adapters"] == [known.model_dump(mode="json")]
-    assert launch_of(plan).spec.adapters == ()
+    assert launchable_of(plan).spec.adapters == ()
 
 
 def test_an_adapter_that_nobody_trained_is_refused_by_name(plan, adapter):
     goal_change(plan, "generate")
     plan.save()
     with pytest.raises(DraftProblem, match="No adapter other was trained on this model"):
-        launch_of(plan, Launch(adapter="other"))
+        launchable_of(plan, Launch(adapter="other"))
+
+
+def test_an_adapter_named_like_the_model_is_refused_before_the_host_is_asked(
+    plan, adapter, trained
+):
+    (known,) = adapters_of(plan.team, TRAINED, producer_of(TRAINED))
+    TeamModel.objects.filter(pk=trained.pk).update(name=known.name)
+    with pytest.raises(DraftProblem, match=f"the name {known.name} is given twice"):
+        launchable_of(Plan.objects.get(pk=plan.pk), WISH.with_values(adapters=True))
 
 
 def test_adapters_of_another_team_or_base_are_never_offered(plan, adapter, trained):
@@ -147,7 +157,7 @@ def test_adapters_of_another_team_or_base_are_never_offered(plan, adapter, train
 def test_only_a_serve_plan_becomes_an_endpoint(demo_plan):
     assert "endpoint" not in launch_note(demo_plan)
     with pytest.raises(DraftProblem, match="Only a plan to serve"):
-        launch_of(demo_plan, WISH)
+        launchable_of(demo_plan, WISH)
 
 
 def test_the_key_is_shown_once_and_only_hashes_of_it_are_kept(plan, alice):
@@ -201,7 +211,7 @@ def test_what_the_engine_does_not_run_is_refused_by_name_with_the_way_out(plan):
     ):
         plan.draft["pins"], plan.answer = pins, {}
         with pytest.raises(DraftProblem, match=words):
-            launch_of(plan, WISH)
+            launchable_of(plan, WISH)
 
     draft = {"draft_model": "meta-llama/Llama-3.2-1B", "tokens": 4}
     with pytest.raises(
@@ -213,7 +223,7 @@ def test_what_the_engine_does_not_run_is_refused_by_name_with_the_way_out(plan):
 @pytest.mark.parametrize(("pins", "tokens"), [({}, 512), ({"max_batch_tokens": 1024}, 1024)])
 def test_the_plans_tokens_of_a_step_reach_the_engine(plan, pins, tokens):
     plan.draft["pins"] = pins
-    assert launch_of(plan, WISH).spec.max_batch_tokens == tokens
+    assert launchable_of(plan, WISH).spec.max_batch_tokens == tokens
 
 
 def form_of(**posted: str) -> LaunchForm:
@@ -271,7 +281,7 @@ def test_an_engine_on_gpus_is_refused_by_name_on_a_host_without_one(plan, host):
     for engine in ON_GPUS:
         words = f"{engine}, which runs on {ENGINES[engine].device_words}, and {host.name}"
         with pytest.raises(DraftProblem, match=words):
-            launch_of(plan, Launch(run="endpoint", engine=engine))
+            launchable_of(plan, Launch(run="endpoint", engine=engine))
 
 
 def test_an_engine_is_offered_on_gpus_of_its_vendors_alone(plan, host):
@@ -287,7 +297,7 @@ def test_an_engine_is_offered_on_gpus_of_its_vendors_alone(plan, host):
 
 def test_an_engine_gets_the_plans_layout_limits_and_share_of_memory(gpu_plan):
     for engine in ON_GPUS:
-        launch = launch_of(gpu_plan, Launch(run="endpoint", engine=engine))
+        launch = launchable_of(gpu_plan, Launch(run="endpoint", engine=engine))
 
         options, best = launch.spec.engine_options, launch.best
         assert launch.spread == Spread(1, options.num_devices), engine
@@ -303,7 +313,7 @@ def test_a_plan_divided_over_gpus_is_offered_as_an_endpoint_alone(gpu_plan, alic
     plan_compute(gpu_plan)
 
     page = client_of(alice).get(f"/plans/{gpu_plan.pk}/edit/review/").content.decode()
-    launch = launch_of(gpu_plan, Launch(run="endpoint", engine=engine))
+    launch = launchable_of(gpu_plan, Launch(run="endpoint", engine=engine))
 
     assert re.findall(rf'<option value="({"|".join(ENGINES)})"', page) == [*ON_GPUS]
     assert "Run benchmark" not in page
@@ -317,14 +327,14 @@ def test_what_an_engine_is_not_started_with_is_refused_by_name(gpu_plan):
         ({"context_parallel_size": 2}, "Pin context parallel to 1"),
         ({"kv_cache_dtype": "int4"}, "fp8, not in int4"),
     ]:
-        best = launch_of(gpu_plan, Launch(run="endpoint", engine="vllm")).best
+        best = launchable_of(gpu_plan, Launch(run="endpoint", engine="vllm")).best
         changed = best.model_copy(update={"strategy": Strategy.model_validate(strategy)})
         with pytest.raises(DraftProblem, match=words):
             options_of(changed)
 
 
 def test_a_split_becomes_engines_that_read_and_others_that_write_on_vllm_alone(gpu_plan):
-    best = launch_of(gpu_plan, Launch(run="endpoint", engine="vllm")).best
+    best = launchable_of(gpu_plan, Launch(run="endpoint", engine="vllm")).best
     pools = {"prefill_devices": 2, "decode_devices": 4}
     strategy = {"disaggregated": pools, "tensor_parallel_size": 2, "data_parallel_size": 3}
     changed = best.model_copy(update={"strategy": Strategy.model_validate(strategy)})
@@ -376,13 +386,13 @@ def test_a_gguf_file_has_the_adapters_of_the_model_that_it_was_made_of_and_no_ot
 def test_llama_cpp_is_not_offered_for_a_model_that_a_job_wrote_in_another_format(plan, gguf):
     TeamModel.objects.update(attempt_id=gguf.attempt_id, artefact_name=gguf.name)
     wish = Launch(run="endpoint", engine="llamacpp")
-    assert launch_of(plan, wish).spec.engine == "llamacpp"
+    assert launchable_of(plan, wish).spec.engine == "llamacpp"
     assert "llamacpp" in dict(launch_note(plan)["engines"])
 
     spec = CompressSpec(model=TRAINED, method="gptq").model_dump(mode="json")
     Job.objects.filter(kind="compress").update(spec=spec)
     with pytest.raises(DraftProblem, match="Compress the model with the method GGUF"):
-        launch_of(plan, wish)
+        launchable_of(plan, wish)
     assert "llamacpp" not in dict(launch_note(plan)["engines"])
 
 
@@ -445,7 +455,7 @@ def test_the_usual_sweep_doubles_and_the_curve_has_every_measured_point():
 
 
 def test_a_launch_under_load_predicts_the_plans_clients_and_every_other_point(plan):
-    launch = launch_of(plan, under_load())
+    launch = launchable_of(plan, under_load())
 
     said = launch.prediction
     rows = {row["point"]: row for row in said[CURVE]["rows"]}
@@ -457,14 +467,14 @@ def test_a_launch_under_load_predicts_the_plans_clients_and_every_other_point(pl
 
 def test_the_plan_has_a_figure_for_each_kind_of_arrival(plan):
     for kind, points in [("open", "0.5 1"), ("burst", "2 8")]:
-        prediction = launch_of(plan, under_load(arrivals=kind, points=points)).prediction
+        prediction = launchable_of(plan, under_load(arrivals=kind, points=points)).prediction
         assert prediction["ttft_seconds"]["value"] > 0, kind
         assert all("tokens_per_second" in row for row in prediction[CURVE]["rows"]), kind
 
 
 def test_a_model_without_weights_is_not_put_under_load(serve_plan):
     with pytest.raises(DraftProblem, match="Load on an endpoint needs trained weights"):
-        launch_of(serve_plan, under_load())
+        launchable_of(serve_plan, under_load())
 
 
 def test_the_review_page_launches_it(plan, alice):

@@ -8,7 +8,7 @@ from runners.plans.refusals import DraftProblem
 from tests.webapp.conftest import claim, client_of, make_microbench
 from tests.webapp.jobs.gangs import make_hosts
 from webapp.hosts.models import Host, Pool
-from webapp.jobs.launching import launch_of, plan_launch
+from webapp.jobs.launching import launchable_of, plan_launch
 from webapp.jobs.models import Job
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
@@ -85,7 +85,7 @@ def test_one_ready_host_is_enough_in_another_teams_pool(make_plan, hosts, other_
     Host.objects.filter(pk=hosts[1].pk).update(state="draining")
     plan = make_plan()
     assert [pool.slug for pool, _ in options_for(plan).pools] == ["default"]
-    assert launch_of(plan).spread.num_hosts == 1
+    assert launchable_of(plan).spread.num_hosts == 1
 
 
 # What the plan says
@@ -156,6 +156,6 @@ def test_a_model_that_lies_in_the_pool_is_used_where_it_lies(make_plan, ran, hos
     plan.draft["model"] |= {"source": "team", "team_model": model.pk}
     plan_compute(plan)
 
-    launch = launch_of(plan)
+    launch = launchable_of(plan)
 
     assert (launch.is_pinned, launch.host) == (True, hosts[1])

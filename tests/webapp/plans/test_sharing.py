@@ -11,7 +11,7 @@ from tests.webapp.jobs.gangs import make_hosts
 from webapp.hosts.models import Host
 from webapp.hosts.pools import pool_ensure
 from webapp.jobs.gangs import gang_of
-from webapp.jobs.launching import launch_note, launch_of, plan_launch
+from webapp.jobs.launching import launch_note, launchable_of, plan_launch
 from webapp.modelhub.models import demo_config
 from webapp.plans.models import Plan
 from webapp.plans.places import pools_among, reachable_hosts
@@ -69,13 +69,13 @@ def test_a_pool_is_offered_while_several_hosts_are_ready_and_where_it_is_shared(
 
 
 def test_the_planner_is_asked_about_all_hosts_and_they_share_the_batch(make_plan, alice):
-    launch = launch_of(make_plan())
+    launch = launchable_of(make_plan())
     assert launch.best.cluster.nodes == 2
     assert launch.best.strategy.data_parallel_size == 2
     assert (launch.spread.num_hosts, launch.spread.devices_per_host) == (2, 1)
 
     plan = make_plan()
-    spec = launch_of(plan).spec
+    spec = launchable_of(plan).spec
     batch = plan.draft["workload"]["global_batch_size"]
     assert spec.micro_batch_size * spec.gradient_accumulation_steps == batch
     assert spec.gradient_accumulation_steps >= 2
@@ -91,14 +91,16 @@ def test_the_policy_for_a_lost_host_goes_with_the_job_as_far_as_it_can(make_plan
         ("restart", "restart"),
         ("stop", "stop"),
     ]:
-        assert launch_of(make_plan(on_lost_rank=chosen)).spec.parallel.on_lost_rank == kept, chosen
+        assert launchable_of(make_plan(on_lost_rank=chosen)).spec.parallel.on_lost_rank == kept, (
+            chosen
+        )
 
     for pin in ["pipeline_parallel_size", "tensor_parallel_size"]:
-        spec = launch_of(make_plan(pins={pin: 2}, on_lost_rank="restart")).spec
+        spec = launchable_of(make_plan(pins={pin: 2}, on_lost_rank="restart")).spec
         assert (spec.parallel.on_lost_rank, spec.parallel.max_restarts) == ("restart", 3), pin
 
     pins = {"tensor_parallel_size": 2}
-    spec = launch_of(in_a_folder(make_plan("generate", pins=pins, on_lost_rank="shrink"))).spec
+    spec = launchable_of(in_a_folder(make_plan("generate", pins=pins, on_lost_rank="shrink"))).spec
     assert (spec.split.method, spec.parallel.on_lost_rank) == ("tensor", "stop")
 
 
@@ -133,7 +135,7 @@ def test_a_generation_divides_the_model_over_the_hosts_as_it_was_pinned(
     make_plan, alice, pin, split
 ):
     plan = in_a_folder(make_plan("generate", pins={pin: 2}))
-    assert launch_of(plan).spec.split == split
+    assert launchable_of(plan).spec.split == split
     job = plan_launch(plan=plan, by=alice)
     assert (job.num_hosts, job.devices_per_host, job.is_shared_out) == (2, 1, True)
     assert {each.address for each in job.attempts.all()} != {""}
@@ -143,7 +145,7 @@ def test_a_generation_that_goes_on_without_a_lost_host_is_a_chain(make_plan, ali
     pins = {"pipeline_parallel_size": 2}
     plan = in_a_folder(make_plan("generate", pins=pins, on_lost_rank="shrink"))
 
-    spec = launch_of(plan).spec
+    spec = launchable_of(plan).spec
 
     assert spec.split == StageChain(stages=2)
     assert spec.parallel.on_lost_rank == "shrink"
@@ -160,7 +162,7 @@ def test_a_model_without_weights_or_with_batches_that_do_not_fit_cannot_be_divid
     plan = in_a_folder(make_plan("generate", pins={"tensor_parallel_size": 2}))
     plan.draft["workload"]["batching"] = "packed"
     with pytest.raises(DraftProblem, match=r"split tensor runs with .* not with batching packed"):
-        launch_of(plan)
+        launchable_of(plan)
 
 
 def test_the_step_the_page_and_the_note_name_the_pool_its_hosts_and_its_policy(
@@ -184,7 +186,7 @@ def test_a_pool_that_is_foreign_or_has_lost_its_hosts_says_so(make_plan, other_t
     plan = make_plan()
     plan.draft["hardware"]["pool"] = stranger.pk
     with pytest.raises(DraftProblem, match="too few ready hosts"):
-        launch_of(plan)
+        launchable_of(plan)
 
     plan = make_plan()
     Host.objects.update(state="maintenance")

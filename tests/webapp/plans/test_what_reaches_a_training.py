@@ -27,7 +27,7 @@ from webapp.datasets.models import Dataset
 from webapp.datasets.services import dataset_store
 from webapp.hosts.models import Host
 from webapp.jobs.calibration import is_as_planned
-from webapp.jobs.launching import launch_note, launch_of
+from webapp.jobs.launching import launch_note, launchable_of
 from webapp.modelhub.models import demo_config
 from webapp.plans.places import question_of
 from webapp.plans.planning import plan_compute
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 def test_each_optimizer_or_fused_method_reaches_the_host_with_its_usual_rate(plan_of):
     for optimizer in ["adamw", "adamw_8bit", "adafactor", "lion", "sgd"]:
         made = plan_of("finetune", "team", optimizer=optimizer)
-        spec = launch_of(made).spec
+        spec = launchable_of(made).spec
         assert (spec.optimizer, spec.learning_rate) == (
             optimizer,
             USUAL_LEARNING_RATES[optimizer],
@@ -47,11 +47,11 @@ def test_each_optimizer_or_fused_method_reaches_the_host_with_its_usual_rate(pla
 
     for method in ["lomo", "adalomo", "qft"]:
         made = plan_of("finetune", "team", method=method, global_batch_size=1)
-        assert launch_of(made).spec.optimizer == method, method
+        assert launchable_of(made).spec.optimizer == method, method
 
     made = plan_of("finetune", "team", optimizer="lion", optimizer_offload="disk")
     with pytest.raises(DraftProblem, match="the optimizer is lion; choose adamw"):
-        launch_of(made)
+        launchable_of(made)
 
 
 def test_what_waits_elsewhere_and_is_computed_again_reaches_the_host(plan_of):
@@ -60,7 +60,7 @@ def test_what_waits_elsewhere_and_is_computed_again_reaches_the_host(plan_of):
     made.draft["workload"] |= asked
     made.draft["pins"] = {"activation_recomputation": "full"}
 
-    spec = launch_of(made).spec
+    spec = launchable_of(made).spec
 
     assert asked.items() <= spec.model_dump().items()
     assert spec.activation_recomputation == "full"
@@ -87,7 +87,7 @@ def test_what_is_ranked_first_on_several_gpus_can_be_launched(plan_of, host):
         made.draft["workload"] |= values
         best = plan_compute(made).plans[0].strategy
 
-        launch = launch_of(made)
+        launch = launchable_of(made)
 
         assert launch.spread.devices_per_host == devices, values
         assert launch.spec.activation_recomputation == best.activation_recomputation, values
@@ -184,7 +184,7 @@ def test_offload_is_in_the_plans_figures_or_said_not_to_be(plan_of, host):
     both, _ = planned(optimizer_offload="cpu", activation_offload="cpu")
     assert both.memory.per_device_peak_bytes < plain.memory.per_device_peak_bytes
     assert both.memory.host_bytes > plain.memory.host_bytes
-    spec = launch_of(made).spec
+    spec = launchable_of(made).spec
     assert (spec.optimizer_offload, spec.activation_offload) == ("cpu", "cpu")
 
     disk, warnings = planned(
@@ -201,12 +201,12 @@ def test_integers_and_moments_on_disk_reach_the_host(plan_of):
         ({"method": "full", "qat_bits": 8}, ("qat", 8)),
     ]:
         made = plan_of("finetune", "team", **fields)
-        found = launch_of(made).spec.quantized
+        found = launchable_of(made).spec.quantized
         assert (found.method, found.bits) == expected, fields
 
     for planned, where in [("nvme", "disk"), ("none", "none")]:
         made = plan_of("finetune", "team")
-        best = launch_of(made).best
+        best = launchable_of(made).best
         offload = OffloadSpec(optimizer=planned)
         placed = best.strategy.model_copy(update={"offload": offload})
         spec = train_spec(
@@ -221,7 +221,7 @@ def test_products_in_8_bit_floats_are_taken_only_when_they_are_chosen(plan_of):
     for asked, computes in [("auto", {"fp32", "bf16"}), ("fp8", {"fp8"})]:
         made = plan_of("pretrain", "demo", compute_dtype=asked)
 
-        launch = launch_of(made)
+        launch = launchable_of(made)
 
         assert launch.spec.compute_dtype in computes, asked
         assert launch.best.strategy.compute_dtype == launch.spec.compute_dtype, asked
@@ -232,7 +232,7 @@ def test_products_in_8_bit_floats_are_taken_only_when_they_are_chosen(plan_of):
 def test_kernels_that_were_chosen_reach_plan_and_host(plan_of):
     for way in ["eager", "flash", "auto"]:
         made = plan_of("finetune", "team", attention=way, compiled=True)
-        launch = launch_of(made)
+        launch = launchable_of(made)
         assert (launch.spec.attention, launch.spec.compiled) == (way, True), way
         assert launch.best.strategy.attention == ("eager" if way == "eager" else "flash"), way
 
@@ -240,10 +240,10 @@ def test_kernels_that_were_chosen_reach_plan_and_host(plan_of):
 def test_attention_by_blocks_reaches_a_host_with_a_gpu_and_no_other(plan_of):
     made = plan_of("pretrain", "demo", attention="flex")
     with pytest.raises(DraftProblem, match=r"no backward pass of FlexAttention on .*choose flash"):
-        launch_of(made)
+        launchable_of(made)
 
     with_gpus(Host.objects.get(pk=made.document.hardware.host), 1)
-    launch = launch_of(made)
+    launch = launchable_of(made)
 
     assert (launch.spec.attention, launch.best.strategy.attention) == ("flex", "flex")
     assert any(
@@ -251,7 +251,7 @@ def test_attention_by_blocks_reaches_a_host_with_a_gpu_and_no_other(plan_of):
     )
     made.draft["workload"] |= {"attention": "auto"}
     plan_compute(made)
-    assert launch_of(made).best.strategy.attention == "flash"
+    assert launchable_of(made).best.strategy.attention == "flash"
 
 
 def test_growing_lengths_reach_the_host_with_the_plans_tokens(plan_of):
@@ -259,7 +259,7 @@ def test_growing_lengths_reach_the_host_with_the_plans_tokens(plan_of):
     asked = {"length_schedule": "grow", "tokens": 200_000, "time_budget_seconds": None}
     made.draft["workload"] |= asked | {"sequence_length": 64, "on_spike": "skip"}
 
-    spec = launch_of(made).spec
+    spec = launchable_of(made).spec
 
     assert spec.length_schedule == ((8, 0.25), (16, 0.25), (32, 0.25), (64, 0.25))
     assert spec.on_spike == "skip"
@@ -268,46 +268,46 @@ def test_growing_lengths_reach_the_host_with_the_plans_tokens(plan_of):
 def test_validations_without_gain_end_a_training_if_asked(plan_of):
     for waits in [None, 2, 3]:
         made = plan_of("pretrain", "demo", early_stop_validations=waits)
-        assert launch_of(made).spec.early_stop_validations == waits
+        assert launchable_of(made).spec.early_stop_validations == waits
 
 
 @pytest.mark.parametrize("goal", ["pretrain", "finetune"])
 def test_how_checkpoints_are_written_and_which_weights_stay_is_a_choice(plan_of, goal):
     made = plan_of(goal, "demo" if goal == "pretrain" else "team")
-    usual = launch_of(made).spec
+    usual = launchable_of(made).spec
     asked = {"checkpoint_writing": "in_step", "keep_best": False}
     made.draft["workload"] |= asked
-    other = launch_of(made).spec
+    other = launchable_of(made).spec
 
     assert (usual.checkpoint_writing, usual.keep_best) == ("auto", True)
     assert (other.checkpoint_writing, other.keep_best) == ("in_step", False)
     plan_compute(made)
-    peaks = [launch_of(made).best.memory]
+    peaks = [launchable_of(made).best.memory]
     made.draft["workload"] |= {"checkpoint_writing": "background"}
     plan_compute(made)
-    peaks.append(launch_of(made).best.memory)
+    peaks.append(launchable_of(made).best.memory)
     assert peaks[1].per_device_peak_bytes - peaks[0].per_device_peak_bytes == pytest.approx(
         peaks[0].breakdown_bytes["weights"] * 3, rel=0.05
     )
     for name in asked:  # an older draft has neither
         del made.draft["workload"][name]
     plan_compute(made)
-    assert launch_of(made).spec == usual
+    assert launchable_of(made).spec == usual
 
 
 def test_text_samples_reach_the_host_with_their_prompts(plan_of):
     for goal in ["pretrain", "finetune"]:
         made = plan_of(goal, "demo" if goal == "pretrain" else "team")
-        assert launch_of(made).spec.text_samples is None, goal
+        assert launchable_of(made).spec.text_samples is None, goal
         made.draft["workload"] |= {
             "text_samples_every_steps": 20,
             "sample_prompts": "Once\n\nTwice",
         }
-        asked = launch_of(made).spec.text_samples
+        asked = launchable_of(made).spec.text_samples
         made.draft["workload"] |= {"sample_prompts": ""}
 
         assert (asked.every_steps, asked.prompts) == (20, ("Once", "Twice")), goal
-        assert launch_of(made).spec.text_samples.prompts == (), goal
+        assert launchable_of(made).spec.text_samples.prompts == (), goal
 
 
 def test_tokens_become_steps_of_no_more_than_a_batch(plan_of):
@@ -324,13 +324,13 @@ def test_tokens_become_steps_of_no_more_than_a_batch(plan_of):
             "sequence_length": sequence,
             "global_batch_size": batch,
         }
-        spec = launch_of(made).spec
+        spec = launchable_of(made).spec
         assert spec.max_steps == steps, (tokens, sequence, batch)
         assert spec.time_budget_seconds is None
 
     for batch in [1, 2, 3, 7, 8, 12]:
         made = plan_of("pretrain", "demo", global_batch_size=batch)
-        spec = launch_of(made).spec
+        spec = launchable_of(made).spec
         assert spec.micro_batch_size * spec.gradient_accumulation_steps <= batch, batch
 
 
@@ -369,20 +369,20 @@ def choose(plan, **values):
 
 
 def test_the_hosts_own_text_a_chosen_file_or_a_path_reaches_the_job(plan, dataset):
-    spec = launch_of(plan).spec
+    spec = launchable_of(plan).spec
     assert spec.data == HostText()
     assert is_as_planned(spec)
     assert "on its own text" in launch_note(plan)["text"]
 
     choose(plan, data_source="upload", dataset=dataset.pk, rows="padded", too_long="leave_out")
-    spec = launch_of(plan).spec
+    spec = launchable_of(plan).spec
     assert (spec.data.dataset_id, spec.data.sha256) == (dataset.pk, dataset.sha256)
     assert spec.data.format == "instruction"
     assert (spec.samples.rows, spec.samples.too_long) == ("padded", "leave_out")
     assert "on the uploaded asked.jsonl" in launch_note(plan)["text"]
 
     choose(plan, data_source="file", data_path="data/mine.jsonl", data_format="chat")
-    spec = launch_of(plan).spec
+    spec = launchable_of(plan).spec
     assert (spec.data.path, spec.data.format) == ("data/mine.jsonl", "chat")
     assert is_as_planned(spec)  # once it has read them: its rows have lengths of their own
     assert not is_as_planned(spec.model_copy(update={"objective": "classification"}))
@@ -394,11 +394,11 @@ def test_what_was_chosen_and_is_gone_or_foreign_is_the_plans_problem(plan, datas
         {"data_source": "file", "data_path": ""},
     ]:
         with pytest.raises(DraftProblem, match=r"it was deleted|Name the file"):
-            launch_of(choose(plan, **values))
+            launchable_of(choose(plan, **values))
 
     Dataset.objects.filter(pk=dataset.pk).update(team=other_team)
     with pytest.raises(DraftProblem, match="it was deleted"):
-        launch_of(choose(plan, data_source="upload", dataset=dataset.pk))
+        launchable_of(choose(plan, data_source="upload", dataset=dataset.pk))
 
 
 def test_an_upload_in_the_wizard_is_chosen_and_shown(plan, alice):
@@ -437,7 +437,7 @@ def test_sources_that_are_mixed_by_weight_reach_the_job(plan, alice, dataset):
     assert saved(client, plan, MIXTURE | third).status_code == 302
 
     plan.refresh_from_db()
-    spec = launch_of(plan).spec
+    spec = launchable_of(plan).spec
     assert [part.weight for part in spec.data.parts] == [3.0, 0.5, 1.5]
     own, file, uploaded = (part.data for part in spec.data.parts)
     assert (own, file.path, uploaded.sha256) == (HostText(), "notes/a.txt", dataset.sha256)
@@ -461,7 +461,7 @@ def test_weights_that_follow_the_losses_reach_the_job_and_its_words(plan, alice)
     assert saved(client, plan, MIXTURE | MOVING).status_code == 302
 
     plan.refresh_from_db()
-    data = launch_of(plan).spec.data
+    data = launchable_of(plan).spec.data
     assert (data.weights, data.update_every_steps) == ("dynamic", 25)
     assert [part.reference_loss for part in data.parts] == [None, 2.5]
     words = launch_note(plan)["text"].replace("\N{NO-BREAK SPACE}", " ")
@@ -471,7 +471,7 @@ def test_weights_that_follow_the_losses_reach_the_job_and_its_words(plan, alice)
     # Fixed ones follow nothing, whatever still stands in the fields that are folded away then.
     assert saved(client, plan, {"mixture_weights": "fixed"}).status_code == 302
     plan.refresh_from_db()
-    assert launch_of(plan).spec.data.parts[1].reference_loss is None
+    assert launchable_of(plan).spec.data.parts[1].reference_loss is None
 
 
 def test_a_step_that_lacks_something_or_a_mixture_that_cannot_be_is_refused_by_its_field(

@@ -14,7 +14,7 @@ from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.hosts.models import Device
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.models import Allocation, Job
-from webapp.jobs.quotas import limit_sentences, month_start, usage_of, used_gpu_hours
+from webapp.jobs.quotas import limit_sentences, month_start, quota_usage, used_gpu_hours
 from webapp.jobs.services import job_stop, job_submit
 from webapp.jobs.waiting import lines_of, waiting_line
 from webapp.wizard.drafts import draft_begin
@@ -34,7 +34,7 @@ def use(hours: float) -> None:
 
 
 def test_without_a_quota_only_places_in_queues_are_limited(team, alice):
-    assert limit_sentences(team, usage_of(team, alice.pk)) == [
+    assert limit_sentences(team, quota_usage(team, alice.pk)) == [
         "you have 0 of at most 100 queued jobs"
     ]
 

@@ -10,7 +10,7 @@ from runners.plans.document import ModelChoice, of_goal
 from tests.webapp.conftest import client_of, enrol, make_beat, make_facts, make_microbench
 from webapp.accounts.models import Role
 from webapp.agents.heartbeats import host_beat
-from webapp.jobs.launching import launch_note, launch_of
+from webapp.jobs.launching import launch_note, launchable_of
 from webapp.jobs.models import Job
 from webapp.plans.models import Plan
 from webapp.wizard.drafts import stored_draft
@@ -141,6 +141,6 @@ def test_a_head_and_its_model_belong_together(plan, model, method, said):
 
 def test_stage_0_of_zero_is_asked_for_and_no_gap(plan):
     plan.draft["pins"]["zero_stage"] = 0
-    launch = launch_of(plan)
+    launch = launchable_of(plan)
     assert launch.best.strategy.zero_stage == 0
     assert launch.spec.layout is None

@@ -12,7 +12,7 @@ from runners.plans.engine_choice import chosen_engine, engine_choices
 from runners.plans.refusals import DraftProblem
 from tests.webapp.conftest import client_of
 from tests.webapp.wizard.conftest import STEPS
-from webapp.jobs.launching import launch_of
+from webapp.jobs.launching import launchable_of
 from webapp.plans.exporting import exports_of
 from webapp.plans.planning import current_answer, plan_keep
 from webapp.wizard.forms import FormOfPart
@@ -375,15 +375,15 @@ def test_a_plan_for_another_engine_is_exported_and_not_launched(walk, host):
     walker = walk()
     walker.press("hardware", choice=f"host:{host.pk}")
     assert walker.plan.request["engine"] == "torch"
-    assert launch_of(walker.plan)
+    assert launchable_of(walker.plan)
 
     walker.press("hardware", engine="deepspeed")
 
     with pytest.raises(DraftProblem, match="Download the plan's export") as caught:
-        launch_of(walker.plan)
+        launchable_of(walker.plan)
     assert caught.value.field == "engine"
     walker.press("hardware", engine="torch")
-    assert launch_of(walker.plan)
+    assert launchable_of(walker.plan)
 
 
 # The longest request of a serving plan: asked for, checked, and what the exports take

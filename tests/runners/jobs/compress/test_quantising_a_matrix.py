@@ -47,7 +47,7 @@ from runners.jobs.compress.tuning import (
 from runners.jobs.runtime import BadInputError
 from runners.jobs.weights import CorruptCodeError, decode, encode, entropy_bits
 from runners.jobspec import CompressSpec, DemoModel
-from runners.jobspec.compress import CompressMethod, CompressOptions
+from runners.jobspec.compress import CompressOptions, JobCompressMethod
 from tests.runners.jobs.cases import refused
 
 BITS = (2, 3, 4)
@@ -324,7 +324,7 @@ def rounded():
 
 
 def test_every_method_by_layer_has_a_function_and_words():
-    methods = get_args(CompressMethod)
+    methods = get_args(JobCompressMethod)
     by_layer = {each for each in methods if CompressOptions(method=each).is_layerwise}
     assert by_layer == set(HOW_LAYERWISE) == {*METHODS, *TUNED_METHODS}
     assert not METHODS.keys() & TUNED_METHODS.keys()
