@@ -4,6 +4,8 @@ import itertools
 import re
 
 import pytest
+from django import forms
+from django.test.html import parse_html
 
 from planner.catalog.engines import get_engine
 from runners.plans import fields
@@ -15,7 +17,7 @@ from tests.webapp.wizard.conftest import STEPS
 from webapp.jobs.launching import launchable_of
 from webapp.plans.exporting import exports_of
 from webapp.plans.planning import current_answer, plan_keep
-from webapp.wizard.forms import FormOfPart
+from webapp.wizard.forms import FormOfPart, Select
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -409,3 +411,14 @@ def test_the_longest_request_is_stated_or_the_models_context_where_memory_holds_
 
     long_server.press("workload", max_request_tokens="20000")
     assert "--max-model-len 20000" in vllm_of(long_server.plan)
+
+
+def test_a_select_is_the_element_that_django_renders():
+    choices = [("", "None"), ("a&b", "A <b>"), ("Group", [("c", "C"), (3, "three")])]
+    for value in ("", "a&b", "c", 3, "other", None):
+        attributes = {"id": "x", "aria-invalid": "true", "disabled": False, "required": True}
+        ours, theirs = (
+            kind(choices=choices).render("name", value, attributes)
+            for kind in (Select, forms.Select)
+        )
+        assert parse_html(ours) == parse_html(theirs), value
