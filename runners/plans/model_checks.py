@@ -15,8 +15,8 @@ def needs_weights(model: ModelRef, verb: str) -> None:
     if isinstance(model, RandomModel | DemoModel):
         raise DraftProblem(
             f"{verb} needs trained weights, and this model has none on the host. Train the demo "
-            "model first and choose the result, or name a model of the catalog, a repository on the "
-            "Hub or a folder on the host.",
+            "model first and choose the result, or name a model of the catalog, a repository of "
+            "the Hub or a folder on the host.",
             "source",
         )
 
