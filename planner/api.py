@@ -16,13 +16,13 @@ from pydantic import BaseModel, ValidationError
 from planner.specs.base import BadRequestError, location_of
 from planner.specs.estimate import (
     FIGURES,
-    UNKNOWN_FIGURE,
     Estimate,
     EstimateRequest,
     InverseAnswer,
     InverseRequest,
     PlanAnswer,
     PlanRequest,
+    UnknownFigureError,
 )
 
 
@@ -113,7 +113,7 @@ def readable(error: ValidationError, spec: type[BaseModel]) -> BadRequestError:
     name = ".".join(path) or "request"
     given = first_error.get("input")
     shown = "" if isinstance(given, dict | list) else f" (given: {given!r})"
-    if first_error["type"] == UNKNOWN_FIGURE:
+    if isinstance(first_error.get("ctx", {}).get("error"), UnknownFigureError):
         hint = _hint(path[-1], {one: one for one in FIGURES})
         return BadRequestError(f"{name}: there is no such figure of an estimate; {hint}", name)
     if first_error["type"] == "extra_forbidden":

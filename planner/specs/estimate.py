@@ -12,7 +12,6 @@ from pydantic import (
     PositiveInt,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
 
 from planner.specs.base import JsonObject, OperatorClass, SparseSpec
 from planner.specs.cluster import ClusterSpec
@@ -316,12 +315,13 @@ Purpose = Literal["fit", "target"]
 FIT_LIMITS = frozenset({"per_device_peak_bytes", "quality_loss_ratio"})
 
 
-UNKNOWN_FIGURE = "unknown_figure"  # a type of pydantic's errors
+class UnknownFigureError(ValueError):
+    """A limit is on a figure that no estimate has."""
 
 
 def _figure(name: str) -> str:
     if name not in FIGURES:
-        raise PydanticCustomError(UNKNOWN_FIGURE, "there is no such figure")
+        raise UnknownFigureError("there is no such figure")
     return name
 
 

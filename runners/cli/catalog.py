@@ -6,8 +6,6 @@
 
 import itertools
 import json
-import os
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -192,8 +190,6 @@ devices = _catalog_app(DEVICES)
 # A model of the team, by its config.json.
 
 CONFIG = "config.json"
-REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")  # an id of the Hugging Face Hub
-HUB, HUB_SECONDS = "https://huggingface.co", 30.0
 
 
 @models.command("add")
@@ -307,6 +303,7 @@ def read_config(source: str) -> tuple[Row, str]:
     Raises:
         CliError: there is none, or it is not a JSON object.
     """
+    from runners.cli.plan_request import is_path
     from runners.cli.plans import is_file, read_document
 
     if source == "-":
@@ -317,55 +314,14 @@ def read_config(source: str) -> tuple[Row, str]:
     if is_file(path):
         folder = path.resolve().parent.name
         return read_document(source), folder if path.name == CONFIG else path.stem
-    if REPOSITORY.fullmatch(source) and not path.exists():
-        return _config_of_repository(source), source
+    if "/" in source and not is_path(source):
+        from runners.cli.repositories import config_of_repository
+        from runners.hub.repository import ORIGIN
+
+        found = config_of_repository(source, "MODEL")
+        return {name: value for name, value in found.items() if name != ORIGIN}, source
     raise CliError(
         f"MODEL is {source!r}: it must be a folder with a {CONFIG}, such a file, or a repository "
         "such as Qwen/Qwen3-8B",
-        field="MODEL",
-    )
-
-
-def _config_of_repository(repository: str) -> Row:
-    """Return the config.json of a repository; ``HF_ENDPOINT`` and ``HF_TOKEN`` as the Hub's own.
-
-    Raises:
-        CliError: the Hub does not answer, has no such repository, or wants a token.
-    """
-    import httpx
-
-    hub = os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or HUB
-    token = os.environ.get("HF_TOKEN", "").strip()
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    url = f"{hub}/{repository}/resolve/main/{CONFIG}"
-    way_out = f"download its {CONFIG} and give its path instead"
-    try:
-        response = httpx.get(url, headers=headers, timeout=HUB_SECONDS, follow_redirects=True)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise CliError(
-            f"{url} cannot be read ({str(error) or type(error).__name__}): check the connection, "
-            f"or {way_out}",
-            code="unreachable",
-            exit_code=ExitCode.FAILED,
-            field="MODEL",
-        ) from error
-    try:
-        document = response.json() if response.is_success else None
-    except ValueError:
-        document = None
-    if isinstance(document, dict):
-        return document
-    status = response.status_code
-    why = (
-        "the repository is private, gated or not there: set HF_TOKEN to a token that may read it"
-        if status in {401, 403, 404}
-        else "the reply is no JSON object"
-        if response.is_success
-        else "try again later"
-    )
-    raise CliError(
-        f"MODEL is {repository!r}: {url} answers {status}; {why}, or {way_out}",
-        code="unknown_model",
-        exit_code=ExitCode.FAILED,
         field="MODEL",
     )

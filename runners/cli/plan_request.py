@@ -357,6 +357,10 @@ def read_model(name: str) -> "ModelName | Document":
                 code="not_found",
                 field="model",
             ) from error
+        if "/" in name:
+            from runners.cli.repositories import config_of_repository
+
+            return config_of_repository(name, "MODEL")
         raise CliError(
             f"MODEL is {name!r}: {error}; `slipway models find TEXT` searches",
             code=error.code,

@@ -29,7 +29,6 @@ EXCEPTIONS = {
     "webapp/core/vault.py": {"VARIABLE"},
     # The user of the command line, who is neither the site's nor a host's operator.
     "runners/cli/main.py": {"PYDANTIC_DISABLE_PLUGINS", "DEBUG"},
-    "runners/cli/catalog.py": {"HF_ENDPOINT", "HF_TOKEN"},
     "runners/cli/output.py": {"COLUMNS"},
     # The host's operator.
     "runners/shared/config.py": {"SLIPWAY_REDIS_CA"},
@@ -39,7 +38,7 @@ EXCEPTIONS = {
         "OMP_NUM_THREADS", "KERNEL_CACHE", "COUNT_VARIABLE", "HOST_DIR_VARIABLE", "RAYON_NUM_THREADS",
     },
     "runners/jobs/prove/recorder.py": {"KERNEL_CACHE"},
-    "runners/launchers/launch.py": {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"},
+    "runners/launchers/launch.py": {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "name"},
     "runners/supervision/child.py": {"CXX"},
     "runners/host/bench.py": {"SLURM_CONF"},
     # What a process of ours sets for the one that it starts, and torchrun for a rank.
@@ -47,6 +46,9 @@ EXCEPTIONS = {
     "runners/host/tasks.py": {"HOST_DIR_VARIABLE"},
     "runners/jobs/__init__.py": {"_name"},
     "runners/jobs/events.py": {"EVENT_FD_VARIABLE", "TORCHELASTIC_RUN_ID", "LOCAL_RANK"},
+    "runners/jobs/fetch.py": {
+        "DIRECTORY_VARIABLE", "KNOWN_VARIABLES[TOKEN]", "MODEL_ROOTS_VARIABLE", "name", "variable",
+    },
     "runners/jobs/in_environment.py": {"HOST_DIR_VARIABLE", "variable"},
     "runners/jobs/model_files.py": {"MODEL_ROOTS_VARIABLE"},
     "runners/jobs/ranks.py": {"TORCHELASTIC_RUN_ID", "LOCAL_RANK", "RANK", "WORLD_SIZE"},

@@ -15,6 +15,7 @@ from planner.catalog.models import model_from_config
 from planner.specs.base import PlannerError
 from runners.hub.names import parse
 from runners.hub.repository import COMMIT, RepositoryName
+from runners.hub.settings import from_environment
 from runners.jobspec import HubModel, ModelRef, ModelSpec
 from runners.jobspec.references import with_models
 from runners.plans.document import ModelChoice
@@ -26,7 +27,6 @@ from webapp.core.problems import InvalidProblem
 HUB_TOKEN = "HF_TOKEN"  # noqa: S105 - the name of a team's secret
 ASK_SECONDS = 5.0
 KEPT_SECONDS = 300
-OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 
 
 class Repository(NamedTuple):
@@ -126,14 +126,13 @@ def at_a_commit(spec: ModelSpec, team: Team) -> ModelSpec:
 
 
 def _ask(repository: str, revision: str, team: Team, *, has_config: bool) -> Repository:
-    if os.environ.get(OFFLINE_VARIABLE, "").upper() in {"1", "ON", "TRUE", "YES"}:
-        raise UnreachableError(f"{OFFLINE_VARIABLE} is set for the site")
+    settings = from_environment(os.environ)
+    if settings.is_offline:
+        raise UnreachableError("HF_HUB_OFFLINE is set for the site.")
     # Here: the hub's library takes half a second to import.
     from runners.hub.errors import HubError
     from runners.hub.listing import check_access, look_up, read_config
-    from runners.hub.settings import from_environment
 
-    settings = from_environment(os.environ)
     if token := secrets_open(team_id=team.pk, names=[HUB_TOKEN]).get(HUB_TOKEN):
         settings = dataclasses.replace(settings, token=token)
     try:

@@ -18,6 +18,7 @@ from planner.catalog.models import checkpoint_name, model_from_config
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import PlannerError
 from planner.specs.units import GIB
+from runners.hub.repository import ORIGIN
 from runners.plans.document import (
     GOALS,
     AnyPlan,
@@ -496,7 +497,7 @@ def document_of_request(
     if objective := rest.pop("objective", None):
         document["objective"] = objective
     if (model := rest.pop("model", None)) is not None:
-        document["model"] = {"config": model} if isinstance(model, dict) else model
+        document["model"] = _model_of_request(model) if isinstance(model, dict) else model
     constraints = rest.get("constraints") or {}
     if goal == "serve":
         document |= _latency_target(workload, constraints)
@@ -506,6 +507,13 @@ def document_of_request(
     rest["workload"] = workload
     notes = [f"{path} = {json.dumps(value)[:60]} {NO_FIELD}" for path, value in _leaves(rest)]
     return {name: value for name, value in document.items() if value != {}}, notes
+
+
+def _model_of_request(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the model of a config, by its repository if the command line read it from one."""
+    origin = config.get(ORIGIN)
+    own = {name: value for name, value in config.items() if name != ORIGIN}
+    return {"repository": origin, "config": own} if origin else {"config": own}
 
 
 def _latency_target(workload: dict[str, Any], constraints: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,40 @@
+"""The config.json of a repository of the Hub, for planning a model that the catalog lacks."""
+
+import os
+from typing import Any
+
+from runners.cli.errors import CliError, ExitCode
+
+SECONDS = 30.0
+
+
+def config_of_repository(name: str, field: str) -> dict[str, Any]:
+    """Return the config.json of a repository, with the repository's name and commit in it.
+
+    ``name`` may state a revision or a GGUF file. ``HF_ENDPOINT``, ``HF_TOKEN`` and the proxies
+    count as for the Hub's own library.
+
+    Raises:
+        CliError: it is no name of a repository, or the Hub cannot be asked or refuses it.
+    """
+    from planner.specs.base import PlannerError
+    from runners.hub.errors import HubError
+    from runners.hub.listing import look_up, read_config
+    from runners.hub.names import parse
+    from runners.hub.repository import ORIGIN
+    from runners.hub.settings import HubSettingsError, from_environment
+
+    try:
+        settings = from_environment(os.environ)
+        repository = parse(name, settings.endpoint)
+        listing = look_up(repository, settings, SECONDS)
+        config = read_config(listing, settings, SECONDS)
+    except (HubError, HubSettingsError, PlannerError) as error:
+        code = "unreachable" if getattr(error, "is_out_of_reach", False) else "unknown_model"
+        raise CliError(
+            f"{field} is {name!r}: {error}. Or download its config.json and give its path.",
+            code=code,
+            exit_code=ExitCode.FAILED,
+            field=field,
+        ) from error
+    return config | {ORIGIN: str(repository)}
