@@ -18,9 +18,10 @@ FILES = {"config.json": CONFIG, "tokenizer.json": "{}", "model.safetensors": 2**
 
 @pytest.fixture
 def own_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """Yield a hub with acme/tiny, acme/tiny-GGUF and acme/strange, of no known family."""
+    """Yield a hub: acme/tiny, acme/other, acme/tiny-GGUF; acme/strange, of no known family."""
     folder = tmp_path / "repositories"
-    write_files(folder / "acme/tiny", FILES)
+    for name in ("tiny", "other"):
+        write_files(folder / "acme" / name, FILES)
     gguf = {"config.json": CONFIG, "tiny-Q8_0.gguf": 1000, "tiny-Q4_K_M.gguf": 999}
     write_files(folder / "acme/tiny-GGUF", gguf)
     write_files(folder / "acme/strange", {**FILES, "config.json": '{"model_type": "perceptron"}'})

@@ -8,7 +8,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import transaction
 
-from runners.jobspec import ArtefactModel, ModelRef, NamedAdapter, TrainSpec
+from runners.jobspec import ArtefactModel, HubModel, ModelRef, NamedAdapter, TrainSpec
 from runners.jobspec.base import UploadedData, uploads_of
 from runners.plans.serving_spec import served_name
 from webapp.accounts.models import Team
@@ -217,23 +217,28 @@ def producer_of(model: ModelRef) -> Producer | None:
 
 
 def adapters_of(
-    team: Team, model: ModelRef, producer: Producer | None
+    team: Team, model: ModelRef, producer: Producer | None, host: Host | None = None
 ) -> tuple[NamedAdapter, ...]:
     """Return the adapters that the team's jobs trained on a model, newest first.
 
     ``producer``: of the model. A GGUF file has the adapters of its source model: llama.cpp applies
-    them to it.
+    them to it. Of a repository they are those on ``host``; the job checks that they were trained
+    on the same weights.
     """
     base = _base_of(team, model, producer)
     if base is None:
         return ()
-    adapters = Artefact.objects.filter(
-        kind="adapter", attempt__job__team=team, facts__base__attempt_id=base.attempt_id
-    ).order_by("-created_at")
+    adapters = Artefact.objects.filter(kind="adapter", attempt__job__team=team)
+    if isinstance(base, HubModel):
+        adapters = adapters.filter(
+            attempt__host=host, attempt__job__spec__model__repository=base.repository
+        )
+    else:
+        adapters = adapters.filter(facts__base__attempt_id=base.attempt_id)
     fitting = [
         each
-        for each in adapters.select_related("attempt__job")
-        if each.facts["base"] == base.model_dump()
+        for each in adapters.order_by("-created_at").select_related("attempt__job")
+        if isinstance(base, HubModel) or each.facts["base"] == base.model_dump()
     ]
     return tuple(
         NamedAdapter(
@@ -244,8 +249,12 @@ def adapters_of(
     )
 
 
-def _base_of(team: Team, model: ModelRef, producer: Producer | None) -> ArtefactModel | None:
+def _base_of(
+    team: Team, model: ModelRef, producer: Producer | None
+) -> ArtefactModel | HubModel | None:
     """Return the base model of adapters; for a GGUF file its source model."""
+    if isinstance(model, HubModel):
+        return model
     if not isinstance(model, ArtefactModel):
         return None
     is_gguf = producer is not None and producer.spec.get("method") == "gguf"

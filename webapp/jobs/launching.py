@@ -266,7 +266,7 @@ class LaunchContext:
     @cached_property
     def adapters(self) -> tuple[NamedAdapter, ...]:
         """Return the adapters that the team's jobs trained on the model."""
-        return adapters_of(self.team, self.model, self.producer)
+        return adapters_of(self.team, self.model, self.producer, self.host)
 
     def case(self, launch: Launch, key_hashes: tuple[str, ...] = ()) -> LaunchCase:
         """Return what the names of a launch stand for; only what it names is looked up."""

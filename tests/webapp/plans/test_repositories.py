@@ -7,10 +7,11 @@ from runners.plans.document import PLANS, ModelChoice
 from runners.plans.launch import Launch
 from runners.plans.refusals import DraftProblem
 from tests.hub.hub_server import Hub
-from tests.webapp.conftest import client_of
+from tests.webapp.conftest import client_of, enrol
 from webapp.accounts.secrets import secret_store
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.launching import launch_note, launchable_of, plan_launch
+from webapp.jobs.models import Artefact, Attempt
 from webapp.plans.models import Plan
 from webapp.plans.repositories import RepositoryProblem, UnreachableError, with_config
 from webapp.wizard.documents import document_of, document_parse, draft_fill
@@ -158,3 +159,18 @@ def test_the_wizard_takes_a_repository(plan_of, alice, own_hub: Hub):
     plan.refresh_from_db()
     assert plan.document.model.config["hidden_size"] == 64
     assert isinstance(launchable_of(plan).spec, GenerateSpec)
+
+
+def test_a_repository_has_the_adapters_that_jobs_on_the_host_trained_on_it(
+    plan_of_hub, team, alice, host
+):
+    far, _ = enrol(team, name="far")
+    tuned = plan_launch(plan=plan_of_hub(), by=alice)
+    other = plan_launch(plan=plan_of_hub(repository="acme/other"), by=alice)
+    for number, (job, place) in enumerate(((tuned, host), (tuned, far), (other, host)), start=7):
+        attempt = Attempt.objects.create(job=job, host=place, number=number)
+        Artefact.objects.create(
+            attempt=attempt, name="adapter", kind="adapter", total_bytes=1, facts={"base": {}}
+        )
+    served = launch_note(plan_of_hub("serve"))
+    assert served["adapters"] == "1"
