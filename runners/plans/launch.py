@@ -65,10 +65,11 @@ class Launch(Part):
     weights: Literal["published", "random"] = field(
         "published",
         "Weights",
-        "Random ones are not downloaded: speed and memory are real, the text is not.",
+        "Random ones in the model's shape are not downloaded: speed and memory are real, the text "
+        "is not.",
         choices={
-            "published": "Published: the host downloads what its cache lacks",
-            "random": "Random numbers in the model's shape",
+            "published": "Published ones",
+            "random": "Random numbers",
         },
     )
     engine: EngineName = field(OWN, "Engine", ENGINES_HINT)

@@ -459,13 +459,18 @@ def _only_endpoint_note(context: LaunchContext) -> dict[str, Any]:
     if not launches:
         return {}
     return {
-        "endpoint": EXPLANATIONS["serve"],
+        "endpoint": _endpoint_words(context.model),
         "can_serve": "yes",
         "host": next(iter(launches.values())).place,
         "engines": [(engine, ENGINES[engine].words) for engine in launches],
         "refusals": refusal_lines(launches),
         "drafts": context.draft_models,
     }
+
+
+def _endpoint_words(model: ModelRef) -> str:
+    downloads = DOWNLOAD.format(model.repository) if isinstance(model, HubModel) else ""
+    return EXPLANATIONS["serve"] + downloads
 
 
 def _endpoint_note(context: LaunchContext, parts: Launchable) -> dict[str, Any]:
@@ -487,7 +492,7 @@ def _endpoint_note(context: LaunchContext, parts: Launchable) -> dict[str, Any]:
     ]
     if any("draft_model" in each.features for each in engines):
         points["drafts"] = context.draft_models
-    serving: dict[str, Any] = {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes"}
+    serving: dict[str, Any] = {"endpoint": _endpoint_words(context.model), "can_serve": "yes"}
     serving |= {
         "engines": [(each.name, each.words) for each in engines],
         "refusals": refusal_lines(each.name for each in engines),

@@ -141,7 +141,8 @@ def _ask(repository: str, revision: str, team: Team, *, has_config: bool) -> Rep
             check_access(listing, settings, ASK_SECONDS)
         config = read_config(listing, settings, ASK_SECONDS) if has_config else {}
     except HubError as error:
+        words = f"{error}."  # which may begin with an address
         if error.is_out_of_reach:
-            raise UnreachableError(str(error)) from error
-        raise RepositoryProblem(str(error)) from error
+            raise UnreachableError(words) from error
+        raise RepositoryProblem(words) from error
     return Repository(listing.repository, listing.commit, config)
