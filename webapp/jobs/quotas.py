@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from django.db.models import DurationField, ExpressionWrapper, F, Sum
+from django.db.models import Count, DurationField, ExpressionWrapper, F, Subquery, Sum, Value
 from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
 
@@ -143,7 +143,15 @@ class QuotaUsage(NamedTuple):
 def quota_usage(team: Team, owner_id: int | None, besides: Job | None = None) -> QuotaUsage:
     """Return a team's quota, and how many jobs a person has in queues, ``besides`` not counted."""
     owned = Job.objects.filter(owner=owner_id, state=JobState.QUEUED, deleted_at=None)
-    return QuotaUsage(quota_of(team), (owned.exclude(pk=besides.pk) if besides else owned).count())
+    counted = owned.exclude(pk=besides.pk) if besides else owned
+    total = counted.order_by().annotate(of=Value(1)).values("of").annotate(n=Count("pk"))
+    row = (
+        Team.objects.filter(pk=team.pk)
+        .select_related("quota")
+        .annotate(queued=Coalesce(Subquery(total.values("n")), 0))
+        .get()
+    )
+    return QuotaUsage(getattr(row, "quota", None) or Quota(team=team), row.queued)
 
 
 def num_devices(job: Job) -> int:
