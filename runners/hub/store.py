@@ -207,10 +207,18 @@ def link_files(settings: HubSettings, listing: Listing, files: Sequence[HubFile]
             same = (folder / each.path for each in files if each.etag == file.etag)
             _link(next(each for each in (blob, *same) if _size(each) == file.size), path, settings)
     if listing.revision:
-        ref = repository_folder(settings, listing.repository) / "refs" / listing.revision
-        ref.parent.mkdir(parents=True, exist_ok=True)
-        _write(ref, listing.commit)
+        with contextlib.suppress(OSError):  # a complete cache may be there to be read only
+            _refer(repository_folder(settings, listing.repository), listing)
     return folder
+
+
+def _refer(folder: Path, listing: Listing) -> None:
+    """Let a branch or tag stand for a commit, for whoever reads it meanwhile too."""
+    ref = folder / "refs" / listing.revision
+    ref.parent.mkdir(parents=True, exist_ok=True)
+    temporary = ref.with_name(f"{ref.name}.{os.getpid()}.tmp")
+    temporary.write_text(listing.commit, "ascii")
+    temporary.replace(ref)
 
 
 def _link(blob: Path, path: Path, settings: HubSettings) -> None:
@@ -227,9 +235,3 @@ def _link(blob: Path, path: Path, settings: HubSettings) -> None:
     else:  # another file of the snapshot with the same bytes
         shutil.copyfile(blob, temporary)
         temporary.replace(path)
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, "ascii")
-    temporary.replace(path)

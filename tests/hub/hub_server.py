@@ -264,7 +264,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif hub.failing:
             self._send(hub.failing.pop(0), b"")
         elif segments[:2] == ["api", "models"] and len(segments) in {4, 6}:
-            self._model("/".join(segments[2:4]), segments[5] if len(segments) == 6 else "main")
+            revision = segments[5] if len(segments) == 6 else "main"
+            answer = self._tree if segments[4:5] == ["tree"] else self._model
+            answer("/".join(segments[2:4]), revision)
         elif segments[0] == "lfs" and len(segments) == 2:
             self._storage(segments[1], parts.query)
         elif len(segments) >= 5 and segments[2] == "resolve":
@@ -304,6 +306,25 @@ class _Handler(BaseHTTPRequestHandler):
                 {"rfilename": each["rfilename"]} for each in document["siblings"]
             ]
         self._send(200, json.dumps(document).encode(), {"Content-Type": "application/json"})
+
+    def _tree(self, repository: str, revision: str) -> None:
+        """Answer what snapshot_download asks for: all files in one list."""
+        if self._refused(repository):
+            return
+        _, files = self.hub.files(repository, revision)
+        if files is None:
+            self._error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+            return
+        entries = [
+            {"type": "file", "path": name, "size": file.size, "oid": file.git_sha1}
+            | (
+                {"lfs": {"oid": file.sha256, "size": file.size, "pointerSize": 134}}
+                if file.is_large
+                else {}
+            )
+            for name, file in files.items()
+        ]
+        self._send(200, json.dumps(entries).encode(), {"Content-Type": "application/json"})
 
     def _error(self, status: int, code: str, message: str) -> None:
         headers = {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})

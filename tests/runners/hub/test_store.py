@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import huggingface_hub
 import pytest
@@ -56,6 +57,17 @@ def test_what_huggingface_hub_has_downloaded_is_found(hub, settings, looked_up):
         settings, REPOSITORY, listing.commit
     )
     assert hub.sent() == sent
+
+
+def test_a_complete_cache_may_be_read_only(settings, looked_up, fetched, monkeypatch):
+    listing, files = fetched()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    for name in ("write_text", "replace", "symlink_to"):
+        monkeypatch.setattr(Path, name, refuse)
+    assert download(listing, files, settings).name == listing.commit
 
 
 def test_a_blob_that_was_cut_off_is_missing(settings, fetched):
