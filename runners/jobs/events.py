@@ -129,7 +129,9 @@ class Emitter:
             self.dropped += 1
             return
         try:
-            self._lines.put(_line(kind, body.model_dump(mode="json")), timeout=1.0)
+            # Most phases go on with the progress so far, and do not say so.
+            content = body.model_dump(mode="json", exclude_defaults=kind == "phase")
+            self._lines.put(_line(kind, content), timeout=1.0)
         except queue.Full:
             self.dropped += 1
 

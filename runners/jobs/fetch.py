@@ -31,7 +31,7 @@ from runners.jobs.runtime import EXIT_BAD_INPUT, BadInputError, read_request
 from runners.jobspec import FolderModel, HubModel
 from runners.jobspec.references import hub_models, with_models
 from runners.launchers.attempts import DIRECTORY_VARIABLE, KNOWN_VARIABLES
-from runners.launchers.launch import HUB_VARIABLES, OFFLINE
+from runners.launchers.launch import HUB_VARIABLES, OFFLINE, is_passed
 from runners.supervision import child
 from runners.supervision.classification import DOWNLOAD_FAILED
 
@@ -162,7 +162,8 @@ def fetch_models(attempt_dir: Path, fetching: Fetching) -> None:
 def drop_credentials() -> None:
     """Remove the hub's variables, and the file of its token, before the job's own program."""
     for variable in (*HUB_VARIABLES, KNOWN_VARIABLES[TOKEN], f"{TOKEN}_FILE"):
-        os.environ.pop(variable, None)
+        if not is_passed(variable):  # to every job, such as the folder of caches
+            os.environ.pop(variable, None)
     os.environ |= OFFLINE
     if secrets := os.environ.get(DIRECTORY_VARIABLE):
         (Path(secrets) / TOKEN).unlink(missing_ok=True)

@@ -218,7 +218,8 @@ _BY_INDEX = frozenset(
 )
 
 
-def _is_passed(name: str) -> bool:
+def is_passed(name: str) -> bool:
+    """Return whether every job gets the agent's value of a variable."""
     return name in _NAMES or (name.startswith(_FAMILIES) and not _SECRET.search(name))
 
 
@@ -304,7 +305,7 @@ def render_env(
     devices: Sequence[RunDevice] = (),
 ) -> dict[str, str]:
     """Return a job's environment: the passed variables, its devices' and our own, no others."""
-    passed = {name: value for name, value in os.environ.items() if _is_passed(name)}
+    passed = {name: value for name, value in os.environ.items() if is_passed(name)}
     env = with_devices(passed, devices) | OFFLINE
     cores = len(os.sched_getaffinity(0))
     return env | {

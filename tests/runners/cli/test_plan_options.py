@@ -130,10 +130,12 @@ CONSTRAINED = {"ttft_p95_seconds", "latency_p50_seconds", "quality_loss_ratio"}
 
 def figures_of(kind, engine, model, strategy):
     """Return the names and values of the figures of a strategy, none if it is refused."""
+    is_over_codes = kind == "train" and "quantization" in strategy
+    over_codes = {"method": "qlora"} if is_over_codes else {}  # others refuse it
     request = {
         "model": model,
         "cluster": {"device": "h100", "devices_per_node": 4},
-        "workload": {"kind": kind, **WORK[kind]},
+        "workload": {"kind": kind, **WORK[kind], **over_codes},
         "engine": engine,
         "strategy": strategy,
     }

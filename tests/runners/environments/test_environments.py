@@ -58,7 +58,10 @@ def test_a_missing_environment_is_built_as_a_stage_of_the_job_which_then_runs_in
     ended = start()
     folder = store.folder(store.pins("tiny"))
     assert ended.stdout.splitlines()[-1] == f"{folder} False ['folder']"
-    assert events(tmp_path, "phase") == [{"name": "Building the environment tiny"}]
+    assert events(tmp_path, "phase") == [
+        {"name": "Building the environment tiny"},
+        {"name": "Starting the job's program", "begins_anew": True},
+    ]
     assert [each["total"] for each in events(tmp_path, "progress")] == [6] * 6
 
 

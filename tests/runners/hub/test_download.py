@@ -1,6 +1,7 @@
 """A download: resumed after kill -9, shared, verified, limited, stopped; and what others see."""
 
 import errno
+import fcntl
 import shutil
 import signal
 import socket
@@ -13,7 +14,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import filelock
 import huggingface_hub
 import pytest
 
@@ -335,15 +335,15 @@ def test_a_file_that_huggingface_hub_is_fetching_is_waited_for(
 ):
     lock = lock_path(settings.cache, repository_folder(settings, REPOSITORY), blob.name)
     lock.parent.mkdir(parents=True)
-    held = filelock.FileLock(lock)
-    held.acquire()
+    held = lock.open("wb")  # as huggingface_hub holds it
+    fcntl.flock(held, fcntl.LOCK_EX)
     blob.parent.mkdir(parents=True)
     blob.with_name(f"{blob.name}.0badcafe.incomplete").write_bytes(b"x" * MIB)
 
     def end(done: int, _total: int, _rate: float) -> None:
-        if done >= MIB and held.is_locked:
+        if done >= MIB and not held.closed:
             shutil.copy(hub.folder / REPOSITORY / WEIGHTS, blob)
-            held.release()
+            held.close()
 
     download(listing, files, settings, on_progress=end)
     assert hub.sent("/lfs/") == 0
@@ -364,7 +364,7 @@ def test_many_files_need_few_handles_and_one_request_each(hub, settings, looked_
     monkeypatch.setattr(module, "REPORT_SECONDS", 0.0)
     before = open_files()
     download(listing, files, settings, on_progress=count)
-    assert most - before < 8 * settings.connections
+    assert most - before < 10 * settings.connections
     assert sum("/lfs/" in each.path for each in hub.log) == 80
     assert missing(listing, files, settings) == ()
 

@@ -41,7 +41,8 @@ def fetched(settings, looked_up):
     return fetch
 
 
-def test_what_huggingface_hub_has_downloaded_is_found(hub, settings, looked_up):
+def test_what_huggingface_hub_has_downloaded_is_found(hub, settings, looked_up, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     listing = looked_up()
     files = needed_files(listing, "safetensors")
     assert missing(listing, files, settings) == files

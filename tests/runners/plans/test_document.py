@@ -100,7 +100,7 @@ def test_an_option_that_a_launch_would_not_use_is_refused_by_its_name():
     values = {
         "engine": "vllm", "idle_stop_seconds": 60.0, "prefix_caching": True, "adapters": True,
         "draft_model": "lookup", "adapter": "all", "profile": True, "arrivals": "open",
-        "points": [1.0], "requests_per_repetition": 5, "repetitions": 2,
+        "points": [1.0], "requests_per_repetition": 5, "repetitions": 2, "weights": "random",
     }  # fmt: skip
     assert set(values) == set(USED_BY)
     for name, value in values.items():
