@@ -103,6 +103,7 @@ OPTIONS = (
     FieldOption(("--name",), "name"),
     FieldOption(("--hours",), "max_duration_seconds"),
     FieldOption(("--secret",), "secrets"),
+    FieldOption(("--engine-args",), "engine_args"),
 )
 
 
@@ -168,6 +169,8 @@ def launch(  # noqa: PLR0913 (the command's options)
         if dry_run:
             if output == "table":
                 typer.echo(f"{title}: possible. Nothing was launched or kept.")
+                if launched.command:
+                    typer.echo(f"The engine's command:\n{launched.command}")
             else:
                 write_reply(wanted.plan, output)
             return

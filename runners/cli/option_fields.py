@@ -28,6 +28,14 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
+    from runners.plans.fields import Shown
+
+
+def shell_line(flag: str, text: str) -> str:  # noqa: ARG001 - a reader's parameters
+    """Return a text whose words the field splits as a shell does."""
+    return text
+
+
 MAX = ".max"  # the end of a constraint's path
 METAVARS: Mapping[Reader, str] = {
     count: "N",
@@ -39,6 +47,7 @@ METAVARS: Mapping[Reader, str] = {
     rate: "RATE",
     share: "SHARE",
     word: "NAME",
+    shell_line: "ARGUMENTS",
 }
 FORMS = {
     "N": "16, 4k or 1.5B",
@@ -92,7 +101,8 @@ class FieldOption(NamedTuple):
             autocompletion=complete,
         )
         kind, texts = inspect.Parameter.KEYWORD_ONLY, Annotated[list[str] | None, shown]
-        text = texts if get_origin(info.annotation) is list else Annotated[str | None, shown]
+        is_list = get_origin(info.annotation) is list and not _is_shell(info)
+        text = texts if is_list else Annotated[str | None, shown]
         return inspect.Parameter(self.key, kind, default=None, annotation=text)
 
 
@@ -164,7 +174,21 @@ def _limit(info: "FieldInfo", side: str) -> float | None:
     return next((each for each in found if each is not None), None)
 
 
+def _shown_of(info: "FieldInfo") -> "Shown | None":
+    """Return how a field of a plan document is shown, None of other models."""
+    from runners.plans.fields import Shown
+
+    return next((each for each in info.metadata if isinstance(each, Shown)), None)
+
+
+def _is_shell(info: "FieldInfo") -> bool:
+    shown = _shown_of(info)
+    return shown is not None and shown.is_shell
+
+
 def _reader(name: str, info: "FieldInfo") -> Reader:
+    if _is_shell(info):
+        return shell_line
     types = [*_types_and_limits(info)]
     if _limit(info, "factor") not in {None, 1}:
         return number  # in the unit that a form shows
@@ -190,9 +214,7 @@ def help_of(info: "FieldInfo", ending: str = "", usual: object = None) -> str:
 
 def _words(info: "FieldInfo") -> str:
     """Return the words of a field; of a plan document's its help, or the title with its unit."""
-    from runners.plans.fields import Shown
-
-    shown = next((each for each in info.metadata if isinstance(each, Shown)), None)
+    shown = _shown_of(info)
     if shown is None:
         return str(info.description)
     return shown.help if shown.help and shown.factor == 1 else shown.title

@@ -25,6 +25,7 @@ from runners.jobspec.base import (
     StoredModelRef,
 )
 from runners.jobspec.compress import WeightDtype
+from runners.jobspec.engine_args import MOST_WORDS, Word
 from runners.jobspec.engines import OWN, EngineName, Feature, has_feature, refusal
 
 # What a plan decides for an engine that takes parallel sizes.
@@ -218,6 +219,9 @@ class ServeSpec(RunDocument, EndpointSettings):
     adapters: tuple[NamedAdapter, ...] = Field(default=(), max_length=64)
     seed: int = 17
     engine_options: EngineOptions | None = None
+    # Further arguments of the engine, as a shell gives them; checked at the launch and by the
+    # host, against the engine's release, not here: a spec stays readable in later releases.
+    engine_args: tuple[Word, ...] = Field(default=(), max_length=MOST_WORDS)
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:

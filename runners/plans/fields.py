@@ -18,7 +18,8 @@ class Shown(NamedTuple):
     ``choices``: the words of each value. ``factor``: how many of the field's unit the shown unit
     has, as 60 for minutes of a field in seconds. ``group``: the title of the advanced options
     among which it stands, "" for those without a title, None for a plain field. ``only_for``: the
-    values of the model's field ``method`` that use it.
+    values of the model's field ``method`` that use it. ``is_shell``: a list that is written as a
+    shell's words.
     """
 
     title: str
@@ -28,9 +29,10 @@ class Shown(NamedTuple):
     group: str | None = None
     only_for: tuple[str, ...] = ()
     has_lines: bool = False
+    is_shell: bool = False
 
 
-def field(
+def field(  # noqa: PLR0913 (how a field is shown)
     default: Any,  # noqa: ANN401 (of the field's type)
     title: str,
     help: str = "",  # noqa: A002 (the field's word for it)
@@ -40,12 +42,13 @@ def field(
     group: str | None = None,
     only_for: Collection[str] = (),
     has_lines: bool = False,
+    is_shell: bool = False,
     **limits: Any,
 ) -> Any:  # noqa: ANN401 (a default, for the type checker)
     """Return a field with its words; ``limits`` are pydantic's, such as ``ge``."""
     words = ": ".join(each for each in (title, help) if each)
     info = Field(default=default, title=title, description=words, **limits)
-    shown = Shown(title, help, choices, factor, group, tuple(only_for), has_lines)
+    shown = Shown(title, help, choices, factor, group, tuple(only_for), has_lines, is_shell)
     info.metadata.append(shown)
     return info
 

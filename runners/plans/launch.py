@@ -1,12 +1,22 @@
 """How a plan is launched: what is started, for how long, and the options of its program."""
 
+import shlex
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from planner.specs.units import HOUR, MINUTE
 from runners.jobspec.base import NAME_LENGTH
-from runners.jobspec.engines import OWN, ROWS, EngineName, needing_gpu, titles, with_feature
+from runners.jobspec.engine_args import MOST_WORDS, Word, engines_with_arguments
+from runners.jobspec.engines import (
+    ENGINES,
+    OWN,
+    ROWS,
+    EngineName,
+    needing_gpu,
+    titles,
+    with_feature,
+)
 from runners.plans.fields import Part, field
 
 Run = Literal["job", "endpoint", "load"]
@@ -21,6 +31,34 @@ PREFIX_CACHING_HINT = (
     + "; ".join(f"{each.title} {each.prompt_reuse}" for each in ROWS if each.prompt_reuse)
     + "."
 )
+
+
+ENGINE_ARGS_HINT = (
+    "Further arguments of the engine, as a shell takes them, such as --enable-auto-tool-choice "
+    "--tool-call-parser hermes; of "
+    f"{titles((ENGINES[each] for each in engines_with_arguments()), 'or')}. Checked against the "
+    "release that runs; what the plan sets is refused"
+)
+
+
+def shell_words(value: object) -> object:
+    """Return a text as a shell's words; other types unchanged.
+
+    Raises:
+        ValueError: a quote is not closed.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        msg = f"{value[:60]!r} cannot be read as a shell would: {error}; close the quote"
+        raise ValueError(msg) from error
+
+
+EngineArgs = Annotated[
+    list[Word], BeforeValidator(shell_words, json_schema_input_type=list[Word] | str)
+]
 
 
 class Launch(Part):
@@ -94,6 +132,9 @@ class Launch(Part):
         "id, or “lookup” for prompt lookup",
         max_length=40,
     )
+    engine_args: EngineArgs = field(
+        [], "Further engine arguments", ENGINE_ARGS_HINT, is_shell=True, max_length=MOST_WORDS
+    )
     adapters: bool = field(
         default=False,
         title="With the adapters that your team's jobs trained on this model",
@@ -144,7 +185,9 @@ class Launch(Part):
 
 # What options of a launch are for: of a plan to serve its run, of another plan its goal.
 USED_BY: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("engine", "idle_stop_seconds", "prefix_caching", "adapters"), ("endpoint",)),
+    **dict.fromkeys(
+        ("engine", "idle_stop_seconds", "prefix_caching", "adapters", "engine_args"), ("endpoint",)
+    ),
     "weights": ("job", "generate"),
     "draft_model": ("endpoint", "generate"),
     "adapter": ("generate",),

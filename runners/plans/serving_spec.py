@@ -6,6 +6,7 @@ from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec
 from planner.specs.workload import Strategy
 from runners.jobspec import BenchmarkSpec, ServeSpec
+from runners.jobspec.engine_args import EngineArgsError, check_engine_args
 from runners.jobspec.engines import (
     ENGINES,
     OWN,
@@ -107,12 +108,26 @@ def endpoint_spec(values: ServeWork, launch: Launch, case: LaunchCase) -> ServeS
             "engine_options": options_of(best) if has_layout else None,
             "key_hashes": case.key_hashes,
             "idle_stop_seconds": launch.idle_stop_seconds,
+            "engine_args": _checked_args(launch),
         },
         "The endpoint cannot be started as chosen",
         "engine",
     )
     endpoint = with_engine_draft(endpoint, case.draft_models, launch.draft_model)
     return with_prefix_caching(endpoint, launch.prefix_caching)
+
+
+def _checked_args(launch: Launch) -> tuple[str, ...]:
+    """Return the further arguments of the engine.
+
+    Raises:
+        DraftProblem: the engine's release does not know one, or a launch cannot have it.
+    """
+    try:
+        check_engine_args(launch.engine, launch.engine_args)
+    except EngineArgsError as error:
+        raise DraftProblem(f"“Further engine arguments”: {error}.", "engine_args") from error
+    return tuple(launch.engine_args)
 
 
 def needs_gguf(engine: EngineName) -> bool:

@@ -525,6 +525,9 @@ class ArtefactBody(Message):
     facts: dict[str, Any] = Field(default_factory=dict)
 
 
+MAX_COMMAND_CHARACTERS = 32_000
+
+
 class EndpointBody(Message):
     """The attempt serves requests at this address; a test request succeeded."""
 
@@ -532,6 +535,7 @@ class EndpointBody(Message):
     port: Port
     model: ServedName
     has_keys: bool
+    command: str = Field(default="", max_length=MAX_COMMAND_CHARACTERS)  # of the engine
 
 
 def last_lines_of(lines: object) -> object:

@@ -25,7 +25,7 @@ from webapp.api.plans import plan_of_document, plan_to_change
 from webapp.api.requests import Paging, Sent, job_key, page_of
 from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem
 from webapp.jobs.approvals import open_requests, request_make, request_withdraw
-from webapp.jobs.endpoints import new_key
+from webapp.jobs.endpoints import new_key, planned_command
 from webapp.jobs.launching import plan_launch
 from webapp.jobs.models import LaunchRequest
 from webapp.plans.models import Plan
@@ -92,7 +92,9 @@ def document_start(
 def _without_id(launched: Launched) -> Launched:
     """Return the reply to a dry run: a job that is not there."""
     return Launched(
-        job=launched.job.model_copy(update={"id": "", "url": "", "plan": None}), endpoint_key=None
+        job=launched.job.model_copy(update={"id": "", "url": "", "plan": None}),
+        endpoint_key=None,
+        command=launched.command,
     )
 
 
@@ -131,7 +133,11 @@ def _launched(request: HttpRequest, plan: Plan, launch: Launch) -> Launched:
     except DraftProblem as problem:
         raise ConflictProblem("cannot_launch", problem.sentence) from problem
     is_its_key = key is not None and job.spec.get("key_hashes", [""])[:1] == [key_hash(key)]
-    return Launched(job=job_reply(job), endpoint_key=key if is_its_key else None)
+    return Launched(
+        job=job_reply(job),
+        endpoint_key=key if is_its_key else None,
+        command=planned_command(job),
+    )
 
 
 class LaunchToApprove(Sent):

@@ -10,7 +10,9 @@ from django.http import HttpRequest
 from django.utils.crypto import salted_hmac
 from pydantic import ValidationError
 
+from runners.jobspec import ServeSpec
 from runners.jobspec.serve import LOOPBACK, key_hash
+from runners.shared.engine_commands import shown_command
 from runners.shared.messages import EndpointBody
 from webapp.accounts.sign_in import session_secret_keep, session_secret_of
 from webapp.hosts.models import Host
@@ -53,6 +55,25 @@ def endpoint_of(job: Job) -> Endpoint | None:
         return None
     is_local = body.host == LOOPBACK and is_this_machine(attempt.host)
     return Endpoint(body.host, body.port, body.model, body.has_keys, is_local)
+
+
+def planned_command(job: Job) -> str:
+    """Return the engine's command line as the job's spec says it; "" for other jobs."""
+    if job.kind != "serve":
+        return ""
+    try:
+        return shown_command(ServeSpec.model_validate(job.spec))
+    except ValidationError:  # written by an older release
+        return ""
+
+
+def command_run(job: Job) -> str:
+    """Return the command line that the job's host reported; "" before its engine answered."""
+    attempt = job.current_attempt
+    if job.kind != "serve" or attempt is None:
+        return ""
+    event = AttemptEvent.objects.filter(attempt=attempt, kind="endpoint").order_by("-seq").first()
+    return str(event.body.get("command", "")) if event else ""
 
 
 def is_this_machine(host: Host) -> bool:

@@ -49,6 +49,7 @@ from runners.plans.serving_spec import needs_gguf
 from runners.plans.speculative_decoding import LOOKUP
 from runners.plans.spread import Spread
 from runners.plans.weights import reads, repository_of, weights_for
+from runners.shared.engine_commands import shown_command
 from webapp.accounts.models import Secret, Team
 from webapp.core.display import percent
 from webapp.core.names import checked_name
@@ -402,6 +403,17 @@ def max_duration_of(spec: JobSpec) -> float | None:
 # The review page's notes: what a launch would do, or why it is not possible.
 
 
+def endpoint_command(plan: Plan, launch: Launch) -> str:
+    """Return the engine's command line of an endpoint that a launch would start.
+
+    Raises:
+        DraftProblem: this release cannot run it.
+        InvalidProblem: an option is not of an endpoint.
+    """
+    spec = launchable_of(plan, launch).spec
+    return shown_command(spec) if isinstance(spec, ServeSpec) else ""
+
+
 def launch_note(plan: Plan, rows: NamedRows | None = None) -> dict[str, Any]:
     """Return what launching would do, or why not: ``can``, ``title`` and ``text``.
 
@@ -566,6 +578,7 @@ def launch_of_job(job: Job) -> Launch:
 def _read_endpoint(launch: Launch, spec: ServeSpec, job: Job) -> None:
     launch.run, launch.engine = "endpoint", spec.engine
     launch.idle_stop_seconds, launch.adapters = spec.idle_stop_seconds, bool(spec.adapters)
+    launch.engine_args = list(spec.engine_args)
     options = spec.engine_options
     if options is None:
         return

@@ -27,7 +27,7 @@ from webapp.jobs.artefacts import artefacts_of
 from webapp.jobs.calibration import as_read
 from webapp.jobs.calibration_effect import calibration_effect_of
 from webapp.jobs.compression_effect import before_after, significance_note, won_words
-from webapp.jobs.endpoints import endpoint_of, key_shown_once
+from webapp.jobs.endpoints import command_run, endpoint_of, key_shown_once, planned_command
 from webapp.jobs.evaluating import models_of
 from webapp.jobs.gangs import deciding_part
 from webapp.jobs.job_charts import Drawn, draw
@@ -158,6 +158,8 @@ def job_config(request: HttpRequest, job_id: str) -> HttpResponse:
     document = job_document_of(job)
     context |= {"spec": json.dumps(job.spec, indent=2), "facts": shown}
     context["file"] = yaml_of(document, schema_address(request)) if document else ""
+    context["command"] = command_run(job)
+    context["planned_command"] = planned_command(job)
     return page_or_regions(request, "jobs/config.html", "jobs/_status.html", context)
 
 

@@ -22,7 +22,7 @@ from webapp.core.parameters import page_number, reads_query
 from webapp.core.problems import Problem
 from webapp.core.queries import NewestFirst, page_by_key
 from webapp.jobs.endpoints import keep_for_session, new_key
-from webapp.jobs.launching import launchable_of, plan_launch
+from webapp.jobs.launching import endpoint_command, launchable_of, plan_launch
 from webapp.jobs.measured_figures import definition_for
 from webapp.jobs.models import Job, Measurement
 from webapp.pages.limits import plan_panel
@@ -62,7 +62,7 @@ from webapp.plans.saving import (
 from webapp.plans.verdict import price_of, problem_verdict, verdict_of
 from webapp.wizard.documents import document_of, schema_address, yaml_of
 from webapp.wizard.drafts import proposals_fill
-from webapp.wizard.launch_form import LaunchForm
+from webapp.wizard.launch_form import SHOW_COMMAND, LaunchForm
 from webapp.wizard.steps import launch_form_of, step_page
 
 # The list of plans: filtered and paginated by an index, loaded without documents.
@@ -322,6 +322,10 @@ def plan_launch_view(request: HttpRequest, plan_id: str) -> HttpResponse:
             raise PlanChangedError(plan, request.user.get_username())
         if request.POST.get("go") == "keep":
             return _keep(request, plan, form.launch)
+        if request.POST.get("run") == SHOW_COMMAND:
+            page = step_page(plan, "review", launch=form)
+            page |= {"command": endpoint_command(plan, form.launch), "has_asked": True}
+            return render(request, "wizard/step.html", page)
         job = _launch(request, plan, form.launch)
     except (DraftProblem, Problem) as problem:
         form.refuse(problem)

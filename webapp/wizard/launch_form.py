@@ -2,20 +2,22 @@
 
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from django import forms
 
 from runners.jobspec.engines import OWN, Feature, titles, with_feature
-from runners.plans.fields import Key
-from runners.plans.launch import ENGINES_HINT, USED_BY, Launch
+from runners.plans.fields import Key, shown_of
+from runners.plans.launch import ENGINE_ARGS_HINT, ENGINES_HINT, USED_BY, Launch, shell_words
 from runners.plans.refusals import DraftProblem
 from webapp.core.numbers import number_of
 from webapp.core.problems import Problem
 from webapp.wizard.forms import Choice, FormOfPart
 
 ONE_HOUR = 3600.0
+SHOW_COMMAND = "command"  # a run that starts nothing: the endpoint's command is shown
 PAIR = re.compile(r"\d+,\d+", re.ASCII)
 
 
@@ -47,17 +49,43 @@ class LoadLevels(forms.CharField):
         return levels
 
 
+class ShellWords(forms.CharField):
+    """Words as a shell takes them."""
+
+    widget = forms.Textarea(attrs={"rows": 2, "spellcheck": "false"})
+
+    def prepare_value(self, value: object) -> object:
+        """Return the text to show."""
+        return shlex.join(value) if isinstance(value, list) else value
+
+    def to_python(self, value: object) -> Any:  # noqa: ANN401 -- no text, as Django has it
+        """Return the words; refuse a quote that is not closed."""
+        text = str(super().to_python(value))
+        try:
+            return shell_words(text)
+        except ValueError as error:
+            raise forms.ValidationError(f"“{self.label}”: {error}.") from error
+
+
 class LaunchForm(FormOfPart):
     """What is started, for how long, and the options of its program.
 
     The button says what is run. Options of another run than the pressed one are not used.
     """
 
-    unshown: ClassVar = frozenset({"run", "save_as", "secrets", "points", "engine", "adapter"})
+    unshown: ClassVar = frozenset(
+        {"run", "save_as", "secrets", "points", "engine", "adapter", "engine_args"}
+    )
     run = forms.ChoiceField(
-        choices=[(each, each) for each in ("job", "endpoint", "load")], required=False
+        choices=[(each, each) for each in ("job", "endpoint", "load", SHOW_COMMAND)],
+        required=False,
     )
     save_as = forms.ChoiceField(choices=[("next", "next"), ("new", "new")], required=False)
+    engine_args = ShellWords(
+        label=shown_of(Launch.model_fields["engine_args"]).title,
+        required=False,
+        help_text=f"{ENGINE_ARGS_HINT}.",
+    )
     points = LoadLevels(
         label="Load levels",
         required=False,
@@ -80,10 +108,13 @@ class LaunchForm(FormOfPart):
         if not isinstance(launch, Launch):
             raise TypeError(launch)
         self.initial = dict(self.initial) | {
-            name: getattr(launch, name) for name in ("save_as", "secrets", "engine", "adapter")
+            name: getattr(launch, name)
+            for name in ("save_as", "secrets", "engine", "adapter", "engine_args")
         }
         self.initial["points"] = launch.points or note.get("points", "")
         engines = dict(note.get("engines") or {OWN: OWN})
+        if launch.engine not in engines:
+            self.initial["engine_args"] = []  # they are of an engine that does not run here
         self.fields["engine"] = Choice(
             "Engine", engines, next(iter(engines)), self._engine_hint(note)
         )
@@ -127,7 +158,7 @@ class LaunchForm(FormOfPart):
         names = ["idle_stop_seconds", "engine"]
         names += ["prefix_caching"] if self._offers("prefix_caching") else []
         names += ["draft_model"] if self._offers("draft_model", "prompt_lookup") else []
-        return [self[name] for name in names]
+        return [self[name] for name in [*names, "engine_args"]]
 
     @property
     def load_fields(self) -> list[forms.BoundField]:
@@ -139,6 +170,7 @@ class LaunchForm(FormOfPart):
         """Return the values that the pressed button's run uses; the others have their default."""
         found = {**self.part.model_dump(), **super().values()}
         run = self.cleaned_data.get("run") or "job"
+        run = "endpoint" if run == SHOW_COMMAND else run
         kind = run if self.note.get("is_serving") else self.note.get("goal", run)
         unused = [name for name, kinds in USED_BY.items() if kind not in kinds]
         for name in unused:

@@ -1,14 +1,20 @@
 """Drafts from pasted text: another tool's command line or configuration, or a config.json."""
 
 import copy
+import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from django.contrib.auth.models import User
 
 from planner.imports import Import, became, read_paste
 from planner.imports.documents import read_yaml
+from planner.imports.draft import Item
 from planner.imports.paste import MOST_CHARACTERS
 from planner.specs.base import PlannerError
+from planner.specs.units import HOUR
+from runners.jobspec.engine_args import MOST_WORDS, usable_args
+from runners.jobspec.engines import EngineName
 from runners.plans.document import DEFAULT_DEVICE, DEFAULT_MODEL, GOALS
 from webapp.accounts.models import Team
 from webapp.core.display import sentence
@@ -18,6 +24,12 @@ from webapp.plans.models import Plan
 from webapp.wizard.documents import NO_FIELD, document_of_request, document_parse, draft_fill
 from webapp.wizard.drafts import first_host, serve_document, stored_draft
 
+# Tools whose commands start an engine that jobs have.
+ENGINE_OF: Mapping[str, EngineName] = {
+    "vllm": "vllm", "sglang": "sglang", "llama_cpp": "llamacpp"
+}  # fmt: skip
+NO_EFFECT = "no effect on the plan"
+ENGINE_ARGS = "launch.engine_args"
 MOST_SHOWN = 60  # settings of each kind that the review lists
 
 
@@ -28,11 +40,52 @@ def paste_read(text: str) -> Import:
         InvalidProblem: it is not of a tool that is known, or cannot be read.
     """
     try:
-        return read_paste(text)
+        return _with_engine_args(read_paste(text))
     except PlannerError as error:
         raise InvalidProblem(
             "text", f"The pasted text: {sentence(error.message)}", field=error.field or "text"
         ) from error
+
+
+def _with_engine_args(imported: Import) -> Import:
+    """Return an import whose settings without effect on the plan are kept for its engine's start.
+
+    Those that the engine's release does not know, or that a launch cannot have, stay ignored.
+    """
+    engine = ENGINE_OF.get(imported.kind)
+    if engine is None:
+        return imported
+    kept, ignored = [], []
+    for item in imported.ignored:
+        words = _engine_words(engine, item) if (item.reason or "").startswith(NO_EFFECT) else ()
+        if words:
+            kept.append(Item(source=item.source, field=ENGINE_ARGS, value=shlex.join(words)))
+        else:
+            ignored.append(item)
+    understood = (*imported.understood, *kept)
+    return imported.model_copy(update={"understood": understood, "ignored": tuple(ignored)})
+
+
+def _engine_words(engine: EngineName, item: Item) -> tuple[str, ...]:
+    """Return a setting as words of its engine's command line, nothing if it cannot be one."""
+    flag, _, rest = item.source.partition(" ")
+    forms = ([flag, rest], [flag, *rest.split()]) if rest else ([flag],)
+    found = (usable_args(engine, words) for words in forms)
+    return next((words for words in found if words), ())
+
+
+def _launch_of(imported: Import) -> dict[str, Any]:
+    """Return the launch that keeps an import's further engine arguments, nothing without any."""
+    lines = [str(each.value) for each in imported.understood if each.field == ENGINE_ARGS]
+    if not lines:
+        return {}
+    words = shlex.split(" ".join(lines))[:MOST_WORDS]
+    return {
+        "run": "endpoint",
+        "engine": ENGINE_OF[imported.kind],
+        "engine_args": words,
+        "idle_stop_seconds": HOUR,
+    }
 
 
 def own_draft(*, team: Team, owner: User, text: str) -> Plan | None:
@@ -76,6 +129,8 @@ def paste_draft(
     own = first_host(team)
     named = _with_device(request, own) if not host and not pool else []
     document, notes = document_of_request(request, host=host, pool=pool)
+    if launch := _launch_of(imported):
+        document["launch"] = launch
     parsed = document_parse(document)
     plan = Plan(team=team, owner=owner, draft=stored_draft(serve_document(own), "serve"))
     notes = [*named, *_without_model(imported), *notes, *draft_fill(plan, parsed)]

@@ -14,6 +14,13 @@ class Launched(Reply):
 
     job: JobReply
     endpoint_key: str | None
+    command: Annotated[
+        str,
+        Field(
+            description="The engine's command line of an endpoint, with words in capitals for "
+            "what the host fills in; empty for other jobs"
+        ),
+    ] = ""
 
 
 class LaunchRequestReply(Reply):

@@ -30,7 +30,7 @@ from runners.jobs.serve.contract import (
 from runners.jobs.serve.figures import EndpointMetrics
 from runners.jobs.serve.openai_server import OpenAIServer, ServiceState
 from runners.jobspec import ServeSpec
-from runners.shared.messages import EndpointBody
+from runners.shared.messages import MAX_COMMAND_CHARACTERS, EndpointBody
 from runners.shared.timing import ENDPOINT_DRAIN_SECONDS, ENDPOINT_LAST_WORDS_SECONDS
 
 LOADING = "Loading the model"
@@ -80,6 +80,9 @@ class Backend(Protocol):
 
     def peak_usage(self) -> PeakUsage:
         """Return the peak memory so far."""
+
+    def command_line(self) -> str:
+        """Return the command line of the engine that runs; "" in the job's own process."""
 
     def notes(self, spec: ServeSpec) -> dict[str, str]:
         """Return notes on how the figures were measured, beyond those of every endpoint."""
@@ -277,7 +280,13 @@ class Endpoint:
             raise RuntimeError(f"the endpoint does not answer its own health check: {status!r}")
         self._is_announced = True
         has_keys = bool(self.spec.key_hashes)
-        body = EndpointBody(host=host, port=port, model=self.spec.served_name, has_keys=has_keys)
+        body = EndpointBody(
+            host=host,
+            port=port,
+            model=self.spec.served_name,
+            has_keys=has_keys,
+            command=self.backend.command_line()[:MAX_COMMAND_CHARACTERS],
+        )
         self.job.emitter.endpoint(body)
         self.job.emitter.phase(SERVING)
         self.job.emitter.log(f"answering on http://{host}:{port}/v1 as {self.spec.served_name}")

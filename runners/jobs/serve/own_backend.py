@@ -159,6 +159,10 @@ class OwnBackend:
         peak = self.meter.read()
         return PeakUsage(peak.bytes, peak.how, str(pick_device()))
 
+    def command_line(self) -> str:
+        """Return nothing: the engine runs in the job's own process."""
+        return ""
+
     def notes(self, spec: ServeSpec) -> dict[str, str]:
         """Return how the weights were quantised, if they were."""
         how = HOW_QUANTISED.get(spec.weight_dtype)

@@ -24,6 +24,7 @@ from runners.jobs.runtime import (
     MissingModelError,
     job_telemetry,
     no_gpus,
+    num_threads,
     run_job,
 )
 from runners.jobs.serve.contract import (
@@ -42,7 +43,9 @@ from runners.jobs.serve.llamacpp.writer import (
     write_adapter,
 )
 from runners.jobs.serve.openai_requests import RequestError, checked_token_ids, retry_after
+from runners.jobs.serve.relayed.backend import checked
 from runners.jobspec import ArtefactModel, FolderModel, ModelRef, ServeSpec
+from runners.shared.engine_commands import EngineFiles, command_line, llamacpp_arguments
 
 TOKENS_SECONDS = 60.0  # tokenisation that takes longer counts as a hung engine
 Document = dict[str, Any]
@@ -127,6 +130,7 @@ class LlamaBackend:
 
     def __init__(self) -> None:
         self._lives: list[EngineProcess] = []
+        self._command_line = ""
 
     def load(self, job: Job, spec: ServeSpec, figures: EndpointMetrics) -> LlamaServingModel:
         """Start llama.cpp and return the model ready for requests.
@@ -139,9 +143,19 @@ class LlamaBackend:
         longest = _longest(path.parent, spec)
         slots = _slots(spec, longest)
         adapters = adapters_of(job, spec, path.parent)
-        process = EngineProcess(EngineSettings(path, slots, longest, adapters))
+        words = checked(spec, "xllamacpp").engine_args
+        process = EngineProcess(EngineSettings(path, slots, longest, adapters, words))
         process.start()
         self._lives.append(process)
+        arguments = llamacpp_arguments(
+            spec,
+            EngineFiles(str(path), {str(each): str(each) for each in adapters}),
+            process.address.rpartition(":")[2],
+            slots=str(slots),
+            context_tokens=str(slots * longest),
+            threads=str(num_threads()),
+        )
+        self._command_line = command_line(spec.engine, arguments)
         sizes = {"held_weights_bytes": float(sum(each.stat().st_size for each in (path, *others)))}
         if adapters:
             sizes["held_adapters_bytes"] = float(sum(each.stat().st_size for each in adapters))
@@ -158,6 +172,10 @@ class LlamaBackend:
         """Return the peak memory of the engine's process."""
         peak = max((life.peak_bytes() for life in self._lives), default=0)
         return PeakUsage(peak, "peak resident memory of llama.cpp's process", "cpu")
+
+    def command_line(self) -> str:
+        """Return what llama.cpp runs with, as the command line of its server."""
+        return self._command_line
 
     def notes(self, spec: ServeSpec) -> dict[str, str]:
         """Return the name of the engine."""

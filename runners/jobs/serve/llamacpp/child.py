@@ -8,7 +8,8 @@ import json
 import signal
 import sys
 
-from runners.jobs.serve.llamacpp.writer import LISTENING
+from runners.jobs.serve.llamacpp.arguments import ArgumentsError, read_arguments
+from runners.jobs.serve.llamacpp.writer import ARGUMENTS_REFUSED, LISTENING
 from runners.supervision.child import die_with
 
 
@@ -19,6 +20,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the parent ends it after its clients
     xllamacpp = importlib.import_module("xllamacpp")  # only this environment has it
     params = xllamacpp.CommonParams()
+    if settings["arguments"]:  # first: what the endpoint sets itself stands over them
+        try:
+            read_arguments(params, settings["arguments"])
+        except ArgumentsError as error:
+            sys.exit(f"{ARGUMENTS_REFUSED}{error}")
     params.model.path = settings["path"]
     params.hostnames = ["127.0.0.1"]
     params.port = 0

@@ -139,6 +139,7 @@ def _reason(event: Event) -> FinishReason:
 
 
 LISTENING = "LISTENING "  # prefix of the line with the address
+ARGUMENTS_REFUSED = "ARGUMENTS REFUSED: "
 START_SECONDS = 600.0  # a large file from a slow disk
 POLL_SECONDS = 0.05
 _TEMPLATE_REFUSED = "chat template parsing error"
@@ -155,6 +156,7 @@ class EngineSettings(NamedTuple):
     slots: int  # sequences in parallel
     tokens_per_slot: int
     adapters: tuple[Path, ...] = ()  # GGUF files, by index
+    arguments: tuple[str, ...] = ()  # further ones, for llama.cpp's own parser
 
 
 class EngineProcess(OwnProcess):
@@ -185,6 +187,7 @@ class EngineProcess(OwnProcess):
             "slots": self._shape.slots,
             "context_tokens": self._shape.slots * self._shape.tokens_per_slot,
             "adapters": [str(each) for each in self._shape.adapters],
+            "arguments": list(self._shape.arguments),
             "threads": num_threads(),
             "parent": os.getpid(),
         }
@@ -203,6 +206,9 @@ class EngineProcess(OwnProcess):
     def _raise_start_error(self) -> None:
         """Raise the error that explains the failed start."""
         lines = self.last_output_lines()
+        if refused := [line for line in lines if line.startswith(ARGUMENTS_REFUSED)]:
+            words = [line for line in lines if line.startswith("error")] or refused
+            raise BadInputError(f"engine_args: llama.cpp does not take them: {words[-1][:300]}")
         if any(_TEMPLATE_REFUSED in line for line in lines):
             words = [line for line in lines if line.startswith("Error: ")]
             msg = (

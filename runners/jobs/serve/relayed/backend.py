@@ -1,11 +1,13 @@
 """The backend of endpoints whose engines are child processes with their own OpenAI API."""
 
 import os
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -36,14 +38,15 @@ from runners.jobs.serve.relayed.relay import (
     prefill_body,
 )
 from runners.jobspec import ArtefactModel, FolderModel, ServeSpec
+from runners.jobspec.engine_args import EngineArgsError, check_engine_args
 from runners.jobspec.engines import names, refusal, serving
 from runners.jobspec.serve import EngineOptions, PhaseSplit
+from runners.shared.engine_commands import Phase
 
 # The engines of a prefill/decode split, and the GPUs of each.
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-Phase = Literal["prefill", "decode"]
 
 
 class SplitEngine(NamedTuple):
@@ -152,6 +155,24 @@ class ModelPaths(NamedTuple):
     draft: Path | None = None
 
 
+def checked(spec: ServeSpec, package: str) -> ServeSpec:
+    """Return a spec whose ``engine_args`` the installed release of a package takes.
+
+    Raises:
+        BadInputError: an argument is refused; the error names it and the way out.
+    """
+    if spec.engine_args:
+        try:
+            release = version(package)
+        except PackageNotFoundError:
+            release = None  # the engine is about to say so itself
+        try:
+            check_engine_args(spec.engine, spec.engine_args, release=release)
+        except EngineArgsError as error:
+            raise BadInputError(f"engine_args: {error}") from error
+    return spec
+
+
 class EngineAdapter(ABC):
     """An engine with its own OpenAI API."""
 
@@ -243,6 +264,10 @@ class RelayBackend:
         peak = max((life.peak_bytes() for life in self._lives), default=0)
         title = self._engine_adapter.title
         return PeakUsage(peak, f"peak resident memory of {title}'s processes, summed", "cpu")
+
+    def command_line(self) -> str:
+        """Return the command line of each engine that runs; keys are in their environment."""
+        return "\n".join(shlex.join(each.argv) for each in self._lives[-1].all)
 
     def notes(self, spec: ServeSpec) -> dict[str, str]:
         """Return the name of the engine."""

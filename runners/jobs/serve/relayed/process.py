@@ -21,6 +21,7 @@ from runners.jobs.serve.contract import EngineProcessError
 from runners.jobs.serve.figures import Buckets, EndpointMetrics, ScrapedMetrics
 from runners.jobs.serve.process import OwnProcess
 from runners.jobspec.serve import LOOPBACK
+from runners.shared.engine_commands import DTYPES
 from runners.shared.timing import ENGINE_START_SECONDS
 
 # ---------------------------------------------------------------------------
@@ -58,6 +59,7 @@ class ServerProcess(OwnProcess):
     def __init__(self, title: str, command: Command, listen: ListenAddress) -> None:
         self.key = listen.key
         self.address = f"http://{LOOPBACK}:{listen.port}"
+        self.argv = tuple(command.argv)
         module = ("-m", "runners.jobs.serve.relayed.child", str(os.getpid()))
         super().__init__(
             title, [sys.executable, *module, *command.argv], {**os.environ, **command.env}
@@ -195,17 +197,11 @@ def _bound(stack: ExitStack, port: int) -> int:
     return int(listener.getsockname()[1])
 
 
-# Start flags that GPU engines share: dtype, quantization format and chat template.
+# Start flags that follow from a model's files: quantization format and chat template.
 
 
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # Plain lines, as Slipway's own engine formats a conversation without a chat template.
 PLAIN_LINES = str(Path(__file__).with_name("plain_lines.jinja"))
-
-
-def dtype_flags(weight_dtype: str) -> list[str]:
-    """Return the flags of the compute dtype."""
-    return ["--dtype", DTYPES.get(weight_dtype, "bfloat16")]
 
 
 def loaded_format(

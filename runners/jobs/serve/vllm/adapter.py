@@ -8,9 +8,7 @@ engine is dead), ``vllm/entrypoints/serve/middleware/`` for ``VLLM_API_KEY``. Of
 ``vllm/config/speculative.py`` for n-gram prompt lookup.
 """
 
-import json
 import sys
-from itertools import chain
 from pathlib import Path
 
 from runners.jobs.model_files import read_config
@@ -19,14 +17,13 @@ from runners.jobs.serve.relayed.backend import (
     VISIBLE,
     EngineAdapter,
     ModelPaths,
-    Phase,
     SplitEngine,
+    checked,
 )
 from runners.jobs.serve.relayed.process import (
     Command,
     ListenAddress,
     MetricNames,
-    dtype_flags,
     free_ports,
     loaded_format,
     template_flags,
@@ -34,10 +31,10 @@ from runners.jobs.serve.relayed.process import (
 from runners.jobspec import ServeSpec
 from runners.jobspec.engines import ENGINES
 from runners.jobspec.serve import LOOPBACK, EngineOptions
-from runners.shared.timing import ENGINE_SHUTDOWN_SECONDS
+from runners.shared import engine_commands
+from runners.shared.engine_commands import EngineFiles, Phase, vllm_arguments
 
-# Formats it quantises plain weights to at load; our int4 is nf4, which vLLM does not have.
-LOADED_AS = {"fp8": "fp8", "int8": "int8_per_channel_weight_only"}
+LOADED_AS = engine_commands.LOADED_AS["vllm"]
 # quant_method values that it can load (QUANTIZATION_METHODS and their older names).
 STORED = frozenset({
     "awq", "gptq", "fp8", "fbgemm_fp8", "compressed-tensors", "torchao", "modelopt",
@@ -45,7 +42,6 @@ STORED = frozenset({
 })  # fmt: skip
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py, MaxLoRARanks
 COMMAND = (sys.executable, "-m", "vllm.entrypoints.cli.main")
-MAX_LOOKUP, MIN_LOOKUP = 4, 2  # n-gram length of prompt lookup
 # No downloads and no telemetry; compiled kernels are kept in the user's cache folder.
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -103,71 +99,15 @@ def arguments(
     Raises:
         BadInputError: vLLM does not support this; the error names the field.
     """
-    options = spec.engine_options or EngineOptions()
-    return [
-        *("serve", str(placed.model), "--host", LOOPBACK, "--port", str(port)),
-        *("--served-model-name", spec.served_name, "--seed", str(spec.seed)),
-        *("--generation-config", "vllm"),  # OpenAI's sampling defaults, as in our own engine
-        *("--shutdown-timeout", str(ENGINE_SHUTDOWN_SECONDS), "--disable-uvicorn-access-log"),
-        *_formats(spec, placed, options),
-        *_limits(spec, options),
-        *_layout(options),
-        *_adapters(spec, placed),
-        *_speculation(options, placed.draft, phase),
-        *_transfer(phase),
-        *template_flags(placed.model),
-    ]
-
-
-def _formats(spec: ServeSpec, placed: ModelPaths, options: EngineOptions) -> list[str]:
-    quantization = loaded_format(Vllm.title, placed.config, spec.weight_dtype, STORED, LOADED_AS)
-    return [
-        *dtype_flags(spec.weight_dtype),
-        *quantization,
-        "--kv-cache-dtype",
-        options.kv_cache_dtype,
-    ]
-
-
-def _limits(spec: ServeSpec, options: EngineOptions) -> list[str]:
-    step = max(spec.max_batch_tokens, spec.max_concurrency)  # fits one token per sequence
-    if options.has_chunked_prefill is False:
-        step = max(step, spec.max_length or 0)  # prompts are not chunked
-    flags = ["--max-num-seqs", str(spec.max_concurrency), "--max-num-batched-tokens", str(step)]
-    if spec.max_length:
-        flags += ["--max-model-len", str(spec.max_length)]
-    if options.memory_ratio is not None:
-        flags += ["--gpu-memory-utilization", f"{options.memory_ratio:g}"]
-    for name, is_enabled in (
-        ("enable-chunked-prefill", options.has_chunked_prefill),
-        ("enable-prefix-caching", options.has_prefix_cache),
-    ):
-        if is_enabled is not None:
-            flags.append(f"--{'' if is_enabled else 'no-'}{name}")
-    return flags
-
-
-def _layout(options: EngineOptions) -> list[str]:
-    sizes = {
-        "--tensor-parallel-size": options.tensor_parallel_size,
-        "--pipeline-parallel-size": options.pipeline_parallel_size,
-        "--data-parallel-size": options.data_parallel_size,
-    }
-    flags = chain.from_iterable((name, str(size)) for name, size in sizes.items() if size > 1)
-    return [*flags, *(["--enable-expert-parallel"] if options.has_expert_parallel else [])]
-
-
-def _adapters(spec: ServeSpec, placed: ModelPaths) -> list[str]:
-    if not placed.adapters:
-        return []
-    rank = max(_rank(name, folder) for name, folder in placed.adapters.items())
-    max_loras = str(min(len(placed.adapters), spec.max_concurrency))
-    modules = [
-        json.dumps({"name": name, "path": str(folder), "base_model_name": spec.served_name})
-        for name, folder in placed.adapters.items()
-    ]
-    flags = ["--enable-lora", "--max-loras", max_loras, "--max-cpu-loras", str(len(modules))]
-    return [*flags, "--max-lora-rank", str(rank), "--lora-modules", *modules]
+    found = EngineFiles(
+        str(placed.model),
+        {name: str(folder) for name, folder in placed.adapters.items()},
+        str(placed.draft) if placed.draft else None,
+        tuple(loaded_format(Vllm.title, placed.config, spec.weight_dtype, STORED, LOADED_AS)),
+        tuple(template_flags(placed.model)),
+        str(max((_rank(name, folder) for name, folder in placed.adapters.items()), default=0)),
+    )
+    return vllm_arguments(checked(spec, "vllm"), found, str(port), phase)
 
 
 def _rank(name: str, folder: Path) -> int:
@@ -178,29 +118,3 @@ def _rank(name: str, folder: Path) -> int:
         msg = f"adapter {name}: its rank r is {str(rank)[:40]}; vLLM takes 1 to {LORA_RANKS[-1]}"
         raise BadInputError(msg)
     return ranks[0]
-
-
-def _speculation(options: EngineOptions, draft: Path | None, phase: Phase | None) -> list[str]:
-    """Return the speculative decoding flags; a prefill engine has no n-gram lookup."""
-    setting: dict[str, object]
-    if options.draft is not None and draft is not None:
-        tokens = options.draft.tokens
-        setting = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": tokens}
-    elif options.lookup_tokens is not None and phase != "prefill":
-        window = {"prompt_lookup_max": MAX_LOOKUP, "prompt_lookup_min": MIN_LOOKUP}
-        setting = {"method": "ngram", "num_speculative_tokens": options.lookup_tokens, **window}
-    else:
-        return []
-    return ["--speculative-config", json.dumps(setting)]
-
-
-def _transfer(phase: Phase | None) -> list[str]:
-    """Return the flags that transfer a prompt's KV cache from the prefill to the decode engine.
-
-    A failed transfer fails the request: recomputing the prompt would delay other requests.
-    """
-    if phase is None:
-        return []
-    role = "kv_producer" if phase == "prefill" else "kv_consumer"
-    setting = {"kv_connector": "NixlConnector", "kv_role": role, "kv_load_failure_policy": "fail"}
-    return ["--kv-transfer-config", json.dumps(setting)]
