@@ -183,7 +183,7 @@ def _shown_of(info: "FieldInfo") -> "Shown | None":
 
 def _is_shell(info: "FieldInfo") -> bool:
     shown = _shown_of(info)
-    return shown is not None and shown.is_shell
+    return shown is not None and shown.is_command_line
 
 
 def _reader(name: str, info: "FieldInfo") -> Reader:

@@ -10,11 +10,12 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from runners.jobspec.engines import EngineName
+from runners.shared.log_text import last_line, lines_of
 
 SECONDS = 300.0
 Option = dict[str, Any]
@@ -114,16 +115,14 @@ def read_engine(engine: EngineName, python: str) -> Reading:
         RuntimeError: the engine cannot be imported there; the text has its last words.
     """
     command = [python, "-c", _SCRIPTS[engine]]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-    if engine == "llamacpp":
-        found = re.search(r"^RELEASE (\S+)$", result.stdout, re.MULTILINE)
-        options = list(help_options(result.stdout))
-        if found and options:
-            return Reading(found[1], options)
-    elif data := next((e for e in result.stdout.splitlines() if e.startswith("DATA")), ""):
+    result = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
+    lines = lines_of(result.stdout)
+    if release := next((each for each in lines if each.startswith("RELEASE ")), ""):
+        return Reading(release.removeprefix("RELEASE "), list(help_options(lines)))
+    if data := next((each for each in lines if each.startswith("DATA")), ""):
         told = json.loads(data.removeprefix("DATA"))
         return Reading(told["release"], [*_argparse_options(told["options"])])
-    raise RuntimeError(f"{python} does not read {engine}: {result.stderr.strip()[-600:]}")
+    raise RuntimeError(f"{python} does not read {engine}: {last_line(result.stderr)}")
 
 
 def _argparse_options(actions: list[Option]) -> Iterator[Option]:
@@ -172,10 +171,10 @@ _NUMBERS = frozenset({"N", "PORT", "INDEX"})
 _FILES = re.compile(r"FNAME|FILE|PATH|DIR|URL")
 
 
-def help_options(text: str) -> Iterator[Option]:
+def help_options(lines: Iterable[str]) -> Iterator[Option]:
     """Yield the options in the help of llama.cpp's server; removed ones are left out."""
     head, words = "", ""
-    for line in [*text.splitlines(), "-----"]:
+    for line in [*lines, "-----"]:
         if not line.startswith("-"):
             words += f" {line.strip()}"
             continue

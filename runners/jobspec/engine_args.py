@@ -189,9 +189,9 @@ def read_words(engine: EngineName, words: Sequence[str]) -> Iterator[Given]:
             raise EngineArgsError(
                 f"{_shown(flag)} is no argument of {known.title}{_near(engine, name)}"
             )
-        if equals and engine == "llamacpp":
+        if equals and not ENGINES[engine].takes_equals:
             raise EngineArgsError(
-                f"{_shown(words[at])}: llama.cpp reads {flag} VALUE, without “=”"
+                f"{_shown(words[at])}: {ENGINES[engine].title} reads {flag} VALUE, without “=”"
             )
         start, at, values = at, at + 1, [value] if equals else []
         while at < len(words) and not _is_flag(words[at]) and not equals:
@@ -201,12 +201,10 @@ def read_words(engine: EngineName, words: Sequence[str]) -> Iterator[Given]:
 
 
 def _name(engine: EngineName, flag: str) -> tuple[str, str]:
-    """Return the spelling that an engine's list has of a flag, and the part that it sets.
-
-    vLLM and llama.cpp take _ for -; vLLM sets a part of a JSON value by --option.part.
-    """
-    name, _, key = flag.partition(".") if engine == "vllm" else (flag, "", "")
-    if engine != "sglang" and name.startswith("--"):
+    """Return the spelling that an engine's list has of a flag, and the part that it sets."""
+    row = ENGINES[engine]
+    name, _, key = flag.partition(".") if row.sets_json_parts else (flag, "", "")
+    if row.takes_underscores and name.startswith("--"):
         name = f"--{name[2:].replace('_', '-')}"
     return name, key
 

@@ -39,6 +39,8 @@ class Engine:
     whose versions hosts report. ``planned_as`` is the planner's engine. ``prompt_reuse`` says
     what it does with a prompt that it has read before, where that is no option.
     ``request_options`` are the fields of a request that not every engine supports.
+    ``takes_underscores``, ``takes_equals`` and ``sets_json_parts`` say how its parser reads an
+    argument: ``--a_b`` as ``--a-b``, ``--a=1``, and ``--a.part 1`` of a value in JSON.
     ``memory_log`` are patterns of lines that it logs at a start: GiB of ``weights`` and of the
     ``cache``, the cache's ``tokens``, and ``requests``, with tokens of each and their number.
     """
@@ -56,6 +58,9 @@ class Engine:
     prompt_reuse: str = ""
     request_options: frozenset[str] = frozenset()
     reserves_longest: bool = False  # each running request holds the maximum length's KV cache
+    takes_underscores: bool = False
+    takes_equals: bool = True
+    sets_json_parts: bool = False
     memory_log: Mapping[MemoryLine, str] = field(default_factory=dict, hash=False)
 
     @property
@@ -97,6 +102,8 @@ ROWS = (
         packages=("xllamacpp", "llama-cpp-python"),
         prompt_reuse="reuses the last prompt of a slot",
         reserves_longest=True,
+        takes_underscores=True,
+        takes_equals=False,
     ),
     Engine(
         name="vllm",
@@ -112,6 +119,8 @@ ROWS = (
         }),
         environment="vllm",
         packages=("vllm",),
+        takes_underscores=True,
+        sets_json_parts=True,
         request_options=_GENERATION | _TOOLS,
         # https://github.com/vllm-project/vllm/pull/13596 (tokens and requests),
         # https://github.com/vllm-project/vllm/issues/21348 (memory).

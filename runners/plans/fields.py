@@ -18,8 +18,8 @@ class Shown(NamedTuple):
     ``choices``: the words of each value. ``factor``: how many of the field's unit the shown unit
     has, as 60 for minutes of a field in seconds. ``group``: the title of the advanced options
     among which it stands, "" for those without a title, None for a plain field. ``only_for``: the
-    values of the model's field ``method`` that use it. ``is_shell``: a list that is written as a
-    shell's words.
+    values of the model's field ``method`` that use it. ``is_command_line``: a list that is
+    written as a shell's words.
     """
 
     title: str
@@ -29,7 +29,7 @@ class Shown(NamedTuple):
     group: str | None = None
     only_for: tuple[str, ...] = ()
     has_lines: bool = False
-    is_shell: bool = False
+    is_command_line: bool = False
 
 
 def field(  # noqa: PLR0913 (how a field is shown)
@@ -42,13 +42,13 @@ def field(  # noqa: PLR0913 (how a field is shown)
     group: str | None = None,
     only_for: Collection[str] = (),
     has_lines: bool = False,
-    is_shell: bool = False,
+    is_command_line: bool = False,
     **limits: Any,
 ) -> Any:  # noqa: ANN401 (a default, for the type checker)
     """Return a field with its words; ``limits`` are pydantic's, such as ``ge``."""
     words = ": ".join(each for each in (title, help) if each)
     info = Field(default=default, title=title, description=words, **limits)
-    shown = Shown(title, help, choices, factor, group, tuple(only_for), has_lines, is_shell)
+    shown = Shown(title, help, choices, factor, group, tuple(only_for), has_lines, is_command_line)
     info.metadata.append(shown)
     return info
 

@@ -34,10 +34,9 @@ PREFIX_CACHING_HINT = (
 
 
 ENGINE_ARGS_HINT = (
-    "Further arguments of the engine, as a shell takes them, such as --enable-auto-tool-choice "
-    "--tool-call-parser hermes; of "
-    f"{titles((ENGINES[each] for each in engines_with_arguments()), 'or')}. Checked against the "
-    "release that runs; what the plan sets is refused"
+    "As a shell takes them, of "
+    f"{titles((ENGINES[each] for each in engines_with_arguments()), 'or')}; checked "
+    "against the release that runs, and what the plan sets is refused"
 )
 
 
@@ -133,7 +132,11 @@ class Launch(Part):
         max_length=40,
     )
     engine_args: EngineArgs = field(
-        [], "Further engine arguments", ENGINE_ARGS_HINT, is_shell=True, max_length=MOST_WORDS
+        [],
+        "Further engine arguments",
+        ENGINE_ARGS_HINT,
+        is_command_line=True,
+        max_length=MOST_WORDS,
     )
     adapters: bool = field(
         default=False,

@@ -7,12 +7,12 @@ the adapters in ``runners/jobs/serve``.
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Literal, NamedTuple
 
 from runners.jobspec import ServeSpec
-from runners.jobspec.engines import ENGINES, OWN, EngineName
+from runners.jobspec.engines import OWN, EngineName
 from runners.jobspec.serve import LOOPBACK, EngineOptions
 from runners.shared.timing import ENGINE_SHUTDOWN_SECONDS
 
@@ -254,18 +254,24 @@ def shown_command(spec: ServeSpec) -> str:
         quantization=("--quantization", loaded) if loaded else (),
         lora_rank=RANK,
     )
-    if spec.engine == "vllm":
-        if options.split is None:
-            return command_line(spec.engine, vllm_arguments(spec, files, PORT))
-        phases: tuple[Phase, ...] = ("prefill", "decode")
-        lines = (command_line(spec.engine, vllm_arguments(spec, files, PORT, p)) for p in phases)
-        return "\n".join(lines)
-    if spec.engine == "sglang":
-        return command_line(spec.engine, sglang_arguments(spec, files, PORT))
+    return "\n".join(command_line(spec.engine, each) for each in _SHOWN[spec.engine](spec, files))
+
+
+def _shown_vllm(spec: ServeSpec, files: EngineFiles) -> list[list[str]]:
+    is_split = spec.engine_options is not None and spec.engine_options.split is not None
+    phases: tuple[Phase | None, ...] = ("prefill", "decode") if is_split else (None,)
+    return [vllm_arguments(spec, files, PORT, phase) for phase in phases]
+
+
+def _shown_sglang(spec: ServeSpec, files: EngineFiles) -> list[list[str]]:
+    return [sglang_arguments(spec, files, PORT)]
+
+
+def _shown_llamacpp(spec: ServeSpec, files: EngineFiles) -> list[list[str]]:
     longest = spec.max_length or 0
     cache = spec.kv_cache_tokens or spec.max_concurrency * longest
     slots = min(spec.max_concurrency, cache // longest) if longest else 0
-    words = llamacpp_arguments(
+    arguments = llamacpp_arguments(
         spec,
         files._replace(model="MODEL.gguf"),
         PORT,
@@ -273,7 +279,14 @@ def shown_command(spec: ServeSpec) -> str:
         context_tokens=str(slots * longest) if slots else "TOKENS",
         threads=THREADS,
     )
-    return command_line(spec.engine, words)
+    return [arguments]
+
+
+_SHOWN: Mapping[EngineName, Callable[[ServeSpec, EngineFiles], list[list[str]]]] = {
+    "vllm": _shown_vllm,
+    "sglang": _shown_sglang,
+    "llamacpp": _shown_llamacpp,
+}
 
 
 def command_line(engine: EngineName, arguments: list[str]) -> str:
@@ -283,14 +296,3 @@ def command_line(engine: EngineName, arguments: list[str]) -> str:
         "sglang": ["python", "-m", "runners.jobs.serve.sglang.server"],
     }.get(engine, ["llama-server"])
     return shlex.join([*program, *arguments])
-
-
-def command_words(spec: ServeSpec) -> str:
-    """Return what a shown command leaves to the host, in one sentence."""
-    if spec.engine == OWN:
-        return f"{ENGINES[OWN].title} runs in the job's process and has no command line."
-    return (
-        "Words in capitals are filled in on the host, which reads the model's files first: a "
-        "stored format takes the place of --quantization, and a model without a chat template "
-        "gets a plain one."
-    )

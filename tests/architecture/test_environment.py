@@ -53,6 +53,7 @@ EXCEPTIONS = {
     "runners/jobs/model_files.py": {"MODEL_ROOTS_VARIABLE"},
     "runners/jobs/ranks.py": {"TORCHELASTIC_RUN_ID", "LOCAL_RANK", "RANK", "WORLD_SIZE"},
     "runners/jobs/serve/sglang/server.py": {"KEY"},
+    "runners/jobs/serve/llamacpp/arguments.py": {"name"},  # which it takes away
     # Lists of names that a child of another kind is given.
     "runners/datasets/parquet_process.py": {"name"},
     "runners/environments/builder.py": {"name"},

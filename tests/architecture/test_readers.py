@@ -64,6 +64,10 @@ OTHERS: dict[str, tuple[str, set[str]]] = {
     "runners/devices/other.py": (SYSTEM, {"read_text"}),
     "runners/devices/topology.py": (SYSTEM, {"json.loads", "read_text"}),
     "runners/environments/builder.py": (SHIPPED, {"read_text"}),
+    "runners/environments/read_engine_args.py": (
+        "what the parser of an installed engine printed",
+        {"json.loads"},
+    ),
     "runners/host/bench.py": (OWN, {"json.loads", "read_text"}),
     "runners/host/inventory.py": (SYSTEM, {"read_text"}),
     "runners/host/preflight_hub.py": (MESSAGE, {"json.loads"}),
@@ -94,6 +98,10 @@ OTHERS: dict[str, tuple[str, set[str]]] = {
     "runners/jobs/train/local_ranks.py": (OWN, {"json.loads", "read_text"}),
     "runners/jobs/train/samples.py": (OWN, {"json.loads", "read_text"}),
     "runners/jobspec/base.py": (MESSAGE, {"json.loads"}),
+    "runners/jobspec/engine_args.py": (
+        f"{SHIPPED}; json is a word of a launch, as its engine reads it",
+        {"json.loads", "read_text", "tomllib.loads"},
+    ),
     "runners/prove/*": (SHIPPED, {"read_text"}),
     "runners/shared/load_generator.py": (MESSAGE, {"json.loads"}),
     "runners/shared/*": (OWN, {"json.loads", "read_text"}),

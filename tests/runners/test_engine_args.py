@@ -149,7 +149,7 @@ def test_the_help_of_llama_cpp_is_read_with_wrapped_lines_and_without_removed_op
 --control-vector-layer-range START END
                                         layer range
 """
-    assert list(help_options(text)) == [
+    assert list(help_options(text.splitlines())) == [
         {"names": ["-b", "--batch-size"], "values": 1, "accepts": ["int"], "default": "2048"},
         {
             "names": ["-ctk", "--cache-type-k"], "values": 1, "choices": ["f32", "f16"],

@@ -84,7 +84,8 @@ class LaunchForm(FormOfPart):
     engine_args = ShellWords(
         label=shown_of(Launch.model_fields["engine_args"]).title,
         required=False,
-        help_text=f"{ENGINE_ARGS_HINT}.",
+        help_text=f"{ENGINE_ARGS_HINT}. Such as: --enable-auto-tool-choice "
+        "--tool-call-parser hermes",
     )
     points = LoadLevels(
         label="Load levels",

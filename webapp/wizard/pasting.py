@@ -14,7 +14,7 @@ from planner.imports.paste import MOST_CHARACTERS
 from planner.specs.base import PlannerError
 from planner.specs.units import HOUR
 from runners.jobspec.engine_args import MOST_WORDS, usable_args
-from runners.jobspec.engines import EngineName
+from runners.jobspec.engines import ROWS, EngineName
 from runners.plans.document import DEFAULT_DEVICE, DEFAULT_MODEL, GOALS
 from webapp.accounts.models import Team
 from webapp.core.display import sentence
@@ -25,9 +25,7 @@ from webapp.wizard.documents import NO_FIELD, document_of_request, document_pars
 from webapp.wizard.drafts import first_host, serve_document, stored_draft
 
 # Tools whose commands start an engine that jobs have.
-ENGINE_OF: Mapping[str, EngineName] = {
-    "vllm": "vllm", "sglang": "sglang", "llama_cpp": "llamacpp"
-}  # fmt: skip
+ENGINE_OF: Mapping[str, EngineName] = {each.planned_as: each.name for each in ROWS}
 NO_EFFECT = "no effect on the plan"
 ENGINE_ARGS = "launch.engine_args"
 MOST_SHOWN = 60  # settings of each kind that the review lists

@@ -99,6 +99,7 @@ def test_the_names_of_before_the_first_release_are_read_as_those_of_today():
 def test_an_option_that_a_launch_would_not_use_is_refused_by_its_name():
     values = {
         "engine": "vllm", "idle_stop_seconds": 60.0, "prefix_caching": True, "adapters": True,
+        "engine_args": "--foo 'a b'",
         "draft_model": "lookup", "adapter": "all", "profile": True, "arrivals": "open",
         "points": [1.0], "requests_per_repetition": 5, "repetitions": 2, "weights": "random",
     }  # fmt: skip

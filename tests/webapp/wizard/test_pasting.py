@@ -162,3 +162,19 @@ def test_a_pasted_setting_stands_in_one_list(alice, host):
     assert {source: names for source, names in places.items() if len(names) > 1} == {}
     assert words["unused"][0][0] == "trl/scripts/dpo.py"  # what changes the work stands first
     assert "Slipway plans supervised steps" in words["unused"][0][1]
+
+
+def test_flags_without_effect_on_the_plan_are_kept_for_the_engine_that_takes_them(alice, host):
+    """vLLM 0.32.0 knows three of them; the others are named as not used."""
+    kept = "--enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3"
+    answer = paste(
+        alice, f"vllm serve Qwen/Qwen3-8B {kept} --api-key abc --download-dir /x --port 80"
+    )
+    plan = Plan.objects.get()
+    launch = plan.document.launch
+    assert (launch.run, launch.engine) == ("endpoint", "vllm")
+    assert sorted(launch.engine_args) == sorted(kept.split())
+    assert launch.idle_stop_seconds == 3600
+    page = client_of(alice).get(answer["Location"]).content.decode()
+    assert "launch.engine_args = --tool-call-parser hermes" in page
+    assert "--download-dir" in page
