@@ -1,6 +1,7 @@
 """A serve plan that stays up or is measured: what the host is asked, what is refused."""
 
 import re
+from html import unescape
 
 import pytest
 from django.contrib.sessions.models import Session
@@ -34,7 +35,7 @@ from webapp.accounts.models import Team
 from webapp.hosts.models import Host
 from webapp.jobs.artefacts import adapters_of, producer_of
 from webapp.jobs.endpoints import playground_key
-from webapp.jobs.launching import launch_note, launchable_of, plan_launch
+from webapp.jobs.launching import launch_note, launch_of_job, launchable_of, plan_launch
 from webapp.jobs.models import Artefact, Attempt, Job
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
@@ -282,6 +283,35 @@ def test_an_engine_on_gpus_is_refused_by_name_on_a_host_without_one(plan, host):
         words = f"{engine}, which runs on {ENGINES[engine].device_words}, and {host.name}"
         with pytest.raises(DraftProblem, match=words):
             launchable_of(plan, Launch(run="endpoint", engine=engine))
+
+
+def test_further_arguments_are_shown_refused_by_name_launched_and_cloned(gpu_plan, alice):
+    url, words = f"/plans/{gpu_plan.pk}/launch/", "--stream-interval 4 --tool-call-parser hermes"
+
+    def post(run: str, engine_args: str):
+        return client_of(alice).post(
+            url, {"run": run, "engine": "vllm", "engine_args": engine_args}
+        )
+
+    shown = unescape(post("command", words).content.decode())
+    assert "-m vllm.entrypoints.cli.main serve MODEL_FOLDER --host 127.0.0.1 --port PORT" in shown
+    assert f" {words}</pre>" in shown
+    for line, said in (
+        ("--trust-remote-code", "it runs code"),
+        ("-tp 2", "set by pins.tensor_parallel_size"),
+        ("--x 'y", "close the quote"),
+    ):
+        answer = post("endpoint", line)
+        assert (answer.status_code, said in unescape(answer.content.decode())) == (422, True), line
+    assert not Job.objects.exists()
+
+    post("endpoint", words)
+    job = Job.objects.get()
+    assert job.spec["engine_args"] == words.split()
+    assert launch_of_job(job).engine_args == words.split()
+    page = unescape(client_of(alice).get(f"/jobs/{job.pk}/config/").content.decode())
+    assert f" {words}</pre>" in page
+    assert "sk-slipway" not in page
 
 
 def test_an_engine_is_offered_on_gpus_of_its_vendors_alone(plan, host):

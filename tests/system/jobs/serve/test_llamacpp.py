@@ -44,7 +44,10 @@ def gguf(host, trained_model) -> FolderModel:
 
 @pytest.fixture(scope="module")
 def spec(gguf) -> ServeSpec:
-    return ServeSpec(model=gguf, engine="llamacpp", max_concurrency=4, key_hashes=(key_hash(KEY),))
+    return ServeSpec(
+        model=gguf, engine="llamacpp", max_concurrency=4, key_hashes=(key_hash(KEY),),
+        engine_args=("--batch-size", "64", "--cache-type-k", "q8_0", "--flash-attn", "on"),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +67,24 @@ def test_the_job_runs_in_its_environment_and_not_in_the_agents(llama):
 
     assert "/environments/llamacpp/" in running.cmdline()[0]
     assert not any("torch" in each.path for each in running.memory_maps())
+
+
+def test_the_command_that_ran_is_reported_with_the_further_arguments_and_no_key(llama):
+    llama.address()
+    (body,) = llama.said("endpoint")
+
+    assert body["command"].startswith("llama-server --model ")
+    assert "--parallel 4 --ctx-size 256" in body["command"]
+    assert body["command"].endswith("--batch-size 64 --cache-type-k q8_0 --flash-attn on")
+    assert KEY not in body["command"]
+
+
+def test_arguments_that_a_release_does_not_have_end_the_job_by_their_name(host, spec):
+    wrong = spec.model_copy(update={"engine_args": ("--batch-siez", "64")})
+    with serving(host, "serve-wrong-argument", wrong, KEY) as found:
+        _, errors = found.process.communicate(timeout=300)
+    assert "--batch-siez is no argument of llama.cpp" in errors
+    assert "the nearest is --batch-size" in errors
 
 
 def test_the_likeliest_token_is_as_likely_as_plain_transformers_says(host, trained_model, client):
