@@ -39,6 +39,7 @@ CASES = [
     ("serve", {**ANY, **ENDPOINT, "prefix_caching": False, "draft_model": "lookup"}),
     ("serve", {**ENDPOINT, "prefix_caching": True, "draft_model": "MODEL"}),
     ("serve", {**ENDPOINT, "adapters": True}),
+    ("serve", {**ENDPOINT, "engine_args": ["--stream-interval", "4"]}),
     ("serve", {**ANY, "run": "load", **LOAD}),
 ]
 
