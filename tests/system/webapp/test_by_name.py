@@ -83,7 +83,7 @@ def repositories(tmp_path_factory) -> Path:
 def site(tmp_path, repositories) -> Iterator[Site]:
     with Hub(repositories) as hub:
         variables = {
-            "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0",
+            "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0",
             "NO_PROXY": "*",
         }  # fmt: skip
         with Stack(tmp_path / "site", **variables) as stack:
