@@ -46,7 +46,7 @@ def gguf(host, trained_model) -> FolderModel:
 def spec(gguf) -> ServeSpec:
     return ServeSpec(
         model=gguf, engine="llamacpp", max_concurrency=4, key_hashes=(key_hash(KEY),),
-        engine_args=("--batch-size", "64", "--cache-type-k", "q8_0", "--flash-attn", "on"),
+        engine_args=("--batch-size", "64", "--cache-type-k", "bf16", "--flash-attn", "on"),
     )  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_the_command_that_ran_is_reported_with_the_further_arguments_and_no_key(
 
     assert body["command"].startswith("llama-server --model ")
     assert "--parallel 4 --ctx-size 256" in body["command"]
-    assert body["command"].endswith("--batch-size 64 --cache-type-k q8_0 --flash-attn on")
+    assert body["command"].endswith("--batch-size 64 --cache-type-k bf16 --flash-attn on")
     assert KEY not in body["command"]
 
 
