@@ -45,7 +45,8 @@ class Site:
             "POST", "/api/v1/jobs", json.dumps(document),
             Content_Type="application/json", X_CSRFToken=self.alice.csrf_token,
         )  # fmt: skip
-        return status, json.loads(text)
+        answer = json.loads(text)
+        return status, answer.pop("job", {}) | answer
 
     def job(self, answer: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = self.alice.json(f"/api/v1/jobs/{answer['id']}")
@@ -171,7 +172,7 @@ def test_each_fault_is_refused_or_ends_the_job_with_its_reason_and_no_half_model
     for fault in ("corrupted", "truncated"):
         getattr(hub, fault)["model.safetensors"] = 99
         job = site.ended(site.launch("generate", "tiny/qwen3")[1])
-        assert (job["state"], job["reason"]) == ("error", "download_failed"), job["outcome"]
+        assert job["outcome"]["reason"] == "download_failed", job
         assert not list(site.cache.glob("models--tiny--qwen3/snapshots/*/model.safetensors"))
         getattr(hub, fault).clear()
     assert site.ended(site.launch("generate", "tiny/qwen3")[1])["state"] == "succeeded"
