@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from runners.jobs.adapters import attach_adapters
 from runners.jobs.chat_template import template_fault, template_warning
-from runners.jobs.generate.static import check_packable
 from runners.jobs.loading import (
     HOW_QUANTISED,
     end_ids,
@@ -31,7 +30,13 @@ from runners.jobs.serve.engine import AnswerSequence, Engine
 from runners.jobs.serve.figures import EndpointMetrics
 from runners.jobs.serve.openai_requests import checked_token_ids
 from runners.jobs.serve.padded_decode import prepared_decode
-from runners.jobs.serve.paging import CHECK_TOKENS, PagedCache, check_paging, pages_for
+from runners.jobs.serve.paging import (
+    CHECK_TOKENS,
+    PagedCache,
+    check_layers,
+    check_paging,
+    pages_for,
+)
 from runners.jobs.serve.text import RequestTokenizer
 from runners.jobspec import ServeSpec
 
@@ -105,7 +110,7 @@ def load_serving_model(
     reader = RequestTokenizer(tokenizer)
     if fault := template_fault(reader.chat_ids):
         job.emitter.log(template_warning(fault))
-    check_packable(loaded.model)
+    check_layers(loaded.model)
     model_positions = getattr(
         loaded.model.config.get_text_config(), "max_position_embeddings", None
     )

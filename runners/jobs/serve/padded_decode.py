@@ -17,6 +17,7 @@ from runners.jobs.serve.paging import (
     PagedCache,
     TokenRow,
     decode_attention,
+    decode_mask,
     pages_for,
 )
 from runners.jobs.weights import first_line
@@ -586,8 +587,8 @@ class PaddedStep:
         self.cache, self.slots = cache, slots
         offsets = torch.arange(PAGE_TOKENS, device=table.device)
         self.contexts = (table[:, :, None] * PAGE_TOKENS + offsets).flatten(1)
-        places = torch.arange(self.contexts.shape[1], device=table.device)
-        self.mask = (places[None] < lengths[:, None])[:, None, None]
+        self._places = torch.arange(self.contexts.shape[1], device=table.device)
+        self._lengths = lengths
 
     def attend(
         self, layer: int, qkv: Sequence[torch.Tensor], options: dict[str, Any]
@@ -596,9 +597,8 @@ class PaddedStep:
         query, key, value = qkv
         keys, values = self.cache.write(layer, self.slots, key, value)
         context = (keys[self.contexts], values[self.contexts])
-        return decode_attention(
-            query[0].transpose(0, 1), *context, self.mask, options
-        ).contiguous()
+        mask = decode_mask(self._places, self._lengths, options.get("sliding_window"))
+        return decode_attention(query[0].transpose(0, 1), *context, mask, options).contiguous()
 
 
 class StepInputs:

@@ -13,7 +13,13 @@ from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    DynamicCache,
+    PreTrainedModel,
+)
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from runners.jobs.memory import tensor_bytes
 from runners.jobs.runtime import BadInputError
@@ -105,10 +111,14 @@ class PrefillChunk:
 
     def __init__(self, row: TokenRow, device: torch.device) -> None:
         self.context = row.slots(0).to(device)
-        new = len(row.tokens)
-        self.mask = torch.ones(new, row.length, dtype=torch.bool, device=device).tril(
-            row.length - new
+        self._before = row.length - len(row.tokens)
+        self._mask = torch.ones(len(row.tokens), row.length, dtype=torch.bool, device=device).tril(
+            self._before
         )
+
+    def mask(self, window: int | None) -> torch.Tensor:
+        """Return which keys each token attends to [new, all]: of a window, the last so many."""
+        return self._mask if window is None else self._mask.triu(self._before - window + 1)
 
 
 class DecodeRows:
@@ -120,9 +130,23 @@ class DecodeRows:
         offsets = torch.arange(PAGE_TOKENS)
         table = torch.tensor(padded)[:, :, None] * PAGE_TOKENS + offsets
         self.contexts = table.flatten(1).to(device)
-        lengths = torch.tensor([row.length for row in rows])
-        is_valid = torch.arange(longest * PAGE_TOKENS)[None] < lengths[:, None]
-        self.mask = is_valid[:, None, None].to(device)
+        self._lengths = torch.tensor([row.length for row in rows], device=device)
+        self._places = torch.arange(longest * PAGE_TOKENS, device=device)
+
+    def mask(self, window: int | None) -> torch.Tensor:
+        """Return which keys each row attends to [rows, 1, 1, all]."""
+        return decode_mask(self._places, self._lengths, window)
+
+
+def decode_mask(places: torch.Tensor, lengths: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Return which of the ``places`` [all] of a padded context each row reads [rows, 1, 1, all].
+
+    Of a window, those are the last so many of the row's ``lengths`` [rows].
+    """
+    is_read = places[None] < lengths[:, None]
+    if window is not None:
+        is_read &= places[None] >= lengths[:, None] - window
+    return is_read[:, None, None]
 
 
 class AttentionInputs(Protocol):
@@ -152,15 +176,18 @@ class Step:
         """Return [1, tokens, heads, size] of queries, keys and values [1, heads, tokens, size]."""
         query, key, value = qkv
         keys, values = self.cache.write(layer, self.slots, key, value)
+        window = options.get("sliding_window")
         outputs = []
         for chunk, (begin, end) in zip(self.pieces, pairwise(self.bounds), strict=True):
             queries = query[:, :, begin:end]
             context = (keys[chunk.context][None], values[chunk.context][None])
-            outputs.append(_attention(queries, *context, chunk.mask, options).transpose(1, 2))
+            mask = chunk.mask(window)
+            outputs.append(_attention(queries, *context, mask, options).transpose(1, 2))
         if self.decoding is not None:
             queries = query[0, :, self.bounds[-1] :].transpose(0, 1)
             context = (keys[self.decoding.contexts], values[self.decoding.contexts])
-            outputs.append(decode_attention(queries, *context, self.decoding.mask, options))
+            mask = self.decoding.mask(window)
+            outputs.append(decode_attention(queries, *context, mask, options))
         return torch.cat(outputs, dim=1).contiguous()
 
 
@@ -171,7 +198,14 @@ def _attention(
     mask: torch.Tensor,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    """Attend; queries are [batch, heads, new, size], keys and values [batch, all, heads, size]."""
+    """Attend; queries are [batch, heads, new, size], keys and values [batch, all, heads, size].
+
+    Sinks (``s_aux``, a logit for each head that takes its share of the softmax and gives nothing:
+    Xiao et al. 2023, arXiv:2309.17453, and gpt-oss) are one more key, whose value is zero.
+    """
+    sinks = options.get("s_aux")
+    if sinks is not None:
+        keys, values, mask = _with_sinks(query, keys, values, mask, sinks)
     return functional.scaled_dot_product_attention(
         query,
         keys.transpose(1, 2),
@@ -179,6 +213,32 @@ def _attention(
         attn_mask=mask,
         scale=options.get("scaling"),
         enable_gqa=query.shape[1] != keys.shape[2],
+    )
+
+
+def _with_sinks(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    sinks: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return keys and values with one more place, and the mask [..., all + 1] as logits to add.
+
+    The sinks are as many as the query has heads in all; a decode step has them as the rows of
+    each key head.
+    """
+    batch, heads, new, _ = query.shape
+    place = (0, 0, 0, 0, 0, 1)  # one more along the second dimension
+    is_grouped = len(sinks) != heads
+    own = sinks.view(heads, new) if is_grouped else sinks[:, None].expand(heads, new)
+    bias = torch.zeros(mask.shape, dtype=query.dtype, device=query.device)
+    bias = bias.masked_fill(~mask, float("-inf")).expand(batch, heads, new, -1)
+    last = own[None, :, :, None].expand(batch, heads, new, 1).to(query.dtype)
+    return (
+        functional.pad(keys, place),
+        functional.pad(values, place),
+        torch.cat([bias, last], dim=-1),
     )
 
 
@@ -235,6 +295,28 @@ def forward(model: PreTrainedModel, cache: PagedCache, rows: Sequence[TokenRow])
     )
     logits: torch.Tensor = output.logits[0].float()
     return logits
+
+
+PAGED_LAYERS = {"full_attention", "sliding_attention"}  # of ``layer_types``
+
+
+def check_layers(model: PreTrainedModel) -> None:
+    """Check that every layer keeps keys and values that pages can hold.
+
+    Raises:
+        BadInputError: a layer has another state or attends by chunks; the message names it.
+    """
+    config = model.config.get_text_config()
+    other = set(getattr(config, "layer_types", None) or ()) - PAGED_LAYERS
+    if not other:
+        layers = {type(layer) for layer in DynamicCache(config=config).layers}
+        other = {each.__name__ for each in layers - {DynamicLayer, DynamicSlidingWindowLayer}}
+    if other:
+        raise BadInputError(
+            f"this engine serves layers that attend to the whole context or to a window, and "
+            f"{type(model).__name__} has {', '.join(sorted(other))}; choose llama.cpp with the "
+            "model's GGUF files, or another model"
+        )
 
 
 def check_paging(model: PreTrainedModel, cache: PagedCache, vocabulary: int) -> None:

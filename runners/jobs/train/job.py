@@ -42,7 +42,7 @@ from runners.jobs.runtime import (
 )
 from runners.jobs.train.classifying import classifier, read_labelled
 from runners.jobs.train.evaluator import HeldOutData, TextSampler, prompts_of
-from runners.jobs.train.kernels import EVALUATION_ATTENTION, set_attention
+from runners.jobs.train.kernels import evaluation_attention, set_attention
 from runners.jobs.train.quantized import (
     quantize_for_training,
     trained_tensors,
@@ -78,7 +78,7 @@ def finish(prepared: PreparedTraining, peak: Peak) -> None:
     trainer, spec = prepared.trainer, prepared.trainer.spec
     job = trainer.job
     job.emitter.phase("Evaluating on held-out text")
-    trainer.model.set_attn_implementation("sdpa")  # as it will be loaded
+    trainer.model.set_attn_implementation(evaluation_attention(trainer.model))
     trained = _trained_figures(trainer)
     if prepared.lora is not None:
         trained |= _publish_adapter(prepared, prepared.lora)
@@ -113,7 +113,7 @@ def _finish_classifier(prepared: PreparedTraining, peak: Peak) -> None:
     trainer, spec = prepared.trainer, prepared.trainer.spec
     job = trainer.job
     job.emitter.phase("Judging on held-out samples")
-    trainer.model.set_attn_implementation("sdpa")  # as it will be loaded
+    trainer.model.set_attn_implementation(evaluation_attention(trainer.model))
     measured = {
         **_measured(trainer, peak),
         "parameters": float(sum(each.numel() for each in trainer.model.parameters())),
@@ -303,7 +303,7 @@ def _train(job: Job, spec: TrainSpec, ranks: Ranks) -> tuple[PreparedTraining, P
     whole = trainer.layout.gathered_model()
     if whole is not None:
         if trainer.blocks is not None:
-            whole.set_attn_implementation(EVALUATION_ATTENTION)
+            whole.set_attn_implementation(evaluation_attention(whole))
         trainer.model = whole
         if spec.compute_dtype == "fp8":
             from runners.jobs.train.kernels import with_plain_linear_layers  # torchao is large

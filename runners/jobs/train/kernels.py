@@ -98,6 +98,11 @@ def set_attention(
                 "GPU"
             )
         return BlockAttention(model)
+    if implementation == "flash" and not has_sdpa(model):
+        raise BadInputError(
+            f"attention is flash (SDPA), and transformers has none for {type(model).__name__}; "
+            "choose eager"
+        )
     if implementation != "auto":
         model.set_attn_implementation("sdpa" if implementation == "flash" else "eager")
     elif device.type == "cpu":
@@ -105,6 +110,16 @@ def set_attention(
         # kernel for CPUs (192 wide, 4 layers, bf16, AVX-512).
         model.set_attn_implementation("eager")
     return None
+
+
+def has_sdpa(model: PreTrainedModel) -> bool:
+    """Return whether transformers computes a model's attention by torch's fused kernels."""
+    return bool(model._supports_sdpa)  # noqa: SLF001 - it has no public name
+
+
+def evaluation_attention(model: PreTrainedModel) -> str:
+    """Return the attention with which a model is evaluated, and will be loaded."""
+    return EVALUATION_ATTENTION if has_sdpa(model) else "eager"
 
 
 def _flex_attention(

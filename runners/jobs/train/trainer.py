@@ -31,10 +31,10 @@ from runners.jobs.train.communication import CollectiveProfiler
 from runners.jobs.train.divided import chosen_layout
 from runners.jobs.train.evaluator import Evaluator, HeldOutData
 from runners.jobs.train.kernels import (
-    EVALUATION_ATTENTION,
     PLAIN_STEPS,
     BlockAttention,
     CompiledLayers,
+    evaluation_attention,
 )
 from runners.jobs.train.layout import StepLoss
 from runners.jobs.train.optimizers import FusedUpdate, build_optimizer
@@ -581,7 +581,7 @@ class Trainer:
             if self.compiled is not None:
                 contexts.enter_context(self.compiled.uncompiled())
             if self.blocks is not None:
-                contexts.enter_context(use_attn_implementation(model, EVALUATION_ATTENTION))
+                contexts.enter_context(use_attn_implementation(model, evaluation_attention(model)))
             yield
 
 

@@ -7,14 +7,8 @@ import torch
 
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.runtime import BadInputError
-from runners.jobs.serve.engine import (
-    AnswerSequence,
-    EndpointMetrics,
-    Engine,
-    EngineEndedError,
-    Limits,
-    QueueFullError,
-)
+from runners.jobs.serve.contract import EngineEndedError, Limits, QueueFullError
+from runners.jobs.serve.engine import AnswerSequence, EndpointMetrics, Engine
 from runners.jobs.serve.padded_decode import Sampling
 from runners.jobs.serve.paging import PAGE_TOKENS, PagedCache, check_paging, pages_for
 from runners.jobs.serve.text import RequestTokenizer
