@@ -34,6 +34,7 @@ from runners.jobspec.engines import OWN, EngineName, Feature, has_feature, refus
 LEAST_MEMORY_RATIO, MOST_MEMORY_RATIO = 0.05, 0.98
 Size = Annotated[PositiveInt, Field(le=1024)]
 EngineCache = Literal["auto", "fp8"]
+MOST_DRAFT_TOKENS = 32
 
 
 class Draft(BaseModel):
@@ -42,7 +43,7 @@ class Draft(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: StoredModelRef
-    tokens: Annotated[PositiveInt, Field(le=32)] = 4
+    tokens: Annotated[PositiveInt, Field(le=MOST_DRAFT_TOKENS)] = 4
 
 
 class PhaseSplit(BaseModel):

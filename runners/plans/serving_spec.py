@@ -28,7 +28,11 @@ from runners.plans.launch_case import LaunchCase
 from runners.plans.load_levels import load_options
 from runners.plans.model_checks import needs_weights
 from runners.plans.refusals import DraftProblem, validated
-from runners.plans.speculative_decoding import with_engine_draft
+from runners.plans.speculative_decoding import (
+    DRAFT_OR_SPLIT,
+    draft_by_name,
+    with_engine_draft,
+)
 from runners.plans.spread import Spread
 from runners.plans.strategy_checks import WIDE, compute_dtype, refuse_offloaded, runnable_dtype
 from runners.plans.workloads import ServeWork
@@ -44,11 +48,6 @@ SPLIT_PHASES = (
 SPLIT_CONTEXT = (
     "Engines on GPUs divide the context only over their tensor-parallel ranks. Pin context "
     "parallel to 1."
-)
-DRAFT_BY_NAME = (
-    "The plan names a draft model but no folder with its weights on the host, so an endpoint "
-    "cannot start with it. Plan without a draft model and choose a model of your team under "
-    "“Speculative decoding”, or download the plan's export."
 )
 
 
@@ -247,9 +246,12 @@ def options_of(best: PlannedStrategy) -> EngineOptions:
         memory_ratio=_memory_ratio(best),
         kv_cache_dtype="fp8" if strategy.kv_cache_dtype == "fp8" else "auto",
         has_chunked_prefill=strategy.chunked_prefill,
+        draft=draft_by_name(strategy),
     )
     if pools is None:
         return options
+    if options.draft is not None:
+        raise DraftProblem(DRAFT_OR_SPLIT, "speculative")
     each = options.devices_each  # an engine is as large as a replica of the plan
     split = PhaseSplit(
         prefill_engines=pools.prefill_devices // each, decode_engines=pools.decode_devices // each
@@ -270,8 +272,6 @@ def check_split(engine: EngineName, strategy: Strategy) -> None:
 def _refuse_unsupported(strategy: Strategy) -> None:
     if (strategy.context_parallel_size or 1) > 1:
         raise DraftProblem(SPLIT_CONTEXT, "context_parallel_size")
-    if strategy.speculative is not None:
-        raise DraftProblem(DRAFT_BY_NAME, "speculative")
     if strategy.offload_places:
         raise DraftProblem(
             f"This plan has {', '.join(strategy.offload_places)}; endpoints support no offload. "

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from planner.specs.workload import Strategy
 from runners.jobspec import (
     ArtefactModel,
     DraftModelSpeculation,
@@ -16,12 +17,19 @@ from runners.jobspec import (
     ServeSpec,
 )
 from runners.jobspec.engines import Feature, has_feature, names, with_feature
-from runners.jobspec.serve import Draft, EngineOptions
+from runners.jobspec.serve import MOST_DRAFT_TOKENS, Draft, EngineOptions
+from runners.plans.document import ModelChoice
 from runners.plans.launch_case import DraftModel
 from runners.plans.refusals import DraftProblem, first_message
+from runners.plans.weights import repository_of
 
 LOOKUP = "lookup"  # prompt lookup instead of a draft model
 LOOKUP_TOKENS = 4  # per step, as with a draft model
+DRAFT_BY_NAME = (
+    "The plan's draft model is {}, which names no repository, so an endpoint cannot start with it. "
+    "Name its repository as owner/name, or plan without a draft model and choose a model of your "
+    "team under “Speculative decoding”."
+)
 DRAFT_OR_SPLIT = (
     "Prefill and decode on different GPUs cannot use a draft model, whose KV cache is not "
     "transferred. Choose “None”, or prompt lookup."
@@ -44,6 +52,22 @@ def with_draft(spec: GenerateSpec, known: Sequence[DraftModel], chosen: str) -> 
         raise DraftProblem(
             f"The draft model is incompatible with the other options: {why}.", "draft_model"
         ) from error
+
+
+def draft_by_name(strategy: Strategy) -> Draft | None:
+    """Return the draft model that a plan names, by its repository; None where it names none.
+
+    Raises:
+        DraftProblem: the name stands for no repository.
+    """
+    planned = strategy.speculative
+    if planned is None:
+        return None
+    name = ModelChoice(source="catalog", catalog_id=planned.draft_model)
+    model = repository_of(name)
+    if model is None:
+        raise DraftProblem(DRAFT_BY_NAME.format(planned.draft_model), "speculative")
+    return Draft(model=model, tokens=min(planned.tokens, MOST_DRAFT_TOKENS))
 
 
 def with_engine_draft(spec: ServeSpec, known: Sequence[DraftModel], chosen: str) -> ServeSpec:

@@ -9,12 +9,13 @@ from django.utils.html import escape
 from pydantic import ValidationError
 
 from planner.specs.workload import Strategy
-from runners.jobspec import ArtefactModel, BenchmarkSpec, CompressSpec, ServeSpec
+from runners.jobspec import ArtefactModel, BenchmarkSpec, CompressSpec, HubModel, ServeSpec
 from runners.jobspec.compress import ClosedLoop, OpenLoop
 from runners.jobspec.engines import ENGINES, needing_gpu, running_on, with_feature
 from runners.jobspec.serve import (
     LEAST_MEMORY_RATIO,
     MOST_MEMORY_RATIO,
+    Draft,
     EngineOptions,
     key_hash,
 )
@@ -353,7 +354,7 @@ def test_a_plan_divided_over_gpus_is_offered_as_an_endpoint_alone(gpu_plan, alic
 
 def test_what_an_engine_is_not_started_with_is_refused_by_name(gpu_plan):
     for strategy, words in [
-        ({"speculative": {"draft_model": "small"}}, "no folder with its weights on the host"),
+        ({"speculative": {"draft_model": "small"}}, "is small, which names no repository"),
         ({"context_parallel_size": 2}, "Pin context parallel to 1"),
         ({"kv_cache_dtype": "int4"}, "fp8, not in int4"),
     ]:
@@ -361,6 +362,13 @@ def test_what_an_engine_is_not_started_with_is_refused_by_name(gpu_plan):
         changed = best.model_copy(update={"strategy": Strategy.model_validate(strategy)})
         with pytest.raises(DraftProblem, match=words):
             options_of(changed)
+
+
+def test_a_draft_model_that_the_plan_names_is_downloaded_by_its_name(gpu_plan):
+    best = launchable_of(gpu_plan, Launch(run="endpoint", engine="vllm")).best
+    drafting = {"speculative": {"draft_model": "Qwen/Qwen3-0.6B", "tokens": 40}}
+    found = options_of(best.model_copy(update={"strategy": Strategy.model_validate(drafting)}))
+    assert found.draft == Draft(model=HubModel(repository="Qwen/Qwen3-0.6B"), tokens=32)
 
 
 def test_a_split_becomes_engines_that_read_and_others_that_write_on_vllm_alone(gpu_plan):
