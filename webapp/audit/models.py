@@ -9,7 +9,7 @@ from webapp.core.queries import refuse_stale
 
 
 class Event(models.Model):
-    """An audit record of who did what and why: the outbox for pages, audit log and webhooks."""
+    """An audit record of who did what and why: for pages and the audit log."""
 
     at = models.DateTimeField(db_index=True)
     team_id = models.CharField(max_length=26, db_index=True)

@@ -71,7 +71,7 @@ from webapp.wizard.documents import job_document_of, schema_address, yaml_of
 from webapp.wizard.drafts import suggestion_apply
 
 ARRIVAL_TIME = timedelta(hours=1)
-TAIL_LINES = 200
+OVERVIEW_LOG_LINES = 200
 LOG_PAGE_LINES = 2000
 FILES_PER_PAGE = 200
 TABS = (
@@ -260,7 +260,7 @@ def overview_context(job: Job) -> dict[str, Any]:
         **artefact_context(job),
         "models": models_of(job),
         "taught": calibration_effect_of(job),
-        **log_context(log_lines(attempt, limit=TAIL_LINES)),
+        **log_context(log_lines(attempt, limit=OVERVIEW_LOG_LINES)),
     }
 
 
