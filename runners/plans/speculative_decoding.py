@@ -26,7 +26,7 @@ from runners.plans.weights import repository_of
 LOOKUP = "lookup"  # prompt lookup instead of a draft model
 LOOKUP_TOKENS = 4  # per step, as with a draft model
 DRAFT_BY_NAME = (
-    "The plan's draft model is {}, which names no repository, so an endpoint cannot start with it. "
+    "The plan's draft model is {}, which names no repository, so no endpoint can start with it. "
     "Name its repository as owner/name, or plan without a draft model and choose a model of your "
     "team under “Speculative decoding”."
 )

@@ -1,11 +1,12 @@
 """The search: what it offers fits, what it rejects has a reason, what it suggests is proven."""
 
 import pytest
+from pydantic import ValidationError
 
-from planner.api import estimate
+from planner.api import estimate, readable
 from planner.search.engine import explore
 from planner.search.rank import criteria, frontier
-from planner.specs.base import BadRequestError, NotPossibleError, UnknownModelError
+from planner.specs.base import NotPossibleError, UnknownModelError
 from planner.specs.estimate import EstimateRequest, PlanRequest
 from tests.planner.asking import (
     CPU,
@@ -150,9 +151,10 @@ def test_constraints_on_quality_and_service_hold_and_others_are_refused():
     answer = search(constraints={"quality_loss_ratio": {"max": 0.002}}, top=50)
     assert answer.plans
     assert all(plan.strategy.weight_dtype != "int4" for plan in answer.plans)
-    with pytest.raises(BadRequestError, match="tpot_seconds") as caught:
-        search(constraints={"happiness": {"min": 1}})
-    assert caught.value.field == "constraints.happiness"
+    with pytest.raises(ValidationError) as caught:
+        search(constraints={"tpot_second": {"min": 1}})
+    refused = readable(caught.value, PlanRequest)
+    assert (refused.field, "tpot_seconds" in refused.message) == ("constraints.tpot_second", True)
     answer = search(workload={**SERVE, "tpot_slo_seconds": 1e-6}, engine="vllm")
     assert answer.plans == ()
 

@@ -22,6 +22,7 @@ from runners.cli.server import COMPLETION_SECONDS
 from runners.client.generated import Slipway
 from runners.client.transport import Event
 from runners.shared.messages import EnvironmentState
+from tests.hub.models import write_files
 from tests.webapp.api.operations import operations
 from tests.webapp.api.test_client import by_django
 from tests.webapp.api.test_mcp import agent
@@ -510,20 +511,16 @@ CONFIG = {
 
 
 def test_a_model_is_added_from_a_folder_a_file_standard_input_or_the_hub(
-    run, logged_in, tmp_path, monkeypatch, web
+    run, logged_in, tmp_path, monkeypatch, own_hub
 ):
     folder = tmp_path / "tiny-llama"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
     text = json.dumps(CONFIG)
-    path = "/team/{}/resolve/main/config.json"
-    web.replies = {
-        path.format("model"): (200, text),
-        path.format("gated"): (401, "Access to it is restricted"),
-        path.format("list"): (200, "[]"),
-    }
+    for name, content in (("model", text), ("gated", text), ("list", "[]")):
+        write_files(own_hub.folder / "team" / name, {"config.json": content})
+    own_hub.gated, own_hub.tokens = {"team/gated": "manual"}, {"hf_x"}
     monkeypatch.setenv("HF_TOKEN", "hf_x")
-    monkeypatch.setenv("HF_ENDPOINT", f"{web.url}/")
     for arguments, stdin, name in (
         ([folder], "", "tiny-llama"),
         ([folder / "config.json", "--name", "other"], "", "other"),
@@ -534,10 +531,11 @@ def test_a_model_is_added_from_a_folder_a_file_standard_input_or_the_hub(
         assert code == DONE, err
         assert name in out
         assert TeamModel.objects.get(name=name).config == CONFIG
-    assert web.seen == {path.format("model"): "Bearer hf_x"}
+    assert {each.authorization for each in own_hub.log} == {"Bearer hf_x"}
     for arguments, code, words in (
-        (["team/gated"], FAILED, "set HF_TOKEN to a token that may read it, or download"),
-        (["team/list"], FAILED, "the reply is no JSON object"),
+        (["team/gated"], FAILED, "is gated"),
+        (["team/none"], FAILED, "Or download its config.json and give its path"),
+        (["team/list"], FAILED, "is no JSON object"),
         (["nothing"], USAGE, "MODEL is 'nothing': it must be a folder with a config.json"),
         (["-"], USAGE, "--name is missing"),
     ):
