@@ -18,6 +18,7 @@ from runners.host import enrolment, inventory
 from runners.host.bench import MicrobenchRunner, command_for
 from runners.host.enrolment import EpochMemory
 from runners.host.files import JobFiles
+from runners.host.hub_cache import HubCache
 from runners.host.reconcile import Reconciler, Render
 from runners.host.shipping import (
     RedisStream,
@@ -85,6 +86,8 @@ class Agent:
         self.environments = Keeper(host_dir)
         self.files = JobFiles(host_dir)
         self._files_loop = RepeatingThread("files", self.files.step)
+        self.cache = HubCache(host_dir)
+        self._cache_loop = RepeatingThread("cache", self.cache.step)
         self._credential = credential
         self._stream = _event_stream(host_dir, credential)
         self._companion: Companion | None = None
@@ -129,6 +132,7 @@ class Agent:
                 self._shipping_loop,
                 RepeatingThread("uploads", self.uploads.step),
                 self._files_loop,
+                self._cache_loop,
             ]
             for loop in loops:
                 loop.start()
@@ -199,6 +203,7 @@ class Agent:
         self._is_first_beat, self._measured = False, None
         self.environments.mark_reported()
         self.files.mark_reported()
+        self.cache.mark_reported()
         if self._are_facts_due():
             self._facts_due_at = self._clock() + FACTS_SECONDS
         if reply.recheck:
@@ -217,13 +222,18 @@ class Agent:
         self.environments.obey(reply.environments)
         if self.files.obey(reply.delete_files) or reply.forget:  # an attempt's end is stored
             self._files_loop.wake()
+        if self.cache.obey(reply.cache):
+            self._cache_loop.wake()
         if reply.rotate:
             self._rotate()
 
     def _heartbeat(self) -> Beat:
         with inventory.gpu_library() as library:
             gpus = tuple(inventory.gpu_loads(library)) if library else ()
-        problems = [*self.reconciler.problems, *self.files.problems, self.bench.problem]
+        problems = [
+            *(*self.reconciler.problems, *self.files.problems),
+            *(*self.cache.problems, self.bench.problem),
+        ]
         return Beat(
             boot_id=self.reconciler.boot_id,
             sent_at_ms=time.time_ns() // 1_000_000,
@@ -241,6 +251,7 @@ class Agent:
             is_agent_start=self._is_first_beat,
             environments=self.environments.news(everything=self._are_facts_due()),
             files=self.files.news(everything=self._are_facts_due()),
+            cache=self.cache.news(everything=self._are_facts_due()),
             epoch=self._epoch.seen,
         )
 
@@ -250,6 +261,7 @@ class Agent:
     def _seconds_to_next_heartbeat(self, reply: BeatReply) -> float:
         is_awaited = bool(reply.wanted or reply.stop or reply.environments or self._verdicts)
         is_awaited = is_awaited or bool(reply.delete_files)
+        is_awaited = is_awaited or bool(reply.cache and reply.cache.delete)
         return min(LIVE_BEAT_SECONDS, self._beat_seconds) if is_awaited else self._beat_seconds
 
     def _rotate(self) -> None:

@@ -14,9 +14,13 @@ from typing import Any
 
 from planner.specs.units import GIB
 from runners.host.preflight_weights import printed, size_text
+from runners.hub.pruning import read_rule
 from runners.hub.repository import COMMIT
+from runners.hub.settings import cache_folder, existing_folder
+from runners.hub.store import cached_repositories
 from runners.jobspec import HubModel
 from runners.launchers import launch
+from runners.launchers.model_uses import uses_of_jobs
 from runners.shared.log_text import last_line
 from runners.shared.messages import PreflightCheck, no, yes
 
@@ -58,14 +62,19 @@ def _room(name: str, answer: Mapping[str, Any], least_free_bytes: int) -> Prefli
     named = f"{name} at {str(answer['commit'])[:12]}, {size_text(total)},"
     if not missing:
         return yes("model", f"{named} is in this host's cache.", total_bytes=float(total))
-    cache = _existing(Path(str(answer["cache"])))
+    cache = existing_folder(Path(str(answer["cache"])))
     free, needed = shutil.disk_usage(cache).free, missing + least_free_bytes
     figures = {"missing_bytes": float(missing), "free_bytes": float(free)}
     sentence = (
         f"{named} is downloaded first: {size_text(missing)} to {cache}, where "
         f"{free / GIB:.1f} GiB are free."
     )
-    if free >= needed:
+    prunable = int(answer.get("prunable_bytes", 0))
+    if free < needed <= free + prunable:
+        sentence += (
+            " For that, this host's rule deletes the models that were not used for longest."
+        )
+    if free + prunable >= needed:
         return yes("model", printed(sentence), **figures)
     remedy = (
         f"Free {size_text(needed - free)} there: {least_free_bytes / GIB:.1f} GiB of the disk "
@@ -74,18 +83,18 @@ def _room(name: str, answer: Mapping[str, Any], least_free_bytes: int) -> Prefli
     return no("model", printed(sentence), remedy, **figures)
 
 
-def _existing(folder: Path) -> Path:
-    """Return the nearest folder that exists: of a cache that nothing was downloaded to yet."""
-    return next(path for path in (folder, *folder.parents) if path.is_dir())
-
-
 def _remedy(kind: str) -> str:
     return REMEDIES.get(kind, OUT_OF_REACH)
 
 
 def _ask(model: HubModel, host_dir: Path) -> dict[str, Any]:
     """Return the answer of a query process; a failure of the process is an answer too."""
+    env, rule = launch.render_env(host_dir, 1) | launch.hub_env(), read_rule(host_dir)
     question = model.model_dump(exclude={"source"}) | {"seconds": HUB_SECONDS}
+    if rule.keep_bytes is not None:
+        is_used = uses_of_jobs(host_dir / "attempts")
+        spared = [each for each in cached_repositories(cache_folder(env)) if is_used(each)]
+        question |= {"rule": rule.document(), "spared": spared}
     try:
         ended = subprocess.run(
             [sys.executable, "-m", QUERY],
@@ -95,7 +104,7 @@ def _ask(model: HubModel, host_dir: Path) -> dict[str, Any]:
             errors="replace",
             timeout=HUB_SECONDS + START_SECONDS,
             check=False,
-            env=launch.render_env(host_dir, 1) | launch.hub_env(),
+            env=env,
         )
     except subprocess.TimeoutExpired:
         seconds = HUB_SECONDS + START_SECONDS

@@ -1,6 +1,7 @@
 """What a host would download for a model: one question on stdin, one JSON line as the answer.
 
-``python -m runners.hub.query`` reads ``{"repository", "revision", "weights", "file", "seconds"}``.
+``python -m runners.hub.query`` reads ``{"repository", "revision", "weights", "file", "seconds"}``,
+and may have ``rule`` and ``spared``.
 A process of its own, so that the agent stays small: the hub's library takes 60 MB.
 """
 
@@ -11,6 +12,7 @@ from typing import Any
 
 from runners.hub.errors import HubError
 from runners.hub.listing import look_up
+from runners.hub.pruning import PruneRule, prunable
 from runners.hub.repository import RepositoryName
 from runners.hub.selection import exact_files
 from runners.hub.settings import HubSettingsError, from_environment
@@ -22,7 +24,8 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
     ``state``: "hub" where the hub answered, "cache" where it did not and the cache has the model,
     else "failed" with ``kind`` and ``problem``. ``total_bytes`` of all files that the job needs,
-    ``missing_bytes`` of those that the cache lacks.
+    ``missing_bytes`` of those that the cache lacks; ``prunable_bytes`` of other models that may be
+    deleted for it, by the ``rule`` of the question but never the ``spared`` ones.
     """
     repository, revision = question["repository"], question["revision"]
     try:
@@ -41,11 +44,15 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         if error.is_out_of_reach and commit is not None:
             return {"state": "cache", "commit": commit, "problem": str(error)}
         return {"state": "failed", "kind": error.kind, "problem": str(error)}
+    missing_bytes = sum(file.size for file in missing(listing, files, settings))
+    rule, spared = PruneRule.of(question.get("rule")), {repository, *question.get("spared", ())}
+    others = prunable(settings, rule, spared.__contains__) if missing_bytes else ()
     return {
         "state": "hub",
         "commit": listing.commit,
         "total_bytes": sum(file.size for file in files),
-        "missing_bytes": sum(file.size for file in missing(listing, files, settings)),
+        "missing_bytes": missing_bytes,
+        "prunable_bytes": sum(model.bytes for model in others),
         "cache": str(settings.cache),
     }
 

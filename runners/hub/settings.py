@@ -110,6 +110,11 @@ def cache_folder(variables: Mapping[str, str]) -> Path:
     return Path(_expanded(variables.get("HF_HUB_CACHE", legacy), variables)).absolute()
 
 
+def existing_folder(folder: Path) -> Path:
+    """Return the nearest folder that exists: of a cache that nothing was downloaded to yet."""
+    return next(path for path in (folder, *folder.parents) if path.is_dir())
+
+
 def _expanded(path: str, variables: Mapping[str, str]) -> str:
     """Return a path with ~ and $NAME replaced."""
     home = variables.get("HOME", "")

@@ -8,12 +8,16 @@ downloaded into it is found, and what is downloaded here is found by them.
 import contextlib
 import os
 import shutil
-from collections.abc import Sequence
+import stat
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from runners.datasets.text import MAX_CONFIG_DEPTH, read_json, read_text
+from runners.hub.errors import HubError
 from runners.hub.listing import (
     CONFIG,
     ETAG,
@@ -24,7 +28,11 @@ from runners.hub.listing import (
     Listing,
 )
 from runners.hub.repository import COMMIT
+from runners.hub.selection import INDEX, MAX_INDEX_BYTES, needed_files, shard_names
 from runners.hub.settings import HubSettings
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedFileInfo
 
 UNFINISHED = ".incomplete"  # the suffix by which huggingface_hub, too, finds them
 
@@ -33,7 +41,8 @@ UNFINISHED = ".incomplete"  # the suffix by which huggingface_hub, too, finds th
 class StoredModel:
     """A repository at a commit in the cache.
 
-    ``bytes`` are those of its files; of blobs that another commit has too, both count them.
+    ``bytes`` are those of its files; of blobs that another commit has too, both count them. A
+    download that has not come to a commit's files has the commit "".
     """
 
     repository: str
@@ -43,6 +52,7 @@ class StoredModel:
     num_files: int
     revisions: tuple[str, ...]  # branches and tags that stand for the commit
     folder: Path
+    is_complete: bool = False  # the weights that a job reads are all there
 
 
 def repository_folder(settings: HubSettings, repository: str) -> Path:
@@ -96,20 +106,27 @@ def stored_listing(repository: str, commit: str, settings: HubSettings) -> Listi
     ``needed_files`` of it says what lacks. None if there is nothing.
     """
     folder = snapshot_folder(settings, repository, commit)
-    files = [
-        HubFile(path.relative_to(folder).as_posix(), path.stat().st_size, _etag(path, folder))
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    ]
+    files = _files_of(folder)
     if not files:
         return None
-    files = [replace(each, sha256=each.etag * (len(each.etag) == SHA256_DIGITS)) for each in files]
     config: object = {}
     with contextlib.suppress(OSError, ValueError):
         data = (folder / CONFIG).read_bytes()[: MAX_CONFIG_BYTES + 1]
         config = read_json(read_text(data), max_depth=MAX_CONFIG_DEPTH, may_be_infinite=True)
     has_code = isinstance(config, dict) and bool(config.get("auto_map"))
-    return Listing(repository, commit, tuple(files), revision="", needs_remote_code=has_code)
+    return Listing(repository, commit, files, revision="", needs_remote_code=has_code)
+
+
+def _files_of(folder: Path) -> tuple[HubFile, ...]:
+    """Return the files of a snapshot, without reading them."""
+    files = [
+        HubFile(path.relative_to(folder).as_posix(), path.stat().st_size, _etag(path, folder))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    ]
+    return tuple(
+        replace(each, sha256=each.etag * (len(each.etag) == SHA256_DIGITS)) for each in files
+    )
 
 
 def _etag(path: Path, folder: Path) -> str:
@@ -139,7 +156,10 @@ def resolve_offline(repository: str, revision: str, settings: HubSettings) -> st
 
 
 def scan(settings: HubSettings) -> tuple[StoredModel, ...]:
-    """Return the models in the cache, the most recently used first; damaged ones are left out."""
+    """Return the models in the cache, the most recently used first; damaged ones are left out.
+
+    A repository of which only a part has arrived is one, too.
+    """
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
@@ -151,16 +171,102 @@ def scan(settings: HubSettings) -> tuple[StoredModel, ...]:
             repository=each.repo_id,
             commit=revision.commit_hash,
             bytes=revision.size_on_disk,
-            last_used=max((file.blob_last_accessed for file in revision.files), default=0.0),
+            last_used=_last_used(revision.files),
             num_files=revision.nb_files,
             revisions=tuple(sorted(revision.refs)),
             folder=revision.snapshot_path,
+            is_complete=_has_weights(settings, each.repo_id, revision.commit_hash),
         )
         for each in found.repos
         if each.repo_type == "model"
         for revision in each.revisions
     ]
+    known = {model.repository for model in models}
+    for repository in cached_repositories(settings.cache):
+        folder = repository_folder(settings, repository)
+        if repository not in known and (arrived := _files_below(folder / "blobs")):
+            models.append(
+                StoredModel(
+                    repository=repository,
+                    commit="",
+                    bytes=sum(_bytes_on_disk(each) for each in arrived),
+                    last_used=max(each.st_mtime for each in arrived),
+                    num_files=len(arrived),
+                    revisions=(),
+                    folder=folder,
+                )
+            )
     return tuple(sorted(models, key=lambda model: (-model.last_used, model.repository)))
+
+
+def _last_used(files: Iterable["CachedFileInfo"]) -> float:
+    """Return when a snapshot's files were read last, in Unix time.
+
+    What is read to know the model, as by this package, does not count as its use.
+    """
+    read = {file.file_name: file.blob_last_accessed for file in files}
+    used = [at for name, at in read.items() if name not in {CONFIG, INDEX}]
+    return max(used or read.values(), default=0.0)
+
+
+def cached_repositories(cache: Path) -> list[str]:
+    """Return the repositories that have a folder in the cache, without reading the folders."""
+    return [
+        path.name.removeprefix("models--").replace("--", "/", 1)
+        for path in sorted(cache.glob("models--*--*"))
+    ]
+
+
+def _has_weights(settings: HubSettings, repository: str, commit: str) -> bool:
+    """Return whether the weights of a commit are whole: every shard of its index, or a GGUF."""
+    folder = snapshot_folder(settings, repository, commit)
+    listing = Listing(repository, commit, _files_of(folder))
+    try:
+        shards: tuple[str, ...] = ()
+        if INDEX in listing.paths:
+            with (folder / INDEX).open("rb") as file:
+                shards = shard_names(file.read(MAX_INDEX_BYTES + 1), repository)
+        return bool(needed_files(listing, "safetensors", shards=shards, is_built_in=True))
+    except (HubError, OSError):
+        pass
+    try:
+        return bool(needed_files(listing, "gguf"))
+    except HubError as error:
+        return error.kind == "ambiguous"  # several whole ones
+
+
+def cache_bytes(settings: HubSettings) -> int:
+    """Return the bytes that the models of the cache take on the disk, each file once."""
+    return sum(
+        _bytes_on_disk(each)
+        for folder in settings.cache.glob("models--*")
+        for each in _files_below(folder)
+    )
+
+
+def _files_below(folder: Path) -> list[os.stat_result]:
+    """Return the status of each file below a folder; links are no files here."""
+    found = []
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                found.append(status)
+    return found
+
+
+def _bytes_on_disk(status: os.stat_result) -> int:
+    """Return what a file takes: of an unfinished one, which has holes, what has arrived."""
+    return min(status.st_size, status.st_blocks * 512)
+
+
+def mark_used(folder: Path) -> None:
+    """Record that a snapshot's files are used now, also where reading does not record it."""
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # of a cache that may only be read
+            status = path.stat()
+            if stat.S_ISREG(status.st_mode):
+                os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))
 
 
 def delete(settings: HubSettings, repository: str, commit: str) -> int:
@@ -173,6 +279,12 @@ def delete(settings: HubSettings, repository: str, commit: str) -> int:
 
     folder = repository_folder(settings, repository)
     unfinished = unfinished_bytes(settings, repository)
+    if not commit:  # an unfinished download alone
+        if any((folder / "snapshots").glob("*")):
+            return 0
+        size = sum(_bytes_on_disk(each) for each in _files_below(folder))
+        shutil.rmtree(folder, ignore_errors=True)
+        return size
     try:
         strategy = scan_cache_dir(settings.cache).delete_revisions(commit)
     except (CacheNotFound, ValueError):

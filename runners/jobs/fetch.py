@@ -9,6 +9,7 @@ nor the proxies.
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -19,10 +20,16 @@ from pathlib import Path
 from runners.hub.download import download
 from runners.hub.errors import DownloadStoppedError, HubError
 from runners.hub.listing import Listing, look_up, read_config
+from runners.hub.pruning import prune, read_rule
 from runners.hub.repository import RepositoryName
 from runners.hub.selection import exact_files
-from runners.hub.settings import HubSettings, HubSettingsError, from_environment
-from runners.hub.store import resolve_offline, snapshot_folder
+from runners.hub.settings import (
+    HubSettings,
+    HubSettingsError,
+    existing_folder,
+    from_environment,
+)
+from runners.hub.store import mark_used, missing, resolve_offline, snapshot_folder
 from runners.jobs import OFFLINE_AND_QUIET
 from runners.jobs.events import Emitter
 from runners.jobs.in_environment import STARTING, TERMINATED
@@ -32,12 +39,12 @@ from runners.jobspec import FolderModel, HubModel
 from runners.jobspec.references import hub_models, with_models
 from runners.launchers.attempts import DIRECTORY_VARIABLE, KNOWN_VARIABLES
 from runners.launchers.launch import HUB_VARIABLES, OFFLINE, is_passed
+from runners.launchers.model_uses import LINKS, uses_of_jobs
 from runners.supervision import child
 from runners.supervision.classification import DOWNLOAD_FAILED
 
 LOOK_UP_SECONDS = 30.0
 REPORT_SECONDS = 1.0  # between two reports of progress
-LINKS = "weights"  # folder of the attempt: the files of each GGUF model, and nothing beside them
 TOKEN = "HF_TOKEN"  # noqa: S105 - the name of the variable and of the team's secret
 # What a job ends with, by the kind of failure; others are of the network or the hub.
 _MARKERS = {
@@ -57,6 +64,8 @@ class Fetching:
 
     def __init__(self, attempt_dir: Path, settings: HubSettings, emitter: Emitter) -> None:
         self._attempt_dir, self._settings, self._emitter = attempt_dir, settings, emitter
+        self._host_dir = attempt_dir.parent.parent
+        self._own: list[HubModel] = []  # all that the job names
         self._stopped = threading.Event()
         self._reported_at = 0.0
 
@@ -67,6 +76,15 @@ class Fetching:
     def end(self) -> None:
         """Report that the job itself begins."""
         self._emitter.phase(STARTING, begins_anew=True)
+
+    def folders_of(self, models: Sequence[HubModel]) -> dict[HubModel, FolderModel]:
+        """Return the folder of each repository's files.
+
+        Raises:
+            HubError: a repository or its files cannot be had.
+        """
+        self._own = list(models)
+        return {model: self.folder_of(model) for model in models}
 
     def folder_of(self, model: HubModel) -> FolderModel:
         """Return the folder of a repository's files; download those that are not there.
@@ -92,6 +110,9 @@ class Fetching:
         self._emitter.log(
             f"{name}: {len(files)} files, {sum(file.size for file in files):,} bytes"
         )
+        self._make_room(
+            listing, sum(file.size for file in missing(listing, files, self._settings))
+        )
         folder = download(
             listing,
             files,
@@ -100,7 +121,28 @@ class Fetching:
             should_stop=self._stopped.is_set,
         )
         self._emitter.log(f"{name} is complete in {folder}")
+        mark_used(folder)
         return self._chosen(model, folder, [file.path for file in files])
+
+    def _make_room(self, listing: Listing, missing_bytes: int) -> None:
+        """Delete models by the host's rule, if it has one, where a download would break it."""
+        rule = read_rule(self._host_dir)
+        if not missing_bytes or rule.keep_bytes is None:
+            return
+        cache = existing_folder(self._settings.cache)
+        lacking = missing_bytes + self._settings.margin_bytes - shutil.disk_usage(cache).free
+        others = uses_of_jobs(self._attempt_dir.parent, but=self._attempt_dir)
+        own = {each.repository for each in self._own} | {listing.repository}
+        for model in prune(
+            self._settings,
+            rule,
+            lambda repository: repository in own or others(repository),
+            incoming_bytes=missing_bytes,
+            lacking_bytes=lacking,
+            host_dir=self._host_dir,
+        ):
+            name = f"{model.repository}@{model.commit[:12]}"
+            self._emitter.log(f"{name}, {model.bytes:,} bytes, was deleted by this host's rule")
 
     def _is_built_in(self, listing: Listing) -> bool:
         """Return whether transformers has a model's architecture, whose own code is not run."""
@@ -115,6 +157,7 @@ class Fetching:
             raise error
         folder = snapshot_folder(self._settings, model.repository, commit)
         self._emitter.log(f"{error}; the job uses {folder}, which is there")
+        mark_used(folder)
         names = {path.name for path in folder.iterdir()}
         return self._chosen(
             model, folder, gguf_names(names, str(folder)) if model.weights == "gguf" else []
@@ -150,7 +193,7 @@ def fetch_models(attempt_dir: Path, fetching: Fetching) -> None:
     """
     path = attempt_dir / "spec.json"
     request = read_request(path)
-    folders = {model: fetching.folder_of(model) for model in hub_models(request.spec)}
+    folders = fetching.folders_of(hub_models(request.spec))
     spec = with_models(
         request.spec,
         lambda model: folders[model] if isinstance(model, HubModel) else model,

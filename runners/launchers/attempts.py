@@ -151,6 +151,11 @@ class AttemptFolder:
         )
 
     @property
+    def is_over(self) -> bool:
+        """Return whether its claim was rejected, or the server stores all of it."""
+        return self._tombstone.exists() or self._forgotten.exists()
+
+    @property
     def is_uploaded(self) -> bool:
         """Return whether nothing is left to upload."""
         return self._uploaded.exists()

@@ -24,6 +24,7 @@ from pydantic import (
 
 from runners.jobspec import JobDocument, JobSpec, SecretName
 from runners.jobspec.base import (
+    REPOSITORY_PATTERN,
     Amount,
     Celsius,
     Figure,
@@ -125,6 +126,53 @@ class FilesOrder(Message):
 
     attempt_id: str
     part: FilePart
+
+
+# The models in the Hub's cache of a host, the orders to delete them, and the rule of pruning.
+
+
+MAX_CACHED = 2000  # models in a report, the most recently used first
+Repository = Annotated[str, StringConstraints(pattern=REPOSITORY_PATTERN, max_length=200)]
+Commit = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{40})?$")]
+
+
+class CachedModel(Message):
+    """A repository at a commit in the Hub's cache; commit "": a download that has not ended."""
+
+    repository: Repository
+    commit: Commit
+    size_bytes: StoredBytes
+    num_files: StoredBytes = 0
+    used_at_ms: TimestampMs = 0  # as far as the file system records it
+    is_complete: bool = False  # the weights that a job reads are all there
+
+
+class PrunedModel(Message):
+    """A model that the host deleted to keep its rule."""
+
+    repository: Repository
+    commit: Commit
+    freed_bytes: StoredBytes
+    at_ms: TimestampMs
+
+
+class CacheReport(Message):
+    """What the Hub's cache of a host holds, and what was pruned since the last report."""
+
+    models: tuple[CachedModel, ...] = Field(default=(), max_length=MAX_CACHED, fail_fast=True)
+    pruned: tuple[PrunedModel, ...] = Field(default=(), max_length=MAX_CACHED, fail_fast=True)
+
+
+class CacheOrders(Message):
+    """What a host's cache keeps and deletes; models are named org/name@commit.
+
+    ``delete`` is repeated until a report shows it done. ``keep_bytes``: more is pruned, the least
+    recently used first, but never ``kept``, where org/name stands for every commit.
+    """
+
+    delete: tuple[str, ...] = ()
+    keep_bytes: NonNegativeInt | None = None  # None: nothing is pruned
+    kept: tuple[str, ...] = ()
 
 
 # The requirements that a host checks before a claim, and the check results.
@@ -294,6 +342,7 @@ class Beat(Message):
     files: tuple[StoredFiles, ...] | None = Field(  # of ended attempts; None: as last reported
         default=None, max_length=MAX_STORED, fail_fast=True
     )
+    cache: CacheReport | None = None  # of the Hub's models; None: as last reported
     epoch: EpochShown | None = None  # the highest epoch that this host has received
 
 
@@ -353,6 +402,7 @@ class BeatReply(Message):
     delete_files: Annotated[
         tuple[FilesOrder, ...], _known_orders(FilesOrder, "part")
     ] = ()  # files of ended attempts that somebody deletes
+    cache: CacheOrders | None = None  # None: nothing is deleted or pruned
 
 
 # Claim and start

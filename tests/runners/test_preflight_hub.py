@@ -1,8 +1,18 @@
 """What a host says before a job whose model it would download."""
 
+import json
+import os
+import shutil
+
 import pytest
 
 from runners.host.preflight import HostState, run_checks
+from runners.hub.download import download
+from runners.hub.listing import look_up
+from runners.hub.pruning import RULE_FILE
+from runners.hub.repository import RepositoryName
+from runners.hub.selection import needed_files
+from runners.hub.settings import from_environment
 from runners.jobspec import HubModel
 from runners.shared.config import HostConfig, HostDir
 from runners.shared.messages import Needs, PreflightCheck
@@ -66,3 +76,21 @@ def test_a_host_without_the_hub_is_fit_if_its_cache_has_the_model(
     check = said(host_dir, min_free_bytes=0)
     assert check.ok
     assert "is in this host's cache" in check.sentence
+
+
+def test_a_full_disk_is_fit_if_the_hosts_rule_makes_the_room(
+    host_dir, own_hub: Hub, tmp_path, monkeypatch
+):
+    """1 MiB is free, and half of it stays so: too little for the model's 1 MiB."""
+    settings = from_environment(os.environ)
+    listing = look_up(RepositoryName("acme/other"), settings)
+    download(listing, needed_files(listing, "safetensors"), settings)
+    free = shutil.disk_usage(tmp_path)._replace(free=2**20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: free)
+    rule = host_dir.path / RULE_FILE
+    for kept, is_fit in ((None, False), ([], True), (["acme/other"], False)):
+        if kept is not None:
+            rule.write_text(json.dumps({"keep_bytes": 2**40, "kept": kept}))
+        check = said(host_dir, min_free_bytes=2**19)
+        assert check.ok is is_fit, (kept, check)
+        assert ("this host's rule deletes" in check.sentence) is is_fit

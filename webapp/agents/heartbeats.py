@@ -31,13 +31,19 @@ from webapp.hosts.services import (
     publish_host_checks,
     publish_host_states,
 )
-from webapp.jobs import stored_files
+from webapp.jobs import cached_models, stored_files
 from webapp.jobs.models import LIVE_STATES, Attempt, Job, JobState
 
-NOT_KEPT = {"facts", "microbench", "environments", "files"}  # of a beat: in columns of their own
+NOT_KEPT = {
+    "facts",
+    "microbench",
+    "environments",
+    "files",
+    "cache",
+}  # of a beat: in columns of their own
 READ = (
     *("team", "pool", "slug", "state", "microbench", "rotation_asked_at", "checks"),
-    "epoch_seen",
+    *("epoch_seen", "keep_models_bytes"),
 )
 
 
@@ -69,7 +75,12 @@ def host_beats(spoken: Sequence[HostHeartbeat]) -> list[BeatReply]:
     site = epoch()
     shown_epoch, is_backup = epoch_with_proof(site.number), site.highest_seen > site.number
     attempts, unclaimed = _named_attempts(spoken), {} if is_backup else _unclaimed_attempts(hosts)
+    orders = cached_models.orders_of(hosts.values())
     replies = [_reply(hosts[each.host_id], each.beat, attempts, unclaimed) for each in spoken]
+    replies = [
+        reply.model_copy(update={"cache": orders.get(each.host_id)})
+        for reply, each in zip(replies, spoken, strict=True)
+    ]
     return [reply.model_copy(update={"epoch": shown_epoch}) for reply in replies]
 
 
@@ -111,7 +122,7 @@ def _store(heartbeats: Sequence[HostHeartbeat]) -> dict[str, Host]:
         update_each(Host, [_apply(hosts[each.host_id], each.beat) for each in heartbeats])
     for each in heartbeats:
         host, beat = hosts[each.host_id], each.beat
-        news = beat.facts or beat.microbench or beat.environments or beat.files
+        news = beat.facts or beat.microbench or beat.environments or beat.files or beat.cache
         if host.state == HostState.CHECKING or news:
             publish_host_checks(host)
     publish_host_states([(host, contact_of(host)) for host in hosts.values()])
@@ -153,6 +164,11 @@ def _changes(host: Host, beat: Beat) -> dict[str, Any]:
         if orders != host.checks.get(stored_files.ORDERS, {}):
             checks = changes.get("checks", host.checks)
             changes["checks"] = {**checks, stored_files.ORDERS: orders}
+    if beat.cache is not None:
+        deleting = cached_models.report_store(host, beat.cache)
+        if deleting != host.checks.get(cached_models.ORDERS, {}):
+            checks = changes.get("checks", host.checks)
+            changes["checks"] = {**checks, cached_models.ORDERS: deleting}
     epoch_seen = beat.epoch
     if epoch_seen is not None and epoch_seen.number > host.epoch_seen and is_authentic(epoch_seen):
         changes["epoch_seen"] = epoch_seen.number

@@ -63,6 +63,8 @@ class Host(TeamOwned):
     redis_secret_hash = models.CharField(max_length=64, blank=True)  # SHA-256 hex
     rotation_asked_at = models.DateTimeField(null=True, blank=True)
     checks = models.JSONField(default=dict, blank=True)  # webapp.hosts.services.Findings
+    # What the Hub's cache keeps at most, in bytes: more is pruned. Null: everything.
+    keep_models_bytes = models.PositiveBigIntegerField(null=True, blank=True)
     protocol_version = models.PositiveIntegerField(default=1)
     agent_version = models.CharField(max_length=40, blank=True)
     boot_id = models.CharField(max_length=64, blank=True)
@@ -108,6 +110,39 @@ class Device(UlidModel):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.index} of {self.host_id}"
+
+
+class HostModel(UlidModel):
+    """A model in the Hub's cache of a host, as the host last reported it; commit "": unfinished.
+
+    Other tools may have downloaded it.
+    """
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="models")
+    repository = models.CharField(max_length=200)
+    commit = models.CharField(max_length=40, blank=True)
+    size_bytes = models.PositiveBigIntegerField()
+    num_files = models.PositiveBigIntegerField()
+    used_at = models.DateTimeField(null=True, blank=True)  # as the file system recorded it
+    is_complete = models.BooleanField()  # the weights that a job reads are all there
+    pinned_by = models.CharField(max_length=150, blank=True)  # user name; empty: not pinned
+
+    class Meta:
+        ordering = ["host", "repository", "commit"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["host", "repository", "commit"], name="one_row_per_cached_model"
+            )
+        ]
+        indexes = [models.Index(fields=["repository", "commit"], name="hosts_with_model")]
+
+    def __str__(self) -> str:
+        return f"{self.repository}@{self.commit[:12]}"
+
+    @property
+    def key(self) -> str:
+        """Return how orders to the host name it."""
+        return f"{self.repository}@{self.commit}"
 
 
 class Distinction(models.Model):

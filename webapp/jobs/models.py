@@ -225,6 +225,26 @@ class Job(TeamOwned):
         return self.shown_host.name if self.shown_host else f"pool {self.pool.name}"
 
 
+class RepositoryUse(models.Model):
+    """A repository of the Hub that a submitted job names; ``revision`` as in its spec."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="repositories")
+    repository = models.CharField(max_length=200)
+    revision = models.CharField(max_length=255, blank=True)  # a commit, where the site knew it
+
+    class Meta:
+        ordering = ["id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["job", "repository", "revision"], name="one_use_per_repository"
+            )
+        ]
+        indexes = [models.Index(fields=["repository", "job"], name="jobs_by_repository")]
+
+    def __str__(self) -> str:
+        return f"{self.repository}@{self.revision} of {self.job_id}"
+
+
 class Attempt(UlidModel):
     """One try of a job on one host; a host must present ``fence`` to act for the attempt.
 

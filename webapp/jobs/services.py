@@ -21,6 +21,7 @@ from webapp.hosts.models import RUNS_JOBS, Device, Host, HostState, Pool
 from webapp.hosts.services import Contact, contact_of
 from webapp.jobs.allocation import allocate_after, allocate_pool
 from webapp.jobs.budgets import budget_spend
+from webapp.jobs.cached_models import uses_record
 from webapp.jobs.gangs import devices_release, members_of, order_stop, pool_lock, release_unstarted
 from webapp.jobs.models import (
     FINAL_STATES,
@@ -326,6 +327,7 @@ def job_submit(*, job: Job, by: str) -> Job:
                 job.max_duration_seconds = duration_within(job, quota_of(job.team))
                 job.save(update_fields=["max_duration_seconds"])
                 budget_spend(job)
+                uses_record(job)
             if not transition(job, JobState.QUEUED, actor=by, source=JobState.DRAFT):
                 return job
     except Problem:

@@ -1,0 +1,53 @@
+"""Which repositories of the Hub's cache the jobs on this host use now.
+
+A job's files name what it uses: its claim and its spec by repository until it is downloaded, then
+by folder; of GGUF weights there are links to the files.
+"""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from runners.launchers.attempts import attempt_folders
+
+LINKS = "weights"  # folder of the attempt: the files of each GGUF model, and nothing beside them
+
+
+def uses_of_jobs(attempts_dir: Path, but: Path | None = None) -> Callable[[str], bool]:
+    """Return what says whether an attempt that has not ended uses a repository, at each call.
+
+    ``but``: the folder of an attempt that is left out.
+    """
+
+    def is_used(repository: str) -> bool:
+        folder = "--".join(["models", *repository.split("/")])
+        names = (f'"{repository}"', f"/{folder}/")
+        return any(
+            name in text
+            for path in _live(attempts_dir, but)
+            for text in _texts(path)
+            for name in names
+        )
+
+    return is_used
+
+
+def _live(attempts_dir: Path, but: Path | None) -> list[Path]:
+    if not attempts_dir.is_dir():
+        return []
+    return [
+        each.path
+        for each in attempt_folders(attempts_dir)
+        if each.path != but and not (each.is_settled or each.is_over)
+    ]
+
+
+def _texts(attempt: Path) -> list[str]:
+    found = []
+    for path in (attempt / "spec.json", attempt / "claim.json"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_text(errors="replace"))
+    for link in (attempt / LINKS).glob("*/*"):
+        with contextlib.suppress(OSError):
+            found.append(str(link.readlink()))
+    return found
