@@ -18,6 +18,7 @@ from webapp.pages import (
     downloads,
     evaluation,
     home,
+    host_models,
     hosts,
     job_actions,
     job_list,
@@ -163,6 +164,10 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{HOST}retire/", hosts.host_retire, name="host-retire"),
     path(f"{DEVICE}cordon/", hosts.device_cordon_view, name="device-cordon"),
     path(f"{DEVICE}uncordon/", hosts.device_uncordon_view, name="device-uncordon"),
+    path(f"{HOST}models/pin/", host_models.model_pin, name="host-model-pin"),
+    path(f"{HOST}models/unpin/", host_models.model_unpin, name="host-model-unpin"),
+    path(f"{HOST}models/delete/", host_models.model_remove, name="host-model-remove"),
+    path(f"{HOST}models/rule/", host_models.models_rule, name="host-models-rule"),
     path(f"{ENVIRONMENT}build/", hosts.environment_build, name="environment-build"),
     path(f"{ENVIRONMENT}remove/", hosts.environment_remove, name="environment-remove"),
     # docs

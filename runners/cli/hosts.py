@@ -21,6 +21,7 @@ from runners.cli.server import (
 
 if TYPE_CHECKING:
     from runners.client.generated import DeviceReply, HostDetail
+    from runners.client.replies.cached_models import CachedModelReply
 
 HostArgument = Annotated[
     str,
@@ -32,6 +33,7 @@ DevicesArgument = Annotated[
 ]
 hosts = group("GPU hosts of the server.")
 CHECK_SECONDS = 2.0
+MAX_KEEP_GIB = 2**30
 
 
 @hosts.command("list")
@@ -276,6 +278,76 @@ def host_files(host: HostArgument, output: OutputOption = "table") -> None:
     with server() as client:
         found = list(client.paginate(client.list_host_files, host))
     write_files(found, output)
+
+
+@hosts.command("models")
+def host_models(
+    host: HostArgument,
+    delete: Annotated[
+        str, typer.Option("--delete", metavar="NAME", help="Delete it from the host's disk.")
+    ] = "",
+    pin: Annotated[
+        str, typer.Option("--pin", metavar="NAME", help="Keep it, whatever the rule says.")
+    ] = "",
+    unpin: Annotated[str, typer.Option("--unpin", metavar="NAME", help="Undo a pin.")] = "",
+    keep: Annotated[
+        str, typer.Option("--keep", metavar="GIB|all", help="What the cache keeps at most.")
+    ] = "",
+    *,
+    yes: YesOption = False,
+    output: OutputOption = "table",
+) -> None:
+    """List the models in the Hub's cache of a host; NAME is org/name or org/name@commit."""
+    keep_gib = _keep_gib(keep)
+    if delete:
+        confirm(f"Delete {delete} from the disk of {host}?", yes=yes)
+    with server() as client:
+        if unpin:
+            client.pin_host_model(host, {"model": unpin, "is_pinned": False})
+        if pin:
+            client.pin_host_model(host, {"model": pin})
+        if delete:
+            client.delete_host_model(host, model=delete)
+        if keep:
+            client.set_models_rule(host, {"keep_gib": keep_gib})
+        found = list(client.paginate(client.list_host_models, host))
+    if wrote(found, output):
+        return
+    rows = [
+        (
+            each.repository,
+            each.commit[:12] if each.is_complete else f"{each.commit[:12]} incomplete".strip(),
+            binary_size(each.size_bytes),
+            f"{each.used_at:%Y-%m-%d %H:%M}" if each.used_at else "",
+            str(each.num_jobs or ""),
+            _model_state(each),
+        )
+        for each in found
+    ]
+    heads = ("MODEL", "COMMIT", "SIZE", "LAST USE", "JOBS", "")
+    show(table(heads, rows, right=(2, 4), fixed=(0,)))
+
+
+def _keep_gib(text: str) -> float | None:
+    try:
+        gib = None if text in {"", "all"} else float(text)
+    except ValueError:
+        gib = -1.0
+    if gib is not None and not 0 <= gib <= MAX_KEEP_GIB:
+        raise CliError(
+            f"--keep is {text!r}; it can be 0 to {MAX_KEEP_GIB:,} GiB, or all to keep everything",
+            field="--keep",
+        )
+    return gib
+
+
+def _model_state(model: "CachedModelReply") -> str:
+    words = [
+        f"pinned by {model.pinned_by}" if model.pinned_by else "",
+        "a job needs it" if model.is_needed else "",
+        "is being deleted" if model.is_deleting else "",
+    ]
+    return ", ".join(filter(None, words))
 
 
 environments = group("Named environments of a host, such as vllm.")

@@ -19,6 +19,7 @@ from planner.specs.estimate import (
 )
 from runners.client.operation import JsonObject, event_stream, operation
 from runners.client.replies.base import *
+from runners.client.replies.cached_models import *
 from runners.client.replies.jobs import *
 from runners.client.replies.launches import *
 from runners.client.replies.library import *
@@ -457,6 +458,28 @@ class Operations:
         self, slug: str, name: str, *, idempotency_key: str | None = None
     ) -> HostDetail:
         """Let a host delete an environment that no job runs in."""
+
+    @operation("GET", "/hosts/{slug}/models")
+    def list_host_models(self, slug: str, *, limit: int = 50, cursor: str = "") -> CachedModelPage:
+        """Return the models in the Hub's cache of a host, the largest first."""
+
+    @operation("POST", "/hosts/{slug}/models")
+    def pin_host_model(
+        self, slug: str, body: ModelPin | JsonObject, *, idempotency_key: str | None = None
+    ) -> CachedModelPage:
+        """Pin a model of a host's cache, so that it stays there, or unpin it."""
+
+    @operation("DELETE", "/hosts/{slug}/models")
+    def delete_host_model(
+        self, slug: str, *, model: str, idempotency_key: str | None = None
+    ) -> CachedModelPage:
+        """Let a host delete a model from its cache, unless it is pinned or a job needs it."""
+
+    @operation("PUT", "/hosts/{slug}/models/rule")
+    def set_models_rule(
+        self, slug: str, body: ModelsRule | JsonObject, *, idempotency_key: str | None = None
+    ) -> CachedModelPage:
+        """Set how much a host's cache keeps: of more, the longest unused models are deleted."""
 
     @operation("GET", "/pools")
     def list_pools(self, *, limit: int = 200, cursor: str = "") -> PoolPage:

@@ -78,6 +78,19 @@ class ModelChanges(TypedDict):
     name: str
 
 
+class ModelPin(TypedDict):
+    """A model of the host's cache, and whether it is pinned."""
+
+    model: str
+    is_pinned: NotRequired[bool]
+
+
+class ModelsRule(TypedDict):
+    """How much a host's cache keeps."""
+
+    keep_gib: float | None
+
+
 class NewHost(TypedDict):
     """The host that is to be enrolled; labels are names with values, such as gpu: 4090."""
 

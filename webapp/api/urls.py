@@ -18,7 +18,18 @@ from ninja.main import Exc
 from ninja.openapi.schema import OpenAPISchema
 from pydantic import BaseModel
 
-from webapp.api import hosts, jobs, launches, library, machines, openapi, plans, stored_files, team
+from webapp.api import (
+    cached_models,
+    hosts,
+    jobs,
+    launches,
+    library,
+    machines,
+    openapi,
+    plans,
+    stored_files,
+    team,
+)
 from webapp.api.auth import READ, TokenAuth
 from webapp.api.parsing import LimitedParser
 from webapp.api.requests import Inputs, inputs_of, with_request_rules
@@ -143,6 +154,7 @@ api.add_router("/planner", plans.planner_router)
 api.add_router("", jobs.router)
 api.add_router("", stored_files.router)
 api.add_router("/hosts", machines.router)
+api.add_router("/hosts", cached_models.router)
 api.add_router("/pools", machines.queue_router)
 api.add_router("", library.router)
 api.add_router("", team.router)

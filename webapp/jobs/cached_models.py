@@ -5,13 +5,13 @@ to keep with the replies to its heartbeats. What a queued or live job names is n
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from django.db import transaction
-from django.db.models import Count, Max, Min
+from django.db.models import Count, Max, Min, Sum
 
 from runners.hub.repository import COMMIT
 from runners.shared.messages import MAX_CACHED, CachedModel, CacheOrders, CacheReport
@@ -46,7 +46,7 @@ class Use(NamedTuple):
         return "@".join(self) if COMMIT.fullmatch(self.revision) else self.repository
 
 
-def uses_in(spec: object) -> Iterable[Use]:
+def uses_in(spec: object) -> Iterator[Use]:
     """Yield the repositories of the Hub that a job's document names.
 
     >>> list(uses_in({"model": {"source": "hub", "repository": "a/b", "revision": "main"}}))
@@ -255,6 +255,19 @@ def models_on_host(
             )
         )
     return rows
+
+
+class CacheSize(NamedTuple):
+    """How much a host's cache holds."""
+
+    num_models: int
+    num_bytes: int
+
+
+def cache_size(host: Host) -> CacheSize:
+    """Return how many models a host's cache holds, and their bytes."""
+    found = host.models.order_by().aggregate(number=Count("pk"), size=Sum("size_bytes"))
+    return CacheSize(found["number"], found["size"] or 0)
 
 
 def models_named(host: Host, name: str) -> list[HostModel]:

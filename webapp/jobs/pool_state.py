@@ -24,6 +24,7 @@ from webapp.hosts.machines import Twins, holders_among, is_over, twins_in, twins
 from webapp.hosts.models import RUNS_JOBS, Device, Host, HostState, Pool
 from webapp.hosts.services import Contact, contact_of
 from webapp.jobs import scheduler as values
+from webapp.jobs.cached_models import hosts_with, uses_in
 from webapp.jobs.gangs import gpu_load
 from webapp.jobs.models import IN_TURN, Allocation, Attempt, Job, JobState
 from webapp.jobs.quotas import Earlier, Rules, cached_earlier_seconds, left_seconds, length_seconds
@@ -275,9 +276,14 @@ def pool_state_of(pool: Pool, jobs: Sequence[Job], rules: Rules) -> PoolState:
         if holder is None and foreign_pids(host, device) and not shared.is_stale(device, host):
             state = replace(state, is_held=True, free_seconds=values.FOREVER)
         of_host[device.host_id].append(state)
+    wanted = {job.pk: use for job in jobs if (use := next(uses_in(job.spec), None))}
+    stored = hosts_with(set(wanted.values()), hosts) if len(hosts) > 1 else {}
+    preferred = {pk: stored[use] for pk, use in wanted.items() if use in stored}
     snapshot = values.Snapshot(
         hosts=tuple(_host(host, of_host[host.pk]) for host in hosts.values()),
-        demands=tuple(_demand(job, rules(job), earlier) for job in jobs),
+        demands=tuple(
+            _demand(job, rules(job), earlier, preferred.get(job.pk, frozenset())) for job in jobs
+        ),
         used=used_by_team(pool, rules.shares()) if len(rules.shares()) > 1 else {},
         shares=rules.shares(),
     )
@@ -328,7 +334,9 @@ def foreign_pids(host: Host, device: Device) -> list[int]:
     return list(gpu_load(host, device).get("foreign_pids") or ())
 
 
-def _demand(job: Job, held_back: str, earlier: Earlier) -> values.Demand:
+def _demand(
+    job: Job, held_back: str, earlier: Earlier, preferred: frozenset[str]
+) -> values.Demand:
     return values.Demand(
         job=job.pk,
         team=job.team_id,
@@ -341,6 +349,7 @@ def _demand(job: Job, held_back: str, earlier: Earlier) -> values.Demand:
         host=job.requested_host_id,
         seconds=length_seconds(job, earlier),
         held_back=held_back,
+        preferred=preferred,
     )
 
 

@@ -58,6 +58,7 @@ class Demand:
     host: str | None = None  # the only allowed host
     seconds: float | None = None  # upper bound with margin; None: unknown
     held_back: str = ""  # reason if a rule holds the job back
+    preferred: frozenset[str] = frozenset()  # hosts, of those that are equal otherwise
 
     @property
     def is_single(self) -> bool:
@@ -126,6 +127,7 @@ class Decision:
 
 
 Entry = TypeVar("Entry", bound=tuple[Any, ...])
+Rank = tuple[bool, str]  # whether a host is not preferred, and its id
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,17 +160,18 @@ class Table:
         self.kept_from: dict[str, tuple[float, str]] = {}  # reservations: start, job
         self.keeping: set[str] = set()  # hosts with reserved devices
         self.changed: list[str] = []  # host ids, one entry per change
-        self._rankings: dict[tuple[str | None, int, int | None, bool], Ranking] = {}
+        self._rankings: dict[tuple[Any, ...], Ranking] = {}
 
     def ranking(self, demand: Demand) -> "Ranking":
         """Return the ranking of sites for a job's shape, refreshed to the current table."""
         shape = (
             demand.host, demand.min_memory_bytes, demand.devices_per_host, demand.is_single,
+            demand.preferred,
         )  # fmt: skip
         if shape not in self._rankings:
             hosts = [host for host in self._hosts if demand.host in {None, host.id}]
             sites = [site for host in hosts for site in _sites_on(host, demand)]
-            self._rankings[shape] = Ranking(self, sites, is_single=demand.is_single)
+            self._rankings[shape] = Ranking(self, sites, demand)
         ranking = self._rankings[shape]
         ranking.refresh()
         return ranking
@@ -220,11 +223,16 @@ class Ranking:
     Heaps hold the order; an entry whose site has changed since is dropped when it is popped.
     """
 
-    def __init__(self, table: Table, sites: Sequence[Site], *, is_single: bool) -> None:
+    def __init__(self, table: Table, sites: Sequence[Site], demand: Demand) -> None:
         self._table, self.sites = table, sites
+        # By host: its place among hosts that are equal otherwise.
+        self._rank = {
+            site.host.id: (site.host.id not in demand.preferred, site.host.id) for site in sites
+        }
         self.num_by_model = Counter(site.model for site in sites)
         self._is_open = [
-            site.host.takes_singles if is_single else site.host.takes_gangs for site in sites
+            site.host.takes_singles if demand.is_single else site.host.takes_gangs
+            for site in sites
         ]
         self._of_host: dict[str, list[int]] = {}
         for index, site in enumerate(sites):
@@ -237,13 +245,13 @@ class Ranking:
         for index in range(len(sites)):
             self._update_roomy(index)
         models = sorted(self.num_by_model)
-        self._tightest: dict[str, list[tuple[int, str, int, int]]] = {m: [] for m in models}
+        self._tightest: dict[str, list[tuple[int, Rank, int, int]]] = {m: [] for m in models}
         self._keeping: dict[str, set[int]] = {model: set() for model in models}
         for index in range(len(sites)):
             self._update_tightest(index)
         near = [self._shortage_entry(index) for index in range(len(sites))]
         self._nearest = {False: near, True: [entry for entry in near if self._is_open[entry[2]]]}
-        self._soonest: dict[str, list[tuple[float, str, tuple[str, ...], int, int]]] = {
+        self._soonest: dict[str, list[tuple[float, Rank, tuple[str, ...], int, int]]] = {
             model: [] for model in models
         }
         for index, site in enumerate(sites):
@@ -281,9 +289,8 @@ class Ranking:
         (keeping.add if is_roomy and keeps else keeping.discard)(index)
         if is_roomy and not keeps:
             left = self._states[index].num_free - site.num_needed
-            heappush(
-                self._tightest[site.model], (left, site.host.id, index, self._versions[index])
-            )
+            entry = (left, self._rank[site.host.id], index, self._versions[index])
+            heappush(self._tightest[site.model], entry)
 
     def _update_roomy(self, index: int) -> None:
         """Record whether a site has enough free devices, and how many such sites its host has."""
@@ -301,11 +308,11 @@ class Ranking:
         free = self._states[index].num_free
         return (self.sites[index].num_needed - free, -free, index, self._versions[index])
 
-    def _start_entry(self, index: int) -> tuple[float, str, tuple[str, ...], int, int]:
+    def _start_entry(self, index: int) -> tuple[float, Rank, tuple[str, ...], int, int]:
         state = self._states[index]
         return (
             state.start,
-            self.sites[index].host.id,
+            self._rank[self.sites[index].host.id],
             state.soonest,
             index,
             self._versions[index],
@@ -327,7 +334,7 @@ class Ranking:
             site = self.sites[index]
             left = sum(self._table.is_open(d, seconds) for d in site.devices) - site.num_needed
             if left >= 0:
-                options.append((left, site.host.id, index, versions[index]))
+                options.append((left, self._rank[site.host.id], index, versions[index]))
         return [self.sites[option[2]] for option in nsmallest(num, options)]
 
     def num_ready_hosts(self, *, is_open: bool) -> int:
@@ -344,7 +351,7 @@ class Ranking:
     def soonest(self, num: int) -> list[list[tuple[float, str, tuple[str, ...]]]]:
         """Return for each model the ``num`` open sites with the earliest starts, or all it has."""
         firsts = (_first(heap, num, self._versions) for heap in self._soonest.values())
-        return [[entry[:3] for entry in entries] for entries in firsts]
+        return [[(start, rank[1], ids) for start, rank, ids, *_ in entries] for entries in firsts]
 
 
 def _first(heap: list[Entry], num: int, versions: Sequence[int]) -> list[Entry]:

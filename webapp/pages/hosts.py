@@ -21,7 +21,7 @@ from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import has_role, membership_of, visible_or_404
 from webapp.agents.environments import environment_order, environments_of
 from webapp.audit.models import Event
-from webapp.core.display import OPERATOR_WORDS, clock
+from webapp.core.display import OPERATOR_WORDS, clock, memory
 from webapp.core.problems import ConflictProblem, Problem
 from webapp.core.queries import SEEN
 from webapp.hosts.addresses import address_choose
@@ -56,10 +56,18 @@ from webapp.jobs.permissions import refusal
 from webapp.jobs.proofs import latest_proof, prove_host
 from webapp.jobs.stored_files import kept_on_host, stored_on_host
 from webapp.live.stream import live_context, page_or_regions
+from webapp.pages.host_models import models_context
 
 NUM_JOBS, NUM_EVENTS, NUM_REFUSED, NUM_LEFT_OUT = 10, 12, 20, 10
 NUM_KEPT = 20  # jobs whose files are listed, the largest first
 BANDWIDTH = "memory_bandwidth_bytes_per_second"
+MODEL_WORDS = {  # of events: the model, and what the cache keeps
+    "host.model_pinned": "Pinned {0}",
+    "host.model_unpinned": "Unpinned {0}",
+    "host.model_deleted": "Deletion of {0} requested",
+    "host.model_pruned": "{0} deleted by the rule for models",
+    "host.models_rule": "Keeps {1}",
+}
 UNLISTED = ("labels", "microbench", "calibration", "last_beat", "checks")  # wide documents
 
 
@@ -175,6 +183,7 @@ def host_context(request: HttpRequest, host: Host) -> dict[str, Any]:
         "refused": host.refused_messages.all()[:NUM_REFUSED] if is_operator else (),
         "labels_form": LabelsForm(initial={"labels": labels_text(host.labels)}),
     }
+    context |= models_context(request, host)
     return context | live_context(request, [f"host:{host.pk}", "jobs"])
 
 
@@ -201,6 +210,10 @@ def _words_of_detail(event: Event) -> str:
     """Return the words that come from an event's detail, or "" if its kind is enough."""
     if event.kind == "host.labels":
         return f"Labels: {labels_text(event.detail['labels']) or 'none'}"
+    if event.kind in MODEL_WORDS:
+        size = event.detail.get("keep_bytes")
+        rule = "all models" if size is None else f"at most {memory(size)} of models"
+        return MODEL_WORDS[event.kind].format(event.detail.get("model", ""), rule)
     if named := event.detail.get("environment"):
         return f"Environment {named}: {event.kind.rpartition('_')[2]} requested"
     return ""

@@ -41,7 +41,7 @@ from webapp.accounts.tokens import token_make
 from webapp.agents.environments import orders_of
 from webapp.agents.heartbeats import host_beat
 from webapp.agents.ingest import events_accept
-from webapp.hosts.models import Host
+from webapp.hosts.models import Host, HostModel
 from webapp.jobs.models import Attempt, Job, LaunchRequest
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
@@ -628,6 +628,36 @@ def test_an_environment_is_built_and_removed_by_its_name(run, as_admin, host):
         assert (code, out.split()[3:7]) == (DONE, ["vllm", "absent,", "to", action]), err
     code, _, err = run("hosts", "environments", "build", host.slug, "llama")
     assert (code, "has no environment llama" in err) == (FAILED, True)
+
+
+def test_the_models_of_a_host_are_listed_pinned_deleted_and_kept_by_a_rule(run, as_admin, host):
+    for name, is_complete in (("tiny", True), ("part", False)):
+        HostModel.objects.create(
+            host=host, repository=f"acme/{name}", commit="a" * 40, size_bytes=2**30, num_files=3,
+            is_complete=is_complete,
+        )  # fmt: skip
+    tiny = HostModel.objects.get(repository="acme/tiny")
+    for arguments, words in (
+        ((), "acme/part  aaaaaaaaaaaa incomplete"),
+        (("--pin", "acme/tiny"), "pinned by alice"),
+        (("--unpin", "acme/tiny"), "acme/tiny"),
+        (("--delete", "acme/tiny@aaaaaaa", "--yes"), "is being deleted"),
+        (("--keep", "1.5"), "acme/tiny"),
+    ):
+        code, out, err = run("hosts", "models", host.slug, *arguments)
+        assert (code, words in out) == (DONE, True), (arguments, out, err)
+    found = Host.objects.get()
+    assert (found.checks["model_orders"], found.keep_models_bytes) == (
+        {tiny.key: "alice"},
+        3 * 2**29,
+    )
+    assert run("hosts", "models", host.slug, "--keep", "all")[0] == DONE
+    assert Host.objects.get().keep_models_bytes is None
+    for wrong, words in (("-1", "--keep is '-1'"), ("much", "0 to 1,073,741,824 GiB, or all")):
+        code, _, err = run("hosts", "models", host.slug, "--keep", wrong)
+        assert (code, words in err) == (USAGE, True), err
+    code, _, err = run("hosts", "models", host.slug, "--pin", "acme/none")
+    assert (code, "it has acme/part and acme/tiny" in err) == (FAILED, True), err
 
 
 def test_a_plan_on_a_host_or_pool_of_the_server_is_made_for_its_hardware(

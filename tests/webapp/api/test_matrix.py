@@ -99,6 +99,7 @@ RULES = {
             "list_measurements",
             "list_job_files",
             "list_host_files",
+            "list_host_models",
         ],
         OBJECT,
     ),
@@ -147,6 +148,9 @@ RULES = {
             "uncordon_device",
             "build_environment",
             "remove_environment",
+            "pin_host_model",
+            "delete_host_model",
+            "set_models_rule",
             "reorder_queue",
             "decide_measurement",
             "get_enrolment",
@@ -172,6 +176,8 @@ BODIES: dict[str, dict] = {
     "request_launch_of_document": {"document": {"goal": "serve", "model": "demo"}},
     "import_plan": {"text": "vllm serve meta-llama/Llama-3.1-8B"},
     "launch_plan": {},
+    "pin_host_model": {"model": "acme/tiny"},
+    "set_models_rule": {"keep_gib": 5},
     "plan_from_job": {},
     "abandon_job": {"host_name": "box"},
     "launch_classification": {"host": "none"},
@@ -194,6 +200,7 @@ QUERY = {
     "get_job_series": "?metrics=loss",
     "get_ticket": "?topics=jobs",
     "delete_job_files": "?part=all",
+    "delete_host_model": "?model=acme/tiny",
     "search": "?q=demo",
     "compare_jobs": "?job={job_id}&job={other_job}",
 }
@@ -260,7 +267,7 @@ def test_every_operation_has_a_rule_and_a_name_of_its_own():
 # Where the thing itself is missing before anyone is judged, a stranger is told so, too.
 GONE = {
     "launch_classification", "apply_suggestion", "mark_host_apart", "delete_secret",
-    "build_environment", "remove_environment",
+    "build_environment", "remove_environment", "pin_host_model", "delete_host_model",
 }  # fmt: skip
 
 
@@ -363,7 +370,9 @@ TWINS = {
     "host-prove": "validate_host", "host-address": "change_host", "host-labels": "change_host",
     "host-apart": "mark_host_apart", "device-cordon": "cordon_device",
     "device-uncordon": "uncordon_device", "environment-build": "build_environment",
-    "environment-remove": "remove_environment",
+    "environment-remove": "remove_environment", "host-model-pin": "pin_host_model",
+    "host-model-unpin": "pin_host_model", "host-model-remove": "delete_host_model",
+    "host-models-rule": "set_models_rule",
     "docs": "-read in a browser", "docs-index": "-read in a browser",
     "healthz": "-of the process", "readyz": "-of the process",
 }  # fmt: skip

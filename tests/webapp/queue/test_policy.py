@@ -152,6 +152,23 @@ HALF_BUSY = (host("a", device("a0"), busy("a1", seconds=100.0, by="long")),)
 PAIR = demand("pair", 1, devices_per_host=2, seconds=50.0)
 
 
+def test_of_hosts_that_are_equal_otherwise_a_preferred_one_is_taken():
+    """It breaks ties alone: a tighter fit goes first, and nobody waits for a preferred host."""
+    wish = frozenset({"b"})
+    equal = [box(2, "a"), box(2, "b")]
+    assert granted(decided(equal, [demand("j", preferred=wish)]))["j"][0].startswith("b")
+    assert granted(decided(equal, [demand("j")]))["j"][0].startswith("a")
+    tighter = [box(1, "a"), box(2, "b")]
+    assert granted(decided(tighter, [demand("j", preferred=wish)]))["j"][0].startswith("a")
+    held = [box(1, "a"), host("b", busy("b0", 60.0))]
+    assert granted(decided(held, [demand("j", preferred=wish)]))["j"][0].startswith("a")
+    both = [demand("j", preferred=wish), demand("k", 1.0, preferred=wish)]
+    assert set(granted(decided(equal, both))) == {"j", "k"}
+    soon = [host("a", busy("a0", 60.0)), host("b", busy("b0", 60.0))]
+    short = demand("short", 1.0, seconds=5.0, preferred=wish)
+    assert wait_of(decided(soon, [demand("j", preferred=wish), short]), "j").start_seconds == 60.0
+
+
 def test_only_a_job_that_ends_before_the_gangs_start_may_go_first():
     wait = wait_of(decided(HALF_BUSY, [PAIR]), "pair")
     assert (wait.why, wait.start_seconds, wait.after) == (Why.DEVICES, 100.0, "long")

@@ -1,0 +1,104 @@
+"""A host's models on its page and in the API: who sees, pins, deletes them, and the rule."""
+
+import pytest
+
+from tests.webapp.conftest import client_of
+from webapp.audit.models import Event
+from webapp.hosts.models import Host, HostModel
+
+pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+A, GIB = "a" * 40, 2**30
+KEY = f"acme/tiny@{A}"
+
+
+def make_model(host: Host, name: str = "tiny", **fields) -> HostModel:
+    values = {"commit": A, "size_bytes": GIB, "num_files": 3, "is_complete": True}
+    return HostModel.objects.create(host=host, repository=f"acme/{name}", **{**values, **fields})
+
+
+@pytest.fixture
+def model(host) -> HostModel:
+    return make_model(host)
+
+
+def page(user, host: Host) -> str:
+    return client_of(user).get(f"/hosts/{host.slug}/").content.decode()
+
+
+def post(user, host: Host, action: str, **fields) -> str:
+    client = client_of(user)
+    answer = client.post(f"/hosts/{host.slug}/models/{action}/", fields, follow=True)
+    return answer.content.decode()
+
+
+def test_the_page_lists_models_and_only_operators_change_them(alice, olga, charlie, host, model):
+    make_model(host, "part", commit="", is_complete=False, size_bytes=5)
+    text = page(alice, host)
+    for words in ("acme/tiny", A[:12], "unfinished download", "2, 1.00", "3 files"):
+        assert words in text, words
+    for action in ("pin", "unpin", "delete", "rule"):
+        assert f"/models/{action}/" not in text
+        for user, status in ((alice, 403), (charlie, 404)):
+            answer = client_of(user).post(f"/hosts/{host.slug}/models/{action}/", {"model": KEY})
+            assert answer.status_code == status
+    assert client_of(charlie).get(f"/api/v1/hosts/{host.slug}/models").status_code == 404
+    assert all(f"/models/{action}/" in page(olga, host) for action in ("pin", "delete", "rule"))
+
+
+def test_an_operator_pins_deletes_keeps_and_is_told_why_not(olga, host, model):
+    assert "acme/tiny stays on Box" in post(olga, host, "pin", model=KEY)
+    assert "is pinned by olga; unpin it first" in post(olga, host, "delete", model=KEY)
+    assert "no longer pinned" in post(olga, host, "unpin", model=KEY)
+    assert "Box deletes acme/tiny after its next heartbeat" in post(
+        olga, host, "delete", model=KEY
+    )
+    text = page(olga, host)
+    assert "Waiting for the host to delete it" in text
+    assert f"Deletion of acme/tiny@{A[:12]} requested" in text
+    post(olga, host, "pin", model=KEY)
+    assert "Waiting for the host to delete it" not in page(olga, host)
+    assert "has no model" in post(olga, host, "pin", model="acme/none")
+
+
+@pytest.mark.parametrize(
+    ("typed", "kept"), [("1.5", 3 * GIB // 2), ("0", 0), ("", None), ("-1", 7), ("x", 7)]
+)
+def test_the_rule_is_set_on_the_page_and_a_wrong_one_is_refused(olga, host, typed, kept):
+    Host.objects.filter(pk=host.pk).update(keep_models_bytes=7)
+    text = post(olga, host, "rule", keep_gib=typed)
+    assert Host.objects.get(pk=host.pk).keep_models_bytes == kept
+    assert ("it can be 0 to 1,073,741,824 GiB" in text) is (kept == 7)
+    assert Event.objects.filter(kind="host.models_rule").exists() is (kept != 7)
+
+
+def test_the_api_lists_pins_deletes_and_sets_the_rule(olga, host, model):
+    client, path = client_of(olga), f"/api/v1/hosts/{host.slug}/models"
+
+    def sent(method: str, where: str = path, body: dict | None = None):
+        return getattr(client, method)(where, body, content_type="application/json").json()
+
+    (item,) = client.get(path).json()["items"]
+    assert (item["repository"], item["commit"], item["size_bytes"], item["last_job"]) == (
+        "acme/tiny", A, GIB, None,
+    )  # fmt: skip
+    assert sent("post", body={"model": "acme/tiny"})["items"][0]["pinned_by"] == "olga"
+    assert client.delete(f"{path}?model=acme/tiny").json()["code"] == "pinned"
+    sent("post", body={"model": "acme/tiny", "is_pinned": False})
+    assert client.delete(f"{path}?model=acme/tiny").json()["items"][0]["is_deleting"]
+    for gib, kept in ((2.5, 5 * GIB // 2), (None, None)):
+        assert sent("put", f"{path}/rule", {"keep_gib": gib})["keep_bytes"] == kept
+    assert sent("put", f"{path}/rule", {"keep_gib": -1})["code"] == "invalid"
+
+
+def test_the_page_asks_as_often_for_many_models_as_for_one(
+    olga, host, model, django_assert_num_queries, django_assert_max_num_queries
+):
+    client, path = client_of(olga), f"/hosts/{host.slug}/"
+    client.get(path)
+    with django_assert_max_num_queries(60) as one:
+        client.get(path)
+    for number in range(30):
+        make_model(host, f"m{number}")
+    with django_assert_num_queries(len(one.captured_queries)):
+        text = client.get(path).content.decode()
+    assert "The largest 20 of 31" in text

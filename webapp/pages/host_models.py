@@ -1,0 +1,108 @@
+"""Actions on the models in the Hub's cache of a host, on the host's page."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.views.decorators.http import require_POST
+
+from planner.specs.units import GIB
+from webapp.accounts.models import team_ids_of
+from webapp.core.problems import Problem
+from webapp.hosts.models import Host
+from webapp.hosts.permissions import host_for_operator
+from webapp.jobs.cached_models import (
+    MAX_KEEP_BYTES,
+    cache_size,
+    keep_models_set,
+    models_delete,
+    models_on_host,
+    models_pin,
+)
+
+NUM_MODELS = 20  # on the host's page, the largest first
+MAX_KEEP_GIB = MAX_KEEP_BYTES // GIB
+
+
+class KeepForm(forms.Form):
+    """How much a host's cache keeps."""
+
+    keep_gib = forms.FloatField(
+        label="Keep at most, in GiB",
+        min_value=0,
+        max_value=MAX_KEEP_GIB,
+        required=False,
+        help_text="Empty: keep everything. Of more, the models that were not used for longest are "
+        "deleted, but no pinned ones and none that a queued or running job needs.",
+    )
+
+
+def models_context(request: HttpRequest, host: Host) -> dict[str, Any]:
+    """Return the template context of a host's models: six queries, however many there are."""
+    kept = host.keep_models_bytes
+    size = cache_size(host)
+    return {
+        "models": models_on_host(host, team_ids_of(request.user), at_most=NUM_MODELS),
+        "num_models": size.num_models,
+        "models_bytes": size.num_bytes,
+        "keep_form": KeepForm(
+            initial={"keep_gib": None if kept is None else round(kept / GIB, 3)}
+        ),
+    }
+
+
+def _act(
+    request: HttpRequest, slug: str, act: Callable[..., object], words: str, **options: Any
+) -> HttpResponse:
+    """Run an operator's action on a model; the host's page says that it is done, or why not."""
+    host, name = host_for_operator(request, slug), str(request.POST.get("model", ""))
+    run = partial(act, host=host, name=name, by=request.user.get_username(), **options)
+    try:
+        run()
+    except Problem as problem:
+        messages.warning(request, problem.detail)
+    else:
+        messages.success(request, words.format(model=name.partition("@")[0], host=host.name))
+    return redirect("host-detail", slug)
+
+
+@require_POST
+def model_pin(request: HttpRequest, slug: str) -> HttpResponse:
+    """Pin a model, so that no rule prunes it."""
+    return _act(request, slug, models_pin, "{model} stays on {host}.", is_pinned=True)
+
+
+@require_POST
+def model_unpin(request: HttpRequest, slug: str) -> HttpResponse:
+    """Unpin a model."""
+    return _act(request, slug, models_pin, "{model} is no longer pinned.", is_pinned=False)
+
+
+@require_POST
+def model_remove(request: HttpRequest, slug: str) -> HttpResponse:
+    """Order a host to delete a model from its cache."""
+    return _act(request, slug, models_delete, "{host} deletes {model} after its next heartbeat.")
+
+
+@require_POST
+def models_rule(request: HttpRequest, slug: str) -> HttpResponse:
+    """Set how much a host's cache keeps."""
+    host, form = host_for_operator(request, slug), KeepForm(request.POST)
+    if not form.is_valid():
+        typed = str(request.POST.get("keep_gib", ""))[:40]
+        messages.warning(
+            request,
+            f"“Keep at most” is {typed!r}; it can be 0 to {MAX_KEEP_GIB:,} GiB, or empty to keep "
+            "everything.",
+        )
+        return redirect("host-detail", slug)
+    keep = form.cleaned_data["keep_gib"]
+    keep_bytes = None if keep is None else int(keep * GIB)
+    keep_models_set(host=host, keep_bytes=keep_bytes, by=request.user.get_username())
+    words = "everything" if keep is None else f"at most {keep:g} GiB of models"
+    messages.success(request, f"The Hub's cache of {host.name} keeps {words}.")
+    return redirect("host-detail", slug)
