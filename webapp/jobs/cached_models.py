@@ -386,3 +386,21 @@ def hosts_with(uses: Collection[Use], hosts: Collection[str]) -> dict[Use, froze
         use: frozenset(host for host, repository, commit in known if use.is_of(repository, commit))
         for use in uses
     }
+
+
+def bytes_to_download(use: Use, host: Host, known_bytes: int | None) -> int | None:
+    """Return what a host's cache lacks of a model, in bytes; None: not known. One query.
+
+    The size is that of another copy on the team's hosts, else ``known_bytes``. Of a revision that
+    is no commit, any commit counts.
+    """
+    rows = HostModel.objects.filter(repository=use.repository, host__team=host.team_id)
+    found = [row for row in rows if use.is_of(row.repository, row.commit)]
+    own = [row for row in found if row.host_id == host.pk]
+    if any(row.is_complete for row in own):
+        return 0
+    size = max((row.size_bytes for row in found if row.is_complete), default=known_bytes)
+    if size is None:
+        return None
+    arrived = max((row.size_bytes for row in own), default=0)
+    return size - arrived if size > arrived else None

@@ -15,6 +15,7 @@ from planner.catalog.reading import data_text
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec as ModelShape
 from planner.specs.units import HOUR
+from runners.hub.repository import COMMIT
 from runners.jobspec import (
     BenchmarkSpec,
     DemoModel,
@@ -51,16 +52,17 @@ from runners.plans.spread import Spread
 from runners.plans.weights import reads, repository_of, weights_for
 from runners.shared.engine_commands import shown_command
 from webapp.accounts.models import Secret, Team
-from webapp.core.display import percent
+from webapp.core.display import memory, percent
 from webapp.core.names import checked_name
 from webapp.core.problems import InvalidProblem, Problem
 from webapp.hosts.models import RUNS_JOBS, Host, Pool
 from webapp.jobs.artefacts import Producer, adapters_of, lacks_gguf, producer_of
+from webapp.jobs.cached_models import Use, bytes_to_download
 from webapp.jobs.endpoints import hashes_of
 from webapp.jobs.models import Job, Priority
 from webapp.jobs.quotas import check_submit, limit_sentences, quota_usage
 from webapp.jobs.services import job_create, job_submit
-from webapp.modelhub.models import demo_config
+from webapp.modelhub.models import demo_config, num_parameters
 from webapp.plans.explanation import model_words, plan_title
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.places import NamedRows, Question, question_of, uploads_of
@@ -122,10 +124,14 @@ RANDOM_WEIGHTS = (
     "real, the text and its perplexity are not."
 )
 DOWNLOAD = " First it downloads what its cache lacks of {}, a repository of the Hub."
+DOWNLOAD_OF = " First it downloads about {1} of {0}, a repository of the Hub."
+IN_CACHE = " {} is in this host's cache: nothing is downloaded."
+IN_CACHE_BEFORE = " {} is in this host's cache; if it has changed since, that is downloaded first."
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}  # of a parameter, of checkpoints without other parts
 
 
-def launch_description(spec: ModelSpec) -> str:
-    """Return a description of what launching a spec does."""
+def launch_description(spec: ModelSpec, download: str = "") -> str:
+    """Return a description of what launching a spec does; ``download``: what comes before."""
     if isinstance(spec, TrainSpec) and spec.objective == "classification":
         return EXPLANATIONS["classification"]
     text = EXPLANATIONS[spec.kind]
@@ -135,7 +141,7 @@ def launch_description(spec: ModelSpec) -> str:
         text = EXPLANATIONS["lora"] if spec.lora is not None else text
         text = text.replace("its own text", text_words(spec.data))
     if isinstance(spec.model, HubModel):
-        return text + DOWNLOAD.format(spec.model.repository)
+        return text + (download or DOWNLOAD.format(spec.model.repository))
     return text + (RANDOM_WEIGHTS if isinstance(spec.model, RandomModel) else "")
 
 
@@ -268,6 +274,27 @@ class LaunchContext:
     def adapters(self) -> tuple[NamedAdapter, ...]:
         """Return the adapters that the team's jobs trained on the model."""
         return adapters_of(self.team, self.model, self.producer, self.host)
+
+    @cached_property
+    def download(self) -> str:
+        """Return what the download of the model adds on the host; "" if nothing is downloaded.
+
+        From what hosts reported and what the planner knows: the Hub is not asked.
+        """
+        model, shape = self.model, self.shape
+        if not isinstance(model, HubModel):
+            return ""
+        if self.question.document.hardware.pool:  # whose hosts differ
+            return DOWNLOAD.format(model.repository)
+        known = None
+        if shape is not None and shape.weight_dtype in BYTES and model.weights == "safetensors":
+            known = num_parameters(shape) * BYTES[shape.weight_dtype]
+        missing = bytes_to_download(Use(model.repository, model.revision), self.host, known)
+        if missing == 0:
+            is_commit = bool(COMMIT.fullmatch(model.revision))
+            return (IN_CACHE if is_commit else IN_CACHE_BEFORE).format(model.repository)
+        text = DOWNLOAD if missing is None else DOWNLOAD_OF
+        return text.format(model.repository, memory(missing or 0))
 
     def case(self, launch: Launch, key_hashes: tuple[str, ...] = ()) -> LaunchCase:
         """Return what the names of a launch stand for; only what it names is looked up."""
@@ -432,7 +459,7 @@ def launch_note(plan: Plan, rows: NamedRows | None = None) -> dict[str, Any]:
     note = {
         "can": "yes",
         "title": f"Launch on {host}",
-        "text": launch_description(parts.spec),
+        "text": launch_description(parts.spec, context.download),
         "host": host,
     }
     job = Job(
@@ -471,18 +498,13 @@ def _only_endpoint_note(context: LaunchContext) -> dict[str, Any]:
     if not launches:
         return {}
     return {
-        "endpoint": _endpoint_words(context.model),
+        "endpoint": EXPLANATIONS["serve"] + context.download,
         "can_serve": "yes",
         "host": next(iter(launches.values())).place,
         "engines": [(engine, ENGINES[engine].words) for engine in launches],
         "refusals": refusal_lines(launches),
         "drafts": context.draft_models,
     }
-
-
-def _endpoint_words(model: ModelRef) -> str:
-    downloads = DOWNLOAD.format(model.repository) if isinstance(model, HubModel) else ""
-    return EXPLANATIONS["serve"] + downloads
 
 
 def _endpoint_note(context: LaunchContext, parts: Launchable) -> dict[str, Any]:
@@ -504,7 +526,10 @@ def _endpoint_note(context: LaunchContext, parts: Launchable) -> dict[str, Any]:
     ]
     if any("draft_model" in each.features for each in engines):
         points["drafts"] = context.draft_models
-    serving: dict[str, Any] = {"endpoint": _endpoint_words(context.model), "can_serve": "yes"}
+    serving: dict[str, Any] = {
+        "endpoint": EXPLANATIONS["serve"] + context.download,
+        "can_serve": "yes",
+    }
     serving |= {
         "engines": [(each.name, each.words) for each in engines],
         "refusals": refusal_lines(each.name for each in engines),

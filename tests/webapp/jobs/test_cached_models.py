@@ -4,7 +4,7 @@ import pytest
 
 from runners.jobspec import HubModel, TrainSpec
 from runners.shared.messages import CachedModel, CacheReport, PrunedModel
-from tests.webapp.conftest import make_beat, make_job, new_attempt
+from tests.webapp.conftest import make_beat, make_job, make_microbench, new_attempt
 from webapp.agents.heartbeats import host_beat
 from webapp.audit.models import Event
 from webapp.core.problems import ConflictProblem, InvalidProblem, NotFoundProblem
@@ -194,3 +194,21 @@ def test_each_model_names_the_jobs_of_the_readers_teams_that_used_it(
     report(filled, *(cached(f"acme/m{number}@{A}") for number in range(30)), cached(TINY))
     with django_assert_num_queries(6):
         assert len(models_on_host(filled, [team.pk])) == 31
+
+
+@pytest.mark.parametrize(
+    ("has", "is_complete", "taken"),
+    [("Box", True, "Box"), ("Box 2", True, "Box 2"), ("Box 2", False, "either")],
+)
+def test_a_pools_job_goes_to_the_host_that_has_its_weights(
+    team, alice, host, other_host, has, is_complete, taken
+):
+    other = make_beat(microbench=make_microbench(), boot_id="another")
+    host_beat(host=other_host, beat=other)
+    report(Host.objects.get(name=has), cached(TINY, is_complete=is_complete))
+    spec = TrainSpec(model=HubModel(repository="acme/tiny", revision=A))
+    job = make_job(team, alice, None, spec=spec, pool=host.pool)
+    job_submit(job=job, by="alice")
+    job.refresh_from_db()
+    assert job.host is not None  # nobody waits for the weights
+    assert taken in {job.host.name, "either"}

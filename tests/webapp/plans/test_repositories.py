@@ -9,7 +9,9 @@ from runners.plans.refusals import DraftProblem
 from tests.hub.hub_server import Hub
 from tests.webapp.conftest import client_of, enrol
 from webapp.accounts.secrets import secret_store
+from webapp.core.display import NBSP
 from webapp.core.problems import InvalidProblem
+from webapp.hosts.models import Host, HostModel
 from webapp.jobs.launching import launch_note, launchable_of, plan_launch
 from webapp.jobs.models import Artefact, Attempt
 from webapp.plans.models import Plan
@@ -19,6 +21,7 @@ from webapp.wizard.drafts import serve_document, stored_draft
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 TOKEN = "hf_of_the_team"
+MIB = 2**20
 
 
 @pytest.fixture
@@ -67,6 +70,39 @@ def test_the_teams_token_goes_with_jobs_that_download_and_with_no_other(
     secret_store(team=team, name="HF_TOKEN", value=TOKEN, by=alice)
     assert launchable_of(plan_of_hub()).spec.secrets == ("HF_TOKEN",)
     assert launchable_of(plan_of("generate", "folder")).spec.secrets == ()
+
+
+def test_the_review_says_what_the_download_adds_without_asking_the_hub(
+    plan_of_hub, plan_of, host, other_host, own_hub: Hub
+):
+    plan = plan_of_hub()
+    commit, asked = own_hub.commit("acme/tiny"), len(own_hub.log)
+
+    def model(at: Host, size: int, **fields) -> HostModel:
+        values = {"repository": "acme/tiny", "commit": commit, "is_complete": True, "num_files": 3}
+        return HostModel.objects.create(host=at, size_bytes=size, **{**values, **fields})
+
+    def said() -> str:
+        return launch_note(plan)["text"].rpartition(". ")[2].replace(NBSP, " ")
+
+    assert said().startswith("First it downloads what its cache lacks of acme/tiny"), said()
+    model(other_host, 8 * MIB)  # which says how large it is
+    assert said().startswith("First it downloads about 8.00 MiB of acme/tiny"), said()
+    part = model(host, 2 * MIB, commit="", is_complete=False)
+    assert said().startswith("First it downloads about 6.00 MiB of acme/tiny"), said()
+    model(host, 8 * MIB, commit="f" * 40)  # another commit
+    assert "about 6.00 MiB" in said()
+    HostModel.objects.filter(pk=part.pk).update(commit=commit, is_complete=True)
+    assert said() == "acme/tiny is in this host's cache: nothing is downloaded."
+    assert len(own_hub.log) == asked
+
+    plan, name = plan_of("generate", "catalog"), "HuggingFaceTB/SmolLM2-135M"
+    assert said().startswith(f"First it downloads about 257 MiB of {name}"), said()
+    model(host, 8 * MIB, repository=name)
+    assert (
+        said()
+        == f"{name} is in this host's cache; if it has changed since, that is downloaded first."
+    )
 
 
 def test_an_engine_gets_a_repository_of_the_files_that_it_reads(plan_of_hub):
