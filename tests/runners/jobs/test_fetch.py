@@ -1,65 +1,155 @@
-"""A job's download keeps to its host's rule, and marks what it uses."""
+"""A job that names repositories: they come first, then its program finds folders and no token."""
 
+import json
 import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from runners.hub.download import download
-from runners.hub.listing import look_up
-from runners.hub.pruning import PRUNED_FOLDER, RULE_FILE, PruneRule
-from runners.hub.repository import RepositoryName
-from runners.hub.selection import needed_files
-from runners.hub.settings import HubSettings, from_environment
-from runners.hub.store import scan
-from runners.jobs.events import Emitter
-from runners.jobs.fetch import Fetching
-from runners.jobspec import HubModel
-from runners.supervision import child
+from runners.jobs.events import EVENT_FD_VARIABLE, read_events
+from runners.jobspec import GenerateSpec, HubModel
+from runners.launchers import attempts, launch
+from runners.shared.messages import RunRequest
+from runners.shared.reasons import Reason
+from runners.supervision.classification import Ending, classify
 from tests.hub.hub_server import Hub
+from tests.hub.models import write_files
 
-MIB = 2**20
+CONFIG = '{"model_type": "llama"}'
+SHOW = "import json, os; print(json.dumps(dict(os.environ)))"  # the job's own program
+TOKEN = "hf_of_the_team"
 
 
 @pytest.fixture
-def settings(own_hub: Hub) -> HubSettings:
-    """Settings with acme/other in the cache, last used in 1970."""
-    del own_hub  # its variables
-    made = from_environment(os.environ)
-    listing = look_up(RepositoryName("acme/other"), made)
-    folder = download(listing, needed_files(listing, "safetensors"), made)
-    for path in folder.iterdir():
-        os.utime(path, (1_000, 1_000))
-    return made
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    folder = tmp_path / "repositories"
+    weights = {"config.json": CONFIG, "tokenizer.json": "{}", "model.safetensors": 2**20}
+    write_files(folder / "acme/tiny", weights)
+    write_files(folder / "acme/tiny-GGUF", {"tiny-Q8_0.gguf": 1000, "tiny-Q4_K_M.gguf": 999})
+    write_files(folder / "acme/pickled", {"config.json": CONFIG, "pytorch_model.bin": 1000})
+    with Hub(folder, tokens={TOKEN}) as made:
+        yield made
+
+
+class Attempt:
+    """An attempt's folder, and the process that downloads its models."""
+
+    def __init__(self, folder: Path, hub: Hub, model: HubModel) -> None:
+        self.folder, self.hub = folder / "attempts" / "one", hub
+        self.folder.mkdir(parents=True, exist_ok=True)
+        fields = {"attempt_id": "one", "job_id": "job", "number": 1, "fence": "f"}
+        request = RunRequest(spec=GenerateSpec(model=model), **fields)
+        self.spec = self.folder / "spec.json"
+        self.spec.write_text(request.model_dump_json())
+        self.cache, self.events = folder / "cache", folder / "events"
+
+    def start(self, **variables: str) -> subprocess.Popen[str]:
+        command, env = launch.after_download(
+            self.request.spec, self.folder, [sys.executable, "-c", SHOW]
+        )
+        env = launch.render_env(self.folder.parent.parent, 1) | env
+        env |= {"HF_ENDPOINT": self.hub.url, "HF_HUB_CACHE": str(self.cache)}
+        env |= attempts.write(self.folder, {"HF_TOKEN": TOKEN})
+        handle = os.open(self.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pass_fds=(handle,),
+            env=env | {EVENT_FD_VARIABLE: str(handle)} | variables,
+        )  # fmt: skip
+        os.close(handle)
+        return process
+
+    def run(self, **variables: str) -> subprocess.CompletedProcess[str]:
+        with self.start(**variables) as process:
+            out, err = process.communicate(timeout=60)
+        return subprocess.CompletedProcess([], process.returncode, out, err)
+
+    @property
+    def request(self) -> RunRequest:
+        return RunRequest.model_validate_json(self.spec.read_text())
+
+
+def test_a_repository_becomes_a_folder_before_the_program_starts(tmp_path, hub):
+    hub.private = {"acme/tiny"}
+    attempt = Attempt(tmp_path, hub, HubModel(repository="acme/tiny"))
+    ended = attempt.run(HTTPS_PROXY="http://user:secret@127.0.0.1:9", NO_PROXY="*")
+    assert ended.returncode == 0, ended.stderr
+
+    folder = Path(attempt.request.spec.model.path)
+    assert folder.name == hub.commit("acme/tiny")
+    assert (folder / "model.safetensors").stat().st_size == 2**20
+    events = [(each["kind"], each["body"]) for each in read_events(attempt.events)]
+    assert ("phase", {"name": "Starting the job's program", "begins_anew": True}) in events
+    [*_, last] = [body for kind, body in events if kind == "progress"]
+    assert (last["done"], last["unit"]) == (last["total"], "bytes")
+
+    variables = json.loads(ended.stdout.splitlines()[-1])
+    kept = {
+        name: value for name, value in variables.items() if TOKEN in value or "secret@" in value
+    }
+    assert kept == {}
+    assert variables["HF_HUB_OFFLINE"] == "1"
+    assert str(attempt.cache) in variables["SLIPWAY_MODEL_ROOTS"].split(os.pathsep)
+    assert not (attempt.folder / "secrets" / "HF_TOKEN").exists()
+
+
+def test_a_second_job_and_one_without_the_hub_use_what_is_there(tmp_path, hub):
+    model = HubModel(repository="acme/tiny")
+    assert Attempt(tmp_path, hub, model).run().returncode == 0
+    sent = hub.sent("/lfs/")
+    assert sent >= 2**20
+    for variables in ({}, {"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}):
+        again = Attempt(tmp_path, hub, model)
+        ended = again.run(**variables)
+        assert ended.returncode == 0, ended.stderr
+        assert Path(again.request.spec.model.path, "config.json").read_text() == CONFIG
+    assert hub.sent("/lfs/") == sent
+
+
+def test_of_gguf_files_the_job_sees_the_chosen_one_alone(tmp_path, hub):
+    for chosen, size in (("Q4_K_M", 999), ("tiny-Q8_0.gguf", 1000)):
+        model = HubModel(repository="acme/tiny-GGUF", weights="gguf", file=chosen)
+        attempt = Attempt(tmp_path / chosen, hub, model)
+        attempt.cache = tmp_path / "cache"  # with both of them in the end
+        assert attempt.run().returncode == 0
+        [link] = Path(attempt.request.spec.model.path).iterdir()
+        assert link.stat().st_size == size
 
 
 @pytest.mark.parametrize(
-    ("keep", "kept", "left"),
+    ("model", "reason", "words"),
     [
-        (None, (), {"acme/tiny", "acme/other"}),
-        (3 * MIB, (), {"acme/tiny", "acme/other"}),
-        (3 * MIB // 2, (), {"acme/tiny"}),
-        (3 * MIB // 2, ("acme/other",), {"acme/tiny", "acme/other"}),
-        (0, (), {"acme/tiny"}),  # the rule holds no job back
+        ({"repository": "acme/none"}, Reason.MODEL_OR_DATA_MISSING, "has no repository"),
+        ({"repository": "acme/pickled"}, Reason.MODEL_OR_DATA_MISSING, "pickle"),
+        (
+            {"repository": "acme/tiny-GGUF", "weights": "gguf"},
+            Reason.MODEL_OR_DATA_MISSING,
+            "Q4_K_M",
+        ),
+        ({"repository": "acme/tiny", "revision": "gone"}, Reason.MODEL_OR_DATA_MISSING, "gone"),
+        ({"repository": "acme/unreached"}, Reason.DOWNLOAD_FAILED, "is not reached"),
     ],
 )
-def test_a_download_first_deletes_what_the_rule_no_longer_keeps(
-    settings, tmp_path: Path, capsys, keep, kept, left
-):
-    host_dir = tmp_path / "host"
-    attempt = host_dir / "attempts" / "A"
-    attempt.mkdir(parents=True)
-    (attempt / "spec.json").write_text('"acme/tiny"')
-    child.write_json(host_dir / RULE_FILE, PruneRule(keep, frozenset(kept)).document())
-    emitter = Emitter(os.open(tmp_path / "events", os.O_WRONLY | os.O_CREAT))
-    fetching = Fetching(attempt, settings, emitter)
+def test_what_cannot_be_had_ends_the_job_with_its_reason(tmp_path, hub, model, reason, words):
+    attempt = Attempt(tmp_path, hub, HubModel(**model))
+    is_near = model["repository"] != "acme/unreached"
+    ended = attempt.run(**({} if is_near else {"HF_ENDPOINT": "http://127.0.0.1:9"}))
+    assert words in ended.stderr
+    assert classify(Ending(ended.returncode, None, ended.stderr)) is reason
+    assert isinstance(attempt.request.spec.model, HubModel)  # no folder of half a model
+
+
+def test_a_stopped_download_keeps_what_arrived_for_the_next_job(tmp_path, hub):
+    hub.hold_at = 2**19
     model = HubModel(repository="acme/tiny")
-    for _ in range(2):  # the second time all is there: nothing is pruned
-        fetching.folders_of([model])
-    emitter.close()
-    found = {each.repository: each for each in scan(settings)}
-    assert set(found) == left
-    assert len(list((host_dir / PRUNED_FOLDER).glob("*.json"))) == 2 - len(left)
-    assert found["acme/tiny"].last_used > 1_600_000_000
-    is_told = "was deleted by this host's rule" in capsys.readouterr().out
-    assert is_told is (len(left) == 1)
+    with Attempt(tmp_path, hub, model).start() as process:
+        assert hub.held.wait(60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 143
+    hub.hold_at = -1
+    hub.go_on.set()
+    assert Attempt(tmp_path, hub, model).run().returncode == 0
+    assert hub.sent("/lfs/") < 2**20 + 2**18
