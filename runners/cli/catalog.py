@@ -315,8 +315,8 @@ def read_config(source: str) -> tuple[Row, str]:
         folder = path.resolve().parent.name
         return read_document(source), folder if path.name == CONFIG else path.stem
     if "/" in source and not is_path(source):
+        from planner.catalog.models import ORIGIN
         from runners.cli.repositories import config_of_repository
-        from runners.hub.repository import ORIGIN
 
         found = config_of_repository(source, "MODEL")
         return {name: value for name, value in found.items() if name != ORIGIN}, source

@@ -216,6 +216,8 @@ def _to_launch(
     if answer.request is None:
         raise CliError(f"the plan {plan} holds no request: plan again", field="PLAN")
     request = answer.request.model_dump(mode="json")
+    measured = answer.request.host_calibration  # of the server's host that it was planned for
+    on = on or (measured.host if measured else "")
     place = (_place(client, on) if on else None) or {"host": on}
     shown = client.create_plan_from_request({"request": request, **place}, keep=False)
     return ToLaunch(shown, shown.document, {})

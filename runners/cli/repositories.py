@@ -17,11 +17,11 @@ def config_of_repository(name: str, field: str) -> dict[str, Any]:
     Raises:
         CliError: it is no name of a repository, or the Hub cannot be asked or refuses it.
     """
+    from planner.catalog.models import ORIGIN
     from planner.specs.base import PlannerError
     from runners.hub.errors import HubError
     from runners.hub.listing import look_up, read_config
     from runners.hub.names import parse
-    from runners.hub.repository import ORIGIN
     from runners.hub.settings import HubSettingsError, from_environment
 
     try:
@@ -37,4 +37,4 @@ def config_of_repository(name: str, field: str) -> dict[str, Any]:
             exit_code=ExitCode.FAILED,
             field=field,
         ) from error
-    return config | {ORIGIN: str(repository)}
+    return config | {ORIGIN: f"hf://{repository}"}

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 COMMIT = re.compile(r"[0-9a-f]{40}")
 GGUF = ".gguf"
 LONGEST_PATH = 1024  # characters
-ORIGIN = "_repository"  # key of a config.json that was read from one: its name as typed
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,10 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from planner.catalog.gguf_names import read_model_name
 from planner.catalog.hardware_names import read_hardware
-from planner.catalog.models import checkpoint_name, model_from_config
+from planner.catalog.models import ORIGIN, checkpoint_name, model_from_config
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import PlannerError
 from planner.specs.units import GIB
-from runners.hub.repository import ORIGIN
 from runners.plans.document import (
     GOALS,
     AnyPlan,
@@ -47,6 +46,7 @@ from webapp.wizard.drafts import Options, goal_change, model_changed, workload_o
 from webapp.wizard.forms import GOAL_FIELDS
 
 SCHEMA_FILE = "schemas/job.json"  # below static/, written by manage.py client
+HUB_SCHEME = "hf://"  # of the name of a model that was read from its repository
 NO_FIELD = "has no field in the wizard and is left out."
 # A document or a launch as the API reads it: also with the field names of before 0.1.
 SentPlan = Annotated[AnyPlan, BeforeValidator(read_document, json_schema_input_type=AnyPlan)]
@@ -510,8 +510,9 @@ def document_of_request(
 
 
 def _model_of_request(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model of a config, by its repository if the command line read it from one."""
-    origin = config.get(ORIGIN)
+    """Return the model of a config or a shape, by its repository if it was read from one."""
+    origin = str(config.get(ORIGIN) or config.get("id") or "")
+    origin = origin.removeprefix(HUB_SCHEME) if origin.startswith(HUB_SCHEME) else ""
     own = {name: value for name, value in config.items() if name != ORIGIN}
     return {"repository": origin, "config": own} if origin else {"config": own}
 

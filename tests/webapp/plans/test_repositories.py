@@ -2,6 +2,7 @@
 
 import pytest
 
+from planner.workload.resolve import resolve_model
 from runners.jobspec import GenerateSpec, HubModel, RandomModel, ServeSpec
 from runners.plans.document import PLANS, ModelChoice
 from runners.plans.launch import Launch
@@ -15,8 +16,14 @@ from webapp.hosts.models import Host, HostModel
 from webapp.jobs.launching import launch_note, launchable_of, plan_launch
 from webapp.jobs.models import Artefact, Attempt
 from webapp.plans.models import Plan
+from webapp.plans.places import question_of
 from webapp.plans.repositories import RepositoryProblem, UnreachableError, with_config
-from webapp.wizard.documents import document_of, document_parse, draft_fill
+from webapp.wizard.documents import (
+    document_of,
+    document_of_request,
+    document_parse,
+    draft_fill,
+)
 from webapp.wizard.drafts import serve_document, stored_draft
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -210,3 +217,16 @@ def test_a_repository_has_the_adapters_that_jobs_on_the_host_trained_on_it(
         )
     served = launch_note(plan_of_hub("serve"))
     assert served["adapters"] == "1"
+
+
+def test_a_plan_that_the_command_line_keeps_is_launched_by_the_repositorys_name(
+    plan_of_hub, team, alice, own_hub: Hub
+):
+    request = question_of(plan_of_hub("serve")).request.model_copy(
+        update={"model": resolve_model(question_of(plan_of_hub("serve")).request.model)}
+    )
+    document, _ = document_of_request(request.model_dump(mode="json"))
+    again = Plan(team=team, owner=alice, draft=stored_draft(serve_document(None)))
+    draft_fill(again, document_parse(document))
+    assert (again.document.model.source, again.document.model.repository) == ("hub", "acme/tiny")
+    assert again.document.model.revision == own_hub.commit("acme/tiny")
