@@ -57,6 +57,7 @@ INSTALLED_APPS = [
     "webapp.modelhub",
     "webapp.datasets",
     "webapp.jobs",
+    "webapp.workflows",
     "webapp.audit",
     "webapp.metrics",
     "webapp.core",

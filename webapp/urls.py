@@ -29,6 +29,7 @@ from webapp.pages import (
     playground,
     queue,
     wizard,
+    workflows,
 )
 
 handler404 = "webapp.core.outages.not_found"
@@ -129,6 +130,15 @@ urlpatterns: list[URLPattern | URLResolver] = [
     ),
     path(f"{JOB}files/delete/", job_actions.job_files_delete_view, name="job-files-delete"),
     path(f"{JOB}delete/", job_actions.job_delete_view, name="job-delete"),
+    # workflows
+    path("workflows/", workflows.workflow_list, name="workflow-list"),
+    path("workflows/<slug:workflow_id>/", workflows.workflow_detail, name="workflow-detail"),
+    path("workflows/<slug:workflow_id>/stop/", workflows.workflow_stop_view, name="workflow-stop"),
+    path(
+        "workflows/<slug:workflow_id>/resume/",
+        workflows.workflow_resume_view,
+        name="workflow-resume",
+    ),
     # approvals
     path("approvals/", approvals.approval_list, name="approvals"),
     path("approvals/<slug:request_id>/approve/", approvals.approve, name="approve"),

@@ -440,7 +440,7 @@ def _noted(spec: ModelSpec, note: str) -> ModelSpec:
 @cache
 def _model(known: str) -> ModelSpec:
     """Return the model of a catalog name, with the fields in which it differs from its entry."""
-    return _spec(known, _config(known))
+    return _spec(known, published_config(known))
 
 
 @cache
@@ -449,12 +449,17 @@ def _stated_model(known: str, stated: StatedFormat) -> ModelSpec:
     own = _model(known)
     if stated.is_generic and own.weight_dtype == stated.style.dtype:
         return own
-    spec = _spec(known, with_format(_config(known), own, stated))
+    spec = _spec(known, with_format(published_config(known), own, stated))
     source = f"{spec.source}; its format as the name states it"
     return spec.model_copy(update={"source": source, "native_dtype": own.native_dtype})
 
 
-def _config(known: str) -> dict[str, Any]:
+def published_config(known: str) -> dict[str, Any]:
+    """Return the config.json of a model of the catalog, as it was published.
+
+    Raises:
+        UnknownModelError: the catalog has no such name.
+    """
     entry = get_entry(known)
     config: dict[str, Any] = json.loads(data_text(f"configs/{entry.config}.json"))
     return {**config, **entry.own.get(known, {})}

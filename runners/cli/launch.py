@@ -27,6 +27,7 @@ from runners.cli.server import (
     wrote,
 )
 from runners.cli.settings import place_of, read_setting
+from runners.cli.workflows import as_workflow, read_sweep, workflow_launch
 from runners.plans.launch import Launch
 
 if TYPE_CHECKING:
@@ -113,6 +114,14 @@ def launch(  # noqa: PLR0913 (the command's options)
     file: FileOption = None,
     on: OnOption = "",
     set_: SetOption = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sweep",
+            metavar="FIELD=VALUE,VALUE",
+            help="Values of a field of the file: a job for each combination.",
+        ),
+    ] = None,
     key: Annotated[
         str,
         typer.Option(
@@ -141,7 +150,8 @@ def launch(  # noqa: PLR0913 (the command's options)
 ) -> None:
     """Launch a plan as a job: show it, ask, and follow it. Ctrl-C never stops the job.
 
-    A launch of a file that is refused or not confirmed keeps no plan.
+    A file with steps is launched as a workflow. A launch of a file that is refused or not
+    confirmed keeps no plan.
     """
     from runners.client.transport import ApiError
 
@@ -149,7 +159,15 @@ def launch(  # noqa: PLR0913 (the command's options)
     _check_wait(wait=wait, approval=approval)
     options = read_options(Launch, OPTIONS, texts)
     with server() as client:
-        wanted = _to_launch(client, plan, file, on=on, settings=set_ or ())
+        document = None if file is None else read_document(file)
+        if sweep or "steps" in (document or {}):
+            _launch_workflow(
+                client, plan, document, on=on, settings=set_ or (), sweep=sweep or (),
+                options=options, approval=approval, key=key, dry_run=dry_run, yes=yes,
+                detach=detach, output=output,
+            )  # fmt: skip
+            return
+        wanted = _to_launch(client, plan, document, on=on, settings=set_ or ())
         title = wanted.plan.launch.title
         _check(client, wanted.plan, output)
         if approval and not dry_run:
@@ -185,18 +203,60 @@ def launch(  # noqa: PLR0913 (the command's options)
 give_options(launch, {each: Launch.model_fields[each.field] for each in OPTIONS})
 
 
+def _launch_workflow(  # noqa: PLR0913 (the command's options)
+    client: "Slipway",
+    plan: str | None,
+    document: dict[str, Any] | None,
+    *,
+    on: str,
+    settings: Sequence[str],
+    sweep: Sequence[str],
+    options: Mapping[str, Any],
+    approval: str,
+    key: str,
+    dry_run: bool,
+    yes: bool,
+    detach: bool,
+    output: str,
+) -> None:
+    """Launch a file's steps, or its one job for each value of a sweep.
+
+    Raises:
+        CliError: an option is not of a workflow.
+    """
+    if document is None or plan is not None:
+        raise CliError("--sweep varies a field of a file: name it with --file", field="--sweep")
+    if approval:
+        raise CliError(
+            "a workflow is started by who may launch: leave --request-approval out",
+            field="--request-approval",
+        )
+    for path, value in map(read_setting, settings):
+        place, last = place_of(document, path)
+        place[last] = value
+    hardware = (_place(client, on) or {"host": on}) if on else None
+    workflow = as_workflow(document, sweep=read_sweep(sweep), hardware=hardware, options=options)
+    workflow_launch(
+        client, workflow, key=key, dry_run=dry_run, yes=yes, detach=detach, output=output
+    )
+
+
 def _to_launch(
-    client: "Slipway", plan: str | None, file: str | None, *, on: str, settings: Sequence[str]
+    client: "Slipway",
+    plan: str | None,
+    document: dict[str, Any] | None,
+    *,
+    on: str,
+    settings: Sequence[str],
 ) -> ToLaunch:
     """Return what a command is to launch, planned on the server but not kept there.
 
     Raises:
         CliError: neither a plan nor a file is named, or both, or there is no such plan.
     """
-    if (plan is None) == (file is None):
+    if (plan is None) == (document is None):
         raise CliError("name a PLAN, or a file with --file", field="PLAN")
-    if file is not None:
-        document = read_document(file)
+    if document is not None:
         for path, value in map(read_setting, settings):
             place, last = place_of(document, path)
             place[last] = value
@@ -437,7 +497,8 @@ def verify(
 ) -> None:
     """Run a plan's benchmark or job and print each figure measured beside predicted."""
     with server() as client:
-        wanted = _to_launch(client, plan, file, on=on, settings=())
+        document = None if file is None else read_document(file)
+        wanted = _to_launch(client, plan, document, on=on, settings=())
         _check(client, wanted.plan, output)
         confirm(f"Measure it? {wanted.plan.launch.title}.", yes=yes)
         job = wanted.start(client, {"run": "job"}).job

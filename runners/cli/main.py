@@ -60,6 +60,7 @@ COMMANDS = {
     "delete": LazyCommand("jobs", "delete", "Delete an ended job from the history."),
     "hosts": LazyCommand("hosts", "hosts", "List, add, check, label, cordon and drain hosts."),
     "queue": LazyCommand("hosts", "queue", "List and reorder waiting jobs."),
+    "workflows": LazyCommand("workflows", "workflows", "List, follow, stop and resume workflows."),
     "approvals": LazyCommand("approvals", "approvals", "List and withdraw requested launches."),
     "data": LazyCommand("data", "data", "List, upload and delete training data."),
     "tokens": LazyCommand("account", "tokens", "List, make and revoke access tokens."),

@@ -27,6 +27,7 @@ from runners.client.replies.machines import *
 from runners.client.replies.plans import *
 from runners.client.replies.stored_files import *
 from runners.client.replies.team import *
+from runners.client.replies.workflows import *
 from runners.client.requests import *
 from runners.client.transport import AsyncCaller, Caller, Event
 from runners.plans.launch import Launch
@@ -499,6 +500,40 @@ class Operations:
         idempotency_key: str | None = None,
     ) -> QueueReply:
         """Move a queued job by one turn, or change its priority, as an operator of the pool's team."""
+
+    @operation("GET", "/workflows")
+    def list_workflows(self, *, limit: int = 50, cursor: str = "") -> WorkflowPage:
+        """Return the teams' workflows, the newest first."""
+
+    @operation("POST", "/workflows")
+    def start_workflow(
+        self,
+        body: WorkflowDocument | JsonObject,
+        *,
+        dry_run: bool = False,
+        idempotency_key: str | None = None,
+    ) -> WorkflowStarted:
+        """Plan steps as a whole, and start the first; each next one starts when it has ended.
+
+        A later step starts from the model that the last one made. It is done as a whole or not at
+        all: where a step cannot be planned, nothing is started.
+        """
+
+    @operation("GET", "/workflows/{workflow_id}")
+    def get_workflow(self, workflow_id: str) -> WorkflowReply:
+        """Return a workflow with its steps: what was planned, and what its jobs measured."""
+
+    @operation("POST", "/workflows/{workflow_id}/stop")
+    def stop_workflow(
+        self, workflow_id: str, *, idempotency_key: str | None = None
+    ) -> WorkflowReply:
+        """Stop the jobs of a workflow that run, and start none of those that wait."""
+
+    @operation("POST", "/workflows/{workflow_id}/resume")
+    def resume_workflow(
+        self, workflow_id: str, *, idempotency_key: str | None = None
+    ) -> WorkflowReply:
+        """Go on with a failed or stopped workflow: what has succeeded stays."""
 
     @operation("GET", "/models")
     def list_models(self, *, limit: int = 50, cursor: str = "", q: str = "") -> ModelPage:

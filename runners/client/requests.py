@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+from planner.specs.workload import Strategy
 from runners.client.replies.team import Scope
 from runners.plans.document import (
     CompressPlan,
     FinetunePlan,
     GeneratePlan,
+    HardwareChoice,
+    ModelChoice,
     PretrainPlan,
     ServePlan,
 )
 from runners.plans.launch import Launch
+from runners.plans.workloads import (
+    CompressWork,
+    FinetuneWork,
+    GenerateWork,
+    PretrainWork,
+    ServeWork,
+)
 
 
 class Abandoning(TypedDict):
@@ -27,6 +37,24 @@ class Alike(TypedDict):
 
     other: str
     is_apart: NotRequired[bool]
+
+
+class CompressStep(TypedDict):
+    """Make the weights smaller and measure the loss of quality."""
+
+    goal: Literal["compress"]
+    name: NotRequired[str]
+    objective: NotRequired[
+        Literal["throughput", "latency", "cost", "energy", "memory", "quality", "balanced"]
+    ]
+    latency_target: NotRequired[Literal["chat", "code", "none"]]
+    percentile: NotRequired[Literal["p95", "p99", "p50", "mean"]]
+    model: NotRequired[ModelChoice | str]
+    workload: NotRequired[CompressWork]
+    hardware: NotRequired[HardwareChoice]
+    pins: NotRequired[Strategy]
+    launch: NotRequired[Launch]
+    sweep: NotRequired[dict[str, Any]]
 
 
 class Cordon(TypedDict):
@@ -49,6 +77,14 @@ class DocumentToApprove(TypedDict):
     reason: NotRequired[str]
 
 
+class EvaluateStep(TypedDict):
+    """Measure the model that the last step made, beside the one which that started from."""
+
+    goal: Literal["evaluate"]
+    name: NotRequired[str]
+    tasks: NotRequired[EvaluationTasks | None]
+
+
 class EvaluationRequest(TypedDict):
     """Tasks of lm-evaluation-harness beside the perplexity; "" for none."""
 
@@ -56,6 +92,53 @@ class EvaluationRequest(TypedDict):
     task_names: NotRequired[list[str]]
     task_folder: NotRequired[str]
     documents: NotRequired[int | None]
+
+
+class EvaluationTasks(TypedDict):
+    """Tasks by name, from YAML files below ``folder`` or from the host's held-out text.
+
+    Empty ``names`` selects all tasks. ``documents`` limits the documents per task.
+    """
+
+    names: NotRequired[list[str]]
+    folder: NotRequired[str | None]
+    documents: NotRequired[int | None]
+
+
+class FinetuneStep(TypedDict):
+    """Train an existing model on your own text."""
+
+    goal: Literal["finetune"]
+    name: NotRequired[str]
+    objective: NotRequired[
+        Literal["throughput", "latency", "cost", "energy", "memory", "quality", "balanced"]
+    ]
+    latency_target: NotRequired[Literal["chat", "code", "none"]]
+    percentile: NotRequired[Literal["p95", "p99", "p50", "mean"]]
+    model: NotRequired[ModelChoice | str]
+    workload: NotRequired[FinetuneWork]
+    hardware: NotRequired[HardwareChoice]
+    pins: NotRequired[Strategy]
+    launch: NotRequired[Launch]
+    sweep: NotRequired[dict[str, Any]]
+
+
+class GenerateStep(TypedDict):
+    """Process a batch of prompts at the highest throughput."""
+
+    goal: Literal["generate"]
+    name: NotRequired[str]
+    objective: NotRequired[
+        Literal["throughput", "latency", "cost", "energy", "memory", "quality", "balanced"]
+    ]
+    latency_target: NotRequired[Literal["chat", "code", "none"]]
+    percentile: NotRequired[Literal["p95", "p99", "p50", "mean"]]
+    model: NotRequired[ModelChoice | str]
+    workload: NotRequired[GenerateWork]
+    hardware: NotRequired[HardwareChoice]
+    pins: NotRequired[Strategy]
+    launch: NotRequired[Launch]
+    sweep: NotRequired[dict[str, Any]]
 
 
 class HostChanges(TypedDict):
@@ -153,6 +236,24 @@ class PlannerRequest(TypedDict):
     name: NotRequired[str]
 
 
+class PretrainStep(TypedDict):
+    """Train a model from random weights."""
+
+    goal: Literal["pretrain"]
+    name: NotRequired[str]
+    objective: NotRequired[
+        Literal["throughput", "latency", "cost", "energy", "memory", "quality", "balanced"]
+    ]
+    latency_target: NotRequired[Literal["chat", "code", "none"]]
+    percentile: NotRequired[Literal["p95", "p99", "p50", "mean"]]
+    model: NotRequired[ModelChoice | str]
+    workload: NotRequired[PretrainWork]
+    hardware: NotRequired[HardwareChoice]
+    pins: NotRequired[Strategy]
+    launch: NotRequired[Launch]
+    sweep: NotRequired[dict[str, Any]]
+
+
 class QueueMove(TypedDict):
     """A new place or priority of a queued job."""
 
@@ -184,6 +285,24 @@ class SecretValue(TypedDict):
     value: str
 
 
+class ServeStep(TypedDict):
+    """Answer requests as they arrive."""
+
+    goal: Literal["serve"]
+    name: NotRequired[str]
+    objective: NotRequired[
+        Literal["throughput", "latency", "cost", "energy", "memory", "quality", "balanced"]
+    ]
+    latency_target: NotRequired[Literal["chat", "code", "none"]]
+    percentile: NotRequired[Literal["p95", "p99", "p50", "mean"]]
+    model: NotRequired[ModelChoice | str]
+    workload: NotRequired[ServeWork]
+    hardware: NotRequired[HardwareChoice]
+    pins: NotRequired[Strategy]
+    launch: NotRequired[Launch]
+    sweep: NotRequired[dict[str, Any]]
+
+
 class TwoJobs(TypedDict):
     """Where the classifier's two jobs run, and the ZeRO stage that is compared with DDP."""
 
@@ -195,3 +314,12 @@ class Withdrawal(TypedDict):
     """Why a request is withdrawn."""
 
     reason: NotRequired[str]
+
+
+class WorkflowDocument(TypedDict):
+    """Steps that follow one another, each with the model that the last one made."""
+
+    name: NotRequired[str]
+    steps: list[
+        ServeStep | GenerateStep | FinetuneStep | PretrainStep | CompressStep | EvaluateStep
+    ]

@@ -35,7 +35,7 @@ def chosen_options(values: PretrainWork) -> dict[str, Any]:
     places = {name: str(getattr(values, name)) for name in OFFLOADED}
     options: dict[str, Any] = {
         "optimizer": optimizer,
-        "learning_rate": USUAL_LEARNING_RATES[optimizer],
+        "learning_rate": values.learning_rate or USUAL_LEARNING_RATES[optimizer],
         **{name: place for name, place in places.items() if place != "none"},
         "quantized": _quantized_training(values),
         "compiled": values.compiled,

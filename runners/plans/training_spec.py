@@ -5,9 +5,18 @@ from typing import Any
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec
 from planner.specs.workload import OffloadSpec
-from runners.jobspec import DataParallel, DemoModel, ModelRef, RandomModel, TrainSpec
+from runners.jobspec import (
+    DataParallel,
+    DemoModel,
+    FolderModel,
+    HubModel,
+    ModelRef,
+    RandomModel,
+    TrainSpec,
+)
 from runners.jobspec.base import TextSamples
-from runners.plans.methods import CLASSIFICATION
+from runners.jobspec.train import USUAL_LEARNING_RATES
+from runners.plans.methods import CLASSIFICATION, TRAININGS
 from runners.plans.model_checks import check_encoder, needs_weights
 from runners.plans.refusals import DraftProblem, validated
 from runners.plans.training_data import Uploads, data_fields
@@ -38,7 +47,7 @@ def train_spec(
         fields = {"model": model, **_train_fields(values, best)}
         is_fresh = isinstance(model, RandomModel)
         rate = FRESH_ENCODER_RATE if is_fresh else TRAINED_ENCODER_RATE
-        fields["learning_rate"] = rate
+        fields["learning_rate"] = values.learning_rate or rate
         fields["layout"] = layout_of(best.strategy)
         return _validated(fields)
     if isinstance(values, FinetuneWork):
@@ -50,8 +59,22 @@ def train_spec(
             "source",
         )
     fields = {"model": model, **_train_fields(values, best)}
+    if values.learning_rate is None and isinstance(model, HubModel | FolderModel):
+        fields["learning_rate"] *= _published_rate_ratio(values)
     fields["layout"] = layout_of(best.strategy, best.memory.per_stage_layers)
     return _validated(fields)
+
+
+def _published_rate_ratio(values: PretrainWork) -> float:
+    """Return the ratio of a published model's usual learning rate to the demo model's.
+
+    Source: QLoRA's 2e-4 for adapters of models up to 13B (Dettmers et al. 2023, arXiv:2305.14314,
+    table 9); Alpaca's 2e-5 for all weights, both with AdamW. Other optimisers keep their ratio to
+    it.
+    """
+    method = TRAININGS[values.method] if isinstance(values, FinetuneWork) else None
+    rate = 2e-4 if method is not None and method.adapter_base else 2e-5
+    return rate / USUAL_LEARNING_RATES["adamw"]
 
 
 def _validated(fields: dict[str, Any]) -> TrainSpec:

@@ -298,6 +298,13 @@ class PretrainWork(TrainingData):
         ge=1000,
         le=10**15,
     )
+    learning_rate: float | None = field(
+        None,
+        "Learning rate",
+        "At its peak, such as 2e-4. Empty: the usual one of optimiser, method and model",
+        gt=0,
+        le=1,
+    )
     activation_offload: Away = field(
         "none",
         "Activation offload",

@@ -23,6 +23,7 @@ from tests.webapp.conftest import claim, make_beat, make_facts
 from tests.webapp.jobs.gangs import make_hosts, members
 from webapp.agents.heartbeats import host_beat
 from webapp.hosts.models import Host
+from webapp.jobs.endpoints import hashes_of
 from webapp.jobs.launching import plan_launch
 from webapp.jobs.models import Job
 from webapp.plans.models import Plan
@@ -120,9 +121,9 @@ def launched(plan: Plan, entry: dict[str, Any], host_side: HostSide) -> dict[str
     """Return the job of a plan, and what each of its hosts starts; a refusal is its sentence."""
     engine = entry.get("engine")
     endpoint = {"run": "endpoint", "idle_stop_seconds": 90.0, "engine": engine} if engine else {}
-    key = KEY if engine else None
+    keys = hashes_of(KEY) if engine else ()
     try:
-        job = plan_launch(plan=plan, by=plan.owner, launch=Launch(**endpoint), endpoint_key=key)
+        job = plan_launch(plan=plan, by=plan.owner, launch=Launch(**endpoint), key_hashes=keys)
     except DraftProblem as problem:
         return {"refused": problem.sentence, "field": problem.field}
     return {

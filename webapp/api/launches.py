@@ -25,7 +25,7 @@ from webapp.api.plans import plan_of_document, plan_to_change
 from webapp.api.requests import Paging, Sent, job_key, page_of
 from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem
 from webapp.jobs.approvals import open_requests, request_make, request_withdraw
-from webapp.jobs.endpoints import new_key, planned_command
+from webapp.jobs.endpoints import hashes_of, new_key, planned_command
 from webapp.jobs.launching import plan_launch
 from webapp.jobs.models import LaunchRequest
 from webapp.plans.models import Plan
@@ -126,7 +126,7 @@ def _launched(request: HttpRequest, plan: Plan, launch: Launch) -> Launched:
             plan=plan,
             by=signed_in(request),
             launch=launch,
-            endpoint_key=key,
+            key_hashes=hashes_of(key) if key else (),
             idempotency_key=job_key(request),
             is_named=bool(launch.name.strip()),
         )

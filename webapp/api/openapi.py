@@ -50,6 +50,7 @@ PATH_ARGUMENTS = {
     "request_id": "Id of the request for a launch",
     "slug": "Slug of the host",
     "token_id": "Id of the token",
+    "workflow_id": "Id of the workflow",
 }
 RETRIED = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 HEADERS = {

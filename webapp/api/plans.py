@@ -89,12 +89,10 @@ from webapp.wizard.documents import (
     document_of_request,
     document_parse,
     draft_fill,
+    draft_of_document,
 )
 from webapp.wizard.drafts import (
-    first_host,
     proposals_fill,
-    serve_document,
-    stored_draft,
     suggestion_apply,
 )
 from webapp.wizard.pasting import paste_draft, paste_read
@@ -228,15 +226,7 @@ def plan_of_document(request: HttpRequest, document: PlanDocument) -> tuple[Plan
     """
     membership = current_membership(request)
     check_role(Role(membership.role), Role.PRACTITIONER)
-    plan = Plan(
-        team=membership.team,
-        owner=signed_in(request),
-        draft=stored_draft(serve_document(first_host(membership.team))),
-    )
-    notes = draft_fill(plan, document)
-    if document.name:
-        plan.name, plan.is_named = document.name, True
-    return plan, notes
+    return draft_of_document(membership.team, signed_in(request), document)
 
 
 def _created(

@@ -29,6 +29,7 @@ from webapp.api import (
     plans,
     stored_files,
     team,
+    workflows,
 )
 from webapp.api.auth import READ, TokenAuth
 from webapp.api.parsing import LimitedParser
@@ -156,6 +157,7 @@ api.add_router("", stored_files.router)
 api.add_router("/hosts", machines.router)
 api.add_router("/hosts", cached_models.router)
 api.add_router("/pools", machines.queue_router)
+api.add_router("/workflows", workflows.router)
 api.add_router("", library.router)
 api.add_router("", team.router)
 

@@ -7,7 +7,14 @@ from typing import Any, NamedTuple, cast
 from django.contrib.auth.models import User
 from pydantic import TypeAdapter, ValidationError
 
-from runners.jobspec import ArtefactModel, CompressSpec, EvaluateSpec, FolderModel, ModelSpec
+from runners.jobspec import (
+    ArtefactModel,
+    CompressSpec,
+    EvaluateSpec,
+    FolderModel,
+    HubModel,
+    ModelSpec,
+)
 from runners.jobspec.compress import EvaluationTasks
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.models import Job
@@ -81,7 +88,7 @@ def evaluation_of(model: TeamModel) -> EvaluateSpec:
             ),
             "weight_dtype": model.weight_dtype,
             "original": began_with
-            if isinstance(began_with, FolderModel | ArtefactModel)
+            if isinstance(began_with, FolderModel | ArtefactModel | HubModel)
             else None,
         }
     )
@@ -119,8 +126,17 @@ def tasks_of(posted: Mapping[str, str]) -> EvaluationTasks | None:
         raise InvalidProblem(field, TASK_LIMITS[field]) from None
 
 
-def evaluation_submit(*, model: TeamModel, by: User, tasks: EvaluationTasks | None = None) -> Job:
+def evaluation_submit(
+    *,
+    model: TeamModel,
+    by: User,
+    tasks: EvaluationTasks | None = None,
+    name: str = "",
+    idempotency_key: str | None = None,
+) -> Job:
     """Queue the evaluation of a model on the host that stores it, and return its job.
+
+    ``name``: of the job; "" for that of the model.
 
     Raises:
         Problem: the model cannot be evaluated, or the job service refuses.
@@ -134,9 +150,10 @@ def evaluation_submit(*, model: TeamModel, by: User, tasks: EvaluationTasks | No
         owner=by,
         host=model.host,
         spec=spec,
-        name=f"Evaluate {model.name}",
+        name=name or f"Evaluate {model.name}",
         model_name=model.name,
         prediction=evaluation_prediction(spec, model, shape),
+        idempotency_key=idempotency_key,
     )
     return job_submit(job=job, by=by.get_username())
 

@@ -1,7 +1,6 @@
 """Launch a plan as a job, and clone a job."""
 
 import copy
-import json
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,8 +9,7 @@ from typing import Any, NamedTuple
 from django.contrib.auth.models import User
 from pydantic import TypeAdapter, ValidationError
 
-from planner.catalog.models import get_entry
-from planner.catalog.reading import data_text
+from planner.catalog.models import published_config
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec as ModelShape
 from planner.specs.units import HOUR
@@ -58,7 +56,6 @@ from webapp.core.problems import InvalidProblem, Problem
 from webapp.hosts.models import RUNS_JOBS, Host, Pool
 from webapp.jobs.artefacts import Producer, adapters_of, lacks_gguf, producer_of
 from webapp.jobs.cached_models import Use, bytes_to_download
-from webapp.jobs.endpoints import hashes_of
 from webapp.jobs.models import Job, Priority
 from webapp.jobs.quotas import check_submit, limit_sentences, quota_usage
 from webapp.jobs.services import job_create, job_submit
@@ -194,7 +191,7 @@ def plan_launch(
     by: User,
     launch: Launch = AS_PLANNED,
     name: str = "",
-    endpoint_key: str | None = None,
+    key_hashes: tuple[str, ...] = (),
     idempotency_key: str | None = None,
     is_named: bool = True,
 ) -> Job:
@@ -202,15 +199,14 @@ def plan_launch(
 
     A draft is saved first: as the next version of its original plan, or as a separate plan if
     ``launch`` says so. The job refers to that version. ``name``, else the launch's, names the
-    job, and the plan too if a person chose it (``is_named``). ``endpoint_key`` is the new key of
-    an endpoint; only its hashes are stored.
+    job, and the plan too if a person chose it (``is_named``). ``key_hashes`` are those of an
+    endpoint's new key.
 
     Raises:
         DraftProblem: there is nothing to launch, or this release cannot run it.
         Problem: the job service refuses.
     """
-    hashes = hashes_of(endpoint_key) if endpoint_key else ()
-    parts = launchable_of(plan, launch, hashes)
+    parts = launchable_of(plan, launch, key_hashes)
     spec = at_a_commit(parts.spec, plan.team)
     name = name or launch.name
     if not plan.name and not name:
@@ -412,9 +408,7 @@ def _config_of(chosen: ModelChoice) -> dict[str, Any]:
     """Return the config.json of a model of the catalog, or the one that a document has."""
     if chosen.source != "catalog":
         return chosen.config or {}
-    entry = get_entry(chosen.catalog_id)
-    config: dict[str, Any] = json.loads(data_text(f"configs/{entry.config}.json"))
-    return config
+    return published_config(chosen.catalog_id)
 
 
 def max_duration_of(spec: JobSpec) -> float | None:

@@ -8,6 +8,7 @@ from django.db import transaction
 from django.db.models import Q
 from pydantic import TypeAdapter
 
+from planner.catalog.models import published_config
 from runners.jobspec import (
     ArtefactModel,
     CompressSpec,
@@ -224,6 +225,8 @@ def _config(job: Job, spec: ModelSpec, source: TeamModel | None) -> dict[str, An
     if source is not None:
         return dict(source.config)
     planned = job.plan_request.get("model")
+    if isinstance(planned, str):
+        return published_config(planned)
     return planned if isinstance(planned, dict) else {}
 
 

@@ -34,6 +34,7 @@ from webapp.jobs.services import queue_expire
 from webapp.metrics.models import MetricBatch, MetricChunk, MetricSource
 from webapp.metrics.store import RAW_LIFETIME, RAW_STEP_MS, needs_seal, prune_old, roll_up, seal
 from webapp.modelhub.models import TeamModel
+from webapp.workflows.services import advance_all
 
 # ---------------------------------------------------------------------------
 # Periodic tasks, in groups that run in parallel until a signal arrives.
@@ -91,8 +92,13 @@ def run_loop(name: str, step: Callable[[], object], every_seconds: float, stop: 
 QUEUE_LIFETIME = timedelta(days=7)
 
 
-PROMPT, METRICS, UPKEEP = "prompt", "metrics", "upkeep"
-GROUPS = (PROMPT, METRICS, UPKEEP)  # one thread each: what takes long keeps no other group waiting
+PROMPT, METRICS, UPKEEP, WORKFLOWS = "prompt", "metrics", "upkeep", "workflows"
+GROUPS = (
+    PROMPT,
+    METRICS,
+    UPKEEP,
+    WORKFLOWS,
+)  # one thread each: what takes long keeps no other group waiting
 
 
 @dataclass
@@ -116,6 +122,7 @@ def all_duties() -> list[Duty]:
         Duty("queue time-out", 60.0, lambda: queue_expire(older_than=QUEUE_LIFETIME)),
         Duty("stuck commands", 30.0, expire_stuck_commands),
         Duty("metric chunks", 10.0, seal_due, METRICS),
+        Duty("workflows", 2.0, advance_all, WORKFLOWS),
         Duty("metric retention", 3600.0, prune_old, METRICS),
         Duty("redis users", 30.0, epoch.keep, UPKEEP),
         Duty("redis scripts", 5.0, epoch.load_scripts),

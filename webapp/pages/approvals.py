@@ -28,7 +28,7 @@ from webapp.jobs.approvals import (
     request_withdraw,
     stored_launch,
 )
-from webapp.jobs.endpoints import keep_for_session, new_key
+from webapp.jobs.endpoints import hashes_of, keep_for_session, new_key
 from webapp.jobs.launching import launch_note, plan_launch
 from webapp.jobs.models import Job, LaunchRequest
 from webapp.wizard.forms import to_form
@@ -110,7 +110,7 @@ def _launched(row: LaunchRequest, request: HttpRequest, key: str) -> Job:
         plan=row.plan,
         by=row.asked_by or by,
         launch=launch,
-        endpoint_key=key if launch.run == "endpoint" else None,
+        key_hashes=hashes_of(key) if launch.run == "endpoint" else (),
         is_named=bool(launch.name.strip()),
     )
     request_decide(request=row, by=by, job=job)

@@ -17,15 +17,17 @@ from runners.plans.launch import Launch
 from runners.plans.refusals import DraftProblem
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import has_role, signed_in, visible_or_404
+from webapp.accounts.sign_in import session_secret_keep
 from webapp.core.display import quantity
 from webapp.core.parameters import page_number, reads_query
 from webapp.core.problems import Problem
 from webapp.core.queries import NewestFirst, page_by_key
-from webapp.jobs.endpoints import keep_for_session, new_key
+from webapp.jobs.endpoints import hashes_of, keep_for_session, new_key
 from webapp.jobs.launching import endpoint_command, launchable_of, plan_launch
 from webapp.jobs.measured_figures import definition_for
 from webapp.jobs.models import Job, Measurement
 from webapp.pages.limits import plan_panel
+from webapp.pages.workflows import WORKFLOW_KEYS
 from webapp.plans.alternatives import (
     columns_for,
     comparison,
@@ -64,6 +66,9 @@ from webapp.wizard.documents import document_of, schema_address, yaml_of
 from webapp.wizard.drafts import proposals_fill
 from webapp.wizard.launch_form import SHOW_COMMAND, LaunchForm
 from webapp.wizard.steps import launch_form_of, step_page
+from webapp.workflows.following import RUN as WORKFLOW
+from webapp.workflows.following import FollowingForm, following_form
+from webapp.workflows.services import workflow_start
 
 # The list of plans: filtered and paginated by an index, loaded without documents.
 
@@ -324,8 +329,11 @@ def plan_launch_view(request: HttpRequest, plan_id: str) -> HttpResponse:
             return _keep(request, plan, form.launch)
         if request.POST.get("run") == SHOW_COMMAND:
             page = step_page(plan, "review", launch=form)
+            page |= {"following": following_form(plan, page["note"])}
             page |= {"command": endpoint_command(plan, form.launch), "has_asked": True}
             return render(request, "wizard/step.html", page)
+        if request.POST.get("run") == WORKFLOW:
+            return _start_workflow(request, plan, form)
         job = _launch(request, plan, form.launch)
     except (DraftProblem, Problem) as problem:
         form.refuse(problem)
@@ -336,6 +344,7 @@ def plan_launch_view(request: HttpRequest, plan_id: str) -> HttpResponse:
 def _refused(request: HttpRequest, plan: Plan, form: LaunchForm) -> HttpResponse:
     """Show the review page with the form as it was sent, and what is wrong."""
     page = step_page(plan, "review", launch=form)
+    page["following"] = following_form(plan, page["note"], request.POST)
     for texts in form.errors.values():
         messages.error(request, " ".join(map(str, texts)))
     return render(request, "wizard/step.html", page, status=UNPROCESSABLE)
@@ -369,13 +378,28 @@ def _launch(request: HttpRequest, plan: Plan, launch: Launch) -> Job:
         plan=plan,
         by=signed_in(request),
         launch=launch,
-        endpoint_key=endpoint_key,
+        key_hashes=hashes_of(endpoint_key) if endpoint_key else (),
         idempotency_key=request.POST.get("key", "")[:KEY_LENGTH] or None,
         is_named=bool(_chosen_name(request.POST.dict())),
     )
     if endpoint_key:
         keep_for_session(request, job, endpoint_key)
     return job
+
+
+def _start_workflow(request: HttpRequest, plan: Plan, form: LaunchForm) -> HttpResponse:
+    """Start the plan's job and the steps that are to follow it, and go to their page."""
+    following = FollowingForm(request.POST, plan=plan)
+    started = workflow_start(
+        team=plan.team,
+        by=signed_in(request),
+        document=following.document(form.launch),
+        first=plan,
+        idempotency_key=request.POST.get("key", "")[:KEY_LENGTH] or None,
+    )
+    if started.endpoint_key:
+        session_secret_keep(request, WORKFLOW_KEYS, started.workflow.pk, started.endpoint_key)
+    return redirect("workflow-detail", started.workflow.pk)
 
 
 @require_POST

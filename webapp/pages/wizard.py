@@ -54,6 +54,7 @@ from webapp.wizard.steps import (
     ready_hosts,
     stale_words,
 )
+from webapp.workflows.following import following_form
 
 # Upload of a training data file within the wizard.
 
@@ -164,6 +165,8 @@ def plan_step(request: HttpRequest, plan_id: str, step: str) -> HttpResponse:
         if "offers" in request.GET:  # requested by a browser without JavaScript
             steps.offers_found(plan)
         page = steps.step_page(plan, step)
+        if step == "review":
+            page["following"] = following_form(plan, page["note"])
         if step == "goal":
             page["pasted"] = request.session.pop(PASTED, "")
         return render(request, "wizard/step.html", page)

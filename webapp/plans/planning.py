@@ -109,13 +109,13 @@ def plan_compute(plan: Plan, *, brief: bool = False) -> PlanAnswer:
     return answered.answer
 
 
-def plan_answer(plan: Plan) -> PlanAnswer:
-    """Plan a draft that is not stored, and return its answer.
+def plan_answer(plan: Plan, *, brief: bool = False) -> PlanAnswer:
+    """Plan a draft that is not stored, and return its answer; ``brief``: the best plan alone.
 
     Raises:
         DraftProblem: the draft cannot be planned.
     """
-    answered = compute(plan)
+    answered = compute(plan, brief=brief)
     _set_columns(plan, answered.columns)
     return answered.answer
 

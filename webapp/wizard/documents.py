@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from django import forms
 from django.conf import settings
+from django.contrib.auth.models import User
 from django.http import HttpRequest
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
@@ -37,12 +38,21 @@ from webapp.accounts.models import Team
 from webapp.core.display import sentence
 from webapp.core.faults import in_words
 from webapp.core.problems import InvalidProblem, faults_of, invalid, release_frames
+from webapp.hosts.models import Host
 from webapp.jobs.launching import launch_of_job
 from webapp.jobs.models import Job
 from webapp.plans.models import Plan
 from webapp.plans.places import draft_shape
 from webapp.plans.repositories import UnreachableError, checked_name, is_repository, with_config
-from webapp.wizard.drafts import Options, goal_change, model_changed, workload_of
+from webapp.wizard.drafts import (
+    Options,
+    first_host,
+    goal_change,
+    model_changed,
+    serve_document,
+    stored_draft,
+    workload_of,
+)
 from webapp.wizard.forms import GOAL_FIELDS
 
 SCHEMA_FILE = "schemas/job.json"  # below static/, written by manage.py client
@@ -82,6 +92,8 @@ def document_parse(given: object) -> PlanDocument:
 def without_tags(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
     """Return a fault's path without the name of the body and the goal of a plan's document."""
     path = location[1:] if location[:1] == ("body",) else location
+    if path[:1] == ("steps",):  # of a workflow: its index, then the tag
+        return path[:2] + without_tags(path[2:])
     start = int(path[:1] == ("document",))  # of a request for approval
     has_tag = len(path) > start and path[start] in GOALS
     return path[:start] + path[start + 1 :] if has_tag else path
@@ -102,11 +114,35 @@ def check_launch(plan: Plan, launch: Launch) -> None:
 # From a document to a draft
 
 
-def draft_fill(plan: Plan, given: PlanDocument) -> list[str]:
+def draft_of_document(
+    team: Team,
+    owner: User,
+    document: PlanDocument,
+    *,
+    model: ModelChoice | None = None,
+    host: Host | None = None,
+) -> tuple[Plan, list[str]]:
+    """Return a draft of a document, neither planned nor saved, and notes on what else changed.
+
+    ``model`` stands for the one that the document leaves out; ``host`` likewise, else it is the
+    team's first one.
+
+    Raises:
+        InvalidProblem: a value does not suit the team, the model or the goal.
+    """
+    draft = stored_draft(serve_document(host or first_host(team)))
+    plan = Plan(team=team, owner=owner, draft=draft)
+    notes = draft_fill(plan, document, model)
+    if document.name:
+        plan.name, plan.is_named = document.name, True
+    return plan, notes
+
+
+def draft_fill(plan: Plan, given: PlanDocument, model: ModelChoice | None = None) -> list[str]:
     """Store what a document states in a plan's draft; the plan is not written.
 
-    What it leaves out keeps the value of the draft, or the default for the model that it names.
-    The result is notes on what else changed.
+    What it leaves out keeps the value of the draft, or the default for the model that it names;
+    ``model`` stands for that model. The result is notes on what else changed.
 
     Raises:
         InvalidProblem: a value does not suit the team, the model or the goal.
@@ -123,9 +159,9 @@ def draft_fill(plan: Plan, given: PlanDocument) -> list[str]:
         )
     for name in {*GOAL_FIELDS, "launch", "pins"} & stated:
         setattr(document, name, getattr(given, name))
-    if "model" in stated:
+    if "model" in stated or model is not None:
         before = workload_of(plan, given.goal)
-        document.model, notes = _model(given.model, options)
+        document.model, notes = (model, []) if model else _model(given.model, options)
         plan.document = document
         model_changed(plan, before)
         document = plan.document

@@ -77,7 +77,7 @@ class LaunchForm(FormOfPart):
         {"run", "save_as", "secrets", "points", "engine", "adapter", "engine_args"}
     )
     run = forms.ChoiceField(
-        choices=[(each, each) for each in ("job", "endpoint", "load", SHOW_COMMAND)],
+        choices=[(each, each) for each in ("job", "endpoint", "load", "workflow", SHOW_COMMAND)],
         required=False,
     )
     save_as = forms.ChoiceField(choices=[("next", "next"), ("new", "new")], required=False)
@@ -171,7 +171,7 @@ class LaunchForm(FormOfPart):
         """Return the values that the pressed button's run uses; the others have their default."""
         found = {**self.part.model_dump(), **super().values()}
         run = self.cleaned_data.get("run") or "job"
-        run = "endpoint" if run == SHOW_COMMAND else run
+        run = {SHOW_COMMAND: "endpoint", "workflow": "job"}.get(run, run)
         kind = run if self.note.get("is_serving") else self.note.get("goal", run)
         unused = [name for name, kinds in USED_BY.items() if kind not in kinds]
         for name in unused:

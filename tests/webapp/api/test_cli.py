@@ -36,6 +36,7 @@ from tests.webapp.conftest import (
     make_microbench,
 )
 from tests.webapp.wizard.conftest import Walker
+from tests.webapp.workflows.test_workflows import CHAIN, end
 from webapp.accounts.models import AccessToken, Membership, StoredReply
 from webapp.accounts.tokens import token_make
 from webapp.agents.environments import orders_of
@@ -45,6 +46,7 @@ from webapp.hosts.models import Host, HostModel
 from webapp.jobs.models import Attempt, Job, LaunchRequest
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
+from webapp.workflows.models import Workflow
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 LOGGED = re.compile(
@@ -820,3 +822,29 @@ def test_a_plan_is_the_same_document_in_the_browser_as_yaml_launched_edited_and_
     assert {**edited, "workload": original["workload"]} == original
 
     assert agent(alice, team, "read")("document", plan_id=made.pk) == original
+
+
+def test_the_command_line_launches_steps_and_sweeps_and_follows_them(
+    run, logged_in, team, alice, host, tmp_path, monkeypatch
+):
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump({"name": "Small", "steps": CHAIN}))
+    code, out, err = run("launch", "-f", path, "--dry-run")
+    assert (code, "Small: possible" in out, Workflow.objects.count()) == (0, True, 0), err
+    code, out, err = run("launch", "-f", path, "--yes", "-d")
+    workflow = Workflow.objects.get()
+    assert (code, out.split()[-1]) == (0, workflow.pk), err
+    assert "Small" in run("workflows", "list")[1]
+    monkeypatch.setattr("time.sleep", lambda _seconds: end(workflow, reason="exit_nonzero"))
+    code, _, err = run("workflows", "follow", workflow.pk)
+    assert (code, f"slipway workflows resume {workflow.pk}" in err) == (1, True), err
+    assert run("workflows", "resume", workflow.pk)[0] == 0
+    assert run("workflows", "stop", workflow.pk, "--yes")[0] == 0
+    path.write_text(yaml.safe_dump(PRETRAIN))
+    sweep = ("--sweep", "workload.learning_rate=1e-4,3e-4")
+    code, out, err = run("launch", "-f", path, "-d", "-o", "json", "--yes", *sweep)
+    tried = [each["settings"] for each in json.loads(out)["workflow"]["steps"]]
+    assert tried == [{"workload.learning_rate": 1e-4}, {"workload.learning_rate": 3e-4}], err
+    for wrong in ("workload.learning_rate", "nothing=1", "workload.no=1"):
+        code, _, err = run("launch", "-f", path, "--yes", "--sweep", wrong)
+        assert code != 0, err

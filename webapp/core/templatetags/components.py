@@ -129,6 +129,8 @@ LOOKS = {
     "error": StateStyle("bad", "cross", "Error"),
     "stopped": StateStyle("", "square", "Stopped"),
     "expired": StateStyle("warn", "triangle", "Expired"),
+    # steps of a workflow
+    "waiting": StateStyle("", "clock", "Waiting"),
     # targets of a plan
     "met": StateStyle("good", "check", "Met"),
     "missed": StateStyle("warn", "triangle", "Missed"),

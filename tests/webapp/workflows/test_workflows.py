@@ -1,0 +1,214 @@
+"""Workflows: planned as a whole, advanced by the ends of their jobs, stopped and resumed."""
+
+import pytest
+
+from runners.jobspec.engines import OWN
+from runners.plans.workflow import WorkflowDocument
+from tests.webapp.conftest import client_of
+from tests.webapp.jobs.test_finish import MEASURED, finish
+from webapp.accounts.models import Membership
+from webapp.agents.dispatch import allocate_all
+from webapp.audit.models import Event
+from webapp.core.problems import InvalidProblem, Problem
+from webapp.jobs.models import Job, JobState
+from webapp.jobs.services import job_stop
+from webapp.modelhub.models import TeamModel
+from webapp.plans.models import Plan
+from webapp.workflows.models import Workflow
+from webapp.workflows.services import (
+    workflow_advance,
+    workflow_resume,
+    workflow_start,
+    workflow_stop,
+)
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+PRETRAIN = {"goal": "pretrain", "model": "demo"}
+CHAIN = [
+    PRETRAIN,
+    {"goal": "evaluate"},
+    {"goal": "compress", "workload": {"method": "awq"}},
+    {"goal": "serve", "launch": {"run": "endpoint"}},
+]
+
+
+def started(team, alice, steps=CHAIN, **fields):
+    document = WorkflowDocument.model_validate({"steps": steps, **fields})
+    return workflow_start(team=team, by=alice, document=document)
+
+
+def states(workflow: Workflow) -> list[str]:
+    return list(workflow.steps.values_list("state", flat=True))
+
+
+def jobs(workflow: Workflow) -> list[Job]:
+    return [each.job for each in workflow.steps.select_related("job") if each.job]
+
+
+def end(workflow: Workflow, reason: str = "ok", **measured: float) -> Workflow:
+    """End the jobs that run, and let the workflow go on."""
+    allocate_all()
+    for job in jobs(workflow):
+        if job.state == JobState.PREFLIGHT:
+            finish(job, MEASURED | measured, reason=reason)
+    workflow_advance(workflow)
+    workflow.refresh_from_db()
+    return workflow
+
+
+def test_each_step_starts_from_the_model_that_the_last_one_made(team, alice, host):
+    workflow, key = started(team, alice)
+    assert key is not None
+    assert states(workflow) == ["running", "waiting", "waiting", "waiting"]
+    end(workflow)
+    trained = TeamModel.objects.get()
+    assert jobs(workflow)[1].spec["model"]["attempt_id"] == trained.attempt_id
+    end(workflow)
+    end(workflow)
+    train, evaluate, compress, serve = jobs(workflow)
+    assert [each.kind for each in jobs(workflow)] == ["train", "evaluate", "compress", "serve"]
+    assert compress.spec["model"]["attempt_id"] == train.current_attempt_id
+    assert serve.spec["model"]["attempt_id"] == compress.current_attempt_id
+    assert len(serve.spec["key_hashes"]) == 2
+    assert {each.host or each.requested_host for each in jobs(workflow)} == {host}
+    assert states(workflow) == ["succeeded"] * 3 + ["running"]
+    job_stop(job=serve, by="alice")
+    assert evaluate.plan is None
+    assert compress.plan.document.model.team_model == trained.pk
+
+
+def test_a_workflow_is_planned_as_a_whole_before_anything_starts(team, alice, host):
+    workflow, _ = started(team, alice)
+    forecast = [sorted(each.forecast) for each in workflow.steps.all()]
+    both = ["disk_bytes", "duration_seconds"]
+    assert forecast == [both, ["duration_seconds"], both, []]
+    Workflow.objects.all().delete()
+    Job.objects.all().delete()
+    Plan.objects.all().delete()
+    cases = {
+        "steps.1.tensor_parallel_size": [
+            PRETRAIN,
+            {"goal": "generate", "pins": {"tensor_parallel_size": 64}},
+        ],
+        "steps.2.launch.engine": [
+            PRETRAIN,
+            {"goal": "compress", "workload": {"method": "gguf"}},
+            {"goal": "serve", "launch": {"run": "endpoint"}},
+        ],
+        "steps.1.hardware.host": [PRETRAIN, {"goal": "serve", "hardware": {"host": "nowhere"}}],
+        "steps.1.launch.profile": [
+            PRETRAIN,
+            {"goal": "serve", "launch": {"run": "endpoint", "profile": True}},
+        ],
+    }
+    for path, steps in cases.items():
+        with pytest.raises(InvalidProblem) as raised:
+            started(team, alice, steps)
+        named = raised.value.facts["errors"][0]["field"].split(".")
+        assert (named[:2], named[-1]) == (path.split(".")[:2], path.split(".")[-1])
+    assert not Job.objects.exists()
+    assert not Workflow.objects.exists()
+
+
+def test_a_step_that_fails_ends_the_workflow_and_is_resumed_with_what_was_done(team, alice, host):
+    workflow, _ = started(team, alice)
+    end(workflow)
+    end(workflow, reason="exit_nonzero")
+    assert workflow.state == "failed"
+    assert states(workflow) == ["succeeded", "failed", "waiting", "waiting"]
+    trained, failed = jobs(workflow)
+    workflow_resume(workflow=workflow, by=alice)
+    assert workflow.state == "running"
+    assert jobs(workflow)[0] == trained
+    assert jobs(workflow)[1] != failed
+    end(workflow)
+    assert states(workflow) == ["succeeded", "succeeded", "running", "waiting"]
+    with pytest.raises(Problem, match="only one that failed"):
+        workflow_resume(workflow=workflow, by=alice)
+
+
+def test_a_stopped_workflow_starts_nothing_more(team, alice, host):
+    workflow, _ = started(team, alice)
+    workflow_stop(workflow=workflow, by=alice)
+    workflow_advance(Workflow.objects.get())
+    assert jobs(workflow)[0].state == "stopped"
+    assert workflow.state == "stopped"
+    assert Job.objects.count() == 1
+    with pytest.raises(Problem, match="has ended"):
+        workflow_stop(workflow=workflow, by=alice)
+    workflow_resume(workflow=workflow, by=alice)
+    assert states(workflow)[0] == "running"
+    assert Job.objects.count() == 2
+    kinds = set(Event.objects.filter(subject=workflow.pk).values_list("kind", flat=True))
+    assert kinds == {"workflow.started", "workflow.stopped", "workflow.resumed"}
+
+
+def test_a_job_of_a_sweep_per_value_and_the_best_model_goes_on(team, alice, host):
+    sweep = {"workload.learning_rate": [1e-4, 3e-4, 1e-3]}
+    workflow, _ = started(team, alice, [{**PRETRAIN, "sweep": sweep}, {"goal": "evaluate"}])
+    assert [each.spec["learning_rate"] for each in jobs(workflow)] == sweep[
+        "workload.learning_rate"
+    ]
+    for perplexity in (40.0, 30.0, 50.0):
+        end(workflow, perplexity=perplexity)  # the host runs one after the other
+    evaluation = jobs(workflow)[3]
+    assert evaluation.spec["model"]["attempt_id"] == jobs(workflow)[1].current_attempt_id
+    assert workflow.steps.all()[1].title == "Pre-train, learning_rate 0.0003"
+
+
+def test_one_call_starts_a_step_once_and_an_owner_who_left_starts_none(team, alice, host):
+    workflow, _ = started(team, alice)
+    Membership.objects.filter(user=alice).delete()
+    end(workflow)
+    assert states(workflow)[1] == "failed"
+    assert "no longer a practitioner" in workflow.steps.get(position=1).problem
+    assert workflow.state == "running"
+    workflow_advance(workflow)
+    assert Workflow.objects.get().state == "failed"
+    assert Job.objects.count() == 1
+
+
+def test_who_may_look_and_who_may_stop(team, alice, bob, charlie, olga, vera, host):
+    workflow, _ = started(team, alice)
+    address = f"/api/v1/workflows/{workflow.pk}"
+    assert [client_of(each).get(address).status_code for each in (vera, charlie)] == [200, 404]
+    post = lambda user: client_of(user).post(f"{address}/stop").status_code  # noqa: E731
+    assert [post(each) for each in (vera, bob, charlie, olga)] == [403, 403, 404, 200]
+
+
+def test_the_api_plans_starts_and_shows(team, alice, host):
+    client = client_of(alice)
+    body = {"name": "Small", "steps": CHAIN}
+    dry = client.post("/api/v1/workflows?dry_run=true", body, "application/json")
+    assert (dry.status_code, Workflow.objects.count(), Job.objects.count()) == (200, 0, 0)
+    assert dry.json()["workflow"]["forecast"]["disk_bytes"]["value"] > 0
+    made = client.post("/api/v1/workflows", body, "application/json").json()
+    assert made["endpoint_key"].startswith("sk-slipway-")
+    assert client.get("/api/v1/workflows").json()["items"][0]["name"] == "Small"
+    wrong = client.post(
+        "/api/v1/workflows",
+        {"steps": [PRETRAIN, {"goal": "compress", "workload": {"method": "no"}}]},
+        "application/json",
+    )
+    assert wrong.json()["errors"][0]["field"] == "body.steps.1.workload.method"
+
+
+def test_the_pages_show_what_may_follow_and_start_it(team, alice, vera, host):
+    client = client_of(alice)
+    plan = client.post("/api/v1/plans", PRETRAIN, "application/json").json()
+    page = client.get(f"/plans/{plan['id']}/edit/review/").content.decode()
+    assert "And then" in page
+    asked = {"run": "workflow", "then_evaluate": "on", "then_compress": "awq", "then_serve": OWN}
+    address = f"/plans/{plan['id']}/launch/"
+    assert client.post(address, {"run": "workflow"}).status_code == 422
+    assert client.post(address, asked | {"then_compress": "gguf"}).status_code == 422
+    made = client.post(address, asked)
+    workflow = Workflow.objects.get()
+    assert made["Location"] == f"/workflows/{workflow.pk}/"
+    assert jobs(workflow)[0].plan_id == plan["id"]
+    first, again = (client.get(made["Location"]).content.decode() for _ in range(2))
+    assert ("sk-slipway-" in first, "sk-slipway-" in again) == (True, False)
+    assert workflow.name in client_of(vera).get("/workflows/").content.decode()
+    client.post(f"/workflows/{workflow.pk}/stop/")
+    assert "Resume" in client.get(made["Location"]).content.decode()
+    assert "step 1 of <a" in client.get(f"/jobs/{jobs(workflow)[0].pk}/").content.decode()
