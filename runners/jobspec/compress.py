@@ -422,9 +422,15 @@ class EvaluationTasks(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    names: tuple[TaskName, ...] = Field(default=(), max_length=64)
-    folder: Annotated[str, StringConstraints(min_length=1, max_length=1000)] | None = None
-    documents: PositiveInt | None = Field(default=None, le=1_000_000)
+    names: tuple[TaskName, ...] = Field(
+        default=(), max_length=64, description="Left out: all of the folder"
+    )
+    folder: Annotated[str, StringConstraints(min_length=1, max_length=1000)] | None = Field(
+        default=None, description="On the host; left out: tasks on its held-out text"
+    )
+    documents: PositiveInt | None = Field(
+        default=None, le=1_000_000, description="Of a task at most; left out: all"
+    )
 
 
 # Specs of the smaller job kinds: compress, evaluate, benchmark, drill, prove.

@@ -23,7 +23,6 @@ from tests.webapp.conftest import claim, make_beat, make_facts
 from tests.webapp.jobs.gangs import make_hosts, members
 from webapp.agents.heartbeats import host_beat
 from webapp.hosts.models import Host
-from webapp.jobs.endpoints import hashes_of
 from webapp.jobs.launching import plan_launch
 from webapp.jobs.models import Job
 from webapp.plans.models import Plan
@@ -121,7 +120,7 @@ def launched(plan: Plan, entry: dict[str, Any], host_side: HostSide) -> dict[str
     """Return the job of a plan, and what each of its hosts starts; a refusal is its sentence."""
     engine = entry.get("engine")
     endpoint = {"run": "endpoint", "idle_stop_seconds": 90.0, "engine": engine} if engine else {}
-    keys = hashes_of(KEY) if engine else ()
+    keys = KEY_HASHES if engine else ()
     try:
         job = plan_launch(plan=plan, by=plan.owner, launch=Launch(**endpoint), key_hashes=keys)
     except DraftProblem as problem:
@@ -138,7 +137,6 @@ def test_a_plan_is_launched_as_stored(
     name: str, plan_of: Any, team: Any, host: Host, host_side: HostSide, tmp_path: Path,
     is_rewriting: bool, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("webapp.jobs.launching.hashes_of", {KEY: KEY_HASHES}.__getitem__)
     entry = PLANS[name]
     plan = plan_of(entry["goal"], entry["source"])
     plan.draft["pins"] |= entry.get("pins", {})

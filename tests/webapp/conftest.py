@@ -43,6 +43,7 @@ from webapp.jobs.models import Artefact, Attempt, Job, LaunchRequest, Measuremen
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.wizard.drafts import draft_begin
+from webapp.workflows.models import Workflow
 
 GIB = 1024**3
 
@@ -351,6 +352,12 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
     token, _ = token_create(team=team, by=None, name="Next")
     access, _ = token_make(team=team, by=alice, name="laptop", scope="read")
     asked = LaunchRequest.objects.create(team=team, plan=plan, asked_by=alice, asked_at=now())
+    ended = make_job(team, alice, job.host)
+    Job.objects.filter(pk=ended.pk).update(state="failed")
+    workflow = Workflow.objects.create(
+        team=team, owner=alice, name="Chain", document={}, state="failed"
+    )
+    workflow.steps.create(position=0, goal="pretrain", document={}, state="failed", job=ended)
     figure = Measurement.objects.create(
         job=job,
         attempt=attempt,
@@ -397,6 +404,7 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
         "<number>": "0",
         "<action>": "recheck",
         "<slug:request_id>": asked.pk,
+        "<slug:workflow_id>": workflow.pk,
     }
     plain = {f"<{name.strip('<>').rpartition(':')[2]}>": value for name, value in known.items()}
     return plain | known

@@ -72,6 +72,7 @@ from webapp.metrics.models import MetricSource
 from webapp.modelhub.models import TeamModel
 from webapp.operations.staff_site import KeyFields
 from webapp.plans.models import Plan
+from webapp.workflows.models import Workflow, WorkflowStep
 
 # ---------------------------------------------------------------------------
 # Base classes of admin pages: read-only records, and optimistic locking of forms.
@@ -548,6 +549,14 @@ READ_ONLY: dict[type[models.Model], dict[str, Any]] = {
     LaunchRequest: {
         "list_display": ["plan", "team", "asked_by", "token_name", "state", "asked_at"],
         "list_filter": ["state", "team"],
+    },
+    Workflow: {
+        "list_display": ["name", "team", "owner", "state", "created_at", "ended_at"],
+        "list_filter": ["state", "team"],
+    },
+    WorkflowStep: {
+        "list_display": ["workflow", "position", "variant", "goal", "state", "job"],
+        "exclude": ["key_hashes"],
     },
     InitialPassword: {"list_display": ["user", "given_at"]},
     LoginTry: {"list_display": ["at", "address"]},

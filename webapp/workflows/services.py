@@ -217,17 +217,17 @@ def _launch(workflow: Workflow, step: WorkflowStep, before: Sequence[WorkflowSte
     owner = workflow.owner
     if owner is None or not owner.is_active or not has_role(owner, workflow.team, ROLE):
         raise ConflictProblem("owner_gone", GONE)
-    model = model_for(before)
+    model = model_for(before) if before else None
     with acting_as(workflow.token):
-        if step.goal == EVALUATE:
+        if step.goal == EVALUATE and model is not None:
             _launch_evaluation(step, model, owner)
             return
         plan, _ = draft_of_document(
             workflow.team,
             owner,
             document_parse(step.document),
-            model=ModelChoice(source="team", team_model=model.pk),
-            host=model.host,
+            model=ModelChoice(source="team", team_model=model.pk) if model else None,
+            host=model.host if model else None,
         )
         plan_answer(plan)
         with transaction.atomic():
@@ -385,7 +385,8 @@ def workflow_resume(*, workflow: Workflow, by: User) -> Workflow:
                 )
     with transaction.atomic():
         rows = Workflow.objects.filter(pk=workflow.pk, state=workflow.state)
-        if not rows.update(state=WorkflowState.RUNNING, ended_at=None):
+        token = acting_token()  # its budget counts from here on
+        if not rows.update(state=WorkflowState.RUNNING, ended_at=None, token=token):
             raise ConflictProblem("not_resumable", f"{workflow.name} was resumed meanwhile.")
         for step in steps:
             if step.state in {StepState.FAILED, StepState.STOPPED}:

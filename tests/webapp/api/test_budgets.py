@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 arguments, second = test_matrix.arguments, test_matrix.second
 STARTS_JOBS = {
     "launch_plan", "run_job_again", "abandon_job", "validate_host", "evaluate_model",
-    "launch_classification", "launch_document",
+    "launch_classification", "launch_document", "start_workflow", "resume_workflow",
 }  # fmt: skip
 STARTED = {"pid": 7, "boot_id": "boot-1", "argv": ["python"]}
 
@@ -65,6 +65,8 @@ def starting(arguments, team, alice, host, attempt, monkeypatch) -> dict[str, st
         test_matrix.BODIES, "abandon_job", {"host_name": host.name, "elsewhere": other.slug}
     )
     monkeypatch.setitem(test_matrix.BODIES, "launch_classification", {"host": other.slug})
+    first = {"goal": "pretrain", "model": "demo", "hardware": {"host": other.slug}}
+    monkeypatch.setitem(test_matrix.BODIES, "start_workflow", {"steps": [first]})
     return arguments | {
         "job_id": attempt.job_id, "plan_id": plan.pk, "slug": other.slug, "model_id": model.pk,
     }  # fmt: skip

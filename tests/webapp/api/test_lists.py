@@ -17,6 +17,7 @@ from webapp.hosts.models import HostModel, Pool
 from webapp.jobs.models import Attempt, Job, LaunchRequest, Measurement
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan, PlanState
+from webapp.workflows.models import Workflow
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 # Numbered events are read from a position on; the formats of one plan are part of it.
@@ -43,7 +44,7 @@ def test_every_list_has_the_same_envelope_and_no_reply_is_a_bare_array():
             has_pages = is_list and {"limit", "cursor"} <= given
             if has_pages != (one["operationId"] in names) or reply.get("type") == "array":
                 wrong.append(one["operationId"])
-    assert len(LISTS) == 21
+    assert len(LISTS) == 22
     assert wrong == []
 
 
@@ -59,6 +60,7 @@ def two_of_each(things, team, alice, bob, host, other_host) -> dict[str, str]:
     secret_store(team=team, name="WANDB_KEY", value="w" * 8, by=alice)
     token_make(team=team, by=alice, name="desk", scope="read")
     plan = Plan.objects.get()
+    Workflow.objects.create(team=team, owner=alice, name="Second", document={})
     LaunchRequest.objects.create(team=team, plan=plan, asked_by=alice, asked_at=now())
     TeamModel.objects.create(team=team, name="Other", source="config", config={})
     for size in (1, 2):
