@@ -71,7 +71,7 @@ class Operations:
 
     @operation("GET", "/plans/schema")
     def get_plan_schema(self) -> dict[str, Any]:
-        """Return the JSON schema of plan documents, for editors of ``job.yaml``."""
+        """Return the JSON schema of plans and of workflows, for editors of ``job.yaml``."""
 
     @operation("GET", "/plans/{plan_id}")
     def get_plan(self, plan_id: str) -> PlanReply:

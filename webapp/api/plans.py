@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from django.http import HttpRequest
 from django.urls import reverse
 from ninja import Body, Query, Router, Status
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from planner import api
 from planner.specs.base import PlannerError
@@ -40,6 +40,7 @@ from runners.jobspec.base import NAME_LENGTH
 from runners.plans.document import HardwareChoice, PlanDocument
 from runners.plans.old_names import read_document
 from runners.plans.refusals import DraftProblem
+from runners.plans.workflow import WorkflowDocument
 from runners.plans.workloads import WORKLOADS
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import check_role, current_membership, signed_in, visible_or_404
@@ -84,7 +85,6 @@ from webapp.plans.saving import (
 from webapp.plans.verdict import problem_verdict, stored_state, verdict_of
 from webapp.wizard.documents import (
     SentPlan,
-    adapter,
     document_of,
     document_of_request,
     document_parse,
@@ -329,11 +329,11 @@ def plan_import(request: HttpRequest, body: Pasted, *, keep: Keep = True) -> Sta
 
 @router.get("/schema", response={200: dict[str, Any], **REFUSALS}, operation_id="get_plan_schema")
 def plan_schema(request: HttpRequest) -> dict[str, Any]:  # noqa: ARG001 (ninja passes it)
-    """Return the JSON schema of plan documents, for editors of ``job.yaml``."""
+    """Return the JSON schema of plans and of workflows, for editors of ``job.yaml``."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "A plan of Slipway",
-        **adapter().json_schema(),
+        "title": "A plan or a workflow of Slipway",
+        **TypeAdapter(SentPlan | WorkflowDocument).json_schema(),
     }
 
 
