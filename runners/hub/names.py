@@ -7,20 +7,16 @@ from planner.catalog.gguf_names import TAG
 from planner.catalog.model_names import ADDRESS
 from planner.specs.base import BadRequestError
 from runners.hub.repository import GGUF, RepositoryName, is_safe_path
+from runners.jobspec.base import LONGEST_NAME, LONGEST_REVISION, PART, REVISION
 
 FIELD = "repository"
 FORMS = (
     "org/name, org/name@revision, the address of its page on huggingface.co, or for GGUF files "
     "org/name:Q4_K_M or org/name/file.gguf"
 )
-LONGEST = 512  # characters
-# A name's rules are huggingface_hub's, utils/_validators.py: validate_repo_id.
-PART = re.compile(r"(?![.-])(?!.*(?:--|\.\.))[\w.-]{1,96}(?<![.-])(?<!\.git)", re.ASCII)
-REVISION = re.compile(r"(?!.*(?:\.\.|//))\w[\w.+-]*(?:/\w[\w.+-]*)*", re.ASCII)
 SPECIAL = re.compile(r"refs/(?:pr/\d+|convert/[\w.-]+)", re.ASCII)  # revisions with a slash
 PLACES = {"blob", "resolve", "raw", "tree", "blame"}  # pages of a revision
 OTHERS = {"datasets": "a data set", "spaces": "a space", "kernels": "a kernel"}
-LONGEST_REVISION = 255
 
 
 def parse(text: str, endpoint: str = "") -> RepositoryName:
@@ -38,9 +34,10 @@ def parse(text: str, endpoint: str = "") -> RepositoryName:
     'unsloth/Qwen3-8B-GGUF:Q4_K_M'
     """
     name = text.strip()
-    if len(name) > LONGEST:
+    if len(name) > LONGEST_NAME:
         raise BadRequestError(
-            f"{FIELD} has {len(name):,} characters and may have {LONGEST}: name it as {FORMS}",
+            f"{FIELD} has {len(name):,} characters and may have {LONGEST_NAME}: name it as "
+            f"{FORMS}",
             FIELD,
         )
     if endpoint and name.startswith(f"{endpoint}/"):
@@ -110,7 +107,7 @@ def _stated(rest: str, text: str) -> dict[str, str]:
 
 def _checked(text: str, repository: str, revision: str = "", file: str = "") -> RepositoryName:
     _check_repository(text, repository)
-    if revision and (len(revision) > LONGEST_REVISION or REVISION.fullmatch(revision) is None):
+    if revision and (len(revision) > LONGEST_REVISION or re.fullmatch(REVISION, revision) is None):
         raise _refused(text, f"the revision {revision!r} is no branch, tag or commit")
     if file.lower().endswith(GGUF):
         if not is_safe_path(file):
@@ -123,7 +120,7 @@ def _checked(text: str, repository: str, revision: str = "", file: str = "") -> 
 def _check_repository(text: str, repository: str) -> None:
     owner, _, name = repository.partition("/")
     for what, part in (("owner", owner), ("name", name)):
-        if PART.fullmatch(part) is None:
+        if re.fullmatch(PART, part) is None:
             raise _refused(
                 text,
                 f"the {what} {part!r} is not 1 to 96 letters, digits, '_', '-' and '.', without "

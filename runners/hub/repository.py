@@ -1,4 +1,4 @@
-"""A repository's name, once it is read; what its commits and paths may be.
+"""A repository's name, once it is read; what its commits, paths and weights are named.
 
 Apart from ``names``, so that a download loads no catalog.
 """
@@ -7,7 +7,10 @@ import re
 from dataclasses import dataclass
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 GGUF = ".gguf"
+# https://github.com/ggml-org/llama.cpp, tools/gguf-split: %s-%05d-of-%05d.gguf
+GGUF_PART = re.compile(r"(?P<stem>.+)-(?P<at>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 LONGEST_PATH = 1024  # characters
 
 
@@ -34,7 +37,9 @@ class RepositoryName:
     def __str__(self) -> str:
         """Return it as people type it."""
         at = f"@{self.revision}" if self.revision else ""
-        file = self.file and (f"/{self.file}" if self.file.endswith(GGUF) else f":{self.file}")
+        file = self.file and (
+            f"/{self.file}" if self.file.lower().endswith(GGUF) else f":{self.file}"
+        )
         return f"{self.repository}{at}{file}"
 
 

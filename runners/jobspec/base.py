@@ -3,6 +3,7 @@
 import hashlib
 import ipaddress
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -26,8 +27,15 @@ from runners.datasets.records import Format, suffix_of
 
 
 ComputeDtype = Literal["fp32", "bf16", "fp16", "fp8"]
-# A repository of a hub as "owner/name": its parts begin with a letter or digit.
-REPOSITORY_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+# Names of the Hub. A part of owner/name is as in huggingface_hub, utils/_validators.py:
+# validate_repo_id. Python's $ alone would allow a line break after a name.
+PART = r"(?![.-])(?!.*(?:--|\.\.))[A-Za-z0-9_.-]{1,96}(?<![.-])(?<!\.git)"
+REPOSITORY = re.compile(rf"^{PART}/{PART}$(?!\n)")
+REVISION = r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9_.+-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.+-]*)*"
+LONGEST_NAME = 512  # characters, with a revision and a file
+LONGEST_REVISION = 255
+Repository = Annotated[str, StringConstraints(pattern=REPOSITORY, max_length=200)]
 
 
 class JobDocument(BaseModel):
@@ -102,10 +110,12 @@ class HubModel(JobDocument):
     """
 
     source: Literal["hub"] = "hub"
-    repository: str = Field(pattern=REPOSITORY_PATTERN, max_length=200)
-    revision: str = Field(default="", max_length=255)
+    repository: Repository
+    revision: str = Field(
+        default="", pattern=re.compile(rf"^(?:{REVISION})?$(?!\n)"), max_length=LONGEST_REVISION
+    )
     weights: Literal["safetensors", "gguf"] = "safetensors"
-    file: str = Field(default="", max_length=200)
+    file: str = Field(default="", max_length=LONGEST_NAME)
 
 
 class RandomModel(JobDocument):

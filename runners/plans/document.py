@@ -21,7 +21,7 @@ from pydantic import (
 
 from planner.specs.estimate import Objective
 from planner.specs.workload import Strategy
-from runners.jobspec.base import NAME_LENGTH, DataParallel
+from runners.jobspec.base import LONGEST_NAME, NAME_LENGTH, DataParallel
 from runners.plans.fields import Part, faults_in, field
 from runners.plans.launch import Launch
 from runners.plans.refusals import DraftProblem
@@ -78,7 +78,7 @@ class ModelChoice(Part):
         "Repository on the Hub",
         "As owner/name; “@” and a branch or commit may follow, or “:” and a type of GGUF files. "
         "Of a model of the catalog: where its weights are, if not in its own.",
-        max_length=300,
+        max_length=LONGEST_NAME,
     )
     revision: str | None = field(
         None,

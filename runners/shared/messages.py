@@ -24,7 +24,6 @@ from pydantic import (
 
 from runners.jobspec import JobDocument, JobSpec, SecretName
 from runners.jobspec.base import (
-    REPOSITORY_PATTERN,
     Amount,
     Celsius,
     Figure,
@@ -33,6 +32,7 @@ from runners.jobspec.base import (
     Message,
     Name,
     Port,
+    Repository,
     Seconds,
     Sentence,
     Share,
@@ -132,7 +132,6 @@ class FilesOrder(Message):
 
 
 MAX_CACHED = 2000  # models in a report, the most recently used first
-Repository = Annotated[str, StringConstraints(pattern=REPOSITORY_PATTERN, max_length=200)]
 Commit = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{40})?$")]
 
 

@@ -1,10 +1,17 @@
 """What people type as the name of a repository."""
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from planner.specs.base import BadRequestError
 from runners.hub.names import parse
 from runners.hub.repository import RepositoryName, is_safe_path
+from runners.jobspec import HubModel
+from runners.plans.document import ModelChoice
+from runners.plans.weights import repository_of
+from runners.shared.messages import CachedModel
 
 READ = {
     "org/name": ("org/name", "", ""),
@@ -21,9 +28,12 @@ READ = {
         "org/name", "refs/pr/1", "a.gguf",
     ),
     "hf://org/name@v1/sub/a.gguf": ("org/name", "v1", "sub/a.gguf"),
+    "org/name/sub/a.GGUF": ("org/name", "", "sub/a.GGUF"),
     "hf://models/org/name": ("org/name", "", ""),
     "org/name-GGUF:Q4_K_M": ("org/name-GGUF", "", "Q4_K_M"),
     "hf.co/org/name-GGUF:UD-Q4_K_XL": ("org/name-GGUF", "", "UD-Q4_K_XL"),
+    "org/name@v1:Q8_0": ("org/name", "v1", "Q8_0"),
+    "_org/_name_": ("_org/_name_", "", ""),
     "org/name-GGUF:IQ2_XS@main": ("org/name-GGUF", "main", "IQ2_XS"),
     "hf.co/org/name:latest": ("org/name", "", ""),
     "org/name/a-00001-of-00002.gguf": ("org/name", "", "a-00001-of-00002.gguf"),
@@ -36,6 +46,7 @@ REFUSED = {
     "../name": "the owner '..' is not",
     "-org/name": "the owner '-org' is not",
     "org/name.git": "the name 'name.git' is not",
+    "org/a--b": "the name 'a--b' is not",
     "org/a b": "the name 'a b' is not",
     "org/na\0me": r"the name 'na\\x00me' is not",
     f"org/{'n' * 97}": "is not 1 to 96",
@@ -78,11 +89,37 @@ def test_a_path_of_a_listing_stays_in_its_folder():
     assert is_safe_path("Q8_0/model-00001-of-00002.gguf")
 
 
-def test_a_name_is_written_as_it_is_typed():
-    assert str(RepositoryName("org/name", "v1", "Q8_0")) == "org/name@v1:Q8_0"
-
-
 def test_a_name_that_was_not_read_cannot_leave_its_folder():
     for parts in (("org/../x",), ("..", ""), ("org/name", "../../x"), ("org/name", "", "a/../b")):
         with pytest.raises(ValueError, match=" it must be "):
             RepositoryName(*parts)
+
+
+PARTS = st.text("aZ0_-.\n", min_size=1, max_size=4) | st.sampled_from(
+    ("a.git", "n" * 96, "n" * 97)
+)
+REVISIONS = st.text("a0_-+./\n", max_size=5) | st.sampled_from(("refs/pr/1", "r" * 255, "r" * 256))
+FILES = st.sampled_from(("", ":Q4_K_M", f":{'n' * 300}-Q8_0", f"/{'f' * 300}.gguf", "/a/b.gguf"))
+
+
+@example("_x", "_y", "", "")
+@example("a", "b", "v1\n", "")
+@given(PARTS, PARTS, REVISIONS, FILES)
+def test_what_is_read_as_a_name_is_what_plans_jobs_and_hosts_take(owner, name, revision, file):
+    repository = f"{owner}/{name}"
+    text = f"{repository}@{revision}{file}" if revision else repository + file
+    try:
+        read = parse(text)
+    except BadRequestError:
+        # A line break around a name is left out where people type it.
+        if file or text != text.strip():
+            return
+        with pytest.raises(ValidationError):
+            HubModel(repository=repository, revision=revision)
+        return
+    model = repository_of(ModelChoice(source="hub", repository=text))
+    assert model is not None
+    assert (model.repository, model.revision, model.file) == (
+        read.repository, read.revision, read.file,
+    )  # fmt: skip
+    CachedModel(repository=read.repository, commit="", size_bytes=0)
