@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from runners.hub.settings import HUGGING_FACE, HubSettings
+from runners.hub.settings import HUB_TOKEN, HUGGING_FACE, HubSettings
 
 Kind = Literal[
     "offline",  # no route, no such name, refused, no answer in time
@@ -31,7 +31,6 @@ Kind = Literal[
     "ambiguous",  # several models in the repository, and none is named
     "unusable",  # nothing in it that a job reads
 ]
-SECRET = "HF_TOKEN"  # noqa: S105 -- the name of the team's secret, and of the variable
 LONGEST_WAIT_SECONDS = 3600.0  # a server that asks for more is not waited for
 _RESET = re.compile(r";\s*r\s*=\s*0\b.*?;\s*t\s*=\s*(\d+)|;\s*t\s*=\s*(\d+).*?;\s*r\s*=\s*0\b")
 
@@ -119,7 +118,7 @@ def refusal(
         return HubError(
             "rate_limited",
             f"{settings.endpoint} takes no more requests for now: try again in {seconds:.0f} s; "
-            f"with a token in {SECRET} more are allowed",
+            f"with a token in {HUB_TOKEN} more are allowed",
             retry_after=seconds,
         )
     if status in _NO_ACCESS or "x-error-code" in headers:
@@ -140,15 +139,15 @@ def _no_access(status: int, code: str, requested: str, settings: HubSettings) ->
     if is_unauthorised and settings.token and code not in _ABSENT:
         return HubError(
             "unauthorised",
-            f"{settings.endpoint} does not take the token of {SECRET} for {requested}: it was "
+            f"{settings.endpoint} does not take the token of {HUB_TOKEN} for {requested}: it was "
             f"revoked, has expired, or is another hub's; write a valid one into the secret "
-            f"{SECRET}",
+            f"{HUB_TOKEN}",
         )
     if status == HTTPStatus.FORBIDDEN and code not in _ABSENT:
         return HubError(
             "unauthorised",
-            f"{settings.endpoint} refuses {requested}: the token of {SECRET} may not read it, or "
-            f"it is disabled; see {page}, or write another token into the secret {SECRET}",
+            f"{settings.endpoint} refuses {requested}: the token of {HUB_TOKEN} may not read it, "
+            f"or it is disabled; see {page}, or write another token into the secret {HUB_TOKEN}",
         )
     return _absent(code, requested, settings, may_be_private=not settings.token)
 
@@ -159,9 +158,9 @@ _ABSENT = {"RepoNotFound": "", "RevisionNotFound": "revision", "EntryNotFound": 
 
 def _gated(requested: str, page: str, settings: HubSettings) -> HubError:
     way_out = (
-        f"request access there with the account whose token the secret {SECRET} holds"
+        f"request access there with the account whose token the secret {HUB_TOKEN} holds"
         if settings.token
-        else f"request access there, and write that account's token into the secret {SECRET}"
+        else f"request access there, and write that account's token into the secret {HUB_TOKEN}"
     )
     return HubError("gated", f"{requested} is gated: {page} says who may read it; {way_out}")
 
@@ -173,7 +172,9 @@ def _absent(code: str, requested: str, settings: HubSettings, *, may_be_private:
         "file": "name a file that its page lists, or another revision",
     }.get(what, "correct repository, which is written org/name as on its page")
     if not what and may_be_private:
-        way_out += f"; if it is private, write a token that may read it into the secret {SECRET}"
+        way_out += (
+            f"; if it is private, write a token that may read it into the secret {HUB_TOKEN}"
+        )
     return HubError(
         "absent", f"{settings.endpoint} has no {what and f'such {what}: '}{requested}: {way_out}"
     )

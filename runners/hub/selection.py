@@ -13,7 +13,7 @@ from typing import Literal
 from runners.datasets.text import TextError, read_json, read_text
 from runners.hub.errors import HubError, shown
 from runners.hub.listing import HubFile, Listing, read_file
-from runners.hub.repository import GGUF
+from runners.hub.repository import GGUF, GGUF_PART, PICKLES
 from runners.hub.settings import HubSettings
 
 Weights = Literal["safetensors", "gguf"]
@@ -30,11 +30,9 @@ COMPANIONS = frozenset({
     "processor_config.json", "video_preprocessor_config.json",
 })  # fmt: skip
 TEMPLATES = "additional_chat_templates/"  # of transformers, one file a template
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 ADAPTER = "adapter_model.safetensors"
 BESIDE = ("mmproj", "imatrix")  # GGUF files that are no language model
 SHARD = re.compile(r"(?P<stem>.+)-(?P<at>\d{5,})-of-(?P<count>\d{5,})\.safetensors")
-PART = re.compile(r"(?P<stem>.+)-(?P<at>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 SHOWN = 12
 
 
@@ -202,7 +200,7 @@ def _gguf_files(listing: Listing, file: str) -> list[HubFile]:
             f"{_offered(named)}",
         )
     ((name, files),) = named.items()
-    part = PART.fullmatch(files[0].path)
+    part = GGUF_PART.fullmatch(files[0].path)
     if part is not None and len(files) != int(part["count"]):
         raise HubError(
             "unusable",
@@ -219,7 +217,7 @@ def _models(listing: Listing) -> dict[str, list[HubFile]]:
         name = PurePosixPath(each.path).name.lower()
         if not name.endswith(GGUF) or any(word in name for word in BESIDE):
             continue
-        part = PART.fullmatch(each.path)
+        part = GGUF_PART.fullmatch(each.path)
         models.setdefault(f"{part['stem']}-*{GGUF}" if part else each.path, []).append(each)
     return models
 

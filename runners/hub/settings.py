@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from runners.shared.addresses import proxy_of
 
 HUGGING_FACE = "https://huggingface.co"
+HUB_TOKEN = "HF_TOKEN"  # noqa: S105 -- the name of the team's secret, and of the variable
 TRUE = {"1", "ON", "YES", "TRUE"}  # as huggingface_hub reads its switches
 PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
 AUTHORITIES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
@@ -88,7 +89,7 @@ def from_environment(
     return HubSettings(
         endpoint=endpoint,
         cache=cache_folder(variables),
-        token=_token(variables.get("HF_TOKEN", "")),
+        token=_token(variables.get(HUB_TOKEN, "")),
         max_bytes_per_second=max(0.0, max_bytes_per_second),
         connections=max(1, connections),
         is_offline=any(
@@ -155,7 +156,7 @@ def _token(text: str) -> str:
     token = "".join(text.split())
     if not (token.isascii() and token.isprintable()):
         raise HubSettingsError(
-            "HF_TOKEN holds characters that no token has: copy the token again, without quotes"
+            f"{HUB_TOKEN} has characters that no token has: copy the token again, without quotes"
         )
     return token
 

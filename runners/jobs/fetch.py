@@ -24,6 +24,7 @@ from runners.hub.pruning import prune, read_rule
 from runners.hub.repository import RepositoryName
 from runners.hub.selection import exact_files
 from runners.hub.settings import (
+    HUB_TOKEN,
     HubSettings,
     HubSettingsError,
     existing_folder,
@@ -45,7 +46,6 @@ from runners.supervision.classification import DOWNLOAD_FAILED
 
 LOOK_UP_SECONDS = 30.0
 REPORT_SECONDS = 1.0  # between two reports of progress
-TOKEN = "HF_TOKEN"  # noqa: S105 - the name of the variable and of the team's secret
 # What a job ends with, by the kind of failure; others are of the network or the hub.
 _MARKERS = {
     "disk_full": "DISK_FULL",
@@ -204,12 +204,12 @@ def fetch_models(attempt_dir: Path, fetching: Fetching) -> None:
 
 def drop_credentials() -> None:
     """Remove the hub's variables, and the file of its token, before the job's own program."""
-    for variable in (*HUB_VARIABLES, KNOWN_VARIABLES[TOKEN], f"{TOKEN}_FILE"):
+    for variable in (*HUB_VARIABLES, KNOWN_VARIABLES[HUB_TOKEN], f"{HUB_TOKEN}_FILE"):
         if not is_passed(variable):  # to every job, such as the folder of caches
             os.environ.pop(variable, None)
     os.environ |= OFFLINE
     if secrets := os.environ.get(DIRECTORY_VARIABLE):
-        (Path(secrets) / TOKEN).unlink(missing_ok=True)
+        (Path(secrets) / HUB_TOKEN).unlink(missing_ok=True)
 
 
 def _own_variables() -> dict[str, str]:
@@ -221,7 +221,7 @@ def _own_variables() -> dict[str, str]:
 
 def with_token(settings: HubSettings) -> HubSettings:
     """Return settings with the team's token, else with the one that the host's user has."""
-    path = os.environ.get(KNOWN_VARIABLES[TOKEN])
+    path = os.environ.get(KNOWN_VARIABLES[HUB_TOKEN])
     if not path and settings.token:
         return settings
     place = Path(path) if path else settings.cache.parent / "token"  # of ``hf auth login``

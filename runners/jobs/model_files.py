@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
+from runners.hub.repository import GGUF, GGUF_PART, PICKLES
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import ArtefactModel, HubModel, StoredModel
 from runners.jobspec.engines import serving, titles
@@ -378,12 +379,9 @@ def _is_object(file: int, size: int) -> bool:
 
 
 # Which GGUF files of a folder are its model: the only one, or all parts of the only split one.
-# llama.cpp opens the first part by its name and finds the others beside it. Source:
-# https://github.com/ggml-org/llama.cpp, tools/gguf-split (``%s-%05d-of-%05d.gguf``).
+# llama.cpp opens the first part by its name and finds the others beside it.
 
 
-GGUF = ".gguf"
-GGUF_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 PROJECTOR, IMPORTANCE = "mmproj", "imatrix"  # in names of what lies beside models
 
 
@@ -557,7 +555,6 @@ def model_folder(ref: StoredModel, host_dir: Path, needed: Sequence[str] = MODEL
     return folder
 
 
-PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 PIPELINE, CONSOLIDATED = "model_index.json", "consolidated"
 SHARD = re.compile(r"-\d+-of-\d+\.safetensors$")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from runners.hub.settings import HUB_TOKEN
 from runners.jobspec.base import DATA_FOLDER
 from runners.shared.messages import ArtefactBody, ExitRecord, Needs, RunRequest
 from runners.shared.reasons import Reason
@@ -288,7 +289,7 @@ def _artefact(body: object) -> ArtefactBody | None:
 
 DIRECTORY_VARIABLE = "SLIPWAY_SECRETS_DIR"
 # Variables of libraries that read a secret from a file, such as the Hugging Face Hub's token.
-KNOWN_VARIABLES = {"HF_TOKEN": "HF_TOKEN_PATH"}
+KNOWN_VARIABLES = {HUB_TOKEN: "HF_TOKEN_PATH"}
 
 
 def write(attempt_dir: Path, values: Mapping[str, str]) -> dict[str, str]:

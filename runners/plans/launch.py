@@ -216,6 +216,11 @@ class LaunchOptionError(ValueError):
         self.name = name
 
 
+def kind_of(goal: str, run: str = "job") -> str:
+    """Return what a launch starts, in the words of ``USED_BY``: a run of serving, or a goal."""
+    return run if goal == "serve" else goal
+
+
 def check_used(goal: str, launch: Launch) -> None:
     """Refuse options that a launch would not use.
 
@@ -228,7 +233,7 @@ def check_used(goal: str, launch: Launch) -> None:
             f"The field run is {launch.run!r}, which is of {RUN_WORDS[launch.run]}; this plan is "
             f"{RUN_WORDS[goal]}. Leave run out.",
         )
-    kind = launch.run if goal == "serve" else goal
+    kind = kind_of(goal, launch.run)
     for name in launch.model_dump(exclude_defaults=True):
         kinds = USED_BY.get(name, (kind,))
         if kind not in kinds:

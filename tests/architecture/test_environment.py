@@ -47,7 +47,7 @@ EXCEPTIONS = {
     "runners/jobs/__init__.py": {"_name"},
     "runners/jobs/events.py": {"EVENT_FD_VARIABLE", "TORCHELASTIC_RUN_ID", "LOCAL_RANK"},
     "runners/jobs/fetch.py": {
-        "DIRECTORY_VARIABLE", "KNOWN_VARIABLES[TOKEN]", "MODEL_ROOTS_VARIABLE", "name", "variable",
+        "DIRECTORY_VARIABLE", "KNOWN_VARIABLES[HUB_TOKEN]", "MODEL_ROOTS_VARIABLE", "name", "variable",
     },
     "runners/jobs/in_environment.py": {"HOST_DIR_VARIABLE", "variable"},
     "runners/jobs/model_files.py": {"MODEL_ROOTS_VARIABLE"},
@@ -167,6 +167,8 @@ def test_a_value_that_cannot_work_stops_the_start_with_its_name_and_shows_no_pas
             "/no/such/list", str(empty), str(tmp_path), str(ntlm), str(unsorted),
             "http://api.pwnedpasswords.com", "https://u:cret@api.lan", "https://",
         ],
+        "HF_ENDPOINT": ["mirror.lan", "https://u:cret@mirror.lan", "ftp://mirror.lan"],
+        "HF_TOKEN": ["hf_secret_ü"],
         "SLIPWAY_DRILLS": ["maybe"],
         "SLIPWAY_DEBUG": ["2"],
         "SLIPWAY_DEMO_SECONDS": ["soon", "0", "-5", "nan", "1e9"],

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from runners.hub.settings import HUB_TOKEN, HubSettings, HubSettingsError, from_environment
 from runners.shared.addresses import (
     AddressError,
     Network,
@@ -628,6 +629,21 @@ def breached_passwords(variables: Mapping[str, str]) -> str:
     return str(path)
 
 
+# The Hub, which the site asks for models by name.
+
+
+def hub(variables: Mapping[str, str]) -> HubSettings:
+    """Return where the Hub is, and with which token it is asked where a team has none.
+
+    Raises:
+        SettingError: an address or a token that cannot work.
+    """
+    try:
+        return from_environment(variables)
+    except HubSettingsError as error:
+        raise SettingError(f"{error}.") from None
+
+
 # Every variable of the site, and what reads it: `manage.py up` calls all before anything starts.
 
 
@@ -650,6 +666,8 @@ READERS: Mapping[str, Callable[[Mapping[str, str]], object]] = {
     "SLIPWAY_EMAIL_FROM": email_of,
     SYSLOG_VARIABLE: syslog_address,
     BREACHED_VARIABLE: breached_passwords,
+    "HF_ENDPOINT": hub,
+    HUB_TOKEN: hub,
     "SLIPWAY_DRILLS": lambda variables: flag(variables, "SLIPWAY_DRILLS"),
     "SLIPWAY_DEBUG": lambda variables: flag(variables, "SLIPWAY_DEBUG"),
     "SLIPWAY_DEMO_SECONDS": demo_seconds,

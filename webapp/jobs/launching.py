@@ -14,6 +14,7 @@ from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec as ModelShape
 from planner.specs.units import HOUR
 from runners.hub.repository import COMMIT
+from runners.hub.settings import HUB_TOKEN
 from runners.jobspec import (
     BenchmarkSpec,
     DemoModel,
@@ -41,7 +42,7 @@ from runners.jobspec.request_options import refusal_lines
 from runners.plans.document import ModelChoice
 from runners.plans.generation_spec import ALL_ADAPTERS
 from runners.plans.job_specs import launch_spread, spec_of
-from runners.plans.launch import Launch, LaunchOptionError
+from runners.plans.launch import USED_BY, Launch, LaunchOptionError, kind_of
 from runners.plans.launch_case import DraftModel, LaunchCase
 from runners.plans.refusals import DraftProblem
 from runners.plans.serving_spec import needs_gguf
@@ -65,7 +66,7 @@ from webapp.plans.models import Plan, PlanState
 from webapp.plans.places import NamedRows, Question, question_of, uploads_of
 from webapp.plans.planning import plan_keep, verdict_answer
 from webapp.plans.predicting import prediction_of, usual_points
-from webapp.plans.repositories import HUB_TOKEN, at_a_commit
+from webapp.plans.repositories import at_a_commit
 from webapp.plans.saving import draft_begun_from, is_unchanged
 from webapp.plans.team_models import draft_models_for, team_model_id, team_model_ref
 
@@ -157,7 +158,6 @@ def text_words(data: TrainData) -> str:
 
 
 AS_PLANNED = Launch()
-MAY_BE_RANDOM = frozenset({"serve", "generate"})  # goals whose speed random weights measure
 TRAINING_SHARE = 3  # limit relative to the time budget: setup and saving need time too
 GRACE_SECONDS = 900.0
 DOWNLOAD_SECONDS = 6 * HOUR  # of 200 GB over a slow link, in which no limit of ours ends a job
@@ -467,7 +467,8 @@ def launch_note(plan: Plan, rows: NamedRows | None = None) -> dict[str, Any]:
         devices_per_host=parts.spread.devices_per_host,
     )
     names: dict[str, Any] = {"adapter_names": []}
-    if isinstance(context.model, HubModel) and context.question.document.goal in MAY_BE_RANDOM:
+    may_be_random = kind_of(context.question.document.goal) in USED_BY["weights"]
+    if isinstance(context.model, HubModel) and may_be_random:
         names["has_weights"] = "yes"
     if isinstance(parts.spec, GenerateSpec):
         names["adapter_names"] = [each.name for each in context.adapters]
@@ -574,8 +575,9 @@ def launch_of_job(job: Job) -> Launch:
         spec = _SPEC.validate_python(job.spec)
     except ValidationError:  # written by an older release; the plan's own fields are still usable
         return launch
-    if isinstance(getattr(spec, "model", None), RandomModel) and job.plan is not None:
-        is_chosen = repository_of(job.plan.document.model) is not None
+    document = job.plan.readable_document if job.plan is not None else None
+    if isinstance(getattr(spec, "model", None), RandomModel) and document is not None:
+        is_chosen = repository_of(document.model) is not None
         launch.weights = "random" if is_chosen else "published"
     limit = job.max_duration_seconds
     if limit is not None and limit != max_duration_of(spec):

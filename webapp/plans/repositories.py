@@ -15,7 +15,7 @@ from planner.catalog.models import model_from_config
 from planner.specs.base import PlannerError
 from runners.hub.names import parse
 from runners.hub.repository import COMMIT, RepositoryName
-from runners.hub.settings import from_environment
+from runners.hub.settings import HUB_TOKEN, HubSettingsError, from_environment
 from runners.jobspec import HubModel, ModelRef, ModelSpec
 from runners.jobspec.references import with_models
 from runners.plans.document import ModelChoice
@@ -24,7 +24,6 @@ from webapp.accounts.secrets import secrets_open
 from webapp.core.display import sentence
 from webapp.core.problems import InvalidProblem
 
-HUB_TOKEN = "HF_TOKEN"  # noqa: S105 - the name of a team's secret
 ASK_SECONDS = 5.0
 KEPT_SECONDS = 300
 
@@ -126,7 +125,10 @@ def at_a_commit(spec: ModelSpec, team: Team) -> ModelSpec:
 
 
 def _ask(repository: str, revision: str, team: Team, *, has_config: bool) -> Repository:
-    settings = from_environment(os.environ)
+    try:
+        settings = from_environment(os.environ)
+    except HubSettingsError as error:  # changed since the site's start, which reads it too
+        raise UnreachableError(f"{error}.") from error
     if settings.is_offline:
         raise UnreachableError("HF_HUB_OFFLINE is set for the site.")
     # Here: the hub's library takes half a second to import.

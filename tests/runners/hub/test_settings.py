@@ -42,7 +42,7 @@ def test_variables_that_cannot_work_are_refused_by_name(tmp_path):
         "HF_ENDPOINT=https://u:secret@mirror.lan": r"HF_ENDPOINT is 'https://mirror\.lan'",
         "HF_ENDPOINT=https://mirror.lan/?x=1": "without a user or a query",
         "HF_ENDPOINT=https://[::1": "HF_ENDPOINT is",
-        "HF_TOKEN=hf_\u00fc": "HF_TOKEN holds characters that no token has",
+        "HF_TOKEN=hf_\u00fc": "HF_TOKEN has characters that no token has",
         "SSL_CERT_FILE=/no/such.pem": "SSL_CERT_FILE is '/no/such.pem', which is no readable PEM",
         f"REQUESTS_CA_BUNDLE={tmp_path}/empty.pem": "REQUESTS_CA_BUNDLE is",
     }.items():
