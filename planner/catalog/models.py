@@ -122,13 +122,8 @@ def _family_of(reader: ConfigReader) -> Family:
     return UNKNOWN_FAMILY
 
 
-ORIGIN = "_repository"  # of a config.json that was read from a repository: hf://owner/name
-
-
-def model_from_config(config: dict[str, Any], model_id: str = "") -> ModelSpec:
+def model_from_config(config: dict[str, Any], model_id: str = "custom") -> ModelSpec:
     """Return the model shape that a Hugging Face ``config.json`` describes.
-
-    Its id is ``model_id``, else the repository that the config was read from (``ORIGIN``).
 
     Of a multimodal config the language model is read (``text_config``), and its encoders are
     counted.
@@ -175,8 +170,7 @@ def model_from_config(config: dict[str, Any], model_id: str = "") -> ModelSpec:
         }
         if reader.model_type in MXFP4_EXPERTS and fields["weight_dtype"] == "mxfp4":
             fields["native_dtype"] = "mxfp4"
-        known_id = model_id or str(config.get(ORIGIN) or "custom")
-        return ModelSpec(id=known_id, model_type=reader.model_type, **fields)
+        return ModelSpec(id=model_id, model_type=reader.model_type, **fields)
     except ValidationError as error:
         raise _refusal(reader, error) from error
 

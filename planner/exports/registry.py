@@ -108,7 +108,7 @@ def export_case(request: PlanRequest, plan: PlannedStrategy) -> ExportCase:
     """
     return ExportCase(
         model=request.model if isinstance(request.model, str) else LOCAL_MODEL,
-        shape=resolve_model(request.model),
+        shape=resolve_model(request.named_model),
         device=resolve_device(resolve_cluster(plan.cluster).device),
         plan=plan,
         workload=request.workload,

@@ -116,7 +116,7 @@ def questions(request: PlanRequest) -> Iterator[Question]:
     Raises:
         PlannerError: a name is unknown.
     """
-    model = resolve_model(request.model)
+    model = resolve_model(request.named_model)
     can_split = isinstance(request.workload, ServeWorkload | GenerateWorkload)
     for cluster in clusters_of(request):
         for named in engine_requests(request, cluster):

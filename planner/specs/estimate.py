@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from planner.specs.base import JsonObject, OperatorClass, SparseSpec
 from planner.specs.cluster import ClusterSpec
-from planner.specs.model import ModelSpec
+from planner.specs.model import ModelSpec, NamedModel
 from planner.specs.workload import ServeWorkload, Strategy, Workload
 
 # Predicted and measured figures, and the calibration factors computed from them.
@@ -64,7 +64,7 @@ class EstimateRequest(SparseSpec):
     """
 
     id: str | int | None = None
-    model: str | ModelSpec | dict[str, Any] = Field(union_mode="left_to_right")
+    model: NamedModel
     cluster: ClusterSpec
     workload: Workload
     strategy: Strategy = Field(default_factory=Strategy)
@@ -344,9 +344,15 @@ class PlanRequest(SparseSpec):
     id: str | int | None = Field(
         default=None, description="Name of the request, which the answer repeats"
     )
-    model: str | ModelSpec | dict[str, Any] = Field(
-        union_mode="left_to_right",
-        description="Catalog id, a Hugging Face config.json, or the fields of a model",
+    model: NamedModel = Field(
+        description="Catalog id, a Hugging Face config.json, or the fields of a model"
+    )
+    repository: str | None = Field(
+        default=None,
+        max_length=512,
+        description="Repository of the Hub with the model's weights, as owner/name, where the "
+        "model is a config.json or the weights are elsewhere than in the catalog's; no figure "
+        "depends on it",
     )
     cluster: ClusterSpec = Field(description="Hardware to plan for")
     workload: Workload = Field(description="The work, by its kind")
@@ -374,11 +380,18 @@ class PlanRequest(SparseSpec):
         default=None, description="Factors that a host's measurements gave"
     )
 
+    @property
+    def named_model(self) -> str | ModelSpec | dict[str, Any]:
+        """Return the model, a config.json with its repository as its name."""
+        if self.repository and isinstance(self.model, dict):
+            return {**self.model, "_name_or_path": self.repository}
+        return self.model
+
     def estimate_request(self, cluster: ClusterSpec, strategy: Strategy) -> EstimateRequest:
         """Return the request that costs one strategy on a cluster."""
         return EstimateRequest(
             id=self.id,
-            model=self.model,
+            model=self.named_model,
             cluster=cluster,
             workload=self.workload,
             strategy=strategy,

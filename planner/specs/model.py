@@ -1,9 +1,11 @@
 """The shape of a language model: its layers, in the names of Hugging Face configs."""
 
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BeforeValidator,
     Discriminator,
     Field,
     NonNegativeFloat,
@@ -405,3 +407,22 @@ class ModelSpec(SparseSpec):
             heads = group.num_attention_heads or self.num_attention_heads
             return group.model_copy(update={"num_attention_heads": heads})
         return group
+
+
+def _of_a_shape(value: object) -> object:
+    """Return a shape's fields unchanged.
+
+    Clients ignore fields that they do not know: a config.json would lose those by which it differs
+    from the shape that its other fields are.
+    """
+    others = sorted(value.keys() - ModelSpec.model_fields) if isinstance(value, Mapping) else []
+    if others:
+        raise ValueError(f"{', '.join(others)}: no fields of a model's shape")
+    return value
+
+
+# A catalog id, the fields of a shape, or a config.json.
+NamedModel = Annotated[
+    str | Annotated[ModelSpec, BeforeValidator(_of_a_shape)] | dict[str, Any],
+    Field(union_mode="left_to_right"),
+]

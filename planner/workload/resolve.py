@@ -19,7 +19,7 @@ from planner.catalog.engines import (
     sixteen_bit_dtype,
 )
 from planner.catalog.gguf import packed_format
-from planner.catalog.models import ORIGIN, get_model, model_from_config
+from planner.catalog.models import get_model, model_from_config
 from planner.catalog.reading import nearest_names
 from planner.cost.column import single
 from planner.cost.parameters import count_parameters
@@ -411,8 +411,7 @@ def resolve_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
         return model
     if isinstance(model, str):
         return get_model(model)
-    name = "" if ORIGIN in model else str(model.get("_name_or_path") or "custom")
-    return model_from_config(model, name)
+    return model_from_config(model, str(model.get("_name_or_path") or "custom"))
 
 
 def resolve_device(device: str | DeviceSpec) -> DeviceSpec:

@@ -315,11 +315,9 @@ def read_config(source: str) -> tuple[Row, str]:
         folder = path.resolve().parent.name
         return read_document(source), folder if path.name == CONFIG else path.stem
     if "/" in source and not is_path(source):
-        from planner.catalog.models import ORIGIN
-        from runners.cli.repositories import config_of_repository
+        from runners.cli.repositories import read_repository
 
-        found = config_of_repository(source, "MODEL")
-        return {name: value for name, value in found.items() if name != ORIGIN}, source
+        return read_repository(source, "MODEL").config, source
     raise CliError(
         f"MODEL is {source!r}: it must be a folder with a {CONFIG}, such a file, or a repository "
         "such as Qwen/Qwen3-8B",

@@ -11,6 +11,7 @@ from runners.cli.errors import CliError, planner_errors
 from runners.cli.output import progress
 from runners.cli.plan_options import GOALS, Goal, field_of, options_of
 from runners.cli.plans import is_file, read_document
+from runners.cli.repositories import Published, read_repository
 from runners.cli.settings import place_of, read_setting
 
 if TYPE_CHECKING:
@@ -145,8 +146,12 @@ def _set_model(
         CliError: no model has this name, or it states another quantisation than an option.
     """
     found = read_model(name)
+    document.pop("repository", None)
     if isinstance(found, dict):
         document["model"] = found
+        return [], []
+    if isinstance(found, Published):
+        document["model"], document["repository"] = found.config, found.name
         return [], []
     from planner.catalog.gguf_names import agreed_pins
 
@@ -334,8 +339,8 @@ def _devices(document: Document) -> int | None:
     return None if offer is None else offer.devices * cluster.nodes
 
 
-def read_model(name: str) -> "ModelName | Document":
-    """Return a model of the catalog with what its name states, or the config of a folder or file.
+def read_model(name: str) -> "ModelName | Published | Document":
+    """Return a model of the catalog with what its name states, a repository, or a config.json.
 
     Raises:
         CliError: the file is not there or is not a JSON object, or no model has the name.
@@ -358,9 +363,7 @@ def read_model(name: str) -> "ModelName | Document":
                 field="model",
             ) from error
         if "/" in name:
-            from runners.cli.repositories import config_of_repository
-
-            return config_of_repository(name, "MODEL")
+            return read_repository(name, "MODEL")
         raise CliError(
             f"MODEL is {name!r}: {error}; `slipway models find TEXT` searches",
             code=error.code,

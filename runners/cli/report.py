@@ -153,7 +153,8 @@ def _print_head(answer: PlanAnswer) -> None:
 
 def question_line(request: PlanRequest) -> str:
     """Return a request in one line: the work, the model, the hardware."""
-    model = request.model if isinstance(request.model, str) else "a model by its config"
+    by_config = request.repository or "a model by its config"
+    model = request.model if isinstance(request.model, str) else by_config
     clusters = request.hardware_options or (request.cluster,)
     hardware = " or ".join(cluster_words(each) for each in clusters)
     return f"{workload_words(request)}: {model} on {hardware}"

@@ -1,15 +1,22 @@
 """The config.json of a repository of the Hub, for planning a model that the catalog lacks."""
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 from runners.cli.errors import CliError, ExitCode
 
 SECONDS = 30.0
 
 
-def config_of_repository(name: str, field: str) -> dict[str, Any]:
-    """Return the config.json of a repository, with the repository's name and commit in it.
+class Published(NamedTuple):
+    """A repository as it is named, and its config.json."""
+
+    name: str
+    config: dict[str, Any]
+
+
+def read_repository(name: str, field: str) -> Published:
+    """Return the config.json of a repository.
 
     ``name`` may state a revision or a GGUF file. ``HF_ENDPOINT``, ``HF_TOKEN`` and the proxies
     count as for the Hub's own library.
@@ -17,7 +24,6 @@ def config_of_repository(name: str, field: str) -> dict[str, Any]:
     Raises:
         CliError: it is no name of a repository, or the Hub cannot be asked or refuses it.
     """
-    from planner.catalog.models import ORIGIN
     from planner.specs.base import PlannerError
     from runners.hub.errors import HubError
     from runners.hub.listing import look_up, read_config
@@ -37,4 +43,4 @@ def config_of_repository(name: str, field: str) -> dict[str, Any]:
             exit_code=ExitCode.FAILED,
             field=field,
         ) from error
-    return config | {ORIGIN: f"hf://{repository}"}
+    return Published(str(repository), config)

@@ -26,6 +26,7 @@ from runners.plans.methods import CLASSIFICATION, COMPRESSIONS, TRAININGS
 from runners.plans.pins import FIELD_TITLES
 from runners.plans.refusals import DraftProblem, naming_the_field
 from runners.plans.training_options import LAYOUT_SIZES, chosen_options, stages_of
+from runners.plans.weights import stated_repository
 from runners.plans.workloads import (
     CompressWork,
     FinetuneWork,
@@ -72,6 +73,7 @@ def request_of(document: PlanDocument, surroundings: Surroundings) -> PlanReques
         cluster = surroundings.cluster or catalog_cluster(document.hardware)
         return PlanRequest(
             model=model,
+            repository=stated_repository(document.model),
             cluster=cluster,
             workload=workload_of(document),
             engine=chosen_engine(document)

@@ -32,6 +32,16 @@ def repository_of(chosen: ModelChoice) -> HubModel | None:
     )
 
 
+def stated_repository(chosen: ModelChoice) -> str | None:
+    """Return the repository that a document names, as ``slipway launch`` names it again."""
+    if chosen.repository is None or chosen.source not in {"catalog", "hub"}:
+        return None
+    try:
+        return str(parse(chosen.repository))
+    except PlannerError:
+        return None
+
+
 def is_gguf_repository(text: str) -> bool:
     """Return whether a text names a repository of GGUF files, by its name or by a file of it.
 

@@ -11,7 +11,8 @@ from tests.hub.models import write_files
 CONFIG = """{
   "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
   "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-  "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 512
+  "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 512,
+  "head_dim": 16
 }"""
 FILES = {"config.json": CONFIG, "tokenizer.json": "{}", "model.safetensors": 2**20}
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import Prefetch, Q
 
-from planner.catalog.models import ORIGIN, find_model
+from planner.catalog.models import find_model
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import HostCalibration, PlanRequest
 from planner.specs.model import ModelSpec
@@ -119,9 +119,7 @@ class NamedRows:
             return demo_config()
         if chosen.source == "catalog":
             return chosen.catalog_id
-        # A plan that the command line keeps is launched by the name that its model has.
-        origin = {ORIGIN: f"hf://{chosen.repository}"} if chosen.source == "hub" else {}
-        return {**(chosen.config or {}), **origin}
+        return chosen.config or {}
 
     @property
     def names(self) -> Names:

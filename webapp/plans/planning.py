@@ -270,7 +270,7 @@ def estimate_as_planned(
 ) -> Estimate | None:
     """Return the estimate of a strategy for a plan's model and hardware, or None."""
     question = EstimateRequest(
-        model=request.model,
+        model=request.named_model,
         cluster=request.cluster,
         workload=workload,
         strategy=strategy,

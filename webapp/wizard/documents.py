@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from planner.catalog.gguf_names import read_model_name
 from planner.catalog.hardware_names import read_hardware
-from planner.catalog.models import ORIGIN, checkpoint_name, model_from_config
+from planner.catalog.models import checkpoint_name, model_from_config
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import PlannerError
 from planner.specs.units import GIB
@@ -56,7 +56,6 @@ from webapp.wizard.drafts import (
 from webapp.wizard.forms import GOAL_FIELDS
 
 SCHEMA_FILE = "schemas/job.json"  # below static/, written by manage.py client
-HUB_SCHEME = "hf://"  # of the name of a model that was read from its repository
 NO_FIELD = "has no field in the wizard and is left out."
 # A document or a launch as the API reads it: also with the field names of before 0.1.
 SentPlan = Annotated[AnyPlan, BeforeValidator(read_document, json_schema_input_type=AnyPlan)]
@@ -532,8 +531,13 @@ def document_of_request(
         workload.pop("method")
     if objective := rest.pop("objective", None):
         document["objective"] = objective
+    repository = rest.pop("repository", None)
     if (model := rest.pop("model", None)) is not None:
-        document["model"] = _model_of_request(model) if isinstance(model, dict) else model
+        named = {"repository": repository} if repository else {}
+        if isinstance(model, dict):
+            document["model"] = {**named, "config": model}
+        else:
+            document["model"] = {"catalog_id": model, **named} if named else model
     constraints = rest.get("constraints") or {}
     if goal == "serve":
         document |= _latency_target(workload, constraints)
@@ -543,14 +547,6 @@ def document_of_request(
     rest["workload"] = workload
     notes = [f"{path} = {json.dumps(value)[:60]} {NO_FIELD}" for path, value in _leaves(rest)]
     return {name: value for name, value in document.items() if value != {}}, notes
-
-
-def _model_of_request(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model of a config or a shape, by its repository if it was read from one."""
-    origin = str(config.get(ORIGIN) or config.get("id") or "")
-    origin = origin.removeprefix(HUB_SCHEME) if origin.startswith(HUB_SCHEME) else ""
-    own = {name: value for name, value in config.items() if name != ORIGIN}
-    return {"repository": origin, "config": own} if origin else {"config": own}
 
 
 def _latency_target(workload: dict[str, Any], constraints: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from runners.cli.server import COMPLETION_SECONDS
 from runners.client.generated import Slipway
 from runners.client.transport import Event
 from runners.shared.messages import EnvironmentState
+from tests.hub.fixtures import CONFIG as HUB_CONFIG
 from tests.hub.models import write_files
 from tests.webapp.api.operations import operations
 from tests.webapp.api.test_client import by_django
@@ -219,6 +220,20 @@ def test_a_plan_made_without_a_server_is_launched_on_its_host(run, logged_in, ho
     assert made.document.hardware.host == host.pk
     assert made.document.workload.output_tokens == 32
     assert Job.objects.get().plan_id == made.pk
+
+
+@pytest.mark.parametrize("on", ["rtx-4090", "host"])
+def test_a_repository_is_planned_and_launched_by_its_name(run, logged_in, host, own_hub, on):
+    """On a device of the catalog the command line plans, on a host the server."""
+    place = host.slug if on == "host" else on
+    code, out, err = run("plan", "serve", "acme/tiny", "--on", place, "-o", "json")
+    assert code == DONE, err
+    kept = json.loads(out)
+    assert kept["request"]["model"] == json.loads(HUB_CONFIG)
+    code, _, err = run("launch", kept["id"], "--on", host.slug, "-y", "-d")
+    assert code == DONE, err
+    model = Job.objects.get().spec["model"]
+    assert (model["repository"], model["revision"]) == ("acme/tiny", own_hub.commit("acme/tiny"))
 
 
 def test_nothing_is_launched_unasked_or_where_nothing_fits(run, logged_in, job_file, tmp_path):

@@ -1,5 +1,7 @@
 """Models by their repository's name: named, planned, launched, refused."""
 
+from http import HTTPStatus
+
 import pytest
 
 from planner.workload.resolve import resolve_model
@@ -13,8 +15,8 @@ from webapp.accounts.secrets import secret_store
 from webapp.core.display import NBSP
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host, HostModel
-from webapp.jobs.launching import launch_note, launchable_of, plan_launch
-from webapp.jobs.models import Artefact, Attempt
+from webapp.jobs.launching import launch_note, launch_of_job, launchable_of, plan_launch
+from webapp.jobs.models import Artefact, Attempt, Job
 from webapp.plans.models import Plan
 from webapp.plans.places import question_of
 from webapp.plans.repositories import RepositoryProblem, UnreachableError, with_config
@@ -160,6 +162,25 @@ def test_a_gated_repository_is_refused_until_the_teams_token_may_read_it(
     assert with_config(chosen, team).revision == own_hub.commit("acme/tiny")
 
 
+def test_a_wrong_variable_of_a_running_site_is_said_with_its_name(team, own_hub, monkeypatch):
+    for name, value in (("HF_ENDPOINT", "mirror"), ("HF_TOKEN", "hf_\u00fc")):
+        with monkeypatch.context() as own:
+            own.setenv(name, value)
+            with pytest.raises(UnreachableError, match=f"^{name} (is|has)"):
+                with_config(ModelChoice(source="hub", repository="acme/tiny"), team)
+
+
+def test_a_job_whose_plan_is_of_an_older_release_keeps_its_own_options(plan_of_hub, alice):
+    plan = plan_of_hub("serve")
+    job = plan_launch(plan=plan, by=alice, launch=Launch(weights="random", max_retries=2))
+    assert launch_of_job(job).weights == "random"
+    plan.draft["goal"] = "dance"
+    plan.save(update_fields=["draft"])
+    job = Job.objects.get(pk=job.pk)
+    assert (launch_of_job(job).weights, launch_of_job(job).max_retries) == ("published", 2)
+    assert client_of(alice).get(f"/api/v1/jobs/{job.pk}").status_code == HTTPStatus.OK
+
+
 def test_without_the_hub_a_given_config_stays_and_the_host_decides(team, alice, plan_of):
     chosen = ModelChoice(source="hub", repository="acme/tiny")
     with pytest.raises(UnreachableError):
@@ -222,9 +243,8 @@ def test_a_repository_has_the_adapters_that_jobs_on_the_host_trained_on_it(
 def test_a_plan_that_the_command_line_keeps_is_launched_by_the_repositorys_name(
     plan_of_hub, team, alice, own_hub: Hub
 ):
-    request = question_of(plan_of_hub("serve")).request.model_copy(
-        update={"model": resolve_model(question_of(plan_of_hub("serve")).request.model)}
-    )
+    request = question_of(plan_of_hub("serve")).request
+    assert resolve_model(request.named_model).id == "acme/tiny"
     document, _ = document_of_request(request.model_dump(mode="json"))
     again = Plan(team=team, owner=alice, draft=stored_draft(serve_document(None)))
     draft_fill(again, document_parse(document))
