@@ -98,6 +98,7 @@ def host_detail(host: Host, request: HttpRequest) -> HostDetail:
         address=host.address,
         facts=facts_for(request.user, host, host.facts),
         planned=host.planned,
+        keep_models_bytes=host.keep_models_bytes,
         microbench=host.microbench,
         calibration=host.calibration,
         devices=[

@@ -34,8 +34,3 @@ class CachedModelReply(Reply):
 
 class CachedModelPage(PageReply[CachedModelReply]):
     """A page of the models of a host's cache."""
-
-    keep_bytes: Annotated[
-        int | None,
-        Field(description="What the cache keeps at most: more is pruned; null: everything"),
-    ]

@@ -106,6 +106,10 @@ class HostDetail(HostReply):
     planned: Annotated[
         dict[str, Any], Field(description="Of a virtual host: device, number and memory")
     ]
+    keep_models_bytes: Annotated[
+        int | None,
+        Field(description="What the Hub's cache keeps at most: more is pruned; null: everything"),
+    ] = None
     microbench: Annotated[dict[str, Any], Field(description="Rates that the host measured")]
     calibration: Annotated[
         dict[str, Any], Field(description="Factors by operator class from measured jobs")

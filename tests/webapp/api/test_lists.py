@@ -39,7 +39,7 @@ def test_every_list_has_the_same_envelope_and_no_reply_is_a_bare_array():
             reply = content.get("application/json", {}).get("schema", {})
             if "$ref" in reply:
                 reply = schemas[reply["$ref"].rpartition("/")[2]]
-            is_list = {"items", "next_cursor"} <= set(reply.get("properties", ()))
+            is_list = set(reply.get("properties", ())) == {"items", "next_cursor"}
             given = {each.get("name") for each in one.get("parameters", ())}
             has_pages = is_list and {"limit", "cursor"} <= given
             if has_pages != (one["operationId"] in names) or reply.get("type") == "array":

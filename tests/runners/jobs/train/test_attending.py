@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchao.float8.float8_linear import Float8Linear
 from torchao.float8.float8_training_tensor import Float8TrainingTensor
+from transformers import GptOssConfig, GptOssForCausalLM
 
 from planner.cost.roofline import block_pairs
 from planner.workload.training_exchange import FLEX_BLOCK_TOKENS, ROUNDING_BYTES, ROUNDINGS
@@ -22,6 +23,7 @@ from runners.jobs.train.kernels import (
     NAME,
     BlockAttention,
     CompiledLayers,
+    evaluation_attention,
     set_attention,
     use_fp8_linear_layers,
     with_plain_linear_layers,
@@ -92,6 +94,16 @@ def test_the_other_ways_are_as_they_were():
         model = model_of(4, 4, 64)
         assert set_attention(model, asked, CPU) is None, (asked, way)
         assert model.config._attn_implementation == way, (asked, way)
+
+
+def test_a_model_without_sdpa_is_evaluated_by_the_plain_product():
+    sizes = {"hidden_size": 32, "head_dim": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    config = GptOssConfig(**sizes, num_key_value_heads=1, num_local_experts=2, vocab_size=64)
+    for model, way in ((model_of(4, 4, 64), "sdpa"), (GptOssForCausalLM(config), "eager")):
+        model.set_attn_implementation(evaluation_attention(model))
+        assert model.config._attn_implementation == way, way
+    with pytest.raises(ValueError, match="scaled_dot_product_attention"):
+        model.set_attn_implementation(EVALUATION_ATTENTION)
 
 
 def test_layers_that_cannot_are_refused_with_the_way_out():
