@@ -42,6 +42,12 @@ class TeamModel(TeamOwned):
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def stored_config(self) -> dict[str, Any]:
+        """Return the config of the weights as they are stored: a compressed model's says so."""
+        config: dict[str, Any] = self.config
+        return quantised_config(config, self.weight_dtype)
+
 
 # ---------------------------------------------------------------------------
 # Model shapes from the catalog, a config or the demo, and figures derived from a shape.
@@ -63,6 +69,28 @@ def demo_config(model: DemoModel | None = None) -> dict[str, Any]:
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
         **(model or DemoModel()).model_dump(exclude={"source"}),
     }
+
+
+# The bits and type of a weight, by the dtype of a compressed model.
+STORED_WEIGHTS = {"int8": (8, "int"), "int4": (4, "int"), "fp8": (8, "float")}
+GROUP_SIZE = 64  # weights per scale, the default of our compressions
+
+
+def quantised_config(config: dict[str, Any], weight_dtype: str) -> dict[str, Any]:
+    """Return a config that states the format of compressed weights, as compressed-tensors has it.
+
+    One that states a format, and one of weights of 16 bits or more, is returned as it is.
+    """
+    if "quantization_config" in config or weight_dtype not in STORED_WEIGHTS:
+        return config
+    bits, kind = STORED_WEIGHTS[weight_dtype]
+    weights = {"num_bits": bits, "type": kind, "strategy": "group", "group_size": GROUP_SIZE}
+    stated = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head"],
+    }
+    return {**config, "quantization_config": stated}
 
 
 KV_DTYPES = (("fp32", 4.0), ("bf16", 2.0), ("fp8", 1.0), ("int4", 0.5))

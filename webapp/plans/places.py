@@ -113,8 +113,7 @@ class NamedRows:
         """Return the model as the planner takes it: a name of the catalog, or a config."""
         chosen = self.document.model
         if self.team_model is not None:
-            config: dict[str, Any] = self.team_model.config
-            return config
+            return self.team_model.stored_config
         if chosen.source == "demo":
             return demo_config()
         if chosen.source == "catalog":

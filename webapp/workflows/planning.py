@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from django.contrib.auth.models import User
 
+from planner.catalog.models import published_config
 from planner.specs.estimate import PlannedStrategy
 from runners.jobspec import ArtefactModel, EvaluateSpec, ServeSpec
 from runners.plans.compression_spec import compress_spec
@@ -26,7 +27,7 @@ from webapp.accounts.models import Team
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
 from webapp.jobs.launching import launch_context, launchable_of
-from webapp.modelhub.models import TeamModel, num_parameters
+from webapp.modelhub.models import TeamModel, num_parameters, quantised_config
 from webapp.plans.models import Plan
 from webapp.plans.places import NamedRows, draft_shape
 from webapp.plans.planning import plan_answer, verdict_answer
@@ -160,7 +161,9 @@ def _plan_step(step: PlannedStep, team: Team, owner: User, made: _Made | None) -
         made = _Made(plan.document.model, NamedRows(plan.document, plan).model, host)
     if isinstance(values := plan.document.workload, CompressWork):
         spec = compress_spec(values, TO_COME)
-        return replace(made, weight_dtype=spec.weight_dtype, method=spec.method)
+        config = published_config(made.config) if isinstance(made.config, str) else made.config
+        stored = ModelChoice(source="config", config=quantised_config(config, spec.weight_dtype))
+        return replace(made, model=stored, weight_dtype=spec.weight_dtype, method=spec.method)
     return made
 
 

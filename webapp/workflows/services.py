@@ -1,6 +1,7 @@
 """Start, advance, stop and resume workflows."""
 
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import structlog
@@ -20,6 +21,7 @@ from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.core.names import checked_name
 from webapp.core.problems import ConflictProblem, Problem
+from webapp.hosts.services import Contact, contact_of
 from webapp.jobs.endpoints import hashes_of, new_key
 from webapp.jobs.evaluating import evaluation_submit
 from webapp.jobs.launching import plan_launch
@@ -34,6 +36,7 @@ from webapp.workflows.planning import PlannedStep, workflow_plan
 
 log = structlog.get_logger(__name__)
 ACTOR = "system:workflows"
+REPORT_TIME = timedelta(seconds=60)  # after the end of a job
 ROLE = Role.PRACTITIONER  # that a person needs to launch
 ENDS = {JobState.SUCCEEDED: StepState.SUCCEEDED, JobState.STOPPED: StepState.STOPPED}
 GONE = "The account that started the workflow is no longer a practitioner of the team."
@@ -410,13 +413,36 @@ def _again(step: WorkflowStep, by: User) -> None:
     if later is not None:
         _follow(step, later)
         return
-    if job is None or (step.position and not is_resumable(job)):
+    can_resume = job is not None and _leaves_something(job)
+    if job is None or (step.position and not can_resume):
         return  # planned again for the model as it is now
-    copy = job_resume(job=job, owner=by) if is_resumable(job) else job_clone(job=job, owner=by)
+    copy = job_resume(job=job, owner=by) if can_resume else job_clone(job=job, owner=by)
     copy.idempotency_key = _key(step)
     copy.save(update_fields=["idempotency_key"])
     _follow(step, job_submit(job=copy, by=by.get_username()))
     log.info("step resumed", step=step.pk, was=before, job=copy.pk)
+
+
+def _leaves_something(job: Job) -> bool:
+    """Return whether a job can be gone on from.
+
+    Raises:
+        ConflictProblem: its host has not said yet what the job has left.
+    """
+    was_resumed_in_vain = job.reason == Reason.PREFLIGHT_FAILED and job.spec.get("resume_from")
+    if was_resumed_in_vain or not is_resumable(job):
+        return False
+    attempt = job.current_attempt
+    if attempt is None or attempt.checkpoint_bytes is not None:
+        return True
+    is_live = contact_of(attempt.host) is Contact.LIVE
+    if is_live and now() - (job.ended_at or now()) < REPORT_TIME:
+        raise ConflictProblem(
+            "still_live",
+            f"{attempt.host.name} has not reported yet what {job.name} left there. Try again in a "
+            "moment.",
+        )
+    return not is_live
 
 
 def _resumed_meanwhile(job: Job) -> Job | None:
