@@ -86,15 +86,17 @@ class Import(SparseSpec):
     """A draft of a plan request read from another tool's settings.
 
     ``request`` has the fields of a ``PlanRequest`` as far as they are known; ``missing`` lists the
-    others that a plan needs. ``ignored`` settings are known to the tool, with the reason why the
-    plan does not use them; ``unknown`` ones are not known to it, with the nearest name as reason.
-    A setting stands in one of the three. ``assumptions`` are those of them that change the work,
-    as sentences for the plan that is made of the draft.
+    others that a plan needs. ``repository`` has the weights of a catalog model, where the text
+    names another one than its own. ``ignored`` settings are known to the tool, with the reason why
+    the plan does not use them; ``unknown`` ones are not known to it, with the nearest name as
+    reason. A setting stands in one of the three. ``assumptions`` are those of them that change the
+    work, as sentences for the plan that is made of the draft.
     """
 
     kind: Kind
     goal: Goal | None = None
     model: str | dict[str, Any] | None = None
+    repository: str | None = None
     request: JsonObject = Field(default_factory=dict)
     understood: tuple[Item, ...] = ()
     ignored: tuple[Item, ...] = ()
@@ -255,6 +257,7 @@ class Draft:
     missing: list[str] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
+    repository: str | None = None
 
     def put(self, source: str, name: str, value: object) -> None:
         """Record that a setting became a field of the request, by its dotted name."""
@@ -343,6 +346,7 @@ class Draft:
             kind=self.kind,
             goal=self.goal,
             model=self.model,
+            repository=self.repository,
             request=self.request,
             understood=tuple(self.understood),
             ignored=tuple(self.ignored),

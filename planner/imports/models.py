@@ -16,6 +16,11 @@ from planner.specs.model import ModelSpec
 CACHED = re.compile(r"models--([^/]+?)--([^/]+)")
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", re.ASCII)
 LONGEST_NAME = 512
+# Folders that hold models, whose name is no owner of one.
+FOLDERS = frozenset(
+    {"checkpoints", "ckpt", "data", "hub", "huggingface", "llm", "llms", "mnt", "model", "models",
+     "tmp", "weights", "workspace"}
+)  # fmt: skip
 PASTE_CONFIG = "paste its config.json, or choose a model of the catalog"
 
 
@@ -36,12 +41,15 @@ def names_of_path(text: str) -> tuple[str, ...]:
 
     >>> names_of_path("/models/Qwen/Qwen3-8B/")
     ('Qwen/Qwen3-8B', 'Qwen3-8B')
+    >>> names_of_path("/models/Qwen3-8B-FP8")
+    ('Qwen3-8B-FP8',)
     """
     cached = CACHED.search(text)
     if cached:
         return (f"{cached[1]}/{cached[2]}",)
     parts = [part for part in PurePosixPath(text.replace("\\", "/")).parts if part not in "/.~"]
-    names = ["/".join(parts[-2:])] if len(parts) > 1 else []
+    has_owner = len(parts) > 1 and parts[-2].lower() not in FOLDERS
+    names = ["/".join(parts[-2:])] if has_owner else []
     return (*names, *parts[-1:])
 
 
@@ -57,7 +65,7 @@ def add_model(draft: Draft, source: str, name: str) -> ModelSpec | None:
         draft.ignore(source, "the model is a shell variable, which is not expanded")
         draft.need("model", f"the text names it by a variable; {PASTE_CONFIG}")
         return None
-    is_repository = REPOSITORY.fullmatch(text) is not None and not text.startswith(".")
+    is_repository = bool(hub_repository(text))
     candidates = (text,) if is_repository or "/" not in text else names_of_path(text)
     for candidate in candidates:
         spec = known_model(candidate)
@@ -88,10 +96,11 @@ def _put(draft: Draft, source: str, name: str, spec: ModelSpec) -> ModelSpec:
     return spec
 
 
-def add_gguf(draft: Draft, source: str, name: str, kind: str | None = None) -> ModelSpec | None:
+def add_gguf(draft: Draft, source: str, name: str, file: str = "") -> ModelSpec | None:
     """Record the model and the type of a GGUF file or of a repository of such files.
 
-    ``kind`` is the type if the text states it apart from the name.
+    ``file`` is the one of the repository that the text names apart from it. A repository is kept
+    by its name: its files are those to be served.
     """
     text = without_address(name).replace("\\", "/").rstrip("/")
     _refuse_long(text)
@@ -101,24 +110,42 @@ def add_gguf(draft: Draft, source: str, name: str, kind: str | None = None) -> M
     stem = PART.sub("", repository.removesuffix(".gguf"))
     typed = GGUF_TYPE.search(stem)
     base = stem[: typed.start()] if typed else stem
-    kind_stated = kind
-    stated = kind or tag or (typed[1] if typed else "")
-    if not stated and names_gguf(repository):
+    of_file = GGUF_TYPE.search(PART.sub("", file.removesuffix(".gguf")))
+    stated = of_file[1] if of_file else tag or (typed[1] if typed else "")
+    is_default = not stated
+    if is_default and not file and names_gguf(repository):
         stated = DEFAULT_GGUF_TYPE
     base = names_gguf(base) or base
     is_file = repository.endswith(".gguf") or not REPOSITORY.fullmatch(base)
     candidates = names_of_path(base) if is_file else (base,)
     spec = next((known for each in candidates if (known := known_model(each))), None)
-    if spec is None:
+    stored = "" if repository.endswith(".gguf") else hub_repository(text)
+    stored = f"{repository}/{file}" if stored and file else stored
+    if spec is None and stored:
+        draft.model = stored
+        draft.put(source, "model", stored)
+        draft.need("model", f"the catalog has no {shown(stored)}; {PASTE_CONFIG}")
+    elif spec is None:
         draft.model = text
         draft.ignore(source, "the name of the file is not a model of the catalog")
         draft.need("model", f"{shown(base)} is not in the catalog; {PASTE_CONFIG}")
     else:
         _put(draft, source, spec.id, spec)
+        if stored:
+            draft.repository = stored
+            draft.ignore(source, f"its files are those of {shown(stored)}")
     kind = re.sub(r"^UD[-_]|_XL$", "", stated, flags=re.IGNORECASE).lower()
-    is_default = not (kind_stated or tag or typed)
     put_gguf_type(draft, source, kind, spec, is_default=is_default)
     return spec
+
+
+def hub_repository(text: str) -> str:
+    """Return a text that has the form of a repository's name, nothing of any other.
+
+    >>> hub_repository("unsloth/Qwen3-8B-GGUF:Q4_K_M"), hub_repository("./Qwen3-8B-GGUF")
+    ('unsloth/Qwen3-8B-GGUF:Q4_K_M', '')
+    """
+    return text if REPOSITORY.fullmatch(text) and text[0] not in ".~" else ""
 
 
 MXFP4 = "mxfp4"

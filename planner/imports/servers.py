@@ -298,9 +298,8 @@ def read_llama_cpp(draft: Draft, words: list[str], *, answers_once: bool = False
             if option is not None and option is not chosen:
                 draft.ignore(option.source, "another option names the file")
     elif repository:
-        stem = file.text.removesuffix(".gguf") if file else ""
-        kind = stem.rsplit("-", 1)[-1] if file else None
-        server.spec = add_gguf(draft, repository.source, repository.text, kind)
+        source = " ".join(each.source for each in (repository, file) if each)
+        server.spec = add_gguf(draft, source, repository.text, file.text if file else "")
     else:
         draft.need("model", "the command names no GGUF file")
     _llama_devices(server)

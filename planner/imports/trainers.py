@@ -330,6 +330,8 @@ def read_hugging_face_options(
     elif any(scratch) and "model" not in train.options:
         train.method = "pretrain"
         draft.put(sources(*scratch), "workload.method", train.method)
+        if scratch[0] is not None:  # the shape is that of a published model
+            train.options["model"] = replace(scratch[0], name="model")
         scratch = []
     for option in (peft, quantised):
         if option is not None:

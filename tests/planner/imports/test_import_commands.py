@@ -322,3 +322,31 @@ def test_experts_are_cut_unless_expert_parallelism_is_asked():
         (f"vllm serve {LLAMA} -tp 8", None),
     ):
         assert read_paste(line).request["pins"].get("expert_parallel_size") == size, line
+
+
+# A command, the model of its request, and where its weights are if not in the model's own.
+REPOSITORIES = {
+    "llama-server -hf bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M": (
+        "meta-llama/Llama-3.2-1B-Instruct", "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M",
+    ),
+    "llama-server -hf unsloth/Qwen3-8B-GGUF -hff Qwen3-8B-Q6_K.gguf": (
+        "Qwen/Qwen3-8B", "unsloth/Qwen3-8B-GGUF/Qwen3-8B-Q6_K.gguf",
+    ),
+    "ollama run hf.co/acme/unheard-GGUF:Q8_0": ("acme/unheard-GGUF:Q8_0", None),
+    "llama-server --hf-repo acme/files --hf-file tiny/stories.gguf": (
+        "acme/files/tiny/stories.gguf", None,
+    ),
+    "llama-server -m ./acme/Qwen3-8B-Q8_0.gguf": ("Qwen/Qwen3-8B", None),
+    "llama-server -m acme/unheard-Q8_0.gguf": (None, None),
+    "vllm serve /models/Qwen3-8B": ("Qwen/Qwen3-8B", None),
+    "vllm serve ~/models/qwen3.6-35b-a3b-awq": ("qwen3.6-35b-a3b-awq", None),
+    "vllm serve ./model": (None, None),
+    "python run_clm.py --config_name openai-community/gpt2 --do_train "
+    "--per_device_train_batch_size 2": ("openai-community/gpt2", None),
+}  # fmt: skip
+
+
+def test_a_repository_is_kept_by_its_name_and_a_folder_is_none():
+    for line, expected in REPOSITORIES.items():
+        found = read_paste(line)
+        assert (found.request.get("model"), found.repository) == expected, line
