@@ -185,7 +185,8 @@ def rank_rules(model: ModelSpec, available: int, layout: Layout) -> Iterator[Rul
             f"{data} data x {tensor} tensor x {pipeline} pipeline ranks"
             f"{f' x {context} context ranks' if context > 1 else ''}"
             f"{f' x {attention} attention ranks' if attention > 1 else ''} take {layout.devices} "
-            f"devices, the cluster has {available}"
+            f"devices, the cluster has {available}: pin smaller sizes, or choose hardware with "
+            f"{layout.devices} devices"
         ),
     )
     yield from _division_rules(model, tensor, pipeline)
