@@ -2,6 +2,7 @@
 
 import re
 
+from planner.exports.llama_cpp import CACHE_TYPES
 from planner.specs.estimate import PlannedStrategy
 from planner.specs.model import ModelSpec
 from planner.specs.workload import Strategy
@@ -81,8 +82,9 @@ def endpoint_spec(values: ServeWork, launch: Launch, case: LaunchCase) -> ServeS
             weights for it.
     """
     best, has_layout = case.best, has_feature(launch.engine, "parallel_sizes")
+    cache = _cache_type(launch, best.strategy)
     if not has_layout:
-        _check_own_engine(best)
+        _check_own_engine(best, has_cache=bool(cache))
     dtype = runnable_dtype(best)
     needs_weights(case.model, "An endpoint")
     if needs_gguf(launch.engine) and case.lacks_gguf:
@@ -107,13 +109,32 @@ def endpoint_spec(values: ServeWork, launch: Launch, case: LaunchCase) -> ServeS
             "engine_options": options_of(best) if has_layout else None,
             "key_hashes": case.key_hashes,
             "idle_stop_seconds": launch.idle_stop_seconds,
-            "engine_args": _checked_args(launch),
+            "engine_args": (*_checked_args(launch), *_cache_args(launch, cache)),
         },
         "The endpoint cannot be started as chosen",
         "engine",
     )
     endpoint = with_engine_draft(endpoint, case.draft_models, launch.draft_model)
     return with_prefix_caching(endpoint, launch.prefix_caching)
+
+
+def _cache_type(launch: Launch, strategy: Strategy) -> str:
+    """Return llama.cpp's type for a plan's quantised KV cache, "" for any other cache."""
+    stored = CACHE_TYPES.get(strategy.kv_cache_dtype or "", "")
+    return stored if needs_gguf(launch.engine) and stored.startswith("q") else ""
+
+
+def _cache_args(launch: Launch, stored: str) -> tuple[str, ...]:
+    """Return the arguments for a quantised KV cache, unless the launch states its own.
+
+    Quantised values need flash attention.
+    """
+    own = ("-ctk", "-ctv", "--cache-type")
+    if not stored or any(each.startswith(own) for each in launch.engine_args):
+        return ()
+    has_flash = any(each in {"-fa", "--flash-attn"} for each in launch.engine_args)
+    flash = () if has_flash else ("--flash-attn", "on")
+    return ("--cache-type-k", stored, "--cache-type-v", stored, *flash)
 
 
 def _checked_args(launch: Launch) -> tuple[str, ...]:
@@ -134,11 +155,15 @@ def needs_gguf(engine: EngineName) -> bool:
     return ENGINES[engine].weights == {"gguf"}
 
 
-def _check_own_engine(best: PlannedStrategy) -> None:
-    """Refuse what neither Slipway's engine nor llama.cpp runs of a plan."""
+def _check_own_engine(best: PlannedStrategy, *, has_cache: bool = False) -> None:
+    """Refuse what neither Slipway's engine nor llama.cpp runs of a plan.
+
+    ``has_cache``: the engine stores the plan's KV cache in fewer bits.
+    """
     refuse_offloaded(best)
     check_split(OWN, best.strategy)
-    check_serving(best.strategy)
+    unset = {"kv_cache_dtype": None} if has_cache else {}
+    check_serving(best.strategy.model_copy(update=unset))
 
 
 def _lengths(values: ServeWork, engine: EngineName, shape: ModelSpec | None) -> dict[str, int]:

@@ -321,6 +321,7 @@ def plan_import(request: HttpRequest, body: Pasted, *, keep: Keep = True) -> Sta
     reply = Imported(
         plan=plan_reply(plan, notes) if keep else _forgotten(plan, notes),
         kind=imported.kind,
+        launch=plan.document.launch.model_dump(mode="json", exclude_defaults=True),
         missing=list(imported.missing),
         **{name: parts.get(name) or [] for name in ("understood", "ignored", "unknown")},
     )

@@ -69,6 +69,7 @@ from webapp.plans.predicting import prediction_of, usual_points
 from webapp.plans.repositories import at_a_commit
 from webapp.plans.saving import draft_begun_from, is_unchanged
 from webapp.plans.team_models import draft_models_for, team_model_id, team_model_ref
+from webapp.plans.verdict import closest_miss
 
 # ---------------------------------------------------------------------------
 # Launch a plan as a job: its program, model, options and predicted measurements.
@@ -323,9 +324,19 @@ def launch_context(plan: Plan, rows: NamedRows | None = None) -> LaunchContext:
     """
     question = question_of(plan, rows)
     answer = verdict_answer(plan)
-    if question.host is None:
+    if lacking := (plan.draft.get("wizard") or {}).get("lacks_model"):
         raise DraftProblem(
-            "No host is chosen, only a catalog device. Choose a host to launch.", "host"
+            f"The pasted text names {lacking}, so that the weights to load are not known. Choose "
+            "a model in the Model step: of the catalog, of the Hub, or a folder on the host.",
+            "catalog_id",
+        )
+    if question.host is None:
+        hardware = question.document.hardware
+        count = hardware.devices_per_node * hardware.nodes
+        raise DraftProblem(
+            f"No host is chosen, only a catalog device: {count} x {hardware.device}. Choose a "
+            f"host{f' with {count} GPUs' if count > 1 else ''} to launch, or add one.",
+            "host",
         )
     if question.host.kind not in RUNS_JOBS:
         raise DraftProblem(
@@ -334,7 +345,13 @@ def launch_context(plan: Plan, rows: NamedRows | None = None) -> LaunchContext:
             "host",
         )
     if not answer.plans:
-        raise DraftProblem("Nothing fits on this host, so there is nothing to launch.", "host")
+        missed = closest_miss(answer.rejected)
+        raise DraftProblem(
+            f"Nothing fits on {question.host.name}, so there is nothing to launch"
+            + (f": {missed.reason}" if missed else "")
+            + ". Choose a smaller model or shorter texts, or a host with more memory.",
+            "host",
+        )
     model = _model_ref(question)
     return LaunchContext(
         question, question.host, answer.plans[0], model, question.shape, plan.team

@@ -162,6 +162,7 @@ def draft_fill(plan: Plan, given: PlanDocument, model: ModelChoice | None = None
         before = workload_of(plan, given.goal)
         document.model, notes = (model, []) if model else _model(given.model, options)
         plan.document = document
+        plan.wizard.pop("lacks_model", None)
         model_changed(plan, before)
         document = plan.document
     workload = given.workload if "workload" in stated else None

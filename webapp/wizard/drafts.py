@@ -467,6 +467,7 @@ def store(plan: Plan, form: StepForm) -> None:
         before = workload_of(plan, document.goal)
         document.model = form.chosen
         plan.document = document
+        plan.wizard.pop("lacks_model", None)
         # The button shortens lengths, and says so; a choice among models does not yet.
         model_changed(plan, before, is_shortened=False)
         document = plan.document

@@ -22,11 +22,14 @@ from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
 from webapp.plans.models import Plan
 from webapp.wizard.documents import NO_FIELD, document_of_request, document_parse, draft_fill
-from webapp.wizard.drafts import first_host, serve_document, stored_draft
+from webapp.wizard.drafts import Options, first_host, serve_document, stored_draft
+from webapp.wizard.pasted_defaults import settle_on, shorten_requests
 
-# Tools whose commands start an engine that jobs have.
-ENGINE_OF: Mapping[str, EngineName] = {each.planned_as: each.name for each in ROWS}
+STARTED_AS: Mapping[str, EngineName] = {each.planned_as: each.name for each in ROWS}
+# Tools whose command lines are those of an engine that jobs have.
+ENGINE_OF: Mapping[str, EngineName] = {**STARTED_AS, "llama_server": "llamacpp"}
 NO_EFFECT = "no effect on the plan"
+NOT_MODELLED = "Slipway does not model"
 ENGINE_ARGS = "launch.engine_args"
 MOST_SHOWN = 60  # settings of each kind that the review lists
 
@@ -46,7 +49,7 @@ def paste_read(text: str) -> Import:
 
 
 def _with_engine_args(imported: Import) -> Import:
-    """Return an import whose settings without effect on the plan are kept for its engine's start.
+    """Return an import whose settings that no plan has are kept for its engine's start.
 
     Those that the engine's release does not know, or that a launch cannot have, stay ignored.
     """
@@ -55,9 +58,13 @@ def _with_engine_args(imported: Import) -> Import:
         return imported
     kept, ignored = [], []
     for item in imported.ignored:
-        words = _engine_words(engine, item) if (item.reason or "").startswith(NO_EFFECT) else ()
+        reason = item.reason or ""
+        is_open = reason.startswith((NO_EFFECT, NOT_MODELLED)) and not item.source.endswith("…")
+        words = _engine_words(engine, item) if is_open else ()
         if words:
-            kept.append(Item(source=item.source, field=ENGINE_ARGS, value=shlex.join(words)))
+            unsaid = None if reason.startswith(NO_EFFECT) else reason
+            value = shlex.join(words)
+            kept.append(Item(source=item.source, field=ENGINE_ARGS, value=value, reason=unsaid))
         else:
             ignored.append(item)
     understood = (*imported.understood, *kept)
@@ -73,15 +80,16 @@ def _engine_words(engine: EngineName, item: Item) -> tuple[str, ...]:
 
 
 def _launch_of(imported: Import) -> dict[str, Any]:
-    """Return the launch that keeps an import's further engine arguments, nothing without any."""
-    lines = [str(each.value) for each in imported.understood if each.field == ENGINE_ARGS]
-    if not lines:
+    """Return the launch of a server's text: its engine, and the arguments that no plan has."""
+    engine = STARTED_AS.get(str(imported.request.get("engine")))
+    if engine is None or imported.goal != "serve":
         return {}
+    lines = [str(each.value) for each in imported.understood if each.field == ENGINE_ARGS]
     words = shlex.split(" ".join(lines))[:MOST_WORDS]
     return {
         "run": "endpoint",
-        "engine": ENGINE_OF[imported.kind],
-        "engine_args": words,
+        "engine": engine,
+        **({"engine_args": words} if words else {}),
         "idle_stop_seconds": HOUR,
     }
 
@@ -127,12 +135,20 @@ def paste_draft(
     own = first_host(team)
     named = _with_device(request, own) if not host and not pool else []
     document, notes = document_of_request(request, host=host, pool=pool)
+    if imported.repository:
+        document["model"] = {"catalog_id": document["model"], "repository": imported.repository}
     if launch := _launch_of(imported):
         document["launch"] = launch
+    notes += shorten_requests(document)
     parsed = document_parse(document)
     plan = Plan(team=team, owner=owner, draft=stored_draft(serve_document(own), "serve"))
     notes = [*named, *_without_model(imported), *notes, *draft_fill(plan, parsed)]
+    if chosen := Options(team).host_of(plan.document.hardware):
+        has_batch = "global_batch_size" in parsed.workload.model_fields_set
+        notes += settle_on(plan, chosen, is_batch_stated=has_batch)
     plan.wizard.update(is_touched=True, imported=imported_words(imported, notes))
+    if imported.goal is not None and "model" not in imported.request:
+        plan.wizard["lacks_model"] = _model_words(imported)
     return plan, [*imported.assumptions, *notes]
 
 
@@ -155,13 +171,17 @@ def _without_model(imported: Import) -> list[str]:
     """Return the note on the model of a text that names none of the catalog."""
     if imported.goal is None or "model" in imported.request:
         return []
-    named = f"the model {imported.model}" if isinstance(imported.model, str) else "no model"
-    found = ", which the catalog does not have" if isinstance(imported.model, str) else ""
     note = (
-        f"The text names {named}{found}: the plan is for {DEFAULT_MODEL}. Choose yours in the "
-        "Model step."
+        f"The text names {_model_words(imported)}: the plan is for {DEFAULT_MODEL}. Choose yours "
+        "in the Model step."
     )
     return [note]
+
+
+def _model_words(imported: Import) -> str:
+    if not isinstance(imported.model, str):
+        return "no model"
+    return f"the model {imported.model}, which the catalog does not have"
 
 
 def imported_words(imported: Import, notes: list[str]) -> dict[str, list[list[str]]]:

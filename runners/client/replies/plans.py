@@ -85,6 +85,10 @@ class Imported(Reply):
 
     plan: PlanReply
     kind: str
+    launch: Annotated[
+        dict[str, Any],
+        Field(description="What the text states of a launch: the body of launch_plan, or nothing"),
+    ]
     understood: list[dict[str, Any]]
     ignored: list[dict[str, Any]]
     unknown: list[dict[str, Any]]

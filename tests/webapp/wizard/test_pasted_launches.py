@@ -1,0 +1,111 @@
+"""A pasted line ends in a job of its model, or in a refusal that names what the host lacks."""
+
+import json
+
+import pytest
+
+from tests.webapp.conftest import client_of
+from webapp.jobs.models import Job
+from webapp.plans.models import Plan
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+GGUF = "acme/tiny-GGUF:Q8_0"
+# The source of a job's model, by the text that was pasted for a host without a GPU.
+RUNS = {
+    f"llama-server -hf {GGUF} -c 512 --jinja": {"repository": "acme/tiny-GGUF", "weights": "gguf"},
+    f"ollama run hf.co/{GGUF}": {"repository": "acme/tiny-GGUF", "weights": "gguf"},
+    "llama-server --hf-repo acme/tiny-GGUF --hf-file tiny-Q8_0.gguf -c 300": {
+        "file": "tiny-Q8_0.gguf"
+    },
+    "docker run -v /m:/models ghcr.io/ggml-org/llama.cpp:server --port 80 "
+    f"-hf {GGUF} -ctk q8_0 -ctv q8_0": {"repository": "acme/tiny-GGUF"},
+    "base_model: acme/tiny\nadapter: lora\nmicro_batch_size: 1\ngradient_accumulation_steps: 4\n"
+    "sequence_len: 128\nfsdp_config:\n  offload_params: true": {"repository": "acme/tiny"},
+    "swift sft --model acme/tiny --train_type lora --deepspeed zero1 --max_length 128 "
+    "--per_device_train_batch_size 1 --gradient_accumulation_steps 16": {
+        "repository": "acme/tiny"
+    },
+}
+REFUSED = {
+    "vllm serve acme/tiny --max-model-len 512": ("runs on NVIDIA GPUs", "reports none"),
+    "vllm serve acme/tiny -tp 4": ("take 4 devices", "has 1", "choose hardware with 4 devices"),
+    "vllm serve ./model --max-model-len 512": ("./model", "weights to load are not known"),
+    "llama-server -m /models/7B/ggml-model-q4_0.gguf -c 512": ("ggml-model-q4_0.gguf", "choose a"),
+    f"vllm serve {GGUF}": ("reads safetensors files", "GGUF files"),
+    "vllm serve meta-llama/Llama-3.1-405B": ("Nothing fits on", "GiB"),
+    "ollama run llama3.1": ("reads GGUF files", "meta-llama/Llama-3.1-8B-GGUF"),
+}
+
+
+def sent(user, path: str, body: dict) -> dict:
+    """Return the API's answer to a POST."""
+    return (
+        client_of(user).post(f"/api/v1/plans/{path}", json.dumps(body), "application/json").json()
+    )
+
+
+def pasted(alice, host, text: str) -> tuple[dict, dict]:
+    """Paste a text for a host and start what it says: the draft, and the answer to the launch."""
+    made = sent(alice, "import", {"text": text, "host": host.slug})
+    launch = made["launch"] or {"run": "job"}
+    return made, sent(alice, f"{made['plan']['id']}/launch", launch)
+
+
+def plan_of(made: dict) -> Plan:
+    return Plan.objects.get(pk=made["plan"]["id"])
+
+
+def test_a_line_of_a_model_that_the_host_holds_becomes_its_job(alice, host, own_hub):
+    for text, model in RUNS.items():
+        _, answer = pasted(alice, host, text)
+        assert "job" in answer, (text, answer)
+        spec = Job.objects.get(pk=answer["job"]["id"]).spec
+        assert model.items() <= spec["model"].items(), text
+
+
+def test_another_line_is_refused_by_what_the_host_or_the_text_lacks(alice, host, own_hub):
+    for text, said in REFUSED.items():
+        _, answer = pasted(alice, host, text)
+        for words in said:
+            assert words.lower() in answer["detail"].lower(), (text, words, answer["detail"])
+    assert not Job.objects.exists()
+
+
+def test_what_a_text_leaves_open_is_settled_by_the_host_and_said(alice, host, own_hub):
+    text = next(each for each in RUNS if each.startswith("base_model"))
+    made, _ = pasted(alice, host, text)
+    document, notes = plan_of(made).document, " ".join(made["plan"]["notes"])
+    assert document.workload.global_batch_size == 4
+    assert document.pins.zero_stage is None
+    for words in ("global batch of 4", "pins.zero_stage = 3"):
+        assert words in notes, (words, notes)
+
+    text = "llama-server -hf unsloth/gpt-oss-20b-GGUF --n-cpu-moe 12"
+    made = sent(alice, "import", {"text": text, "host": host.slug})
+    assert plan_of(made).document.pins.offload is None
+    assert any("computes already" in each for each in made["plan"]["notes"])
+
+    made, _ = pasted(alice, host, "vllm serve acme/tiny --max-model-len 512")
+    work = plan_of(made).document.workload
+    assert (work.input_tokens, work.output_tokens, work.max_request_tokens) == (410, 102, 512)
+
+
+def test_a_model_that_is_chosen_ends_the_refusal_of_a_text_without_one(alice, host, own_hub):
+    made, answer = pasted(alice, host, "python -m vllm.entrypoints.openai.api_server --seed 1")
+    assert "names no model" in answer["detail"]
+    change = {"model": "acme/tiny", "hardware": {"engine": None}}
+    path = f"/api/v1/plans/{made['plan']['id']}"
+    client_of(alice).patch(path, json.dumps(change), "application/json")
+    answer = sent(alice, f"{made['plan']['id']}/launch?dry_run=true", {"run": "endpoint"})
+    assert "job" in answer, answer
+
+
+def test_engine_flags_that_no_plan_has_go_with_the_launch(alice, host, own_hub):
+    flags = "-ub 256 --jinja --reasoning-format none"
+    made, answer = pasted(
+        alice, host, f"llama-server -hf {GGUF} {flags} --port 80 -ctk q8_0 -ctv q8_0"
+    )
+    assert sorted(made["launch"]["engine_args"]) == sorted(flags.split())
+    for words in ("-ub 256", "--jinja", "--cache-type-k q8_0 --cache-type-v q8_0"):
+        assert words in answer["command"], answer
+    assert "--port 80" not in answer["command"]
