@@ -71,6 +71,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("search/", home.search, name="search"),
     # wizard
     path("plans/new/", wizard.plan_new, name="plan-new"),
+    path("plans/by-name/", wizard.plan_by_name, name="plan-by-name"),
     path("plans/paste/", wizard.plan_paste, name="plan-paste"),
     path("plans/template/classification/", wizard.template_launch, name="template-launch"),
     path("plans/<str:plan_id>/edit/<slug:step>/", wizard.plan_step, name="plan-step"),

@@ -479,7 +479,7 @@ class Operations:
     @operation("PUT", "/hosts/{slug}/models/rule")
     def set_models_rule(
         self, slug: str, body: ModelsRule | JsonObject, *, idempotency_key: str | None = None
-    ) -> HostDetail:
+    ) -> CachedModelPage:
         """Set how much a host's cache keeps: of more, the longest unused models are deleted."""
 
     @operation("GET", "/pools")

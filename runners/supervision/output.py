@@ -343,7 +343,8 @@ def _numbers(body: Body, name: str) -> dict[str, float]:
 
 
 def _phase(body: Body) -> Body:
-    return {"name": _text(body, "name")}
+    begins_anew = {"begins_anew": True} if body.get("begins_anew") is True else {}
+    return {"name": _text(body, "name"), **begins_anew}
 
 
 def _progress(body: Body) -> Body:

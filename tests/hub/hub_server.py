@@ -17,6 +17,7 @@ Sources: huggingface_hub, hf_api.py and file_download.py; answers of huggingface
 import argparse
 import hashlib
 import json
+import mmap
 import socket
 import ssl
 import sys
@@ -50,23 +51,31 @@ class StoredFile:
     is_large: bool
     kept: bytes | None
 
-    def read(self) -> bytes:
-        return self.path.read_bytes() if self.kept is None else self.kept
+    def read(self) -> bytes | mmap.mmap:
+        return _mapped(self.path) if self.kept is None else self.kept
 
     @property
     def etag(self) -> str:
         return self.sha256 if self.is_large else self.git_sha1
 
 
+def _mapped(path: Path) -> mmap.mmap:
+    """Return a file's content without reading it: every range of a large file is a request."""
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
 def stored(path: Path) -> StoredFile:
-    data = path.read_bytes()
+    data = _mapped(path) if path.stat().st_size > KEPT_BYTES else path.read_bytes()
+    sha1 = hashlib.sha1(b"blob %d\0" % len(data), usedforsecurity=False)
+    sha1.update(data)
     return StoredFile(
         path=path,
         size=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
-        git_sha1=hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest(),
+        git_sha1=sha1.hexdigest(),
         is_large=path.suffix in LARGE or len(data) >= LARGE_BYTES,
-        kept=data if len(data) <= KEPT_BYTES else None,
+        kept=data if isinstance(data, bytes) else None,
     )
 
 
@@ -380,13 +389,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(416, b"", {"Content-Range": f"bytes */{file.size}"})
             return
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{file.size}"
-        self._send(206, data[start:end], headers, name, is_large=file.is_large)
+        self._send(206, memoryview(data)[start:end], headers, name, is_large=file.is_large)
 
     def _send(
-        self, status: int, data: bytes, headers: dict[str, str] | None = None, name: str = "",
+        self, status: int, data: bytes | memoryview | mmap.mmap, headers: dict[str, str] | None = None, name: str = "",
         *, is_large: bool = False,
     ) -> None:  # fmt: skip
-        hub, self.line.status = self.hub, status
+        hub, self.line.status, data = self.hub, status, memoryview(data)
         self.send_response(status)
         for key, value in ({"Content-Length": str(len(data))} | (headers or {})).items():
             self.send_header(key, value)

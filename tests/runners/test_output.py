@@ -215,6 +215,16 @@ def test_a_metric_keeps_its_values_step_and_source_but_cannot_speak_as_the_host(
     assert body["source"] == "gpu"
 
 
+def test_a_phase_says_whether_the_progress_so_far_was_of_a_preparation():
+    for body, kept in (
+        ({"name": "Loading"}, {"name": "Loading"}),
+        ({"name": "Loading", "begins_anew": False}, {"name": "Loading"}),
+        ({"name": "Starting", "begins_anew": True}, {"name": "Starting", "begins_anew": True}),
+        ({"name": "Starting", "begins_anew": "yes"}, {"name": "Starting"}),
+    ):
+        assert parse_line(line("phase", body)) == ("phase", kept), body
+
+
 ENDPOINT = {"host": "127.0.0.1", "port": 8000, "model": "demo", "has_keys": True}
 
 

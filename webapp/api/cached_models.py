@@ -8,11 +8,9 @@ from pydantic import Field
 
 from planner.specs.units import GIB
 from runners.client.replies.cached_models import CachedModelPage, CachedModelReply
-from runners.client.replies.machines import HostDetail
 from webapp.accounts.models import team_ids_of
 from webapp.accounts.services import visible_or_404
 from webapp.api.auth import ADMIN, READ
-from webapp.api.machines import host_detail
 from webapp.api.requests import Paging, Sent, page_of
 from webapp.core.problems import REFUSALS
 from webapp.hosts.models import Host
@@ -102,12 +100,12 @@ class ModelsRule(Sent):
 @router.put(
     "/{slug}/models/rule",
     auth=ADMIN,
-    response={200: HostDetail, **REFUSALS},
+    response={200: CachedModelPage, **REFUSALS},
     operation_id="set_models_rule",
 )
-def models_rule(request: HttpRequest, slug: str, body: ModelsRule) -> HostDetail:
+def models_rule(request: HttpRequest, slug: str, body: ModelsRule) -> CachedModelPage:
     """Set how much a host's cache keeps: of more, the longest unused models are deleted."""
     keep_bytes = None if body.keep_gib is None else int(body.keep_gib * GIB)
     host = host_for_operator(request, slug)
     keep_models_set(host=host, keep_bytes=keep_bytes, by=request.user.get_username())
-    return host_detail(host, request)
+    return model_list(request, slug, Paging())

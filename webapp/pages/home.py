@@ -27,6 +27,7 @@ from webapp.jobs.transitions import words_for
 FAILED_FOR = timedelta(days=3)  # older failures are not shown
 QUEUED_TOO_LONG = timedelta(minutes=10)
 MOST_JOBS = 6
+NAMED = "named_model"  # in the session: a refused name, until the page shows it again
 OF_WAITING = ("name", "queued_at", "host__name", "requested_host__name", "pool__name")
 
 
@@ -140,6 +141,7 @@ def home(request: HttpRequest) -> HttpResponse:
         "recent": recent,
         "hosts": [(host, contact_of(host)) for host in hosts[:MAX_ROWS]],
         "accuracy": accuracy_for(request.user),
+        "named": request.session.pop(NAMED, ""),
         "is_fresh": not running and not recent,
         "counts": counts,
         "headline": headline(len(attention_items), counts),

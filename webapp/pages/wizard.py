@@ -22,6 +22,7 @@ from webapp.hosts.models import Host
 from webapp.jobs.comparing import address_of
 from webapp.modelhub.models import TeamModel
 from webapp.pages.datasets import upload_of_request
+from webapp.pages.home import NAMED
 from webapp.plans.models import Plan
 from webapp.plans.places import draft_shape
 from webapp.plans.planning import plan_compute, stored_answer
@@ -43,7 +44,7 @@ from webapp.wizard.drafts import (
     suggestion_apply,
 )
 from webapp.wizard.forms import MAX_CONFIG_BYTES
-from webapp.wizard.pasting import own_draft, paste_draft, paste_read
+from webapp.wizard.pasting import named_draft, own_draft, paste_draft, paste_read
 from webapp.wizard.steps import (
     STAGES,
     compute_quietly,
@@ -120,6 +121,28 @@ def plan_new(request: HttpRequest) -> HttpResponse:
     lacks_model = preset in MODEL_PRESETS and model is None
     step = "goal" if lacks_model else FIRST_STEPS.get(preset, "goal")
     return redirect("plan-step", plan.pk, step)
+
+
+MAX_NAME = 200
+
+
+@require_POST
+@require_role(Role.PRACTITIONER)
+def plan_by_name(request: HttpRequest) -> HttpResponse:
+    """Make a draft that serves a model, named as in a document, and show its review."""
+    name = request.POST.get("model", "").strip()
+    team, owner = current_team(request), signed_in(request)
+    try:
+        plan, notes = named_draft(team=team, owner=owner, name=name)
+    except Problem as problem:
+        messages.error(request, problem.detail)
+        request.session[NAMED] = name[:MAX_NAME]
+        return redirect("home")
+    for note in notes:
+        messages.info(request, note)
+    plan.save(force_insert=True)
+    steps.compute_quietly(plan)
+    return redirect("plan-step", plan.pk, "review")
 
 
 PASTED = "pasted"  # in the session: a refused text, until a page shows it again

@@ -333,11 +333,24 @@ def model_words(chosen: ModelChoice, team_model_name: str = "") -> str:
     if chosen.source == "catalog":
         return chosen.catalog_id.rsplit("/", 1)[-1].replace("-", " ")
     if chosen.source == "hub":
-        return (chosen.repository or "repository").rsplit("/", 1)[-1].replace("-", " ")
+        return (chosen.repository or "repository").rsplit("/", 1)[-1]
     if chosen.source == "folder":
         return (chosen.path or "folder").rstrip("/").rsplit("/", 1)[-1]
     config = chosen.config or {}
     return str(config.get("_name_or_path") or config.get("model_type") or "pasted config")
+
+
+def whole_model_words(chosen: ModelChoice, team_model_name: str = "") -> str:
+    """Return the chosen model by its whole name, with the commit that is planned."""
+    if chosen.source == "catalog":
+        name = chosen.catalog_id
+        own = chosen.repository
+        words = f"{name}, weights of {own}" if own and own != name else name
+    elif chosen.source == "hub":
+        words = chosen.repository or "repository"
+    else:
+        return model_words(chosen, team_model_name)
+    return f"{words}, commit {chosen.revision[:12]}" if chosen.revision else words
 
 
 def hardware_words(hardware: HardwareChoice, host_name: str = "") -> str:

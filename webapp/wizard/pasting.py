@@ -94,6 +94,29 @@ def _launch_of(imported: Import) -> dict[str, Any]:
     }
 
 
+def named_draft(*, team: Team, owner: User, name: str) -> tuple[Plan, list[str]]:
+    """Return an unsaved draft that serves a model on the default host, and notes on its name.
+
+    Raises:
+        InvalidProblem: the name is none of the team, the catalog or the Hub.
+    """
+    if not name:
+        raise InvalidProblem("model", "No model is named. Type a name, such as Qwen/Qwen3-0.6B.")
+    host = first_host(team)
+    plan = Plan(team=team, owner=owner, draft=stored_draft(serve_document(host), "serve"))
+    document: dict[str, Any] = {"goal": "serve", "model": {"name": name}}
+    if host is not None and host.facts and not host.facts.get("gpus"):
+        document["workload"] = {"concurrency": 1}  # a processor answers one person at a time
+    try:
+        notes = draft_fill(plan, document_parse(document))
+    except InvalidProblem as problem:
+        faults: Any = problem.facts.get("errors") or [{"message": problem.detail}]
+        words = str(faults[0]["message"])  # without the field's name: the page has one field
+        raise InvalidProblem("model", words) from problem
+    plan.wizard.update(is_touched=True)
+    return plan, notes
+
+
 def own_draft(*, team: Team, owner: User, text: str) -> Plan | None:
     """Return an unsaved draft of a plan's own document, or None for any other text.
 

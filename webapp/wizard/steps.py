@@ -33,7 +33,7 @@ from webapp.jobs.models import Job
 from webapp.modelhub.models import demo_config, num_parameters
 from webapp.plans.alternatives import Offers, offers_of
 from webapp.plans.engine_words import engines_named
-from webapp.plans.explanation import plan_title, short_name
+from webapp.plans.explanation import plan_title, short_name, whole_model_words
 from webapp.plans.models import Plan
 from webapp.plans.places import NamedRows, pool_words
 from webapp.plans.planning import current_answer, lacks_suggestions, plan_compute, verdict_answer
@@ -298,13 +298,14 @@ def _review(plan: Plan, rows: NamedRows, summary: Mapping[str, str]) -> Page:
     wizard = plan.draft.get("wizard") or {}
     named = plan.name if plan.is_named is not False else ""
     title = named or plan_title(document.goal, summary["model"], summary["hardware"])
+    whole = {**summary, "model": whole_model_words(document.model, rows.names.model)}
     return {
         "title": title,
         "launch": launch_form(document.launch, title, note, secret_names(plan.team)),
         "copied": wizard if "copied_job" in wizard else {},
         "imported": wizard.get("imported") or {},
         "saving": saving_of(plan),
-        "review": [(step, summary[step.slug]) for step in STEPS[:-1]],
+        "review": [(step, whole[step.slug]) for step in STEPS[:-1]],
         "note": note,
         "is_endpoint_first": "can_serve" in note and wizard.get("preset") != "benchmark",
         "launch_key": new_ulid(),

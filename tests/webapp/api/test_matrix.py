@@ -351,7 +351,7 @@ TWINS = {
     "home": "list_jobs", "search": "search",
     "workflow-list": "list_workflows", "workflow-detail": "get_workflow",
     "workflow-stop": "stop_workflow", "workflow-resume": "resume_workflow",
-    "plan-paste": "import_plan", "approvals": "list_launch_requests",
+    "plan-paste": "import_plan", "plan-by-name": "create_plan", "approvals": "list_launch_requests",
     "approve": "-a person decides, in a browser", "deny": "-a person decides, in a browser",
     "withdraw": "withdraw_launch_request",
     "plan-new": "create_plan", "template-launch": "launch_classification",

@@ -1,5 +1,6 @@
 """Models by their repository's name: named, planned, launched, refused."""
 
+from html import unescape
 from http import HTTPStatus
 
 import pytest
@@ -112,6 +113,32 @@ def test_the_review_says_what_the_download_adds_without_asking_the_hub(
         said()
         == f"{name} is in this host's cache; if it has changed since, that is downloaded first."
     )
+
+
+def test_home_plans_a_model_by_its_name_and_keeps_a_name_that_is_none(alice, host, own_hub: Hub):
+    client = client_of(alice)
+    for name, source in (("acme/tiny", "hub"), ("Qwen/Qwen3-0.6B", "catalog")):
+        answer = client.post("/plans/by-name/", {"model": f" {name} "})
+        plan = Plan.objects.latest("created_at")
+        assert answer["Location"] == f"/plans/{plan.pk}/edit/review/"
+        assert (plan.document.goal, plan.document.model.source) == ("serve", source)
+        assert f"<dd>{name}" in client.get(answer["Location"]).content.decode()
+    Host.objects.update(facts=host.facts | {"gpus": []})
+    client.post("/plans/by-name/", {"model": "acme/tiny"})
+    assert Plan.objects.latest("created_at").document.workload.concurrency == 1
+    for name, words in (
+        ("acme/none", "has no repository"),
+        ("llama", "llama"),
+        ("", "No model is named"),
+    ):
+        before = Plan.objects.count()
+        answer = client.post("/plans/by-name/", {"model": name}, follow=True)
+        page = unescape(answer.content.decode())
+        assert words in page, name
+        assert "The field" not in page
+        assert f'name="model" value="{name}"' in page
+        assert 'name="model" value=""' in client.get("/").content.decode()
+        assert Plan.objects.count() == before
 
 
 def test_an_engine_gets_a_repository_of_the_files_that_it_reads(plan_of_hub):
