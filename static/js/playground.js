@@ -6,14 +6,18 @@
   const place = document.querySelector("[data-playground-answer]");
   const text = place.querySelector("pre");
   const ask = form.querySelector("button.primary");
+  const words = place.querySelector("[data-playground-words]");
   const stop = form.querySelector("[data-playground-stop]");
   let current = null;
+  let askedAt = 0;
 
+  const seconds = () => `${((performance.now() - askedAt) / 1000).toFixed(1)} s`;
   const read = async (answer) => {
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
+      if (value && !text.textContent && answer.ok) words.textContent = `first token after ${seconds()}`;
       text.append(value);
       text.scrollTop = text.scrollHeight;
     }
@@ -25,6 +29,8 @@
     current = new AbortController();
     const { signal } = current;
     text.textContent = "";
+    askedAt = performance.now();
+    words.textContent = "waiting for the first token";
     place.hidden = false;
     stop.hidden = false;
     ask.disabled = true;
@@ -38,6 +44,7 @@
     } catch {
       if (!signal.aborted) text.append("\nThe connection to this site was lost. Ask again.");
     }
+    if (!words.textContent.startsWith("first")) words.textContent = "";
     stop.hidden = true;
     ask.disabled = false;
     text.removeAttribute("aria-busy");

@@ -510,6 +510,7 @@ def _only_endpoint_note(context: LaunchContext) -> dict[str, Any]:
     if not launches:
         return {}
     return {
+        "title": "No benchmark or load test of this plan",
         "endpoint": EXPLANATIONS["serve"] + context.download,
         "can_serve": "yes",
         "host": next(iter(launches.values())).place,

@@ -43,6 +43,7 @@ class PlaygroundForm(forms.Form):
 
     prompt = forms.CharField(
         max_length=20_000,
+        initial="What is a language model?",
         strip=False,
         widget=forms.Textarea(attrs={"rows": 6}),
     )

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from django import forms
 
-from runners.jobspec.engines import OWN, Feature, titles, with_feature
+from runners.jobspec.engine_args import engines_with_arguments
+from runners.jobspec.engines import OWN, EngineName, Feature, titles, with_feature
 from runners.plans.fields import Key, shown_of
 from runners.plans.launch import ENGINE_ARGS_HINT, ENGINES_HINT, USED_BY, Launch, shell_words
 from runners.plans.refusals import DraftProblem
@@ -18,6 +19,11 @@ from webapp.wizard.forms import Choice, FormOfPart
 
 ONE_HOUR = 3600.0
 SHOW_COMMAND = "command"  # a run that starts nothing: the endpoint's command is shown
+ARGS_EXAMPLES: Mapping[EngineName, str] = {
+    "llamacpp": "--reasoning-format none",
+    "vllm": "--enable-auto-tool-choice --tool-call-parser hermes",
+    "sglang": "--tool-call-parser qwen25",
+}
 PAIR = re.compile(r"\d+,\d+", re.ASCII)
 
 
@@ -84,8 +90,7 @@ class LaunchForm(FormOfPart):
     engine_args = ShellWords(
         label=shown_of(Launch.model_fields["engine_args"]).title,
         required=False,
-        help_text=f"{ENGINE_ARGS_HINT}. Such as: --enable-auto-tool-choice "
-        "--tool-call-parser hermes",
+        help_text=f"{ENGINE_ARGS_HINT}.",
     )
     points = LoadLevels(
         label="Load levels",
@@ -119,6 +124,11 @@ class LaunchForm(FormOfPart):
         self.fields["engine"] = Choice(
             "Engine", engines, next(iter(engines)), self._engine_hint(note)
         )
+        self.taking_args = [name for name in engines if name in engines_with_arguments()]
+        if self.taking_args:
+            self.fields["engine_args"].widget.attrs["placeholder"] = ARGS_EXAMPLES[
+                self.taking_args[0]
+            ]
         self.fields["adapter"] = Choice("Adapter of your team", self._adapters(note), "")
         self.fields["secrets"] = forms.MultipleChoiceField(
             label="Secrets for the job",
@@ -159,7 +169,8 @@ class LaunchForm(FormOfPart):
         names = ["idle_stop_seconds", "engine"]
         names += ["prefix_caching"] if self._offers("prefix_caching") else []
         names += ["draft_model"] if self._offers("draft_model", "prompt_lookup") else []
-        return [self[name] for name in [*names, "engine_args"]]
+        names += ["engine_args"] if self.taking_args else []
+        return [self[name] for name in names]
 
     @property
     def load_fields(self) -> list[forms.BoundField]:

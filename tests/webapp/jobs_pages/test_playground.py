@@ -53,7 +53,7 @@ def test_the_job_page_shows_the_address_and_how_to_ask(told, alice):
     assert "http://127.0.0.1:8000/v1" in page
     assert "ssh -L 8000:127.0.0.1:8000" in page
     assert "$OPENAI_API_KEY" in page
-    assert "The key was shown once" in page
+    assert "The key is shown only once" in page
     assert "start a new endpoint" in page
 
 
