@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from runners.shared.timing import LOCK_PROBE_SECONDS, scale_duration
 from runners.supervision import child
 
 MEASURE_SECONDS = 600.0
+LOOK_SECONDS = scale_duration(5.0, least=0.2)  # for attempts that have ended meanwhile
 RETRY_SECONDS = scale_duration(10.0, least=0.2)  # while orders wait
 DELETED = ".deleted"  # suffix of what is being deleted, so that nothing half deleted is used
 
@@ -34,6 +36,9 @@ class JobFiles:
         self._sent: tuple[StoredFiles, ...] | None = None
         self._reported: tuple[StoredFiles, ...] | None = None
         self._problems: Mapping[str, str] = {}  # by attempt
+        self._seen: frozenset[str] | None = None  # ended attempts; None: not looked yet
+        self._new: frozenset[str] = frozenset()  # ended since: reported also if they keep nothing
+        self._measured_at = 0.0
         self._lock = threading.Lock()
 
     @property
@@ -53,11 +58,21 @@ class JobFiles:
         return is_new
 
     def step(self) -> float:
-        """Carry out the pending orders and measure anew; return the seconds until the next."""
+        """Carry out the pending orders and measure what is new; return the seconds until the next.
+
+        Without orders it measures when an attempt has ended since, and from time to time.
+        """
         with self._lock:
             orders = dict(self._orders)
+        folders = self._ended()
+        ended = frozenset(folder.attempt_id for folder in folders)
+        is_recent = time.monotonic() - self._measured_at < MEASURE_SECONDS
+        if not orders and ended == self._seen and is_recent:
+            return LOOK_SECONDS
+        self._new |= ended - self._seen if self._seen is not None else frozenset()
+        self._seen, self._measured_at = ended, time.monotonic()
         problems: dict[str, str] = {}
-        for folder in self._ended():
+        for folder in folders:
             try:
                 _delete_rests(folder)
                 if part := orders.get(folder.attempt_id):
@@ -71,10 +86,10 @@ class JobFiles:
         measured = self.measured()
         is_changed = bool(orders) or measured != self._current
         self._current = measured if is_changed else self._current
-        return RETRY_SECONDS if orders else MEASURE_SECONDS
+        return RETRY_SECONDS if orders else LOOK_SECONDS
 
     def measured(self) -> tuple[StoredFiles, ...]:
-        """Return the bytes that each ended attempt keeps, the largest first.
+        """Return the bytes that each ended attempt keeps, the largest first; of new ones also 0.
 
         A file that several attempts share by hard links counts once, for the newest.
         """
@@ -83,7 +98,7 @@ class JobFiles:
         for folder in reversed(self._ended()):
             checkpoint = _size(folder.checkpoint, counted)
             output = _size(folder.output, counted)
-            if checkpoint or output:
+            if checkpoint or output or folder.attempt_id in self._new:
                 found.append(
                     StoredFiles(
                         attempt_id=folder.attempt_id,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from planner.catalog.models import find_model
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import Bound, HostCalibration, PlanRequest
 from planner.specs.units import GIB
@@ -18,6 +19,7 @@ from planner.specs.workload import (
     TrainWorkload,
     Workload,
 )
+from runners.jobspec.compress import QUANTISED_DTYPES
 from runners.jobspec.train import UNSHARDED, LayoutOptions, layout_conflicts, layout_limits
 from runners.plans.document import HardwareChoice, PlanDocument
 from runners.plans.engine_choice import chosen_engine, default_engine
@@ -183,7 +185,17 @@ def _pins(document: PlanDocument, surroundings: Surroundings) -> Strategy:
         pins = {**WHOLE_COPIES.model_dump(exclude_none=True), **pins}
     if document.goal == "compress":
         pins = {"weight_dtype": SOURCE_DTYPE, **pins}
+    is_answering = document.goal in {"serve", "generate"}
+    if is_answering and surroundings.runs_jobs and "weight_dtype" not in pins:
+        pins["weight_dtype"] = _compressed_dtype(surroundings.model)
     return Strategy(**pins)
+
+
+def _compressed_dtype(model: str | dict[str, Any]) -> str | None:
+    """Return the dtype of a model that is stored compressed: a job loads it as that alone."""
+    shape = find_model(model)
+    stored = shape.weight_dtype if shape else None
+    return stored if stored in QUANTISED_DTYPES else None
 
 
 def _pinned_by_options(values: PretrainWork) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from webapp.workflows.planning import PlannedStep, workflow_plan
 
 log = structlog.get_logger(__name__)
 ACTOR = "system:workflows"
-REPORT_TIME = timedelta(seconds=90)  # hosts measure what jobs left every minute
+REPORT_TIME = timedelta(seconds=30)  # until its host has reported what it left
 ROLE = Role.PRACTITIONER  # that a person needs to launch
 ENDS = {JobState.SUCCEEDED: StepState.SUCCEEDED, JobState.STOPPED: StepState.STOPPED}
 GONE = "The account that started the workflow is no longer a practitioner of the team."

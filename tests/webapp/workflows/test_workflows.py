@@ -70,6 +70,7 @@ def test_each_step_starts_from_the_model_that_the_last_one_made(team, alice, hos
     assert compress.spec["model"]["attempt_id"] == train.current_attempt_id
     assert serve.spec["model"]["attempt_id"] == compress.current_attempt_id
     assert len(serve.spec["key_hashes"]) == 2
+    assert serve.spec["weight_dtype"] == "int4"
     assert {each.host or each.requested_host for each in jobs(workflow)} == {host}
     assert states(workflow) == ["succeeded"] * 3 + ["running"]
     job_stop(job=serve, by="alice")
