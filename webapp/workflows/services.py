@@ -146,6 +146,9 @@ def advance_all() -> int:
             workflow_advance(workflow)
         except Exception:  # the next round tries again; the others go on
             log.warning("workflow not advanced", workflow=workflow.pk, exc_info=True)
+    ending = WorkflowStep.objects.filter(state=StepState.RUNNING, job__state__in=FINAL_STATES)
+    for step in ending.exclude(workflow__state=WorkflowState.RUNNING).select_related("job"):
+        _settle(step)  # its workflow was stopped before it
     return len(rows)
 
 

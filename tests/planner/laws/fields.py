@@ -110,6 +110,7 @@ SIZES = _choice(8, 64, 512, 4096)
 DRAWERS: dict[str, Callable[[Random, Fields], object]] = {
     "id": _choice("a", 7),
     "top": _choice(1, 3),
+    "repository": _choice("acme/tiny"),
     "constraints": _bounds,
     "hardware_options": _clusters,
     "host": _choice("alpha"),

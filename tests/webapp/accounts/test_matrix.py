@@ -64,6 +64,7 @@ RULES = {
     "plans/": PAGE,
     "plans/new/": Rule("get", PRACTITIONER),
     "plans/paste/": Rule("post", PRACTITIONER),
+    "plans/by-name/": Rule("post", PRACTITIONER),
     "workflows/": PAGE,
     "workflows/<slug:workflow_id>/": OBJECT,
     "workflows/<slug:workflow_id>/stop/": OWN,

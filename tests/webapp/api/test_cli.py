@@ -411,7 +411,9 @@ def test_a_plan_comes_as_yaml_and_goes_back_the_same(run, logged_in, job_file, t
     assert one.spec == other.spec
     assert run("plans", "list")[1].count("fits") == 2
     schema = json.loads(run("plans", "schema")[1])
-    assert schema["discriminator"]["propertyName"] == "goal"
+    plans, workflows = schema["anyOf"]
+    assert plans["discriminator"]["propertyName"] == "goal"
+    assert workflows["$ref"].endswith("/WorkflowDocument")
     Plan.objects.exclude(pk=first.pk).update(series=first.series, version=2)
     assert run("plans", "delete", first.pk, "-y")[1].endswith(f"({first.pk}).\n")
     assert not Plan.objects.filter(deleted_at=None).exists()

@@ -16,6 +16,7 @@ from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
 from webapp.workflows.models import Workflow
 from webapp.workflows.services import (
+    advance_all,
     workflow_advance,
     workflow_resume,
     workflow_start,
@@ -132,8 +133,9 @@ def test_a_stopped_workflow_starts_nothing_more(team, alice, host):
     workflow, _ = started(team, alice)
     workflow_stop(workflow=workflow, by=alice)
     workflow_advance(Workflow.objects.get())
+    advance_all()
     assert jobs(workflow)[0].state == "stopped"
-    assert workflow.state == "stopped"
+    assert (workflow.state, states(workflow)[0]) == ("stopped", "stopped")
     assert Job.objects.count() == 1
     with pytest.raises(Problem, match="has ended"):
         workflow_stop(workflow=workflow, by=alice)
