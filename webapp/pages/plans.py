@@ -393,7 +393,7 @@ def _start_workflow(request: HttpRequest, plan: Plan, form: LaunchForm) -> HttpR
     started = workflow_start(
         team=plan.team,
         by=signed_in(request),
-        document=following.document(form.launch),
+        document=following.document(_chosen_name(request.POST.dict()), form.launch),
         first=plan,
         idempotency_key=request.POST.get("key", "")[:KEY_LENGTH] or None,
     )

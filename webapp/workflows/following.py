@@ -58,8 +58,8 @@ class FollowingForm(forms.Form):
             found.append({"goal": "serve", "launch": {"run": "endpoint", "engine": engine}})
         return found
 
-    def document(self, launch: Launch) -> WorkflowDocument:
-        """Return the workflow of the plan's job and the steps after it.
+    def document(self, name: str, launch: Launch) -> WorkflowDocument:
+        """Return the workflow of the plan's job and the steps after it; ``name``: "" for none.
 
         Raises:
             InvalidProblem: no step is chosen, or the steps do not go together.
@@ -76,7 +76,7 @@ class FollowingForm(forms.Form):
         options = launch.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
         first |= {"launch": options} if options else {}
         try:
-            return WorkflowDocument(name=launch.name, steps=[first, *self.steps])
+            return WorkflowDocument(name=name, steps=[first, *self.steps])
         except ValidationError as error:
             fault = faults_in(error)[0]
             raise InvalidProblem("then_evaluate", fault.sentence) from error

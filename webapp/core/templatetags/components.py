@@ -28,6 +28,7 @@ NAVIGATION = (
     ("/models/", "Models"),
     ("/techniques/", "Techniques"),
 )
+PARTS = {"/jobs/": ("/workflows/", "/approvals/")}  # pages below an entry, at other addresses
 APART = frozenset({"Limits", "Techniques"})  # in the account menu on phones
 THEMES = ("light", "dark")
 
@@ -41,7 +42,7 @@ def navigation(context: dict[str, Any]) -> dict[str, Any]:
         {
             "url": url,
             "name": name,
-            "is_current": _is_current(path, url),
+            "is_current": any(_is_current(path, each) for each in (url, *PARTS.get(url, ()))),
             "is_apart": name in APART,
         }
         for url, name in NAVIGATION
