@@ -136,6 +136,11 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("workflows/<slug:workflow_id>/", workflows.workflow_detail, name="workflow-detail"),
     path("workflows/<slug:workflow_id>/stop/", workflows.workflow_stop_view, name="workflow-stop"),
     path(
+        "workflows/<slug:workflow_id>/delete/",
+        workflows.workflow_delete_view,
+        name="workflow-delete",
+    ),
+    path(
         "workflows/<slug:workflow_id>/resume/",
         workflows.workflow_resume_view,
         name="workflow-resume",

@@ -177,8 +177,8 @@ def _show_steps(workflow: "WorkflowReply") -> None:
     sums = workflow.forecast
     words = []
     if duration := sums.get("duration_seconds"):
-        low, high = duration.low or duration.value, duration.high or duration.value
-        range_ = f" ({between(seconds(low), seconds(high))})" if low != high else ""
+        low, high = duration.low, duration.high
+        range_ = f" ({between(seconds(low), seconds(high))})" if low and high else ""
         words.append(f"planned {seconds(duration.value)}{range_}")
     if disk := sums.get("disk_bytes"):
         words.append(f"{binary_size(disk.value)} of models")
@@ -262,3 +262,14 @@ def workflow_resume(workflow: WorkflowArgument, output: OutputOption = "table") 
         done = client.resume_workflow(workflow)
     if not wrote(done, output):
         typer.echo(f"{done.id} is {done.state}.")
+
+
+@workflows.command("delete")
+def workflow_delete(workflow: WorkflowArgument, *, yes: YesOption = False) -> None:
+    """Take an ended workflow out of the list; its jobs, models and plans stay."""
+    with server() as client:
+        found = client.get_workflow(workflow)
+        what = f"{found.name} ({found.id})"
+        confirm(f"Delete the workflow {what}, {found.state}, from the list?", yes=yes)
+        client.delete_workflow(found.id)
+    typer.echo(f"Deleted {what}.")

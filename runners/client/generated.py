@@ -523,6 +523,10 @@ class Operations:
     def get_workflow(self, workflow_id: str) -> WorkflowReply:
         """Return a workflow with its steps: what was planned, and what its jobs measured."""
 
+    @operation("DELETE", "/workflows/{workflow_id}")
+    def delete_workflow(self, workflow_id: str, *, idempotency_key: str | None = None) -> None:
+        """Take an ended workflow out of the lists; its jobs, models and plans stay."""
+
     @operation("POST", "/workflows/{workflow_id}/stop")
     def stop_workflow(
         self, workflow_id: str, *, idempotency_key: str | None = None

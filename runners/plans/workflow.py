@@ -7,24 +7,27 @@ combination of the values, and the step after it takes the best of their models.
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from planner.specs.base import refuse
 from runners.jobspec.base import NAME_LENGTH
 from runners.jobspec.compress import EvaluationTasks
 from runners.plans.document import (
     GOALS,
+    PLANS,
     CompressPlan,
     FinetunePlan,
     GeneratePlan,
+    PlanDocument,
     PretrainPlan,
     ServePlan,
 )
 from runners.plans.fields import Part, field
 from runners.plans.methods import COMPRESSIONS
+from runners.plans.refusals import first_message
 from runners.plans.workloads import TRAINING_GOALS
 
 MOST_STEPS = 8
@@ -47,6 +50,10 @@ COMPRESSED_BEFORE = (
 GGUF_BEFORE = (
     "reads safetensors, and a step before it writes a GGUF file, which is evaluated as it is "
     "written. Leave it out, or choose another method"
+)
+MIXES_GGUF = (
+    "The next step takes the best of its models, and only some of them would be GGUF files. Try "
+    "the method gguf in a workflow of its own"
 )
 STEP_TITLES: Mapping[str, str] = {
     **{goal: title for goal, (title, _) in GOALS.items()},
@@ -143,19 +150,19 @@ class WorkflowDocument(Part):
 
 def _faults(steps: list[PlanStep | EvaluateStep]) -> Iterator[tuple[str, str]]:
     """Yield what is wrong in the order of the steps: the path of a field, and a sentence."""
-    method = ""  # of a compression before
+    methods: set[str] = set()  # of the compressions before
     for position, step in enumerate(steps):
         is_last = position == len(steps) - 1
-        faults = _first_faults(step) if not position else _later_faults(step, method)
-        if isinstance(step, ServePlan) and step.launch.run == "endpoint" and not is_last:
-            faults.append(("launch.run", ENDLESS))
-        if isinstance(step, PlanStep) and step.sweep:
-            faults += [("sweep", each) for each in _sweep_faults(step, is_last=is_last)]
+        faults = _first_faults(step) if not position else _later_faults(step, methods)
         if not is_last and not any(each.goal in MAKES_MODEL for each in steps[: position + 1]):
             faults.append(("goal", MAKES_NONE))
+        if isinstance(step, PlanStep):
+            jobs, of_sweep = _jobs_of(step, is_last=is_last)
+            faults += [("sweep", each) for each in of_sweep]
+            if not step.sweep and not is_last and any(map(_is_endpoint, jobs)):
+                faults.append(("launch.run", ENDLESS))
+            methods |= _methods(jobs)
         yield from ((f"steps.{position}.{name}", sentence) for name, sentence in faults)
-        if isinstance(step, CompressPlan):
-            method = COMPRESSIONS[step.workload.method].job
 
 
 def _first_faults(step: PlanStep | EvaluateStep) -> list[tuple[str, str]]:
@@ -163,21 +170,58 @@ def _first_faults(step: PlanStep | EvaluateStep) -> list[tuple[str, str]]:
     return [("goal", EVALUATES_NONE)] if is_evaluation else []
 
 
-def _later_faults(step: PlanStep | EvaluateStep, method: str) -> list[tuple[str, str]]:
-    """Return what is wrong in a later step; ``method``: of a compression before it."""
+def _later_faults(step: PlanStep | EvaluateStep, methods: Set[str]) -> list[tuple[str, str]]:
+    """Return what is wrong in a later step; ``methods``: of the compressions before it."""
     faults = []
     if "model" in step.model_fields_set:
         faults.append(("model", "It is the model that the last step made. Leave it out"))
     if step.goal == "pretrain":
         faults.append(("goal", "A pre-training starts from random weights. Put it first"))
-    if method and step.goal in MAKES_MODEL:
+    if methods and step.goal in MAKES_MODEL:
         faults.append(("goal", f"{STEP_TITLES[step.goal]} {COMPRESSED_BEFORE}"))
-    if method == "gguf" and step.goal in {EVALUATE, "generate"}:
+    if "gguf" in methods and step.goal in {EVALUATE, "generate"}:
         faults.append(("goal", f"{STEP_TITLES[step.goal]} {GGUF_BEFORE}"))
     return faults
 
 
-def _sweep_faults(step: PlanStep, *, is_last: bool) -> Iterator[str]:
+def _jobs_of(step: PlanStep, *, is_last: bool) -> tuple[list[PlanDocument], list[str]]:
+    """Return the documents of a step's jobs, and what is wrong with its sweep."""
+    if not step.sweep:
+        return [step], []
+    faults = list(_sweep_faults(step))
+    if faults:
+        return [], faults
+    jobs = []
+    for values in variants_of(step):
+        try:
+            jobs.append(PLANS[step.goal].model_validate(document_of_variant(step, values)))
+        except ValidationError as error:
+            return [], [f"{_in_words(values)}: {first_message(error)}"]
+    if any(map(_is_endpoint, jobs)):
+        faults.append("Endpoints run until they are stopped. Sweep its benchmark: run “job”")
+    if not is_last and step.goal not in MAKES_MODEL:
+        faults.append("It makes no model to go on with. Let it be the last step")
+    methods = _methods(jobs)
+    if not is_last and "gguf" in methods and len(methods) > 1:
+        faults.append(MIXES_GGUF)
+    return jobs, faults
+
+
+def _methods(jobs: Sequence[PlanDocument]) -> set[str]:
+    """Return the methods of the jobs that compress, as a job names them."""
+    found = [each.workload.method for each in jobs if isinstance(each, CompressPlan)]
+    return {COMPRESSIONS[method].job for method in found}
+
+
+def _is_endpoint(job: PlanDocument) -> bool:
+    return job.goal == "serve" and job.launch.run == "endpoint"
+
+
+def _in_words(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{path}={value}" for path, value in values.items())
+
+
+def _sweep_faults(step: PlanStep) -> Iterator[str]:
     count = math.prod(map(len, step.sweep.values()))
     if count > MOST_VARIANTS:
         yield (
@@ -192,10 +236,6 @@ def _sweep_faults(step: PlanStep, *, is_last: bool) -> Iterator[str]:
                 f"{path} is no field of a {step.goal} step that can vary. Name one of "
                 f"{', '.join(SWEPT_PARTS)}, such as workload.learning_rate"
             )
-    if step.goal == "serve" and step.launch.run == "endpoint":
-        yield "Endpoints run until they are stopped. Sweep its benchmark: run “job”"
-    if not is_last and step.goal not in MAKES_MODEL:
-        yield "It makes no model to go on with. Let it be the last step"
 
 
 def variants_of(step: PlanStep | EvaluateStep) -> list[dict[str, Any]]:

@@ -25,7 +25,13 @@ from webapp.workflows.listing import StepRow, WorkflowView, view_of, views_of
 from webapp.workflows.models import Workflow
 from webapp.workflows.permissions import workflow_for
 from webapp.workflows.planning import workflow_plan
-from webapp.workflows.services import workflow_of, workflow_resume, workflow_start, workflow_stop
+from webapp.workflows.services import (
+    workflow_delete,
+    workflow_of,
+    workflow_resume,
+    workflow_start,
+    workflow_stop,
+)
 
 router = Router(tags=["workflows"], auth=READ)
 DryRun = Annotated[
@@ -146,3 +152,15 @@ def workflow_go_on(request: HttpRequest, workflow_id: str) -> WorkflowReply:
     """Go on with a failed or stopped workflow: what has succeeded stays."""
     workflow = workflow_for(request, workflow_id)
     return _reply(view_of(workflow_resume(workflow=workflow, by=signed_in(request))))
+
+
+@router.delete(
+    "/{workflow_id}",
+    auth=LAUNCH,
+    response={204: None, **REFUSALS},
+    operation_id="delete_workflow",
+)
+def workflow_remove(request: HttpRequest, workflow_id: str) -> Status[None]:
+    """Take an ended workflow out of the lists; its jobs, models and plans stay."""
+    workflow_delete(workflow=workflow_for(request, workflow_id), by=signed_in(request))
+    return Status(204, None)

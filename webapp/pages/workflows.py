@@ -1,4 +1,4 @@
-"""The pages of workflows: the list, one workflow with its steps, stop and resume."""
+"""The pages of workflows: the list, one workflow with its steps; stop, resume and delete."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ from webapp.wizard.documents import yaml_of
 from webapp.workflows.listing import WorkflowView, compared, view_of, views_of
 from webapp.workflows.models import Workflow, WorkflowState
 from webapp.workflows.permissions import may_change, workflow_for
-from webapp.workflows.services import workflow_resume, workflow_stop
+from webapp.workflows.services import workflow_delete, workflow_resume, workflow_stop
 
 PAGE_SIZE = 20
 WORKFLOW_KEYS = "workflow-keys"  # session key: workflow id -> its endpoint's key, until shown
@@ -56,6 +56,7 @@ def workflow_detail(request: HttpRequest, workflow_id: str) -> HttpResponse:
         "tables": _tables(view),
         "endpoint_key": key,
         "may_stop": may and is_running,
+        "may_delete": may and not is_running,
         "may_resume": may and workflow.state in {WorkflowState.FAILED, WorkflowState.STOPPED},
         "document": yaml_of(workflow.document),
     }
@@ -97,3 +98,16 @@ def workflow_stop_view(request: HttpRequest, workflow_id: str) -> HttpResponse:
 def workflow_resume_view(request: HttpRequest, workflow_id: str) -> HttpResponse:
     """Go on with a workflow from its first step that has not succeeded."""
     return _act(request, workflow_id, workflow_resume, "The workflow goes on.")
+
+
+@require_POST
+def workflow_delete_view(request: HttpRequest, workflow_id: str) -> HttpResponse:
+    """Take an ended workflow out of the lists."""
+    workflow = workflow_for(request, workflow_id)
+    try:
+        workflow_delete(workflow=workflow, by=signed_in(request))
+    except Problem as problem:
+        messages.error(request, problem.detail)
+        return redirect("workflow-detail", workflow.pk)
+    messages.success(request, f"{workflow.name} is deleted; its jobs stay.")
+    return redirect("workflow-list")

@@ -1,4 +1,4 @@
-"""Who may stop or resume a workflow: its owner, and operators of the team."""
+"""Who may stop, resume or delete a workflow: its owner, and operators of the team."""
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
@@ -9,7 +9,7 @@ from webapp.workflows.models import Workflow
 
 
 def may_change(membership: Membership | None, workflow: Workflow) -> bool:
-    """Return whether a member may stop and resume a workflow."""
+    """Return whether a member may stop, resume and delete a workflow."""
     if membership is None:
         return False
     if is_at_least(Role(membership.role), Role.OPERATOR):
@@ -19,12 +19,12 @@ def may_change(membership: Membership | None, workflow: Workflow) -> bool:
 
 
 def workflow_for(request: HttpRequest, workflow_id: str) -> Workflow:
-    """Return a workflow that the person may stop and resume.
+    """Return a workflow that the person may stop, resume and delete.
 
     Raises:
         PermissionDenied: the role is too low, or the workflow is someone else's.
     """
     workflow = visible_or_404(Workflow, request.user, pk=workflow_id)
     if not may_change(membership_of(request.user, workflow.team), workflow):
-        raise PermissionDenied("Only its owner or an operator can stop or resume this workflow.")
+        raise PermissionDenied("Only its owner or an operator can change this workflow.")
     return workflow

@@ -1,6 +1,7 @@
 """Plan a workflow as a whole, before its first job: each step's figures, and what refuses it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -74,7 +75,8 @@ def workflow_plan(
     ``first``: the plan of the first step, where a person has made it already.
 
     A later step is planned for the shape of the first one's model, on the same host; it is planned
-    again for the model itself when that is there.
+    again for the model itself when that is there. After a sweep it is planned for the largest of
+    its models, because nobody knows yet which is the best.
 
     Raises:
         InvalidProblem: a step cannot be planned or launched; the sentence names the step's field.
@@ -83,6 +85,7 @@ def workflow_plan(
     planned: list[PlannedStep] = []
     made: _Made | None = None
     for position, step in enumerate(document.steps):
+        left: list[tuple[float, _Made]] = []
         for variant, settings in enumerate(variants_of(step)):
             stated = (
                 step.model_dump(mode="json", exclude_unset=True)
@@ -95,32 +98,30 @@ def workflow_plan(
                 if isinstance(step, EvaluateStep):
                     each.forecast = _evaluation(made)
                 else:
-                    made = _plan_step(each, team, owner, made)
+                    after = _plan_step(each, team, owner, made)
+                    left.append((each.forecast.get("disk_bytes", {}).get("value", 0.0), after))
             planned.append(each)
+        if left:
+            made = max(left, key=lambda one: one[0])[1]
     return planned
 
 
-class _at:  # noqa: N801 (a context, used as a word)
+@contextmanager
+def _at(position: int) -> Iterator[None]:
     """Name the step in what refuses it."""
-
-    def __init__(self, position: int) -> None:
-        self.path = f"steps.{position}"
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """Raise a refusal again, at its field of the step."""
-        if isinstance(error, DraftProblem):
-            name = ".".join(error.path) or error.field
-            raise refusal(f"{self.path}.{name}" if name else self.path, error.sentence) from error
-        if isinstance(error, InvalidProblem):
-            known = cast("list[dict[str, str]]", error.facts.get("errors") or [])
-            faults = [{**each, "field": f"{self.path}.{each['field']}"} for each in known] or [
-                {"field": f"{self.path}.{error.code}", "message": error.detail}
-            ]
-            detail = f"Step {int(self.path.split('.')[1]) + 1}: {error.detail}"
-            raise InvalidProblem(error.code, detail, errors=faults) from error
+    path = f"steps.{position}"
+    try:
+        yield
+    except DraftProblem as problem:
+        name = ".".join(problem.path) or problem.field
+        raise refusal(f"{path}.{name}" if name else path, problem.sentence) from problem
+    except InvalidProblem as problem:
+        known = cast("list[dict[str, str]]", problem.facts.get("errors") or [])
+        faults = [{**each, "field": f"{path}.{each['field']}"} for each in known] or [
+            {"field": f"{path}.{problem.code}", "message": problem.detail}
+        ]
+        detail = f"Step {position + 1}: {problem.detail}"
+        raise InvalidProblem(problem.code, detail, errors=faults) from problem
 
 
 def refusal(path: str, sentence: str) -> InvalidProblem:
@@ -234,15 +235,17 @@ def _figure(
 
 
 def totals(steps: list[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the sums of steps' forecasts, each figure with the number of steps that have it."""
+    """Return the sums of steps' forecasts: figure -> value, low, high and unit.
+
+    ``low`` and ``high`` are sums as well: the ends of an 80 % interval where the steps err
+    together, as they do by a host's own factor, and of a wider one where they do not. They are
+    None where a step has no interval.
+    """
     sums: dict[str, dict[str, Any]] = {}
     for forecast in steps:
         for name, figure in forecast.items():
-            into = sums.setdefault(
-                name, {"value": 0.0, "low": 0.0, "high": 0.0, "unit": figure["unit"], "steps": 0}
-            )
-            into["value"] += figure["value"]
-            into["low"] += figure["low"] if figure["low"] is not None else figure["value"]
-            into["high"] += figure["high"] if figure["high"] is not None else figure["value"]
-            into["steps"] += 1
+            into = sums.setdefault(name, _figure(0.0, figure["unit"], 0.0, 0.0))
+            for part in ("value", "low", "high"):
+                whole, more = into[part], figure[part]
+                into[part] = None if whole is None or more is None else whole + more
     return sums

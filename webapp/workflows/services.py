@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import structlog
 from django.contrib.auth.models import User
-from django.db import IntegrityError, transaction
+from django.db import DatabaseError, IntegrityError, transaction
 
 from runners.jobspec.base import NAME_LENGTH
 from runners.jobspec.compress import EvaluationTasks
@@ -20,7 +20,7 @@ from webapp.accounts.tokens import acting_as, acting_token
 from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.core.names import checked_name
-from webapp.core.problems import ConflictProblem, Problem
+from webapp.core.problems import BusyProblem, ConflictProblem, Problem, UnavailableProblem
 from webapp.hosts.services import Contact, contact_of
 from webapp.jobs.endpoints import hashes_of, new_key
 from webapp.jobs.evaluating import evaluation_submit
@@ -30,6 +30,7 @@ from webapp.jobs.services import is_resumable, job_clone, job_resume, job_stop, 
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_answer, plan_keep
+from webapp.plans.repositories import UnreachableError
 from webapp.wizard.documents import document_parse, draft_of_document
 from webapp.workflows.models import StepState, Workflow, WorkflowState, WorkflowStep
 from webapp.workflows.planning import PlannedStep, workflow_plan
@@ -39,6 +40,11 @@ ACTOR = "system:workflows"
 REPORT_TIME = timedelta(seconds=30)  # until its host has reported what it left
 ROLE = Role.PRACTITIONER  # that a person needs to launch
 ENDS = {JobState.SUCCEEDED: StepState.SUCCEEDED, JobState.STOPPED: StepState.STOPPED}
+PASSING = (BusyProblem, UnavailableProblem, UnreachableError)
+FAULT = (
+    "Slipway failed while it started this step; its log says where. Resume the workflow to try "
+    "again."
+)
 GONE = "The account that started the workflow is no longer a practitioner of the team."
 NO_MODEL = "{} left no model, so there is nothing to go on with. See its page."
 MODEL_GONE = "The model that {} made was deleted. Resume the workflow from there, or start anew."
@@ -204,13 +210,27 @@ def _change(step: WorkflowStep, source: StepState, **fields: Any) -> bool:
 def _start(
     workflow: Workflow, waiting: Iterable[WorkflowStep], before: Sequence[WorkflowStep]
 ) -> None:
-    """Start the jobs of a step, or say at each why it was not started."""
+    """Start the jobs of a step, or say at each why it was not started.
+
+    What passes by itself lets the step wait, with its reason; anything else fails it, so that
+    nothing is tried again and again unseen.
+    """
     for step in waiting:
-        if Workflow.objects.filter(pk=workflow.pk, state=WorkflowState.RUNNING).exists():
-            try:
-                _launch(workflow, step, before)
-            except (DraftProblem, Problem) as problem:
-                _change(step, StepState.WAITING, state=StepState.FAILED, problem=str(problem))
+        if not Workflow.objects.filter(pk=workflow.pk, state=WorkflowState.RUNNING).exists():
+            return
+        try:
+            _launch(workflow, step, before)
+        except PASSING as problem:
+            _change(step, StepState.WAITING, problem=str(problem))
+        except (DraftProblem, Problem) as problem:
+            is_passing = isinstance(problem, DraftProblem) and problem.is_passing
+            state = StepState.WAITING if is_passing else StepState.FAILED
+            _change(step, StepState.WAITING, state=state, problem=str(problem))
+        except DatabaseError:
+            raise  # the next round
+        except Exception:
+            log.exception("step not started", step=step.pk, workflow=workflow.pk)
+            _change(step, StepState.WAITING, state=StepState.FAILED, problem=FAULT)
 
 
 def _launch(workflow: Workflow, step: WorkflowStep, before: Sequence[WorkflowStep]) -> None:
@@ -366,10 +386,28 @@ def workflow_stop(*, workflow: Workflow, by: User) -> Workflow:
     return workflow
 
 
+def workflow_delete(*, workflow: Workflow, by: User) -> None:
+    """Take an ended workflow out of the lists; its jobs, models and plans stay.
+
+    Raises:
+        ConflictProblem: it has not ended, or a job of it has not.
+    """
+    with transaction.atomic():
+        row = Workflow.objects.select_for_update().get(pk=workflow.pk)
+        live = row.steps.filter(state=StepState.RUNNING).exclude(job__state__in=FINAL_STATES)
+        if row.state == WorkflowState.RUNNING or live.exists():
+            raise ConflictProblem(
+                "still_live", f"{row.name} has not ended. Stop it, then delete it."
+            )
+        event_record(row, "workflow.deleted", by.get_username(), detail={"name": row.name})
+        row.delete()
+
+
 def workflow_resume(*, workflow: Workflow, by: User) -> Workflow:
     """Go on with a failed or stopped workflow: what has succeeded stays.
 
-    A step that has not succeeded goes on from what its job left on the host, or starts anew.
+    A step that has not succeeded goes on from what its job left on the host, or starts anew. The
+    workflow belongs to ``by`` from here on, as do the jobs that it starts.
 
     Raises:
         ConflictProblem: it runs, or has succeeded; or its model is gone.
@@ -391,8 +429,8 @@ def workflow_resume(*, workflow: Workflow, by: User) -> Workflow:
                 )
     with transaction.atomic():
         rows = Workflow.objects.filter(pk=workflow.pk, state=workflow.state)
-        token = acting_token()  # its budget counts from here on
-        if not rows.update(state=WorkflowState.RUNNING, ended_at=None, token=token):
+        taken = {"owner": by, "token": acting_token()}  # whose budget counts from here on
+        if not rows.update(state=WorkflowState.RUNNING, ended_at=None, **taken):
             raise ConflictProblem("not_resumable", f"{workflow.name} was resumed meanwhile.")
         for step in steps:
             if step.state in {StepState.FAILED, StepState.STOPPED}:

@@ -12,7 +12,7 @@ StepStateWord = Open[Literal["waiting", "running", "succeeded", "failed", "stopp
 
 
 class ForecastFigure(Reply):
-    """A planned figure with its 80 % interval, in its base unit."""
+    """A planned figure with its 80 % interval, in its base unit; of a sum the sums of the ends."""
 
     value: float
     low: float | None = None
@@ -29,7 +29,7 @@ class StepReply(Reply):
     name: str
     settings: Annotated[dict[str, Any], Field(description="The values of a sweep's job")]
     state: StepStateWord
-    problem: Annotated[str, Field(description="Why no job was started")]
+    problem: Annotated[str, Field(description="Why no job is started")]
     job: Annotated[str | None, Field(description="Id of the job, once it is started")]
     job_state: Annotated[str, Field(description="Empty before it is started")]
     model: Annotated[str | None, Field(description="Id of the team's model that it made")]

@@ -10,6 +10,12 @@ TUNE = {"goal": "finetune", "model": "demo"}
 AWQ = {"goal": "compress", "workload": {"method": "awq"}}
 GGUF = {"goal": "compress", "workload": {"method": "gguf"}}
 ENDPOINT = {"goal": "serve", "launch": {"run": "endpoint"}}
+
+
+def swept(*methods):
+    return {**AWQ, "sweep": {"workload.method": list(methods)}}
+
+
 SWEEP = {"workload.lora_rank": [8, 16], "workload.learning_rate": [1e-4, 2e-4]}
 
 
@@ -35,6 +41,11 @@ SWEEP = {"workload.lora_rank": [8, 16], "workload.learning_rate": [1e-4, 2e-4]}
             [TUNE, {"goal": "generate", "sweep": {"workload.batch_size": [1]}}, AWQ],
             "steps.1.sweep",
         ),
+        ([{**TUNE, "sweep": {"workload.lora_rank": [8, "many"]}}], "steps.0.sweep"),
+        ([TUNE, {"goal": "serve", "sweep": {"launch.run": ["job", "endpoint"]}}], "steps.1.sweep"),
+        ([swept("awq", "gptq"), {"goal": "finetune"}], "steps.1.goal"),
+        ([swept("awq", "gguf"), {"goal": "evaluate"}], "steps.0.sweep"),
+        ([swept("gguf"), {"goal": "generate"}], "steps.1.goal"),
     ],
 )
 def test_what_does_not_go_together_is_refused_at_its_field(steps, field):

@@ -69,6 +69,7 @@ RULES = {
     "workflows/<slug:workflow_id>/": OBJECT,
     "workflows/<slug:workflow_id>/stop/": OWN,
     "workflows/<slug:workflow_id>/resume/": OWN,
+    "workflows/<slug:workflow_id>/delete/": OWN,
     "approvals/": PAGE,
     "approvals/<slug:request_id>/approve/": ACT,
     "approvals/<slug:request_id>/deny/": ACT,

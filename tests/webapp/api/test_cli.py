@@ -857,6 +857,7 @@ def test_the_command_line_launches_steps_and_sweeps_and_follows_them(
     assert (code, f"slipway workflows resume {workflow.pk}" in err) == (1, True), err
     assert run("workflows", "resume", workflow.pk)[0] == 0
     assert run("workflows", "stop", workflow.pk, "--yes")[0] == 0
+    assert run("workflows", "delete", workflow.pk, "--yes")[0] == 0
     path.write_text(yaml.safe_dump(PRETRAIN))
     sweep = ("--sweep", "workload.learning_rate=1e-4,3e-4")
     code, out, err = run("launch", "-f", path, "-d", "-o", "json", "--yes", *sweep)

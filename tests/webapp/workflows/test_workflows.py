@@ -1,20 +1,25 @@
 """Workflows: planned as a whole, advanced by the ends of their jobs, stopped and resumed."""
 
 import pytest
+from django.db import DatabaseError
 
 from runners.jobspec.engines import OWN
+from runners.plans.refusals import DraftProblem
 from runners.plans.workflow import WorkflowDocument
 from tests.webapp.conftest import client_of
 from tests.webapp.jobs.test_finish import MEASURED, finish
 from webapp.accounts.models import Membership
 from webapp.agents.dispatch import allocate_all
 from webapp.audit.models import Event
-from webapp.core.problems import InvalidProblem, Problem
+from webapp.core.problems import BusyProblem, InvalidProblem, Problem
 from webapp.jobs.models import Job, JobState
 from webapp.jobs.services import job_stop
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
+from webapp.plans.repositories import UnreachableError
+from webapp.workflows import services
 from webapp.workflows.models import Workflow
+from webapp.workflows.planning import workflow_plan
 from webapp.workflows.services import (
     advance_all,
     workflow_advance,
@@ -171,12 +176,68 @@ def test_one_call_starts_a_step_once_and_an_owner_who_left_starts_none(team, ali
     assert Job.objects.count() == 1
 
 
-def test_who_may_look_and_who_may_stop(team, alice, bob, charlie, olga, vera, host):
+def test_a_sweep_of_methods_is_planned_from_the_model_before_it_and_the_next_from_the_largest(
+    team, alice, host
+):
+    sweep = {"workload.method": ["gptq", "int8_weight_only", "awq"]}
+    compress = {"goal": "compress", "workload": {"method": "awq"}, "sweep": sweep}
+    steps = [PRETRAIN, compress, {"goal": "generate"}]
+    document = WorkflowDocument.model_validate({"steps": steps})
+    planned = workflow_plan(team, alice, document)
+    sizes = [each.forecast["disk_bytes"]["value"] for each in planned if each.goal == "compress"]
+    assert sizes[1] > sizes[0] == sizes[2]
+    stored = planned[-1].plan.document.model.config["quantization_config"]
+    assert stored["config_groups"]["group_0"]["weights"]["num_bits"] == 8
+
+
+def test_what_passes_lets_a_step_wait_with_its_reason_and_a_fault_fails_it(
+    team, alice, host, monkeypatch
+):
+    raised = [
+        DraftProblem("It is being measured.", "host", is_passing=True),
+        BusyProblem("busy", "Later."),
+        UnreachableError("The hub is down."),
+        DatabaseError("locked"),
+        RuntimeError("a fault"),
+    ]
+    workflow, _ = started(team, alice)
+
+    def refuse(*_args, **_fields):
+        raise raised[0]
+
+    monkeypatch.setattr(services, "draft_of_document", refuse)
+    monkeypatch.setattr(services, "evaluation_submit", refuse)
+    end(workflow)
+    said = []
+    while len(raised) > 1:
+        said.append((states(workflow)[1], workflow.steps.get(position=1).problem))
+        raised.pop(0)
+        advance_all()
+    words = ["It is being measured.", "Later.", "The hub is down."]
+    assert said == [("waiting", each) for each in (*words, words[-1])]
+    assert states(workflow)[1] == "failed"
+    assert workflow.steps.get(position=1).problem == services.FAULT
+
+
+def test_who_may_look_stop_resume_and_delete(team, alice, bob, charlie, olga, vera, host):
     workflow, _ = started(team, alice)
     address = f"/api/v1/workflows/{workflow.pk}"
     assert [client_of(each).get(address).status_code for each in (vera, charlie)] == [200, 404]
-    post = lambda user: client_of(user).post(f"{address}/stop").status_code  # noqa: E731
-    assert [post(each) for each in (vera, bob, charlie, olga)] == [403, 403, 404, 200]
+
+    def send(user, method, act=""):
+        return getattr(client_of(user), method)(f"{address}{act}").status_code
+
+    assert send(alice, "delete") == 409  # it runs
+    assert [send(each, "post", "/stop") for each in (vera, bob, charlie, olga)] == [
+        *(403, 403, 404, 200)
+    ]
+    assert send(olga, "post", "/resume") == 200
+    workflow.refresh_from_db()
+    assert {workflow.owner, jobs(workflow)[0].owner} == {olga}  # who resumes it owns what follows
+    assert [send(olga, "post", "/stop"), send(alice, "delete"), send(olga, "delete")] == [
+        *(200, 403, 204)
+    ]
+    assert (Workflow.objects.count(), Job.objects.count()) == (0, 2)
 
 
 def test_the_api_plans_starts_and_shows(team, alice, host):
