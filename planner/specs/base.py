@@ -176,7 +176,7 @@ def alias_parser(choices: Iterable[str], others: Mapping[str, str]) -> Callable[
 PLAIN = re.compile(r"(fp32|tf32|fp16|bf16|fp8|int8|int4|nf4|mxfp4|nvfp4|ternary)")
 # Dtypes that are also names of quantisations, and are read as quantisations.
 BOTH = frozenset({"nf4", "fp8", "nvfp4"})
-GGUF = re.compile(r"(?:gguf[ :_-]*)?(i?q\d_\w+)")
+GGUF = re.compile(r"(?:gguf[ :_-]*)?((?:ud[-_])?i?q\d_\w+)")
 BOTH_SIDES = re.compile(r"w\d+a\d+")
 REMARK = re.compile(r"\([^()]*\b(?:default|assumed)\b[^()]*\)")
 GROUP_SIZE = re.compile(r"\bgroup(?:[ _-]?size)?[ _-]*(\d+)")
@@ -230,7 +230,7 @@ def read_quantization(text: str) -> JsonObject:
         return {"quantization": SAME[name]}
     packed = GGUF.fullmatch(name)
     if packed:
-        return {"quantization": f"gguf:{packed[1]}"}
+        return {"quantization": f"gguf:{packed[1].replace('ud_', 'ud-')}"}
     if PLAIN.fullmatch(name) and name not in BOTH:
         return {"weight_dtype": name}
     if not name or ":" in name or name in BOTH:
@@ -322,7 +322,8 @@ def _with_compute_dtype(fields: JsonObject, quantization: object) -> JsonObject:
     weight = fields.get("weight_dtype")
     slug = weight.lower() if isinstance(weight, str) else ""
     dtype = DTYPES.get(slug, slug)
-    if quantization not in STORED_NARROW or dtype not in WIDE_NAMES:
+    is_narrow = isinstance(quantization, str) and quantization in STORED_NARROW
+    if not is_narrow or dtype not in WIDE_NAMES:
         return fields
     others = {name: value for name, value in fields.items() if name != "weight_dtype"}
     return {"activation_dtype": dtype, **others} if quantization in COMPUTED_IN_16_BITS else others

@@ -209,7 +209,7 @@ class ProblemDocument(Schema):
     rest_gpu_hours: float = 0.0
 
 
-REFUSALS = dict.fromkeys((400, 401, 403, 404, 409, 413, 422, 429, 503), ProblemDocument)
+REFUSALS = dict.fromkeys((400, 401, 403, 404, 405, 409, 413, 422, 429, 503), ProblemDocument)
 
 
 def bytes_in() -> dict[str, Any]:

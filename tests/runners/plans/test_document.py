@@ -4,14 +4,17 @@ import json
 from typing import get_args
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from planner.specs.base import PlannerError
+from planner.specs.estimate import EstimateRequest, PlanRequest
 from runners.plans.document import GOALS, PLANS, adapter, of_goal, read_stored, shared_document
 from runners.plans.fields import Shown, faults_in, limits_of, shown_of
 from runners.plans.launch import USED_BY, Launch, LaunchOptionError, check_used
 from runners.plans.methods import COMPRESSIONS, TRAININGS
 from runners.plans.old_names import read_document
 from runners.plans.refusals import DraftProblem
+from runners.plans.workflow import WorkflowDocument
 from runners.plans.workloads import WORKLOADS, CompressWork, FinetuneWork
 
 
@@ -117,3 +120,49 @@ def test_an_option_that_a_launch_would_not_use_is_refused_by_its_name():
                     check_used(goal, launch)
     with pytest.raises(LaunchOptionError, match="Leave run out"):
         check_used("compress", Launch(run="endpoint"))
+
+
+ODD = (
+    *(None, [], [None], [["a"]], {}, {"": None}, {"a": [{}]}, True, "", "\0", "[]", [1, "a"]),
+    *(5e-324, 1e308, -0.0, float("inf"), float("nan"), 10**40),
+)
+
+
+def models_in(annotation):
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from models_in(part)
+
+
+def odd_documents(kind, base, wrap, depth=4):
+    """Yield a document for every field below ``kind``, at any depth, and every odd value in it."""
+    for name, field in kind.model_fields.items():
+
+        def inside(value, name=name):
+            return wrap({**base, name: value})
+
+        yield from ((name, inside(value)) for value in ODD)
+        if depth:
+            for part in models_in(field.annotation):
+                yield from odd_documents(part, {}, inside, depth - 1)
+
+
+def test_a_value_of_any_type_in_any_field_is_read_or_refused():
+    # schemathesis, as a person: pins.quantization [null, null] was a TypeError, status 500.
+    cluster = {"device": "h100-sxm5-80gb"}
+    question = {"model": "x", "cluster": cluster, "workload": {"kind": "serve"}}
+    kinds = [(kind, {"goal": goal, "model": "x"}) for goal, kind in PLANS.items()]
+    kinds += [(PlanRequest, question), (EstimateRequest, question)]
+    kinds += [(WorkflowDocument, {"steps": [{"goal": "finetune", "model": "x"}]})]
+    tried = 0
+    for kind, base in kinds:
+        for name, document in odd_documents(kind, base, dict):
+            tried += 1
+            try:
+                kind.model_validate(document)
+            except (ValidationError, PlannerError):
+                continue
+            except Exception as error:
+                raise AssertionError(f"{kind.__name__}: {name} in {document}") from error
+    assert tried > 10_000
