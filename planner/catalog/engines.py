@@ -9,11 +9,13 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from planner.catalog.reading import data_json, data_text, data_toml
+from planner.cost.training import LOSS_FP32_COPIES
 from planner.cost.weights import WIDE
 from planner.specs.base import BadRequestError, Dtype, Spec
 from planner.specs.cluster import DeviceKind, DeviceSpec
 from planner.specs.estimate import HostCalibration
 from planner.specs.model import ModelSpec, WeightPart
+from planner.specs.workload import Recomputation
 
 # ---------------------------------------------------------------------------
 # Engines: defaults, and efficiencies for hosts without measurements.
@@ -77,6 +79,8 @@ class Engine(Spec):
     kv_read_efficiency: float = Field(gt=0, le=1)
     link_efficiency: float = Field(gt=0, le=1)
     collective_latency_s: float
+    # Between cards without peer-to-peer access, which exchange through the host; 0: the same.
+    staged_collective_latency_s: float = 0.0
     op_overhead_s: float
     ops_per_layer: float = 0.0
     dequantise_ops: dict[Dtype, float] = Field(default_factory=dict)
@@ -113,6 +117,8 @@ class Engine(Spec):
     keeps_gradients: bool = False
     sequence_parallel: bool = False
     zero_stage: int = 0
+    # What an unstated recomputation is: the engine's own default.
+    recomputation: Recomputation = "none"
     # Gradients are reduced in buckets; PyTorch's default is 25 MB.
     bucket_bytes: float = 25e6
     bucket_bytes_per_rank: float = 0.0
@@ -129,15 +135,24 @@ class Engine(Spec):
     # multiplied in 16 bits, where nothing is stated.
     loads_as_stored: bool = False
     autocasts: bool = False
+    # What selective recomputation computes again: the attention core (Megatron), or every second
+    # matrix product and all between them, without the attention core (torchtitan).
+    selective_recomputation: Literal["attention", "every_second_product"] = "attention"
+    # fp32 copies of the logits, their gradient's included, beside those in the operands' dtype; a
+    # fused kernel has none in fp32 and writes the gradient in the operands' dtype: 0.5.
+    loss_fp32_copies: float = LOSS_FP32_COPIES
     # Logits of which the loss is computed at once; 0: of all.
     loss_chunk_logits: int = 0
+    # Chunks of a micro-batch's tokens, one of which has logits at a time; 0: all at once.
+    loss_chunks: int = 0
     # Tokens whose logits exist at once, where the loss computes them chunk by chunk from the last
     # hidden states; 0: all.
     loss_chunk_tokens: int = 0
     lora_targets: Literal["all", "query_value"] = "all"
     wide_norms: bool = False
     unties_embeddings: bool = False
-    fp32_embeddings_beside_packed: bool = False
+    # Packed formats beside which a training's other weights, and so its activations, are fp32.
+    fp32_beside_packed: tuple[str, ...] = ()
     loads_before_sharding: bool = False
     grows_cache: bool = False
     prompt_logits: bool = False
@@ -272,7 +287,7 @@ def release_of(key: str | None) -> str:
     >>> release_of("SGLang 0.5.9"), release_of("TensorRT-LLM")
     ('0.5.9', '')
     """
-    return key.removeprefix(_without_release(key)).strip() if key else ""
+    return key.partition(",")[0].removeprefix(_without_release(key)).strip() if key else ""
 
 
 def release_number(release: str) -> tuple[int, ...]:
@@ -297,7 +312,12 @@ def _at_release(table: dict[str, Any], release: str) -> dict[str, Any]:
 
 
 def _without_release(key: str) -> str:
-    """Return an engine's name without the release after a known name."""
+    """Return an engine's name without the release after a known name, and without a remark.
+
+    >>> _without_release("transformers 4.49, in-house trainer")
+    'transformers'
+    """
+    key = key.partition(",")[0]
     name, _, release = key.strip().rpartition(" ")
     names_by_slug = _names_by_slug()
     has_release = (

@@ -147,6 +147,23 @@ def supports(kind: str) -> bool:
     return DEFAULTS.get(kind, kind) in BLOCKS
 
 
+def file_type(text: str) -> str | None:
+    """Return the catalog's name of a type of GGUF files as people write it, None if unknown.
+
+    Unsloth's own mixes are named ``UD-``, often without it; those of the catalog's types that
+    they only label so are the types themselves.
+
+    >>> file_type("UD-Q4_K_XL"), file_type("Q4_K_XL"), file_type("UD-Q5_K_M"), file_type("Q9_K")
+    ('ud-q4_k_xl', 'ud-q4_k_xl', 'q5_k_m', None)
+    """
+    table: dict[str, list[float]] = data_toml("packed.toml")["gguf"]
+    kind = text.lower().replace("ud_", "ud-")
+    for name in (kind, f"ud-{kind}", kind.removeprefix("ud-")):
+        if name in table or supports(name):
+            return name
+    return None
+
+
 def file_sizes(kind: str, model: ModelSpec) -> FileSizes:
     """Return the mean bits of the parts of a model's file.
 
@@ -494,6 +511,9 @@ def packed_format(quantization: str | None, model: ModelSpec | None = None) -> P
     """
     usual = _usual_format(quantization)
     method, _, kind = (quantization or "").lower().partition(":")
+    kind = (file_type(kind) if method == "gguf" else None) or kind
+    if model is not None and model.model_type in MXFP4_EXPERTS and kind.startswith("ud-"):
+        kind = "q8_0"  # beside the experts, which no mix changes
     if usual is None or model is None or method != "gguf" or not supports(kind):
         return usual
     return _format_of_file(kind, model.model_copy(update={"part_dtypes": ()}))
@@ -519,6 +539,7 @@ def _usual_format(quantization: str | None) -> PackedFormat | None:
     if not colon:
         return None
     table: dict[str, list[float]] = data_toml("packed.toml").get(method, {})
+    kind = (file_type(kind) if method == "gguf" else None) or kind
     if kind in table:
         return PackedFormat(*table[kind])
     bits = _number(kind)

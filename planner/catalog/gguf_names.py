@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from planner.catalog.format_names import names_gguf
-from planner.catalog.gguf import supports
+from planner.catalog.gguf import file_type
 from planner.catalog.model_names import find, without_address
 from planner.catalog.models import checkpoint_name, get_model
 from planner.specs.base import BadRequestError, read_quantization
 
 PART = re.compile(r"-\d{5}-of-\d{5}$")
 TYPES = r"I?Q\d(?:_\w+?)?|TQ\d_0|BF16|F16|F32|MXFP4(?:_MOE)?"
-GGUF_TYPE = re.compile(rf"[-._](?:UD[-_])?({TYPES})(?:_XL)?$", re.IGNORECASE | re.ASCII)
-TAG = re.compile(rf"(?:.*-)?(?:UD[-_])?({TYPES}|FP16)(?:_XL)?", re.IGNORECASE | re.ASCII)
+GGUF_TYPE = re.compile(rf"[-._]((?:UD[-_])?(?:{TYPES}))$", re.IGNORECASE | re.ASCII)
+TAG = re.compile(rf"(?:.*-(?!UD[-_]))??((?:UD[-_])?(?:{TYPES}|FP16))", re.IGNORECASE | re.ASCII)
 WIDE_TYPES = {
     "bf16": "bf16", "f16": "fp16", "fp16": "fp16", "f32": "fp32", "mxfp4": "mxfp4",
     "mxfp4_moe": "mxfp4",
@@ -53,13 +53,14 @@ def read_model_name(name: str) -> ModelName:
     kind = (kind or DEFAULT_GGUF_TYPE).lower()
     if kind in WIDE_TYPES:
         return ModelName(base, {"weight_dtype": WIDE_TYPES[kind]}, assumed)
-    if not supports(kind):
+    known = file_type(kind)
+    if known is None:
         raise BadRequestError(
             f"{name} states the GGUF type {kind.upper()}, whose size is not known: name another, "
             f"such as {DEFAULT_GGUF_TYPE}, or the model itself, {base}",
             "model",
         )
-    return ModelName(base, {"quantization": f"gguf:{kind}"}, assumed)
+    return ModelName(base, {"quantization": f"gguf:{known}"}, assumed)
 
 
 def agreed_pins(name: ModelName, pins: Mapping[str, object], option: str) -> dict[str, str]:
@@ -96,7 +97,6 @@ def split_gguf(name: str) -> tuple[str, str]:
         return name, ""
     if typed is not None:
         before = tag[: typed.start(1)].rstrip("-_")
-        before = re.sub(r"(?:^|-)UD$", "", before, flags=re.IGNORECASE)
         base = names_gguf(repository) or repository
         return (f"{base}:{before}" if before else base), typed[1]
     is_file = name.lower().endswith(".gguf")

@@ -565,6 +565,38 @@ def feed_forward_elements_per_token(model: ModelSpec, saved: SavedTensors) -> in
     return (tensors if saved.inputs else tensors - 1) * widest_feed_forward(model)
 
 
+def residuals_beside_every_second_product(model: ModelSpec) -> int:
+    """Return the residual tensors of a layer that ``every_second_product_elements`` leaves out.
+
+    The input, and of gated blocks the output of the down projection, which is an odd product.
+    """
+    return 2 if model.gated_mlp else 1
+
+
+def every_second_product_elements(model: ModelSpec) -> float:
+    """Return the elements per token kept where every second matrix product is computed again.
+
+    Of query, key, value, output, gate, up and down the odd ones are kept, with the output of the
+    attention core. Source: torchtitan, distributed/activation_checkpoint.py, ``SelectiveAC``.
+    """
+    keys = model.num_key_value_heads * model.head_dim
+    return attention_elements_per_token(model) - keys + widest_feed_forward(model)
+
+
+def every_second_product_share(model: ModelSpec) -> float:
+    """Return the share of a layer's products that are computed again: key, output, and up or down.
+
+    >>> from planner.catalog.models import get_model
+    >>> round(every_second_product_share(get_model("meta-llama/Meta-Llama-3-8B")), 2)
+    0.37
+    """
+    queries = model.num_attention_heads * model.head_dim
+    keys = model.num_key_value_heads * model.head_dim
+    wide = widest_feed_forward(model)
+    products = 3 if model.gated_mlp else 2
+    return (keys + queries + wide) / (2 * queries + 2 * keys + products * wide)
+
+
 def operand_elements_per_token(model: ModelSpec, tensor_parallel_size: Quantity) -> Quantity:
     """Return the operand elements per token of one layer's matrix products on one rank."""
     tensors = GATED_FFN_TENSORS - 1 if model.gated_mlp else PLAIN_FFN_TENSORS

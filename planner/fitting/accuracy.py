@@ -12,7 +12,7 @@ from planner.catalog.models import get_model
 from planner.catalog.reading import data_json
 from planner.cost.training import lora_parameters, sharded_state_bytes
 from planner.cost.weights import element_bytes
-from planner.fitting import generation_peaks
+from planner.fitting import generation_peaks, unfitted
 from planner.fitting.decode_fitting import fitted_here, stream_cases
 from planner.fitting.evidence import (
     HARNESSES,
@@ -708,6 +708,7 @@ def accuracy_page() -> str:
         _table("Serving, fitted", _serving_errors()),
         throughput_section(),
         published_section(),
+        unfitted.section(),
         _table("Single streams, fitted", _stream_errors()),
         _examples(),
         flexgen_table(),

@@ -71,6 +71,9 @@ COVERED_SINCE_THE_FIT = frozenset(
 # by model, device, weights and tensor parallel size.
 # Source: InferenceX, benchmarks/single_node/fixed_seq_len/dsr1_fp8_b200.sh, 2026-08.
 LAUNCH_SHARES = {("deepseek-ai/DeepSeek-R1", "b200-sxm", "fp8", "4"): 0.95}
+# The format of sources whose tables have no column for it: Qwen's recipe tunes its Int4 releases.
+# Source: QwenLM/Qwen, finetune/finetune_qlora_single_gpu.sh (Qwen-7B-Chat-Int4, made by GPTQ).
+PACKED_BY = {("qwen-finetune", "qlora"): "gptq-int4"}
 # Training tools of rows that name only the underlying engine.
 HARNESSES = {
     "ms-swift": "ms_swift",
@@ -211,8 +214,9 @@ def strategy_of(row: Row) -> JsonObject:
         strategy["attention"] = "eager" if row["attention"] == "eager" else "flash"
     if row.get("sequence_parallel"):
         strategy["sequence_parallel"] = row["sequence_parallel"] in {"1", "true", "True"}
-    if row.get("quantization"):
-        strategy["quantization"] = row["quantization"]
+    quantization = row.get("quantization") or PACKED_BY.get((row["source_id"], row["method"]))
+    if quantization:
+        strategy["quantization"] = quantization
     return {**strategy, **_noted_fields(row), **_loaded_as(row, strategy)}
 
 

@@ -4,7 +4,7 @@ import re
 from pathlib import PurePosixPath
 
 from planner.catalog.format_names import names_gguf
-from planner.catalog.gguf import supports
+from planner.catalog.gguf import file_type
 from planner.catalog.gguf_names import DEFAULT_GGUF_TYPE, GGUF_TYPE, PART, WIDE_TYPES
 from planner.catalog.model_names import without_address
 from planner.catalog.models import get_model, is_known_model
@@ -134,8 +134,7 @@ def add_gguf(draft: Draft, source: str, name: str, file: str = "") -> ModelSpec 
         if stored:
             draft.repository = stored
             draft.ignore(source, f"its files are those of {shown(stored)}")
-    kind = re.sub(r"^UD[-_]|_XL$", "", stated, flags=re.IGNORECASE).lower()
-    put_gguf_type(draft, source, kind, spec, is_default=is_default)
+    put_gguf_type(draft, source, stated.lower(), spec, is_default=is_default)
     return spec
 
 
@@ -168,8 +167,8 @@ def put_gguf_type(
             draft.ignore(source, KEPT_EXPERTS)
     elif kind in WIDE_TYPES:
         draft.put(source, "pins.weight_dtype", WIDE_TYPES[kind])
-    elif kind and supports(kind):
-        draft.put(source, "pins.quantization", f"gguf:{kind}")
+    elif kind and (known := file_type(kind)):
+        draft.put(source, "pins.quantization", f"gguf:{known}")
     elif kind:
         draft.ignore(source, f"the size of a GGUF file of type {shown(kind)} is not known")
     else:

@@ -20,6 +20,7 @@ from planner.imports.serving import (
     add_quantization,
     add_servers,
     add_share,
+    add_stated_cache,
     need_requests,
 )
 from planner.imports.shell import ignore_rest, ignore_words, read_options, source_of
@@ -60,7 +61,7 @@ def read_vllm(draft: Draft, words: list[str]) -> None:
         server.spec = add_any_model(draft, named)
     add_quantization(server)
     add_dtype(server)
-    add_cache_dtype(server)
+    add_stated_cache(server)
     ranks = _vllm_layout(server)
     server.put_whole("max_model_len", "workload.max_request_tokens")
     _add_concurrency(server, "max_num_seqs", ranks)
@@ -199,7 +200,7 @@ def read_sglang(draft: Draft, words: list[str]) -> None:
         server.spec = add_any_model(draft, named)
     add_quantization(server)
     add_dtype(server)
-    add_cache_dtype(server)
+    add_stated_cache(server)
     data, attention = _sglang_layout(server)
     server.put_whole("context_length", "workload.max_request_tokens")
     _add_concurrency(server, "max_running_requests", data)

@@ -137,6 +137,31 @@ def add_quantization(server: ServerDraft) -> None:
         server.draft.ignore(option.source, reason)
 
 
+# Checkpoints of ModelOpt, as NVIDIA publishes them, state an FP8 cache (kv_cache_quant_algo).
+STATES_CACHE = "nvidia/"
+LEFT_OUT = "--kv-cache-dtype left out"
+NARROW_FLOATS = frozenset({"fp8", "nvfp4"})
+
+
+def add_stated_cache(server: ServerDraft) -> None:
+    """Record the dtype of the KV cache as a command of vLLM or SGLang states it.
+
+    Without the flag these engines keep the cache in 16 bits unless the checkpoint states more,
+    where a plan takes what benchmarks set on the device.
+    """
+    option = server.options.get("kv_cache_dtype")
+    add_cache_dtype(server)
+    spec = server.spec
+    pins = server.draft.request.get("pins", {})
+    weights = pins.get("weight_dtype") or (spec.weight_dtype if spec else None)
+    is_open = option is None or option.text.lower() in AUTO
+    if is_open and weights in NARROW_FLOATS and not (spec and spec.id.startswith(STATES_CACHE)):
+        source = option.source if option else LEFT_OUT
+        if option:  # understood after all
+            server.draft.ignored.pop()
+        server.draft.put(source, "pins.kv_cache_dtype", "bf16")
+
+
 def add_cache_dtype(server: ServerDraft, name: str = "kv_cache_dtype") -> None:
     """Record the dtype of the KV cache from the option of that name."""
     option = server.take(name)

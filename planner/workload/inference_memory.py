@@ -384,9 +384,10 @@ def stage_weight_bytes(setting: Setting, ledger: Ledger, stage: StageShare) -> f
 
 def _vocabulary_bytes(setting: Setting) -> float:
     """Return the mean bytes of a vocabulary weight; some engines keep fp32 embeddings."""
-    packed = setting.weight_dtype not in WIDE
-    if packed and setting.engine.fp32_embeddings_beside_packed:
-        return (setting.vocabulary_element_bytes + element_bytes("fp32")) / 2
+    if setting.widens_the_rest:
+        has_wide_head = setting.engine.role == "runner"
+        head = element_bytes("fp32") if has_wide_head else setting.vocabulary_element_bytes
+        return (head + element_bytes("fp32")) / 2
     return setting.vocabulary_element_bytes
 
 

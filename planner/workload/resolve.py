@@ -780,7 +780,7 @@ def _training_defaults(
         "micro_batch_size": micro,
         "gradient_accumulation_steps": steps,
         "pipeline_schedule": given.pipeline_schedule or ("1f1b" if layout.pipeline > 1 else None),
-        "activation_recomputation": given.activation_recomputation or "none",
+        "activation_recomputation": given.activation_recomputation or engine.recomputation,
         "attention": given.attention or "flash",
         "fused_norms": not (engine.wide_norms or engine.ops_per_layer),
         "sequence_parallel": engine.sequence_parallel and layout.tensor > 1,

@@ -149,7 +149,8 @@ def rates_for(
     # Measured links already include the efficiency of collectives.
     measured = cluster.collective_latency_seconds
     inside = 1.0 if measured is not None else engine.link_efficiency
-    latency = engine.collective_latency_s if measured is None else measured
+    staged = engine.staged_collective_latency_s if "GeForce" in (device.name or "") else 0.0
+    latency = staged or engine.collective_latency_s if measured is None else measured
     hop = cluster.hand_over_latency_seconds
     return Rates(
         peak_flops_per_s=peak,
@@ -364,6 +365,20 @@ class Setting:
     def activation_dtype(self) -> Dtype:
         """Return the dtype of the activations between layers."""
         return self.strategy.activation_dtype or "bf16"
+
+    @property
+    def keeps_every_second_product(self) -> bool:
+        """Return whether selective recomputation is torchtitan's, not Megatron's."""
+        return self.engine.selective_recomputation == "every_second_product"
+
+    @property
+    def widens_the_rest(self) -> bool:
+        """Return whether all weights but the packed ones, and the activations, are fp32."""
+        named = self.strategy.quantization or self.weight_dtype
+        is_trained = isinstance(self.workload, TrainWorkload)
+        return named in self.engine.fp32_beside_packed and (
+            is_trained or self.engine.role == "training"
+        )
 
     @cached_property
     def rates(self) -> Rates:

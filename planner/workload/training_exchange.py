@@ -30,6 +30,7 @@ from planner.cost.roofline import (
     pairs_by_layer_group,
 )
 from planner.cost.training import (
+    every_second_product_share,
     exposed_seconds,
     lora_widths,
     operand_elements_per_token,
@@ -431,16 +432,20 @@ class Kernels:
         return ADAPTER_PASSES if self.workload.method in ADAPTER_METHODS else FULL_PASSES
 
     @property
-    def recomputed(self) -> int:
-        """Return the number of recomputed forward passes of the layers."""
-        return 1 if self.setting.strategy.activation_recomputation == "full" else 0
+    def recomputed(self) -> float:
+        """Return the number of recomputed forward passes of the layers' products."""
+        how = self.setting.strategy.activation_recomputation
+        if how == "selective" and self.setting.keeps_every_second_product:
+            return every_second_product_share(self.setting.model)
+        return 1 if how == "full" else 0
 
     @property
     def _recomputed_elementwise(self) -> int:
         """Return the number of recomputed passes of operators other than matrix products."""
         how = self.setting.strategy.activation_recomputation
-        keeps_products = how == "selective" and self.setting.engine.counted_by_operator
-        return 1 if keeps_products else self.recomputed
+        engine = self.setting.engine
+        keeps_products = engine.counted_by_operator or self.setting.keeps_every_second_product
+        return 1 if how == "full" or (how == "selective" and keeps_products) else 0
 
     @property
     def is_narrow(self) -> bool:
@@ -491,7 +496,9 @@ class Kernels:
             pairs = pairs * 2
         line = setting.line(GROUP, "Attention: forward", key="attention_flops")
         flops = attention_work(model, pairs, layout.tensor, (self.ledger, line))
-        again = 0 if setting.strategy.activation_recomputation == "none" else 1
+        how = setting.strategy.activation_recomputation
+        keeps_core = how == "selective" and setting.keeps_every_second_product
+        again = 0 if how == "none" or keeps_core else 1
         rate = (self.rates.wide_peak_flops_per_s, self.rates.wide_efficiency)
         count = self.passes + again
         part = "attention_unfused" if unfused else "attention"

@@ -10,7 +10,6 @@ from planner.cost.column import single
 from planner.cost.memory import MemoryUse, StageMemory, fullest_of
 from planner.cost.quantity import Flag, Ledger, NullLedger, either, maximum, minimum, where
 from planner.cost.training import (
-    LOSS_FP32_COPIES,
     SCORE_GRADIENT_BYTES,
     STATE_BYTES,
     UNFUSED_LOSS_FP32_COPIES,
@@ -20,6 +19,7 @@ from planner.cost.training import (
     checkpoint_copy_bytes,
     chunked_loss_bytes,
     eager_attention_elements_per_token,
+    every_second_product_elements,
     feed_forward_elements_per_token,
     feed_forward_elements_without_input,
     gradient_elements_per_token,
@@ -35,6 +35,7 @@ from planner.cost.training import (
     pipeline_in_flight,
     product_output_elements_per_token,
     product_residuals,
+    residuals_beside_every_second_product,
     saved_operand_elements_per_token,
     saved_residual_tensors,
     scale_parameters,
@@ -170,6 +171,14 @@ class StageActivations:
             saved_scores = 0.0 if self.setting.engine.recomputes_in_slack else scores
             working = self.tokens * each + BACKWARD_SCORES * saved_scores
             return self._saved_bytes(self._checkpoint), working, loss
+        if recomputation == "selective" and self.setting.keeps_every_second_product:
+            kept = self._per_token(
+                "Kept of every second product",
+                residuals_beside_every_second_product(self.setting.model),
+                every_second_product_elements(self.setting.model),
+            )
+            working = self.tokens * (each - kept) + BACKWARD_SCORES * scores
+            return self._saved_bytes(kept), working, loss
         saved = self._saved_bytes(each)
         if recomputation == "selective":
             return saved, BACKWARD_SCORES * scores, loss
@@ -178,8 +187,7 @@ class StageActivations:
     @property
     def in_fp32(self) -> bool:
         """Return whether an fp32 embedding with packed weights makes all activations fp32."""
-        packed = self.setting.weight_dtype not in WIDE
-        return packed and self.setting.engine.fp32_embeddings_beside_packed
+        return self.setting.widens_the_rest
 
     @property
     def operand_element_bytes(self) -> float:
@@ -353,6 +361,8 @@ class StageActivations:
             self.setting.line(GROUP, "Logits in the loss", key="activations"), factor=loss_ratio
         )
         tokens = self.tokens
+        if engine.loss_chunks:
+            tokens = tokens / engine.loss_chunks
         if engine.loss_chunk_tokens:
             tokens = minimum(tokens, float(engine.loss_chunk_tokens))
         sizes = {
@@ -365,7 +375,7 @@ class StageActivations:
             return self.ledger.term(
                 chunked_loss_bytes, line, chunk_logits=engine.loss_chunk_logits, **sizes
             )
-        copies = UNFUSED_LOSS_FP32_COPIES if engine.gathered_logits else LOSS_FP32_COPIES
+        copies = UNFUSED_LOSS_FP32_COPIES if engine.gathered_logits else engine.loss_fp32_copies
         return self.ledger.term(loss_bytes, line, fp32_copies=copies, **sizes)
 
 

@@ -239,6 +239,23 @@ def test_a_file_is_as_large_as_published():
     assert not wrong, wrong
 
 
+def test_a_mix_of_another_maker_has_the_mean_bits_of_its_files():
+    # llama-bench of lhl/strix-halo-testing prints the bytes of each file.
+    for model, kind, published in (
+        ("Qwen/Qwen3-30B-A3B", "ud-q4_k_xl", 17709692928),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "ud-q4_k_xl", 61985006336),
+        ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", "ud-q4_k_xl", 14497730560),
+        ("zai-org/GLM-4.5-Air", "ud-q4_k_xl", 73028549632),
+        ("tencent/Hunyuan-A13B-Instruct", "ud-q6_k_xl", 70490511104),
+        ("Qwen/Qwen3-235B-A22B", "ud-q3_k_xl", 104146921472),
+    ):
+        found = weights(model, quantization=f"gguf:{kind}", device="mi325x")
+        assert found == pytest.approx(published, rel=0.12), (model, kind, found / published)
+    # No mix changes the experts of a model that is published in MXFP4.
+    sizes = packed_format("gguf:ud-q6_k_xl", get_model("openai/gpt-oss-20b"))
+    assert sizes.expert_bits == 4.25
+
+
 def test_parts_of_a_model_have_the_bits_of_their_rows():
     # Every model of the catalog has the bits of its parts.
     for entry in list_models():

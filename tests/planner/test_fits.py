@@ -458,7 +458,7 @@ def test_rows_are_told_apart_by_what_they_say():
 
 def test_what_engines_hold_beside_the_known_is_in_their_answers():
     # Logits that every rank gathers weigh the whole vocabulary.
-    engines = ("aleph_alpha_scaling", "torchtitan")
+    engines = ("aleph_alpha_scaling", "maxtext")
     strategy = {"tensor_parallel_size": 8, "micro_batch_size": 4}
     held = [
         sum(

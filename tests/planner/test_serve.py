@@ -363,3 +363,18 @@ def test_a_draft_that_the_engine_does_not_load_is_refused():
     with pytest.raises(NotPossibleError, match="does not load") as refused:
         guessing(draft="mlx-community/Llama-3.2-1B-4bit")
     assert refused.value.field == "strategy.speculative.draft_model"
+
+
+def test_cards_that_exchange_through_the_host_gain_less_from_tensor_parallelism():
+    one = {**SERVE, "concurrency": 1}
+
+    def gain(device):
+        times = [
+            ask(device=device, devices=2, engine="vllm", workload=one,
+                strategy={"tensor_parallel_size": tensor}).performance.tpot_seconds
+            for tensor in (1, 2)
+        ]  # fmt: skip
+        return times[0] / times[1]
+
+    # 32 layers with two rounds of 70 us each, where the L40S has peer-to-peer access.
+    assert gain("rtx-3090") < 1.7 < gain("l40s")

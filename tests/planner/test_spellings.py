@@ -423,7 +423,9 @@ def test_a_name_with_a_gguf_type_is_its_model_in_that_type_however_it_is_publish
         ("/m/Llama-3.3-70B-Instruct-Q6_K-00001-of-00002.gguf", "meta-llama/Llama-3.3-70B-Instruct", "q6_k"),
         ("https://huggingface.co/x/Y/resolve/main/Qwen3-8B-Q8_0.gguf", "Qwen/Qwen3-8B", "q8_0"),
         ("bartowski/Qwen_Qwen3-8B-GGUF:IQ4_XS", "Qwen/Qwen3-8B", "iq4_xs"),
-        ("unsloth/Qwen3.6-27B-MTP-GGUF:UD-Q4_K_XL", "Qwen/Qwen3.6-27B", "q4_k"),
+        ("unsloth/Qwen3.6-27B-MTP-GGUF:UD-Q4_K_XL", "Qwen/Qwen3.6-27B", "ud-q4_k_xl"),
+        ("Qwen3-30B-A3B-UD-IQ4_XS.gguf", "Qwen/Qwen3-30B-A3B", "ud-iq4_xs"),
+        ("bartowski/Qwen_Qwen3-8B-GGUF:Q6_K_L", "Qwen/Qwen3-8B", "q6_k_l"),
         ("unsloth/Qwen3-8B-GGUF", "Qwen/Qwen3-8B", "q4_k_m"),  # llama.cpp's own choice
         ("llama3.3:70b-instruct-q4_K_M", "meta-llama/Llama-3.3-70B-Instruct", "q4_k_m"),
         ("qwen3:8b-q8_0", "Qwen/Qwen3-8B", "q8_0"),

@@ -5,8 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planner.catalog.devices import get_device
 from planner.catalog.engines import get_engine, wrapped_engine
+from planner.catalog.models import get_model
 from planner.cost.memory import StageMemory
+from planner.cost.quantity import NullLedger
+from planner.cost.training import (
+    every_second_product_elements,
+    every_second_product_share,
+    residuals_beside_every_second_product,
+)
 from planner.fitting.evidence import HARNESSES, strategy_of, table, usable
 from planner.fitting.left_out import PEAK, LeftOut, left_out_peaks, model_of, spread_of
 from planner.fitting.published_speeds import MEMORY_INPUTS
@@ -30,6 +38,7 @@ from planner.specs.estimate import EstimateRequest
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
 from planner.workload.training_memory import (
+    StageActivations,
     stage_moments,
     with_spare_blocks_freed,
     without_spare_blocks,
@@ -296,3 +305,90 @@ def test_a_fine_tuning_loads_and_multiplies_in_the_dtypes_of_its_tools_release()
     rows = [row for row in usable(table("memory_fit")) if row["engine"] == "transformers"]
     stated = [strategy_of(row) for row in rows if row["method"] == "full"]
     assert all("weight_dtype" in one or "gradient_dtype" in one for one in stated)
+
+
+# pytorch/torchtitan, torchtitan/components/quantization/mxfp8.md and nvfp4.md, 2026-08: reserved
+# memory of a device, with the default recomputation, in bf16 and with products in eight bits.
+TORCHTITAN = [
+    ("meta-llama/Meta-Llama-3-8B", 8, 1, 8192, 33.7),
+    ("meta-llama/Meta-Llama-3-8B", 4, 32, 2048, 187.4),
+    ("Qwen/Qwen3-8B", 4, 16, 2048, 121.2),
+]
+
+
+def test_torchtitan_keeps_every_second_product_and_an_eighth_of_the_logits():
+    for model, devices, rows, length, measured in TORCHTITAN:
+        work = {**TUNE, "method": "pretrain", "sequence_length": length}
+        found = ask(
+            model=model,
+            device="b200-sxm",
+            devices=devices,
+            engine="torchtitan",
+            workload={**work, "global_batch_size": rows * devices},
+            strategy={"data_parallel_size": devices, "zero_stage": 3, "micro_batch_size": rows},
+        )
+        peak = found.memory.per_device_peak_bytes / 1e9
+        assert peak == pytest.approx(measured, rel=0.1), (model, devices, peak)
+        assert found.strategy.activation_recomputation == "selective"
+
+    # Query, value, attention, gate and down of Llama-3-8B, and the layer's input: 63.5 kB a token.
+    model = get_model("meta-llama/Meta-Llama-3-8B")
+    kept = residuals_beside_every_second_product(model) * model.hidden_size
+    assert 2 * (kept + every_second_product_elements(model)) == 63_488
+    # Key, output and up products are computed again, attention is not.
+    engine = setting_of("torchtitan", model="meta-llama/Meta-Llama-3-8B")
+    share = every_second_product_share(engine.model)
+    assert share == pytest.approx((1024 + 4096 + 14336) / (2 * 4096 + 2 * 1024 + 3 * 14336))
+
+
+def test_a_loss_takes_the_bytes_of_its_kind():
+    work = {**TUNE, "method": "pretrain"}
+    for engine, bytes_a_logit in {"deepspeed": 10, "llm_foundry": 4, "torchtitan": 10 / 8}.items():
+        setting = with_engine(
+            setting_of(engine, workload=work, compute_dtype="bf16"), loss_ratio=1
+        )
+        _, _, loss = StageActivations(
+            setting, NullLedger(), setting.workload, 0
+        ).activation_bytes()
+        logits = setting.layout.micro_batch * 2048 * setting.model.vocab_size
+        assert loss == pytest.approx(logits * bytes_a_logit), engine
+
+
+def test_peft_widens_what_bitsandbytes_does_not_pack_and_leaves_gptq():
+    both = {}
+    for packed in ("nf4", "gptq"):
+        found = ask(
+            model=LLAMA,
+            engine="transformers",
+            workload={**TUNE, "method": "qlora"},
+            strategy={"quantization": packed, "activation_recomputation": "full"},
+        )
+        both[packed] = found.memory.breakdown_bytes["activations"]
+    assert both["nf4"] == pytest.approx(2 * both["gptq"], rel=0.3)
+
+
+def test_devices_of_one_die_and_power_reach_the_same_share_of_their_peak():
+    for alike in (
+        ("a100-sxm4-40gb", "a100-sxm4-80gb", "a800-sxm4-80gb"),
+        ("a100-pcie-40gb", "a100-pcie-80gb"),
+        ("h100-sxm5-80gb", "h800-sxm5-80gb", "h200-sxm-141gb"),
+        ("gh200-96gb", "gh200-144gb"),
+    ):
+        devices = [get_device(each) for each in alike]
+        for dtype in devices[0].achieved_flops_per_second:
+            shares = {
+                each.achieved_flops_per_second.get(dtype, 0) / each.peak_flops_per_second[dtype]
+                for each in devices
+            }
+            assert max(shares) / min(shares) < 1.05, (alike, dtype)
+
+
+def test_an_engine_with_a_remark_is_the_engine():
+    for name, engine in (
+        ("transformers 4.49, in-house trainer", "transformers"),
+        ("fsdp_qlora", "fsdp_qlora"),
+        ("transformers+trl", "trl"),
+        ("nemo_automodel", "nemo_automodel"),
+    ):
+        assert get_engine(name, "gpu", training=True).key == engine
+    assert wrapped_engine("fsdp_qlora") == "transformers"

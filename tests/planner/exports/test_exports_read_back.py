@@ -17,6 +17,7 @@ from planner.api import plan
 from planner.exports.launch import launch_files
 from planner.exports.registry import FORMATS, export, export_case
 from planner.exports.train_script import torchrun_text
+from planner.imports.paste import read_paste
 from planner.specs.estimate import PlanRequest
 from tests.planner.asking import LLAMA_70B, MIXTRAL
 from tests.planner.exports.making import GIB, SERVE, made, trained
@@ -471,3 +472,32 @@ def test_a_request_is_taken_by_every_server_that_has_no_layout():
         case = trained() if tool == "megatron" else made({**SERVE, "concurrency": 1})
         assert refused(tool, case) == set()
     assert set(PROGRAMS) <= set(FORMATS)
+
+
+def test_a_command_states_the_cache_that_its_plan_counts_and_none_means_the_engines_own():
+    # 31 of 36 scripts of vLLM on B200 and B300 in InferenceX state an FP8 cache.
+    for engine, device, model, held in (
+        ("vllm", "b200-sxm", "nvidia/Llama-3.3-70B-Instruct-FP8", "fp8"),
+        ("vllm", "b200-sxm", "openai/gpt-oss-120b", "bf16"),
+        ("vllm", "b200-sxm", LLAMA_70B, "bf16"),
+        ("vllm", "h100-sxm-80gb", "nvidia/Llama-3.3-70B-Instruct-FP8", "bf16"),
+        ("sglang", "b200-sxm", "nvidia/Llama-3.3-70B-Instruct-FP8", "fp8"),
+    ):
+        cluster = {"device": device, "devices_per_node": 4}
+        asked = {"model": model, "cluster": cluster, "workload": SERVE, "engine": engine}
+        request = PlanRequest.model_validate(asked)
+        best = plan(request).plans[0]
+        assert best.strategy.kv_cache_dtype == held, (engine, device, model)
+        text = export(engine, export_case(request, best)).text
+        stated = options(text).get("--kv-cache-dtype", "auto")
+        assert stated.startswith("fp8") == (held == "fp8"), text
+    for command in ("vllm serve", "python -m sglang.launch_server --model-path"):
+        pasted = f"{command} Qwen/Qwen3-32B-FP8"
+        assert read_paste(pasted).request["pins"]["kv_cache_dtype"] == "bf16"
+        assert (
+            read_paste(f"{pasted} --kv-cache-dtype auto").request["pins"]["kv_cache_dtype"]
+            == "bf16"
+        )
+        assert "kv_cache_dtype" not in read_paste(f"{command} Qwen/Qwen3-32B").request.get(
+            "pins", {}
+        )

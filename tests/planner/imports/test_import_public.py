@@ -163,7 +163,7 @@ PUBLIC = {
         "workload.concurrency": 1,
     },
     "llama serve -hf unsloth/Qwen3-8B-GGUF:UD-Q4_K_XL -c 65536": {
-        "pins.quantization": "gguf:q4_k",
+        "pins.quantization": "gguf:ud-q4_k_xl",
         "workload.max_request_tokens": 40960,
     },
     "trtllm-serve nvidia/DeepSeek-R1-NVFP4 --tp_size 8 --ep_size 8 "

@@ -143,6 +143,11 @@ def inserted(base, text, written, seed):
         if flat(after.request).get(name) != value
     } | {name: value for name, value in flat(after.request).items()
          if name not in flat(before.request)}  # fmt: skip
+    # A setting that sets no limit takes its own default away.
+    default = f"{written.lstrip('-').replace('_', '-')} "
+    own = {each.field for each in before.understood
+           if each.source.replace("_", "-").startswith(default) and "default" in each.source}  # fmt: skip
+    changed = {name: pair for name, pair in changed.items() if name not in own or pair[1]}
     return [(seed, text, "changed", changed)] if changed else []
 
 

@@ -1,0 +1,121 @@
+"""Published rows that no factor was fitted on: errors with the coverage of their intervals."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from planner.fitting.evidence import Row, number, serving_request, table, training_request
+from planner.fitting.published_speeds import summary
+from planner.specs.base import JsonObject, PlannerError
+from planner.specs.estimate import Estimate, EstimateRequest
+from planner.workload.under_load import estimate_request
+
+WORDS = """## Rows that no factor was fitted on
+
+Two collections of measurements that take part in no fit: serving by vLLM and TensorRT-LLM as
+InferenceX published it (`planner/validation/unfitted_serving.csv`), and training by tools of which
+the fits have no row (`planner/validation/unfitted_training.csv`). They were not shut away: that
+vLLM keeps an 8-bit cache on Blackwell was taken from InferenceX's launch scripts, and what
+torchtitan recomputes and how peft widens weights from their sources, after a look at how far off
+these rows were. A ratio is predicted over published: above 1 the planner says too much.
+"""
+
+
+class Comparison:
+    """A published figure beside its prediction."""
+
+    def __init__(self, measured: float, predicted: float, low: float, high: float) -> None:
+        self.ratio = predicted / measured
+        self.is_inside = low <= measured <= high
+
+    @property
+    def error(self) -> float:
+        """Return the relative error of the prediction."""
+        return self.ratio - 1
+
+
+def _compared(answer: Estimate, figure: str, measured: float) -> Comparison | None:
+    if figure == "peak_memory_bytes":
+        predicted, name = answer.memory.per_device_peak_bytes, "per_device_peak_bytes"
+    else:
+        predicted, name = getattr(answer.performance, figure), figure
+    if not predicted or not measured:
+        return None
+    low, high = answer.interval.get(name, (predicted, predicted))
+    return Comparison(measured, float(predicted), low, high)
+
+
+def _serving(row: Row) -> tuple[JsonObject, dict[str, float]]:
+    request = serving_request({"engine_version": "", "attention_dp": "", **row})
+    milliseconds = {"ttft_seconds": "ttft_ms", "tpot_seconds": "tpot_ms"}
+    return request, {name: number(row, column) / 1e3 for name, column in milliseconds.items()}
+
+
+def _training(row: Row) -> tuple[JsonObject, dict[str, float]]:
+    measured = {name: number(row, name) for name in ("step_seconds", "peak_memory_bytes")}
+    return training_request(row), measured
+
+
+FIGURES = {
+    "ttft_seconds": "Time to first token",
+    "tpot_seconds": "Time per output token",
+    "step_seconds": "Training step",
+    "peak_memory_bytes": "Training peak",
+}
+Reader = Callable[[Row], tuple[JsonObject, dict[str, float]]]
+READERS: dict[str, tuple[Reader, Callable[[Row], str]]] = {
+    "unfitted_serving": (_serving, lambda row: f"{row['engine']} on {row['gpu_slug']}"),
+    "unfitted_training": (_training, lambda row: row["engine"]),
+}
+
+
+def compared_rows() -> tuple[dict[tuple[str, str], list[Comparison]], dict[str, int]]:
+    """Return the comparisons by figure and group, and the refusals with their number of rows."""
+    groups: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
+    refused: dict[str, int] = defaultdict(int)
+    for name, (read, group_of) in READERS.items():
+        for row in table(name):
+            try:
+                request, measured = read(row)
+                answer = estimate_request(EstimateRequest.model_validate(request), explain=False)
+            except (PlannerError, ValueError) as error:
+                refused[f"{row['model']} by {group_of(row)}: {_first_line(error)}"] += 1
+                continue
+            for figure, value in measured.items():
+                if found := _compared(answer, figure, value):
+                    groups[FIGURES[figure], group_of(row)].append(found)
+    return dict(groups), dict(refused)
+
+
+def _first_line(error: Exception) -> str:
+    words = str(error).splitlines()
+    return (words[2].strip() if len(words) > 2 else words[0]).split(" [type=")[0]  # noqa: PLR2004 -- pydantic's third line
+
+
+def section() -> str:
+    """Return the errors as a section of the accuracy page."""
+    groups, refused = compared_rows()
+    lines = [
+        WORDS,
+        "| Figure | Rows of | n | Mean | Median | 90th percentile | Median ratio | Inside 80 % intervals |",  # noqa: E501 -- a row of a table
+        "|---|---|---|---|---|---|---|---|",
+        *_rows(groups),
+    ]
+    if refused:
+        lines += ["\nNot answered:\n"]
+        lines += [f"- {count} of {words}" for words, count in sorted(refused.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(groups: dict[tuple[str, str], list[Comparison]]) -> Iterator[str]:
+    for figure in FIGURES.values():
+        own = {group: rows for (name, group), rows in sorted(groups.items()) if name == figure}
+        everything = [each for rows in own.values() for each in rows]
+        for group, rows in {**own, "all": everything}.items():
+            s = summary([each.error for each in rows])
+            shares = " | ".join(f"{s[key]:.1%}" for key in ("mean", "median", "p90"))
+            ratio = math.exp(float(np.median([math.log(each.ratio) for each in rows])))
+            inside = sum(each.is_inside for each in rows) / len(rows)
+            yield f"| {figure} | {group} | {s['n']} | {shares} | {ratio:.2f} | {inside:.1%} |"
