@@ -37,6 +37,17 @@ def estimate(request: EstimateRequest) -> Estimate:
     return estimate_request(request)
 
 
+def engines_of(request: PlanRequest) -> tuple[str | None, ...]:
+    """Return the engines that a search compares, the usual one first: one, unless it is ``auto``.
+
+    Raises:
+        PlannerError: the device is unknown.
+    """
+    from planner.search.question import engines_of as compared
+
+    return compared(request, request.cluster)
+
+
 def plan(request: PlanRequest) -> PlanAnswer:
     """Return the ranked strategies, the frontier, the rejections and the suggestions.
 

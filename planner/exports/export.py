@@ -480,7 +480,7 @@ def configuration_of(model_id: str) -> tuple[str, str] | None:
 
 
 def formats_for(case: Case, strategy: Strategy, engine: str | None = None) -> tuple[str, ...]:
-    """Return the formats that can express a strategy and run on its device."""
+    """Return the formats that can express a strategy and run on its device, its engine's first."""
     if case.workload.kind == "compress":
         return ()
     if is_heterogeneous(case.cluster, case.workload):
@@ -490,6 +490,7 @@ def formats_for(case: Case, strategy: Strategy, engine: str | None = None) -> tu
         named = _trainers(case, strategy)
     else:
         named = [name for name in _servers(case) if _accepts(name, case, strategy)]
+        named.sort(key=lambda name: name != engine_name(engine))
     managers = ["slurm", "kubernetes", *(["compose"] if case.cluster.nodes == 1 else [])]
     if (case.device.vendor or "").lower() == "apple":
         managers = []  # they give Linux processes their devices

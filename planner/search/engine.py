@@ -1,7 +1,7 @@
 """The search: score all strategies, filter those that fit, estimate the best, explain the rest."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import cast
@@ -85,7 +85,8 @@ class SearchState:
     limits: dict[str, Bound]
     parts: list[Scores] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
-    refused: PlannerError | None = None
+    # By engine: the last refusal of one of which no strategy was scored.
+    refused: dict[str | None, PlannerError] = field(default_factory=dict)
 
     @cached_property
     def table(self) -> Table:
@@ -105,6 +106,8 @@ class SearchState:
                 rejections.add_technique(key, reason)
             for key, reason in _refusals(question):
                 rejections.add_technique(key, reason, question.request.engine)
+        for engine, error in self.refused.items():
+            rejections.add_technique(str(engine), error.message)
         for row, strategies in infeasible_strategy_families(self.table, MAX_FAMILIES):
             estimate, (part, own) = self.table.exact(row), self.table.part_of(row)
             miss = first_violation(estimate, self.limits)
@@ -308,12 +311,24 @@ def explore(
         exploration.questions.append(question)
         parts, refused = score_question(question, only_fitting=only_fitting, enough=enough)
         exploration.parts += parts
-        exploration.refused = refused or exploration.refused
+        if refused:
+            exploration.refused[question.request.engine] = refused
         if enough and any(map(enough, parts)):
             break
     if not exploration.parts and exploration.refused:
-        raise exploration.refused
+        raise _one_refusal(exploration.refused)
+    for engine in {part.question.request.engine for part in exploration.parts}:
+        exploration.refused.pop(engine, None)
     return exploration
+
+
+def _one_refusal(refused: Mapping[str | None, PlannerError]) -> PlannerError:
+    """Return the refusals of all engines as one error, each after its engine if they differ."""
+    *_, last = refused.values()
+    if len({error.message for error in refused.values()}) == 1:
+        return last
+    reasons = ". ".join(f"{engine}: {error.message}" for engine, error in refused.items())
+    return type(last)(f"no engine of those compared can do this. {reasons}", last.field)
 
 
 def _refusals(question: Question) -> Iterator[tuple[str, str]]:

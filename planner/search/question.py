@@ -133,16 +133,24 @@ def engine_requests(request: PlanRequest, cluster: ClusterSpec) -> Iterator[Plan
     Raises:
         PlannerError: the device is unknown.
     """
+    for engine in engines_of(request, cluster):
+        yield request.model_copy(update={"engine": engine})
+
+
+def engines_of(request: PlanRequest, cluster: ClusterSpec) -> tuple[str | None, ...]:
+    """Return the engines to compare on a cluster: the request's own, or those of ``auto``.
+
+    Raises:
+        PlannerError: the device is unknown.
+    """
     if request.engine != AUTO:
-        yield request
-        return
+        return (request.engine,)
     device = resolve_device(resolve_cluster(cluster).device)
     engines = engines_for(device, training=isinstance(request.workload, TrainWorkload))
     if (request.pins.quantization or "").startswith("gguf:"):
         # Others load such files in part, by plugins, for few architectures.
-        engines = tuple(e for e in engines if serving_engine(e).loads_gguf_alone) or engines
-    for engine in engines:
-        yield request.model_copy(update={"engine": engine})
+        return tuple(e for e in engines if serving_engine(e).loads_gguf_alone) or engines
+    return engines
 
 
 def _question(request: PlanRequest, model: ModelSpec, requested_cluster: ClusterSpec) -> Question:

@@ -142,7 +142,7 @@ class HardwareChoice(Part):
     engine: str | None = field(
         None,
         "Engine",
-        "Automatic: what Slipway starts on a host; else the usual one",
+        "Automatic: what Slipway starts on a host; else the best of those compared",
         max_length=40,
     )
     memory_limit_gib: float | None = field(

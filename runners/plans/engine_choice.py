@@ -1,19 +1,6 @@
 """The engine of a document: the one it names, and the one that it gets without a name."""
 
-from typing import Any
-
-from planner.catalog.devices import get_device
-from planner.catalog.engines import (
-    DEFAULT_ENGINE,
-    engines_by_work,
-    engines_for,
-    get_engine,
-    refusal,
-    sixteen_bit_dtype,
-)
-from planner.catalog.models import find_model
-from planner.specs.base import PlannerError
-from planner.specs.cluster import ClusterSpec
+from planner.catalog.engines import AUTO, DEFAULT_ENGINE, engines_by_work
 from runners.jobspec.engines import ENGINES, OWN, ROWS, EngineName
 from runners.plans.document import PlanDocument
 from runners.plans.refusals import DraftProblem
@@ -38,36 +25,15 @@ def chosen_engine(document: PlanDocument) -> str | None:
     return chosen if chosen in engine_choices(document.goal) else None
 
 
-def default_engine(
-    goal: str, cluster: ClusterSpec, model: str | dict[str, Any], *, runs_jobs: bool
-) -> str | None:
+def default_engine(goal: str, *, runs_jobs: bool) -> str | None:
     """Return the engine of a document that names none; None leaves it to the planner.
 
-    Trainings on a host that runs jobs name Slipway's trainer, so that only its layouts are
-    searched.
+    Where no job can run, the engines that sites run on the hardware are compared. Trainings on a
+    host that runs jobs name Slipway's trainer, so that only its layouts are searched.
     """
     if runs_jobs:
         return DEFAULT_ENGINE if goal in TRAINING_GOALS else None
-    return _catalog_engine(goal, cluster, model)
-
-
-def _catalog_engine(goal: str, cluster: ClusterSpec, model: str | dict[str, Any]) -> str | None:
-    """Return the usual engine on a device that does not refuse it, or the model, as a whole."""
-    if goal in {*TRAINING_GOALS, "compress"}:
-        return None
-    try:
-        device = get_device(cluster.device) if isinstance(cluster.device, str) else cluster.device
-    except PlannerError:  # the plan is refused by the same error
-        return None
-    usual, shape = engines_for(device, training=False), find_model(model)
-    half = sixteen_bit_dtype(device)
-
-    def refuses(name: str) -> bool:
-        engine = get_engine(name, device.kind)
-        refused = shape and refusal(engine, device, shape, (half, half, None))
-        return bool(refused and refused.field == "engine")
-
-    return next((name for name in usual if not refuses(name)), usual[0])
+    return None if goal in {*TRAINING_GOALS, "compress"} else AUTO
 
 
 def check_engine(document: PlanDocument, endpoint: EngineName | None) -> None:

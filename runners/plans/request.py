@@ -70,16 +70,14 @@ def request_of(document: PlanDocument, surroundings: Surroundings) -> PlanReques
         DraftProblem: the planner's documents do not take a value, or the trainer does not run
             what is pinned with the options; ``field`` is the document's.
     """
-    model, runs_jobs = surroundings.model, surroundings.runs_jobs
     with naming_the_field():
-        cluster = surroundings.cluster or catalog_cluster(document.hardware)
         return PlanRequest(
-            model=model,
+            model=surroundings.model,
             repository=stated_repository(document.model),
-            cluster=cluster,
+            cluster=surroundings.cluster or catalog_cluster(document.hardware),
             workload=workload_of(document),
             engine=chosen_engine(document)
-            or default_engine(document.goal, cluster, model, runs_jobs=runs_jobs),
+            or default_engine(document.goal, runs_jobs=surroundings.runs_jobs),
             objective=document.objective,
             constraints={**_memory_limit(document.hardware), **target_limits(document)},
             pins=_pins(document, surroundings),

@@ -4,7 +4,7 @@ import pytest
 
 from planner.api import estimate, inverse, plan
 from planner.catalog.engines import compared_engines
-from planner.specs.base import BadRequestError
+from planner.specs.base import BadRequestError, NotPossibleError
 from planner.specs.estimate import EstimateRequest, InverseRequest, PlanRequest
 
 SERVE = {"kind": "serve", "input_tokens": 1024, "output_tokens": 256, "concurrency": 1}
@@ -65,6 +65,29 @@ def test_nothing_fits_only_if_no_engine_fits():
             assert offload.weights_cpu > 0
             shown = f"with {offload.weights_cpu:.0%} of the weights in host memory"
             assert any(shown in title for title in titles), titles
+
+
+def test_an_engine_that_cannot_is_named_with_its_reason():
+    """Alone if another can, and with all others, each after its name, if none can."""
+    found = planned("Qwen/Qwen3-32B", "t4", pins={"weight_dtype": "nvfp4"})
+    assert {each.engine for each in found.plans} == {"llama_cpp"}
+    assert "vLLM refuses" in found.rejected["vllm"].reason
+    assert "llama_cpp" not in found.rejected
+
+    split = {"pins": {"context_parallel_size": 2}}
+    with pytest.raises(NotPossibleError) as caught:
+        planned("Qwen/Qwen3-8B", "h100-sxm-80gb", devices=4, **split)
+    for engine in GPU_ENGINES:
+        assert f". {engine}: context_parallel_size is 2, which" in caught.value.message, engine
+    with pytest.raises(NotPossibleError, match=r"^context_parallel_size is 2, which vLLM"):
+        planned("Qwen/Qwen3-8B", "h100-sxm-80gb", devices=4, engine="vllm", **split)
+
+
+def test_the_first_export_of_a_plan_is_that_of_its_engine():
+    found = planned("Qwen/Qwen3-8B", "h100-sxm-80gb", workload=GENERATE, top=8)
+    for each in found.plans:
+        assert each.exports[0] == each.engine, each.engine
+    assert {each.engine for each in found.plans} == GPU_ENGINES
 
 
 def test_the_share_on_the_host_is_the_smallest_of_its_ladder():

@@ -142,7 +142,7 @@ def plan_reply(plan: Plan, notes: list[str] | None = None) -> PlanReply:
             tone=verdict.tone,
             state=verdict.state,
             sentence=verdict.sentence,
-            detail=verdict.detail,
+            detail=f"{verdict.detail} {verdict.start}".strip(),
             warnings=list(verdict.warnings),
         ),
         launch=LaunchNote(can=can_launch, title=note["title"], text=note["text"]),

@@ -13,6 +13,7 @@ from django.utils.http import urlencode
 from django.views.decorators.http import require_GET
 from pydantic import ValidationError
 
+from planner.catalog.engines import DEFAULT_ENGINE
 from planner.catalog.models import checkpoint_name
 from planner.specs.base import PlannerError
 from planner.specs.estimate import FirstFailure, InverseAnswer, InverseQuestion, Limit
@@ -49,6 +50,7 @@ from webapp.core.display import (
 from webapp.core.parameters import choice_in_query, reads_query
 from webapp.hosts.models import RUNS_JOBS, Host, HostState
 from webapp.plans.alternatives import TARGET_WORDS
+from webapp.plans.engine_words import engine_title
 from webapp.plans.explanation import device_words, dtype_words, strategy_words
 from webapp.plans.models import Plan
 from webapp.plans.planning import limit_of
@@ -403,7 +405,13 @@ def _sentence(question: str, limit: Limit) -> str:
 
 
 def _detail(limit: Limit) -> str:
-    return f"{strategy_words(limit.estimate.strategy)}."
+    return f"{_in_engine(strategy_words(limit.estimate.strategy), limit)}."
+
+
+def _in_engine(words: str, limit: Limit) -> str:
+    """Return words with the engine of a limit, unless that is Slipway's own."""
+    engine = limit.estimate.engine
+    return words if engine == DEFAULT_ENGINE else f"{words} · {engine_title(engine)}"
 
 
 def _figures(limit: Limit, document: PlanDocument) -> tuple[Figure, ...]:
@@ -453,10 +461,9 @@ def exact(seconds: float) -> str:
 
 def _row(limit: Limit) -> Row:
     dtype = dtype_words(limit.estimate.strategy.weight_dtype)
-    name = limit.name.rsplit(" in ", 1)[0]
     usage = limit.estimate.memory
     return Row(
-        name=name,
+        name=_in_engine(limit.name.rsplit(" in ", 1)[0], limit),
         value=f"{parameters(float(limit.value))} · {dtype}",
         memory=f"{memory(usage.per_device_peak_bytes)} of {memory(usage.capacity_bytes)}",
         beyond=f"{limit.beyond.value}: {_reason(limit.beyond)}" if limit.beyond else DASH,

@@ -33,10 +33,8 @@ from webapp.core.display import (
     whole,
 )
 from webapp.core.display import whole as whole_number
-from webapp.plans.explanation import (
-    compression_words,
-    strategy_words,
-)
+from webapp.plans.engine_words import with_engine
+from webapp.plans.explanation import compression_words, strategy_words
 from webapp.plans.targets import PERCENTILES
 from webapp.plans.verdict import GOAL_FIGURES, Start, figure_values, start_of
 
@@ -106,7 +104,7 @@ def comparison(answer: PlanAnswer, document: PlanDocument) -> list[Row]:
     first = _first_words(starts)
     return [
         Row(
-            words=_row_words(plan, document),
+            words=with_engine(_row_words(plan, document), plan, answer),
             cells=tuple(_cell(plan, column) for column in columns),
             memory=str(memory(plan.memory.per_device_peak_bytes)),
             why=_with_need(_why(plan, answer.plans[0], columns[0]) if rank else first, start),
@@ -308,7 +306,7 @@ def frontier_of(answer: PlanAnswer, document: PlanDocument) -> Frontier | None:
     for plan in (answer.plans[0], *answer.pareto, *answer.plans[1:]):
         x, y = figure_values(plan, x_key), figure_values(plan, y_key)
         if x and y:
-            words = strategy_words(plan.strategy)
+            words = with_engine(strategy_words(plan.strategy), plan, answer)
             points.append(Point(x[0] / x_scale, y[0] / y_scale, words, _loss(plan)))
     points = [*dict.fromkeys(points)]
     if len({point[:2] for point in points}) < FEWEST_OF_A_CURVE:

@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 from django.contrib.auth.models import User
 
 from planner import api
+from planner.catalog.engines import AUTO
 from planner.specs.base import PlannerError
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import (
@@ -61,16 +62,17 @@ UNANSWERED: Mapping[str, Any] = {
 }
 
 
-def compute(plan: Plan, *, brief: bool = False) -> Answered:
+def compute(plan: Plan, *, brief: bool = False, request: PlanRequest | None = None) -> Answered:
     """Run the planner and return the question with its answer; the plan is not changed.
 
-    With ``brief`` only the best plan is computed, which is several times faster.
+    With ``brief`` only the best plan is computed, which is several times faster. ``request`` is
+    answered in place of the one that the document asks today.
 
     Raises:
         DraftProblem: the document cannot be planned.
     """
     try:
-        request = question_of(plan).request
+        request = request or question_of(plan).request
         search = api.best_plan if brief else _search
         answer = search(request)
         for each in recomputations_of(plan.document) if _recomputes_in_part(answer) else ():
@@ -178,7 +180,10 @@ def current_answer(plan: Plan) -> PlanAnswer:
     with _search_lock(str(plan.pk)):
         if stored := _stored_meanwhile(plan):
             return stored
-        answered = compute(plan)  # a plan that is refused keeps its brief answer
+        # A plan that is refused keeps its brief answer, and a version what it asked when saved.
+        is_asked = bool(plan.request) and not plan.is_draft
+        asked = PlanRequest.model_validate(plan.request) if is_asked else None
+        answered = compute(plan, request=asked)
         _set_columns(plan, answered.columns)
         answer_write(plan)
     return answered.answer
@@ -300,12 +305,14 @@ def fits_on(
 
 
 def limit_of(plan: Plan, question: InverseQuestion) -> InverseAnswer:
-    """Return the limit of one quantity for a plan, such as its longest context.
+    """Return the limit of one quantity for a plan, such as its longest context, on its engine.
 
     Raises:
         DraftProblem: the draft cannot be planned, or the question does not suit its goal.
     """
     request = question_of(plan).request
+    if request.engine == AUTO and (planned := plan.answer.get("plans")):
+        request = request.model_copy(update={"engine": planned[0]["engine"]})
     fields = {name: getattr(request, name) for name in PlanRequest.model_fields}
     try:
         return api.inverse(InverseRequest(question=question, **fields))

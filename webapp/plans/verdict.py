@@ -21,7 +21,7 @@ from runners.plans.workloads import CompressWork, PretrainWork
 from webapp.core import display
 from webapp.core.display import Figure, MemoryRow, capitalised, gib, memory, memory_row, money
 from webapp.plans.compression_gains import planned_gains
-from webapp.plans.engine_words import engine_words
+from webapp.plans.engine_words import compared_words, engine_words
 from webapp.plans.explanation import (
     BOUND_WORDS,
     compression_words,
@@ -78,16 +78,20 @@ def start_words(answer: PlanAnswer) -> str:
     if start.need:
         return f"Planned for {start.engine}: {start.need}."
     words = f"Planned for {start.engine}, which starts the checkpoint as it is stored."
-    return words + _faster(answer)
+    return words + _faster(answer, start.engine)
 
 
-def _faster(answer: PlanAnswer) -> str:
-    """Return the next plan that is faster than the first one and needs something else, or ""."""
+def _faster(answer: PlanAnswer, engine: str) -> str:
+    """Return the next plan that is faster than the first one and needs something else, or "".
+
+    ``engine`` is the title of the first plan's: another one is named.
+    """
     for plan in answer.plans[1:]:
         faster = next((each for each in plan.reasons if each.endswith(f"faster{LEAD}")), "")
         start = start_of(answer, plan) if faster else None
         if start is not None and start.need:
             weights = f"{dtype_words(plan.strategy.weight_dtype)} weights"
+            weights += "" if start.engine == engine else f" in {start.engine}"
             return f" {weights} would be {faster.removesuffix(LEAD)} ({start.need})."
     return ""
 
@@ -202,7 +206,7 @@ def verdict_of(
         detail=" ".join([*more, f"{_detail(best, document)}."]),
         targets=targets,
         memory_range=memory_interval_words(best),
-        start=start_words(answer) or engine_words(document),
+        start=f"{start_words(answer) or engine_words(document)} {compared_words(answer)}".strip(),
         rows=memory_rows(best),
         memory_note=memory_words(best),
         figures=figures,
@@ -256,7 +260,8 @@ def _infeasible(answer: PlanAnswer, searched: str) -> Verdict:
     if missed and missed.required and missed.limit and missed.unit in {"bytes", "B"}:
         over = memory(missed.required - missed.limit)
         sentence = f"Does not fit: {over} over at best"
-    return Verdict("bad", "does-not-fit", sentence, detail, searched=searched)
+    compared = compared_words(answer)
+    return Verdict("bad", "does-not-fit", sentence, detail, searched=searched, start=compared)
 
 
 def closest_miss(rejected: Mapping[str, Rejection]) -> Rejection | None:

@@ -13,6 +13,7 @@ from django.contrib.auth.models import User
 from django.http import HttpRequest
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
+from planner.catalog.engines import AUTO
 from planner.catalog.gguf_names import read_model_name
 from planner.catalog.hardware_names import read_hardware
 from planner.catalog.models import checkpoint_name, model_from_config
@@ -27,7 +28,7 @@ from runners.plans.document import (
     PlanDocument,
     shared_document,
 )
-from runners.plans.engine_choice import engine_choices
+from runners.plans.engine_choice import default_engine, engine_choices
 from runners.plans.fields import Part, faults_in
 from runners.plans.latency_limits import SLO_SECONDS
 from runners.plans.launch import Launch, LaunchOptionError, check_used
@@ -396,6 +397,8 @@ def _hardware(given: PlanDocument, before: HardwareChoice, options: Options) -> 
     elif device := stated.get("device"):
         counts = {"devices_per_node": 1, "nodes": 1} | stated
         stated = {**counts, **_named_devices(device, stated), "host": None, "pool": None}
+    if stated.get("engine") == AUTO == default_engine(given.goal, runs_jobs=False):
+        stated["engine"] = None
     if (engine := stated.get("engine")) and engine not in engine_choices(given.goal):
         known = ", ".join(engine_choices(given.goal)) or "no choice of an engine"
         raise _wrong("hardware.engine", f"It is {engine!r}; the goal {given.goal} has: {known}.")
@@ -595,7 +598,9 @@ def _move_hardware(
             if name in cluster:
                 into[name] = cluster.pop(name)
     engine = str(rest.get("engine") or "").partition(" ")[0]
-    if engine in engine_choices(goal):
+    if engine == AUTO == default_engine(goal, runs_jobs=bool(host or pool)):
+        rest.pop("engine")  # what a document without one asks
+    elif engine in engine_choices(goal):
         into["engine"] = engine
         rest.pop("engine")
     peak = (rest.get("constraints") or {}).get("per_device_peak_bytes")

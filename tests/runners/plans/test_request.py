@@ -5,7 +5,7 @@ import re
 import pytest
 
 from planner.catalog.devices import get_device
-from planner.catalog.engines import DEFAULT_ENGINE
+from planner.catalog.engines import AUTO, DEFAULT_ENGINE
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import HostCalibration, PlanRequest
 from planner.specs.workload import ServeWorkload
@@ -24,6 +24,7 @@ MODEL = "HuggingFaceTB/SmolLM2-135M"
 HOST = Surroundings(MODEL, ClusterSpec(device="h100-sxm5-80gb"), runs_jobs=True)
 POOL = Surroundings(MODEL, ClusterSpec(device="a100-80gb", nodes=2), runs_jobs=True, is_pool=True)
 CATALOG = Surroundings(MODEL)
+PLANNED_FOR = Surroundings(MODEL, HOST.cluster)  # a host of which only the plans are wanted
 
 
 def plan(goal: str, workload=None, hardware=None, **fields) -> PlanDocument:
@@ -117,10 +118,11 @@ def test_a_document_without_an_engine_gets_one_by_its_goal_and_hardware():
         ("finetune", HOST, {}, DEFAULT_ENGINE),
         ("serve", HOST, {"engine": "sglang"}, "sglang"),
         ("finetune", HOST, {"engine": "sglang"}, DEFAULT_ENGINE),
-        ("serve", CATALOG, {}, "vllm"),
-        ("generate", CATALOG, {}, "vllm"),
-        ("serve", CATALOG, {"device": "apple-m3-max"}, "llama_cpp"),
-        ("generate", CATALOG, {"device": "p40"}, "llama_cpp"),
+        ("serve", PLANNED_FOR, {}, AUTO),
+        ("serve", CATALOG, {}, AUTO),
+        ("generate", CATALOG, {"device": "apple-m3-max"}, AUTO),
+        ("generate", CATALOG, {"engine": "vllm"}, "vllm"),
+        ("serve", CATALOG, {"engine": "deepspeed"}, AUTO),
         ("compress", CATALOG, {}, None),
         ("finetune", CATALOG, {}, None),
     ]:

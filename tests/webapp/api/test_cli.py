@@ -240,7 +240,7 @@ def test_nothing_is_launched_unasked_or_where_nothing_fits(run, logged_in, job_f
     code, _, err = run("launch", "-f", job_file)
     assert (code, "repeat it with --yes" in err) == (USAGE, True)
     big = tmp_path / "big.yaml"
-    big.write_text("goal: serve\nmodel: meta-llama/Llama-3.1-70B\nhardware: {device: rtx-4090}\n")
+    big.write_text("goal: serve\nmodel: meta-llama/Llama-3.1-405B\nhardware: {device: rtx-4090}\n")
     code, _, err = run("launch", "-f", big, "-y")
     assert code == NOTHING_FITS, err
     code, _, err = run("launch", "-f", job_file, "--set", "workload.sequence_length=0", "-y")
@@ -258,7 +258,7 @@ def test_a_launch_that_does_not_happen_leaves_no_plan(
     assert (code, "Fits" in err, "Nothing was launched or kept" in out) == (DONE, True, True), err
     assert json.loads(run(*launch, "--dry-run", "-o", "json")[1])["verdict"] == "fits"
     big = tmp_path / "big.yaml"
-    big.write_text("goal: serve\nmodel: meta-llama/Llama-3.1-70B\nhardware: {device: rtx-4090}\n")
+    big.write_text("goal: serve\nmodel: meta-llama/Llama-3.1-405B\nhardware: {device: rtx-4090}\n")
     assert run("launch", "-f", big, "--dry-run")[0] == NOTHING_FITS
     assert run("launch", "-f", big, "-y")[0] == NOTHING_FITS
     assert run(*launch)[0] == USAGE  # nobody can be asked

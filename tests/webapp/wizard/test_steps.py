@@ -298,7 +298,7 @@ T4 = {"choice": "catalog", "device": "t4"}
 
 @pytest.fixture
 def serving(walk):
-    """A walker to serve gpt-oss on a T4, which vLLM refuses."""
+    """A walker to serve gpt-oss on a T4, which vLLM and SGLang refuse."""
     walker = walk()
     walker.press("goal", goal="serve", latency_target="none")
     walker.press("model", source="catalog", catalog_id="openai/gpt-oss-20b")
@@ -322,15 +322,21 @@ def test_each_goal_offers_the_engines_that_do_its_work(walk):
             assert get_engine(key, "gpu", training=training).key == key, goal
 
 
-def test_automatic_is_what_was_planned_without_the_choice(serving):
-    serving.press("model", source="catalog", catalog_id="meta-llama/Llama-3.2-1B")
+def test_automatic_compares_the_engines_and_says_which_it_chose(serving):
     before = serving.plan.request
+    verdict = serving.page("hardware").context["verdict"]
+    assert (before["engine"], verdict.state) == ("auto", "fits")
+    assert verdict.start == (
+        "Planned for llama.cpp: needs a GGUF file of type MXFP4_MOE. "
+        "Engines compared with it: vLLM and SGLang."
+    )
+    serving.press("hardware", engine="vllm")
     serving.press("hardware", engine="")
     assert serving.plan.request == before
-    assert before["engine"] == "vllm"
 
 
 def test_a_refusal_that_names_another_engine_has_a_button_for_it(serving):
+    serving.press("hardware", engine="vllm")
     page = serving.page("hardware")
     [shown] = re.findall(r'name="engine" value="(\w+)"', page.content.decode())
     assert (page.context["verdict"].state, shown) == ("refused", "llama_cpp")
@@ -346,6 +352,15 @@ def test_a_refusal_that_names_another_engine_has_a_button_for_it(serving):
     assert "llama.cpp" in next(
         each["summary"] for each in page.context["steps"] if each["name"] == "Hardware"
     )
+
+
+def test_what_all_engines_refuse_says_so_and_offers_none_of_them(serving):
+    serving.press("hardware", device="p40", **{"pin-weight_dtype": "fp8"})
+    page = serving.page("hardware")
+    assert page.context["verdict"].state == "refused"
+    for words in ["No engine", "vllm: engine is", "sglang: engine is", "llama_cpp: weight_dtype"]:
+        assert words in page.context["verdict"].detail, words
+    assert page.context["engines"] == {}
 
 
 def test_an_engine_that_the_goal_has_not_is_refused(serving):

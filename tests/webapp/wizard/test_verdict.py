@@ -47,10 +47,11 @@ def test_the_rail_has_provenance_search_time_and_one_line_for_the_phone(walk):
 
 @pytest.fixture
 def too_large(walk):
-    """A draft that does not fit: 70B on one 24 GiB card."""
+    """A draft that fits with no engine: 70B in FP8 on one 24 GiB card."""
     walker = walk("?preset=serve")
     walker.press("model", catalog_id="meta-llama/Llama-3.1-70B")
-    walker.press("hardware", choice="catalog", device="rtx-4090", devices_per_node=1)
+    card = {"choice": "catalog", "device": "rtx-4090", "devices_per_node": 1}
+    walker.press("hardware", **card, **{"pin-weight_dtype": "fp8"})
     return walker
 
 
@@ -58,6 +59,7 @@ def test_what_does_not_fit_says_by_how_much(too_large):
     verdict = too_large.page("review").context["verdict"]
     assert verdict.state == "does-not-fit"
     assert "GiB over at best" in verdict.sentence
+    assert verdict.start == "Engines compared: vLLM, SGLang and llama.cpp."
 
 
 def test_every_suggestion_when_pressed_really_fits(too_large):
@@ -70,7 +72,7 @@ def test_every_suggestion_when_pressed_really_fits(too_large):
         before = (plan.draft, plan.answer, plan.is_brief)
         data = {"suggestion": index, "step": "review"}
         too_large.client.post(f"/plans/{plan.pk}/suggestion/", data)
-        met = {"fits", "tight"} if "target" in heading else {"fits", "tight", "slow"}
+        met = {"fits", "tight", "narrow" if "target" in heading else "slow"}
         assert too_large.page("review").context["verdict"].state in met
         plan.draft, plan.answer, plan.is_brief = before
         plan.save()
@@ -140,19 +142,24 @@ def test_a_whole_answer_that_came_too_late_overwrites_no_newer_draft(too_large):
 
 
 def test_nvfp4_can_be_pinned_and_is_refused_where_the_engine_does(walk):
-    for device, words in [
-        ("b200-sxm", "NVFP4 weights"),
-        ("t4", "NVFP4 weights need compute capability 8.0"),
+    refusal = "NVFP4 weights need compute capability 8.0"
+    for device, engine, words in [
+        ("b200-sxm", "", "NVFP4 weights"),
+        ("t4", "", "NVFP4 weights"),  # by llama.cpp alone
+        ("t4", "vllm", refusal),
     ]:
         walker = walk()
         walker.press("goal", goal="serve")
         walker.press("model", source="catalog", catalog_id="Qwen/Qwen3-32B")
-        changes = {"choice": "catalog", "device": device, "devices_per_node": 1}
+        changes = {"choice": "catalog", "device": device, "devices_per_node": 1, "engine": engine}
         walker.press("hardware", **changes, **{"pin-weight_dtype": "nvfp4"})
 
         verdict = walker.page("review").context["verdict"]
-        assert words in verdict.detail, device
-        assert (verdict.state == "refused") is (device == "t4"), device
+        assert words in verdict.detail, (device, engine)
+        assert (verdict.state == "refused") is bool(engine), (device, engine)
+        if (device, engine) == ("t4", ""):
+            reasons = walker.client.get(f"/plans/{walker.plan_id}/alternatives/")
+            assert refusal in reasons.content.decode()
 
 
 # What stands beside a form follows it: the model card, the step strip, another model's work
