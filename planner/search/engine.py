@@ -202,12 +202,14 @@ def _suggestions(request: PlanRequest, exploration: SearchState) -> tuple[Sugges
 def _searches(request: PlanRequest, exploration: SearchState) -> tuple[Best, Works, Reach]:
     """Return searches of changed requests: best plan, existence of one, best of one figure."""
     own = request.model_copy(update={"constraints": {}})
+    # Several engines are too many to try layers on the host with each change of what fits without.
+    on_host = request.engine != AUTO or not _fits_on_devices(exploration)
 
     def explored(changed: PlanRequest, enough: Enough | None = None) -> SearchState:
         # Limits do not change costs: the strategies are not scored again.
         if changed.model_copy(update={"constraints": {}}) == own:
             return SearchState(constraints_of(changed), exploration.parts)
-        return explore(changed, only_fitting=True, enough=enough)
+        return explore(changed, only_fitting=True, enough=enough, on_host=on_host)
 
     def works(changed: PlanRequest) -> bool:
         limits = constraints_of(changed)
@@ -230,6 +232,11 @@ def _searches(request: PlanRequest, exploration: SearchState) -> tuple[Best, Wor
         return best_value(Table(exploration.parts, limits), name, least=bound.max is not None)
 
     return best, works, reach
+
+
+def _fits_on_devices(exploration: SearchState) -> bool:
+    """Return whether a strategy fits that leaves nothing on the host."""
+    return any(part.fits.any() and part.strategy(0).offload is None for part in exploration.parts)
 
 
 def _miss_of_fastest(exploration: SearchState) -> Miss:
@@ -293,12 +300,17 @@ def best_with_cluster(
 
 
 def explore(
-    request: PlanRequest, *, only_fitting: bool = False, enough: Enough | None = None
+    request: PlanRequest,
+    *,
+    only_fitting: bool = False,
+    enough: Enough | None = None,
+    on_host: bool = True,
 ) -> SearchState:
     """Return every scored strategy of every cluster.
 
     With ``only_fitting``, skip blocks in which no strategy fits into memory, and clusters whose
     peak arithmetic is below a target. Scoring stops after a part for which ``enough`` is true.
+    Without ``on_host`` no layers are left to the host's cores where nothing else fits.
 
     Raises:
         PlannerError: no strategy could be costed; it is the last refusal.
@@ -309,7 +321,9 @@ def explore(
         if only_fitting and exceeds_peak(question, exploration.limits):
             continue
         exploration.questions.append(question)
-        parts, refused = score_question(question, only_fitting=only_fitting, enough=enough)
+        parts, refused = score_question(
+            question, only_fitting=only_fitting, enough=enough, on_host=on_host
+        )
         exploration.parts += parts
         if refused:
             exploration.refused[question.request.engine] = refused
@@ -342,7 +356,11 @@ def _refusals(question: Question) -> Iterator[tuple[str, str]]:
 
 
 def score_question(
-    question: Question, *, only_fitting: bool = False, enough: Enough | None = None
+    question: Question,
+    *,
+    only_fitting: bool = False,
+    enough: Enough | None = None,
+    on_host: bool = True,
 ) -> ScoreResult:
     """Return the scores of a question's strategies, and the last refusal.
 
@@ -351,10 +369,12 @@ def score_question(
     A search that ``enough`` stopped early is not cached: it may lack parts.
     """
     subject, request = ESTIMATES.of(question), question.request
-    cache_key = (request.pins, _objective_key(question), only_fitting)
+    cache_key = (request.pins, _objective_key(question), only_fitting, on_host)
     result = cast("ScoreResult | None", ESTIMATES.find_scores(subject, cache_key))
     if result is None:
-        result = _score_question(question, subject, only_fitting=only_fitting, enough=enough)
+        result = _score_question(
+            question, subject, only_fitting=only_fitting, enough=enough, on_host=on_host
+        )
         if not (enough and any(map(enough, result[0]))):
             ESTIMATES.keep(subject, cache_key, result, sum(map(len, result[0])))
     return result
@@ -372,7 +392,12 @@ def _objective_key(question: Question) -> object:
 
 
 def _score_question(
-    question: Question, subject: Subject, *, only_fitting: bool, enough: Enough | None
+    question: Question,
+    subject: Subject,
+    *,
+    only_fitting: bool,
+    enough: Enough | None,
+    on_host: bool,
 ) -> ScoreResult:
     refused: PlannerError | None = None
     blocks: tuple[Block, ...] = ()
@@ -386,7 +411,7 @@ def _score_question(
     block_fits: list[tuple[Block, bool]] = []
     parts: list[Scores] = []
     for block, part in _score_with_last_resort(
-        question, blocks, subject, only_fitting=only_fitting
+        question, blocks, subject, only_fitting=only_fitting, on_host=on_host
     ):
         if isinstance(part, PlannerError):
             refused = part
@@ -417,7 +442,12 @@ def _unblocked_strategies(question: Question) -> tuple[Strategy, ...] | None:
 
 
 def _score_with_last_resort(
-    question: Question, blocks: Sequence[Block], subject: Subject, *, only_fitting: bool
+    question: Question,
+    blocks: Sequence[Block],
+    subject: Subject,
+    *,
+    only_fitting: bool,
+    on_host: bool,
 ) -> Iterator[tuple[Block, Scores | PlannerError | None]]:
     """Yield each scored block, and the last resort of a search that they leave open.
 
@@ -439,7 +469,7 @@ def _score_with_last_resort(
     for block, part in _score_blocks(more, subject, only_fitting=only_fitting):
         fits = fits or (isinstance(part, Scores) and bool(part.fits.any()))
         yield block, part
-    if not fits and isinstance(workload, ServeWorkload | GenerateWorkload):
+    if on_host and not fits and isinstance(workload, ServeWorkload | GenerateWorkload):
         yield from _score_on_host(question, workload, subject)
 
 
