@@ -565,7 +565,7 @@ def feed_forward_elements_per_token(model: ModelSpec, saved: SavedTensors) -> in
     return (tensors if saved.inputs else tensors - 1) * widest_feed_forward(model)
 
 
-def residuals_beside_every_second_product(model: ModelSpec) -> int:
+def residuals_of_every_second_product(model: ModelSpec) -> int:
     """Return the residual tensors of a layer that ``every_second_product_elements`` leaves out.
 
     The input, and of gated blocks the output of the down projection, which is an odd product.

@@ -35,7 +35,7 @@ from planner.cost.training import (
     pipeline_in_flight,
     product_output_elements_per_token,
     product_residuals,
-    residuals_beside_every_second_product,
+    residuals_of_every_second_product,
     saved_operand_elements_per_token,
     saved_residual_tensors,
     scale_parameters,
@@ -174,7 +174,7 @@ class StageActivations:
         if recomputation == "selective" and self.setting.keeps_every_second_product:
             kept = self._per_token(
                 "Kept of every second product",
-                residuals_beside_every_second_product(self.setting.model),
+                residuals_of_every_second_product(self.setting.model),
                 every_second_product_elements(self.setting.model),
             )
             working = self.tokens * (each - kept) + BACKWARD_SCORES * scores

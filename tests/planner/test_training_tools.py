@@ -13,7 +13,7 @@ from planner.cost.quantity import NullLedger
 from planner.cost.training import (
     every_second_product_elements,
     every_second_product_share,
-    residuals_beside_every_second_product,
+    residuals_of_every_second_product,
 )
 from planner.fitting.evidence import HARNESSES, strategy_of, table, usable
 from planner.fitting.left_out import PEAK, LeftOut, left_out_peaks, model_of, spread_of
@@ -333,7 +333,7 @@ def test_torchtitan_keeps_every_second_product_and_an_eighth_of_the_logits():
 
     # Query, value, attention, gate and down of Llama-3-8B, and the layer's input: 63.5 kB a token.
     model = get_model("meta-llama/Meta-Llama-3-8B")
-    kept = residuals_beside_every_second_product(model) * model.hidden_size
+    kept = residuals_of_every_second_product(model) * model.hidden_size
     assert 2 * (kept + every_second_product_elements(model)) == 63_488
     # Key, output and up products are computed again, attention is not.
     engine = setting_of("torchtitan", model="meta-llama/Meta-Llama-3-8B")
