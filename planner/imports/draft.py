@@ -86,7 +86,8 @@ class Import(SparseSpec):
     """A draft of a plan request read from another tool's settings.
 
     ``request`` has the fields of a ``PlanRequest`` as far as they are known; ``missing`` lists the
-    others that a plan needs. ``repository`` has the weights of a catalog model, where the text
+    others that a plan needs. ``data`` names a data set of the Hub, which no request has, by the
+    fields of a training's data. ``repository`` has the weights of a catalog model, where the text
     names another one than its own. ``ignored`` settings are known to the tool, with the reason why
     the plan does not use them; ``unknown`` ones are not known to it, with the nearest name as
     reason. A setting stands in one of the three. ``assumptions`` are those of them that change the
@@ -97,6 +98,7 @@ class Import(SparseSpec):
     goal: Goal | None = None
     model: str | dict[str, Any] | None = None
     repository: str | None = None
+    data: dict[str, str] = Field(default_factory=dict)
     request: JsonObject = Field(default_factory=dict)
     understood: tuple[Item, ...] = ()
     ignored: tuple[Item, ...] = ()
@@ -258,6 +260,7 @@ class Draft:
     assumptions: list[str] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
     repository: str | None = None
+    data: dict[str, str] = field(default_factory=dict)
 
     def put(self, source: str, name: str, value: object) -> None:
         """Record that a setting became a field of the request, by its dotted name."""
@@ -267,6 +270,11 @@ class Draft:
         for parent in parents:
             place = place.setdefault(parent, {})
         place[last] = value
+
+    def put_data(self, source: str, name: str, value: str) -> None:
+        """Record that a setting names a data set of the Hub, its subset or its split."""
+        self.understood.append(Item(source=source, field=f"workload.{name}", value=value))
+        self.data[name] = value
 
     def ignore(self, source: str, reason: str) -> None:
         """Record that a setting of the tool does not become part of the request, and why."""
@@ -347,6 +355,7 @@ class Draft:
             goal=self.goal,
             model=self.model,
             repository=self.repository,
+            data=self.data,
             request=self.request,
             understood=tuple(self.understood),
             ignored=tuple(self.ignored),

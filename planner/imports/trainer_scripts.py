@@ -23,6 +23,7 @@ from planner.imports.training import NO_FILE, TrainDraft, read_training, rename
 
 SWIFT = {
     **{name: HUGGING_FACE[name] for name in HUGGING_FACE if name in option_table("swift").names},
+    "dataset": "dataset",  # of ModelScope
     "model": "model",
     "attn_impl": "attention",
     "sequence_parallel_size": "context",

@@ -66,6 +66,11 @@ HUGGING_FACE = {
     "load_in_4bit": "load_in_4bit",
     "load_in_8bit": "load_in_8bit",
     "fp8": "fp8",
+    "dataset_name": "data_repository",
+    "dataset": "data_repository",
+    "dataset_config": "data_subset",
+    "dataset_config_name": "data_subset",
+    "dataset_train_split": "data_split",
 }
 DEFAULT_MICRO_BATCH = 8  # transformers 5, src/transformers/training_args.py
 # What trainers that do more than supervised steps are called, by words of their scripts' names.

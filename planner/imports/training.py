@@ -47,6 +47,9 @@ Setting = Literal[
     "targets",
     "load_in_4bit",
     "load_in_8bit",
+    "data_repository",
+    "data_subset",
+    "data_split",
 ]
 FULLY_SHARDED, SHARDED_GRADIENTS = 3, 2
 ZERO_NAME = re.compile(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])(?![0-9])", re.IGNORECASE)
@@ -54,6 +57,10 @@ QUERY_VALUE = frozenset({"q_proj", "v_proj"})
 ALL_PROJECTIONS = frozenset(
     {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 )
+# A repository of the Hub; anything else is a file, a folder, or a name that a trainer knows.
+DATA_SET = re.compile(r"[A-Za-z0-9_][\w.-]*/[\w.-]*\w", re.ASCII)
+DATA_FILE = re.compile(r".*\.(?:jsonl?|parquet|csv|txt|arrow|gz|zst)", re.IGNORECASE)
+NO_DATA_SET = "no data set of the Hub: choose the training text in the Workload step"
 ALL_LINEAR = frozenset({"all", "all-linear", "all_linear"})
 PAGED = re.compile(r"^paged_|_32bit$")
 # Names of trainers that requests have not. Source: LLaMA-Factory, hparams/model_args.py;
@@ -124,6 +131,23 @@ def rename(options: Options, names: Mapping[str, str]) -> Options:
     return renamed
 
 
+def _read_data(train: TrainDraft) -> None:
+    """Record the data set of the Hub that a text names, if it names one."""
+    named = train.take("data_repository")
+    text = named.text.removeprefix("[").removesuffix("]").strip("'\"") if named else ""
+    is_data_set = DATA_SET.fullmatch(text) is not None and DATA_FILE.fullmatch(text) is None
+    if named is not None and is_data_set:
+        train.draft.put_data(named.source, "data_repository", text)
+    elif named is not None:
+        train.draft.ignore(named.source, NO_DATA_SET)
+    for name in ("data_subset", "data_split"):
+        option = train.take(name)
+        if option is not None and is_data_set and option.text:
+            train.draft.put_data(option.source, name, option.text)
+        elif option is not None:
+            train.draft.ignore(option.source, "of a data set that the text does not name")
+
+
 def read_training(train: TrainDraft) -> None:
     """Record the settings that all trainers share, in the order in which they depend.
 
@@ -131,6 +155,7 @@ def read_training(train: TrainDraft) -> None:
         BadRequestError: a value is outside its limits.
     """
     draft = train.draft
+    _read_data(train)
     named = train.take("model")
     if named is not None:
         train.spec = add_model(draft, named.source, named.text)

@@ -60,6 +60,7 @@ AXOLOTL = {
     "load_in_4bit": "load_in_4bit",
     "load_in_8bit": "load_in_8bit",
 }
+AXOLOTL_DATA = {"path": "data_repository", "name": "data_subset", "split": "data_split"}
 ATTENTION_SWITCHES = {
     "flash_attention": "flash",
     "sdp_attention": "flash",
@@ -102,6 +103,7 @@ def read_axolotl(draft: Draft, document: JsonObject) -> None:
     elif linear is not None:
         draft.ignore(linear.source, "off, or stated by lora_target_modules")
     _attention_switches(train)
+    _axolotl_data(train)
     preference = train.options.pop("rl", None)
     if preference is not None:
         method = PREFERENCE.get(preference.text.lower(), shown(preference.text))
@@ -109,6 +111,24 @@ def read_axolotl(draft: Draft, document: JsonObject) -> None:
     _axolotl_devices(train)
     read_training(train)
     ignore_rest(draft, train.options, "axolotl")
+
+
+def _axolotl_data(train: TrainDraft) -> None:
+    """Record the data set of a file that names one."""
+    option = train.options.pop("datasets", None)
+    if option is None:
+        return
+    rows = option.value if isinstance(option.value, list) else [option.value]
+    if len(rows) != 1 or not isinstance(rows[0], dict):
+        train.draft.ignore(option.source, f"{len(rows)} data sets: a plan names one of the Hub")
+        return
+    for key, name in AXOLOTL_DATA.items():
+        if (value := rows[0].get(key)) not in (None, ""):
+            source = shown(f"datasets.{key}: {value}")
+            train.options[name] = replace(option, name=name, value=value, source=source)
+    for key in sorted(set(map(str, rows[0])) - set(AXOLOTL_DATA)):
+        reason = "no field of a plan: the columns of the data say how it is read"
+        train.draft.ignore(shown(f"datasets.{key}: {rows[0].get(key)}"), reason)
 
 
 def _attention_switches(train: TrainDraft) -> None:

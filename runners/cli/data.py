@@ -35,7 +35,7 @@ def data_list(output: OutputOption = "table") -> None:
 
 @data.command("add")
 def data_add(
-    file: Annotated[Path, typer.Argument(help="JSON lines, Parquet or text.")],
+    file: Annotated[Path, typer.Argument(help="JSON, JSON lines, Parquet, CSV or text.")],
     output: OutputOption = "table",
 ) -> None:
     """Upload a file; it is checked record by record."""

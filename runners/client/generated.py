@@ -581,7 +581,7 @@ class Operations:
 
     @operation("POST", "/data")
     def add_data(self, file: Path, *, idempotency_key: str | None = None) -> DatasetReply:
-        """Upload a file of training data: JSON lines, Parquet or text; it is checked at once."""
+        """Upload a file of training data: JSON, Parquet, CSV or text; it is checked at once."""
 
     @operation("GET", "/data/{dataset_id}")
     def get_data(self, dataset_id: str) -> DatasetReply:

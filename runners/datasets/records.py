@@ -1,11 +1,15 @@
 """Reads and validates the records of a training file."""
 
+import codecs
+import csv
 import hashlib
+import io
 import json
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -32,7 +36,7 @@ from runners.datasets.text import (
     storable,
 )
 
-SUFFIXES = (".jsonl", ".parquet", ".txt")
+SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".txt")
 Format = Literal["text", "chat", "sharegpt", "instruction", "completion", "classification"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 FIELDS: Mapping[Format, tuple[str, ...]] = {  # in the order of detection
@@ -52,9 +56,7 @@ READ_FIELDS: Mapping[Format, tuple[str, ...]] = {  # what a record of the format
     "text": ("weight",),
 }
 OTHER_SUFFIXES = {  # of public data sets, and the way out
-    ".json": "write the list in it as JSON lines: jq -c '.[]' FILE.json > FILE.jsonl",
-    ".csv": "save it as Parquet",
-    ".tsv": "save it as Parquet",
+    ".tsv": "save it as .csv or Parquet",
     ".arrow": "save it as Parquet",
     ".md": "a data set of the Hub is in the files below data/",
     **dict.fromkeys((".gz", ".zst", ".xz", ".zip"), "unpack it first"),
@@ -69,6 +71,8 @@ SHOWN_CHARACTERS = 80
 MAX_LABEL_CHARACTERS = 100
 OTHER_CHAT = "write the turns as “messages”, each with its “role” and “content”"
 ONE_OBJECT = "write one object per line: jq -c '.[]' FILE.json > FILE.jsonl"
+LIST_PIECE = 1024**2  # characters of a list that are read at a time
+csv.field_size_limit(MAX_LINE_BYTES)
 
 
 class TextSample(NamedTuple):
@@ -202,6 +206,10 @@ class Reader:
             yield from self._documents(file)
         elif self.suffix == ".parquet":
             yield from self._rows(file)
+        elif self.suffix == ".csv":
+            yield from self._cells(file)
+        elif self.suffix == ".json" and _is_list(file):
+            yield from self._entries(file)
         else:
             yield from self._lines(file)
 
@@ -257,6 +265,53 @@ class Reader:
         except UnreadableTableError as error:
             raise DataError(f"{self.name}: {error}") from None
 
+    def _cells(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        """Yield the rows of a table of comma-separated values, as JSON by its first line."""
+        number = 0
+        try:
+            with _as_text(file) as text:
+                rows = csv.DictReader(text, restval="", strict=True)
+                names = list(rows.fieldnames or ())
+                if len(set(names)) < len(names):
+                    raise DataError(f"{self.name}: its first line names a column twice; keep one")
+                for number, row in enumerate(rows, 1):
+                    if None in row:
+                        raise self._error(
+                            number, f"it has more than {len(names)} values", ",".join(row[None])
+                        )
+                    yield number, json.dumps(row).encode()
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{self.name}: the row after {number} is no comma-separated values: {error}"
+            ) from None
+
+    def _entries(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        """Yield the entries of a JSON list, a piece of which is read at a time."""
+        decoder, number, at = json.JSONDecoder(), 0, 0
+        try:
+            with _as_text(file) as source:
+                text = source.read(LIST_PIECE).lstrip()[1:]
+                while True:
+                    at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
+                    if text.startswith("]", at):
+                        break
+                    end = _end_of_value(decoder, text, at)
+                    if end > at:
+                        number += 1
+                        yield number, text[at:end].encode()
+                        at = end
+                        continue
+                    piece = source.read(LIST_PIECE)
+                    if len(text) - at > MAX_LINE_BYTES or not piece:
+                        most = f"longer than {MAX_LINE_BYTES // 1024**2} MiB"
+                        reason = f"it is no JSON, or {most}, or the list has no end"
+                        raise self._error(number + 1, reason, text[at:])
+                    text, at = text[at:] + piece, 0
+                if rest := text[at + 1 :].strip() or source.read(LIST_PIECE).strip():
+                    raise self._error(number + 1, "something follows the list", rest)
+        except UnicodeDecodeError as error:
+            raise self._error(number + 1, f"it is not valid UTF-8 ({error.reason})", "") from None
+
     def _skip_columns(self, names: Collection[str]) -> None:
         for name in names:
             if name in REFUSED:
@@ -271,7 +326,7 @@ class Reader:
 
     @property
     def _record_noun(self) -> str:
-        return "row" if self.suffix == ".parquet" else "line"
+        return {".parquet": "row", ".csv": "row", ".json": "record"}.get(self.suffix, "line")
 
     def _text(self, line: int, raw: bytes) -> str:
         try:
@@ -327,6 +382,35 @@ class Reader:
         text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
         shown = json.dumps(text.strip()[:SHOWN_CHARACTERS], ensure_ascii=False)
         return DataError(f"{self.name}: {self._record_noun} {line}: {reason}. It begins {shown}")
+
+
+_BETWEEN = re.compile(r"[\s,]*")
+
+
+@contextmanager
+def _as_text(file: BinaryIO) -> Iterator[io.TextIOWrapper]:
+    """Give the text of a file, which stays open."""
+    text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+    try:
+        yield text
+    finally:
+        text.detach()
+
+
+def _is_list(file: BinaryIO) -> bool:
+    """Return whether a file of JSON holds one list, by its first character."""
+    begin = file.read(LIST_PIECE).removeprefix(codecs.BOM_UTF8).lstrip()[:1]
+    file.seek(0)
+    return begin == b"["
+
+
+def _end_of_value(decoder: json.JSONDecoder, text: str, at: int) -> int:
+    """Return where a JSON value ends; where it begins if its end is not there yet."""
+    try:
+        _, end = decoder.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return at
+    return end if end < len(text) else at  # a number may go on
 
 
 def _wanted() -> str:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from runners.hub.pruning import PRUNED_FOLDER, RULE_FILE, PruneRule, read_rule
 from runners.hub.settings import cache_folder
+from runners.hub.store import repository_folders
 from runners.launchers import launch
 from runners.shared.config import HostDir
 from runners.shared.log_text import last_line
@@ -154,7 +155,7 @@ class HubCache:
 def _signature(cache: Path) -> Signature:
     """Return the folders of a cache that change when a file comes or goes, with their times."""
     found = []
-    for repository in sorted(cache.glob("models--*")):
+    for repository in repository_folders(cache):
         for folder in (repository, repository / "blobs", *repository.glob("snapshots/*")):
             try:
                 found.append((str(folder), folder.stat().st_mtime_ns))

@@ -15,7 +15,7 @@ from typing import Any
 from runners.hub.pruning import PruneRule, prune
 from runners.hub.settings import HubSettings, HubSettingsError, from_environment
 from runners.hub.store import StoredModel, delete, scan
-from runners.jobspec.base import REPOSITORY
+from runners.jobspec.base import CACHED_REPOSITORY
 from runners.launchers.model_uses import uses_of_jobs
 from runners.shared.messages import MAX_CACHED
 
@@ -40,7 +40,7 @@ def _delete(settings: HubSettings, keys: Iterable[str], host_dir: Path) -> Itera
     is_used = uses_of_jobs(host_dir / "attempts")
     for key in keys:
         repository, _, commit = key.partition("@")
-        if not REPOSITORY.fullmatch(repository):
+        if not CACHED_REPOSITORY.fullmatch(repository):
             continue
         if is_used(repository):
             yield f"{repository} was not deleted: a job on this host uses it."
@@ -53,7 +53,7 @@ def _delete(settings: HubSettings, keys: Iterable[str], host_dir: Path) -> Itera
 
 def _is_named(model: StoredModel) -> bool:
     """Return whether a model's name is one that jobs can state."""
-    return bool(REPOSITORY.fullmatch(model.repository))
+    return bool(CACHED_REPOSITORY.fullmatch(model.repository))
 
 
 def _document(model: StoredModel) -> dict[str, Any]:

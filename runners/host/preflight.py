@@ -310,8 +310,7 @@ def _checks(
     yield _disk(place)
     yield from _compiler(needs)
     if place.config.slurm:  # Slurm manages the node's free resources
-        if needs.model is not None:
-            yield from _model(needs, needs.model, place)
+        yield from _sources(needs, place)
         return
     if blocking := _blocking(needs, place.leaving):
         yield no(
@@ -319,8 +318,7 @@ def _checks(
             f"An attempt that is stopping still runs here: {', '.join(blocking)}.",
             "Wait until it is gone; the job is tried again.",
         )
-    if needs.model is not None:
-        yield from _model(needs, needs.model, place)
+    yield from _sources(needs, place)
     if needs.resume_from:
         yield _checkpoint(needs.resume_from, place)
     if needs.ports:
@@ -445,6 +443,14 @@ def _disk(place: HostState) -> PreflightCheck:
         return yes("disk", sentence, **figures)
     remedy = 'Free some space on the host, or lower "min_free_bytes" in its config.json.'
     return no("disk", sentence, remedy, **figures)
+
+
+def _sources(needs: Needs, place: HostState) -> Iterator[PreflightCheck]:
+    """Check the model and the data sets that a job names."""
+    if needs.model is not None:
+        yield from _model(needs, needs.model, place)
+    for data in needs.data:
+        yield preflight_hub.check(data, place.host_dir.path, place.config.min_free_bytes)
 
 
 def _model(needs: Needs, model: StoredModel, place: HostState) -> Iterator[PreflightCheck]:

@@ -1,4 +1,4 @@
-"""Preflight's check of a model that the job would download: files, room on the disk, access.
+"""Preflight's check of what the job would download by name: files, room on the disk, access.
 
 The hub is asked by a process of its own (``runners.hub.query``). The team's token is not on the
 host yet: a repository that the site has looked up passes though it is closed to others.
@@ -18,7 +18,7 @@ from runners.hub.pruning import read_rule
 from runners.hub.repository import COMMIT
 from runners.hub.settings import cache_folder, existing_folder
 from runners.hub.store import cached_repositories
-from runners.jobspec import HubModel
+from runners.jobspec import HubData, HubModel
 from runners.launchers import launch
 from runners.launchers.model_uses import uses_of_jobs
 from runners.shared.log_text import last_line
@@ -28,40 +28,56 @@ QUERY = "runners.hub.query"
 HUB_SECONDS = 8.0  # for the hub's answer; the agent sends no heartbeat meanwhile
 START_SECONDS = 12.0  # to import the hub's library on a busy machine
 NEEDS_TOKEN = frozenset({"absent", "gated", "unauthorised"})  # the team's token may lift them
-REMEDIES: Mapping[str, str] = {
-    "absent": "Correct the name of the repository or its revision in the plan.",
-    "pickle_only": "Choose a repository with safetensors files.",
-    "remote_code": "Choose a model that the engines know without code of its own.",
+NAMED = "Correct the name of the repository or its revision in the plan."
+REMEDIES: Mapping[str, Mapping[str, str]] = {
+    "model": {
+        "absent": NAMED,
+        "pickle_only": "Choose a repository with safetensors files.",
+        "remote_code": "Choose a model that the engines know without code of its own.",
+    },
+    "data": {
+        "absent": f"{NAMED[:-1]}, or the split.",
+        "ambiguous": "Name one of its subsets in the plan.",
+        "remote_code": "Name the revision refs/convert/parquet, or a data set without a script.",
+        "unusable": "Choose another data set, or give a file on the host.",
+    },
 }
 OUT_OF_REACH = (
     "Connect the host to the hub, or set HF_ENDPOINT for its agent to a mirror that it reaches; "
-    "or copy the model to a folder of the host and plan with that."
+    "or copy the files to a folder of the host and plan with that."
 )
 
 
-def check(model: HubModel, host_dir: Path, least_free_bytes: int) -> PreflightCheck:
-    """Return whether a host can have a model's files: there already, or to be downloaded.
+def check(model: HubModel | HubData, host_dir: Path, least_free_bytes: int) -> PreflightCheck:
+    """Return whether a host can have a repository's files: there already, or to be downloaded.
 
     ``least_free_bytes``: of the disk that stay free beside the download.
     """
     answer = _ask(model, host_dir)
     name, problem = model.repository, printed(str(answer.get("problem", "")))
+    title = "data" if isinstance(model, HubData) else "model"
     if answer.get("state") == "hub":
-        return _room(name, answer, least_free_bytes)
+        return _room(title, name, answer, least_free_bytes)
     if answer.get("state") == "cache":
         sentence = f"{name} is in this host's cache; the hub does not answer: {problem}"
-        return yes("model", printed(sentence))
+        return yes(title, printed(sentence))
     kind = str(answer.get("kind", ""))
     if kind in NEEDS_TOKEN and COMMIT.fullmatch(model.revision):  # which the site has looked up
-        return yes("model", printed(f"The job downloads {name} with the team's token: {problem}"))
-    return no("model", printed(f"{name} cannot be downloaded: {problem}"), _remedy(kind))
+        return yes(title, printed(f"The job downloads {name} with the team's token: {problem}"))
+    return no(
+        title,
+        printed(f"{name} cannot be downloaded: {problem}"),
+        REMEDIES[title].get(kind, OUT_OF_REACH),
+    )
 
 
-def _room(name: str, answer: Mapping[str, Any], least_free_bytes: int) -> PreflightCheck:
+def _room(
+    title: str, name: str, answer: Mapping[str, Any], least_free_bytes: int
+) -> PreflightCheck:
     total, missing = int(answer["total_bytes"]), int(answer["missing_bytes"])
     named = f"{name} at {str(answer['commit'])[:12]}, {size_text(total)},"
     if not missing:
-        return yes("model", f"{named} is in this host's cache.", total_bytes=float(total))
+        return yes(title, f"{named} is in this host's cache.", total_bytes=float(total))
     cache = existing_folder(Path(str(answer["cache"])))
     free, needed = shutil.disk_usage(cache).free, missing + least_free_bytes
     figures = {"missing_bytes": float(missing), "free_bytes": float(free)}
@@ -75,19 +91,15 @@ def _room(name: str, answer: Mapping[str, Any], least_free_bytes: int) -> Prefli
             " For that, this host's rule deletes the models that were not used for longest."
         )
     if free + prunable >= needed:
-        return yes("model", printed(sentence), **figures)
+        return yes(title, printed(sentence), **figures)
     remedy = (
         f"Free {size_text(needed - free)} there: {least_free_bytes / GIB:.1f} GiB of the disk "
         "stay free. Or set HF_HOME for the host's agent to a larger disk."
     )
-    return no("model", printed(sentence), remedy, **figures)
+    return no(title, printed(sentence), remedy, **figures)
 
 
-def _remedy(kind: str) -> str:
-    return REMEDIES.get(kind, OUT_OF_REACH)
-
-
-def _ask(model: HubModel, host_dir: Path) -> dict[str, Any]:
+def _ask(model: HubModel | HubData, host_dir: Path) -> dict[str, Any]:
     """Return the answer of a query process; a failure of the process is an answer too."""
     env, rule = launch.render_env(host_dir, 1) | launch.hub_env(), read_rule(host_dir)
     question = model.model_dump(exclude={"source"}) | {"seconds": HUB_SECONDS}

@@ -28,7 +28,7 @@ Kind = Literal[
     "truncated",
     "pickle_only",
     "remote_code",
-    "ambiguous",  # several models in the repository, and none is named
+    "ambiguous",  # several models, or subsets of data, in the repository, and none is named
     "unusable",  # nothing in it that a job reads
 ]
 LONGEST_WAIT_SECONDS = 3600.0  # a server that asks for more is not waited for
@@ -86,8 +86,8 @@ def unreachable(error: Exception, url: str, settings: HubSettings) -> HubError:
     return HubError(
         "offline",
         f"{host} is not reached ({said}): connect the host to the network, set HF_ENDPOINT to a "
-        f"mirror that it reaches (it is {settings.endpoint}), or give a folder on the host as the "
-        "model",
+        f"mirror that it reaches (it is {settings.endpoint}), or name a folder of a model, or a "
+        "file of data, on the host",
     )
 
 

@@ -15,10 +15,12 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import httpx
 
+from runners.datasets.records import SUFFIXES
 from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
 from runners.hub.errors import HubError, refusal, renamed, shown, unreachable, unusual
 from runners.hub.repository import COMMIT, RepositoryName, is_safe_path
 from runners.hub.settings import HubSettings
+from runners.jobspec.base import DATA_SETS
 
 CONFIG = "config.json"
 TIMEOUT_SECONDS = 10.0
@@ -82,8 +84,9 @@ def look_up(
         HubError: offline, proxy, tls, unauthorised, absent, rate_limited or mirror.
     """
     revision = name.revision or MAIN
+    kind = "" if name.repository.startswith(DATA_SETS) else "models/"
     url = (
-        f"{settings.endpoint}/api/models/{name.repository}/revision/{quote(revision, safe='')}"
+        f"{settings.endpoint}/api/{kind}{name.repository}/revision/{quote(revision, safe='')}"
         "?blobs=true"
     )
     requested = shown(name.repository, name.revision)
@@ -169,11 +172,16 @@ def check_access(
     """
     if not listing.files:
         return
-    path = min(listing.files, key=lambda file: (file.path != CONFIG, file.size)).path
+    path = min(listing.files, key=_gated_first).path
     url = file_url(listing, path, settings)
     requested = shown(listing.repository, listing.revision, path)
     with _client(settings, timeout) as client:
         _get(client, url, requested, settings, 0)
+
+
+def _gated_first(file: HubFile) -> tuple[bool, bool, int]:
+    """Order what is certainly gated first: config.json of a model, the files of a data set."""
+    return file.path != CONFIG, not file.path.endswith(SUFFIXES), file.size
 
 
 def read_config(
@@ -329,5 +337,5 @@ def _body(response: httpx.Response, limit: int, until: float) -> bytes:
 def _repository_of(url: str, settings: HubSettings) -> str:
     """Return the repository whose document a URL of the Hub is, "" if it is no such URL."""
     path = urlsplit(url).path.removeprefix(urlsplit(settings.endpoint).path)
-    match = re.match(r"/api/models/([^/]+/[^/]+)", path)
+    match = re.match(rf"/api/(?:models/|(?={DATA_SETS}))((?:{DATA_SETS})?[^/]+/[^/]+)", path)
     return match[1] if match and settings.is_own(url) else ""

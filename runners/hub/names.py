@@ -1,18 +1,30 @@
-"""A repository of the Hub as people name it: org/name, its page, a GGUF file or type in it."""
+"""A repository of the Hub as people name it: org/name, its page, a part of it.
+
+Of models that part is a GGUF file or type, of data sets a split, also with its subset.
+"""
 
 import re
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from planner.catalog.gguf_names import TAG
 from planner.catalog.model_names import ADDRESS
 from planner.specs.base import BadRequestError
 from runners.hub.repository import GGUF, RepositoryName, is_safe_path
-from runners.jobspec.base import LONGEST_NAME, LONGEST_REVISION, PART, REVISION
+from runners.jobspec.base import DATA_SETS, LONGEST_NAME, LONGEST_REVISION, PART, REVISION, SPLIT
 
 FIELD = "repository"
 FORMS = (
     "org/name, org/name@revision, the address of its page on huggingface.co, or for GGUF files "
     "org/name:Q4_K_M or org/name/file.gguf"
+)
+DATA_FIELD = "data_repository"
+DATA_FORMS = (
+    "org/name, org/name@revision, org/name:split, or the address of its page on huggingface.co"
+)
+DATA_NAME = re.compile(
+    r"(?P<repository>[^/@:]+/[^/@:]+)(?:@(?P<revision>refs/[\w-]+/[\w.-]+|[^/@:]+))?"
+    r"(?::(?P<split>[^/@:]+)|/(?P<page>.*))?"
 )
 SPECIAL = re.compile(r"refs/(?:pr/\d+|convert/[\w.-]+)", re.ASCII)  # revisions with a slash
 PLACES = {"blob", "resolve", "raw", "tree", "blame"}  # pages of a revision
@@ -118,15 +130,74 @@ def _checked(text: str, repository: str, revision: str = "", file: str = "") -> 
 
 
 def _check_repository(text: str, repository: str) -> None:
+    if fault := _fault(repository):
+        raise _refused(text, fault)
+
+
+def _fault(repository: str) -> str:
+    """Return what is wrong with the parts of owner/name, "" if nothing is."""
     owner, _, name = repository.partition("/")
     for what, part in (("owner", owner), ("name", name)):
         if re.fullmatch(PART, part) is None:
-            raise _refused(
-                text,
+            return (
                 f"the {what} {part!r} is not 1 to 96 letters, digits, '_', '-' and '.', without "
-                "'--', '..', a '-' or '.' at an end, or .git",
+                "'--', '..', a '-' or '.' at an end, or .git"
             )
+    return ""
 
 
-def _refused(text: str, why: str) -> BadRequestError:
-    return BadRequestError(f"{FIELD} is {text!r:.200}: {why}; name it as {FORMS}", FIELD)
+def _refused(text: str, why: str, field: str = FIELD, forms: str = FORMS) -> BadRequestError:
+    return BadRequestError(f"{field} is {text!r:.200}: {why}; name it as {forms}", field)
+
+
+class DataName(NamedTuple):
+    """A data set's repository, its revision, and what of it is named ("": not named)."""
+
+    repository: str  # without "datasets/"
+    revision: str = ""
+    subset: str = ""
+    split: str = ""
+
+
+def parse_data(text: str) -> DataName:
+    """Return the data set that a text names, and the revision, subset and split that it states.
+
+    Raises:
+        BadRequestError: it names none; field, value and forms are in the message.
+
+    >>> parse_data("https://huggingface.co/datasets/tatsu-lab/alpaca/viewer/default/train")
+    DataName(repository='tatsu-lab/alpaca', revision='', subset='default', split='train')
+    >>> parse_data("HuggingFaceH4/ultrachat_200k:train_sft").split
+    'train_sft'
+    """
+
+    def refused(why: str) -> BadRequestError:
+        return _refused(text, why, DATA_FIELD, DATA_FORMS)
+
+    name = text.strip()
+    if len(name) > LONGEST_NAME:
+        raise refused(f"it has {len(name):,} characters and may have {LONGEST_NAME}")
+    address = ADDRESS.fullmatch(name)
+    path = (unquote(address["path"]) if address else name).removeprefix("hf://").strip("/")
+    if (address and not path.startswith(DATA_SETS)) or "://" in path:
+        raise refused("it is no address of a data set's page on the Hub")
+    match = DATA_NAME.fullmatch(path.removeprefix(DATA_SETS))
+    if match is None:
+        raise refused("it is empty" if not name else "it is no owner and name")
+    if fault := _fault(match["repository"]):
+        raise refused(fault)
+    page, _, rest = (match["page"] or "").partition("/")
+    revision, subset, split = match["revision"] or "", "", match["split"] or ""
+    if page in PLACES:
+        special = SPECIAL.match(rest)
+        revision = special[0] if special else rest.partition("/")[0]
+    elif page == "viewer":
+        subset, _, shown = rest.partition("/")
+        split = shown.partition("/")[0]
+    elif page and not address:
+        raise refused(f"{page!r} is no part of a name: a split follows a colon")
+    if revision and (len(revision) > LONGEST_REVISION or re.fullmatch(REVISION, revision) is None):
+        raise refused(f"the revision {revision!r} is no branch, tag or commit")
+    if split and SPLIT.fullmatch(split) is None:
+        raise refused(f"{split!r} is no split; the whole of one is read, such as train")
+    return DataName(match["repository"], revision, subset, split)

@@ -1,7 +1,7 @@
-"""What a host would download for a model: one question on stdin, one JSON line as the answer.
+"""What a host would download by name: one question on stdin, one JSON line as the answer.
 
 ``python -m runners.hub.query`` reads ``{"repository", "revision", "weights", "file", "seconds"}``,
-and may have ``rule`` and ``spared``.
+of data ``subset`` and ``split`` instead of weights, and may have ``rule`` and ``spared``.
 A process of its own, so that the agent stays small: the hub's library takes 60 MB.
 """
 
@@ -10,6 +10,7 @@ import os
 import sys
 from typing import Any
 
+from runners.hub.data_files import data_files, look_up_data
 from runners.hub.errors import HubError
 from runners.hub.listing import look_up
 from runners.hub.pruning import PruneRule, prunable
@@ -34,11 +35,15 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         return {"state": "failed", "kind": "offline", "problem": str(error)}
     try:
         name = RepositoryName(repository, revision)
-        listing = look_up(name, settings, question["seconds"])
-        # Whether the engine has the architecture itself is seen at the download.
-        files = exact_files(
-            listing, question["weights"], question["file"], settings, is_built_in=True
-        )
+        if "split" in question:
+            listing = look_up_data(name, settings, question["seconds"])
+            files = data_files(listing, question["subset"], question["split"], settings)
+        else:
+            listing = look_up(name, settings, question["seconds"])
+            # Whether the engine has the architecture itself is seen at the download.
+            files = exact_files(
+                listing, question["weights"], question["file"], settings, is_built_in=True
+            )
     except HubError as error:
         commit = resolve_offline(repository, revision, settings)
         if error.is_out_of_reach and commit is not None:

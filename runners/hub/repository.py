@@ -6,6 +6,8 @@ Apart from ``names``, so that a download loads no catalog.
 import re
 from dataclasses import dataclass
 
+from runners.jobspec.base import DATA_SETS
+
 COMMIT = re.compile(r"[0-9a-f]{40}")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 GGUF = ".gguf"
@@ -16,7 +18,10 @@ LONGEST_PATH = 1024  # characters
 
 @dataclass(frozen=True)
 class RepositoryName:
-    """A repository, a branch, tag or commit of it, and a GGUF file or type in it ("": none)."""
+    """A repository, a branch, tag or commit of it, and a GGUF file or type in it ("": none).
+
+    That of a data set begins with ``datasets/``, as in the Hub's addresses.
+    """
 
     repository: str
     revision: str = ""
@@ -28,7 +33,9 @@ class RepositoryName:
         Raises:
             ValueError: a part of it would leave its folder.
         """
-        if self.repository.count("/") != 1 or not is_safe_path(self.repository):
+        if self.repository.removeprefix(DATA_SETS).count("/") != 1 or not is_safe_path(
+            self.repository
+        ):
             raise ValueError(f"repository is {self.repository!r}: it must be org/name")
         for name, value in (("revision", self.revision), ("file", self.file)):
             if value and not is_safe_path(value):
@@ -41,6 +48,16 @@ class RepositoryName:
             f"/{self.file}" if self.file.lower().endswith(GGUF) else f":{self.file}"
         )
         return f"{self.repository}{at}{file}"
+
+
+def folder_name(repository: str) -> str:
+    """Return the name of a repository's folder in the cache, as huggingface_hub has it.
+
+    >>> folder_name("org/name"), folder_name("datasets/org/name")
+    ('models--org--name', 'datasets--org--name')
+    """
+    full = repository if repository.startswith(DATA_SETS) else f"models/{repository}"
+    return full.replace("/", "--")
 
 
 def is_safe_path(path: str) -> bool:

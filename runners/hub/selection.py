@@ -87,7 +87,7 @@ def _safetensors(listing: Listing, shards: Sequence[str]) -> list[HubFile]:
         lacking = [name for name in names if listing.file(name) is None]
         raise HubError(
             "unusable",
-            f"{where} lacks {_some(lacking) or 'every shard'}, which its {INDEX} names: choose "
+            f"{where} lacks {some(lacking) or 'every shard'}, which its {INDEX} names: choose "
             "another revision or repository",
         )
     return [index, *found]
@@ -162,13 +162,13 @@ def _no_safetensors(listing: Listing) -> HubError:
     if pickles and not others:
         return HubError(
             "pickle_only",
-            f"{where} has its weights as pickle only ({_some(pickles)}), which can run code and "
+            f"{where} has its weights as pickle only ({some(pickles)}), which can run code and "
             "is never read: choose a repository or a revision with safetensors (the Hub's own "
             "conversions are pull requests, org/name@refs/pr/1), or save the model with "
             "save_pretrained on a machine that you trust and give that folder"
             f"{_instead(listing, 'gguf')}",
         )
-    what = f" (it has {_some(sorted(others))} without {INDEX})" if others else ""
+    what = f" (it has {some(sorted(others))} without {INDEX})" if others else ""
     return HubError("unusable", f"{where} has no {SINGLE}{what}{_instead(listing, 'gguf')}")
 
 
@@ -274,9 +274,10 @@ def _offered(models: Mapping[str, list[HubFile]]) -> str:
         f"({sum(each.size for each in files) / 1e9:.1f} GB)"
         for label, (_, files) in zip(labels, models.items(), strict=True)
     ]
-    return f"name one of {_some(rows)} after the repository, as org/name:TYPE or org/name/FILE"
+    return f"name one of {some(rows)} after the repository, as org/name:TYPE or org/name/FILE"
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """Return names for a message: the first ones, and how many others there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from runners.hub.repository import folder_name
 from runners.shared.addresses import proxy_of
 
 HUGGING_FACE = "https://huggingface.co"
@@ -54,7 +55,7 @@ class HubSettings:
 
     def repository_folder(self, repository: str) -> Path:
         """Return the folder of a repository in the cache."""
-        return self.cache / "--".join(["models", *repository.split("/")])
+        return self.cache / folder_name(repository)
 
     def is_own(self, url: str) -> bool:
         """Return whether a URL is the Hub's own, to which alone the token is sent."""

@@ -1,8 +1,8 @@
 """The Hub's cache on this host: what of a repository is there, how large it is, when it was used.
 
-The layout is huggingface_hub's: ``models--org--name`` with ``blobs`` named by digest,
-``snapshots`` of links to them by commit, and ``refs`` from branch to commit. What any tool has
-downloaded into it is found, and what is downloaded here is found by them.
+The layout is huggingface_hub's: ``models--org--name``, of data ``datasets--org--name``, with
+``blobs`` named by digest, ``snapshots`` of links to them by commit, and ``refs`` from branch to
+commit. What any tool has downloaded into it is found, and what is downloaded here they find.
 """
 
 import contextlib
@@ -30,6 +30,7 @@ from runners.hub.listing import (
 from runners.hub.repository import COMMIT
 from runners.hub.selection import INDEX, MAX_INDEX_BYTES, needed_files, shard_names
 from runners.hub.settings import HubSettings
+from runners.jobspec.base import DATA_SETS
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedFileInfo
@@ -39,7 +40,7 @@ UNFINISHED = ".incomplete"  # the suffix by which huggingface_hub, too, finds th
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A repository at a commit in the cache.
+    """A repository, of a model or of a data set, at a commit in the cache.
 
     ``bytes`` are those of its files; of blobs that another commit has too, both count them. A
     download that has not come to a commit's files has the commit "".
@@ -52,7 +53,7 @@ class StoredModel:
     num_files: int
     revisions: tuple[str, ...]  # branches and tags that stand for the commit
     folder: Path
-    is_complete: bool = False  # the weights that a job reads are all there
+    is_complete: bool = False  # the weights that a job reads are all there; of data: a split is
 
 
 def repository_folder(settings: HubSettings, repository: str) -> Path:
@@ -156,7 +157,7 @@ def resolve_offline(repository: str, revision: str, settings: HubSettings) -> st
 
 
 def scan(settings: HubSettings) -> tuple[StoredModel, ...]:
-    """Return the models in the cache, the most recently used first; damaged ones are left out.
+    """Return what the cache holds, the most recently used first; damaged ones are left out.
 
     A repository of which only a part has arrived is one, too.
     """
@@ -168,17 +169,19 @@ def scan(settings: HubSettings) -> tuple[StoredModel, ...]:
         return ()
     models = [
         StoredModel(
-            repository=each.repo_id,
+            repository=repository,
             commit=revision.commit_hash,
             bytes=revision.size_on_disk,
             last_used=_last_used(revision.files),
             num_files=revision.nb_files,
             revisions=tuple(sorted(revision.refs)),
             folder=revision.snapshot_path,
-            is_complete=_has_weights(settings, each.repo_id, revision.commit_hash),
+            is_complete=each.repo_type == "dataset"
+            or _has_weights(settings, repository, revision.commit_hash),
         )
         for each in found.repos
-        if each.repo_type == "model"
+        if (prefix := {"model": "", "dataset": DATA_SETS}.get(each.repo_type)) is not None
+        if (repository := f"{prefix}{each.repo_id}")
         for revision in each.revisions
     ]
     known = {model.repository for model in models}
@@ -212,9 +215,16 @@ def _last_used(files: Iterable["CachedFileInfo"]) -> float:
 def cached_repositories(cache: Path) -> list[str]:
     """Return the repositories that have a folder in the cache, without reading the folders."""
     return [
-        path.name.removeprefix("models--").replace("--", "/", 1)
-        for path in sorted(cache.glob("models--*--*"))
+        path.name.replace("--", "/", 2).removeprefix("models/")
+        for path in repository_folders(cache, "*--*")
     ]
+
+
+def repository_folders(cache: Path, names: str = "*") -> list[Path]:
+    """Return the folders of models and data sets whose names have such an end."""
+    return sorted(
+        path for kind in ("models", "datasets") for path in cache.glob(f"{kind}--{names}")
+    )
 
 
 def _has_weights(settings: HubSettings, repository: str, commit: str) -> bool:
@@ -239,7 +249,7 @@ def cache_bytes(settings: HubSettings) -> int:
     """Return the bytes that the models of the cache take on the disk, each file once."""
     return sum(
         _bytes_on_disk(each)
-        for folder in settings.cache.glob("models--*")
+        for folder in repository_folders(settings.cache)
         for each in _files_below(folder)
     )
 

@@ -1,9 +1,9 @@
-"""Download the models that a job names by repository, then start its program.
+"""Download the models and data sets that a job names by repository, then start its program.
 
 ``python -m runners.jobs.fetch ATTEMPT_DIR COMMAND...``. The download is a phase of the job with
-progress. Then ``spec.json`` has each repository's folder in place of its name, and this process
-execs the command, so that the supervisor keeps its pid. The command gets neither the hub's token
-nor the proxies.
+progress. Then ``spec.json`` has each repository's folder, or files, in place of its name, and this
+process execs the command, so that the supervisor keeps its pid. The command gets neither the hub's
+token nor the proxies.
 """
 
 import contextlib
@@ -17,9 +17,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from runners.hub.data_files import CARD, data_files, look_up_data
 from runners.hub.download import download
 from runners.hub.errors import DownloadStoppedError, HubError
-from runners.hub.listing import Listing, look_up, read_config
+from runners.hub.listing import HubFile, Listing, look_up, read_config
 from runners.hub.pruning import prune, read_rule
 from runners.hub.repository import RepositoryName
 from runners.hub.selection import exact_files
@@ -30,14 +31,14 @@ from runners.hub.settings import (
     existing_folder,
     from_environment,
 )
-from runners.hub.store import mark_used, missing, resolve_offline, snapshot_folder
+from runners.hub.store import mark_used, missing, resolve_offline, snapshot_folder, stored_listing
 from runners.jobs import OFFLINE_AND_QUIET
 from runners.jobs.events import Emitter
 from runners.jobs.in_environment import STARTING, TERMINATED
 from runners.jobs.model_files import MODEL_ROOTS_VARIABLE, gguf_names
 from runners.jobs.runtime import EXIT_BAD_INPUT, BadInputError, read_request
-from runners.jobspec import FolderModel, HubModel
-from runners.jobspec.references import hub_models, with_models
+from runners.jobspec import DownloadedData, FolderModel, HubData, HubModel
+from runners.jobspec.references import hub_references, with_references
 from runners.launchers.attempts import DIRECTORY_VARIABLE, KNOWN_VARIABLES
 from runners.launchers.launch import HUB_VARIABLES, OFFLINE, is_passed
 from runners.launchers.model_uses import LINKS, uses_of_jobs
@@ -65,7 +66,7 @@ class Fetching:
     def __init__(self, attempt_dir: Path, settings: HubSettings, emitter: Emitter) -> None:
         self._attempt_dir, self._settings, self._emitter = attempt_dir, settings, emitter
         self._host_dir = attempt_dir.parent.parent
-        self._own: list[HubModel] = []  # all that the job names
+        self._own: list[HubModel | HubData] = []  # all that the job names
         self._stopped = threading.Event()
         self._reported_at = 0.0
 
@@ -77,32 +78,25 @@ class Fetching:
         """Report that the job itself begins."""
         self._emitter.phase(STARTING, begins_anew=True)
 
-    def folders_of(self, models: Sequence[HubModel]) -> dict[HubModel, FolderModel]:
-        """Return the folder of each repository's files.
+    def all_of(
+        self, wanted: Sequence[HubModel | HubData]
+    ) -> dict[HubModel | HubData, FolderModel | DownloadedData]:
+        """Return the folder of each model's files, and the files of each data set.
 
         Raises:
             HubError: a repository or its files cannot be had.
         """
-        self._own = list(models)
-        return {model: self.folder_of(model) for model in models}
+        self._own = list(wanted)
+        return {each: self.place_of(each) for each in wanted}
 
-    def folder_of(self, model: HubModel) -> FolderModel:
+    def place_of(self, model: HubModel | HubData) -> FolderModel | DownloadedData:
         """Return the folder of a repository's files; download those that are not there.
 
         Raises:
             HubError: the repository or its files cannot be had.
         """
         try:
-            listing = look_up(
-                RepositoryName(model.repository, model.revision), self._settings, LOOK_UP_SECONDS
-            )
-            files = exact_files(
-                listing,
-                model.weights,
-                model.file,
-                self._settings,
-                is_built_in=listing.needs_remote_code and self._is_built_in(listing),
-            )
+            listing, files = self._files_of(model)
         except HubError as error:
             return self._stored(model, error)
         name = f"{model.repository}@{listing.commit[:12]}"
@@ -123,6 +117,18 @@ class Fetching:
         self._emitter.log(f"{name} is complete in {folder}")
         mark_used(folder)
         return self._chosen(model, folder, [file.path for file in files])
+
+    def _files_of(self, model: HubModel | HubData) -> tuple[Listing, tuple[HubFile, ...]]:
+        """Return a repository as the hub has it, and the files of it that the job needs."""
+        name, settings = RepositoryName(model.repository, model.revision), self._settings
+        if isinstance(model, HubData):
+            listing = look_up_data(name, settings, LOOK_UP_SECONDS)
+            return listing, data_files(listing, model.subset, model.split, settings)
+        listing = look_up(name, settings, LOOK_UP_SECONDS)
+        is_built_in = listing.needs_remote_code and self._is_built_in(listing)
+        return listing, exact_files(
+            listing, model.weights, model.file, settings, is_built_in=is_built_in
+        )
 
     def _make_room(self, listing: Listing, missing_bytes: int) -> None:
         """Delete models by the host's rule, if it has one, where a download would break it."""
@@ -150,7 +156,7 @@ class Fetching:
 
         return read_config(listing, self._settings).get("model_type") in CONFIG_MAPPING
 
-    def _stored(self, model: HubModel, error: HubError) -> FolderModel:
+    def _stored(self, model: HubModel | HubData, error: HubError) -> FolderModel | DownloadedData:
         """Return a repository's files as they are in the cache, where the hub is out of reach."""
         commit = resolve_offline(model.repository, model.revision, self._settings)
         if not error.is_out_of_reach or commit is None:
@@ -158,13 +164,25 @@ class Fetching:
         folder = snapshot_folder(self._settings, model.repository, commit)
         self._emitter.log(f"{error}; the job uses {folder}, which is there")
         mark_used(folder)
+        if isinstance(model, HubData):
+            listing = stored_listing(model.repository, commit, self._settings)
+            if listing is None:
+                raise error
+            files = data_files(listing, model.subset, model.split, self._settings)
+            return self._chosen(model, folder, [file.path for file in files])
         names = {path.name for path in folder.iterdir()}
         return self._chosen(
             model, folder, gguf_names(names, str(folder)) if model.weights == "gguf" else []
         )
 
-    def _chosen(self, model: HubModel, folder: Path, names: Sequence[str]) -> FolderModel:
+    def _chosen(
+        self, model: HubModel | HubData, folder: Path, names: Sequence[str]
+    ) -> FolderModel | DownloadedData:
         """Return the folder of a model; of GGUF files one that has the chosen ones alone."""
+        if isinstance(model, HubData):
+            paths = tuple(str(folder / name) for name in names if name != CARD)
+            shown = f"{model.name}/{model.split}{Path(paths[0]).suffix}"
+            return DownloadedData(name=shown, paths=paths)
         if model.weights != "gguf":
             return FolderModel(path=str(folder))
         links = self._attempt_dir / LINKS / model.repository.rpartition("/")[2]
@@ -193,10 +211,10 @@ def fetch_models(attempt_dir: Path, fetching: Fetching) -> None:
     """
     path = attempt_dir / "spec.json"
     request = read_request(path)
-    folders = fetching.folders_of(hub_models(request.spec))
-    spec = with_models(
+    places = fetching.all_of(hub_references(request.spec))
+    spec = with_references(
         request.spec,
-        lambda model: folders[model] if isinstance(model, HubModel) else model,
+        lambda each: places[each] if isinstance(each, HubModel | HubData) else each,
     )
     fetching.end()
     child.write_json(path, request.model_copy(update={"spec": spec}).model_dump(mode="json"))

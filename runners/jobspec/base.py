@@ -35,7 +35,20 @@ REPOSITORY = re.compile(rf"^{PART}/{PART}$(?!\n)")
 REVISION = r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9_.+-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.+-]*)*"
 LONGEST_NAME = 512  # characters, with a revision and a file
 LONGEST_REVISION = 255
+DATA_SETS = "datasets/"  # before the name of a data set, as in the Hub's addresses
+DATA_REPOSITORY = re.compile(rf"^{DATA_SETS}{PART}/{PART}$(?!\n)")
+CACHED_REPOSITORY = re.compile(rf"^(?:{DATA_SETS})?{PART}/{PART}$(?!\n)")
+SPLIT = re.compile(r"^[A-Za-z0-9_.-]{1,100}$(?!\n)")
+SUBSET = re.compile(r"^[^/\x00-\x1f\x7f]{0,200}$(?!\n)")
+USUAL_SPLIT = "train"
 Repository = Annotated[str, StringConstraints(pattern=REPOSITORY, max_length=200)]
+CachedRepository = Annotated[str, StringConstraints(pattern=CACHED_REPOSITORY, max_length=200)]
+RevisionText = Annotated[
+    str,
+    StringConstraints(
+        pattern=re.compile(rf"^(?:{REVISION})?$(?!\n)"), max_length=LONGEST_REVISION
+    ),
+]
 
 
 class JobDocument(BaseModel):
@@ -111,9 +124,7 @@ class HubModel(JobDocument):
 
     source: Literal["hub"] = "hub"
     repository: Repository
-    revision: str = Field(
-        default="", pattern=re.compile(rf"^(?:{REVISION})?$(?!\n)"), max_length=LONGEST_REVISION
-    )
+    revision: RevisionText = ""
     weights: Literal["safetensors", "gguf"] = "safetensors"
     file: str = Field(default="", max_length=LONGEST_NAME)
 
@@ -265,11 +276,42 @@ class HostText(JobDocument):
 
 
 class FileData(JobDocument):
-    """A .jsonl, .parquet or .txt file below a model folder; ``format`` None is detected."""
+    """A file of training data below a model folder; ``format`` None is detected."""
 
     source: Literal["file"] = "file"
     path: str = Field(min_length=1, max_length=1000)
     format: Format | None = None
+
+
+class HubData(JobDocument):
+    """A split of a data set of the Hub or of a mirror of it, which the host downloads.
+
+    ``repository``: datasets/owner/name, as in the Hub's addresses and in its cache. ``revision``
+    as of a ``HubModel``. ``subset``: one of the data set's configurations; empty: the usual one.
+    """
+
+    source: Literal["hub"] = "hub"
+    repository: str = Field(pattern=DATA_REPOSITORY, max_length=200)
+    revision: RevisionText = ""
+    subset: str = Field(default="", pattern=SUBSET)
+    split: str = Field(default=USUAL_SPLIT, pattern=SPLIT)
+
+    @property
+    def name(self) -> str:
+        """Return the data set as people name it."""
+        return self.repository.removeprefix(DATA_SETS)
+
+
+class DownloadedData(JobDocument):
+    """The files of a ``HubData`` in the host's cache, read one after the other.
+
+    ``name`` stands for all of them, and ends as they do. Only a host writes it, into the job's
+    own spec.
+    """
+
+    source: Literal["downloaded"] = "downloaded"
+    name: str = Field(max_length=400)
+    paths: tuple[str, ...] = Field(min_length=1)
 
 
 class UploadedData(JobDocument):
@@ -293,7 +335,8 @@ class UploadedData(JobDocument):
         return self.dataset_id + suffix_of(self.name)
 
 
-OneSource = Annotated[HostText | FileData | UploadedData, Field(discriminator="source")]
+Source = HostText | FileData | UploadedData | HubData | DownloadedData
+OneSource = Annotated[Source, Field(discriminator="source")]
 
 
 class WeightedData(JobDocument):
@@ -334,9 +377,7 @@ class MixedData(JobDocument):
         return self
 
 
-TrainData = Annotated[
-    HostText | FileData | UploadedData | MixedData, Field(discriminator="source")
-]
+TrainData = Annotated[Source | MixedData, Field(discriminator="source")]
 
 
 class SampleOptions(JobDocument):
@@ -350,7 +391,7 @@ class SampleOptions(JobDocument):
     too_long: Literal["cut", "leave_out"] = "cut"
 
 
-def sources_of(data: TrainData) -> tuple[HostText | FileData | UploadedData, ...]:
+def sources_of(data: TrainData) -> tuple[Source, ...]:
     """Return the individual sources."""
     if isinstance(data, MixedData):
         return tuple(part.data for part in data.parts)

@@ -1,4 +1,4 @@
-"""The models that a job's spec names, wherever it names them."""
+"""The models, and the data sets of the Hub, that a job's spec names, wherever it names them."""
 
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -9,33 +9,35 @@ from runners.jobspec.base import (
     ArtefactModel,
     DemoModel,
     FolderModel,
+    HubData,
     HubModel,
     ModelRef,
     RandomModel,
 )
 
-REFERENCES = (DemoModel, FolderModel, ArtefactModel, HubModel, RandomModel)
+REFERENCES = (DemoModel, FolderModel, ArtefactModel, HubModel, RandomModel, HubData)
+Reference = ModelRef | HubData
 Spec = TypeVar("Spec", bound=BaseModel)
 
 
-def models_of(part: BaseModel) -> Iterator[ModelRef]:
-    """Yield every model that a spec names: its own, an original's, a draft's, an adapter's."""
+def references_of(part: BaseModel) -> Iterator[Reference]:
+    """Yield what a spec names: its model, an original's, a draft's, an adapter's, its data."""
     for _, value in part:
         for each in value if isinstance(value, tuple) else (value,):
             if isinstance(each, REFERENCES):
                 yield each
             elif isinstance(each, BaseModel):
-                yield from models_of(each)
+                yield from references_of(each)
 
 
-def hub_models(part: BaseModel) -> list[HubModel]:
+def hub_references(part: BaseModel) -> list[HubModel | HubData]:
     """Return the repositories that a spec names, each once."""
-    found = [each for each in models_of(part) if isinstance(each, HubModel)]
+    found = [each for each in references_of(part) if isinstance(each, HubModel | HubData)]
     return list(dict.fromkeys(found))
 
 
-def with_models(part: Spec, change: Callable[[ModelRef], ModelRef]) -> Spec:
-    """Return a spec with every model that it names replaced by what ``change`` returns."""
+def with_references(part: Spec, change: Callable[[Reference], BaseModel]) -> Spec:
+    """Return a spec with everything that it names replaced by what ``change`` returns."""
     changed = {}
     for name, value in part:
         new = _changed(value, change)
@@ -44,11 +46,11 @@ def with_models(part: Spec, change: Callable[[ModelRef], ModelRef]) -> Spec:
     return part.model_copy(update=changed) if changed else part
 
 
-def _changed(value: object, change: Callable[[ModelRef], ModelRef]) -> object:
+def _changed(value: object, change: Callable[[Reference], BaseModel]) -> object:
     if isinstance(value, REFERENCES):
         return change(value)
     if isinstance(value, BaseModel):
-        return with_models(value, change)
+        return with_references(value, change)
     if isinstance(value, tuple):
         members = tuple(_changed(each, change) for each in value)
         return members if any(a is not b for a, b in zip(members, value, strict=True)) else value

@@ -26,7 +26,6 @@ from runners.jobspec import (
     GenerateSpec,
     JobSpec,
     MixedData,
-    ModelRef,
     ProveSpec,
     TrainData,
     TrainSpec,
@@ -35,7 +34,7 @@ from runners.jobspec.compress import TASKS_ENVIRONMENT
 from runners.jobspec.engines import ENGINES, OWN, Engine
 from runners.jobspec.generate import StageChain
 from runners.jobspec.kinds import KINDS
-from runners.jobspec.references import hub_models, with_models
+from runners.jobspec.references import Reference, hub_references, with_references
 from runners.launchers.attempts import LOST_REASONS, AttemptFolder, Verdict
 from runners.shared.addresses import own_addresses
 from runners.shared.messages import MAIN, Gang, RunDevice, RunRequest
@@ -277,17 +276,17 @@ def _named(spec: JobSpec) -> dict[str, object]:
 def inherited_variables(spec: JobSpec) -> list[str]:
     """Return the names of variables that a job inherits, and drops before its program starts.
 
-    They are pip's if it may build an environment, and the hub's if it may download a model.
+    They are pip's if it may build an environment, and the hub's if it may download something.
     """
     pip = pip_variables() if environment_of(_named(spec)) != MAIN else ()
-    return sorted({*pip, *(HUB_VARIABLES if hub_models(spec) else ())})
+    return sorted({*pip, *(HUB_VARIABLES if hub_references(spec) else ())})
 
 
 def after_download(
     spec: JobSpec, folder: Path, argv: list[str]
 ) -> tuple[list[str], dict[str, str]]:
     """Return a command that first downloads what a spec names by repository, and its variables."""
-    if not hub_models(spec):
+    if not hub_references(spec):
         return argv, {}
     return [sys.executable, "-m", FETCH, str(folder), *argv], dict.fromkeys(OFFLINE, "0")
 
@@ -354,7 +353,7 @@ def confine(spec: JobSpec, roots: Sequence[Path], attempts_dir: Path) -> JobSpec
     """
     if isinstance(spec, DrillSpec | ProveSpec):
         return spec
-    spec = with_models(spec, lambda model: confine_model(model, roots, attempts_dir))
+    spec = with_references(spec, lambda model: confine_model(model, roots, attempts_dir))
     updates: dict[str, object] = {}
     if isinstance(spec, TrainSpec):
         updates["data"] = _confine_data(spec.data, roots)
@@ -382,7 +381,7 @@ def _confine_data(data: TrainData, roots: Sequence[Path]) -> TrainData:
     return data.model_copy(update={"parts": tuple(parts)})
 
 
-def confine_model(model: ModelRef, roots: Sequence[Path], attempts_dir: Path) -> ModelRef:
+def confine_model(model: Reference, roots: Sequence[Path], attempts_dir: Path) -> Reference:
     """Return the reference with its folder resolved and checked to be below a root.
 
     Raises:

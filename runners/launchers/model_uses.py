@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+from runners.hub.repository import folder_name
 from runners.launchers.attempts import attempt_folders
 
 LINKS = "weights"  # folder of the attempt: the files of each GGUF model, and nothing beside them
@@ -20,8 +21,7 @@ def uses_of_jobs(attempts_dir: Path, but: Path | None = None) -> Callable[[str],
     """
 
     def is_used(repository: str) -> bool:
-        folder = "--".join(["models", *repository.split("/")])
-        names = (f'"{repository}"', f"/{folder}/")
+        names = (f'"{repository}"', f"/{folder_name(repository)}/")
         return any(
             name in text
             for path in _live(attempts_dir, but)

@@ -8,11 +8,13 @@ from pydantic import ValidationError
 from runners.jobspec import (
     FileData,
     HostText,
+    HubData,
     MixedData,
     SampleOptions,
     TrainData,
     UploadedData,
 )
+from runners.jobspec.base import DATA_SETS
 from runners.plans.refusals import DraftProblem, first_message
 from runners.plans.workloads import MixtureSource, TrainingData
 
@@ -44,6 +46,14 @@ def data_fields(values: TrainingData, uploads: Uploads) -> dict[str, Any]:
 
 
 def _data(values: TrainingData, uploads: Uploads) -> TrainData:
+    if values.data_source == "hub":
+        name = values.data_name
+        return HubData(
+            repository=f"{DATA_SETS}{name.repository}",
+            revision=name.revision,
+            subset=name.subset,
+            split=name.split,
+        )
     if values.data_source == "file":
         return FileData(path=values.data_path, format=values.data_format)
     if values.data_source == "upload":

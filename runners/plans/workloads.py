@@ -5,13 +5,21 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from planner.specs.base import refuse
+from planner.specs.base import BadRequestError, refuse
 from planner.specs.units import MINUTE
 from planner.specs.workload import CompressMethod as PlannedMethod
 from runners.datasets.conversations import DataError
 from runners.datasets.records import suffix_of
 from runners.datasets.text import unix_lines
-from runners.jobspec.base import LONGEST_PROMPT, MOST_PROMPTS
+from runners.hub.names import DataName, parse_data
+from runners.jobspec.base import (
+    LONGEST_NAME,
+    LONGEST_PROMPT,
+    MOST_PROMPTS,
+    SPLIT,
+    SUBSET,
+    USUAL_SPLIT,
+)
 from runners.jobspec.generate import Batching, KvCache
 from runners.jobspec.train import Away, CheckpointWriting, OnSpike, TrainAttention
 from runners.plans.fields import Key, Part, field
@@ -150,20 +158,39 @@ DATA_FORMATS: dict[Key, str] = {
 class TrainingData(Part):
     """The text that a training reads."""
 
-    data_source: Literal["host", "file", "upload", "mixed"] = field(
+    data_source: Literal["host", "hub", "file", "upload", "mixed"] = field(
         "host",
         "Training text",
         choices={
             "host": "The host's own text",
+            "hub": "A data set of the Hub",
             "file": "A file on the host",
             "upload": "An uploaded file",
             "mixed": "Several sources by weight",
         },
     )
+    data_repository: Path = field(
+        "",
+        "Data set on the Hub",
+        "As owner/name, or the address of its page; “@REVISION” and “:SPLIT” may follow",
+        max_length=LONGEST_NAME,
+    )
+    data_split: Path = field(
+        "",
+        "Split",
+        f"Of the data set on the Hub; empty: the one that its name states, else {USUAL_SPLIT}",
+        max_length=100,
+    )
+    data_subset: Path = field(
+        "",
+        "Subset",
+        "Of the data set on the Hub; empty: its usual or only one",
+        max_length=200,
+    )
     data_path: Path = field(
         "",
         "File on the host",
-        "JSON lines, Parquet or .txt, below the host's model folder",
+        "JSON, JSON lines, Parquet, CSV or .txt, below the host's model folder",
         max_length=1000,
     )
     data_format: (
@@ -205,6 +232,9 @@ class TrainingData(Part):
 
     @model_validator(mode="after")
     def _source_is_complete(self) -> Self:
+        if self.data_repository and "data_source" not in self.model_fields_set:
+            self.data_source = "hub"
+        self._check_data_set()
         _check_data_file("data_path", self.data_path)
         if self.data_source == "file" and not self.data_path:
             refuse("data_path", "Name the file.")
@@ -213,6 +243,42 @@ class TrainingData(Part):
         if self.data_source == "mixed":
             _check_mixture(self.mixture)
         return self
+
+    @property
+    def data_name(self) -> DataName:
+        """Return the data set of the Hub, with the split and the subset that are read.
+
+        Raises:
+            BadRequestError: the name is none.
+        """
+        name = parse_data(self.data_repository)
+        return name._replace(
+            split=self.data_split or name.split or USUAL_SPLIT,
+            subset=self.data_subset or name.subset,
+        )
+
+    def _check_data_set(self) -> None:
+        """Refuse a name, split or subset that is none, and one that the name states otherwise."""
+        for name, value, form in (
+            ("data_split", self.data_split, SPLIT),
+            ("data_subset", self.data_subset, SUBSET),
+        ):
+            if value and form.fullmatch(value) is None:
+                refuse(name, f"{value[:80]!r} is no name of one. Give it as its page shows it.")
+        if self.data_source == "hub" and not self.data_repository:
+            refuse("data_repository", "Name a data set, for example tatsu-lab/alpaca.")
+        if not self.data_repository:
+            return
+        try:
+            stated = parse_data(self.data_repository)
+        except BadRequestError as error:
+            refuse("data_repository", f"{error.message[:1].upper()}{error.message[1:]}.")
+        for name, own, other in (
+            ("data_split", self.data_split, stated.split),
+            ("data_subset", self.data_subset, stated.subset),
+        ):
+            if own and other and own != other:
+                refuse(name, f"It is {own}, and the data set's name states {other}. Give one.")
 
 
 def _check_data_file(name: str, path: str) -> None:

@@ -25,14 +25,15 @@ from pydantic import (
 from runners.jobspec import JobDocument, JobSpec, SecretName
 from runners.jobspec.base import (
     Amount,
+    CachedRepository,
     Celsius,
     Figure,
+    HubData,
     Identifier,
     IpAddress,
     Message,
     Name,
     Port,
-    Repository,
     Seconds,
     Sentence,
     Share,
@@ -138,7 +139,7 @@ Commit = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{40})?$")]
 class CachedModel(Message):
     """A repository at a commit in the Hub's cache; commit "": a download that has not ended."""
 
-    repository: Repository
+    repository: CachedRepository
     commit: Commit
     size_bytes: StoredBytes
     num_files: StoredBytes = 0
@@ -149,7 +150,7 @@ class CachedModel(Message):
 class PrunedModel(Message):
     """A model that the host deleted to keep its rule."""
 
-    repository: Repository
+    repository: CachedRepository
     commit: Commit
     freed_bytes: StoredBytes
     at_ms: TimestampMs
@@ -192,6 +193,7 @@ class Needs(Message):
     memory_bytes: NonNegativeInt = 0  # lower bound of the predicted peak, per device
     context_tokens: NonNegativeInt = 0  # of llama.cpp's KV cache, all slots; 0: not given
     model: StoredModelRef | None = None
+    data: tuple[HubData, ...] = ()  # data sets that the job downloads
     packages: tuple[str, ...] = ()  # additional packages that its environment must pin
     num_gpus: NonNegativeInt = 0  # that its split engines share; 0: no split
     gpus: tuple[str, ...] = ()  # uuids of its GPUs; empty: all GPUs of the host

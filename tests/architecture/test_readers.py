@@ -26,6 +26,10 @@ READERS: dict[str, tuple[str, set[str]]] = {
     ),
     "runners/datasets/text.py": ("text, lines and JSON", {"json.loads"}),
     "runners/datasets/parquet.py": ("tables, in a process of its own", {"ParquetFile"}),
+    "runners/hub/data_files.py": (
+        "a data set's card: longer than what imports read, of which few fields are used",
+        {"yaml.load"},
+    ),
     "runners/hub/store.py": ("the cache's refs, which name a commit", {"read_text"}),
     "runners/jobs/evaluation_tasks.py": ("task files, with text.py's reader", {"yaml.load"}),
     "runners/jobs/chat_template.py": ("a model's chat template", {"apply_chat_template"}),

@@ -1,6 +1,7 @@
 """A small hub: the part of the Hugging Face Hub's HTTP API that downloads use, over a folder.
 
-Each ``FOLDER/org/name`` is a repository; its commit is the digest of its content. In tests::
+Each ``FOLDER/org/name`` is a repository, ``FOLDER/datasets/org/name`` one of data; its commit is
+the digest of its content. In tests::
 
     with Hub(folder) as hub:
         settings = HubSettings(endpoint=hub.url, ...)
@@ -109,6 +110,7 @@ class Hub:
     corrupted: Counter[str] = field(default_factory=Counter)  # how often a file has a wrong byte
     truncated: Counter[str] = field(default_factory=Counter)  # how often a body ends halfway
     expired: int = 0  # signed addresses that are refused
+    branches: dict[str, str] = field(default_factory=dict)  # repository@branch: its content's
     has_ranges: bool = True
     storage_host: str = "localhost"  # of the addresses that large files are redirected to
     bytes_per_second: float = 0.0
@@ -155,7 +157,8 @@ class Hub:
 
     def has(self, repository: str) -> bool:
         parts = repository.split("/")
-        return len(parts) == 2 and ".." not in parts and (self.folder / repository).is_dir()
+        count = 2 + (parts[0] == "datasets")
+        return len(parts) == count and ".." not in parts and (self.folder / repository).is_dir()
 
     def commit(self, repository: str) -> str:
         """Return the commit of a repository's present content, "" if there is none."""
@@ -182,6 +185,10 @@ class Hub:
 
     def files(self, repository: str, revision: str) -> tuple[str, dict[str, StoredFile] | None]:
         """Return the commit of a revision and its files, None if there is no such revision."""
+        if (source := self.branches.get(f"{repository}@{revision}")) is not None:
+            commit, content = self.files(source, "main")
+            self._commits[f"{repository}@{commit}"] = content or {}
+            return commit, content
         found = self._commits.get(f"{repository}@{revision}")
         if found is not None:
             return revision, found
@@ -266,6 +273,9 @@ class _Handler(BaseHTTPRequestHandler):
         )  # fmt: skip
         hub.log.append(self.line)
         segments = [unquote(each) for each in parts.path.strip("/").split("/")]
+        if "datasets" in segments[:2]:
+            at = segments.index("datasets")
+            segments[at : at + 2] = ["models"] * at + [f"datasets/{segments[at + 1]}"]
         if hub.page:
             self._send(200, hub.page, {"Content-Type": "text/html"})
         elif hub.limited:

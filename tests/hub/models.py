@@ -152,6 +152,32 @@ def make_shards(folder: Path, count: int = 300) -> Path:
     return folder
 
 
+def make_data_sets(folder: Path) -> None:
+    """Write small data sets: chats in Parquet, instructions in lines, one of a script alone."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def rows(kind: str, count: int) -> list[dict[str, Any]]:
+        said = [(f"What keeps {kind} {at}?", f"A cache keeps {kind} {at}.") for at in range(count)]
+        return [
+            {"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": b}]}
+            for a, b in said
+        ]
+
+    chats = folder / "datasets" / OWNER / "chats"
+    (chats / "data").mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", 2), ("test", 1)):
+        for at in range(count):
+            path = chats / "data" / f"{split}-{at:05}-of-{count:05}.parquet"
+            pq.write_table(pa.Table.from_pylist(rows(f"{split}{at}", 20)), path)
+    entries = [{"instruction": f"Name {at}.", "output": f"It is {at}."} for at in range(40)]
+    lines = "".join(f"{json.dumps(each)}\n" for each in entries)
+    write_files(
+        folder / "datasets" / OWNER / "lines", {"train.jsonl": lines, "README.md": "# Lines"}
+    )
+    write_files(folder / "datasets" / OWNER / "scripted", {"scripted.py": "raise SystemExit"})
+
+
 def make_repositories(folder: Path, note: Callable[[str], object] = lambda _text: None) -> None:
     """Write all repositories below a folder: ``tiny/llama`` and so on."""
     for kind in ARCHITECTURES:
@@ -161,6 +187,8 @@ def make_repositories(folder: Path, note: Callable[[str], object] = lambda _text
     make_gguf(folder / OWNER / "llama-GGUF", folder / OWNER / "llama")
     note(f"{OWNER}/llama-300")
     make_shards(folder / OWNER / "llama-300")
+    note(f"datasets/{OWNER}")
+    make_data_sets(folder)
 
 
 def main() -> None:

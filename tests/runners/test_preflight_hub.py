@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -13,10 +14,11 @@ from runners.hub.pruning import RULE_FILE
 from runners.hub.repository import RepositoryName
 from runners.hub.selection import needed_files
 from runners.hub.settings import from_environment
-from runners.jobspec import HubModel
+from runners.jobspec import HubData, HubModel
 from runners.shared.config import HostConfig, HostDir
 from runners.shared.messages import Needs, PreflightCheck
 from tests.hub.hub_server import Hub
+from tests.hub.models import make_data_sets
 
 MODEL = HubModel(repository="acme/tiny")
 
@@ -67,7 +69,7 @@ def test_a_host_without_the_hub_is_fit_if_its_cache_has_the_model(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     check = said(host_dir, min_free_bytes=0)
     assert not check.ok
-    assert "copy the model to a folder of the host" in check.remedy
+    assert "copy the files to a folder of the host" in check.remedy
 
     cached = tmp_path / "huggingface/hub/models--acme--tiny"
     (cached / "snapshots" / ("a" * 40)).mkdir(parents=True)
@@ -94,3 +96,17 @@ def test_a_full_disk_is_fit_if_the_hosts_rule_makes_the_room(
         check = said(host_dir, min_free_bytes=2**19)
         assert check.ok is is_fit, (kept, check)
         assert ("this host's rule deletes" in check.sentence) is is_fit
+
+
+def test_data_sets_are_checked_too_before_they_are_downloaded(host_dir, own_hub: Hub):
+    make_data_sets(own_hub.folder)
+    place = HostState(host_dir, HostConfig(min_free_bytes=0), (host_dir.models,))
+    for name, is_fit, words in (
+        ("chats", True, r"^datasets/tiny/chats at \w+, [\d.]+ MiB, is downloaded first"),
+        ("scripted", False, "Name the revision refs/convert/parquet"),
+        ("none", False, "Correct the name of the repository or its revision in the plan, or the"),
+    ):
+        needs = Needs(kind="train", data=(HubData(repository=f"datasets/tiny/{name}"),))
+        [check] = [each for each in run_checks(needs, place) if each.name == "data"]
+        assert check.ok is is_fit, check
+        assert re.search(words, f"{check.sentence} {check.remedy}".strip()), check

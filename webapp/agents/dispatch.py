@@ -282,6 +282,7 @@ def needs_of(attempt: Attempt) -> Needs:
             "memory_bytes": int(peak.get("low") or peak.get("value") or 0),
             "context_tokens": _context(spec),
             "model": model if model.get("source") in STORED else None,
+            "data": _data_sets(spec.get("data") or {}),
             "gpus": gpus,
             **_disaggregation(spec.get("engine_options") or {}),
             "compiles": _compiles(spec),
@@ -289,6 +290,12 @@ def needs_of(attempt: Attempt) -> Needs:
             "ports": [port for port in (attempt.master_port, spec.get("port")) if port],
         }
     )
+
+
+def _data_sets(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the data sets of the Hub among a training's sources."""
+    sources = [part["data"] for part in data.get("parts", ())] or [data]
+    return [each for each in sources if each.get("source") == "hub"]
 
 
 def _context(spec: dict[str, Any]) -> int:

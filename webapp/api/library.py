@@ -321,7 +321,7 @@ def data_list(request: HttpRequest, paging: Query[Paging]) -> DatasetPage:
 @router.post("/data", auth=PLAN, response={201: DatasetReply, **REFUSALS}, operation_id="add_data")
 @takes_file(MAX_UPLOAD_BYTES)
 def data_add(request: HttpRequest, file: File[UploadedFile]) -> Status[DatasetReply]:
-    """Upload a file of training data: JSON lines, Parquet or text; it is checked at once."""
+    """Upload a file of training data: JSON, Parquet, CSV or text; it is checked at once."""
     membership = current_membership(request)
     check_role(Role(membership.role), Role.PRACTITIONER)
     if others := sorted({*request.POST, *request.FILES} - {"file"}):

@@ -22,9 +22,10 @@ from runners.jobspec import (
     FileData,
     FolderModel,
     GenerateSpec,
-    HostText,
+    HubData,
     HubModel,
     JobSpec,
+    MixedData,
     ModelRef,
     ModelSpec,
     NamedAdapter,
@@ -37,7 +38,7 @@ from runners.jobspec import (
 )
 from runners.jobspec.base import weights_of
 from runners.jobspec.engines import ENGINES, EngineName, running_on
-from runners.jobspec.references import hub_models
+from runners.jobspec.references import hub_references
 from runners.jobspec.request_options import refusal_lines
 from runners.plans.document import ModelChoice
 from runners.plans.generation_spec import ALL_ADAPTERS
@@ -150,7 +151,9 @@ def text_words(data: TrainData) -> str:
         return f"the uploaded {data.name}"
     if isinstance(data, FileData):
         return f"its file {data.path}"
-    if isinstance(data, HostText):
+    if isinstance(data, HubData):
+        return f"the split {data.split} of {data.name}, a data set of the Hub"
+    if not isinstance(data, MixedData):
         return "its own text"
     shares = zip(weights_of(data), data.parts, strict=True)
     mixture = " and ".join(f"{percent(share)} {text_words(part.data)}" for share, part in shares)
@@ -401,7 +404,7 @@ def launchable_in(
 
 def _with_hub_token(spec: ModelSpec, team: Team) -> ModelSpec:
     """Return a spec that downloads with the team's token for the hub, if the team has one."""
-    if HUB_TOKEN in spec.secrets or not hub_models(spec):
+    if HUB_TOKEN in spec.secrets or not hub_references(spec):
         return spec
     if not Secret.objects.filter(team=team, name=HUB_TOKEN).exists():
         return spec
@@ -432,7 +435,7 @@ def max_duration_of(spec: JobSpec) -> float | None:
     """Return the job's time limit in seconds, if its length is known."""
     if isinstance(spec, TrainSpec) and spec.time_budget_seconds:
         own = spec.time_budget_seconds * TRAINING_SHARE + GRACE_SECONDS
-        return own + (DOWNLOAD_SECONDS if hub_models(spec) else 0.0)
+        return own + (DOWNLOAD_SECONDS if hub_references(spec) else 0.0)
     if isinstance(spec, ProveSpec):
         return 60 * spec.minutes + GRACE_SECONDS
     return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import ValidationError
 
-from runners.jobspec import FileData, MixedData, UploadedData
+from runners.jobspec import FileData, HubData, MixedData, UploadedData
 from runners.jobspec.base import OneSource, weights_of
 from webapp.core.display import percent
 from webapp.jobs.models import Attempt, Job
@@ -99,6 +99,8 @@ def _last(attempt: Attempt, names: Sequence[str]) -> dict[str, float]:
 def _source_text(data: OneSource) -> str:
     if isinstance(data, FileData):
         return data.path
+    if isinstance(data, HubData):
+        return data.name
     return (
         data.name
         if isinstance(data, UploadedData)

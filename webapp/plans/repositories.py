@@ -1,4 +1,4 @@
-"""Repositories of the Hub that a plan names: their commit, their config, who may read them.
+"""Repositories of the Hub that a plan names: their commit, their content, who may read them.
 
 The site asks the hub when a model is named and when a job is launched, never to show a page. Where
 it does not reach the hub, the host decides: it may have the files, or a mirror.
@@ -7,6 +7,8 @@ it does not reach the hub, the host decides: it may have the files, or a mirror.
 import dataclasses
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from django.core.cache import cache
@@ -15,9 +17,9 @@ from planner.catalog.models import model_from_config
 from planner.specs.base import PlannerError
 from runners.hub.names import parse
 from runners.hub.repository import COMMIT, RepositoryName
-from runners.hub.settings import HUB_TOKEN, HubSettingsError, from_environment
-from runners.jobspec import HubModel, ModelRef, ModelSpec
-from runners.jobspec.references import with_models
+from runners.hub.settings import HUB_TOKEN, HubSettings, HubSettingsError, from_environment
+from runners.jobspec import HubData, HubModel, ModelSpec
+from runners.jobspec.references import Reference, with_references
 from runners.plans.document import ModelChoice
 from webapp.accounts.models import Team
 from webapp.accounts.secrets import secrets_open
@@ -39,11 +41,11 @@ class Repository(NamedTuple):
 class RepositoryProblem(InvalidProblem):
     """A repository cannot be planned with; ``sentence`` says why and what to do."""
 
-    def __init__(self, words: str) -> None:
+    def __init__(self, words: str, field: str = "model.repository") -> None:
         super().__init__(
             "repository",
-            f"The field model.repository is not valid: {words}",
-            errors=[{"field": "model.repository", "message": words}],
+            f"The field {field} is not valid: {words}",
+            errors=[{"field": field, "message": words}],
         )
         self.sentence = words
 
@@ -109,42 +111,73 @@ def at_a_commit(spec: ModelSpec, team: Team) -> ModelSpec:
     """Return a spec whose repositories are at the commit that the hub has now.
 
     Raises:
-        RepositoryProblem: the hub refuses a repository: it has none of the name, or access to it.
+        RepositoryProblem: the hub refuses a repository: it has none of the name, or access to it;
+            or a data set has no files of the split that jobs read.
     """
 
-    def resolved(model: ModelRef) -> ModelRef:
-        if not isinstance(model, HubModel) or COMMIT.fullmatch(model.revision):
-            return model
+    def resolved(named: Reference) -> Reference:
+        if not isinstance(named, HubModel | HubData) or COMMIT.fullmatch(named.revision):
+            return named
         try:
-            found = _ask(model.repository, model.revision, team, has_config=False)
+            if isinstance(named, HubData):
+                commit = _ask_for_data(named, team)
+            else:
+                commit = _ask(named.repository, named.revision, team, has_config=False).commit
         except UnreachableError:
-            return model
-        return model.model_copy(update={"revision": found.commit})
+            return named
+        return named.model_copy(update={"revision": commit})
 
-    return with_models(spec, resolved)
+    return with_references(spec, resolved)
 
 
 def _ask(repository: str, revision: str, team: Team, *, has_config: bool) -> Repository:
+    # Here: the hub's library takes half a second to import.
+    from runners.hub.listing import check_access, look_up, read_config
+
+    with _asking(team, "model.repository") as settings:
+        listing = look_up(RepositoryName(repository, revision), settings, ASK_SECONDS)
+        if listing.gated:
+            check_access(listing, settings, ASK_SECONDS)
+        config = read_config(listing, settings, ASK_SECONDS) if has_config else {}
+    return Repository(listing.repository, listing.commit, config)
+
+
+def _ask_for_data(data: HubData, team: Team) -> str:
+    """Return the commit of a data set that has files of the split."""
+    from runners.hub.data_files import data_files, look_up_data
+    from runners.hub.listing import check_access
+
+    with _asking(team, "workload.data_repository") as settings:
+        name = RepositoryName(data.repository, data.revision)
+        listing = look_up_data(name, settings, ASK_SECONDS)
+        if listing.gated:
+            check_access(listing, settings, ASK_SECONDS)
+        data_files(listing, data.subset, data.split, settings)
+    return listing.commit
+
+
+@contextmanager
+def _asking(team: Team, field: str) -> Iterator[HubSettings]:
+    """Give the site's settings with the team's token; what the hub refuses is of a field.
+
+    Raises:
+        RepositoryProblem: the hub refuses the repository.
+        UnreachableError: the site does not reach the hub.
+    """
+    from runners.hub.errors import HubError
+
     try:
         settings = from_environment(os.environ)
     except HubSettingsError as error:  # changed since the site's start, which reads it too
         raise UnreachableError(f"{error}.") from error
     if settings.is_offline:
         raise UnreachableError("HF_HUB_OFFLINE is set for the site.")
-    # Here: the hub's library takes half a second to import.
-    from runners.hub.errors import HubError
-    from runners.hub.listing import check_access, look_up, read_config
-
     if token := secrets_open(team_id=team.pk, names=[HUB_TOKEN]).get(HUB_TOKEN):
         settings = dataclasses.replace(settings, token=token)
     try:
-        listing = look_up(RepositoryName(repository, revision), settings, ASK_SECONDS)
-        if listing.gated:
-            check_access(listing, settings, ASK_SECONDS)
-        config = read_config(listing, settings, ASK_SECONDS) if has_config else {}
+        yield settings
     except HubError as error:
         words = f"{error}."  # which may begin with an address
         if error.is_out_of_reach:
             raise UnreachableError(words) from error
-        raise RepositoryProblem(words) from error
-    return Repository(listing.repository, listing.commit, config)
+        raise RepositoryProblem(words, field) from error

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.contrib.auth.models import User
+from pydantic import ValidationError
 
 from planner.imports import Import, became, read_paste
 from planner.imports.documents import read_yaml
@@ -16,6 +17,8 @@ from planner.specs.units import HOUR
 from runners.jobspec.engine_args import MOST_WORDS, usable_args
 from runners.jobspec.engines import ROWS, EngineName
 from runners.plans.document import DEFAULT_DEVICE, DEFAULT_MODEL, GOALS
+from runners.plans.fields import faults_in
+from runners.plans.workloads import TRAINING_GOALS, PretrainWork
 from webapp.accounts.models import Team
 from webapp.core.display import sentence
 from webapp.core.problems import InvalidProblem
@@ -160,6 +163,8 @@ def paste_draft(
     document, notes = document_of_request(request, host=host, pool=pool)
     if imported.repository:
         document["model"] = {"catalog_id": document["model"], "repository": imported.repository}
+    if imported.data and document["goal"] in TRAINING_GOALS:
+        notes += _with_data(document, imported.data)
     if launch := _launch_of(imported):
         document["launch"] = launch
     notes += shorten_requests(document)
@@ -173,6 +178,17 @@ def paste_draft(
     if imported.goal is not None and "model" not in imported.request:
         plan.wizard["lacks_model"] = _model_words(imported)
     return plan, [*imported.assumptions, *notes]
+
+
+def _with_data(document: dict[str, Any], data: Mapping[str, str]) -> list[str]:
+    """Name the data set of a text in a document; return a note if its name cannot be one."""
+    fields = {"data_source": "hub", **data}
+    try:
+        PretrainWork(**fields)
+    except ValidationError as error:
+        return [f"The text's data set is not used: {faults_in(error)[0].sentence}"]
+    document["workload"] = {**document.get("workload", {}), **fields}
+    return []
 
 
 def _with_device(request: dict[str, Any], own: Host | None) -> list[str]:

@@ -34,7 +34,15 @@ from runners.jobs.train.sources import (
     read_classes,
 )
 from runners.jobs.weights import check_files, check_finite, check_loaded, config_of, first_line
-from runners.jobspec import DemoModel, FileData, HostText, RandomModel, TrainSpec, UploadedData
+from runners.jobspec import (
+    DemoModel,
+    DownloadedData,
+    FileData,
+    HostText,
+    RandomModel,
+    TrainSpec,
+    UploadedData,
+)
 from runners.jobspec.base import ENCODERS, PACKAGES
 
 # Built-in labelled text: passages of Python's standard library, labelled by package.
@@ -92,7 +100,7 @@ def read_labelled(
     """
     source = spec.data
     opening: AbstractContextManager[DataFile]
-    if isinstance(source, FileData | UploadedData):
+    if isinstance(source, FileData | UploadedData | DownloadedData):
         opening = open_source(job, source)
     elif isinstance(source, HostText):
         opening = contextlib.nullcontext(passages(corpus))

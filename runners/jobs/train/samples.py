@@ -194,24 +194,33 @@ class TokenisedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class DataFile:
-    """An opened file and its display name; the handle stays open."""
+    """An opened file and its display name; the handle stays open.
+
+    ``files``: by their own names, where there are several, which are read one after the other.
+    """
 
     name: str
     file: BinaryIO
     format: Format | None = None
+    files: tuple[tuple[str, BinaryIO], ...] = ()
 
     def digest(self) -> str:
-        """Return the SHA-256 of the file."""
-        self.file.seek(0)
+        """Return the SHA-256 of the file, or of all files one after the other."""
         digest = hashlib.sha256()
-        while piece := self.file.read(READ_BYTES):
-            digest.update(piece)
+        for _, file in self._files():
+            while piece := file.read(READ_BYTES):
+                digest.update(piece)
         return digest.hexdigest()
 
     def records(self, reader: Reader) -> Iterator[Record]:
-        """Yield the file's records from its beginning."""
-        self.file.seek(0)
-        return reader.records(self.file)
+        """Yield the records of the file, or of all files, from the beginning."""
+        for reader.name, file in self._files():
+            yield from reader.records(file)
+
+    def _files(self) -> Iterator[tuple[str, BinaryIO]]:
+        for name, file in self.files or ((self.name, self.file),):
+            file.seek(0)
+            yield name, file
 
 
 def tokenised_file(

@@ -6,7 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,7 +57,16 @@ from runners.jobs.train.samples import (
     batched_records,
     tokenised_file,
 )
-from runners.jobspec import FileData, HostText, MixedData, SampleOptions, TrainSpec, UploadedData
+from runners.jobspec import (
+    DownloadedData,
+    FileData,
+    HostText,
+    HubData,
+    MixedData,
+    SampleOptions,
+    TrainSpec,
+    UploadedData,
+)
 from runners.jobspec.base import DATA_FOLDER, MAX_CLASSES, sources_of, weights_of
 
 # ---------------------------------------------------------------------------
@@ -400,6 +409,8 @@ def read_data(job: Job, spec: TrainSpec, tokenizer: PreTrainedTokenizerFast, own
         if isinstance(source, HostText):
             streams.append(WeightedRows(summary.take_own(own, spec), weight))
             continue
+        if isinstance(source, HubData):  # runners.jobs.fetch puts its files in its place
+            raise MissingModelError(f"the data set {source.name} was not downloaded")
         with open_source(job, source) as file:
             digest = file.digest()
             tokenised = tokenised_file(file, digest, tokenizer, job.cache_dir)
@@ -526,8 +537,17 @@ def _check_left(name: str, pieces: Segments, spec: TrainSpec) -> None:
 
 
 @contextmanager
-def open_source(job: Job, source: FileData | UploadedData) -> Iterator[DataFile]:
-    """Open a source's file: from a model folder of the host, or uploaded for the attempt."""
+def open_source(job: Job, source: FileData | UploadedData | DownloadedData) -> Iterator[DataFile]:
+    """Open a source's file: of a host's model folder, or uploaded; or those of a data set."""
+    if isinstance(source, DownloadedData):
+        with ExitStack() as stack:
+            files = tuple(
+                (Path(path).name, stack.enter_context(os.fdopen(handle, "rb")))
+                for path in source.paths
+                for handle in [open_file(Path(path), model_roots(job.host_dir))]
+            )
+            yield DataFile(source.name, files[0][1], files=files)
+        return
     if isinstance(source, UploadedData):
         folder = job.attempt_dir / DATA_FOLDER
         path, roots, name = folder / source.file_name, [folder], source.name

@@ -463,3 +463,31 @@ def test_sharding_is_read_as_the_zero_stage_that_it_equals():
     }
     fsdp = "accelerate launch --use_fsdp --fsdp_sharding_strategy SHARD_GRAD_OP x.py --bf16"
     assert read_paste(fsdp).request["pins"]["zero_stage"] == 2
+
+
+def test_a_data_set_of_the_hub_is_carried_over_and_nothing_else_is_taken_for_one():
+    file = f"model_name_or_path: {LLAMA}\nstage: sft\nfinetuning_type: lora\ntemplate: llama3\n"
+    base, trl = f"base_model: {LLAMA}\n", f"trl sft --model_name_or_path {LLAMA} "
+    of_ultrachat = {"data_repository": "trl-lib/ultrachat"}
+    for text, data in (
+        (f"{trl} --dataset_name trl-lib/ultrachat", of_ultrachat),
+        (
+            f"{trl} --dataset_name trl-lib/ultrachat --dataset_train_split b --dataset_config c",
+            {**of_ultrachat, "data_subset": "c", "data_split": "b"},
+        ),
+        (f"{trl} --dataset_name imdb --dataset_train_split b", {}),
+        (f"{trl} --dataset_name data/a.jsonl", {}),
+        (
+            f"{base}datasets:\n- {{path: tatsu-lab/alpaca, name: a, split: b, type: alpaca}}\n",
+            {"data_repository": "tatsu-lab/alpaca", "data_subset": "a", "data_split": "b"},
+        ),
+        (f"{base}datasets:\n- {{path: a/b, type: alpaca}}\n- {{path: c/d, type: alpaca}}\n", {}),
+        (f"{base}datasets:\n- {{path: json, data_files: a.json, type: alpaca}}\n", {}),
+        (f"{file}dataset: trl-lib/ultrachat\n", of_ultrachat),
+        (f"{file}dataset: identity,alpaca_en_demo\n", {}),
+        (f"swift sft --model {LLAMA} --dataset swift/notes", {}),  # of ModelScope
+    ):
+        found = read_paste(text)
+        assert found.data == data, text
+        told = {each.field for each in found.understood if each.field}
+        assert {f"workload.{name}" for name in data} <= told, text

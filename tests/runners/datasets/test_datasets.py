@@ -121,7 +121,7 @@ def test_what_is_wrong_with_a_first_record():
 
 def test_an_unknown_kind_of_file_or_a_chat_of_text_is_refused_by_its_name():
     for name, said in [
-        ("a.csv", r"end in \.jsonl, \.parquet or \.txt, not '\.csv'"),
+        ("a.xls", r"end in \.jsonl, \.json, \.parquet, \.csv or \.txt, not '\.xls'"),
         ("noending", r"not 'in nothing'"),
     ]:
         with pytest.raises(DataError, match=said):

@@ -304,7 +304,7 @@ def test_a_data_set_of_the_hub_is_taken_file_by_file_and_says_that_it_has_more(t
     assert not part_words("train-00000-of-00001.parquet")
     for name, words in (
         ("README.md", "not '.md'; a data set of the Hub is in the files below data/"),
-        ("alpaca_data.json", "not '.json'; write the list in it as JSON lines: jq"),
+        ("alpaca_data.tsv", "not '.tsv'; save it as .csv or Parquet"),
         ("train.jsonl.gz", "not '.gz'; unpack it first"),
     ):
         with pytest.raises(DataError, match=words):
@@ -321,6 +321,44 @@ def test_a_list_in_one_document_is_refused_with_the_program_that_divides_it():
     for text in (json.dumps(USED["Alpaca"][1]), json.dumps(USED["Alpaca"][1], indent=2)):
         with pytest.raises(DataError, match=r"line 1: .*one object per line: jq -c '\.\[\]'"):
             list(Reader("a.jsonl").records(io.BytesIO(text.encode())))
+
+
+def test_a_list_in_a_json_file_and_a_table_of_text_hold_the_records_that_lines_would(monkeypatch):
+    monkeypatch.setattr(records, "LIST_PIECE", 7)  # no entry comes in one piece
+    rows = [
+        {"instruction": "Say “a, b”\n", "input": "", "output": "é ] }, {"},
+        {"instruction": "2", "input": "", "output": "b", "n": "1"},
+    ]
+    expected = list(Reader("a.jsonl").records(as_lines(rows)))
+    cells = 'instruction,input,output,n\r\n"Say “a, b”\n",,"é ] }, {",\r\n2,,b,1\r\n'
+    for name, text in (
+        ("a.json", json.dumps(rows)),
+        ("a.json", f"\ufeff\n{json.dumps(rows, indent=1, ensure_ascii=False)}\n"),
+        ("a.json", "\n".join(map(json.dumps, rows))),
+        ("a.csv", cells),
+        ("a.csv", f"\ufeff{cells}"),
+    ):
+        assert list(Reader(name).records(io.BytesIO(text.encode()))) == expected, text
+
+
+def test_a_damaged_list_or_table_of_text_is_refused_with_its_place():
+    entry = json.dumps({"text": "a"})
+    for name, data, words in (
+        ("a.json", f"[{entry}, {{]".encode(), "record 2: it is no JSON, or longer than 4 MiB, or"),
+        ("a.json", f"[{entry}".encode(), "record 1: it is no JSON, .* or the list has no end"),
+        ("a.json", f"[{entry}][{entry}]".encode(), "record 2: something follows the list"),
+        ("a.json", b'["a"]', "record 1: it is not a JSON object"),
+        ("a.json", b'{"data": []}', "record 1: it has the fields of no known format.* are data"),
+        ("a.json", b'["\xff"]', "record 1: it is not valid UTF-8"),
+        ("a.json", f'[{{"text": "{"a" * 5 * 1024**2}"}}]'.encode(), "record 1: .* 4 MiB"),
+        ("a.csv", b"text,text\na,b\n", "its first line names a column twice; keep one"),
+        ("a.csv", b"text\na\nb,c\n", "row 2: it has more than 1 values. It begins"),
+        ("a.csv", b'text\na\n"b', "the row after 1 is no comma-separated values"),
+        ("a.csv", b"text\n\xff\n", "the row after 0 is no comma-separated values"),
+        ("a.csv", b"words;n\na;1\n", "row 1: it has the fields of no known format"),
+    ):
+        with pytest.raises(DataError, match=words):
+            list(Reader(name).records(io.BytesIO(data)))
 
 
 def test_a_table_with_a_name_twice_is_refused(tmp_path: Path):

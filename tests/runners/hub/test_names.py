@@ -1,12 +1,14 @@
 """What people type as the name of a repository."""
 
+import re
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from planner.specs.base import BadRequestError
-from runners.hub.names import parse
+from runners.hub.names import parse, parse_data
 from runners.hub.repository import RepositoryName, is_safe_path
 from runners.jobspec import HubModel
 from runners.plans.document import ModelChoice
@@ -123,3 +125,46 @@ def test_what_is_read_as_a_name_is_what_plans_jobs_and_hosts_take(owner, name, r
         read.repository, read.revision, read.file,
     )  # fmt: skip
     CachedModel(repository=read.repository, commit="", size_bytes=0)
+
+
+DATA_READ = {
+    "tatsu-lab/alpaca": ("tatsu-lab/alpaca", "", "", ""),
+    " datasets/org/name\n": ("org/name", "", "", ""),
+    "hf.co/datasets/org/name": ("org/name", "", "", ""),
+    "hf://datasets/org/name@v1": ("org/name", "v1", "", ""),
+    "org/name:train_sft": ("org/name", "", "", "train_sft"),
+    "org/name@refs/convert/parquet:test": ("org/name", "refs/convert/parquet", "", "test"),
+    "https://huggingface.co/datasets/org/name": ("org/name", "", "", ""),
+    "https://huggingface.co/datasets/org/name/tree/v2/data?x=1": ("org/name", "v2", "", ""),
+    "https://huggingface.co/datasets/org/name/tree/refs%2Fconvert%2Fparquet": (
+        "org/name", "refs/convert/parquet", "", "",
+    ),
+    "https://huggingface.co/datasets/org/name/viewer/en/test?row=3": ("org/name", "", "en", "test"),
+    "https://huggingface.co/datasets/org/name/viewer": ("org/name", "", "", ""),
+    "https://huggingface.co/datasets/org/name/discussions/3": ("org/name", "", "", ""),
+}  # fmt: skip
+DATA_REFUSED = {
+    "": "it is empty",
+    "squad": "it is no owner and name",
+    "data/train.jsonl/x": "'x' is no part of a name: a split follows a colon",
+    "https://huggingface.co/org/name": "it is no address of a data set's page",
+    "https://modelscope.cn/datasets/org/name": "it is no address of a data set's page",
+    "org/na--me": "the name 'na--me' is not",
+    "org/name@..": "the revision '..' is no branch",
+    "org/name:train[:10%]": "it is no owner and name",
+    "org/name:a b": "'a b' is no split",
+    f"org/{'n' * 600}": "it has 604 characters and may have 512",
+}
+
+
+def test_a_data_set_s_name_is_read_with_revision_subset_and_split():
+    for text, expected in DATA_READ.items():
+        assert tuple(parse_data(text)) == expected, text
+
+
+def test_what_names_no_data_set_is_refused_with_the_forms_of_a_name():
+    for text, words in DATA_REFUSED.items():
+        with pytest.raises(
+            BadRequestError, match=f"data_repository is .*{re.escape(words)}.*org/name:split"
+        ):
+            parse_data(text)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,14 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from runners.datasets.records import Reader
+from runners.hub.settings import HubSettings
+from runners.hub.store import scan
 from runners.jobs.events import EVENT_FD_VARIABLE, read_events
-from runners.jobspec import GenerateSpec, HubModel
+from runners.jobs.train.sources import open_source
+from runners.jobspec import DownloadedData, GenerateSpec, HubData, HubModel, JobSpec, TrainSpec
 from runners.launchers import attempts, launch
 from runners.shared.messages import RunRequest
 from runners.shared.reasons import Reason
 from runners.supervision.classification import Ending, classify
 from tests.hub.hub_server import Hub
-from tests.hub.models import write_files
+from tests.hub.models import make_data_sets, write_files
 
 CONFIG = '{"model_type": "llama"}'
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"  # the job's own program
@@ -38,11 +43,12 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 class Attempt:
     """An attempt's folder, and the process that downloads its models."""
 
-    def __init__(self, folder: Path, hub: Hub, model: HubModel) -> None:
+    def __init__(self, folder: Path, hub: Hub, named: HubModel | JobSpec) -> None:
         self.folder, self.hub = folder / "attempts" / "one", hub
         self.folder.mkdir(parents=True, exist_ok=True)
         fields = {"attempt_id": "one", "job_id": "job", "number": 1, "fence": "f"}
-        request = RunRequest(spec=GenerateSpec(model=model), **fields)
+        spec = GenerateSpec(model=named) if isinstance(named, HubModel) else named
+        request = RunRequest(spec=spec, **fields)
         self.spec = self.folder / "spec.json"
         self.spec.write_text(request.model_dump_json())
         self.cache, self.events = folder / "cache", folder / "events"
@@ -153,3 +159,60 @@ def test_a_stopped_download_keeps_what_arrived_for_the_next_job(tmp_path, hub):
     hub.go_on.set()
     assert Attempt(tmp_path, hub, model).run().returncode == 0
     assert hub.sent("/lfs/") < 2**20 + 2**18
+
+
+DATA = "datasets/tiny/chats"
+
+
+def test_a_data_set_becomes_the_files_of_its_split_also_without_the_hub(
+    tmp_path, hub, monkeypatch
+):
+    make_data_sets(hub.folder)
+    hub.gated, hub.admitted = {DATA: "manual"}, {TOKEN}
+    spec = TrainSpec(data=HubData(repository=DATA))
+    hub.truncated["train-00001-of-00002.parquet"] = 1
+    for at in ("first", "again"):
+        attempt = Attempt(tmp_path / at, hub, spec)
+        attempt.cache = tmp_path / "cache"
+        ended = attempt.run(**({"HF_HUB_OFFLINE": "1"} if at == "again" else {}))
+        assert ended.returncode == 0, ended.stderr
+        data = attempt.request.spec.data
+        assert isinstance(data, DownloadedData)
+        assert data.name == "tiny/chats/train.parquet"
+        assert [Path(path).name for path in data.paths] == [
+            f"train-0000{at}-of-00002.parquet" for at in (0, 1)
+        ]
+    assert not list(attempt.cache.rglob("test-*"))
+    [stored] = scan(HubSettings(cache=attempt.cache))
+    assert (stored.repository, stored.commit, stored.is_complete) == (DATA, hub.commit(DATA), True)
+
+    monkeypatch.setenv("SLIPWAY_MODEL_ROOTS", str(attempt.cache))
+    job = type("Job", (), {"host_dir": tmp_path, "attempt_dir": tmp_path})
+    with open_source(job, data) as opened:
+        reader, digest = Reader(opened.name), opened.digest()
+        samples = [each.sample.turns[0].content for each in opened.records(reader)]
+        assert (len(samples), len(set(samples)), len(digest)) == (40, 40, 64)
+        assert reader.name == "train-00001-of-00002.parquet"  # of an error there
+
+
+@pytest.mark.parametrize(
+    ("data", "fault", "reason", "words"),
+    [
+        ({"repository": "datasets/tiny/none"}, {}, "absent", "has no repository"),
+        ({"split": "dev"}, {}, "absent", "no split 'dev': it has test, train"),
+        ({}, {"gated": {DATA: "manual"}}, "gated", f"/{DATA} says who may read it"),
+        ({"repository": "datasets/tiny/scripted"}, {}, "script", "never runs here"),
+        ({}, {"corrupted": {"train-00000-of-00002.parquet": 9}}, "digest", "wrong_digest|digest"),
+    ],
+)
+def test_a_data_set_that_cannot_be_had_ends_the_job_with_its_reason(
+    tmp_path, hub, data, fault, reason, words
+):
+    make_data_sets(hub.folder)
+    for name, value in fault.items():
+        getattr(hub, name).update(value)
+    attempt = Attempt(tmp_path, hub, TrainSpec(data=HubData(**{"repository": DATA} | data)))
+    ended = attempt.run()
+    marker = "DOWNLOAD_FAILED" if reason == "digest" else "MODEL_OR_DATA_MISSING"
+    assert ended.returncode == 3
+    assert re.search(f"^{marker}: .*({words})", ended.stderr, re.MULTILINE), ended.stderr

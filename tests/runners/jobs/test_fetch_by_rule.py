@@ -55,7 +55,7 @@ def test_a_download_first_deletes_what_the_rule_no_longer_keeps(
     fetching = Fetching(attempt, settings, emitter)
     model = HubModel(repository="acme/tiny")
     for _ in range(2):  # the second time all is there: nothing is pruned
-        fetching.folders_of([model])
+        fetching.all_of([model])
     emitter.close()
     found = {each.repository: each for each in scan(settings)}
     assert set(found) == left

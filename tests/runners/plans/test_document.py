@@ -57,6 +57,9 @@ def test_two_fields_that_do_not_go_together_are_refused_by_one_of_them():
         ("pretrain", {"length_schedule": "grow"}, "tokens"),
         ("pretrain", {"sample_prompts": "x" * 5000}, "sample_prompts"),
         ("finetune", {"data_source": "file"}, "data_path"),
+        ("finetune", {"data_source": "hub"}, "data_repository"),
+        ("finetune", {"data_source": "hub", "data_repository": "squad"}, "data_repository"),
+        ("finetune", {"data_repository": "a/b", "data_subset": "a/b"}, "data_subset"),
         ("finetune", {"data_source": "mixed"}, "mixture"),
         ("compress", {"method": "llm_pruner", "sparsity": "2:4"}, "sparsity"),
     ]:

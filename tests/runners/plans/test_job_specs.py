@@ -15,6 +15,8 @@ from runners.jobspec import (
     FileData,
     FilePrompts,
     FolderModel,
+    HostText,
+    HubData,
     MixedData,
     NamedAdapter,
     RandomModel,
@@ -178,6 +180,22 @@ def test_an_uploaded_file_or_a_mixture_is_read_by_what_the_site_resolved():
         with pytest.raises(DraftProblem, match="or it was deleted") as caught:
             spec_for("finetune", workload)
         assert caught.value.field == "dataset"
+
+
+def test_a_data_set_of_the_hub_is_read_as_its_name_and_the_fields_beside_it_say():
+    name = "https://huggingface.co/datasets/acme/notes/viewer/en/test"
+    for workload, expected in (
+        ({"data_repository": "acme/notes"}, {"split": "train"}),
+        ({"data_repository": name}, {"split": "test", "subset": "en"}),
+        (
+            {"data_repository": "acme/notes@v1", "data_split": "dev", "data_subset": "de"},
+            {"revision": "v1", "split": "dev", "subset": "de"},
+        ),
+    ):
+        data = spec_for("finetune", workload).data
+        assert data == HubData(repository="datasets/acme/notes", **expected), workload
+    own = spec_for("finetune", {"data_source": "host", "data_repository": "acme/notes"})
+    assert own.data == HostText()
 
 
 def test_adapters_and_draft_models_go_with_the_launch_that_names_them():

@@ -202,7 +202,7 @@ def lines(documents: list[dict[str, str]]) -> bytes:
 def upload(page: Page, content: bytes) -> None:
     """Hand a file over in the step of the workload."""
     file = {"name": "asked.jsonl", "mimeType": "application/json", "buffer": content}
-    page.get_by_label("JSON lines, Parquet or text").set_input_files(file)
+    page.get_by_label("JSON, JSON lines, Parquet, CSV or text").set_input_files(file)
     page.get_by_role("button", name="Upload", exact=True).click()
 
 

@@ -92,7 +92,7 @@ def test_what_is_wrong_is_shown_with_what_could_be_read(alice, settings):
 
 def test_another_kind_of_file_or_none_is_refused_by_its_name(alice):
     for content, name, said in [
-        (b"a,b\n", "table.csv", "files of training data end in .jsonl, .parquet or .txt"),
+        (b"a,b\n", "table.xls", "files of training data end in .jsonl, .json, .parquet, .csv"),
         (b"PAR1", "table.parquet", "cannot be read as Parquet"),
     ]:
         page = client_of(alice).post("/data/upload/", {"file": upload(content, name)}, follow=True)

@@ -11,13 +11,14 @@ from runners.plans.document import PLANS, ModelChoice
 from runners.plans.launch import Launch
 from runners.plans.refusals import DraftProblem
 from tests.hub.hub_server import Hub
+from tests.hub.models import make_data_sets
 from tests.webapp.conftest import client_of, enrol
 from webapp.accounts.secrets import secret_store
 from webapp.core.display import NBSP
 from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host, HostModel
 from webapp.jobs.launching import launch_note, launch_of_job, launchable_of, plan_launch
-from webapp.jobs.models import Artefact, Attempt, Job
+from webapp.jobs.models import Artefact, Attempt, Job, RepositoryUse
 from webapp.plans.models import Plan
 from webapp.plans.places import question_of
 from webapp.plans.repositories import RepositoryProblem, UnreachableError, with_config
@@ -277,3 +278,82 @@ def test_a_plan_that_the_command_line_keeps_is_launched_by_the_repositorys_name(
     draft_fill(again, document_parse(document))
     assert (again.document.model.source, again.document.model.repository) == ("hub", "acme/tiny")
     assert again.document.model.revision == own_hub.commit("acme/tiny")
+
+
+@pytest.fixture
+def training_on(team, alice, host, own_hub):
+    """Return plans of a fine-tuning on a data set of the Hub."""
+    make_data_sets(own_hub.folder)
+
+    def make(**data: str) -> Plan:
+        document = PLANS["finetune"](
+            goal="finetune",
+            model=with_config(ModelChoice(repository="acme/tiny"), team),
+            workload={"sequence_length": 64, "global_batch_size": 2, "tokens": 1000, **data},
+            hardware={"host": host.pk},
+        )
+        return Plan.objects.create(
+            team=team, owner=alice, name="data", draft=stored_draft(document, "demo")
+        )
+
+    return make
+
+
+def test_a_data_set_is_launched_at_its_commit_and_said_before(training_on, alice, own_hub: Hub):
+    plan = training_on(data_repository="hf.co/datasets/tiny/chats")
+    assert "the split train of tiny/chats, a data set of the Hub" in launch_note(plan)["text"]
+    job = plan_launch(plan=plan, by=alice)
+    assert job.spec["data"] == {
+        "source": "hub", "repository": "datasets/tiny/chats", "subset": "", "split": "train",
+        "revision": own_hub.commit("datasets/tiny/chats"),
+    }  # fmt: skip
+    used = {(each.repository, each.revision) for each in RepositoryUse.objects.filter(job=job)}
+    assert ("datasets/tiny/chats", own_hub.commit("datasets/tiny/chats")) in used
+
+
+@pytest.mark.parametrize(
+    ("data", "fault", "words"),
+    [
+        ({"data_repository": "tiny/none"}, {}, "has no repository 'datasets/tiny/none'"),
+        ({"data_repository": "tiny/chats@gone"}, {}, "revision 'gone'"),
+        ({"data_repository": "tiny/chats:dev"}, {}, "no split 'dev': it has test, train"),
+        ({"data_repository": "tiny/chats", "data_subset": "en"}, {}, "no subset 'en'"),
+        ({"data_repository": "tiny/scripted"}, {}, "which never runs here"),
+        (
+            {"data_repository": "tiny/chats"},
+            {"gated": {"datasets/tiny/chats": "manual"}},
+            "/datasets/tiny/chats says who may read it",
+        ),
+        (
+            {"data_repository": "tiny/chats"},
+            {"renamed": {"datasets/tiny/chats": "datasets/tiny/talks"}},
+            "it is 'datasets/tiny/talks' now",
+        ),
+    ],
+)
+def test_a_data_set_that_cannot_be_read_is_refused_by_its_field(
+    training_on, alice, own_hub: Hub, data, fault, words
+):
+    plan = training_on(**data)
+    for name, value in fault.items():
+        setattr(own_hub, name, value)
+    with pytest.raises(RepositoryProblem, match=words) as refused:
+        plan_launch(plan=plan, by=alice)
+    assert refused.value.facts["errors"][0]["field"] == "workload.data_repository"
+    assert not Job.objects.exists()
+
+
+def test_a_gated_data_set_is_read_with_the_teams_token_which_goes_with_the_job(
+    training_on, team, alice, own_hub: Hub
+):
+    own_hub.gated, own_hub.tokens = {"datasets/tiny/chats": "auto"}, {TOKEN}
+    own_hub.admitted = {TOKEN}
+    secret_store(team=team, name="HF_TOKEN", value=TOKEN, by=alice)
+    job = plan_launch(plan=training_on(data_repository="tiny/chats"), by=alice)
+    assert job.spec["secrets"] == ["HF_TOKEN"]
+
+
+def test_without_the_hub_the_host_looks_a_data_set_up(training_on, alice, monkeypatch):
+    plan = training_on(data_repository="tiny/chats")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert plan_launch(plan=plan, by=alice).spec["data"]["revision"] == ""

@@ -122,6 +122,7 @@ def choices_of(field) -> list:
 def complete(name: str, value) -> dict:
     """Return a choice with what it cannot be without."""
     needed = {
+        "hub": {"data_repository": "acme/notes"},
         "file": {"data_path": "a.jsonl"},
         "upload": {"dataset": "x"},
         "mixed": {"mixture": [{"source": "host"}, {"source": "file", "path": "a.txt"}]},
@@ -495,7 +496,7 @@ def test_a_step_that_lacks_something_or_a_mixture_that_cannot_be_is_refused_by_i
         ({"mix_weight_1": "much"}, "mix_weight_1", "It must be a number from 0.001 to 1,000."),
         ({"mix_path_3": ""}, "mix_path_3", "Name the file."),
         ({"mix_path_3": "../a.txt"}, "mix_path_3", "may not contain"),
-        ({"mix_path_3": "a.csv"}, "mix_path_3", "end in .jsonl, .parquet or .txt"),
+        ({"mix_path_3": "a.xls"}, "mix_path_3", "end in .jsonl, .json, .parquet, .csv or .txt"),
         ({"mix_source_3": "gone"}, "mix_source_3", "not one of the available"),
         ({"mix_source_2": "host", "mix_weight_2": "1"}, "mix_source_2", "is already listed"),
     ]:
@@ -505,16 +506,28 @@ def test_a_step_that_lacks_something_or_a_mixture_that_cannot_be_is_refused_by_i
 
     for changes, field, said in [
         ({"data_source": "file"}, "data_path", "Name the file."),
+        ({"data_source": "hub"}, "data_repository", "Name a data set, for example"),
+        ({"data_source": "hub", "data_repository": "squad"}, "data_repository", "org/name:split"),
+        (
+            {"data_source": "hub", "data_repository": "a/b:test", "data_split": "train"},
+            "data_split",
+            "states test. Give one.",
+        ),
+        (
+            {"data_source": "hub", "data_repository": "a/b", "data_split": "train[:9%]"},
+            "data_split",
+            "is no name of one",
+        ),
         ({"data_source": "file", "data_path": "../a.jsonl"}, "data_path", "may not contain"),
         (
             {"data_source": "file", "data_path": "a.feather"},
             "data_path",
-            "end in .jsonl, .parquet or .txt",
+            "end in .jsonl, .json, .parquet, .csv or .txt",
         ),
         (
-            {"data_source": "file", "data_path": "a.csv"},
+            {"data_source": "file", "data_path": "a.xls"},
             "data_path",
-            "end in .jsonl, .parquet or .txt",
+            "end in .jsonl, .json, .parquet, .csv or .txt",
         ),
         ({"data_source": "upload"}, "dataset", "Choose a file, or upload one."),
         ({"data_source": "upload", "dataset": "other"}, "dataset", "not one of the available"),

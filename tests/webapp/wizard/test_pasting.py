@@ -75,6 +75,19 @@ def test_a_training_file_becomes_a_fine_tuning(alice, host):
     assert values["optimizer"] == "adamw_8bit"
 
 
+def test_a_data_set_of_the_hub_becomes_the_training_text_unless_its_name_is_none(alice, host):
+    for name, source, words in (
+        ("tatsu-lab/alpaca", "hub", "workload.data_repository = tatsu-lab/alpaca"),
+        ("tatsu--lab/alpaca", "host", "data set is not used: Data_repository is"),
+    ):
+        answer = paste(alice, f"{AXOLOTL}datasets: [{{path: {name}, type: alpaca}}]\n")
+        plan = Plan.objects.order_by("pk").last()
+        values = plan.draft["workload"]
+        assert values["data_source"] == source
+        assert values["data_repository"] == name * (source == "hub")
+        assert words in client_of(alice).get(answer["Location"]).content.decode()
+
+
 @pytest.mark.parametrize(
     "text", ["", "hello", "rm -rf /", "vllm serve $(id)", "a: [" * 200, "\0", "vllm serve"]
 )

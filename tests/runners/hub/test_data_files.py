@@ -1,0 +1,150 @@
+"""Which files of a data set are a split, and why others are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from runners.hub.data_files import CARD, data_files, look_up_data
+from runners.hub.errors import HubError
+from runners.hub.listing import Listing
+from runners.hub.repository import RepositoryName
+from tests.hub.models import write_files
+
+NAME = "datasets/acme/notes"
+PARTS = [f"data/train-0000{at}-of-00002.parquet" for at in (0, 1)]
+CONVERTED = ["en/train/0000.parquet", "en/train/0001.parquet", "de/test/0000.parquet"]
+TWO = """---
+configs:
+- config_name: main
+  data_files: [{split: train, path: "main/train-*"}, {split: test, path: main/test.jsonl}]
+- config_name: other
+  data_dir: other
+---
+# Notes
+"""
+
+
+def of_card(configs: str) -> str:
+    return f"---\nlicense: mit\nconfigs:\n{configs}\n---\n"
+
+
+def wanted(look, paths: dict[str, str] | list[str], subset: str, split: str) -> list[str]:
+    """Return the files of a split, without the card."""
+    files = paths if isinstance(paths, dict) else dict.fromkeys(paths, "{}")
+    return [path for path in look(files, subset, split) if path != CARD]
+
+
+@pytest.fixture
+def look(hub, settings, tmp_path):
+    def of(files: dict[str, str], subset: str, split: str) -> list[str]:
+        write_files(tmp_path / "repositories" / NAME, files)
+        listing = look_up_data(RepositoryName(NAME), settings)
+        return [each.path for each in data_files(listing, subset, split, settings)]
+
+    return of
+
+
+CHOSEN = {
+    "parts": (["README.md", "dataset_infos.json", *PARTS], "", "train", PARTS),
+    "splits with names of their own": (
+        ["data/train_sft-00000-of-00001-a3ecca35f3d7e3f7.parquet", "data/train_gen-00000-of-00001.parquet"],
+        "", "train_sft", ["data/train_sft-00000-of-00001-a3ecca35f3d7e3f7.parquet"],
+    ),
+    "words in names": (["notes_dev.jsonl", "notes.train.jsonl"], "", "validation", ["notes_dev.jsonl"]),
+    "words in folders": (["a/training/1.csv", "a/test/1.csv"], "", "train", ["a/training/1.csv"]),
+    "one file": (["alpaca_data_cleaned.json", "LICENSE.txt", ".cache.json"], "", "train", ["alpaca_data_cleaned.json"]),
+    "the first kind that names splits": (["all.jsonl", *PARTS], "", "train", PARTS),
+    "a card": ({"README.md": TWO, "main/train-1.jsonl": "", "main/train-2.jsonl": "", "x.jsonl": ""},
+               "main", "train", ["main/train-1.jsonl", "main/train-2.jsonl"]),
+    "a folder of a card": ({"README.md": TWO, "other/train.csv": "", "train.csv": ""},
+                           "other", "train", ["other/train.csv"]),
+    "folders of a card": (
+        {"README.md": of_card("- {config_name: x, data_files: [./a/, b/*/c.csv]}"),
+         "a/b/c.csv": "", "a/d.csv": "", "b/x/c.csv": "", "b/x/y/c.csv": ""},
+        "", "train", ["a/b/c.csv", "a/d.csv", "b/x/c.csv"],
+    ),
+    "the only subset of a card": (
+        {"README.md": of_card("- {config_name: x, data_files: 'a/**/*.jsonl'}"),
+         "a/b/c.jsonl": "", "a/d.jsonl": "", "e.jsonl": ""},
+        "", "train", ["a/b/c.jsonl", "a/d.jsonl"],
+    ),
+    "the marked subset of a card": (
+        {"README.md": of_card("- {config_name: x, data_files: a.csv}\n- {config_name: y, data_files: [b.csv], default: true}"),
+         "a.csv": "", "b.csv": ""},
+        "", "train", ["b.csv"],
+    ),
+    "a card with a script beside it": (
+        {"README.md": of_card("- {config_name: x, data_files: a.csv}"), "notes.py": "", "a.csv": ""}, "", "train", ["a.csv"],
+    ),
+    "the Hub's conversion": (CONVERTED, "en", "train", CONVERTED[:2]),
+}  # fmt: skip
+REFUSED = {
+    "another split": (PARTS, "", "validation", "absent", r"no split 'validation': it has train"),
+    "another subset": (PARTS, "en", "train", "absent", r"no subset 'en': it has default"),
+    "several subsets": (
+        CONVERTED, "", "train", "ambiguous", "has 2 subsets: name one of (en, de|de, en)",
+    ),
+    "a split of another subset": (
+        CONVERTED, "de", "train", "absent", r"no split 'train' of its subset 'de': it has test",
+    ),
+    "a lost part": (PARTS[:1], "", "train", "unusable", r"has 1 of the 2 parts"),
+    "no data": (["README.md", "a.py"], "", "train", "unusable", r"has no \.jsonl, .*\.txt files"),
+    "packed files": (
+        {"README.md": of_card("- {config_name: x, data_files: a.jsonl.gz}"), "a.jsonl.gz": ""}, "", "train",
+        "unusable", r"has files that end in \.gz, and files of one kind are read: \.jsonl",
+    ),
+    "files of two kinds": (
+        {"README.md": of_card("- {config_name: x, data_files: 'a.*'}"), "a.jsonl": "", "a.csv": ""}, "", "train",
+        "unusable", r"end in \.csv, \.jsonl",
+    ),
+    "an address in a card": (
+        {"README.md": of_card("- {config_name: x, data_files: 'https://a.org/**b'}"), "a.csv": ""}, "", "train",
+        "unusable", "has no split 'train': it has no",
+    ),
+    "a card that is none": ({"README.md": "---\na: [\n---\n"}, "", "train", "unusable", "is no YAML"),
+    "a pattern of files in no folder": (
+        {"README.md": of_card("- {config_name: x, data_files: '*.csv'}"), "a/b.csv": ""}, "", "train",
+        "unusable", "has no split 'train'",
+    ),
+    "patterns without end": (
+        {"README.md": of_card(f"- {{config_name: x, data_files: {['*a*' * 9] * 101}}}"), "a" * 200: ""}, "", "train",
+        "unusable", "has 101 patterns for a subset, and 100 are read",
+    ),
+    "a script": (
+        ["notes.py", "raw.json"], "", "train", "remote_code",
+        r"a loading script \(notes\.py\), which never runs here: .*acme/notes@refs/convert/parquet",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("paths", "subset", "split", "files"), CHOSEN.values(), ids=CHOSEN)
+def test_a_split_has_the_files_that_its_card_or_their_names_state(
+    look, paths, subset, split, files
+):
+    assert wanted(look, paths, subset, split) == files
+
+
+@pytest.mark.parametrize(
+    ("paths", "subset", "split", "kind", "words"), REFUSED.values(), ids=REFUSED
+)
+def test_what_cannot_be_read_is_refused_with_its_way_out(look, paths, subset, split, kind, words):
+    with pytest.raises(HubError, match=words) as refused:
+        wanted(look, paths, subset, split)
+    assert refused.value.kind == kind
+
+
+def test_a_script_is_replaced_by_the_hubs_own_conversion_where_it_is(
+    hub, settings, tmp_path: Path
+):
+    folder = tmp_path / "repositories"
+    write_files(folder / NAME, {"notes.py": "raise SystemExit"})
+    write_files(folder / "datasets/acme/converted", dict.fromkeys(CONVERTED[:2], "x"))
+    hub.branches = {f"{NAME}@refs/convert/parquet": "datasets/acme/converted"}
+    for name in (RepositoryName(NAME), RepositoryName(NAME, "refs/convert/parquet")):
+        found: Listing = look_up_data(name, settings)
+        assert found.commit == hub.commit("datasets/acme/converted")
+        files = data_files(found, "", "train", settings)
+        assert [each.path for each in files] == CONVERTED[:2]
+    at_main = look_up_data(RepositoryName(NAME, "main"), settings)
+    with pytest.raises(HubError, match="never runs here"):
+        data_files(at_main, "", "train", settings)
