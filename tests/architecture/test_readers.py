@@ -90,7 +90,7 @@ OTHERS: dict[str, tuple[str, set[str]]] = {
     "runners/jobs/corpus.py": (OWN, {"from_pretrained", "np.load"}),
     "runners/jobs/energy.py": (SYSTEM, {"read_text"}),
     "runners/jobs/events.py": (OWN, {"json.loads", "read_text"}),
-    "runners/jobs/fetch.py": ("the token of the hub, in the file where its library keeps it", {"read_text"}),
+    "runners/jobs/fetch.py": ("the token of the hub, where its library keeps it; notes of its own", {"read_text", "json.loads"}),
     "runners/jobs/generate/answering.py": (OWN, {"json.loads", "read_text"}),
     "runners/jobs/generate/chained.py": (MESSAGE, {"json.loads"}),
     "runners/jobs/generate/offload_cases.py": (MESSAGE, {"json.loads", "read_text"}),

@@ -14,6 +14,7 @@ from django.db import transaction
 from django.db.models import Count, Max, Min, Sum
 
 from runners.hub.repository import COMMIT
+from runners.jobspec.base import DATA_SETS
 from runners.shared.messages import MAX_CACHED, CachedModel, CacheOrders, CacheReport
 from webapp.audit.models import event_record
 from webapp.core.display import listed
@@ -60,6 +61,12 @@ def uses_in(spec: object) -> Iterator[Use]:
     elif isinstance(spec, list):
         for value in spec:
             yield from uses_in(value)
+
+
+def largest_use(spec: object) -> Use | None:
+    """Return the model that a job names, else its data set; None if it names neither."""
+    uses = uses_in(spec)
+    return min(uses, key=lambda use: use.repository.startswith(DATA_SETS), default=None)
 
 
 def uses_record(job: Job) -> None:

@@ -24,7 +24,7 @@ from webapp.hosts.machines import Twins, holders_among, is_over, twins_in, twins
 from webapp.hosts.models import RUNS_JOBS, Device, Host, HostState, Pool
 from webapp.hosts.services import Contact, contact_of
 from webapp.jobs import scheduler as values
-from webapp.jobs.cached_models import hosts_with, uses_in
+from webapp.jobs.cached_models import hosts_with, largest_use
 from webapp.jobs.gangs import gpu_load
 from webapp.jobs.models import IN_TURN, Allocation, Attempt, Job, JobState
 from webapp.jobs.quotas import Earlier, Rules, cached_earlier_seconds, left_seconds, length_seconds
@@ -276,7 +276,7 @@ def pool_state_of(pool: Pool, jobs: Sequence[Job], rules: Rules) -> PoolState:
         if holder is None and foreign_pids(host, device) and not shared.is_stale(device, host):
             state = replace(state, is_held=True, free_seconds=values.FOREVER)
         of_host[device.host_id].append(state)
-    wanted = {job.pk: use for job in jobs if (use := next(uses_in(job.spec), None))}
+    wanted = {job.pk: use for job in jobs if (use := largest_use(job.spec))}
     stored = hosts_with(set(wanted.values()), hosts) if len(hosts) > 1 else {}
     preferred = {pk: stored[use] for pk, use in wanted.items() if use in stored}
     snapshot = values.Snapshot(

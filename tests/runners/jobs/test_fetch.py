@@ -172,8 +172,7 @@ def test_a_data_set_becomes_the_files_of_its_split_also_without_the_hub(
     spec = TrainSpec(data=HubData(repository=DATA))
     hub.truncated["train-00001-of-00002.parquet"] = 1
     for at in ("first", "again"):
-        attempt = Attempt(tmp_path / at, hub, spec)
-        attempt.cache = tmp_path / "cache"
+        attempt = Attempt(tmp_path, hub, spec)
         ended = attempt.run(**({"HF_HUB_OFFLINE": "1"} if at == "again" else {}))
         assert ended.returncode == 0, ended.stderr
         data = attempt.request.spec.data
@@ -183,6 +182,8 @@ def test_a_data_set_becomes_the_files_of_its_split_also_without_the_hub(
             f"train-0000{at}-of-00002.parquet" for at in (0, 1)
         ]
     assert not list(attempt.cache.rglob("test-*"))
+    other = Attempt(tmp_path, hub, TrainSpec(data=HubData(repository=DATA, split="test")))
+    assert "HF_HUB_OFFLINE" in other.run(HF_HUB_OFFLINE="1").stderr  # no part of a split
     [stored] = scan(HubSettings(cache=attempt.cache))
     assert (stored.repository, stored.commit, stored.is_complete) == (DATA, hub.commit(DATA), True)
 

@@ -36,9 +36,12 @@ class Site:
         self.stack, self.hub, self.alice = stack, hub, stack.client("alice")
         self.cache = Path(stack.environment["HF_HOME"]) / "hub"
 
-    def launch(self, goal: str, model: str, **launch: Any) -> tuple[int, dict[str, Any]]:
+    def launch(
+        self, goal: str, model: str, data: str = "", **launch: Any
+    ) -> tuple[int, dict[str, Any]]:
+        named = {"data_repository": data} if data else {}
         document = {
-            "goal": goal, "model": model, "workload": WORK[goal],
+            "goal": goal, "model": model, "workload": WORK[goal] | named,
             "hardware": {"host": HOST_SLUG}, "launch": launch,
         }  # fmt: skip
         status, _, text = self.alice.request(
@@ -103,6 +106,31 @@ def test_every_architecture_is_generated_tuned_and_compressed_by_name(site):
     sent = site.hub.large_sent
     stored = sum(path.stat().st_size for path in site.hub.folder.glob("tiny/*/*.safetensors"))
     assert sent <= stored  # each file once, whatever the number of jobs
+
+
+def test_a_model_is_tuned_on_data_sets_by_name(site):
+    site.hub.branches = {"datasets/tiny/scripted@refs/convert/parquet": "datasets/tiny/chats"}
+    for name, read in (
+        ("hf.co/datasets/tiny/chats", "tiny/chats/train.parquet (chat"),
+        ("tiny/lines", "tiny/lines/train.jsonl (instruction"),
+        ("tiny/scripted", "tiny/scripted/train.parquet (chat"),
+    ):
+        status, answer = site.launch("finetune", "tiny/llama", name)
+        assert status == 201, answer
+        job = site.ended(answer)
+        assert job["state"] == "succeeded", job["outcome"]
+        assert job["result"]["notes"]["data"].startswith(read)
+    stored = sorted(path.name for path in site.cache.glob("datasets--tiny--*/snapshots/*/*"))
+    assert stored == ["README.md", "data", "data", "train.jsonl"]
+    for name, words in (
+        ("tiny/none", "has no repository 'datasets/tiny/none'"),
+        ("tiny/chats:dev", "no split 'dev': it has test, train"),
+        ("tiny/scripted@main", "never runs here"),
+    ):
+        status, answer = site.launch("finetune", "tiny/llama", name)
+        assert status >= 400
+        assert words in answer["detail"]
+        assert answer["errors"][0]["field"] == "workload.data_repository"
 
 
 def test_endpoints_by_name_answer_openais_own_client(site):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runners.jobspec import HubModel, TrainSpec
+from runners.jobspec import HubData, HubModel, TrainSpec
 from runners.shared.messages import CachedModel, CacheReport, PrunedModel
 from tests.webapp.conftest import make_beat, make_job, make_microbench, new_attempt
 from webapp.agents.heartbeats import host_beat
@@ -11,6 +11,7 @@ from webapp.core.problems import ConflictProblem, InvalidProblem, NotFoundProble
 from webapp.hosts.models import Host
 from webapp.jobs.cached_models import (
     keep_models_set,
+    largest_use,
     models_delete,
     models_on_host,
     models_pin,
@@ -212,3 +213,18 @@ def test_a_pools_job_goes_to_the_host_that_has_its_weights(
     job.refresh_from_db()
     assert job.host is not None  # nobody waits for the weights
     assert taken in {job.host.name, "either"}
+
+
+def test_a_data_set_is_listed_and_needed_as_a_model_is_and_a_job_prefers_its_models_host(
+    team, alice, host
+):
+    data = HubData(repository="datasets/acme/notes", revision=A)
+    report(host, cached(f"{data.repository}@{A}"))
+    assert set(stored(host)) == {f"datasets/acme/notes@{A}"}
+    spec = TrainSpec(data=data, model=HubModel(repository="acme/tiny", revision=A))
+    job_submit(job=make_job(team, alice, host, spec=spec), by="alice")
+    with pytest.raises(ConflictProblem, match="needs datasets/acme/notes"):
+        models_delete(host=host, name=data.repository, by="olga")
+    for named, expected in ((spec, "acme/tiny"), (TrainSpec(data=data), data.repository)):
+        assert largest_use(named.model_dump(mode="json")).repository == expected
+    assert largest_use(TrainSpec().model_dump(mode="json")) is None
