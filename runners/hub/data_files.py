@@ -15,13 +15,14 @@ from typing import Any
 import yaml
 
 from runners.datasets.records import PART_NAME, SUFFIXES
+from runners.datasets.repositories import DATA_SETS
 from runners.datasets.text import TextError, read_text
 from runners.hub.errors import HubError, shown
 from runners.hub.listing import TIMEOUT_SECONDS, HubFile, Listing, look_up, read_file
 from runners.hub.repository import RepositoryName
 from runners.hub.selection import some
 from runners.hub.settings import HubSettings
-from runners.jobspec.base import DATA_SETS, USUAL_SPLIT
+from runners.jobspec.base import USUAL_SPLIT
 
 CARD = "README.md"
 MAX_CARD_BYTES = 2 * 2**20

@@ -16,11 +16,11 @@ from urllib.parse import quote, urljoin, urlsplit
 import httpx
 
 from runners.datasets.records import SUFFIXES
+from runners.datasets.repositories import DATA_SETS
 from runners.datasets.text import MAX_CONFIG_DEPTH, TextError, read_json, read_text
 from runners.hub.errors import HubError, refusal, renamed, shown, unreachable, unusual
 from runners.hub.repository import COMMIT, RepositoryName, is_safe_path
 from runners.hub.settings import HubSettings
-from runners.jobspec.base import DATA_SETS
 
 CONFIG = "config.json"
 TIMEOUT_SECONDS = 10.0

@@ -10,8 +10,9 @@ from urllib.parse import unquote
 from planner.catalog.gguf_names import TAG
 from planner.catalog.model_names import ADDRESS
 from planner.specs.base import BadRequestError
+from runners.datasets.repositories import DATA_SETS
 from runners.hub.repository import GGUF, RepositoryName, is_safe_path
-from runners.jobspec.base import DATA_SETS, LONGEST_NAME, LONGEST_REVISION, PART, REVISION, SPLIT
+from runners.jobspec.base import LONGEST_NAME, LONGEST_REVISION, PART, REVISION, SPLIT
 
 FIELD = "repository"
 FORMS = (

@@ -6,7 +6,7 @@ Apart from ``names``, so that a download loads no catalog.
 import re
 from dataclasses import dataclass
 
-from runners.jobspec.base import DATA_SETS
+from runners.datasets.repositories import DATA_SETS
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from runners.datasets.repositories import DATA_SETS
 from runners.datasets.text import MAX_CONFIG_DEPTH, read_json, read_text
 from runners.hub.errors import HubError
 from runners.hub.listing import (
@@ -30,7 +31,6 @@ from runners.hub.listing import (
 from runners.hub.repository import COMMIT
 from runners.hub.selection import INDEX, MAX_INDEX_BYTES, needed_files, shard_names
 from runners.hub.settings import HubSettings
-from runners.jobspec.base import DATA_SETS
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedFileInfo

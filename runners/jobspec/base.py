@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from runners.datasets.records import Format, suffix_of
+from runners.datasets.repositories import DATA_SETS
 
 # ---------------------------------------------------------------------------
 # Types that job specs share: models, data parallelism, adapters, text samples.
@@ -35,7 +36,6 @@ REPOSITORY = re.compile(rf"^{PART}/{PART}$(?!\n)")
 REVISION = r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9_.+-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.+-]*)*"
 LONGEST_NAME = 512  # characters, with a revision and a file
 LONGEST_REVISION = 255
-DATA_SETS = "datasets/"  # before the name of a data set, as in the Hub's addresses
 DATA_REPOSITORY = re.compile(rf"^{DATA_SETS}{PART}/{PART}$(?!\n)")
 CACHED_REPOSITORY = re.compile(rf"^(?:{DATA_SETS})?{PART}/{PART}$(?!\n)")
 SPLIT = re.compile(r"^[A-Za-z0-9_.-]{1,100}$(?!\n)")

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from runners.datasets.repositories import DATA_SETS
 from runners.jobspec import (
     FileData,
     HostText,
@@ -14,7 +15,6 @@ from runners.jobspec import (
     TrainData,
     UploadedData,
 )
-from runners.jobspec.base import DATA_SETS
 from runners.plans.refusals import DraftProblem, first_message
 from runners.plans.workloads import MixtureSource, TrainingData
 

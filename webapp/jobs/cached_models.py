@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from django.db import transaction
 from django.db.models import Count, Max, Min, Sum
 
+from runners.datasets.repositories import DATA_SETS
 from runners.hub.repository import COMMIT
-from runners.jobspec.base import DATA_SETS
 from runners.shared.messages import MAX_CACHED, CachedModel, CacheOrders, CacheReport
 from webapp.audit.models import event_record
 from webapp.core.display import listed
