@@ -58,7 +58,7 @@ ALL_PROJECTIONS = frozenset(
     {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 )
 # A repository of the Hub; anything else is a file, a folder, or a name that a trainer knows.
-DATA_SET = re.compile(r"[A-Za-z0-9_][\w.-]*/[\w.-]*\w", re.ASCII)
+DATA_SET = re.compile(r"[A-Za-z0-9_][\w.-]*/[\w.-]*\w(?:@[\w./-]+)?", re.ASCII)
 DATA_FILE = re.compile(r".*\.(?:jsonl?|parquet|csv|txt|arrow|gz|zst)", re.IGNORECASE)
 NO_DATA_SET = "no data set of the Hub: choose the training text in the Workload step"
 ALL_LINEAR = frozenset({"all", "all-linear", "all_linear"})

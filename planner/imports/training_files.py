@@ -60,6 +60,7 @@ AXOLOTL = {
     "load_in_4bit": "load_in_4bit",
     "load_in_8bit": "load_in_8bit",
 }
+AXOLOTL_PARTS = {"data_files", "data_dir", "shards"}  # they choose some of the data
 AXOLOTL_DATA = {"path": "data_repository", "name": "data_subset", "split": "data_split"}
 ATTENTION_SWITCHES = {
     "flash_attention": "flash",
@@ -122,6 +123,12 @@ def _axolotl_data(train: TrainDraft) -> None:
     if len(rows) != 1 or not isinstance(rows[0], dict):
         train.draft.ignore(option.source, f"{len(rows)} data sets: a plan names one of the Hub")
         return
+    if narrowed := sorted(AXOLOTL_PARTS & set(rows[0])):
+        reason = f"{', '.join(narrowed)}: a plan names a whole split of a data set of the Hub"
+        train.draft.ignore(option.source, reason)
+        return
+    if revision := rows[0].pop("revision", None):
+        rows[0]["path"] = f"{rows[0].get('path')}@{revision}"
     for key, name in AXOLOTL_DATA.items():
         if (value := rows[0].get(key)) not in (None, ""):
             source = shown(f"datasets.{key}: {value}")

@@ -231,14 +231,25 @@ def _launch_workflow(  # noqa: PLR0913 (the command's options)
             "a workflow is started by who may launch: leave --request-approval out",
             field="--request-approval",
         )
-    for path, value in map(read_setting, settings):
-        place, last = place_of(document, path)
-        place[last] = value
+    _set(document, settings)
     hardware = (_place(client, on) or {"host": on}) if on else None
     workflow = as_workflow(document, sweep=read_sweep(sweep), hardware=hardware, options=options)
     workflow_launch(
         client, workflow, key=key, dry_run=dry_run, yes=yes, detach=detach, output=output
     )
+
+
+def _set(document: dict[str, Any], settings: Sequence[str]) -> None:
+    """Set fields of a document by their paths; a named training text is the one that is read."""
+    from runners.plans.training_data import follow_data  # helps of commands load no planner
+
+    read = list(map(read_setting, settings))
+    for path, value in read:
+        place, last = place_of(document, path)
+        place[last] = value
+    changed = [path.removeprefix("workload.") for path, _ in read if path.startswith("workload.")]
+    if changed and isinstance(document.get("workload"), dict):
+        document["workload"] = follow_data(document["workload"], changed)
 
 
 def _to_launch(
@@ -257,9 +268,7 @@ def _to_launch(
     if (plan is None) == (document is None):
         raise CliError("name a PLAN, or a file with --file", field="PLAN")
     if document is not None:
-        for path, value in map(read_setting, settings):
-            place, last = place_of(document, path)
-            place[last] = value
+        _set(document, settings)
         if on:
             document["hardware"] = _place(client, on) or {"host": on}
         launch = dict(document.pop("launch", None) or {})

@@ -4,11 +4,12 @@ import codecs
 import csv
 import hashlib
 import io
+import itertools
 import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -71,6 +72,8 @@ SHOWN_CHARACTERS = 80
 MAX_LABEL_CHARACTERS = 100
 OTHER_CHAT = "write the turns as “messages”, each with its “role” and “content”"
 ONE_OBJECT = "write one object per line: jq -c '.[]' FILE.json > FILE.jsonl"
+READ = frozenset().union(*FIELDS.values(), *READ_FIELDS.values())
+MOST_COLUMNS = 1000
 LIST_PIECE = 1024**2  # characters of a list that are read at a time
 csv.field_size_limit(MAX_LINE_BYTES)
 
@@ -255,8 +258,7 @@ class Reader:
             yield begin, b"".join(lines)
 
     def _rows(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-        fields = set().union(*FIELDS.values(), *READ_FIELDS.values())
-        rows = rows_in_subprocess(file, sorted(fields), MAX_LINE_BYTES, self._skip_columns)
+        rows = rows_in_subprocess(file, sorted(READ), MAX_LINE_BYTES, self._skip_columns)
         try:
             for number, line in rows:
                 if len(line) > MAX_LINE_BYTES:
@@ -267,37 +269,66 @@ class Reader:
 
     def _cells(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         """Yield the rows of a table of comma-separated values, as JSON by its first line."""
-        number = 0
+        number = size = 0
+
+        def lines() -> Iterator[str]:
+            nonlocal size
+            while line := text.readline(MAX_LINE_BYTES + 1):
+                size += len(line)
+                if size > MAX_LINE_BYTES:
+                    raise self._too_long(number + 1)
+                yield line
+
         try:
             with _as_text(file) as text:
-                rows = csv.DictReader(text, restval="", strict=True)
-                names = list(rows.fieldnames or ())
-                if len(set(names)) < len(names):
-                    raise DataError(f"{self.name}: its first line names a column twice; keep one")
-                for number, row in enumerate(rows, 1):
-                    if None in row:
+                rows = csv.reader(lines(), strict=True)
+                names = next(rows, [])
+                self._check_columns(names)
+                for number, cells in enumerate(rows, 1):
+                    size = 0
+                    if len(cells) > len(names):
                         raise self._error(
-                            number, f"it has more than {len(names)} values", ",".join(row[None])
+                            number, f"it has more than {len(names)} values", ",".join(cells)
                         )
-                    yield number, json.dumps(row).encode()
+                    if not cells:
+                        continue
+                    row = dict(itertools.zip_longest(names, cells, fillvalue=""))
+                    yield number, json.dumps({k: v for k, v in row.items() if k in READ}).encode()
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(
                 f"{self.name}: the row after {number} is no comma-separated values: {error}"
             ) from None
 
+    def _check_columns(self, names: Sequence[str]) -> None:
+        """Refuse a table's first line, and note its columns that are not read."""
+        if len(names) > MOST_COLUMNS:
+            raise DataError(
+                f"{self.name}: its first line has {len(names)} columns; {MOST_COLUMNS} at most"
+            )
+        if len(set(names)) < len(names):
+            raise DataError(f"{self.name}: its first line names a column twice; keep one")
+        self._skip_columns([name for name in names if name not in READ])
+
     def _entries(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         """Yield the entries of a JSON list, a piece of which is read at a time."""
-        decoder, number, at = json.JSONDecoder(), 0, 0
+        decoder, number, at, wants_value = json.JSONDecoder(), 0, 0, True
         try:
             with _as_text(file) as source:
                 text = source.read(LIST_PIECE).lstrip()[1:]
                 while True:
-                    at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
-                    if text.startswith("]", at):
+                    at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+                    if text.startswith("]", at) and not (wants_value and number):
                         break
+                    if at < len(text) and not wants_value:
+                        if text[at] != ",":
+                            raise self._error(
+                                number + 1, "a comma is missing before it", text[at:]
+                            )
+                        at, wants_value = at + 1, True
+                        continue
                     end = _end_of_value(decoder, text, at)
                     if end > at:
-                        number += 1
+                        number, wants_value = number + 1, False
                         yield number, text[at:end].encode()
                         at = end
                         continue
@@ -384,7 +415,7 @@ class Reader:
         return DataError(f"{self.name}: {self._record_noun} {line}: {reason}. It begins {shown}")
 
 
-_BETWEEN = re.compile(r"[\s,]*")
+_SPACE = re.compile(r"\s*")
 
 
 @contextmanager

@@ -197,7 +197,7 @@ class Fetching:
         if isinstance(model, HubData):
             paths = tuple(str(folder / name) for name in names if name != CARD)
             shown = f"{model.name}/{model.split}{Path(paths[0]).suffix}"
-            return DownloadedData(name=shown, paths=paths)
+            return DownloadedData(name=shown, paths=paths, format=model.format)
         if model.weights != "gguf":
             return FolderModel(path=str(folder))
         links = self._attempt_dir / LINKS / model.repository.rpartition("/")[2]

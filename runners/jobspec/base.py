@@ -295,6 +295,7 @@ class HubData(JobDocument):
     revision: RevisionText = ""
     subset: str = Field(default="", pattern=SUBSET)
     split: str = Field(default=USUAL_SPLIT, pattern=SPLIT)
+    format: Format | None = None  # None is detected
 
     @property
     def name(self) -> str:
@@ -312,6 +313,7 @@ class DownloadedData(JobDocument):
     source: Literal["downloaded"] = "downloaded"
     name: str = Field(max_length=400)
     paths: tuple[str, ...] = Field(min_length=1)
+    format: Format | None = None
 
 
 class UploadedData(JobDocument):

@@ -1,6 +1,6 @@
 """The data of a training: the source, a file, an upload or a mixture, as fields of its spec."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -45,6 +45,21 @@ def data_fields(values: TrainingData, uploads: Uploads) -> dict[str, Any]:
     return {"data": data, "samples": samples}
 
 
+# What a change states of the training text, and the source that it is of.
+SOURCE_OF = {"data_repository": "hub", "data_path": "file", "dataset": "upload"}
+
+
+def follow_data(workload: Mapping[str, Any], changed: Collection[str]) -> dict[str, Any]:
+    """Return a workload whose source is that of the text which a change names.
+
+    >>> follow_data({"data_source": "host", "data_repository": "o/n"}, ["data_repository"])
+    {'data_source': 'hub', 'data_repository': 'o/n'}
+    """
+    named = [SOURCE_OF[name] for name in changed if name in SOURCE_OF and workload.get(name)]
+    is_stated = "data_source" in changed or len(set(named)) != 1
+    return {**workload} if is_stated else {**workload, "data_source": named[0]}
+
+
 def _data(values: TrainingData, uploads: Uploads) -> TrainData:
     if values.data_source == "hub":
         name = values.data_name
@@ -53,6 +68,7 @@ def _data(values: TrainingData, uploads: Uploads) -> TrainData:
             revision=name.revision,
             subset=name.subset,
             split=name.split,
+            format=values.data_format,
         )
     if values.data_source == "file":
         return FileData(path=values.data_path, format=values.data_format)

@@ -9,7 +9,7 @@ from planner.specs.base import BadRequestError, refuse
 from planner.specs.units import MINUTE
 from planner.specs.workload import CompressMethod as PlannedMethod
 from runners.datasets.conversations import DataError
-from runners.datasets.records import suffix_of
+from runners.datasets.records import Format, suffix_of
 from runners.datasets.text import unix_lines
 from runners.hub.names import DataName, parse_data
 from runners.jobspec.base import (
@@ -193,9 +193,7 @@ class TrainingData(Part):
         "JSON, JSON lines, Parquet, CSV or .txt, below the host's model folder",
         max_length=1000,
     )
-    data_format: (
-        Literal["text", "chat", "sharegpt", "instruction", "classification", "completion"] | None
-    ) = field(None, "File format", choices=DATA_FORMATS)
+    data_format: Format | None = field(None, "File format", choices=DATA_FORMATS)
     dataset: str = field("", "Uploaded file", max_length=40)
     rows: Literal["packed", "padded"] = field(
         "packed",
@@ -423,7 +421,7 @@ class PretrainWork(TrainingData):
         choices={False: "Default", True: "Compiled layers"},
         group=KERNELS,
     )
-    qat_bits: Literal[8, 4] | None = field(
+    qat_bits: Literal[4, 8] | None = field(
         None,
         "Quantisation-aware training",
         "Reduces the quality loss of a later compression to that width",
@@ -557,7 +555,7 @@ class CompressWork(Part):
         "Method",
         choices={name: each.words for name, each in COMPRESSIONS.items()},
     )
-    bits: Literal[4, 3, 2, 8] = field(
+    bits: Literal[2, 3, 4, 8] = field(
         4,
         "Bits",
         "For GGUF and the methods from GPTQ to FPTQ",

@@ -271,6 +271,19 @@ def test_no_definition_has_a_retired_word_in_its_name():
     assert found == []
 
 
+def test_two_types_of_the_same_words_have_one_order():
+    # typing keeps the first of two equal literals in a union: the order of what a schema lists
+    # would be that of the imports.
+    orders: dict[frozenset, set[tuple]] = {}
+    for path in product_files():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == "Literal":
+                parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+                words = tuple(getattr(part, "value", None) for part in parts)
+                orders.setdefault(frozenset(words), set()).add(words)
+    assert [found for found in orders.values() if len(found) > 1] == []
+
+
 def test_no_page_has_a_retired_phrase():
     pages = [path for path in (ROOT / "templates").rglob("*") if path.suffix in {".html", ".md"}]
     found = [

@@ -40,6 +40,7 @@ from runners.jobspec.base import NAME_LENGTH
 from runners.plans.document import HardwareChoice, PlanDocument
 from runners.plans.old_names import read_document
 from runners.plans.refusals import DraftProblem
+from runners.plans.training_data import follow_data
 from runners.plans.workflow import WorkflowDocument
 from runners.plans.workloads import WORKLOADS
 from webapp.accounts.models import Role, team_ids_of
@@ -396,6 +397,8 @@ def _changed(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
         if part is not None and isinstance(values, dict):
             deleted = [each for each, value in values.items() if value is None]
             merged[name] |= dict.fromkeys(each for each in deleted if each in part.model_fields)
+    if isinstance(stated := patch.get("workload"), dict):
+        merged["workload"] = follow_data(merged["workload"], stated)
     return merged
 
 

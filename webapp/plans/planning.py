@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from django.contrib.auth.models import User
+from pydantic import ValidationError
 
 from planner import api
 from planner.catalog.engines import AUTO
@@ -168,6 +169,14 @@ def stored_answer(plan: Plan) -> PlanAnswer | None:
     return PlanAnswer.model_validate(plan.answer) if plan.answer else None
 
 
+def _stored_request(plan: Plan) -> PlanRequest | None:
+    """Return what a version asked when it was saved, None if the planner reads that no more."""
+    try:
+        return PlanRequest.model_validate(plan.request)
+    except ValidationError:
+        return None
+
+
 def current_answer(plan: Plan) -> PlanAnswer:
     """Return the full answer of a plan, from storage if possible.
 
@@ -182,7 +191,7 @@ def current_answer(plan: Plan) -> PlanAnswer:
             return stored
         # A plan that is refused keeps its brief answer, and a version what it asked when saved.
         is_asked = bool(plan.request) and not plan.is_draft
-        asked = PlanRequest.model_validate(plan.request) if is_asked else None
+        asked = _stored_request(plan) if is_asked else None
         answered = compute(plan, request=asked)
         _set_columns(plan, answered.columns)
         answer_write(plan)

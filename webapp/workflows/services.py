@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import structlog
 from django.contrib.auth.models import User
-from django.db import DatabaseError, IntegrityError, transaction
+from django.db import IntegrityError, InterfaceError, OperationalError, transaction
 
 from runners.jobspec.base import NAME_LENGTH
 from runners.jobspec.compress import EvaluationTasks
@@ -20,7 +20,13 @@ from webapp.accounts.tokens import acting_as, acting_token
 from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.core.names import checked_name
-from webapp.core.problems import BusyProblem, ConflictProblem, Problem, UnavailableProblem
+from webapp.core.problems import (
+    BusyProblem,
+    ConflictProblem,
+    NotFoundProblem,
+    Problem,
+    UnavailableProblem,
+)
 from webapp.hosts.services import Contact, contact_of
 from webapp.jobs.endpoints import hashes_of, new_key
 from webapp.jobs.evaluating import evaluation_submit
@@ -226,8 +232,8 @@ def _start(
             is_passing = isinstance(problem, DraftProblem) and problem.is_passing
             state = StepState.WAITING if is_passing else StepState.FAILED
             _change(step, StepState.WAITING, state=state, problem=str(problem))
-        except DatabaseError:
-            raise  # the next round
+        except (OperationalError, InterfaceError, IntegrityError):
+            raise  # locked, gone, or another call's: the next round
         except Exception:
             log.exception("step not started", step=step.pk, workflow=workflow.pk)
             _change(step, StepState.WAITING, state=StepState.FAILED, problem=FAULT)
@@ -391,10 +397,14 @@ def workflow_delete(*, workflow: Workflow, by: User) -> None:
 
     Raises:
         ConflictProblem: it has not ended, or a job of it has not.
+        NotFoundProblem: another call has deleted it.
     """
     with transaction.atomic():
-        row = Workflow.objects.select_for_update().get(pk=workflow.pk)
-        live = row.steps.filter(state=StepState.RUNNING).exclude(job__state__in=FINAL_STATES)
+        row = Workflow.objects.select_for_update().filter(pk=workflow.pk).first()
+        if row is None:
+            raise NotFoundProblem("gone", f"{workflow.name} is deleted already.")
+        live = row.steps.filter(state=StepState.RUNNING, job__isnull=False)
+        live = live.exclude(job__state__in=FINAL_STATES)
         if row.state == WorkflowState.RUNNING or live.exists():
             raise ConflictProblem(
                 "still_live", f"{row.name} has not ended. Stop it, then delete it."

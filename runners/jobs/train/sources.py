@@ -546,7 +546,7 @@ def open_source(job: Job, source: FileData | UploadedData | DownloadedData) -> I
                 for path in source.paths
                 for handle in [open_file(Path(path), model_roots(job.host_dir))]
             )
-            yield DataFile(source.name, files[0][1], files=files)
+            yield DataFile(source.name, files[0][1], source.format, files=files)
         return
     if isinstance(source, UploadedData):
         folder = job.attempt_dir / DATA_FOLDER

@@ -483,6 +483,11 @@ def test_a_data_set_of_the_hub_is_carried_over_and_nothing_else_is_taken_for_one
         ),
         (f"{base}datasets:\n- {{path: a/b, type: alpaca}}\n- {{path: c/d, type: alpaca}}\n", {}),
         (f"{base}datasets:\n- {{path: json, data_files: a.json, type: alpaca}}\n", {}),
+        (f"{base}datasets:\n- {{path: a/b, data_files: c.json, type: alpaca}}\n", {}),
+        (
+            f"{base}datasets:\n- {{path: a/b, revision: v2, type: alpaca}}\n",
+            {"data_repository": "a/b@v2"},
+        ),
         (f"{file}dataset: trl-lib/ultrachat\n", of_ultrachat),
         (f"{file}dataset: identity,alpaca_en_demo\n", {}),
         (f"swift sft --model {LLAMA} --dataset swift/notes", {}),  # of ModelScope

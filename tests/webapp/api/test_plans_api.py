@@ -392,6 +392,19 @@ def test_null_in_a_merge_patch_empties_a_field(alice, host):
     assert changed["workload"].get("time_budget_seconds") is None
 
 
+def test_a_merge_patch_that_names_a_training_text_changes_its_source(alice, host):
+    client = client_of(alice)
+    made = post(client, "/plans", {**DEMO, "hardware": {"host": host.slug}}).json()
+    for workload, source in (
+        ({"data_repository": "tiny/chats"}, "hub"),
+        ({"data_path": "a.jsonl"}, "file"),
+        ({"data_repository": "tiny/other", "data_source": "file"}, "file"),
+    ):
+        path, patch = f"/api/v1/plans/{made['id']}", json.dumps({"workload": workload})
+        made = client.patch(path, patch, "application/json").json()
+        assert made["document"]["workload"]["data_source"] == source, workload
+
+
 def test_the_launch_of_a_document_is_asked_for_and_its_faults_are_named(alice, host):
     client = client_of(alice)
     document = {**DEMO, "hardware": {"host": host.slug}, "launch": NIGHT}

@@ -1,7 +1,7 @@
 """Workflows: planned as a whole, advanced by the ends of their jobs, stopped and resumed."""
 
 import pytest
-from django.db import DatabaseError
+from django.db import DataError, OperationalError
 
 from runners.jobspec.engines import OWN
 from runners.plans.refusals import DraftProblem
@@ -197,8 +197,8 @@ def test_what_passes_lets_a_step_wait_with_its_reason_and_a_fault_fails_it(
         DraftProblem("It is being measured.", "host", is_passing=True),
         BusyProblem("busy", "Later."),
         UnreachableError("The hub is down."),
-        DatabaseError("locked"),
-        RuntimeError("a fault"),
+        OperationalError("locked"),
+        DataError("too long for its column"),
     ]
     workflow, _ = started(team, alice)
 
