@@ -287,7 +287,8 @@ def release_of(key: str | None) -> str:
     >>> release_of("SGLang 0.5.9"), release_of("TensorRT-LLM")
     ('0.5.9', '')
     """
-    return key.partition(",")[0].removeprefix(_without_release(key)).strip() if key else ""
+    name = _without_release(key) if key else ""
+    return (key or "").partition(",")[0].removeprefix(name).strip() if "," not in name else ""
 
 
 def release_number(release: str) -> tuple[int, ...]:
@@ -317,11 +318,16 @@ def _without_release(key: str) -> str:
     >>> _without_release("transformers 4.49, in-house trainer")
     'transformers'
     """
-    key = key.partition(",")[0]
+    key, comma, remark = key.partition(",")
+    if comma and engine_slug(remark.strip()) in _names_by_slug():  # two engines are none
+        key = f"{key},{remark}"
     name, _, release = key.strip().rpartition(" ")
     names_by_slug = _names_by_slug()
     has_release = (
-        release and engine_slug(key) not in names_by_slug and engine_slug(name) in names_by_slug
+        release
+        and "," not in name
+        and engine_slug(key) not in names_by_slug
+        and engine_slug(name) in names_by_slug
     )
     return name if has_release else key.strip()
 

@@ -158,6 +158,7 @@ def file_type(text: str) -> str | None:
     """
     table: dict[str, list[float]] = data_toml("packed.toml")["gguf"]
     kind = text.lower().replace("ud_", "ud-")
+    kind = "mxfp4_moe" if kind == "mxfp4" else kind  # the only files of this type
     for name in (kind, f"ud-{kind}", kind.removeprefix("ud-")):
         if name in table or supports(name):
             return name

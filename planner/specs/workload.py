@@ -320,6 +320,14 @@ class ServeWorkload(SparseSpec):
         return self
 
     @property
+    def callers(self) -> int | None:
+        """Return the requests at once, of a closed loop or a burst; None in an open loop.
+
+        A share of several kinds of replicas has columns of them.
+        """
+        return self.burst_requests if self.concurrency is None else self.concurrency
+
+    @property
     def longest_tokens(self) -> int:
         """Return the tokens of the longest sequence."""
         return self.max_request_tokens or self.input_tokens + self.output_tokens

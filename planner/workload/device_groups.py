@@ -335,7 +335,7 @@ def _serving_times(setting: Setting, workload: ServeWorkload, shape: tuple[int, 
 
 def _concurrency_grid(setting: Setting, workload: ServeWorkload, most: float) -> Floats:
     """Return the concurrencies of one replica to try, up to what is offered and fits."""
-    callers = workload.concurrency or workload.burst_requests
+    callers = workload.callers
     offered = callers / setting.layout.data if callers else MAX_SEARCHED_CONCURRENCY
     top = max(1.0, min(float(np.max(offered)), most))
     count = int(np.ceil(np.log(top) / np.log(GRID_STEP)))

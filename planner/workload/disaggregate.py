@@ -215,7 +215,7 @@ def _pools(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> _Pools:
 def _lanes(setting: Setting, workload: ServeWorkload, replicas: int) -> float:
     """Return the number of data-parallel attention ranks per replica that read prompts."""
     ranks: float = setting.layout.attention_data
-    callers = workload.concurrency or workload.burst_requests
+    callers = workload.callers
     return ranks if callers is None else maximum(1.0, minimum(ranks, callers / replicas))
 
 
@@ -258,7 +258,7 @@ def _flow(setting: Setting, workload: ServeWorkload, pools: _Pools) -> _SteadyFl
         offered_rate = workload.request_rate_per_second
         if offered_rate is not None:
             return flow.rate > offered_rate
-        callers = workload.concurrency or workload.burst_requests
+        callers = workload.callers
         if callers is None:
             return False
         outside_decode_s = pools.prefill.total_s + pools.transfer_s

@@ -114,7 +114,8 @@ def burst_rate(setting: Setting, workload: ServeWorkload, ledger: Ledger, places
 
     Source: ``planner.cost.queueing.waves_seconds``.
     """
-    requests = maximum(1.0, (workload.burst_requests or 1) / setting.layout.data)
+    burst = 1 if workload.burst_requests is None else workload.burst_requests
+    requests = maximum(1.0, burst / setting.layout.data)
     cycle = _cycle(
         setting, workload, ledger, requests / ceil(requests / minimum(places, requests))
     )

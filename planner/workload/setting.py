@@ -149,7 +149,9 @@ def rates_for(
     # Measured links already include the efficiency of collectives.
     measured = cluster.collective_latency_seconds
     inside = 1.0 if measured is not None else engine.link_efficiency
-    staged = engine.staged_collective_latency_s if "GeForce" in (device.name or "") else 0.0
+    is_staged = "GeForce" in (device.name or "") and (device.link or "").startswith("PCIe")
+    is_staged = is_staged and cluster.intra_node_bandwidth_bytes_per_second is None
+    staged = engine.staged_collective_latency_s if is_staged else 0.0
     latency = staged or engine.collective_latency_s if measured is None else measured
     hop = cluster.hand_over_latency_seconds
     return Rates(

@@ -240,7 +240,7 @@ class Replica:
         if rate is not None:
             calls = poisson_calls(rate / self.number, simulated_count(in_flight))
             return Traffic(prompt, workload.output_tokens, calls, 1, LENGTH_SPREAD), most
-        callers = workload.concurrency or workload.burst_requests
+        callers = workload.callers
         callers_each = math.ceil(callers / self.number) if callers else most
         scale = min(1.0, MAX_CALLERS / callers_each)
         number = max(1, round(callers_each * scale))

@@ -34,6 +34,7 @@ from planner.fitting.step_fitting import (
     memory_case,
     stage_peaks,
 )
+from planner.specs.base import PlannerError
 from planner.specs.estimate import EstimateRequest
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
@@ -392,3 +393,6 @@ def test_an_engine_with_a_remark_is_the_engine():
     ):
         assert get_engine(name, "gpu", training=True).key == engine
     assert wrapped_engine("fsdp_qlora") == "transformers"
+    assert get_engine("vllm, sglang", "gpu").is_generic  # two engines are none
+    with pytest.raises(PlannerError, match="is unknown"):
+        get_engine("vllm,tensorrt_llm", "gpu")

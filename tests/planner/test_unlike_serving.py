@@ -7,9 +7,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from planner.api import plan
 from planner.cost.quantity import NullLedger
 from planner.specs.base import NotCoveredError
-from planner.specs.estimate import EstimateRequest
+from planner.specs.estimate import EstimateRequest, PlanRequest
 from planner.workload.disaggregate import replica_shares
 from planner.workload.generate import generate
 from planner.workload.inference_memory import stage_limits
@@ -343,3 +344,16 @@ def test_experts_are_served_by_both_kinds_and_tensor_ranks_at_the_slower_pace():
     over = served(cluster, tensor_parallel_size=2).performance
     slow = served(SLOW, tensor_parallel_size=2).performance
     assert over.tpot_seconds > slow.tpot_seconds
+
+
+def test_a_burst_of_one_token_is_dealt_to_nodes_of_several_kinds():
+    # Law 2865292717/45: each kind's share of the burst is a column.
+    cluster = {
+        "device": "h100-nvl-94gb",
+        "nodes": 2,
+        "other_nodes": [{"device": "mi325x"}],
+    }
+    workload = {"kind": "serve", "input_tokens": 4096, "output_tokens": 1, "burst_requests": 1}
+    asked = {"model": LLAMA_8B, "cluster": cluster, "workload": workload, "engine": "autogptq"}
+    answer = plan(PlanRequest.model_validate(asked))
+    assert answer.plans or answer.rejected
