@@ -12,11 +12,10 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
 
-import yaml
-
 from runners.datasets.records import PART_NAME, SUFFIXES
 from runners.datasets.repositories import DATA_SETS
 from runners.datasets.text import TextError, read_text
+from runners.hub.cards import CardError, configs_of, text_of
 from runners.hub.errors import HubError, shown
 from runners.hub.listing import TIMEOUT_SECONDS, HubFile, Listing, look_up, read_file
 from runners.hub.repository import RepositoryName
@@ -26,15 +25,15 @@ from runners.jobspec.base import USUAL_SPLIT
 
 CARD = "README.md"
 MAX_CARD_BYTES = 2 * 2**20
-MAX_PATTERNS = 100  # of a split, beside the paths of single files
-FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
+MAX_PATTERNS = 100  # of a subset, beside the paths of single files
+MAX_PATHS = 50_000  # of a subset, patterns too
 USUAL_SUBSET = "default"
 ENDINGS = ", ".join(SUFFIXES)
 CONVERTED = "refs/convert/parquet"  # where the Hub keeps its own conversion of a data set
 OF_CONVERTED = re.compile(r"(?P<subset>[^/]+)/(?P<split>[^/]+)/\d{4}\.parquet")
 # Files of other meaning that end as data does.
 BESIDE = re.compile(
-    r"(?:dataset_infos?|dataset_dict|config|state|metadata|requirements|license|readme)\.\w+",
+    r"(?:dataset_infos?|dataset_dict|config|state|metadata|requirements|license|readme)(?:\.\w+)?",
     re.IGNORECASE,
 )
 SHARDED = re.compile(r"data/(?P<split>\w+(?:\.\w+)*)-\d{5}-of-\d{5}(?:-\w+)?\.\w+")
@@ -151,53 +150,79 @@ def _card_subsets(listing: Listing, settings: HubSettings) -> dict[str, dict[str
         return {}
     data = read_file(listing, CARD, settings, MAX_CARD_BYTES)
     try:
-        matter = FRONT_MATTER.match(read_text(data))
-        card = yaml.load(matter[1], _Loader) if matter else None  # noqa: S506 -- a SafeLoader
-    except (TextError, yaml.YAMLError, RecursionError, ValueError):
-        where = shown(listing.repository, listing.revision)
-        raise HubError(
-            "unusable", f"{where}: the beginning of {CARD} is no YAML: choose another revision"
-        ) from None
-    configs = card.get("configs") if isinstance(card, dict) else None
-    return {
-        str(each.get("config_name") or USUAL_SUBSET): each
-        for each in (configs if isinstance(configs, list) else ())
-        if isinstance(each, dict) and (each.get("data_files") or each.get("data_dir"))
-    }
+        return {
+            text_of(each.get("config_name"), "config_name", USUAL_SUBSET): each
+            for each in configs_of(read_text(data))
+            if each.get("data_files") or each.get("data_dir")
+        }
+    except (TextError, CardError) as error:
+        raise _unusable(listing, error) from None
 
 
-_Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+def _unusable(listing: Listing, error: TextError | CardError) -> HubError:
+    where = shown(listing.repository, listing.revision)
+    way_out = "choose another revision, or another data set"
+    words = str(error).removeprefix("it ")
+    return HubError("unusable", f"{where}: {CARD} {words}; {way_out}")
 
 
 def _of_config(listing: Listing, config: Mapping[str, Any]) -> Splits:
-    """Return the files of each split that a subset of a card states."""
-    folder = f"{str(config.get('data_dir') or '').strip('/')}/".lstrip("/")
-    files = [each for each in listing.files if each.path.startswith(folder)]
-    stated = config.get("data_files")
-    if not stated:
-        return _splits_by_name([each for each in files if _is_data(each)])
-    rows = stated if isinstance(stated, list) else [stated]
+    """Return the files of each split that a subset of a card states.
+
+    Raises:
+        HubError: unusable, what it states is no name or path, or there are too many.
+    """
+    try:
+        folder = f"{text_of(config.get('data_dir'), 'data_dir').strip('/')}/".lstrip("/")
+        files = [each for each in listing.files if each.path.startswith(folder)]
+        if not config.get("data_files"):
+            return _splits_by_name([each for each in files if _is_data(each)])
+        return _stated_splits(config["data_files"], folder, files)
+    except CardError as error:
+        raise _unusable(listing, error) from None
+
+
+def _stated_splits(stated: object, folder: str, files: Sequence[HubFile]) -> Splits:
     by_path = {each.path: each for each in files}
-    splits: Splits = {}
-    num_patterns = 0
-    for row in rows:
-        split = str(row.get("split") or USUAL_SPLIT) if isinstance(row, dict) else USUAL_SPLIT
-        paths = row.get("path") if isinstance(row, dict) else row
+    splits: dict[str, dict[HubFile, None]] = {}
+    num_paths = num_patterns = 0
+    for split, path in _rows(stated):
+        pattern = f"{folder}{path.removeprefix('./')}".rstrip("/")
+        is_pattern = pattern not in by_path
+        num_paths, num_patterns = num_paths + 1, num_patterns + is_pattern
+        if num_patterns > MAX_PATTERNS or num_paths > MAX_PATHS:
+            raise CardError(
+                f"has more than {MAX_PATTERNS} patterns or {MAX_PATHS:,} paths for a subset"
+            )
+        found = _fitting(files, pattern) if is_pattern else [by_path[pattern]]
+        splits.setdefault(split, {}).update(dict.fromkeys(found))
+    return {split: list(found) for split, found in splits.items() if found}
+
+
+def _rows(stated: object) -> Iterator[tuple[str, str]]:
+    """Yield each path or pattern of a subset with its split."""
+    for row in stated if isinstance(stated, list) else [stated]:
+        is_named = isinstance(row, dict)
+        split = text_of(row.get("split"), "split", USUAL_SPLIT) if is_named else USUAL_SPLIT
+        paths = row.get("path") if is_named else row
         for path in paths if isinstance(paths, list) else [paths]:
-            pattern = f"{folder}{str(path).removeprefix('./')}".rstrip("/")
-            found = [by_path[pattern]] if pattern in by_path else []
-            if not found and (num_patterns := num_patterns + 1) <= MAX_PATTERNS:
-                parts = pattern.split("/")
-                found = [each for each in files if _fits(each.path.split("/"), parts)]
-            splits.setdefault(split, []).extend(found)
-    if num_patterns > MAX_PATTERNS:
-        where = shown(listing.repository, listing.revision)
-        raise HubError(
-            "unusable",
-            f"{where}: {CARD} has {num_patterns:,} patterns for a subset, and {MAX_PATTERNS} are "
-            "read: choose another data set",
-        )
-    return {split: list(dict.fromkeys(files)) for split, files in splits.items() if files}
+            if not (text := text_of(path, "path")):
+                raise CardError("states data_files without a path")
+            yield split, text
+
+
+def _fitting(files: Sequence[HubFile], pattern: str) -> list[HubFile]:
+    """Return the files that a pattern names; what is beside the data only if it says so."""
+    parts = pattern.split("/")
+    num_hidden = sum(map(_is_hidden, parts))
+    paths = ((each, each.path.split("/")) for each in files)
+    return [
+        each
+        for each, path in paths
+        if _fits(path, parts)
+        and sum(map(_is_hidden, path)) <= num_hidden
+        and (path[-1] == parts[-1] or BESIDE.fullmatch(path[-1]) is None)
+    ]
 
 
 def _fits(path: Sequence[str], pattern: Sequence[str]) -> bool:
@@ -221,9 +246,13 @@ def _alike(path: Sequence[str], pattern: Sequence[str]) -> bool:
 # By the names of files
 
 
+def _is_hidden(part: str) -> bool:
+    return part.startswith((".", "__"))
+
+
 def _is_data(file: HubFile) -> bool:
     path = PurePosixPath(file.path)
-    is_hidden = any(part[0] in "._" for part in path.parts)
+    is_hidden = any(map(_is_hidden, path.parts))
     return (
         path.suffix.lower() in SUFFIXES and not is_hidden and BESIDE.fullmatch(path.name) is None
     )

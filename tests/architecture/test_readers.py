@@ -26,9 +26,9 @@ READERS: dict[str, tuple[str, set[str]]] = {
     ),
     "runners/datasets/text.py": ("text, lines and JSON", {"json.loads"}),
     "runners/datasets/parquet.py": ("tables, in a process of its own", {"ParquetFile"}),
-    "runners/hub/data_files.py": (
-        "a data set's card: longer than what imports read, of which few fields are used",
-        {"yaml.load"},
+    "runners/hub/cards.py": (
+        "a data set's card: longer than what imports read, of which its configs become values",
+        {"yaml.parse"},
     ),
     "runners/hub/store.py": ("the cache's refs, which name a commit", {"read_text"}),
     "runners/jobs/evaluation_tasks.py": ("task files, with text.py's reader", {"yaml.load"}),
@@ -133,7 +133,7 @@ OTHERS: dict[str, tuple[str, set[str]]] = {
 
 # What a module must hold to be worth parsing.
 READS = re.compile(
-    rf"\b(?:{'|'.join(PARSERS)})\.load|\b(?:{'|'.join(LIBRARIES)})\b|read_text|encoding=|"
+    rf"\b(?:{'|'.join(PARSERS)})\.(?:load|parse)|\b(?:{'|'.join(LIBRARIES)})\b|read_text|encoding=|"
     rf"glob\([^)]*(?:{'|'.join(map(re.escape, WEIGHTS))})"
 )
 MODELS = re.compile(r"\bBaseModel\b")
@@ -155,7 +155,7 @@ def reads(module: ast.Module) -> Iterator[str]:
         owner = getattr(getattr(function, "value", None), "id", "")
         name = getattr(function, "attr", getattr(function, "id", ""))
         pattern = str(getattr(call.args[0], "value", "")) if call.args else ""
-        if owner in PARSERS and name in {"load", "loads"}:
+        if owner in PARSERS and name in {"load", "loads", "parse"}:
             yield f"{owner}.{name}"
         elif name in LIBRARIES or (name == "read_text" and isinstance(function, ast.Attribute)):
             yield name
@@ -169,6 +169,7 @@ def test_the_walk_finds_a_reader_in_every_spelling():
     for source, kind in (
         ("json.loads(text)", "json.loads"),
         ("yaml.safe_load(text)", "safe_load"),
+        ("yaml.parse(text)", "yaml.parse"),
         ("AutoModel.from_pretrained(folder)", "from_pretrained"),
         ("folder.glob('**/*.safetensors')", "glob weights"),
         ("path.open('r', encoding='latin-1')", "open text"),

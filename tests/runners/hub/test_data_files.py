@@ -76,7 +76,41 @@ CHOSEN = {
     "a card with a script beside it": (
         {"README.md": of_card("- {config_name: x, data_files: a.csv}"), "notes.py": "", "a.csv": ""}, "", "train", ["a.csv"],
     ),
+    "an alias beside the files that a card states": (
+        {"README.md": "---\na: &a [x]\nb: [*a, !!int '']\nconfigs: [{data_files: a.csv}]\n---\n", "a.csv": ""},
+        "", "train", ["a.csv"],
+    ),
+    **{
+        f"the pattern {pattern} without what is beside": (
+            {"README.md": of_card(f"- {{config_name: x, data_files: '{pattern}'}}"),
+             **dict.fromkeys((".gitattributes", "data/.b.csv", "data/LICENSE", "data/__x__/a.csv",
+                              "data/dataset_infos.json", "data/a.csv"), "")},
+            "", "train", ["data/a.csv"],
+        )
+        for pattern in ("**", "data/*", "data")
+    },
+    "hidden files that a card names": (
+        {"README.md": of_card("- {config_name: x, data_files: [.a/*.csv, metadata.csv]}"),
+         ".a/a.csv": "", "metadata.csv": ""},
+        "", "train", [".a/a.csv", "metadata.csv"],
+    ),
     "the Hub's conversion": (CONVERTED, "en", "train", CONVERTED[:2]),
+}  # fmt: skip
+CARDS = {
+    "aliases": ("- config_name: &a [x, x]\n  data_files: [*a, *a]", r"has an alias \(\*name\) in its configs"),
+    "an alias of itself": ("- &a {config_name: x, data_files: *a}", "has an alias"),
+    "deep lists": (f"- {'[' * 500_000}", "nested deeper than 64 levels"),
+    "many values": (f"- [{'a,' * 300_000}]", "of more than 250,000 values"),
+    "many paths": (f"- {{data_files: [{'a.csv,' * 50_001}]}}", "has more than 100 patterns or 50,000 paths"),
+    "a name that is none": ("- {config_name: [a], data_files: a.csv}", "states as config_name what is no text"),
+    "a split that is none": ("- {data_files: [{split: 1, path: a.csv}]}", "states as split what is no text"),
+    "a path that is none": ("- {data_files: {train: a.csv}}", "states data_files without a path"),
+    "a folder that is none": ("- {data_dir: {a: b}}", "states as data_dir what is no text"),
+    "a long name": (f"- {{config_name: {'x' * 1025}, data_files: a.csv}}", "a config_name of 1,025 characters, and 1,024"),
+    **{
+        f"the value {value}": (f"- {{a: {value}}}", "begins with what is no YAML")
+        for value in ("!!bool x", "!!int ''", "!!timestamp x", "!!float ''", "2026-99-99", "!x y", f"0x{'f' * 9}g: [")
+    },
 }  # fmt: skip
 REFUSED = {
     "another split": (PARTS, "", "validation", "absent", r"no split 'validation': it has train"),
@@ -108,8 +142,12 @@ REFUSED = {
     ),
     "patterns without end": (
         {"README.md": of_card(f"- {{config_name: x, data_files: {['*a*' * 9] * 101}}}"), "a" * 200: ""}, "", "train",
-        "unusable", "has 101 patterns for a subset, and 100 are read",
+        "unusable", "has more than 100 patterns or 50,000 paths for a subset; choose another",
     ),
+    **{
+        f"a card with {what}": ({"README.md": of_card(configs), "a.csv": ""}, "", "train", "unusable", words)
+        for what, (configs, words) in CARDS.items()
+    },
     "a script": (
         ["notes.py", "raw.json"], "", "train", "remote_code",
         r"a loading script \(notes\.py\), which never runs here: .*acme/notes@refs/convert/parquet",
