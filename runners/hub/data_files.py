@@ -6,13 +6,14 @@ https://huggingface.co/docs/hub/datasets-file-names-and-splits.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
 
-from runners.datasets.records import PART_NAME, SUFFIXES
+from runners.datasets.records import OTHER_SUFFIXES, PART_NAME, SUFFIXES
 from runners.datasets.repositories import DATA_SETS
 from runners.datasets.text import TextError, read_text
 from runners.hub.cards import CardError, configs_of, text_of
@@ -29,6 +30,11 @@ MAX_PATTERNS = 100  # of a subset, beside the paths of single files
 MAX_PATHS = 50_000  # of a subset, patterns too
 USUAL_SUBSET = "default"
 ENDINGS = ", ".join(SUFFIXES)
+# Of as many files of two endings the first is read. Files of JSON and of lines are of one kind.
+KINDS = (".parquet", ".jsonl", ".csv", ".txt")
+UNREAD = frozenset(
+    {*OTHER_SUFFIXES, ".7z", ".avro", ".bz2", ".feather", ".lz4", ".orc", ".rar", ".tar", ".tgz"}
+) - {".md"}  # of data, too
 CONVERTED = "refs/convert/parquet"  # where the Hub keeps its own conversion of a data set
 OF_CONVERTED = re.compile(r"(?P<subset>[^/]+)/(?P<split>[^/]+)/\d{4}\.parquet")
 # Files of other meaning that end as data does.
@@ -253,42 +259,58 @@ def _is_hidden(part: str) -> bool:
 def _is_data(file: HubFile) -> bool:
     path = PurePosixPath(file.path)
     is_hidden = any(map(_is_hidden, path.parts))
-    return (
-        path.suffix.lower() in SUFFIXES and not is_hidden and BESIDE.fullmatch(path.name) is None
-    )
+    is_kind = path.suffix.lower() in UNREAD.union(SUFFIXES)
+    return is_kind and not is_hidden and BESIDE.fullmatch(path.name) is None
 
 
 def _subsets_by_name(listing: Listing) -> dict[str, Splits]:
     """Return the files of each subset and split, as the Hub's conversion or people name them."""
     files = [each for each in listing.files if _is_data(each)]
-    converted = [OF_CONVERTED.fullmatch(each.path) for each in files]
-    if not files or not all(converted):
+    tables = [each for each in files if _kind(each) not in UNREAD]
+    converted = [OF_CONVERTED.fullmatch(each.path) for each in tables]
+    if not tables or not all(converted):
         return {USUAL_SUBSET: splits} if (splits := _splits_by_name(files)) else {}
     subsets: dict[str, Splits] = {}
-    for file, match in zip(files, converted, strict=True):
+    for file, match in zip(tables, converted, strict=True):
         if match:
             subsets.setdefault(match["subset"], {}).setdefault(match["split"], []).append(file)
     return subsets
 
 
 def _splits_by_name(files: Sequence[HubFile]) -> Splits:
-    """Return the files of each split, of the first kind of file that names splits, if any does."""
-    by_ending = ([each for each in files if each.path.lower().endswith(end)] for end in SUFFIXES)
-    kinds = [kind for kind in by_ending if kind]
-    for kind in kinds:
-        for names in (_sharded, _words_of_name, _words_of_folders):
-            splits: Splits = {}
-            for each in kind:
-                for split in names(each.path):
-                    splits.setdefault(split, []).append(each)
-            if splits:
-                return splits
-    return {USUAL_SPLIT: kinds[0]} if kinds else {}
+    """Return the files of each split by the first way of naming that any file has."""
+    for names in (_sharded, _words_of_folders, _words_of_name, _of_all):
+        splits: Splits = {}
+        for each in files:
+            for split in names(each.path):
+                splits.setdefault(split, []).append(each)
+        if splits:
+            return {split: _most_frequent(found) for split, found in splits.items()}
+    return {}
+
+
+def _most_frequent(files: list[HubFile]) -> list[HubFile]:
+    """Return the files of the ending that most have; all, to be refused, if some are not read."""
+    kinds = [_kind(each) for each in files]
+    if not UNREAD.isdisjoint(kinds):
+        return files
+    count = Counter(kinds)
+    kind = max(KINDS, key=count.__getitem__)
+    return [each for each in files if _kind(each) == kind]
+
+
+def _kind(file: HubFile) -> str:
+    suffix = PurePosixPath(file.path).suffix.lower()
+    return ".jsonl" if suffix == ".json" else suffix
 
 
 def _sharded(path: str) -> Iterator[str]:
     if match := SHARDED.fullmatch(path):
         yield match["split"]
+
+
+def _of_all(_path: str) -> Iterator[str]:
+    yield USUAL_SPLIT
 
 
 def _words_of_name(path: str) -> Iterator[str]:

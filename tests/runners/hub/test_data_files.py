@@ -53,7 +53,17 @@ CHOSEN = {
     "words in names": (["notes_dev.jsonl", "notes.train.jsonl"], "", "validation", ["notes_dev.jsonl"]),
     "words in folders": (["a/training/1.csv", "a/test/1.csv"], "", "train", ["a/training/1.csv"]),
     "one file": (["alpaca_data_cleaned.json", "LICENSE.txt", ".cache.json"], "", "train", ["alpaca_data_cleaned.json"]),
-    "the first kind that names splits": (["all.jsonl", *PARTS], "", "train", PARTS),
+    **{
+        f"parts beside {other}": ([other, *PARTS], "", "train", PARTS)
+        for other in ("all.jsonl", "stats.json", "train_metadata.jsonl", "notes/train_readme.txt", "train.csv.gz")
+    },
+    "folders before names": (["a/test/train.csv", "train.csv"], "", "test", ["a/test/train.csv"]),
+    "names before a file that has none": (["stats.json", "train.csv"], "", "train", ["train.csv"]),
+    "the ending that most have": (
+        ["train_readme.txt", "train_1.csv", "train_2.csv"], "", "train", ["train_1.csv", "train_2.csv"],
+    ),
+    "of as many the table": (["train_stats.json", "train.parquet"], "", "train", ["train.parquet"]),
+    "packed files of another split": (["train.csv", "test.csv.gz"], "", "train", ["train.csv"]),
     "a card": ({"README.md": TWO, "main/train-1.jsonl": "", "main/train-2.jsonl": "", "x.jsonl": ""},
                "main", "train", ["main/train-1.jsonl", "main/train-2.jsonl"]),
     "a folder of a card": ({"README.md": TWO, "other/train.csv": "", "train.csv": ""},
@@ -94,7 +104,7 @@ CHOSEN = {
          ".a/a.csv": "", "metadata.csv": ""},
         "", "train", [".a/a.csv", "metadata.csv"],
     ),
-    "the Hub's conversion": (CONVERTED, "en", "train", CONVERTED[:2]),
+    "the Hub's conversion": ([*CONVERTED, "raw.zip"], "en", "train", CONVERTED[:2]),
 }  # fmt: skip
 CARDS = {
     "aliases": ("- config_name: &a [x, x]\n  data_files: [*a, *a]", r"has an alias \(\*name\) in its configs"),
@@ -126,6 +136,16 @@ REFUSED = {
     "packed files": (
         {"README.md": of_card("- {config_name: x, data_files: a.jsonl.gz}"), "a.jsonl.gz": ""}, "", "train",
         "unusable", r"has files that end in \.gz, and files of one kind are read: \.jsonl",
+    ),
+    **{
+        f"files that are not read: {paths}": (
+            paths, "", "train", "unusable", rf"{paths[0].rpartition('.')[2]}\b.*, and files of one kind are read",
+        )
+        for paths in (["a.zip"], ["train.zst", "stats.json"], ["train.tsv", "train.json"],
+                      ["data.arrow", "x/stats.json"], ["train.tar", "train_1.csv", "train_2.csv"])
+    },
+    "two kinds of JSON": (
+        ["train.json", "train_2.jsonl"], "", "train", "unusable", r"end in \.json, \.jsonl",
     ),
     "files of two kinds": (
         {"README.md": of_card("- {config_name: x, data_files: 'a.*'}"), "a.jsonl": "", "a.csv": ""}, "", "train",
