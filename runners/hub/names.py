@@ -192,6 +192,12 @@ def parse_data(text: str) -> DataName:
     if page in PLACES:
         special = SPECIAL.match(rest)
         revision = special[0] if special else rest.partition("/")[0]
+        if inner := rest.removeprefix(revision).strip("/"):
+            whole = f"{match['repository']}{f'@{revision}' * bool(revision)}"
+            raise refused(
+                f"it is the address of {inner!r}, and the whole of a split is read: give "
+                f"{whole}:SPLIT, or {whole} with data_split and, if it has several, data_subset"
+            )
     elif page == "viewer":
         subset, _, shown = rest.partition("/")
         split = shown.partition("/")[0]

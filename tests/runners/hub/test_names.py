@@ -135,7 +135,8 @@ DATA_READ = {
     "org/name:train_sft": ("org/name", "", "", "train_sft"),
     "org/name@refs/convert/parquet:test": ("org/name", "refs/convert/parquet", "", "test"),
     "https://huggingface.co/datasets/org/name": ("org/name", "", "", ""),
-    "https://huggingface.co/datasets/org/name/tree/v2/data?x=1": ("org/name", "v2", "", ""),
+    "https://huggingface.co/datasets/org/name/tree/v2/?x=1": ("org/name", "v2", "", ""),
+    "https://huggingface.co/datasets/org/name:test": ("org/name", "", "", "test"),
     "https://huggingface.co/datasets/org/name/tree/refs%2Fconvert%2Fparquet": (
         "org/name", "refs/convert/parquet", "", "",
     ),
@@ -149,6 +150,20 @@ DATA_REFUSED = {
     "data/train.jsonl/x": "'x' is no part of a name: a split follows a colon",
     "https://huggingface.co/org/name": "it is no address of a data set's page",
     "https://modelscope.cn/datasets/org/name": "it is no address of a data set's page",
+    **{
+        f"https://huggingface.co/datasets/org/name/{place}": f"it is the address of {inner!r}, and the "
+        f"whole of a split is read: give org/name@{revision}:SPLIT, or"
+        for place, revision, inner in (
+            (
+                "blob/main/data/test-00000-of-00001.parquet",
+                "main",
+                "data/test-00000-of-00001.parquet",
+            ),
+            ("resolve/v2/a.csv?download=true", "v2", "a.csv"),
+            ("tree/main/en", "main", "en"),
+            ("tree/refs%2Fconvert%2Fparquet/en/test", "refs/convert/parquet", "en/test"),
+        )
+    },
     "org/na--me": "the name 'na--me' is not",
     "org/name@..": "the revision '..' is no branch",
     "org/name:train[:10%]": "it is no owner and name",
