@@ -36,7 +36,8 @@ REMEDIES: Mapping[str, Mapping[str, str]] = {
         "remote_code": "Choose a model that the engines know without code of its own.",
     },
     "data": {
-        "absent": f"{NAMED[:-1]}, or the split.",
+        "absent": NAMED,
+        "no_split": "Correct the split or the subset in the plan.",
         "ambiguous": "Name one of its subsets in the plan.",
         "remote_code": "Name the revision refs/convert/parquet, or a data set without a script.",
         "unusable": "Choose another data set, or give a file on the host.",

@@ -81,7 +81,7 @@ def data_files(
 
     Raises:
         HubError: remote_code: only a script has the data; ambiguous: several subsets, and none is
-            named; absent: no such subset or split; unusable; or any of ``read_file``.
+            named; no_split: no such split or subset; unusable; or any of ``read_file``.
     """
     where = shown(listing.repository, listing.revision)
     stated = _card_subsets(listing, settings)
@@ -96,13 +96,13 @@ def data_files(
     subsets = list(stated or named)
     chosen = subset or _usual(subsets, stated, where)
     if chosen not in subsets:
-        raise HubError("absent", f"{where} has no subset {chosen!r}: it has {some(subsets)}")
+        raise HubError("no_split", f"{where} has no subset {chosen!r}: it has {some(subsets)}")
     splits = _of_config(listing, stated[chosen]) if stated else named[chosen]
     if split not in splits:
         has = f"it has {some(list(splits))}" if splits else f"it has no {ENDINGS} files"
         of = f" of its subset {chosen!r}" if len(subsets) > 1 else ""
         raise HubError(
-            "absent" if splits else "unusable", f"{where} has no split {split!r}{of}: {has}"
+            "no_split" if splits else "unusable", f"{where} has no split {split!r}{of}: {has}"
         )
     files = sorted(splits[split], key=lambda each: each.path)
     _check(files, f"{where}, split {split!r},")

@@ -28,6 +28,7 @@ Kind = Literal[
     "truncated",
     "pickle_only",
     "remote_code",
+    "no_split",  # of a data set that is there, nor such a subset
     "ambiguous",  # several models, or subsets of data, in the repository, and none is named
     "unusable",  # nothing in it that a job reads
 ]

@@ -55,8 +55,8 @@ _MARKERS = {
     "disk_full": "DISK_FULL",
     **dict.fromkeys(
         (
-            "absent", "ambiguous", "gated", "pickle_only", "remote_code", "unauthorised",
-            "unusable",
+            "absent", "ambiguous", "gated", "no_split", "pickle_only", "remote_code",
+            "unauthorised", "unusable",
         ),
         "MODEL_OR_DATA_MISSING",
     ),

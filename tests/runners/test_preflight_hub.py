@@ -29,6 +29,12 @@ def said(host_dir: HostDir, model: HubModel = MODEL, **config: int) -> Preflight
     return next(check for check in checks if check.name == "model")
 
 
+def said_of_data(host_dir: HostDir, data: HubData) -> PreflightCheck:
+    place = HostState(host_dir, HostConfig(min_free_bytes=0), (host_dir.models,))
+    checks = run_checks(Needs(kind="train", data=(data,)), place)
+    return next(check for check in checks if check.name == "data")
+
+
 def test_what_is_downloaded_and_where_is_said_before(host_dir, own_hub: Hub, tmp_path):
     check = said(host_dir, min_free_bytes=0)
     assert check.ok, check
@@ -100,13 +106,21 @@ def test_a_full_disk_is_fit_if_the_hosts_rule_makes_the_room(
 
 def test_data_sets_are_checked_too_before_they_are_downloaded(host_dir, own_hub: Hub):
     make_data_sets(own_hub.folder)
-    place = HostState(host_dir, HostConfig(min_free_bytes=0), (host_dir.models,))
-    for name, is_fit, words in (
-        ("chats", True, r"^datasets/tiny/chats at \w+, [\d.]+ MiB, is downloaded first"),
-        ("scripted", False, "Name the revision refs/convert/parquet"),
-        ("none", False, "Correct the name of the repository or its revision in the plan, or the"),
+    commit, gone = own_hub.commit("datasets/tiny/chats"), "a" * 40
+    for name, more, is_fit, words in (
+        ("chats", {}, True, r"^datasets/tiny/chats at \w+, [\d.]+ MiB, is downloaded first"),
+        (
+            "chats",
+            {"split": "dev"},
+            False,
+            "has test, train Correct the split or the subset in the",
+        ),
+        ("chats", {"split": "dev", "revision": commit}, False, "Correct the split or the subset"),
+        ("chats", {"subset": "en", "revision": commit}, False, "Correct the split or the subset"),
+        ("scripted", {}, False, "Name the revision refs/convert/parquet"),
+        ("none", {}, False, "Correct the name of the repository or its revision in the plan"),
+        ("none", {"revision": gone}, True, "with the team's token"),  # it may be a private one
     ):
-        needs = Needs(kind="train", data=(HubData(repository=f"datasets/tiny/{name}"),))
-        [check] = [each for each in run_checks(needs, place) if each.name == "data"]
+        check = said_of_data(host_dir, HubData(repository=f"datasets/tiny/{name}", **more))
         assert check.ok is is_fit, check
         assert re.search(words, f"{check.sentence} {check.remedy}".strip()), check

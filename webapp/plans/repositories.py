@@ -116,7 +116,9 @@ def at_a_commit(spec: ModelSpec, team: Team) -> ModelSpec:
     """
 
     def resolved(named: Reference) -> Reference:
-        if not isinstance(named, HubModel | HubData) or COMMIT.fullmatch(named.revision):
+        if not isinstance(named, HubModel | HubData):
+            return named
+        if isinstance(named, HubModel) and COMMIT.fullmatch(named.revision):
             return named
         try:
             if isinstance(named, HubData):

@@ -123,13 +123,13 @@ CARDS = {
     },
 }  # fmt: skip
 REFUSED = {
-    "another split": (PARTS, "", "validation", "absent", r"no split 'validation': it has train"),
-    "another subset": (PARTS, "en", "train", "absent", r"no subset 'en': it has default"),
+    "another split": (PARTS, "", "validation", "no_split", r"no split 'validation': it has train"),
+    "another subset": (PARTS, "en", "train", "no_split", r"no subset 'en': it has default"),
     "several subsets": (
         CONVERTED, "", "train", "ambiguous", "has 2 subsets: name one of (en, de|de, en)",
     ),
     "a split of another subset": (
-        CONVERTED, "de", "train", "absent", r"no split 'train' of its subset 'de': it has test",
+        CONVERTED, "de", "train", "no_split", r"no split 'train' of its subset 'de': it has test",
     ),
     "a lost part": (PARTS[:1], "", "train", "unusable", r"has 1 of the 2 parts"),
     "no data": (["README.md", "a.py"], "", "train", "unusable", r"has no \.jsonl, .*\.txt files"),

@@ -200,7 +200,7 @@ def test_a_data_set_becomes_the_files_of_its_split_also_without_the_hub(
     ("data", "fault", "reason", "words"),
     [
         ({"repository": "datasets/tiny/none"}, {}, "absent", "has no repository"),
-        ({"split": "dev"}, {}, "absent", "no split 'dev': it has test, train"),
+        ({"split": "dev"}, {}, "no_split", "no split 'dev': it has test, train"),
         ({}, {"gated": {DATA: "manual"}}, "gated", f"/{DATA} says who may read it"),
         ({"repository": "datasets/tiny/scripted"}, {}, "script", "never runs here"),
         ({}, {"corrupted": {"train-00000-of-00002.parquet": 9}}, "digest", "wrong_digest|digest"),

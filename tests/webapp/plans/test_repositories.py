@@ -317,6 +317,13 @@ def test_a_data_set_is_launched_at_its_commit_and_said_before(training_on, alice
         ({"data_repository": "tiny/none"}, {}, "has no repository 'datasets/tiny/none'"),
         ({"data_repository": "tiny/chats@gone"}, {}, "revision 'gone'"),
         ({"data_repository": "tiny/chats:dev"}, {}, "no split 'dev': it has test, train"),
+        ({"data_repository": "tiny/chats@{commit}:dev"}, {}, "no split 'dev': it has test, train"),
+        ({"data_repository": f"tiny/chats@{'a' * 40}"}, {}, f"no such revision: .*'{'a' * 40}'"),
+        (
+            {"data_repository": "tiny/chats@{commit}"},
+            {"gated": {"datasets/tiny/chats": "manual"}},
+            "/datasets/tiny/chats says who may read it",
+        ),
         ({"data_repository": "tiny/chats", "data_subset": "en"}, {}, "no subset 'en'"),
         ({"data_repository": "tiny/scripted"}, {}, "which never runs here"),
         (
@@ -334,7 +341,8 @@ def test_a_data_set_is_launched_at_its_commit_and_said_before(training_on, alice
 def test_a_data_set_that_cannot_be_read_is_refused_by_its_field(
     training_on, alice, own_hub: Hub, data, fault, words
 ):
-    plan = training_on(**data)
+    commit = own_hub.commit("datasets/tiny/chats")
+    plan = training_on(**{name: text.format(commit=commit) for name, text in data.items()})
     for name, value in fault.items():
         setattr(own_hub, name, value)
     with pytest.raises(RepositoryProblem, match=words) as refused:
