@@ -104,6 +104,8 @@ def _ask(model: HubModel | HubData, host_dir: Path) -> dict[str, Any]:
     """Return the answer of a query process; a failure of the process is an answer too."""
     env, rule = launch.render_env(host_dir, 1) | launch.hub_env(), read_rule(host_dir)
     question = model.model_dump(exclude={"source"}) | {"seconds": HUB_SECONDS}
+    if isinstance(model, HubData):
+        question |= {"host_dir": str(host_dir)}
     if rule.keep_bytes is not None:
         is_used = uses_of_jobs(host_dir / "attempts")
         spared = [each for each in cached_repositories(cache_folder(env)) if is_used(each)]

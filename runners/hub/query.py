@@ -1,13 +1,15 @@
 """What a host would download by name: one question on stdin, one JSON line as the answer.
 
 ``python -m runners.hub.query`` reads ``{"repository", "revision", "weights", "file", "seconds"}``,
-of data ``subset`` and ``split`` instead of weights, and may have ``rule`` and ``spared``.
+of data ``subset``, ``split`` and ``host_dir`` instead of weights; ``rule`` and ``spared`` may be
+there.
 A process of its own, so that the agent stays small: the hub's library takes 60 MB.
 """
 
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from runners.hub.data_files import data_files, look_up_data
@@ -16,17 +18,20 @@ from runners.hub.listing import look_up
 from runners.hub.pruning import PruneRule, prunable
 from runners.hub.repository import RepositoryName
 from runners.hub.selection import exact_files
-from runners.hub.settings import HubSettingsError, from_environment
+from runners.hub.settings import HubSettings, HubSettingsError, from_environment
+from runners.hub.splits import stored_split
 from runners.hub.store import missing, resolve_offline
+from runners.jobspec import HubData
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
     """Return the commit and the bytes of a repository's files, or why they cannot be had.
 
     ``state``: "hub" where the hub answered, "cache" where it did not and the cache has the model,
-    else "failed" with ``kind`` and ``problem``. ``total_bytes`` of all files that the job needs,
-    ``missing_bytes`` of those that the cache lacks; ``prunable_bytes`` of other models that may be
-    deleted for it, by the ``rule`` of the question but never the ``spared`` ones.
+    or the whole split of data, else "failed" with ``kind`` and ``problem``. ``total_bytes`` of all
+    files that the job needs, ``missing_bytes`` of those that the cache lacks; ``prunable_bytes``
+    of other models that may be deleted for it, by the ``rule`` of the question but never the
+    ``spared`` ones.
     """
     repository, revision = question["repository"], question["revision"]
     try:
@@ -46,7 +51,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
             )
     except HubError as error:
         commit = resolve_offline(repository, revision, settings)
-        if error.is_out_of_reach and commit is not None:
+        if error.is_out_of_reach and commit is not None and _has_split(question, commit, settings):
             return {"state": "cache", "commit": commit, "problem": str(error)}
         return {"state": "failed", "kind": error.kind, "problem": str(error)}
     missing_bytes = sum(file.size for file in missing(listing, files, settings))
@@ -60,6 +65,14 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         "prunable_bytes": sum(model.bytes for model in others),
         "cache": str(settings.cache),
     }
+
+
+def _has_split(question: dict[str, Any], commit: str, settings: HubSettings) -> bool:
+    """Return whether the cache has all of a split, if the question is of one."""
+    if "split" not in question:
+        return True
+    data = HubData(**{name: question[name] for name in ("repository", "subset", "split")})
+    return bool(stored_split(Path(question["host_dir"]), data, commit, settings))
 
 
 def main() -> None:

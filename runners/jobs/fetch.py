@@ -8,8 +8,6 @@ token nor the proxies.
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 import os
 import shutil
 import signal
@@ -24,7 +22,7 @@ from runners.hub.download import download
 from runners.hub.errors import DownloadStoppedError, HubError
 from runners.hub.listing import HubFile, Listing, look_up, read_config
 from runners.hub.pruning import prune, read_rule
-from runners.hub.repository import RepositoryName, folder_name
+from runners.hub.repository import RepositoryName
 from runners.hub.selection import exact_files, some
 from runners.hub.settings import (
     HUB_TOKEN,
@@ -33,6 +31,7 @@ from runners.hub.settings import (
     existing_folder,
     from_environment,
 )
+from runners.hub.splits import note_of, stored_split
 from runners.hub.store import mark_used, missing, resolve_offline, snapshot_folder
 from runners.jobs import OFFLINE_AND_QUIET
 from runners.jobs.events import Emitter
@@ -48,7 +47,6 @@ from runners.supervision import child
 from runners.supervision.classification import DOWNLOAD_FAILED
 
 LOOK_UP_SECONDS = 30.0
-SPLITS_FOLDER = "hub_splits"  # of the host: the files of each split that was downloaded
 REPORT_SECONDS = 1.0  # between two reports of progress
 # What a job ends with, by the kind of failure; others are of the network or the hub.
 _MARKERS = {
@@ -122,16 +120,10 @@ class Fetching:
         names = [file.path for file in files]
         if isinstance(model, HubData):
             self._emitter.log(f"{name}: the split {model.split} is {some(names)}")
-            note = self._note_of(model, listing.commit)
+            note = note_of(self._host_dir, model, listing.commit)
             note.parent.mkdir(mode=0o700, exist_ok=True)
             child.write_json(note, {"paths": names})
         return self._chosen(model, folder, names)
-
-    def _note_of(self, data: HubData, commit: str) -> Path:
-        """Return the file that names the files of a split which the cache has had as a whole."""
-        parts = (folder_name(data.repository), commit, data.subset, data.split)
-        digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-        return self._host_dir / SPLITS_FOLDER / f"{digest}.json"
 
     def _files_of(self, model: HubModel | HubData) -> tuple[Listing, tuple[HubFile, ...]]:
         """Return a repository as the hub has it, and the files of it that the job needs."""
@@ -180,11 +172,9 @@ class Fetching:
         self._emitter.log(f"{error}; the job uses {folder}, which is there")
         mark_used(folder)
         if isinstance(model, HubData):
-            note = self._note_of(model, commit)
-            names = json.loads(note.read_bytes())["paths"] if note.is_file() else []
-            if not names or not all((folder / name).is_file() for name in names):
-                raise error  # files that are there may be a part of the split
-            return self._chosen(model, folder, names)
+            if names := stored_split(self._host_dir, model, commit, self._settings):
+                return self._chosen(model, folder, names)
+            raise error  # files that are there may be a part of the split
         there = {path.name for path in folder.iterdir()}
         return self._chosen(
             model, folder, gguf_names(there, str(folder)) if model.weights == "gguf" else []

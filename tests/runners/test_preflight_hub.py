@@ -8,12 +8,14 @@ import shutil
 import pytest
 
 from runners.host.preflight import HostState, run_checks
+from runners.hub.data_files import data_files
 from runners.hub.download import download
 from runners.hub.listing import look_up
 from runners.hub.pruning import RULE_FILE
 from runners.hub.repository import RepositoryName
 from runners.hub.selection import needed_files
 from runners.hub.settings import from_environment
+from runners.hub.splits import note_of
 from runners.jobspec import HubData, HubModel
 from runners.shared.config import HostConfig, HostDir
 from runners.shared.messages import Needs, PreflightCheck
@@ -124,3 +126,24 @@ def test_data_sets_are_checked_too_before_they_are_downloaded(host_dir, own_hub:
         check = said_of_data(host_dir, HubData(repository=f"datasets/tiny/{name}", **more))
         assert check.ok is is_fit, check
         assert re.search(words, f"{check.sentence} {check.remedy}".strip()), check
+
+
+def test_a_host_without_the_hub_is_fit_only_for_the_splits_that_it_has_whole(
+    host_dir, own_hub: Hub, monkeypatch
+):
+    make_data_sets(own_hub.folder)
+    data = HubData(repository="datasets/tiny/chats")
+    settings = from_environment(os.environ)
+    listing = look_up(RepositoryName(data.repository), settings)
+    files = data_files(listing, "", "train", settings)
+    folder = download(listing, files, settings)
+    note = note_of(host_dir.path, data, listing.commit)
+    note.parent.mkdir()
+    note.write_text(json.dumps({"paths": [each.path for each in files]}))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    for split, is_fit in (("train", True), ("test", False)):
+        check = said_of_data(host_dir, data.model_copy(update={"split": split}))
+        assert check.ok is is_fit, check
+        assert ("is in this host's cache" in check.sentence) is is_fit
+    (folder / files[0].path).unlink()
+    assert not said_of_data(host_dir, data).ok
