@@ -63,9 +63,9 @@ def _read(text: str) -> list[Any]:
         if not found:
             return []
         _check_aliases(found[-1])
-        configs = loader.construct_document(found[-1])  # type: ignore[no-untyped-call]  # of PyYAML's stubs
+        configs = loader.construct_document(found[-1])
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
     return configs if isinstance(configs, list) else []
 
 

@@ -208,9 +208,8 @@ def _stated_splits(stated: object, folder: str, files: Sequence[HubFile]) -> Spl
 def _rows(stated: object) -> Iterator[tuple[str, str]]:
     """Yield each path or pattern of a subset with its split."""
     for row in stated if isinstance(stated, list) else [stated]:
-        is_named = isinstance(row, dict)
-        split = text_of(row.get("split"), "split", USUAL_SPLIT) if is_named else USUAL_SPLIT
-        paths = row.get("path") if is_named else row
+        named = row if isinstance(row, dict) else {"path": row}
+        split, paths = text_of(named.get("split"), "split", USUAL_SPLIT), named.get("path")
         for path in paths if isinstance(paths, list) else [paths]:
             if not (text := text_of(path, "path")):
                 raise CardError("states data_files without a path")

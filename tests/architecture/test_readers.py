@@ -80,6 +80,7 @@ OTHERS: dict[str, tuple[str, set[str]]] = {
     "runners/host/preflight_weights.py": (MESSAGE, {"json.loads"}),
     "runners/hub/pruning.py": (OWN, {"json.loads"}),
     "runners/hub/query.py": (MESSAGE, {"json.loads"}),
+    "runners/hub/splits.py": (OWN, {"json.loads"}),
     "runners/jobs/bench/device_rates.py": (SYSTEM, {"read_text"}),
     "runners/jobs/compress/compressed_store.py": (OWN, {"json.loads", "safe_open"}),
     "runners/jobs/compress/gguf.py": (
@@ -90,7 +91,7 @@ OTHERS: dict[str, tuple[str, set[str]]] = {
     "runners/jobs/corpus.py": (OWN, {"from_pretrained", "np.load"}),
     "runners/jobs/energy.py": (SYSTEM, {"read_text"}),
     "runners/jobs/events.py": (OWN, {"json.loads", "read_text"}),
-    "runners/jobs/fetch.py": ("the token of the hub, where its library keeps it; notes of its own", {"read_text", "json.loads"}),
+    "runners/jobs/fetch.py": ("the token of the hub, where its library keeps it", {"read_text"}),
     "runners/jobs/generate/answering.py": (OWN, {"json.loads", "read_text"}),
     "runners/jobs/generate/chained.py": (MESSAGE, {"json.loads"}),
     "runners/jobs/generate/offload_cases.py": (MESSAGE, {"json.loads", "read_text"}),
