@@ -305,7 +305,7 @@ def test_a_data_set_is_launched_at_its_commit_and_said_before(training_on, alice
     job = plan_launch(plan=plan, by=alice)
     assert job.spec["data"] == {
         "source": "hub", "repository": "datasets/tiny/chats", "subset": "", "split": "train",
-        "revision": own_hub.commit("datasets/tiny/chats"),
+        "revision": own_hub.commit("datasets/tiny/chats"), "format": None,
     }  # fmt: skip
     used = {(each.repository, each.revision) for each in RepositoryUse.objects.filter(job=job)}
     assert ("datasets/tiny/chats", own_hub.commit("datasets/tiny/chats")) in used
