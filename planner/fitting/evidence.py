@@ -371,8 +371,6 @@ def digest(name: str) -> str:
 
 
 TABLE = "inference_other"
-# Single streams on hardware that people own: each question's median over builds and backends.
-OWNED = "inference_owned"
 DECODE, PREFILL, TPOT, TTFT = (
     "decode_tokens_per_second",
     "prefill_tokens_per_second",
@@ -495,7 +493,7 @@ def speed_rows() -> Iterator[Row]:
     memory, throttled links, CPU runs with too few threads to saturate memory, and runs on the
     cores of a chip whose GPU the row names.
     """
-    for row in (*table(TABLE), *table(OWNED)):
+    for row in table(TABLE):
         if row["metric"] not in SPEEDS or not format_of(row) or _is_starved(row):
             continue
         if row["model"] in COVERED_SINCE_THE_FIT:

@@ -6,16 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from planner.catalog.devices import get_device
-from planner.fitting.evidence import (
-    DECODE,
-    Row,
-    inference_request,
-    number,
-    serving_request,
-    table,
-    training_request,
-)
+from planner.fitting.evidence import Row, number, serving_request, table, training_request
 from planner.fitting.published_speeds import summary
 from planner.specs.base import JsonObject, PlannerError
 from planner.specs.estimate import Estimate, EstimateRequest
@@ -23,11 +14,9 @@ from planner.workload.under_load import estimate_request
 
 WORDS = """## Rows that no factor was fitted on
 
-Three collections of measurements that take part in no fit: serving by vLLM and TensorRT-LLM as
-InferenceX published it (`planner/validation/unfitted_serving.csv`), training by tools of which
-the fits have no row (`planner/validation/unfitted_training.csv`), and single streams on hardware
-that people own, from whole sources that the fit of such streams leaves out
-(`planner/validation/unfitted_streams.csv`). The first two were not shut away: that
+Two collections of measurements that take part in no fit: serving by vLLM and TensorRT-LLM as
+InferenceX published it (`planner/validation/unfitted_serving.csv`), and training by tools of which
+the fits have no row (`planner/validation/unfitted_training.csv`). They were not shut away: that
 vLLM keeps an 8-bit cache on Blackwell was taken from InferenceX's launch scripts, and what
 torchtitan recomputes and how peft widens weights from their sources, after a look at how far off
 these rows were. A ratio is predicted over published: above 1 the planner says too much.
@@ -64,17 +53,6 @@ def _serving(row: Row) -> tuple[JsonObject, dict[str, float]]:
     return request, {name: number(row, column) / 1e3 for name, column in milliseconds.items()}
 
 
-def _stream(row: Row) -> tuple[JsonObject, dict[str, float]]:
-    rate, tokens = number(row, "value"), number(row, "input_len")
-    is_decode = row["metric"] == DECODE
-    measured = {"tpot_seconds": 1 / rate} if is_decode else {"ttft_seconds": tokens / rate}
-    return inference_request(row), measured
-
-
-def _stream_group(row: Row) -> str:
-    return f"one stream, {row['engine']} on {get_device(row['gpu_slug']).family}"
-
-
 def _training(row: Row) -> tuple[JsonObject, dict[str, float]]:
     measured = {name: number(row, name) for name in ("step_seconds", "peak_memory_bytes")}
     return training_request(row), measured
@@ -89,7 +67,6 @@ FIGURES = {
 Reader = Callable[[Row], tuple[JsonObject, dict[str, float]]]
 READERS: dict[str, tuple[Reader, Callable[[Row], str]]] = {
     "unfitted_serving": (_serving, lambda row: f"{row['engine']} on {row['gpu_slug']}"),
-    "unfitted_streams": (_stream, _stream_group),
     "unfitted_training": (_training, lambda row: row["engine"]),
 }
 

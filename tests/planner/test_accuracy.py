@@ -138,7 +138,7 @@ def test_every_model_of_a_table_resolves():
             assert resolve_model(model).num_hidden_layers > 0, model
 
     # Every language model of other inference rows resolves.
-    names = {row["model"] for one in ("inference_other", "inference_owned") for row in table(one)}
+    names = {row["model"] for row in table("inference_other")}
     for name in sorted(names):
         if not name.startswith(WITH_PICTURES):
             assert resolve_model(model_named(name)).num_hidden_layers > 0, name

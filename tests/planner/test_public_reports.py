@@ -395,13 +395,13 @@ def test_stated_impossibilities_are_refused_and_no_source_was_fitted():
         assert wrong == [], engine
 
     fitted = {row["source_id"] for name in FITTED_TABLES for row in table(name)}
-    fitted |= {row["source"] for row in (*table("inference_other"), *table("inference_owned"))}
+    fitted |= {row["source"] for row in table("inference_other")}
     rows = SPEEDS + FRESH
     assert not {row["source"] for row in rows} & fitted
     assert len({row["id"] for row in rows}) == len(rows)
 
 
-FITTED_TABLES = ("serving_dense", "serving_sparse", "inference_other", "inference_owned")
+FITTED_TABLES = ("serving_dense", "serving_sparse", "inference_other")
 SPEEDS = table("published_speeds")
 FRESH = table("fresh_speeds")
 

@@ -228,7 +228,7 @@ def test_a_name_of_several_models_is_refused_with_their_ids(team, alice, host):
         ({"hardware": {"device": "h200", "engine": "tgi"}}, "hardware.engine", "tgi"),
         ({"pins": {"disaggregated": {"prefill_devices": 1}}}, "body.decode_devices", "required"),
         ({"pins": {"prefill_devices": 1}}, "body.decode_devices", "required"),  # its old name
-        ({"goal": "compress", "workload": {"method": "awq", "bits": 5}}, "body.bits", "4, 3, 2"),
+        ({"goal": "compress", "workload": {"method": "awq", "bits": 5}}, "body.bits", "2, 3, 4"),
         (
             {
                 "goal": "generate",
