@@ -58,6 +58,7 @@ INSTALLED_APPS = [
     "webapp.datasets",
     "webapp.jobs",
     "webapp.workflows",
+    "webapp.deployments",
     "webapp.audit",
     "webapp.metrics",
     "webapp.core",

@@ -14,6 +14,7 @@ from webapp.pages import (
     calibration,
     compare,
     datasets,
+    deployments,
     docs,
     downloads,
     evaluation,
@@ -38,6 +39,7 @@ handler500 = "webapp.core.outages.server_error"
 JOB = "jobs/<slug:job_id>/"
 POOL = "queue/<slug:pool_id>/"
 HOST = "hosts/<slug:slug>/"
+DEPLOYMENT = "deployments/<slug:deployment_id>/"
 DEVICE = f"{HOST}devices/<slug:device_id>/"
 ENVIRONMENT = f"{HOST}environments/<slug:name>/"
 
@@ -145,6 +147,22 @@ urlpatterns: list[URLPattern | URLResolver] = [
         workflows.workflow_resume_view,
         name="workflow-resume",
     ),
+    # deployments
+    path("deployments/", deployments.deployment_list, name="deployment-list"),
+    path("deployments/keys/", deployments.key_list, name="serving-keys"),
+    path("deployments/keys/make/", deployments.key_save, name="serving-key-save"),
+    path(
+        "deployments/keys/<slug:serving_key_id>/revoke/",
+        deployments.key_remove,
+        name="serving-key-revoke",
+    ),
+    path("deployments/usage/", deployments.usage_list, name="serving-usage"),
+    path("deployments/usage.csv", deployments.usage_file, name="serving-usage-file"),
+    path(DEPLOYMENT, deployments.deployment_detail, name="deployment-detail"),
+    path(f"{DEPLOYMENT}wake/", deployments.deployment_wake_view, name="deployment-wake"),
+    path(f"{DEPLOYMENT}sleep/", deployments.deployment_sleep_view, name="deployment-sleep"),
+    path(f"{DEPLOYMENT}change/", deployments.deployment_change_view, name="deployment-change"),
+    path(f"{DEPLOYMENT}delete/", deployments.deployment_delete_view, name="deployment-delete"),
     # approvals
     path("approvals/", approvals.approval_list, name="approvals"),
     path("approvals/<slug:request_id>/approve/", approvals.approve, name="approve"),

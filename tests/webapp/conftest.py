@@ -34,6 +34,8 @@ from webapp.agents.heartbeats import host_beat
 from webapp.core.clock import now
 from webapp.core.pace import calls
 from webapp.datasets.models import Dataset
+from webapp.deployments.keys import KeyOptions, key_make
+from webapp.deployments.models import Deployment
 from webapp.hosts import pools
 from webapp.hosts.models import Host
 from webapp.hosts.services import host_enroll, token_create
@@ -358,6 +360,8 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
         team=team, owner=alice, name="Chain", document={}, state="failed"
     )
     workflow.steps.create(position=0, goal="pretrain", document={}, state="failed", job=ended)
+    deployment = Deployment.objects.create(team=team, owner=alice, name="small", plan=plan)
+    key, _ = key_make(team=team, by=alice, options=KeyOptions(name="laptop"))
     figure = Measurement.objects.create(
         job=job,
         attempt=attempt,
@@ -405,6 +409,10 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
         "<action>": "recheck",
         "<slug:request_id>": asked.pk,
         "<slug:workflow_id>": workflow.pk,
+        "<slug:deployment_id>": deployment.pk,
+        "<deployment_id>": deployment.pk,
+        "<slug:serving_key_id>": key.pk,
+        "<key_id>": key.pk,
     }
     plain = {f"<{name.strip('<>').rpartition(':')[2]}>": value for name, value in known.items()}
     return plain | known

@@ -29,6 +29,7 @@ LOCATIONS = {
     **dict.fromkeys(("run_job_again", "validate_host", "evaluate_model"), "jobs/{id}"),
     "add_model": "models/{id}",
     "add_data": "data/{id}",
+    "create_deployment": "deployments/{id}",
     "add_host": "hosts/enrolments/{id}",
     "add_virtual_host": "hosts/{slug}",
 }  # fmt: skip
@@ -36,8 +37,10 @@ PATH_ARGUMENTS = {
     "action": "What is done with the host",
     "attempt_id": "Id of the attempt",
     "dataset_id": "Id of the uploaded file",
+    "deployment_id": "Id of the deployment",
     "device_id": "Id of the host's device",
     "job_id": "Id of the job",
+    "key_id": "Id of the key",
     "key": "Key of the format or of the technique",
     "measurement_id": "Id of the measurement",
     "model_id": "Id of a model of the team, or any name of one of the catalog",

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from webapp.api import (
     cached_models,
+    deployments,
     hosts,
     jobs,
     launches,
@@ -158,6 +159,7 @@ api.add_router("/hosts", machines.router)
 api.add_router("/hosts", cached_models.router)
 api.add_router("/pools", machines.queue_router)
 api.add_router("/workflows", workflows.router)
+api.add_router("", deployments.router)
 api.add_router("", library.router)
 api.add_router("", team.router)
 

@@ -198,13 +198,14 @@ def plan_launch(
     key_hashes: tuple[str, ...] = (),
     idempotency_key: str | None = None,
     is_named: bool = True,
+    served_name: str = "",
 ) -> Job:
     """Queue the job that a plan's document and ``launch`` describe, and return it.
 
     A draft is saved first: as the next version of its original plan, or as a separate plan if
     ``launch`` says so. The job refers to that version. ``name``, else the launch's, names the
     job, and the plan too if a person chose it (``is_named``). ``key_hashes`` are those of an
-    endpoint's new key.
+    endpoint's new key, and ``served_name`` the model name for its clients, else the model's own.
 
     Raises:
         DraftProblem: there is nothing to launch, or this release cannot run it.
@@ -212,6 +213,8 @@ def plan_launch(
     """
     parts = launchable_of(plan, launch, key_hashes)
     spec = at_a_commit(parts.spec, plan.team)
+    if served_name and isinstance(spec, ServeSpec):
+        spec = spec.model_copy(update={"served_name": served_name})
     name = name or launch.name
     if not plan.name and not name:
         title = plan_title(plan.document.goal, parts.model_name, parts.place)

@@ -24,6 +24,7 @@ from webapp.api.requests import replies_forget_old
 from webapp.audit.chain import events_seal, history_cut, old_history
 from webapp.audit.models import Event, Link
 from webapp.core.clock import now, now_ms
+from webapp.deployments import services as deployments
 from webapp.hosts import epoch
 from webapp.hosts.models import EnrolmentToken
 from webapp.hosts.services import ContactSweep, expire_tokens
@@ -92,13 +93,10 @@ def run_loop(name: str, step: Callable[[], object], every_seconds: float, stop: 
 QUEUE_LIFETIME = timedelta(days=7)
 
 
-PROMPT, METRICS, UPKEEP, WORKFLOWS = "prompt", "metrics", "upkeep", "workflows"
-GROUPS = (
-    PROMPT,
-    METRICS,
-    UPKEEP,
-    WORKFLOWS,
-)  # one thread each: what takes long keeps no other group waiting
+PROMPT, METRICS, UPKEEP = "prompt", "metrics", "upkeep"
+WORKFLOWS, DEPLOYMENTS = "workflows", "deployments"
+# One thread each: what takes long keeps no other group waiting.
+GROUPS = (PROMPT, METRICS, UPKEEP, WORKFLOWS, DEPLOYMENTS)
 
 
 @dataclass
@@ -123,6 +121,7 @@ def all_duties() -> list[Duty]:
         Duty("stuck commands", 30.0, expire_stuck_commands),
         Duty("metric chunks", 10.0, seal_due, METRICS),
         Duty("workflows", 2.0, advance_all, WORKFLOWS),
+        Duty("deployments", 1.0, deployments.advance_all, DEPLOYMENTS),
         Duty("metric retention", 3600.0, prune_old, METRICS),
         Duty("redis users", 30.0, epoch.keep, UPKEEP),
         Duty("redis scripts", 5.0, epoch.load_scripts),

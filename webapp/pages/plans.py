@@ -22,10 +22,13 @@ from webapp.core.display import quantity
 from webapp.core.parameters import page_number, reads_query
 from webapp.core.problems import Problem
 from webapp.core.queries import NewestFirst, page_by_key
+from webapp.deployments.forms import RUN as DEPLOYMENT
+from webapp.deployments.forms import DeployForm, deploy_form
 from webapp.jobs.endpoints import hashes_of, keep_for_session, new_key
 from webapp.jobs.launching import endpoint_command, launchable_of, plan_launch
 from webapp.jobs.measured_figures import definition_for
 from webapp.jobs.models import Job, Measurement
+from webapp.pages.deployments import deploy
 from webapp.pages.limits import plan_panel
 from webapp.pages.workflows import WORKFLOW_KEYS
 from webapp.plans.alternatives import (
@@ -330,21 +333,32 @@ def plan_launch_view(request: HttpRequest, plan_id: str) -> HttpResponse:
         if request.POST.get("run") == SHOW_COMMAND:
             page = step_page(plan, "review", launch=form)
             page |= {"following": following_form(plan, page["note"])}
+            page |= {"deploying": deploy_form(plan)}
             page |= {"command": endpoint_command(plan, form.launch), "has_asked": True}
             return render(request, "wizard/step.html", page)
-        if request.POST.get("run") == WORKFLOW:
-            return _start_workflow(request, plan, form)
-        job = _launch(request, plan, form.launch)
+        return _started(request, plan, form)
     except (DraftProblem, Problem) as problem:
         form.refuse(problem)
         return _refused(request, plan, form)
-    return redirect("job-detail", job.pk)
+
+
+def _started(request: HttpRequest, plan: Plan, form: LaunchForm) -> HttpResponse:
+    """Start what the pressed button says, and go to its page."""
+    run = request.POST.get("run")
+    if run == WORKFLOW:
+        return _start_workflow(request, plan, form)
+    if run == DEPLOYMENT:
+        key = request.POST.get("key", "")[:KEY_LENGTH]
+        made = deploy(request, plan, form.launch, DeployForm(request.POST), key)
+        return redirect("deployment-detail", made.pk)
+    return redirect("job-detail", _launch(request, plan, form.launch).pk)
 
 
 def _refused(request: HttpRequest, plan: Plan, form: LaunchForm) -> HttpResponse:
     """Show the review page with the form as it was sent, and what is wrong."""
     page = step_page(plan, "review", launch=form)
     page["following"] = following_form(plan, page["note"], request.POST)
+    page["deploying"] = deploy_form(plan, request.POST)
     for texts in form.errors.values():
         messages.error(request, " ".join(map(str, texts)))
     return render(request, "wizard/step.html", page, status=UNPROCESSABLE)

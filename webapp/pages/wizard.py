@@ -18,6 +18,7 @@ from webapp.core.bodies import takes_file
 from webapp.core.display import whole
 from webapp.core.parameters import choice_in_query, reads_query
 from webapp.core.problems import Problem
+from webapp.deployments.forms import deploy_form
 from webapp.hosts.models import Host
 from webapp.jobs.comparing import address_of
 from webapp.modelhub.models import TeamModel
@@ -190,6 +191,7 @@ def plan_step(request: HttpRequest, plan_id: str, step: str) -> HttpResponse:
         page = steps.step_page(plan, step)
         if step == "review":
             page["following"] = following_form(plan, page["note"])
+            page["deploying"] = deploy_form(plan)
         if step == "goal":
             page["pasted"] = request.session.pop(PASTED, "")
         return render(request, "wizard/step.html", page)

@@ -19,6 +19,7 @@ from webapp.wizard.forms import Choice, FormOfPart
 
 ONE_HOUR = 3600.0
 SHOW_COMMAND = "command"  # a run that starts nothing: the endpoint's command is shown
+RUNS = ("job", "endpoint", "load", "workflow", "deployment", SHOW_COMMAND)
 ARGS_EXAMPLES: Mapping[EngineName, str] = {
     "llamacpp": "--reasoning-format none",
     "vllm": "--enable-auto-tool-choice --tool-call-parser hermes",
@@ -83,7 +84,10 @@ class LaunchForm(FormOfPart):
         {"run", "save_as", "secrets", "points", "engine", "adapter", "engine_args"}
     )
     run = forms.ChoiceField(
-        choices=[(each, each) for each in ("job", "endpoint", "load", "workflow", SHOW_COMMAND)],
+        choices=[
+            (each, each)
+            for each in ("job", "endpoint", "load", "workflow", "deployment", SHOW_COMMAND)
+        ],
         required=False,
     )
     save_as = forms.ChoiceField(choices=[("next", "next"), ("new", "new")], required=False)
@@ -182,7 +186,7 @@ class LaunchForm(FormOfPart):
         """Return the values that the pressed button's run uses; the others have their default."""
         found = {**self.part.model_dump(), **super().values()}
         run = self.cleaned_data.get("run") or "job"
-        run = {SHOW_COMMAND: "endpoint", "workflow": "job"}.get(run, run)
+        run = {SHOW_COMMAND: "endpoint", "deployment": "endpoint", "workflow": "job"}.get(run, run)
         kind = run if self.note.get("is_serving") else self.note.get("goal", run)
         unused = [name for name, kinds in USED_BY.items() if kind not in kinds]
         for name in unused:

@@ -23,6 +23,7 @@ NAVIGATION = (
     ("/plans/", "Plans"),
     ("/limits/", "Limits"),
     ("/jobs/", "Jobs"),
+    ("/deployments/", "Deployments"),
     ("/queue/", "Queue"),
     ("/hosts/", "Hosts"),
     ("/models/", "Models"),
@@ -132,6 +133,11 @@ LOOKS = {
     "expired": StateStyle("warn", "triangle", "Expired"),
     # steps of a workflow
     "waiting": StateStyle("", "clock", "Waiting"),
+    # deployments
+    "asleep": StateStyle("", "square", "Asleep"),
+    "loading": StateStyle("live", "turn", "Loading"),
+    "failing": StateStyle("bad", "cross", "Failing"),
+    "paused": StateStyle("warn", "square", "Paused"),
     # targets of a plan
     "met": StateStyle("good", "check", "Met"),
     "missed": StateStyle("warn", "triangle", "Missed"),

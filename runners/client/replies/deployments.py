@@ -1,0 +1,102 @@
+"""Replies about deployments: models under a lasting name, clients' keys, and usage."""
+
+from datetime import date, datetime
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from runners.client.replies.base import Open, PageReply, Reply
+from runners.plans.launch import Launch
+
+DeploymentStateWord = Open[Literal["asleep", "loading", "ready", "failing", "paused"]]
+
+
+class ReplicaReply(Reply):
+    """A job that serves a deployment, or loads its model."""
+
+    job: Annotated[str, Field(description="Id of the job")]
+    job_state: str
+    host: Annotated[str, Field(description="Slug of its host; empty while it is queued")]
+    plan: Annotated[str, Field(description="Id of the plan's version that it runs")]
+    is_leaving: Annotated[bool, Field(description="It gets no new requests, and is stopped")]
+    created_at: datetime
+    ready_at: datetime | None
+
+
+class DeploymentReply(Reply):
+    """A deployment: what it runs, and how it is."""
+
+    id: str
+    name: Annotated[str, Field(description="That clients give as their model")]
+    state: DeploymentStateWord
+    problem: Annotated[str, Field(description="Why its last start failed")]
+    seconds_to_go: Annotated[
+        float | None, Field(description="Until it is loaded, by its own last loads")
+    ]
+    load_seconds: Annotated[float | None, Field(description="Median of its last loads")]
+    team: Annotated[str, Field(description="Id of the team")]
+    owner: Annotated[str, Field(description="User name; empty if the account is deleted")]
+    plan: Annotated[str, Field(description="Id of the version that it runs from its next start")]
+    plan_name: str
+    launch: Annotated[Launch, Field(description="Options of its jobs")]
+    idle_seconds: Annotated[
+        float | None, Field(description="Without a request, until it sleeps; null: never")
+    ]
+    is_kept_awake: Annotated[bool, Field(description="It is started again whenever it ends")]
+    is_paused: Annotated[bool, Field(description="No request wakes it")]
+    replicas: list[ReplicaReply]
+    base_url: Annotated[str, Field(description="Of the gateway, for OpenAI's clients")]
+    created_at: datetime
+    url: str
+
+
+class DeploymentPage(PageReply[DeploymentReply]):
+    """A page of deployments."""
+
+
+class KeyReply(Reply):
+    """A client's key; its text is shown when it is made, and never again."""
+
+    id: str
+    name: str
+    hint: Annotated[str, Field(description="Its first characters")]
+    owner: Annotated[str, Field(description="User name; empty if the account is deleted")]
+    models: Annotated[list[str], Field(description="Names of deployments; empty: all")]
+    requests_per_minute: int | None
+    max_concurrency: int | None
+    tokens_per_day: int | None
+    hold_seconds: float
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+class KeyPage(PageReply[KeyReply]):
+    """A page of keys."""
+
+
+class MadeKey(KeyReply):
+    """A new key with its text, which is not shown again."""
+
+    key: str
+
+
+class UsageReply(Reply):
+    """What a key used of a deployment on a day (UTC)."""
+
+    day: date
+    key: Annotated[str, Field(description="Id of the key")]
+    key_name: str
+    deployment: Annotated[str, Field(description="Id of the deployment")]
+    deployment_name: str
+    requests: int
+    failed: Annotated[int, Field(description="Of the requests: answered with 500 or above")]
+    cut: Annotated[int, Field(description="Of the requests: ended before their answer's end")]
+    prompt_tokens: int
+    cached_tokens: Annotated[int, Field(description="Of the prompt tokens, where engines tell")]
+    completion_tokens: int
+
+
+class UsagePage(PageReply[UsageReply]):
+    """A page of usage."""

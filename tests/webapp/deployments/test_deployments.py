@@ -1,0 +1,237 @@
+"""Deployments: woken, put to sleep, rolled to another version, and what stands in their way."""
+
+from datetime import timedelta
+
+import pytest
+from django.db.models import F
+from django.utils import timezone
+
+from runners.plans.launch import Launch
+from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, client_of
+from tests.webapp.plans.conftest import demo_plan, serve_plan, trained, with_model  # noqa: F401
+from webapp.accounts.models import Membership
+from webapp.agents.dispatch import allocate_all
+from webapp.agents.ingest import events_accept
+from webapp.audit.models import Event
+from webapp.core.problems import ConflictProblem, InvalidProblem
+from webapp.deployments import services
+from webapp.deployments.models import Deployment, Replica
+from webapp.deployments.services import (
+    advance_all,
+    deployment_change,
+    deployment_create,
+    deployment_delete,
+    deployment_sleep,
+    deployment_wake,
+)
+from webapp.deployments.states import view_of
+from webapp.jobs.models import Attempt, Job, JobState
+from webapp.jobs.services import job_stop
+from webapp.plans.saving import draft_begun_from
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+ENDPOINT = {"host": "127.0.0.1", "port": 4711, "model": "small", "has_keys": True}
+
+
+@pytest.fixture
+def plan(serve_plan, trained):  # noqa: F811
+    plan = with_model(serve_plan, trained, "serve")
+    plan.draft["workload"] |= {"concurrency": 4, "input_tokens": 64, "output_tokens": 32}
+    plan.save()
+    return plan
+
+
+@pytest.fixture
+def small(team, alice, plan) -> Deployment:
+    return make(team, alice, plan)
+
+
+def make(team, alice, plan, **fields) -> Deployment:
+    fields = {"name": "small", "launch": Launch(), "idle_seconds": 60.0} | fields
+    return deployment_create(team=team, by=alice, plan=plan, **fields)
+
+
+def begin(replica: Replica) -> Attempt:
+    """Let the replica's job start on its host."""
+    allocate_all()
+    replica.job.refresh_from_db()
+    attempt = Attempt.objects.get(pk=replica.job.current_attempt_id)
+    claim(attempt)
+    attempt.refresh_from_db()
+    events_accept(host=attempt.host, batch=batch_of(attempt, ("started", STARTED)))
+    return attempt
+
+
+def answer(replica: Replica) -> None:
+    """Let the replica's job start on its host and its endpoint answer there."""
+    attempt = begin(replica)
+    batch = batch_of(attempt, ("endpoint", ENDPOINT), first=2)
+    events_accept(host=attempt.host, batch=batch)
+    advance_all()
+
+
+def end(replica: Replica, reason: str = "ok") -> None:
+    """Let the replica's job end."""
+    attempt = Attempt.objects.get(pk=Job.objects.get(pk=replica.job_id).current_attempt_id)
+    record = EXIT_OK | {"reason": reason, "exit_code": 0 if reason == "ok" else 1}
+    batch = batch_of(attempt, ("exited", record), first=attempt.acked_seq + 1)
+    events_accept(host=attempt.host, batch=batch)
+    advance_all()
+
+
+def state(deployment: Deployment) -> str:
+    deployment.refresh_from_db()
+    return view_of(deployment).state
+
+
+def test_a_wake_starts_one_job_under_the_lasting_name_and_its_end_is_sleep(small):
+    assert state(small) == "asleep"
+    replica = deployment_wake(small)
+    assert deployment_wake(small) == replica
+    job = Job.objects.get()
+    assert (job.spec["served_name"], job.spec["idle_stop_seconds"]) == ("small", 60.0)
+    assert (len(job.spec["key_hashes"]), state(small)) == (2, "loading")
+    answer(replica)
+    assert state(small) == "ready"
+    view = view_of(small)
+    assert view.serving == (replica,)
+    assert view.load_seconds is not None
+    end(replica)  # idle
+    assert (state(small), small.problem) == ("asleep", "")
+    assert deployment_wake(small) != replica
+
+
+def test_a_failed_start_is_told_and_waits_longer_each_time_but_for_a_person(small, alice):
+    rests = []
+    for _ in range(3):
+        replica = deployment_wake(small)
+        begin(replica)
+        end(replica, reason="engine_start_failed")
+        assert state(small) == "failing"
+        assert "engine" in small.problem
+        assert deployment_wake(small) is None
+        rests.append((view_of(small).next_try_at - small.failed_at).total_seconds())
+        Deployment.objects.update(failed_at=timezone.now() - timedelta(seconds=rests[-1] + 1))
+    assert rests == [5.0, 10.0, 20.0]
+    Deployment.objects.update(failed_at=timezone.now())
+    replica = deployment_wake(small, by=alice)
+    answer(replica)
+    assert (state(small), small.problem, small.failures) == ("ready", "", 0)
+
+
+def test_another_version_takes_over_once_it_is_ready_and_the_old_one_ends(small, alice, plan):
+    old = deployment_wake(small)
+    answer(old)
+    draft = draft_begun_from(small.plan, alice)
+    draft.draft["workload"]["concurrency"] = 2
+    draft.save()
+    Job.objects.filter(pk=old.job_id).update(devices_per_host=1)
+    deployment_change(deployment=small, by=alice, plan=draft)
+    new = Replica.objects.exclude(pk=old.pk).get()
+    assert new.plan.version == 2
+    advance_all()
+    assert view_of(small).serving == (old,)  # until the new one answers
+    Replica.objects.filter(pk=new.pk).update(ready_at=timezone.now())
+    advance_all()
+    old.refresh_from_db()
+    assert old.is_leaving
+    assert Job.objects.get(pk=old.job_id).state == JobState.RUNNING  # gateways hear of it first
+    Replica.objects.filter(pk=old.pk).update(left_at=timezone.now() - services.LEAVING)
+    advance_all()
+    assert Job.objects.get(pk=old.job_id).state == JobState.STOPPING
+
+
+def test_without_room_for_both_the_old_version_leaves_before(small, alice):
+    old = deployment_wake(small)
+    answer(old)
+    deployment_change(deployment=small, by=alice, idle_seconds=120.0)
+    new = Replica.objects.exclude(pk=old.pk).get()
+    assert new.job.state == JobState.QUEUED  # the host has one device
+    Replica.objects.update(created_at=F("created_at") - services.ROOM)
+    advance_all()
+    old.refresh_from_db()
+    assert old.is_leaving
+
+
+def test_kept_awake_it_is_started_again_and_paused_nothing_wakes_it(team, alice, plan):
+    kept = make(team, alice, plan, is_kept_awake=True)
+    advance_all()
+    first = Replica.objects.get()
+    assert first.job.spec["idle_stop_seconds"] is None
+    answer(first)
+    job_stop(job=first.job, by="alice")
+    end(first)
+    advance_all()
+    second = Replica.objects.exclude(pk=first.pk).get()
+    answer(second)
+    with pytest.raises(ConflictProblem, match="kept awake"):
+        deployment_sleep(deployment=kept, by=alice)
+    deployment_change(deployment=kept, by=alice, is_paused=True)
+    Replica.objects.filter(pk=second.pk).update(left_at=timezone.now() - services.LEAVING)
+    advance_all()
+    end(second)
+    assert (state(kept), deployment_wake(kept)) == ("paused", None)
+    assert deployment_wake(kept, by=alice) is not None
+    assert state(kept) == "loading"
+
+
+def test_what_is_deleted_or_asleep_stops_its_jobs_and_frees_its_name(team, alice, plan, small):
+    with pytest.raises(ConflictProblem, match="named small already"):
+        make(team, alice, plan)
+    replica = deployment_wake(small)
+    deployment_sleep(deployment=small, by=alice)
+    advance_all()
+    assert (Job.objects.get().state, state(small)) == (JobState.STOPPED, "asleep")
+    with pytest.raises(ConflictProblem, match="asleep already"):
+        deployment_sleep(deployment=small, by=alice)
+    replica = deployment_wake(small)
+    deployment_delete(deployment=small, by=alice)
+    assert Job.objects.get(pk=replica.job_id).state == JobState.STOPPED
+    advance_all()
+    assert make(team, alice, plan).pk != small.pk
+    kinds = Event.objects.filter(subject=small.pk).order_by("pk").values_list("kind", flat=True)
+    assert list(kinds) == ["deployment.created", "deployment.slept", "deployment.deleted"]
+
+
+def test_what_cannot_be_deployed_is_refused_by_its_field(team, alice, plan, demo_plan):  # noqa: F811
+    cases = {
+        "name": {"name": "a b"},
+        "idle_seconds": {"idle_seconds": 1.0},
+        "plan": {"plan": demo_plan},
+    }
+    for code, fields in cases.items():
+        with pytest.raises(InvalidProblem) as raised:
+            make(team, alice, **({"plan": plan} | fields))
+        assert raised.value.code == code
+    assert not Deployment.objects.exists()
+
+
+def test_without_its_owner_in_the_team_a_deployment_says_so(small, alice):
+    Membership.objects.filter(user=alice).update(role="viewer")
+    assert deployment_wake(small) is None
+    assert "no longer a practitioner" in Deployment.objects.get().problem
+    assert not Job.objects.exists()
+
+
+def test_the_pages_deploy_a_plan_show_it_and_make_a_key_that_is_shown_once(plan, alice):
+    client = client_of(alice)
+    posted = {"run": "deployment", "deploy_name": "a b", "deploy_idle": "15", "key": "k1"}
+    refused = client.post(f"/plans/{plan.pk}/launch/", posted)
+    assert (refused.status_code, "begin with a letter" in refused.content.decode()) == (422, True)
+    posted["deploy_name"] = "tiny"
+    page = client.post(f"/plans/{plan.pk}/launch/", posted, follow=True).content.decode()
+    row = Deployment.objects.get()
+    assert (row.name, row.idle_seconds, row.plan.state) == ("tiny", 900.0, "computed")
+    assert "http://testserver/v1" in page
+    assert "tiny" in client.get("/deployments/").content.decode()
+    client.post(f"/deployments/{row.pk}/wake/")
+    assert state(row) == "loading"
+    changed = {"plan": row.plan_id, "idle_minutes": "", "is_kept_awake": "on"}
+    client.post(f"/deployments/{row.pk}/change/", changed)
+    row.refresh_from_db()
+    assert (row.idle_seconds, row.is_kept_awake) == (None, True)
+    made = client.post("/deployments/keys/make/", {"name": "laptop", "hold_seconds": "60"})
+    shown = client.get(made["Location"]).content.decode()
+    key = shown.partition('id="new-key">')[2].partition("<")[0]
+    assert key.startswith("sk-slipway-")
+    assert key not in client.get("/deployments/keys/").content.decode()

@@ -1,0 +1,361 @@
+"""Operations on deployments, on the keys of their clients, and on usage."""
+
+from typing import Annotated, Any
+
+from django.db import transaction
+from django.http import HttpRequest
+from django.urls import reverse
+from ninja import Query, Router, Status
+from pydantic import Field, model_validator
+
+from runners.client.replies.deployments import (
+    DeploymentPage,
+    DeploymentReply,
+    KeyPage,
+    KeyReply,
+    MadeKey,
+    ReplicaReply,
+    UsagePage,
+    UsageReply,
+)
+from runners.plans.launch import Launch
+from runners.plans.refusals import DraftProblem
+from webapp.accounts.models import Role, team_ids_of
+from webapp.accounts.services import check_role, current_membership, signed_in
+from webapp.api.auth import LAUNCH, READ
+from webapp.api.plans import plan_of_document, plan_to_change
+from webapp.api.requests import Paging, Sent, ShortPaging, job_key, page_keys, page_of
+from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem
+from webapp.core.queries import in_order
+from webapp.deployments.addresses import gateway_url
+from webapp.deployments.keys import KeyOptions, key_make, key_revoke
+from webapp.deployments.models import Deployment, ServingKey, Usage
+from webapp.deployments.permissions import (
+    deployment_for,
+    key_for,
+    keys_of,
+    usable_deployment,
+    visible_deployment,
+)
+from webapp.deployments.services import (
+    MOST_IDLE_SECONDS,
+    deployment_change,
+    deployment_create,
+    deployment_delete,
+    deployment_sleep,
+    deployment_wake,
+    launch_of,
+)
+from webapp.deployments.states import DeploymentView, view_of, views_of
+from webapp.deployments.usage import DAYS, MOST_DAYS, usage_of
+from webapp.plans.models import Plan
+from webapp.plans.planning import plan_answer
+from webapp.wizard.documents import SentLaunch, SentPlan, check_launch
+
+router = Router(tags=["deployments"], auth=READ)
+Idle = Annotated[
+    float | None,
+    Field(
+        ge=6,
+        le=MOST_IDLE_SECONDS,
+        description="Without a request, until it sleeps; null: never",
+    ),
+]
+DEFAULT_IDLE_SECONDS = 900.0
+
+
+class NewDeployment(Sent):
+    """A name, and what it is to run: a plan, or a document that is planned now."""
+
+    name: Annotated[str, Field(max_length=120, description="That clients give as their model")]
+    plan: Annotated[str | None, Field(description="Id of a plan to serve")] = None
+    document: Annotated[
+        SentPlan | None, Field(description="A plan's document, instead of a plan")
+    ] = None
+    launch: Annotated[
+        SentLaunch | None, Field(description="Options of its jobs; of a document its own")
+    ] = None
+    idle_seconds: Idle = DEFAULT_IDLE_SECONDS
+    is_kept_awake: Annotated[
+        bool, Field(description="Start it now, and again whenever it ends")
+    ] = False
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "NewDeployment":
+        if (self.plan is None) == (self.document is None):
+            raise ValueError("give either plan, the id of one, or document")
+        if self.document is not None and self.launch is not None:
+            raise ValueError("launch is given beside document: write it into the document")
+        return self
+
+
+class ChangedDeployment(Sent):
+    """What is to change; a field that is left out stays."""
+
+    plan: Annotated[str | None, Field(description="Id of a plan to serve")] = None
+    launch: Annotated[SentLaunch | None, Field(description="Options of its jobs")] = None
+    idle_seconds: Idle = None
+    is_kept_awake: bool | None = None
+    is_paused: bool | None = None
+
+
+def _replica_replies(view: DeploymentView) -> list[ReplicaReply]:
+    return [
+        ReplicaReply(
+            job=each.job_id,
+            job_state=each.job.state,
+            host=each.job.host.slug if each.job.host else "",
+            plan=each.plan_id,
+            is_leaving=each.is_leaving,
+            created_at=each.created_at,
+            ready_at=each.ready_at,
+        )
+        for each in view.replicas
+    ]
+
+
+def _reply(request: HttpRequest, view: DeploymentView) -> DeploymentReply:
+    row = view.deployment
+    return DeploymentReply(
+        id=row.pk,
+        name=row.name,
+        state=view.state,
+        problem=row.problem,
+        seconds_to_go=view.seconds_to_go,
+        load_seconds=view.load_seconds,
+        team=row.team_id,
+        owner=row.owner.get_username() if row.owner else "",
+        plan=row.plan_id,
+        plan_name=row.plan.name,
+        launch=launch_of(row),
+        idle_seconds=row.idle_seconds,
+        is_kept_awake=row.is_kept_awake,
+        is_paused=row.is_paused,
+        replicas=_replica_replies(view),
+        base_url=gateway_url(request),
+        created_at=row.created_at,
+        url=reverse("deployment-detail", args=[row.pk]),
+    )
+
+
+@router.get(
+    "/deployments", response={200: DeploymentPage, **REFUSALS}, operation_id="list_deployments"
+)
+def deployment_list(request: HttpRequest, paging: Query[Paging]) -> DeploymentPage:
+    """Return the teams' deployments, the newest first."""
+    teams = team_ids_of(request.user)
+    rows = Deployment.objects.filter(team__in=teams, deleted_at=None)
+    listed = page_keys(rows, "created_at", teams, paging)
+    found = in_order(Deployment.objects.select_related("owner", "plan"), listed.keys)
+    items = [_reply(request, view) for view in views_of(list(found))]
+    return DeploymentPage(items=items, next_cursor=listed.next_cursor)
+
+
+@router.post(
+    "/deployments",
+    auth=LAUNCH,
+    response={201: DeploymentReply, **REFUSALS},
+    operation_id="create_deployment",
+)
+def deployment_add(request: HttpRequest, body: NewDeployment) -> Status[DeploymentReply]:
+    """Make a deployment: it sleeps until the first request, unless it is kept awake."""
+    membership = current_membership(request)
+    check_role(Role(membership.role), Role.PRACTITIONER)
+    plan, launch = _planned(request, body)
+    with transaction.atomic():
+        if plan._state.adding:  # noqa: SLF001 -- Django documents it
+            plan.save(force_insert=True)
+        try:
+            made = deployment_create(
+                team=plan.team,
+                by=signed_in(request),
+                name=body.name,
+                plan=plan,
+                launch=launch,
+                idle_seconds=body.idle_seconds,
+                is_kept_awake=body.is_kept_awake,
+                idempotency_key=job_key(request),
+            )
+        except DraftProblem as problem:
+            raise ConflictProblem("cannot_launch", problem.sentence) from problem
+    if made.is_kept_awake:
+        deployment_wake(made)
+    return Status(201, _reply(request, view_of(made)))
+
+
+def _planned(request: HttpRequest, body: NewDeployment) -> tuple[Plan, Launch]:
+    if body.document is None:
+        plan, launch = plan_to_change(request, body.plan or ""), body.launch or Launch()
+    else:
+        plan, _ = plan_of_document(request, body.document)
+        launch = body.document.launch
+        try:
+            plan_answer(plan)
+        except DraftProblem as problem:
+            raise InvalidProblem("draft", problem.sentence) from problem
+    launch = launch.model_copy(update={"run": "endpoint"})
+    if plan.document.goal == "serve":
+        check_launch(plan, launch)
+    return plan, launch
+
+
+@router.get(
+    "/deployments/{deployment_id}",
+    response={200: DeploymentReply, **REFUSALS},
+    operation_id="get_deployment",
+)
+def deployment_get(request: HttpRequest, deployment_id: str) -> DeploymentReply:
+    """Return a deployment with the jobs that serve it."""
+    return _reply(request, view_of(visible_deployment(request, deployment_id)))
+
+
+@router.patch(
+    "/deployments/{deployment_id}",
+    auth=LAUNCH,
+    response={200: DeploymentReply, **REFUSALS},
+    operation_id="change_deployment",
+)
+def deployment_edit(
+    request: HttpRequest, deployment_id: str, body: ChangedDeployment
+) -> DeploymentReply:
+    """Change a deployment; another plan is rolled out without a failed request."""
+    row = deployment_for(request, deployment_id)
+    plan = plan_to_change(request, body.plan) if body.plan else None
+    sent: dict[str, Any] = body.model_dump(exclude_unset=True, exclude={"plan", "launch"})
+    fields = {
+        name: value for name, value in sent.items() if value is not None or name == "idle_seconds"
+    }
+    try:
+        changed = deployment_change(
+            deployment=row, by=signed_in(request), plan=plan, launch=body.launch, **fields
+        )
+    except DraftProblem as problem:
+        raise ConflictProblem("cannot_launch", problem.sentence) from problem
+    return _reply(request, view_of(changed))
+
+
+@router.post(
+    "/deployments/{deployment_id}/wake",
+    auth=LAUNCH,
+    response={200: DeploymentReply, **REFUSALS},
+    operation_id="wake_deployment",
+)
+def deployment_start(request: HttpRequest, deployment_id: str) -> DeploymentReply:
+    """Load a deployment's model now; a paused one is resumed."""
+    row = usable_deployment(request, deployment_id)
+    deployment_wake(row, by=signed_in(request))
+    row.refresh_from_db()
+    return _reply(request, view_of(row))
+
+
+@router.post(
+    "/deployments/{deployment_id}/sleep",
+    auth=LAUNCH,
+    response={200: DeploymentReply, **REFUSALS},
+    operation_id="sleep_deployment",
+)
+def deployment_end(request: HttpRequest, deployment_id: str) -> DeploymentReply:
+    """Stop the jobs of a deployment; the next request wakes it."""
+    row = deployment_for(request, deployment_id)
+    deployment_sleep(deployment=row, by=signed_in(request))
+    row.refresh_from_db()
+    return _reply(request, view_of(row))
+
+
+@router.delete(
+    "/deployments/{deployment_id}",
+    auth=LAUNCH,
+    response={204: None, **REFUSALS},
+    operation_id="delete_deployment",
+)
+def deployment_remove(request: HttpRequest, deployment_id: str) -> Status[None]:
+    """Delete a deployment: its jobs stop, its name is free again, its usage stays."""
+    deployment_delete(deployment=deployment_for(request, deployment_id), by=signed_in(request))
+    return Status(204, None)
+
+
+# Keys
+
+
+def _key(key: ServingKey) -> dict[str, Any]:
+    names = ("name", "hint", "requests_per_minute", "max_concurrency", "tokens_per_day")
+    times = ("created_at", "expires_at", "revoked_at", "last_used_at")
+    return {
+        "id": key.pk,
+        "owner": key.owner.get_username() if key.owner else "",
+        "models": key.model_names,
+        "hold_seconds": key.hold_seconds,
+        **{name: getattr(key, name) for name in (*names, *times)},
+    }
+
+
+@router.get("/serving-keys", response={200: KeyPage, **REFUSALS}, operation_id="list_serving_keys")
+def key_list(request: HttpRequest, paging: Query[Paging]) -> KeyPage:
+    """Return the caller's keys, the newest first; an operator gets the team's."""
+    membership = current_membership(request)
+    rows = keys_of(membership)
+    listed = page_keys(rows, "created_at", [membership.team_id], paging)
+    items = [KeyReply(**_key(row)) for row in in_order(rows, listed.keys)]
+    return KeyPage(items=items, next_cursor=listed.next_cursor)
+
+
+@router.post(
+    "/serving-keys",
+    auth=LAUNCH,
+    response={201: MadeKey, **REFUSALS},
+    operation_id="make_serving_key",
+)
+def key_add(request: HttpRequest, body: KeyOptions) -> Status[MadeKey]:
+    """Make a key with which clients use the team's deployments."""
+    membership = current_membership(request)
+    check_role(Role(membership.role), Role.PRACTITIONER)
+    key, text = key_make(team=membership.team, by=signed_in(request), options=body)
+    return Status(201, MadeKey(**_key(key), key=text))
+
+
+@router.delete(
+    "/serving-keys/{key_id}",
+    auth=LAUNCH,
+    response={204: None, **REFUSALS},
+    operation_id="revoke_serving_key",
+)
+def key_remove(request: HttpRequest, key_id: str) -> Status[None]:
+    """Revoke a key; gateways end its streams within a second."""
+    key_revoke(key=key_for(request, key_id), by=signed_in(request))
+    return Status(204, None)
+
+
+# Usage
+
+
+class UsageQuery(ShortPaging):
+    """The days to list."""
+
+    days: Annotated[
+        int, Field(ge=1, le=MOST_DAYS, description="Up to today (UTC), newest first")
+    ] = DAYS
+
+
+@router.get("/usage", response={200: UsagePage, **REFUSALS}, operation_id="list_usage")
+def usage_list(request: HttpRequest, query: Query[UsageQuery]) -> UsagePage:
+    """Return what the caller's keys used, by day, key and deployment; an operator gets all."""
+    membership = current_membership(request)
+    rows = list(usage_of(membership, query.days))
+    shown, more = page_of(f"usage{query.days}", rows, _place, query)
+    return UsagePage(items=[_usage(row) for row in shown], next_cursor=more)
+
+
+def _place(row: Usage) -> str:
+    return f"{row.day} {row.key_id} {row.deployment_id}"
+
+
+def _usage(row: Usage) -> UsageReply:
+    names = ("requests", "failed", "cut", "prompt_tokens", "cached_tokens", "completion_tokens")
+    return UsageReply(
+        day=row.day,
+        key=row.key_id,
+        key_name=row.key.name,
+        deployment=row.deployment_id,
+        deployment_name=row.deployment.name,
+        **{name: getattr(row, name) for name in names},
+    )

@@ -1,0 +1,1 @@
+"""Deployments: models under a lasting name, their jobs, the keys of clients, and usage."""

@@ -1,0 +1,8 @@
+"""The address under which clients reach the gateway."""
+
+from django.http import HttpRequest
+
+
+def gateway_url(request: HttpRequest) -> str:
+    """Return the base URL for OpenAI's clients."""
+    return request.build_absolute_uri("/v1")

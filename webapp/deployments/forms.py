@@ -1,0 +1,177 @@
+"""Forms of deployments: keep a plan under a name, change it, make a key."""
+
+from typing import Any
+
+from django import forms
+from django.utils.text import slugify
+from pydantic import ValidationError
+
+from planner.specs.units import MINUTE
+from runners.jobspec.base import NAME_LENGTH
+from webapp.core.numbers import DecimalField, WholeField
+from webapp.core.problems import InvalidProblem
+from webapp.deployments.keys import DEFAULT_HOLD_SECONDS, MOST_DAYS, MOST_HOLD_SECONDS, KeyOptions
+from webapp.deployments.models import MODEL_NAME_LENGTH, Deployment
+from webapp.deployments.services import LEAST_IDLE_SECONDS, MOST_IDLE_SECONDS, NAME
+from webapp.plans.explanation import model_words
+from webapp.plans.models import Plan
+
+RUN = "deployment"  # what the button of the review page is called
+DEFAULT_IDLE_MINUTES = 15.0
+
+
+def idle_field() -> DecimalField:
+    """Return the field of how long a deployment may be idle."""
+    return DecimalField(
+        label="Sleep when idle, after minutes",
+        help_text="Empty: never. The next request wakes it, and waits.",
+        min_value=LEAST_IDLE_SECONDS / MINUTE,
+        max_value=MOST_IDLE_SECONDS / MINUTE,
+        initial=DEFAULT_IDLE_MINUTES,
+        required=False,
+    )
+
+
+class DeployForm(forms.Form):
+    """A plan to serve, kept under a name."""
+
+    deploy_name = forms.RegexField(
+        NAME,
+        label="Name for clients",
+        max_length=MODEL_NAME_LENGTH,
+        help_text="Clients give it as their model.",
+        error_messages={
+            "invalid": "Use letters, digits and any of . _ : -, and begin with a letter or digit."
+        },
+    )
+    deploy_idle = idle_field()
+    deploy_awake = forms.BooleanField(
+        label="Keep it awake: start it now, and again whenever it ends", required=False
+    )
+
+    def options(self) -> dict[str, Any]:
+        """Return what a valid form asks for.
+
+        Raises:
+            InvalidProblem: a field is not valid.
+        """
+        if not self.is_valid():
+            name, texts = next(iter(self.errors.items()))
+            raise InvalidProblem(name, f"“{self[name].label}”: {texts[0]}")
+        chosen = self.cleaned_data
+        return {
+            "name": chosen["deploy_name"],
+            "idle_seconds": _seconds(chosen["deploy_idle"]),
+            "is_kept_awake": chosen["deploy_awake"],
+        }
+
+
+def deploy_form(plan: Plan, data: Any = None) -> DeployForm | None:  # noqa: ANN401
+    """Return the form that keeps a plan as a deployment; None where the plan serves nothing."""
+    document = plan.document
+    if document.goal != "serve":
+        return None
+    name = slugify(model_words(document.model, plan.name).rpartition("/")[2].replace(".", "-"))
+    bound = data if data is not None and data.get("run") == RUN else None
+    return DeployForm(bound, initial={"deploy_name": name[:MODEL_NAME_LENGTH]})
+
+
+class ChangeForm(forms.Form):
+    """What may change of a deployment while it keeps its name."""
+
+    plan = forms.ChoiceField(
+        label="Plan",
+        help_text="Another version is started beside the one that runs, and takes over once it is "
+        "ready.",
+    )
+    idle_minutes = idle_field()
+    is_kept_awake = forms.BooleanField(label="Keep it awake", required=False)
+    is_paused = forms.BooleanField(
+        label="Pause it: what runs is stopped, and no request wakes it", required=False
+    )
+
+    def __init__(self, deployment: Deployment, data: Any = None) -> None:  # noqa: ANN401
+        idle = deployment.idle_seconds
+        super().__init__(
+            data,
+            initial={
+                "plan": deployment.plan_id,
+                "idle_minutes": None if idle is None else f"{idle / MINUTE:g}",
+                "is_kept_awake": deployment.is_kept_awake,
+                "is_paused": deployment.is_paused,
+            },
+        )
+        self.deployment = deployment
+        rows = Plan.objects.filter(series=deployment.plan.series, deleted_at=None)
+        versions = list(rows.defer("answer").order_by("-version")[:50])
+        if deployment.plan_id not in {each.pk for each in versions}:
+            versions.append(deployment.plan)
+        choices = [(each.pk, f"{each.name}, version {each.version}") for each in versions]
+        self.fields["plan"].choices = choices  # type: ignore[attr-defined]
+        self.plans = {each.pk: each for each in versions}
+
+    def changes(self) -> dict[str, Any]:
+        """Return the fields of a valid form that differ from the deployment's."""
+        chosen, row = self.cleaned_data, self.deployment
+        found = {
+            "idle_seconds": _seconds(chosen["idle_minutes"]),
+            "is_kept_awake": chosen["is_kept_awake"],
+            "is_paused": chosen["is_paused"],
+        }
+        changed = {name: value for name, value in found.items() if value != getattr(row, name)}
+        if chosen["plan"] != row.plan_id:
+            changed["plan"] = self.plans[chosen["plan"]]
+        return changed
+
+
+class KeyForm(forms.Form):
+    """A new key, and its limits; an empty one is none."""
+
+    name = forms.CharField(
+        label="Name", max_length=NAME_LENGTH, help_text="Where it will be used", strip=True
+    )
+    models = forms.MultipleChoiceField(
+        label="For these deployments",
+        required=False,
+        widget=forms.CheckboxSelectMultiple,
+        help_text="None chosen: for all, also those made later.",
+    )
+    requests_per_minute = WholeField(label="Requests a minute", min_value=1, required=False)
+    max_concurrency = WholeField(label="Requests at once", min_value=1, required=False)
+    tokens_per_day = WholeField(
+        label="Tokens a day", min_value=1, required=False, help_text="Prompts and answers, UTC"
+    )
+    hold_seconds = DecimalField(
+        label="Wait for a model to wake, in seconds",
+        min_value=0,
+        max_value=MOST_HOLD_SECONDS,
+        initial=DEFAULT_HOLD_SECONDS,
+        help_text="Then the answer is 503, with the time after which to try again.",
+    )
+    days = DecimalField(
+        label="Valid for, in days",
+        min_value=0.01,
+        max_value=MOST_DAYS,
+        required=False,
+        help_text="Empty: until it is revoked",
+    )
+
+    def __init__(self, names: list[str], data: Any = None) -> None:  # noqa: ANN401
+        super().__init__(data)
+        self.fields["models"].choices = [(each, each) for each in names]  # type: ignore[attr-defined]
+
+    def options(self) -> KeyOptions:
+        """Return what a valid form asks for.
+
+        Raises:
+            InvalidProblem: a number is beyond what can be stored.
+        """
+        try:
+            return KeyOptions.model_validate(self.cleaned_data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise InvalidProblem(str(first["loc"][0]), first["msg"]) from error
+
+
+def _seconds(minutes: float | None) -> float | None:
+    return None if minutes is None else minutes * MINUTE

@@ -1,0 +1,109 @@
+"""Keys of clients for a team's deployments: make, change, revoke."""
+
+import secrets
+from datetime import timedelta
+from typing import Annotated
+
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.db.models import QuerySet
+from django.views.decorators.debug import sensitive_variables
+from pydantic import BaseModel, ConfigDict, Field
+
+from runners.jobspec.base import NAME_LENGTH
+from runners.jobspec.serve import key_hash
+from webapp.accounts.models import Team
+from webapp.audit.models import event_record
+from webapp.core.clock import now
+from webapp.core.names import checked_name
+from webapp.core.problems import ConflictProblem, InvalidProblem
+from webapp.deployments.models import Deployment, ServingKey
+
+PREFIX = "sk-slipway-"
+HINT_LENGTH = len(PREFIX) + 4
+MOST_KEYS = 500  # of one team, valid at the same time
+DEFAULT_HOLD_SECONDS, MOST_HOLD_SECONDS = 120.0, 1800.0
+MOST_DAYS = 3660
+Limit = Annotated[int | None, Field(ge=1, le=10**15)]
+
+
+class KeyOptions(BaseModel):
+    """What a key opens, and within which limits; None: no limit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(min_length=1, max_length=NAME_LENGTH)]
+    models: Annotated[
+        tuple[str, ...], Field(max_length=200, description="Names of deployments; empty: all")
+    ] = ()
+    requests_per_minute: Limit = None
+    max_concurrency: Annotated[Limit, Field(description="Requests at the same time")] = None
+    tokens_per_day: Annotated[
+        Limit, Field(description="Of prompts and answers, from midnight UTC")
+    ] = None
+    hold_seconds: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=MOST_HOLD_SECONDS,
+            description="A request waits so long for a model to wake",
+        ),
+    ] = DEFAULT_HOLD_SECONDS
+    days: Annotated[
+        float | None, Field(gt=0, le=MOST_DAYS, description="Until it expires; null: never")
+    ] = None
+
+
+@sensitive_variables("text")
+def key_make(*, team: Team, by: User, options: KeyOptions) -> tuple[ServingKey, str]:
+    """Return a new key and its text, which is not shown again.
+
+    Raises:
+        InvalidProblem: the name is not valid, or a model is not the team's.
+        ConflictProblem: the team has ``MOST_KEYS`` valid keys.
+    """
+    name = checked_name(options.name.strip(), "name")
+    known = Deployment.objects.filter(team=team, deleted_at=None, name__in=options.models)
+    if unknown := set(options.models) - set(known.values_list("name", flat=True)):
+        raise InvalidProblem(
+            "models", f"{team.name} has no deployment named {min(unknown)[:60]!r}."
+        )
+    if valid_keys(team).count() >= MOST_KEYS:
+        raise ConflictProblem(
+            "too_many_keys",
+            f"{team.name} has {MOST_KEYS} valid keys, the most. Revoke one that is not used.",
+        )
+    text = PREFIX + secrets.token_urlsafe(32)
+    with transaction.atomic():
+        key = ServingKey.objects.create(
+            team=team,
+            owner=by,
+            name=name,
+            digest=key_hash(text),
+            hint=text[:HINT_LENGTH],
+            model_names=sorted(set(options.models)),
+            requests_per_minute=options.requests_per_minute,
+            max_concurrency=options.max_concurrency,
+            tokens_per_day=options.tokens_per_day,
+            hold_seconds=options.hold_seconds,
+            created_at=now(),
+            expires_at=now() + timedelta(days=options.days) if options.days else None,
+        )
+        event_record(key, "serving_key.created", by.get_username(), detail={"name": name})
+    return key, text
+
+
+def valid_keys(team: Team) -> QuerySet[ServingKey]:
+    """Return the keys of a team that are neither revoked nor expired."""
+    rows = ServingKey.objects.filter(team=team, revoked_at=None)
+    return rows.exclude(expires_at__lte=now())
+
+
+def key_revoke(*, key: ServingKey, by: User) -> bool:
+    """Revoke a key; gateways end its streams within a second. Return whether it was valid."""
+    with transaction.atomic():
+        rows = ServingKey.objects.filter(pk=key.pk, revoked_at=None)
+        is_revoked = bool(rows.update(revoked_at=now()))
+        if is_revoked:
+            event_record(key, "serving_key.revoked", by.get_username(), detail={"name": key.name})
+    return is_revoked

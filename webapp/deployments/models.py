@@ -1,0 +1,154 @@
+"""Database models of deployments, of their replicas, and of clients' keys and usage."""
+
+from typing import Any
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+
+from runners.jobspec.base import NAME_LENGTH
+from webapp.accounts.models import AccessToken, TeamOwned
+from webapp.core.ids import UlidModel
+from webapp.jobs.models import Job
+from webapp.plans.models import Plan
+
+MODEL_NAME_LENGTH = 120  # runners.jobspec.serve.ServedName
+
+
+class Deployment(TeamOwned):
+    """A model under a name that lasts: its jobs come and go, its address stays.
+
+    ``token`` is the one that made it, whose budget its jobs count against.
+    """
+
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    token = models.ForeignKey(
+        AccessToken, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    name = models.CharField(max_length=MODEL_NAME_LENGTH)  # that clients give as their model
+    plan = models.ForeignKey(Plan, on_delete=models.RESTRICT, related_name="+")
+    launch = models.JSONField(default=dict, blank=True)  # runners.plans.launch.Launch
+    idle_seconds = models.FloatField(null=True, blank=True)  # until it sleeps; null: never
+    is_kept_awake = models.BooleanField(default=False)
+    is_paused = models.BooleanField(default=False)  # no request wakes it
+    asked_at = models.DateTimeField(null=True, blank=True)  # a wake that no replica answers yet
+    problem = models.TextField(blank=True)  # why the last wake failed; "" once a replica is ready
+    failed_at = models.DateTimeField(null=True, blank=True)
+    failures = models.PositiveSmallIntegerField(default=0)  # in a row
+    idempotency_key = models.CharField(max_length=64, null=True, blank=True, unique=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    deleted_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["team", "name"],
+                condition=Q(deleted_at=None),
+                name="one_deployment_per_name",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def launch_options(self) -> dict[str, Any]:
+        """Return the options with which its jobs are launched."""
+        found: dict[str, Any] = self.launch
+        return found
+
+
+class Replica(UlidModel):
+    """A job that serves a deployment, with the plan's version that it runs."""
+
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="replicas")
+    job = models.OneToOneField(Job, on_delete=models.CASCADE, related_name="replica")
+    plan = models.ForeignKey(Plan, on_delete=models.RESTRICT, related_name="+")
+    is_leaving = models.BooleanField(default=False)  # gets no new requests, and is stopped
+    left_at = models.DateTimeField(null=True, blank=True)  # since when
+    created_at = models.DateTimeField()
+    ready_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        indexes = [
+            models.Index(fields=["ended_at", "deployment"], name="replicas_live"),
+        ]
+
+    def __str__(self) -> str:
+        return f"replica of {self.deployment_id}"
+
+    @property
+    def load_seconds(self) -> float | None:
+        """Return how long it took from the request for it to its first answer."""
+        return (self.ready_at - self.created_at).total_seconds() if self.ready_at else None
+
+
+class ServingKey(TeamOwned):
+    """A client's key for the team's deployments; only its SHA-256 is stored.
+
+    Limits are per key; null: none.
+    """
+
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    name = models.CharField(max_length=NAME_LENGTH)
+    digest = models.CharField(max_length=64, unique=True)  # SHA-256 hex
+    hint = models.CharField(max_length=20)  # its first characters, to recognise it by
+    model_names = models.JSONField(default=list, blank=True)  # of deployments; empty: all
+    requests_per_minute = models.PositiveIntegerField(null=True, blank=True)
+    max_concurrency = models.PositiveIntegerField(null=True, blank=True)
+    tokens_per_day = models.PositiveBigIntegerField(null=True, blank=True)
+    hold_seconds = models.FloatField()  # a request waits so long for a model to wake
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+    last_used_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Usage(models.Model):
+    """What a key used of a deployment on a day (UTC): answers and tokens."""
+
+    key = models.ForeignKey(ServingKey, on_delete=models.CASCADE, related_name="usage")
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="usage")
+    day = models.DateField()
+    requests = models.PositiveBigIntegerField(default=0)
+    failed = models.PositiveBigIntegerField(default=0)  # of the requests: status 500 and above
+    cut = models.PositiveBigIntegerField(default=0)  # of the requests: ended before their end
+    prompt_tokens = models.PositiveBigIntegerField(default=0)
+    cached_tokens = models.PositiveBigIntegerField(default=0)  # of the prompt tokens
+    completion_tokens = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        ordering = ["-day", "id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["key", "deployment", "day"], name="one_usage_per_key_and_day"
+            )
+        ]
+        indexes = [models.Index(fields=["deployment", "day"], name="usage_of_deployment")]
+
+    def __str__(self) -> str:
+        return f"{self.key_id} on {self.day}"
+
+
+class UsageJournal(models.Model):
+    """How much of a gateway's journal of answers is counted in ``Usage``."""
+
+    name = models.CharField(max_length=64, primary_key=True)  # of the file
+    counted_bytes = models.PositiveBigIntegerField(default=0)
+    at = models.DateTimeField(auto_now=True)
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,70 @@
+"""Who may change a deployment or a key: its owner, and operators of the team."""
+
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import HttpRequest
+
+from webapp.accounts.models import Membership, Role
+from webapp.accounts.services import is_at_least, membership_of, visible_or_404
+from webapp.core.problems import NotFoundProblem
+from webapp.deployments.models import Deployment, ServingKey
+
+
+def may_change(membership: Membership | None, row: Deployment | ServingKey) -> bool:
+    """Return whether a member may change a deployment or a key."""
+    if membership is None:
+        return False
+    if is_at_least(Role(membership.role), Role.OPERATOR):
+        return True
+    is_practitioner = is_at_least(Role(membership.role), Role.PRACTITIONER)
+    return is_practitioner and row.owner_id == membership.user_id
+
+
+def visible_deployment(request: HttpRequest, deployment_id: str) -> Deployment:
+    """Return a deployment of the person's teams that is not deleted, else raise Http404."""
+    return visible_or_404(Deployment, request.user, pk=deployment_id, deleted_at=None)
+
+
+def deployment_for(request: HttpRequest, deployment_id: str) -> Deployment:
+    """Return a deployment that the person may change.
+
+    Raises:
+        PermissionDenied: the role is too low, or the deployment is someone else's.
+    """
+    row = visible_deployment(request, deployment_id)
+    if not may_change(membership_of(request.user, row.team), row):
+        raise PermissionDenied("Only its owner or an operator can change this deployment.")
+    return row
+
+
+def usable_deployment(request: HttpRequest, deployment_id: str) -> Deployment:
+    """Return a deployment that the person may wake, as a request of theirs would.
+
+    Raises:
+        PermissionDenied: the role is too low.
+    """
+    row = visible_deployment(request, deployment_id)
+    held = membership_of(request.user, row.team)
+    if held is None or not is_at_least(Role(held.role), Role.PRACTITIONER):
+        raise PermissionDenied("To wake a deployment you need the role Practitioner or higher.")
+    return row
+
+
+def keys_of(membership: Membership) -> QuerySet[ServingKey]:
+    """Return the keys that a member may see: the own ones, and an operator the team's."""
+    rows = ServingKey.objects.filter(team=membership.team_id).select_related("owner")
+    if is_at_least(Role(membership.role), Role.OPERATOR):
+        return rows
+    return rows.filter(owner=membership.user_id)
+
+
+def key_for(request: HttpRequest, key_id: str) -> ServingKey:
+    """Return a key that the person may revoke.
+
+    Raises:
+        NotFoundProblem: it is another person's, and the person is no operator.
+    """
+    key = visible_or_404(ServingKey, request.user, pk=key_id)
+    if not may_change(membership_of(request.user, key.team), key):
+        raise NotFoundProblem("no_key", "There is no such key of yours.")
+    return key

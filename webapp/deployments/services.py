@@ -1,0 +1,431 @@
+"""Make, wake, put to sleep, change and delete deployments."""
+
+import re
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+import structlog
+from django.contrib.auth.models import User
+from django.db import IntegrityError, InterfaceError, OperationalError, transaction
+
+from runners.jobspec import ServeSpec
+from runners.jobspec.base import NAME_LENGTH
+from runners.plans.launch import Launch
+from runners.plans.refusals import DraftProblem
+from runners.shared.reasons import Reason
+from webapp.accounts.models import Role, Team
+from webapp.accounts.services import has_role
+from webapp.accounts.tokens import acting_as, acting_token
+from webapp.audit.models import event_record
+from webapp.core.clock import now
+from webapp.core.problems import ConflictProblem, InvalidProblem, NotFoundProblem, Problem
+from webapp.deployments.models import MODEL_NAME_LENGTH, Deployment, Replica
+from webapp.jobs.endpoints import hashes_of, new_key
+from webapp.jobs.launching import launchable_of, plan_launch
+from webapp.jobs.models import FINAL_STATES, AttemptEvent, Job, JobState
+from webapp.jobs.services import job_stop
+from webapp.jobs.transitions import words_for
+from webapp.plans.models import Plan
+from webapp.plans.planning import plan_keep
+
+log = structlog.get_logger(__name__)
+ACTOR = "system:deployments"
+ROLE = Role.PRACTITIONER
+NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{MODEL_NAME_LENGTH - 1}}}")
+LEAST_IDLE_SECONDS, MOST_IDLE_SECONDS = 6.0, 7 * 86_400.0
+FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 5.0, 300.0  # after a failure, before the next try
+LEAVING = timedelta(
+    seconds=3.0
+)  # until every gateway has read that a replica gets no more requests
+ROOM = timedelta(seconds=20.0)  # a new version waits so long for a device beside the old one
+FAULT = "Slipway failed while it started a replica; the site's log says where."
+GONE = (
+    "The account that owns {} is no longer a practitioner of the team. Take it over or delete it."
+)
+
+
+# Make and change
+
+
+def deployment_create(
+    *,
+    team: Team,
+    by: User,
+    name: str,
+    plan: Plan,
+    launch: Launch,
+    idle_seconds: float | None = None,
+    is_kept_awake: bool = False,
+    idempotency_key: str | None = None,
+) -> Deployment:
+    """Return a new deployment of a plan to serve, asleep; a draft is saved as a version first.
+
+    Raises:
+        InvalidProblem: a field is not valid.
+        ConflictProblem: the team has a deployment of this name.
+        DraftProblem: the plan cannot be launched as an endpoint.
+        Problem: an option is not of an endpoint.
+    """
+    if idempotency_key:
+        made = Deployment.objects.filter(team=team, idempotency_key=idempotency_key).first()
+        if made is not None:
+            return made
+    name = _checked_name(name)
+    launch = _checked_launch(launch)
+    _check_idle(idle_seconds)
+    _check_is_endpoint(plan, launch)
+    _check_free(team, name)
+    try:
+        with transaction.atomic():
+            deployment = Deployment.objects.create(
+                team=team,
+                owner=by,
+                token=acting_token(),
+                name=name,
+                plan=plan_keep(plan, by=by.get_username()),
+                launch=launch.model_dump(mode="json", exclude_defaults=True),
+                idle_seconds=None if is_kept_awake else idle_seconds,
+                is_kept_awake=is_kept_awake,
+                idempotency_key=idempotency_key,
+            )
+            event_record(
+                deployment, "deployment.created", by.get_username(), detail={"name": name}
+            )
+    except IntegrityError:
+        _check_free(team, name)
+        raise
+    return deployment
+
+
+def deployment_change(
+    *,
+    deployment: Deployment,
+    by: User,
+    plan: Plan | None = None,
+    launch: Launch | None = None,
+    **fields: Any,
+) -> Deployment:
+    """Change a deployment: ``idle_seconds``, ``is_kept_awake``, ``is_paused``, or what it runs.
+
+    A new plan or launch is rolled out if a replica runs: a second one starts, requests go to it
+    once it is ready, and the first one ends. Where there is no room for both, the first one ends
+    before, and requests wait at the gateway.
+
+    Raises:
+        InvalidProblem: a field is not valid.
+        DraftProblem: the plan cannot be launched as an endpoint.
+    """
+    row = _row_of(deployment)
+    detail: dict[str, Any] = dict(fields)
+    if "idle_seconds" in fields:
+        _check_idle(fields["idle_seconds"])
+    if fields.get("is_kept_awake"):
+        fields["idle_seconds"] = None
+    if plan is not None or launch is not None:
+        chosen = _checked_launch(launch or launch_of(row))
+        _check_is_endpoint(plan or row.plan, chosen)
+        fields["launch"] = chosen.model_dump(mode="json", exclude_defaults=True)
+        if plan is not None:
+            fields["plan"] = plan_keep(plan, by=by.get_username())
+            detail |= {"plan": fields["plan"].pk, "version": fields["plan"].version}
+    with transaction.atomic():
+        Deployment.objects.filter(pk=row.pk, deleted_at=None).update(
+            problem="", failures=0, failed_at=None, **fields
+        )
+        event_record(row, "deployment.changed", by.get_username(), detail=detail)
+    row.refresh_from_db()
+    if row.is_paused:
+        _leave(live_replicas(row), now())
+    elif {"launch", "idle_seconds", "is_kept_awake"} & fields.keys() and live_replicas(row):
+        _replace(row)
+    deployment_advance(row)
+    row.refresh_from_db()
+    return row
+
+
+def deployment_delete(*, deployment: Deployment, by: User) -> None:
+    """Delete a deployment: its name is free again, its jobs stop, its usage stays.
+
+    Raises:
+        NotFoundProblem: another call has deleted it.
+    """
+    with transaction.atomic():
+        rows = Deployment.objects.filter(pk=deployment.pk, deleted_at=None)
+        if not rows.update(deleted_at=now(), asked_at=None):
+            raise NotFoundProblem("gone", f"{deployment.name} is deleted already.")
+        event_record(
+            deployment, "deployment.deleted", by.get_username(), detail={"name": deployment.name}
+        )
+    _stop(live_replicas(deployment), by.get_username())
+
+
+def deployment_sleep(*, deployment: Deployment, by: User) -> None:
+    """Stop the replicas of a deployment; the next request wakes it.
+
+    Raises:
+        ConflictProblem: it is kept awake, or nothing runs.
+    """
+    row = _row_of(deployment)
+    if row.is_kept_awake:
+        raise ConflictProblem(
+            "kept_awake", f"{row.name} is kept awake. Pause it, or let it sleep when idle."
+        )
+    live = live_replicas(row)
+    if not live:
+        raise ConflictProblem("asleep", f"{row.name} is asleep already.")
+    Deployment.objects.filter(pk=row.pk).update(asked_at=None)
+    event_record(row, "deployment.slept", by.get_username())
+    _stop(live, by.get_username())
+
+
+def _row_of(deployment: Deployment) -> Deployment:
+    row = Deployment.objects.filter(pk=deployment.pk, deleted_at=None).first()
+    if row is None:
+        raise NotFoundProblem("gone", f"{deployment.name} is deleted.")
+    return row
+
+
+def launch_of(deployment: Deployment) -> Launch:
+    """Return the options with which a deployment's jobs are launched."""
+    return Launch.model_validate({"run": "endpoint", **deployment.launch_options})
+
+
+def _checked_launch(launch: Launch) -> Launch:
+    """Return the options of an endpoint's launch; how long it may be idle is the deployment's."""
+    return launch.model_copy(
+        update={"run": "endpoint", "idle_stop_seconds": None, "name": "", "save_as": "next"}
+    )
+
+
+def _checked_name(name: str) -> str:
+    name = name.strip()
+    if not NAME.fullmatch(name):
+        raise InvalidProblem(
+            "name",
+            f"The name {name[:60]!r} is not valid: clients give it as their model. Use 1 to "
+            f"{MODEL_NAME_LENGTH} letters, digits and any of . _ : -, such as “qwen3-8b”, and "
+            "begin with a letter or digit.",
+        )
+    return name
+
+
+def _check_free(team: Team, name: str) -> None:
+    if Deployment.objects.filter(team=team, name=name, deleted_at=None).exists():
+        raise ConflictProblem(
+            "name_taken",
+            f"{team.name} has a deployment named {name} already. Choose another name, or give "
+            "that deployment the plan: its page says how.",
+        )
+
+
+def _check_idle(seconds: float | None) -> None:
+    if seconds is not None and not LEAST_IDLE_SECONDS <= seconds <= MOST_IDLE_SECONDS:
+        raise InvalidProblem(
+            "idle_seconds",
+            f"It is to sleep after {seconds:g} s without a request; that can be "
+            f"{LEAST_IDLE_SECONDS:g} s to 7 days, or empty: never.",
+        )
+
+
+def _check_is_endpoint(plan: Plan, launch: Launch) -> None:
+    if plan.document.goal != "serve":
+        raise InvalidProblem(
+            "plan", "This plan does not serve a model. Choose a plan with the goal Serve."
+        )
+    spec = launchable_of(plan, launch, hashes_of(new_key())).spec
+    if not isinstance(spec, ServeSpec):
+        raise InvalidProblem("launch", "A deployment runs endpoints; leave run out.")
+
+
+# Wake
+
+
+def deployment_wake(deployment: Deployment, *, by: User | None = None) -> Replica | None:
+    """Start a replica unless one runs; return the one that serves, or is to serve, next.
+
+    Of two calls at once, one starts it. After failures in a row only a person's call (``by``)
+    does not wait. None: it is paused or deleted, or a wait is not over.
+    """
+    instant = now()
+    with transaction.atomic():
+        row = Deployment.objects.select_for_update().get(pk=deployment.pk)
+        if row.deleted_at or (row.is_paused and by is None):
+            return None
+        if by is not None:
+            row.is_paused, row.failures, row.problem = False, 0, ""
+            row.save(update_fields=["is_paused", "failures", "problem"])
+        if live := live_replicas(row):
+            return live[0]
+        if row.failed_at is not None and instant < row.failed_at + rest_after(row.failures):
+            return None
+        Deployment.objects.filter(pk=row.pk).update(asked_at=row.asked_at or instant)
+    return _start(row)
+
+
+def rest_after(failures: int) -> timedelta:
+    """Return how long no request wakes a deployment after so many failures in a row."""
+    if not failures:
+        return timedelta()
+    seconds = FIRST_REST_SECONDS * 2 ** min(failures - 1, 10)
+    return timedelta(seconds=min(seconds, LONGEST_REST_SECONDS))
+
+
+def live_replicas(deployment: Deployment) -> list[Replica]:
+    """Return the replicas that take requests now or once they are loaded, the newest first."""
+    rows = Replica.objects.filter(deployment=deployment, ended_at=None, is_leaving=False)
+    return list(rows.select_related("job"))
+
+
+def _start(deployment: Deployment) -> Replica | None:
+    """Launch a job for a deployment; a refusal is kept as its problem."""
+    try:
+        owner = _owner_of(deployment)
+        with acting_as(deployment.token), transaction.atomic():
+            Deployment.objects.select_for_update().get(pk=deployment.pk)
+            number = Replica.objects.filter(deployment=deployment).count()
+            job = plan_launch(
+                plan=deployment.plan,
+                by=owner,
+                launch=launch_of(deployment).model_copy(
+                    update={"idle_stop_seconds": deployment.idle_seconds}
+                ),
+                name=f"Deployment {deployment.name}"[:NAME_LENGTH],
+                is_named=False,
+                key_hashes=hashes_of(new_key()),
+                idempotency_key=f"deployment-{deployment.pk}-{number}",
+                served_name=deployment.name,
+            )
+            replica, _ = Replica.objects.get_or_create(
+                job=job,
+                defaults={
+                    "deployment": deployment,
+                    "plan": deployment.plan,
+                    "created_at": now(),
+                },
+            )
+    except (DraftProblem, Problem) as problem:
+        _failed(deployment, str(problem))
+        return None
+    except (OperationalError, InterfaceError, IntegrityError):
+        raise  # locked, gone, or another call's
+    except Exception:
+        log.exception("replica not started", deployment=deployment.pk)
+        _failed(deployment, FAULT)
+        return None
+    return replica
+
+
+def _owner_of(deployment: Deployment) -> User:
+    """Return who owns a deployment.
+
+    Raises:
+        ConflictProblem: the account is gone, or may not launch any more.
+    """
+    owner = deployment.owner
+    if owner is None or not owner.is_active or not has_role(owner, deployment.team, ROLE):
+        raise ConflictProblem("owner_gone", GONE.format(deployment.name))
+    return owner
+
+
+def _failed(deployment: Deployment, words: str) -> None:
+    deployment.refresh_from_db(fields=["failures"])
+    Deployment.objects.filter(pk=deployment.pk).update(
+        problem=words, failed_at=now(), failures=min(deployment.failures + 1, 100), asked_at=None
+    )
+
+
+# Advance
+
+
+def advance_all() -> int:
+    """Advance every deployment that runs or should; return their number."""
+    rows = Deployment.objects.filter(deleted_at=None, is_kept_awake=True, is_paused=False)
+    running = Replica.objects.filter(ended_at=None).values("deployment")
+    asked = Deployment.objects.filter(deleted_at=None, asked_at__isnull=False)
+    live = Deployment.objects.filter(pk__in=running)
+    deployments = {each.pk: each for rows in (rows, asked, live) for each in rows}
+    for deployment in deployments.values():
+        try:
+            deployment_advance(deployment)
+        except Exception:  # the next round tries again; the others go on
+            log.warning("deployment not advanced", deployment=deployment.pk, exc_info=True)
+    return len(deployments)
+
+
+def deployment_advance(deployment: Deployment) -> None:
+    """Read what the replicas' jobs have become; stop and start what is due."""
+    replicas = Replica.objects.filter(deployment=deployment, ended_at=None)
+    for replica in replicas.select_related("job", "job__current_attempt"):
+        _settle(deployment, replica)
+    if deployment.deleted_at is not None:
+        return
+    _finish_roll(deployment)
+    if deployment.is_kept_awake and not deployment.is_paused and not live_replicas(deployment):
+        deployment_wake(deployment)
+
+
+def _settle(deployment: Deployment, replica: Replica) -> None:
+    """Store that a replica is ready, or how it ended; stop one that has been leaving."""
+    job = replica.job
+    if job.state in FINAL_STATES or job.deleted_at is not None:
+        Replica.objects.filter(pk=replica.pk).update(ended_at=job.ended_at or now())
+        was_wanted = not replica.is_leaving and deployment.deleted_at is None
+        if was_wanted and job.state not in {JobState.SUCCEEDED, JobState.STOPPED}:
+            words = words_for(job.reason or Reason.INTERNAL)
+            _failed(deployment, f"{words.sentence} {words.next_step}")
+        elif was_wanted and replica.ready_at is None:
+            _failed(deployment, "Its job was stopped before the model was loaded.")
+        return
+    if replica.ready_at is None and is_ready(job):
+        with transaction.atomic():
+            Replica.objects.filter(pk=replica.pk).update(ready_at=now())
+            Deployment.objects.filter(pk=deployment.pk).update(
+                problem="", failures=0, failed_at=None, asked_at=None
+            )
+    if replica.is_leaving and now() >= (replica.left_at or now()) + LEAVING:
+        _stop([replica], ACTOR)
+
+
+def is_ready(job: Job) -> bool:
+    """Return whether a job serves requests: its endpoint has answered on its host."""
+    if job.state != JobState.RUNNING or job.current_attempt_id is None:
+        return False
+    return AttemptEvent.objects.filter(attempt=job.current_attempt_id, kind="endpoint").exists()
+
+
+def _stop(replicas: Iterable[Replica], by: str) -> None:
+    """Stop the jobs of replicas; an endpoint finishes its open requests first."""
+    for replica in replicas:
+        job = replica.job
+        if job.state not in FINAL_STATES and job.state != JobState.STOPPING:
+            try:
+                job_stop(job=job, by=by, reason=Reason.STOPPED_BY_USER)
+            except ConflictProblem:
+                continue  # it has ended meanwhile
+        Replica.objects.filter(pk=replica.pk, left_at=None).update(is_leaving=True, left_at=now())
+
+
+def _leave(replicas: Iterable[Replica], instant: datetime) -> None:
+    keys = [each.pk for each in replicas]
+    Replica.objects.filter(pk__in=keys, left_at=None).update(is_leaving=True, left_at=instant)
+
+
+# Roll out another version
+
+
+def _replace(deployment: Deployment) -> None:
+    """Start a replica of the deployment as it is now, beside those that run."""
+    _start(deployment)
+
+
+def _finish_roll(deployment: Deployment) -> None:
+    """Let older replicas leave once the newest is ready, or if it has no room beside them."""
+    live = live_replicas(deployment)
+    if len(live) < 2:  # noqa: PLR2004 -- nothing is being replaced
+        return
+    newest, older = live[0], live[1:]
+    waited = now() - newest.created_at >= ROOM
+    lacks_room = newest.job.state == JobState.QUEUED and waited
+    if newest.ready_at is not None or lacks_room:
+        _leave(older, now())

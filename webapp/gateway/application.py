@@ -1,0 +1,450 @@
+"""The gateway's application: ``/v1/`` for clients; requests go through tunnels to endpoints.
+
+A request needs no database: keys and deployments are looked up in a snapshot. It goes to the
+least busy replica; one that is not there yet is waited for. It is tried again, on another replica
+or a new one, as long as nothing of its answer has arrived.
+"""
+
+import asyncio
+import json
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import structlog
+
+from runners.jobspec.serve import key_hash
+from webapp.core.clock import now
+from webapp.core.problems import Receive, Scope, Send
+from webapp.deployments.states import DeploymentState
+from webapp.gateway.exchange import Bodies, ClientGoneError, Exchange
+from webapp.gateway.journal import Answer, Journal
+from webapp.gateway.limits import Limits
+from webapp.gateway.refusals import Refusal, event_of_body
+from webapp.gateway.routes import Key, Route, Routes, Target
+from webapp.gateway.tunnels import TunnelError, TunnelResponse, Tunnels
+from webapp.gateway.usage import HEADER, UsageComments, used_of
+
+PREFIX = "/v1"
+MODELS = "/v1/models"
+HEALTH = "/v1/health"
+ANSWERED = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    *("/v1/messages/count_tokens", "/v1/embeddings", "/v1/rerank"),
+)
+HEARTBEAT_SECONDS = 10.0  # proxies cut silent connections after 30 to 60 s
+WAKE_SECONDS = 2.0  # between two wakes that one request asks for
+USUAL_LOAD_SECONDS = 30.0  # of a model that was never loaded, for Retry-After
+LOOK_SECONDS = 1.0  # at the snapshot, while a request waits
+MOST_REQUESTS = 4000  # at the same time, of one gateway
+MOST_TRIES = 4
+PASSED_HEADERS = (b"accept", b"content-type", b"anthropic-version", b"anthropic-beta")
+DROPPED_HEADERS = frozenset(
+    {b"connection", b"keep-alive", b"transfer-encoding", b"date", b"server", HEADER}
+)
+LARGE_BODY_BYTES = 64 * 1024  # parsed in a thread, so that others' answers go on
+log = structlog.get_logger(__name__)
+
+
+class Asked(NamedTuple):
+    """What a request asks for: its body for the endpoint, and what the gateway reads of it."""
+
+    body: bytes
+    document: dict[str, Any]
+    name: str  # of the deployment
+    adapter: str
+    is_streamed: bool
+
+    def body_for(self, target_model: str) -> bytes:
+        """Return the body with the name that the endpoint has for the model."""
+        if self.document["model"] == target_model:
+            return self.body
+        return json.dumps({**self.document, "model": target_model}, ensure_ascii=False).encode()
+
+
+class HostTunnels(Protocol):
+    """Where the tunnels of connected hosts are found."""
+
+    def of(self, host_id: str) -> Any:  # noqa: ANN401 -- webapp.gateway.tunnels.Tunnel, or None
+        """Return the tunnel of a host, None while it is not connected."""
+
+
+class Gateway:
+    """One gateway: its routes, limits, tunnels and journal; ``start`` it in its event loop."""
+
+    def __init__(
+        self,
+        journal_folder: Path,
+        *,
+        routes: Routes | None = None,
+        tunnels: HostTunnels | None = None,
+    ) -> None:
+        self.routes = routes or Routes()
+        self.tunnels = tunnels or Tunnels()
+        self.journal = Journal(journal_folder)
+        self.limits = Limits()
+        self._bodies = Bodies()
+        self._running: Counter[str] = Counter()  # requests by replica
+        self._num_requests = 0
+
+    def start(self) -> None:
+        """Read routes and count usage from now on."""
+        self.routes.start()
+        self.journal.start()
+
+    def stop(self) -> None:
+        """End the threads; what was answered is counted."""
+        self.routes.stop()
+        self.journal.stop()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request."""
+        exchange = Exchange(scope, receive, send, self._bodies)
+        self._num_requests += 1
+        try:
+            await self._answer(exchange)
+        except ClientGoneError:
+            return
+        except Refusal as refusal:
+            await exchange.refuse(refusal)
+        except Exception:
+            log.exception("request failed at the gateway", path=exchange.path, request=exchange.id)
+            words = f"The gateway failed; its log has the request {exchange.id}."
+            await exchange.refuse(Refusal(500, words, "internal_error"))
+        finally:
+            self._num_requests -= 1
+            exchange.end()
+
+    async def _answer(self, exchange: Exchange) -> None:
+        if exchange.path == HEALTH:
+            await exchange.send_json({"status": "ok"})
+            return
+        if self._num_requests > MOST_REQUESTS:
+            words = f"{MOST_REQUESTS} requests are open at this gateway; try again shortly."
+            raise Refusal(503, words, "busy", {"retry-after": "1"})
+        key = self._key_of(exchange)
+        if exchange.path == MODELS or exchange.path.startswith(f"{MODELS}/"):
+            await self._list(exchange, key)
+            return
+        if exchange.path not in ANSWERED:
+            words = f"There is no {exchange.path[:200]} here; there is {', '.join(ANSWERED)}."
+            raise Refusal(404, words, "not_found")
+        if exchange.method != "POST":
+            words = f"{exchange.path} takes POST, not {exchange.method[:20]}."
+            raise Refusal(405, words, "method_not_allowed", {"allow": "POST"})
+        asked = await _read(exchange)
+        route = self._route_of(key, asked.name)
+        with self.limits.held(key, self.journal.pending_tokens(key.id)) as headers:
+            exchange.answer_headers = headers
+            await _unless_gone(exchange, lambda: self._forward(exchange, key, route, asked))
+
+    def _key_of(self, exchange: Exchange) -> Key:
+        """Return the key that a request was sent with.
+
+        Raises:
+            Refusal: there is none, or it is not valid.
+        """
+        secret = exchange.secret
+        key = self.routes.snapshot.keys.get(key_hash(secret)) if secret else None
+        if key is None or (key.expires_at is not None and key.expires_at <= now()):
+            words = "A valid key is needed: Authorization: Bearer KEY. A team makes keys on its "
+            words += "page Deployments."
+            raise Refusal(401, words, "invalid_api_key", {"www-authenticate": "Bearer"})
+        return key
+
+    def _route_of(self, key: Key, name: str) -> Route:
+        """Return the deployment of a name that a key opens.
+
+        Raises:
+            Refusal: there is none.
+        """
+        route = self.routes.snapshot.routes.get((key.team_id, name))
+        if route is None or not key.opens(name):
+            names = [each.name for each in self.routes.snapshot.routes_of(key)]
+            known = f"it has {', '.join(names)}"[:500] if names else "it has none yet"
+            words = f"This key has no model {name[:120]!r}; {known}."
+            raise Refusal(404, words, "model_not_found")
+        return route
+
+    async def _list(self, exchange: Exchange, key: Key) -> None:
+        routes = self.routes.snapshot.routes_of(key)
+        cards = [card for route in routes for card in model_cards(route)]
+        name = exchange.path.removeprefix(MODELS).strip("/")
+        if not name:
+            await exchange.send_json({"object": "list", "data": cards})
+            return
+        card = next((each for each in cards if each["id"] == name), None)
+        if card is None:
+            self._route_of(key, name)
+            raise Refusal(404, f"There is no model {name[:120]!r}.", "model_not_found")
+        await exchange.send_json(card)
+
+    # One request
+
+    async def _forward(self, exchange: Exchange, key: Key, route: Route, asked: Asked) -> None:
+        """Send a request to a replica and its answer to the client; keep what it used."""
+        status, is_cut, comments = 0, True, UsageComments()
+        try:
+            response, target = await self._first(exchange, key, route, asked)
+            status = response.status
+            comments.used = used_of(response.headers)
+            self._running[target.replica_id] += 1
+            try:
+                is_cut = not await self._pass_on(exchange, key, response, comments)
+            finally:
+                self._running[target.replica_id] -= 1
+                await response.close()
+        except Refusal as refusal:
+            status, is_cut = refusal.status, False
+            raise
+        finally:
+            instant = now().date().isoformat()
+            used = comments.used
+            self.journal.add(Answer(key.id, route.id, instant, status or 499, is_cut, used))
+        await exchange.finish(comments.rest())
+
+    async def _first(
+        self, exchange: Exchange, key: Key, route: Route, asked: Asked
+    ) -> tuple[TunnelResponse, Target]:
+        """Return the head of the answer; meanwhile the reader of a stream gets heartbeats.
+
+        Raises:
+            Refusal: no replica answers within the time that the request is held.
+        """
+        seconds = _hold_seconds(exchange, key)
+        opening = asyncio.ensure_future(self._opened(exchange, route, asked, seconds))
+        timeout = HEARTBEAT_SECONDS if asked.is_streamed else None
+        try:
+            while True:
+                await asyncio.wait((opening,), timeout=timeout)
+                if opening.done():
+                    return opening.result()
+                await exchange.heartbeat()
+        except asyncio.CancelledError:
+            opening.cancel()
+            await asyncio.wait((opening,))
+            if not opening.cancelled() and opening.exception() is None:
+                await opening.result()[0].close()
+            raise
+
+    async def _opened(
+        self, exchange: Exchange, route: Route, asked: Asked, seconds: float
+    ) -> tuple[TunnelResponse, Target]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        failed: set[str] = set()
+        fault = ""
+        for _ in range(MOST_TRIES):
+            target = await self._target(route, deadline, failed)
+            tunnel = self.tunnels.of(target.host_id)
+            if tunnel is None:
+                continue
+            self._running[target.replica_id] += 1
+            try:
+                response: TunnelResponse = await tunnel.request(
+                    target.attempt_id,
+                    "POST",
+                    exchange.path,
+                    _headers_for(exchange, target),
+                    asked.body_for(asked.adapter or asked.name),
+                )
+            except TunnelError as error:
+                fault = str(error)
+                failed.add(target.attempt_id)
+                continue
+            finally:
+                self._running[target.replica_id] -= 1
+            if response.status != HTTPStatus.SERVICE_UNAVAILABLE or loop.time() >= deadline:
+                return response, target
+            await response.close()  # it is ending or loading: another one, or itself again
+            await self.routes.change(LOOK_SECONDS)
+        words = f"No replica of {route.name} answered: {fault or 'it is ending'}. Try again."
+        raise Refusal(502, words, "unreachable", {"retry-after": "1"})
+
+    async def _target(self, route: Route, deadline: float, failed: set[str]) -> Target:
+        """Return a replica for a request; wake the deployment and wait for it if there is none.
+
+        Raises:
+            Refusal: it cannot be woken, or not within the time that the request is held.
+        """
+        loop = asyncio.get_running_loop()
+        wake_at = loop.time()
+        while True:
+            current = self.routes.snapshot.routes.get((route.team_id, route.name))
+            if current is None or current.id != route.id:
+                raise Refusal(404, f"{route.name} was deleted.", "model_not_found")
+            connected = [each for each in current.targets if self.tunnels.of(each.host_id)]
+            if ready := [each for each in connected if each.attempt_id not in failed]:
+                return min(ready, key=lambda each: self._running[each.replica_id])
+            _check_can_come(current)
+            left = deadline - loop.time()
+            to_go = current.seconds_to_go or current.load_seconds
+            if left <= 0 or (not current.targets and to_go is not None and to_go > left + 1):
+                raise _loading(current)
+            if not current.targets and loop.time() >= wake_at:
+                self.routes.wake(current.id)
+                wake_at = loop.time() + WAKE_SECONDS
+            failed.clear()  # after a look at the next snapshot each may be tried again
+            await self.routes.change(min(left, LOOK_SECONDS))
+
+    async def _pass_on(
+        self, exchange: Exchange, key: Key, response: TunnelResponse, comments: UsageComments
+    ) -> bool:
+        """Send an answer on; return whether it came to its end.
+
+        Raises:
+            Refusal: the stream broke, or the key was revoked meanwhile.
+        """
+        is_stream = any(
+            name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+            for name, value in response.headers
+        )
+        if not is_stream:
+            await self._pass_whole(exchange, response)
+            return True
+        if not exchange.has_begun:
+            await exchange.begin(response.status, _kept(response))
+        snapshot = self.routes.snapshot
+        try:
+            async for chunk in response.chunks():
+                if self.routes.snapshot is not snapshot:
+                    snapshot = self.routes.snapshot
+                    if not any(each.id == key.id for each in snapshot.keys.values()):
+                        await exchange.pass_on(_revoked().event(exchange.path))
+                        return False
+                if shown := comments.feed(chunk):
+                    await exchange.pass_on(shown)
+        except TunnelError as error:
+            broken = Refusal(502, f"The answer broke off: {error}", "lost")
+            await exchange.pass_on(broken.event(exchange.path))
+            return False
+        return True
+
+    async def _pass_whole(self, exchange: Exchange, response: TunnelResponse) -> None:
+        """Send an answer that is no stream, once it is whole.
+
+        Raises:
+            Refusal: it broke off.
+        """
+        try:
+            body = b"".join([chunk async for chunk in response.chunks()])
+        except TunnelError as error:
+            raise Refusal(502, f"The answer broke off: {error}", "lost") from None
+        if exchange.has_begun:  # by heartbeats: only an error is no stream
+            await exchange.pass_on(event_of_body(exchange.path, body))
+            return
+        await exchange.begin(response.status, _kept(response))
+        await exchange.pass_on(body)
+
+
+def model_cards(route: Route) -> list[dict[str, Any]]:
+    """Return a deployment and its adapters as ``/v1/models`` lists them."""
+    card: dict[str, Any] = {
+        "id": route.name,
+        "object": "model",
+        "created": int(route.created_at.timestamp()),
+        "owned_by": "slipway",
+        "state": route.state.value,
+    }
+    if route.seconds_to_go is not None:
+        card["seconds_to_go"] = round(route.seconds_to_go, 1)
+    if route.problem:
+        card["problem"] = route.problem
+    names = [f"{route.name}/{each}" for each in route.adapters]
+    return [card, *({**card, "id": name, "parent": route.name} for name in names)]
+
+
+def _check_can_come(route: Route) -> None:
+    """Refuse a request for a deployment that no request wakes now.
+
+    Raises:
+        Refusal: it is paused, or failed a moment ago.
+    """
+    if route.state == DeploymentState.PAUSED:
+        raise Refusal(503, f"{route.name} is paused by its team.", "paused")
+    wait = (route.next_try_at - now()).total_seconds() if route.next_try_at else 0.0
+    if route.state == DeploymentState.FAILING and wait > 0:
+        words = f"{route.name} could not be started: {route.problem}"
+        raise Refusal(503, words, "failing", {"retry-after": str(math.ceil(wait))})
+
+
+def _loading(route: Route) -> Refusal:
+    seconds = route.seconds_to_go or route.load_seconds or USUAL_LOAD_SECONDS
+    words = f"{route.name} is being loaded"
+    if route.load_seconds is not None:
+        words += f"; it takes about {math.ceil(seconds)} s more"
+    again = {"retry-after": str(max(1, math.ceil(seconds)))}
+    return Refusal(503, f"{words}. Try again then.", "loading", again)
+
+
+def _revoked() -> Refusal:
+    return Refusal(401, "The key was revoked.", "invalid_api_key")
+
+
+def _kept(response: TunnelResponse) -> list[tuple[bytes, bytes]]:
+    """Return the headers of an answer that its client gets."""
+    return [each for each in response.headers if each[0].lower() not in DROPPED_HEADERS]
+
+
+def _headers_for(exchange: Exchange, target: Target) -> list[tuple[bytes, bytes]]:
+    passed = [
+        (name, exchange.headers[name]) for name in PASSED_HEADERS if name in exchange.headers
+    ]
+    own = {
+        b"authorization": f"Bearer {target.key}".encode(),
+        b"x-request-id": exchange.id.encode(),
+        HEADER: b"1",
+    }
+    return [*passed, *own.items()]
+
+
+def _hold_seconds(exchange: Exchange, key: Key) -> float:
+    """Return how long a request waits for a model: as its key says, less by ``Prefer: wait``."""
+    for part in exchange.header("prefer").split(","):
+        name, _, value = part.strip().partition("=")
+        if name.lower() == "wait" and value.strip().isdecimal():
+            return min(float(value), key.hold_seconds)
+    return key.hold_seconds
+
+
+async def _read(exchange: Exchange) -> Asked:
+    """Return what a request asks for.
+
+    Raises:
+        Refusal: the body is not a JSON object that names a model.
+        ClientGoneError: the client disconnected.
+    """
+    body = await exchange.body()
+    try:
+        if len(body) > LARGE_BODY_BYTES:
+            document = await asyncio.to_thread(json.loads, body)
+        else:
+            document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        words = f"The body is not JSON: {str(error)[:200]}. Send one JSON object in UTF-8."
+        raise Refusal(400, words, "invalid_json") from None
+    if not isinstance(document, dict):
+        raise Refusal(400, "The body is not a JSON object.", "invalid_json")
+    model = document.get("model")
+    if not isinstance(model, str) or not model:
+        raise Refusal(400, "model is missing: name a deployment.", "model_not_found")
+    name, _, adapter = model.partition("/")
+    return Asked(body, document, name, adapter, document.get("stream") is True)
+
+
+async def _unless_gone(exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
+    """Do the work; cancel it if the client disconnects before its end."""
+    working = asyncio.ensure_future(work())
+    gone = asyncio.ensure_future(exchange.gone())
+    waiting: Sequence[asyncio.Future[None]] = (working, gone)
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        for each in waiting:
+            each.cancel()
+        await asyncio.wait(waiting)

@@ -1,0 +1,227 @@
+"""What a gateway knows of keys and deployments: read beside the requests, never for one.
+
+A thread reads the database and publishes a snapshot; requests look into it. While the database
+does not answer, the last snapshot stays.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+from typing import NamedTuple
+
+import structlog
+from django.db import DatabaseError, close_old_connections
+from django.db.models import F, Sum
+
+from runners.shared.timing import scale_duration
+from webapp.core.clock import now
+from webapp.deployments.models import Deployment, Replica, ServingKey, Usage
+from webapp.deployments.services import deployment_wake
+from webapp.deployments.states import DeploymentState, DeploymentView, views_of
+from webapp.jobs.endpoints import playground_key
+
+REFRESH_SECONDS = scale_duration(1.0, least=0.2)
+USED_REFRESHES = 5  # between two reads of the tokens of the day
+log = structlog.get_logger(__name__)
+
+
+class Target(NamedTuple):
+    """A replica that takes requests: its host, the attempt there, and this server's key to it."""
+
+    replica_id: str
+    host_id: str
+    attempt_id: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Route:
+    """A deployment as requests see it; ``adapters`` are the further names that its jobs serve."""
+
+    id: str
+    team_id: str
+    name: str
+    state: DeploymentState
+    created_at: datetime
+    problem: str = ""
+    next_try_at: datetime | None = None
+    seconds_to_go: float | None = None
+    load_seconds: float | None = None
+    targets: tuple[Target, ...] = ()
+    adapters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Key:
+    """A client's key with its limits; ``used_today`` are the tokens that the database has."""
+
+    id: str
+    team_id: str
+    model_names: frozenset[str]
+    requests_per_minute: int | None
+    max_concurrency: int | None
+    tokens_per_day: int | None
+    hold_seconds: float
+    expires_at: datetime | None
+    used_today: int = 0
+
+    def opens(self, name: str) -> bool:
+        """Return whether the key is for a deployment of this name."""
+        return not self.model_names or name in self.model_names
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All keys by their digest, and all deployments by team and name."""
+
+    keys: Mapping[str, Key] = field(default_factory=lambda: MappingProxyType({}))
+    routes: Mapping[tuple[str, str], Route] = field(default_factory=lambda: MappingProxyType({}))
+
+    def routes_of(self, key: Key) -> list[Route]:
+        """Return the deployments that a key opens, by name."""
+        found = (each for (team, _), each in self.routes.items() if team == key.team_id)
+        return sorted((each for each in found if key.opens(each.name)), key=lambda each: each.name)
+
+
+def load_snapshot(used: Mapping[str, int]) -> Snapshot:
+    """Return what the database says; ``used`` are the tokens of today by key."""
+    rows = Deployment.objects.filter(deleted_at=None).only(
+        "team", "name", "idle_seconds", "is_paused", "asked_at", "problem", "failed_at",
+        "failures", "created_at",
+    )  # fmt: skip
+    found = [_route(view) for view in views_of(list(rows))]
+    routes = {(each.team_id, each.name): each for each in found}
+    instant = now()
+    keys = {
+        row.digest: Key(
+            row.pk,
+            row.team_id,
+            frozenset(row.model_names),
+            row.requests_per_minute,
+            row.max_concurrency,
+            row.tokens_per_day,
+            row.hold_seconds,
+            row.expires_at,
+            used.get(row.pk, 0),
+        )
+        for row in ServingKey.objects.filter(revoked_at=None)
+        if row.expires_at is None or row.expires_at > instant
+    }
+    return Snapshot(keys, routes)
+
+
+def used_today() -> dict[str, int]:
+    """Return the tokens that keys with a limit have used today (UTC), by key."""
+    rows = Usage.objects.filter(
+        day=now().date(), key__revoked_at=None, key__tokens_per_day__isnull=False
+    )
+    totals = rows.values("key").annotate(total=Sum(F("prompt_tokens") + F("completion_tokens")))
+    return {each["key"]: each["total"] for each in totals.order_by()}
+
+
+def _route(view: DeploymentView) -> Route:
+    row = view.deployment
+    spec = view.serving[0].job.spec if view.serving else {}
+    return Route(
+        row.pk,
+        row.team_id,
+        row.name,
+        view.state,
+        row.created_at,
+        row.problem,
+        view.next_try_at,
+        view.seconds_to_go,
+        view.load_seconds,
+        tuple(_target(each) for each in view.serving),
+        tuple(each["name"] for each in spec.get("adapters", ())),
+    )
+
+
+def _target(replica: Replica) -> Target:
+    hashes = replica.job.spec.get("key_hashes") or [""]
+    attempt = replica.job.current_attempt
+    if attempt is None:
+        raise ValueError(replica.pk)  # a running job has one
+    return Target(replica.pk, attempt.host_id, attempt.pk, playground_key(hashes[0]))
+
+
+class Routes:
+    """The current snapshot, the thread that renews it, and the wakes that requests ask for."""
+
+    def __init__(self, load: Callable[[Mapping[str, int]], Snapshot] = load_snapshot) -> None:
+        self.snapshot = Snapshot()
+        self._load = load
+        self._used: dict[str, int] = {}
+        self._rounds = 0
+        self._soon, self._stop = threading.Event(), threading.Event()
+        self._wakes: set[str] = set()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._changed = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="routes", daemon=True)
+
+    def start(self) -> None:
+        """Read from now on; snapshots are announced in the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._soon.set()
+
+    async def change(self, seconds: float) -> None:
+        """Wait for the next snapshot, at most for so long."""
+        changed = self._changed
+        waiting = asyncio.ensure_future(changed.wait())
+        try:
+            await asyncio.wait((waiting,), timeout=seconds)
+        finally:
+            waiting.cancel()
+
+    def wake(self, deployment_id: str) -> None:
+        """Have the thread wake a deployment, and read again at once; many calls are one."""
+        with self._lock:
+            self._wakes.add(deployment_id)
+        self._soon.set()
+
+    def refresh(self) -> None:
+        """Carry out the wakes that were asked for, and read the database once."""
+        with self._lock:
+            wakes, self._wakes = self._wakes, set()
+        for key in wakes:
+            row = Deployment.objects.filter(pk=key, deleted_at=None).first()
+            if row is not None:
+                deployment_wake(row)
+        if self._rounds % USED_REFRESHES == 0:
+            self._used = used_today()
+        self._rounds += 1
+        self._publish(self._load(self._used))
+
+    def _publish(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._announce)
+
+    def _announce(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _run(self) -> None:
+        fault = ""
+        while not self._stop.is_set():
+            try:
+                self.refresh()
+                fault = ""
+            except (DatabaseError, OSError) as error:
+                if str(error) != fault:
+                    log.warning("routes are not renewed", cause=str(error))
+                fault = str(error)
+            except Exception:
+                log.exception("routes are not renewed")
+            close_old_connections()
+            self._soon.wait(REFRESH_SECONDS)
+            self._soon.clear()

@@ -1,0 +1,53 @@
+"""Reads what an answer used from what its endpoint says beside it, and takes that out.
+
+An endpoint that is asked by the header ``x-slipway-usage`` says the tokens of a whole answer in a
+header of the same name, and of a streamed one in comments between its events.
+"""
+
+import re
+from collections.abc import Iterable
+
+from webapp.gateway.journal import Used
+
+HEADER = b"x-slipway-usage"
+MARK = b": usage "
+COMMENT = re.compile(rb"(?<=\n\n): usage (\d+) (\d+) (\d+)\n\n")
+BOUNDARY = b"\n\n"
+
+
+def used_of(headers: Iterable[tuple[bytes, bytes]]) -> Used:
+    """Return what the headers of a whole answer say; zeros if they say nothing."""
+    for name, value in headers:
+        if name == HEADER and len(numbers := value.split()) == len(Used._fields):
+            return Used(*map(int, numbers))
+    return Used()
+
+
+class UsageComments:
+    """Takes the comments out of a stream, whose chunks may end anywhere."""
+
+    def __init__(self) -> None:
+        self.used = Used()
+        self._held = b""
+        self._lead = BOUNDARY  # the line ends before the next chunk, at most two
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Return the stream's next part without comments of usage."""
+        lead = self._lead
+        text = COMMENT.sub(self._note, lead + self._held + chunk)
+        begin = text.rfind(BOUNDARY)
+        tail = text[begin + 2 :] if begin >= 0 else b""
+        is_part = bool(tail) and (tail.startswith(MARK) or MARK.startswith(tail))
+        self._held = tail if is_part else b""
+        shown = text[: len(text) - len(self._held)]
+        self._lead = shown[len(shown.rstrip(b"\n")) :][-2:]
+        return shown[len(lead) :]
+
+    def rest(self) -> bytes:
+        """Return what was held back at the end of the stream."""
+        held, self._held = self._held, b""
+        return held
+
+    def _note(self, found: re.Match[bytes]) -> bytes:
+        self.used = Used(*map(int, found.groups()))
+        return b""

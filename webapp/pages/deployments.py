@@ -1,0 +1,295 @@
+"""The pages of deployments: the list, one deployment, clients' keys, usage."""
+
+import csv
+from typing import Any
+
+from django.contrib import messages
+from django.db.models import Sum
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET, require_POST
+
+from runners.plans.launch import Launch
+from runners.plans.refusals import DraftProblem
+from webapp.accounts.models import Role, team_ids_of
+from webapp.accounts.services import (
+    current_membership,
+    current_team,
+    is_at_least,
+    membership_of,
+    require_role,
+    signed_in,
+)
+from webapp.accounts.sign_in import session_secret_keep, session_secret_of
+from webapp.core.display import cell
+from webapp.core.middleware import uncompressed
+from webapp.core.parameters import page_number, reads_query
+from webapp.core.problems import Problem
+from webapp.core.queries import NewestFirst, page_by_key
+from webapp.deployments.addresses import gateway_url
+from webapp.deployments.forms import ChangeForm, DeployForm, KeyForm
+from webapp.deployments.keys import key_make, key_revoke
+from webapp.deployments.models import Deployment, Replica, Usage
+from webapp.deployments.permissions import (
+    deployment_for,
+    key_for,
+    keys_of,
+    may_change,
+    usable_deployment,
+    visible_deployment,
+)
+from webapp.deployments.services import (
+    deployment_change,
+    deployment_create,
+    deployment_delete,
+    deployment_sleep,
+    deployment_wake,
+)
+from webapp.deployments.states import DeploymentState, view_of, views_of
+from webapp.deployments.usage import DAYS, MOST_DAYS, usage_of
+from webapp.live.stream import live_context, page_or_regions
+from webapp.plans.models import Plan
+
+PAGE_SIZE = 50
+SHOWN_REPLICAS = 10  # that have ended
+SERVING_KEYS = "serving-keys"  # session key: key's id -> its text, until it is shown
+SUMS = ("requests", "failed", "cut", "prompt_tokens", "cached_tokens", "completion_tokens")
+UNPROCESSABLE = 422
+WAKEABLE = {DeploymentState.ASLEEP, DeploymentState.FAILING, DeploymentState.PAUSED}
+
+
+def deploy(
+    request: HttpRequest, plan: Plan, launch: Launch, form: DeployForm, key: str
+) -> Deployment:
+    """Make the deployment that the review page asks for, and wake it if it is kept awake.
+
+    Raises:
+        DraftProblem: the plan cannot be launched as an endpoint.
+        Problem: a field is not valid, or the name is taken.
+    """
+    made = deployment_create(
+        team=plan.team,
+        by=signed_in(request),
+        plan=plan,
+        launch=launch,
+        idempotency_key=key or None,
+        **form.options(),
+    )
+    if made.is_kept_awake:
+        deployment_wake(made)
+    messages.success(request, f"{made.name} is deployed.")
+    return made
+
+
+@require_GET
+@reads_query("page")
+def deployment_list(request: HttpRequest) -> HttpResponse:
+    """List the teams' deployments, with the address for clients."""
+    teams = team_ids_of(request.user)
+    rows = Deployment.objects.filter(team__in=teams, deleted_at=None)
+    keys = NewestFirst(rows, "created_at", teams)
+    shown = Deployment.objects.select_related("owner", "plan", "team")
+    page = page_by_key(keys, shown, page_number(request), PAGE_SIZE)
+    context: dict[str, Any] = {
+        "page": page,
+        "views": views_of(list(page.object_list)),
+        "gateway_url": gateway_url(request),
+    }
+    context |= live_context(request, ["jobs"])
+    return page_or_regions(request, "deployments/list.html", "deployments/_list.html", context)
+
+
+@require_GET
+def deployment_detail(request: HttpRequest, deployment_id: str) -> HttpResponse:
+    """Show a deployment: its state, its jobs, how clients reach it, and what can be changed."""
+    return _detail(request, visible_deployment(request, deployment_id))
+
+
+def _detail(request: HttpRequest, row: Deployment, form: ChangeForm | None = None) -> HttpResponse:
+    view, held = view_of(row), membership_of(request.user, row.team)
+    may = may_change(held, row)
+    is_practitioner = held is not None and is_at_least(Role(held.role), Role.PRACTITIONER)
+    ended = Replica.objects.filter(deployment=row, ended_at__isnull=False)
+    context: dict[str, Any] = {
+        "view": view,
+        "deployment": row,
+        "ended": ended.select_related("job__host", "plan")[:SHOWN_REPLICAS],
+        "gateway_url": gateway_url(request),
+        "may_change": may,
+        "may_wake": is_practitioner
+        and view.state
+        in {DeploymentState.ASLEEP, DeploymentState.FAILING, DeploymentState.PAUSED},
+        "may_sleep": may and bool(view.replicas) and not row.is_kept_awake,
+        "form": form or ChangeForm(row),
+        "usage": _sums(Usage.objects.filter(deployment=row)),
+    }
+    context |= live_context(request, ["jobs"])
+    response = page_or_regions(
+        request, "deployments/detail.html", "deployments/_regions.html", context
+    )
+    response.status_code = UNPROCESSABLE if form is not None else response.status_code
+    return response
+
+
+def _sums(rows: Any) -> dict[str, int]:  # noqa: ANN401 -- a query set of usage
+    found = rows.order_by().aggregate(**{name: Sum(name) for name in SUMS})
+    return {name: value or 0 for name, value in found.items()}
+
+
+@require_POST
+def deployment_wake_view(request: HttpRequest, deployment_id: str) -> HttpResponse:
+    """Load a deployment's model now."""
+    row = usable_deployment(request, deployment_id)
+    replica = deployment_wake(row, by=signed_in(request))
+    if replica is None:
+        row.refresh_from_db(fields=["problem"])
+        messages.error(request, row.problem or "It was not started.")
+    return redirect("deployment-detail", row.pk)
+
+
+@require_POST
+def deployment_sleep_view(request: HttpRequest, deployment_id: str) -> HttpResponse:
+    """Stop what runs of a deployment."""
+    row = deployment_for(request, deployment_id)
+    try:
+        deployment_sleep(deployment=row, by=signed_in(request))
+        messages.success(request, f"{row.name} goes to sleep; the next request wakes it.")
+    except Problem as problem:
+        messages.error(request, problem.detail)
+    return redirect("deployment-detail", row.pk)
+
+
+@require_POST
+def deployment_change_view(request: HttpRequest, deployment_id: str) -> HttpResponse:
+    """Change a deployment; what is refused shows the form again."""
+    row = deployment_for(request, deployment_id)
+    form = ChangeForm(row, request.POST)
+    if not form.is_valid():
+        return _detail(request, row, form)
+    try:
+        deployment_change(deployment=row, by=signed_in(request), **form.changes())
+        messages.success(request, f"{row.name} is changed.")
+    except (DraftProblem, Problem) as problem:
+        form.add_error(None, str(problem))
+        return _detail(request, row, form)
+    return redirect("deployment-detail", row.pk)
+
+
+@require_POST
+def deployment_delete_view(request: HttpRequest, deployment_id: str) -> HttpResponse:
+    """Delete a deployment; its jobs stop."""
+    row = deployment_for(request, deployment_id)
+    try:
+        deployment_delete(deployment=row, by=signed_in(request))
+    except Problem as problem:
+        messages.error(request, problem.detail)
+    else:
+        messages.success(request, f"{row.name} is deleted; what runs of it stops.")
+    return redirect("deployment-list")
+
+
+# Keys
+
+
+@require_GET
+@reads_query("new")
+def key_list(request: HttpRequest) -> HttpResponse:
+    """List the person's keys, an operator's team; a new one is shown once."""
+    return _keys(request, KeyForm(_names(request)))
+
+
+def _names(request: HttpRequest) -> list[str]:
+    rows = Deployment.objects.filter(team=current_team(request), deleted_at=None)
+    return list(rows.values_list("name", flat=True))
+
+
+def _keys(request: HttpRequest, form: KeyForm) -> HttpResponse:
+    membership = current_membership(request)
+    new_id = request.GET.get("new", "")
+    new_key = session_secret_of(request, SERVING_KEYS, new_id) if new_id else ""
+    if new_key:
+        del request.session[SERVING_KEYS]
+    context = {
+        "team": membership.team,
+        "keys": keys_of(membership),
+        "form": form,
+        "new_key": new_key,
+        "gateway_url": gateway_url(request),
+        "may_make": is_at_least(Role(membership.role), Role.PRACTITIONER),
+        "is_operator": is_at_least(Role(membership.role), Role.OPERATOR),
+    }
+    status = UNPROCESSABLE if form.errors else 200
+    response = uncompressed(render(request, "deployments/keys.html", context, status=status))
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+@require_POST
+@require_role(Role.PRACTITIONER)
+def key_save(request: HttpRequest) -> HttpResponse:
+    """Make a key; its text is shown once, on the page that follows."""
+    form = KeyForm(_names(request), request.POST)
+    if not form.is_valid():
+        return _keys(request, form)
+    try:
+        key, text = key_make(
+            team=current_team(request), by=signed_in(request), options=form.options()
+        )
+    except Problem as problem:
+        form.add_error(None, problem.detail)
+        return _keys(request, form)
+    session_secret_keep(request, SERVING_KEYS, key.pk, text)
+    response = redirect("serving-keys")
+    response["Location"] += f"?new={key.pk}"
+    return response
+
+
+@require_POST
+def key_remove(request: HttpRequest, serving_key_id: str) -> HttpResponse:
+    """Revoke a key."""
+    key = key_for(request, serving_key_id)
+    if key_revoke(key=key, by=signed_in(request)):
+        messages.success(request, f"{key.name} is revoked: it opens nothing any more.")
+    return redirect("serving-keys")
+
+
+# Usage
+
+
+@require_GET
+def usage_list(request: HttpRequest) -> HttpResponse:
+    """Show what the team's clients used in the last days, by deployment and by key."""
+    membership = current_membership(request)
+    rows = usage_of(membership, DAYS)
+    context = {
+        "team": membership.team,
+        "days": DAYS,
+        "total": _sums(rows),
+        "by_deployment": _grouped(rows, "deployment__name"),
+        "by_key": _grouped(rows, "key__name"),
+        "by_day": _grouped(rows, "day"),
+        "is_operator": is_at_least(Role(membership.role), Role.OPERATOR),
+    }
+    return render(request, "deployments/usage.html", context)
+
+
+def _grouped(rows: Any, name: str) -> list[dict[str, Any]]:  # noqa: ANN401 -- a query set of usage
+    found = rows.order_by().values(name).annotate(**{each: Sum(each) for each in SUMS})
+    groups = [{"name": row.pop(name), **row} for row in found]
+    if name == "day":
+        return sorted(groups, key=lambda row: row["name"], reverse=True)
+    return sorted(groups, key=lambda row: -row["prompt_tokens"] - row["completion_tokens"])
+
+
+@require_GET
+def usage_file(request: HttpRequest) -> HttpResponse:
+    """Send the usage of the last year as CSV: a line per day (UTC), key and deployment."""
+    response = HttpResponse(content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = 'attachment; filename="usage.csv"'
+    writer = csv.writer(response)
+    writer.writerow(("day", "key", "owner", "deployment", *SUMS))
+    for row in usage_of(current_membership(request), MOST_DAYS).iterator():
+        owner = row.key.owner.get_username() if row.key.owner else ""
+        names = (cell(row.key.name), cell(owner), cell(row.deployment.name))
+        writer.writerow((row.day, *names, *(getattr(row, name) for name in SUMS)))
+    return response
