@@ -15,7 +15,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from runners.hub.settings import HUB_TOKEN
 from runners.jobspec.base import DATA_FOLDER
-from runners.shared.messages import ArtefactBody, ExitRecord, Needs, RunRequest
+from runners.shared.messages import (
+    ArtefactBody,
+    EndpointBody,
+    ExitRecord,
+    Needs,
+    RunRequest,
+)
 from runners.shared.reasons import Reason
 from runners.shared.spool import Event, SpoolReader, SpoolWriter
 from runners.supervision import child, procfs
@@ -108,6 +114,14 @@ class AttemptFolder:
         """Return the exit record, or None when there is none or it is damaged."""
         try:
             return ExitRecord.model_validate_json((self.path / child.EXIT_RECORD).read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    def endpoint(self) -> EndpointBody | None:
+        """Return the address that the running attempt reported, or None before it did."""
+        try:
+            document = (self.path / child.ENDPOINT).read_bytes()
+            return EndpointBody.model_validate_json(document, extra="ignore")
         except (OSError, ValidationError):
             return None
 

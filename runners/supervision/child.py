@@ -216,6 +216,7 @@ STOP = "stop.json"
 LAUNCH = "launch.json"
 SUPERVISOR = "supervisor.json"
 SPOOL = "spool"
+ENDPOINT = "endpoint.json"  # the last ``endpoint`` event: the spool deletes what is shipped
 SECRETS = "secrets"
 
 Record = dict[str, Any]

@@ -238,11 +238,16 @@ class Supervisor:
             lines, self._event_line = [*lines, self._event_line], b""
         for line in filter(None, lines):
             try:
-                self.spool.append(*parse_line(self._maskers["events"].mask(line)))
+                kind, body = parse_line(self._maskers["events"].mask(line))
             except EventRefusedError as refusal:
                 self._refusals += 1
                 if self._refusals <= MAX_REFUSALS_TOLD:
                     self._log(f"an event of the job was refused: {refusal}")
+                continue
+            if kind == "endpoint":
+                with suppress(OSError):  # a full disk: the gateway cannot reach the endpoint
+                    child.write_json(self.folder / child.ENDPOINT, body)
+            self.spool.append(kind, body)
 
     def _send_logs(self, stream: str, texts: Iterator[str]) -> None:
         for text in texts:

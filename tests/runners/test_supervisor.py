@@ -13,6 +13,7 @@ import pytest
 
 from runners.launchers import launch
 from runners.shared.config import HostDir
+from runners.shared.messages import EndpointBody
 from runners.shared.reasons import Reason
 from runners.supervision import child, procfs, supervisor
 from tests.runners.programs import DAEMON, FOREVER, SAY, STUBBORN, is_ready, stop
@@ -46,6 +47,7 @@ def talked(made):
         "import sys\nprint('out', flush=True)\nprint('err', file=sys.stderr, flush=True)\n"
         "say('exited')\nsay('phase', name='evaluate')\n"
         "for n in range(200): say('metric', values={'loss': n}, step=n)\n"
+        "for port in (8000, 8001): say('endpoint', host='127.0.0.1', port=port, model='m')\n"
         "say('result', measured={'perplexity': 12.5})\nos._exit(0)"
     )
     return made.run(f"talked-{A1}", code=code)
@@ -77,6 +79,8 @@ def test_what_a_job_says_is_numbered_in_its_order_refused_or_kept_to_its_last_br
     said = [body["text"] for body in bodies(talked, "log") if body["stream"] == "supervisor"]
     assert "a job sends no 'exited' events" in said[1]
     assert bodies(talked, "phase")[1:] == [{"name": "evaluate"}]
+    assert talked.endpoint() == EndpointBody.model_validate(bodies(talked, "endpoint")[-1])
+    assert talked.endpoint().port == 8001
 
     kinds = [event["kind"] for event in events_of(talked)][:3]
     first = bodies(talked, "log")[0]
