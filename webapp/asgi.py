@@ -1,4 +1,4 @@
-"""The ASGI application: routes ``/live/``, heartbeats, and all other requests to Django."""
+"""The ASGI application: routes ``/live/``, heartbeats, tunnels, and the rest to Django."""
 
 import asyncio
 import os
@@ -23,12 +23,14 @@ django_application = get_asgi_application()
 
 from django.contrib.sessions.backends.db import SessionStore  # noqa: E402 (Django must be set up)
 
+from runners.shared.tunnel import CLOSE_NOT_FOUND  # noqa: E402 (as above)
 from webapp.accounts.tokens import PREFIX, token_find  # noqa: E402 (as above)
 from webapp.api import hosts, jobs  # noqa: E402 (as above)
 from webapp.core.connections import raise_file_limit  # noqa: E402 (as above)
 from webapp.core.middleware import PERMISSIONS_POLICY, SerializePerCredential, limited  # noqa: E402 (as above)
 from webapp.core.problems import Receive, Scope, Send  # noqa: E402 (as above)
 from webapp.core.queries import SchemaError, check_schema  # noqa: E402 (as above)
+from webapp.gateway import tunnels  # noqa: E402 (as above)
 from webapp.hosts.services import host_by_credential  # noqa: E402 (as above)
 from webapp.live import stream  # noqa: E402 (as above)
 
@@ -48,6 +50,11 @@ async def _application(scope: Scope, receive: Receive, send: Send) -> None:
         await stream.application(scope, receive, with_policy(send))
     elif scope["type"] == "http" and hosts.is_beat(scope):
         await hosts.application(scope, receive, with_policy(send))
+    elif scope["type"] == "websocket" and scope["path"] == tunnels.PATH:
+        await tunnels.application(scope, receive, send)
+    elif scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": CLOSE_NOT_FOUND})
     else:
         await in_turns(scope, receive, send)
 

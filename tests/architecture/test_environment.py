@@ -44,6 +44,7 @@ EXCEPTIONS = {
     # What a process of ours sets for the one that it starts, and torchrun for a rank.
     "runners/host/app.py": {"HOST_DIR_VARIABLE", "AGENT_VARIABLE"},
     "runners/host/tasks.py": {"HOST_DIR_VARIABLE"},
+    "runners/host/tunnel.py": {"HOST_DIR_VARIABLE", "AGENT_VARIABLE"},
     "runners/jobs/__init__.py": {"_name"},
     "runners/jobs/events.py": {"EVENT_FD_VARIABLE", "TORCHELASTIC_RUN_ID", "LOCAL_RANK"},
     "runners/jobs/fetch.py": {
