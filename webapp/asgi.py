@@ -23,14 +23,13 @@ django_application = get_asgi_application()
 
 from django.contrib.sessions.backends.db import SessionStore  # noqa: E402 (Django must be set up)
 
-from runners.shared.tunnel import CLOSE_NOT_FOUND  # noqa: E402 (as above)
 from webapp.accounts.tokens import PREFIX, token_find  # noqa: E402 (as above)
 from webapp.api import hosts, jobs  # noqa: E402 (as above)
 from webapp.core.connections import raise_file_limit  # noqa: E402 (as above)
 from webapp.core.middleware import PERMISSIONS_POLICY, SerializePerCredential, limited  # noqa: E402 (as above)
 from webapp.core.problems import Receive, Scope, Send  # noqa: E402 (as above)
 from webapp.core.queries import SchemaError, check_schema  # noqa: E402 (as above)
-from webapp.gateway import tunnels  # noqa: E402 (as above)
+from webapp.gateway import asgi as gateway  # noqa: E402 (as above)
 from webapp.hosts.services import host_by_credential  # noqa: E402 (as above)
 from webapp.live import stream  # noqa: E402 (as above)
 
@@ -50,11 +49,6 @@ async def _application(scope: Scope, receive: Receive, send: Send) -> None:
         await stream.application(scope, receive, with_policy(send))
     elif scope["type"] == "http" and hosts.is_beat(scope):
         await hosts.application(scope, receive, with_policy(send))
-    elif scope["type"] == "websocket" and scope["path"] == tunnels.PATH:
-        await tunnels.application(scope, receive, send)
-    elif scope["type"] == "websocket":
-        await receive()
-        await send({"type": "websocket.close", "code": CLOSE_NOT_FOUND})
     else:
         await in_turns(scope, receive, send)
 
@@ -103,7 +97,10 @@ _limited = limited(_application, with_policy, is_known)
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a request; every response has the headers that Django gives to its pages."""
-    await _limited(scope, receive, with_defaults(send) if scope["type"] == "http" else send)
+    if scope["type"] == "http":
+        send = with_defaults(send)
+    answer = gateway.serve if gateway.is_for_gateway(scope) else _limited
+    await answer(scope, receive, send)
 
 
 def with_defaults(send: Send) -> Send:
@@ -129,6 +126,8 @@ async def _lifespan(receive: Receive, send: Send) -> None:
     collecting: asyncio.Task[None] | None = None
     while True:
         kind = (await receive())["type"]
+        if kind == "lifespan.shutdown":
+            await gateway.end()
         if kind == "lifespan.startup":
             if refusal := await sync_to_async(_schema_refusal)():
                 await send({"type": "lifespan.startup.failed", "message": refusal})

@@ -39,6 +39,7 @@ HEARTBEAT_SECONDS = 10.0  # proxies cut silent connections after 30 to 60 s
 WAKE_SECONDS = 2.0  # between two wakes that one request asks for
 USUAL_LOAD_SECONDS = 30.0  # of a model that was never loaded, for Retry-After
 LOOK_SECONDS = 1.0  # at the snapshot, while a request waits
+START_SECONDS = 5.0  # until the first request knows the routes
 MOST_REQUESTS = 4000  # at the same time, of one gateway
 MOST_TRIES = 4
 PASSED_HEADERS = (b"accept", b"content-type", b"anthropic-version", b"anthropic-beta")
@@ -73,7 +74,7 @@ class HostTunnels(Protocol):
 
 
 class Gateway:
-    """One gateway: its routes, limits, tunnels and journal; ``start`` it in its event loop."""
+    """One gateway: its routes, limits, tunnels and journal; the first request starts it."""
 
     def __init__(
         self,
@@ -89,16 +90,29 @@ class Gateway:
         self._bodies = Bodies()
         self._running: Counter[str] = Counter()  # requests by replica
         self._num_requests = 0
+        self._is_started = False
 
-    def start(self) -> None:
-        """Read routes and count usage from now on."""
-        self.routes.start()
-        self.journal.start()
+    async def start(self) -> None:
+        """Read routes and count usage from now on; return once the routes are known.
+
+        Raises:
+            Refusal: the database does not answer.
+        """
+        if not self._is_started:
+            self._is_started = True
+            self.routes.start()
+            self.journal.start()
+        if not self.routes.is_known:
+            await self.routes.change(START_SECONDS)
+        if not self.routes.is_known:
+            words = "The gateway does not know its routes yet: its database does not answer."
+            raise Refusal(503, words, "starting", {"retry-after": "5"})
 
     def stop(self) -> None:
         """End the threads; what was answered is counted."""
-        self.routes.stop()
-        self.journal.stop()
+        if self._is_started:
+            self.routes.stop()
+            self.journal.stop()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""
@@ -122,6 +136,7 @@ class Gateway:
         if exchange.path == HEALTH:
             await exchange.send_json({"status": "ok"})
             return
+        await self.start()
         if self._num_requests > MOST_REQUESTS:
             words = f"{MOST_REQUESTS} requests are open at this gateway; try again shortly."
             raise Refusal(503, words, "busy", {"retry-after": "1"})

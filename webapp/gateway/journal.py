@@ -63,7 +63,6 @@ class Journal:
     """The answers of one gateway process."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._lock = threading.Lock()
         self._pending: Counter[str] = Counter()  # tokens by key that the database does not have
@@ -102,6 +101,7 @@ class Journal:
     def _opened(self) -> int:
         """Return the open file; a lock on it says that its gateway lives."""
         if self._file is None:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._path = self._folder / f"{new_ulid()}.jsonl"
             flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
             self._file = os.open(self._path, flags, 0o600)

@@ -153,6 +153,7 @@ class Routes:
 
     def __init__(self, load: Callable[[Mapping[str, int]], Snapshot] = load_snapshot) -> None:
         self.snapshot = Snapshot()
+        self.is_known = False
         self._load = load
         self._used: dict[str, int] = {}
         self._rounds = 0
@@ -202,7 +203,7 @@ class Routes:
         self._publish(self._load(self._used))
 
     def _publish(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
+        self.snapshot, self.is_known = snapshot, True
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._announce)
 

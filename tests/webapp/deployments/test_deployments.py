@@ -4,7 +4,6 @@ from datetime import timedelta
 
 import pytest
 from django.db.models import F
-from django.utils import timezone
 
 from runners.plans.launch import Launch
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, client_of
@@ -13,6 +12,7 @@ from webapp.accounts.models import Membership
 from webapp.agents.dispatch import allocate_all
 from webapp.agents.ingest import events_accept
 from webapp.audit.models import Event
+from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.deployments import services
 from webapp.deployments.models import Deployment, Replica
@@ -111,9 +111,9 @@ def test_a_failed_start_is_told_and_waits_longer_each_time_but_for_a_person(smal
         assert "engine" in small.problem
         assert deployment_wake(small) is None
         rests.append((view_of(small).next_try_at - small.failed_at).total_seconds())
-        Deployment.objects.update(failed_at=timezone.now() - timedelta(seconds=rests[-1] + 1))
+        Deployment.objects.update(failed_at=now() - timedelta(seconds=rests[-1] + 1))
     assert rests == [5.0, 10.0, 20.0]
-    Deployment.objects.update(failed_at=timezone.now())
+    Deployment.objects.update(failed_at=now())
     replica = deployment_wake(small, by=alice)
     answer(replica)
     assert (state(small), small.problem, small.failures) == ("ready", "", 0)
@@ -131,12 +131,12 @@ def test_another_version_takes_over_once_it_is_ready_and_the_old_one_ends(small,
     assert new.plan.version == 2
     advance_all()
     assert view_of(small).serving == (old,)  # until the new one answers
-    Replica.objects.filter(pk=new.pk).update(ready_at=timezone.now())
+    Replica.objects.filter(pk=new.pk).update(ready_at=now())
     advance_all()
     old.refresh_from_db()
     assert old.is_leaving
     assert Job.objects.get(pk=old.job_id).state == JobState.RUNNING  # gateways hear of it first
-    Replica.objects.filter(pk=old.pk).update(left_at=timezone.now() - services.LEAVING)
+    Replica.objects.filter(pk=old.pk).update(left_at=now() - services.LEAVING)
     advance_all()
     assert Job.objects.get(pk=old.job_id).state == JobState.STOPPING
 
@@ -167,7 +167,7 @@ def test_kept_awake_it_is_started_again_and_paused_nothing_wakes_it(team, alice,
     with pytest.raises(ConflictProblem, match="kept awake"):
         deployment_sleep(deployment=kept, by=alice)
     deployment_change(deployment=kept, by=alice, is_paused=True)
-    Replica.objects.filter(pk=second.pk).update(left_at=timezone.now() - services.LEAVING)
+    Replica.objects.filter(pk=second.pk).update(left_at=now() - services.LEAVING)
     advance_all()
     end(second)
     assert (state(kept), deployment_wake(kept)) == ("paused", None)

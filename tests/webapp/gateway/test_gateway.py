@@ -1,0 +1,326 @@
+"""The gateway: keys, limits, routes, held and retried requests, streams, and what is counted."""
+
+import asyncio
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from runners.jobspec.serve import key_hash
+from webapp.core.clock import now
+from webapp.deployments.keys import KeyOptions, key_make
+from webapp.deployments.models import Deployment, ServingKey, Usage, UsageJournal
+from webapp.deployments.states import DeploymentState
+from webapp.gateway import application
+from webapp.gateway.application import Gateway
+from webapp.gateway.journal import Answer, Journal, Used, count_file, left_files
+from webapp.gateway.routes import Key, Route, Routes, Snapshot, Target
+from webapp.gateway.tunnels import TunnelError
+from webapp.gateway.usage import UsageComments
+from webapp.plans.models import Plan
+
+SECRET = "sk-slipway-x"
+KEY = Key("k1", "t1", frozenset(), None, None, None, 5.0, None)
+TARGET = Target("r1", "h1", "a1", "inner")
+ROUTE = Route(
+    "d1", "t1", "small", DeploymentState.READY, datetime(2026, 11, 30, tzinfo=UTC), "", None,
+    None, None, (TARGET,), ("french",),
+)  # fmt: skip
+ASLEEP = replace(ROUTE, state=DeploymentState.ASLEEP, targets=())
+CHAT = {"model": "small", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+class Response:
+    """A scripted answer; ``then`` is awaited before the last chunk."""
+
+    def __init__(self, *chunks: bytes, status: int = 200, then=None, fault=None, **headers):
+        self.status, self.parts, self.then, self.fault = status, chunks, then, fault
+        fields = {"content-type": "application/json"} | headers
+        self.headers = [
+            (name.replace("_", "-").encode(), each.encode()) for name, each in fields.items()
+        ]
+        self.is_closed = False
+
+    async def chunks(self):
+        for chunk in self.parts:
+            yield chunk
+        if self.then is not None:
+            await self.then.wait()
+        if self.fault is not None:
+            raise self.fault
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class Host:
+    """A tunnel that answers with what is scripted, one request after the other."""
+
+    def __init__(self, *answers) -> None:
+        self.answers, self.asked = list(answers), []
+
+    def of(self, host_id: str):
+        return self if host_id == "h1" else None
+
+    async def request(self, attempt_id, method, path, headers, body):
+        self.asked.append((attempt_id, method, path, dict(headers), body))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Fixed(Routes):
+    """Routes that the test sets."""
+
+    def __init__(self, *routes: Route, key: Key = KEY) -> None:
+        super().__init__()
+        self.woken: list[str] = []
+        self.set(*routes, key=key)
+
+    def set(self, *routes: Route, key: Key | None = KEY) -> None:
+        keys = {key_hash(SECRET): key} if key else {}
+        self._publish(Snapshot(keys, {(each.team_id, each.name): each for each in routes}))
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def wake(self, deployment_id: str) -> None:
+        self.woken.append(deployment_id)
+
+
+class Client:
+    """One client of a gateway; ``left`` is set when it disconnects."""
+
+    def __init__(self, tmp_path, host, *routes: Route, key: Key = KEY) -> None:
+        self.routes = Fixed(*routes, key=key)
+        self.host = host
+        self.gateway = Gateway(tmp_path / "gateway", routes=self.routes, tunnels=host)
+        self.counted: list[Answer] = []
+        self.gateway.journal.start = lambda: None
+        self.gateway.journal.add = self.counted.append
+        self.left, self.came = asyncio.Event(), asyncio.Event()
+        self.status, self.headers, self.body = 0, {}, b""
+
+    async def send(self, path="/v1/chat/completions", document=CHAT, method="POST", **headers):
+        body = document if isinstance(document, bytes) else json.dumps(document).encode()
+        fields = {"authorization": f"Bearer {SECRET}"} | headers
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "headers": [
+                (name.replace("_", "-").encode(), each.encode()) for name, each in fields.items()
+            ],
+        }
+        first = [{"type": "http.request", "body": body}]
+
+        async def receive():
+            if first:
+                return first.pop()
+            await self.left.wait()
+            return {"type": "http.disconnect"}
+
+        async def sent(message):
+            if message["type"] == "http.response.start":
+                self.status = message["status"]
+                self.headers = {key.decode(): value.decode() for key, value in message["headers"]}
+                self.body = b""
+            else:
+                self.body += message.get("body", b"")
+                self.came.set()
+
+        async with asyncio.timeout(20):
+            await self.gateway(scope, receive, sent)
+        return self
+
+    @property
+    def error(self) -> dict:
+        return json.loads(self.body)["error"]
+
+
+async def test_a_request_reaches_the_replica_with_the_sites_key_and_is_counted(tmp_path):
+    host = Host(Response(b'{"id": 1}', x_slipway_usage="7 2 3"))
+    client = await Client(tmp_path, host, ROUTE).send(x_api_key="other", cookie="c")
+    assert (client.status, client.body) == (200, b'{"id": 1}')
+    assert "x-slipway-usage" not in client.headers
+    attempt, method, path, headers, body = host.asked[0]
+    assert (attempt, method, path) == ("a1", "POST", "/v1/chat/completions")
+    assert headers[b"authorization"] == b"Bearer inner"
+    assert {b"cookie", b"x-api-key"}.isdisjoint(headers)
+    assert json.loads(body) == CHAT
+    (answer,) = client.counted
+    assert (answer.status, answer.is_cut, answer.used) == (200, False, Used(7, 2, 3))
+    await client.send(document=CHAT | {"model": "small/french"})
+    assert json.loads(host.asked[1][4])["model"] == "french"
+
+
+async def test_what_cannot_be_passed_on_is_refused_in_the_form_of_its_api(tmp_path):
+    client = Client(tmp_path, Host(Response()), ROUTE)
+    cases = [
+        ({"authorization": "Bearer no"}, 401, "invalid_api_key"),
+        ({"document": CHAT | {"model": "large"}}, 404, "model_not_found"),
+        ({"document": b"{"}, 400, "invalid_json"),
+        ({"document": b"[]"}, 400, "invalid_json"),
+        ({"document": {"messages": []}}, 400, "model_not_found"),
+        ({"document": b" " * (4 * 1024**2 + 1)}, 413, "too_large"),
+        ({"path": "/v1/files"}, 404, "not_found"),
+        ({"method": "PUT"}, 405, "method_not_allowed"),
+    ]
+    for sent, status, code in cases:
+        await client.send(**sent)
+        assert (client.status, client.error["code"]) == (status, code)
+        await client.send(**{"path": "/v1/messages", **sent})
+        if "path" not in sent:
+            assert (client.status, json.loads(client.body)["type"]) == (status, "error")
+    assert client.counted == []
+    only = Client(tmp_path, Host(Response()), ROUTE, key=replace(KEY, model_names=frozenset("a")))
+    assert (await only.send()).status == 404
+    listed = json.loads((await client.send("/v1/models", method="GET")).body)["data"]
+    assert [each["id"] for each in listed] == ["small", "small/french"]
+    assert json.loads((await client.send("/v1/models/small")).body)["state"] == "ready"
+
+
+async def test_a_stream_passes_without_the_comments_wherever_its_chunks_end():
+    text = b'data: {"a": ": usage 1 1 1"}\n\n: usage 5 0 1\n\n: waiting\n\ndata: b\n\n: usage 5 0 2\n\n'
+    plain = b'data: {"a": ": usage 1 1 1"}\n\n: waiting\n\ndata: b\n\n'
+    for first in range(len(text)):
+        for second in range(first, len(text), 3):
+            comments = UsageComments()
+            parts = (text[:first], text[first:second], text[second:])
+            shown = b"".join(comments.feed(each) for each in parts) + comments.rest()
+            assert (shown, comments.used) == (plain, Used(5, 0, 2)), (first, second)
+
+
+async def test_a_client_that_leaves_or_a_revoked_key_ends_the_generation_and_counts(tmp_path):
+    for is_revoked in (False, True):
+        go_on = asyncio.Event()
+        stream = b"data: a\n\n: usage 4 0 1\n\n"
+        response = Response(stream, then=go_on, content_type="text/event-stream")
+        client = Client(tmp_path, Host(response), ROUTE)
+        sending = asyncio.ensure_future(client.send(document=CHAT | {"stream": True}))
+        await client.came.wait()
+        if is_revoked:
+            response.parts = (stream, b"data: b\n\n")
+            client.routes.set(ROUTE, key=None)
+            response2 = response.then
+            response2.set()
+        else:
+            client.left.set()
+        await sending
+        assert response.is_closed
+        (answer,) = client.counted
+        assert (answer.used, answer.status) == (Used(4, 0, 1), 200)
+        if not is_revoked:
+            assert answer.is_cut
+
+
+async def test_a_replica_that_does_not_answer_is_left_for_another_or_for_itself_again(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(application, "LOOK_SECONDS", 0.01)
+    lost = TunnelError("lost", "The connection broke.", before_head=True)
+    ending = Response(b"{}", status=503)
+    client = Client(tmp_path, Host(lost, ending, Response(b"yes")), ROUTE)
+    assert (await client.send()).body == b"yes"
+    assert (len(client.host.asked), ending.is_closed, len(client.counted)) == (3, True, 1)
+    client = Client(tmp_path, Host(lost), ROUTE)
+    await client.send()
+    assert (client.status, client.error["code"]) == (502, "unreachable")
+    assert client.counted[0].status == 502
+    broken = Response(b'{"half', fault=lost)
+    client = await Client(tmp_path, Host(broken), ROUTE).send()
+    assert (client.status, client.error["code"]) == (502, "lost")
+    stream = Response(b"data: a\n\n", fault=lost, content_type="text/event-stream")
+    client = await Client(tmp_path, Host(stream), ROUTE).send()
+    assert b'"code":"lost"' in client.body
+    assert client.counted[0].is_cut
+
+
+async def test_a_sleeping_model_is_woken_and_the_request_held_with_heartbeats(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(application, "HEARTBEAT_SECONDS", 0.01)
+    stream = Response(b"data: a\n\n", content_type="text/event-stream")
+    client = Client(tmp_path, Host(stream), ASLEEP)
+    sending = asyncio.ensure_future(client.send(document=CHAT | {"stream": True}))
+    await client.came.wait()
+    assert (client.routes.woken, client.body) == (["d1"], b": waiting\n\n")
+    client.routes.set(replace(ROUTE, state=DeploymentState.READY))
+    await sending
+    assert client.body.endswith(b": waiting\n\ndata: a\n\n")
+    assert client.counted[0].status == 200
+
+
+async def test_a_request_is_held_no_longer_than_allowed_or_than_makes_sense(tmp_path):
+    soon = now() + timedelta(seconds=40)
+    cases = [
+        (ASLEEP, {"prefer": "wait=0"}, "loading", "30"),
+        (replace(ASLEEP, load_seconds=90.0), {}, "loading", "90"),
+        (replace(ASLEEP, seconds_to_go=12.0, load_seconds=90.0), {}, "loading", "12"),
+        (replace(ASLEEP, state=DeploymentState.PAUSED), {}, "paused", None),
+        (
+            replace(ASLEEP, state=DeploymentState.FAILING, problem="no GPU", next_try_at=soon),
+            {},
+            "failing",
+            "40",
+        ),
+    ]
+    for route, headers, code, again in cases:
+        client = await Client(tmp_path, Host(Response()), route).send(**headers)
+        assert (client.status, client.error["code"]) == (503, code)
+        assert client.headers.get("retry-after") == again
+        assert client.counted[0].status == 503
+
+
+async def test_limits_answer_429_and_say_when_to_come_back(tmp_path):
+    answer = Response(b"{}", x_slipway_usage="50 0 50")
+    minute = Client(tmp_path, Host(answer), ROUTE, key=replace(KEY, requests_per_minute=1))
+    assert (await minute.send()).headers["x-ratelimit-remaining-requests"] == "0"
+    assert ((await minute.send()).status, minute.error["code"]) == (429, "requests_per_minute")
+    assert 0 < int(minute.headers["retry-after"]) <= 60
+    day = Client(
+        tmp_path, Host(answer), ROUTE, key=replace(KEY, tokens_per_day=100, used_today=100)
+    )
+    assert ((await day.send()).status, day.error["code"]) == (429, "tokens_per_day")
+    go_on = asyncio.Event()
+    waits = Response(b"data: a\n\n", then=go_on, content_type="text/event-stream")
+    one = Client(tmp_path, Host(waits), ROUTE, key=replace(KEY, max_concurrency=1))
+    sending = asyncio.ensure_future(one.send())
+    await one.came.wait()
+    other = Client(tmp_path, Host(waits), ROUTE, key=replace(KEY, max_concurrency=1))
+    other.gateway = one.gateway
+    assert ((await other.send()).status, other.error["code"]) == (429, "max_concurrency")
+    go_on.set()
+    await sending
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_each_answer_is_counted_once_through_any_death(tmp_path, team, alice):
+    plan = Plan.objects.create(team=team, owner=alice)
+    deployment = Deployment.objects.create(team=team, owner=alice, name="small", plan=plan)
+    key, _ = key_make(team=team, by=alice, options=KeyOptions(name="laptop"))
+    answer = Answer(key.pk, deployment.pk, "2026-11-30", 200, is_cut=False, used=Used(10, 4, 5))
+    journal = Journal(tmp_path)
+    for _ in range(3):
+        journal.add(answer)
+    assert journal.pending_tokens(key.pk) == 45
+    journal.count()
+    journal.count()
+    assert journal.pending_tokens(key.pk) == 0
+    journal.add(answer._replace(status=500, is_cut=True))
+    assert left_files(tmp_path) == []  # its gateway lives
+    journal._close()
+    (left,) = left_files(tmp_path)
+    with left.open("ab") as file:
+        file.write(b'["torn')  # killed while it wrote
+    count_file(left)
+    Journal(tmp_path).count()
+    assert not list(tmp_path.iterdir())
+    assert not UsageJournal.objects.exists()
+    row = Usage.objects.get()
+    found = (row.requests, row.failed, row.cut, row.prompt_tokens, row.completion_tokens)
+    assert found == (4, 1, 1, 40, 20)
+    assert row.cached_tokens == 16
+    assert ServingKey.objects.get().last_used_at is not None
