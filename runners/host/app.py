@@ -13,6 +13,7 @@ from celery import Celery
 from celery.signals import worker_init, worker_process_init
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from runners.host.companions import AGENT_VARIABLE, HOST_DIR_VARIABLE
 from runners.host.redis_access import celery_options
 from runners.jobspec.base import key_id
 from runners.shared.config import Credential, HostDir
@@ -137,8 +138,6 @@ def _mac(body: str, key: str) -> str:
 
 QUEUE = "jobs"
 TASK_MODULE = "runners.host.tasks"
-HOST_DIR_VARIABLE = "SLIPWAY_HOST_DIR"
-AGENT_VARIABLE = "SLIPWAY_AGENT_PID"
 
 
 def settings(credential: Credential, ca_file: Path | str | None = None) -> dict[str, Any]:

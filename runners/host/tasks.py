@@ -12,7 +12,8 @@ from pathlib import Path
 
 from celery.signals import worker_ready
 
-from runners.host.app import HOST_DIR_VARIABLE, SignatureRefusedError, SignedDoorbell, app, verify
+from runners.host.app import SignatureRefusedError, SignedDoorbell, app, verify
+from runners.host.companions import HOST_DIR_VARIABLE
 from runners.host.redis_access import connect
 from runners.host.wake import wake_agent
 from runners.shared.config import Credential, HostDir

@@ -18,7 +18,7 @@ import httpx
 import redis
 
 from runners.host import enrolment
-from runners.host.app import HOST_DIR_VARIABLE
+from runners.host.companions import HOST_DIR_VARIABLE
 from runners.host.redis_access import ack_key, events_key
 from runners.launchers.attempts import AttemptFolder
 from runners.shared.config import HostDir
