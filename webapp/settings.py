@@ -24,6 +24,7 @@ from webapp.core.site_settings import (
     database_url,
     email_of,
     flag,
+    gateways,
     public_hosts,
     public_site,
     redis_url,
@@ -155,6 +156,8 @@ REDIS_CA = certificates(os.environ, "SLIPWAY_REDIS_CA")  # CA file for a Redis b
 HOST_REDIS_URL = redis_url(os.environ, "SLIPWAY_HOST_REDIS_URL") or (
     REDIS_URL if REDIS_URL.startswith("rediss://") else None
 )
+# WebSocket URLs of the gateways for hosts with endpoints; empty: this site is the gateway.
+GATEWAYS = gateways(os.environ)
 # Drills (test jobs without a model, which occupy a host) must be enabled by the operator.
 ALLOWS_DRILLS = flag(os.environ, "SLIPWAY_DRILLS")
 ARTEFACTS_DIR = DATA_DIR / "artefacts"

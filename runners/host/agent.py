@@ -16,6 +16,7 @@ import psutil
 from runners.environments.builder import Keeper
 from runners.host import enrolment, inventory
 from runners.host.bench import MicrobenchRunner, command_for
+from runners.host.companions import TunnelSupervisor
 from runners.host.enrolment import EpochMemory
 from runners.host.files import JobFiles
 from runners.host.hub_cache import HubCache
@@ -91,6 +92,7 @@ class Agent:
         self._credential = credential
         self._stream = _event_stream(host_dir, credential)
         self._companion: Companion | None = None
+        self.tunnel = TunnelSupervisor(host_dir)
         self.shipping = Shipping(host_dir, self.client, self._stream)
         self._shipping_loop = RepeatingThread("shipping", self.shipping.step)
         self.uploads = Uploads(host_dir, self.client, config)
@@ -139,10 +141,12 @@ class Agent:
             self._companion = beside
             if beside:
                 stack.callback(beside.stop)
+            stack.callback(self.tunnel.stop)
             while not self._is_stopping.is_set():
                 self.step()
                 if self._companion:
                     self._companion.keep_running()
+                self.tunnel.keep_running()
                 if wake.wait(POLL_SECONDS):
                     self._next_beat = 0.0
             self.bench.cancel()
@@ -219,6 +223,7 @@ class Agent:
             self.reconciler.retry_claims()
         if reply.wanted:  # ship the first events of new attempts at once
             self._shipping_loop.wake()
+        self.tunnel.obey(reply.tunnels)
         self.environments.obey(reply.environments)
         if self.files.obey(reply.delete_files) or reply.forget:  # an attempt's end is stored
             self._files_loop.wake()
@@ -281,6 +286,7 @@ class Agent:
             self._companion.stop()  # it reads its secret at start
             if credential.redis_url is None:
                 self._companion = None  # Redis was removed: heartbeats carry everything
+        self.tunnel.stop()  # it is started again with the new credential
         self._next_beat = 0.0
 
     def _has_newer_secrets(self) -> bool:

@@ -349,7 +349,11 @@ class Link:
         async with socket as connected:
             log.info("connected to %s", self._address)
             self._last_words = ""
-            await Connection(connected, self._endpoints, self._http).serve()
+            try:
+                await Connection(connected, self._endpoints, self._http).serve()
+            except asyncio.CancelledError:
+                await connected.close(protocol.CLOSE_GOING_AWAY)
+                raise
 
     def _log(self, words: str) -> None:
         if words != self._last_words:

@@ -404,6 +404,8 @@ class BeatReply(Message):
         tuple[FilesOrder, ...], _known_orders(FilesOrder, "part")
     ] = ()  # files of ended attempts that somebody deletes
     cache: CacheOrders | None = None  # None: nothing is deleted or pruned
+    # Gateways to which the host keeps a tunnel: ws(s):// URLs; "/..." is at the server's address.
+    tunnels: tuple[str, ...] = ()
 
 
 # Claim and start

@@ -33,6 +33,7 @@ MAX_STREAMS = 1024  # open at once on a connection
 LAST_STREAM_ID = 2**32 - 1
 MAX_REASON_BYTES = 123  # of a WebSocket's close frame
 
+CLOSE_GOING_AWAY = 1001
 CLOSE_PROTOCOL_ERROR = 1002
 CLOSE_REPLACED = 4409  # a host opened too many connections
 CLOSE_UNAUTHORIZED = 4401

@@ -146,6 +146,10 @@ def test_a_value_that_cannot_work_stops_the_start_with_its_name_and_shows_no_pas
         "FORWARDED_ALLOW_IPS": ["proxy.lan", "10.0.0.7/8"],
         "SLIPWAY_ADMIN_PATH": ["staff only"],
         "SLIPWAY_ADMIN_NETWORKS": ["office", "10.0.0.1/8"],
+        "SLIPWAY_GATEWAYS": [
+            "gateway.lan", "/tunnel/", "https://gateway.lan", "ws://", "ws://u:cret@gateway.lan/",
+            "wss://gateway.lan:port", "wss://gateway.lan/?key=cret",
+        ],
         "SLIPWAY_SECRETS_KEYS": ["no-key"],
         "DATABASE_URL": [
             "mysql://u:cret@db/s", "postgresql://u:12#cret@db/s", "postgresql://u:1?cret@db/s",
@@ -196,6 +200,7 @@ def test_values_are_taken_as_people_write_them():
         ("DATABASE_URL", "postgresql:///slipway?host=/run/postgresql"),
         ("DATABASE_URL", "sqlite:////srv/my data/slipway.sqlite3"),
         ("SLIPWAY_ADMIN_NETWORKS", "10.0.0.0/8 [fd00::]/8"),
+        ("SLIPWAY_GATEWAYS", " wss://gateway.lan:8443/t/ , ws://[fd00::1]\n"),
         ("SLIPWAY_SYSLOG", " tls://logs.lan "),
         ("SLIPWAY_SYSLOG", "udp://[fd00::1]:5514"),
         ("SLIPWAY_SYSLOG", "unix:///run/my%20collector.sock"),

@@ -98,6 +98,7 @@ class Acceptor:
         self.wants_rotation = False
         self.wants_recheck = False
         self.epoch: EpochShown | None = None
+        self.tunnels: tuple[str, ...] = ()
         self.echoed: list[int] = []  # bytes that hosts asked back
         self.digests: set[str] = set()  # of secrets that hosts made themselves
         self.caller = ""
@@ -181,6 +182,7 @@ class Acceptor:
             rotate=self.wants_rotation,
             recheck=self.wants_recheck,
             epoch=self.epoch,
+            tunnels=self.tunnels,
         )
 
     def rotate(self, request: RotateRequest) -> tuple[int, object]:

@@ -177,6 +177,38 @@ def test_a_doorbell_brings_the_next_beat_at_once(acceptor, serve, host_dir):
         wait_for(lambda: stored.claim_id, seconds=2)
 
 
+def test_the_tunnel_runs_while_the_server_names_gateways_with_the_credential_of_now(
+    acceptor, serve, host_dir, credential, monkeypatch, tmp_path
+):
+    program = "import sys, time; open(sys.argv[1], 'a').write(sys.argv[2] + ' '); time.sleep(600)"
+    seen = tmp_path / "seen"
+    command = (sys.executable, "-c", program, str(seen))
+    monkeypatch.setattr("runners.host.companions.TUNNEL_COMMAND", command)
+
+    def was_started(*gateways: str) -> bool:
+        return seen.exists() and seen.read_text().split() == list(gateways)
+
+    host_dir.save_credential(credential)
+    with serve() as agent:
+        wait_for(lambda: len(acceptor.beats) > 1)
+        assert agent.tunnel.pid is None
+        acceptor.tunnels = ("/tunnel/",)
+        wait_for(lambda: was_started("/tunnel/"))
+        first = agent.tunnel.pid
+        acceptor.wants_rotation = True
+        wait_for(lambda: was_started("/tunnel/", "/tunnel/"))
+        assert host_dir.credential().credential != credential.credential
+        acceptor.tunnels = ("ws://other/",)
+        wait_for(lambda: was_started("/tunnel/", "/tunnel/", "ws://other/"))
+        last = agent.tunnel.pid
+        acceptor.tunnels = ()
+        wait_for(lambda: agent.tunnel.pid is None)
+        acceptor.tunnels = ("ws://again/",)
+        wait_for(lambda: was_started("/tunnel/", "/tunnel/", "ws://other/", "ws://again/"))
+        again = agent.tunnel.pid
+    assert [procfs.read_process(pid) for pid in (first, last, again)] == [None] * 3
+
+
 def test_a_hosts_folder_is_closed_to_others_and_a_wake_without_an_agent_harmless(
     host_dir, tmp_path
 ):

@@ -3,11 +3,12 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import structlog
 from asgiref.sync import sync_to_async
+from django.conf import settings
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
 
 from runners.jobspec.base import excerpt
@@ -34,6 +35,8 @@ from webapp.hosts.services import (
 from webapp.jobs import cached_models, stored_files
 from webapp.jobs.models import LIVE_STATES, Attempt, Job, JobState
 
+SERVE = "serve"
+OWN_GATEWAY = ("/tunnel/",)  # this site
 NOT_KEPT = {
     "facts",
     "microbench",
@@ -106,7 +109,21 @@ def _reply(
         recheck=WANTS_RECHECK in host.checks,
         environments=orders_of(host),
         delete_files=stored_files.orders_of(host),
+        tunnels=_tunnels(statuses, own_attempts, wanted.get(host.pk, ())),
     )
+
+
+def _tunnels(
+    statuses: Mapping[str, AttemptStatus],
+    attempts: Mapping[str, Attempt],
+    wanted: Iterable[WantedAttempt],
+) -> tuple[str, ...]:
+    """Return the gateways of a host with a serving attempt that starts or runs; none of others."""
+    is_serving = any(
+        attempt.job.kind == SERVE and statuses[pk].phase != "exited"
+        for pk, attempt in attempts.items()
+    ) or any(each.needs is not None and each.needs.kind == SERVE for each in wanted)
+    return (settings.GATEWAYS or OWN_GATEWAY) if is_serving else ()
 
 
 def _reported_attempts(beat: Beat) -> dict[str, AttemptStatus]:

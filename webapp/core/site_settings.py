@@ -279,6 +279,40 @@ def trusted_proxies(variables: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys([*LOOPBACK, *given]))
 
 
+# The gateways to which hosts with endpoints connect.
+
+
+GATEWAYS_VARIABLE = "SLIPWAY_GATEWAYS"
+TUNNEL_PATH = "/tunnel/"
+
+
+def gateways(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the WebSocket URLs of the gateways; none: this site's own alone.
+
+    Raises:
+        SettingError: an entry is no such URL.
+    """
+    found = entries(variables.get(GATEWAYS_VARIABLE, ""))
+    try:
+        return tuple(dict.fromkeys(map(_gateway, found)))
+    except ValueError as error:  # without the entry itself: somebody may have put a key into it
+        raise SettingError(
+            f"{GATEWAYS_VARIABLE} has an address that is none: {error}. Give the addresses at "
+            "which hosts reach each gateway process, separated by commas, such as "
+            "wss://gateway.example.org/tunnel/."
+        ) from None
+
+
+def _gateway(entry: str) -> str:
+    parts = urlsplit(entry)
+    if parts.scheme not in ("ws", "wss"):
+        raise AddressError("it does not begin with ws:// or wss://")
+    if parts.query or parts.fragment:
+        raise AddressError("it has a query")
+    root = web_address(f"http{parts.scheme.removeprefix('ws')}://{parts.netloc}").url
+    return f"ws{root.removeprefix('http')}{parts.path if parts.path.strip('/') else TUNNEL_PATH}"
+
+
 # The path of the administration.
 
 
@@ -656,6 +690,7 @@ READERS: Mapping[str, Callable[[Mapping[str, str]], object]] = {
     PROXIES_VARIABLE: trusted_proxies,
     "SLIPWAY_ADMIN_PATH": admin_path,
     "SLIPWAY_ADMIN_NETWORKS": admin_networks,
+    GATEWAYS_VARIABLE: gateways,
     KEY_VARIABLE: lambda variables: variables.get(KEY_VARIABLE),
     SECRETS_VARIABLE: secrets_keys,
     "DATABASE_URL": database_url,

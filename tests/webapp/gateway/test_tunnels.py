@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
 
+from runners.host.tunnel import address_of
 from runners.launchers.attempts import AttemptFolder
 from runners.shared import tunnel as protocol
 from runners.shared.tunnel import WINDOW_BYTES, FrameType, encode
@@ -193,6 +194,20 @@ def test_a_cut_connection_loses_its_requests_stops_the_endpoint_and_comes_back(h
         assert await whole((await pair.ask("/v1/echo", b"again")).chunks()) == b"again"
 
     hold(law)
+
+
+def test_the_address_of_a_gateway_is_never_less_safe_than_the_servers():
+    for gateway, server, expected in (
+        ("/tunnel/", "http://127.0.0.1:8000", "ws://127.0.0.1:8000/tunnel/"),
+        ("/tunnel/", "https://slipway.lan/", "wss://slipway.lan/tunnel/"),
+        ("wss://gateway.lan/t/", "https://slipway.lan", "wss://gateway.lan/t/"),
+        ("ws://gateway.lan/t/", "http://slipway.lan", "ws://gateway.lan/t/"),
+        ("ws://127.0.0.1:9/t/", "https://slipway.lan", "ws://127.0.0.1:9/t/"),
+    ):
+        assert address_of(gateway, server) == expected
+    for gateway in ("ws://gateway.lan/t/", "https://gateway.lan/", "ws://", "gateway.lan"):
+        with pytest.raises(ValueError, match=r"TLS|is not ws"):
+            address_of(gateway, "https://slipway.lan")
 
 
 # A host's connections at the gateway, without a host.

@@ -9,6 +9,7 @@ from asgiref.sync import async_to_sync
 from django.db import DatabaseError, connection
 from django.test.utils import CaptureQueriesContext
 
+from runners.jobspec import DemoModel, ServeSpec
 from runners.shared.messages import AttemptStatus, BeatReply, Doorbell
 from runners.shared.redis_address import pong_key
 from tests.webapp.conftest import (
@@ -114,6 +115,29 @@ def test_the_beat_orders_the_stop_of_a_superseded_attempt_until_it_exited(attemp
     assert [order.reason for order in stop] == ["superseded"]
     beat = make_beat(attempts=(status(attempt, "exited"),))
     assert host_beat(host=attempt.host, beat=beat).stop == ()
+
+
+def test_the_beat_names_gateways_while_an_endpoint_starts_or_runs(team, alice, host, settings):
+    draft = make_job(team, alice, host, spec=ServeSpec(model=DemoModel()))
+    job = job_submit(job=draft, by="alice")
+    assert host_beat(host=host, beat=make_beat()).tunnels == ("/tunnel/",)
+    settings.GATEWAYS = ("wss://gateway.lan/tunnel/",)
+    attempt = job.current_attempt
+    claim(attempt)
+    for phase, tunnels in (
+        ("claimed", settings.GATEWAYS),
+        ("running", settings.GATEWAYS),
+        ("exited", ()),
+    ):
+        beat = make_beat(attempts=(status(attempt, phase),))
+        assert host_beat(host=host, beat=beat).tunnels == tunnels, phase
+
+
+def test_a_host_without_an_endpoint_keeps_no_tunnel(attempt, other_host):
+    assert host_beat(host=attempt.host, beat=make_beat()).tunnels == ()
+    for each in (attempt.host, other_host):
+        beat = make_beat(attempts=(status(attempt),))
+        assert host_beat(host=each, beat=beat).tunnels == ()
 
 
 def test_a_folder_of_another_server_is_left_alone(host):
