@@ -61,6 +61,10 @@ COMMANDS = {
     "hosts": LazyCommand("hosts", "hosts", "List, add, check, label, cordon and drain hosts."),
     "queue": LazyCommand("hosts", "queue", "List and reorder waiting jobs."),
     "workflows": LazyCommand("workflows", "workflows", "List, follow, stop and resume workflows."),
+    "deployments": LazyCommand(
+        "deployments", "deployments", "Keep models under names, wake them, see their usage."
+    ),
+    "keys": LazyCommand("deployments", "keys", "List, make and revoke clients' keys."),
     "approvals": LazyCommand("approvals", "approvals", "List and withdraw requested launches."),
     "data": LazyCommand("data", "data", "List, upload and delete training data."),
     "tokens": LazyCommand("account", "tokens", "List, make and revoke access tokens."),

@@ -20,6 +20,7 @@ from planner.specs.estimate import (
 from runners.client.operation import JsonObject, event_stream, operation
 from runners.client.replies.base import *
 from runners.client.replies.cached_models import *
+from runners.client.replies.deployments import *
 from runners.client.replies.jobs import *
 from runners.client.replies.launches import *
 from runners.client.replies.library import *
@@ -538,6 +539,64 @@ class Operations:
         self, workflow_id: str, *, idempotency_key: str | None = None
     ) -> WorkflowReply:
         """Go on with a failed or stopped workflow: what has succeeded stays."""
+
+    @operation("GET", "/deployments")
+    def list_deployments(self, *, limit: int = 50, cursor: str = "") -> DeploymentPage:
+        """Return the teams' deployments, the newest first."""
+
+    @operation("POST", "/deployments")
+    def create_deployment(
+        self, body: NewDeployment | JsonObject, *, idempotency_key: str | None = None
+    ) -> DeploymentReply:
+        """Make a deployment: it sleeps until the first request, unless it is kept awake."""
+
+    @operation("GET", "/deployments/{deployment_id}")
+    def get_deployment(self, deployment_id: str) -> DeploymentReply:
+        """Return a deployment with the jobs that serve it."""
+
+    @operation("PATCH", "/deployments/{deployment_id}")
+    def change_deployment(
+        self,
+        deployment_id: str,
+        body: ChangedDeployment | JsonObject,
+        *,
+        idempotency_key: str | None = None,
+    ) -> DeploymentReply:
+        """Change a deployment; another plan is rolled out without a failed request."""
+
+    @operation("DELETE", "/deployments/{deployment_id}")
+    def delete_deployment(self, deployment_id: str, *, idempotency_key: str | None = None) -> None:
+        """Delete a deployment: its jobs stop, its name is free again, its usage stays."""
+
+    @operation("POST", "/deployments/{deployment_id}/wake")
+    def wake_deployment(
+        self, deployment_id: str, *, idempotency_key: str | None = None
+    ) -> DeploymentReply:
+        """Load a deployment's model now; a paused one is resumed."""
+
+    @operation("POST", "/deployments/{deployment_id}/sleep")
+    def sleep_deployment(
+        self, deployment_id: str, *, idempotency_key: str | None = None
+    ) -> DeploymentReply:
+        """Stop the jobs of a deployment; the next request wakes it."""
+
+    @operation("GET", "/serving-keys")
+    def list_serving_keys(self, *, limit: int = 50, cursor: str = "") -> KeyPage:
+        """Return the caller's keys, the newest first; an operator gets the team's."""
+
+    @operation("POST", "/serving-keys")
+    def make_serving_key(
+        self, body: KeyOptions | JsonObject, *, idempotency_key: str | None = None
+    ) -> MadeKey:
+        """Make a key with which clients use the team's deployments."""
+
+    @operation("DELETE", "/serving-keys/{key_id}")
+    def revoke_serving_key(self, key_id: str, *, idempotency_key: str | None = None) -> None:
+        """Revoke a key; gateways end its streams within a second."""
+
+    @operation("GET", "/usage")
+    def list_usage(self, *, limit: int = 200, cursor: str = "", days: int = 30) -> UsagePage:
+        """Return what the caller's keys used, by day, key and deployment; an operator gets all."""
 
     @operation("GET", "/models")
     def list_models(self, *, limit: int = 50, cursor: str = "", q: str = "") -> ModelPage:

@@ -39,6 +39,16 @@ class Alike(TypedDict):
     is_apart: NotRequired[bool]
 
 
+class ChangedDeployment(TypedDict):
+    """What is to change; a field that is left out stays."""
+
+    plan: NotRequired[str | None]
+    launch: NotRequired[Launch | None]
+    idle_seconds: NotRequired[float | None]
+    is_kept_awake: NotRequired[bool | None]
+    is_paused: NotRequired[bool | None]
+
+
 class CompressStep(TypedDict):
     """Make the weights smaller and measure the loss of quality."""
 
@@ -148,6 +158,18 @@ class HostChanges(TypedDict):
     address: NotRequired[str | None]
 
 
+class KeyOptions(TypedDict):
+    """What a key opens, and within which limits; None: no limit."""
+
+    name: str
+    models: NotRequired[list[str]]
+    requests_per_minute: NotRequired[int | None]
+    max_concurrency: NotRequired[int | None]
+    tokens_per_day: NotRequired[int | None]
+    hold_seconds: NotRequired[float]
+    days: NotRequired[float | None]
+
+
 class LaunchToApprove(TypedDict):
     """A launch that a person is asked to approve, and why."""
 
@@ -172,6 +194,19 @@ class ModelsRule(TypedDict):
     """How much a host's cache keeps."""
 
     keep_gib: float | None
+
+
+class NewDeployment(TypedDict):
+    """A name, and what it is to run: a plan, or a document that is planned now."""
+
+    name: str
+    plan: NotRequired[str | None]
+    document: NotRequired[
+        ServePlan | GeneratePlan | FinetunePlan | PretrainPlan | CompressPlan | None
+    ]
+    launch: NotRequired[Launch | None]
+    idle_seconds: NotRequired[float | None]
+    is_kept_awake: NotRequired[bool]
 
 
 class NewHost(TypedDict):

@@ -44,6 +44,7 @@ from webapp.jobs.artefacts import folder_of
 from webapp.jobs.models import Artefact, Attempt, Job, LaunchRequest, Measurement
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.models import TeamModel, demo_config
+from webapp.plans.models import Plan
 from webapp.wizard.drafts import draft_begin
 from webapp.workflows.models import Workflow
 
@@ -360,7 +361,10 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
         team=team, owner=alice, name="Chain", document={}, state="failed"
     )
     workflow.steps.create(position=0, goal="pretrain", document={}, state="failed", job=ended)
-    deployment = Deployment.objects.create(team=team, owner=alice, name="small", plan=plan)
+    kept = Plan.objects.create(
+        team=team, owner=alice, name="kept", draft=plan.draft, state="computed"
+    )
+    deployment = Deployment.objects.create(team=team, owner=alice, name="small", plan=kept)
     key, _ = key_make(team=team, by=alice, options=KeyOptions(name="laptop"))
     figure = Measurement.objects.create(
         job=job,

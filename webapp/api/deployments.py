@@ -44,7 +44,6 @@ from webapp.deployments.services import (
     deployment_delete,
     deployment_sleep,
     deployment_wake,
-    launch_of,
 )
 from webapp.deployments.states import DeploymentView, view_of, views_of
 from webapp.deployments.usage import DAYS, MOST_DAYS, usage_of
@@ -95,8 +94,12 @@ class ChangedDeployment(Sent):
     plan: Annotated[str | None, Field(description="Id of a plan to serve")] = None
     launch: Annotated[SentLaunch | None, Field(description="Options of its jobs")] = None
     idle_seconds: Idle = None
-    is_kept_awake: bool | None = None
-    is_paused: bool | None = None
+    is_kept_awake: Annotated[bool | None, Field(description="Start it again whenever it ends")] = (
+        None
+    )
+    is_paused: Annotated[bool | None, Field(description="Stop what runs; no request wakes it")] = (
+        None
+    )
 
 
 def _replica_replies(view: DeploymentView) -> list[ReplicaReply]:
@@ -127,7 +130,7 @@ def _reply(request: HttpRequest, view: DeploymentView) -> DeploymentReply:
         owner=row.owner.get_username() if row.owner else "",
         plan=row.plan_id,
         plan_name=row.plan.name,
-        launch=launch_of(row),
+        launch=row.launch_options,
         idle_seconds=row.idle_seconds,
         is_kept_awake=row.is_kept_awake,
         is_paused=row.is_paused,
@@ -243,7 +246,10 @@ def deployment_edit(
 def deployment_start(request: HttpRequest, deployment_id: str) -> DeploymentReply:
     """Load a deployment's model now; a paused one is resumed."""
     row = usable_deployment(request, deployment_id)
-    deployment_wake(row, by=signed_in(request))
+    try:
+        deployment_wake(row, by=signed_in(request))
+    except DraftProblem as problem:
+        raise ConflictProblem("cannot_launch", problem.sentence) from problem
     row.refresh_from_db()
     return _reply(request, view_of(row))
 
@@ -352,7 +358,7 @@ def _place(row: Usage) -> str:
 def _usage(row: Usage) -> UsageReply:
     names = ("requests", "failed", "cut", "prompt_tokens", "cached_tokens", "completion_tokens")
     return UsageReply(
-        day=row.day,
+        day=row.day.isoformat(),
         key=row.key_id,
         key_name=row.key.name,
         deployment=row.deployment_id,

@@ -32,11 +32,13 @@ class KeyOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: Annotated[str, Field(min_length=1, max_length=NAME_LENGTH)]
+    name: Annotated[
+        str, Field(min_length=1, max_length=NAME_LENGTH, description="Where it will be used")
+    ]
     models: Annotated[
         tuple[str, ...], Field(max_length=200, description="Names of deployments; empty: all")
     ] = ()
-    requests_per_minute: Limit = None
+    requests_per_minute: Annotated[Limit, Field(description="At each gateway")] = None
     max_concurrency: Annotated[Limit, Field(description="Requests at the same time")] = None
     tokens_per_day: Annotated[
         Limit, Field(description="Of prompts and answers, from midnight UTC")

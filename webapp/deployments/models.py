@@ -28,7 +28,7 @@ class Deployment(TeamOwned):
         AccessToken, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )
     name = models.CharField(max_length=MODEL_NAME_LENGTH)  # that clients give as their model
-    plan = models.ForeignKey(Plan, on_delete=models.RESTRICT, related_name="+")
+    plan = models.ForeignKey(Plan, on_delete=models.RESTRICT, related_name="deployments")
     launch = models.JSONField(default=dict, blank=True)  # runners.plans.launch.Launch
     idle_seconds = models.FloatField(null=True, blank=True)  # until it sleeps; null: never
     is_kept_awake = models.BooleanField(default=False)
@@ -66,7 +66,7 @@ class Replica(UlidModel):
 
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="replicas")
     job = models.OneToOneField(Job, on_delete=models.CASCADE, related_name="replica")
-    plan = models.ForeignKey(Plan, on_delete=models.RESTRICT, related_name="+")
+    plan = models.ForeignKey(Plan, on_delete=models.RESTRICT, related_name="replicas")
     is_leaving = models.BooleanField(default=False)  # gets no new requests, and is stopped
     left_at = models.DateTimeField(null=True, blank=True)  # since when
     created_at = models.DateTimeField()

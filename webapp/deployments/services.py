@@ -245,7 +245,12 @@ def deployment_wake(deployment: Deployment, *, by: User | None = None) -> Replic
     """Start a replica unless one runs; return the one that serves, or is to serve, next.
 
     Of two calls at once, one starts it. After failures in a row only a person's call (``by``)
-    does not wait. None: it is paused or deleted, or a wait is not over.
+    does not wait. None: it is paused or deleted, a wait is not over, or its job was refused,
+    which is kept as its problem; a person is told.
+
+    Raises:
+        DraftProblem: a person asks, and the plan cannot be launched now.
+        Problem: a person asks, and the job service refuses.
     """
     instant = now()
     with transaction.atomic():
@@ -260,7 +265,7 @@ def deployment_wake(deployment: Deployment, *, by: User | None = None) -> Replic
         if row.failed_at is not None and instant < row.failed_at + rest_after(row.failures):
             return None
         Deployment.objects.filter(pk=row.pk).update(asked_at=row.asked_at or instant)
-    return _start(row)
+    return _start(row, by)
 
 
 def rest_after(failures: int) -> timedelta:
@@ -277,11 +282,14 @@ def live_replicas(deployment: Deployment) -> list[Replica]:
     return list(rows.select_related("job"))
 
 
-def _start(deployment: Deployment) -> Replica | None:
-    """Launch a job for a deployment; a refusal is kept as its problem."""
+def _start(deployment: Deployment, by: User | None = None) -> Replica | None:
+    """Launch a job for a deployment; a refusal is kept as its problem, or told to a person.
+
+    It counts against the budget of the token that asks for it, else of the deployment's own.
+    """
     try:
         owner = _owner_of(deployment)
-        with acting_as(deployment.token), transaction.atomic():
+        with acting_as(acting_token() or deployment.token), transaction.atomic():
             Deployment.objects.select_for_update().get(pk=deployment.pk)
             number = Replica.objects.filter(deployment=deployment).count()
             job = plan_launch(
@@ -305,6 +313,8 @@ def _start(deployment: Deployment) -> Replica | None:
                 },
             )
     except (DraftProblem, Problem) as problem:
+        if by is not None:
+            raise
         _failed(deployment, str(problem))
         return None
     except (OperationalError, InterfaceError, IntegrityError):

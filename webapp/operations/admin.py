@@ -45,6 +45,7 @@ from webapp.audit.models import Cut, Event, Link
 from webapp.core.middleware import uncompressed
 from webapp.core.queries import SEEN, changed_words, mark_of
 from webapp.datasets.models import Dataset
+from webapp.deployments.models import Deployment, Replica, ServingKey, Usage, UsageJournal
 from webapp.hosts.models import (
     Device,
     Distinction,
@@ -558,6 +559,18 @@ READ_ONLY: dict[type[models.Model], dict[str, Any]] = {
         "list_display": ["workflow", "position", "variant", "goal", "state", "job"],
         "exclude": ["key_hashes"],
     },
+    Deployment: {
+        "list_display": ["name", "team", "owner", "plan", "is_kept_awake", "is_paused"],
+        "list_filter": ["team"],
+    },
+    Replica: {"list_display": ["deployment", "job", "created_at", "ready_at", "ended_at"]},
+    ServingKey: {
+        "list_display": ["name", "team", "owner", "hint", "last_used_at", "revoked_at"],
+        "list_filter": ["team"],
+        "exclude": ["digest"],
+    },
+    Usage: {"list_display": ["day", "deployment", "key", "requests", "completion_tokens"]},
+    UsageJournal: {"list_display": ["name", "counted_bytes", "at"]},
     InitialPassword: {"list_display": ["user", "given_at"]},
     LoginTry: {"list_display": ["at", "address"]},
     OpenSession: {

@@ -140,10 +140,10 @@ def _sums(rows: Any) -> dict[str, int]:  # noqa: ANN401 -- a query set of usage
 def deployment_wake_view(request: HttpRequest, deployment_id: str) -> HttpResponse:
     """Load a deployment's model now."""
     row = usable_deployment(request, deployment_id)
-    replica = deployment_wake(row, by=signed_in(request))
-    if replica is None:
-        row.refresh_from_db(fields=["problem"])
-        messages.error(request, row.problem or "It was not started.")
+    try:
+        deployment_wake(row, by=signed_in(request))
+    except (DraftProblem, Problem) as problem:
+        messages.error(request, str(problem))
     return redirect("deployment-detail", row.pk)
 
 

@@ -248,12 +248,13 @@ def _listed_verdict(plan: Plan, *, is_saved: bool = False) -> str:
 
 
 def plan_remove(plan: Plan) -> None:
-    """Delete a draft, or all versions of a plan; versions with jobs are only hidden."""
+    """Delete a draft, or all versions of a plan; those that were launched are only hidden."""
     if plan.is_draft:
         plan.delete()
         return
     versions = Plan.objects.filter(series=plan.series)
-    used = list(versions.filter(jobs__isnull=False).values_list("pk", flat=True).distinct())
+    is_used = Q(jobs__isnull=False) | Q(deployments__isnull=False) | Q(replicas__isnull=False)
+    used = list(versions.filter(is_used).values_list("pk", flat=True).distinct())
     with transaction.atomic():
         versions.filter(pk__in=used).update(deleted_at=now())
         versions.exclude(pk__in=used).delete()

@@ -1,12 +1,11 @@
 """Replies about deployments: models under a lasting name, clients' keys, and usage."""
 
-from datetime import date, datetime
-from typing import Annotated, Literal
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from runners.client.replies.base import Open, PageReply, Reply
-from runners.plans.launch import Launch
 
 DeploymentStateWord = Open[Literal["asleep", "loading", "ready", "failing", "paused"]]
 
@@ -38,7 +37,9 @@ class DeploymentReply(Reply):
     owner: Annotated[str, Field(description="User name; empty if the account is deleted")]
     plan: Annotated[str, Field(description="Id of the version that it runs from its next start")]
     plan_name: str
-    launch: Annotated[Launch, Field(description="Options of its jobs")]
+    launch: Annotated[
+        dict[str, Any], Field(description="Options of its jobs, other than the usual ones")
+    ]
     idle_seconds: Annotated[
         float | None, Field(description="Without a request, until it sleeps; null: never")
     ]
@@ -85,7 +86,7 @@ class MadeKey(KeyReply):
 class UsageReply(Reply):
     """What a key used of a deployment on a day (UTC)."""
 
-    day: date
+    day: Annotated[str, Field(description="As 2026-11-30")]
     key: Annotated[str, Field(description="Id of the key")]
     key_name: str
     deployment: Annotated[str, Field(description="Id of the deployment")]

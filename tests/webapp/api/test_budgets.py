@@ -17,18 +17,20 @@ from webapp.agents.ingest import events_accept
 from webapp.audit.models import Event
 from webapp.core.clock import now
 from webapp.core.problems import Problem
+from webapp.deployments.models import Deployment
 from webapp.jobs.budgets import cost_gpu_hours, spent_gpu_hours
 from webapp.jobs.models import Allocation, Job, TokenLaunch
 from webapp.jobs.services import job_submit
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
-from webapp.wizard.drafts import demo_document, stored_draft
+from webapp.wizard.drafts import demo_document, serve_document, stored_draft
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 arguments, second = test_matrix.arguments, test_matrix.second
 STARTS_JOBS = {
     "launch_plan", "run_job_again", "abandon_job", "validate_host", "evaluate_model",
     "launch_classification", "launch_document", "start_workflow", "resume_workflow",
+    "wake_deployment",
 }  # fmt: skip
 STARTED = {"pid": 7, "boot_id": "boot-1", "argv": ["python"]}
 
@@ -67,6 +69,10 @@ def starting(arguments, team, alice, host, attempt, monkeypatch) -> dict[str, st
     monkeypatch.setitem(test_matrix.BODIES, "launch_classification", {"host": other.slug})
     first = {"goal": "pretrain", "model": "demo", "hardware": {"host": other.slug}}
     monkeypatch.setitem(test_matrix.BODIES, "start_workflow", {"steps": [first]})
+    served = stored_draft(serve_document(other))
+    served["model"] = {"source": "team", "team_model": model.pk}
+    kept = Plan.objects.create(team=team, owner=alice, draft=served, state="computed")
+    Deployment.objects.update(plan=kept)
     return arguments | {
         "job_id": attempt.job_id, "plan_id": plan.pk, "slug": other.slug, "model_id": model.pk,
     }  # fmt: skip

@@ -13,6 +13,8 @@ from webapp.accounts.tokens import token_make
 from webapp.api.urls import api
 from webapp.core.clock import now
 from webapp.datasets.models import Dataset
+from webapp.deployments.keys import KeyOptions, key_make
+from webapp.deployments.models import Deployment, ServingKey, Usage
 from webapp.hosts.models import HostModel, Pool
 from webapp.jobs.models import Attempt, Job, LaunchRequest, Measurement
 from webapp.modelhub.models import TeamModel
@@ -44,7 +46,7 @@ def test_every_list_has_the_same_envelope_and_no_reply_is_a_bare_array():
             has_pages = is_list and {"limit", "cursor"} <= given
             if has_pages != (one["operationId"] in names) or reply.get("type") == "array":
                 wrong.append(one["operationId"])
-    assert len(LISTS) == 22
+    assert len(LISTS) == 25
     assert wrong == []
 
 
@@ -59,8 +61,13 @@ def two_of_each(things, team, alice, bob, host, other_host) -> dict[str, str]:
     job = Job.objects.get(pk=things["<job_id>"])
     secret_store(team=team, name="WANDB_KEY", value="w" * 8, by=alice)
     token_make(team=team, by=alice, name="desk", scope="read")
-    plan = Plan.objects.get()
+    plan = Plan.objects.get(pk=things["<plan_id>"])
     Workflow.objects.create(team=team, owner=alice, name="Second", document={})
+    kept = Deployment.objects.get()
+    Deployment.objects.create(team=team, owner=alice, name="second", plan=kept.plan)
+    key_make(team=team, by=alice, options=KeyOptions(name="desk"))
+    for key in ServingKey.objects.all():
+        Usage.objects.create(key=key, deployment=kept, day=now().date(), requests=1)
     LaunchRequest.objects.create(team=team, plan=plan, asked_by=alice, asked_at=now())
     TeamModel.objects.create(team=team, name="Other", source="config", config={})
     for size in (1, 2):

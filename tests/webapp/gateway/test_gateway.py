@@ -140,6 +140,7 @@ class Client:
         return json.loads(self.body)["error"]
 
 
+@pytest.mark.asyncio
 async def test_a_request_reaches_the_replica_with_the_sites_key_and_is_counted(tmp_path):
     host = Host(Response(b'{"id": 1}', x_slipway_usage="7 2 3"))
     client = await Client(tmp_path, host, ROUTE).send(x_api_key="other", cookie="c")
@@ -156,6 +157,7 @@ async def test_a_request_reaches_the_replica_with_the_sites_key_and_is_counted(t
     assert json.loads(host.asked[1][4])["model"] == "french"
 
 
+@pytest.mark.asyncio
 async def test_what_cannot_be_passed_on_is_refused_in_the_form_of_its_api(tmp_path):
     client = Client(tmp_path, Host(Response()), ROUTE)
     cases = [
@@ -182,6 +184,7 @@ async def test_what_cannot_be_passed_on_is_refused_in_the_form_of_its_api(tmp_pa
     assert json.loads((await client.send("/v1/models/small")).body)["state"] == "ready"
 
 
+@pytest.mark.asyncio
 async def test_a_stream_passes_without_the_comments_wherever_its_chunks_end():
     text = b'data: {"a": ": usage 1 1 1"}\n\n: usage 5 0 1\n\n: waiting\n\ndata: b\n\n: usage 5 0 2\n\n'
     plain = b'data: {"a": ": usage 1 1 1"}\n\n: waiting\n\ndata: b\n\n'
@@ -193,6 +196,7 @@ async def test_a_stream_passes_without_the_comments_wherever_its_chunks_end():
             assert (shown, comments.used) == (plain, Used(5, 0, 2)), (first, second)
 
 
+@pytest.mark.asyncio
 async def test_a_client_that_leaves_or_a_revoked_key_ends_the_generation_and_counts(tmp_path):
     for is_revoked in (False, True):
         go_on = asyncio.Event()
@@ -216,6 +220,7 @@ async def test_a_client_that_leaves_or_a_revoked_key_ends_the_generation_and_cou
             assert answer.is_cut
 
 
+@pytest.mark.asyncio
 async def test_a_replica_that_does_not_answer_is_left_for_another_or_for_itself_again(
     tmp_path, monkeypatch
 ):
@@ -238,6 +243,7 @@ async def test_a_replica_that_does_not_answer_is_left_for_another_or_for_itself_
     assert client.counted[0].is_cut
 
 
+@pytest.mark.asyncio
 async def test_a_sleeping_model_is_woken_and_the_request_held_with_heartbeats(
     tmp_path, monkeypatch
 ):
@@ -253,6 +259,7 @@ async def test_a_sleeping_model_is_woken_and_the_request_held_with_heartbeats(
     assert client.counted[0].status == 200
 
 
+@pytest.mark.asyncio
 async def test_a_request_is_held_no_longer_than_allowed_or_than_makes_sense(tmp_path):
     soon = now() + timedelta(seconds=40)
     cases = [
@@ -274,6 +281,7 @@ async def test_a_request_is_held_no_longer_than_allowed_or_than_makes_sense(tmp_
         assert client.counted[0].status == 503
 
 
+@pytest.mark.asyncio
 async def test_limits_answer_429_and_say_when_to_come_back(tmp_path):
     answer = Response(b"{}", x_slipway_usage="50 0 50")
     minute = Client(tmp_path, Host(answer), ROUTE, key=replace(KEY, requests_per_minute=1))

@@ -1,0 +1,286 @@
+"""Models under lasting names, clients' keys, and usage: ``slipway deployments``, ``keys``."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.specs.units import MINUTE
+from runners.cli.errors import CliError
+from runners.cli.groups import group
+from runners.cli.output import OutputOption, seconds, show, table
+from runners.cli.server import YesOption, confirm, server, wrote
+
+if TYPE_CHECKING:
+    from runners.client.generated import DeploymentReply, Slipway
+
+DeploymentArgument = Annotated[
+    str, typer.Argument(metavar="DEPLOYMENT", help="Name or id of a deployment.")
+]
+IdleOption = Annotated[
+    float | None,
+    typer.Option("--idle", metavar="MINUTES", help="Sleep after so long without a request."),
+]
+AwakeOption = Annotated[
+    bool | None,
+    typer.Option("--awake/--may-sleep", help="Keep it awake, or let it sleep when idle."),
+]
+
+deployments = group("Models under lasting names, awake when asked.")
+
+
+def _of(client: "Slipway", name: str) -> "DeploymentReply":
+    """Return the deployment with a name or an id.
+
+    Raises:
+        CliError: there is none.
+    """
+    for each in client.paginate(client.list_deployments):
+        if name in {each.name, each.id}:
+            return each
+    raise CliError(
+        f"there is no deployment {name!r}; `slipway deployments list` shows them",
+        field="DEPLOYMENT",
+    )
+
+
+def _words(row: "DeploymentReply") -> str:
+    if row.state == "loading" and row.seconds_to_go is not None:
+        return f"loading, about {seconds(row.seconds_to_go)} to go"
+    return row.state
+
+
+@deployments.command("list")
+def deployment_list(output: OutputOption = "table") -> None:
+    """List the teams' deployments, the newest first."""
+    with server() as client:
+        rows = list(client.paginate(client.list_deployments))
+    if wrote(rows, output):
+        return
+    shown = [
+        (each.id, each.name, _words(each), each.replicas[0].host if each.replicas else "")
+        for each in rows
+    ]
+    show(table(("ID", "NAME", "STATE", "HOST"), shown, fixed=(0,)))
+    if rows:
+        typer.echo(f"Their address for clients: {rows[0].base_url}")
+
+
+@deployments.command("get")
+def deployment_get(deployment: DeploymentArgument, output: OutputOption = "table") -> None:
+    """Show a deployment: its state, its plan, its jobs, the address for clients."""
+    with server() as client:
+        found = client.get_deployment(_of(client, deployment).id)
+    if wrote(found, output):
+        return
+    _show(found)
+
+
+def _show(row: "DeploymentReply") -> None:
+    typer.echo(f"{row.name}  {row.id}  {_words(row)}")
+    if row.problem:
+        typer.echo(row.problem)
+    if row.is_kept_awake:
+        idle = "kept awake"
+    elif row.idle_seconds is None:
+        idle = "stays awake until somebody puts it to sleep"
+    else:
+        idle = f"sleeps after {seconds(row.idle_seconds)} without a request"
+    typer.echo(f"{idle}; plan {row.plan_name} ({row.plan})")
+    typer.echo(f"clients: {row.base_url}, model {row.name}")
+    shown = [
+        (each.job, each.job_state, each.host, "ready" if each.ready_at else "loading")
+        for each in row.replicas
+    ]
+    if shown:
+        show(table(("JOB", "STATE", "HOST", "MODEL"), shown, fixed=(0,)))
+
+
+@deployments.command("add")
+def deployment_add(
+    name: Annotated[str, typer.Argument(help="That clients give as their model.")],
+    plan: Annotated[
+        str, typer.Option("--plan", metavar="PLAN", help="Id of a plan to serve.")
+    ] = "",
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", metavar="FILE", help="A plan's document, as for launch."),
+    ] = None,
+    idle: IdleOption = None,
+    awake: AwakeOption = None,
+    output: OutputOption = "table",
+) -> None:
+    """Keep a plan to serve under a name; the first request wakes it."""
+    if bool(plan) == (file is not None):
+        raise CliError("give either --plan or --file", field="--plan")
+    sent: dict[str, Any] = {"name": name, **_options(idle, awake)}
+    if file is not None:
+        from runners.cli.launch import read_document
+
+        sent["document"] = read_document(file)
+    else:
+        sent["plan"] = plan
+    with server() as client:
+        made = client.create_deployment(sent)
+    if not wrote(made, output):
+        _show(made)
+
+
+def _options(idle: float | None, awake: bool | None) -> Mapping[str, Any]:  # noqa: FBT001
+    found: dict[str, Any] = {}
+    if idle is not None:
+        found["idle_seconds"] = idle * MINUTE
+    if awake is not None:
+        found["is_kept_awake"] = awake
+    return found
+
+
+@deployments.command("change")
+def deployment_change(
+    deployment: DeploymentArgument,
+    plan: Annotated[
+        str, typer.Option("--plan", metavar="PLAN", help="Roll out this plan or version.")
+    ] = "",
+    idle: IdleOption = None,
+    awake: AwakeOption = None,
+    paused: Annotated[
+        bool | None,
+        typer.Option("--pause/--unpause", help="Stop it, and let no request wake it."),
+    ] = None,
+    output: OutputOption = "table",
+) -> None:
+    """Change a deployment; another plan is rolled out without a failed request."""
+    sent = {**_options(idle, awake), **({"plan": plan} if plan else {})}
+    if paused is not None:
+        sent["is_paused"] = paused
+    if not sent:
+        raise CliError("nothing is to change: give --plan, --idle, --awake or --pause")
+    with server() as client:
+        changed = client.change_deployment(_of(client, deployment).id, sent)
+    if not wrote(changed, output):
+        _show(changed)
+
+
+@deployments.command("wake")
+def deployment_wake(deployment: DeploymentArgument, output: OutputOption = "table") -> None:
+    """Load a deployment's model now."""
+    with server() as client:
+        found = client.wake_deployment(_of(client, deployment).id)
+    if not wrote(found, output):
+        _show(found)
+
+
+@deployments.command("sleep")
+def deployment_sleep(deployment: DeploymentArgument, *, yes: YesOption = False) -> None:
+    """Stop what runs of a deployment; the next request wakes it."""
+    with server() as client:
+        found = _of(client, deployment)
+        confirm(f"Put {found.name} to sleep?", yes=yes)
+        client.sleep_deployment(found.id)
+    typer.echo(f"{found.name} goes to sleep.")
+
+
+@deployments.command("delete")
+def deployment_delete(deployment: DeploymentArgument, *, yes: YesOption = False) -> None:
+    """Delete a deployment: clients get 404, what runs of it stops, its usage stays."""
+    with server() as client:
+        found = _of(client, deployment)
+        confirm(f"Delete the deployment {found.name}, {found.state}?", yes=yes)
+        client.delete_deployment(found.id)
+    typer.echo(f"Deleted {found.name}.")
+
+
+@deployments.command("usage")
+def usage_list(
+    days: Annotated[int, typer.Option("--days", help="Up to today, UTC.")] = 30,
+    output: OutputOption = "table",
+) -> None:
+    """List what clients used, by day, key and deployment."""
+    with server() as client:
+        rows = list(client.paginate(client.list_usage, days=days))
+    if wrote(rows, output):
+        return
+    shown = [
+        (
+            each.day,
+            each.key_name,
+            each.deployment_name,
+            f"{each.requests:,}",
+            f"{each.prompt_tokens:,}",
+            f"{each.completion_tokens:,}",
+        )
+        for each in rows
+    ]
+    show(table(("DAY", "KEY", "DEPLOYMENT", "ANSWERS", "PROMPT", "GENERATED"), shown))
+
+
+keys = group("Clients' keys for the team's deployments.")
+
+
+@keys.command("list")
+def key_list(output: OutputOption = "table") -> None:
+    """List your keys in the team; an operator sees the team's."""
+    with server() as client:
+        rows = list(client.paginate(client.list_serving_keys))
+    if wrote(rows, output):
+        return
+    shown = [
+        (
+            each.id,
+            each.name,
+            f"{each.hint}…",
+            ", ".join(each.models) or "all",
+            f"{each.last_used_at:%Y-%m-%d %H:%M}" if each.last_used_at else "never",
+            "revoked"
+            if each.revoked_at
+            else (f"{each.expires_at:%Y-%m-%d}" if each.expires_at else "never"),
+        )
+        for each in rows
+    ]
+    show(table(("ID", "NAME", "KEY", "FOR", "LAST USED", "EXPIRES"), shown, fixed=(0,)))
+
+
+@keys.command("add")
+def key_add(
+    name: Annotated[str, typer.Argument(help="Where it will be used.")],
+    models: Annotated[
+        list[str] | None,
+        typer.Option("--model", metavar="DEPLOYMENT", help="For this one; again for more."),
+    ] = None,
+    per_minute: Annotated[
+        int | None, typer.Option("--per-minute", help="Requests a minute.")
+    ] = None,
+    at_once: Annotated[int | None, typer.Option("--at-once", help="Requests at once.")] = None,
+    tokens_per_day: Annotated[
+        int | None, typer.Option("--tokens-per-day", help="Prompts and answers, UTC.")
+    ] = None,
+    days: Annotated[float | None, typer.Option("--days", help="How long it is valid.")] = None,
+    output: OutputOption = "table",
+) -> None:
+    """Make a key and print it; it is not shown again."""
+    sent = {
+        "name": name,
+        "models": models or [],
+        "requests_per_minute": per_minute,
+        "max_concurrency": at_once,
+        "tokens_per_day": tokens_per_day,
+        "days": days,
+    }
+    with server() as client:
+        made = client.make_serving_key(sent)
+    if not wrote(made, output):
+        typer.echo(made.key)
+
+
+@keys.command("revoke")
+def key_revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="From `slipway keys list`.")],
+    *,
+    yes: YesOption = False,
+) -> None:
+    """Revoke a key; its streams end within a second."""
+    confirm(f"Revoke the key {key_id}?", yes=yes)
+    with server() as client:
+        client.revoke_serving_key(key_id)
+    typer.echo(f"Revoked {key_id}.")
