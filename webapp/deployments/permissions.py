@@ -6,7 +6,6 @@ from django.http import HttpRequest
 
 from webapp.accounts.models import Membership, Role
 from webapp.accounts.services import is_at_least, membership_of, visible_or_404
-from webapp.core.problems import NotFoundProblem
 from webapp.deployments.models import Deployment, ServingKey
 
 
@@ -62,9 +61,9 @@ def key_for(request: HttpRequest, key_id: str) -> ServingKey:
     """Return a key that the person may revoke.
 
     Raises:
-        NotFoundProblem: it is another person's, and the person is no operator.
+        PermissionDenied: the role is too low, or the key is someone else's.
     """
     key = visible_or_404(ServingKey, request.user, pk=key_id)
     if not may_change(membership_of(request.user, key.team), key):
-        raise NotFoundProblem("no_key", "There is no such key of yours.")
+        raise PermissionDenied("Only its owner or an operator can revoke this key.")
     return key
