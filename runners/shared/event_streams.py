@@ -1,7 +1,34 @@
-"""The one reader of server-sent events: of engines, and of endpoints."""
+"""The one reader of server-sent events: of engines, and of endpoints; and what counts an answer.
+
+A gateway that sends ``USAGE_HEADER: 1`` gets an answer's tokens beside it: whole, in a header of
+that name; streamed, in a comment after each event.
+"""
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterable
+from typing import NamedTuple
+
+USAGE_HEADER = "x-slipway-usage"
+USAGE_COMMENT = b": usage "
+
+
+class TokensUsed(NamedTuple):
+    """The tokens of one request so far, over all its prompts and answers."""
+
+    prompt: int = 0
+    cached: int = 0  # of the prompt, read from a prefix cache
+    completion: int = 0
+
+    @property
+    def words(self) -> str:
+        """Return the counts as the value of the header."""
+        return f"{self.prompt} {self.cached} {self.completion}"
+
+    @property
+    def comment(self) -> bytes:
+        """Return the counts as a comment of an event stream."""
+        return USAGE_COMMENT + self.words.encode() + b"\n\n"
+
 
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 

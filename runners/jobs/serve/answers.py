@@ -29,6 +29,7 @@ from runners.jobs.serve.openai_requests import (
     checked_token_ids,
 )
 from runners.jobspec.serve import NO_ADAPTER
+from runners.shared.event_streams import TokensUsed
 
 # OpenAI response documents: whole answers, stream chunks and logprobs of both APIs.
 
@@ -41,6 +42,7 @@ class AccumulatedAnswer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     output_tokens: int = 0
+    cached_tokens: int | None = None
     stop_text: str | None = None
 
     def add(self, chunk: StreamChunk) -> None:
@@ -49,15 +51,20 @@ class AccumulatedAnswer:
         self.logprobs += chunk.logprobs
         self.finish_reason, self.stop_text = chunk.finish_reason, chunk.stop_text
         self.output_tokens = max(self.output_tokens, chunk.output_tokens)
+        if chunk.cached_tokens is not None:
+            self.cached_tokens = chunk.cached_tokens
 
 
-def usage(prompt_tokens: int, output_tokens: int) -> Document:
-    """Return the token counts of a request."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": output_tokens,
-        "total_tokens": prompt_tokens + output_tokens,
+def usage(used: TokensUsed, *, has_cached: bool) -> Document:
+    """Return the token counts of a request, with the cached ones if the engine reports them."""
+    counts: Document = {
+        "prompt_tokens": used.prompt,
+        "completion_tokens": used.completion,
+        "total_tokens": used.prompt + used.completion,
     }
+    return counts | (
+        {"prompt_tokens_details": {"cached_tokens": used.cached}} if has_cached else {}
+    )
 
 
 class ResponseFormat(ABC):
@@ -324,6 +331,18 @@ class RequestAnswers:
             chunk = {**chunk, "usage": self._used() if body.wants_continuous_usage else None}
         return server_sent_event(chunk)
 
-    def _used(self) -> Document:
+    @property
+    def used(self) -> TokensUsed:
+        """Return the tokens so far; a prompt counts once, however many answers it has."""
         written = sum(each.output_tokens for each in self.written)
-        return usage(sum(map(len, self.order.prompts)), written)
+        cached = sum(each.cached_tokens or 0 for each in self._first_answers)
+        return TokensUsed(sum(map(len, self.order.prompts)), cached, written)
+
+    @property
+    def _first_answers(self) -> Sequence[AccumulatedAnswer]:
+        """Return the first answer of each prompt; later ones find the prompt in the cache."""
+        return self.written[:: self.order.body.num_choices]
+
+    def _used(self) -> Document:
+        has_cached = any(each.cached_tokens is not None for each in self._first_answers)
+        return usage(self.used, has_cached=has_cached)

@@ -34,6 +34,7 @@ from runners.jobs.serve.openai_requests import (
     read_document,
     unsupported,
 )
+from runners.shared.event_streams import TokensUsed
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 COUNT_TOKENS = f"{MESSAGES}/count_tokens"
@@ -112,6 +113,11 @@ class TranslatedAnswer:
         self._chat = chat
         self.model = request.model
         self.is_streamed = bool(request.stream)
+
+    @property
+    def used(self) -> TokensUsed:
+        """Return the tokens of the chat completion so far."""
+        return self._chat.used
 
     async def whole(self) -> bytes:
         """Return the JSON document of the whole answer; raises what the chat completion does."""
@@ -285,10 +291,19 @@ _ANTHROPIC_ERRORS = {
 
 
 def _anthropic_usage(usage: Document) -> Document:
-    return {
-        "input_tokens": usage.get("prompt_tokens", 0),
+    """Return the token counts; cached ones are counted apart, where the engine reports them."""
+    cached = _cached(usage)
+    counts = {
+        "input_tokens": usage.get("prompt_tokens", 0) - (cached or 0),
         "output_tokens": usage.get("completion_tokens", 0),
     }
+    return counts if cached is None else counts | {"cache_read_input_tokens": cached}
+
+
+def _cached(usage: Document) -> int | None:
+    """Return the prompt tokens from a prefix cache, or None if the engine does not report them."""
+    found = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    return None if found is None else int(found)
 
 
 # OpenAI's Responses
@@ -427,7 +442,10 @@ class ResponsesRequest(TranslatedRequest):
             "incomplete_details": {"reason": "max_output_tokens"} if reason == "length" else None,
             "usage": {
                 "input_tokens": usage.get("prompt_tokens", 0),
-                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "input_tokens_details": {
+                    "cached_tokens": _cached(usage) or 0,
+                    "cache_write_tokens": 0,
+                },
                 "output_tokens": usage.get("completion_tokens", 0),
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": usage.get("total_tokens", 0),

@@ -11,6 +11,7 @@ from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.openai_requests import RequestError
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import NO_ADAPTER
+from runners.shared.event_streams import TokensUsed
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # a character whose last bytes are still missing
 
@@ -74,6 +75,7 @@ class StreamChunk:
     finish_reason: FinishReason | None = None
     output_tokens: int = 0  # of the whole answer so far
     stop_text: str | None = None  # the stop string that ended the answer
+    cached_tokens: int | None = None  # of the prompt, from a prefix cache; None: not reported
 
 
 class GenerationRequest(NamedTuple):
@@ -249,6 +251,10 @@ class Answer(Protocol):
     def is_streamed(self) -> bool:
         """Return whether the client wants events."""
 
+    @property
+    def used(self) -> TokensUsed:
+        """Return the tokens so far, at most as many as were delivered by then."""
+
     async def whole(self) -> bytes:
         """Return the JSON document of the whole answer.
 
@@ -276,8 +282,8 @@ class ForwardingModel(Protocol):
     def engine(self) -> GenerationEngine:
         """Return the engine."""
 
-    def forwarded_request(self, path: str, body: bytes) -> Answer:
-        """Return the parsed request, not yet sent to the engine.
+    def forwarded_request(self, path: str, body: bytes, *, is_counted: bool) -> Answer:
+        """Return the parsed request, not yet sent to the engine; ``used`` needs ``is_counted``.
 
         Raises:
             RequestError: a field is invalid; the error names it.

@@ -5,8 +5,9 @@ import hmac
 import json
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -55,6 +56,7 @@ from runners.jobs.serve.openai_requests import (
 )
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import NO_ADAPTER, key_hash
+from runners.shared.event_streams import USAGE_HEADER
 
 # The state of an endpoint: loading, ready, draining or failed; and the model it serves.
 
@@ -311,12 +313,16 @@ class OpenAIServer(Starlette):
         check_stated_body(request)
         ready = self._accepting()
         body = await self._body(request)
-        answer = await self._parsed(ready, request.scope["path"], body)
+        is_counted = request.headers.get(USAGE_HEADER, "").strip() == "1"
+        answer = await self._parsed(ready, request.scope["path"], body, is_counted=is_counted)
         self.service.touch()
         if not answer.is_streamed:
-            return Response(await unless_disconnected(request, answer.whole()), media_type=JSON)
+            document = await unless_disconnected(request, answer.whole())
+            headers = {USAGE_HEADER: answer.used.words} if is_counted else None
+            return Response(document, headers=headers, media_type=JSON)
+        events = _counted(answer) if is_counted else answer.events()
         error_event = partial(self._error_event, request.scope)
-        return await EventStream.begun(request, answer.events(), error_event)
+        return await EventStream.begun(request, events, error_event)
 
     async def _count_tokens(self, request: Request) -> Response:
         check_stated_body(request)
@@ -368,14 +374,16 @@ class OpenAIServer(Starlette):
         return await loop.run_in_executor(self._parser, parse, body)
 
     async def _parsed(
-        self, ready: ServingModel | ForwardingModel, path: str, body: bytes
+        self, ready: ServingModel | ForwardingModel, path: str, body: bytes, *, is_counted: bool
     ) -> Answer:
         """Return a request that is parsed and not yet sent to the engine."""
         if path in TRANSLATED:
             asked = await self._in_thread(partial(parse_translated, path), body)
-            return TranslatedAnswer(asked, await self._parsed(ready, CHAT, asked.chat_body))
+            chat = await self._parsed(ready, CHAT, asked.chat_body, is_counted=is_counted)
+            return TranslatedAnswer(asked, chat)
         if isinstance(ready, ForwardingModel):
-            forwarded = await self._in_thread(partial(ready.forwarded_request, path), body)
+            parse = partial(ready.forwarded_request, path, is_counted=is_counted)
+            forwarded = await self._in_thread(parse, body)
             self._adapter_of(forwarded.model)
             return forwarded
         prepare = self._chat if path == CHAT else self._completion
@@ -421,6 +429,13 @@ class OpenAIServer(Starlette):
         except TemplateRefusedError as refusal:
             message = f"The model's chat template refuses these messages: {refusal}"
             raise RequestError(400, message, param="messages") from None
+
+
+async def _counted(answer: Answer) -> AsyncGenerator[bytes]:
+    """Yield a streamed answer's events, each with the tokens so far in a comment after it."""
+    async with aclosing(answer.events()) as events:
+        async for event in events:
+            yield event + answer.used.comment
 
 
 def check_stated_body(request: Request) -> None:

@@ -58,6 +58,7 @@ def completion_body(request: GenerationRequest, *, has_adapters: bool) -> dict[s
         "stream": True,
         "ignore_eos": sampling.ignore_eos,
         "return_tokens": True,
+        "timings_per_token": True,  # has the prompt tokens that the slot had cached
         "cache_prompt": True,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -95,7 +96,8 @@ class Answer(Pending):
         self.is_over = reason is not None
         if text or logprobs or reason:
             stop_text = str(event["stopping_word"]) if event.get("stop_type") == "word" else None
-            chunk = StreamChunk(text, logprobs, reason, self.num_written, stop_text)
+            cached = event.get("timings", {}).get("cache_n")
+            chunk = StreamChunk(text, logprobs, reason, self.num_written, stop_text, cached)
             self.request.deliver(chunk)
         return self.num_written - before
 

@@ -1,6 +1,7 @@
 """Forwards requests to engines with their own OpenAI API, whole or split by phase."""
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
@@ -35,7 +36,7 @@ from runners.jobs.serve.relayed.process import (
     merged_metrics,
 )
 from runners.jobspec.engines import EngineName
-from runners.shared.event_streams import read_events
+from runners.shared.event_streams import TokensUsed, read_events
 
 # The engines of one endpoint life: a single one, or several for prefill and for decode.
 
@@ -263,10 +264,15 @@ OF_THE_ANSWER = ("stream", "stream_options", "min_tokens", "max_completion_token
 
 
 class DecodeTarget(NamedTuple):
-    """The engine that generates an answer, and its request body."""
+    """The engine that generates an answer, and its request body.
+
+    ``cached`` are the prompt tokens that a separate prefill engine had in its prefix cache: the
+    decode engine counts those that it fetches.
+    """
 
     engine: ServerProcess
     document: Document
+    cached: int | None = None
 
 
 @asynccontextmanager
@@ -283,12 +289,13 @@ async def decode_target(
         RequestError: the prefill engine rejects the request or its response is malformed.
         httpx.HTTPError: the engine is down.
     """
+    cached = None
     if engines.is_split and is_prefilled_elsewhere(request):
         with engines.least_loaded(engines.prefill) as reader:
-            document = await _prefill(engines, reader, client, path, document)
+            document, cached = await _prefill(engines, reader, client, path, document)
     among = engines.prefill if engines.is_split and _limit(request) == 1 else engines.decode
     with engines.least_loaded(among) as writer:
-        yield DecodeTarget(writer, document)
+        yield DecodeTarget(writer, document, cached)
 
 
 def is_prefilled_elsewhere(request: RelayedRequest) -> bool:
@@ -319,23 +326,25 @@ async def _prefill(
     client: httpx.AsyncClient,
     path: str,
     document: Document,
-) -> Document:
-    """Run the prefill; return the body for the decode engine."""
+) -> tuple[Document, int | None]:
+    """Run the prefill; return the body for the decode engine, and the cached prompt tokens."""
     answer = await client.post(
         f"{reader.address}{path}", json=prefill_body(document), headers=reader.headers
     )
     if not answer.is_success:
         raise refusal(answer.status_code, answer.content)
-    params, counted = _parsed(answer)
+    params, counted, cached = _parsed(answer)
     if params is None:  # no cache was kept: the decode engine prefills itself
-        return document
+        return document, None
     before = engines.repeated
     engines.repeated = TokenCounts(before.prompt + counted.prompt, before.output + counted.output)
-    return document | {PARAMS: params}
+    return document | {PARAMS: params}, cached
 
 
-def _parsed(answer: httpx.Response) -> tuple[Document | None, TokenCounts]:
+def _parsed(answer: httpx.Response) -> tuple[Document | None, TokenCounts, int]:
     """Return the cache transfer parameters, or None if no cache is kept, and the token counts.
+
+    The last count is of the prompt's tokens that were in the prefix cache.
 
     Raises:
         RequestError: the response has an unknown format.
@@ -344,11 +353,12 @@ def _parsed(answer: httpx.Response) -> tuple[Document | None, TokenCounts]:
         body = answer.json()
         params, usage = body.get(PARAMS), body["usage"]
         counted = TokenCounts(int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
+        cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
         is_kept = params is not None and bool(params["do_remote_prefill"])
     except (ValueError, KeyError, TypeError, AttributeError):
         message = "The engine that reads prompts did not say where it keeps what it read."
         raise RequestError(500, message, code="engine_error") from None
-    return (dict(params) if is_kept else None), counted
+    return (dict(params) if is_kept else None), counted, cached
 
 
 CONNECT_SECONDS = 10.0
@@ -447,13 +457,16 @@ class RelayServingModel:
         self.served_name = called  # maps the name in a request to the engine's name
         self._engine_name = engine_name
 
-    def forwarded_request(self, path: str, body: bytes) -> "ProxiedRequest":
-        """Return the parsed request.
+    def forwarded_request(
+        self, path: str, body: bytes, *, is_counted: bool = False
+    ) -> "ProxiedRequest":
+        """Return the parsed request; ``used`` of it needs ``is_counted``.
 
         Raises:
             RequestError: a field is invalid; the error names it.
         """
-        return ProxiedRequest(self, path, parse_request(path, body, self._engine_name))
+        request = parse_request(path, body, self._engine_name)
+        return ProxiedRequest(self, path, request, UsageReader(request) if is_counted else None)
 
     async def count_tokens(self, document: Document) -> int:
         """Return the prompt tokens of a conversation, by the engine's own count of them.
@@ -483,11 +496,95 @@ class RelayServingModel:
             raise RequestError(500, message, code="engine_error") from None
 
 
+DATA = b"data: "
+COUNTED = {"include_usage": True, "continuous_usage_stats": True}
+
+
+class UsageReader:
+    """Counts a request by what its engine reports, and takes out what the client did not ask for.
+
+    The counts of a stream's chunk are those of one answer and its prompt; the last chunk, which
+    has no choices, and a whole document have those of the request (vLLM 0.33.0, SGLang 0.5.23:
+    ``entrypoints/openai/serving_chat.py``, ``serving_completions.py``).
+    """
+
+    def __init__(self, request: RelayedRequest) -> None:
+        self.cached: int | None = None  # in a separate prefill engine
+        self._used = TokensUsed()
+        self._by_answer: dict[int, TokensUsed] = {}
+        self._num_choices = request.num_choices
+        self._wants_last = request.wants_usage
+        self._wants_each = request.wants_usage and request.wants_continuous_usage
+
+    @property
+    def used(self) -> TokensUsed:
+        """Return the tokens of the request so far."""
+        return self._used if self.cached is None else self._used._replace(cached=self.cached)
+
+    def read(self, data: bytes) -> Document | None:
+        """Take the counts of a document; return it, or None if it is no JSON object."""
+        try:
+            document = json.loads(data)
+            if not isinstance(document, dict):
+                return None
+            counted = _tokens_used(document.get("usage") or {})
+            indices = [int(each["index"]) for each in document.get("choices") or ()]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+        if counted is not None:
+            self._add(counted, indices[0] if len(indices) == 1 else None)
+        return document
+
+    def read_event(self, event: bytes) -> bytes:
+        """Take the counts of an event; return what the client is to see of it, or nothing."""
+        document = self.read(event[len(DATA) :]) if event.startswith(DATA) else None
+        if document is None:
+            return event
+        wants = self._wants_each if document.get("choices") else self._wants_last
+        if wants or "usage" not in document:
+            return event
+        if not document.get("choices"):
+            return b""
+        del document["usage"]
+        return DATA + json.dumps(document, separators=(",", ":")).encode()
+
+    def _add(self, counted: TokensUsed, index: int | None) -> None:
+        if index is None:
+            self._used = counted
+            return
+        self._by_answer[index] = counted
+        firsts = [each for at, each in self._by_answer.items() if at % self._num_choices == 0]
+        self._used = TokensUsed(
+            sum(each.prompt for each in firsts),
+            sum(each.cached for each in firsts),
+            sum(each.completion for each in self._by_answer.values()),
+        )
+
+
+def _tokens_used(usage: Document) -> TokensUsed | None:
+    """Return an engine's counts, or None if it has not counted."""
+    if "prompt_tokens" not in usage:
+        return None
+    details = usage.get("prompt_tokens_details") or {}
+    return TokensUsed(
+        int(usage["prompt_tokens"]),
+        int(details.get("cached_tokens") or 0),
+        int(usage.get("completion_tokens") or 0),
+    )
+
+
 class ProxiedRequest:
     """One request that is forwarded to the engine, and its response."""
 
-    def __init__(self, ready: RelayServingModel, path: str, request: RelayedRequest) -> None:
+    def __init__(
+        self,
+        ready: RelayServingModel,
+        path: str,
+        request: RelayedRequest,
+        usage: "UsageReader | None" = None,
+    ) -> None:
         self.request = request
+        self._usage = usage
         self.answers = num_answers(request)
         self._path = path
         self._engine = ready.engine
@@ -504,6 +601,11 @@ class ProxiedRequest:
         """Return whether the client wants events."""
         return bool(self.request.stream)
 
+    @property
+    def used(self) -> TokensUsed:
+        """Return the tokens that the engine has counted so far, nothing unless it was asked to."""
+        return self._usage.used if self._usage is not None else TokensUsed()
+
     def count(self, name: str) -> None:
         """Count its answers under the named outcome."""
         for _ in range(self.answers):
@@ -512,7 +614,10 @@ class ProxiedRequest:
     async def whole(self) -> bytes:
         """Return the engine's document; see ``Answer.whole``."""
         async with self._forwarded() as answer:
-            return await answer.aread()
+            document = await answer.aread()
+        if self._usage is not None:
+            self._usage.read(document)
+        return document
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Yield the engine's events as they arrive; see ``Answer.events``."""
@@ -524,7 +629,9 @@ class ProxiedRequest:
                 if is_first:
                     self._figures.first_token(now - began, 0)
                     is_first = False
-                yield event + b"\n\n"
+                shown = event if self._usage is None else self._usage.read_event(event)
+                if shown:
+                    yield shown + b"\n\n"
 
     @asynccontextmanager
     async def _forwarded(self) -> AsyncIterator[httpx.Response]:
@@ -538,6 +645,8 @@ class ProxiedRequest:
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
         document = self.request.model_dump(mode="json", exclude_unset=True)
         document["model"] = self._engine_name(self.model)
+        if self._usage is not None and self.is_streamed:
+            document["stream_options"] = COUNTED
         engines, path = self._engine.engines, self._path
         with self._engine.serving(self):
             try:
@@ -555,6 +664,8 @@ class ProxiedRequest:
                 ):
                     if not answer.is_success:
                         raise refusal(answer.status_code, await answer.aread())
+                    if self._usage is not None:
+                        self._usage.cached = course.cached
                     yield answer
             except httpx.HTTPError:
                 raise RequestError(500, ENGINE_ENDED, code="engine_ended") from None

@@ -19,7 +19,7 @@ from runners.jobs.serve.contract import (
 from runners.jobs.serve.event_stream import HEARTBEAT
 from runners.jobs.serve.openai_requests import RequestError
 from runners.jobs.serve.openai_server import MAX_BODY_BYTES, OpenAIServer
-from runners.shared.event_streams import read_events
+from runners.shared.event_streams import TokensUsed, read_events
 from tests.runners.jobs.serve.test_openai_server import ASKED, CHAT, Door, Echo
 
 ANSWER = StreamChunk("hi", (), "stop", 1)
@@ -46,8 +46,9 @@ class Forwarding:
     def __init__(self, events) -> None:
         self.engine, self.events = Echo().engine, events
         self.model, self.is_streamed, self.has_ended = "model", True, False
+        self.used = TokensUsed()
 
-    def forwarded_request(self, _path, _body):
+    def forwarded_request(self, _path, _body, **_options):
         return self
 
     async def count_tokens(self, document):

@@ -19,6 +19,7 @@ from tests.runners.jobs.serve.standin.vllm.cache import Caches, RefusedError, fe
 FLAGS = (
     "disable-uvicorn-access-log", "enable-chunked-prefill", "no-enable-chunked-prefill",
     "enable-prefix-caching", "no-enable-prefix-caching", "enable-expert-parallel", "enable-lora",
+    "enable-prompt-tokens-details",
 )  # fmt: skip
 SLOWLY = 0.1
 FIGURES = """# HELP vllm:num_requests_running Requests.
@@ -168,7 +169,7 @@ class Handler(Answering, BaseHTTPRequestHandler):
             kept = self.engine.caches.keep(f"cmpl-{uuid.uuid4()}", prompt)  # type: ignore[union-attr]
             self.say(200, self.whole(asked, prompt, words) | {"kv_transfer_params": kept})
         elif asked.get("stream"):
-            self.stream(asked, words, is_slow="slowly" in prompt)
+            self.stream(asked, prompt, words, is_slow="slowly" in prompt)
         else:
             time.sleep(SLOWLY * len(words) if "slowly" in prompt else 0)
             counts["output"] += len(words) * times
@@ -183,23 +184,31 @@ class Handler(Answering, BaseHTTPRequestHandler):
              "logprobs": told if asked.get("logprobs") else None}
             for at in range(asked.get("n", 1))
         ]  # fmt: skip
-        total = len(words) * len(choices)
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": total}
-        usage |= {"total_tokens": len(prompt) + total}
+        usage = counts(prompt, len(words) * len(choices), has_details=True)
         return self.document(asked, choices) | {"usage": usage}
 
-    def stream(self, asked: dict[str, Any], words: list[str], *, is_slow: bool) -> None:
-        """Send a word an event."""
+    def stream(
+        self, asked: dict[str, Any], prompt: list[str], words: list[str], *, is_slow: bool
+    ) -> None:
+        """Send a word of each choice an event, with the counts that are asked for."""
+        options, times = asked.get("stream_options") or {}, asked.get("n", 1)
+        wants_last = bool(options.get("include_usage"))
+        wants_each = wants_last and bool(options.get("continuous_usage_stats"))
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for word in words:
+        for number, word in enumerate(words, 1):
             time.sleep(SLOWLY if is_slow else 0)
-            choices = [{"index": 0, "text": f"{word} ", "finish_reason": None,
-                        "delta": {"content": f"{word} "}}]  # fmt: skip
-            self.event(json.dumps(self.document(asked, choices)))
-            self.engine.counts["output"] += 1
+            for at in range(times):
+                choices = [{"index": at, "text": f"{word} ", "finish_reason": None,
+                            "delta": {"content": f"{word} "}}]  # fmt: skip
+                used = {"usage": counts(prompt, number)} if wants_each else {}
+                self.event(json.dumps(self.document(asked, choices) | used))
+                self.engine.counts["output"] += 1
+        if wants_last:
+            last = counts(prompt, len(words) * times, has_details=True)
+            self.event(json.dumps(self.document(asked, []) | {"usage": last}))
         self.event("[DONE]")
         self.wfile.write(b"0\r\n\r\n")
 
@@ -218,6 +227,14 @@ class Handler(Answering, BaseHTTPRequestHandler):
 
     def log_message(self, *_words: object) -> None:
         """Say nothing of each request, as it was told."""
+
+
+def counts(prompt: list[str], output: int, *, has_details: bool = False) -> dict[str, Any]:
+    """Return the token counts of an answer; the words ``cached`` were in the prefix cache."""
+    used = {"prompt_tokens": len(prompt), "completion_tokens": output}
+    used |= {"total_tokens": len(prompt) + output}
+    details = {"prompt_tokens_details": {"cached_tokens": prompt.count("cached")}}
+    return used | (details if has_details else {})
 
 
 if __name__ == "__main__":
