@@ -52,6 +52,7 @@ def vllm_arguments(
         *("--served-model-name", spec.served_name, "--seed", str(spec.seed)),
         *("--generation-config", "vllm"),  # OpenAI's sampling defaults, as in our own engine
         *("--shutdown-timeout", str(ENGINE_SHUTDOWN_SECONDS), "--disable-uvicorn-access-log"),
+        "--enable-prompt-tokens-details",  # cached tokens in usage
         *_dtype_flags(spec),
         *found.quantization,
         *("--kv-cache-dtype", options.kv_cache_dtype),
@@ -145,6 +146,7 @@ def sglang_arguments(spec: ServeSpec, found: EngineFiles, port: str) -> list[str
         *("--model-path", found.model, "--host", LOOPBACK, "--port", port),
         *("--served-model-name", spec.served_name, "--random-seed", str(spec.seed)),
         *("--sampling-defaults", "openai", "--enable-metrics"),
+        "--enable-cache-report",  # cached tokens in usage
         *_dtype_flags(spec),
         *found.quantization,
         *("--kv-cache-dtype", "fp8_e4m3" if options.kv_cache_dtype == "fp8" else "auto"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.runners.jobs.serve.standin.answering import Answering, answer_for_good
 
-FLAGS = ("enable-metrics", "enable-lora", "disable-radix-cache")
+FLAGS = ("enable-metrics", "enable-lora", "disable-radix-cache", "enable-cache-report")
 FIGURES = """sglang:num_running_reqs{{model_name="m"}} 0.0
 sglang:num_queue_reqs{{model_name="m"}} 0.0
 sglang:token_usage{{model_name="m"}} 0.25
