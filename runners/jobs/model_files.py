@@ -474,6 +474,21 @@ def read_config(path: Path, name: str = "") -> dict[str, Any]:
     return _json_of(data, name)
 
 
+def template_text(folder: Path) -> str:
+    """Return a model folder's chat template, or all that it names, one after another; "": none.
+
+    Raises:
+        BadInputError: tokenizer_config.json is no JSON object.
+    """
+    if (path := folder / "chat_template.jinja").exists():
+        return path.read_bytes()[:MAX_CONFIG_BYTES].decode("utf-8", "replace")
+    config = folder / "tokenizer_config.json"
+    found = read_config(config).get("chat_template") if config.exists() else None
+    if isinstance(found, list):  # of {"name": ..., "template": ...}
+        return "\n".join(str(each.get("template")) for each in found if isinstance(each, dict))
+    return str(found or "")
+
+
 def _json_of(data: bytes, name: str) -> dict[str, Any]:
     """Return the object in a JSON file of a model folder.
 

@@ -57,6 +57,7 @@ class Engine:
     packages: tuple[str, ...] = ()
     prompt_reuse: str = ""
     request_options: frozenset[str] = frozenset()
+    forces_calls: bool = False  # reads tool calls that it forces also without a parser of them
     reserves_longest: bool = False  # each running request holds the maximum length's KV cache
     takes_underscores: bool = False
     takes_equals: bool = True
@@ -69,8 +70,7 @@ class Engine:
         return listed((DEVICE_WORDS[kind] for kind in DEVICE_WORDS if kind in self.devices), "or")
 
 
-# Fields of requests that vLLM and SGLang support. SGLang without a parser of the model's calls
-# returns tool calls as text: v0.5, sglang/srt/entrypoints/openai/serving_chat.py.
+# Fields of requests that vLLM and SGLang support.
 _GENERATION = frozenset(
     {"response_format", "min_tokens", "stop_token_ids", "chat_template_kwargs"}
 )
@@ -122,6 +122,7 @@ ROWS = (
         takes_underscores=True,
         sets_json_parts=True,
         request_options=_GENERATION | _TOOLS,
+        forces_calls=True,
         # https://github.com/vllm-project/vllm/pull/13596 (tokens and requests),
         # https://github.com/vllm-project/vllm/issues/21348 (memory).
         memory_log={
@@ -142,7 +143,7 @@ ROWS = (
         features=frozenset({"parallel_sizes", "prefix_caching", "draft_model", "adapters"}),
         environment="sglang",
         packages=("sglang",),
-        request_options=_GENERATION,
+        request_options=_GENERATION | _TOOLS,
     ),
 )  # fmt: skip
 ENGINES: Mapping[EngineName, Engine] = MappingProxyType({each.name: each for each in ROWS})

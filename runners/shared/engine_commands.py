@@ -37,6 +37,7 @@ class EngineFiles(NamedTuple):
     quantization: tuple[str, ...] = ()  # of plain weights that are quantised at load
     template: tuple[str, ...] = ()  # of a model without a chat template of its own
     lora_rank: str = ""
+    parsers: tuple[str, ...] = ()  # of the model's tool calls and reasoning
 
 
 # vLLM
@@ -62,6 +63,7 @@ def vllm_arguments(
         *_vllm_speculation(options, found.draft, phase),
         *_vllm_transfer(phase),
         *found.template,
+        *found.parsers,
         *spec.engine_args,
     ]
 
@@ -155,6 +157,7 @@ def sglang_arguments(spec: ServeSpec, found: EngineFiles, port: str) -> list[str
         *_sglang_adapters(spec, found),
         *_sglang_draft(options, found.draft),
         *found.template,
+        *found.parsers,
         *spec.engine_args,
     ]
 

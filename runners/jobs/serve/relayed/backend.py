@@ -13,7 +13,7 @@ import httpx
 
 from runners.jobs.adapter_config import CONFIG_NAME, WEIGHTS_NAME
 from runners.jobs.energy import GpuPeak, visible_sample
-from runners.jobs.model_files import opened_model, read_config
+from runners.jobs.model_files import opened_model, read_config, template_text
 from runners.jobs.runtime import BadInputError, Job, job_telemetry
 from runners.jobs.serve.contract import USUAL_TOKENS, EngineProcessError, Limits, longest_request
 from runners.jobs.serve.endpoint import PeakUsage, serve
@@ -38,6 +38,7 @@ from runners.jobs.serve.relayed.relay import (
     prefill_body,
 )
 from runners.jobspec import ArtefactModel, FolderModel, ServeSpec
+from runners.jobspec.call_parsers import CallParsing, call_parsing
 from runners.jobspec.engine_args import EngineArgsError, check_engine_args
 from runners.jobspec.engines import names, refusal, serving
 from runners.jobspec.serve import EngineOptions, PhaseSplit
@@ -173,6 +174,12 @@ def checked(spec: ServeSpec, package: str) -> ServeSpec:
     return spec
 
 
+def calls_of(spec: ServeSpec, placed: ModelPaths) -> CallParsing:
+    """Return how the engine reads the model's tool calls and reasoning."""
+    model_type = str(placed.config.get("model_type", ""))
+    return call_parsing(spec.engine, spec.engine_args, model_type, template_text(placed.model))
+
+
 class EngineAdapter(ABC):
     """An engine with its own OpenAI API."""
 
@@ -234,9 +241,9 @@ class RelayBackend:
         )
         scraper = Scraper(names, figures, (engines.page() or "") if engines.is_split else "")
         writer = RelayEngine(engines, limits, scraper, job.stop_requested.is_set)
-        return RelayServingModel(
-            writer, figures, spec.engine, lambda name: engine_adapter.served_name(spec, name)
-        )
+        called = partial(engine_adapter.served_name, spec)
+        calls = calls_of(spec, placed)
+        return RelayServingModel(writer, figures, spec.engine, called, calls.refusal)
 
     def _started(self, spec: ServeSpec, placed: ModelPaths) -> Engines:
         engine_adapter, options = self._engine_adapter, spec.engine_options

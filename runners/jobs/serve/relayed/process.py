@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import httpx
 
-from runners.jobs.model_files import read_config
+from runners.jobs.model_files import template_text
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.contract import EngineProcessError
 from runners.jobs.serve.figures import Buckets, EndpointMetrics, ScrapedMetrics
@@ -250,11 +250,7 @@ def _stored_format(
 
 def template_flags(folder: Path) -> list[str]:
     """Return the chat template flag for a model without a template of its own."""
-    config = folder / "tokenizer_config.json"
-    has_own = config.exists() and bool(read_config(config).get("chat_template"))
-    if has_own or (folder / "chat_template.jinja").exists():
-        return []
-    return ["--chat-template", PLAIN_LINES]
+    return [] if template_text(folder) else ["--chat-template", PLAIN_LINES]
 
 
 # ---------------------------------------------------------------------------

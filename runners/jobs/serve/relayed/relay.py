@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple
 
 import httpx
 from pydantic import BaseModel, Field
@@ -35,7 +35,7 @@ from runners.jobs.serve.relayed.process import (
     TokenCounts,
     merged_metrics,
 )
-from runners.jobspec.engines import EngineName
+from runners.jobspec.engines import ENGINES, EngineName
 from runners.shared.event_streams import TokensUsed, read_events
 
 # The engines of one endpoint life: a single one, or several for prefill and for decode.
@@ -207,31 +207,49 @@ class RelayedChat(ChatFields, Sampling):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateSettings | None = None
 
-    @classmethod
-    def checked(cls, document: Document) -> Self:
-        """Return the validated request; a call that the model may choose needs a parser."""
-        request = super().checked(document)
-        if request.tools and request.tool_choice in (None, "auto"):
-            raise unsupported(
-                "tool_choice",
-                "tool_choice auto needs a parser of the model's calls, which this endpoint does "
-                "not have; set tool_choice to required, to a named function, or to none",
-            )
-        return request
+    @property
+    def may_call(self) -> bool:
+        """Return whether the model may choose to call a tool."""
+        return bool(self.tools) and self.tool_choice in (None, "auto")
 
 
 RelayedRequest = RelayedCompletion | RelayedChat
 
 
-def parse_request(path: str, body: bytes, engine: EngineName) -> RelayedRequest:
-    """Return the parsed request.
+def parse_request(
+    path: str, body: bytes, engine: EngineName, calls_refusal: str = ""
+) -> RelayedRequest:
+    """Return the parsed request; ``calls_refusal`` says why the model's calls are not read.
 
     Raises:
         RequestError: a field is invalid, or not supported by the engine; the error names it.
     """
-    if path.endswith("/chat/completions"):
-        return parse_body(RelayedChat.checked, body, engine)
-    return parse_body(RelayedCompletion.model_validate, body, engine)
+    if not path.endswith("/chat/completions"):
+        return parse_body(RelayedCompletion.model_validate, body, engine)
+    request = parse_body(RelayedChat.checked, body, engine)
+    if calls_refusal:
+        check_calls(request, engine, calls_refusal)
+    return request
+
+
+def check_calls(request: RelayedChat, engine: EngineName, refusal: str) -> None:
+    """Refuse what needs a parser of the model's calls, for an engine that was started without.
+
+    vLLM reads the calls that it forces without one; SGLang returns every call as text (0.5.23,
+    ``entrypoints/openai/serving_chat.py``).
+
+    Raises:
+        RequestError: the request needs the parser; the error has the reason.
+    """
+    if ENGINES[engine].forces_calls:
+        if request.may_call:
+            raise unsupported(
+                "tool_choice",
+                f"tool_choice auto needs a parser of the model's calls: {refusal}; set "
+                "tool_choice to required, to a named function, or to none",
+            )
+    elif request.tools and request.tool_choice != "none":
+        raise unsupported("tools", f"tools need a parser of the model's calls: {refusal}")
 
 
 def num_answers(request: RelayedRequest) -> int:
@@ -451,11 +469,13 @@ class RelayServingModel:
         figures: EndpointMetrics,
         engine_name: EngineName,
         called: Callable[[str], str],
+        calls_refusal: str = "",
     ) -> None:
         self.engine = engine
         self.figures = figures
         self.served_name = called  # maps the name in a request to the engine's name
         self._engine_name = engine_name
+        self._calls_refusal = calls_refusal
 
     def forwarded_request(
         self, path: str, body: bytes, *, is_counted: bool = False
@@ -465,7 +485,7 @@ class RelayServingModel:
         Raises:
             RequestError: a field is invalid; the error names it.
         """
-        request = parse_request(path, body, self._engine_name)
+        request = parse_request(path, body, self._engine_name, self._calls_refusal)
         return ProxiedRequest(self, path, request, UsageReader(request) if is_counted else None)
 
     async def count_tokens(self, document: Document) -> int:

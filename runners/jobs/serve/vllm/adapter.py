@@ -18,6 +18,7 @@ from runners.jobs.serve.relayed.backend import (
     EngineAdapter,
     ModelPaths,
     SplitEngine,
+    calls_of,
     checked,
 )
 from runners.jobs.serve.relayed.process import (
@@ -106,6 +107,7 @@ def arguments(
         tuple(loaded_format(Vllm.title, placed.config, spec.weight_dtype, STORED, LOADED_AS)),
         tuple(template_flags(placed.model)),
         str(max((_rank(name, folder) for name, folder in placed.adapters.items()), default=0)),
+        calls_of(spec, placed).flags,
     )
     return vllm_arguments(checked(spec, "vllm"), found, str(port), phase)
 

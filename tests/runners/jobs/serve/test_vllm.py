@@ -66,6 +66,23 @@ def test_only_options_that_the_engines_parsers_have_are_used(placed):
         assert unknown(argv, "sglang") == []
 
 
+def test_a_model_whose_calls_can_be_read_has_its_parsers_in_the_arguments(placed):
+    template = "{% if tools %}{% endif %}<tool_call>{% if enable_thinking %}"
+    (placed.model / "chat_template.jinja").write_text(template)
+    placed = placed._replace(config={"model_type": "qwen3"})
+    for engine, made, name in (
+        ("vllm", arguments, "hermes"), ("sglang", sglang_arguments, "qwen25"),
+    ):  # fmt: skip
+        argv = made(spec_of(engine), placed, 1)
+        found = values(argv)
+        assert (found["--tool-call-parser"], found["--reasoning-parser"]) == (name, "qwen3")
+        assert ("--enable-auto-tool-choice" in argv) is (engine == "vllm")
+        assert unknown(argv, engine) == []
+        stated = ("--tool-call-parser", "pythonic")
+        argv = made(spec_of(engine, engine_args=stated), placed, 1)
+        assert argv.count("--tool-call-parser") == 1
+
+
 SPLIT = EngineOptions(tensor_parallel_size=2, lookup_tokens=3, split=PhaseSplit())
 
 

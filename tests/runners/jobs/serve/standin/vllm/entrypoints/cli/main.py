@@ -19,7 +19,7 @@ from tests.runners.jobs.serve.standin.vllm.cache import Caches, RefusedError, fe
 FLAGS = (
     "disable-uvicorn-access-log", "enable-chunked-prefill", "no-enable-chunked-prefill",
     "enable-prefix-caching", "no-enable-prefix-caching", "enable-expert-parallel", "enable-lora",
-    "enable-prompt-tokens-details",
+    "enable-prompt-tokens-details", "enable-auto-tool-choice",
 )  # fmt: skip
 SLOWLY = 0.1
 FIGURES = """# HELP vllm:num_requests_running Requests.
