@@ -74,7 +74,6 @@ class Engine:
 _GENERATION = frozenset(
     {"response_format", "min_tokens", "stop_token_ids", "chat_template_kwargs"}
 )
-_TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 
 OWN: EngineName = "slipway"
 ROWS = (
@@ -121,7 +120,7 @@ ROWS = (
         packages=("vllm",),
         takes_underscores=True,
         sets_json_parts=True,
-        request_options=_GENERATION | _TOOLS,
+        request_options=_GENERATION,
         forces_calls=True,
         # https://github.com/vllm-project/vllm/pull/13596 (tokens and requests),
         # https://github.com/vllm-project/vllm/issues/21348 (memory).
@@ -143,7 +142,7 @@ ROWS = (
         features=frozenset({"parallel_sizes", "prefix_caching", "draft_model", "adapters"}),
         environment="sglang",
         packages=("sglang",),
-        request_options=_GENERATION | _TOOLS,
+        request_options=_GENERATION,
     ),
 )  # fmt: skip
 ENGINES: Mapping[EngineName, Engine] = MappingProxyType({each.name: each for each in ROWS})

@@ -18,13 +18,11 @@ COMMON = (
     "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p",
     "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed",
     "n", "stop", "logprobs", "top_logprobs", "stream", "stream_options", "ignore_eos",
+    "tools", "tool_choice", "parallel_tool_calls",  # if the model's calls can be read
 )  # fmt: skip
 # The others, which the rows of the engines name, with their neutral values.
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "min_tokens": (0,),
     "stop_token_ids": ([],),
     "chat_template_kwargs": ({},),

@@ -7,7 +7,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ from runners.jobs.serve.openai_requests import (
     RequestError,
     checked_token_ids,
 )
+from runners.jobs.serve.tool_calls import CallForm, CallReader, ToolCall
 from runners.jobspec.serve import NO_ADAPTER
 from runners.shared.event_streams import TokensUsed
 
@@ -44,11 +45,13 @@ class AccumulatedAnswer:
     output_tokens: int = 0
     cached_tokens: int | None = None
     stop_text: str | None = None
+    calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, chunk: StreamChunk) -> None:
         """Append a chunk."""
         self.text += chunk.text
         self.logprobs += chunk.logprobs
+        self.calls += chunk.calls
         self.finish_reason, self.stop_text = chunk.finish_reason, chunk.stop_text
         self.output_tokens = max(self.output_tokens, chunk.output_tokens)
         if chunk.cached_tokens is not None:
@@ -86,8 +89,7 @@ class ResponseFormat(ABC):
     def document(self, written: Sequence[AccumulatedAnswer], used: Document) -> Document:
         """Return the document of complete answers."""
         choices = [
-            self._choice(index, self._message(each.text), each)
-            for index, each in enumerate(written)
+            self._choice(index, self._message(each), each) for index, each in enumerate(written)
         ]
         return {**self._head(self.whole), "choices": choices, "usage": used}
 
@@ -95,10 +97,21 @@ class ResponseFormat(ABC):
         """Return the chunk before the first text, if the API has one."""
         return None
 
-    def part(self, index: int, chunk: StreamChunk) -> Document:
-        """Return the document of a stream chunk."""
-        choice = self._choice(index, self._delta(chunk.text), chunk)
-        return {**self._head(self.chunk), "choices": [choice]}
+    def parts(self, index: int, chunk: StreamChunk) -> Iterator[Document]:
+        """Yield the documents of a stream chunk: the text, each call's name and arguments."""
+        if chunk.calls:
+            if chunk.text or chunk.logprobs:
+                told = replace(chunk, calls=(), finish_reason=None, stop_text=None)
+                yield self._part(index, self._delta(told.text), told)
+            for each in self._call_deltas(chunk.calls):
+                yield self._part(index, each, StreamChunk())
+            if chunk.finish_reason is None:
+                return
+            chunk = replace(chunk, text="", logprobs=())
+        yield self._part(index, self._delta(chunk.text), chunk)
+
+    def _part(self, index: int, delta: Document, chunk: StreamChunk) -> Document:
+        return {**self._head(self.chunk), "choices": [self._choice(index, delta, chunk)]}
 
     def usage_chunk(self, used: Document) -> Document:
         """Return the chunk with the token counts."""
@@ -116,9 +129,13 @@ class ResponseFormat(ABC):
             ending["stop_reason"] = written.stop_text  # as in vLLM
         return {"index": index, **text, **ending}
 
+    def _call_deltas(self, _calls: Sequence[ToolCall]) -> Iterator[Document]:
+        """Yield the parts of calls as this API has them, if it has calls."""
+        yield from ()
+
     @abstractmethod
-    def _message(self, text: str) -> Document:
-        """Return a whole text as this API has it."""
+    def _message(self, written: AccumulatedAnswer) -> Document:
+        """Return a whole answer as this API has it."""
 
     @abstractmethod
     def _delta(self, text: str) -> Document:
@@ -135,10 +152,11 @@ class CompletionFormat(ResponseFormat):
     prefix = "cmpl"
     whole = chunk = "text_completion"
 
-    def _message(self, text: str) -> Document:
-        return {"text": text}
+    def _message(self, written: AccumulatedAnswer) -> Document:
+        return {"text": written.text}
 
-    _delta = _message
+    def _delta(self, text: str) -> Document:
+        return {"text": text}
 
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Document:
         return {
@@ -165,11 +183,22 @@ class ChatFormat(ResponseFormat):
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return {**self._head(self.chunk), "choices": [choice]}
 
-    def _message(self, text: str) -> Document:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def _message(self, written: AccumulatedAnswer) -> Document:
+        message: Document = {"role": "assistant", "content": written.text, "refusal": None}
+        if written.calls:
+            calls = [_call(each, each.arguments) for each in written.calls]
+            message |= {"content": written.text or None, "tool_calls": calls}
+        return {"message": message}
 
     def _delta(self, text: str) -> Document:
         return {"delta": {"content": text} if text else {}}
+
+    def _call_deltas(self, calls: Sequence[ToolCall]) -> Iterator[Document]:
+        for each in calls:
+            named = {"index": each.at, **_call(each, "")}
+            more = {"index": each.at, "function": {"arguments": each.arguments}}
+            yield {"delta": {"tool_calls": [named]}}
+            yield {"delta": {"tool_calls": [more]}}
 
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Document:
         content = [
@@ -187,6 +216,11 @@ class ChatFormat(ResponseFormat):
         return {"token": text, "logprob": logprob, "bytes": utf8_bytes}
 
 
+def _call(call: ToolCall, arguments: str) -> Document:
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
 STREAM_END = b"data: [DONE]\n\n"
 Prompts = Sequence[Sequence[int]]
 
@@ -198,6 +232,19 @@ class CommonFields(NamedTuple):
     top_logprobs: int | None
     param: str  # name of the request field with the prompts
     adapter: int = NO_ADAPTER
+    calls: "CallsAsked | None" = None  # if the model may call tools
+
+
+class CallsAsked(NamedTuple):
+    """The tools that an answer may call, and how the model writes its calls."""
+
+    form: CallForm
+    names: frozenset[str]
+    is_parallel: bool
+
+    def reader(self) -> CallReader:
+        """Return a reader of one answer."""
+        return CallReader(self.form, self.names, is_parallel=self.is_parallel)
 
 
 class ParsedRequest:
@@ -209,7 +256,7 @@ class ParsedRequest:
         self.body = body
         self.prompts = prompts
         self.form = form
-        self.max_tokens, self.top_logprobs, self.param, self.adapter = fields
+        self.max_tokens, self.top_logprobs, self.param, self.adapter, self.calls = fields
 
     def sampling(self, prompt: Sequence[int], choice: int, max_length: int) -> Sampling:
         """Return the sampling parameters of one choice.
@@ -243,7 +290,19 @@ class ParsedRequest:
             body.presence_penalty or 0.0,
             body.frequency_penalty or 0.0,
             tuple((body.logit_bias or {}).items()),
+            self.calls.form.special if self.calls else (),
         )
+
+
+def _with_calls(reader: CallReader, chunk: StreamChunk) -> StreamChunk:
+    """Return a chunk with the calls that are complete, and without their text."""
+    (text, calls), reason = reader.add(chunk.text), chunk.finish_reason
+    if reason is not None:
+        rest = reader.finish()
+        text, calls = text + rest.content, (*calls, *rest.calls)
+    if reason == "stop" and reader.num_calls:
+        reason = "tool_calls"
+    return replace(chunk, text=text, calls=calls, finish_reason=reason)
 
 
 class RequestAnswers:
@@ -255,6 +314,7 @@ class RequestAnswers:
         self.pieces: asyncio.Queue[tuple[int, StreamChunk]] = asyncio.Queue()
         self.requests = self._generation_requests()
         self.written = [AccumulatedAnswer() for _ in self.requests]
+        self._readers = [order.calls.reader() if order.calls else None for _ in self.requests]
 
     @property
     def model(self) -> str:
@@ -297,7 +357,8 @@ class RequestAnswers:
                 if opening := form.opening_chunk(index):
                     yield self._event(opening)
             async for index, chunk in self._chunks():
-                yield self._event(form.part(index, chunk))
+                for part in form.parts(index, chunk):
+                    yield self._event(part)
         if self.order.body.wants_usage:
             yield server_sent_event(form.usage_chunk(self._used()))
         yield STREAM_END
@@ -320,6 +381,8 @@ class RequestAnswers:
     async def _chunks(self) -> AsyncIterator[tuple[int, StreamChunk]]:
         while any(each.finish_reason is None for each in self.written):
             index, chunk = await self.pieces.get()
+            if (reader := self._readers[index]) is not None:
+                chunk = _with_calls(reader, chunk)
             self.written[index].add(chunk)
             if chunk.finish_reason == "error":
                 raise RequestError(500, ENGINE_ENDED, code="engine_ended")

@@ -9,13 +9,17 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.openai_requests import RequestError
+from runners.jobs.serve.tool_calls import ToolCall
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import NO_ADAPTER
 from runners.shared.event_streams import TokensUsed
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # a character whose last bytes are still missing
 
-FinishReason = Literal["stop", "length", "error"]
+FinishReason = Literal["stop", "length", "tool_calls", "error"]
+
+
+Turn = dict[str, Any]  # a message as chat templates expect it, a call's arguments as JSON text
 
 
 class QueueFullError(Exception):
@@ -47,6 +51,7 @@ class Sampling:
     presence_penalty: float = 0.0  # less for each token that the answer has
     frequency_penalty: float = 0.0  # less for each time that the answer has it
     logit_bias: tuple[tuple[int, float], ...] = ()  # added to a token's logit
+    shown_tokens: tuple[str, ...] = ()  # special tokens that stay in the text
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class StreamChunk:
     output_tokens: int = 0  # of the whole answer so far
     stop_text: str | None = None  # the stop string that ended the answer
     cached_tokens: int | None = None  # of the prompt, from a prefix cache; None: not reported
+    calls: Sequence[ToolCall] = ()  # that are complete since the previous chunk
 
 
 class GenerationRequest(NamedTuple):
@@ -218,8 +224,14 @@ class ServingModel(Protocol):
             RequestError: a token id is outside the vocabulary.
         """
 
-    async def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Return the token ids of a conversation.
+    @property
+    def template(self) -> str:
+        """Return the text of the chat template; "" without one."""
+
+    async def chat_ids(
+        self, messages: Sequence[Turn], tools: Sequence[dict[str, Any]] | None = None
+    ) -> list[int]:
+        """Return the token ids of a conversation, with the tools on offer.
 
         Raises:
             TemplateRefusedError: the chat template rejects these messages.
@@ -281,6 +293,10 @@ class ForwardingModel(Protocol):
     @property
     def engine(self) -> GenerationEngine:
         """Return the engine."""
+
+    @property
+    def calls_refusal(self) -> str:
+        """Return why a call that the model may choose is not read; "": it is."""
 
     def forwarded_request(self, path: str, body: bytes, *, is_counted: bool) -> Answer:
         """Return the parsed request, not yet sent to the engine; ``used`` needs ``is_counted``.

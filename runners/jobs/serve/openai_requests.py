@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -28,6 +29,7 @@ MAX_PROMPTS = 64
 MAX_MESSAGES = 2000
 MAX_PARTS = 2000  # of one message
 MAX_BIASES = 4096
+MAX_TOOLS = 128
 MAX_TOP_LOGPROBS = 20
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 ENGINE_ENDED = "The engine ended while it answered. See the job's page for the reason."
@@ -255,21 +257,52 @@ class BaseMessage(ClientFields):
         return self
 
 
-class Message(BaseMessage):
-    """One message of a conversation."""
+def _is_call(sent: Document) -> Document:
+    """Check a call of an earlier answer: its function's name, and its arguments in JSON."""
+    function = sent.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ValueError("a call needs a function with a name")  # noqa: TRY004 - pydantic's
+    try:
+        arguments = json.loads(function.get("arguments") or "{}")
+    except (ValueError, TypeError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ValueError("a call's arguments are a JSON object, as text")  # noqa: TRY004
+    return sent
 
-    role: Literal["system", "developer", "user", "assistant"]
+
+class Message(BaseMessage):
+    """One message of a conversation, also tool calls and their results."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_calls: Several[Annotated[Document, AfterValidator(_is_call)]] | None = None
+    tool_call_id: str | None = None
 
     @property
-    def plain(self) -> dict[str, str]:
+    def plain(self) -> Document:
         """Return the message as chat templates expect it: with its text in one piece."""
         parts = self.content or ""
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        more = {"name": self.name, "reasoning_content": self.reasoning_content or self.reasoning}
+        more = {
+            "name": self.name,
+            "reasoning_content": self.reasoning_content or self.reasoning,
+            "tool_calls": self.tool_calls,
+            "tool_call_id": self.tool_call_id,
+        }
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": text} | {
             name: value for name, value in more.items() if value is not None
         }
+
+
+def _is_tool(sent: Document) -> Document:
+    """Check a tool: a function with a name."""
+    function = sent.get("function")
+    if sent.get("type") != "function" or not isinstance(function, dict):
+        raise ValueError("a tool is of the type function, and has a function")
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise ValueError("a tool's function needs a name")
+    return sent
 
 
 class ChatFields(RequestBody):
@@ -278,6 +311,20 @@ class ChatFields(RequestBody):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: (
+        Annotated[
+            list[Annotated[Document, AfterValidator(_is_tool)]],
+            Field(fail_fast=True, max_length=MAX_TOOLS),
+        ]
+        | None
+    ) = None
+    tool_choice: str | Document | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def offered(self) -> list[Document]:
+        """Return the tools that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
 
     @classmethod
     def checked(cls, document: dict[str, Any]) -> Self:
@@ -290,7 +337,7 @@ class ChatFields(RequestBody):
 
 
 class ChatRequest(ChatFields):
-    """A chat request for Slipway's own engines: text only."""
+    """A chat request for Slipway's own engine and llama.cpp."""
 
     messages: Annotated[
         list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)

@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from runners.jobs.chat_template import TemplateRefusedError
 from runners.jobs.serve.answers import (
+    CallsAsked,
     ChatFormat,
     CommonFields,
     CompletionFormat,
@@ -43,18 +44,23 @@ from runners.jobs.serve.contract import (
     ForwardingModel,
     QueueFullError,
     ServingModel,
+    Turn,
 )
 from runners.jobs.serve.event_stream import EventStream, server_sent_event, unless_disconnected
 from runners.jobs.serve.figures import EndpointMetrics
 from runners.jobs.serve.openai_requests import (
     COMPLETION_TOKENS,
+    ChatRequest,
     Document,
     RequestError,
     parse_chat,
     parse_completion,
     retry_after,
+    unsupported,
 )
+from runners.jobs.serve.tool_calls import call_form, tools_refusal
 from runners.jobspec import ServeSpec
+from runners.jobspec.engines import ENGINES, ROWS, titles
 from runners.jobspec.serve import NO_ADAPTER, key_hash
 from runners.shared.event_streams import USAGE_HEADER
 
@@ -408,16 +414,42 @@ class OpenAIServer(Starlette):
         request = await self._in_thread(parse, body)
         adapter = self._adapter_of(request.model)
         ready.engine.admit(request.num_choices)
-        prompt = await self._conversation_ids(ready, [each.plain for each in request.messages])
+        calls = self._calls_asked(ready, request)
+        turns = [each.plain for each in request.messages]
+        prompt = await self._conversation_ids(ready, turns, request.offered)
         form = ChatFormat(request.model, ready.token_text, has_logprobs=bool(request.logprobs))
         top = (request.top_logprobs or 0) if request.logprobs else None
         limit = request.max_completion_tokens or request.max_tokens
         return ParsedRequest(
-            request, [prompt], form, CommonFields(limit, top, "messages", adapter)
+            request, [prompt], form, CommonFields(limit, top, "messages", adapter, calls)
         )
 
+    def _calls_asked(self, ready: ServingModel, request: ChatRequest) -> CallsAsked | None:
+        """Return how the answer's calls are read, if the request offers tools.
+
+        Raises:
+            RequestError: the model is offered no tools, or a call cannot be forced.
+        """
+        if request.tool_choice not in (None, "none", "auto"):
+            title = ENGINES[self.service.spec.engine].title
+            others = (each for each in ROWS if "response_format" in each.request_options)
+            raise unsupported(
+                "tool_choice",
+                f"tool_choice is auto or none here: {title} does not constrain what the model "
+                f"writes, so that no call is forced; serve the model with {titles(others, 'or')}",
+            )
+        if not request.offered:
+            return None
+        form = call_form(ready.template)
+        if form is None:
+            raise unsupported(
+                "tools", f"tools are not taken here: {tools_refusal(ready.template)}"
+            )
+        names = frozenset(each["function"]["name"] for each in request.offered)
+        return CallsAsked(form, names, request.parallel_tool_calls is not False)
+
     async def _conversation_ids(
-        self, ready: ServingModel, messages: Sequence[dict[str, str]]
+        self, ready: ServingModel, messages: Sequence[Turn], tools: Sequence[Document] = ()
     ) -> list[int]:
         """Return the tokens of a conversation.
 
@@ -425,7 +457,7 @@ class OpenAIServer(Starlette):
             RequestError: the chat template rejects the messages.
         """
         try:
-            return await ready.chat_ids(messages)
+            return await ready.chat_ids(messages, tools or None)
         except TemplateRefusedError as refusal:
             message = f"The model's chat template refuses these messages: {refusal}"
             raise RequestError(400, message, param="messages") from None

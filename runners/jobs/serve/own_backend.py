@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from runners.jobs.adapters import attach_adapters
 from runners.jobs.chat_template import template_fault, template_warning
@@ -22,6 +23,7 @@ from runners.jobs.serve.contract import (
     GenerationRequest,
     Limits,
     ServingModel,
+    Turn,
     check_room,
     longest_request,
 )
@@ -60,21 +62,30 @@ class TransformersServingModel:
             return await asyncio.to_thread(self._prompt_ids, prompt)
         return checked_token_ids(prompt, self.vocabulary)
 
-    async def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Return the token ids of a conversation.
+    @property
+    def template(self) -> str:
+        """Return the text of the chat template; "" without one."""
+        return self.reader.template
+
+    async def chat_ids(
+        self, messages: Sequence[Turn], tools: Sequence[dict[str, Any]] | None = None
+    ) -> list[int]:
+        """Return the token ids of a conversation, with the tools on offer.
 
         Raises:
             TemplateRefusedError: the chat template rejects these messages.
         """
-        return await asyncio.to_thread(self._chat_ids, messages)
+        return await asyncio.to_thread(self._chat_ids, messages, tools)
 
     def _prompt_ids(self, text: str) -> list[int]:
         with self._lock:
             return self.reader.prompt_ids(text)
 
-    def _chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def _chat_ids(
+        self, messages: Sequence[Turn], tools: Sequence[dict[str, Any]] | None
+    ) -> list[int]:
         with self._lock:
-            return self.reader.chat_ids(messages)
+            return self.reader.chat_ids(messages, tools)
 
     def token_text(self, token: int) -> str:
         """Return the text of a single token."""
@@ -88,7 +99,7 @@ class TransformersServingModel:
             EngineEndedError: the engine has failed or was stopped.
         """
         replies = [
-            AnswerSequence(prompt, sampling, self.reader.answer(sampling.stops), deliver, adapter)
+            AnswerSequence(prompt, sampling, self.reader.answer(sampling), deliver, adapter)
             for prompt, sampling, deliver, adapter in requests
         ]
         self.engine.submit(replies)

@@ -2,13 +2,17 @@
 
 # mypy: disable-error-code="no-untyped-call"
 # transformers ships types, but leaves some of its functions untyped.
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
 from runners.jobs.chat_template import num_repeated_bos, rendered_chat
-from runners.jobs.serve.contract import UNFINISHED, Choice, TokenLogprob
+from runners.jobs.serve.contract import UNFINISHED, Choice, Sampling, TokenLogprob, Turn
 
 
 @dataclass
@@ -18,6 +22,7 @@ class IncrementalDetokenizer:
     tokenizer: PreTrainedTokenizerFast
     stops: Sequence[str] = ()
     ids: list[int] = field(default_factory=list)
+    shown: Mapping[int, str] = field(default_factory=dict)  # special tokens that stay
     stopped_by: str | None = None  # the stop string that ended the answer
     _num_returned: int = 0  # characters returned so far
     _held: str = ""  # characters that may begin a stop string
@@ -54,7 +59,15 @@ class IncrementalDetokenizer:
         return whole[len(old) :]
 
     def _decoded(self, begin: int, end: int | None = None) -> str:
-        return str(self.tokenizer.decode(self.ids[begin:end], skip_special_tokens=True))
+        if not self.shown:
+            return self._plain(self.ids[begin:end])
+        parts = groupby(self.ids[begin:end], self.shown.get)
+        return "".join(
+            shown * len(list(ids)) if shown else self._plain(list(ids)) for shown, ids in parts
+        )
+
+    def _plain(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _partial_stop_length(self) -> int:
         """Return how many of the last characters may begin a stop string."""
@@ -82,7 +95,17 @@ class RequestTokenizer:
         ids = [int(each) for each in self.tokenizer(text, verbose=False)["input_ids"]]
         return ids[num_repeated_bos(ids, self.tokenizer.bos_token_id) :]
 
-    def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    @cached_property
+    def template(self) -> str:
+        """Return the text of the chat template, of several that for tools; "" without one."""
+        found = self.tokenizer.chat_template or ""
+        return (
+            str(found.get("tool_use", found.get("default"))) if isinstance(found, dict) else found
+        )
+
+    def chat_ids(
+        self, messages: Sequence[Turn], tools: Sequence[dict[str, Any]] | None = None
+    ) -> list[int]:
         """Return the tokens of a conversation, by the chat template or as plain lines.
 
         Raises:
@@ -91,13 +114,28 @@ class RequestTokenizer:
         if not self.tokenizer.chat_template:
             lines = [f"{each['role']}: {each['content']}\n" for each in messages]
             return self.prompt_ids("".join([*lines, "assistant:"]))
-        text = rendered_chat(self.tokenizer, messages, add_generation_prompt=True)
+        turns = [_with_objects(each) for each in messages]
+        text = rendered_chat(self.tokenizer, turns, tools=tools, add_generation_prompt=True)
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def token_text(self, token: int) -> str:
         """Return the text of a single token."""
         return str(self.tokenizer.decode([token]))
 
-    def answer(self, stops: Sequence[str]) -> IncrementalDetokenizer:
+    def answer(self, sampling: Sampling) -> IncrementalDetokenizer:
         """Return an empty answer."""
-        return IncrementalDetokenizer(self.tokenizer, stops)
+        ids = self.tokenizer.get_added_vocab() if sampling.shown_tokens else {}
+        shown = {int(ids[each]): each for each in sampling.shown_tokens if each in ids}
+        return IncrementalDetokenizer(self.tokenizer, sampling.stops, shown=shown)
+
+
+def _with_objects(turn: Turn) -> Turn:
+    """Return a message whose calls have objects as arguments, as transformers' templates do."""
+    if "tool_calls" not in turn:
+        return turn
+    calls = [
+        each | {"function": each["function"] | {"arguments": json.loads(arguments or "{}")}}
+        for each in turn["tool_calls"]
+        for arguments in (each["function"].get("arguments"),)
+    ]
+    return turn | {"tool_calls": calls}

@@ -30,6 +30,7 @@ from runners.jobs.runtime import (
 from runners.jobs.serve.contract import (
     GenerationRequest,
     Limits,
+    Turn,
     check_room,
     longest_request,
 )
@@ -60,9 +61,12 @@ def work(job: Job) -> None:
 class LlamaServingModel:
     """A loaded GGUF file; llama.cpp generates and tokenises."""
 
-    def __init__(self, engine: LlamaEngine, vocabulary: int, *, has_template: bool) -> None:
+    def __init__(
+        self, engine: LlamaEngine, vocabulary: int, *, has_template: bool, template: str = ""
+    ) -> None:
         self.engine = engine
         self.vocabulary = vocabulary
+        self.template = template
         self._has_template = has_template
         self._bos: int | None = None  # the token that the model's file adds to a text
 
@@ -76,7 +80,9 @@ class LlamaServingModel:
             return await self._tokens(prompt, is_plain=True)
         return checked_token_ids(prompt, self.vocabulary)
 
-    async def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    async def chat_ids(
+        self, messages: Sequence[Turn], tools: Sequence[Document] | None = None
+    ) -> list[int]:
         """Return the tokens of a conversation, by the chat template or as plain lines.
 
         Raises:
@@ -85,7 +91,8 @@ class LlamaServingModel:
         if not self._has_template:
             lines = [f"{each['role']}: {each['content']}\n" for each in messages]
             return await self._tokens("".join([*lines, "assistant:"]), is_plain=True)
-        rendered = await self._post_json("/apply-template", {"messages": list(messages)})
+        asked = {"messages": list(messages)} | ({"tools": list(tools)} if tools else {})
+        rendered = await self._post_json("/apply-template", asked)
         return await self._tokens(_prompt_of(rendered), is_plain=False)
 
     async def _tokens(self, text: str, *, is_plain: bool) -> list[int]:
@@ -164,8 +171,12 @@ class LlamaBackend:
         max_length = min(longest, int(meta["n_ctx"]) or longest)
         limits = Limits(slots, spec.queue_limit, max_length, frozenset())
         writer = LlamaEngine(process, limits, figures)
+        has_template = _has_template(path.parent)
         return LlamaServingModel(
-            writer, int(meta["n_vocab"]), has_template=_has_template(path.parent)
+            writer,
+            int(meta["n_vocab"]),
+            has_template=has_template,
+            template=_template(process) if has_template else "",
         )
 
     def peak_usage(self) -> PeakUsage:
@@ -237,12 +248,20 @@ def _slots(spec: ServeSpec, longest: int) -> int:
 
 def _model_meta(process: EngineProcess) -> Document:
     """Return the model metadata from llama.cpp: vocabulary and context size."""
-    headers = {"Authorization": f"Bearer {process.key}"}
-    response = httpx.get(
-        f"{process.address}/v1/models", headers=headers, timeout=60.0, trust_env=False
-    )
-    meta: Document = response.json()["data"][0]["meta"]
+    meta: Document = _got(process, "/v1/models")["data"][0]["meta"]
     return meta
+
+
+def _template(process: EngineProcess) -> str:
+    """Return the chat template that llama.cpp uses."""
+    return str(_got(process, "/props").get("chat_template") or "")
+
+
+def _got(process: EngineProcess, path: str) -> Document:
+    headers = {"Authorization": f"Bearer {process.key}"}
+    address = f"{process.address}{path}"
+    document: Document = httpx.get(address, headers=headers, timeout=60.0, trust_env=False).json()
+    return document
 
 
 def _prompt_of(rendered: Document) -> str:

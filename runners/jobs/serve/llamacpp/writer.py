@@ -70,6 +70,8 @@ def completion_body(request: GenerationRequest, *, has_adapters: bool) -> dict[s
         "logit_bias": [list(each) for each in sampling.logit_bias],
         "n_probs": 0 if sampling.top_logprobs is None else max(1, sampling.top_logprobs),
     }
+    if sampling.shown_tokens:
+        body["preserved_tokens"] = list(sampling.shown_tokens)
     if has_adapters:
         is_base = request.adapter == NO_ADAPTER
         body["lora"] = [{"id": max(0, request.adapter), "scale": 0.0 if is_base else 1.0}]

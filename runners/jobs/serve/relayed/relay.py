@@ -17,6 +17,7 @@ from runners.jobs.serve.figures import EndpointMetrics
 from runners.jobs.serve.openai_requests import (
     ENGINE_ENDED,
     MAX_MESSAGES,
+    MAX_TOOLS,
     BaseMessage,
     ChatFields,
     ClientFields,
@@ -160,13 +161,12 @@ def refusal(status: int, body: bytes) -> RequestError:
 
 # Request fields for engines with their own OpenAI API.
 #
-# They accept more than Slipway's own engine, such as tools and JSON formats. Fields that are not
+# They accept more than Slipway's own engine, such as JSON formats. Fields that are not
 # listed are rejected by name: some are only for a service in front of the engine, such as
 # vLLM's ``kv_transfer_params``, which names hosts to fetch from.
 
 
 Object = dict[str, Any]
-MAX_TOOLS = 128
 
 
 class Sampling(BaseModel):
@@ -202,15 +202,12 @@ class RelayedChat(ChatFields, Sampling):
     messages: Annotated[
         list[RelayedMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
     ]
-    tools: Annotated[list[Object], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
-    tool_choice: str | Object | None = None
-    parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateSettings | None = None
 
     @property
     def may_call(self) -> bool:
         """Return whether the model may choose to call a tool."""
-        return bool(self.tools) and self.tool_choice in (None, "auto")
+        return bool(self.offered) and self.tool_choice in (None, "auto")
 
 
 RelayedRequest = RelayedCompletion | RelayedChat
@@ -248,7 +245,7 @@ def check_calls(request: RelayedChat, engine: EngineName, refusal: str) -> None:
                 f"tool_choice auto needs a parser of the model's calls: {refusal}; set "
                 "tool_choice to required, to a named function, or to none",
             )
-    elif request.tools and request.tool_choice != "none":
+    elif request.offered:
         raise unsupported("tools", f"tools need a parser of the model's calls: {refusal}")
 
 
@@ -475,7 +472,7 @@ class RelayServingModel:
         self.figures = figures
         self.served_name = called  # maps the name in a request to the engine's name
         self._engine_name = engine_name
-        self._calls_refusal = calls_refusal
+        self.calls_refusal = calls_refusal
 
     def forwarded_request(
         self, path: str, body: bytes, *, is_counted: bool = False
@@ -485,7 +482,7 @@ class RelayServingModel:
         Raises:
             RequestError: a field is invalid; the error names it.
         """
-        request = parse_request(path, body, self._engine_name, self._calls_refusal)
+        request = parse_request(path, body, self._engine_name, self.calls_refusal)
         return ProxiedRequest(self, path, request, UsageReader(request) if is_counted else None)
 
     async def count_tokens(self, document: Document) -> int:

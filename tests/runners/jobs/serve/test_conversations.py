@@ -5,6 +5,7 @@
 
 import asyncio
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -128,24 +129,42 @@ def test_completions_and_models_are_what_openais_types_need():
     assert Model.model_validate(retrieved.json()).owned_by == "slipway"
 
 
-def test_tools_and_schemas_are_refused_by_name_or_reach_the_engine_as_they_were_sent():
-    for name, field in (("tools", "tools"), ("JSON schema", "response_format")):
-        engines = titles((each for each in ROWS if field in each.request_options), "or")
-        for body, answer in replay(name):
-            error = answer.json()["error"]
-            assert (answer.status_code, error["param"]) == (400, field)
-            assert error["message"].endswith(f"serve the model with {engines}")
-            sent = json.dumps(body).encode()
-            if "tools" in body and "tool_choice" not in body:  # the client's default, auto
-                with pytest.raises(RequestError, match="no parser; set tool_choice to required"):
-                    parse_request(CHAT, sent, "vllm", "no parser")
-            request = parse_request(CHAT, sent, "vllm")
-            forwarded = request.model_dump(mode="json", exclude_unset=True)
-            assert forwarded[field] == body[field]
-            assert forwarded["messages"] == [
-                {key: value for key, value in each.items() if value is not None}
-                for each in body["messages"]
-            ]
+def test_schemas_are_refused_by_name_or_reach_the_engine_as_they_were_sent():
+    engines = titles((each for each in ROWS if "response_format" in each.request_options), "or")
+    for body, answer in replay("JSON schema"):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "response_format")
+        assert error["message"].endswith(f"serve the model with {engines}")
+        request = parse_request(CHAT, json.dumps(body).encode(), "vllm")
+        forwarded = request.model_dump(mode="json", exclude_unset=True)
+        assert forwarded["response_format"] == body["response_format"]
+
+
+def test_tools_are_refused_with_the_reason_or_reach_the_engine_as_they_were_sent():
+    (forced, refused), (chosen, without) = replay("tools")  # of a model without a template
+    for answer, param, words in (
+        (refused, "tool_choice", "does not constrain what the model writes"),
+        (without, "tools", "the model's chat template does not take tools"),
+    ):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, param)
+        assert words in error["message"]
+
+    for body, engine, param in (
+        (forced, "vllm", None), (chosen, "vllm", "tool_choice"),
+        (forced, "sglang", "tools"), (chosen, "sglang", "tools"),
+    ):  # fmt: skip
+        sent = json.dumps(body).encode()
+        with pytest.raises(RequestError, match="no parser") if param else nullcontext() as caught:
+            parse_request(CHAT, sent, engine, "no parser")
+        assert param is None or caught.value.param == param
+        request = parse_request(CHAT, sent, engine)
+        forwarded = request.model_dump(mode="json", exclude_unset=True)
+        assert forwarded["tools"] == body["tools"]
+        assert forwarded["messages"] == [
+            {key: value for key, value in each.items() if value is not None}
+            for each in body["messages"]
+        ]
 
 
 def test_responses_are_what_openais_types_need():

@@ -46,7 +46,7 @@ class Forwarding:
     def __init__(self, events) -> None:
         self.engine, self.events = Echo().engine, events
         self.model, self.is_streamed, self.has_ended = "model", True, False
-        self.used = TokensUsed()
+        self.used, self.calls_refusal = TokensUsed(), ""
 
     def forwarded_request(self, _path, _body, **_options):
         return self

@@ -75,6 +75,7 @@ class Echo:
     """A model whose every answer is ``hi``, or the chunks that a test gives it."""
 
     vocabulary = 100
+    template = ""
 
     def __init__(self, *chunks: StreamChunk) -> None:
         self.engine = SimpleNamespace(
@@ -86,7 +87,7 @@ class Echo:
         self.chunks = chunks or (StreamChunk("hi", (), "stop", 1),)
         self.asked: list = []
 
-    async def chat_ids(self, messages):
+    async def chat_ids(self, messages, _tools=None):
         self.asked.append(messages)
         return [1]
 
@@ -207,8 +208,10 @@ def test_what_is_refused_is_named_by_the_field_that_was_sent():
         ([user("a"), {"role": "assistant", "content": "b", "refusal": "no"}],
          "argument: messages.1.refusal"),
         ([{"role": "assistant", "content": "b", "tool_calls": [{"id": "1"}]}],
-         "argument: messages.0.tool_calls"),
-        ([{"role": "tool", "tool_call_id": "1", "content": "b"}], "messages.0.role: input should"),
+         "messages.0.tool_calls.0: a call needs a function with a name"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "1"}}]}],
+         "messages.0.tool_calls.0: a call's arguments are a JSON object, as text"),
+        ([{"role": "function", "name": "f", "content": "b"}], "messages.0.role: input should"),
         ([user([part, part | {"new": 1}])], "argument: messages.0.content.1.new"),
         ([user([image])], "messages.0.content.0.type: input should be 'text' (given: 'image_url')"),
         ([user([{"type": "text", "text": None}])], "messages.0.content.0.text: field required"),

@@ -40,7 +40,7 @@ class Counting(Echo):
     async def prompt_ids(self, prompt):
         return [1] * len(prompt.split())
 
-    async def chat_ids(self, messages):
+    async def chat_ids(self, messages, _tools=None):
         return [1] * sum(len(each["content"].split()) for each in messages)
 
 

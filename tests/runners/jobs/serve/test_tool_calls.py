@@ -1,0 +1,225 @@
+"""Tool calls in what a model writes: their forms, whole and streamed, and the loop of an agent."""
+
+import asyncio
+import json
+
+import httpx
+import openai
+import pytest
+
+from runners.jobs.serve.contract import (
+    Choice,
+    GenerationRequest,
+    Pending,
+    Sampling,
+    StreamChunk,
+)
+from runners.jobs.serve.llamacpp.writer import completion_body
+from runners.jobs.serve.openai_server import OpenAIServer
+from runners.jobs.serve.text import RequestTokenizer
+from runners.jobs.serve.tool_calls import FORMS, CallReader, call_form, tools_refusal
+from tests.hub.models import make_tokenizer
+from tests.runners.jobs.serve.test_openai_server import ASKED, CHAT, Door, Echo
+
+HERMES, MISTRAL, LLAMA = FORMS
+TEMPLATE = "{% if tools %}<tool_call>{'name': n, 'arguments': a}</tool_call>{% endif %}"
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+NAMES = frozenset({"weather", "time"})
+ROME = '{"name": "weather", "arguments": {"city": "Rome"}}'
+NOW = '{"name": "time", "arguments": {}}'
+BOTH = [("weather", {"city": "Rome"}), ("time", {})]
+
+
+def read(form, text: str, size: int, **options):
+    """Return the content and the calls of a text that comes in pieces of a size."""
+    reader = CallReader(form, NAMES, **{"is_parallel": True, **options})
+    found = [reader.add(text[at : at + size]) for at in range(0, len(text), size)]
+    found.append(reader.finish())
+    calls = [each for part in found for each in part.calls]
+    assert [each.at for each in calls] == list(range(len(calls)))
+    return "".join(part.content for part in found), [
+        (each.name, json.loads(each.arguments)) for each in calls
+    ]
+
+
+def test_calls_are_read_the_same_in_pieces_of_any_size_and_what_is_none_stays_text():
+    parameters = ROME.replace("arguments", "parameters")
+    for form, text, content, calls in (
+        (HERMES, f"See.\n<tool_call>\n{ROME}\n</tool_call>\n<tool_call>{NOW}</tool_call>\n",
+         "See.", BOTH),
+        (HERMES, f"<tool_call>{ROME}", "", BOTH[:1]),  # ended by the end of the text
+        (HERMES, f"<tool_call>{ROME}</tool_call> Done. ", " Done.", BOTH[:1]),
+        (HERMES, '<tool_call>{"name": "weather", "arguments": {"city": "a\nb"}}</tool_call>', "",
+         [("weather", {"city": "a\nb"})]),
+        (HERMES, "1 < 2 <tool", "1 < 2 <tool", []),
+        (HERMES, "a <tool_call>{oops}</tool_call> b\n", "a <tool_call>{oops}</tool_call> b\n", []),
+        (HERMES, '<tool_call>{"arguments": {}}</tool_call>',
+         '<tool_call>{"arguments": {}}</tool_call>', []),
+        (HERMES, "<tool_call>" + "[" * 5000, "<tool_call>" + "[" * 5000, []),
+        (MISTRAL, f"[TOOL_CALLS] [{ROME}, {NOW}]", "", BOTH),
+        (MISTRAL, f"See. [TOOL_CALLS][{ROME}]", "See.", BOTH[:1]),
+        (MISTRAL, "[TOOL_CALLS] weather", "[TOOL_CALLS] weather", []),
+        (LLAMA, parameters, "", BOTH[:1]),
+        (LLAMA, f" {parameters}; {NOW}", "", BOTH),
+        (LLAMA, '{"name": "Ann", "parameters": {}}', '{"name": "Ann", "parameters": {}}', []),
+        (LLAMA, f"It is {ROME}", f"It is {ROME}", []),
+    ):  # fmt: skip
+        for size in (1, 2, 7, len(text)):
+            assert read(form, text, size) == (content, calls), (text, size)
+    assert read(MISTRAL, f"[TOOL_CALLS][{ROME}, {NOW}]", 5, is_parallel=False)[1] == BOTH[:1]
+    twice = f"<tool_call>{ROME}</tool_call><tool_call>{NOW}</tool_call>"
+    assert read(HERMES, twice, 3, is_parallel=False) == ("", BOTH[:1])
+    assert len(MISTRAL.new_id()) == 9
+    assert HERMES.new_id().startswith("call_")
+
+
+def test_the_form_of_the_calls_is_the_templates_and_another_one_is_refused_by_name():
+    for template, form in (
+        (TEMPLATE, HERMES),
+        ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]", MISTRAL),
+        ('{% if tools %}ipython{"name": n, "parameters": p}{% endif %}', LLAMA),
+        ("{% if tools %}<tool_call><function=f>arguments", None),
+        ("{% if tools %}[TOOL_CALLS]f[ARGS]{}", None),
+        ("<tool_call>arguments</tool_call>", None),  # in the history alone
+    ):
+        assert call_form(template) is form, template
+        assert bool(tools_refusal(template)) is (form is None), template
+
+
+class Scripted(Echo):
+    """A model whose answers are written down, each in pieces of three characters."""
+
+    def __init__(self, *answers: str, template: str = TEMPLATE) -> None:
+        super().__init__()
+        self.answers, self.template, self.tools = list(answers), template, []
+
+    async def chat_ids(self, messages, tools=None):
+        self.asked.append(messages)
+        self.tools.append(tools)
+        return [1] * (1 + len(tools or ()))
+
+    def submit(self, requests):
+        text = self.answers.pop(0)
+        pieces = [text[at : at + 3] for at in range(0, len(text), 3)]
+        for each in requests:
+            for at, piece in enumerate(pieces, 1):
+                reason = "stop" if at == len(pieces) else None
+                each.deliver(StreamChunk(piece, (), reason, at))
+        return [Pending() for _ in requests]
+
+
+def client_of(door: Door) -> openai.AsyncOpenAI:
+    """Return the official client on a server within this process."""
+    transport = httpx.ASGITransport(OpenAIServer(door.service))
+    http_client = httpx.AsyncClient(transport=transport)
+    return openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http_client)
+
+
+CALLING = f"I look.\n<tool_call>\n{ROME}\n</tool_call>\n<tool_call>\n{NOW}\n</tool_call>"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_official_client_offers_tools_calls_them_and_sends_their_results(stream):
+    model = Scripted(CALLING, "It is sunny.")
+    messages = [{"role": "user", "content": "How is Rome?"}]
+
+    async def ask(client):
+        asked = {"model": "model", "messages": messages, "tools": [WEATHER]}
+        if not stream:
+            return (await client.chat.completions.create(**asked)).choices[0]
+        async with client.chat.completions.stream(**asked) as events:
+            return (await events.get_final_completion()).choices[0]
+
+    async def loop():
+        async with client_of(Door(model)) as client:
+            first = await ask(client)
+            messages.append(first.message.model_dump(exclude={"parsed"}))
+            messages.extend(
+                {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+                for call in first.message.tool_calls
+            )
+            return first, await ask(client)
+
+    first, last = asyncio.run(loop())
+    calls = first.message.tool_calls
+    assert (first.message.content, first.finish_reason) == ("I look.", "tool_calls")
+    assert [(each.function.name, json.loads(each.function.arguments)) for each in calls] == BOTH
+    assert len({each.id for each in calls}) == 2
+    assert (last.message.content, last.message.tool_calls) == ("It is sunny.", None)
+    assert last.finish_reason == "stop"
+    assert model.tools == [[WEATHER]] * 2
+    _, called, *results = model.asked[-1]
+    assert [each["function"]["name"] for each in called["tool_calls"]] == ["weather", "time"]
+    assert [each["tool_call_id"] for each in results] == [each.id for each in calls]
+
+
+def test_a_streamed_call_has_its_name_first_then_its_arguments_and_the_end_last():
+    sent = ASKED | {"tools": [WEATHER], "stream": True, "parallel_tool_calls": False}
+    answer = Door(Scripted(CALLING)).ask("POST", CHAT, json=sent)
+    chunks = [json.loads(each[6:]) for each in answer.text.split("\n\n")[:-2]]
+    choices = [each["choices"][0] for each in chunks]
+    deltas = [call for each in choices for call in each["delta"].get("tool_calls", ())]
+    named, arguments = deltas
+    assert (named["index"], named["type"]) == (0, "function")
+    assert named["function"] == {"name": "weather", "arguments": ""}
+    assert arguments == {"index": 0, "function": {"arguments": '{"city": "Rome"}'}}
+    assert "".join(each["delta"].get("content") or "" for each in choices) == "I look."
+    assert [each["finish_reason"] for each in choices if each["finish_reason"]] == ["tool_calls"]
+    assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+def test_tools_that_are_not_to_be_called_are_not_offered_and_a_call_is_not_forced():
+    for fields, content in (({"tool_choice": "none", "tools": [WEATHER]}, CALLING), ({}, CALLING)):
+        model = Scripted(CALLING)
+        choice = Door(model).ask("POST", CHAT, json=ASKED | fields).json()["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (content, "stop")
+        assert model.tools == [None]
+    named = {"type": "function", "function": {"name": "weather"}}
+    for fields, param in (
+        ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": named}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools"),
+    ):
+        answer = Door(Scripted("a")).ask("POST", CHAT, json=ASKED | fields)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), fields
+    other = Door(Scripted("a", template="{% if tools %}<tool_call><function=arguments>"))
+    answer = other.ask("POST", CHAT, json=ASKED | {"tools": [WEATHER]})
+    assert "in a form that is not read here" in answer.json()["error"]["message"]
+
+
+def test_transformers_templates_get_objects_and_mistrals_mark_stays_in_the_text(tmp_path):
+    tokenizer = make_tokenizer(tmp_path)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
+    tokenizer.chat_template = (
+        "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
+        "{% for message in messages %}{% for call in message.tool_calls or [] %}"
+        "{{ call.function.arguments.city }}{% endfor %}{{ message.content }}{% endfor %}"
+    )
+    reader = RequestTokenizer(tokenizer)
+    assert reader.template == tokenizer.chat_template
+    call = {"id": "1", "type": "function",
+            "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}  # fmt: skip
+    empty = call | {"function": {"name": "time", "arguments": ""}}
+    turns = [{"role": "assistant", "content": "!", "tool_calls": [call, empty]}]
+    assert tokenizer.decode(reader.chat_ids(turns, [WEATHER])) == "weather;Rome!"
+
+    text = f"See.[TOOL_CALLS][{ROME}]"
+    for shown, expected in (((), text.replace("[TOOL_CALLS]", "")), (MISTRAL.special, text)):
+        answer = reader.answer(Sampling(99, shown_tokens=shown))
+        found = ""
+        for token in tokenizer(f"{text}<|im_end|>")["input_ids"]:
+            found += answer.add_token(Choice(token))[0]
+        assert found + answer.finish()[0] == expected
+    body = completion_body(
+        GenerationRequest([1], Sampling(9, shown_tokens=MISTRAL.special), print),
+        has_adapters=False,
+    )
+    assert body["preserved_tokens"] == ["[TOOL_CALLS]"]
