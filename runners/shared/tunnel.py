@@ -52,7 +52,7 @@ _CREDIT = struct.Struct(">I")
 _PATH = re.compile(r"(?:/v1/[!-~]*|/(?:health|metrics)(?:\?[!-~]*)?)")
 # Of one connection alone (RFC 9110, section 7.6.1), and what each end writes itself.
 _HOP_BY_HOP = frozenset({
-    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
+    b"connection", b"expect", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
     b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
 })  # fmt: skip
 

@@ -289,6 +289,7 @@ class Stopping:
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_WAIT_S = 60.0
+WEBSOCKET_BYTES = 1024**2  # of a message: a frame of a tunnel, whose module needs packages
 ROUND_S = 0.2
 HOST_NAME = "This machine"
 
@@ -441,6 +442,7 @@ class Site:
         command = [sys.executable, "-m", "uvicorn", "webapp.asgi:application", "--no-access-log"]
         command += ["--host", self.bound, "--port", str(self.port)]
         command += ["--http", "webapp.core.connections:HeaderDeadlineProtocol"]
+        command += ["--ws-max-size", str(WEBSOCKET_BYTES), "--ws-per-message-deflate", "false"]
         if is_behind_proxy(os.environ):
             command += ["--forwarded-allow-ips", ",".join(trusted_proxies(os.environ))]
         else:

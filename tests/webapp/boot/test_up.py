@@ -3,6 +3,7 @@
 import ast
 import http.server
 import io
+import itertools
 import json
 import os
 import runpy
@@ -20,6 +21,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from runners.shared import addresses
+from runners.shared.tunnel import MAX_FRAME_BYTES
 from webapp.boot import cli, environment, up, vendor
 from webapp.boot.console import Problem
 
@@ -260,6 +262,13 @@ def test_the_header_of_a_proxy_is_believed_only_where_there_is_one(monkeypatch, 
         given = variables.get("FORWARDED_ALLOW_IPS")
         trusted = ",".join(filter(None, ["127.0.0.1", "::1", given]))
         assert (trusted in command) == is_believed, variables
+
+
+def test_a_websockets_message_is_at_most_a_frame_of_a_tunnel(tmp_path):
+    assert up.WEBSOCKET_BYTES == MAX_FRAME_BYTES
+    given = dict(itertools.pairwise(up.Site("127.0.0.1", 9, tmp_path)._web_command()))
+    assert given["--ws-max-size"] == str(MAX_FRAME_BYTES)
+    assert given["--ws-per-message-deflate"] == "false"
 
 
 def run(*arguments: str, flags: tuple[str, ...] = ()) -> subprocess.CompletedProcess:

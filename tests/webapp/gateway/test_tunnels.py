@@ -14,6 +14,10 @@ from runners.supervision import child
 from tests.webapp.gateway.pair import ATTEMPT, HOST, MUCH_BYTES, Pair, Socket, paired, until
 from webapp.gateway.tunnels import MAX_CONNECTIONS, TunnelError, Tunnels
 
+ENDED = {
+    "exit_code": 0, "signal": None, "reason": "ok", "by": "supervisor", "started_at_ms": 0,
+    "ended_at_ms": 1,
+}  # fmt: skip
 Law = Callable[[Pair], Awaitable[None]]
 
 
@@ -150,6 +154,8 @@ def test_what_a_host_does_not_pass_on_has_its_code(hold):
             ):
                 child.write_json(other.path / child.ENDPOINT, address)
                 assert await failure(pair.ask("/v1/echo", attempt_id="other")) == (code, True)
+            child.write_json(other.path / child.EXIT_RECORD, ENDED)
+            assert await failure(pair.ask("/v1/echo", attempt_id="other")) == ("no_endpoint", True)
         for path, method in (("/admin", "GET"), ("/v1/../x", "GET"), ("/v1/x", "G T")):
             asking = pair.ask(path, method=method)
             assert await failure(asking) == ("forbidden", True), path
