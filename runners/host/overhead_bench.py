@@ -1,6 +1,6 @@
-"""Parts of the overhead benchmark: a job that logs steadily, its supervisor, and a shipper.
+"""Parts of benchmarks of a host: a job that logs steadily, its supervisor, a shipper, a tunnel.
 
-The supervisor is the normal one; the process ships as the agent's thread does.
+Supervisor and tunnel are the normal ones; the process ships as the agent's thread does.
 """
 
 import contextlib
@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runners.host.companions import TunnelSupervisor
 from runners.host.shipping import RedisStream, ServerClient, Shipping
 from runners.launchers.attempts import AttemptFolder
-from runners.shared.config import HostDir
+from runners.shared.config import Credential, HostDir
+from runners.shared.messages import EndpointBody
 from runners.supervision import child, procfs
 
 if TYPE_CHECKING:
@@ -58,6 +60,28 @@ def run_supervisor(folder: AttemptFolder) -> Iterator[int]:
         child.write_json(folder.path / child.STOP, {"grace_seconds": 0.1})
         process.terminate()
         process.wait()
+
+
+@contextlib.contextmanager
+def run_tunnel(credential: Credential, path: Path, endpoint: EndpointBody) -> Iterator[int]:
+    """Run a host's tunnel to its server, yield its pid, and stop it.
+
+    The host has one attempt, with the host's id, that runs and has reported an endpoint.
+    """
+    host_dir = HostDir(path)
+    host_dir.make()
+    host_dir.save_credential(credential)
+    folder = AttemptFolder(host_dir.attempts / credential.host_id)
+    folder.path.mkdir()
+    child.write_json(folder.path / child.ENDPOINT, endpoint.model_dump(mode="json"))
+    tunnel = TunnelSupervisor(host_dir)
+    tunnel.obey(("/tunnel/",))
+    with child.locked(folder.lock):  # as by its supervisor
+        tunnel.keep_running()
+        try:
+            yield tunnel.pid or 0
+        finally:
+            tunnel.stop()
 
 
 def ship(

@@ -25,6 +25,7 @@ from runners.host.bench import Ratio, StoredRatio
 from webapp.bench import (
     compression,
     first_line,
+    gateway,
     host_load,
     layouts,
     live_path,
@@ -191,6 +192,12 @@ def live() -> Iterator[Figure]:
         yield from (Figure(*row) for row in live_path.live_path_metrics(Path(data)))
 
 
+def tunnel() -> Iterator[Figure]:
+    """Measure requests through the tunnel between a gateway and a host, against direct calls."""
+    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as data:
+        yield from (Figure(*row) for row in gateway.gateway_metrics(Path(data)))
+
+
 def supervisor() -> Iterator[Figure]:
     """Measure a host's overhead for a job that writes 66 lines a second."""
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as data:
@@ -282,6 +289,7 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "beats": beats,
     "pages": page_times,
     "live": live,
+    "gateway": tunnel,
     "supervisor": supervisor,
     "first-line": first_lines,
     "generate": generation,
