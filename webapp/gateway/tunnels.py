@@ -81,13 +81,12 @@ class TunnelResponse:
             reset = protocol.reset_frame(self._stream_id, protocol.CANCELLED)
             self._tunnel.start(self._tunnel.send(reset))
 
-    async def send(self, head: bytes, body: bytes) -> None:
-        """Send the request, and wait for the head of its response.
+    async def send(self, body: bytes) -> None:
+        """Send the request's body, and wait for the head of its response.
 
         Raises:
             TunnelError: there is none.
         """
-        await self._tunnel.send(head)
         sending = asyncio.create_task(self._send_body(body))
         sending.add_done_callback(_ignore_error)
         try:
@@ -160,6 +159,7 @@ class Tunnel:
         self._send = send
         self._streams: dict[int, TunnelResponse] = {}
         self._last_id = 0
+        self._opening = asyncio.Lock()
         self._sending: set[asyncio.Task[None]] = set()
 
     @property
@@ -181,12 +181,14 @@ class Tunnel:
         if len(self._streams) >= MAX_STREAMS or self._last_id >= protocol.LAST_STREAM_ID:
             words = f"The host has {MAX_STREAMS} requests open, which is the limit."
             raise TunnelError(protocol.BUSY, words, before_head=True)
-        self._last_id += 1
-        response = TunnelResponse(self, self._last_id)
-        frame = _open_frame(self._last_id, attempt_id, method, path, _sized(headers, body))
-        self._streams[self._last_id] = response
+        head = _request_head(attempt_id, method, path, _sized(headers, body))
+        async with self._opening:  # a host that is slow to read still sees ids in their order
+            stream_id = self._last_id + 1
+            await self.send(_open_frame(stream_id, head))
+            self._last_id = stream_id
+            response = self._streams[stream_id] = TunnelResponse(self, stream_id)
         try:
-            await response.send(frame, body)
+            await response.send(body)
         except BaseException:
             await response.close()
             raise
@@ -254,23 +256,32 @@ def _ignore_error(done: asyncio.Future[None]) -> None:
         done.exception()
 
 
-def _open_frame(
-    stream_id: int, attempt_id: str, method: str, path: str, headers: Headers
-) -> bytes:
-    """Return the frame of a request.
+def _request_head(attempt_id: str, method: str, path: str, headers: Headers) -> RequestHead:
+    """Return the head of a request.
 
     Raises:
         TunnelError: the request is none that a host passes on.
     """
+    if not protocol.is_passed_on(path):
+        words = f"{path[:200]} is none of /v1/..., /health and /metrics."
+        raise TunnelError(protocol.FORBIDDEN, words, before_head=True)
     try:
         fields = protocol.text_headers(headers)
-        head = RequestHead(attempt_id=attempt_id, method=method, path=path, headers=fields)
-        if protocol.is_passed_on(path):
-            return protocol.head_frame(FrameType.OPEN, stream_id, head)
-        words = f"{path[:200]} is none of /v1/..., /health and /metrics."
-    except (FrameError, ValueError) as error:
-        words = f"The request's head cannot be sent: {error}"
-    raise TunnelError(protocol.FORBIDDEN, words, before_head=True)
+        return RequestHead(attempt_id=attempt_id, method=method, path=path, headers=fields)
+    except ValueError as error:
+        raise TunnelError(protocol.FORBIDDEN, f"{error}", before_head=True) from None
+
+
+def _open_frame(stream_id: int, head: RequestHead) -> bytes:
+    """Return the frame of a request's head.
+
+    Raises:
+        TunnelError: it is too large.
+    """
+    try:
+        return protocol.head_frame(FrameType.OPEN, stream_id, head)
+    except FrameError as error:
+        raise TunnelError(protocol.FORBIDDEN, f"{error}", before_head=True) from None
 
 
 def _sized(headers: Headers, body: bytes) -> Headers:

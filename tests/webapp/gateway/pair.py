@@ -125,9 +125,12 @@ class Socket:
     def __init__(self) -> None:
         self.incoming: asyncio.Queue[dict] = asyncio.Queue()
         self.sent: list[dict] = []
+        self.is_writable = asyncio.Event()  # the other end reads
+        self.is_writable.set()
         self.incoming.put_nowait({"type": "websocket.connect"})
 
     async def send(self, message: dict) -> None:
+        await self.is_writable.wait()
         self.sent.append(message)
         if message["type"] == "websocket.close":
             self.incoming.put_nowait({"type": "websocket.disconnect", "code": message["code"]})

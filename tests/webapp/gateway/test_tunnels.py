@@ -9,7 +9,7 @@ import pytest
 from runners.host.tunnel import address_of
 from runners.launchers.attempts import AttemptFolder
 from runners.shared import tunnel as protocol
-from runners.shared.tunnel import WINDOW_BYTES, FrameType, encode
+from runners.shared.tunnel import WINDOW_BYTES, FrameType, decode, encode
 from runners.supervision import child
 from tests.webapp.gateway.pair import ATTEMPT, HOST, MUCH_BYTES, Pair, Socket, paired, until
 from webapp.gateway.tunnels import MAX_CONNECTIONS, TunnelError, Tunnels
@@ -268,6 +268,36 @@ def test_a_frame_in_the_wrong_place_loses_the_requests_of_the_connection():
                 asking = whole((await asking).chunks())
             code, _ = await failure(asking)
             assert code == "lost"
+
+    asyncio.run(law())
+
+
+def test_a_host_that_is_slow_to_read_gets_its_streams_in_order_and_no_end_of_an_unopened_one():
+    async def law() -> None:
+        tunnels = Tunnels()
+        link, serving = await connected(tunnels)
+        tunnel = tunnels.of(HOST)
+
+        def ask() -> asyncio.Future:
+            return asyncio.ensure_future(tunnel.request(ATTEMPT, "GET", "/v1/x", (), b""))
+
+        link.is_writable.clear()
+        cancelled, first = ask(), ask()
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        link.is_writable.set()
+        second = ask()
+        await until(lambda: len(link.sent) == 5)  # accepted, twice OPEN and END
+        opened = [decode(message["bytes"]) for message in link.sent[1:]]
+        assert [(frame.type.name, frame.stream_id) for frame in opened if frame.payload] == [
+            ("OPEN", 1), ("OPEN", 2),
+        ]  # fmt: skip
+        first.cancel()
+        await until(lambda: len(link.sent) == 6)
+        assert decode(link.sent[-1]["bytes"])[:2] == (FrameType.RESET, 1)
+        link.incoming.put_nowait({"type": "websocket.disconnect"})
+        await serving
+        assert await failure(second) == ("lost", True)
 
     asyncio.run(law())
 
