@@ -10,6 +10,7 @@ from planner.specs.units import MINUTE
 from runners.cli.errors import CliError
 from runners.cli.groups import group
 from runners.cli.output import OutputOption, seconds, show, table
+from runners.cli.plans import read_document
 from runners.cli.server import YesOption, confirm, server, wrote
 
 if TYPE_CHECKING:
@@ -116,9 +117,7 @@ def deployment_add(
         raise CliError("give either --plan or --file", field="--plan")
     sent: dict[str, Any] = {"name": name, **_options(idle, awake)}
     if file is not None:
-        from runners.cli.launch import read_document
-
-        sent["document"] = read_document(file)
+        sent["document"] = read_document(str(file))
     else:
         sent["plan"] = plan
     with server() as client:

@@ -13,11 +13,12 @@ from webapp.core.problems import InvalidProblem
 from webapp.deployments.keys import DEFAULT_HOLD_SECONDS, MOST_DAYS, MOST_HOLD_SECONDS, KeyOptions
 from webapp.deployments.models import MODEL_NAME_LENGTH, Deployment
 from webapp.deployments.services import LEAST_IDLE_SECONDS, MOST_IDLE_SECONDS, NAME
+from webapp.modelhub.models import TeamModel
 from webapp.plans.explanation import model_words
 from webapp.plans.models import Plan
 
 RUN = "deployment"  # what the button of the review page is called
-DEFAULT_IDLE_MINUTES = 15.0
+DEFAULT_IDLE_MINUTES = 15
 
 
 def idle_field() -> DecimalField:
@@ -71,7 +72,9 @@ def deploy_form(plan: Plan, data: Any = None) -> DeployForm | None:  # noqa: ANN
     document = plan.document
     if document.goal != "serve":
         return None
-    name = slugify(model_words(document.model, plan.name).rpartition("/")[2].replace(".", "-"))
+    made = TeamModel.objects.filter(team=plan.team, pk=document.model.team_model or "").first()
+    words = model_words(document.model, made.name if made else "")
+    name = slugify(words.rpartition("/")[2].replace(".", "-"))
     bound = data if data is not None and data.get("run") == RUN else None
     return DeployForm(bound, initial={"deploy_name": name[:MODEL_NAME_LENGTH]})
 
@@ -106,7 +109,7 @@ class ChangeForm(forms.Form):
         versions = list(rows.defer("answer").order_by("-version")[:50])
         if deployment.plan_id not in {each.pk for each in versions}:
             versions.append(deployment.plan)
-        choices = [(each.pk, f"{each.name}, version {each.version}") for each in versions]
+        choices = [(each.pk, f"Version {each.version}: {each.name}") for each in versions]
         self.fields["plan"].choices = choices  # type: ignore[attr-defined]
         self.plans = {each.pk: each for each in versions}
 
@@ -145,7 +148,7 @@ class KeyForm(forms.Form):
         label="Wait for a model to wake, in seconds",
         min_value=0,
         max_value=MOST_HOLD_SECONDS,
-        initial=DEFAULT_HOLD_SECONDS,
+        initial=int(DEFAULT_HOLD_SECONDS),
         help_text="Then the answer is 503, with the time after which to try again.",
     )
     days = DecimalField(

@@ -148,6 +148,7 @@ class UsageJournal(models.Model):
 
     name = models.CharField(max_length=64, primary_key=True)  # of the file
     counted_bytes = models.PositiveBigIntegerField(default=0)
+    has_open = models.BooleanField(default=True)  # answers that its gateway had not ended
     at = models.DateTimeField(auto_now=True)
 
     def __str__(self) -> str:

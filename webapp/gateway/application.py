@@ -21,7 +21,7 @@ from webapp.core.clock import now
 from webapp.core.problems import Receive, Scope, Send
 from webapp.deployments.states import DeploymentState
 from webapp.gateway.exchange import Bodies, ClientGoneError, Exchange
-from webapp.gateway.journal import Answer, Journal
+from webapp.gateway.journal import Journal, OpenAnswer
 from webapp.gateway.limits import Limits
 from webapp.gateway.refusals import Refusal, event_of_body
 from webapp.gateway.routes import Key, Route, Routes, Target
@@ -42,6 +42,7 @@ LOOK_SECONDS = 1.0  # at the snapshot, while a request waits
 START_SECONDS = 5.0  # until the first request knows the routes
 MOST_REQUESTS = 4000  # at the same time, of one gateway
 MOST_TRIES = 4
+CLIENT_GONE = 499  # nginx's number: the client left before the head of its answer
 PASSED_HEADERS = (b"accept", b"content-type", b"anthropic-version", b"anthropic-beta")
 DROPPED_HEADERS = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"date", b"server", HEADER}
@@ -201,14 +202,15 @@ class Gateway:
 
     async def _forward(self, exchange: Exchange, key: Key, route: Route, asked: Asked) -> None:
         """Send a request to a replica and its answer to the client; keep what it used."""
-        status, is_cut, comments = 0, True, UsageComments()
+        kept = self.journal.begin(key.id, route.id)
+        status, is_cut = CLIENT_GONE, True
         try:
             response, target = await self._first(exchange, key, route, asked)
             status = response.status
-            comments.used = used_of(response.headers)
+            kept.note(used_of(response.headers))
             self._running[target.replica_id] += 1
             try:
-                is_cut = not await self._pass_on(exchange, key, response, comments)
+                is_cut = not await self._pass_on(exchange, key, response, kept)
             finally:
                 self._running[target.replica_id] -= 1
                 await response.close()
@@ -216,10 +218,8 @@ class Gateway:
             status, is_cut = refusal.status, False
             raise
         finally:
-            instant = now().date().isoformat()
-            used = comments.used
-            self.journal.add(Answer(key.id, route.id, instant, status or 499, is_cut, used))
-        await exchange.finish(comments.rest())
+            kept.end(status, is_cut=is_cut)
+        await exchange.finish()
 
     async def _first(
         self, exchange: Exchange, key: Key, route: Route, asked: Asked
@@ -306,7 +306,7 @@ class Gateway:
             await self.routes.change(min(left, LOOK_SECONDS))
 
     async def _pass_on(
-        self, exchange: Exchange, key: Key, response: TunnelResponse, comments: UsageComments
+        self, exchange: Exchange, key: Key, response: TunnelResponse, kept: OpenAnswer
     ) -> bool:
         """Send an answer on; return whether it came to its end.
 
@@ -322,7 +322,7 @@ class Gateway:
             return True
         if not exchange.has_begun:
             await exchange.begin(response.status, _kept(response))
-        snapshot = self.routes.snapshot
+        snapshot, comments = self.routes.snapshot, UsageComments()
         try:
             async for chunk in response.chunks():
                 if self.routes.snapshot is not snapshot:
@@ -330,8 +330,12 @@ class Gateway:
                     if not any(each.id == key.id for each in snapshot.keys.values()):
                         await exchange.pass_on(_revoked().event(exchange.path))
                         return False
-                if shown := comments.feed(chunk):
+                shown = comments.feed(chunk)
+                kept.note(comments.used)
+                if shown:
                     await exchange.pass_on(shown)
+            if rest := comments.rest():
+                await exchange.pass_on(rest)
         except TunnelError as error:
             broken = Refusal(502, f"The answer broke off: {error}", "lost")
             await exchange.pass_on(broken.event(exchange.path))

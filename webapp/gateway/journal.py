@@ -1,17 +1,20 @@
-"""What every answer used, kept on disk before its end is sent, and counted in the database once.
+"""What every answer used, kept on disk before it is sent, and counted in the database once.
 
-An answer is a line of the gateway's journal file. A thread counts new lines and stores, in the
-same transaction, how many bytes of the file it has counted: a gateway or database that dies at
-any point loses nothing and counts nothing twice. Files that a dead gateway left are counted by
-the next one.
+An answer that is being sent has a slot in a file that is mapped into memory, which outlives the
+process; one that has ended is a line of the journal beside it. A thread counts new lines and
+stores, in the same transaction, how many bytes it has counted: a gateway or database that dies at
+any point loses nothing and counts nothing twice. What a dead gateway left, its open answers too,
+is counted by the next one.
 """
 
 import fcntl
 import json
+import mmap
 import os
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import date
 from http import HTTPStatus
 from pathlib import Path
@@ -26,7 +29,10 @@ from webapp.core.ids import new_ulid
 from webapp.deployments.models import Deployment, ServingKey, Usage, UsageJournal
 
 COUNT_SECONDS = 1.0
-MOST_BYTES = 8 * 1024**2  # of a file, before the next one is begun
+MOST_BYTES = 8 * 1024**2  # of a journal, before the next one is begun
+OPEN = ".open"  # suffix of the file with the open answers
+NUM_SLOTS, SLOT_BYTES = 4096, 192  # answers that are being sent at the same time
+NO_SLOT = -1  # more are open than there are slots
 log = structlog.get_logger(__name__)
 
 
@@ -46,17 +52,53 @@ class Used(NamedTuple):
 class Answer(NamedTuple):
     """One answer: for whom, of what, how it ended."""
 
+    id: str
     key_id: str
     deployment_id: str
     day: str  # ISO date, UTC
     status: int
-    is_cut: bool  # the client left, the host was lost, or the key was revoked
+    is_cut: bool  # the client left, the host was lost, the key was revoked, or the gateway died
     used: Used
 
     @property
     def is_failed(self) -> bool:
         """Return whether the service, not the client, is the reason that there is no answer."""
         return self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
+    @property
+    def line(self) -> bytes:
+        """Return the answer as a line of the journal."""
+        return json.dumps([*self[:-1], *self.used], separators=(",", ":")).encode() + b"\n"
+
+
+def read_answer(line: bytes) -> Answer:
+    """Return the answer of a line.
+
+    Raises:
+        ValueError: it is none.
+    """
+    id_, key, deployment, day, status, is_cut, *used = json.loads(line)
+    return Answer(id_, key, deployment, day, status, is_cut, Used(*used))
+
+
+class OpenAnswer:
+    """An answer that is being sent; what it used so far outlives the process."""
+
+    def __init__(self, journal: "Journal", answer: Answer, slot: int) -> None:
+        self.answer = answer
+        self.slot = slot
+        self._journal = journal
+
+    def note(self, used: Used) -> None:
+        """Keep what was used so far, before the part of the answer that used it is sent."""
+        if used != self.answer.used:
+            self.answer = self.answer._replace(used=used)
+            self._journal.keep_open(self)
+
+    def end(self, status: int, *, is_cut: bool) -> None:
+        """Keep how the answer ended; it is on disk when this returns, unless the disk is full."""
+        self.answer = self.answer._replace(status=status, is_cut=is_cut)
+        self._journal.end(self)
 
 
 class Journal:
@@ -66,9 +108,9 @@ class Journal:
         self._folder = folder
         self._lock = threading.Lock()
         self._pending: Counter[str] = Counter()  # tokens by key that the database does not have
-        self._file: int | None = None
-        self._path = folder
-        self._size = 0
+        self._files: _Files | None = None
+        self._open: dict[int, OpenAnswer] = {}  # by slot
+        self._free: list[int] = list(range(NUM_SLOTS))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
 
@@ -83,36 +125,66 @@ class Journal:
             self._thread.join()
         self._close()
 
-    def add(self, answer: Answer) -> None:
-        """Keep an answer; it is on disk when this returns, unless the disk is full."""
-        line = json.dumps([*answer[:-1], *answer.used], separators=(",", ":")).encode() + b"\n"
+    def begin(self, key_id: str, deployment_id: str) -> OpenAnswer:
+        """Keep that an answer is begun; ``end`` it in any case."""
+        day = now().date().isoformat()
+        answer = Answer(new_ulid(), key_id, deployment_id, day, 0, is_cut=True, used=Used())
+        with self._lock:
+            slot = self._free.pop() if self._free else NO_SLOT
+            opened = OpenAnswer(self, answer, slot)
+            if slot != NO_SLOT:
+                self._open[slot] = opened
+        self.keep_open(opened)
+        return opened
+
+    def keep_open(self, opened: OpenAnswer) -> None:
+        """Write an open answer into its slot; on a full disk it is lost if the gateway dies."""
+        if opened.slot == NO_SLOT:
+            return
+        with self._lock:
+            try:
+                self._current().write_slot(opened.slot, opened.answer.line)
+            except OSError as error:
+                log.warning("an open answer is not kept", cause=str(error))
+
+    def end(self, opened: OpenAnswer) -> None:
+        """Write the line of an answer, then give its slot back."""
+        answer = opened.answer
         with self._lock:
             self._pending[answer.key_id] += answer.used.total
             try:
-                os.write(self._opened(), line)
-                self._size += len(line)
+                self._current().append(answer.line)
             except OSError as error:
                 log.warning("an answer is not counted", cause=str(error), answer=answer)
+            if self._open.pop(opened.slot, None) is not None:
+                self._free.append(opened.slot)
+                if self._files is not None:
+                    self._files.write_slot(opened.slot, b"")
 
     def pending_tokens(self, key_id: str) -> int:
         """Return the tokens of a key that are not counted in the database yet."""
         return self._pending[key_id]
 
-    def _opened(self) -> int:
-        """Return the open file; a lock on it says that its gateway lives."""
-        if self._file is None:
+    def _current(self) -> "_Files":
+        if self._files is None:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._path = self._folder / f"{new_ulid()}.jsonl"
-            flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-            self._file = os.open(self._path, flags, 0o600)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._size = 0
-        return self._file
+            self._files = _Files(self._folder / f"{new_ulid()}.jsonl")
+        return self._files
 
     def _close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+
+    def _change_files(self) -> None:
+        """Go on in new files; answers that are open move along."""
+        before, self._files = self._files, None
+        for slot, opened in self._open.items():
+            self._current().write_slot(slot, opened.answer.line)
+            if before is not None:
+                before.write_slot(slot, b"")
+        if before is not None:
+            before.close()
 
     def _run(self) -> None:
         while True:
@@ -126,20 +198,64 @@ class Journal:
                 return
 
     def count(self) -> None:
-        """Count what is new in this gateway's file, and the files that dead ones left."""
+        """Count what is new in this gateway's journal, and what dead ones left."""
         with self._lock:
-            path = self._path if self._file is not None else None
+            path = self._files.path if self._files is not None else None
         if path is not None:
             self._pending.subtract(count_file(path))
             with self._lock:
-                if self._size > MOST_BYTES:
-                    self._close()  # the next look takes it for one that is left
+                if self._files is not None and self._files.num_bytes > MOST_BYTES:
+                    self._change_files()
         for left in left_files(self._folder):
-            tokens = count_file(left)
-            if left == path:  # filled, and closed above
+            tokens = count_file(left, is_left=True)
+            if left == path:  # filled, and changed above
                 self._pending.subtract(tokens)
+            left.with_suffix(OPEN).unlink(missing_ok=True)
             left.unlink()
             UsageJournal.objects.filter(pk=left.stem).delete()
+
+
+class _Files:
+    """A journal and its open answers; a lock on the journal says that its gateway lives."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.num_bytes = 0
+        flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
+        opened = os.open(path.with_suffix(OPEN), flags, 0o600)
+        try:
+            os.posix_fallocate(opened, 0, NUM_SLOTS * SLOT_BYTES)  # a full disk is met here
+            self._slots = mmap.mmap(opened, NUM_SLOTS * SLOT_BYTES)
+        finally:
+            os.close(opened)
+        self._file = os.open(path, flags | os.O_APPEND, 0o600)
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def append(self, line: bytes) -> None:
+        os.write(self._file, line)
+        self.num_bytes += len(line)
+
+    def write_slot(self, slot: int, line: bytes) -> None:
+        begin = slot * SLOT_BYTES
+        self._slots[begin : begin + SLOT_BYTES] = line.ljust(SLOT_BYTES, b"\0")
+
+    def close(self) -> None:
+        self._slots.close()
+        os.close(self._file)
+
+
+def open_answers(path: Path) -> list[Answer]:
+    """Return the answers that were open when the gateway of a journal died."""
+    try:
+        slots = path.with_suffix(OPEN).read_bytes()
+    except FileNotFoundError:
+        return []
+    lines = (slots[at : at + SLOT_BYTES].rstrip(b"\0") for at in range(0, len(slots), SLOT_BYTES))
+    found = []
+    for line in filter(None, lines):
+        with suppress(ValueError):  # the process died while it wrote
+            found.append(read_answer(line))
+    return found
 
 
 def left_files(folder: Path) -> list[Path]:
@@ -155,32 +271,34 @@ def left_files(folder: Path) -> list[Path]:
     return found
 
 
-def count_file(path: Path) -> Counter[str]:
-    """Count the whole lines of a journal that are not counted yet; return the tokens by key."""
+def count_file(path: Path, *, is_left: bool = False) -> Counter[str]:
+    """Count the answers of a journal that are not counted yet; return the tokens by key.
+
+    ``is_left``: its gateway is dead, so that its open answers have ended too.
+    """
     with transaction.atomic():
         UsageJournal.objects.get_or_create(pk=path.stem)
         row = UsageJournal.objects.select_for_update().get(pk=path.stem)
-        with path.open("rb") as file:
-            file.seek(row.counted_bytes)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        if not whole:
+        whole = path.read_bytes()
+        whole = whole[: whole.rfind(b"\n") + 1]
+        new = whole[row.counted_bytes :]
+        answers = [read_answer(line) for line in new.splitlines()]
+        if is_left and row.has_open:
+            ended = {read_answer(line).id for line in whole.splitlines()}
+            answers += [each for each in open_answers(path) if each.id not in ended]
+        if not answers and not is_left:
             return Counter()
-        answers = [_answer(line) for line in whole.splitlines()]
         _store(answers)
-        fenced = UsageJournal.objects.filter(pk=row.pk, counted_bytes=row.counted_bytes)
-        if not fenced.update(counted_bytes=row.counted_bytes + len(whole)):
+        fenced = UsageJournal.objects.filter(
+            pk=row.pk, counted_bytes=row.counted_bytes, has_open=row.has_open
+        )
+        if not fenced.update(counted_bytes=len(whole), has_open=not is_left):
             transaction.set_rollback(True)  # another process counted it meanwhile
             return Counter()
     tokens: Counter[str] = Counter()
     for each in answers:
         tokens[each.key_id] += each.used.total
     return tokens
-
-
-def _answer(line: bytes) -> Answer:
-    key_id, deployment_id, day, status, is_cut, *used = json.loads(line)
-    return Answer(key_id, deployment_id, day, status, is_cut, Used(*used))
 
 
 def _store(answers: Iterable[Answer]) -> None:

@@ -9,12 +9,13 @@ import pytest
 
 from runners.jobspec.serve import key_hash
 from webapp.core.clock import now
+from webapp.core.ids import new_ulid
 from webapp.deployments.keys import KeyOptions, key_make
 from webapp.deployments.models import Deployment, ServingKey, Usage, UsageJournal
 from webapp.deployments.states import DeploymentState
 from webapp.gateway import application
 from webapp.gateway.application import Gateway
-from webapp.gateway.journal import Answer, Journal, Used, count_file, left_files
+from webapp.gateway.journal import Answer, Journal, Used, count_file, left_files, read_answer
 from webapp.gateway.routes import Key, Route, Routes, Snapshot, Target
 from webapp.gateway.tunnels import TunnelError
 from webapp.gateway.usage import UsageComments
@@ -96,10 +97,8 @@ class Client:
     def __init__(self, tmp_path, host, *routes: Route, key: Key = KEY) -> None:
         self.routes = Fixed(*routes, key=key)
         self.host = host
-        self.gateway = Gateway(tmp_path / "gateway", routes=self.routes, tunnels=host)
-        self.counted: list[Answer] = []
+        self.gateway = Gateway(tmp_path / new_ulid(), routes=self.routes, tunnels=host)
         self.gateway.journal.start = lambda: None
-        self.gateway.journal.add = self.counted.append
         self.left, self.came = asyncio.Event(), asyncio.Event()
         self.status, self.headers, self.body = 0, {}, b""
 
@@ -134,6 +133,12 @@ class Client:
         async with asyncio.timeout(20):
             await self.gateway(scope, receive, sent)
         return self
+
+    @property
+    def counted(self) -> list[Answer]:
+        """What is in the journal."""
+        lines = [each.read_bytes() for each in self.gateway.journal._folder.glob("*.jsonl")]
+        return [read_answer(line) for line in b"".join(lines).splitlines()]
 
     @property
     def error(self) -> dict:
@@ -309,26 +314,54 @@ def test_each_answer_is_counted_once_through_any_death(tmp_path, team, alice):
     plan = Plan.objects.create(team=team, owner=alice)
     deployment = Deployment.objects.create(team=team, owner=alice, name="small", plan=plan)
     key, _ = key_make(team=team, by=alice, options=KeyOptions(name="laptop"))
-    answer = Answer(key.pk, deployment.pk, "2026-11-30", 200, is_cut=False, used=Used(10, 4, 5))
     journal = Journal(tmp_path)
+
+    def answered(tokens: Used, status: int = 200, *, is_cut: bool = False) -> None:
+        opened = journal.begin(key.pk, deployment.pk)
+        opened.note(tokens)
+        opened.end(status, is_cut=is_cut)
+
     for _ in range(3):
-        journal.add(answer)
+        answered(Used(10, 4, 5))
     assert journal.pending_tokens(key.pk) == 45
     journal.count()
     journal.count()
     assert journal.pending_tokens(key.pk) == 0
-    journal.add(answer._replace(status=500, is_cut=True))
+    answered(Used(10, 4, 5), 500, is_cut=True)
+    journal.begin(key.pk, deployment.pk).note(Used(1, 0, 2))
+    journal.begin(key.pk, deployment.pk)
     assert left_files(tmp_path) == []  # its gateway lives
     journal._close()
     (left,) = left_files(tmp_path)
     with left.open("ab") as file:
         file.write(b'["torn')  # killed while it wrote
-    count_file(left)
+    count_file(left, is_left=True)
+    count_file(left, is_left=True)  # and the counting one, before it deleted the files
     Journal(tmp_path).count()
     assert not list(tmp_path.iterdir())
     assert not UsageJournal.objects.exists()
     row = Usage.objects.get()
     found = (row.requests, row.failed, row.cut, row.prompt_tokens, row.completion_tokens)
-    assert found == (4, 1, 1, 40, 20)
+    assert found == (6, 1, 3, 41, 22)
     assert row.cached_tokens == 16
     assert ServingKey.objects.get().last_used_at is not None
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_a_full_journal_is_changed_and_takes_what_is_open_along(
+    tmp_path, team, alice, monkeypatch
+):
+    monkeypatch.setattr("webapp.gateway.journal.MOST_BYTES", 0)
+    plan = Plan.objects.create(team=team, owner=alice)
+    deployment = Deployment.objects.create(team=team, owner=alice, name="small", plan=plan)
+    key, _ = key_make(team=team, by=alice, options=KeyOptions(name="laptop"))
+    journal = Journal(tmp_path)
+    opened = journal.begin(key.pk, deployment.pk)
+    journal.begin(key.pk, deployment.pk).end(200, is_cut=False)
+    journal.count()
+    assert [each.suffix for each in sorted(tmp_path.iterdir())] == [".jsonl", ".open"]
+    opened.note(Used(1, 0, 7))
+    opened.end(200, is_cut=False)
+    journal.count()
+    row = Usage.objects.get()
+    assert (row.requests, row.cut, row.completion_tokens) == (2, 0, 7)

@@ -30,7 +30,7 @@ NAVIGATION = (
     ("/techniques/", "Techniques"),
 )
 PARTS = {"/jobs/": ("/workflows/", "/approvals/")}  # pages below an entry, at other addresses
-APART = frozenset({"Limits", "Techniques"})  # in the account menu on phones
+APART = frozenset({"Limits", "Queue", "Techniques"})  # in the account menu on phones
 THEMES = ("light", "dark")
 
 

@@ -1,0 +1,232 @@
+"""A deployment on a real site and host: woken, counted, killed, rolled and revoked under load."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.stack import HOST_SLUG, wait_for
+from tests.system.webapp.test_by_name import Site, repositories, site  # noqa: F401 (fixtures)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+DOCUMENT = {
+    "goal": "serve",
+    "model": "tiny/llama",
+    "hardware": {"host": HOST_SLUG},
+    "workload": {"input_tokens": 64, "output_tokens": 400, "concurrency": 32},
+}
+MESSAGES = [{"role": "user", "content": "A cache"}]
+LONG = {"max_tokens": 400, "ignore_eos": True}
+STORM, STREAMS = 100, 60
+MOST_SECONDS = 20.0  # until a request is answered again, on a loaded machine
+MIXED = [
+    ("/chat/completions", {"messages": MESSAGES, "max_tokens": 8}),
+    ("/completions", {"prompt": "A cache", "max_tokens": 8}),
+    ("/responses", {"input": "A cache", "max_output_tokens": 8}),
+    ("/messages", {"messages": MESSAGES, "max_tokens": 8}),
+]
+
+
+class Deployed:
+    """A deployment of the site's person, and a key to it."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.base = f"{site.stack.base_url}/v1"
+        self.id = self.call("POST", "/deployments", {"name": "tiny", "document": DOCUMENT})["id"]
+        made = self.call("POST", "/serving-keys", {"name": "test"})
+        self.key_id, self.key = made["id"], made["key"]
+        self.headers = {"Authorization": f"Bearer {self.key}"}
+
+    def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        alice = self.site.alice
+        status, _, text = alice.request(
+            method, f"/api/v1{path}", json.dumps(body) if body is not None else None,
+            Content_Type="application/json", X_CSRFToken=alice.csrf_token,
+        )  # fmt: skip
+        assert status < 300, (status, text)
+        return json.loads(text) if text else {}
+
+    @property
+    def now(self) -> dict[str, Any]:
+        return self.call("GET", f"/deployments/{self.id}")
+
+    def used(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for row in self.call("GET", "/usage")["items"]:
+            found.update({name: row[name] for name in USED})
+        return found
+
+    async def ask(self, client: httpx.AsyncClient, path: str, body: Any) -> httpx.Response:
+        return await client.post(
+            f"{self.base}{path}", json={"model": "tiny", **body}, headers=self.headers
+        )
+
+    async def stream(self, client: httpx.AsyncClient, **more: Any) -> AsyncIterator[str]:
+        body = {"model": "tiny", "messages": MESSAGES, "stream": True, **LONG, **more}
+        request = client.stream(
+            "POST", f"{self.base}/chat/completions", json=body, headers=self.headers
+        )
+        async with request as answer:
+            assert answer.status_code == 200
+            async for line in answer.aiter_lines():
+                if line.startswith("data: "):
+                    yield line.removeprefix("data: ")
+
+
+USED = ("requests", "failed", "cut", "prompt_tokens", "completion_tokens")
+
+
+def client() -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=STORM, max_keepalive_connections=STORM)
+    return httpx.AsyncClient(trust_env=False, timeout=240.0, limits=limits)
+
+
+def usage_of(document: dict[str, Any]) -> tuple[int, int]:
+    """Return prompt and completion tokens, by whatever names an API has for them."""
+    found = document["usage"]
+    prompt = found.get("prompt_tokens", found.get("input_tokens"))
+    return prompt, found.get("completion_tokens", found.get("output_tokens"))
+
+
+async def last_usage(answer: AsyncIterator[str]) -> tuple[int, int]:
+    """Return the usage in the last event of a stream that has one."""
+    found = (0, 0)
+    async for line in answer:
+        if line != "[DONE]" and json.loads(line).get("usage"):
+            found = usage_of(json.loads(line))
+    return found
+
+
+def test_a_deployment_is_woken_counted_killed_rolled_and_revoked(site):
+    deployed = Deployed(site)
+    asyncio.run(storm(deployed))
+    asyncio.run(mixed(deployed))
+    asyncio.run(killed(deployed, "web"))
+    asyncio.run(killed(deployed, "host"))
+    asyncio.run(rolled(deployed))
+    asyncio.run(revoked(deployed))
+
+
+async def storm(deployed: Deployed) -> None:
+    """Wake it by many requests at once: one job, and an answer for each."""
+    assert deployed.now["state"] == "asleep"
+    async with client() as http:
+        asking = [deployed.ask(http, *MIXED[at % 4]) for at in range(STORM)]
+        answers = await asyncio.gather(*asking)
+    assert {each.status_code for each in answers} == {200}
+    assert len(deployed.now["replicas"]) == 1
+    with openai.OpenAI(base_url=deployed.base, api_key=deployed.key) as own:
+        assert [each.id for each in own.models.list().data] == ["tiny"]
+
+
+async def mixed(deployed: Deployed) -> None:
+    """Compare what the clients count, whole and streamed, with the usage."""
+    before, clients = settled(deployed), Counter()
+    async with client() as http:
+        answers = await asyncio.gather(*(deployed.ask(http, *MIXED[at % 4]) for at in range(60)))
+        counted = [usage_of(each.json()) for each in answers]
+        streams = (
+            deployed.stream(http, max_tokens=20, stream_options={"include_usage": True})
+            for _ in range(60)
+        )
+        counted += await asyncio.gather(*(last_usage(each) for each in streams))
+    for prompt, completion in counted:
+        clients.update(requests=1, prompt_tokens=prompt, completion_tokens=completion)
+    assert settled(deployed) - before == clients
+
+
+def settled(deployed: Deployed) -> Counter[str]:
+    """Return the usage once two looks at it agree."""
+
+    def agreed() -> Counter[str] | None:
+        first = deployed.used()
+        time.sleep(2.5)
+        return first if deployed.used() == first else None
+
+    return wait_for(agreed, "the usage to settle", every_s=0.1)
+
+
+async def killed(deployed: Deployed, part: str) -> None:
+    """Kill a part under streams: all end, what clients saw is counted once, new ones answered."""
+    before = settled(deployed)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    seen: dict[int, tuple[int, int]] = {}
+    begun = asyncio.Semaphore(0)
+    async with client() as http:
+
+        async def read(number: int) -> None:
+            with suppress(httpx.HTTPError):
+                async for line in deployed.stream(http, stream_options=options):
+                    if line != "[DONE]" and (document := json.loads(line)).get("usage"):
+                        seen[number] = usage_of(document)
+                        if seen[number][1] == 1:
+                            begun.release()
+
+        going = [asyncio.create_task(read(number)) for number in range(STREAMS)]
+        for _ in range(STREAMS // 3):
+            await begun.acquire()
+        deployed.site.stack.kill(part)
+        await asyncio.to_thread(deployed.site.stack.restart, part)
+        restarted_at, num_tries, status = time.monotonic(), 0, 0
+        while status != 200:
+            with suppress(httpx.HTTPError):
+                num_tries, status = (
+                    num_tries + 1,
+                    (await deployed.ask(http, *MIXED[0])).status_code,
+                )
+        assert time.monotonic() - restarted_at < MOST_SECONDS
+        await asyncio.gather(*going)
+    after = settled(deployed) - before
+    assert len(seen) < after["requests"] <= STREAMS + num_tries
+    assert after["completion_tokens"] >= sum(completion for _, completion in seen.values())
+    assert after["cut"] >= 1
+
+
+async def rolled(deployed: Deployed) -> None:
+    """Change it while it serves: no request fails."""
+    failed: list[int] = []
+    async with client() as http:
+        going = True
+
+        async def ask_on() -> int:
+            count = 0
+            while going:
+                answer = await deployed.ask(http, *MIXED[0])
+                failed.extend([answer.status_code] if answer.status_code != 200 else [])
+                count += 1
+            return count
+
+        asking = [asyncio.create_task(ask_on()) for _ in range(4)]
+        old = {each["job"] for each in deployed.now["replicas"]}
+        changed = {"idle_seconds": 3600.0}
+        await asyncio.to_thread(deployed.call, "PATCH", f"/deployments/{deployed.id}", changed)
+
+        def is_new() -> bool:
+            serving = [each for each in deployed.now["replicas"] if each["ready_at"]]
+            return bool(serving) and not old & {each["job"] for each in serving}
+
+        await asyncio.to_thread(wait_for, is_new, "the new version", every_s=0.5)
+        going = False
+        counts = await asyncio.gather(*asking)
+    assert (failed, min(counts) > 0) == ([], True)
+
+
+async def revoked(deployed: Deployed) -> None:
+    """Revoke the key in the middle of a stream: it ends with an error, and nothing is let in."""
+    async with client() as http:
+        lines: list[str] = []
+        async for line in deployed.stream(http):
+            lines.append(line)
+            if len(lines) == 2:
+                path = f"/serving-keys/{deployed.key_id}"
+                await asyncio.to_thread(deployed.call, "DELETE", path)
+        assert "revoked" in lines[-1]
+        assert (await deployed.ask(http, *MIXED[0])).status_code == 401
