@@ -8,16 +8,17 @@ import tomllib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from runners.jobspec.engine_args import EngineArgsError, read_words
-from runners.jobspec.engines import ENGINES, EngineName
+from runners.jobspec.engines import ENGINES, ROWS, EngineName
 
 _PATH = Path(__file__).with_name("arguments") / "call_parsers.toml"
 _OFFERS_TOOLS = re.compile(r"\btools\b")
 TOOLS, REASONING = "tool-call-parser", "reasoning-parser"
-AUTO = "enable-auto-tool-choice"
+_OFF = frozenset(f"--no-{flag[2:]}" for each in ROWS for flag in each.tools_flags)
 
 
 class Parsers(BaseModel):
@@ -50,10 +51,8 @@ class ParserRow(BaseModel):
         return {"vllm": self.vllm, "sglang": self.sglang}.get(engine, Parsers())
 
 
-class CallParsing(BaseModel):
+class CallParsing(NamedTuple):
     """How an engine reads a model's tool calls and reasoning: its flags, or why it cannot."""
-
-    model_config = ConfigDict(frozen=True)
 
     flags: tuple[str, ...] = ()
     refusal: str = ""  # why a call that the model may choose is not read; "": it is
@@ -79,15 +78,15 @@ def call_parsing(
     found, stated = row.of(engine) if row else Parsers(), _stated(engine, engine_args)
     tools = found.tools if offers_tools(template) else None
     has_tools = TOOLS in stated or tools is not None
-    is_off = any(each.split("=")[0].replace("_", "-") == f"--no-{AUTO}" for each in engine_args)
-    flags = ["--enable-auto-tool-choice"] if has_tools and engine == "vllm" else []
+    is_off = any(each.split("=")[0].replace("_", "-") in _OFF for each in engine_args)
+    flags = list(ENGINES[engine].tools_flags) if has_tools else []
     if tools is not None and TOOLS not in stated:
         flags += ["--tool-call-parser", tools]
     if found.reasoning is not None and REASONING not in stated:
         flags += ["--reasoning-parser", found.reasoning]
     if has_tools and not is_off:
-        return CallParsing(flags=tuple(flags))
-    return CallParsing(flags=tuple(flags), refusal=_refusal(engine, model_type, template, row))
+        return CallParsing(tuple(flags))
+    return CallParsing(tuple(flags), _refusal(engine, model_type, template, row))
 
 
 def _stated(engine: EngineName, engine_args: Sequence[str]) -> frozenset[str]:

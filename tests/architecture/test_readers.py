@@ -106,6 +106,7 @@ OTHERS: dict[str, tuple[str, set[str]]] = {
     "runners/jobs/train/local_ranks.py": (OWN, {"json.loads", "read_text"}),
     "runners/jobs/train/samples.py": (OWN, {"json.loads", "read_text"}),
     "runners/jobspec/base.py": (MESSAGE, {"json.loads"}),
+    "runners/jobspec/call_parsers.py": (SHIPPED, {"tomllib.loads", "read_text"}),
     "runners/jobspec/engine_args.py": (
         f"{SHIPPED}; json is a word of a launch, as its engine reads it",
         {"json.loads", "read_text", "tomllib.loads"},

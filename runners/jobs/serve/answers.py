@@ -232,10 +232,10 @@ class CommonFields(NamedTuple):
     top_logprobs: int | None
     param: str  # name of the request field with the prompts
     adapter: int = NO_ADAPTER
-    calls: "CallsAsked | None" = None  # if the model may call tools
+    calls: "ToolOffer | None" = None  # if the model may call tools
 
 
-class CallsAsked(NamedTuple):
+class ToolOffer(NamedTuple):
     """The tools that an answer may call, and how the model writes its calls."""
 
     form: CallForm

@@ -5,7 +5,7 @@ import hmac
 import json
 import time
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
@@ -22,19 +22,17 @@ from starlette.types import Receive, Scope, Send
 
 from runners.jobs.chat_template import TemplateRefusedError
 from runners.jobs.serve.answers import (
-    CallsAsked,
     ChatFormat,
     CommonFields,
     CompletionFormat,
     ParsedRequest,
     RequestAnswers,
+    ToolOffer,
 )
 from runners.jobs.serve.chat_translations import (
     COUNT_TOKENS,
     MESSAGES,
     TRANSLATED,
-    TranslatedAnswer,
-    TranslatedRequest,
     parse_count,
     parse_translated,
 )
@@ -44,7 +42,6 @@ from runners.jobs.serve.contract import (
     ForwardingModel,
     QueueFullError,
     ServingModel,
-    Turn,
 )
 from runners.jobs.serve.event_stream import EventStream, server_sent_event, unless_disconnected
 from runners.jobs.serve.figures import EndpointMetrics
@@ -59,6 +56,7 @@ from runners.jobs.serve.openai_requests import (
     unsupported,
 )
 from runners.jobs.serve.tool_calls import call_form, tools_refusal
+from runners.jobs.serve.translated import TranslatedAnswer, TranslatedRequest
 from runners.jobspec import ServeSpec
 from runners.jobspec.engines import ENGINES, ROWS, titles
 from runners.jobspec.serve import NO_ADAPTER, key_hash
@@ -340,7 +338,10 @@ class OpenAIServer(Starlette):
         if isinstance(ready, ForwardingModel):
             count = await ready.count_tokens(asked.document)
         else:
-            count = len(await self._conversation_ids(ready, asked.chat))
+            parse = partial(parse_chat, engine=self.service.spec.engine)
+            chat = await self._in_thread(parse, asked.chat_body)
+            self._tool_offer(ready, chat)
+            count = len(await self._prompt_of(ready, chat))
         return _json({"input_tokens": count})
 
     async def _body(self, request: Request) -> bytes:
@@ -414,9 +415,8 @@ class OpenAIServer(Starlette):
         request = await self._in_thread(parse, body)
         adapter = self._adapter_of(request.model)
         ready.engine.admit(request.num_choices)
-        calls = self._calls_asked(ready, request)
-        turns = [each.plain for each in request.messages]
-        prompt = await self._conversation_ids(ready, turns, request.offered)
+        calls = self._tool_offer(ready, request)
+        prompt = await self._prompt_of(ready, request)
         form = ChatFormat(request.model, ready.token_text, has_logprobs=bool(request.logprobs))
         top = (request.top_logprobs or 0) if request.logprobs else None
         limit = request.max_completion_tokens or request.max_tokens
@@ -424,7 +424,7 @@ class OpenAIServer(Starlette):
             request, [prompt], form, CommonFields(limit, top, "messages", adapter, calls)
         )
 
-    def _calls_asked(self, ready: ServingModel, request: ChatRequest) -> CallsAsked | None:
+    def _tool_offer(self, ready: ServingModel, request: ChatRequest) -> ToolOffer | None:
         """Return how the answer's calls are read, if the request offers tools.
 
         Raises:
@@ -446,18 +446,17 @@ class OpenAIServer(Starlette):
                 "tools", f"tools are not taken here: {tools_refusal(ready.template)}"
             )
         names = frozenset(each["function"]["name"] for each in request.offered)
-        return CallsAsked(form, names, request.parallel_tool_calls is not False)
+        return ToolOffer(form, names, request.parallel_tool_calls is not False)
 
-    async def _conversation_ids(
-        self, ready: ServingModel, messages: Sequence[Turn], tools: Sequence[Document] = ()
-    ) -> list[int]:
-        """Return the tokens of a conversation.
+    async def _prompt_of(self, ready: ServingModel, request: ChatRequest) -> list[int]:
+        """Return the tokens of a conversation, with the tools on offer.
 
         Raises:
             RequestError: the chat template rejects the messages.
         """
         try:
-            return await ready.chat_ids(messages, tools or None)
+            turns = [each.plain for each in request.messages]
+            return await ready.chat_ids(turns, request.offered or None)
         except TemplateRefusedError as refusal:
             message = f"The model's chat template refuses these messages: {refusal}"
             raise RequestError(400, message, param="messages") from None

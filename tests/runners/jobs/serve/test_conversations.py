@@ -12,7 +12,6 @@ import pytest
 from openai.types import Completion, Model, responses
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from runners.jobs.serve.chat_translations import _stop_text
 from runners.jobs.serve.contract import (
     Choice,
     GenerationRequest,
@@ -26,6 +25,7 @@ from runners.jobs.serve.llamacpp.writer import Answer
 from runners.jobs.serve.openai_requests import RequestError
 from runners.jobs.serve.relayed.relay import parse_request
 from runners.jobs.serve.text import IncrementalDetokenizer
+from runners.jobs.serve.translated import stop_text
 from runners.jobspec.engines import ROWS, titles
 from tests.runners.jobs.serve.test_event_stream import Forwarding
 from tests.runners.jobs.serve.test_openai_server import ASKED, CHAT, Door, Echo
@@ -260,20 +260,20 @@ def test_a_message_that_a_stop_sequence_ended_says_so_whole_and_streamed():
     turn = {"role": "user", "content": "a"}
     message = {"model": "model", "max_tokens": 4, "messages": [turn]}
     many = [f"stop {at}" for at in range(64)]
-    for stops, stop_text, expected in (
+    for stops, stopped_by, expected in (
         (["x", "END"], "END", ("stop_sequence", "END")),
         (many, many[-1], ("stop_sequence", many[-1])),
         (["x"], None, ("end_turn", None)),
         (["x"], "of the chat template", ("end_turn", None)),
     ):
-        door = Door(Echo(StreamChunk("h"), StreamChunk("i", (), "stop", 2, stop_text)))
+        door = Door(Echo(StreamChunk("h"), StreamChunk("i", (), "stop", 2, stopped_by)))
         sent = message | {"stop_sequences": stops}
         whole = door.ask("POST", "/v1/messages", json=sent)
         streamed = events(door.ask("POST", "/v1/messages", json=sent | {"stream": True}))
         for found in (whole.json(), streamed[-2][1]["delta"]):
             assert (found["stop_reason"], found["stop_sequence"]) == expected, stops
         choice = door.ask("POST", CHAT, json=ASKED).json()["choices"][0]
-        assert choice.get("stop_reason") == stop_text
+        assert choice.get("stop_reason") == stopped_by
     too_many = Door().ask("POST", "/v1/messages", json=message | {"stop_sequences": [*many, "x"]})
     assert "at most 64 items" in too_many.json()["error"]["message"]
 
@@ -286,7 +286,7 @@ def test_each_engines_name_of_a_stop_string_is_read_and_a_stop_tokens_number_is_
         ({"matched_stop": 2}, None),
         ({}, None),
     ):
-        assert _stop_text(choice) == expected, choice
+        assert stop_text(choice) == expected, choice
 
     got: list[StreamChunk] = []
     answer = Answer(GenerationRequest([1], Sampling(4, stops=("END",)), got.append))

@@ -12,7 +12,7 @@ import pytest
 
 from runners.jobs.serve import endpoint, openai_requests, openai_server
 from runners.jobs.serve.answers import ResponseFormat
-from runners.jobs.serve.chat_translations import CountRequest, MessagesRequest, ResponsesRequest
+from runners.jobs.serve.anthropic_messages import CountRequest, MessagesRequest
 from runners.jobs.serve.contract import (
     BoundedEngine,
     EngineEndedError,
@@ -28,6 +28,7 @@ from runners.jobs.serve.openai_requests import (
     parse_chat,
     parse_completion,
 )
+from runners.jobs.serve.openai_responses import ResponsesRequest
 from runners.jobs.serve.openai_server import ErrorLog, OpenAIServer, ServiceState
 from runners.jobs.serve.process import ProcessEngine
 from runners.jobs.serve.relayed.relay import RelayedChat, RelayedCompletion, parse_request

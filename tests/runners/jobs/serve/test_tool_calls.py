@@ -3,7 +3,9 @@
 import asyncio
 import json
 
+import anthropic
 import httpx
+import httpx2
 import openai
 import pytest
 
@@ -19,6 +21,7 @@ from runners.jobs.serve.openai_server import OpenAIServer
 from runners.jobs.serve.text import RequestTokenizer
 from runners.jobs.serve.tool_calls import FORMS, CallReader, call_form, tools_refusal
 from tests.hub.models import make_tokenizer
+from tests.runners.jobs.serve.test_event_stream import Forwarding
 from tests.runners.jobs.serve.test_openai_server import ASKED, CHAT, Door, Echo
 
 HERMES, MISTRAL, LLAMA = FORMS
@@ -115,11 +118,19 @@ class Scripted(Echo):
         return [Pending() for _ in requests]
 
 
-def client_of(door: Door) -> openai.AsyncOpenAI:
-    """Return the official client on a server within this process."""
-    transport = httpx.ASGITransport(OpenAIServer(door.service))
-    http_client = httpx.AsyncClient(transport=transport)
-    return openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http_client)
+def of_door(client_type, door: Door, base_url: str, http=httpx):
+    """Return an official client on a server within this process."""
+    transport = http.ASGITransport(OpenAIServer(door.service))
+    http_client = http.AsyncClient(transport=transport)
+    return client_type(base_url=base_url, api_key="none", max_retries=0, http_client=http_client)
+
+
+def anthropic_of(door: Door) -> anthropic.AsyncAnthropic:
+    return of_door(anthropic.AsyncAnthropic, door, "http://test", httpx2)
+
+
+def openai_of(door: Door) -> openai.AsyncOpenAI:
+    return of_door(openai.AsyncOpenAI, door, "http://test/v1")
 
 
 CALLING = f"I look.\n<tool_call>\n{ROME}\n</tool_call>\n<tool_call>\n{NOW}\n</tool_call>"
@@ -138,7 +149,7 @@ def test_the_official_client_offers_tools_calls_them_and_sends_their_results(str
             return (await events.get_final_completion()).choices[0]
 
     async def loop():
-        async with client_of(Door(model)) as client:
+        async with openai_of(Door(model)) as client:
             first = await ask(client)
             messages.append(first.message.model_dump(exclude={"parsed"}))
             messages.extend(
@@ -223,3 +234,156 @@ def test_transformers_templates_get_objects_and_mistrals_mark_stays_in_the_text(
         has_adapters=False,
     )
     assert body["preserved_tokens"] == ["[TOOL_CALLS]"]
+
+
+# The same loop in the forms of the other APIs, with their official clients.
+
+SCHEMA = WEATHER["function"]["parameters"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropics_client_has_calls_as_blocks_and_sends_their_results(stream):
+    model = Scripted(CALLING, "It is sunny.")
+    tools = [{"name": "weather", "description": "The weather.", "input_schema": SCHEMA}]
+    messages = [{"role": "user", "content": "How is Rome?"}]
+    asked = {"model": "model", "max_tokens": 40, "tools": tools,
+             "tool_choice": {"type": "auto", "disable_parallel_tool_use": False}}  # fmt: skip
+
+    async def ask(client):
+        if not stream:
+            return await client.messages.create(**asked, messages=messages)
+        async with client.messages.stream(**asked, messages=messages) as events:
+            return await events.get_final_message()
+
+    async def loop():
+        door = Door(model)
+        async with anthropic_of(door) as client:
+            first = await ask(client)
+            results = [
+                {"type": "tool_result", "tool_use_id": each.id, "content": "sunny"}
+                for each in first.content
+                if each.type == "tool_use"
+            ]
+            messages.append({"role": "assistant", "content": [e.to_dict() for e in first.content]})
+            messages.append(
+                {"role": "user", "content": [*results, {"type": "text", "text": "So?"}]}
+            )
+            last = await ask(client)
+            count = await client.messages.count_tokens(
+                model="model", messages=messages, tools=tools
+            )
+            return first, last, count
+
+    first, last, count = asyncio.run(loop())
+    text, *calls = first.content
+    assert (text.text, first.stop_reason) == ("I look.", "tool_use")
+    assert [(each.name, each.input) for each in calls] == BOTH
+    assert ([each.text for each in last.content], last.stop_reason) == (
+        ["It is sunny."],
+        "end_turn",
+    )
+    assert count.input_tokens == 2  # one of the turns, one of the tool
+    function = {"name": "weather", "description": "The weather.", "parameters": SCHEMA}
+    assert model.tools == [[{"type": "function", "function": function}]] * 3
+    _, called, *results, question = model.asked[1]
+    assert [each["function"]["name"] for each in called["tool_calls"]] == ["weather", "time"]
+    assert [each["tool_call_id"] for each in results] == [each.id for each in calls]
+    assert question == {"role": "user", "content": "So?"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_openais_client_has_calls_as_items_of_a_response_and_sends_their_outputs(stream):
+    model = Scripted(CALLING, "It is sunny.")
+    tools = [{"type": "function", "strict": False, **WEATHER["function"]}]
+    items = [{"role": "user", "content": "How is Rome?"}]
+
+    async def ask(client):
+        if not stream:
+            return await client.responses.create(model="model", input=items, tools=tools)
+        async with client.responses.stream(model="model", input=items, tools=tools) as events:
+            return await events.get_final_response()
+
+    async def loop():
+        async with openai_of(Door(model)) as client:
+            first = await ask(client)
+            for item in first.output:
+                items.append(item.to_dict())
+                items[-1].pop("parsed_arguments", None)
+            items.extend(
+                {"type": "function_call_output", "call_id": each.call_id, "output": "sunny"}
+                for each in first.output[1:]
+            )
+            return first, await ask(client)
+
+    first, last = asyncio.run(loop())
+    calls = first.output[1:]
+    assert (first.output_text, first.status) == ("I look.", "completed")
+    assert [(each.name, json.loads(each.arguments)) for each in calls] == BOTH
+    assert last.output_text == "It is sunny."
+    _, called, *results = model.asked[-1]
+    assert called["content"] == "I look."
+    assert [each["function"]["name"] for each in called["tool_calls"]] == ["weather", "time"]
+    assert [each["tool_call_id"] for each in results] == [each.call_id for each in calls]
+
+
+def test_calls_that_an_engine_streams_in_pieces_are_joined_in_the_other_apis():
+    def delta(**fields):
+        choice = {"index": 0, "delta": fields, "finish_reason": None}
+        return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+    def call(at, **fields):
+        return delta(tool_calls=[{"index": at, **fields}])
+
+    async def events():
+        yield delta(role="assistant", content="", reasoning_content="hm")
+        yield call(0, id="a", type="function", function={"name": "weather"})
+        yield call(0, function={"arguments": '{"city": '})
+        yield call(0, function={"arguments": '"Rome"}'})
+        yield call(1, id="b", type="function", function={"name": "time", "arguments": "{}"})
+        end = {"index": 0, "delta": {}, "finish_reason": "tool_calls"}
+        yield b"data: " + json.dumps({"choices": [end]}).encode() + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+    async def ask():
+        door = Door(Forwarding(events))
+        asked = {"model": "model", "tools": [{"name": "f", "input_schema": SCHEMA}]}
+        async with anthropic_of(door) as client:
+            turn = {"role": "user", "content": "a"}
+            async with client.messages.stream(**asked, max_tokens=9, messages=[turn]) as stream:
+                message = await stream.get_final_message()
+        async with openai_of(door) as client:
+            async with client.responses.stream(model="model", input="a") as stream:
+                return message, await stream.get_final_response()
+
+    message, response = asyncio.run(ask())
+    assert [(each.id, each.name, each.input) for each in message.content] == [
+        ("a", *BOTH[0]), ("b", *BOTH[1]),
+    ]  # fmt: skip
+    assert message.stop_reason == "tool_use"
+    assert [(each.call_id, each.name, json.loads(each.arguments)) for each in response.output] == [
+        ("a", *BOTH[0]), ("b", *BOTH[1]),
+    ]  # fmt: skip
+
+
+def test_what_is_no_function_of_the_clients_is_refused_in_the_form_of_each_api():
+    turn = {"role": "user", "content": "a"}
+    message = {"model": "model", "max_tokens": 4, "messages": [turn]}
+    response = {"model": "model", "input": "a"}
+    use = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+    tool = {"name": "f", "input_schema": {}}
+    for path, sent, words in (
+        ("/v1/messages", message | {"tools": [{"type": "bash_20250124", "name": "bash"}]},
+         "tools.0.type: input should be 'custom'"),
+        ("/v1/messages", message | {"tools": [tool], "tool_choice": {"type": "any"}},
+         "tool_choice is auto or none here"),
+        ("/v1/messages", message | {"tools": [tool], "tool_choice": {"type": "tool"}},
+         "name is missing"),
+        ("/v1/messages", message | {"messages": [turn | {"content": [use]}]},
+         "a message of the role user has no tool_use"),
+        ("/v1/responses", response | {"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ("/v1/responses", response | {"input": [{"type": "reasoning", "summary": []}]}, "input.0"),
+    ):  # fmt: skip
+        answer = Door(Scripted("a")).ask("POST", path, json=sent)
+        assert answer.status_code == 400, (path, sent)
+        assert words in answer.json()["error"]["message"], (path, sent)
+        assert (answer.json().get("type") == "error") == (path == "/v1/messages")

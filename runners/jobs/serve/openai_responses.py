@@ -1,0 +1,358 @@
+"""OpenAI's Responses API, translated to chat completions and back.
+
+Source: the types of the package openai 3.54.0 (``openai/types/responses``).
+"""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from itertools import count
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from runners.jobs.serve.openai_requests import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    ClientFields,
+    Document,
+    Ignored,
+    RequestError,
+)
+from runners.jobs.serve.translated import (
+    CallPart,
+    ChatChunk,
+    Event,
+    TranslatedRequest,
+    cached_tokens,
+    call_parts,
+    function_call,
+    function_tool,
+    named_choice,
+)
+
+
+class ResponsePart(ClientFields):
+    """One part of an input message, or of an answer that is sent back."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: Ignored = None
+    logprobs: Ignored = None
+
+
+Content = str | Annotated[list[ResponsePart], Field(fail_fast=True, max_length=MAX_PARTS)]
+
+
+class InputMessage(ClientFields):
+    """One message of a conversation, or an answer that is sent back."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    type: Literal["message"] = "message"
+    id: Ignored = None
+    status: Ignored = None
+    phase: Ignored = None
+
+    @property
+    def turn(self) -> Document:
+        """Return the message as a chat completion has it."""
+        return {"role": self.role, "content": _text(self.content)}
+
+
+class FunctionCall(ClientFields):
+    """A call of an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: Ignored = None
+    status: Ignored = None
+    caller: Ignored = None
+
+    @property
+    def turn(self) -> Document:
+        """Return the call as a message of a chat completion."""
+        call = function_call(self.call_id, self.name, self.arguments)
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+class FunctionCallOutput(ClientFields):
+    """What a call came to."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Content
+    id: Ignored = None
+    status: Ignored = None
+    caller: Ignored = None
+
+    @property
+    def turn(self) -> Document:
+        """Return the result as a message of a chat completion."""
+        return {"role": "tool", "tool_call_id": self.call_id, "content": _text(self.output)}
+
+
+def _item_kind(sent: object) -> str:
+    """Return the type of an item of the input; a message need not say it."""
+    kind = sent.get("type") if isinstance(sent, dict) else None
+    return kind if kind in {"function_call", "function_call_output"} else "message"
+
+
+Item = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[FunctionCall, Tag("function_call")]
+    | Annotated[FunctionCallOutput, Tag("function_call_output")],
+    Discriminator(_item_kind),
+]
+
+
+class FunctionTool(ClientFields):
+    """A function of the client's; tools that OpenAI's servers run have other types."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    parameters: Document | None = None
+    strict: bool | None = None
+
+
+class NamedFunction(ClientFields):
+    """The choice of one function."""
+
+    type: Literal["function"]
+    name: str
+
+
+class ResponsesRequest(TranslatedRequest):
+    """``POST /v1/responses``."""
+
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
+        "text": ({}, {"format": {"type": "text"}}),
+        "include": ([], ["reasoning.encrypted_content"]),  # no reasoning is encrypted here
+        "background": (False,),
+        "truncation": ("disabled",),
+        "previous_response_id": (),  # no response is stored
+        "conversation": (),
+    }
+
+    input: (
+        Annotated[str, Field(min_length=1)]
+        | Annotated[list[Item], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    )
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    store: Ignored = None
+    stream_options: Ignored = None
+    reasoning: Ignored = None
+    user: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+
+    @property
+    def chat(self) -> Document:
+        """Return the conversation, the tools and the limit as fields of a chat completion."""
+        turns: list[Document] = []
+        if self.instructions:
+            turns.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            turns.append({"role": "user", "content": self.input})
+        else:
+            for each in self.input:
+                _add_turn(turns, each)
+        fields: Document = {"messages": turns, "max_completion_tokens": self.max_output_tokens}
+        if self.tools:
+            choice = self.tool_choice
+            fields["tools"] = [
+                function_tool(each.name, each.description, each.parameters) for each in self.tools
+            ]
+            fields["tool_choice"] = (
+                named_choice(choice.name) if isinstance(choice, NamedFunction) else choice
+            )
+            fields["parallel_tool_calls"] = self.parallel_tool_calls
+        return fields
+
+    def document(self, chat: Document) -> Document:
+        """Return the response of a whole chat completion."""
+        choice = chat["choices"][0]
+        text, calls = choice["message"].get("content") or "", call_parts(choice["message"])
+        items = _Items(count())
+        for _ in items.of(ChatChunk(text, None, {}, None, calls)):
+            pass
+        reason = choice["finish_reason"]
+        for _ in items.end(_status(reason)):
+            pass
+        return self._ended(self._begun(), items.items, reason, chat.get("usage") or {})
+
+    async def events(self, chunks: AsyncIterator[ChatChunk]) -> AsyncGenerator[Event]:
+        """Yield a response's start, its message and calls one by one, and its end."""
+        begun, numbers, has_begun = self._begun(), count(), False
+        items, reason, usage = _Items(numbers), None, Document()
+        async for chunk in chunks:
+            usage, reason = chunk.usage or usage, chunk.finish_reason or reason
+            if not has_begun:
+                has_begun = True
+                for name in ("created", "in_progress"):
+                    yield f"response.{name}", {"sequence_number": next(numbers), "response": begun}
+            for event in items.of(chunk):
+                yield event
+        for event in items.end(_status(reason)):
+            yield event
+        ended = self._ended(begun, items.items, reason, usage)
+        name = f"response.{ended['status']}"
+        yield name, {"sequence_number": next(numbers), "response": ended}
+
+    def _begun(self) -> Document:
+        choice, is_parallel = self.tool_choice, self.parallel_tool_calls
+        return {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "model": self.model,
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "output": [],
+            "tools": [each.model_dump(mode="json") for each in self.tools or ()],
+            "tool_choice": choice.model_dump(mode="json")
+            if isinstance(choice, NamedFunction)
+            else choice or "auto",
+            "parallel_tool_calls": bool(self.tools) if is_parallel is None else is_parallel,
+            "store": False,
+            "error": None,
+            "incomplete_details": None,
+            "usage": None,
+        }
+
+    @staticmethod
+    def _ended(
+        begun: Document, output: list[Document], reason: str | None, usage: Document
+    ) -> Document:
+        return begun | {
+            "status": _status(reason),
+            "output": output,
+            "incomplete_details": {"reason": "max_output_tokens"} if reason == "length" else None,
+            "usage": {
+                "input_tokens": usage.get("prompt_tokens", 0),
+                "input_tokens_details": {
+                    "cached_tokens": cached_tokens(usage) or 0,
+                    "cache_write_tokens": 0,
+                },
+                "output_tokens": usage.get("completion_tokens", 0),
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage.get("total_tokens", 0),
+            },
+        }
+
+    @classmethod
+    def error_document(cls, error: RequestError) -> Document:
+        """Return the body of an error."""
+        return error.document
+
+
+def _add_turn(turns: list[Document], item: Item) -> None:
+    """Add an item to a conversation; a call belongs to the assistant's message before it."""
+    if isinstance(item, FunctionCall) and turns and turns[-1]["role"] == "assistant":
+        calls = [*turns[-1].get("tool_calls", ()), *item.turn["tool_calls"]]
+        turns[-1] = turns[-1] | {"tool_calls": calls}
+    else:
+        turns.append(item.turn)
+
+
+class _Items:
+    """The items of a response, one after another, and their events."""
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        self.items: list[Document] = []  # the last one may be open
+        self._numbers = numbers
+        self._call: int | None = None  # which is open, None: the message
+        self._text = ""  # of the open message, or arguments of the open call
+        self._is_open = False
+
+    def of(self, chunk: ChatChunk) -> Iterator[Event]:
+        """Yield the events of a chunk."""
+        if chunk.text:
+            yield from self._in_message()
+            self._text += chunk.text
+            yield self._event("output_text.delta", self._part_place, delta=chunk.text, logprobs=[])
+        for each in chunk.calls:
+            yield from self._in_call(each)
+            if each.arguments:
+                self._text += each.arguments
+                name = "function_call_arguments.delta"
+                yield self._event(name, self._place, delta=each.arguments)
+
+    def end(self, status: str) -> Iterator[Event]:
+        """Yield the end of the last item; an empty answer is an empty message."""
+        if not self.items:
+            yield from self._in_message()
+        yield from self._closed(status)
+
+    def _in_message(self) -> Iterator[Event]:
+        if self._is_open and self._call is None:
+            return
+        head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"}
+        yield from self._opened(None, {**head, "status": "in_progress", "content": []})
+        yield self._event("content_part.added", self._part_place, part=_part(""))
+
+    def _in_call(self, call: CallPart) -> Iterator[Event]:
+        if self._is_open and self._call == call.at:
+            return
+        head = {"id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": "in_progress"}
+        named = {"call_id": call.id, "name": call.name, "arguments": ""}
+        yield from self._opened(call.at, head | named)
+
+    def _opened(self, call: int | None, item: Document) -> Iterator[Event]:
+        yield from self._closed("completed")
+        self.items.append(item)
+        self._call, self._text, self._is_open = call, "", True
+        index = len(self.items) - 1
+        yield self._event("output_item.added", {"output_index": index}, item=item)
+
+    def _closed(self, status: str) -> Iterator[Event]:
+        """Yield the end of the item that is open, if there is one."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        item, text = self.items[-1] | {"status": status}, self._text
+        if self._call is None:
+            item["content"] = [_part(text)]
+            yield self._event("output_text.done", self._part_place, text=text, logprobs=[])
+            yield self._event("content_part.done", self._part_place, part=_part(text))
+        else:
+            item["arguments"] = text
+            told = {"arguments": text, "name": item["name"]}
+            yield self._event("function_call_arguments.done", self._place, **told)
+        self.items[-1] = item
+        index = len(self.items) - 1
+        yield self._event("output_item.done", {"output_index": index}, item=item)
+
+    @property
+    def _place(self) -> Document:
+        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+
+    @property
+    def _part_place(self) -> Document:
+        return {**self._place, "content_index": 0}
+
+    def _event(self, name: str, place: Document, /, **data: object) -> Event:
+        return f"response.{name}", {"sequence_number": next(self._numbers), **place, **data}
+
+
+def _text(content: str | list[ResponsePart]) -> str:
+    return content if isinstance(content, str) else "".join(each.text for each in content)
+
+
+def _status(reason: str | None) -> str:
+    return "incomplete" if reason == "length" else "completed"
+
+
+def _part(text: str) -> Document:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
