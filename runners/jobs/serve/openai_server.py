@@ -124,7 +124,19 @@ class ServiceState:
             card["parent"] = self.spec.served_name
         if self.loaded is not None:
             card["max_model_len"] = self.loaded.engine.limits.max_length
+            card["capabilities"] = self._capabilities(self.loaded)
         return card
+
+    def _capabilities(self, loaded: ServingModel | ForwardingModel) -> list[str]:
+        """Return what requests can ask of the model; tools: calls that it may choose."""
+        if isinstance(loaded, ForwardingModel):
+            has_tools = not loaded.calls_refusal
+        else:
+            has_tools = call_form(loaded.template) is not None
+        options = ENGINES[self.spec.engine].request_options
+        found = {"chat": True, "completions": True, "logprobs": True, "tools": has_tools}
+        found["response_format"] = "response_format" in options
+        return [name for name, has_it in found.items() if has_it]
 
     def open(self, loaded: ServingModel | ForwardingModel) -> None:
         """Accept requests from now on, unless the endpoint was stopped meanwhile."""

@@ -186,6 +186,18 @@ def test_a_streamed_call_has_its_name_first_then_its_arguments_and_the_end_last(
     assert choices[-1]["finish_reason"] == "tool_calls"
 
 
+def test_the_list_of_models_says_whether_tools_are_taken():
+    forwarding = Forwarding(None)
+    forwarding.calls_refusal = "no parser"
+    for model, has_tools in (
+        (Scripted(), True), (Scripted(template=""), False), (Forwarding(None), True),
+        (forwarding, False),
+    ):  # fmt: skip
+        (card,) = Door(model).ask("GET", "/v1/models").json()["data"]
+        assert card["capabilities"][:3] == ["chat", "completions", "logprobs"]
+        assert ("tools" in card["capabilities"]) is has_tools
+
+
 def test_tools_that_are_not_to_be_called_are_not_offered_and_a_call_is_not_forced():
     for fields, content in (({"tool_choice": "none", "tools": [WEATHER]}, CALLING), ({}, CALLING)):
         model = Scripted(CALLING)
