@@ -121,7 +121,7 @@ async def storm(deployed: Deployed) -> None:
     async with client() as http:
         asking = [deployed.ask(http, *MIXED[at % 4]) for at in range(STORM)]
         answers = await asyncio.gather(*asking)
-    assert {each.status_code for each in answers} == {200}
+    assert {each.status_code for each in answers} == {200}, answers[0].text
     assert len(deployed.now["replicas"]) == 1
     with openai.OpenAI(base_url=deployed.base, api_key=deployed.key) as own:
         assert [each.id for each in own.models.list().data] == ["tiny"]
@@ -166,9 +166,9 @@ async def killed(deployed: Deployed, part: str) -> None:
             with suppress(httpx.HTTPError):
                 async for line in deployed.stream(http, stream_options=options):
                     if line != "[DONE]" and (document := json.loads(line)).get("usage"):
-                        seen[number] = usage_of(document)
-                        if seen[number][1] == 1:
+                        if number not in seen:
                             begun.release()
+                        seen[number] = usage_of(document)
 
         going = [asyncio.create_task(read(number)) for number in range(STREAMS)]
         for _ in range(STREAMS // 3):
