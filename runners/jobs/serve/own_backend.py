@@ -99,7 +99,13 @@ class TransformersServingModel:
             EngineEndedError: the engine has failed or was stopped.
         """
         replies = [
-            AnswerSequence(prompt, sampling, self.reader.answer(sampling), deliver, adapter)
+            AnswerSequence(
+                prompt,
+                sampling,
+                self.reader.answer(sampling.stops, sampling.shown_tokens),
+                deliver,
+                adapter,
+            )
             for prompt, sampling, deliver, adapter in requests
         ]
         self.engine.submit(replies)

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from runners.jobs.chat_template import num_repeated_bos, rendered_chat
-from runners.jobs.serve.contract import UNFINISHED, Choice, Sampling, TokenLogprob, Turn
+from runners.jobs.serve.contract import UNFINISHED, Choice, TokenLogprob, Turn
 
 
 @dataclass
@@ -122,11 +122,13 @@ class RequestTokenizer:
         """Return the text of a single token."""
         return str(self.tokenizer.decode([token]))
 
-    def answer(self, sampling: Sampling) -> IncrementalDetokenizer:
-        """Return an empty answer."""
-        ids = self.tokenizer.get_added_vocab() if sampling.shown_tokens else {}
-        shown = {int(ids[each]): each for each in sampling.shown_tokens if each in ids}
-        return IncrementalDetokenizer(self.tokenizer, sampling.stops, shown=shown)
+    def answer(
+        self, stops: Sequence[str], shown_tokens: Sequence[str] = ()
+    ) -> IncrementalDetokenizer:
+        """Return an empty answer, whose text has these special tokens."""
+        ids = self.tokenizer.get_added_vocab() if shown_tokens else {}
+        shown = {int(ids[each]): each for each in shown_tokens if each in ids}
+        return IncrementalDetokenizer(self.tokenizer, stops, shown=shown)
 
 
 def _with_objects(turn: Turn) -> Turn:
