@@ -56,7 +56,7 @@ def _step(row: StepRow) -> StepReply:
         name=step.title,
         settings=step.settings,
         state=step.state,
-        problem=step.problem,
+        problem=row.problem,
         job=job.pk if job else None,
         job_state=job.state if job else "",
         model=row.model.pk if row.model else None,

@@ -10,6 +10,7 @@ from django.db.models import QuerySet
 from webapp.core.figures import REGISTRY, FigureDefinition
 from webapp.jobs.models import Job
 from webapp.jobs.progress import elapsed_seconds
+from webapp.jobs.transitions import words_for
 from webapp.modelhub.models import TeamModel
 from webapp.workflows.models import StepState, Workflow, WorkflowStep
 from webapp.workflows.planning import totals
@@ -42,6 +43,14 @@ class StepRow:
         """Return how long the job has run."""
         job = self.job
         return elapsed_seconds(job) if job is not None and job.started_at else None
+
+    @property
+    def problem(self) -> str:
+        """Return why no job was started, or why the job of a failed step has ended, or ""."""
+        job = self.job
+        if self.step.problem or job is None or self.step.state != StepState.FAILED:
+            return self.step.problem
+        return words_for(job.reason).sentence if job.reason else ""
 
     @cached_property
     def measured(self) -> dict[str, float]:

@@ -29,7 +29,7 @@ class StepReply(Reply):
     name: str
     settings: Annotated[dict[str, Any], Field(description="The values of a sweep's job")]
     state: StepStateWord
-    problem: Annotated[str, Field(description="Why no job is started")]
+    problem: Annotated[str, Field(description="Why no job is started, or why it failed")]
     job: Annotated[str | None, Field(description="Id of the job, once it is started")]
     job_state: Annotated[str, Field(description="Empty before it is started")]
     model: Annotated[str | None, Field(description="Id of the team's model that it made")]

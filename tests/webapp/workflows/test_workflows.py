@@ -1,5 +1,7 @@
 """Workflows: planned as a whole, advanced by the ends of their jobs, stopped and resumed."""
 
+from html import unescape
+
 import pytest
 from django.db import DataError, OperationalError
 
@@ -18,6 +20,7 @@ from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
 from webapp.plans.repositories import UnreachableError
 from webapp.workflows import services
+from webapp.workflows.listing import view_of
 from webapp.workflows.models import Workflow
 from webapp.workflows.planning import workflow_plan
 from webapp.workflows.services import (
@@ -29,6 +32,7 @@ from webapp.workflows.services import (
 )
 
 pytestmark = pytest.mark.django_db(databases="__all__")
+FAILURE = "The job's program reported a failure."
 PRETRAIN = {"goal": "pretrain", "model": "demo"}
 CHAIN = [
     PRETRAIN,
@@ -123,6 +127,9 @@ def test_a_step_that_fails_ends_the_workflow_and_is_resumed_with_what_was_done(t
     end(workflow, reason="exit_nonzero")
     assert workflow.state == "failed"
     assert states(workflow) == ["succeeded", "failed", "waiting", "waiting"]
+    assert [row.problem for row in view_of(workflow).rows] == ["", FAILURE, "", ""]
+    page = client_of(alice).get(f"/workflows/{workflow.pk}/").content.decode()
+    assert FAILURE in unescape(page)
     trained, failed = jobs(workflow)
     workflow_resume(workflow=workflow, by=alice)
     assert workflow.state == "running"
