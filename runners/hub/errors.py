@@ -163,7 +163,9 @@ def _gated(requested: str, page: str, settings: HubSettings) -> HubError:
         if settings.token
         else f"request access there, and write that account's token into the secret {HUB_TOKEN}"
     )
-    return HubError("gated", f"{requested} is gated: {page} says who may read it; {way_out}")
+    return HubError(
+        "gated", f"{_whole(requested)} is gated: {page} says who may read it; {way_out}"
+    )
 
 
 def _absent(code: str, requested: str, settings: HubSettings, *, may_be_private: bool) -> HubError:
@@ -171,14 +173,18 @@ def _absent(code: str, requested: str, settings: HubSettings, *, may_be_private:
     way_out = {
         "revision": "name a branch, a tag or a commit that its page lists, or none",
         "file": "name a file that its page lists, or another revision",
-    }.get(what, "correct repository, which is written org/name as on its page")
+    }.get(what, "correct its name, which is org/name as on its page")
     if not what and may_be_private:
         way_out += (
             f"; if it is private, write a token that may read it into the secret {HUB_TOKEN}"
         )
-    return HubError(
-        "absent", f"{settings.endpoint} has no {what and f'such {what}: '}{requested}: {way_out}"
-    )
+    lacking = requested if what == "file" else _whole(requested)
+    return HubError("absent", f"{settings.endpoint} has no {lacking}: {way_out}")
+
+
+def _whole(requested: str) -> str:
+    """Return the repository, as messages name it, of what may be a file of it."""
+    return requested.rpartition(" of ")[2]
 
 
 def renamed(repository: str, new_name: str) -> HubError:

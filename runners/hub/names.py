@@ -151,6 +151,11 @@ def _refused(text: str, why: str, field: str = FIELD, forms: str = FORMS) -> Bad
     return BadRequestError(f"{field} is {text!r:.200}: {why}; name it as {forms}", field)
 
 
+def reason_of(error: BadRequestError) -> str:
+    """Return why a name is refused, for a place that names the field by itself."""
+    return error.message.removeprefix(f"{error.field} is ")
+
+
 class DataName(NamedTuple):
     """A data set's repository, its revision, and what of it is named ("": not named)."""
 

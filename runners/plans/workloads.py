@@ -11,7 +11,7 @@ from planner.specs.workload import CompressMethod as PlannedMethod
 from runners.datasets.conversations import DataError
 from runners.datasets.records import Format, suffix_of
 from runners.datasets.text import unix_lines
-from runners.hub.names import DataName, parse_data
+from runners.hub.names import DataName, parse_data, reason_of
 from runners.jobspec.base import (
     LONGEST_NAME,
     LONGEST_PROMPT,
@@ -270,7 +270,7 @@ class TrainingData(Part):
         try:
             stated = parse_data(self.data_repository)
         except BadRequestError as error:
-            refuse("data_repository", f"{error.message[:1].upper()}{error.message[1:]}.")
+            refuse("data_repository", f"{reason_of(error)}.")
         for name, own, other in (
             ("data_split", self.data_split, stated.split),
             ("data_subset", self.data_subset, stated.subset),

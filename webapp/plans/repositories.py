@@ -15,7 +15,7 @@ from django.core.cache import cache
 
 from planner.catalog.models import model_from_config
 from planner.specs.base import PlannerError
-from runners.hub.names import parse
+from runners.hub.names import parse, reason_of
 from runners.hub.repository import COMMIT, RepositoryName
 from runners.hub.settings import HUB_TOKEN, HubSettings, HubSettingsError, from_environment
 from runners.jobspec import HubData, HubModel, ModelSpec
@@ -23,7 +23,7 @@ from runners.jobspec.references import Reference, with_references
 from runners.plans.document import ModelChoice
 from webapp.accounts.models import Team
 from webapp.accounts.secrets import secrets_open
-from webapp.core.display import sentence
+from webapp.core.display import capitalised, sentence
 from webapp.core.problems import InvalidProblem
 
 ASK_SECONDS = 5.0
@@ -87,7 +87,7 @@ def checked_name(given: ModelChoice) -> RepositoryName:
     try:
         return parse(given.repository or "")
     except PlannerError as error:
-        raise RepositoryProblem(sentence(error.message)) from error
+        raise RepositoryProblem(sentence(reason_of(error))) from error
 
 
 def is_repository(text: str) -> bool:
@@ -179,7 +179,9 @@ def _asking(team: Team, field: str) -> Iterator[HubSettings]:
     try:
         yield settings
     except HubError as error:
-        words = f"{error}."  # which may begin with an address
+        words = f"{error}."
+        if not words.startswith(settings.endpoint):
+            words = capitalised(words)
         if error.is_out_of_reach:
             raise UnreachableError(words) from error
         raise RepositoryProblem(words, field) from error

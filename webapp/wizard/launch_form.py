@@ -15,6 +15,7 @@ from runners.plans.launch import ENGINE_ARGS_HINT, ENGINES_HINT, USED_BY, Launch
 from runners.plans.refusals import DraftProblem
 from webapp.core.numbers import number_of
 from webapp.core.problems import Problem
+from webapp.plans.repositories import RepositoryProblem
 from webapp.wizard.forms import Choice, FormOfPart
 
 ONE_HOUR = 3600.0
@@ -208,6 +209,8 @@ class LaunchForm(FormOfPart):
         else:
             errors: Any = problem.facts.get("errors")
             field, words = (str(errors[0]["field"]) if errors else problem.code), problem.detail
+            if isinstance(problem, RepositoryProblem):
+                words = problem.sentence
         self.add_error(field if field in self.fields else None, words)
 
 

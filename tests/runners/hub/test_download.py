@@ -261,7 +261,7 @@ def test_what_does_not_end_is_refused_with_its_kind(hub, settings, listing, file
         "signatures": ({"expired": 99}, listing, files, "mirror", "status 403"),
         "gated": ({"gated": {REPOSITORY: "auto"}}, listing, files, "gated", "is gated"),
         "another file": ({}, listing, [other], "mirror", "another file"),
-        "a commit that is gone": ({}, gone, files, "absent", "no such revision"),
+        "a commit that is gone": ({}, gone, files, "absent", "at revision 'main': name a branch"),
         "shorter than its listing": ({}, listing, [longer], "mirror", "answers"),
     }
     for name, (faults, found, wanted, kind, words) in cases.items():

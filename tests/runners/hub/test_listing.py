@@ -51,10 +51,15 @@ def test_each_failure_of_a_look_up_has_a_kind_and_a_way_out(hub, settings):
         write_files(hub.folder / name, FILES)
     member = {"token": "hf_member"}
     cases = {
-        "no such repository": ("acme/none", {}, "absent", "correct repository.*if it is private"),
+        "no such repository": ("acme/none", {}, "absent", "correct its name.*if it is private"),
         "none for a member": ("acme/none", member, "absent", "has no repository 'acme/none'"),
         "private": ("acme/private", {}, "absent", "a token that may read it into the secret"),
-        "revision": (f"{REPOSITORY}@v9", {}, "absent", "no such revision: .* 'v9': name a branch"),
+        "revision": (
+            f"{REPOSITORY}@v9",
+            {},
+            "absent",
+            "has no repository .* at revision 'v9': name a branch",
+        ),
         "renamed": ("acme/old", {}, "absent", "was renamed: it is 'acme/tiny' now"),
         "gated": ("acme/gated", {}, "gated", f"{hub.url}/acme/gated says who .* secret HF_TOKEN"),
         "gated for a member": ("acme/gated", member, "gated", "request access there with the acc"),

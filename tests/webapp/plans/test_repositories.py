@@ -318,7 +318,7 @@ def test_a_data_set_is_launched_at_its_commit_and_said_before(training_on, alice
         ({"data_repository": "tiny/chats@gone"}, {}, "revision 'gone'"),
         ({"data_repository": "tiny/chats:dev"}, {}, "no split 'dev': it has test, train"),
         ({"data_repository": "tiny/chats@{commit}:dev"}, {}, "no split 'dev': it has test, train"),
-        ({"data_repository": f"tiny/chats@{'a' * 40}"}, {}, f"no such revision: .*'{'a' * 40}'"),
+        ({"data_repository": f"tiny/chats@{'a' * 40}"}, {}, f"has no repository .*'{'a' * 40}'"),
         (
             {"data_repository": "tiny/chats@{commit}"},
             {"gated": {"datasets/tiny/chats": "manual"}},
@@ -348,6 +348,9 @@ def test_a_data_set_that_cannot_be_read_is_refused_by_its_field(
     with pytest.raises(RepositoryProblem, match=words) as refused:
         plan_launch(plan=plan, by=alice)
     assert refused.value.facts["errors"][0]["field"] == "workload.data_repository"
+    page = client_of(alice).post(f"/plans/{plan.pk}/launch/", {"run": "job"}).content.decode()
+    assert refused.value.sentence in unescape(page)
+    assert "The field workload" not in page
     assert not Job.objects.exists()
 
 
