@@ -70,7 +70,7 @@ def _unchanged_weights(setting: Setting, workload: CompressWorkload) -> float:
         return 0.0
     if not setting.model.is_moe:
         raise NotPossibleError(
-            f"method qmoe needs a sparse mixture-of-experts model: {setting.model.id} is dense",
+            "method qmoe needs a sparse mixture-of-experts model: this one is dense",
             "workload.method",
         )
     return float(counts.layer_linear - counts.experts)

@@ -62,7 +62,7 @@ from webapp.jobs.models import Job, Priority
 from webapp.jobs.quotas import check_submit, limit_sentences, quota_usage
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.models import demo_config, num_parameters
-from webapp.plans.explanation import model_words, plan_title
+from webapp.plans.explanation import hardware_words, model_words, plan_title
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.places import NamedRows, Question, question_of, uploads_of
 from webapp.plans.planning import plan_keep, verdict_answer
@@ -340,7 +340,7 @@ def launch_context(plan: Plan, rows: NamedRows | None = None) -> LaunchContext:
         hardware = question.document.hardware
         count = hardware.devices_per_node * hardware.nodes
         raise DraftProblem(
-            f"No host is chosen, only a catalog device: {count} x {hardware.device}. Choose a "
+            f"No host is chosen, only catalog hardware: {hardware_words(hardware)}. Choose a "
             f"host{f' with {count} GPUs' if count > 1 else ''} to launch, or add one.",
             "host",
         )

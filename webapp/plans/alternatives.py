@@ -33,7 +33,7 @@ from webapp.core.display import (
     whole,
 )
 from webapp.core.display import whole as whole_number
-from webapp.plans.engine_words import with_engine
+from webapp.plans.engine_words import family_words, with_engine
 from webapp.plans.explanation import compression_words, strategy_words
 from webapp.plans.targets import PERCENTILES
 from webapp.plans.verdict import GOAL_FIGURES, Start, figure_values, start_of
@@ -215,7 +215,7 @@ def _rejected_family(name: str, rejection: Rejection) -> RejectedFamily:
     if rejection.constraint in TARGET_WORDS:
         reason = f"{TARGET_WORDS[rejection.constraint]} {required}, the target is {limit}"
     return RejectedFamily(
-        rejection.family or name,
+        family_words(rejection.family or name),
         constraint,
         required,
         limit,

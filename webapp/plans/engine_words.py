@@ -9,6 +9,7 @@ from planner.specs.estimate import Estimate, PlanAnswer
 from runners.plans.document import PlanDocument
 from runners.plans.engine_choice import chosen_engine, engine_choices
 from webapp.core.display import listed
+from webapp.plans.explanation import format_words
 
 WORD = re.compile(r"\w+")
 REMEDY = re.compile(r";([^;]*?)(?:\. |$)")  # at the end of a reason
@@ -30,6 +31,14 @@ def with_engine(words: str, plan: Estimate, answer: PlanAnswer) -> str:
     """Return a strategy in words, after its engine if several were compared."""
     is_open = answer.request is not None and answer.request.engine == AUTO
     return f"{engine_title(plan.engine)} · {words}" if is_open else words
+
+
+def family_words(family: str) -> str:
+    """Return a strategy family of the search in the words of a strategy."""
+    packed, weights, rest = family.partition(" weights")
+    *parts, last = (f"{format_words(packed)}{weights}{rest}" if weights else family).split(", ")
+    title = engine_choices("serve").get(last)
+    return " · ".join([title, *parts] if title else [*parts, last])
 
 
 def compared_words(answer: PlanAnswer) -> str:

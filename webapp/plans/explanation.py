@@ -275,6 +275,15 @@ def dtype_words(dtype: str | None) -> str:
     return DTYPE_WORDS.get(dtype or "", (dtype or "").upper())
 
 
+def format_words(name: str) -> str:
+    """Return the display name of a dtype or of the type of a packed file.
+
+    >>> format_words("gguf:q6_k"), format_words("bf16")
+    ('GGUF Q6_K', 'BF16')
+    """
+    return name.replace(":", " ").upper() if ":" in name else dtype_words(name)
+
+
 def compression_words(values: CompressWork) -> str:
     """Return a compression's method with its output format."""
     method = COMPRESSIONS[values.method]
@@ -287,7 +296,7 @@ def compression_words(values: CompressWork) -> str:
 
 def strategy_words(strategy: Strategy) -> str:
     """Return a strategy in one line: its differences from one device with plain weights."""
-    parts = [f"{_weights(strategy)} weights"]
+    parts = [f"{weights_words(strategy)} weights"]
     parts += [
         f"{name} {TIMES} {getattr(strategy, field)}"
         for field, name in PARALLEL_NAMES
@@ -304,9 +313,12 @@ def strategy_words(strategy: Strategy) -> str:
     return " · ".join(parts + _offload_words(strategy))
 
 
-def _weights(strategy: Strategy) -> str:
-    words = dtype_words(strategy.weight_dtype)
-    return f"{strategy.quantization.upper()} {words}" if strategy.quantization else words
+def weights_words(strategy: Strategy) -> str:
+    """Return the format of a strategy's weights."""
+    words, method = dtype_words(strategy.weight_dtype), strategy.quantization
+    if method and ":" in method:
+        return format_words(method)
+    return f"{method.upper()} {words}" if method else words
 
 
 def _offload_words(strategy: Strategy) -> list[str]:

@@ -27,6 +27,7 @@ from webapp.plans.explanation import (
     compression_words,
     dtype_words,
     strategy_words,
+    weights_words,
 )
 from webapp.plans.targets import Target, chance_below, odds_words, targets_of
 
@@ -90,9 +91,9 @@ def _faster(answer: PlanAnswer, engine: str) -> str:
         faster = next((each for each in plan.reasons if each.endswith(f"faster{LEAD}")), "")
         start = start_of(answer, plan) if faster else None
         if start is not None and start.need:
-            weights = f"{dtype_words(plan.strategy.weight_dtype)} weights"
+            weights = f"{weights_words(plan.strategy)} weights"
             weights += "" if start.engine == engine else f" in {start.engine}"
-            return f" {weights} would be {faster.removesuffix(LEAD)} ({start.need})."
+            return f" {weights} would be {faster.removesuffix(LEAD)}: {start.need}."
     return ""
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from planner import api
 from planner.specs.estimate import Objective, PlanAnswer, PlanRequest, Rejection
+from planner.specs.workload import Strategy
 from tests.webapp.plans.test_verdict_words import CARD, NODE, SERVE, WORK, answer_of, document_of
 from webapp.core.display import DASH, NBSP, THIN, TIMES
 from webapp.plans import alternatives
@@ -31,6 +32,7 @@ from webapp.plans.explanation import (
     _in_unit_of_total,
     explain,
     phases_of,
+    strategy_words,
     with_unit,
 )
 from webapp.plans.verdict import GOAL_FIGURES
@@ -127,6 +129,21 @@ def test_a_miss_says_both_numbers_or_a_dash_without_its_fields_name():
     found = lost(required=15.7487 * 1024**3, limit=14.4 * 1024**3)
     assert (found.required, found.limit) == (f"15.7{NBSP}GiB", f"14.4{NBSP}GiB")
     assert (lost().required, lost().limit) == (DASH, DASH)
+
+
+def test_a_family_and_its_weights_are_named_as_the_strategies_above_it():
+    for family, words in [
+        ("bf16 weights, llama_cpp", "llama.cpp · BF16 weights"),
+        (
+            "gguf:q6_k weights, tensor parallel 2, llama_cpp",
+            "llama.cpp · GGUF Q6_K weights · tensor parallel 2",
+        ),
+        ("fp32 weights, full recomputation", "FP32 weights · full recomputation"),
+        ("some", "some"),
+    ]:
+        assert lost(family=family).family == words
+    packed = {"weight_dtype": "int8", "quantization": "gguf:q6_k"}
+    assert strategy_words(Strategy.model_validate(packed)) == "GGUF Q6_K weights"
 
 
 def test_each_rejection_is_shown_once_the_nearest_first_and_alike_ones_share_a_row(answer):

@@ -166,7 +166,7 @@ def test_what_does_not_run_is_refused_with_the_way_out(plan_of):
         ("pretrain", "catalog", {}, "Only the demo model"),
         ("pretrain", "demo", {"workload": lomo, "pins": {"micro_batch_size": 1}},
          "gradient_accumulation_steps is 4; make it 1"),
-        ("pretrain", "demo", {"hardware": {"host": None}}, "only a catalog device"),
+        ("pretrain", "demo", {"hardware": {"host": None}}, "only catalog hardware: RTX 4090."),
         ("serve", "catalog", {"model": {"catalog_id": "meta-llama/Llama-3.1-405B"}},
          "Nothing fits"),
     ):  # fmt: skip
@@ -212,7 +212,7 @@ def test_a_refused_launch_goes_back_to_the_review_with_the_reason(demo_plan, ali
     demo_plan.draft["hardware"]["host"] = None
     demo_plan.save()
     page = client_of(alice).post(f"/plans/{demo_plan.pk}/launch/", {"run": "job"}, follow=True)
-    assert "only a catalog device" in page.content.decode()
+    assert "only catalog hardware" in page.content.decode()
     assert not Job.objects.exists()
 
 

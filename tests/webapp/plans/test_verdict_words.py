@@ -456,7 +456,7 @@ def dense():
 def test_the_stored_checkpoint_is_started_and_each_plan_says_which_one_it_needs(dense):
     words = verdict_of(dense, document_of()).start
     assert words.startswith("Planned for vLLM, which starts the checkpoint as it is stored. FP8 w")
-    assert words.endswith("% faster (quantised to FP8 while loading).")
+    assert words.endswith("% faster: quantised to FP8 while loading.")
 
     rows = comparison(dense, document_of())
     assert rows[0].why == "Best of those that start the checkpoint as it is stored"
