@@ -106,7 +106,10 @@
     started: ({ pid }) => `process ${pid} started`,
     phase: ({ name }) => name,
     artefact: ({ name, total_bytes: bytes }) => `saved ${name}, ${(bytes / 2 ** 20).toFixed(1)} MiB`,
-    exited: ({ signal, exit_code: code }) => (signal ? `ended by signal ${signal}` : `ended with exit code ${code}`),
+    exited: ({ signal, exit_code: code }) => {
+      if (signal) return `ended by signal ${signal}`;
+      return code === null || code === undefined ? "ended without an exit code" : `ended with exit code ${code}`;
+    },
   };
   const LOG_KINDS = ["log", ...Object.keys(NOTES)].join(",");
   const asLine = ({ seq, at, kind, body }) => {

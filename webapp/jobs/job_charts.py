@@ -41,7 +41,7 @@ def of_points(chart: ChartSpec, series: Series) -> str:
     """Return a caption from the drawn points, if no figure has a value."""
     values = series.known
     if not values:
-        return "No points yet."
+        return "No points."
     span = f"between {value_text(min(values), chart)} and {value_text(max(values), chart)}"
     return f"{value_text(values[-1], chart)} at the last point, {span}."
 

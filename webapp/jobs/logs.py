@@ -139,7 +139,8 @@ def _note(event: AttemptEvent) -> str:
 def _exit_words(body: Mapping[str, Any]) -> str:
     if body.get("signal"):
         return f"ended by signal {body['signal']}"
-    return f"ended with exit code {body.get('exit_code')}"
+    code = body.get("exit_code")
+    return "ended without an exit code" if code is None else f"ended with exit code {code}"
 
 
 _NOTES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {

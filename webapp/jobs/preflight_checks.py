@@ -82,7 +82,8 @@ def _outcome(job: Job, events: Sequence[Event]) -> str:
     failed = sum(1 for event in events if event.reason == Reason.PREFLIGHT_FAILED)
     if job.state == JobState.QUEUED:
         return f"Try {failed} of {MAX_PREFLIGHTS} failed; the next attempt is in half a minute."
-    return f"{failed} tries failed, so the job ended. Correct the problem and clone the job."
+    tries = "1 try" if failed == 1 else f"{failed} tries"
+    return f"{tries} failed, so the job ended. Correct the problem and clone the job."
 
 
 def _check_run(event: Event) -> CheckRun:

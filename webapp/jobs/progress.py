@@ -128,7 +128,8 @@ def progress(job: Job) -> Progress:
     share = None
     if job.progress_total and job.progress_done is not None:
         share = min(1.0, job.progress_done / job.progress_total)
-    words = [_counted(job)] if share is not None else []
+    is_counted = share is not None and job.progress_unit != "percent"  # the share says that
+    words = [_counted(job)] if is_counted else []
     left, quiet = remaining_seconds(job), quiet_seconds(job)
     if left is not None:
         words.append(f"{about(left)} left")

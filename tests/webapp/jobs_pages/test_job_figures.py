@@ -37,6 +37,7 @@ def test_progress_is_a_share_and_its_words_or_not_known():
         (65.0, 120.0, "seconds", 65 / 120, "1 min 5 s of 2 min"),
         (1.0, 4.0, "", 0.25, "1 of 4 steps"),
         (3.0, 4.0, "layers", 0.75, "3 of 4 layers"),
+        (36.0, 100.0, "percent", 0.36, ""),
     ]:
         job = job_of(progress_done=done, progress_total=total, progress_unit=unit)
 

@@ -11,10 +11,13 @@ from tests.webapp.conftest import batch_of, claim, client_of
 from tests.webapp.jobs.test_claims import FIT, UNFIT, refuse, try_again
 from tests.webapp.jobs.undone import undone
 from webapp.agents.ingest import events_accept
+from webapp.audit.models import Event
 from webapp.core.clock import now, now_ms
 from webapp.core.display import THIN, clock
+from webapp.jobs import preflight_checks
 from webapp.jobs.gangs import devices_release
 from webapp.jobs.models import Artefact, Job
+from webapp.jobs.transitions import Reason
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 TABS = ["", "metrics/", "logs/", "events/", "config/", "artefacts/"]
@@ -365,6 +368,8 @@ def test_a_job_that_ended_for_it_keeps_the_last_look(job, alice):
         try_again(job)
     refuse(job)
     assert "3 tries failed, so the job ended." in page(alice, job)
+    one = preflight_checks._outcome(job, [Event(reason=Reason.PREFLIGHT_FAILED)])
+    assert one.startswith("1 try failed, so the job ended.")
 
 
 def test_passed_checks_are_unfolded_where_one_has_advice(job, alice):

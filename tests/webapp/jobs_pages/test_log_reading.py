@@ -65,6 +65,7 @@ def test_what_the_supervisor_saw_is_a_line_of_its_own():
         ("artefact", {"name": "model", "total_bytes": 3 * 1024**2}, "saved model, 3.00\u00a0MiB"),
         ("exited", EXIT_OK, "ended with exit code 0"),
         ("exited", EXIT_OK | {"exit_code": 137}, "ended with exit code 137"),
+        ("exited", EXIT_OK | {"exit_code": None}, "ended without an exit code"),
         ("exited", EXIT_OK | {"signal": 9, "exit_code": None}, "ended by signal 9"),
     ]:
         (line,) = lines_of(event(kind, **body))

@@ -76,7 +76,7 @@ def test_a_diverged_job_has_its_pages_and_figures_that_browsers_read(as_alice, d
 def test_a_loss_that_was_never_a_number_has_a_chart_without_a_line(report, attempt):
     report(("metric", {"source": "job", "values": {"loss": NAN}, "step": 1}))
     loss = next(one for one in draw(attempt.job) if one.chart.key == "loss")
-    assert loss.words.startswith("No points yet")
+    assert loss.words.startswith("No points")
 
 
 def test_the_latest_values_leave_out_what_is_no_number(attempt, report):
@@ -226,7 +226,7 @@ def test_a_job_that_waits_for_its_next_try_shows_what_the_last_one_measured(inte
     loss = loss_of(interrupted)
     assert interrupted.current_attempt is None
     assert line_of(loss) == [8.0, 7.0, 6.0]
-    assert loss.words == "No points yet. In front of it attempt 1, without the wait in between."
+    assert loss.words == "No points. In front of it attempt 1, without the wait in between."
     assert figures_of(interrupted).get("final_loss") is None
 
 
