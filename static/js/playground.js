@@ -17,7 +17,7 @@
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
-      if (value && !text.textContent && answer.ok) words.textContent = `first token after ${seconds()}`;
+      if (value && !text.textContent && answer.ok) words.textContent = `first text after ${seconds()}`;
       text.append(value);
       text.scrollTop = text.scrollHeight;
     }
@@ -30,7 +30,7 @@
     const { signal } = current;
     text.textContent = "";
     askedAt = performance.now();
-    words.textContent = "waiting for the first token";
+    words.textContent = "waiting for the first text";
     place.hidden = false;
     stop.hidden = false;
     ask.disabled = true;

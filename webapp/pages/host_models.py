@@ -23,6 +23,7 @@ from webapp.jobs.cached_models import (
     models_on_host,
     models_pin,
 )
+from webapp.wizard.forms import DecimalNumber
 
 NUM_MODELS = 20  # on the host's page, the largest first
 MAX_KEEP_GIB = MAX_KEEP_BYTES // GIB
@@ -31,12 +32,12 @@ MAX_KEEP_GIB = MAX_KEEP_BYTES // GIB
 class KeepForm(forms.Form):
     """How much a host's cache keeps."""
 
-    keep_gib = forms.FloatField(
-        label="Keep at most, in GiB",
-        min_value=0,
-        max_value=MAX_KEEP_GIB,
+    keep_gib = DecimalNumber(
+        "Keep at most, in GiB",
+        0,
+        MAX_KEEP_GIB,
         required=False,
-        help_text="Empty: keep everything. Of more, the models that were not used for longest are "
+        hint="Empty: keep everything. Of more, the models that were not used for longest are "
         "deleted, but no pinned ones and none that a queued or running job needs.",
     )
 
@@ -103,6 +104,6 @@ def models_rule(request: HttpRequest, slug: str) -> HttpResponse:
     keep = form.cleaned_data["keep_gib"]
     keep_bytes = None if keep is None else int(keep * GIB)
     keep_models_set(host=host, keep_bytes=keep_bytes, by=request.user.get_username())
-    words = "everything" if keep is None else f"at most {keep:g} GiB of models"
+    words = "everything" if keep is None else f"at most {keep:,.12g} GiB of models"
     messages.success(request, f"The Hub's cache of {host.name} keeps {words}.")
     return redirect("host-detail", slug)

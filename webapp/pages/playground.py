@@ -25,12 +25,12 @@ from runners.datasets.text import unix_lines
 from runners.shared.event_streams import read_events
 from webapp.accounts.models import Role
 from webapp.accounts.services import is_at_least, membership_of
-from webapp.core.numbers import DecimalField, WholeField
 from webapp.core.problems import ConflictProblem
 from webapp.jobs.endpoints import Endpoint, endpoint_of, playground_key
 from webapp.jobs.lookup import load_job
 from webapp.jobs.models import Job
 from webapp.pages.jobs import job_context
+from webapp.wizard.forms import DecimalNumber, WholeNumber
 
 TIMEOUT = httpx.Timeout(120.0, connect=5.0)
 STREAM = "text/event-stream"
@@ -52,8 +52,8 @@ class PlaygroundForm(forms.Form):
         choices=[("chat", "Chat message"), ("text", "Text to complete")],
         initial="chat",
     )
-    temperature = DecimalField(min_value=0.0, max_value=2.0, initial=0.7)
-    max_tokens = WholeField(label="Max tokens", min_value=1, max_value=100_000, initial=64)
+    temperature = DecimalNumber("Temperature", 0, 2, initial=0.7)
+    max_tokens = WholeNumber("Max tokens", 1, 100_000, initial=64)
 
     def clean_prompt(self) -> str:
         """Return the prompt as it was written: its lines' ends are those of the browser."""
@@ -122,7 +122,10 @@ def _page(
 
 def _refusal(form: PlaygroundForm) -> str:
     first = next(iter(form.errors.items()), None)
-    return f"{first[0]}: {first[1][0]}" if first else NOT_NOW
+    if first is None:
+        return NOT_NOW
+    label, words = str(form[first[0]].label), str(first[1][0])
+    return words if words.startswith(label) else f"{label}: {words}"
 
 
 def call_of(job: Job, endpoint: Endpoint, values: dict[str, Any], *, stream: bool) -> Call:

@@ -61,12 +61,14 @@ def test_an_operator_pins_deletes_keeps_and_is_told_why_not(olga, host, model):
 
 
 @pytest.mark.parametrize(
-    ("typed", "kept"), [("1.5", 3 * GIB // 2), ("0", 0), ("", None), ("-1", 7), ("x", 7)]
+    ("typed", "kept"),
+    [("1.5", 3 * GIB // 2), ("0", 0), ("", None), ("-1", 7), ("x", 7), ("0,5", 7)],
 )
 def test_the_rule_is_set_on_the_page_and_a_wrong_one_is_refused(olga, host, typed, kept):
     Host.objects.filter(pk=host.pk).update(keep_models_bytes=7)
     text = post(olga, host, "rule", keep_gib=typed)
     assert Host.objects.get(pk=host.pk).keep_models_bytes == kept
+    assert 'type="number" name="keep_gib"' not in text  # of 0,5 a browser sends 5
     assert ("it can be 0 to 1,073,741,824 GiB" in text) is (kept == 7)
     assert Event.objects.filter(kind="host.models_rule").exists() is (kept != 7)
 

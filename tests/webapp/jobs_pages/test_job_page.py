@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 import time_machine
 
+from runners.shared.reasons import Reason
 from tests.webapp.conftest import batch_of, claim, client_of
 from tests.webapp.jobs.test_claims import FIT, UNFIT, refuse, try_again
 from tests.webapp.jobs.undone import undone
@@ -17,7 +18,6 @@ from webapp.core.display import THIN, clock
 from webapp.jobs import preflight_checks
 from webapp.jobs.gangs import devices_release
 from webapp.jobs.models import Artefact, Job
-from webapp.jobs.transitions import Reason
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 TABS = ["", "metrics/", "logs/", "events/", "config/", "artefacts/"]
