@@ -22,6 +22,11 @@ if (passing) {
   }, Number(passing.dataset.reloadMs));
 }
 
+/* Of tabs that do not fit, the current one is in view. */
+for (const tab of document.querySelectorAll(".tabs [aria-current]")) {
+  tab.parentElement.scrollLeft = tab.offsetLeft - tab.parentElement.offsetLeft;
+}
+
 document.addEventListener("submit", (event) => {
   const form = event.target;
   if (form.matches("[data-theme-switch]") && event.submitter) {
