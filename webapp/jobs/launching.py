@@ -152,7 +152,8 @@ def text_words(data: TrainData) -> str:
     if isinstance(data, FileData):
         return f"its file {data.path}"
     if isinstance(data, HubData):
-        return f"the split {data.split} of {data.name}, a data set of the Hub"
+        subset = f"subset {data.subset}, " if data.subset else ""
+        return f"the {subset}split {data.split} of {data.name}, a data set of the Hub"
     if not isinstance(data, MixedData):
         return "its own text"
     shares = zip(weights_of(data), data.parts, strict=True)

@@ -35,6 +35,8 @@ class FollowingForm(forms.Form):
         super().__init__(data)
         self.plan = plan
         goal = plan.document.goal
+        if goal == "pretrain":  # from random weights
+            self.fields["then_evaluate"].label = "Evaluate the model"
         if goal == "compress":
             del self.fields["then_compress"]
         else:

@@ -34,7 +34,7 @@ def post(user, host: Host, action: str, **fields) -> str:
 def test_the_page_lists_models_and_only_operators_change_them(alice, olga, charlie, host, model):
     make_model(host, "part", commit="", is_complete=False, size_bytes=5)
     text = page(alice, host)
-    for words in ("acme/tiny", A[:12], "unfinished download", "2 models, 1.00", "3 files"):
+    for words in ("acme/tiny", A[:12], "unfinished download", "2 repositories, 1.00", "3 files"):
         assert words in text, words
     for action in ("pin", "unpin", "delete", "rule"):
         assert f"/models/{action}/" not in text

@@ -302,6 +302,8 @@ def training_on(team, alice, host, own_hub):
 def test_a_data_set_is_launched_at_its_commit_and_said_before(training_on, alice, own_hub: Hub):
     plan = training_on(data_repository="hf.co/datasets/tiny/chats")
     assert "the split train of tiny/chats, a data set of the Hub" in launch_note(plan)["text"]
+    of_subset = training_on(data_repository="tiny/chats", data_subset="en")
+    assert "the subset en, split train of tiny/chats" in launch_note(of_subset)["text"]
     job = plan_launch(plan=plan, by=alice)
     assert job.spec["data"] == {
         "source": "hub", "repository": "datasets/tiny/chats", "subset": "", "split": "train",

@@ -269,6 +269,7 @@ def test_the_pages_show_what_may_follow_and_start_it(team, alice, vera, host):
     plan = client.post("/api/v1/plans", PRETRAIN, "application/json").json()
     page = client.get(f"/plans/{plan['id']}/edit/review/").content.decode()
     assert "And then" in page
+    assert "beside the one that it started from" not in page
     asked = {"run": "workflow", "then_evaluate": "on", "then_compress": "awq", "then_serve": OWN}
     address = f"/plans/{plan['id']}/launch/"
     assert client.post(address, {"run": "workflow"}).status_code == 422
