@@ -60,13 +60,14 @@ def with_config(given: ModelChoice, team: Team) -> ModelChoice:
     A config that is given stays where the site does not reach the hub.
 
     Raises:
-        RepositoryProblem: the name is none, the hub refuses it or has no such repository, or the
-            planner does not know its family; the field is ``model.repository``.
+        RepositoryProblem: the name is none, the hub refuses it or has no such repository, the
+            repository has not the GGUF file or type that is named, or the planner does not know
+            its family; the field is ``model.repository``.
         UnreachableError: the site does not reach the hub, and no config is given.
     """
     name = checked_name(given)
     try:
-        found = _read(name.repository, given.revision or name.revision, team)
+        found = _read(dataclasses.replace(name, revision=given.revision or name.revision), team)
     except UnreachableError:
         if not given.config:
             raise
@@ -98,11 +99,11 @@ def is_repository(text: str) -> bool:
         return False
 
 
-def _read(repository: str, revision: str, team: Team) -> Repository:
-    key = "hub:" + hashlib.sha256(f"{team.pk} {repository} {revision}".encode()).hexdigest()
+def _read(name: RepositoryName, team: Team) -> Repository:
+    key = "hub:" + hashlib.sha256(f"{team.pk} {name}".encode()).hexdigest()
     known: Repository | None = cache.get(key)
     if known is None:
-        known = _ask(repository, revision, team, has_config=True)
+        known = _ask(name, team, has_config=True)
         cache.set(key, known, KEPT_SECONDS)
     return known
 
@@ -124,7 +125,8 @@ def at_a_commit(spec: ModelSpec, team: Team) -> ModelSpec:
             if isinstance(named, HubData):
                 commit = _ask_for_data(named, team)
             else:
-                commit = _ask(named.repository, named.revision, team, has_config=False).commit
+                name = RepositoryName(named.repository, named.revision, named.file)
+                commit = _ask(name, team, has_config=False).commit
         except UnreachableError:
             return named
         return named.model_copy(update={"revision": commit})
@@ -132,12 +134,16 @@ def at_a_commit(spec: ModelSpec, team: Team) -> ModelSpec:
     return with_references(spec, resolved)
 
 
-def _ask(repository: str, revision: str, team: Team, *, has_config: bool) -> Repository:
+def _ask(name: RepositoryName, team: Team, *, has_config: bool) -> Repository:
+    """Return the repository; a GGUF file or type that is named is one of its own."""
     # Here: the hub's library takes half a second to import.
     from runners.hub.listing import check_access, look_up, read_config
+    from runners.hub.selection import needed_files
 
     with _asking(team, "model.repository") as settings:
-        listing = look_up(RepositoryName(repository, revision), settings, ASK_SECONDS)
+        listing = look_up(name, settings, ASK_SECONDS)
+        if name.file:
+            needed_files(listing, "gguf", name.file)
         if listing.gated:
             check_access(listing, settings, ASK_SECONDS)
         config = read_config(listing, settings, ASK_SECONDS) if has_config else {}

@@ -58,6 +58,10 @@ from webapp.wizard.forms import GOAL_FIELDS
 
 SCHEMA_FILE = "schemas/job.json"  # below static/, written by manage.py client
 NO_FIELD = "has no field in the wizard and is left out."
+OF_CONFIG = (
+    "The plan is for the weights that the repository's config.json states; a GGUF file of another "
+    "type has another size and speed."
+)
 # A document or a launch as the API reads it: also with the field names of before 0.1.
 SentPlan = Annotated[AnyPlan, BeforeValidator(read_document, json_schema_input_type=AnyPlan)]
 SentLaunch = Annotated[Launch, BeforeValidator(read_launch, json_schema_input_type=Launch)]
@@ -284,7 +288,8 @@ def _named_model(name: str, options: Options) -> tuple[ModelChoice, list[str]]:
         if not is_repository(name):
             raise
         try:
-            return with_config(ModelChoice(source="hub", repository=name), options.team), []
+            chosen = with_config(ModelChoice(source="hub", repository=name), options.team)
+            return chosen, [OF_CONFIG] if is_gguf_repository(name) else []
         except UnreachableError as error:
             # Without the words that both sentences begin with.
             known = unknown.detail.partition(": ")[2]

@@ -124,6 +124,9 @@ def test_home_plans_a_model_by_its_name_and_keeps_a_name_that_is_none(alice, hos
         assert answer["Location"] == f"/plans/{plan.pk}/edit/review/"
         assert (plan.document.goal, plan.document.model.source) == ("serve", source)
         assert f"<dd>{name}" in client.get(answer["Location"]).content.decode()
+    for name, is_noted in (("acme/tiny", False), ("acme/tiny-GGUF:Q8_0", True)):
+        page = client.post("/plans/by-name/", {"model": name}, follow=True).content.decode()
+        assert ("a GGUF file of another type" in page) is is_noted, name
     Host.objects.update(facts=host.facts | {"gpus": []})
     client.post("/plans/by-name/", {"model": "acme/tiny"})
     assert Plan.objects.latest("created_at").document.workload.concurrency == 1
@@ -170,6 +173,8 @@ def test_an_engine_gets_a_repository_of_the_files_that_it_reads(plan_of_hub):
         ("tiny", "name it as org/name"),
         ("acme/strange", "perceptron"),
         ("../etc/passwd", "name it as org/name"),
+        ("acme/tiny-GGUF:Q6_K", "has no GGUF file 'Q6_K': name one of Q4_K_M .*, Q8_0 "),
+        ("acme/tiny:Q8_0", "has no GGUF files"),
     ],
 )
 def test_a_name_that_is_none_is_refused_by_its_field(team, own_hub: Hub, name, words):
