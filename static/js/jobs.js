@@ -61,14 +61,26 @@
     return new DOMParser().parseFromString(await answer.text(), "text/html");
   };
 
+  /* A page that was opened while the job waited has no charts; the whole page has them. */
+  const addCharts = async () => {
+    const place = document.querySelector("[data-no-charts]");
+    if (!place || stateNow() !== "running") return;
+    const found = (await load(true))?.querySelector(".charts");
+    if (!found || !place.isConnected) return;
+    place.replaceWith(document.importNode(found, true));
+    charts?.mount();
+  };
+
+  const stateNow = () => document.querySelector("[data-state-now]")?.dataset.stateNow;
   const refresh = async () => {
     pending = 0;
     fetchedAt = Date.now();
     try {
       const fresh = await load(false);
       if (fresh) { swap(fresh); take(fresh); live.heard(); }
+      await addCharts();
     } catch { /* the next frame or poll tries again */ }
-    if (job && FINAL.has(document.querySelector("[data-state-now]")?.dataset.stateNow)) finish();
+    if (job && FINAL.has(stateNow())) finish();
   };
 
   const refreshSoon = (isUrgent) => {
@@ -96,6 +108,10 @@
     document.addEventListener("live:frame", ({ detail }) => refreshSoon(["job.state", "host.check"].includes(detail.event)));
     return;
   }
+
+  /* Nothing is sent of a job that waits, but how long it has and what is before it change. */
+  const QUEUED_MS = 10_000;
+  setInterval(() => { if (stateNow() === "queued") refreshSoon(false); }, QUEUED_MS);
 
   /* Lines that a frame brings are written at once; after a gap the store is asked. */
   const log = document.querySelector("[data-log]");
