@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from planner.catalog.gguf_names import TAG
 from planner.catalog.model_names import ADDRESS
-from planner.specs.base import BadRequestError
+from planner.specs.base import BadRequestError, PlannerError
 from runners.datasets.repositories import DATA_SETS
 from runners.hub.repository import GGUF, RepositoryName, is_safe_path
 from runners.jobspec.base import LONGEST_NAME, LONGEST_REVISION, PART, REVISION, SPLIT
@@ -151,7 +151,7 @@ def _refused(text: str, why: str, field: str = FIELD, forms: str = FORMS) -> Bad
     return BadRequestError(f"{field} is {text!r:.200}: {why}; name it as {forms}", field)
 
 
-def reason_of(error: BadRequestError) -> str:
+def reason_of(error: PlannerError) -> str:
     """Return why a name is refused, for a place that names the field by itself."""
     return error.message.removeprefix(f"{error.field} is ")
 

@@ -115,6 +115,8 @@ def named_draft(*, team: Team, owner: User, name: str) -> tuple[Plan, list[str]]
     except InvalidProblem as problem:
         faults: Any = problem.facts.get("errors") or [{"message": problem.detail}]
         words = str(faults[0]["message"])  # without the field's name: the page has one field
+        if "/" not in name:
+            words = f"{words} Name a repository of the Hub as owner/name."
         raise InvalidProblem("model", words) from problem
     plan.wizard.update(is_touched=True)
     return plan, notes

@@ -132,7 +132,7 @@ def test_home_plans_a_model_by_its_name_and_keeps_a_name_that_is_none(alice, hos
     assert Plan.objects.latest("created_at").document.workload.concurrency == 1
     for name, words in (
         ("acme/none", "has no repository"),
-        ("llama", "llama"),
+        ("llama", "Name a repository of the Hub as owner/name."),
         ("", "No model is named"),
     ):
         before = Plan.objects.count()
