@@ -78,7 +78,7 @@ def test_a_training_file_becomes_a_fine_tuning(alice, host):
 def test_a_data_set_of_the_hub_becomes_the_training_text_unless_its_name_is_none(alice, host):
     for name, source, words in (
         ("tatsu-lab/alpaca", "hub", "workload.data_repository = tatsu-lab/alpaca"),
-        ("tatsu--lab/alpaca", "host", "data set is not used: Data_repository is"),
+        ("tatsu--lab/alpaca", "host", "data set is not used: &#x27;tatsu--lab/alpaca&#x27;: "),
     ):
         answer = paste(alice, f"{AXOLOTL}datasets: [{{path: {name}, type: alpaca}}]\n")
         plan = Plan.objects.order_by("pk").last()
