@@ -24,6 +24,7 @@ import structlog
 from django.db import close_old_connections, transaction
 from django.db.models import F
 
+from runners.shared.event_streams import TokensUsed
 from webapp.core.clock import now
 from webapp.core.ids import new_ulid
 from webapp.deployments.models import Deployment, ServingKey, Usage, UsageJournal
@@ -36,19 +37,6 @@ NO_SLOT = -1  # more are open than there are slots
 log = structlog.get_logger(__name__)
 
 
-class Used(NamedTuple):
-    """The tokens of one answer; ``cached`` are of the prompt's."""
-
-    prompt: int = 0
-    cached: int = 0
-    completion: int = 0
-
-    @property
-    def total(self) -> int:
-        """Return the tokens that count against a limit."""
-        return self.prompt + self.completion
-
-
 class Answer(NamedTuple):
     """One answer: for whom, of what, how it ended."""
 
@@ -58,12 +46,17 @@ class Answer(NamedTuple):
     day: str  # ISO date, UTC
     status: int
     is_cut: bool  # the client left, the host was lost, the key was revoked, or the gateway died
-    used: Used
+    used: TokensUsed
 
     @property
     def is_failed(self) -> bool:
         """Return whether the service, not the client, is the reason that there is no answer."""
         return self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the tokens that count against a limit."""
+        return self.used.prompt + self.used.completion
 
     @property
     def line(self) -> bytes:
@@ -78,7 +71,7 @@ def read_answer(line: bytes) -> Answer:
         ValueError: it is none.
     """
     id_, key, deployment, day, status, is_cut, *used = json.loads(line)
-    return Answer(id_, key, deployment, day, status, is_cut, Used(*used))
+    return Answer(id_, key, deployment, day, status, is_cut, TokensUsed(*used))
 
 
 class OpenAnswer:
@@ -89,7 +82,7 @@ class OpenAnswer:
         self.slot = slot
         self._journal = journal
 
-    def note(self, used: Used) -> None:
+    def note(self, used: TokensUsed) -> None:
         """Keep what was used so far, before the part of the answer that used it is sent."""
         if used != self.answer.used:
             self.answer = self.answer._replace(used=used)
@@ -128,7 +121,7 @@ class Journal:
     def begin(self, key_id: str, deployment_id: str) -> OpenAnswer:
         """Keep that an answer is begun; ``end`` it in any case."""
         day = now().date().isoformat()
-        answer = Answer(new_ulid(), key_id, deployment_id, day, 0, is_cut=True, used=Used())
+        answer = Answer(new_ulid(), key_id, deployment_id, day, 0, is_cut=True, used=TokensUsed())
         with self._lock:
             slot = self._free.pop() if self._free else NO_SLOT
             opened = OpenAnswer(self, answer, slot)
@@ -151,7 +144,7 @@ class Journal:
         """Write the line of an answer, then give its slot back."""
         answer = opened.answer
         with self._lock:
-            self._pending[answer.key_id] += answer.used.total
+            self._pending[answer.key_id] += answer.num_tokens
             try:
                 self._current().append(answer.line)
             except OSError as error:
@@ -297,7 +290,7 @@ def count_file(path: Path, *, is_left: bool = False) -> Counter[str]:
             return Counter()
     tokens: Counter[str] = Counter()
     for each in answers:
-        tokens[each.key_id] += each.used.total
+        tokens[each.key_id] += each.num_tokens
     return tokens
 
 

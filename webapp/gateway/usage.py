@@ -1,33 +1,31 @@
 """Reads what an answer used from what its endpoint says beside it, and takes that out.
 
-An endpoint that is asked by the header ``x-slipway-usage`` says the tokens of a whole answer in a
-header of the same name, and of a streamed one in comments between its events.
+How an endpoint says it is in ``runners.shared.event_streams``.
 """
 
 import re
 from collections.abc import Iterable
 
-from webapp.gateway.journal import Used
+from runners.shared.event_streams import USAGE_COMMENT, USAGE_HEADER, TokensUsed
 
-HEADER = b"x-slipway-usage"
-MARK = b": usage "
-COMMENT = re.compile(rb"(?<=\n\n): usage (\d+) (\d+) (\d+)\n\n")
+HEADER = USAGE_HEADER.encode()
+COMMENT = re.compile(rb"(?<=\n\n)" + USAGE_COMMENT + rb"(\d+) (\d+) (\d+)\n\n")
 BOUNDARY = b"\n\n"
 
 
-def used_of(headers: Iterable[tuple[bytes, bytes]]) -> Used:
+def used_of(headers: Iterable[tuple[bytes, bytes]]) -> TokensUsed:
     """Return what the headers of a whole answer say; zeros if they say nothing."""
     for name, value in headers:
-        if name == HEADER and len(numbers := value.split()) == len(Used._fields):
-            return Used(*map(int, numbers))
-    return Used()
+        if name == HEADER and len(numbers := value.split()) == len(TokensUsed._fields):
+            return TokensUsed(*map(int, numbers))
+    return TokensUsed()
 
 
 class UsageComments:
     """Takes the comments out of a stream, whose chunks may end anywhere."""
 
     def __init__(self) -> None:
-        self.used = Used()
+        self.used = TokensUsed()
         self._held = b""
         self._lead = BOUNDARY  # the line ends before the next chunk, at most two
 
@@ -37,7 +35,7 @@ class UsageComments:
         text = COMMENT.sub(self._note, lead + self._held + chunk)
         begin = text.rfind(BOUNDARY)
         tail = text[begin + 2 :] if begin >= 0 else b""
-        is_part = bool(tail) and (tail.startswith(MARK) or MARK.startswith(tail))
+        is_part = bool(tail) and (tail.startswith(USAGE_COMMENT) or USAGE_COMMENT.startswith(tail))
         self._held = tail if is_part else b""
         shown = text[: len(text) - len(self._held)]
         self._lead = shown[len(shown.rstrip(b"\n")) :][-2:]
@@ -49,5 +47,5 @@ class UsageComments:
         return held
 
     def _note(self, found: re.Match[bytes]) -> bytes:
-        self.used = Used(*map(int, found.groups()))
+        self.used = TokensUsed(*map(int, found.groups()))
         return b""

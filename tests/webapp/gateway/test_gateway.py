@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from runners.jobspec.serve import key_hash
+from runners.shared.event_streams import TokensUsed
 from webapp.core.clock import now
 from webapp.core.ids import new_ulid
 from webapp.deployments.keys import KeyOptions, key_make
@@ -15,7 +16,7 @@ from webapp.deployments.models import Deployment, ServingKey, Usage, UsageJourna
 from webapp.deployments.states import DeploymentState
 from webapp.gateway import application
 from webapp.gateway.application import Gateway
-from webapp.gateway.journal import Answer, Journal, Used, count_file, left_files, read_answer
+from webapp.gateway.journal import Answer, Journal, count_file, left_files, read_answer
 from webapp.gateway.routes import Key, Route, Routes, Snapshot, Target
 from webapp.gateway.tunnels import TunnelError
 from webapp.gateway.usage import UsageComments
@@ -157,7 +158,7 @@ async def test_a_request_reaches_the_replica_with_the_sites_key_and_is_counted(t
     assert {b"cookie", b"x-api-key"}.isdisjoint(headers)
     assert json.loads(body) == CHAT
     (answer,) = client.counted
-    assert (answer.status, answer.is_cut, answer.used) == (200, False, Used(7, 2, 3))
+    assert (answer.status, answer.is_cut, answer.used) == (200, False, TokensUsed(7, 2, 3))
     await client.send(document=CHAT | {"model": "small/french"})
     assert json.loads(host.asked[1][4])["model"] == "french"
 
@@ -198,7 +199,7 @@ async def test_a_stream_passes_without_the_comments_wherever_its_chunks_end():
             comments = UsageComments()
             parts = (text[:first], text[first:second], text[second:])
             shown = b"".join(comments.feed(each) for each in parts) + comments.rest()
-            assert (shown, comments.used) == (plain, Used(5, 0, 2)), (first, second)
+            assert (shown, comments.used) == (plain, TokensUsed(5, 0, 2)), (first, second)
 
 
 @pytest.mark.asyncio
@@ -220,7 +221,7 @@ async def test_a_client_that_leaves_or_a_revoked_key_ends_the_generation_and_cou
         await sending
         assert response.is_closed
         (answer,) = client.counted
-        assert (answer.used, answer.status) == (Used(4, 0, 1), 200)
+        assert (answer.used, answer.status) == (TokensUsed(4, 0, 1), 200)
         if not is_revoked:
             assert answer.is_cut
 
@@ -316,19 +317,19 @@ def test_each_answer_is_counted_once_through_any_death(tmp_path, team, alice):
     key, _ = key_make(team=team, by=alice, options=KeyOptions(name="laptop"))
     journal = Journal(tmp_path)
 
-    def answered(tokens: Used, status: int = 200, *, is_cut: bool = False) -> None:
+    def answered(tokens: TokensUsed, status: int = 200, *, is_cut: bool = False) -> None:
         opened = journal.begin(key.pk, deployment.pk)
         opened.note(tokens)
         opened.end(status, is_cut=is_cut)
 
     for _ in range(3):
-        answered(Used(10, 4, 5))
+        answered(TokensUsed(10, 4, 5))
     assert journal.pending_tokens(key.pk) == 45
     journal.count()
     journal.count()
     assert journal.pending_tokens(key.pk) == 0
-    answered(Used(10, 4, 5), 500, is_cut=True)
-    journal.begin(key.pk, deployment.pk).note(Used(1, 0, 2))
+    answered(TokensUsed(10, 4, 5), 500, is_cut=True)
+    journal.begin(key.pk, deployment.pk).note(TokensUsed(1, 0, 2))
     journal.begin(key.pk, deployment.pk)
     assert left_files(tmp_path) == []  # its gateway lives
     journal._close()
@@ -360,7 +361,7 @@ def test_a_full_journal_is_changed_and_takes_what_is_open_along(
     journal.begin(key.pk, deployment.pk).end(200, is_cut=False)
     journal.count()
     assert [each.suffix for each in sorted(tmp_path.iterdir())] == [".jsonl", ".open"]
-    opened.note(Used(1, 0, 7))
+    opened.note(TokensUsed(1, 0, 7))
     opened.end(200, is_cut=False)
     journal.count()
     row = Usage.objects.get()
