@@ -18,6 +18,7 @@ READER = {"webapp/settings.py", "webapp/core/site_settings.py", "runners/shared/
 EXCEPTIONS = {
     # Which Python and which programs start the site, before there is a setting.
     "webapp/asgi.py": {"DJANGO_SETTINGS_MODULE"},
+    "webapp/gateway/asgi.py": {"DJANGO_SETTINGS_MODULE"},
     "webapp/boot/cli.py": {"DJANGO_SETTINGS_MODULE"},
     "webapp/boot/environment.py": {
         "PYTHONDONTWRITEBYTECODE", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "SLIPWAY_CHROMIUM",

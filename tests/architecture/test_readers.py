@@ -124,6 +124,8 @@ OTHERS: dict[str, tuple[str, set[str]]] = {
         f"{OWN}, {SHIPPED}, or {SYSTEM}", {"json.loads", "read_text", "tomllib.loads", "open text"},
     ),
     "webapp/core/*": (OWN, {"read_text"}),
+    "webapp/gateway/journal.py": (OWN, {"json.loads"}),
+    "webapp/gateway/refusals.py": (MESSAGE, {"json.loads"}),
     "webapp/hosts/*": ("the authority of the site's own Redis", {"read_text"}),
     "webapp/jobs/*": (f"{OWN}, or {SHIPPED}", {"json.loads", "read_text"}),
     "webapp/metrics/*": (OWN, {"json.loads"}),

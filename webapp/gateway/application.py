@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
+from runners.jobspec.base import parse_json
 from runners.jobspec.serve import key_hash
 from webapp.core.clock import now
 from webapp.core.problems import Receive, Scope, Send
@@ -51,7 +52,7 @@ LARGE_BODY_BYTES = 64 * 1024  # parsed in a thread, so that others' answers go o
 log = structlog.get_logger(__name__)
 
 
-class Asked(NamedTuple):
+class ModelRequest(NamedTuple):
     """What a request asks for: its body for the endpoint, and what the gateway reads of it."""
 
     body: bytes
@@ -200,7 +201,9 @@ class Gateway:
 
     # One request
 
-    async def _forward(self, exchange: Exchange, key: Key, route: Route, asked: Asked) -> None:
+    async def _forward(
+        self, exchange: Exchange, key: Key, route: Route, asked: ModelRequest
+    ) -> None:
         """Send a request to a replica and its answer to the client; keep what it used."""
         kept = self.journal.begin(key.id, route.id)
         status, is_cut = CLIENT_GONE, True
@@ -222,7 +225,7 @@ class Gateway:
         await exchange.finish()
 
     async def _first(
-        self, exchange: Exchange, key: Key, route: Route, asked: Asked
+        self, exchange: Exchange, key: Key, route: Route, asked: ModelRequest
     ) -> tuple[TunnelResponse, Target]:
         """Return the head of the answer; meanwhile the reader of a stream gets heartbeats.
 
@@ -246,7 +249,7 @@ class Gateway:
             raise
 
     async def _opened(
-        self, exchange: Exchange, route: Route, asked: Asked, seconds: float
+        self, exchange: Exchange, route: Route, asked: ModelRequest, seconds: float
     ) -> tuple[TunnelResponse, Target]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
@@ -429,7 +432,7 @@ def _hold_seconds(exchange: Exchange, key: Key) -> float:
     return key.hold_seconds
 
 
-async def _read(exchange: Exchange) -> Asked:
+async def _read(exchange: Exchange) -> ModelRequest:
     """Return what a request asks for.
 
     Raises:
@@ -439,10 +442,10 @@ async def _read(exchange: Exchange) -> Asked:
     body = await exchange.body()
     try:
         if len(body) > LARGE_BODY_BYTES:
-            document = await asyncio.to_thread(json.loads, body)
+            document = await asyncio.to_thread(parse_json, body)
         else:
-            document = json.loads(body)
-    except (ValueError, RecursionError) as error:
+            document = parse_json(body)
+    except ValueError as error:
         words = f"The body is not JSON: {str(error)[:200]}. Send one JSON object in UTF-8."
         raise Refusal(400, words, "invalid_json") from None
     if not isinstance(document, dict):
@@ -451,7 +454,7 @@ async def _read(exchange: Exchange) -> Asked:
     if not isinstance(model, str) or not model:
         raise Refusal(400, "model is missing: name a deployment.", "model_not_found")
     name, _, adapter = model.partition("/")
-    return Asked(body, document, name, adapter, document.get("stream") is True)
+    return ModelRequest(body, document, name, adapter, document.get("stream") is True)
 
 
 async def _unless_gone(exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
