@@ -69,8 +69,9 @@ def _unchanged_weights(setting: Setting, workload: CompressWorkload) -> float:
     if workload.method != "qmoe":
         return 0.0
     if not setting.model.is_moe:
+        name = "this one" if setting.model.id == "custom" else setting.model.id
         raise NotPossibleError(
-            "method qmoe needs a sparse mixture-of-experts model: this one is dense",
+            f"method qmoe needs a sparse mixture-of-experts model: {name} is dense",
             "workload.method",
         )
     return float(counts.layer_linear - counts.experts)

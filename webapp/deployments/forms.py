@@ -13,8 +13,6 @@ from webapp.core.problems import InvalidProblem
 from webapp.deployments.keys import DEFAULT_HOLD_SECONDS, MOST_DAYS, MOST_HOLD_SECONDS, KeyOptions
 from webapp.deployments.models import MODEL_NAME_LENGTH, Deployment
 from webapp.deployments.services import LEAST_IDLE_SECONDS, MOST_IDLE_SECONDS, NAME
-from webapp.modelhub.models import TeamModel
-from webapp.plans.explanation import model_words
 from webapp.plans.models import Plan
 
 RUN = "deployment"  # what the button of the review page is called
@@ -67,14 +65,18 @@ class DeployForm(forms.Form):
         }
 
 
-def deploy_form(plan: Plan, data: Any = None) -> DeployForm | None:  # noqa: ANN401
-    """Return the form that keeps a plan as a deployment; None where the plan serves nothing."""
-    document = plan.document
-    if document.goal != "serve":
+def deploy_form(
+    plan: Plan,
+    model_words: str,
+    data: Any = None,  # noqa: ANN401 -- a QueryDict or None, as Django has it
+) -> DeployForm | None:
+    """Return the form that keeps a plan as a deployment; None where the plan serves nothing.
+
+    ``model_words``: the model's name, which suggests the one for clients.
+    """
+    if plan.document.goal != "serve":
         return None
-    made = TeamModel.objects.filter(team=plan.team, pk=document.model.team_model or "").first()
-    words = model_words(document.model, made.name if made else "")
-    name = slugify(words.rpartition("/")[2].replace(".", "-"))
+    name = slugify(model_words.rpartition("/")[2].replace(".", "-"))
     bound = data if data is not None and data.get("run") == RUN else None
     return DeployForm(bound, initial={"deploy_name": name[:MODEL_NAME_LENGTH]})
 

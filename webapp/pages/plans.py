@@ -333,7 +333,7 @@ def plan_launch_view(request: HttpRequest, plan_id: str) -> HttpResponse:
         if request.POST.get("run") == SHOW_COMMAND:
             page = step_page(plan, "review", launch=form)
             page |= {"following": following_form(plan, page["note"])}
-            page |= {"deploying": deploy_form(plan)}
+            page |= {"deploying": deploy_form(plan, page["model_words"])}
             page |= {"command": endpoint_command(plan, form.launch), "has_asked": True}
             return render(request, "wizard/step.html", page)
         return _started(request, plan, form)
@@ -358,7 +358,7 @@ def _refused(request: HttpRequest, plan: Plan, form: LaunchForm) -> HttpResponse
     """Show the review page with the form as it was sent, and what is wrong."""
     page = step_page(plan, "review", launch=form)
     page["following"] = following_form(plan, page["note"], request.POST)
-    page["deploying"] = deploy_form(plan, request.POST)
+    page["deploying"] = deploy_form(plan, page["model_words"], request.POST)
     for texts in form.errors.values():
         messages.error(request, " ".join(map(str, texts)))
     return render(request, "wizard/step.html", page, status=UNPROCESSABLE)

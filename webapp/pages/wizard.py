@@ -191,7 +191,7 @@ def plan_step(request: HttpRequest, plan_id: str, step: str) -> HttpResponse:
         page = steps.step_page(plan, step)
         if step == "review":
             page["following"] = following_form(plan, page["note"])
-            page["deploying"] = deploy_form(plan)
+            page["deploying"] = deploy_form(plan, page["model_words"])
         if step == "goal":
             page["pasted"] = request.session.pop(PASTED, "")
         return render(request, "wizard/step.html", page)
