@@ -93,6 +93,13 @@ class Launch(Part):
     priority: Literal["normal", "low"] = field(
         "normal", "Priority", choices={"normal": "Normal", "low": "Low: after the others"}
     )
+    shared: bool | None = field(
+        None,
+        "Share the device",
+        "With other jobs that share it, by the memory that their plans need; they slow each "
+        "other down. Of a plan for one device",
+        choices={None: "As usual: deployments share, other jobs do not", True: "Yes", False: "No"},
+    )
     secrets: list[Annotated[str, Field(max_length=40)]] = field(
         [],
         "Secrets for the job",

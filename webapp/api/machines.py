@@ -110,7 +110,8 @@ def host_detail(host: Host, request: HttpRequest) -> HostDetail:
                 memory_bytes=row.device.memory_bytes,
                 is_present=row.device.is_present,
                 is_held=row.is_held,
-                job=row.job.pk if row.job else None,
+                job=row.jobs[0].pk if row.jobs else None,
+                jobs=[each.pk for each in row.jobs],
                 cordoned_by=row.device.cordoned_by,
                 cordon_reason=row.device.cordon_reason,
             )

@@ -39,6 +39,7 @@ from webapp.jobs.pool_state import (
 )
 from webapp.jobs.quotas import Rules, failed_preflights
 from webapp.jobs.scheduler import Grant, grants_of
+from webapp.jobs.sharing import exclusive_waits, place_for, shared_devices, sharing_jobs
 from webapp.jobs.transitions import transition
 
 ACTOR = "system:allocator"
@@ -52,14 +53,15 @@ def allocate_pool(pool: Pool) -> list[Job]:
     """Allocate the pool's free devices to its queued jobs; return the jobs that received some."""
     if paused.is_set():
         return []
+    joined = _join(pool) if sharing_jobs(pool) else []
     with transaction.atomic():
         pool_lock(pool.pk)
         num_free = num_free_devices(pool)
         if not num_free or is_restored():
-            return []
+            return joined
         jobs, turns = first_candidates(pool, num_free)
         if not jobs:
-            return []
+            return joined
         # The quota counts a team's devices in all pools: every team of the queue is in ``jobs``.
         for team in sorted({job.team_id for job in jobs}):
             pool_lock(team)
@@ -73,11 +75,35 @@ def allocate_pool(pool: Pool) -> list[Job]:
             grants = grants_of(picture.snapshot) or ()
         granted = [(picture.jobs[grant.job], _gang_of(grant, picture)) for grant in grants]
         hardware_lock(device for _, gang in granted for device in _devices(gang))
-        return [
+        return joined + [
             job
             for job, gang in granted
             if is_free(gang) and may_take(rules, job, gang) and _start_attempts(job, gang)
         ]
+
+
+@transaction.atomic
+def _join(pool: Pool) -> list[Job]:
+    """Start the jobs that have room on a device which others share; return them."""
+    pool_lock(pool.pk)
+    jobs = sharing_jobs(pool)
+    devices = shared_devices(pool) if jobs and not is_restored() else []
+    if not devices:
+        return []
+    for team in sorted({job.team_id for job in jobs}):
+        pool_lock(team)
+    rules, exclusive = Rules(jobs), exclusive_waits(pool)
+    hardware_lock(each.device for each in devices)
+    started = []
+    for job in jobs:
+        shared = place_for(job, devices, exclusive)
+        if shared is None or rules(job):
+            continue
+        gang = [(shared.host, [shared.device])]
+        if is_free(gang) and may_take(rules, job, gang) and _start_attempts(job, gang):
+            shared.held_bytes += job.shared_bytes or 0
+            started.append(job)
+    return started
 
 
 def allocate_after(attempt: Attempt) -> None:

@@ -241,14 +241,15 @@ def hardware_lock(devices: Iterable[Device]) -> None:
 
 
 def devices_take(*, attempt: Attempt, devices: Iterable[Device]) -> None:
-    """Allocate devices of its host to an attempt.
+    """Allocate devices of its host to an attempt, or the part of their memory that its job asks.
 
     Raises:
-        IntegrityError: another attempt holds one of the devices.
+        IntegrityError: another attempt holds one of the devices alone.
     """
-    instant = now()
+    instant, shared_bytes = now(), attempt.job.shared_bytes
     Allocation.objects.bulk_create(
-        Allocation(device=device, attempt=attempt, taken_at=instant) for device in devices
+        Allocation(device=device, attempt=attempt, taken_at=instant, shared_bytes=shared_bytes)
+        for device in devices
     )
 
 

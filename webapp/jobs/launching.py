@@ -46,7 +46,7 @@ from runners.plans.job_specs import launch_spread, spec_of
 from runners.plans.launch import USED_BY, Launch, LaunchOptionError, kind_of
 from runners.plans.launch_case import DraftModel, LaunchCase
 from runners.plans.refusals import DraftProblem
-from runners.plans.serving_spec import needs_gguf
+from runners.plans.serving_spec import MEMORY_MARGIN, needs_gguf
 from runners.plans.speculative_decoding import LOOKUP
 from runners.plans.spread import Spread
 from runners.plans.weights import reads, repository_of, weights_for
@@ -206,7 +206,7 @@ def plan_launch(
     A draft is saved first: as the next version of its original plan, or as a separate plan if
     ``launch`` says so. The job refers to that version. ``name``, else the launch's, names the
     job, and the plan too if a person chose it (``is_named``). ``key_hashes`` are those of an
-    endpoint's new key, and ``served_name`` the model name for its clients, else the model's own.
+    endpoint's new key, and ``served_name`` the name of the deployment whose job it is.
 
     Raises:
         DraftProblem: there is nothing to launch, or this release cannot run it.
@@ -240,8 +240,30 @@ def plan_launch(
         max_duration_seconds=launch.max_duration_seconds or parts.max_duration_seconds,
         max_retries=launch.max_retries,
         priority=Priority.LOW if launch.priority == "low" else Priority.NORMAL,
+        shared_bytes=shared_bytes_of(parts, launch, is_deployed=bool(served_name)),
     )
     return job_submit(job=job, by=by_name)
+
+
+def shared_bytes_of(parts: Launchable, launch: Launch, *, is_deployed: bool) -> int | None:
+    """Return the memory that a job asks for of a device which it shares; None: it shares none.
+
+    It is the planned peak with the margin that engines get.
+
+    Raises:
+        InvalidProblem: the launch wants it to share, and its plan uses several devices.
+    """
+    if not (is_deployed if launch.shared is None else launch.shared):
+        return None
+    if parts.spread == Spread():
+        return int(MEMORY_MARGIN * parts.best.memory.per_device_peak_bytes)
+    if launch.shared:
+        raise InvalidProblem(
+            "shared",
+            f"This plan uses {parts.spread.num_hosts * parts.spread.devices_per_host} devices, "
+            "and only jobs on one device share it. Leave shared out.",
+        )
+    return None
 
 
 @dataclass(frozen=True)
@@ -607,6 +629,7 @@ def launch_of_job(job: Job) -> Launch:
     limit = job.max_duration_seconds
     if limit is not None and limit != max_duration_of(spec):
         launch.max_duration_seconds = limit
+    launch.shared = True if job.shared_bytes is not None else None
     if isinstance(spec, ServeSpec):
         _read_endpoint(launch, spec, job)
     elif isinstance(spec, BenchmarkSpec):

@@ -128,21 +128,27 @@ def _grouped(states: Iterable[str]) -> JobCounts:
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """A device on its host's page; ``job`` is set only for users who may see the job."""
+    """A device on its host's page, with those of the jobs that hold it which the user may see."""
 
     device: Device
     is_held: bool
-    job: Job | None
+    jobs: tuple[Job, ...]
 
 
 def devices_of(host: Host, user: User | AnonymousUser) -> list[DeviceRow]:
     """Return a host's devices with the jobs that hold them; absent devices last."""
     active = Allocation.objects.filter(device__host=host, released_at=None)
-    job_ids = dict(active.values_list("device", "attempt__job"))
-    jobs = Job.objects.visible_to(user).in_bulk(set(job_ids.values()))
+    job_ids: dict[str, list[str]] = {}
+    for device_id, job_id in active.order_by("id").values_list("device", "attempt__job"):
+        job_ids.setdefault(device_id, []).append(job_id)
+    jobs = Job.objects.visible_to(user).in_bulk({key for keys in job_ids.values() for key in keys})
     # The processor row of a host that has GPUs by now is not listed as missing.
     devices = host.devices.exclude(kind="cpu", is_present=False)
     return [
-        DeviceRow(device, device.pk in job_ids, jobs.get(job_ids.get(device.pk, "")))
+        DeviceRow(
+            device,
+            device.pk in job_ids,
+            tuple(jobs[key] for key in job_ids.get(device.pk, ()) if key in jobs),
+        )
         for device in devices.order_by("-is_present", "index", "pk")
     ]

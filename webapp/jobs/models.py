@@ -167,6 +167,8 @@ class Job(TeamOwned):
     )
     num_hosts = models.PositiveIntegerField(default=1)
     devices_per_host = models.PositiveIntegerField(null=True, blank=True)  # null: all of a host
+    # Memory of its one device that it asks for, beside other such jobs; null: the device alone.
+    shared_bytes = models.PositiveBigIntegerField(null=True, blank=True)
     priority = models.SmallIntegerField(choices=Priority, default=Priority.NORMAL)
     queue_rank = models.PositiveIntegerField(null=True, blank=True)  # set by hand; null sorts last
     state = models.CharField(max_length=16, choices=JobState, default=JobState.DRAFT)
@@ -304,10 +306,14 @@ class Attempt(UlidModel):
 
 
 class Allocation(models.Model):
-    """A device held by an attempt from its selection until the attempt has ended."""
+    """A device held by an attempt from its selection until the attempt has ended.
+
+    With ``shared_bytes`` it holds a part of the memory, and others that do so hold the device too.
+    """
 
     device = models.ForeignKey(Device, on_delete=models.PROTECT, related_name="allocations")
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="allocations")
+    shared_bytes = models.PositiveBigIntegerField(null=True, blank=True)
     taken_at = models.DateTimeField()
     released_at = models.DateTimeField(null=True, blank=True)
 
@@ -316,7 +322,7 @@ class Allocation(models.Model):
         constraints = [
             models.UniqueConstraint(
                 fields=["device"],
-                condition=models.Q(released_at__isnull=True),
+                condition=models.Q(released_at__isnull=True, shared_bytes__isnull=True),
                 name="one_holder_per_device",
             )
         ]

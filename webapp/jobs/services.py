@@ -216,6 +216,7 @@ def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller
     idempotency_key: str | None = None,
     max_duration_seconds: float | None = None,
     max_retries: int = 0,
+    shared_bytes: int | None = None,
 ) -> Job:
     """Return a new draft job, or the job created earlier with the same key.
 
@@ -254,6 +255,7 @@ def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller
         requested_host=host,
         num_hosts=num_hosts,
         devices_per_host=devices_per_host,
+        shared_bytes=shared_bytes,
         priority=priority,
         kind=spec.kind,
         spec=spec.model_dump(mode="json"),

@@ -49,6 +49,9 @@ class DeviceReply(Reply):
     is_present: Annotated[bool, Field(description="Whether the host reported it last")]
     is_held: Annotated[bool, Field(description="Whether a job holds it")]
     job: Annotated[str | None, Field(description="Id of that job, if the caller may see it")]
+    jobs: Annotated[
+        list[str], Field(description="Of a device that is shared by memory, all that it may see")
+    ] = []
     cordoned_by: Annotated[str, Field(description="User name; empty: it takes jobs")]
     cordon_reason: str
 

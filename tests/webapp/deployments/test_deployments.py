@@ -125,10 +125,9 @@ def test_another_version_takes_over_once_it_is_ready_and_the_old_one_ends(small,
     draft = draft_begun_from(small.plan, alice)
     draft.draft["workload"]["concurrency"] = 2
     draft.save()
-    Job.objects.filter(pk=old.job_id).update(devices_per_host=1)
     deployment_change(deployment=small, by=alice, plan=draft)
     new = Replica.objects.exclude(pk=old.pk).get()
-    assert new.plan.version == 2
+    assert (new.plan.version, new.job.state) == (2, JobState.PREFLIGHT)  # beside the old one
     advance_all()
     assert view_of(small).serving == (old,)  # until the new one answers
     Replica.objects.filter(pk=new.pk).update(ready_at=now())
@@ -141,7 +140,8 @@ def test_another_version_takes_over_once_it_is_ready_and_the_old_one_ends(small,
     assert Job.objects.get(pk=old.job_id).state == JobState.STOPPING
 
 
-def test_without_room_for_both_the_old_version_leaves_before(small, alice):
+def test_without_room_for_both_the_old_version_leaves_before(team, alice, plan):
+    small = make(team, alice, plan, launch=Launch(shared=False))
     old = deployment_wake(small)
     answer(old)
     deployment_change(deployment=small, by=alice, idle_seconds=120.0)

@@ -1,0 +1,111 @@
+"""Devices that jobs share by memory.
+
+A job that asks for bytes of one device may join others that do so, on a device that nobody holds
+alone; it takes no free device then. A free one is given to it by the scheduler, as to any job.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from django.db.models import QuerySet
+
+from webapp.hosts.models import RUNS_JOBS, Device, Host, HostState, Pool
+from webapp.hosts.services import Contact, contact_of
+from webapp.jobs.models import IN_TURN, Allocation, Job, JobState
+from webapp.jobs.pool_state import foreign_pids
+
+MOST_JOBS = 64  # of a queue, that are tried at once
+USABLE_RATIO = 0.97  # of a device's memory: the driver takes the rest
+SHAREABLE = ("gpu", "cpu")  # kinds of devices; a scheduler's slot is no hardware
+
+
+@dataclass
+class SharedDevice:
+    """A device that jobs share now, and the memory that they asked for."""
+
+    device: Device
+    host: Host
+    is_only: bool  # of its host
+    held_bytes: int
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Return whether another job may ask for so much."""
+        return self.held_bytes + num_bytes <= USABLE_RATIO * self.device.memory_bytes
+
+
+class Exclusive(NamedTuple):
+    """A queued job that wants devices alone: since when, and on which host; None: on any."""
+
+    queued_at: datetime
+    priority: int
+    host_id: str | None
+
+
+def sharing_jobs(pool: Pool) -> list[Job]:
+    """Return the first queued jobs of a pool that ask for memory of a device."""
+    rows = _queued(pool).filter(shared_bytes__isnull=False).order_by(*IN_TURN)
+    return list(rows.select_related("team", "owner", "pool", "requested_host")[:MOST_JOBS])
+
+
+def exclusive_waits(pool: Pool) -> list[Exclusive]:
+    """Return the queued jobs of a pool that want devices alone."""
+    rows = _queued(pool).filter(shared_bytes__isnull=True, queued_at__isnull=False)
+    return [Exclusive(*row) for row in rows.values_list("queued_at", "priority", "requested_host")]
+
+
+def _queued(pool: Pool) -> QuerySet[Job]:
+    return Job.objects.filter(pool=pool, state=JobState.QUEUED, deleted_at=None)
+
+
+def shared_devices(pool: Pool) -> list[SharedDevice]:
+    """Return the devices of a pool's ready hosts that jobs share, the fullest first."""
+    held: dict[str, list[int | None]] = defaultdict(list)
+    rows = Allocation.objects.filter(released_at=None, device__host__pool=pool)
+    for device_id, num_bytes in rows.values_list("device", "shared_bytes"):
+        held[device_id].append(num_bytes)
+    shared = {
+        key: sum(each or 0 for each in parts) for key, parts in held.items() if None not in parts
+    }
+    devices = Device.objects.filter(
+        pk__in=shared,
+        kind__in=SHAREABLE,
+        is_present=True,
+        cordoned_at=None,
+        host__kind__in=RUNS_JOBS,
+        host__state=HostState.READY,
+    ).select_related("host")
+    found = []
+    for device in devices:
+        host = device.host
+        if contact_of(host) in {Contact.LIVE, Contact.DEGRADED} and not foreign_pids(host, device):
+            count = host.devices.filter(is_present=True, cordoned_at=None).count()
+            found.append(SharedDevice(device, host, count == 1, shared[device.pk]))
+    return sorted(found, key=lambda each: each.device.memory_bytes - each.held_bytes)
+
+
+def place_for(
+    job: Job, devices: Sequence[SharedDevice], exclusive: Sequence[Exclusive]
+) -> SharedDevice | None:
+    """Return a shared device with room for a job.
+
+    A device is not kept from a job that wants it alone and was queued before: it would wait for
+    ever while others come and go beside it.
+    """
+    return next((each for each in devices if _may_join(job, each, exclusive)), None)
+
+
+def _may_join(job: Job, shared: SharedDevice, exclusive: Sequence[Exclusive]) -> bool:
+    host_id = shared.host.pk
+    wants_one = job.devices_per_host == 1 or (job.devices_per_host is None and shared.is_only)
+    is_there = job.requested_host_id in {None, host_id}
+    if not (wants_one and is_there and shared.has_room(job.shared_bytes or 0)):
+        return False
+    return not any(
+        each.host_id in {None, host_id}
+        and each.priority >= job.priority
+        and (job.queued_at is None or each.queued_at < job.queued_at)
+        for each in exclusive
+    )
