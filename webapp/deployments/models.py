@@ -1,5 +1,6 @@
 """Database models of deployments, of their replicas, and of clients' keys and usage."""
 
+from datetime import datetime
 from typing import Any
 
 from django.conf import settings
@@ -34,6 +35,8 @@ class Deployment(TeamOwned):
     is_kept_awake = models.BooleanField(default=False)
     is_paused = models.BooleanField(default=False)  # no request wakes it
     asked_at = models.DateTimeField(null=True, blank=True)  # a wake that no replica answers yet
+    last_used_at = models.DateTimeField(null=True, blank=True)  # a request was at a replica
+    loads = models.JSONField(default=list, blank=True)  # seconds of the last ones, the newest last
     problem = models.TextField(blank=True)  # why the last wake failed; "" once a replica is ready
     failed_at = models.DateTimeField(null=True, blank=True)
     failures = models.PositiveSmallIntegerField(default=0)  # in a row
@@ -69,6 +72,9 @@ class Replica(UlidModel):
     plan = models.ForeignKey(Plan, on_delete=models.RESTRICT, related_name="replicas")
     is_leaving = models.BooleanField(default=False)  # gets no new requests, and is stopped
     left_at = models.DateTimeField(null=True, blank=True)  # since when
+    gives_way_to = models.ForeignKey(  # it leaves so that this one gets its devices
+        "self", null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
     created_at = models.DateTimeField()
     ready_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
@@ -83,9 +89,26 @@ class Replica(UlidModel):
         return f"replica of {self.deployment_id}"
 
     @property
+    def given_at(self) -> datetime | None:
+        """Return when the queue gave it its devices."""
+        attempt = self.job.current_attempt
+        return attempt.created_at if attempt else None
+
+    @property
     def load_seconds(self) -> float | None:
-        """Return how long it took from the request for it to its first answer."""
-        return (self.ready_at - self.created_at).total_seconds() if self.ready_at else None
+        """Return how long it took from its devices to its first answer."""
+        if self.ready_at is None or self.given_at is None:
+            return None
+        return (self.ready_at - self.given_at).total_seconds()
+
+    @property
+    def successor(self) -> str:
+        """Return what it gives way to, in the words of its team's pages."""
+        other = self.gives_way_to
+        if other is None:
+            return ""
+        is_own = other.deployment.team_id == self.deployment.team_id
+        return other.deployment.name if is_own else "another team's deployment"
 
 
 class ServingKey(TeamOwned):

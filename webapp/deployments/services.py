@@ -21,6 +21,7 @@ from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem, NotFoundProblem, Problem
 from webapp.deployments.models import MODEL_NAME_LENGTH, Deployment, Replica
+from webapp.deployments.turns import next_to_leave
 from webapp.jobs.endpoints import hashes_of, new_key
 from webapp.jobs.launching import launchable_of, plan_launch
 from webapp.jobs.models import FINAL_STATES, AttemptEvent, Job, JobState
@@ -35,10 +36,11 @@ ROLE = Role.PRACTITIONER
 NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{MODEL_NAME_LENGTH - 1}}}")
 LEAST_IDLE_SECONDS, MOST_IDLE_SECONDS = 6.0, 7 * 86_400.0
 FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 5.0, 300.0  # after a failure, before the next try
-LEAVING = timedelta(
-    seconds=3.0
-)  # until every gateway has read that a replica gets no more requests
+# Until most gateways have read that a replica gets no more requests: one that still arrives is
+# answered 503 by the endpoint that ends, and the gateway holds it.
+LEAVING = timedelta(seconds=1.0)
 ROOM = timedelta(seconds=20.0)  # a new version waits so long for a device beside the old one
+LOADS = 5  # the last ones, whose median is the forecast
 FAULT = "Slipway failed while it started a replica; the site's log says where."
 GONE = (
     "The account that owns {} is no longer a practitioner of the team. Take it over or delete it."
@@ -136,6 +138,8 @@ def deployment_change(
         event_record(row, "deployment.changed", by.get_username(), detail=detail)
     row.refresh_from_db()
     if row.is_paused:
+        Deployment.objects.filter(pk=row.pk).update(asked_at=None)
+        row.asked_at = None
         _leave(live_replicas(row), now())
     elif {"launch", "idle_seconds", "is_kept_awake"} & fields.keys() and live_replicas(row):
         _replace(row)
@@ -245,8 +249,8 @@ def deployment_wake(deployment: Deployment, *, by: User | None = None) -> Replic
     """Start a replica unless one runs; return the one that serves, or is to serve, next.
 
     Of two calls at once, one starts it. After failures in a row only a person's call (``by``)
-    does not wait. None: it is paused or deleted, a wait is not over, or its job was refused,
-    which is kept as its problem; a person is told.
+    does not wait. None: it is paused or deleted, a wait is not over, it gives way and is started
+    afterwards, or its job was refused, which is kept as its problem; a person is told.
 
     Raises:
         DraftProblem: a person asks, and the plan cannot be launched now.
@@ -260,12 +264,19 @@ def deployment_wake(deployment: Deployment, *, by: User | None = None) -> Replic
         if by is not None:
             row.is_paused, row.failures, row.problem = False, 0, ""
             row.save(update_fields=["is_paused", "failures", "problem"])
-        if live := live_replicas(row):
-            return live[0]
-        if row.failed_at is not None and instant < row.failed_at + rest_after(row.failures):
+        live = live_replicas(row)
+        if not live and _rests(row, instant):
             return None
-        Deployment.objects.filter(pk=row.pk).update(asked_at=row.asked_at or instant)
-    return _start(row, by)
+        if _none_is_ready(live):
+            Deployment.objects.filter(pk=row.pk).update(asked_at=row.asked_at or instant)
+    if live:
+        return live[0]
+    return None if _gives_way(row) else _start(row, by)
+
+
+def _rests(deployment: Deployment, instant: datetime) -> bool:
+    failed_at = deployment.failed_at
+    return failed_at is not None and instant < failed_at + rest_after(deployment.failures)
 
 
 def rest_after(failures: int) -> timedelta:
@@ -371,8 +382,14 @@ def deployment_advance(deployment: Deployment) -> None:
     if deployment.deleted_at is not None:
         return
     _finish_roll(deployment)
-    if deployment.is_kept_awake and not deployment.is_paused and not live_replicas(deployment):
+    live = live_replicas(deployment)
+    if deployment.asked_at is not None and not live:
+        deployment.refresh_from_db(fields=["asked_at"])
+    is_wanted = deployment.is_kept_awake or deployment.asked_at is not None
+    if is_wanted and not live and not deployment.is_paused:
         deployment_wake(deployment)
+    elif is_wanted and live and live[0].job.state == JobState.QUEUED and _none_is_ready(live):
+        _take_turn(live[0])
 
 
 def _settle(deployment: Deployment, replica: Replica) -> None:
@@ -388,11 +405,15 @@ def _settle(deployment: Deployment, replica: Replica) -> None:
             _failed(deployment, "Its job was stopped before the model was loaded.")
         return
     if replica.ready_at is None and is_ready(job):
+        replica.ready_at = now()
         with transaction.atomic():
-            Replica.objects.filter(pk=replica.pk).update(ready_at=now())
+            replica.save(update_fields=["ready_at"])
+            row = Deployment.objects.select_for_update().get(pk=deployment.pk)
             Deployment.objects.filter(pk=deployment.pk).update(
-                problem="", failures=0, failed_at=None, asked_at=None
-            )
+                problem="", failures=0, failed_at=None, asked_at=None,
+                loads=[*row.loads, replica.load_seconds][-LOADS:],
+            )  # fmt: skip
+        deployment.asked_at = None
     if replica.is_leaving and now() >= (replica.left_at or now()) + LEAVING:
         _stop([replica], ACTOR)
 
@@ -419,6 +440,42 @@ def _stop(replicas: Iterable[Replica], by: str) -> None:
 def _leave(replicas: Iterable[Replica], instant: datetime) -> None:
     keys = [each.pk for each in replicas]
     Replica.objects.filter(pk__in=keys, left_at=None).update(is_leaving=True, left_at=instant)
+
+
+# Take turns on a device
+
+
+def _none_is_ready(replicas: Iterable[Replica]) -> bool:
+    return all(each.ready_at is None for each in replicas)
+
+
+def _take_turn(waiter: Replica) -> None:
+    """Let a replica of another deployment leave, if that is how a queued one gets its devices."""
+    leaver = next_to_leave(waiter)
+    if leaver is None:
+        return
+    with transaction.atomic():
+        rows = Replica.objects.filter(pk=leaver.pk, left_at=None)
+        if rows.update(is_leaving=True, left_at=now(), gives_way_to=waiter):
+            leaver.gives_way_to = waiter
+            event_record(
+                leaver.deployment, "deployment.gave_way", ACTOR, detail={"to": leaver.successor}
+            )
+
+
+def _gives_way(deployment: Deployment) -> bool:
+    """Return whether a deployment's last replica left for one that still waits in the queue.
+
+    Its next one is queued behind: teams that used little would be before it otherwise, and the
+    two would only change places.
+    """
+    rows = Replica.objects.filter(deployment=deployment)
+    last = rows.select_related("gives_way_to__job").first()
+    other = last.gives_way_to if last else None
+    if last is None or other is None or other.is_leaving or other.ended_at is not None:
+        return False
+    is_going = last.ended_at is None or now() < last.ended_at + ROOM
+    return is_going and other.job.state == JobState.QUEUED
 
 
 # Roll out another version

@@ -1,6 +1,6 @@
 """What state a deployment is in, and how long its model takes to load."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
@@ -12,7 +12,9 @@ from webapp.deployments.models import Deployment, Replica
 from webapp.deployments.services import rest_after
 from webapp.jobs.models import AttemptEvent, JobState
 
-LOADS = 5  # the last ones, whose median is the forecast
+READ_WITH_REPLICAS = (
+    "job__current_attempt", "job__host", "plan", "deployment", "gives_way_to__deployment",
+)  # fmt: skip
 
 
 class DeploymentState(models.TextChoices):
@@ -29,7 +31,7 @@ class DeploymentState(models.TextChoices):
 class DeploymentView:
     """A deployment with the replicas that have not ended, the newest first.
 
-    ``load_seconds`` is the median of its last loads, from the request to the first answer; None
+    ``load_seconds`` is the median of its last loads, from its devices to the first answer; None
     before the first one.
     """
 
@@ -74,7 +76,7 @@ class DeploymentView:
         """Return how long the load is still expected to take, at least a second."""
         if self.load_seconds is None or self.state != DeploymentState.LOADING:
             return None
-        since = self.coming.created_at if self.coming else self.deployment.asked_at
+        since = self.coming.given_at if self.coming else None
         elapsed = (now() - since).total_seconds() if since else 0.0
         return max(1.0, self.load_seconds - elapsed)
 
@@ -83,11 +85,14 @@ def views_of(deployments: Sequence[Deployment]) -> list[DeploymentView]:
     """Return deployments with their replicas and loads, read at once."""
     keys = [each.pk for each in deployments]
     rows = Replica.objects.filter(deployment__in=keys, ended_at=None)
-    live = _by_deployment(rows.select_related("job__current_attempt", "job__host", "plan"))
+    live: dict[str, list[Replica]] = {}
+    for each in rows.select_related(*READ_WITH_REPLICAS):
+        live.setdefault(each.deployment_id, []).append(each)
     mark_ready(each for group in live.values() for each in group)
-    loads = loads_of(keys)
     return [
-        DeploymentView(each, tuple(live.get(each.pk, ())), loads.get(each.pk))
+        DeploymentView(
+            each, tuple(live.get(each.pk, ())), median(each.loads) if each.loads else None
+        )
         for each in deployments
     ]
 
@@ -109,19 +114,3 @@ def mark_ready(replicas: Iterable[Replica]) -> None:
     events = AttemptEvent.objects.filter(attempt__in=list(waiting), kind="endpoint")
     for attempt_id in set(events.values_list("attempt_id", flat=True)):
         waiting[attempt_id].ready_at = now()
-
-
-def loads_of(keys: Sequence[str]) -> dict[str, float]:
-    """Return the median of the last loads of deployments, in seconds, by id."""
-    rows = Replica.objects.filter(deployment__in=keys, ready_at__isnull=False)
-    found: dict[str, float] = {}
-    for key, group in _by_deployment(rows).items():
-        found[key] = median(each.load_seconds or 0.0 for each in group[:LOADS])
-    return found
-
-
-def _by_deployment(rows: Iterable[Replica]) -> Mapping[str, list[Replica]]:
-    found: dict[str, list[Replica]] = {}
-    for each in rows:
-        found.setdefault(each.deployment_id, []).append(each)
-    return found

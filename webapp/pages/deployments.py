@@ -45,7 +45,7 @@ from webapp.deployments.services import (
     deployment_sleep,
     deployment_wake,
 )
-from webapp.deployments.states import DeploymentState, view_of, views_of
+from webapp.deployments.states import READ_WITH_REPLICAS, DeploymentState, view_of, views_of
 from webapp.deployments.usage import DAYS, MOST_DAYS, usage_of
 from webapp.live.stream import live_context, page_or_regions
 from webapp.plans.models import Plan
@@ -113,7 +113,7 @@ def _detail(request: HttpRequest, row: Deployment, form: ChangeForm | None = Non
     context: dict[str, Any] = {
         "view": view,
         "deployment": row,
-        "ended": ended.select_related("job__host", "plan")[:SHOWN_REPLICAS],
+        "ended": ended.select_related(*READ_WITH_REPLICAS)[:SHOWN_REPLICAS],
         "gateway_url": gateway_url(request),
         "may_change": may,
         "may_wake": is_practitioner

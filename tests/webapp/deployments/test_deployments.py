@@ -1,6 +1,8 @@
 """Deployments: woken, put to sleep, rolled to another version, and what stands in their way."""
 
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db.models import F
@@ -25,6 +27,7 @@ from webapp.deployments.services import (
     deployment_wake,
 )
 from webapp.deployments.states import view_of
+from webapp.hosts.models import Device, Host
 from webapp.jobs.models import Attempt, Job, JobState
 from webapp.jobs.services import job_stop
 from webapp.plans.saving import draft_begun_from
@@ -235,3 +238,125 @@ def test_the_pages_deploy_a_plan_show_it_and_make_a_key_that_is_shown_once(plan,
     key = shown.partition('id="new-key">')[2].partition("<")[0]
     assert key.startswith("sk-slipway-")
     assert key not in client.get("/deployments/keys/").content.decode()
+
+
+# Turns on a device
+
+
+@dataclass
+class Turn:
+    """A device that one deployment holds and another one waits for, by seconds ago."""
+
+    used: float | None = 10.0
+    ready: float = 60.0
+    loaded_in: float = 5.0
+    waited: float = 1.0
+    held: dict[str, Any] = field(default_factory=dict)
+    waits: dict[str, Any] = field(default_factory=dict)
+    queued: dict[str, Any] = field(default_factory=dict)
+
+    def apply(self, holder: Replica, waiter: Replica) -> None:
+        def ago(seconds: float):
+            return now() - timedelta(seconds=seconds)
+
+        Replica.objects.update(is_leaving=False, left_at=None, gives_way_to=None)
+        Replica.objects.filter(pk=holder.pk).update(ready_at=ago(self.ready))
+        Replica.objects.filter(pk=waiter.pk).update(created_at=ago(self.waited), **self.queued)
+        Attempt.objects.filter(job=holder.job).update(created_at=ago(self.ready + self.loaded_in))
+        used = None if self.used is None else ago(self.used)
+        Deployment.objects.filter(pk=holder.deployment_id).update(
+            **{"last_used_at": used, "is_kept_awake": False, **self.held}
+        )
+        Deployment.objects.filter(pk=waiter.deployment_id).update(
+            **{"asked_at": now(), "is_kept_awake": False, **self.waits}
+        )
+
+
+TURNS = {
+    "idle": (Turn(), True),
+    "used a second ago": (Turn(used=1.0), False),
+    "just ready, and its requests are coming": (Turn(used=None, ready=3.0), False),
+    "just ready after an earlier use": (Turn(used=10.0, ready=3.0), False),
+    "ready, and nobody came": (Turn(used=None, ready=6.0), True),
+    "busy for a turn, with a wait of one": (Turn(used=0.0, waited=25.0), True),
+    "busy for less than a turn": (Turn(used=0.0, ready=15.0, waited=25.0), False),
+    "busy for less than its load took": (Turn(used=0.0, loaded_in=90.0, waited=25.0), False),
+    "kept awake": (Turn(held={"is_kept_awake": True}), False),
+    "nobody asked": (Turn(waits={"asked_at": None}), False),
+    "asked for by being kept awake": (
+        Turn(waits={"asked_at": None, "is_kept_awake": True}), True,
+    ),
+    "what waits leaves itself": (Turn(queued={"is_leaving": True}), False),
+}  # fmt: skip
+
+
+def test_who_holds_a_device_leaves_when_it_is_idle_or_has_had_its_turn(team, alice, plan, small):
+    holder = deployment_wake(small)
+    answer(holder)
+    waiter = deployment_wake(make(team, alice, plan, name="other"))
+    assert waiter.job.state == JobState.QUEUED
+    for name, (turn, leaves) in TURNS.items():
+        turn.apply(holder, waiter)
+        advance_all()
+        holder.refresh_from_db()
+        assert (holder.is_leaving, holder.gives_way_to == waiter) == (leaves, leaves), name
+
+
+def slots(host: Host, number: int) -> None:
+    """Let a host take so many jobs at once."""
+    Device.objects.filter(host=host).update(kind="slot")
+    for index in range(1, number):
+        Device.objects.create(
+            host=host, index=index, kind="slot", uuid=f"s{index}", name="slot", memory_bytes=0
+        )
+
+
+def test_of_several_the_least_recently_used_leaves_and_one_for_each_that_waits(
+    team, alice, charlie, plan, host, other_host
+):
+    slots(host, 3)
+    rows = [make(team, alice, plan, name=f"d{number}") for number in range(5)]
+    holders = [deployment_wake(row) for row in rows[:3]]
+    for number, holder in enumerate(holders):
+        answer(holder)
+        Turn(used=10.0 + (number - 1) ** 2).apply(holder, holder)
+    Deployment.objects.update(asked_at=None)
+    waiter = deployment_wake(rows[3])
+    Job.objects.filter(pk=waiter.job_id).update(requested_host=other_host)
+    advance_all()
+    assert not Replica.objects.filter(is_leaving=True).exists()  # it could not run there
+    Job.objects.filter(pk=waiter.job_id).update(requested_host=host)
+    for _ in range(3):
+        advance_all()
+    assert [each.deployment.name for each in Replica.objects.filter(is_leaving=True)] == ["d0"]
+    assert (
+        "gives way to d3" in client_of(alice).get(f"/deployments/{rows[0].pk}/").content.decode()
+    )
+    deployment_wake(rows[4])
+    for _ in range(3):
+        advance_all()
+    leaving = Replica.objects.filter(is_leaving=True).order_by("pk")
+    assert [each.deployment.name for each in leaving] == ["d0", "d2"]
+    told = Event.objects.filter(kind="deployment.gave_way").values_list("subject", "detail")
+    assert list(told) == [(rows[0].pk, {"to": "d3"}), (rows[2].pk, {"to": "d4"})]
+
+
+def test_what_gave_way_is_queued_behind_what_it_gave_way_to(team, alice, plan, small):
+    holder = deployment_wake(small)
+    answer(holder)
+    waiter = deployment_wake(make(team, alice, plan, name="other"))
+    Turn().apply(holder, waiter)
+    advance_all()
+    for _ in range(2):
+        assert deployment_wake(small, by=alice) is None
+        assert state(small) == "loading"
+        Replica.objects.filter(pk=holder.pk).update(left_at=now() - services.LEAVING)
+        advance_all()  # it is stopped
+    end(holder)
+    answer(waiter)
+    advance_all()
+    again = Replica.objects.filter(deployment=small).first()
+    assert (again == holder, again.job.state) == (False, JobState.QUEUED)
+    assert (
+        "gave way to other" in client_of(alice).get(f"/deployments/{small.pk}/").content.decode()
+    )
