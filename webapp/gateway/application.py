@@ -9,7 +9,8 @@ import asyncio
 import json
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -211,12 +212,11 @@ class Gateway:
             response, target = await self._first(exchange, key, route, asked)
             status = response.status
             kept.note(used_of(response.headers))
-            self._running[target.replica_id] += 1
-            try:
-                is_cut = not await self._pass_on(exchange, key, response, kept)
-            finally:
-                self._running[target.replica_id] -= 1
-                await response.close()
+            with self._at(route, target):
+                try:
+                    is_cut = not await self._pass_on(exchange, key, response, kept)
+                finally:
+                    await response.close()
         except Refusal as refusal:
             status, is_cut = refusal.status, False
             raise
@@ -260,27 +260,37 @@ class Gateway:
             tunnel = self.tunnels.of(target.host_id)
             if tunnel is None:
                 continue
-            self._running[target.replica_id] += 1
             try:
-                response: TunnelResponse = await tunnel.request(
-                    target.attempt_id,
-                    "POST",
-                    exchange.path,
-                    _headers_for(exchange, target),
-                    asked.body_for(asked.adapter or asked.name),
-                )
+                with self._at(route, target):
+                    response: TunnelResponse = await tunnel.request(
+                        target.attempt_id,
+                        "POST",
+                        exchange.path,
+                        _headers_for(exchange, target),
+                        asked.body_for(asked.adapter or asked.name),
+                    )
             except TunnelError as error:
                 fault = str(error)
                 failed.add(target.attempt_id)
                 continue
-            finally:
-                self._running[target.replica_id] -= 1
             if response.status != HTTPStatus.SERVICE_UNAVAILABLE or loop.time() >= deadline:
                 return response, target
             await response.close()  # it is ending or loading: another one, or itself again
             await self.routes.change(LOOK_SECONDS)
         words = f"No replica of {route.name} answered: {fault or 'it is ending'}. Try again."
         raise Refusal(502, words, "unreachable", {"retry-after": "1"})
+
+    @contextmanager
+    def _at(self, route: Route, target: Target) -> Iterator[None]:
+        """Count a request at a replica while the block runs."""
+        self._running[target.replica_id] += 1
+        try:
+            with self.routes.use(route.id):
+                yield
+        finally:
+            self._running[target.replica_id] -= 1
+            if not self._running[target.replica_id]:
+                del self._running[target.replica_id]
 
     async def _target(self, route: Route, deadline: float, failed: set[str]) -> Target:
         """Return a replica for a request; wake the deployment and wait for it if there is none.

@@ -6,7 +6,10 @@ does not answer, the last snapshot stays.
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
@@ -90,7 +93,7 @@ def load_snapshot(used: Mapping[str, int]) -> Snapshot:
     """Return what the database says; ``used`` are the tokens of today by key."""
     rows = Deployment.objects.filter(deleted_at=None).only(
         "team", "name", "idle_seconds", "is_paused", "asked_at", "problem", "failed_at",
-        "failures", "created_at",
+        "failures", "loads", "created_at",
     )  # fmt: skip
     found = [_route(view) for view in views_of(list(rows))]
     routes = {(each.team_id, each.name): each for each in found}
@@ -149,7 +152,11 @@ def _target(replica: Replica) -> Target:
 
 
 class Routes:
-    """The current snapshot, the thread that renews it, and the wakes that requests ask for."""
+    """The current snapshot, and the thread that renews it.
+
+    The thread also carries out the wakes that requests ask for, and stores which deployments have
+    requests at their replicas, so that one without any can give way to another.
+    """
 
     def __init__(self, load: Callable[[Mapping[str, int]], Snapshot] = load_snapshot) -> None:
         self.snapshot = Snapshot()
@@ -159,6 +166,9 @@ class Routes:
         self._rounds = 0
         self._soon, self._stop = threading.Event(), threading.Event()
         self._wakes: set[str] = set()
+        self._open: Counter[str] = Counter()  # requests at replicas, by deployment
+        self._ended: set[str] = set()  # deployments of which one ended since the last report
+        self._reported_at = 0.0
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
@@ -189,8 +199,34 @@ class Routes:
             self._wakes.add(deployment_id)
         self._soon.set()
 
+    @contextmanager
+    def use(self, deployment_id: str) -> Iterator[None]:
+        """Report a deployment as used while the block runs: a request is at a replica of it."""
+        with self._lock:
+            self._open[deployment_id] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open[deployment_id] -= 1
+                self._open += Counter()  # without the zeros
+                self._ended.add(deployment_id)
+
+    def report(self) -> None:
+        """Store when the deployments were used, at most once in ``REFRESH_SECONDS``."""
+        if time.monotonic() - self._reported_at < REFRESH_SECONDS:
+            return
+        with self._lock:
+            used = self._ended | set(self._open)
+        if used:
+            Deployment.objects.filter(pk__in=used).update(last_used_at=now())
+        with self._lock:
+            self._ended -= used
+        self._reported_at = time.monotonic()
+
     def refresh(self) -> None:
-        """Carry out the wakes that were asked for, and read the database once."""
+        """Report what is used, carry out the wakes that were asked for, and read the database."""
+        self.report()
         with self._lock:
             wakes, self._wakes = self._wakes, set()
         for key in wakes:

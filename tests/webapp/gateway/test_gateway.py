@@ -14,7 +14,7 @@ from webapp.core.ids import new_ulid
 from webapp.deployments.keys import KeyOptions, key_make
 from webapp.deployments.models import Deployment, ServingKey, Usage, UsageJournal
 from webapp.deployments.states import DeploymentState
-from webapp.gateway import application
+from webapp.gateway import application, routes
 from webapp.gateway.application import Gateway
 from webapp.gateway.journal import Answer, Journal, count_file, left_files, read_answer
 from webapp.gateway.routes import Key, Route, Routes, Snapshot, Target
@@ -263,6 +263,52 @@ async def test_a_sleeping_model_is_woken_and_the_request_held_with_heartbeats(
     await sending
     assert client.body.endswith(b": waiting\n\ndata: a\n\n")
     assert client.counted[0].status == 200
+
+
+@pytest.mark.asyncio
+async def test_a_deployment_is_in_use_while_a_request_is_at_a_replica_not_while_it_waits(tmp_path):
+    go_on = asyncio.Event()
+    response = Response(b"data: a\n\n", then=go_on, content_type="text/event-stream")
+    client = Client(tmp_path, Host(response), ASLEEP)
+    woken = asyncio.Event()
+    client.routes.wake = lambda _: woken.set()
+    sending = asyncio.ensure_future(client.send(document=CHAT | {"stream": True}))
+    await woken.wait()
+    assert (client.routes._open, client.routes._ended) == ({}, set())
+    client.routes.set(ROUTE)
+    await client.came.wait()
+    assert client.routes._open == {"d1": 1}
+    go_on.set()
+    await sending
+    assert (client.routes._open, client.routes._ended) == ({}, {"d1"})
+    assert client.gateway._running == {}
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_use_is_stored_once_a_second_as_long_as_it_lasts(team, alice, monkeypatch):
+    plan = Plan.objects.create(team=team, owner=alice)
+    used, unused = (
+        Deployment.objects.create(team=team, owner=alice, name=name, plan=plan) for name in "ab"
+    )
+    found = Routes()
+
+    def reported() -> bool:
+        Deployment.objects.update(last_used_at=None)
+        found.report()
+        unused.refresh_from_db()
+        used.refresh_from_db()
+        assert unused.last_used_at is None
+        return used.last_used_at is not None
+
+    assert not reported()
+    assert not reported()
+    with found.use(used.pk):
+        assert not reported()  # within the second
+        monkeypatch.setattr(routes, "REFRESH_SECONDS", 0.0)
+        assert reported()
+        assert reported()
+    assert reported()  # one ended since
+    assert not reported()
 
 
 @pytest.mark.asyncio
