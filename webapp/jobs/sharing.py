@@ -5,7 +5,7 @@ alone; it takes no free device then. A free one is given to it by the scheduler,
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -60,10 +60,22 @@ def _queued(pool: Pool) -> QuerySet[Job]:
     return Job.objects.filter(pool=pool, state=JobState.QUEUED, deleted_at=None)
 
 
-def shared_devices(pool: Pool) -> list[SharedDevice]:
-    """Return the devices of a pool's ready hosts that jobs share, the fullest first."""
+def would_join(job: Job, gone: Collection[str]) -> bool:
+    """Return whether a queued job had room on a shared device without the jobs that go."""
+    if job.shared_bytes is None:
+        return False
+    devices = shared_devices(job.pool, gone)
+    return place_for(job, devices, exclusive_waits(job.pool)) is not None
+
+
+def shared_devices(pool: Pool, gone: Collection[str] = ()) -> list[SharedDevice]:
+    """Return the devices of a pool's ready hosts that jobs share, the fullest first.
+
+    ``gone``: jobs that count as if they had left.
+    """
     held: dict[str, list[int | None]] = defaultdict(list)
     rows = Allocation.objects.filter(released_at=None, device__host__pool=pool)
+    rows = rows.exclude(attempt__job__in=gone) if gone else rows
     for device_id, num_bytes in rows.values_list("device", "shared_bytes"):
         held[device_id].append(num_bytes)
     shared = {

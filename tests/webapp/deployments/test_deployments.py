@@ -28,8 +28,9 @@ from webapp.deployments.services import (
 )
 from webapp.deployments.states import view_of
 from webapp.hosts.models import Device, Host
-from webapp.jobs.models import Attempt, Job, JobState
+from webapp.jobs.models import Allocation, Attempt, Job, JobState
 from webapp.jobs.services import job_stop
+from webapp.jobs.sharing import USABLE_RATIO
 from webapp.plans.saving import draft_begun_from
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -290,16 +291,37 @@ TURNS = {
 }  # fmt: skip
 
 
-def test_who_holds_a_device_leaves_when_it_is_idle_or_has_had_its_turn(team, alice, plan, small):
-    holder = deployment_wake(small)
+ALONE = Launch(shared=False)
+
+
+def test_who_holds_a_device_leaves_when_it_is_idle_or_has_had_its_turn(team, alice, plan):
+    holder = deployment_wake(make(team, alice, plan, launch=ALONE))
     answer(holder)
-    waiter = deployment_wake(make(team, alice, plan, name="other"))
+    waiter = deployment_wake(make(team, alice, plan, name="other", launch=ALONE))
     assert waiter.job.state == JobState.QUEUED
     for name, (turn, leaves) in TURNS.items():
         turn.apply(holder, waiter)
         advance_all()
         holder.refresh_from_db()
         assert (holder.is_leaving, holder.gives_way_to == waiter) == (leaves, leaves), name
+
+
+def test_of_those_that_share_a_device_as_many_leave_as_make_room(team, alice, plan, host):
+    rows = [make(team, alice, plan, name=f"d{number}") for number in range(4)]
+    holders = [deployment_wake(row) for row in rows[:3]]
+    for number, holder in enumerate(holders):
+        answer(holder)
+        Turn(used=10.0 + number).apply(holder, holder)
+    Deployment.objects.update(asked_at=None)
+    total = int(USABLE_RATIO * Device.objects.get(host=host).memory_bytes)
+    Allocation.objects.update(shared_bytes=total // 3)
+    waiter = deployment_wake(rows[3])
+    assert waiter.job.state == JobState.QUEUED
+    Job.objects.filter(pk=waiter.job_id).update(shared_bytes=total // 2)
+    for _ in range(4):
+        advance_all()
+    leaving = Replica.objects.filter(is_leaving=True)
+    assert {each.deployment.name for each in leaving} == {"d1", "d2"}  # the least recently used
 
 
 def slots(host: Host, number: int) -> None:
@@ -341,10 +363,11 @@ def test_of_several_the_least_recently_used_leaves_and_one_for_each_that_waits(
     assert list(told) == [(rows[0].pk, {"to": "d3"}), (rows[2].pk, {"to": "d4"})]
 
 
-def test_what_gave_way_is_queued_behind_what_it_gave_way_to(team, alice, plan, small):
+def test_what_gave_way_is_queued_behind_what_it_gave_way_to(team, alice, plan):
+    small = make(team, alice, plan, launch=ALONE)
     holder = deployment_wake(small)
     answer(holder)
-    waiter = deployment_wake(make(team, alice, plan, name="other"))
+    waiter = deployment_wake(make(team, alice, plan, name="other", launch=ALONE))
     Turn().apply(holder, waiter)
     advance_all()
     for _ in range(2):

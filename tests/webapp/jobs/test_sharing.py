@@ -80,6 +80,6 @@ def test_a_host_runs_and_shows_all_that_share_its_device(submit, memory, host, a
     }
     assert len(devices) == 1
     page = client_of(alice).get(f"/hosts/{host.slug}/").content.decode()
-    assert page.count("1.0 MiB") == 2
+    assert page.count("(1.00") == 2
     reply = client_of(alice).get(f"/api/v1/hosts/{host.slug}").json()
     assert reply["devices"][0]["jobs"] == [each.pk for each in jobs]
