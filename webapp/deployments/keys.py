@@ -24,7 +24,8 @@ HINT_LENGTH = len(PREFIX) + 4
 MOST_KEYS = 500  # of one team, valid at the same time
 DEFAULT_HOLD_SECONDS, MOST_HOLD_SECONDS = 120.0, 1800.0
 MOST_DAYS = 3660
-Limit = Annotated[int | None, Field(ge=1, le=10**15)]
+Limit = Annotated[int | None, Field(ge=1, le=2**31 - 1)]
+TokenLimit = Annotated[int | None, Field(ge=1, le=10**15)]
 
 
 class KeyOptions(BaseModel):
@@ -41,7 +42,7 @@ class KeyOptions(BaseModel):
     requests_per_minute: Annotated[Limit, Field(description="At each gateway")] = None
     max_concurrency: Annotated[Limit, Field(description="Requests at the same time")] = None
     tokens_per_day: Annotated[
-        Limit, Field(description="Of prompts and answers, from midnight UTC")
+        TokenLimit, Field(description="Of prompts and answers, from midnight UTC")
     ] = None
     hold_seconds: Annotated[
         float,

@@ -95,6 +95,12 @@ class Replica(UlidModel):
         return attempt.created_at if attempt else None
 
     @property
+    def is_ready(self) -> bool:
+        """Return whether the attempt that runs now has answered; a retried job loads again."""
+        given_at = self.given_at
+        return self.ready_at is not None and given_at is not None and self.ready_at >= given_at
+
+    @property
     def load_seconds(self) -> float | None:
         """Return how long it took from its devices to its first answer."""
         if self.ready_at is None or self.given_at is None:

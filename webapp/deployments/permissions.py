@@ -40,12 +40,14 @@ def usable_deployment(request: HttpRequest, deployment_id: str) -> Deployment:
     """Return a deployment that the person may wake, as a request of theirs would.
 
     Raises:
-        PermissionDenied: the role is too low.
+        PermissionDenied: the role is too low, or it is paused by who may change it.
     """
     row = visible_deployment(request, deployment_id)
     held = membership_of(request.user, row.team)
     if held is None or not is_at_least(Role(held.role), Role.PRACTITIONER):
         raise PermissionDenied("To wake a deployment you need the role Practitioner or higher.")
+    if row.is_paused and not may_change(held, row):
+        raise PermissionDenied("It is paused; only its owner or an operator can wake it.")
     return row
 
 

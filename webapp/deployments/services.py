@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,7 +22,7 @@ from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem, NotFoundProblem, Problem
 from webapp.deployments.models import MODEL_NAME_LENGTH, Deployment, Replica
-from webapp.deployments.turns import next_to_leave
+from webapp.deployments.turns import next_to_leave, starts_without
 from webapp.jobs.endpoints import hashes_of, new_key
 from webapp.jobs.launching import launchable_of, plan_launch
 from webapp.jobs.models import FINAL_STATES, AttemptEvent, Job, JobState
@@ -69,10 +70,8 @@ def deployment_create(
         DraftProblem: the plan cannot be launched as an endpoint.
         Problem: an option is not of an endpoint.
     """
-    if idempotency_key:
-        made = Deployment.objects.filter(team=team, idempotency_key=idempotency_key).first()
-        if made is not None:
-            return made
+    if made := _of_key(team, idempotency_key):
+        return made
     name = _checked_name(name)
     launch = _checked_launch(launch)
     _check_idle(idle_seconds)
@@ -95,9 +94,16 @@ def deployment_create(
                 deployment, "deployment.created", by.get_username(), detail={"name": name}
             )
     except IntegrityError:
+        if made := _of_key(team, idempotency_key):  # another call with it came first
+            return made
         _check_free(team, name)
         raise
     return deployment
+
+
+def _of_key(team: Team, key: str | None) -> Deployment | None:
+    rows = Deployment.objects.filter(team=team, idempotency_key=key, deleted_at=None)
+    return rows.first() if key else None
 
 
 def deployment_change(
@@ -112,37 +118,39 @@ def deployment_change(
 
     A new plan or launch is rolled out if a replica runs: a second one starts, requests go to it
     once it is ready, and the first one ends. Where there is no room for both, the first one ends
-    before, and requests wait at the gateway.
+    before, and requests wait at the gateway. Other changes count from the next start on.
 
     Raises:
         InvalidProblem: a field is not valid.
         DraftProblem: the plan cannot be launched as an endpoint.
     """
     row = _row_of(deployment)
-    detail: dict[str, Any] = dict(fields)
+    if plan is not None and plan.team_id != row.team_id:
+        raise InvalidProblem("plan", f"The plan is not of {row.team.name}. Choose one that is.")
     if "idle_seconds" in fields:
         _check_idle(fields["idle_seconds"])
     if fields.get("is_kept_awake"):
         fields["idle_seconds"] = None
+    chosen = _checked_launch(launch or launch_of(row))
     if plan is not None or launch is not None:
-        chosen = _checked_launch(launch or launch_of(row))
         _check_is_endpoint(plan or row.plan, chosen)
-        fields["launch"] = chosen.model_dump(mode="json", exclude_defaults=True)
-        if plan is not None:
-            fields["plan"] = plan_keep(plan, by=by.get_username())
-            detail |= {"plan": fields["plan"].pk, "version": fields["plan"].version}
+    fields["launch"] = chosen.model_dump(mode="json", exclude_defaults=True)
+    if plan is not None:
+        fields["plan"] = plan_keep(plan, by=by.get_username())
+    changed = {name: value for name, value in fields.items() if value != getattr(row, name)}
+    detail: dict[str, Any] = dict(changed)
+    if "plan" in changed:
+        detail |= {"plan": changed["plan"].pk, "version": changed["plan"].version}
     with transaction.atomic():
+        if changed.get("is_paused"):
+            changed["asked_at"] = None
         Deployment.objects.filter(pk=row.pk, deleted_at=None).update(
-            problem="", failures=0, failed_at=None, **fields
+            problem="", failures=0, failed_at=None, **changed
         )
         event_record(row, "deployment.changed", by.get_username(), detail=detail)
     row.refresh_from_db()
-    if row.is_paused:
-        Deployment.objects.filter(pk=row.pk).update(asked_at=None)
-        row.asked_at = None
-        _leave(live_replicas(row), now())
-    elif {"launch", "idle_seconds", "is_kept_awake"} & fields.keys() and live_replicas(row):
-        _replace(row)
+    if {"launch", "plan"} & changed.keys() and live_replicas(row) and not row.is_paused:
+        _start(row, _next_number(row))
     deployment_advance(row)
     row.refresh_from_db()
     return row
@@ -264,14 +272,20 @@ def deployment_wake(deployment: Deployment, *, by: User | None = None) -> Replic
         if by is not None:
             row.is_paused, row.failures, row.problem = False, 0, ""
             row.save(update_fields=["is_paused", "failures", "problem"])
-        live = live_replicas(row)
+            event_record(row, "deployment.woken", by.get_username())
+        live, number = live_replicas(row), _next_number(row)
         if not live and _rests(row, instant):
             return None
         if _none_is_ready(live):
             Deployment.objects.filter(pk=row.pk).update(asked_at=row.asked_at or instant)
     if live:
         return live[0]
-    return None if _gives_way(row) else _start(row, by)
+    return None if _gives_way(row) else _start(row, number, by)
+
+
+def _next_number(deployment: Deployment) -> int:
+    """Return what tells a start from the last one: two calls with one number start one job."""
+    return Replica.objects.filter(deployment=deployment).count()
 
 
 def _rests(deployment: Deployment, instant: datetime) -> bool:
@@ -290,19 +304,18 @@ def rest_after(failures: int) -> timedelta:
 def live_replicas(deployment: Deployment) -> list[Replica]:
     """Return the replicas that take requests now or once they are loaded, the newest first."""
     rows = Replica.objects.filter(deployment=deployment, ended_at=None, is_leaving=False)
-    return list(rows.select_related("job"))
+    return list(rows.select_related("job__current_attempt", "deployment"))
 
 
-def _start(deployment: Deployment, by: User | None = None) -> Replica | None:
+def _start(deployment: Deployment, number: int, by: User | None = None) -> Replica | None:
     """Launch a job for a deployment; a refusal is kept as its problem, or told to a person.
 
-    It counts against the budget of the token that asks for it, else of the deployment's own.
+    It counts against the budget of the token that asks for it, else of the deployment's own. The
+    Hub may be asked, so no transaction is open meanwhile.
     """
     try:
         owner = _owner_of(deployment)
-        with acting_as(acting_token() or deployment.token), transaction.atomic():
-            Deployment.objects.select_for_update().get(pk=deployment.pk)
-            number = Replica.objects.filter(deployment=deployment).count()
+        with acting_as(acting_token() or deployment.token):
             job = plan_launch(
                 plan=deployment.plan,
                 by=owner,
@@ -315,14 +328,7 @@ def _start(deployment: Deployment, by: User | None = None) -> Replica | None:
                 idempotency_key=f"deployment-{deployment.pk}-{number}",
                 served_name=deployment.name,
             )
-            replica, _ = Replica.objects.get_or_create(
-                job=job,
-                defaults={
-                    "deployment": deployment,
-                    "plan": deployment.plan,
-                    "created_at": now(),
-                },
-            )
+        return _attached(deployment, job)
     except (DraftProblem, Problem) as problem:
         if by is not None:
             raise
@@ -333,6 +339,20 @@ def _start(deployment: Deployment, by: User | None = None) -> Replica | None:
     except Exception:
         log.exception("replica not started", deployment=deployment.pk)
         _failed(deployment, FAULT)
+        return None
+
+
+def _attached(deployment: Deployment, job: Job) -> Replica | None:
+    """Return the replica of a job; None if nobody wants it any more: then it leaves at once."""
+    with transaction.atomic():
+        row = Deployment.objects.select_for_update().get(pk=deployment.pk)
+        is_wanted = row.deleted_at is None and not row.is_paused
+        replica, _ = Replica.objects.get_or_create(
+            job=job,
+            defaults={"deployment": row, "plan": deployment.plan, "created_at": now()},
+        )
+    if not is_wanted:
+        _stop([replica], ACTOR)
         return None
     return replica
 
@@ -377,16 +397,17 @@ def advance_all() -> int:
 def deployment_advance(deployment: Deployment) -> None:
     """Read what the replicas' jobs have become; stop and start what is due."""
     replicas = Replica.objects.filter(deployment=deployment, ended_at=None)
-    for replica in replicas.select_related("job", "job__current_attempt"):
+    for replica in replicas.select_related("job__current_attempt"):
         _settle(deployment, replica)
-    if deployment.deleted_at is not None:
+    if deployment.deleted_at is not None or deployment.is_paused:
+        _leave(live_replicas(deployment), now())
         return
     _finish_roll(deployment)
     live = live_replicas(deployment)
     if deployment.asked_at is not None and not live:
         deployment.refresh_from_db(fields=["asked_at"])
     is_wanted = deployment.is_kept_awake or deployment.asked_at is not None
-    if is_wanted and not live and not deployment.is_paused:
+    if is_wanted and not live:
         deployment_wake(deployment)
     elif is_wanted and live and live[0].job.state == JobState.QUEUED and _none_is_ready(live):
         _take_turn(live[0])
@@ -396,15 +417,17 @@ def _settle(deployment: Deployment, replica: Replica) -> None:
     """Store that a replica is ready, or how it ended; stop one that has been leaving."""
     job = replica.job
     if job.state in FINAL_STATES or job.deleted_at is not None:
-        Replica.objects.filter(pk=replica.pk).update(ended_at=job.ended_at or now())
+        rows = Replica.objects.filter(pk=replica.pk, ended_at=None)
+        if not rows.update(ended_at=job.ended_at or now()):
+            return  # another round has seen it
         was_wanted = not replica.is_leaving and deployment.deleted_at is None
         if was_wanted and job.state not in {JobState.SUCCEEDED, JobState.STOPPED}:
             words = words_for(job.reason or Reason.INTERNAL)
             _failed(deployment, f"{words.sentence} {words.next_step}")
-        elif was_wanted and replica.ready_at is None:
+        elif was_wanted and not replica.is_ready:
             _failed(deployment, "Its job was stopped before the model was loaded.")
         return
-    if replica.ready_at is None and is_ready(job):
+    if not replica.is_ready and is_ready(job):
         replica.ready_at = now()
         with transaction.atomic():
             replica.save(update_fields=["ready_at"])
@@ -427,14 +450,13 @@ def is_ready(job: Job) -> bool:
 
 def _stop(replicas: Iterable[Replica], by: str) -> None:
     """Stop the jobs of replicas; an endpoint finishes its open requests first."""
+    replicas = list(replicas)
+    _leave(replicas, now())
     for replica in replicas:
         job = replica.job
         if job.state not in FINAL_STATES and job.state != JobState.STOPPING:
-            try:
+            with suppress(ConflictProblem):  # it has ended meanwhile
                 job_stop(job=job, by=by, reason=Reason.STOPPED_BY_USER)
-            except ConflictProblem:
-                continue  # it has ended meanwhile
-        Replica.objects.filter(pk=replica.pk, left_at=None).update(is_leaving=True, left_at=now())
 
 
 def _leave(replicas: Iterable[Replica], instant: datetime) -> None:
@@ -446,7 +468,7 @@ def _leave(replicas: Iterable[Replica], instant: datetime) -> None:
 
 
 def _none_is_ready(replicas: Iterable[Replica]) -> bool:
-    return all(each.ready_at is None for each in replicas)
+    return not any(each.is_ready for each in replicas)
 
 
 def _take_turn(waiter: Replica) -> None:
@@ -481,18 +503,12 @@ def _gives_way(deployment: Deployment) -> bool:
 # Roll out another version
 
 
-def _replace(deployment: Deployment) -> None:
-    """Start a replica of the deployment as it is now, beside those that run."""
-    _start(deployment)
-
-
 def _finish_roll(deployment: Deployment) -> None:
     """Let older replicas leave once the newest is ready, or if it has no room beside them."""
     live = live_replicas(deployment)
     if len(live) < 2:  # noqa: PLR2004 -- nothing is being replaced
         return
     newest, older = live[0], live[1:]
-    waited = now() - newest.created_at >= ROOM
-    lacks_room = newest.job.state == JobState.QUEUED and waited
-    if newest.ready_at is not None or lacks_room:
+    waited = now() - newest.created_at >= ROOM and newest.job.state == JobState.QUEUED
+    if newest.is_ready or (waited and starts_without(newest, older)):
         _leave(older, now())

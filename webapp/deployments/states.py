@@ -45,13 +45,13 @@ class DeploymentView:
         return tuple(
             each
             for each in self.replicas
-            if each.ready_at and not each.is_leaving and each.job.state == JobState.RUNNING
+            if each.is_ready and not each.is_leaving and each.job.state == JobState.RUNNING
         )
 
     @property
     def coming(self) -> Replica | None:
         """Return the replica that is being loaded."""
-        waiting = (each for each in self.replicas if not each.ready_at and not each.is_leaving)
+        waiting = (each for each in self.replicas if not each.is_ready and not each.is_leaving)
         return next(waiting, None)
 
     @property
@@ -107,7 +107,7 @@ def mark_ready(replicas: Iterable[Replica]) -> None:
     waiting = {
         each.job.current_attempt_id: each
         for each in replicas
-        if each.ready_at is None and each.job.state == JobState.RUNNING
+        if not each.is_ready and each.job.state == JobState.RUNNING
     }
     if not waiting:
         return

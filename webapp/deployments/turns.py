@@ -56,6 +56,15 @@ def next_to_leave(waiter: Replica) -> Replica | None:
     return able[bisect_left(range(len(able)), True, key=starts) - 1]  # noqa: FBT003 -- what is sought
 
 
+def starts_without(waiter: Replica, leaving: Iterable[Replica]) -> bool:
+    """Return whether a queued replica gets its devices once others have left theirs."""
+    gone = {each.job_id for each in leaving}
+    jobs = first_waiting(waiter.job.pool, MOST_TURNS).jobs
+    snapshot = pool_state_of(waiter.job.pool, jobs, Rules(jobs)).snapshot
+    freed = {key for key, holders in _holders(waiter.job.pool).items() if holders <= gone}
+    return would_join(waiter.job, gone) or _starts(waiter.job_id, snapshot, freed)
+
+
 def is_going(replica: Replica) -> bool:
     """Return whether a replica frees its devices soon."""
     return replica.is_leaving or replica.job.state == JobState.STOPPING
@@ -65,7 +74,7 @@ def _may_leave(replica: Replica, waiter: Replica) -> bool:
     """Return whether a replica is one that gives way: ready, and not to be kept awake."""
     deployment = replica.deployment
     return (
-        replica.ready_at is not None
+        replica.is_ready
         and replica.job.state == JobState.RUNNING
         and not is_going(replica)
         and not deployment.is_kept_awake
@@ -78,8 +87,9 @@ def _in_turn(replicas: Iterable[Replica], waiter: Replica, instant: datetime) ->
     idle, busy = [], []
     for each in replicas:
         ready_at, used_at = each.ready_at or instant, each.deployment.last_used_at
-        is_used = used_at is not None and used_at >= ready_at
-        last_at, rest = (used_at, IDLE_TURN) if is_used else (ready_at, FIRST_USE)
+        last_at, rest = ready_at, FIRST_USE
+        if used_at is not None and used_at >= ready_at:
+            last_at, rest = used_at, IDLE_TURN
         if last_at + rest <= instant:
             idle.append((last_at, each))
         elif ready_at + max(TURN, timedelta(seconds=each.load_seconds or 0.0)) <= instant:

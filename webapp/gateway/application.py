@@ -9,7 +9,7 @@ import asyncio
 import json
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -19,6 +19,7 @@ import structlog
 
 from runners.jobspec.base import parse_json
 from runners.jobspec.serve import key_hash
+from runners.shared import tunnel as protocol
 from webapp.core.clock import now
 from webapp.core.problems import Receive, Scope, Send
 from webapp.deployments.states import DeploymentState
@@ -35,7 +36,7 @@ MODELS = "/v1/models"
 HEALTH = "/v1/health"
 ANSWERED = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
-    *("/v1/messages/count_tokens", "/v1/embeddings", "/v1/rerank"),
+    "/v1/messages/count_tokens",
 )
 HEARTBEAT_SECONDS = 10.0  # proxies cut silent connections after 30 to 60 s
 WAKE_SECONDS = 2.0  # between two wakes that one request asks for
@@ -43,11 +44,13 @@ USUAL_LOAD_SECONDS = 30.0  # of a model that was never loaded, for Retry-After
 LOOK_SECONDS = 1.0  # at the snapshot, while a request waits
 START_SECONDS = 5.0  # until the first request knows the routes
 MOST_REQUESTS = 4000  # at the same time, of one gateway
-MOST_TRIES = 4
+MOST_REPEATS = 1  # of a request that may have reached an engine: it may be what ends it
+MOST_ANSWER_BYTES = 64 * 1024**2  # of an answer that is no stream
+NOT_SENT = frozenset({protocol.NO_ENDPOINT, protocol.REFUSED, protocol.BUSY})
 CLIENT_GONE = 499  # nginx's number: the client left before the head of its answer
 PASSED_HEADERS = (b"accept", b"content-type", b"anthropic-version", b"anthropic-beta")
-DROPPED_HEADERS = frozenset(
-    {b"connection", b"keep-alive", b"transfer-encoding", b"date", b"server", HEADER}
+KEPT_HEADERS = frozenset(  # of an endpoint's answer: it is served from the site's own origin
+    {b"content-type", b"content-length", b"cache-control", b"retry-after", b"x-accel-buffering"}
 )
 LARGE_BODY_BYTES = 64 * 1024  # parsed in a thread, so that others' answers go on
 log = structlog.get_logger(__name__)
@@ -57,16 +60,16 @@ class ModelRequest(NamedTuple):
     """What a request asks for: its body for the endpoint, and what the gateway reads of it."""
 
     body: bytes
-    document: dict[str, Any]
     name: str  # of the deployment
     adapter: str
     is_streamed: bool
 
-    def body_for(self, target_model: str) -> bytes:
+    @property
+    def body_for_endpoint(self) -> bytes:
         """Return the body with the name that the endpoint has for the model."""
-        if self.document["model"] == target_model:
+        if not self.adapter:
             return self.body
-        return json.dumps({**self.document, "model": target_model}, ensure_ascii=False).encode()
+        return json.dumps({**parse_json(self.body), "model": self.adapter}).encode()
 
 
 class HostTunnels(Protocol):
@@ -157,7 +160,8 @@ class Gateway:
         route = self._route_of(key, asked.name)
         with self.limits.held(key, self.journal.pending_tokens(key.id)) as headers:
             exchange.answer_headers = headers
-            await _unless_gone(exchange, lambda: self._forward(exchange, key, route, asked))
+            working = self._forward(exchange, key, route, asked)
+            await self._unless_over(exchange, working)
 
     def _key_of(self, exchange: Exchange) -> Key:
         """Return the key that a request was sent with.
@@ -211,18 +215,43 @@ class Gateway:
         try:
             response, target = await self._first(exchange, key, route, asked)
             status = response.status
-            kept.note(used_of(response.headers))
             with self._at(route, target):
                 try:
-                    is_cut = not await self._pass_on(exchange, key, response, kept)
+                    kept.note(used_of(response.headers))
+                    is_cut = not await self._pass_on(exchange, response, kept)
                 finally:
                     await response.close()
         except Refusal as refusal:
             status, is_cut = refusal.status, False
             raise
+        except Exception:
+            status = int(HTTPStatus.INTERNAL_SERVER_ERROR)
+            raise
         finally:
             kept.end(status, is_cut=is_cut)
         await exchange.finish()
+
+    async def _unless_over(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work; cancel it if the client disconnects, or its key is revoked, before.
+
+        Raises:
+            Refusal: the key was revoked.
+        """
+        working = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(exchange.gone())
+        revoked = asyncio.ensure_future(self.routes.key_gone(key_hash(exchange.secret)))
+        waiting: Sequence[asyncio.Future[None]] = (working, gone, revoked)
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            is_revoked = revoked.done() and not working.done()
+        finally:
+            for each in waiting:
+                each.cancel()
+            await asyncio.wait(waiting)
+        if is_revoked:
+            raise Refusal(401, "The key was revoked.", "invalid_api_key")
+        if not working.cancelled():
+            working.result()
 
     async def _first(
         self, exchange: Exchange, key: Key, route: Route, asked: ModelRequest
@@ -254,8 +283,8 @@ class Gateway:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         failed: set[str] = set()
-        fault = ""
-        for _ in range(MOST_TRIES):
+        num_repeats = 0
+        while True:
             target = await self._target(route, deadline, failed)
             tunnel = self.tunnels.of(target.host_id)
             if tunnel is None:
@@ -267,18 +296,20 @@ class Gateway:
                         "POST",
                         exchange.path,
                         _headers_for(exchange, target),
-                        asked.body_for(asked.adapter or asked.name),
+                        asked.body_for_endpoint,
                     )
             except TunnelError as error:
-                fault = str(error)
                 failed.add(target.attempt_id)
+                num_repeats += error.code not in NOT_SENT
+                if num_repeats > MOST_REPEATS:
+                    words = f"No replica of {route.name} answered: {error} Try again."
+                    again = {"retry-after": "1"}
+                    raise Refusal(502, words, "unreachable", again) from None
                 continue
             if response.status != HTTPStatus.SERVICE_UNAVAILABLE or loop.time() >= deadline:
                 return response, target
             await response.close()  # it is ending or loading: another one, or itself again
             await self.routes.change(LOOK_SECONDS)
-        words = f"No replica of {route.name} answered: {fault or 'it is ending'}. Try again."
-        raise Refusal(502, words, "unreachable", {"retry-after": "1"})
 
     @contextmanager
     def _at(self, route: Route, target: Target) -> Iterator[None]:
@@ -310,21 +341,24 @@ class Gateway:
             _check_can_come(current)
             left = deadline - loop.time()
             to_go = current.seconds_to_go or current.load_seconds
+            if left <= 0 and current.targets:
+                words = f"The host of {route.name} is not connected to this gateway."
+                raise Refusal(503, words, "unreachable", {"retry-after": "5"})
             if left <= 0 or (not current.targets and to_go is not None and to_go > left + 1):
                 raise _loading(current)
             if not current.targets and loop.time() >= wake_at:
                 self.routes.wake(current.id)
                 wake_at = loop.time() + WAKE_SECONDS
             failed.clear()  # after a look at the next snapshot each may be tried again
-            await self.routes.change(min(left, LOOK_SECONDS))
+            await self.routes.change(min(max(left, 0.0), LOOK_SECONDS))
 
     async def _pass_on(
-        self, exchange: Exchange, key: Key, response: TunnelResponse, kept: OpenAnswer
+        self, exchange: Exchange, response: TunnelResponse, kept: OpenAnswer
     ) -> bool:
         """Send an answer on; return whether it came to its end.
 
         Raises:
-            Refusal: the stream broke, or the key was revoked meanwhile.
+            Refusal: it is no stream, and broke off.
         """
         is_stream = any(
             name.lower() == b"content-type" and value.startswith(b"text/event-stream")
@@ -335,14 +369,9 @@ class Gateway:
             return True
         if not exchange.has_begun:
             await exchange.begin(response.status, _kept(response))
-        snapshot, comments = self.routes.snapshot, UsageComments()
+        comments = UsageComments()
         try:
             async for chunk in response.chunks():
-                if self.routes.snapshot is not snapshot:
-                    snapshot = self.routes.snapshot
-                    if not any(each.id == key.id for each in snapshot.keys.values()):
-                        await exchange.pass_on(_revoked().event(exchange.path))
-                        return False
                 shown = comments.feed(chunk)
                 kept.note(comments.used)
                 if shown:
@@ -362,14 +391,19 @@ class Gateway:
             Refusal: it broke off.
         """
         try:
-            body = b"".join([chunk async for chunk in response.chunks()])
+            body = bytearray()
+            async for chunk in response.chunks():
+                body += chunk
+                if len(body) > MOST_ANSWER_BYTES:
+                    words = f"The answer is larger than {MOST_ANSWER_BYTES // 1024**2} MiB."
+                    raise Refusal(502, words, "too_large")
         except TunnelError as error:
             raise Refusal(502, f"The answer broke off: {error}", "lost") from None
         if exchange.has_begun:  # by heartbeats: only an error is no stream
-            await exchange.pass_on(event_of_body(exchange.path, body))
+            await exchange.pass_on(event_of_body(exchange.path, bytes(body)))
             return
         await exchange.begin(response.status, _kept(response))
-        await exchange.pass_on(body)
+        await exchange.pass_on(bytes(body))
 
 
 def model_cards(route: Route) -> list[dict[str, Any]]:
@@ -412,13 +446,9 @@ def _loading(route: Route) -> Refusal:
     return Refusal(503, f"{words}. Try again then.", "loading", again)
 
 
-def _revoked() -> Refusal:
-    return Refusal(401, "The key was revoked.", "invalid_api_key")
-
-
 def _kept(response: TunnelResponse) -> list[tuple[bytes, bytes]]:
     """Return the headers of an answer that its client gets."""
-    return [each for each in response.headers if each[0].lower() not in DROPPED_HEADERS]
+    return [each for each in response.headers if each[0].lower() in KEPT_HEADERS]
 
 
 def _headers_for(exchange: Exchange, target: Target) -> list[tuple[bytes, bytes]]:
@@ -464,19 +494,4 @@ async def _read(exchange: Exchange) -> ModelRequest:
     if not isinstance(model, str) or not model:
         raise Refusal(400, "model is missing: name a deployment.", "model_not_found")
     name, _, adapter = model.partition("/")
-    return ModelRequest(body, document, name, adapter, document.get("stream") is True)
-
-
-async def _unless_gone(exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
-    """Do the work; cancel it if the client disconnects before its end."""
-    working = asyncio.ensure_future(work())
-    gone = asyncio.ensure_future(exchange.gone())
-    waiting: Sequence[asyncio.Future[None]] = (working, gone)
-    try:
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-    finally:
-        for each in waiting:
-            each.cancel()
-        await asyncio.wait(waiting)
+    return ModelRequest(body, name, adapter, document.get("stream") is True)

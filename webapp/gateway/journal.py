@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import structlog
-from django.db import close_old_connections, transaction
+from django.db import DatabaseError, close_old_connections, transaction
 from django.db.models import F
 
 from runners.shared.event_streams import TokensUsed
@@ -33,6 +33,7 @@ COUNT_SECONDS = 1.0
 MOST_BYTES = 8 * 1024**2  # of a journal, before the next one is begun
 OPEN = ".open"  # suffix of the file with the open answers
 NUM_SLOTS, SLOT_BYTES = 4096, 192  # answers that are being sent at the same time
+FLAGS = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
 NO_SLOT = -1  # more are open than there are slots
 log = structlog.get_logger(__name__)
 
@@ -144,9 +145,9 @@ class Journal:
         """Write the line of an answer, then give its slot back."""
         answer = opened.answer
         with self._lock:
-            self._pending[answer.key_id] += answer.num_tokens
             try:
                 self._current().append(answer.line)
+                self._pending[answer.key_id] += answer.num_tokens
             except OSError as error:
                 log.warning("an answer is not counted", cause=str(error), answer=answer)
             if self._open.pop(opened.slot, None) is not None:
@@ -159,9 +160,9 @@ class Journal:
         return self._pending[key_id]
 
     def _current(self) -> "_Files":
-        if self._files is None:
+        while self._files is None:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._files = _Files(self._folder / f"{new_ulid()}.jsonl")
+            self._files = _Files.made(self._folder / f"{new_ulid()}.jsonl")
         return self._files
 
     def _close(self) -> None:
@@ -172,12 +173,14 @@ class Journal:
     def _change_files(self) -> None:
         """Go on in new files; answers that are open move along."""
         before, self._files = self._files, None
-        for slot, opened in self._open.items():
-            self._current().write_slot(slot, opened.answer.line)
+        try:
+            for slot, opened in self._open.items():
+                self._current().write_slot(slot, opened.answer.line)
+                if before is not None:
+                    before.write_slot(slot, b"")
+        finally:
             if before is not None:
-                before.write_slot(slot, b"")
-        if before is not None:
-            before.close()
+                before.close()
 
     def _run(self) -> None:
         while True:
@@ -193,39 +196,69 @@ class Journal:
     def count(self) -> None:
         """Count what is new in this gateway's journal, and what dead ones left."""
         with self._lock:
-            path = self._files.path if self._files is not None else None
-        if path is not None:
-            self._pending.subtract(count_file(path))
+            files = self._files
+            has_new = files is not None and files.num_bytes > files.num_counted
+        if files is not None and has_new:
+            num_bytes = files.num_bytes
+            tokens = count_file(files.path)
             with self._lock:
-                if self._files is not None and self._files.num_bytes > MOST_BYTES:
-                    self._change_files()
-        for left in left_files(self._folder):
-            tokens = count_file(left, is_left=True)
-            if left == path:  # filled, and changed above
                 self._pending.subtract(tokens)
-            left.with_suffix(OPEN).unlink(missing_ok=True)
-            left.unlink()
-            UsageJournal.objects.filter(pk=left.stem).delete()
+                files.num_counted = num_bytes
+                if files.num_bytes > MOST_BYTES:
+                    self._change_files()
+        for left in sorted(self._folder.glob("*.jsonl")):
+            try:
+                tokens = count_left(left)
+            except (OSError, DatabaseError) as error:  # the others are counted all the same
+                log.warning("a journal is not counted yet", path=str(left), cause=str(error))
+                continue
+            if files is not None and left == files.path:  # filled, and changed above
+                with self._lock:
+                    self._pending.subtract(tokens)
 
 
 class _Files:
     """A journal and its open answers; a lock on the journal says that its gateway lives."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.num_bytes = 0
-        flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
-        opened = os.open(path.with_suffix(OPEN), flags, 0o600)
+    def __init__(self, path: Path, file: int) -> None:
+        self.path, self._file = path, file
+        self.num_bytes = self.num_counted = 0
+        opened = os.open(path.with_suffix(OPEN), FLAGS, 0o600)
         try:
             os.posix_fallocate(opened, 0, NUM_SLOTS * SLOT_BYTES)  # a full disk is met here
             self._slots = mmap.mmap(opened, NUM_SLOTS * SLOT_BYTES)
         finally:
             os.close(opened)
-        self._file = os.open(path, flags | os.O_APPEND, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    @classmethod
+    def made(cls, path: Path) -> "_Files | None":
+        """Return new files; None if somebody took the journal for one that is left, and has it.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        file = os.open(path, FLAGS | os.O_APPEND, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file), path.stat()):
+                return cls(path, file)
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except OSError:
+            os.close(file)
+            raise
+        os.close(file)
+        return None
 
     def append(self, line: bytes) -> None:
-        os.write(self._file, line)
+        """Write a line whole or not at all.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        if (written := os.write(self._file, line)) < len(line):
+            os.ftruncate(self._file, self.num_bytes)
+            raise OSError(f"{written} of {len(line)} bytes were written")
         self.num_bytes += len(line)
 
     def write_slot(self, slot: int, line: bytes) -> None:
@@ -244,23 +277,35 @@ def open_answers(path: Path) -> list[Answer]:
     except FileNotFoundError:
         return []
     lines = (slots[at : at + SLOT_BYTES].rstrip(b"\0") for at in range(0, len(slots), SLOT_BYTES))
-    found = []
-    for line in filter(None, lines):
-        with suppress(ValueError):  # the process died while it wrote
-            found.append(read_answer(line))
-    return found
+    return read_answers(filter(None, lines))
 
 
-def left_files(folder: Path) -> list[Path]:
-    """Return the journals in a folder that no living gateway writes."""
-    found = []
-    for path in sorted(folder.glob("*.jsonl")):
+def count_left(path: Path) -> Counter[str]:
+    """Count a journal whose gateway is dead, with its open answers, and delete it.
+
+    Nothing is done while its gateway lives, or while another one counts it.
+    """
+    with suppress(FileNotFoundError), path.open("rb") as file:
         try:
-            with path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            continue
-        found.append(path)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return Counter()
+        tokens = count_file(path, is_left=True)
+        path.with_suffix(OPEN).unlink(missing_ok=True)
+        path.unlink()
+        UsageJournal.objects.filter(pk=path.stem).delete()
+        return tokens
+    return Counter()
+
+
+def read_answers(lines: Iterable[bytes]) -> list[Answer]:
+    """Return the answers of lines; one that is none is logged and left out."""
+    found = []
+    for line in lines:
+        try:
+            found.append(read_answer(line))
+        except (ValueError, TypeError):  # its gateway died while it wrote
+            log.warning("a line of a journal is no answer", line=line[:200])
     return found
 
 
@@ -275,9 +320,9 @@ def count_file(path: Path, *, is_left: bool = False) -> Counter[str]:
         whole = path.read_bytes()
         whole = whole[: whole.rfind(b"\n") + 1]
         new = whole[row.counted_bytes :]
-        answers = [read_answer(line) for line in new.splitlines()]
+        answers = read_answers(new.splitlines())
         if is_left and row.has_open:
-            ended = {read_answer(line).id for line in whole.splitlines()}
+            ended = {each.id for each in read_answers(whole.splitlines())}
             answers += [each for each in open_answers(path) if each.id not in ended]
         if not answers and not is_left:
             return Counter()

@@ -18,6 +18,7 @@ from webapp.gateway.routes import Key
 
 MINUTE = 60.0
 BUSY_SECONDS = 1  # Retry-After of a key with too many requests at the same time
+MOST_RUNNING = 1000  # requests of a key without a limit of its own: there is room for others
 MOST_STATES = 10_000  # keys whose times are kept
 
 
@@ -68,8 +69,8 @@ class Limits:
             if used >= limit:
                 words = f"This key has used {used:,} of its {limit:,} tokens of today (UTC)."
                 raise Refusal(429, words, "tokens_per_day", headers | _again(reset))
-        limit = key.max_concurrency
-        if limit is not None and state.running >= limit:
+        limit = MOST_RUNNING if key.max_concurrency is None else key.max_concurrency
+        if state.running >= limit:
             words = f"{state.running} requests with this key run, the most that it may have."
             raise Refusal(429, words, "max_concurrency", headers | _again(BUSY_SECONDS))
         limit = key.requests_per_minute

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,6 +21,8 @@ from django.db import DatabaseError, close_old_connections
 from django.db.models import F, Sum
 
 from runners.shared.timing import scale_duration
+from webapp.accounts.models import Membership, Role
+from webapp.accounts.services import is_at_least
 from webapp.core.clock import now
 from webapp.deployments.models import Deployment, Replica, ServingKey, Usage
 from webapp.deployments.services import deployment_wake
@@ -27,7 +30,6 @@ from webapp.deployments.states import DeploymentState, DeploymentView, views_of
 from webapp.jobs.endpoints import playground_key
 
 REFRESH_SECONDS = scale_duration(1.0, least=0.2)
-USED_REFRESHES = 5  # between two reads of the tokens of the day
 log = structlog.get_logger(__name__)
 
 
@@ -95,9 +97,15 @@ def load_snapshot(used: Mapping[str, int]) -> Snapshot:
         "team", "name", "idle_seconds", "is_paused", "asked_at", "problem", "failed_at",
         "failures", "loads", "created_at",
     )  # fmt: skip
-    found = [_route(view) for view in views_of(list(rows))]
-    routes = {(each.team_id, each.name): each for each in found}
-    instant = now()
+    routes: dict[tuple[str, str], Route] = {}
+    for view in views_of(list(rows)):
+        try:
+            route = _route(view)
+        except (AttributeError, LookupError, TypeError, ValueError):  # the others stay served
+            log.exception("a deployment has no route", deployment=view.deployment.pk)
+            continue
+        routes[route.team_id, route.name] = route
+    instant, members = now(), _members()
     keys = {
         row.digest: Key(
             row.pk,
@@ -111,9 +119,17 @@ def load_snapshot(used: Mapping[str, int]) -> Snapshot:
             used.get(row.pk, 0),
         )
         for row in ServingKey.objects.filter(revoked_at=None)
-        if row.expires_at is None or row.expires_at > instant
+        if (row.expires_at is None or row.expires_at > instant)
+        and (row.team_id, row.owner_id) in members
     }
     return Snapshot(keys, routes)
+
+
+def _members() -> set[tuple[str, int | None]]:
+    """Return the teams and active accounts whose keys open anything: practitioners and above."""
+    roles = [role for role in Role if is_at_least(role, Role.PRACTITIONER)]
+    rows = Membership.objects.filter(role__in=roles, user__is_active=True)
+    return set(rows.values_list("team", "user"))
 
 
 def used_today() -> dict[str, int]:
@@ -154,24 +170,23 @@ def _target(replica: Replica) -> Target:
 class Routes:
     """The current snapshot, and the thread that renews it.
 
-    The thread also carries out the wakes that requests ask for, and stores which deployments have
-    requests at their replicas, so that one without any can give way to another.
+    It also stores which deployments have requests at their replicas, so that one without any can
+    give way to another. Another thread carries out the wakes that requests ask for.
     """
 
     def __init__(self, load: Callable[[Mapping[str, int]], Snapshot] = load_snapshot) -> None:
         self.snapshot = Snapshot()
         self.is_known = False
         self._load = load
-        self._used: dict[str, int] = {}
-        self._rounds = 0
         self._soon, self._stop = threading.Event(), threading.Event()
-        self._wakes: set[str] = set()
+        self._waking: set[str] = set()
+        self._wakers = ThreadPoolExecutor(1, "wakes")  # a plan or the Hub may be slow
         self._open: Counter[str] = Counter()  # requests at replicas, by deployment
         self._ended: set[str] = set()  # deployments of which one ended since the last report
         self._reported_at = 0.0
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._changed = asyncio.Event()
+        self._changed, self._keys_changed = asyncio.Event(), asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="routes", daemon=True)
 
     def start(self) -> None:
@@ -180,7 +195,8 @@ class Routes:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the threads."""
+        self._wakers.shutdown(wait=False, cancel_futures=True)
         self._stop.set()
         self._soon.set()
 
@@ -193,11 +209,31 @@ class Routes:
         finally:
             waiting.cancel()
 
+    async def key_gone(self, digest: str) -> None:
+        """Return once no snapshot has a key any more."""
+        while digest in self.snapshot.keys:
+            await self._keys_changed.wait()
+
     def wake(self, deployment_id: str) -> None:
-        """Have the thread wake a deployment, and read again at once; many calls are one."""
+        """Have a deployment woken, and read again then; many calls are one."""
         with self._lock:
-            self._wakes.add(deployment_id)
-        self._soon.set()
+            if deployment_id in self._waking:
+                return
+            self._waking.add(deployment_id)
+        self._wakers.submit(self._wake, deployment_id)
+
+    def _wake(self, deployment_id: str) -> None:
+        try:
+            row = Deployment.objects.filter(pk=deployment_id, deleted_at=None).first()
+            if row is not None:
+                deployment_wake(row)
+        except Exception:  # the next request asks again
+            log.warning("not woken", deployment=deployment_id, exc_info=True)
+        finally:
+            close_old_connections()
+            with self._lock:
+                self._waking.discard(deployment_id)
+            self._soon.set()
 
     @contextmanager
     def use(self, deployment_id: str) -> Iterator[None]:
@@ -225,27 +261,22 @@ class Routes:
         self._reported_at = time.monotonic()
 
     def refresh(self) -> None:
-        """Report what is used, carry out the wakes that were asked for, and read the database."""
+        """Report what is used, and read the database once."""
         self.report()
-        with self._lock:
-            wakes, self._wakes = self._wakes, set()
-        for key in wakes:
-            row = Deployment.objects.filter(pk=key, deleted_at=None).first()
-            if row is not None:
-                deployment_wake(row)
-        if self._rounds % USED_REFRESHES == 0:
-            self._used = used_today()
-        self._rounds += 1
-        self._publish(self._load(self._used))
+        self._publish(self._load(used_today()))
 
     def _publish(self, snapshot: Snapshot) -> None:
+        has_fewer_keys = bool(self.snapshot.keys.keys() - snapshot.keys.keys())
         self.snapshot, self.is_known = snapshot, True
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._announce)
+            self._loop.call_soon_threadsafe(self._announce, has_fewer_keys)
 
-    def _announce(self) -> None:
+    def _announce(self, has_fewer_keys: bool) -> None:  # noqa: FBT001 -- called by the loop
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+        if has_fewer_keys:
+            keys_changed, self._keys_changed = self._keys_changed, asyncio.Event()
+            keys_changed.set()
 
     def _run(self) -> None:
         fault = ""

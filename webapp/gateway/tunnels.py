@@ -36,6 +36,7 @@ BROKE = "The connection to the host broke."
 MAX_CONNECTIONS = 4  # of a host: beyond, the oldest is closed with what runs on it
 # Between two looks whether a connected host still has its credential.
 CREDENTIAL_CHECK_SECONDS = scale_duration(60.0, least=2.0)
+SEND_SECONDS = scale_duration(30.0, least=2.0)  # that a frame waits for a host to read
 log = structlog.get_logger(__name__)
 
 
@@ -217,9 +218,10 @@ class Tunnel:
         """
         try:
             if not self.is_lost:
-                await self._send({"type": "websocket.send", "bytes": frame})
+                async with asyncio.timeout(SEND_SECONDS):
+                    await self._send({"type": "websocket.send", "bytes": frame})
                 return
-        except (OSError, RuntimeError):  # ASGI servers: gone, or closed by us
+        except (TimeoutError, OSError, RuntimeError):  # ASGI servers: gone, or closed by us
             self.lose()
         raise TunnelError(LOST, BROKE, before_head=True)
 
@@ -340,11 +342,14 @@ async def authenticated_host(scope: Scope) -> str | None:
     Raises:
         BusyProblem: the address sent too many that no host has.
     """
-    credential = _credential(scope)
-    host = await sync_to_async(host_by_credential)(credential)
+    client = scope.get("client")
+    address = client[0] if client else ""
+    left, wait = calls.rest(STRANGER, address)
+    if not left:  # the database is not asked for one that has sent too many
+        raise BusyProblem("too_many_calls", STRANGER.sentence(wait), retry_after_seconds=wait)
+    host = await sync_to_async(host_by_credential)(_credential(scope))
     if host is None:
-        client = scope.get("client")
-        calls.keep(STRANGER, client[0] if client else "")
+        calls.keep(STRANGER, address)
     return host.pk if host else None
 
 
@@ -355,6 +360,8 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
         host_id = await authenticated_host(scope)
     except BusyProblem as problem:
         host_id, reason = None, problem.code
+    except DatabaseError:  # the host tries again
+        host_id, reason = None, "unavailable"
     if host_id is None:
         await _refuse(receive, send, reason)
         return

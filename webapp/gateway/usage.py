@@ -9,15 +9,16 @@ from collections.abc import Iterable
 from runners.shared.event_streams import USAGE_COMMENT, USAGE_HEADER, TokensUsed
 
 HEADER = USAGE_HEADER.encode()
-COMMENT = re.compile(rb"(?<=\n\n)" + USAGE_COMMENT + rb"(\d+) (\d+) (\d+)\n\n")
+COMMENT = re.compile(rb"(?<=\n\n)" + USAGE_COMMENT + rb"(\d{1,12}) (\d{1,12}) (\d{1,12})\n\n")
+COUNTS = re.compile(rb"(\d{1,12}) (\d{1,12}) (\d{1,12})")
 BOUNDARY = b"\n\n"
 
 
 def used_of(headers: Iterable[tuple[bytes, bytes]]) -> TokensUsed:
     """Return what the headers of a whole answer say; zeros if they say nothing."""
     for name, value in headers:
-        if name == HEADER and len(numbers := value.split()) == len(TokensUsed._fields):
-            return TokensUsed(*map(int, numbers))
+        if name == HEADER and (found := COUNTS.fullmatch(value)):
+            return TokensUsed(*map(int, found.groups()))
     return TokensUsed()
 
 

@@ -52,8 +52,14 @@ def sharing_jobs(pool: Pool) -> list[Job]:
 
 def exclusive_waits(pool: Pool) -> list[Exclusive]:
     """Return the queued jobs of a pool that want devices alone."""
-    rows = _queued(pool).filter(shared_bytes__isnull=True, queued_at__isnull=False)
-    return [Exclusive(*row) for row in rows.values_list("queued_at", "priority", "requested_host")]
+    rows = _queued(pool).filter(shared_bytes__isnull=True)
+    return [
+        Exclusive(queued_at, priority, host_id)
+        for queued_at, priority, host_id in rows.values_list(
+            "queued_at", "priority", "requested_host"
+        )
+        if queued_at is not None
+    ]
 
 
 def _queued(pool: Pool) -> QuerySet[Job]:

@@ -206,7 +206,7 @@ async def rolled(deployed: Deployed) -> None:
 
         asking = [asyncio.create_task(ask_on()) for _ in range(4)]
         old = {each["job"] for each in deployed.now["replicas"]}
-        changed = {"idle_seconds": 3600.0}
+        changed = {"launch": {"priority": "low"}}
         await asyncio.to_thread(deployed.call, "PATCH", f"/deployments/{deployed.id}", changed)
 
         def is_new() -> bool:

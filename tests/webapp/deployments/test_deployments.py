@@ -31,6 +31,7 @@ from webapp.hosts.models import Device, Host
 from webapp.jobs.models import Allocation, Attempt, Job, JobState
 from webapp.jobs.services import job_stop
 from webapp.jobs.sharing import USABLE_RATIO
+from webapp.plans.models import Plan
 from webapp.plans.saving import draft_begun_from
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -149,6 +150,9 @@ def test_without_room_for_both_the_old_version_leaves_before(team, alice, plan):
     old = deployment_wake(small)
     answer(old)
     deployment_change(deployment=small, by=alice, idle_seconds=120.0)
+    assert Replica.objects.get() == old  # counts from the next start on
+    later = Launch(shared=False, priority="low")
+    deployment_change(deployment=small, by=alice, launch=later)
     new = Replica.objects.exclude(pk=old.pk).get()
     assert new.job.state == JobState.QUEUED  # the host has one device
     Replica.objects.update(created_at=F("created_at") - services.ROOM)
@@ -208,6 +212,50 @@ def test_what_cannot_be_deployed_is_refused_by_its_field(team, alice, plan, demo
             make(team, alice, **({"plan": plan} | fields))
         assert raised.value.code == code
     assert not Deployment.objects.exists()
+
+
+def test_a_plan_of_another_team_is_refused(small, alice, other_team):
+    foreign = Plan.objects.create(team=other_team, draft=small.plan.draft, state="computed")
+    with pytest.raises(InvalidProblem, match="not of Alice's team"):
+        deployment_change(deployment=small, by=alice, plan=foreign)
+
+
+def test_what_is_deleted_or_paused_while_it_starts_is_stopped(small, alice, monkeypatch):
+    started = services.plan_launch
+
+    def and_then(**change):
+        def launch(**fields):
+            job = started(**fields)
+            Deployment.objects.update(**change)
+            return job
+
+        return launch
+
+    for change in ({"is_paused": True}, {"deleted_at": now()}):
+        monkeypatch.setattr(services, "plan_launch", and_then(**change))
+        assert deployment_wake(small) is None
+        assert Job.objects.latest("created_at").state == JobState.STOPPED
+        Deployment.objects.update(is_paused=False)
+
+
+def test_a_retried_job_is_loading_again(small):
+    replica = deployment_wake(small)
+    answer(replica)
+    Attempt.objects.update(created_at=now() + timedelta(seconds=1))  # as a later attempt is
+    assert state(small) == "loading"
+
+
+def test_two_wakes_at_once_start_one_job(small, monkeypatch):
+    started = services.plan_launch
+
+    def launch(**fields):
+        monkeypatch.setattr(services, "plan_launch", started)
+        deployment_wake(small)  # another gateway's, while this one plans
+        return started(**fields)
+
+    monkeypatch.setattr(services, "plan_launch", launch)
+    deployment_wake(small)
+    assert (Job.objects.count(), Replica.objects.count()) == (1, 1)
 
 
 def test_without_its_owner_in_the_team_a_deployment_says_so(small, alice):

@@ -6,9 +6,11 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.contrib.auth.models import User
 
 from runners.jobspec.serve import key_hash
 from runners.shared.event_streams import TokensUsed
+from webapp.accounts.models import Membership
 from webapp.core.clock import now
 from webapp.core.ids import new_ulid
 from webapp.deployments.keys import KeyOptions, key_make
@@ -16,8 +18,8 @@ from webapp.deployments.models import Deployment, ServingKey, Usage, UsageJourna
 from webapp.deployments.states import DeploymentState
 from webapp.gateway import application, routes
 from webapp.gateway.application import Gateway
-from webapp.gateway.journal import Answer, Journal, count_file, left_files, read_answer
-from webapp.gateway.routes import Key, Route, Routes, Snapshot, Target
+from webapp.gateway.journal import Answer, Journal, count_file, count_left, read_answer
+from webapp.gateway.routes import Key, Route, Routes, Snapshot, Target, load_snapshot
 from webapp.gateway.tunnels import TunnelError
 from webapp.gateway.usage import UsageComments
 from webapp.plans.models import Plan
@@ -212,18 +214,14 @@ async def test_a_client_that_leaves_or_a_revoked_key_ends_the_generation_and_cou
         sending = asyncio.ensure_future(client.send(document=CHAT | {"stream": True}))
         await client.came.wait()
         if is_revoked:
-            response.parts = (stream, b"data: b\n\n")
             client.routes.set(ROUTE, key=None)
-            response2 = response.then
-            response2.set()
         else:
             client.left.set()
         await sending
         assert response.is_closed
+        assert (b"revoked" in client.body) == is_revoked
         (answer,) = client.counted
-        assert (answer.used, answer.status) == (TokensUsed(4, 0, 1), 200)
-        if not is_revoked:
-            assert answer.is_cut
+        assert (answer.used, answer.status, answer.is_cut) == (TokensUsed(4, 0, 1), 200, True)
 
 
 @pytest.mark.asyncio
@@ -357,6 +355,29 @@ async def test_limits_answer_429_and_say_when_to_come_back(tmp_path):
 
 
 @pytest.mark.django_db(databases="__all__")
+def test_a_key_opens_as_long_as_its_owner_may_launch(team, alice, bob):
+    key_make(team=team, by=alice, options=KeyOptions(name="laptop"))
+    held = Membership.objects.filter(user=alice)
+    for change, back in (
+        (lambda: held.update(role="viewer"), lambda: held.update(role="practitioner")),
+        (
+            lambda: ServingKey.objects.update(owner=None),
+            lambda: ServingKey.objects.update(owner=bob),
+        ),
+        (
+            lambda: User.objects.update(is_active=False),
+            lambda: User.objects.update(is_active=True),
+        ),
+        (lambda: Membership.objects.filter(user=bob).delete(), None),
+    ):
+        assert len(load_snapshot({}).keys) == 1
+        change()
+        assert not load_snapshot({}).keys
+        if back is not None:
+            back()
+
+
+@pytest.mark.django_db(databases="__all__")
 def test_each_answer_is_counted_once_through_any_death(tmp_path, team, alice):
     plan = Plan.objects.create(team=team, owner=alice)
     deployment = Deployment.objects.create(team=team, owner=alice, name="small", plan=plan)
@@ -377,11 +398,11 @@ def test_each_answer_is_counted_once_through_any_death(tmp_path, team, alice):
     answered(TokensUsed(10, 4, 5), 500, is_cut=True)
     journal.begin(key.pk, deployment.pk).note(TokensUsed(1, 0, 2))
     journal.begin(key.pk, deployment.pk)
-    assert left_files(tmp_path) == []  # its gateway lives
+    (left,) = tmp_path.glob("*.jsonl")
+    assert (count_left(left), left.exists()) == ({}, True)  # its gateway lives
     journal._close()
-    (left,) = left_files(tmp_path)
     with left.open("ab") as file:
-        file.write(b'["torn')  # killed while it wrote
+        file.write(b'["no answer"]\n["torn')  # killed while it wrote
     count_file(left, is_left=True)
     count_file(left, is_left=True)  # and the counting one, before it deleted the files
     Journal(tmp_path).count()
