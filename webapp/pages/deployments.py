@@ -116,9 +116,7 @@ def _detail(request: HttpRequest, row: Deployment, form: ChangeForm | None = Non
         "ended": ended.select_related(*READ_WITH_REPLICAS)[:SHOWN_REPLICAS],
         "gateway_url": gateway_url(request),
         "may_change": may,
-        "may_wake": is_practitioner
-        and view.state
-        in {DeploymentState.ASLEEP, DeploymentState.FAILING, DeploymentState.PAUSED},
+        "may_wake": view.state in WAKEABLE and (may or (is_practitioner and not row.is_paused)),
         "may_sleep": may and bool(view.replicas) and not row.is_kept_awake,
         "form": form or ChangeForm(row),
         "usage": _sums(Usage.objects.filter(deployment=row)),

@@ -85,10 +85,7 @@ class LaunchForm(FormOfPart):
         {"run", "save_as", "secrets", "points", "engine", "adapter", "engine_args"}
     )
     run = forms.ChoiceField(
-        choices=[
-            (each, each)
-            for each in ("job", "endpoint", "load", "workflow", "deployment", SHOW_COMMAND)
-        ],
+        choices=[(each, each) for each in RUNS],
         required=False,
     )
     save_as = forms.ChoiceField(choices=[("next", "next"), ("new", "new")], required=False)

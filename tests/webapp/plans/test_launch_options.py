@@ -22,6 +22,7 @@ ANY = {
     "max_duration_seconds": 7200.0,
     "max_retries": 2,
     "priority": "low",
+    "shared": True,
     "secrets": ["HF_TOKEN"],
 }
 ENDPOINT = {"run": "endpoint", "engine": "vllm", "idle_stop_seconds": 90.0}
