@@ -37,10 +37,11 @@ MIXED = [
 class Deployed:
     """A deployment of the site's person, and a key to it."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, name: str = "tiny") -> None:
         self.site = site
+        self.name = name
         self.base = f"{site.stack.base_url}/v1"
-        self.id = self.call("POST", "/deployments", {"name": "tiny", "document": DOCUMENT})["id"]
+        self.id = self.call("POST", "/deployments", {"name": name, "document": DOCUMENT})["id"]
         made = self.call("POST", "/serving-keys", {"name": "test"})
         self.key_id, self.key = made["id"], made["key"]
         self.headers = {"Authorization": f"Bearer {self.key}"}
@@ -66,7 +67,7 @@ class Deployed:
 
     async def ask(self, client: httpx.AsyncClient, path: str, body: Any) -> httpx.Response:
         return await client.post(
-            f"{self.base}{path}", json={"model": "tiny", **body}, headers=self.headers
+            f"{self.base}{path}", json={"model": self.name, **body}, headers=self.headers
         )
 
     async def stream(self, client: httpx.AsyncClient, **more: Any) -> AsyncIterator[str]:
@@ -230,3 +231,33 @@ async def revoked(deployed: Deployed) -> None:
                 await asyncio.to_thread(deployed.call, "DELETE", path)
         assert "revoked" in lines[-1]
         assert (await deployed.ask(http, *MIXED[0])).status_code == 401
+
+
+def test_two_deployments_and_a_training_share_the_device_by_memory(site):
+    both = [Deployed(site, name) for name in ("one", "two")]
+    training = {
+        "goal": "finetune",
+        "model": "tiny/llama",
+        "hardware": {"host": HOST_SLUG},
+        "workload": {
+            "method": "lora", "sequence_length": 128, "global_batch_size": 2, "tokens": 200_000,
+        },
+        "launch": {"shared": True},
+    }  # fmt: skip
+
+    async def ask() -> list[httpx.Response]:
+        async with client() as http:
+            return await asyncio.gather(*(each.ask(http, *MIXED[0]) for each in both))
+
+    assert [each.status_code for each in asyncio.run(ask())] == [200, 200]
+    job = both[0].call("POST", "/jobs", training)["job"]
+    alone = both[0].call("POST", "/jobs", {**training, "launch": {}})["job"]
+    wait_for(lambda: site.job(job)["state"] == "running", "the training to run beside them")
+    assert [each.status_code for each in asyncio.run(ask())] == [200, 200]
+    held = both[0].call("GET", f"/hosts/{HOST_SLUG}")["devices"][0]["jobs"]
+    assert len(held) == 3
+    assert site.job(alone)["state"] == "queued"  # until all have left
+    assert site.ended(job)["state"] == "succeeded"
+    for each in both:
+        each.call("POST", f"/deployments/{each.id}/sleep")
+    assert site.ended(alone)["state"] == "succeeded"
