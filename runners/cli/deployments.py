@@ -28,6 +28,11 @@ AwakeOption = Annotated[
     typer.Option("--awake/--may-sleep", help="Keep it awake, or let it sleep when idle."),
 ]
 
+AliasOption = Annotated[
+    list[str] | None,
+    typer.Option("--alias", metavar="NAME", help="It also answers to this name; again for more."),
+]
+
 deployments = group("Models under lasting names, awake when asked.")
 
 
@@ -89,7 +94,8 @@ def _show(row: "DeploymentReply") -> None:
     else:
         idle = f"sleeps after {seconds(row.idle_seconds)} without a request"
     typer.echo(f"{idle}; plan {row.plan_name} ({row.plan})")
-    typer.echo(f"clients: {row.base_url}, model {row.name}")
+    names = " or ".join([row.name, *row.aliases])
+    typer.echo(f"clients: {row.base_url}, model {names}")
     shown = [
         (each.job, each.job_state, each.host, "ready" if each.ready_at else "loading")
         for each in row.replicas
@@ -110,12 +116,13 @@ def deployment_add(
     ] = None,
     idle: IdleOption = None,
     awake: AwakeOption = None,
+    alias: AliasOption = None,
     output: OutputOption = "table",
 ) -> None:
     """Keep a plan to serve under a name; the first request wakes it."""
     if bool(plan) == (file is not None):
         raise CliError("give either --plan or --file", field="--plan")
-    sent: dict[str, Any] = {"name": name, **_options(idle, awake)}
+    sent: dict[str, Any] = {"name": name, **_options(idle, awake, alias)}
     if file is not None:
         sent["document"] = read_document(str(file))
     else:
@@ -126,12 +133,18 @@ def deployment_add(
         _show(made)
 
 
-def _options(idle: float | None, awake: bool | None) -> Mapping[str, Any]:  # noqa: FBT001
+def _options(
+    idle: float | None,
+    awake: bool | None,  # noqa: FBT001
+    alias: list[str] | None,
+) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     if idle is not None:
         found["idle_seconds"] = idle * MINUTE
     if awake is not None:
         found["is_kept_awake"] = awake
+    if alias is not None:
+        found["aliases"] = alias
     return found
 
 
@@ -143,6 +156,7 @@ def deployment_change(
     ] = "",
     idle: IdleOption = None,
     awake: AwakeOption = None,
+    alias: AliasOption = None,
     paused: Annotated[
         bool | None,
         typer.Option("--pause/--unpause", help="Stop it, and let no request wake it."),
@@ -150,11 +164,11 @@ def deployment_change(
     output: OutputOption = "table",
 ) -> None:
     """Change a deployment; another plan is rolled out without a failed request."""
-    sent = {**_options(idle, awake), **({"plan": plan} if plan else {})}
+    sent = {**_options(idle, awake, alias), **({"plan": plan} if plan else {})}
     if paused is not None:
         sent["is_paused"] = paused
     if not sent:
-        raise CliError("nothing is to change: give --plan, --idle, --awake or --pause")
+        raise CliError("nothing is to change: give --plan, --idle, --awake, --alias or --pause")
     with server() as client:
         changed = client.change_deployment(_of(client, deployment).id, sent)
     if not wrote(changed, output):

@@ -207,6 +207,7 @@ class NewDeployment(TypedDict):
     launch: NotRequired[Launch | None]
     idle_seconds: NotRequired[float | None]
     is_kept_awake: NotRequired[bool]
+    aliases: NotRequired[list[str]]
 
 
 class NewHost(TypedDict):

@@ -210,7 +210,7 @@ def test_qmoe_packs_experts_alone():
     assert term(found, "written_bytes") == pytest.approx(2 * rest + counts.experts * 0.1)
 
     # QMoE needs experts.
-    with pytest.raises(NotPossibleError, match="this one is dense"):
+    with pytest.raises(NotPossibleError, match="is dense"):
         compressed("qmoe")
 
 

@@ -60,6 +60,10 @@ Idle = Annotated[
         description="Without a request, until it sleeps; null: never",
     ),
 ]
+Aliases = Annotated[
+    list[Annotated[str, Field(max_length=120)]],
+    Field(max_length=20, description="Further names that it answers to, such as gpt-4o"),
+]
 DEFAULT_IDLE_SECONDS = 900.0
 
 
@@ -78,6 +82,7 @@ class NewDeployment(Sent):
     is_kept_awake: Annotated[
         bool, Field(description="Start it now, and again whenever it ends")
     ] = False
+    aliases: Aliases = []
 
     @model_validator(mode="after")
     def _one_source(self) -> "NewDeployment":
@@ -122,6 +127,7 @@ def _reply(request: HttpRequest, view: DeploymentView) -> DeploymentReply:
     return DeploymentReply(
         id=row.pk,
         name=row.name,
+        aliases=row.aliases,
         state=view.state,
         problem=row.problem,
         seconds_to_go=view.seconds_to_go,
@@ -177,6 +183,7 @@ def deployment_add(request: HttpRequest, body: NewDeployment) -> Status[Deployme
                 launch=launch,
                 idle_seconds=body.idle_seconds,
                 is_kept_awake=body.is_kept_awake,
+                aliases=body.aliases,
                 idempotency_key=job_key(request),
             )
         except DraftProblem as problem:

@@ -90,6 +90,12 @@ class ChangeForm(forms.Form):
         "ready.",
     )
     idle_minutes = idle_field()
+    aliases = forms.CharField(
+        label="Also answers to",
+        required=False,
+        max_length=2600,
+        help_text="Further names that clients may give, apart by blanks, such as gpt-4o",
+    )
     is_kept_awake = forms.BooleanField(label="Keep it awake", required=False)
     is_paused = forms.BooleanField(
         label="Pause it: what runs is stopped, and no request wakes it", required=False
@@ -102,6 +108,7 @@ class ChangeForm(forms.Form):
             initial={
                 "plan": deployment.plan_id,
                 "idle_minutes": None if idle is None else f"{idle / MINUTE:g}",
+                "aliases": " ".join(deployment.aliases),
                 "is_kept_awake": deployment.is_kept_awake,
                 "is_paused": deployment.is_paused,
             },
@@ -120,6 +127,7 @@ class ChangeForm(forms.Form):
         chosen, row = self.cleaned_data, self.deployment
         found = {
             "idle_seconds": _seconds(chosen["idle_minutes"]),
+            "aliases": sorted(set(chosen["aliases"].replace(",", " ").split())),
             "is_kept_awake": chosen["is_kept_awake"],
             "is_paused": chosen["is_paused"],
         }

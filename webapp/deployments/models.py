@@ -29,6 +29,7 @@ class Deployment(TeamOwned):
         AccessToken, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )
     name = models.CharField(max_length=MODEL_NAME_LENGTH)  # that clients give as their model
+    aliases = models.JSONField(default=list, blank=True)  # further names, such as gpt-4o
     plan = models.ForeignKey(Plan, on_delete=models.RESTRICT, related_name="deployments")
     launch = models.JSONField(default=dict, blank=True)  # runners.plans.launch.Launch
     idle_seconds = models.FloatField(null=True, blank=True)  # until it sleeps; null: never

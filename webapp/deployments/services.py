@@ -1,7 +1,7 @@
 """Make, wake, put to sleep, change and delete deployments."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -35,6 +35,8 @@ log = structlog.get_logger(__name__)
 ACTOR = "system:deployments"
 ROLE = Role.PRACTITIONER
 NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{MODEL_NAME_LENGTH - 1}}}")
+ALIAS = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:/-]{{0,{MODEL_NAME_LENGTH - 1}}}")
+MOST_ALIASES = 20
 LEAST_IDLE_SECONDS, MOST_IDLE_SECONDS = 6.0, 7 * 86_400.0
 FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 5.0, 300.0  # after a failure, before the next try
 # Until most gateways have read that a replica gets no more requests: one that still arrives is
@@ -51,7 +53,7 @@ GONE = (
 # Make and change
 
 
-def deployment_create(
+def deployment_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller decides)
     *,
     team: Team,
     by: User,
@@ -60,6 +62,7 @@ def deployment_create(
     launch: Launch,
     idle_seconds: float | None = None,
     is_kept_awake: bool = False,
+    aliases: Sequence[str] = (),
     idempotency_key: str | None = None,
 ) -> Deployment:
     """Return a new deployment of a plan to serve, asleep; a draft is saved as a version first.
@@ -76,7 +79,8 @@ def deployment_create(
     launch = _checked_launch(launch)
     _check_idle(idle_seconds)
     _check_is_endpoint(plan, launch)
-    _check_free(team, name)
+    _check_free(team, [name])
+    aliases = _checked_aliases(team, name, aliases)
     try:
         with transaction.atomic():
             deployment = Deployment.objects.create(
@@ -88,6 +92,7 @@ def deployment_create(
                 launch=launch.model_dump(mode="json", exclude_defaults=True),
                 idle_seconds=None if is_kept_awake else idle_seconds,
                 is_kept_awake=is_kept_awake,
+                aliases=aliases,
                 idempotency_key=idempotency_key,
             )
             event_record(
@@ -96,7 +101,7 @@ def deployment_create(
     except IntegrityError:
         if made := _of_key(team, idempotency_key):  # another call with it came first
             return made
-        _check_free(team, name)
+        _check_free(team, [name])
         raise
     return deployment
 
@@ -114,7 +119,7 @@ def deployment_change(
     launch: Launch | None = None,
     **fields: Any,
 ) -> Deployment:
-    """Change a deployment: ``idle_seconds``, ``is_kept_awake``, ``is_paused``, or what it runs.
+    """Change a deployment: when it sleeps, ``is_paused``, ``aliases``, or what it runs.
 
     A new plan or launch is rolled out if a replica runs: a second one starts, requests go to it
     once it is ready, and the first one ends. Where there is no room for both, the first one ends
@@ -131,6 +136,8 @@ def deployment_change(
         _check_idle(fields["idle_seconds"])
     if fields.get("is_kept_awake"):
         fields["idle_seconds"] = None
+    if "aliases" in fields:
+        fields["aliases"] = _checked_aliases(row.team, row.name, fields["aliases"], row)
     chosen = _checked_launch(launch or launch_of(row))
     if plan is not None or launch is not None:
         _check_is_endpoint(plan or row.plan, chosen)
@@ -222,13 +229,41 @@ def _checked_name(name: str) -> str:
     return name
 
 
-def _check_free(team: Team, name: str) -> None:
-    if Deployment.objects.filter(team=team, name=name, deleted_at=None).exists():
+def _check_free(team: Team, names: Sequence[str], besides: Deployment | None = None) -> None:
+    others = Deployment.objects.filter(team=team, deleted_at=None)
+    if besides is not None:
+        others = others.exclude(pk=besides.pk)
+    taken = {each for row in others for each in (row.name, *row.aliases)}
+    if found := taken & set(names):
         raise ConflictProblem(
             "name_taken",
-            f"{team.name} has a deployment named {name} already. Choose another name, or give "
-            "that deployment the plan: its page says how.",
+            f"{team.name} has a deployment that answers to {min(found)} already. Choose another "
+            "name, or give that deployment the plan: its page says how.",
         )
+
+
+def _checked_aliases(
+    team: Team, name: str, aliases: Sequence[str], besides: Deployment | None = None
+) -> list[str]:
+    """Return the further names of a deployment, each once.
+
+    Raises:
+        InvalidProblem: one is not valid, or they are too many.
+        ConflictProblem: another deployment answers to one.
+    """
+    found = sorted({each.strip() for each in aliases} - {name, ""})
+    if wrong := [each for each in found if not ALIAS.fullmatch(each)]:
+        raise InvalidProblem(
+            "aliases",
+            f"The name {wrong[0][:60]!r} is not valid: use letters, digits and any of . _ : / -, "
+            "and begin with a letter or digit.",
+        )
+    if len(found) > MOST_ALIASES:
+        raise InvalidProblem(
+            "aliases", f"{len(found)} further names are given; {MOST_ALIASES} are the most."
+        )
+    _check_free(team, found, besides)
+    return found
 
 
 def _check_idle(seconds: float | None) -> None:

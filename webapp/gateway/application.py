@@ -57,19 +57,19 @@ log = structlog.get_logger(__name__)
 
 
 class ModelRequest(NamedTuple):
-    """What a request asks for: its body for the endpoint, and what the gateway reads of it."""
+    """What a request asks for: its body, and what the gateway reads of it."""
 
     body: bytes
-    name: str  # of the deployment
-    adapter: str
+    model: str  # as it was sent
     is_streamed: bool
 
-    @property
-    def body_for_endpoint(self) -> bytes:
-        """Return the body with the name that the endpoint has for the model."""
-        if not self.adapter:
+    def body_for(self, route: Route) -> bytes:
+        """Return the body with the name that the endpoints of a deployment have for the model."""
+        is_name = self.model in {route.name, *route.aliases}
+        name = route.name if is_name else self.model.partition("/")[2]
+        if name == self.model:
             return self.body
-        return json.dumps({**parse_json(self.body), "model": self.adapter}).encode()
+        return json.dumps({**parse_json(self.body), "model": name}).encode()
 
 
 class HostTunnels(Protocol):
@@ -157,7 +157,7 @@ class Gateway:
             words = f"{exchange.path} takes POST, not {exchange.method[:20]}."
             raise Refusal(405, words, "method_not_allowed", {"allow": "POST"})
         asked = await _read(exchange)
-        route = self._route_of(key, asked.name)
+        route = self._route_of(key, asked.model)
         with self.limits.held(key, self.journal.pending_tokens(key.id)) as headers:
             exchange.answer_headers = headers
             working = self._forward(exchange, key, route, asked)
@@ -178,13 +178,16 @@ class Gateway:
         return key
 
     def _route_of(self, key: Key, name: str) -> Route:
-        """Return the deployment of a name that a key opens.
+        """Return the deployment that a key opens, by its name, an alias, or with an adapter's.
 
         Raises:
             Refusal: there is none.
         """
-        route = self.routes.snapshot.routes.get((key.team_id, name))
-        if route is None or not key.opens(name):
+        routes = self.routes.snapshot.routes
+        route = routes.get((key.team_id, name)) or routes.get(
+            (key.team_id, name.partition("/")[0])
+        )
+        if route is None or not key.opens(route.name):
             names = [each.name for each in self.routes.snapshot.routes_of(key)]
             known = f"it has {', '.join(names)}"[:500] if names else "it has none yet"
             words = f"This key has no model {name[:120]!r}; {known}."
@@ -296,7 +299,7 @@ class Gateway:
                         "POST",
                         exchange.path,
                         _headers_for(exchange, target),
-                        asked.body_for_endpoint,
+                        asked.body_for(route),
                     )
             except TunnelError as error:
                 failed.add(target.attempt_id)
@@ -419,7 +422,7 @@ def model_cards(route: Route) -> list[dict[str, Any]]:
         card["seconds_to_go"] = round(route.seconds_to_go, 1)
     if route.problem:
         card["problem"] = route.problem
-    names = [f"{route.name}/{each}" for each in route.adapters]
+    names = [*route.aliases, *(f"{route.name}/{each}" for each in route.adapters)]
     return [card, *({**card, "id": name, "parent": route.name} for name in names)]
 
 
@@ -493,5 +496,4 @@ async def _read(exchange: Exchange) -> ModelRequest:
     model = document.get("model")
     if not isinstance(model, str) or not model:
         raise Refusal(400, "model is missing: name a deployment.", "model_not_found")
-    name, _, adapter = model.partition("/")
-    return ModelRequest(body, name, adapter, document.get("stream") is True)
+    return ModelRequest(body, model, document.get("stream") is True)

@@ -44,7 +44,10 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True)
 class Route:
-    """A deployment as requests see it; ``adapters`` are the further names that its jobs serve."""
+    """A deployment as requests see it.
+
+    ``adapters`` are what its jobs serve beside its model, ``aliases`` its further names.
+    """
 
     id: str
     team_id: str
@@ -57,6 +60,7 @@ class Route:
     load_seconds: float | None = None
     targets: tuple[Target, ...] = ()
     adapters: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,21 +84,21 @@ class Key:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All keys by their digest, and all deployments by team and name."""
+    """All keys by their digest, and all deployments by team and each of their names."""
 
     keys: Mapping[str, Key] = field(default_factory=lambda: MappingProxyType({}))
     routes: Mapping[tuple[str, str], Route] = field(default_factory=lambda: MappingProxyType({}))
 
     def routes_of(self, key: Key) -> list[Route]:
         """Return the deployments that a key opens, by name."""
-        found = (each for (team, _), each in self.routes.items() if team == key.team_id)
-        return sorted((each for each in found if key.opens(each.name)), key=lambda each: each.name)
+        found = {each.name: each for (team, _), each in self.routes.items() if team == key.team_id}
+        return [each for name, each in sorted(found.items()) if key.opens(name)]
 
 
 def load_snapshot(used: Mapping[str, int]) -> Snapshot:
     """Return what the database says; ``used`` are the tokens of today by key."""
     rows = Deployment.objects.filter(deleted_at=None).only(
-        "team", "name", "idle_seconds", "is_paused", "asked_at", "problem", "failed_at",
+        "team", "name", "aliases", "idle_seconds", "is_paused", "asked_at", "problem", "failed_at",
         "failures", "loads", "created_at",
     )  # fmt: skip
     routes: dict[tuple[str, str], Route] = {}
@@ -104,7 +108,8 @@ def load_snapshot(used: Mapping[str, int]) -> Snapshot:
         except (AttributeError, LookupError, TypeError, ValueError):  # the others stay served
             log.exception("a deployment has no route", deployment=view.deployment.pk)
             continue
-        routes[route.team_id, route.name] = route
+        for name in (route.name, *route.aliases):
+            routes[route.team_id, name] = route
     instant, members = now(), _members()
     keys = {
         row.digest: Key(
@@ -156,6 +161,7 @@ def _route(view: DeploymentView) -> Route:
         view.load_seconds,
         tuple(_target(each) for each in view.serving),
         tuple(each["name"] for each in spec.get("adapters", ())),
+        tuple(row.aliases),
     )
 
 

@@ -27,6 +27,7 @@ from webapp.deployments.services import (
     deployment_wake,
 )
 from webapp.deployments.states import view_of
+from webapp.gateway.routes import load_snapshot
 from webapp.hosts.models import Device, Host
 from webapp.jobs.models import Allocation, Attempt, Job, JobState
 from webapp.jobs.services import job_stop
@@ -184,7 +185,7 @@ def test_kept_awake_it_is_started_again_and_paused_nothing_wakes_it(team, alice,
 
 
 def test_what_is_deleted_or_asleep_stops_its_jobs_and_frees_its_name(team, alice, plan, small):
-    with pytest.raises(ConflictProblem, match="named small already"):
+    with pytest.raises(ConflictProblem, match="answers to small already"):
         make(team, alice, plan)
     replica = deployment_wake(small)
     deployment_sleep(deployment=small, by=alice)
@@ -212,6 +213,20 @@ def test_what_cannot_be_deployed_is_refused_by_its_field(team, alice, plan, demo
             make(team, alice, **({"plan": plan} | fields))
         assert raised.value.code == code
     assert not Deployment.objects.exists()
+
+
+def test_a_deployment_answers_to_further_names_that_no_other_one_has(small, team, alice, plan):
+    given = {"aliases": ["gpt-4o", " openai/gpt-4o", "small", "gpt-4o"]}
+    deployment_change(deployment=small, by=alice, **given)
+    small.refresh_from_db()
+    assert small.aliases == ["gpt-4o", "openai/gpt-4o"]
+    assert load_snapshot({}).routes[team.pk, "openai/gpt-4o"].id == small.pk
+    for fields in ({"name": "gpt-4o"}, {"name": "other", "aliases": ["small"]}):
+        with pytest.raises(ConflictProblem, match="answers to"):
+            make(team, alice, plan, **fields)
+    for wrong in (["a b"], [f"a{number}" for number in range(21)]):
+        with pytest.raises(InvalidProblem):
+            deployment_change(deployment=small, by=alice, aliases=wrong)
 
 
 def test_a_plan_of_another_team_is_refused(small, alice, other_team):

@@ -85,7 +85,10 @@ class Fixed(Routes):
 
     def set(self, *routes: Route, key: Key | None = KEY) -> None:
         keys = {key_hash(SECRET): key} if key else {}
-        self._publish(Snapshot(keys, {(each.team_id, each.name): each for each in routes}))
+        named = {
+            (each.team_id, name): each for each in routes for name in (each.name, *each.aliases)
+        }
+        self._publish(Snapshot(keys, named))
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -163,6 +166,11 @@ async def test_a_request_reaches_the_replica_with_the_sites_key_and_is_counted(t
     assert (answer.status, answer.is_cut, answer.used) == (200, False, TokensUsed(7, 2, 3))
     await client.send(document=CHAT | {"model": "small/french"})
     assert json.loads(host.asked[1][4])["model"] == "french"
+    client.routes.set(replace(ROUTE, name="tiny", aliases=("gpt-4o", "openai/gpt-4o")))
+    assert (await client.send()).status == 404
+    for alias in ("gpt-4o", "openai/gpt-4o"):
+        await client.send(document=CHAT | {"model": alias})
+        assert json.loads(host.asked[-1][4])["model"] == "tiny"
 
 
 @pytest.mark.asyncio
