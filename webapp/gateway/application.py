@@ -347,11 +347,11 @@ class Gateway:
             if left <= 0 and current.targets:
                 words = f"The host of {route.name} is not connected to this gateway."
                 raise Refusal(503, words, "unreachable", {"retry-after": "5"})
-            if left <= 0 or (not current.targets and to_go is not None and to_go > left + 1):
-                raise _loading(current)
             if not current.targets and loop.time() >= wake_at:
                 self.routes.wake(current.id)
                 wake_at = loop.time() + WAKE_SECONDS
+            if left <= 0 or (not current.targets and to_go is not None and to_go > left + 1):
+                raise _loading(current)
             failed.clear()  # after a look at the next snapshot each may be tried again
             await self.routes.change(min(max(left, 0.0), LOOK_SECONDS))
 

@@ -337,6 +337,7 @@ async def test_a_request_is_held_no_longer_than_allowed_or_than_makes_sense(tmp_
         assert (client.status, client.error["code"]) == (503, code)
         assert client.headers.get("retry-after") == again
         assert client.counted[0].status == 503
+        assert client.routes.woken == (["d1"] if code == "loading" else [])
 
 
 @pytest.mark.asyncio
