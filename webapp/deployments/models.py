@@ -1,6 +1,7 @@
 """Database models of deployments, of their replicas, and of clients' keys and usage."""
 
 from datetime import datetime
+from statistics import median
 from typing import Any
 
 from django.conf import settings
@@ -38,6 +39,7 @@ class Deployment(TeamOwned):
     asked_at = models.DateTimeField(null=True, blank=True)  # a wake that no replica answers yet
     last_used_at = models.DateTimeField(null=True, blank=True)  # a request was at a replica
     loads = models.JSONField(default=list, blank=True)  # seconds of the last ones, the newest last
+    busy_seconds = models.FloatField(null=True, blank=True)  # its last turn, if used to its end
     problem = models.TextField(blank=True)  # why the last wake failed; "" once a replica is ready
     failed_at = models.DateTimeField(null=True, blank=True)
     failures = models.PositiveSmallIntegerField(default=0)  # in a row
@@ -57,6 +59,11 @@ class Deployment(TeamOwned):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def load_seconds(self) -> float | None:
+        """Return the median of its last loads, from its devices to the first answer."""
+        return median(self.loads) if self.loads else None
 
     @property
     def launch_options(self) -> dict[str, Any]:

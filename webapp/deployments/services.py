@@ -22,7 +22,7 @@ from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem, NotFoundProblem, Problem
 from webapp.deployments.models import MODEL_NAME_LENGTH, Deployment, Replica
-from webapp.deployments.turns import next_to_leave, starts_without
+from webapp.deployments.turns import has_requests, next_to_leave, starts_without, turn_of
 from webapp.jobs.endpoints import hashes_of, new_key
 from webapp.jobs.launching import launchable_of, plan_launch
 from webapp.jobs.models import FINAL_STATES, AttemptEvent, Job, JobState
@@ -508,12 +508,14 @@ def _none_is_ready(replicas: Iterable[Replica]) -> bool:
 
 def _take_turn(waiter: Replica) -> None:
     """Let a replica of another deployment leave, if that is how a queued one gets its devices."""
-    leaver = next_to_leave(waiter)
+    leaver, instant = next_to_leave(waiter), now()
     if leaver is None:
         return
+    busy = turn_of(leaver).total_seconds() if has_requests(leaver, instant) else None
     with transaction.atomic():
         rows = Replica.objects.filter(pk=leaver.pk, left_at=None)
-        if rows.update(is_leaving=True, left_at=now(), gives_way_to=waiter):
+        if rows.update(is_leaving=True, left_at=instant, gives_way_to=waiter):
+            Deployment.objects.filter(pk=leaver.deployment_id).update(busy_seconds=busy)
             leaver.gives_way_to = waiter
             event_record(
                 leaver.deployment, "deployment.gave_way", ACTOR, detail={"to": leaver.successor}

@@ -1,17 +1,20 @@
 """What state a deployment is in, and how long its model takes to load."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from statistics import median
 
 from django.db import models
 
 from webapp.core.clock import now
 from webapp.deployments.models import Deployment, Replica
 from webapp.deployments.services import rest_after
+from webapp.deployments.turns import TURN, has_requests, is_going, turn_of
 from webapp.jobs.models import AttemptEvent, JobState
 
+# Of a short turn, as measured where requests of all models wait: used within a second or two, idle
+# for IDLE_TURN, seen by the ticker; then stopped, with its exit reported.
+STAY_SECONDS, LEAVE_SECONDS = 4.0, 2.0
 READ_WITH_REPLICAS = (
     "job__current_attempt", "job__host", "plan", "deployment", "gives_way_to__deployment",
 )  # fmt: skip
@@ -31,13 +34,12 @@ class DeploymentState(models.TextChoices):
 class DeploymentView:
     """A deployment with the replicas that have not ended, the newest first.
 
-    ``load_seconds`` is the median of its last loads, from its devices to the first answer; None
-    before the first one.
+    ``queue_seconds`` is how long it still waits for its devices.
     """
 
     deployment: Deployment
     replicas: tuple[Replica, ...] = ()
-    load_seconds: float | None = None
+    queue_seconds: float = 0.0
 
     @property
     def serving(self) -> tuple[Replica, ...]:
@@ -73,28 +75,80 @@ class DeploymentView:
 
     @property
     def seconds_to_go(self) -> float | None:
-        """Return how long the load is still expected to take, at least a second."""
+        """Return how long queue and load are still expected to take, at least a second."""
         if self.load_seconds is None or self.state != DeploymentState.LOADING:
             return None
         since = self.coming.given_at if self.coming else None
-        elapsed = (now() - since).total_seconds() if since else 0.0
-        return max(1.0, self.load_seconds - elapsed)
+        return max(1.0, self.queue_seconds + self.load_seconds - seconds_since(since))
+
+    @property
+    def load_seconds(self) -> float | None:
+        """Return the median of its last loads; None before the first one."""
+        return self.deployment.load_seconds
 
 
 def views_of(deployments: Sequence[Deployment]) -> list[DeploymentView]:
     """Return deployments with their replicas and loads, read at once."""
-    keys = [each.pk for each in deployments]
-    rows = Replica.objects.filter(deployment__in=keys, ended_at=None)
+    rows = list(Replica.objects.filter(ended_at=None).select_related(*READ_WITH_REPLICAS))
+    mark_ready(rows)
     live: dict[str, list[Replica]] = {}
-    for each in rows.select_related(*READ_WITH_REPLICAS):
+    for each in rows:
         live.setdefault(each.deployment_id, []).append(each)
-    mark_ready(each for group in live.values() for each in group)
-    return [
-        DeploymentView(
-            each, tuple(live.get(each.pk, ())), median(each.loads) if each.loads else None
-        )
-        for each in deployments
+    return [_view(each, live.get(each.pk, []), rows) for each in deployments]
+
+
+def _view(deployment: Deployment, own: list[Replica], rows: list[Replica]) -> DeploymentView:
+    view = DeploymentView(deployment, tuple(own))
+    waiter = view.coming or (own[0] if own else None)  # what leaves is queued again where it was
+    if waiter and (waiter.is_leaving or not waiter.given_at):
+        view = replace(view, queue_seconds=queue_seconds(waiter, rows))
+    return view
+
+
+def queue_seconds(waiter: Replica, replicas: Iterable[Replica]) -> float:
+    """Return how long a replica waits until those before it have had turns on its devices.
+
+    A turn is short, or long where the last one was, and while there are requests. 0 where no
+    other deployment holds these; what other jobs hold is not forecast.
+    """
+    near = [each for each in replicas if each.job.pool_id == waiter.job.pool_id]
+    if host := waiter.job.requested_host_id:
+        near = [each for each in near if host in {each.job.requested_host_id, each.job.host_id}]
+    holders = [each for each in near if each.given_at and not each.deployment.is_kept_awake]
+    before = [
+        each
+        for each in near
+        if each.job.state == JobState.QUEUED
+        and each.deployment_id != waiter.deployment_id
+        and (each.created_at < waiter.created_at or waiter.is_leaving)
     ]
+    if not holders:
+        return 0.0
+    turns = sum(
+        (each.load_seconds or 0.0) + (each.busy_seconds or STAY_SECONDS) + LEAVE_SECONDS
+        for each in (replica.deployment for replica in before)
+    )
+    return min(_seconds_held(each, waiter) for each in holders) + turns / len(holders)
+
+
+def _seconds_held(holder: Replica, waiter: Replica) -> float:
+    if is_going(holder):
+        return LEAVE_SECONDS
+    ready_for, stay = seconds_since(holder.ready_at), holder.deployment.busy_seconds
+    if not holder.ready_at:
+        load = (holder.deployment.load_seconds or 0.0) - seconds_since(holder.given_at)
+        left = max(load, 0.0) + (stay or STAY_SECONDS)
+    elif ready_for > STAY_SECONDS and has_requests(holder, now()):
+        waits = TURN.total_seconds() - seconds_since(waiter.created_at)
+        left = max(turn_of(holder).total_seconds() - ready_for, waits)
+    else:
+        left = (stay or STAY_SECONDS) - ready_for
+    return max(left, 0.0) + LEAVE_SECONDS
+
+
+def seconds_since(instant: datetime | None) -> float:
+    """Return the time since an instant, 0 if there is none."""
+    return (now() - instant).total_seconds() if instant else 0.0
 
 
 def view_of(deployment: Deployment) -> DeploymentView:

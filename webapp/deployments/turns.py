@@ -21,8 +21,7 @@ from webapp.jobs.sharing import would_join
 
 # A gateway reports a request within a second, to a ticker that looks once a second.
 IDLE_TURN = timedelta(seconds=2.0)  # without a request
-FIRST_USE = timedelta(seconds=5.0)  # from ready, for the requests that wait for it to arrive
-TURN = timedelta(seconds=20.0)  # of one with requests, and at least as long as its load took
+TURN = timedelta(seconds=20.0)  # in which clients come, or come back, and are served
 MOST_TURNS = 200  # of the queue; what waits behind them displaces nobody yet
 
 
@@ -30,9 +29,8 @@ def next_to_leave(waiter: Replica) -> Replica | None:
     """Return the replica that is to leave for a queued one; None: nobody now.
 
     Of those without requests it is the least recently used. If these do not do and the waiter has
-    waited for a turn, it is the one that has been ready longest, once it has had its own turn:
-    at least half of a device's time is spent on answers, not on loads. What leaves already counts
-    as gone, so that only one leaves for each device that is needed.
+    waited for a turn, it is the one that has been ready longest, once it has had its own turn.
+    What leaves already counts as gone, so that only one leaves for each device that is needed.
     """
     others = Replica.objects.filter(ended_at=None).select_related(
         "job__current_attempt", "deployment"
@@ -87,17 +85,26 @@ def _in_turn(replicas: Iterable[Replica], waiter: Replica, instant: datetime) ->
     idle, busy = [], []
     for each in replicas:
         ready_at, used_at = each.ready_at or instant, each.deployment.last_used_at
-        last_at, rest = ready_at, FIRST_USE
+        last_at, rest = ready_at, turn_of(each)
         if used_at is not None and used_at >= ready_at:
             last_at, rest = used_at, IDLE_TURN
         if last_at + rest <= instant:
             idle.append((last_at, each))
-        elif ready_at + max(TURN, timedelta(seconds=each.load_seconds or 0.0)) <= instant:
+        elif waiter.created_at + TURN <= instant and ready_at + turn_of(each) <= instant:
             busy.append((ready_at, each))
-    if waiter.created_at + TURN > instant:
-        busy = []
     ordered = [*sorted(idle, key=_first), *sorted(busy, key=_first)]
     return [each for _, each in ordered]
+
+
+def turn_of(replica: Replica) -> timedelta:
+    """Return how long a replica stays ready: half of a device's time is not spent on loads."""
+    return max(TURN, timedelta(seconds=replica.load_seconds or 0.0))
+
+
+def has_requests(replica: Replica, instant: datetime) -> bool:
+    """Return whether a replica that is ready is not idle."""
+    used_at = replica.deployment.last_used_at
+    return used_at is not None and used_at + IDLE_TURN > instant
 
 
 def _first(entry: tuple[datetime, Replica]) -> datetime:

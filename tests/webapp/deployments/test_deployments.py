@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from webapp.deployments.services import (
     deployment_sleep,
     deployment_wake,
 )
-from webapp.deployments.states import view_of
+from webapp.deployments.states import LEAVE_SECONDS, STAY_SECONDS, view_of
 from webapp.gateway.routes import load_snapshot
 from webapp.hosts.models import Device, Host
 from webapp.jobs.models import Allocation, Attempt, Job, JobState
@@ -341,7 +342,7 @@ TURNS = {
     "used a second ago": (Turn(used=1.0), False),
     "just ready, and its requests are coming": (Turn(used=None, ready=3.0), False),
     "just ready after an earlier use": (Turn(used=10.0, ready=3.0), False),
-    "ready, and nobody came": (Turn(used=None, ready=6.0), True),
+    "ready for a turn, and nobody came": (Turn(used=None, ready=25.0), True),
     "busy for a turn, with a wait of one": (Turn(used=0.0, waited=25.0), True),
     "busy for less than a turn": (Turn(used=0.0, ready=15.0, waited=25.0), False),
     "busy for less than its load took": (Turn(used=0.0, loaded_in=90.0, waited=25.0), False),
@@ -367,6 +368,9 @@ def test_who_holds_a_device_leaves_when_it_is_idle_or_has_had_its_turn(team, ali
         advance_all()
         holder.refresh_from_db()
         assert (holder.is_leaving, holder.gives_way_to == waiter) == (leaves, leaves), name
+        if leaves:
+            busy = Deployment.objects.get(pk=holder.deployment_id).busy_seconds
+            assert busy == (20.0 if "busy" in name else None), name
 
 
 def test_of_those_that_share_a_device_as_many_leave_as_make_room(team, alice, plan, host):
@@ -446,3 +450,42 @@ def test_what_gave_way_is_queued_behind_what_it_gave_way_to(team, alice, plan):
     assert (
         "gave way to other" in client_of(alice).get(f"/deployments/{small.pk}/").content.decode()
     )
+
+
+def test_the_forecast_is_what_is_before_it_in_the_queue_and_its_own_load(team, alice, plan, small):
+    rows = [small, *(make(team, alice, plan, name=name) for name in ("second", "third"))]
+    first, *_ = [deployment_wake(row) for row in rows]
+    assert view_of(small).seconds_to_go is None  # never loaded
+    begin(first)
+
+    def forecasts() -> list[float | None]:
+        Deployment.objects.update(loads=[9.0, 60.0, 10.0])
+        return [view_of(Deployment.objects.get(pk=row.pk)).seconds_to_go for row in rows]
+
+    turn = STAY_SECONDS + LEAVE_SECONDS
+    near = partial(pytest.approx, abs=2.0)
+    assert forecasts() == [near(10), near(10 + turn + 10), near(10 + 2 * (turn + 10))]
+    Attempt.objects.update(created_at=now() - timedelta(seconds=7))
+    assert forecasts() == [near(3), near(3 + turn + 10), near(3 + 2 * (turn + 10))]
+    events_accept(
+        host=first.job.host or Host.objects.get(),
+        batch=batch_of(Attempt.objects.get(), ("endpoint", ENDPOINT), first=2),
+    )
+    advance_all()
+    small.refresh_from_db()
+    assert small.loads[-1] == near(7)  # from its devices on
+    assert forecasts() == [None, near(turn + 10), near(turn + 10 + turn + 10)]
+    long_ago = now() - timedelta(seconds=STAY_SECONDS + 1)
+    Replica.objects.filter(pk=first.pk).update(ready_at=long_ago)
+    assert forecasts()[1] == near(LEAVE_SECONDS + 10)
+    Deployment.objects.filter(pk=small.pk).update(last_used_at=now())
+    assert forecasts()[1] == near(
+        20 + LEAVE_SECONDS + 10
+    )  # it has requests: when its turn is over
+    Deployment.objects.update(busy_seconds=30.0)
+    assert forecasts()[2] == near(20 + LEAVE_SECONDS + 10 + 30 + LEAVE_SECONDS + 10)
+    Deployment.objects.update(busy_seconds=None)
+    Replica.objects.filter(pk=first.pk).update(is_leaving=True, left_at=now())
+    Deployment.objects.filter(pk=small.pk).update(asked_at=now())
+    again = LEAVE_SECONDS + 2 * (turn + 10) + 10  # behind both
+    assert forecasts() == [near(again), near(LEAVE_SECONDS + 10), near(again - 10 - turn)]
