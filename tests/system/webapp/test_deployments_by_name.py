@@ -37,12 +37,20 @@ MIXED = [
 class Deployed:
     """A deployment of the site's person, and a key to it."""
 
-    def __init__(self, site: Site, name: str = "tiny") -> None:
-        self.site = site
-        self.name = name
+    def __init__(
+        self,
+        site: Site,
+        name: str = "tiny",
+        model: str = "tiny/llama",
+        *,
+        shared: bool | None = None,
+        **key: Any,
+    ) -> None:
+        self.site, self.name = site, name
         self.base = f"{site.stack.base_url}/v1"
-        self.id = self.call("POST", "/deployments", {"name": name, "document": DOCUMENT})["id"]
-        made = self.call("POST", "/serving-keys", {"name": "test"})
+        document = DOCUMENT | {"model": model, "launch": {"run": "endpoint", "shared": shared}}
+        self.id = self.call("POST", "/deployments", {"name": name, "document": document})["id"]
+        made = self.call("POST", "/serving-keys", {"name": "test", **key})
         self.key_id, self.key = made["id"], made["key"]
         self.headers = {"Authorization": f"Bearer {self.key}"}
 
@@ -71,7 +79,7 @@ class Deployed:
         )
 
     async def stream(self, client: httpx.AsyncClient, **more: Any) -> AsyncIterator[str]:
-        body = {"model": "tiny", "messages": MESSAGES, "stream": True, **LONG, **more}
+        body = {"model": self.name, "messages": MESSAGES, "stream": True, **LONG, **more}
         request = client.stream(
             "POST", f"{self.base}/chat/completions", json=body, headers=self.headers
         )

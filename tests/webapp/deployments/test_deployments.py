@@ -452,8 +452,9 @@ def test_what_gave_way_is_queued_behind_what_it_gave_way_to(team, alice, plan):
     )
 
 
-def test_the_forecast_is_what_is_before_it_in_the_queue_and_its_own_load(team, alice, plan, small):
-    rows = [small, *(make(team, alice, plan, name=name) for name in ("second", "third"))]
+def test_the_forecast_is_what_is_before_it_in_the_queue_and_its_own_load(team, alice, plan):
+    names = ("small", "second", "third")
+    small, *_ = rows = [make(team, alice, plan, name=name, launch=ALONE) for name in names]
     first, *_ = [deployment_wake(row) for row in rows]
     assert view_of(small).seconds_to_go is None  # never loaded
     begin(first)
