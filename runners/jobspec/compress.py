@@ -1,5 +1,6 @@
 """Specs of compress, benchmark and load jobs."""
 
+import math
 from typing import Annotated, Literal, NamedTuple, Self, get_args
 
 from pydantic import (
@@ -364,6 +365,28 @@ class Burst(_Arrivals):
 
 Arrivals = Annotated[ClosedLoop | OpenLoop | Burst, Field(discriminator="kind")]
 
+# A mean or a percentile of a request's time to its first token, per token or to its end.
+LatencyName = Annotated[
+    str, StringConstraints(pattern=r"^(ttft|tpot|latency)(_p(50|90|95|99))?_seconds$")
+]
+# A search's levels are measured long enough for a steady state.
+REQUESTS_PER_CLIENT = 4  # a repetition of a closed loop
+OPEN_LOOP_SECONDS = 10.0  # a repetition of an open loop
+
+
+class LoadSearch(BaseModel):
+    """A search for the highest load that meets latency targets; it begins at the arrivals' point.
+
+    ``targets``: the longest seconds of measured figures, such as ``ttft_p95_seconds``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    targets: dict[LatencyName, PositiveFloat] = Field(min_length=1, max_length=8)
+    highest: PositiveFloat = Field(le=10_000.0)  # no level lies above it
+    max_points: int = Field(default=MAX_POINTS, ge=1, le=MAX_POINTS)  # levels, and repeated ones
+    max_seconds: PositiveFloat = 3600.0  # no level begins that is expected to end later
+
 
 class LoadOptions(BaseModel):
     """A load sweep against an endpoint that the job starts on its host's loopback.
@@ -378,14 +401,35 @@ class LoadOptions(BaseModel):
     warm_up_requests: NonNegativeInt = Field(default=4, le=1000)  # sent once, not measured
     repetitions: PositiveInt = Field(default=3, le=20)
     request_timeout_seconds: PositiveFloat = Field(default=120.0, le=3600.0)
+    search: LoadSearch | None = None
+
+    @model_validator(mode="after")
+    def _search_has_one_first_level(self) -> Self:
+        if self.search is None:
+            return self
+        first, *others = self.arrivals.points
+        if others or isinstance(self.arrivals, Burst) or first > self.search.highest:
+            msg = (
+                "a search begins at one number of clients or one rate, up to its highest; give "
+                "one point, or leave search out"
+            )
+            raise ValueError(msg)
+        return self
+
+    @property
+    def highest(self) -> float:
+        """Return the highest point that may be measured."""
+        return self.search.highest if self.search else self.arrivals.points[-1]
 
     def requests_at(self, point: float) -> int:
         """Return the number of requests per repetition of a point."""
         if isinstance(self.arrivals, Burst):
             return round(point)
         if isinstance(self.arrivals, ClosedLoop):
-            return max(self.requests_per_repetition, round(point))
-        return self.requests_per_repetition
+            each = REQUESTS_PER_CLIENT if self.search else 1
+            return max(self.requests_per_repetition, each * round(point))
+        lasting = math.ceil(OPEN_LOOP_SECONDS * point) if self.search else 0
+        return max(self.requests_per_repetition, lasting)
 
     def main_point(self, concurrency: int) -> float:
         """Return the sweep's main point: the plan's concurrency if present, else the last."""
@@ -397,7 +441,7 @@ class LoadOptions(BaseModel):
         """Return the endpoint's concurrency limit: at least the largest point."""
         if isinstance(self.arrivals, OpenLoop):
             return at_least
-        return max(at_least, round(self.arrivals.points[-1]))
+        return max(at_least, round(self.highest))
 
 
 # Evaluation options: windows of held-out text and tasks of lm-evaluation-harness.
@@ -598,10 +642,33 @@ class LoadRow(BaseModel):
     interval: dict[str, tuple[FiniteFloat, FiniteFloat]] = Field(default_factory=dict)
     errors: dict[str, NonNegativeInt] = Field(default_factory=dict)  # error text -> count
     notes: tuple[str, ...] = ()  # caveats of the row
+    is_met: bool | None = None  # whether it meets a search's targets; None in a sweep
+
+
+# How a search ended: its bracket is narrow enough, no higher or lower level exists, or its budget
+# is spent.
+SearchEnding = Literal["found", "highest", "lowest", "points", "seconds"]
+# Arrivals -> the planner's name of the highest load that meets the targets.
+LIMIT_FIGURES = {"closed": "slo_max_concurrency", "open": "slo_max_requests_per_second"}
+
+
+class LoadLimit(BaseModel):
+    """What a search found: the limit lies from ``met`` up to ``missed``.
+
+    ``met``: the highest level that meets the targets, None if none does. ``missed``: the lowest
+    level above it that misses them, None if none does.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    targets: dict[LatencyName, PositiveFloat]  # longest seconds of each figure
+    met: FiniteFloat | None
+    missed: FiniteFloat | None
+    ending: SearchEnding
 
 
 class LoadReport(BaseModel):
-    """A whole sweep."""
+    """A whole sweep, or a search with its limit; rows have rising points."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -611,6 +678,14 @@ class LoadReport(BaseModel):
     places: PositiveInt  # the endpoint's concurrency limit
     seed: int
     rows: tuple[LoadRow, ...] = Field(min_length=1, max_length=64)
+    limit: LoadLimit | None = None
+
+    @model_validator(mode="after")
+    def _no_burst_is_searched(self) -> Self:
+        if self.limit is not None and self.arrivals not in LIMIT_FIGURES:
+            msg = "the limit is of a search, and bursts are not searched; leave limit out"
+            raise ValueError(msg)
+        return self
 
 
 # The phases and steps that a job's figures are measured in, for jobs and pages.

@@ -123,6 +123,26 @@ def test_a_sweep_that_cannot_be_is_refused():
             LoadOptions(arrivals=arrivals)
 
 
+def test_a_search_measures_longer_and_begins_at_one_point_of_clients_or_of_a_rate():
+    search = {"targets": {"ttft_p95_seconds": 1.0}, "highest": 64.0}
+    options = LoadOptions(arrivals=ClosedLoop(concurrency=(4,)), search=search)
+    assert [options.requests_at(each) for each in (4, 16)] == [32, 64]
+    assert options.places(4) == 64
+    rates = LoadOptions(arrivals=OpenLoop(request_rate_per_second=(2.0,)), search=search)
+    assert [rates.requests_at(each) for each in (2.0, 8.5)] == [32, 85]
+    assert rates.places(4) == 4
+    for arrivals, changes, words in (
+        (ClosedLoop(concurrency=(1, 2)), {}, "give one point"),
+        (Burst(burst_requests=(2,)), {}, "give one point"),
+        (ClosedLoop(concurrency=(65,)), {}, "up to its highest"),
+        (ClosedLoop(concurrency=(1,)), {"targets": {}}, "at least 1 item"),
+        (ClosedLoop(concurrency=(1,)), {"targets": {"size_seconds": 1.0}}, "match pattern"),
+        (ClosedLoop(concurrency=(1,)), {"max_points": 13}, "less than or equal to 12"),
+    ):
+        with pytest.raises(ValidationError, match=words):
+            LoadOptions(arrivals=arrivals, search=search | changes)
+
+
 def test_a_profile_is_of_a_model_and_not_of_an_endpoint():
     load = {"arrivals": {"kind": "closed", "concurrency": (1,)}}
     with pytest.raises(ValidationError, match="profile and load exclude each other"):

@@ -12,11 +12,12 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO, NamedTuple, NoReturn
 
 from runners.jobs.corpus import TokenIds
 from runners.jobs.evaluation import text_ids
@@ -34,13 +35,17 @@ from runners.jobs.runtime import (
 from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel, ServeSpec
 from runners.jobspec.compress import (
     DISTRIBUTED,
+    LIMIT_FIGURES,
     LOAD_ARTEFACT,
     MEANS,
     PERCENTILES,
     ClosedLoop,
+    LoadLimit,
     LoadOptions,
     LoadReport,
     LoadRow,
+    LoadSearch,
+    OpenLoop,
 )
 from runners.jobspec.serve import key_hash
 from runners.shared.load_generator import (
@@ -57,6 +62,13 @@ from runners.shared.load_generator import (
     send_request,
     short_answer_warnings,
     values_of,
+)
+from runners.shared.load_search import (
+    LevelSearch,
+    excess_of,
+    limit_of,
+    limit_words,
+    missed_targets,
 )
 from runners.shared.messages import EndpointBody, MetricPoint
 from runners.shared.timing import (
@@ -132,6 +144,19 @@ def _means(repetition: Repetition) -> dict[str, float]:
     }
     means = {f"{name}_seconds": values_of(complete, name) for name in DISTRIBUTED}
     return figures | {name: statistics.fmean(values) for name, values in means.items() if values}
+
+
+class RepetitionFigures(NamedTuple):
+    """The means and percentiles of one repetition, and its failed requests."""
+
+    measured: dict[str, float]
+    failed: int
+
+
+def figures_of(repetition: Repetition) -> RepetitionFigures:
+    """Return the figures of one repetition."""
+    failed = sum(bool(each.error) for each in repetition.answered)
+    return RepetitionFigures(_means(repetition) | _percentiles(repetition.answered), failed)
 
 
 def _percentiles(answered: Sequence[RequestOutcome]) -> dict[str, float]:
@@ -319,6 +344,7 @@ def _start_process(job: Job, spec: ServeSpec) -> tuple[subprocess.Popen[bytes], 
 
 LOADING = "Starting the endpoint"
 WARMING = "Warming up"
+SEARCHING = "Searching for the highest load"
 SHARE_LOADING, SHARE_WARMING, SHARE_POINT = 2.0, 0.5, 2.0
 WORDS = {  # plural, singular
     "closed": ("clients", "client"),
@@ -337,10 +363,18 @@ def measure_under_load(job: Job, spec: BenchmarkSpec, options: LoadOptions) -> N
     point = options.main_point(spec.batch_size)
     main = next(row for row in report.rows if row.point == point)
     own = {name: endpoint.measured[name] for name in OWN_FIGURES if name in endpoint.measured}
-    job.emitter.result(main.measured | own, _notes(report, main))
+    job.emitter.result(main.measured | own | _limit_figure(report), _notes(report, main))
 
 
 OWN_FIGURES = ("peak_memory_bytes",)
+
+
+def _limit_figure(report: LoadReport) -> dict[str, float]:
+    """Return the highest level that met a search's targets under the planner's name, if any."""
+    limit = report.limit
+    if limit is None or limit.met is None:
+        return {}
+    return {LIMIT_FIGURES[report.arrivals]: limit.met}
 
 
 def serve_spec_of(spec: BenchmarkSpec, options: LoadOptions, key: str) -> ServeSpec:
@@ -362,7 +396,7 @@ def serve_spec_of(spec: BenchmarkSpec, options: LoadOptions, key: str) -> ServeS
 
 
 class Sweep:
-    """Measures every point in turn against one endpoint."""
+    """Measures every point in turn against one endpoint, or those that a search chooses."""
 
     def __init__(self, job: Job, spec: BenchmarkSpec, options: LoadOptions) -> None:
         self.job = job
@@ -371,7 +405,10 @@ class Sweep:
         self.text = _held_out_ids(job, spec)
         self.key = secrets.token_urlsafe(32)
         points = {self._name(point): SHARE_POINT for point in options.arrivals.points}
+        if options.search:
+            points = {SEARCHING: SHARE_POINT * options.search.max_points}
         shares = {LOADING: SHARE_LOADING, WARMING: SHARE_WARMING, **points}
+        self.has_answers = False
         self.stages = Stages(job.emitter, shares)
 
     def _name(self, point: float) -> str:
@@ -391,7 +428,11 @@ class Sweep:
         )
         self.stages.begin(WARMING)
         await self._warm_up(endpoint, target)
-        rows = [await self._point(endpoint, target, each) for each in self.options.arrivals.points]
+        limit: LoadLimit | None = None
+        if self.options.search:
+            rows, limit = await self._search(endpoint, target, self.options.search)
+        else:
+            rows = [await self._given(endpoint, target, p) for p in self.options.arrivals.points]
         return LoadReport(
             arrivals=self.options.arrivals.kind,
             prompt_tokens=self.spec.prompt_tokens,
@@ -399,6 +440,7 @@ class Sweep:
             places=self.options.places(self.spec.batch_size),
             seed=self.spec.seed,
             rows=tuple(rows),
+            limit=limit,
         )
 
     async def _warm_up(self, endpoint: OwnEndpoint, target: Target) -> None:
@@ -408,16 +450,59 @@ class Sweep:
             options = self.options.model_copy(update={"arrivals": arrivals})
             await self._repetition(endpoint, target, options, arrivals.points[0], count)
 
-    async def _point(self, endpoint: OwnEndpoint, target: Target, point: float) -> LoadRow:
+    async def _given(self, endpoint: OwnEndpoint, target: Target, point: float) -> LoadRow:
         self.stages.begin(self._name(point))
-        repetitions: list[Repetition] = []
-        for at in range(1, self.options.repetitions + 1):
+        return await self._point(endpoint, target, point, [], self.stages.advance)
+
+    async def _search(
+        self, endpoint: OwnEndpoint, target: Target, options: LoadSearch
+    ) -> tuple[list[LoadRow], LoadLimit]:
+        """Return the rows of the levels that a search measured, rising, and its limit."""
+        arrivals, began = self.options.arrivals, time.monotonic()
+        search = LevelSearch(
+            arrivals.points[0],
+            highest=options.highest,
+            is_whole=isinstance(arrivals, ClosedLoop),
+            max_points=options.max_points,
+        )
+        repetitions: dict[float, list[Repetition]] = {}
+        rows: dict[float, LoadRow] = {}
+        self.stages.begin(SEARCHING)
+
+        def advance(share: float) -> None:
+            self.stages.advance((search.num_points + share) / options.max_points)
+
+        while (level := search.next_level()) is not None:
+            left = options.max_seconds - (time.monotonic() - began)
+            if rows and _expected_seconds(self.options, level, rows.values()) > left:
+                break
+            self.job.emitter.phase(self._name(level))
+            known = repetitions.setdefault(level, [])
+            row = await self._point(endpoint, target, level, known, advance)
+            figures = [figures_of(each) for each in known]
+            is_met = search.record(level, [excess_of(options.targets, *each) for each in figures])
+            notes = missed_targets(options.targets, [each.measured for each in figures])
+            rows[level] = row.model_copy(update={"is_met": is_met, "notes": (*row.notes, *notes)})
+        self.stages.advance(1.0)
+        return [rows[each] for each in sorted(rows)], limit_of(search, options.targets)
+
+    async def _point(
+        self,
+        endpoint: OwnEndpoint,
+        target: Target,
+        point: float,
+        repetitions: list[Repetition],
+        advance: Callable[[float], None],
+    ) -> LoadRow:
+        """Return the row of a point's earlier ``repetitions`` and of new ones, which are added."""
+        first = len(repetitions) + 1
+        for at in range(first, first + self.options.repetitions):
             count = self.options.requests_at(point)
             seed = f"{self.spec.seed}/{point:g}/{at}"
             repetitions.append(
                 await self._repetition(endpoint, target, self.options, point, count, seed)
             )
-            self.stages.advance(at / self.options.repetitions)
+            advance((at - first + 1) / self.options.repetitions)
         row = row_of(self.options, point, repetitions, self.spec.output_tokens)
         rate, failed = row.measured["tokens_per_second"], row.failed
         summary = f"{row.requests} requests, {failed} failed, {rate:.1f} tokens/s"
@@ -445,9 +530,11 @@ class Sweep:
             )
         if not endpoint.is_alive():
             endpoint.die_with_it(_endpoint_ended_message(result))
-        if all(each.error for each in result.answered):
+        may_fail = self.options.search is not None and self.has_answers  # it misses the targets
+        if all(each.error for each in result.answered) and not may_fail:
             first = result.answered[0].error
             raise BadInputError(f"the endpoint answered none of {count} requests: {first}")
+        self.has_answers = True
         return result
 
     def _prompts(self, count: int, seed: str) -> Sequence[Prompt]:
@@ -457,6 +544,16 @@ class Sweep:
         last = len(self.text) - length
         begins = [source.randrange(last) for _ in range(count)]
         return [self.text[begin : begin + length].tolist() for begin in begins]
+
+
+def _expected_seconds(options: LoadOptions, level: float, rows: Collection[LoadRow]) -> float:
+    """Return how long a level takes, at the speed of the nearest level that was measured."""
+    nearest = min(rows, key=lambda row: abs(math.log(row.point / level)))
+    count = options.requests_at(level) * options.repetitions
+    seconds = count * nearest.duration_seconds / nearest.requests
+    if isinstance(options.arrivals, OpenLoop):
+        return max(seconds, count / level)
+    return seconds
 
 
 def _held_out_ids(job: Job, spec: BenchmarkSpec) -> TokenIds:
@@ -501,4 +598,5 @@ def _notes(report: LoadReport, main: LoadRow) -> dict[str, str]:
     )
     names = [name for name in main.measured if name in MEANS]
     beware = "; ".join(main.notes)
-    return {**dict.fromkeys(names, how), **({"load": beware} if beware else {})}
+    found = {LIMIT_FIGURES[report.arrivals]: limit_words(report)} if report.limit else {}
+    return {**dict.fromkeys(names, how), **found, **({"load": beware} if beware else {})}
