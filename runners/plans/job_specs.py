@@ -13,6 +13,7 @@ from runners.plans.generation_spec import (
     with_adapters,
     with_chained_stages,
 )
+from runners.plans.latency_limits import target_seconds
 from runners.plans.launch import Launch
 from runners.plans.launch_case import LaunchCase
 from runners.plans.model_checks import check_model, needs_weights
@@ -71,8 +72,9 @@ def launch_spread(document: PlanDocument, launch: Launch, best: PlannedStrategy)
 def _spec_of_goal(document: PlanDocument, launch: Launch, case: LaunchCase) -> ModelSpec:
     values, model, best = document.workload, case.model, case.best
     if isinstance(values, ServeWork):
-        make = endpoint_spec if launch.run == "endpoint" else benchmark_spec
-        return make(values, launch, case)
+        if launch.run == "endpoint":
+            return endpoint_spec(values, launch, case)
+        return benchmark_spec(values, launch, case, target_seconds(document))
     if launch.run == "endpoint":
         raise DraftProblem("Only a plan to serve can be started as an endpoint.", "goal")
     if isinstance(values, GenerateWork):

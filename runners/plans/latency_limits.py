@@ -19,17 +19,22 @@ def figure_name(figure: str, percentile: str) -> str:
     return f"{figure}_seconds" if percentile == "mean" else f"{figure}_{percentile}_seconds"
 
 
+def target_seconds(document: PlanDocument) -> dict[str, float]:
+    """Return the longest seconds of each latency that a document has as target, by its name."""
+    limits = SLO_SECONDS.get(document.latency_target)
+    if document.goal != "serve" or limits is None:
+        return {}
+    return {
+        figure_name(figure, document.percentile): limit
+        for figure, limit in zip(LATENCIES, limits, strict=True)
+    }
+
+
 def target_limits(document: PlanDocument) -> dict[str, Bound]:
     """Return the limits in seconds of a document's percentiles; empty for means.
 
     Disaggregated plans have no percentiles: they are evaluated by the mean.
     """
-    limits, percentile = SLO_SECONDS.get(document.latency_target), document.percentile
-    if document.goal != "serve" or limits is None or percentile == "mean":
+    if document.percentile == "mean" or document.pins.disaggregated:
         return {}
-    if document.pins.disaggregated:
-        return {}
-    return {
-        figure_name(figure, percentile): Bound(max=limit)
-        for figure, limit in zip(LATENCIES, limits, strict=True)
-    }
+    return {name: Bound(max=limit) for name, limit in target_seconds(document).items()}

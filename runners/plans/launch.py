@@ -171,6 +171,24 @@ class Launch(Part):
             "burst": "Burst: all requests of a load level sent at once",
         },
     )
+    levels: Literal["given", "search"] = field(
+        "given",
+        "Choice of levels",
+        "A search begins at what the plan predicts, and doubles, halves and bisects until the "
+        "limit is known within 7 %; at most 12 measurements.",
+        choices={
+            "given": "The load levels that are given",
+            "search": "Search for the highest load that meets the latency target",
+        },
+    )
+    max_search_seconds: float = field(
+        HOUR,
+        "Time limit of a search, in minutes",
+        "No level begins that is expected to end later.",
+        factor=MINUTE,
+        ge=MINUTE,
+        le=24 * HOUR,
+    )
     points: list[Annotated[float, Field(gt=0)]] = field(
         [],
         "Load levels",
@@ -202,7 +220,8 @@ USED_BY: dict[str, tuple[str, ...]] = {
     "draft_model": ("endpoint", "generate"),
     "adapter": ("generate",),
     "profile": ("job",),
-    **dict.fromkeys(("arrivals", "points", "requests_per_repetition", "repetitions"), ("load",)),
+    **dict.fromkeys(("arrivals", "levels", "max_search_seconds", "points"), ("load",)),
+    **dict.fromkeys(("requests_per_repetition", "repetitions"), ("load",)),
 }
 RUN_WORDS = {
     "job": "the benchmark of a plan to serve (run “job”)",

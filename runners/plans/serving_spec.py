@@ -1,6 +1,7 @@
 """The specs of a plan to serve: its endpoint on one of the engines, and its benchmark."""
 
 import re
+from collections.abc import Mapping
 
 from planner.exports.llama_cpp import CACHE_TYPES
 from planner.specs.estimate import PlannedStrategy
@@ -26,7 +27,7 @@ from runners.jobspec.serve import (
 )
 from runners.plans.launch import Launch
 from runners.plans.launch_case import LaunchCase
-from runners.plans.load_levels import load_options
+from runners.plans.load_levels import PlannedLoad, load_options
 from runners.plans.model_checks import needs_weights
 from runners.plans.refusals import DraftProblem, validated
 from runners.plans.speculative_decoding import (
@@ -52,8 +53,13 @@ SPLIT_CONTEXT = (
 )
 
 
-def benchmark_spec(values: ServeWork, launch: Launch, case: LaunchCase) -> BenchmarkSpec:
+def benchmark_spec(
+    values: ServeWork, launch: Launch, case: LaunchCase, targets: Mapping[str, float]
+) -> BenchmarkSpec:
     """Return the benchmark of a plan to serve on Slipway's engine, or its load test.
+
+    ``targets``: the longest seconds of the plan's latencies, which a search for the highest load
+    meets.
 
     Raises:
         DraftProblem: Slipway's engine does not run the plan.
@@ -69,8 +75,25 @@ def benchmark_spec(values: ServeWork, launch: Launch, case: LaunchCase) -> Bench
         batch_size=values.concurrency,
         prompt_tokens=values.input_tokens,
         output_tokens=values.output_tokens,
-        load=load_options(launch),
+        load=load_options(launch, _planned_load(values, case.best, targets)),
         profile=launch.profile and launch.run == "job",
+    )
+
+
+def _planned_load(
+    values: ServeWork, best: PlannedStrategy, targets: Mapping[str, float]
+) -> PlannedLoad:
+    """Return where a search for the highest load begins, and the targets that are measured."""
+    said = best.performance
+    has_gaps = values.output_tokens > 1  # without one there is no time per token
+    measured = {
+        name: limit for name, limit in targets.items() if has_gaps or not name.startswith("tpot")
+    }
+    return PlannedLoad(
+        targets=measured,
+        concurrency=values.concurrency,
+        max_concurrency=said.max_concurrency or 0,
+        requests_per_second=(said.tokens_per_second or 0.0) / values.output_tokens,
     )
 
 
