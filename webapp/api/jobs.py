@@ -36,6 +36,7 @@ from runners.client.replies.jobs import (
     JobReply,
     JobResult,
     JobSeries,
+    LoadLimitReply,
     LogLine,
     LogReply,
     OutcomeReply,
@@ -46,7 +47,9 @@ from runners.client.replies.jobs import (
     TargetReply,
     Ticket,
 )
+from runners.jobspec.compress import LIMIT_FIGURES
 from runners.shared.kinds import EventKind
+from runners.shared.load_search import limit_words
 from runners.shared.log_text import shortened
 from runners.shared.reasons import Reason
 from runners.shared.timing import STREAM_PING_SECONDS
@@ -58,6 +61,7 @@ from webapp.api.requests import Paging, Sent, page_keys, page_of
 from webapp.audit.models import Event
 from webapp.charts.plots import BY_KIND
 from webapp.core.clock import now, now_ms
+from webapp.core.figures import definition_of
 from webapp.core.problems import REFUSALS, BusyProblem, ConflictProblem, InvalidProblem, bytes_out
 from webapp.core.queries import in_order
 from webapp.core.search import folded
@@ -82,6 +86,7 @@ from webapp.jobs.models import (
 )
 from webapp.jobs.parts import part_at
 from webapp.jobs.permissions import allowed, job_for
+from webapp.jobs.points import load_report, planned_limit
 from webapp.jobs.progress import KIND_WORDS, elapsed_seconds, progress, silence_of
 from webapp.jobs.restarting import start_elsewhere
 from webapp.jobs.services import (
@@ -165,6 +170,21 @@ def _job_fields(job: Job) -> dict[str, Any]:
     }
 
 
+def _load_limit(job: Job) -> LoadLimitReply | None:
+    """Return what a load test found that searched for its levels; None of other jobs."""
+    report = load_report(job)
+    if report is None or report.limit is None:
+        return None
+    figure = LIMIT_FIGURES[report.arrivals]
+    return LoadLimitReply(
+        figure=figure,
+        unit=definition_of(figure).unit,
+        **report.limit.model_dump(),
+        words=f"{limit_words(report)}.",
+        predicted=planned_limit(job, report),
+    )
+
+
 def job_detail(job: Job, request: HttpRequest) -> JobDetail:
     """Return a job as its page shows it."""
     endpoint, silence = endpoint_of(job), silence_of(job)
@@ -190,6 +210,7 @@ def job_detail(job: Job, request: HttpRequest) -> JobDetail:
         result=JobResult(
             measured=job.result.get("measured") or {}, notes=job.result.get("notes") or {}
         ),
+        load_limit=_load_limit(job),
         max_duration_seconds=job.max_duration_seconds,
         max_retries=job.max_retries,
         num_retries=job.num_retries,

@@ -278,7 +278,7 @@ def fragment(template_name: str, **values: Hashable) -> SafeString:
 
 
 WHISKER_SPAN = 1.9  # the axis spans value / 1.9 to value * 1.9 at least, on a log scale
-COUNTED = frozenset({"requests", "devices", "sequences"})  # whole numbers
+COUNTED = frozenset({"requests", "clients", "devices", "sequences"})  # whole numbers
 UNIT_FORMATS = {
     "bytes": memory,
     "seconds": duration,

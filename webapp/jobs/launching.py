@@ -43,6 +43,7 @@ from runners.jobspec.request_options import refusal_lines
 from runners.plans.document import ModelChoice
 from runners.plans.generation_spec import ALL_ADAPTERS
 from runners.plans.job_specs import launch_spread, spec_of
+from runners.plans.latency_limits import target_seconds
 from runners.plans.launch import USED_BY, Launch, LaunchOptionError, kind_of
 from runners.plans.launch_case import DraftModel, LaunchCase
 from runners.plans.refusals import DraftProblem
@@ -51,6 +52,7 @@ from runners.plans.speculative_decoding import LOOKUP
 from runners.plans.spread import Spread
 from runners.plans.weights import reads, repository_of, weights_for
 from runners.shared.engine_commands import shown_command
+from runners.shared.load_search import target_words
 from webapp.accounts.models import Secret, Team
 from webapp.core.display import memory, percent
 from webapp.core.names import checked_name
@@ -553,7 +555,11 @@ def _endpoint_note(context: LaunchContext, parts: Launchable) -> dict[str, Any]:
     """Return the endpoint note of a plan, or why it cannot run as an endpoint."""
     if not isinstance(parts.spec, BenchmarkSpec):
         return {}
-    points: dict[str, Any] = {"measures": "yes", "points": usual_points(parts.spec.batch_size)}
+    points: dict[str, Any] = {
+        "measures": "yes",
+        "points": usual_points(parts.spec.batch_size),
+        "targets": target_words(target_seconds(context.question.document)),
+    }
     try:
         launchable_in(context, Launch(run="endpoint"))
     except DraftProblem as problem:
@@ -636,7 +642,11 @@ def launch_of_job(job: Job) -> Launch:
         launch.profile = spec.profile
         if load := spec.load:
             launch.run, launch.arrivals = "load", load.arrivals.kind
-            launch.points = [float(point) for point in load.arrivals.points]
+            if load.search:
+                launch.levels = "search"
+                launch.max_search_seconds = load.search.max_seconds
+            else:
+                launch.points = [float(point) for point in load.arrivals.points]
             launch.requests_per_repetition = load.requests_per_repetition
             launch.repetitions = load.repetitions
     elif isinstance(spec, GenerateSpec):

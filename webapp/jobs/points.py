@@ -11,6 +11,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from runners.jobspec import BenchmarkSpec, compress
 from runners.jobspec.compress import (
+    LIMIT_FIGURES,
     ORIGINAL,
     ORIGINAL_PREFIX,
     PERCENTILES,
@@ -22,6 +23,7 @@ from runners.jobspec.compress import (
     Phase,
     ProfileReport,
 )
+from runners.shared.load_search import limit_words, target_words
 from webapp.charts.plots import MAX_POINTS, ChartSpec, Series
 from webapp.charts.timelines import CHARTS, At, SweepChart, sweep_chart
 from webapp.core.clock import now_ms
@@ -382,15 +384,32 @@ class LoadLine(NamedTuple):
     tpot: tuple[Quantity | None, ...]
     latency: tuple[Quantity | None, ...]
     notes: tuple[str, ...]
+    is_met: bool | None  # None: no search
 
 
 @dataclass(frozen=True)
 class UnderLoad:
-    """A load sweep with its charts and its table."""
+    """A load sweep with its charts and its table; ``planned_limit`` is the plan's limit."""
 
     report: LoadReport
     charts: tuple[SweepChart, ...]
     lines: tuple[LoadLine, ...]
+    planned_limit: float | None = None
+
+    @property
+    def limit(self) -> str:
+        """Return what a search found as text; empty for a sweep."""
+        return limit_words(self.report)
+
+    @property
+    def targets(self) -> str:
+        """Return a search's targets as text."""
+        return target_words(self.report.limit.targets) if self.report.limit else ""
+
+    @property
+    def limit_prediction(self) -> str:
+        """Return the plan's limit as text, empty if it has none."""
+        return "" if self.planned_limit is None else f"{self.planned_limit:.3g} {self.callers}"
 
     @property
     def callers(self) -> str:
@@ -419,13 +438,26 @@ class UnderLoad:
 
     @property
     def repetitions(self) -> int:
-        """Return the number of repetitions per point."""
-        return self.report.rows[0].repetitions
+        """Return the number of repetitions of a point, of a search the least."""
+        return min(row.repetitions for row in self.report.rows)
+
+
+def load_report(job: Job) -> LoadReport | None:
+    """Return the report of a load test; None without one."""
+    if not job.spec.get("load"):
+        return None
+    return _report(job, compress.LOAD_ARTEFACT, LoadReport)
+
+
+def planned_limit(job: Job, report: LoadReport) -> float | None:
+    """Return the highest load within the targets by the plan at launch; None if it has none."""
+    said = job.prediction.get(LIMIT_FIGURES.get(report.arrivals, ""))
+    return said["value"] if said else None
 
 
 def under_load(job: Job) -> UnderLoad | None:
     """Return a job's sweep with the plan's prediction of each point; None without a sweep."""
-    report = _report(job, compress.LOAD_ARTEFACT, LoadReport)
+    report = load_report(job)
     if report is None:
         return None
     stored_curve = job.prediction.get(CURVE)  # the plan's, as of the launch
@@ -438,9 +470,17 @@ def under_load(job: Job) -> UnderLoad | None:
         )
         for chart in CHARTS
     )
-    rates = {each.point: each.value for each in _predicted_points(curve, CHARTS[0])}
-    lines = tuple(_line(row, rates.get(row.point)) for row in report.rows)
-    return UnderLoad(report, charts, lines)
+    rates = _predicted_points(curve, CHARTS[0])
+    lines = tuple(_line(row, _value_at(rates, row.point)) for row in report.rows)
+    return UnderLoad(report, charts, lines, planned_limit(job, report))
+
+
+def _value_at(curve: list[At], point: float) -> float | None:
+    """Return a curve's value at a point, linear between its own points; None outside of them."""
+    points = [each.point for each in curve]
+    if not points or not points[0] <= point <= points[-1]:
+        return None
+    return float(np.interp(point, points, [each.value for each in curve]))
 
 
 def _main_point(job: Job, report: LoadReport) -> float:
@@ -451,7 +491,7 @@ def _main_point(job: Job, report: LoadReport) -> float:
 
 def main_row_of(job: Job) -> LoadRow | None:
     """Return the row that represents a job under load; None without a report."""
-    report = _report(job, compress.LOAD_ARTEFACT, LoadReport) if job.spec.get("load") else None
+    report = load_report(job)
     if report is None:
         return None
     main = _main_point(job, report)
@@ -492,6 +532,7 @@ def _line(row: LoadRow, rate_said: float | None) -> LoadLine:
         tpot=mean_and_percentiles("tpot"),
         latency=mean_and_percentiles("latency"),
         notes=row.notes,
+        is_met=row.is_met,
     )
 
 

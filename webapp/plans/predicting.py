@@ -1,5 +1,6 @@
 """Predictions that jobs carry: of evaluation, measurements, compressed models."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,13 +21,14 @@ from runners.jobspec import (
     ModelSpec as JobModel,
 )
 from runners.jobspec.base import RandomModel
-from runners.jobspec.compress import LoadOptions, window_of
+from runners.jobspec.compress import LIMIT_FIGURES, ClosedLoop, LoadOptions, window_of
 from runners.jobspec.generate import PolicyOffload
 from runners.plans.compression_spec import compress_spec
 from runners.plans.generation_spec import SHARES
 from runners.plans.load_levels import ARRIVAL_FIELDS
 from runners.plans.refusals import DraftProblem
 from runners.plans.workloads import CompressWork
+from runners.shared.load_search import LevelSearch, excess_of
 from webapp.core.problems import Problem
 from webapp.hosts.machines import cluster_for_host
 from webapp.hosts.models import Host
@@ -153,6 +155,9 @@ def _figure(value: Value, unit: str) -> dict[str, Any]:
 CURVE = "under_load"  # key of the load curve in a job's prediction
 CURVE_FIGURES = ("tokens_per_second", "ttft_seconds", "tpot_seconds")
 BETWEEN = 16  # points of the curve between the measured ones
+BESIDE = 2.0  # the curve of a search reaches this factor beyond its first level and the limit
+LIMIT_UNITS = {"closed": "clients", "open": "requests/s"}
+MOST_ESTIMATES, LIMIT_RESOLUTION = 24, 1.02  # of the search for the predicted limit
 
 
 def usual_points(concurrency: int) -> str:
@@ -177,10 +182,48 @@ def estimate_at(
     return estimate_as_planned(question.request, workload, strategy)
 
 
-def curve_of(question: Question, strategy: Strategy, options: LoadOptions) -> dict[str, Any]:
-    """Return the plan's figures at the measured points and between them."""
+def predicted_limit(question: Question, strategy: Strategy, options: LoadOptions) -> float | None:
+    """Return the highest load that meets a search's targets by the plan; None if none does.
+
+    It is searched for as the job does, among the plan's figures at the same percentile.
+    """
+    if options.search is None:
+        return None
+    targets = options.search.targets
+    levels = LevelSearch(
+        options.arrivals.points[0],
+        highest=options.highest,
+        is_whole=isinstance(options.arrivals, ClosedLoop),
+        max_points=MOST_ESTIMATES,
+        resolution=LIMIT_RESOLUTION,
+    )
+    while (level := levels.next_level()) is not None:
+        estimate = estimate_at(question, strategy, options, level)
+        said = {name: figure_values(estimate, name) for name in targets if estimate}
+        figures = {name: figure[0] for name, figure in said.items() if figure}
+        levels.record(level, [excess_of(targets, figures, failed=0)])
+    return levels.met
+
+
+def search_span(options: LoadOptions, limit: float | None) -> tuple[float, ...]:
+    """Return the points between which a search's curve is drawn, its first level among them."""
+    first = options.arrivals.points[0]
+    ends = (first, limit or first)
+    is_whole = isinstance(options.arrivals, ClosedLoop)
+    top = min(options.highest, BESIDE * max(ends))
+    return tuple(sorted({1.0 if is_whole else min(ends) / BESIDE, first, float(math.ceil(top))}))
+
+
+def curve_of(
+    question: Question,
+    strategy: Strategy,
+    options: LoadOptions,
+    points: Sequence[float] = (),
+) -> dict[str, Any]:
+    """Return the plan's figures at the measured points, or at others, and between them."""
     rows = []
-    for point in curve_points(options.arrivals.points, whole=options.arrivals.kind != "open"):
+    points = points or options.arrivals.points
+    for point in curve_points(points, whole=options.arrivals.kind != "open"):
         estimate = estimate_at(question, strategy, options, point)
         figures = {name: figure_values(estimate, name) for name in CURVE_FIGURES if estimate}
         if available := {name: figure for name, figure in figures.items() if figure}:
@@ -293,12 +336,22 @@ def _exactly(value: float, unit: str) -> dict[str, Any]:
 def _predict_benchmark(
     spec: BenchmarkSpec, best: PlannedStrategy, question: Question
 ) -> dict[str, dict[str, Any]]:
-    """Return a batch's predictions; of a load test, the main point, largest peak and curve."""
+    """Return a batch's predictions; of a load test, the main point, largest peak and curve.
+
+    Of a search it also has the limit.
+    """
     options = spec.load
     if options is None:
         return _figures(best, BENCHMARK_METRICS, spec.batch_size)
     main, last = options.main_point(spec.batch_size), options.arrivals.points[-1]
-    predictions: dict[str, dict[str, Any]] = {CURVE: curve_of(question, best.strategy, options)}
+    points: tuple[float, ...] = ()
+    predictions: dict[str, dict[str, Any]] = {}
+    if options.search:
+        kind, limit = options.arrivals.kind, predicted_limit(question, best.strategy, options)
+        last, points = (last if kind == "open" else options.highest), search_span(options, limit)
+        if limit is not None:
+            predictions[LIMIT_FIGURES[kind]] = _exactly(limit, LIMIT_UNITS[kind])
+    predictions[CURVE] = curve_of(question, best.strategy, options, points)
     for point, metrics in ((main, LOAD_METRICS), (last, PEAK_METRICS)):
         if estimate := estimate_at(question, best.strategy, options, point):
             predictions |= _figures(estimate, metrics, spec.batch_size)

@@ -177,7 +177,8 @@ class LaunchForm(FormOfPart):
     @property
     def load_fields(self) -> list[forms.BoundField]:
         """Return the options of a load test."""
-        names = ("arrivals", "points", "requests_per_repetition", "repetitions")
+        names = ["arrivals", "levels", "points", "requests_per_repetition", "repetitions"]
+        names += ["max_search_seconds"]
         return [self[name] for name in names]
 
     def values(self) -> dict[str, Any]:
@@ -189,6 +190,9 @@ class LaunchForm(FormOfPart):
         unused = [name for name, kinds in USED_BY.items() if kind not in kinds]
         for name in unused:
             found[name] = Launch.model_fields[name].get_default()
+        # The form shows what both ways to choose levels take; the other way's is not used.
+        other = "points" if found["levels"] == "search" else "max_search_seconds"
+        found[other] = Launch.model_fields[other].get_default(call_default_factory=True)
         save_as = self.cleaned_data.get("save_as") or "next"
         return {**found, "run": run, "save_as": save_as}
 

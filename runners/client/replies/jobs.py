@@ -108,6 +108,25 @@ class JobResult(Reply):
     notes: Annotated[dict[str, str], Field(description="How a figure was measured")]
 
 
+class LoadLimitReply(Reply):
+    """What a search for the highest load within the latency targets found: from met to missed."""
+
+    figure: Annotated[str, Field(description="The limit's name among the figures of the result")]
+    unit: Annotated[str, Field(description="Of met and missed: clients or requests/s")]
+    targets: Annotated[dict[str, float], Field(description="Longest seconds of each figure")]
+    met: Annotated[float | None, Field(description="Highest level within the targets, if any")]
+    missed: Annotated[float | None, Field(description="Lowest level above it, if any misses")]
+    ending: Annotated[
+        Open[Literal["found", "highest", "lowest", "points", "seconds"]],
+        Field(
+            description="Found within 7 %; at the highest or lowest level that there is; or out "
+            "of measurements or time"
+        ),
+    ]
+    words: Annotated[str, Field(description="All of it as a sentence")]
+    predicted: Annotated[float | None, Field(description="The plan's limit at launch")]
+
+
 class JobDetail(JobReply):
     """A job with its spec, its prediction and its attempts."""
 
@@ -117,6 +136,9 @@ class JobDetail(JobReply):
         Field(description="By figure: value, low and high of the 80 % interval, and unit"),
     ]
     result: Annotated[JobResult, Field(description="Empty until the job has ended")]
+    load_limit: Annotated[
+        LoadLimitReply | None, Field(description="Of a load test that searched for its levels")
+    ] = None
     max_duration_seconds: Annotated[float | None, Field(description="Null: no limit")]
     max_retries: Annotated[int, Field(description="After a failure of the host")]
     num_retries: int

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runners.jobspec.compress import LoadReport, LoadRow, OperatorRow, ProfileReport
+from runners.jobspec.compress import LoadLimit, LoadReport, LoadRow, OperatorRow, ProfileReport
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, client_of
 from tests.webapp.jobs.undone import undone
 from webapp.agents.ingest import events_accept
@@ -109,6 +109,35 @@ def test_each_point_of_a_sweep_stands_beside_what_the_plan_said_of_it(left, alic
     assert "24 answers are few for a p90: 100 would be enough." in page
     assert "seed 17" in page
     assert "4 clients" in page
+
+
+def test_what_a_search_found_stands_beside_the_plans_limit_on_the_page_and_in_the_api(left, alice):
+    load = SPEC["load"] | {
+        "arrivals": {"kind": "closed", "concurrency": [1]},
+        "search": {"targets": {"ttft_p95_seconds": 1.0}, "highest": 64.0},
+    }
+    limit = LoadLimit(targets={"ttft_p95_seconds": 1.0}, met=1, missed=4, ending="seconds")
+    rows = (row(1, 70.0, is_met=True), row(4, 250.0, is_met=False))
+    report = REPORT.model_copy(update={"limit": limit, "rows": rows})
+    job = left("load", report.model_dump(mode="json"))
+    said = {"value": 3.0, "low": None, "high": None, "unit": "clients"}
+    prediction = PREDICTION | {"slo_max_concurrency": said}
+    Job.objects.filter(pk=job.pk).update(spec=SPEC | {"load": load}, prediction=prediction)
+
+    client = client_of(alice)
+    page = plain(client.get(f"/jobs/{job.pk}/").content.decode())
+    words = "The limit lies between 1 and 4 clients; the search ended there, at its time limit."
+    assert f"{words}</strong> The targets are TTFT p95 within 1 s. The plan predicted 3" in page
+    assert [page.count(f"<td>{each}</td>") for each in ("met", "missed")] == [1, 1]
+    told = client.get(f"/api/v1/jobs/{job.pk}").json()["load_limit"]
+    assert (told["met"], told["missed"], told["ending"], told["predicted"]) == (1, 4, "seconds", 3)
+    assert (told["figure"], told["unit"]) == ("slo_max_concurrency", "clients")
+    assert told["words"] == words
+
+
+def test_a_sweep_has_no_limit(left, alice):
+    job = left("load", REPORT.model_dump(mode="json"))
+    assert client_of(alice).get(f"/api/v1/jobs/{job.pk}").json()["load_limit"] is None
 
 
 def test_the_page_shows_operators_by_share_and_their_classes_beside_the_plans(left, alice):

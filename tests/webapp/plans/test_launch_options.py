@@ -42,6 +42,7 @@ CASES = [
     ("serve", {**ENDPOINT, "adapters": True}),
     ("serve", {**ENDPOINT, "engine_args": ["--stream-interval", "4"]}),
     ("serve", {**ANY, "run": "load", **LOAD}),
+    ("serve", {"run": "load", "levels": "search", "max_search_seconds": 1800.0}),
 ]
 
 

@@ -33,6 +33,7 @@ from runners.shared.facts import GpuFacts
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
 from webapp.accounts.models import Team
+from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
 from webapp.jobs.artefacts import adapters_of, producer_of
 from webapp.jobs.endpoints import playground_key
@@ -482,6 +483,62 @@ def test_what_cannot_be_measured_is_refused_with_the_limits():
     ]:
         with pytest.raises(LaunchOptionError, match=words):
             asked(**changes)
+
+
+SEARCH = {"levels": "search", "max_search_seconds": "30"}
+CHAT = {"ttft_p95_seconds": 1.0, "tpot_p95_seconds": 0.05}
+
+
+def test_a_search_begins_at_the_plans_own_load_with_the_plans_targets_and_its_budget(plan):
+    launch = launchable_of(plan, under_load(**SEARCH))
+    load = launch.spec.load
+    assert load.arrivals == ClosedLoop(concurrency=(4,))
+    assert (load.search.targets, load.search.max_points) == (CHAT, 12)
+    assert load.search.max_seconds == 1800.0
+    assert load.places(4) == load.search.highest == 1024.0  # memory holds more of this model
+
+    limit = launch.prediction["slo_max_concurrency"]
+    assert limit["unit"] == "clients"
+    assert 1 <= limit["value"] <= 1024
+    points = [row["point"] for row in launch.prediction[CURVE]["rows"]]
+    assert {1.0, 4.0} <= set(points)
+    assert points[-1] >= min(1024.0, limit["value"])
+
+    launch = launchable_of(plan, under_load(**SEARCH, arrivals="open"))
+    (rate,) = launch.spec.load.arrivals.points
+    said = launch.best.performance.tokens_per_second / 32
+    assert rate == pytest.approx(said, rel=0.01)
+    assert launch.prediction["slo_max_requests_per_second"]["unit"] == "requests/s"
+
+    plan.draft["percentile"] = "mean"
+    plan.draft["workload"]["output_tokens"] = 1
+    plan.save()
+    plan_compute(plan)
+    load = launchable_of(plan, under_load(**SEARCH)).spec.load
+    assert load.search.targets == {"ttft_seconds": 1.0}
+
+
+def test_what_cannot_be_searched_is_refused_by_the_name_of_its_field(plan, alice):
+    for changes, words in (
+        ({"levels": "search", "arrivals": "burst"}, "“Arrivals” is burst, and a search varies"),
+        ({"levels": "search", "points": [1.0]}, "“Load levels” are given, and a search"),
+        ({"points": [1.0], "max_search_seconds": 60.0}, "max_search_seconds is of a search"),
+    ):
+        with pytest.raises(InvalidProblem, match=words):
+            launchable_of(plan, Launch(run="load", **changes))
+    client = client_of(alice)
+    page = client.get(f"/plans/{plan.pk}/edit/review/").content.decode()
+    assert "highest load with TTFT p95 within 1 s and TPOT p95 within 0.05 s" in page
+
+    plan.draft["latency_target"] = "none"
+    plan.save()
+    plan_compute(plan)
+    page = client.get(f"/plans/{plan.pk}/edit/review/").content.decode()
+    assert "A search needs a plan with a latency target." in page
+    posted = {**POSTED, **SEARCH}
+    page = client.post(f"/plans/{plan.pk}/launch/", posted, follow=True).content.decode()
+    assert "latency target, and this plan has none" in page
+    assert not Job.objects.exists()
 
 
 def test_the_usual_sweep_doubles_and_the_curve_has_every_measured_point():
