@@ -105,6 +105,7 @@ class ChangedDeployment(Sent):
     is_paused: Annotated[bool | None, Field(description="Stop what runs; no request wakes it")] = (
         None
     )
+    aliases: Aliases | None = None
 
 
 def _replica_replies(view: DeploymentView) -> list[ReplicaReply]:

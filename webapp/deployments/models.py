@@ -85,6 +85,7 @@ class Replica(UlidModel):
     )
     created_at = models.DateTimeField()
     ready_at = models.DateTimeField(null=True, blank=True)
+    last_used_at = models.DateTimeField(null=True, blank=True)  # a request was at it
     ended_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:

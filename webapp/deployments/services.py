@@ -22,8 +22,15 @@ from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem, NotFoundProblem, Problem
 from webapp.deployments.models import MODEL_NAME_LENGTH, Deployment, Replica
-from webapp.deployments.turns import has_requests, next_to_leave, starts_without, turn_of
+from webapp.deployments.turns import (
+    IDLE_TURN,
+    has_requests,
+    next_to_leave,
+    starts_without,
+    turn_of,
+)
 from webapp.jobs.endpoints import hashes_of, new_key
+from webapp.jobs.gangs import pool_lock
 from webapp.jobs.launching import launchable_of, plan_launch
 from webapp.jobs.models import FINAL_STATES, AttemptEvent, Job, JobState
 from webapp.jobs.services import job_stop
@@ -42,6 +49,7 @@ FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 5.0, 300.0  # after a failure, before
 # Until most gateways have read that a replica gets no more requests: one that still arrives is
 # answered 503 by the endpoint that ends, and the gateway holds it.
 LEAVING = timedelta(seconds=1.0)
+MOST_DRAIN = timedelta(minutes=10)  # that open requests keep a replica which leaves
 ROOM = timedelta(seconds=20.0)  # a new version waits so long for a device beside the old one
 LOADS = 5  # the last ones, whose median is the forecast
 FAULT = "Slipway failed while it started a replica; the site's log says where."
@@ -79,10 +87,11 @@ def deployment_create(  # noqa: PLR0913 (keyword-only: each is a column that the
     launch = _checked_launch(launch)
     _check_idle(idle_seconds)
     _check_is_endpoint(plan, launch)
-    _check_free(team, [name])
-    aliases = _checked_aliases(team, name, aliases)
     try:
         with transaction.atomic():
+            pool_lock(f"names {team.pk}")
+            _check_free(team, [name])
+            aliases = _checked_aliases(team, name, aliases)
             deployment = Deployment.objects.create(
                 team=team,
                 owner=by,
@@ -136,19 +145,20 @@ def deployment_change(
         _check_idle(fields["idle_seconds"])
     if fields.get("is_kept_awake"):
         fields["idle_seconds"] = None
-    if "aliases" in fields:
-        fields["aliases"] = _checked_aliases(row.team, row.name, fields["aliases"], row)
     chosen = _checked_launch(launch or launch_of(row))
     if plan is not None or launch is not None:
         _check_is_endpoint(plan or row.plan, chosen)
     fields["launch"] = chosen.model_dump(mode="json", exclude_defaults=True)
     if plan is not None:
         fields["plan"] = plan_keep(plan, by=by.get_username())
-    changed = {name: value for name, value in fields.items() if value != getattr(row, name)}
-    detail: dict[str, Any] = dict(changed)
-    if "plan" in changed:
-        detail |= {"plan": changed["plan"].pk, "version": changed["plan"].version}
     with transaction.atomic():
+        pool_lock(f"names {row.team_id}")
+        if "aliases" in fields:
+            fields["aliases"] = _checked_aliases(row.team, row.name, fields["aliases"], row)
+        changed = {name: value for name, value in fields.items() if value != getattr(row, name)}
+        detail: dict[str, Any] = dict(changed)
+        if "plan" in changed:
+            detail |= {"plan": changed["plan"].pk, "version": changed["plan"].version}
         if changed.get("is_paused"):
             changed["asked_at"] = None
         Deployment.objects.filter(pk=row.pk, deleted_at=None).update(
@@ -472,8 +482,15 @@ def _settle(deployment: Deployment, replica: Replica) -> None:
                 loads=[*row.loads, replica.load_seconds][-LOADS:],
             )  # fmt: skip
         deployment.asked_at = None
-    if replica.is_leaving and now() >= (replica.left_at or now()) + LEAVING:
+    if replica.is_leaving and _has_left(replica, now()):
         _stop([replica], ACTOR)
+
+
+def _has_left(replica: Replica, instant: datetime) -> bool:
+    """Return whether a replica that leaves has no open requests, or had them for too long."""
+    left_at, used_at = replica.left_at or instant, replica.last_used_at
+    is_used = used_at is not None and used_at + IDLE_TURN > instant
+    return instant >= left_at + (MOST_DRAIN if is_used else LEAVING)
 
 
 def is_ready(job: Job) -> bool:

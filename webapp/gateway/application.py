@@ -218,7 +218,7 @@ class Gateway:
         try:
             response, target = await self._first(exchange, key, route, asked)
             status = response.status
-            with self._at(route, target):
+            with self._at(target):
                 try:
                     kept.note(used_of(response.headers))
                     is_cut = not await self._pass_on(exchange, response, kept)
@@ -293,7 +293,7 @@ class Gateway:
             if tunnel is None:
                 continue
             try:
-                with self._at(route, target):
+                with self._at(target):
                     response: TunnelResponse = await tunnel.request(
                         target.attempt_id,
                         "POST",
@@ -315,11 +315,11 @@ class Gateway:
             await self.routes.change(LOOK_SECONDS)
 
     @contextmanager
-    def _at(self, route: Route, target: Target) -> Iterator[None]:
+    def _at(self, target: Target) -> Iterator[None]:
         """Count a request at a replica while the block runs."""
         self._running[target.replica_id] += 1
         try:
-            with self.routes.use(route.id):
+            with self.routes.use(target.replica_id):
                 yield
         finally:
             self._running[target.replica_id] -= 1

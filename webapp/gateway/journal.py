@@ -117,7 +117,8 @@ class Journal:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._close()
+        with self._lock:
+            self._close()
 
     def begin(self, key_id: str, deployment_id: str) -> OpenAnswer:
         """Keep that an answer is begun; ``end`` it in any case."""
@@ -171,16 +172,20 @@ class Journal:
             self._files = None
 
     def _change_files(self) -> None:
-        """Go on in new files; answers that are open move along."""
+        """Go on in new files, unless the disk is full; answers that are open move along."""
         before, self._files = self._files, None
         try:
-            for slot, opened in self._open.items():
-                self._current().write_slot(slot, opened.answer.line)
-                if before is not None:
-                    before.write_slot(slot, b"")
-        finally:
+            fresh = self._current()
+        except OSError as error:
+            self._files = before
+            log.warning("a journal is not changed yet", cause=str(error))
+            return
+        for slot, opened in self._open.items():
+            fresh.write_slot(slot, opened.answer.line)
             if before is not None:
-                before.close()
+                before.write_slot(slot, b"")
+        if before is not None:
+            before.close()
 
     def _run(self) -> None:
         while True:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
@@ -30,6 +30,7 @@ from webapp.deployments.states import DeploymentState, DeploymentView, views_of
 from webapp.jobs.endpoints import playground_key
 
 REFRESH_SECONDS = scale_duration(1.0, least=0.2)
+WAKE_SECONDS = 2.0  # between two wakes of one deployment, however many requests ask
 log = structlog.get_logger(__name__)
 
 
@@ -108,8 +109,9 @@ def load_snapshot(used: Mapping[str, int]) -> Snapshot:
         except (AttributeError, LookupError, TypeError, ValueError):  # the others stay served
             log.exception("a deployment has no route", deployment=view.deployment.pk)
             continue
-        for name in (route.name, *route.aliases):
-            routes[route.team_id, name] = route
+        for name in route.aliases:
+            routes.setdefault((route.team_id, name), route)
+        routes[route.team_id, route.name] = route
     instant, members = now(), _members()
     keys = {
         row.digest: Key(
@@ -186,9 +188,10 @@ class Routes:
         self._load = load
         self._soon, self._stop = threading.Event(), threading.Event()
         self._waking: set[str] = set()
-        self._wakers = ThreadPoolExecutor(1, "wakes")  # a plan or the Hub may be slow
-        self._open: Counter[str] = Counter()  # requests at replicas, by deployment
-        self._ended: set[str] = set()  # deployments of which one ended since the last report
+        self._woken_at: dict[str, float] = {}
+        self._wakers = ThreadPoolExecutor(4, "wakes")  # a plan or the Hub may be slow
+        self._open: Counter[str] = Counter()  # requests, by replica
+        self._ended: set[str] = set()  # replicas of which one ended since the last report
         self._reported_at = 0.0
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -222,11 +225,15 @@ class Routes:
 
     def wake(self, deployment_id: str) -> None:
         """Have a deployment woken, and read again then; many calls are one."""
+        instant = time.monotonic()
         with self._lock:
-            if deployment_id in self._waking:
+            is_recent = self._woken_at.get(deployment_id, -WAKE_SECONDS) + WAKE_SECONDS > instant
+            if is_recent or deployment_id in self._waking:
                 return
             self._waking.add(deployment_id)
-        self._wakers.submit(self._wake, deployment_id)
+            self._woken_at[deployment_id] = instant
+        with suppress(RuntimeError):  # the gateway ends
+            self._wakers.submit(self._wake, deployment_id)
 
     def _wake(self, deployment_id: str) -> None:
         try:
@@ -242,26 +249,27 @@ class Routes:
             self._soon.set()
 
     @contextmanager
-    def use(self, deployment_id: str) -> Iterator[None]:
-        """Report a deployment as used while the block runs: a request is at a replica of it."""
+    def use(self, replica_id: str) -> Iterator[None]:
+        """Report a replica, and its deployment, as used while the block runs."""
         with self._lock:
-            self._open[deployment_id] += 1
+            self._open[replica_id] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._open[deployment_id] -= 1
+                self._open[replica_id] -= 1
                 self._open += Counter()  # without the zeros
-                self._ended.add(deployment_id)
+                self._ended.add(replica_id)
 
     def report(self) -> None:
-        """Store when the deployments were used, at most once in ``REFRESH_SECONDS``."""
+        """Store when replicas were used, at most once in ``REFRESH_SECONDS``."""
         if time.monotonic() - self._reported_at < REFRESH_SECONDS:
             return
         with self._lock:
             used = self._ended | set(self._open)
         if used:
-            Deployment.objects.filter(pk__in=used).update(last_used_at=now())
+            Replica.objects.filter(pk__in=used).update(last_used_at=now())
+            Deployment.objects.filter(replicas__in=used).update(last_used_at=now())
         with self._lock:
             self._ended -= used
         self._reported_at = time.monotonic()

@@ -221,7 +221,10 @@ class Tunnel:
                 async with asyncio.timeout(SEND_SECONDS):
                     await self._send({"type": "websocket.send", "bytes": frame})
                 return
-        except (TimeoutError, OSError, RuntimeError):  # ASGI servers: gone, or closed by us
+        except TimeoutError:  # closed, so that the host connects anew
+            self.lose()
+            self.start(self.close(protocol.CLOSE_PROTOCOL_ERROR, "the host does not read"))
+        except (OSError, RuntimeError):  # ASGI servers: gone, or closed by us
             self.lose()
         raise TunnelError(LOST, BROKE, before_head=True)
 

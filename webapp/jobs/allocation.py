@@ -39,7 +39,7 @@ from webapp.jobs.pool_state import (
 )
 from webapp.jobs.quotas import Rules, failed_preflights
 from webapp.jobs.scheduler import Grant, grants_of
-from webapp.jobs.sharing import exclusive_waits, place_for, shared_devices, sharing_jobs
+from webapp.jobs.sharing import exclusive_waits, joins, shared_devices, sharing_jobs
 from webapp.jobs.transitions import transition
 
 ACTOR = "system:allocator"
@@ -92,13 +92,11 @@ def _join(pool: Pool) -> list[Job]:
         return []
     for team in sorted({job.team_id for job in jobs}):
         pool_lock(team)
-    rules, exclusive = Rules(jobs), exclusive_waits(pool)
+    rules = Rules(jobs)
+    free = [job for job in jobs if not rules(job)]
     hardware_lock(each.device for each in devices)
     started = []
-    for job in jobs:
-        shared = place_for(job, devices, exclusive)
-        if shared is None or rules(job):
-            continue
+    for job, shared in joins(free, devices, exclusive_waits(pool)):
         gang = [(shared.host, [shared.device])]
         if is_free(gang) and may_take(rules, job, gang) and _start_attempts(job, gang):
             shared.held_bytes += job.shared_bytes or 0

@@ -188,7 +188,8 @@ def _gpu_memory(job: Job, host: Host, gpu: Device) -> Check:
         f"the job is predicted to need at least {required / GIB:.2f} of it."
     )
     remedy = "See on the host's page what else uses the GPU, or cordon it until that has ended."
-    return Check(name, free >= required, sentence, remedy)
+    is_enough = free >= required or _is_freed(host, gpu)
+    return Check(name, is_enough, sentence, remedy)
 
 
 def _required_bytes(job: Job) -> float | None:
@@ -208,7 +209,17 @@ def _memory(job: Job, host: Host) -> Check:
         f"the job is predicted to need at least {required / GIB:.2f}."
     )
     remedy = "Free memory there, or plan again with a smaller batch or a narrower weight dtype."
-    return Check("memory", available >= required, sentence, remedy)
+    is_enough = available >= required or _is_freed(host)
+    return Check("memory", is_enough, sentence, remedy)
+
+
+def _is_freed(host: Host, device: Device | None = None) -> bool:
+    """Return whether a job left a device of a host since its last heartbeat.
+
+    What that says of memory is of before; the host looks itself before it starts the job.
+    """
+    rows = Allocation.objects.filter(device__host=host, released_at__gt=host.last_seen_at or now())
+    return (rows.filter(device=device) if device is not None else rows).exists()
 
 
 # Take and release devices: a whole gang or nothing, one writer per pool.

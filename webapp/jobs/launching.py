@@ -250,7 +250,7 @@ def plan_launch(
 def shared_bytes_of(parts: Launchable, launch: Launch, *, is_deployed: bool) -> int | None:
     """Return the memory that a job asks for of a device which it shares; None: it shares none.
 
-    It is the planned peak with the margin that engines get.
+    It is the planned peak with the margin that engines get, or the part that one is told to take.
 
     Raises:
         InvalidProblem: the launch wants it to share, and its plan uses several devices.
@@ -258,7 +258,10 @@ def shared_bytes_of(parts: Launchable, launch: Launch, *, is_deployed: bool) -> 
     if not (is_deployed if launch.shared is None else launch.shared):
         return None
     if parts.spread == Spread():
-        return int(MEMORY_MARGIN * parts.best.memory.per_device_peak_bytes)
+        options = parts.spec.engine_options if isinstance(parts.spec, ServeSpec) else None
+        memory = parts.best.memory
+        taken = (options.memory_ratio or 0.0) * memory.capacity_bytes if options else 0.0
+        return int(max(MEMORY_MARGIN * memory.per_device_peak_bytes, taken))
     if launch.shared:
         raise InvalidProblem(
             "shared",

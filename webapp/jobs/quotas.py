@@ -118,7 +118,8 @@ def month_start() -> datetime:
 
 def held_devices(team: Team) -> int:
     """Return the number of devices that the team's jobs hold now, in all pools."""
-    return Allocation.objects.filter(attempt__job__team=team, released_at=None).count()
+    rows = Allocation.objects.filter(attempt__job__team=team, released_at=None)
+    return rows.order_by().values("device").distinct().count()
 
 
 def used_gpu_hours(team: Team) -> float:

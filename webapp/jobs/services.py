@@ -462,6 +462,7 @@ def _copy_of(
         requested_host=requested_host or job.requested_host,
         num_hosts=job.num_hosts,
         devices_per_host=job.devices_per_host,
+        shared_bytes=job.shared_bytes,
         kind=job.kind,
         spec=spec,
         name=name,

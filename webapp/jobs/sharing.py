@@ -5,17 +5,18 @@ alone; it takes no free device then. A free one is given to it by the scheduler,
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from webapp.hosts.models import RUNS_JOBS, Device, Host, HostState, Pool
 from webapp.hosts.services import Contact, contact_of
 from webapp.jobs.models import IN_TURN, Allocation, Job, JobState
-from webapp.jobs.pool_state import foreign_pids
+from webapp.jobs.pool_state import abandoned_but_running, foreign_pids
+from webapp.jobs.quotas import Rules
 
 MOST_JOBS = 64  # of a queue, that are tried at once
 USABLE_RATIO = 0.97  # of a device's memory: the driver takes the rest
@@ -51,14 +52,19 @@ def sharing_jobs(pool: Pool) -> list[Job]:
 
 
 def exclusive_waits(pool: Pool) -> list[Exclusive]:
-    """Return the queued jobs of a pool that want devices alone."""
-    rows = _queued(pool).filter(shared_bytes__isnull=True)
+    """Return the first queued jobs of a pool that want one device alone and may start.
+
+    Those for several devices or hosts are left out, as are those that a rule holds back: a device
+    would stay half empty for something else.
+    """
+    rows = _queued(pool).filter(shared_bytes__isnull=True, num_hosts=1).order_by(*IN_TURN)
+    rows = rows.filter(Q(devices_per_host=1) | Q(devices_per_host=None))
+    jobs = list(rows.select_related("team", "owner", "pool")[:MOST_JOBS])
+    rules = Rules(jobs)
     return [
-        Exclusive(queued_at, priority, host_id)
-        for queued_at, priority, host_id in rows.values_list(
-            "queued_at", "priority", "requested_host"
-        )
-        if queued_at is not None
+        Exclusive(job.queued_at, job.priority, job.requested_host_id)
+        for job in jobs
+        if job.queued_at is not None and not rules(job)
     ]
 
 
@@ -66,12 +72,34 @@ def _queued(pool: Pool) -> QuerySet[Job]:
     return Job.objects.filter(pool=pool, state=JobState.QUEUED, deleted_at=None)
 
 
+def joins(
+    jobs: Iterable[Job], devices: Sequence[SharedDevice], exclusive: Sequence[Exclusive]
+) -> Iterator[tuple[Job, SharedDevice]]:
+    """Yield the jobs that have room, with their devices, in the order of the queue.
+
+    One that has none keeps the devices on which it waits from those behind it. Whoever starts a
+    job counts it on its device.
+    """
+    waiting = list(exclusive)
+    for job in jobs:
+        shared = place_for(job, devices, waiting)
+        if shared is not None:
+            yield job, shared
+        elif job.queued_at is not None:
+            waiting.append(Exclusive(job.queued_at, job.priority, job.requested_host_id))
+
+
 def would_join(job: Job, gone: Collection[str]) -> bool:
     """Return whether a queued job had room on a shared device without the jobs that go."""
     if job.shared_bytes is None:
         return False
-    devices = shared_devices(job.pool, gone)
-    return place_for(job, devices, exclusive_waits(job.pool)) is not None
+    pool = job.pool
+    devices = shared_devices(pool, gone)
+    for each, shared in joins(sharing_jobs(pool), devices, exclusive_waits(pool)):
+        if each.pk == job.pk:
+            return True
+        shared.held_bytes += each.shared_bytes or 0
+    return False
 
 
 def shared_devices(pool: Pool, gone: Collection[str] = ()) -> list[SharedDevice]:
@@ -95,9 +123,11 @@ def shared_devices(pool: Pool, gone: Collection[str] = ()) -> list[SharedDevice]
         host__kind__in=RUNS_JOBS,
         host__state=HostState.READY,
     ).select_related("host")
-    found = []
+    found, abandoned = [], abandoned_but_running({each.host for each in devices})
     for device in devices:
         host = device.host
+        if device.pk in abandoned:
+            continue
         if contact_of(host) in {Contact.LIVE, Contact.DEGRADED} and not foreign_pids(host, device):
             count = host.devices.filter(is_present=True, cordoned_at=None).count()
             found.append(SharedDevice(device, host, count == 1, shared[device.pk]))

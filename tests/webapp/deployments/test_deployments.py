@@ -142,7 +142,11 @@ def test_another_version_takes_over_once_it_is_ready_and_the_old_one_ends(small,
     old.refresh_from_db()
     assert old.is_leaving
     assert Job.objects.get(pk=old.job_id).state == JobState.RUNNING  # gateways hear of it first
-    Replica.objects.filter(pk=old.pk).update(left_at=now() - services.LEAVING)
+    left = now() - services.LEAVING
+    Replica.objects.filter(pk=old.pk).update(left_at=left, last_used_at=now())
+    advance_all()
+    assert Job.objects.get(pk=old.job_id).state == JobState.RUNNING  # it has open requests
+    Replica.objects.filter(pk=old.pk).update(last_used_at=now() - timedelta(seconds=3))
     advance_all()
     assert Job.objects.get(pk=old.job_id).state == JobState.STOPPING
 

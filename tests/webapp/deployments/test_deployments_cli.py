@@ -34,7 +34,8 @@ def test_a_file_is_deployed_changed_woken_and_deleted(
     assert run("deployments", "change", "small", "--awake")[0] == 0
     row.refresh_from_db()
     assert (row.is_kept_awake, row.idle_seconds) == (True, None)
-    run("deployments", "change", "small", "--may-sleep")
+    assert run("deployments", "change", "small", "--may-sleep", "--alias", "gpt-4o")[0] == 0
+    assert "small or gpt-4o" in run("deployments", "get", "small")[1]
     assert "loading" in run("deployments", "wake", "small")[1]
     assert json.loads(run("deployments", "get", row.pk, "-o", "json")[1])["replicas"]
     assert run("deployments", "sleep", "small", "--yes")[0] == 0

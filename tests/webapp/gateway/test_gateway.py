@@ -10,11 +10,12 @@ from django.contrib.auth.models import User
 
 from runners.jobspec.serve import key_hash
 from runners.shared.event_streams import TokensUsed
+from tests.webapp.conftest import make_job
 from webapp.accounts.models import Membership
 from webapp.core.clock import now
 from webapp.core.ids import new_ulid
 from webapp.deployments.keys import KeyOptions, key_make
-from webapp.deployments.models import Deployment, ServingKey, Usage, UsageJournal
+from webapp.deployments.models import Deployment, Replica, ServingKey, Usage, UsageJournal
 from webapp.deployments.states import DeploymentState
 from webapp.gateway import application, routes
 from webapp.gateway.application import Gateway
@@ -283,27 +284,33 @@ async def test_a_deployment_is_in_use_while_a_request_is_at_a_replica_not_while_
     assert (client.routes._open, client.routes._ended) == ({}, set())
     client.routes.set(ROUTE)
     await client.came.wait()
-    assert client.routes._open == {"d1": 1}
+    assert client.routes._open == {"r1": 1}
     go_on.set()
     await sending
-    assert (client.routes._open, client.routes._ended) == ({}, {"d1"})
+    assert (client.routes._open, client.routes._ended) == ({}, {"r1"})
     assert client.gateway._running == {}
 
 
 @pytest.mark.django_db(databases="__all__")
-def test_use_is_stored_once_a_second_as_long_as_it_lasts(team, alice, monkeypatch):
+def test_use_is_stored_once_a_second_as_long_as_it_lasts(team, alice, host, monkeypatch):
     plan = Plan.objects.create(team=team, owner=alice)
     used, unused = (
-        Deployment.objects.create(team=team, owner=alice, name=name, plan=plan) for name in "ab"
-    )
+        Replica.objects.create(
+            deployment=Deployment.objects.create(team=team, owner=alice, name=name, plan=plan),
+            job=make_job(team, alice, host), plan=plan, created_at=now(),
+        )
+        for name in "ab"
+    )  # fmt: skip
     found = Routes()
 
     def reported() -> bool:
-        Deployment.objects.update(last_used_at=None)
+        for rows in (Replica.objects.all(), Deployment.objects.all()):
+            rows.update(last_used_at=None)
         found.report()
-        unused.refresh_from_db()
-        used.refresh_from_db()
-        assert unused.last_used_at is None
+        for each in (used, used.deployment, unused, unused.deployment):
+            each.refresh_from_db()
+        assert (unused.last_used_at, unused.deployment.last_used_at) == (None, None)
+        assert (used.last_used_at is None) == (used.deployment.last_used_at is None)
         return used.last_used_at is not None
 
     assert not reported()

@@ -7,6 +7,7 @@ import pytest
 from tests.webapp.conftest import claim, client_of, make_job
 from webapp.core.clock import now
 from webapp.hosts.models import Device
+from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.models import Allocation, Attempt, Job, JobState
 from webapp.jobs.services import job_stop, job_submit
 from webapp.jobs.sharing import USABLE_RATIO
@@ -64,6 +65,33 @@ def test_nobody_joins_a_device_that_is_held_alone_closed_or_of_another_host(
     Device.objects.filter(host=host).update(cordoned_at=None)
     type(host).objects.filter(pk=host.pk).update(last_seen_at=now() - timedelta(hours=1))
     assert submit(1).state == JobState.QUEUED
+
+
+def test_one_that_has_no_room_yet_keeps_its_place_and_one_that_cannot_start_keeps_none(
+    submit, memory
+):
+    first = submit(memory // 2)
+    large, small = submit(memory - 1), submit(1)
+    assert (large.state, small.state) == (JobState.QUEUED, JobState.QUEUED)
+    job_stop(job=first, by="alice")
+    allocate_pool(small.pool)  # as the ticker does
+    for job in (large, small):
+        job.refresh_from_db()
+    assert (large.state, small.state) == (JobState.PREFLIGHT, JobState.PREFLIGHT)
+    gang = submit(None, num_hosts=2, devices_per_host=1)
+    assert gang.state == JobState.QUEUED
+    job_stop(job=large, by="alice")
+    assert submit(1).state == JobState.PREFLIGHT
+
+
+def test_memory_that_a_job_left_since_the_last_heartbeat_refuses_nobody(submit, memory, host):
+    first = submit(1)
+    beat = {**host.last_beat, "memory_available_bytes": 1}
+    type(host).objects.filter(pk=host.pk).update(last_beat=beat)
+    peak = {"peak_memory_bytes": {"value": 1e9, "unit": "bytes"}}
+    assert submit(1, prediction=peak).state == JobState.QUEUED
+    job_stop(job=first, by="alice")
+    assert submit(1, prediction=peak).state == JobState.PREFLIGHT
 
 
 def test_an_older_job_of_lower_priority_keeps_no_device_from_others(submit, memory):
