@@ -51,6 +51,7 @@ FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 5.0, 300.0  # after a failure, before
 LEAVING = timedelta(seconds=1.0)
 MOST_DRAIN = timedelta(minutes=10)  # that open requests keep a replica which leaves
 ROOM = timedelta(seconds=20.0)  # a new version waits so long for a device beside the old one
+HOLD = timedelta(seconds=45.0)  # longer than a job rests that failed its checks
 LOADS = 5  # the last ones, whose median is the forecast
 FAULT = "Slipway failed while it started a replica; the site's log says where."
 GONE = (
@@ -201,7 +202,7 @@ def deployment_sleep(*, deployment: Deployment, by: User) -> None:
             "kept_awake", f"{row.name} is kept awake. Pause it, or let it sleep when idle."
         )
     live = live_replicas(row)
-    if not live:
+    if not live and row.asked_at is None:
         raise ConflictProblem("asleep", f"{row.name} is asleep already.")
     Deployment.objects.filter(pk=row.pk).update(asked_at=None)
     event_record(row, "deployment.slept", by.get_username())
@@ -550,7 +551,7 @@ def _gives_way(deployment: Deployment) -> bool:
     other = last.gives_way_to if last else None
     if last is None or other is None or other.is_leaving or other.ended_at is not None:
         return False
-    is_going = last.ended_at is None or now() < last.ended_at + ROOM
+    is_going = last.ended_at is None or now() < last.ended_at + HOLD
     return is_going and other.job.state == JobState.QUEUED
 
 

@@ -434,7 +434,7 @@ def test_of_several_the_least_recently_used_leaves_and_one_for_each_that_waits(
     assert list(told) == [(rows[0].pk, {"to": "d3"}), (rows[2].pk, {"to": "d4"})]
 
 
-def test_what_gave_way_is_queued_behind_what_it_gave_way_to(team, alice, plan):
+def test_what_gave_way_is_queued_behind_what_it_gave_way_to_unless_put_to_sleep(team, alice, plan):
     small = make(team, alice, plan, launch=ALONE)
     holder = deployment_wake(small)
     answer(holder)
@@ -446,10 +446,15 @@ def test_what_gave_way_is_queued_behind_what_it_gave_way_to(team, alice, plan):
         assert state(small) == "loading"
         Replica.objects.filter(pk=holder.pk).update(left_at=now() - services.LEAVING)
         advance_all()  # it is stopped
+    deployment_sleep(deployment=small, by=alice)
+    advance_all()
+    assert state(small) == "asleep"
+    assert deployment_wake(small) is None
     end(holder)
     answer(waiter)
     advance_all()
     again = Replica.objects.filter(deployment=small).first()
+    assert again is not None
     assert (again == holder, again.job.state) == (False, JobState.QUEUED)
     assert (
         "gave way to other" in client_of(alice).get(f"/deployments/{small.pk}/").content.decode()
