@@ -47,6 +47,7 @@ class ChangedDeployment(TypedDict):
     idle_seconds: NotRequired[float | None]
     is_kept_awake: NotRequired[bool | None]
     is_paused: NotRequired[bool | None]
+    aliases: NotRequired[list[str] | None]
 
 
 class CompressStep(TypedDict):
