@@ -105,7 +105,9 @@ class ChangedDeployment(Sent):
     is_paused: Annotated[bool | None, Field(description="Stop what runs; no request wakes it")] = (
         None
     )
-    aliases: Aliases | None = None
+    aliases: Annotated[
+        Aliases | None, Field(description="All further names that it answers to, such as gpt-4o")
+    ] = None
 
 
 def _replica_replies(view: DeploymentView) -> list[ReplicaReply]:
