@@ -97,8 +97,8 @@ class Launch(Part):
         None,
         "Share the device",
         "With other jobs that share it, by the memory that their plans need; they slow each "
-        "other down. Of a plan for one device",
-        choices={None: "As usual: deployments share, other jobs do not", True: "Yes", False: "No"},
+        "other down. As usual: deployments share, other jobs do not. Of a plan for one device",
+        choices={None: "As usual", True: "Yes", False: "No"},
     )
     secrets: list[Annotated[str, Field(max_length=40)]] = field(
         [],

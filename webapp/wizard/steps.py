@@ -306,7 +306,7 @@ def _review(plan: Plan, rows: NamedRows, summary: Mapping[str, str]) -> Page:
         "imported": wizard.get("imported") or {},
         "saving": saving_of(plan),
         "review": [(step, whole[step.slug]) for step in STEPS[:-1]],
-        "model_words": whole["model"],
+        "model_words": summary["model"],
         "note": note,
         "is_endpoint_first": "can_serve" in note and wizard.get("preset") != "benchmark",
         "launch_key": new_ulid(),
