@@ -12,12 +12,10 @@ from datetime import datetime, timedelta
 
 from webapp.core.clock import now
 from webapp.deployments.models import Replica
-from webapp.hosts.models import Pool
-from webapp.jobs.models import Allocation, JobState
+from webapp.jobs.models import JobState
 from webapp.jobs.pool_state import first_waiting, pool_state_of
 from webapp.jobs.quotas import Rules
 from webapp.jobs.scheduler import Snapshot, decide
-from webapp.jobs.sharing import would_join
 
 # A gateway reports a request within a second, to a ticker that looks once a second.
 IDLE_TURN = timedelta(seconds=2.0)  # without a request
@@ -41,13 +39,12 @@ def next_to_leave(waiter: Replica) -> Replica | None:
     if waiter.job_id not in {each.pk for each in jobs}:
         return None
     snapshot = pool_state_of(waiter.job.pool, jobs, Rules(jobs)).snapshot
-    holders = _holders(waiter.job.pool)
-    able = [each for each in able if any(each.job_id in jobs for jobs in holders.values())]
+    holders = {hold.job for each in snapshot.hosts for d in each.devices for hold in d.holds}
+    able = [each for each in able if each.job_id in holders]
 
     def starts(num_leaving: int) -> bool:
         gone = going | {each.job_id for each in able[:num_leaving]}
-        freed = {device for device, jobs in holders.items() if jobs <= gone}
-        return would_join(waiter.job, gone) or _starts(waiter.job_id, snapshot, freed)
+        return _starts(waiter.job_id, snapshot, gone)
 
     if starts(0) or not starts(len(able)):
         return None
@@ -59,8 +56,7 @@ def starts_without(waiter: Replica, leaving: Iterable[Replica]) -> bool:
     gone = {each.job_id for each in leaving}
     jobs = first_waiting(waiter.job.pool, MOST_TURNS).jobs
     snapshot = pool_state_of(waiter.job.pool, jobs, Rules(jobs)).snapshot
-    freed = {key for key, holders in _holders(waiter.job.pool).items() if holders <= gone}
-    return would_join(waiter.job, gone) or _starts(waiter.job_id, snapshot, freed)
+    return _starts(waiter.job_id, snapshot, gone)
 
 
 def is_going(replica: Replica) -> bool:
@@ -111,24 +107,13 @@ def _first(entry: tuple[datetime, Replica]) -> datetime:
     return entry[0]
 
 
-def _holders(pool: Pool) -> dict[str, set[str]]:
-    """Return the jobs that hold each device of a pool; several where they share it."""
-    found: dict[str, set[str]] = {}
-    rows = Allocation.objects.filter(released_at=None, device__host__pool=pool)
-    for device_id, job_id in rows.values_list("device", "attempt__job"):
-        found.setdefault(device_id, set()).add(job_id)
-    return found
-
-
-def _starts(job_id: str, snapshot: Snapshot, freed: Collection[str]) -> bool:
-    """Return whether a queued job gets its devices once these devices are free."""
+def _starts(job_id: str, snapshot: Snapshot, gone: Collection[str]) -> bool:
+    """Return whether a queued job gets its devices once these jobs have left theirs."""
     hosts = tuple(
         replace(
             host,
             devices=tuple(
-                replace(device, is_held=False, held_by=None, free_seconds=0.0)
-                if device.id in freed
-                else device
+                replace(device, holds=tuple(one for one in device.holds if one.job not in gone))
                 for device in host.devices
             ),
         )

@@ -1,8 +1,8 @@
 """Apply the decisions of the queue policy: create attempts, take devices, wake hosts.
 
 Runs at submit, at every end of a job, at every heartbeat and from the ticker; a surplus call
-changes nothing. Without a free device it reads no queue, and of a long queue only the first jobs
-while these take all that is free.
+changes nothing. Without a device that is free, or that queued jobs may share, it reads no queue,
+and of a long queue only the first jobs while these take all that is free.
 """
 
 import secrets
@@ -32,14 +32,14 @@ from webapp.jobs.pool_state import (
     PoolState,
     first_candidates,
     held_elsewhere,
-    num_free_devices,
+    least_shared_bytes,
+    num_open_devices,
     pool_state_of,
     pools_sharing_devices,
     waiting_jobs,
 )
 from webapp.jobs.quotas import Rules, failed_preflights
 from webapp.jobs.scheduler import Grant, grants_of
-from webapp.jobs.sharing import exclusive_waits, joins, shared_devices, sharing_jobs
 from webapp.jobs.transitions import transition
 
 ACTOR = "system:allocator"
@@ -53,20 +53,20 @@ def allocate_pool(pool: Pool) -> list[Job]:
     """Allocate the pool's free devices to its queued jobs; return the jobs that received some."""
     if paused.is_set():
         return []
-    joined = _join(pool) if sharing_jobs(pool) else []
     with transaction.atomic():
         pool_lock(pool.pk)
-        num_free = num_free_devices(pool)
-        if not num_free or is_restored():
-            return joined
-        jobs, turns = first_candidates(pool, num_free)
+        least_bytes = least_shared_bytes(pool)
+        num_open = num_open_devices(pool, least_bytes)
+        if not num_open or is_restored():
+            return []
+        jobs, turns = first_candidates(pool, num_open)
         if not jobs:
-            return joined
+            return []
         # The quota counts a team's devices in all pools: every team of the queue is in ``jobs``.
         for team in sorted({job.team_id for job in jobs}):
             pool_lock(team)
         rules = Rules(jobs)
-        picture = pool_state_of(pool, jobs, rules)
+        picture = pool_state_of(pool, jobs, rules, least_bytes)
         grants = grants_of(picture.snapshot, turns)
         if grants is None:  # these leave devices free: the rest of the queue may use them
             jobs = waiting_jobs(pool)
@@ -75,33 +75,11 @@ def allocate_pool(pool: Pool) -> list[Job]:
             grants = grants_of(picture.snapshot) or ()
         granted = [(picture.jobs[grant.job], _gang_of(grant, picture)) for grant in grants]
         hardware_lock(device for _, gang in granted for device in _devices(gang))
-        return joined + [
+        return [
             job
             for job, gang in granted
             if is_free(gang) and may_take(rules, job, gang) and _start_attempts(job, gang)
         ]
-
-
-@transaction.atomic
-def _join(pool: Pool) -> list[Job]:
-    """Start the jobs that have room on a device which others share; return them."""
-    pool_lock(pool.pk)
-    jobs = sharing_jobs(pool)
-    devices = shared_devices(pool) if jobs and not is_restored() else []
-    if not devices:
-        return []
-    for team in sorted({job.team_id for job in jobs}):
-        pool_lock(team)
-    rules = Rules(jobs)
-    free = [job for job in jobs if not rules(job)]
-    hardware_lock(each.device for each in devices)
-    started = []
-    for job, shared in joins(free, devices, exclusive_waits(pool)):
-        gang = [(shared.host, [shared.device])]
-        if is_free(gang) and may_take(rules, job, gang) and _start_attempts(job, gang):
-            shared.held_bytes += job.shared_bytes or 0
-            started.append(job)
-    return started
 
 
 def allocate_after(attempt: Attempt) -> None:
@@ -122,7 +100,7 @@ def _devices(gang: Gang) -> list[Device]:
 def may_take(rules: Rules, job: Job, gang: Gang) -> bool:
     """Return whether the job, now locked, is still queued and within its quota."""
     locked = Job.objects.select_for_update().filter(pk=job.pk, state=JobState.QUEUED).first()
-    return locked is not None and rules.may_take(job, sum(len(devices) for _, devices in gang))
+    return locked is not None and rules.may_take(job, [each.pk for each in _devices(gang)])
 
 
 def _gang_of(grant: Grant, picture: PoolState) -> Gang:

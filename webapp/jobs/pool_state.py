@@ -7,17 +7,13 @@ from typing import NamedTuple
 
 from django.db.models import (
     Count,
-    DurationField,
     Exists,
-    ExpressionWrapper,
-    F,
     Max,
+    Min,
     OuterRef,
     Prefetch,
     QuerySet,
-    Sum,
 )
-from django.db.models.functions import Coalesce, Greatest
 
 from webapp.core.clock import now
 from webapp.hosts.machines import Twins, holders_among, is_over, twins_in, twins_of
@@ -27,7 +23,14 @@ from webapp.jobs import scheduler as values
 from webapp.jobs.cached_models import hosts_with, largest_use
 from webapp.jobs.gangs import gpu_load
 from webapp.jobs.models import IN_TURN, Allocation, Attempt, Job, JobState
-from webapp.jobs.quotas import Earlier, Rules, cached_earlier_seconds, left_seconds, length_seconds
+from webapp.jobs.quotas import (
+    Earlier,
+    Rules,
+    cached_earlier_seconds,
+    device_seconds,
+    left_seconds,
+    length_seconds,
+)
 
 # The queued jobs of a pool: all of them, or candidates for the first turns.
 #
@@ -65,7 +68,7 @@ def first_waiting(pool: Pool, turns: int) -> Waiting:
 
 
 def first_candidates(pool: Pool, num_free: int) -> tuple[list[Job], int | None]:
-    """Return jobs that may take this many free devices, and how many turns they decide.
+    """Return jobs that may take this many devices, and how many turns they decide.
 
     These are candidates of the first turns alone where the queue is much longer, else all jobs,
     with None turns.
@@ -77,9 +80,15 @@ def first_candidates(pool: Pool, num_free: int) -> tuple[list[Job], int | None]:
     return first_waiting(pool, turns).jobs, turns
 
 
-def num_free_devices(pool: Pool) -> int:
-    """Return the number of usable devices of ready hosts that no attempt holds."""
+def num_open_devices(pool: Pool, least_bytes: int | None) -> int:
+    """Return the number of usable devices of ready hosts that no attempt holds.
+
+    With ``least_bytes``, what the queue's smallest sharing job asks for, those count too that
+    nobody holds alone.
+    """
     held = Allocation.objects.filter(device=OuterRef("pk"), released_at=None)
+    if least_bytes is not None:
+        held = held.filter(shared_bytes=None)
     ready = Device.objects.filter(
         ~Exists(held),
         host__pool=pool,
@@ -89,6 +98,13 @@ def num_free_devices(pool: Pool) -> int:
         cordoned_at=None,
     )
     return ready.count()
+
+
+def least_shared_bytes(pool: Pool) -> int | None:
+    """Return the least memory of a device that a queued job wants to share; None: none does."""
+    wants = _queued(pool).filter(shared_bytes__isnull=False)
+    least: int | None = wants.aggregate(least=Min("shared_bytes"))["least"]
+    return least
 
 
 def num_by_team(pool: Pool) -> dict[str, int]:
@@ -254,47 +270,86 @@ class PoolState:
     hosts: Mapping[str, Host]
     devices: Mapping[str, Device]
     jobs: Mapping[str, Job]  # queued jobs and jobs that hold devices
-    holders: Mapping[str, Attempt]  # by device
+    holders: Mapping[str, Sequence["Holder"]]  # by device; several where they share it
     elsewhere: Mapping[str, RemoteHolder] = field(default_factory=dict)  # through other hosts
 
+    def bytes_left(self, device_id: str) -> int:
+        """Return the memory of a device that jobs may still share; 0 if one holds it alone."""
+        held = [each.num_bytes for each in self.holders.get(device_id, ())]
+        if None in held:
+            return 0
+        left = shareable_bytes(self.devices[device_id]) - sum(each or 0 for each in held)
+        return max(0, left)
 
-def pool_state_of(pool: Pool, jobs: Sequence[Job], rules: Rules) -> PoolState:
-    """Return the state of a pool with its queued jobs; ``rules`` name the jobs held back."""
+
+def pool_state_of(
+    pool: Pool, jobs: Sequence[Job], rules: Rules, least_bytes: int | None = None
+) -> PoolState:
+    """Return the state of a pool with its queued jobs; ``rules`` name the jobs held back.
+
+    ``least_bytes``: the least that a job of the whole queue wants to share, if that is longer.
+    """
     rows = Host.objects.filter(pool=pool, kind__in=RUNS_JOBS).only(*READ_OF_HOSTS)
     hosts = {host.pk: host for host in rows}
     devices = {d.pk: d for d in Device.objects.filter(host__in=hosts).order_by("index", "pk")}
     shared = shared_in(pool, hosts)
-    shared_holders = {pk: each.attempt for pk, each in shared.held.items()}
-    holders = {**shared_holders, **abandoned_but_running(hosts.values()), **_holders(pool)}
     earlier = cached_earlier_seconds()
-    remaining = {attempt.pk: left_seconds(attempt, earlier) for attempt in holders.values()}
+    holders = _holders(pool)
+    for pk, attempt in abandoned_but_running(hosts.values()).items():
+        holders.setdefault(pk, []).append(Holder(attempt))
+    for pk, remote in shared.held.items():
+        holders.setdefault(pk, []).append(Holder(remote.attempt))
     of_host: dict[str, list[values.Device]] = {pk: [] for pk in hosts}
     for device in devices.values():
-        holder = holders.get(device.pk)
-        state = _device(device, holder, remaining)
-        host = hosts[device.host_id]
-        if holder is None and foreign_pids(host, device) and not shared.is_stale(device, host):
-            state = replace(state, is_held=True, free_seconds=values.FOREVER)
-        of_host[device.host_id].append(state)
+        host, held = hosts[device.host_id], holders.get(device.pk, [])
+        holds = [each.hold(earlier) for each in held]
+        is_alone = any(each.num_bytes is None for each in held)
+        if not is_alone and foreign_pids(host, device) and not shared.is_stale(device, host):
+            holds.append(values.Hold(None))
+        of_host[device.host_id].append(_device(device, holds))
     wanted = {job.pk: use for job in jobs if (use := largest_use(job.spec))}
     stored = hosts_with(set(wanted.values()), hosts) if len(hosts) > 1 else {}
     preferred = {pk: stored[use] for pk, use in wanted.items() if use in stored}
     snapshot = values.Snapshot(
         hosts=tuple(_host(host, of_host[host.pk]) for host in hosts.values()),
         demands=tuple(
-            _demand(job, rules(job), earlier, preferred.get(job.pk, frozenset())) for job in jobs
+            replace(
+                _demand(job, rules, earlier),
+                preferred=preferred.get(job.pk, frozenset()),
+                device_ratio=_device_ratio(job, devices.values()),
+            )
+            for job in jobs
         ),
         used=used_by_team(pool, rules.shares()) if len(rules.shares()) > 1 else {},
         shares=rules.shares(),
+        least_bytes=least_bytes,
     )
-    jobs_by_id = {attempt.job_id: attempt.job for attempt in holders.values()}
+    jobs_by_id = {
+        each.attempt.job_id: each.attempt.job for held in holders.values() for each in held
+    }
     jobs_by_id |= {job.pk: job for job in jobs}
     return PoolState(pool, snapshot, hosts, devices, jobs_by_id, holders, shared.held)
 
 
-def _holders(pool: Pool) -> dict[str, Attempt]:
+class Holder(NamedTuple):
+    """An attempt that holds a device, or ``num_bytes`` of its memory."""
+
+    attempt: Attempt
+    num_bytes: int | None = None
+
+    def hold(self, earlier: Earlier) -> values.Hold:
+        """Return the hold with the forecast of its end."""
+        seconds = left_seconds(self.attempt, earlier)
+        ends = values.FOREVER if seconds is None else seconds
+        return values.Hold(self.attempt.job_id, ends, self.num_bytes)
+
+
+def _holders(pool: Pool) -> dict[str, list[Holder]]:
+    found: dict[str, list[Holder]] = {}
     rows = Allocation.objects.filter(released_at=None, device__host__pool=pool)
-    return {row.device_id: row.attempt for row in rows.select_related("attempt__job")}
+    for row in rows.select_related("attempt__job").order_by("taken_at", "pk"):
+        found.setdefault(row.device_id, []).append(Holder(row.attempt, row.shared_bytes))
+    return found
 
 
 def _host(host: Host, devices: Sequence[values.Device]) -> values.Host:
@@ -308,10 +363,11 @@ def _host(host: Host, devices: Sequence[values.Device]) -> values.Host:
     )
 
 
-def _device(
-    device: Device, holder: Attempt | None, remaining: Mapping[str, float | None]
-) -> values.Device:
-    seconds = remaining[holder.pk] if holder else 0.0
+USABLE_RATIO = 0.97  # of a device's memory, for jobs that share it: the driver takes the rest
+SHAREABLE = ("gpu", "cpu")  # kinds of devices; a scheduler's slot is no hardware
+
+
+def _device(device: Device, holds: Sequence[values.Hold]) -> values.Device:
     return values.Device(
         id=device.pk,
         index=device.index,
@@ -319,11 +375,15 @@ def _device(
         model=device.name,
         # Any memory fits a CPU here: its preflight checks the available memory.
         memory_bytes=device.memory_bytes if device.kind == "gpu" else 2**63,
-        is_held=holder is not None,
-        free_seconds=values.FOREVER if seconds is None else seconds,
-        held_by=holder.job_id if holder else None,
+        holds=tuple(holds),
+        shareable_bytes=shareable_bytes(device),
         is_usable=device.is_present and device.cordoned_at is None,
     )
+
+
+def shareable_bytes(device: Device) -> int:
+    """Return how much of a device's memory jobs may share in all."""
+    return int(USABLE_RATIO * device.memory_bytes) if device.kind in SHAREABLE else 0
 
 
 def foreign_pids(host: Host, device: Device) -> list[int]:
@@ -334,9 +394,7 @@ def foreign_pids(host: Host, device: Device) -> list[int]:
     return list(gpu_load(host, device).get("foreign_pids") or ())
 
 
-def _demand(
-    job: Job, held_back: str, earlier: Earlier, preferred: frozenset[str]
-) -> values.Demand:
+def _demand(job: Job, rules: Rules, earlier: Earlier) -> values.Demand:
     return values.Demand(
         job=job.pk,
         team=job.team_id,
@@ -348,9 +406,18 @@ def _demand(
         min_memory_bytes=least_memory_bytes(job),
         host=job.requested_host_id,
         seconds=length_seconds(job, earlier),
-        held_back=held_back,
-        preferred=preferred,
+        held_back=rules(job),
+        own_devices=rules.own_devices(job),
+        num_bytes=job.shared_bytes,
     )
+
+
+def _device_ratio(job: Job, devices: Collection[Device]) -> float:
+    """Return the part of a device that a job asks for, of the largest one."""
+    largest = max((device.memory_bytes for device in devices), default=0)
+    if job.shared_bytes is None or not largest:
+        return 1.0
+    return min(1.0, job.shared_bytes / largest)
 
 
 def least_memory_bytes(job: Job) -> int:
@@ -362,12 +429,8 @@ def least_memory_bytes(job: Job) -> int:
 def used_by_team(pool: Pool, shares: Mapping[str, float]) -> dict[str, float]:
     """Return each team's recent device-seconds in the pool, divided by its share."""
     since = now() - timedelta(days=FAIR_DAYS)
-    recent = Allocation.objects.filter(device__host__pool=pool).exclude(released_at__lt=since)
-    held_time = ExpressionWrapper(
-        Coalesce("released_at", now()) - Greatest("taken_at", since),
-        output_field=DurationField(),
-    )
-    rows = recent.values(team=F("attempt__job__team")).annotate(used=Sum(held_time)).order_by()
+    recent = Allocation.objects.filter(device__host__pool=pool)
     return {
-        row["team"]: row["used"].total_seconds() / shares.get(row["team"], 1.0) for row in rows
+        team: seconds / shares.get(team, 1.0)
+        for team, seconds in device_seconds(recent, since).items()
     }

@@ -1,10 +1,20 @@
 """Rules of the queue: shares, quotas."""
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from django.db.models import Count, DurationField, ExpressionWrapper, F, Subquery, Sum, Value
+from django.db.models import (
+    Count,
+    DurationField,
+    ExpressionWrapper,
+    F,
+    QuerySet,
+    Subquery,
+    Sum,
+    Value,
+)
 from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
 
@@ -116,22 +126,39 @@ def month_start() -> datetime:
     return timezone.localtime(now()).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
-def held_devices(team: Team) -> int:
-    """Return the number of devices that the team's jobs hold now, in all pools."""
+def held_devices(team: Team) -> set[str]:
+    """Return the devices that the team's jobs hold or share now, in all pools."""
     rows = Allocation.objects.filter(attempt__job__team=team, released_at=None)
-    return rows.order_by().values("device").distinct().count()
+    return set(rows.order_by().values_list("device", flat=True))
 
 
 def used_gpu_hours(team: Team) -> float:
     """Return the GPU-hours that the team's jobs have used this month."""
-    since = month_start()
     rows = Allocation.objects.filter(attempt__job__team=team, device__kind="gpu")
+    return sum(device_seconds(rows, month_start()).values()) / timedelta(hours=1).total_seconds()
+
+
+def device_seconds(allocations: QuerySet[Allocation], since: datetime) -> dict[str, float]:
+    """Return each team's device-seconds since an instant.
+
+    Of a device that a job shared it counts the part of the memory that it asked for.
+    """
     held_time = ExpressionWrapper(
         Coalesce(F("released_at"), now()) - Greatest(F("taken_at"), since),
         output_field=DurationField(),
     )
-    used = rows.exclude(released_at__lt=since).aggregate(used=Sum(held_time))["used"]
-    return used / timedelta(hours=1) if used else 0.0
+    rows = (
+        allocations.exclude(released_at__lt=since)
+        .values("attempt__job__team", "shared_bytes", "device__memory_bytes")
+        .annotate(used=Sum(held_time))
+        .order_by()
+    )
+    seconds: dict[str, float] = defaultdict(float)
+    for row in rows:
+        part, whole = row["shared_bytes"], row["device__memory_bytes"]
+        ratio = 1.0 if part is None or not whole else min(1.0, part / whole)
+        seconds[row["attempt__job__team"]] += ratio * row["used"].total_seconds()
+    return dict(seconds)
 
 
 class QuotaUsage(NamedTuple):
@@ -224,7 +251,12 @@ def devices_sentence(job: Job, quota: Quota, held: int) -> str:
         return ""
     return (
         f"Your team uses {held} of the {limit} devices that it may use at once, and this job "
-        f"needs {requested}; it starts when enough of them are released."
+        f"needs {requested}; it starts when enough of them are released"
+        + (
+            f", or {display.memory(job.shared_bytes)} of one that its jobs share."
+            if job.shared_bytes is not None
+            else "."
+        )
     )
 
 
@@ -238,7 +270,7 @@ def limit_sentences(team: Team, usage: QuotaUsage) -> list[str]:
     """Return the remaining quota, one sentence per limit, for the launch form."""
     quota, sentences = usage.quota, []
     if quota.max_devices is not None:
-        sentences.append(f"{held_devices(team)} of {quota.max_devices} devices in use")
+        sentences.append(f"{len(held_devices(team))} of {quota.max_devices} devices in use")
     if quota.max_gpu_hours_per_month is not None:
         used, limit = used_gpu_hours(team), quota.max_gpu_hours_per_month
         sentences.append(f"{used:.1f} of {limit:g} GPU-hours used this month")
@@ -276,20 +308,30 @@ class Rules:
 
     def __call__(self, job: Job) -> str:
         """Return the sentence why the job may not start now, or "" if it may start."""
+        return self._held_back(job) or self._devices(job)
+
+    def own_devices(self, job: Job) -> frozenset[str]:
+        """Return the devices that a job may share although its team may hold no more of them."""
+        if job.shared_bytes is None or self._held_back(job) or not self._devices(job):
+            return frozenset()
+        return frozenset(self._held.get(job.team_id, ()))
+
+    def _held_back(self, job: Job) -> str:
+        """Return why a job waits, whatever devices its team holds."""
         of_team = self._not_shared(job) or self._hours[job.team_id]
-        return of_team or self._retry_delay(job) or self._devices(job)
+        return of_team or self._retry_delay(job)
 
     def shares(self) -> dict[str, float]:
         """Return the fair-share weight of each team, by team id; at least 0.01."""
         return {pk: max(quota.share, 0.01) for pk, quota in self._quotas.items()}
 
-    def may_take(self, job: Job, devices: int) -> bool:
-        """Return whether the team may hold this many more devices, and count them if so."""
+    def may_take(self, job: Job, devices: Collection[str]) -> bool:
+        """Return whether the team may hold these devices too, and count them if so."""
         limit = self._quotas[job.team_id].max_devices
-        held = self._held.get(job.team_id, 0)
-        if limit is not None and held + devices > limit:
+        held = self._held.setdefault(job.team_id, set())
+        if limit is not None and len(held.union(devices)) > limit:
             return False
-        self._held[job.team_id] = held + devices
+        held.update(devices)
         return True
 
     def _not_shared(self, job: Job) -> str:
@@ -302,7 +344,8 @@ class Rules:
         )
 
     def _devices(self, job: Job) -> str:
-        return devices_sentence(job, self._quotas[job.team_id], self._held.get(job.team_id, 0))
+        held = len(self._held.get(job.team_id, ()))
+        return devices_sentence(job, self._quotas[job.team_id], held)
 
     def _retry_delay(self, job: Job) -> str:
         """Return why a job waits after a failed preflight."""

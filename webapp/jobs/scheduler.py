@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 # Input and output of a queue decision, as plain values.
 
@@ -16,20 +16,28 @@ FOREVER = math.inf
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """One device; ``free_seconds`` is 0 if free, else the forecast time until release.
+class Hold:
+    """A hold on a device, or on ``num_bytes`` of its memory, with the forecast time until its end.
 
-    ``FOREVER`` if the holder's end is unknown or overdue.
+    ``FOREVER`` if the end is unknown or overdue. ``job`` is None for what is no job.
     """
+
+    job: str | None
+    seconds: float = FOREVER
+    num_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device with its holds: none if free, one of the whole, or several of its memory."""
 
     id: str
     index: int
     kind: str
     model: str
     memory_bytes: int
-    free_seconds: float = 0.0
-    is_held: bool = False
-    held_by: str | None = None  # the job
+    holds: tuple[Hold, ...] = ()
+    shareable_bytes: int = 0  # of its memory, for jobs that share it
     is_usable: bool = True  # present and not cordoned
 
 
@@ -58,7 +66,10 @@ class Demand:
     host: str | None = None  # the only allowed host
     seconds: float | None = None  # upper bound with margin; None: unknown
     held_back: str = ""  # reason if a rule holds the job back
+    own_devices: frozenset[str] = frozenset()  # devices that it may share although it is held back
     preferred: frozenset[str] = frozenset()  # hosts, of those that are equal otherwise
+    num_bytes: int | None = None  # of each device's memory, which it shares; None: it shares none
+    device_ratio: float = 1.0  # of a device, for the usage of its team
 
     @property
     def is_single(self) -> bool:
@@ -74,6 +85,7 @@ class Snapshot:
     demands: tuple[Demand, ...]
     used: Mapping[str, float] = field(default_factory=dict)
     shares: Mapping[str, float] = field(default_factory=dict)
+    least_bytes: int | None = None  # that a job of the queue asks for of a device, to share it
 
 
 Place = tuple[str, tuple[str, ...]]  # a host and some of its devices
@@ -130,6 +142,22 @@ Entry = TypeVar("Entry", bound=tuple[Any, ...])
 Rank = tuple[bool, str]  # whether a host is not preferred, and its id
 
 
+class Use(NamedTuple):
+    """A use of a device, or of some of its memory, from one instant to another, in seconds.
+
+    A use that has begun starts at ``BEGUN``, a reserved one at its forecast start.
+    """
+
+    start: float
+    end: float
+    num_bytes: float  # FOREVER: all
+    job: str | None
+
+
+BEGUN = -math.inf
+UNTOUCHED = 2**60  # bytes, more than any device has: what nobody uses yet is shared last
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """Suitable devices of one model on one host, with the number that a job needs."""
@@ -150,71 +178,159 @@ class State:
 
 
 class Table:
-    """Holder and reservation of each device."""
+    """The uses of each device, begun and reserved."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self._hosts = sorted(hosts, key=lambda host: host.id)
-        devices = [device for host in hosts for device in host.devices]
-        self.free_at = {d.id: d.free_seconds if d.is_held else 0.0 for d in devices}
-        self.holder = {d.id: d.held_by for d in devices if d.is_held}
-        self.kept_from: dict[str, tuple[float, str]] = {}  # reservations: start, job
+        self._uses: dict[str, list[Use]] = {}
+        self.free_at: dict[str, float] = {}  # when the last use ends
+        self.taken: set[str] = set()  # devices of which a use has begun
+        self.kept_from: dict[str, tuple[float, str]] = {}  # first reservations: start, job
+        self._kept_start: dict[str, float] = {}  # of the earliest reservation
         self.keeping: set[str] = set()  # hosts with reserved devices
         self.changed: list[str] = []  # host ids, one entry per change
         self._rankings: dict[tuple[Any, ...], Ranking] = {}
+        for device in (device for host in hosts for device in host.devices):
+            self.free_at[device.id] = 0.0
+            for hold in device.holds:
+                num_bytes = FOREVER if hold.num_bytes is None else hold.num_bytes
+                self._use(device.id, Use(BEGUN, hold.seconds, num_bytes, hold.job))
 
-    def ranking(self, demand: Demand) -> "Ranking":
-        """Return the ranking of sites for a job's shape, refreshed to the current table."""
+    def ranking(self, demand: Demand, *, is_on_own: bool = False) -> "Ranking":
+        """Return the ranking of sites for a job's shape, refreshed to the current table.
+
+        ``is_on_own``: only of the devices that it may share although it is held back.
+        """
+        own_devices = demand.own_devices if is_on_own else None
         shape = (
             demand.host, demand.min_memory_bytes, demand.devices_per_host, demand.is_single,
-            demand.preferred,
+            demand.preferred, demand.num_bytes, own_devices,
         )  # fmt: skip
         if shape not in self._rankings:
             hosts = [host for host in self._hosts if demand.host in {None, host.id}]
-            sites = [site for host in hosts for site in _sites_on(host, demand)]
+            sites = [site for host in hosts for site in _sites_on(host, demand, own_devices)]
             self._rankings[shape] = Ranking(self, sites, demand)
         ranking = self._rankings[shape]
         ranking.refresh()
         return ranking
 
-    def state_of(self, site: Site) -> State:
-        """Return the current state of a site."""
-        free_at = self.free_at
-        soonest = sorted(site.devices, key=lambda d: (free_at[d.id], d.index, d.id))
+    def state_of(self, site: Site, num_bytes: int | None) -> State:
+        """Return the current state of a site for a job that shares, or for one that does not."""
+        if num_bytes is None:
+            starts = self.free_at
+            soonest = sorted(site.devices, key=lambda d: (starts[d.id], d.index, d.id))
+        else:
+            starts = {each.id: self._start_on(each, num_bytes) for each in site.devices}
+            lefts = {each.id: self._left_on(each, num_bytes) for each in site.devices}
+            soonest = sorted(
+                site.devices, key=lambda d: (starts[d.id], lefts[d.id], d.index, d.id)
+            )
         chosen = tuple(device.id for device in soonest[: site.num_needed])
-        num_free = sum(1 for device in site.devices if device.id not in self.holder)
-        return State(num_free, free_at[chosen[-1]], chosen)
+        num_free = sum(self.is_open(device, 0.0, num_bytes) for device in site.devices)
+        return State(num_free, starts[chosen[-1]], chosen)
 
-    def is_open(self, device: Device, seconds: float) -> bool:
-        """Return whether a job of this length may take the device now.
+    def is_open(self, device: Device, seconds: float, num_bytes: int | None) -> bool:
+        """Return whether a job of this length may take the device now, or share its memory.
 
-        A job of unknown length never precedes the job that reserved the device.
+        A job of unknown length never precedes the job that reserved what it needs.
         """
-        if device.id in self.holder:
-            return False
-        reservation = self.kept_from.get(device.id)
-        return reservation is None or (math.isfinite(seconds) and seconds <= reservation[0])
+        if device.id not in self._uses:
+            return True
+        if num_bytes is None or not device.shareable_bytes:
+            if device.id in self.taken:
+                return False
+            return math.isfinite(seconds) and seconds <= self._kept_start[device.id]
+        uses = self._uses[device.id]
+        room = device.shareable_bytes - _most_bytes(uses, 0.0, seconds)
+        return min(num_bytes, device.shareable_bytes) <= room
+
+    def places_on(
+        self, site: Site, seconds: float, num_bytes: int | None
+    ) -> tuple[int, tuple[str, ...]]:
+        """Return what a job leaves of a site and the devices that it takes now, unreserved first.
+
+        What it leaves is counted in devices, or in bytes by a job that shares; negative if it has
+        no room.
+        """
+        free = [device for device in site.devices if self.is_open(device, seconds, num_bytes)]
+        left = len(free) - site.num_needed
+        if num_bytes is None:
+            free.sort(key=lambda d: (d.id in self.kept_from, d.index, d.id))
+        elif left >= 0:
+            lefts = {device.id: self._left_on(device, num_bytes) for device in free}
+            free.sort(key=lambda d: (d.id in self.kept_from, lefts[d.id], d.index, d.id))
+            left = sum(lefts[device.id] for device in free[: site.num_needed])
+        return left, tuple(device.id for device in free[: site.num_needed])
+
+    def freed_by(self, device: str, start: float) -> str | None:
+        """Return the job whose end frees a device, or enough of it, at an instant."""
+        begun = [use for use in self._uses.get(device, ()) if use.start == BEGUN]
+        last = max(begun, key=lambda use: (use.end <= start, use.end, use.job or ""), default=None)
+        return last.job if last else None
 
     def grant(self, demand: Demand, places: Sequence[Place]) -> None:
         """Assign the devices to the job."""
         ends = FOREVER if demand.seconds is None else demand.seconds
-        for host, devices in places:
-            self.changed.append(host)
-            for device in devices:
-                self.holder[device] = demand.job
-                self.free_at[device] = max(ends, self._kept_until(device))
+        self._add(places, Use(BEGUN, ends, _bytes_of(demand), demand.job))
 
     def keep(self, demand: Demand, places: Sequence[Place], start: float) -> None:
         """Reserve the devices for the job from an instant."""
         ends = FOREVER if demand.seconds is None else start + demand.seconds
+        self._add(places, Use(start, ends, _bytes_of(demand), demand.job))
         for host, devices in places:
-            self.changed.append(host)
             self.keeping.add(host)
             for device in devices:
                 self.kept_from.setdefault(device, (start, demand.job))
-                self.free_at[device] = max(ends, self._kept_until(device))
 
-    def _kept_until(self, device: str) -> float:
-        return self.free_at[device] if device in self.kept_from else 0.0
+    def _add(self, places: Sequence[Place], use: Use) -> None:
+        for host, devices in places:
+            self.changed.append(host)
+            for device in devices:
+                self._use(device, use)
+
+    def _use(self, device: str, use: Use) -> None:
+        self._uses.setdefault(device, []).append(use)
+        self.free_at[device] = max(use.end, self.free_at[device])
+        if use.start == BEGUN:
+            self.taken.add(device)
+        else:
+            self._kept_start[device] = min(use.start, self._kept_start.get(device, FOREVER))
+
+    def _start_on(self, device: Device, num_bytes: int | None) -> float:
+        """Return when a job may take a device for as long as it likes, or share it."""
+        if num_bytes is None or not device.shareable_bytes:
+            return self.free_at[device.id]
+        uses = self._uses.get(device.id, [])
+        room = device.shareable_bytes - min(num_bytes, device.shareable_bytes)
+        starts = sorted({0.0, *(use.end for use in uses)})
+        return next((at for at in starts if _most_bytes(uses, at, FOREVER) <= room), FOREVER)
+
+    def _left_on(self, device: Device, num_bytes: int) -> int:
+        """Return the bytes that a job leaves of what others share now, or of an untouched one."""
+        left = device.shareable_bytes - num_bytes
+        if device.id not in self.taken:
+            return UNTOUCHED + left
+        now = _most_bytes(self._uses[device.id], 0.0, 0.0)
+        return left - int(min(now, device.shareable_bytes))
+
+
+def _bytes_of(demand: Demand) -> float:
+    return FOREVER if demand.num_bytes is None else demand.num_bytes
+
+
+def _most_bytes(uses: Sequence[Use], start: float, end: float) -> float:
+    """Return the most memory that is in use at once in an interval, and at its start."""
+    starts = [
+        use.start for use in uses if start < use.start and (use.start < end or end == FOREVER)
+    ]
+    return max(_bytes_at(uses, at) for at in [start, *starts])
+
+
+def _bytes_at(uses: Sequence[Use], at: float) -> float:
+    """Return the memory in use at an instant; what nobody knows the end of never ends."""
+    return sum(
+        use.num_bytes for use in uses if use.start <= at and (at < use.end or use.end == FOREVER)
+    )
 
 
 class Ranking:
@@ -225,6 +341,7 @@ class Ranking:
 
     def __init__(self, table: Table, sites: Sequence[Site], demand: Demand) -> None:
         self._table, self.sites = table, sites
+        self._num_bytes = demand.num_bytes
         # By host: its place among hosts that are equal otherwise.
         self._rank = {
             site.host.id: (site.host.id not in demand.preferred, site.host.id) for site in sites
@@ -239,7 +356,7 @@ class Ranking:
             self._of_host.setdefault(site.host.id, []).append(index)
         self._seen = len(table.changed)
         self._versions = [0] * len(sites)
-        self._states = [table.state_of(site) for site in sites]
+        self._states = [table.state_of(site, demand.num_bytes) for site in sites]
         self._roomy: set[int] = set()
         self._num_roomy: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}  # by host
         for index in range(len(sites)):
@@ -267,7 +384,8 @@ class Ranking:
         changed = self._table.changed
         for host in dict.fromkeys(changed[self._seen :]):
             for index in self._of_host.get(host, ()):
-                self._states[index] = self._table.state_of(self.sites[index])
+                state = self._table.state_of(self.sites[index], self._num_bytes)
+                self._states[index] = state
                 self._versions[index] += 1
                 self._update_roomy(index)
                 self._update_tightest(index)
@@ -289,6 +407,8 @@ class Ranking:
         (keeping.add if is_roomy and keeps else keeping.discard)(index)
         if is_roomy and not keeps:
             left = self._states[index].num_free - site.num_needed
+            if self._num_bytes is not None:
+                left, _ = self._table.places_on(site, FOREVER, self._num_bytes)
             entry = (left, self._rank[site.host.id], index, self._versions[index])
             heappush(self._tightest[site.model], entry)
 
@@ -332,7 +452,7 @@ class Ranking:
         options = _first(heap, num, versions)
         for index in self._keeping[model]:
             site = self.sites[index]
-            left = sum(self._table.is_open(d, seconds) for d in site.devices) - site.num_needed
+            left, _ = self._table.places_on(site, seconds, self._num_bytes)
             if left >= 0:
                 options.append((left, self._rank[site.host.id], index, versions[index]))
         return [self.sites[option[2]] for option in nsmallest(num, options)]
@@ -369,8 +489,12 @@ def _first(heap: list[Entry], num: int, versions: Sequence[int]) -> list[Entry]:
     return entries
 
 
-def _sites_on(host: Host, demand: Demand) -> list[Site]:
+def _sites_on(host: Host, demand: Demand, own_devices: frozenset[str] | None) -> list[Site]:
     fit = [d for d in host.devices if d.is_usable and d.memory_bytes >= demand.min_memory_bytes]
+    if own_devices is not None:
+        is_whole = demand.devices_per_host is None
+        own = [device for device in fit if device.id in own_devices]
+        fit = own if not is_whole or len(own) == len(fit) else []
     if demand.devices_per_host is None:
         is_of_slots = all(device.kind == "slot" for device in fit)
         num_needed = 1 if is_of_slots else len(fit)  # slots are not hardware: one is enough
@@ -435,8 +559,10 @@ class Shape:
     is_single: bool
     num_hosts: int
     devices_per_host: int | None
+    is_sharing: bool
     num_left: int = 0
     seconds: float = FOREVER
+    shared_bytes: int | None = None  # the least, if they share
     least_bytes: int = 2**63
     most_bytes: int = 0
     num_possible: int = 0  # hosts that may take one now
@@ -446,6 +572,8 @@ class Shape:
         self.num_left += 1
         self.seconds = min(self.seconds, FOREVER if demand.seconds is None else demand.seconds)
         self.least_bytes = min(self.least_bytes, demand.min_memory_bytes)
+        if demand.num_bytes is not None:
+            self.shared_bytes = min(self.shared_bytes or demand.num_bytes, demand.num_bytes)
         self.most_bytes = max(self.most_bytes, demand.min_memory_bytes)
 
     def is_possible_on(self, host: Host, table: Table) -> bool:
@@ -453,13 +581,14 @@ class Shape:
         if not (host.takes_singles if self.is_single else host.takes_gangs):
             return False
         fit = [d for d in host.devices if d.is_usable and d.memory_bytes >= self.least_bytes]
-        num_open = sum(table.is_open(device, self.seconds) for device in fit)
+        num_open = sum(table.is_open(d, self.seconds, self.shared_bytes) for d in fit)
         if self.devices_per_host is not None:
             return num_open >= self.devices_per_host
         if any(device.kind == "slot" for device in fit):
             return num_open > 0
         whole = [device for device in fit if device.memory_bytes >= self.most_bytes]
-        return num_open > 0 and all(table.is_open(device, self.seconds) for device in whole)
+        is_open = (table.is_open(d, self.seconds, self.shared_bytes) for d in whole)
+        return num_open > 0 and all(is_open)
 
 
 class Openings:
@@ -469,7 +598,7 @@ class Openings:
         self._table, self._hosts = table, {host.id: host for host in snapshot.hosts}
         shapes: dict[tuple[Any, ...], Shape] = {}
         for demand in snapshot.demands:
-            if not demand.held_back:
+            if _may_start(demand):
                 key = _shape_key(demand)
                 if key not in shapes:
                     shapes[key] = Shape(*key)
@@ -481,12 +610,15 @@ class Openings:
                     shape.num_possible += 1
                     self._of_host[host].append(key)
         self.live = {k: one for k, one in shapes.items() if one.num_possible >= one.num_hosts}
-        self._num_seen = 0
+        self._num_seen, self._least_bytes = 0, snapshot.least_bytes
 
     def has_free(self) -> bool:
-        """Return whether any device of a host that accepts jobs is free, reserved or not."""
+        """Return whether any device of a host that accepts jobs is free, reserved or not.
+
+        One that jobs share is, if it has room for one of the queue.
+        """
         return any(
-            device.is_usable and device.id not in self._table.holder
+            device.is_usable and self._table.is_open(device, 0.0, self._least_bytes)
             for host in self._hosts.values()
             if host.takes_singles or host.takes_gangs
             for device in host.devices
@@ -497,7 +629,7 @@ class Openings:
         changed = self._table.changed[self._num_seen :]
         self._num_seen += len(changed)
         key = _shape_key(demand)
-        if not demand.held_back and key in self.live:
+        if _may_start(demand) and key in self.live:
             self.live[key].num_left -= 1
             self._end_if_over(key)
         for host in set(changed):
@@ -516,8 +648,15 @@ class Openings:
             del self.live[key]
 
 
-def _shape_key(demand: Demand) -> tuple[str | None, bool, int, int | None]:
-    return (demand.host, demand.is_single, demand.num_hosts, demand.devices_per_host)
+def _may_start(demand: Demand) -> bool:
+    return not demand.held_back or bool(demand.own_devices)
+
+
+def _shape_key(demand: Demand) -> tuple[str | None, bool, int, int | None, bool]:
+    return (
+        demand.host, demand.is_single, demand.num_hosts, demand.devices_per_host,
+        demand.num_bytes is not None,
+    )  # fmt: skip
 
 
 def grants_of(snapshot: Snapshot, turns: int | None = None) -> tuple[Grant, ...] | None:
@@ -567,7 +706,7 @@ def _key(demand: Demand, used: float) -> tuple[int, float, float, float, str]:
 def _cost(demand: Demand) -> float:
     if demand.held_back:
         return 0.0
-    devices = demand.num_hosts * (demand.devices_per_host or 1)
+    devices = demand.num_hosts * (demand.devices_per_host or 1) * demand.device_ratio
     return devices * (UNKNOWN_SECONDS if demand.seconds is None else demand.seconds)
 
 
@@ -580,6 +719,10 @@ def _serve(demand: Demand, table: Table) -> Grant | Wait:
     if not any(num >= demand.num_hosts for num in ranking.num_by_model.values()):
         return _wait(demand, Why.IMPOSSIBLE, ranking)  # even on an idle pool
     if demand.held_back:
+        on_own = table.ranking(demand, is_on_own=True) if demand.own_devices else None
+        if on_own and (places := _places_now(demand, on_own, table)):
+            table.grant(demand, places)
+            return Grant(demand.job, places)
         return _wait(demand, Why.HELD_BACK, ranking)
     if places := _places_now(demand, ranking, table):
         table.grant(demand, places)
@@ -594,7 +737,7 @@ def _reserve(
     demand: Demand, ranking: Ranking, table: Table, start: float, places: Sequence[Place]
 ) -> Wait:
     """Reserve the devices for the job from its forecast start."""
-    last = max((d for _, ids in places for d in ids), key=lambda d: (table.free_at[d], d))
+    last = _last_of(places, table) if demand.num_bytes is None else places[-1][1][-1]
     places_kept = _places_now(demand, ranking, table, past_kept=True)
     reservations = [
         table.kept_from[d] for _, ids in places_kept for d in ids if d in table.kept_from
@@ -603,7 +746,7 @@ def _reserve(
     wait = replace(
         _wait(demand, Why.RESERVED if blocker else Why.DEVICES, ranking, is_open=True),
         start_seconds=None if math.isinf(start) else start,
-        after=table.holder.get(last),
+        after=table.freed_by(last, start),
         behind=blocker,
     )
     table.keep(demand, places, start)
@@ -613,22 +756,23 @@ def _reserve(
 def _places_now(
     demand: Demand, ranking: Ranking, table: Table, *, past_kept: bool = False
 ) -> tuple[Place, ...]:
-    """Return free devices for the whole job, or nothing.
+    """Return devices for the whole job that are free or have room, or nothing.
 
     Hosts with the fewest devices left over come first, so that whole hosts remain for gangs; on
-    a host, unreserved devices come first. ``past_kept``: ignore reservations.
+    a host, unreserved devices come first. A job that shares joins others before it begins an
+    untouched device, where the least memory is left over. ``past_kept``: ignore reservations.
     """
     seconds = FOREVER if demand.seconds is None else demand.seconds
     seconds = 0.0 if past_kept else seconds
     sites = ranking.with_room(demand.num_hosts, seconds)
-    return tuple((site.host.id, _open_devices(site, table, seconds)) for site in sites)
+    return tuple(
+        (site.host.id, table.places_on(site, seconds, demand.num_bytes)[1]) for site in sites
+    )
 
 
-def _open_devices(site: Site, table: Table, seconds: float) -> tuple[str, ...]:
-    """Return the devices that a job takes on a site, unreserved ones first."""
-    free = [device for device in site.devices if table.is_open(device, seconds)]
-    free.sort(key=lambda d: (d.id in table.kept_from, d.index, d.id))
-    return tuple(device.id for device in free[: site.num_needed])
+def _last_of(places: Sequence[Place], table: Table) -> str:
+    """Return the device that is free last."""
+    return max((d for _, ids in places for d in ids), key=lambda d: (table.free_at[d], d))
 
 
 def _best_start(demand: Demand, ranking: Ranking) -> tuple[float, tuple[Place, ...]] | None:

@@ -171,8 +171,11 @@ class Words:
         owned = [
             device for device in self._picture.devices.values() if device.host_id == wait.host
         ]
-        total = sum(1 for device in owned if device.is_present and device.cordoned_at is None)
-        name = host.name if host else "no host"
+        usable = [device for device in owned if device.is_present and device.cordoned_at is None]
+        total, name = len(usable), host.name if host else "no host"
+        if job.shared_bytes is not None:
+            left = max((self._picture.bytes_left(device.pk) for device in usable), default=0)
+            return f"{name} has {display.memory(left)} left on a device"
         return f"{name} has {wait.num_free} of {total} free"
 
     def _shared_holder(self) -> list[str]:
@@ -225,6 +228,9 @@ def closed_words(host: Host, job: Job) -> str:
 
 def _needs(job: Job) -> str:
     """Return a job's requirements: “2 × ≥ 22 GiB on one host”."""  # noqa: RUF002 -- a multiplication sign
+    if job.shared_bytes is not None and job.num_hosts == 1:
+        where = job.requested_host.name if job.requested_host else "one host"
+        return f"{display.memory(job.shared_bytes)} of a device that jobs share, on {where}"
     memory = least_memory_bytes(job)
     size = f" ≥ {display.memory(memory)}" if memory else ""
     if job.devices_per_host is None:

@@ -14,6 +14,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from webapp.accounts.models import Role, Team, team_ids_of
 from webapp.accounts.services import check_role, current_role, current_team, has_role, is_at_least
+from webapp.core import display
 from webapp.core.clock import now
 from webapp.core.parameters import choice_in_query, reads_query, whole_in_query
 from webapp.core.problems import Problem
@@ -25,7 +26,9 @@ from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.lookup import JobCounts, counts_of
 from webapp.jobs.models import Job
 from webapp.jobs.pool_state import (
+    Holder,
     PoolState,
+    RemoteHolder,
     first_waiting,
     foreign_pids,
     pool_state_of,
@@ -84,12 +87,20 @@ class Row:
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """A device with its holder and the expected release."""
+    """A device with its holders; ``words`` say what else there is to it."""
 
     name: str
-    job: Job | None
     words: str
     tone: str
+    holders: Sequence["HolderRow"] = ()
+
+
+@dataclass(frozen=True)
+class HolderRow:
+    """A job that holds a device or a part of it, None if of another team; with its release."""
+
+    job: Job | None
+    words: str
 
 
 @dataclass(frozen=True)
@@ -257,23 +268,30 @@ def _state(host: Host) -> str:
 def _device_row(device_id: str, picture: PoolState, teams: set[str]) -> DeviceRow:
     device = picture.devices[device_id]
     name = "Processor" if device.kind == "cpu" else f"{device.get_kind_display()} {device.index}"
-    holder = picture.holders.get(device_id)
-    if holder is None:
+    holders = picture.holders.get(device_id)
+    if not holders:
         if device.cordoned_at:
-            return DeviceRow(name, None, f"cordoned: {device.cordon_reason}", "shut")
+            return DeviceRow(name, f"cordoned: {device.cordon_reason}", "shut")
         if pids := foreign_pids(picture.hosts[device.host_id], device):
             listed = ", ".join(map(str, pids[:3]))
-            return DeviceRow(
-                name, None, f"used by process {listed}, which is not a Slipway job", "shut"
-            )
-        return DeviceRow(name, None, "free", "free")
-    remaining = left_seconds(holder, margin=1.0)  # as on the job's page
-    until = f"until ≈ {_clock(remaining)}" if remaining is not None else "end not forecast"
-    job = holder.job if holder.job.team_id in teams else None
-    if through := picture.elsewhere.get(device_id):
+            return DeviceRow(name, f"used by process {listed}, which is not a Slipway job", "shut")
+        return DeviceRow(name, "free", "free")
+    rows = [_holder_row(each, picture.elsewhere.get(device_id), teams) for each in holders]
+    is_alone = any(each.num_bytes is None for each in holders)
+    left = "" if is_alone else f"{display.memory(picture.bytes_left(device_id))} left to share"
+    return DeviceRow(name, left, "held", rows)
+
+
+def _holder_row(holder: Holder, through: RemoteHolder | None, teams: set[str]) -> HolderRow:
+    attempt = holder.attempt
+    remaining = left_seconds(attempt, margin=1.0)  # as on the job's page
+    words = f"until ≈ {_clock(remaining)}" if remaining is not None else "end not forecast"
+    if holder.num_bytes is not None:
+        words = f"{display.memory(holder.num_bytes)}, {words}"
+    if through and through.attempt.pk == attempt.pk:
         other = through.host.name if through.host.team_id in teams else "another team's host"
-        until = f"as {other} on the same machine, {until}"
-    return DeviceRow(name, job, until, "held")
+        words = f"as {other} on the same machine, {words}"
+    return HolderRow(attempt.job if attempt.job.team_id in teams else None, words)
 
 
 def _clock(seconds: float) -> str:

@@ -31,8 +31,8 @@ from webapp.deployments.states import LEAVE_SECONDS, STAY_SECONDS, view_of
 from webapp.gateway.routes import load_snapshot
 from webapp.hosts.models import Device, Host
 from webapp.jobs.models import Allocation, Attempt, Job, JobState
+from webapp.jobs.pool_state import USABLE_RATIO
 from webapp.jobs.services import job_stop
-from webapp.jobs.sharing import USABLE_RATIO
 from webapp.plans.models import Plan
 from webapp.plans.saving import draft_begun_from
 
@@ -461,10 +461,13 @@ def test_what_gave_way_is_queued_behind_what_it_gave_way_to_unless_put_to_sleep(
     )
 
 
-def test_the_forecast_is_what_is_before_it_in_the_queue_and_its_own_load(team, alice, plan):
+def test_the_forecast_is_what_is_before_it_in_the_queue_and_its_own_load(
+    team, alice, plan, time_machine
+):
+    time_machine.move_to(now(), tick=False)
     names = ("small", "second", "third")
     small, *_ = rows = [make(team, alice, plan, name=name, launch=ALONE) for name in names]
-    first, *_ = [deployment_wake(row) for row in rows]
+    first, *_ = [(deployment_wake(row), time_machine.shift(0.01))[0] for row in rows]
     assert view_of(small).seconds_to_go is None  # never loaded
     begin(first)
 

@@ -5,12 +5,14 @@ from datetime import timedelta
 import pytest
 
 from tests.webapp.conftest import claim, client_of, make_job
+from webapp.accounts.models import Quota
 from webapp.core.clock import now
 from webapp.hosts.models import Device
-from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.models import Allocation, Attempt, Job, JobState
+from webapp.jobs.pool_state import USABLE_RATIO
+from webapp.jobs.quotas import device_seconds
 from webapp.jobs.services import job_stop, job_submit
-from webapp.jobs.sharing import USABLE_RATIO
+from webapp.jobs.waiting import waiting_sentence
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -45,6 +47,7 @@ def test_jobs_that_share_fill_a_device_and_one_that_does_not_waits_for_all(submi
     assert third.state == JobState.PREFLIGHT  # it was queued before the one that wants all
     late = submit(1)
     assert late.state == JobState.QUEUED  # and this one after it
+    assert waiting_sentence(late).endswith("It is number 2 in the queue.")
     for job in (second, third):
         job_stop(job=job, by="alice")
     alone.refresh_from_db()
@@ -70,14 +73,15 @@ def test_nobody_joins_a_device_that_is_held_alone_closed_or_of_another_host(
 def test_one_that_has_no_room_yet_keeps_its_place_and_one_that_cannot_start_keeps_none(
     submit, memory
 ):
-    first = submit(memory // 2)
-    large, small = submit(memory - 1), submit(1)
-    assert (large.state, small.state) == (JobState.QUEUED, JobState.QUEUED)
+    first = submit(memory // 2, max_duration_seconds=600)
+    large, small, tiny = submit(memory - 1), submit(2), submit(1)
+    assert [job.state for job in (large, small)] == [JobState.QUEUED] * 2
+    assert tiny.state == JobState.PREFLIGHT  # there is room for it beside the large one too
     job_stop(job=first, by="alice")
-    allocate_pool(small.pool)  # as the ticker does
     for job in (large, small):
         job.refresh_from_db()
-    assert (large.state, small.state) == (JobState.PREFLIGHT, JobState.PREFLIGHT)
+    assert (large.state, small.state) == (JobState.PREFLIGHT, JobState.QUEUED)
+    job_stop(job=small, by="alice")
     gang = submit(None, num_hosts=2, devices_per_host=1)
     assert gang.state == JobState.QUEUED
     job_stop(job=large, by="alice")
@@ -99,6 +103,44 @@ def test_an_older_job_of_lower_priority_keeps_no_device_from_others(submit, memo
     low = submit(None, priority=-1)
     assert low.state == JobState.QUEUED
     assert submit(1).state == JobState.PREFLIGHT
+
+
+def test_what_it_waits_for_is_said_in_memory_with_the_end_of_the_one_that_leaves(
+    submit, memory, alice, host
+):
+    first = submit(memory - 1024**3, max_duration_seconds=1800)
+    waiting = submit(2 * 1024**3)
+    words = waiting_sentence(waiting)
+    assert words.startswith(
+        f"It needs 2.00\xa0GiB of a device that jobs share, on {host.name}; {host.name} has "
+        "1.00\xa0GiB left on a device; next free ≈ "
+    )
+    assert f"when “{first.name}” ends (predicted, with a margin)." in words
+    page = client_of(alice).get("/queue/").content.decode()
+    assert "1.00\xa0GiB left to share" in page
+
+
+def test_a_team_at_its_limit_shares_the_devices_that_it_holds(submit, team, memory):
+    Quota.objects.create(team=team, max_devices=1)
+    first, second = submit(memory // 2), submit(memory // 4)
+    assert (first.state, second.state) == (JobState.PREFLIGHT, JobState.PREFLIGHT)
+    third = submit(memory // 2)
+    assert third.state == JobState.QUEUED
+    assert "released, or " in waiting_sentence(third)
+    assert "of one that its jobs share." in waiting_sentence(third)
+    job_stop(job=second, by="alice")
+    third.refresh_from_db()
+    assert third.state == JobState.PREFLIGHT
+
+
+def test_gpu_hours_count_the_part_of_a_device_that_a_job_asked_for(submit, team, memory):
+    Device.objects.update(kind="gpu")
+    quarter = Device.objects.get().memory_bytes // 4
+    for part in (quarter, 2 * quarter):
+        submit(part)
+    Allocation.objects.update(taken_at=now() - timedelta(hours=2))
+    used = device_seconds(Allocation.objects.all(), now() - timedelta(hours=1))
+    assert used == {team.pk: pytest.approx(0.75 * 3600, abs=5)}
 
 
 def test_a_host_runs_and_shows_all_that_share_its_device(submit, memory, host, alice):

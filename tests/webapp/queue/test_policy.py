@@ -14,6 +14,7 @@ from webapp.jobs.scheduler import (
     Demand,
     Device,
     Grant,
+    Hold,
     Host,
     Snapshot,
     Wait,
@@ -31,7 +32,7 @@ def device(name: str, **changes) -> Device:
 
 
 def busy(name: str, seconds: float = FOREVER, by: str = "running") -> Device:
-    return device(name, is_held=True, free_seconds=seconds, held_by=by)
+    return device(name, holds=(Hold(by, seconds),))
 
 
 def host(name: str, *devices: Device, **changes) -> Host:
@@ -112,6 +113,62 @@ def test_a_gang_is_of_one_kind_of_device_and_all_means_those_that_may_be_used():
     hosts = [host("a", device("a0"), device("a1", model="T4"), device("a2"))]
     found = decided(hosts, [demand("pair", devices_per_host=2)])
     assert granted(found) == {"pair": ["a0", "a2"]}
+
+
+# Devices that jobs share by memory
+
+
+def sharing(name: str, *holds: Hold) -> Device:
+    fields = {"memory_bytes": 24, "shareable_bytes": 20, "holds": holds}
+    return device(name, **fields)
+
+
+def test_one_that_shares_joins_where_the_least_is_left_before_it_begins_a_free_device():
+    roomy, tight = Hold("p", num_bytes=4), Hold("q", num_bytes=12)
+    hosts = [
+        host("a", sharing("a0")),
+        host("b", sharing("b0", roomy)),
+        host("c", sharing("c0", tight)),
+    ]
+    jobs = [demand(f"j{n}", n, num_bytes=7) for n in range(5)]
+    found = decided(hosts, jobs)
+    assert granted(found) == {"j0": ["c0"], "j1": ["b0"], "j2": ["b0"], "j3": ["a0"], "j4": ["a0"]}
+    alone = decided([hosts[1]], [demand("all", seconds=9.0), demand("j", 1, num_bytes=7)])
+    assert granted(alone) == {}  # it is kept for the one that came first
+    assert granted(decided([hosts[0]], [demand("large", num_bytes=99)])) == {"large": ["a0"]}
+    slots = [host("a", device("a0", kind="slot"))]
+    assert len(decided(slots, [demand(f"j{n}", num_bytes=1) for n in range(2)]).grants) == 1
+
+
+def test_room_is_forecast_from_those_that_leave_and_later_ones_use_what_is_not_reserved():
+    holds = Hold("soon", 10.0, 8), Hold("later", 50.0, 8)
+    hosts = [host("a", sharing("a0", *holds))]
+    first = demand("first", num_bytes=10)
+    jobs = [first, demand("small", 1, num_bytes=2), demand("more", 2, num_bytes=3)]
+    found = decided(hosts, jobs)
+    assert granted(found) == {"small": ["a0"]}  # 8 + 10 + 2 once the soon one has left
+    wait, more = wait_of(found, "first"), wait_of(found, "more")
+    assert (wait.why, wait.start_seconds, wait.after) == (Why.DEVICES, 10.0, "soon")
+    assert (more.why, more.start_seconds, more.after) == (Why.DEVICES, 50.0, "later")
+    all_of_it = decided(hosts, [demand("all", seconds=5.0), demand("small", 1, num_bytes=2)])
+    wait, small = wait_of(all_of_it, "all"), wait_of(all_of_it, "small")
+    assert (wait.start_seconds, wait.after) == (50.0, "later")
+    assert (small.why, small.behind, small.start_seconds) == (Why.RESERVED, "all", 55.0)
+    short = demand("short", 1, num_bytes=2, seconds=9.0)
+    assert granted(decided(hosts, [demand("all", seconds=5.0), short])) == {"short": ["a0"]}
+
+
+def test_one_whose_team_may_hold_no_further_device_shares_those_that_it_has():
+    hosts = [host("a", sharing("a0")), host("b", sharing("b0", Hold("own", num_bytes=4)))]
+    held = {"held_back": "The team holds 1 of 1.", "num_bytes": 10}
+    jobs = [demand("j", own_devices=frozenset({"b0"}), **held), demand("k", 1, **held)]
+    found = decided(hosts, jobs)
+    assert (granted(found), wait_of(found, "k").why) == ({"j": ["b0"]}, Why.HELD_BACK)
+    full = decided(hosts, [demand("j", own_devices=frozenset({"b0"}), **held | {"num_bytes": 17})])
+    assert (full.grants, wait_of(full, "j").why) == ((), Why.HELD_BACK)
+    pair = [host("a", sharing("a0"), sharing("a1"))]
+    whole = demand("j", own_devices=frozenset({"a0"}), devices_per_host=None, **held)
+    assert decided(pair, [whole]).grants == ()  # it wants the other device too
 
 
 # What may be taken
@@ -244,16 +301,18 @@ def hosts(draw, max_hosts: int = 4) -> tuple[Host, ...]:
 
 @st.composite
 def devices(draw, name: str, index: int) -> Device:
-    is_held = draw(st.booleans())
+    left = draw(st.sampled_from([10.0, 100.0, 400.0, FOREVER]))
+    later = draw(st.sampled_from([10.0, 200.0, FOREVER]))
+    whole = Hold(f"holder of {name}", left)
+    parts = (replace(whole, num_bytes=6), Hold(f"other on {name}", later, 5))
     return Device(
         id=name,
         index=index,
         kind="gpu",
         model=draw(st.sampled_from(["L4", "L4", "T4"])),
         memory_bytes=draw(st.sampled_from([16, 24, 24])),
-        is_held=is_held,
-        free_seconds=draw(st.sampled_from([10.0, 100.0, 400.0, FOREVER])) if is_held else 0.0,
-        held_by=f"holder of {name}" if is_held else None,
+        holds=draw(st.sampled_from([(), (), (whole,), (whole,), parts[:1], parts])),
+        shareable_bytes=16,
         is_usable=draw(st.sampled_from([True, True, True, False])),
     )
 
@@ -273,13 +332,20 @@ def demands(draw) -> tuple[Demand, ...]:
             host=draw(st.sampled_from([None, None, None, "h0"])),
             seconds=draw(SECONDS),
             held_back=draw(st.sampled_from(["", "", "", "it rests"])),
+            own_devices=draw(st.sampled_from([frozenset(), frozenset({"h0d0", "h0d1"})])),
+            num_bytes=draw(st.sampled_from([None, None, 2, 5, 10, 99])),
         )
         for number in range(draw(st.integers(0, 9)))
     )
 
 
+def snapshot_of(hosts, demands, **fields) -> Snapshot:
+    wants = [demand.num_bytes for demand in demands if demand.num_bytes is not None]
+    return Snapshot(hosts, demands, least_bytes=min(wants, default=None), **fields)
+
+
 snapshots = st.builds(
-    Snapshot,
+    snapshot_of,
     hosts=hosts(),
     demands=demands(),
     used=st.dictionaries(st.sampled_from("xyz"), st.floats(0, 1e6)),
@@ -296,11 +362,18 @@ def every_job_is_answered_once(snapshot: Snapshot, found: Decision) -> None:
     assert sorted(answered) == sorted(d.job for d in snapshot.demands) == sorted(found.order)
 
 
-def no_device_is_given_twice_or_while_it_is_held(snapshot: Snapshot, found: Decision) -> None:
-    given_out = taken(found)
-    held = {d.id for host in snapshot.hosts for d in host.devices if d.is_held}
-    assert len(given_out) == len(set(given_out))
-    assert not held & set(given_out)
+def no_device_is_given_twice_but_to_those_whose_memory_fits(
+    snapshot: Snapshot, found: Decision
+) -> None:
+    asked = {demand.job: demand.num_bytes for demand in snapshot.demands}
+    devices = [device for host in snapshot.hosts for device in host.devices]
+    parts = {device.id: [hold.num_bytes for hold in device.holds] for device in devices}
+    for grant in found.grants:
+        for device_id in (device_id for _, ids in grant.places for device_id in ids):
+            parts[device_id].append(asked[grant.job])
+    for device_id in taken(found):
+        on_it = parts[device_id]
+        assert len(on_it) == 1 or (None not in on_it and sum(on_it) <= 16), on_it
 
 
 def a_grant_is_all_that_was_asked_for(snapshot: Snapshot, found: Decision) -> None:
@@ -367,7 +440,7 @@ def test_every_decision_keeps_every_law(snapshot, shuffler):
     found = decide(snapshot)
 
     every_job_is_answered_once(snapshot, found)
-    no_device_is_given_twice_or_while_it_is_held(snapshot, found)
+    no_device_is_given_twice_but_to_those_whose_memory_fits(snapshot, found)
     a_grant_is_all_that_was_asked_for(snapshot, found)
     only_hosts_that_take_such_jobs_get_them(snapshot, found)
     priority_and_then_rank_decide_the_order(snapshot, found)
@@ -383,24 +456,24 @@ def advance(hosts: tuple[Host, ...], seconds: float) -> tuple[Host, ...]:
     """Let time pass; whoever reaches the end of its forecast lets go."""
 
     def later(device: Device) -> Device:
-        left = device.free_seconds - seconds
-        if not device.is_held or left <= 0:
-            return replace(device, is_held=False, free_seconds=0.0, held_by=None)
-        return replace(device, free_seconds=left)
+        left = (replace(hold, seconds=hold.seconds - seconds) for hold in device.holds)
+        return replace(device, holds=tuple(hold for hold in left if hold.seconds > 0))
 
     return tuple(replace(h, devices=tuple(map(later, h.devices))) for h in hosts)
 
 
-def hold(hosts: tuple[Host, ...], decision: Decision, lengths: dict[str, float]):
-    holder = {d: g.job for g in decision.grants for _, ids in g.places for d in ids}
+def hold(hosts: tuple[Host, ...], decision: Decision, demands: dict[str, Demand]):
+    holds: dict[str, tuple[Hold, ...]] = {}
+    for grant in decision.grants:
+        demand = demands[grant.job]
+        for device_id in (device_id for _, ids in grant.places for device_id in ids):
+            held = Hold(grant.job, demand.seconds, demand.num_bytes)
+            holds[device_id] = (*holds.get(device_id, ()), held)
     return tuple(
         replace(
             host,
             devices=tuple(
-                replace(d, is_held=True, held_by=holder[d.id], free_seconds=lengths[holder[d.id]])
-                if d.id in holder
-                else d
-                for d in host.devices
+                replace(d, holds=(*d.holds, *holds.get(d.id, ()))) for d in host.devices
             ),
         )
         for host in hosts
@@ -412,25 +485,31 @@ def hold(hosts: tuple[Host, ...], decision: Decision, lengths: dict[str, float])
 def test_a_gang_starts_when_it_was_first_forecast_whatever_comes_after_it(shuffler, wide, deep):
     """Small jobs of any known length arrive at every step; the gang's start never moves back."""
     pool = tuple(
-        Host(f"h{n}", tuple(Device(f"h{n}d{i}", i, "gpu", "L4", 24) for i in range(4)))
+        Host(f"h{n}", tuple(Device(f"h{n}d{i}", i, "gpu", "L4", 24, (), 20) for i in range(4)))
         for n in range(3)
     )
     gang = Demand("gang", "x", 0.0, num_hosts=wide, devices_per_host=deep, seconds=30.0)
-    lengths = {"gang": 30.0}
-    first = [Demand(f"old{i}", "y", -1.0, seconds=shuffler.uniform(5, 60)) for i in range(10)]
-    lengths |= {one.job: one.seconds for one in first}
-    pool = hold(pool, decide(Snapshot(pool, tuple(first))), lengths)
+    if shuffler.random() < 0.5:  # it wants most of a device and shares the rest
+        gang = replace(gang, num_hosts=1, devices_per_host=1, num_bytes=14)
+    wanted = {"gang": gang}
+
+    def small(name: str, queued_at: float, least: float) -> Demand:
+        num_bytes = shuffler.choice([None, 1, 4, 9])
+        seconds = shuffler.uniform(least, 60)
+        wanted[name] = Demand(name, "y", queued_at, seconds=seconds, num_bytes=num_bytes)
+        return wanted[name]
+
+    first = tuple(small(f"old{i}", -1.0, 5) for i in range(shuffler.choice([10, 30])))
+    pool = hold(pool, decide(Snapshot(pool, first)), wanted)
     promised = None
     for step in range(100):
-        small = Demand(f"new{step}", "y", 1.0 + step, seconds=shuffler.uniform(1, 60))
-        lengths[small.job] = small.seconds
-        found = decide(Snapshot(pool, (gang, small)))
+        found = decide(Snapshot(pool, (gang, small(f"new{step}", 1.0 + step, 1))))
         if any(grant.job == "gang" for grant in found.grants):
             break
         start = step + next(w.start_seconds for w in found.waits if w.job == "gang")
         promised = start if promised is None else promised
         assert start <= promised + 1e-6
-        pool = advance(hold(pool, found, lengths), 1.0)
+        pool = advance(hold(pool, found, wanted), 1.0)
     assert promised is None or step <= math.ceil(promised)
 
 
@@ -461,11 +540,17 @@ def long_queue(shuffler: Random, *, num_jobs: int, share_held: float) -> Snapsho
             tuple(
                 Device(
                     f"h{n}d{i}", i, "slot" if n == 4 else "gpu", shuffler.choice(["L4", "H100"]),
-                    shuffler.choice([24, 80]), *held, is_usable=shuffler.random() < 0.95,
+                    shuffler.choice([24, 80]), held, 0 if n == 4 else 20,
+                    is_usable=shuffler.random() < 0.95,
                 )
                 for i in range(4)
                 for held in [
-                    (shuffler.choice([FOREVER, 20.0, 90.0]), True, "r")
+                    (
+                        Hold(
+                            "r", shuffler.choice([FOREVER, 20.0, 90.0]),
+                            shuffler.choice([None, None, 4, 12]),
+                        ),
+                    )
                     if shuffler.random() < share_held
                     else ()
                 ]
@@ -486,10 +571,12 @@ def long_queue(shuffler: Random, *, num_jobs: int, share_held: float) -> Snapsho
             host=shuffler.choice([None, None, None, "h1"]),
             seconds=shuffler.choice([None, 10.0, 50.0, 100.0]),
             held_back=shuffler.choice(["", "", "", "quota"]),
+            own_devices=shuffler.choice([frozenset(), frozenset({"h0d0", "h1d2"})]),
+            num_bytes=shuffler.choice([None, None, 3, 10, 30]),
         )
         for number in range(num_jobs)
     )  # fmt: skip
-    return Snapshot(hosts, demands, used={"x": 50.0}, shares={"x": 2.0})
+    return snapshot_of(hosts, demands, used={"x": 50.0}, shares={"x": 2.0})
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 40), st.sampled_from([0.0, 0.4, 0.8, 1]))

@@ -291,7 +291,7 @@ def test_a_freed_device_reads_the_first_jobs_alone_unless_it_is_kept(
     monkeypatch.setattr(
         allocation,
         "pool_state_of",
-        lambda pool, jobs, rules: (read.append(len(jobs)), pool_state_of(pool, jobs, rules))[1],
+        lambda pool, jobs, *rest: (read.append(len(jobs)), pool_state_of(pool, jobs, *rest))[1],
     )
     assert allocate_pool(node_a.pool) == []
     assert read == []  # no device is free
