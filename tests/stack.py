@@ -20,6 +20,7 @@ import tempfile
 import time
 import urllib.parse
 from collections.abc import Callable
+from functools import cached_property
 from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,11 +29,12 @@ from runners.host.enrolment import enroll
 from runners.shared.config import HostDir
 from tests.plugins.databases import FILES, migrated_folder
 from webapp.boot import broker
+from webapp.boot.front import GATEWAY, WEB, Front
 
 ROOT = Path(__file__).resolve().parents[1]
 PASSWORD = "a-long-test-password"
 HOST_SLUG = "this-machine"
-PARTS = ("redis", "web", "control", "ticker", "host")
+PARTS = ("redis", "web", "gateway", "control", "ticker", "host")
 FINAL = {"succeeded", "failed", "error", "stopped", "expired"}
 GRACE_S = 12.0
 CSRF_FIELD = re.compile(r'name="csrfmiddlewaretoken" value="([^"]+)"')
@@ -107,6 +109,8 @@ def wait_for(
 class Stack:
     """One Slipway on a free port; use it as a context manager."""
 
+    bound = "127.0.0.1"
+
     def __init__(self, folder: Path, *, demo_seconds: float = 20.0, **environment: str) -> None:
         """Name its parts; nothing starts before ``start``."""
         self.folder = folder
@@ -153,7 +157,7 @@ class Stack:
         is_new = not (self.host_dir / "credential.json").exists()
         make_token = MAKE_TOKEN if is_new else ""
         said = self.run("manage.py", "shell", "-c", f"{PREPARE}{MAKE_PEOPLE}{make_token}")
-        for name in ("web", "control", "ticker"):
+        for name in (WEB, GATEWAY, "control", "ticker"):
             self.restart(name)
         if is_new:
             enroll(HostDir(self.host_dir), self.base_url, said.split()[-1])
@@ -191,15 +195,21 @@ class Stack:
             self.run("-m", "runners", "stop-all", "--dir", str(self.host_dir), must_work=False)
         for name in reversed(PARTS):
             self._end(name)
+        if "front" in self.__dict__:
+            self.front.close()
+
+    @cached_property
+    def front(self) -> Front:
+        """The address, at which web process and gateway answer."""
+        return Front(self.bound, self.port)
 
     def command_of(self, name: str) -> list[str]:
         """Return the command line of a part, the same as ``manage.py up`` uses."""
         python = sys.executable
-        uvicorn = [python, "-m", "uvicorn", "webapp.asgi:application", "--no-access-log"]
+        if name in {WEB, GATEWAY}:
+            return self.front.command(name)
         return {
             "redis": self.redis.command or [],
-            "web": [*uvicorn, "--host", "127.0.0.1", "--port", str(self.port),
-                    "--timeout-graceful-shutdown", "5"],
             "control": [python, "manage.py", "control"],
             "ticker": [python, "manage.py", "ticker"],
             "host": [python, "-m", "runners", "work", "--dir", str(self.host_dir)],
@@ -212,6 +222,7 @@ class Stack:
             self.processes[name] = subprocess.Popen(
                 self.command_of(name), cwd=ROOT, env=self.environment,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                pass_fds=self.front.descriptors(name) if name in {WEB, GATEWAY} else (),
             )  # fmt: skip
         if name == "redis" and self.redis.socket:
             broker.wait_until_up(self.redis.socket)

@@ -1,4 +1,7 @@
-"""The ASGI application: routes ``/live/``, heartbeats, tunnels, and the rest to Django."""
+"""The ASGI application: routes ``/live/``, heartbeats, and the rest to Django.
+
+``/v1/`` and tunnels are the gateway's, a process of its own (``webapp.gateway.asgi``).
+"""
 
 import asyncio
 import os
@@ -23,13 +26,14 @@ django_application = get_asgi_application()
 
 from django.contrib.sessions.backends.db import SessionStore  # noqa: E402 (Django must be set up)
 
+from runners.shared.tunnel import CLOSE_NOT_FOUND  # noqa: E402 (as above)
 from webapp.accounts.tokens import PREFIX, token_find  # noqa: E402 (as above)
 from webapp.api import hosts, jobs  # noqa: E402 (as above)
+from webapp.core.answers import with_defaults  # noqa: E402 (as above)
 from webapp.core.connections import raise_file_limit  # noqa: E402 (as above)
 from webapp.core.middleware import PERMISSIONS_POLICY, SerializePerCredential, limited  # noqa: E402 (as above)
 from webapp.core.problems import Receive, Scope, Send  # noqa: E402 (as above)
 from webapp.core.queries import SchemaError, check_schema  # noqa: E402 (as above)
-from webapp.gateway import asgi as gateway  # noqa: E402 (as above)
 from webapp.hosts.services import host_by_credential  # noqa: E402 (as above)
 from webapp.live import stream  # noqa: E402 (as above)
 
@@ -97,28 +101,13 @@ _limited = limited(_application, with_policy, is_known)
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a request; every response has the headers that Django gives to its pages."""
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": CLOSE_NOT_FOUND})
+        return
     if scope["type"] == "http":
         send = with_defaults(send)
-    answer = gateway.serve if gateway.is_for_gateway(scope) else _limited
-    await answer(scope, receive, send)
-
-
-def with_defaults(send: Send) -> Send:
-    """Return a ``send`` that adds nosniff and, behind TLS, HSTS to responses without them."""
-    defaults = [(b"x-content-type-options", b"nosniff")]
-    if settings.SECURE_HSTS_SECONDS:
-        subdomains = "; includeSubDomains" if settings.SECURE_HSTS_INCLUDE_SUBDOMAINS else ""
-        value = f"max-age={settings.SECURE_HSTS_SECONDS}{subdomains}"
-        defaults.append((b"strict-transport-security", value.encode()))
-
-    async def guarded(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            names = {name.lower() for name, _ in message["headers"]}
-            added = [header for header in defaults if header[0] not in names]
-            message["headers"] = [*message["headers"], *added]
-        await send(message)
-
-    return guarded
+    await _limited(scope, receive, send)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:
@@ -126,8 +115,6 @@ async def _lifespan(receive: Receive, send: Send) -> None:
     collecting: asyncio.Task[None] | None = None
     while True:
         kind = (await receive())["type"]
-        if kind == "lifespan.shutdown":
-            await gateway.end()
         if kind == "lifespan.startup":
             if refusal := await sync_to_async(_schema_refusal)():
                 await send({"type": "lifespan.startup.failed", "message": refusal})

@@ -22,6 +22,7 @@ from planner.specs.units import GIB
 from runners.shared.facts import GpuFacts, HostFacts, Microbench
 from runners.shared.messages import Beat, EnrollRequest, GpuLoad
 from webapp.bench import site
+from webapp.boot.front import APPLICATIONS
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue
@@ -34,7 +35,7 @@ MEASURED_SECONDS = 40.0
 SETTLE_SECONDS = 12.0  # the first heartbeat of each host carries its micro-benchmark
 AT_ONCE = 16
 ANSWER_SECONDS = 15.0
-SERVER_PARTS = ("uvicorn", "control", "ticker")
+SERVER_PARTS = (*APPLICATIONS.values(), "control", "ticker")
 
 
 def host_load_metrics(data: Path, hosts: int = HOSTS) -> Iterator[tuple[str, float, str]]:

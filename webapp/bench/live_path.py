@@ -131,7 +131,7 @@ JOBS_PER_VIEWER = 8
 SETTLE_SECONDS = 12.0  # the control process detects new hosts after five seconds
 MEASURED_SECONDS = 30.0
 SHOWN = 2  # events per job and second that reach a page with their send time
-PARTS = ("control", "uvicorn", "redis")
+PARTS = ("control", "webapp.asgi", "redis")
 
 Row = tuple[str, float, str, str]
 

@@ -67,7 +67,7 @@ class Site:
         return broker.choose(self.data, dict(os.environ)).url
 
     def part(self, name: str) -> psutil.Process:
-        """Return the process of a part: "control", "uvicorn", "ticker" or "redis"."""
+        """Return the process of a part: "control", "webapp.asgi", "ticker" or "redis"."""
         for child in psutil.Process(self.process.pid).children(recursive=True):
             if any(name in word for word in child.cmdline()[:4]):
                 return child

@@ -31,7 +31,8 @@ POLL_S = 0.05
 class Child:
     """One supervised process; ``grace_s`` is the time between SIGTERM and SIGKILL.
 
-    Children of a higher ``stage`` are stopped first; ``prepare`` runs before each start.
+    Children of a higher ``stage`` are stopped first; ``prepare`` runs before each start;
+    ``descriptors`` are files that the child has open from its start.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Child:
     grace_s: float = 10.0
     environment: dict[str, str] = field(default_factory=dict)
     prepare: Callable[[], None] = lambda: None
+    descriptors: tuple[int, ...] = ()
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     start_again_at: float | None = None
@@ -130,6 +132,7 @@ class ProcessGroup:
                     stderr=subprocess.STDOUT,
                     env=self.environment | child.environment,
                     start_new_session=True,
+                    pass_fds=child.descriptors,
                 )
         except OSError as error:
             child.process, child.start_again_at = None, time.monotonic() + child.pause_s

@@ -29,6 +29,7 @@ from runners.shared.environment import environment_lines
 from runners.shared.log_text import last_line, lines_of
 from runners.shared.redis_address import bare
 from webapp.boot import broker, console, environment, processes
+from webapp.boot.front import GATEWAY, WEB, Front
 from webapp.core import site_settings, time_zones
 from webapp.core.site_settings import (
     PROXIES_VARIABLE,
@@ -201,7 +202,7 @@ def understood(variables: Mapping[str, str]) -> list[str]:
 
 # The stop of ``up``: stop allocation, end this machine's jobs, report what remains.
 #
-# The order matters. First the web process and the ticker stop, which allocate jobs and let hosts
+# The order matters. First web process, gateway and ticker stop, which allocate jobs and let hosts
 # claim them; the control worker stops dispatching but still stores reports. Then the jobs of this
 # machine are ended, which its agent reports over Redis. Everything else stops last.
 
@@ -241,7 +242,7 @@ class Stopping:
         """End this machine's jobs while their exits can still be stored; return report lines."""
         since = time.time()
         self._group.signal("control", signal.SIGUSR1)
-        self._group.stop("web", "ticker", hurry=self._hurries)
+        self._group.stop(WEB, GATEWAY, "ticker", hurry=self._hurries)
         stop_all = ["-m", "runners", "stop-all", "--with-site", "--dir", str(self._host)]
         ended = self._run(*stop_all)
         if self._hurries():
@@ -289,7 +290,6 @@ class Stopping:
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_WAIT_S = 60.0
-WEBSOCKET_BYTES = 1024**2  # of a message: a frame of a tunnel, whose module needs packages
 ROUND_S = 0.2
 HOST_NAME = "This machine"
 
@@ -331,7 +331,7 @@ class StopRequested(BaseException):
 
 
 class Site:
-    """One running site: broker, web process, workers and first host."""
+    """One running site: broker, web process, gateway, workers and first host."""
 
     def __init__(self, host: str, port: int, data: Path) -> None:
         """Set up the state; ``live`` starts the parts."""
@@ -348,6 +348,7 @@ class Site:
             if name in self.environment:
                 self.environment[name] = self.environment[name].strip()
         self.group = processes.ProcessGroup(data, self.environment)
+        self.front: Front | None = None  # from the start on
         self.account = ""  # the new admin's user and password, until printed
         self.num_signals = 0
         self.holds_signals = False
@@ -377,7 +378,8 @@ class Site:
             console.line(f"  ✓ Ended {num_ended} processes that an interrupted start had left")
         self._start_broker()
         python = sys.executable
-        web = processes.Child("web", self._web_command())
+        self.front = front = self._listen()
+        web = self._child_at(front, WEB)
         state, stamp = state_to_prepare(self.environment), self.data / "prepared"
         if stamp.exists() and stamp.read_text("utf-8") == state:
             self._start(web)  # nothing is to be prepared, so both may load in parallel
@@ -388,6 +390,7 @@ class Site:
             self._start(web)
         with console.step("Starting the web process"):
             self._wait_for_web(web)
+        self._start(self._child_at(front, GATEWAY))
         self._start(processes.Child("control", [python, "manage.py", "control"]))
         self._start(processes.Child("ticker", [python, "manage.py", "ticker"]))
         self._start_host()
@@ -411,6 +414,8 @@ class Site:
         self.holds_signals = True
         for line in self._account_lines():  # the start failed after its creation
             console.line(f"  {line}")
+        if self.front is not None:
+            self.front.close()
         if not self.group.children:
             return
         console.line("\n  Stopping (Ctrl-C again to hurry)")
@@ -438,16 +443,26 @@ class Site:
                     raise console.Problem("Redis did not start.", self.group.tail(child))
         console.line(f"    {chosen.words}")
 
-    def _web_command(self) -> list[str]:
-        command = [sys.executable, "-m", "uvicorn", "webapp.asgi:application", "--no-access-log"]
-        command += ["--host", self.bound, "--port", str(self.port)]
-        command += ["--http", "webapp.core.connections:HeaderDeadlineProtocol"]
-        command += ["--ws-max-size", str(WEBSOCKET_BYTES), "--ws-per-message-deflate", "false"]
-        if is_behind_proxy(os.environ):
-            command += ["--forwarded-allow-ips", ",".join(trusted_proxies(os.environ))]
-        else:
-            command += ["--no-proxy-headers"]
-        return [*command, "--timeout-graceful-shutdown", "5"]
+    def _child_at(self, front: Front, name: str) -> processes.Child:
+        """Return the web process or the gateway, which answer at the site's address."""
+        proxies = trusted_proxies(os.environ) if is_behind_proxy(os.environ) else ()
+        own = {"OPENBLAS_NUM_THREADS": "1"} if name == GATEWAY else {}  # it forks
+        return processes.Child(
+            name,
+            front.command(name, proxies),
+            environment=own,
+            descriptors=front.descriptors(name),
+        )
+
+    def _listen(self) -> Front:
+        """Return the site's address; raise a problem if something else took it meanwhile."""
+        try:
+            return Front(self.bound, self.port)
+        except OSError as error:
+            raise console.Problem(
+                f"Port {self.port} on {self.host} cannot be used: {error.strerror or error}.",
+                "Stop the program that uses the port, or choose another one with --port.",
+            ) from error
 
     def _wait_for_web(self, web: processes.Child) -> None:
         """Wait until the site answers; raise a problem with the end of its log if it fails."""

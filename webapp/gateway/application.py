@@ -31,7 +31,6 @@ from webapp.gateway.routes import Key, Route, Routes, Target
 from webapp.gateway.tunnels import TunnelError, TunnelResponse, Tunnels
 from webapp.gateway.usage import HEADER, UsageComments, used_of
 
-PREFIX = "/v1"
 MODELS = "/v1/models"
 HEALTH = "/v1/health"
 ANSWERED = (

@@ -20,7 +20,7 @@ from tests.webapp.boot.conftest import eventually, free_port
 from webapp.boot import up
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
-PARTS = ["uvicorn", "redis.sock", "manage.py control", "runners work"]
+PARTS = ["webapp.asgi", "webapp.gateway.asgi", "redis.sock", "manage.py control", "runners work"]
 
 
 @pytest.fixture(scope="module")

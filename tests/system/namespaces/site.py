@@ -50,6 +50,8 @@ def training(**changes: Any) -> TrainSpec:
 class Site(Stack):
     """Everything but the hosts' agents lives where the test itself lives: on the server."""
 
+    bound = "0.0.0.0"  # the hosts reach it too
+
     def __init__(self, folder: Path, lab: Lab) -> None:
         """Name its parts; nothing starts before ``start``."""
         super().__init__(
@@ -80,11 +82,6 @@ class Site(Stack):
         self.desk.all_measured()
         for name in self.lab.hosts:
             self._work(name)
-
-    def command_of(self, name: str) -> list[str]:
-        """Return the command line of a part; the web process listens to the hosts too."""
-        command = super().command_of(name)
-        return ["0.0.0.0" if part == "127.0.0.1" and name == "web" else part for part in command]
 
     def _enrol(self, name: str) -> None:
         token = self.desk.token(name=name)

@@ -3,7 +3,6 @@
 import ast
 import http.server
 import io
-import itertools
 import json
 import os
 import runpy
@@ -21,9 +20,9 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from runners.shared import addresses
-from runners.shared.tunnel import MAX_FRAME_BYTES
 from webapp.boot import cli, environment, up, vendor
 from webapp.boot.console import Problem
+from webapp.boot.front import WEB, Front
 
 
 @pytest.fixture
@@ -257,18 +256,22 @@ def test_the_header_of_a_proxy_is_believed_only_where_there_is_one(monkeypatch, 
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        command = up.Site("127.0.0.1", 9, tmp_path)._web_command()
-        assert ("--no-proxy-headers" not in command) == is_believed, variables
+        front = Front("127.0.0.1", 0)
+        command = up.Site("127.0.0.1", 9, tmp_path)._child_at(front, WEB).command
+        front.close()
         given = variables.get("FORWARDED_ALLOW_IPS")
         trusted = ",".join(filter(None, ["127.0.0.1", "::1", given]))
-        assert (trusted in command) == is_believed, variables
+        assert (command[-2:] == ["--proxies", trusted]) == is_believed, variables
+        assert ("--proxies" in command) == is_believed, variables
 
 
-def test_a_websockets_message_is_at_most_a_frame_of_a_tunnel(tmp_path):
-    assert up.WEBSOCKET_BYTES == MAX_FRAME_BYTES
-    given = dict(itertools.pairwise(up.Site("127.0.0.1", 9, tmp_path)._web_command()))
-    assert given["--ws-max-size"] == str(MAX_FRAME_BYTES)
-    assert given["--ws-per-message-deflate"] == "false"
+def test_the_address_is_said_to_be_taken_by_another_program(tmp_path):
+    taken = Front("127.0.0.1", 0)
+    port = taken._sockets[0].getsockname()[1]
+    with pytest.raises(Problem, match=f"Port {port} on 127.0.0.1 cannot be used"):
+        up.Site("127.0.0.1", port, tmp_path)._listen()
+    taken.close()
+    up.Site("127.0.0.1", port, tmp_path)._listen().close()
 
 
 def run(*arguments: str, flags: tuple[str, ...] = ()) -> subprocess.CompletedProcess:

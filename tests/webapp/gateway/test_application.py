@@ -6,18 +6,20 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 
 from tests.webapp.gateway.pair import Socket, until
-from webapp import asgi
+from webapp import asgi as web
 from webapp.core.pace import STRANGER
-from webapp.gateway import tunnels
+from webapp.gateway import asgi, tunnels
 from webapp.hosts.services import credential_revoke
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
 
-def opened(socket: Socket, credential: str = "", path: str = tunnels.PATH) -> asyncio.Task[None]:
+def opened(
+    socket: Socket, credential: str = "", path: str = tunnels.PATH, application=asgi.application
+) -> asyncio.Task[None]:
     headers = [(b"authorization", f"Bearer {credential}".encode())] if credential else []
     scope = {"type": "websocket", "path": path, "headers": headers, "client": ("192.0.2.1", 1)}
-    return asyncio.create_task(asgi.application(scope, socket.incoming.get, socket.send))
+    return asyncio.create_task(application(scope, socket.incoming.get, socket.send))
 
 
 def test_a_host_opens_a_tunnel_with_its_credential_until_it_is_revoked(enrolled, monkeypatch):
@@ -51,6 +53,9 @@ def test_other_websockets_are_closed_and_strangers_are_limited(enrolled, monkeyp
             socket = Socket()
             await opened(socket, credential, path)
             assert socket.sent[-1]["code"] == code, (credential, path)
+        socket = Socket()
+        await opened(socket, enrolled[1], application=web.application)  # not the web process's
+        assert socket.sent == [{"type": "websocket.close", "code": 4404}]
         monkeypatch.setattr(tunnels.calls, "keep", tunnels.calls.__class__().keep)
         reasons = set()
         for _ in range(STRANGER.burst + 10):
