@@ -8,6 +8,8 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterable
 from typing import NamedTuple
 
+HEARTBEAT_SECONDS = 10.0  # proxies cut silent connections after 30 to 60 s
+HEARTBEAT = b": waiting\n\n"  # a comment, which every client skips
 USAGE_HEADER = "x-slipway-usage"
 USAGE_COMMENT = b": usage "
 

@@ -12,11 +12,15 @@ from webapp.core.numbers import DecimalField, WholeField
 from webapp.core.problems import InvalidProblem
 from webapp.deployments.keys import DEFAULT_HOLD_SECONDS, MOST_DAYS, MOST_HOLD_SECONDS, KeyOptions
 from webapp.deployments.models import MODEL_NAME_LENGTH, Deployment
-from webapp.deployments.services import LEAST_IDLE_SECONDS, MOST_IDLE_SECONDS, NAME
+from webapp.deployments.services import (
+    DEFAULT_IDLE_SECONDS,
+    LEAST_IDLE_SECONDS,
+    MOST_IDLE_SECONDS,
+    NAME,
+)
 from webapp.plans.models import Plan
 
 RUN = "deployment"  # what the button of the review page is called
-DEFAULT_IDLE_MINUTES = 15
 
 
 def idle_field() -> DecimalField:
@@ -26,7 +30,7 @@ def idle_field() -> DecimalField:
         help_text="Empty: never. The next request wakes it, and waits.",
         min_value=LEAST_IDLE_SECONDS / MINUTE,
         max_value=MOST_IDLE_SECONDS / MINUTE,
-        initial=DEFAULT_IDLE_MINUTES,
+        initial=int(DEFAULT_IDLE_SECONDS / MINUTE),
         required=False,
     )
 

@@ -44,7 +44,8 @@ ROLE = Role.PRACTITIONER
 NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{MODEL_NAME_LENGTH - 1}}}")
 ALIAS = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:/-]{{0,{MODEL_NAME_LENGTH - 1}}}")
 MOST_ALIASES = 20
-LEAST_IDLE_SECONDS, MOST_IDLE_SECONDS = 6.0, 7 * 86_400.0
+LEAST_IDLE_SECONDS, MOST_IDLE_SECONDS = 6, 7 * 86_400.0
+DEFAULT_IDLE_SECONDS = 900.0
 FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 5.0, 300.0  # after a failure, before the next try
 # Until most gateways have read that a replica gets no more requests: one that still arrives is
 # answered 503 by the endpoint that ends, and the gateway holds it.
@@ -335,8 +336,19 @@ def _next_number(deployment: Deployment) -> int:
 
 
 def _rests(deployment: Deployment, instant: datetime) -> bool:
+    wait_until = next_try_at(deployment, instant)
+    return wait_until is not None and instant < wait_until
+
+
+def next_try_at(deployment: Deployment, instant: datetime) -> datetime | None:
+    """Return when a request wakes a failing deployment again; None: at once.
+
+    A failure in the future is of before the clock was set back, and is not waited for.
+    """
     failed_at = deployment.failed_at
-    return failed_at is not None and instant < failed_at + rest_after(deployment.failures)
+    if failed_at is None or failed_at > instant:
+        return None
+    return failed_at + rest_after(deployment.failures)
 
 
 def rest_after(failures: int) -> timedelta:

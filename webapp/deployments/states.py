@@ -8,7 +8,7 @@ from django.db import models
 
 from webapp.core.clock import now
 from webapp.deployments.models import Deployment, Replica
-from webapp.deployments.services import rest_after
+from webapp.deployments.services import next_try_at
 from webapp.deployments.turns import TURN, has_requests, is_going, turn_of
 from webapp.jobs.models import AttemptEvent, JobState
 
@@ -70,8 +70,7 @@ class DeploymentView:
     @property
     def next_try_at(self) -> datetime | None:
         """Return when a request wakes a failing deployment again; None: at once."""
-        row = self.deployment
-        return row.failed_at + rest_after(row.failures) if row.failed_at else None
+        return next_try_at(self.deployment, now())
 
     @property
     def seconds_to_go(self) -> float | None:

@@ -20,6 +20,7 @@ import structlog
 from runners.jobspec.base import parse_json
 from runners.jobspec.serve import key_hash
 from runners.shared import tunnel as protocol
+from runners.shared.event_streams import HEARTBEAT_SECONDS
 from webapp.core.clock import now
 from webapp.core.problems import Receive, Scope, Send
 from webapp.deployments.states import DeploymentState
@@ -37,7 +38,6 @@ ANSWERED = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
     "/v1/messages/count_tokens",
 )
-HEARTBEAT_SECONDS = 10.0  # proxies cut silent connections after 30 to 60 s
 WAKE_SECONDS = 2.0  # between two wakes that one request asks for
 USUAL_LOAD_SECONDS = 30.0  # of a model that was never loaded, for Retry-After
 LOOK_SECONDS = 1.0  # at the snapshot, while a request waits

@@ -1,9 +1,15 @@
-"""One HTTP request and its answer, as the ASGI server gives them."""
+"""One HTTP request and its answer, as the ASGI server gives them.
+
+Without Starlette's classes, which the site does not install: its requests have no limit of time
+or of memory that all bodies take, and its streaming answers draw parts from an iterator, while
+here heartbeats, parts and a refusal come from different tasks of one request.
+"""
 
 import asyncio
 import json
 from collections.abc import Mapping
 
+from runners.shared.event_streams import HEARTBEAT
 from webapp.core.ids import new_ulid
 from webapp.core.problems import Receive, Scope, Send
 from webapp.gateway.refusals import Refusal
@@ -17,7 +23,6 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-HEARTBEAT = b": waiting\n\n"  # a comment, which every client skips
 
 
 class ClientGoneError(Exception):

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any
 
 MESSAGES = "/v1/messages"  # Anthropic's API, with its token count below
@@ -28,11 +27,6 @@ class Refusal(Exception):  # noqa: N818 -- an answer, not a fault
         self.status = status
         self.code = code
         self.headers = dict(headers or {})
-
-    @property
-    def is_fault(self) -> bool:
-        """Return whether the service, not the client, is the reason."""
-        return self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
     def document(self, path: str) -> dict[str, Any]:
         """Return the body in the form of the API at a path."""

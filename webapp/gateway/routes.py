@@ -178,8 +178,10 @@ def _target(replica: Replica) -> Target:
 class Routes:
     """The current snapshot, and the thread that renews it.
 
-    It also stores which deployments have requests at their replicas, so that one without any can
-    give way to another. Another thread carries out the wakes that requests ask for.
+    Another thread stores which deployments have requests at their replicas, so that one without
+    any can give way to another: not the first one, for which a slow database may take many
+    seconds, in which a busy deployment would look idle. Others carry out the wakes that requests
+    ask for.
     """
 
     def __init__(self, load: Callable[[Mapping[str, int]], Snapshot] = load_snapshot) -> None:
@@ -192,16 +194,22 @@ class Routes:
         self._wakers = ThreadPoolExecutor(4, "wakes")  # a plan or the Hub may be slow
         self._open: Counter[str] = Counter()  # requests, by replica
         self._ended: set[str] = set()  # replicas of which one ended since the last report
-        self._reported_at = 0.0
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed, self._keys_changed = asyncio.Event(), asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="routes", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._repeat, args=arguments, name=name, daemon=True)
+            for name, *arguments in (
+                ("routes", self.refresh, self._soon, "routes are not renewed"),
+                ("use", self.report, self._stop, "use is not stored"),
+            )
+        ]
 
     def start(self) -> None:
         """Read from now on; snapshots are announced in the running event loop."""
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        for each in self._threads:
+            each.start()
 
     def stop(self) -> None:
         """End the threads."""
@@ -262,9 +270,7 @@ class Routes:
                 self._ended.add(replica_id)
 
     def report(self) -> None:
-        """Store when replicas were used, at most once in ``REFRESH_SECONDS``."""
-        if time.monotonic() - self._reported_at < REFRESH_SECONDS:
-            return
+        """Store when replicas were used."""
         with self._lock:
             used = self._ended | set(self._open)
         if used:
@@ -272,11 +278,10 @@ class Routes:
             Deployment.objects.filter(replicas__in=used).update(last_used_at=now())
         with self._lock:
             self._ended -= used
-        self._reported_at = time.monotonic()
 
     def refresh(self) -> None:
-        """Report what is used, and read the database once."""
-        self.report()
+        """Read the database once."""
+        self._soon.clear()  # a wake from now on is seen by the next look
         self._publish(self._load(used_today()))
 
     def _publish(self, snapshot: Snapshot) -> None:
@@ -292,18 +297,18 @@ class Routes:
             keys_changed, self._keys_changed = self._keys_changed, asyncio.Event()
             keys_changed.set()
 
-    def _run(self) -> None:
+    def _repeat(self, step: Callable[[], None], pause: threading.Event, failed: str) -> None:
+        """Take a step each ``REFRESH_SECONDS``, or when the pause is cut short."""
         fault = ""
         while not self._stop.is_set():
             try:
-                self.refresh()
+                step()
                 fault = ""
             except (DatabaseError, OSError) as error:
                 if str(error) != fault:
-                    log.warning("routes are not renewed", cause=str(error))
+                    log.warning(failed, cause=str(error))
                 fault = str(error)
             except Exception:
-                log.exception("routes are not renewed")
+                log.exception(failed)
             close_old_connections()
-            self._soon.wait(REFRESH_SECONDS)
-            self._soon.clear()
+            pause.wait(REFRESH_SECONDS)

@@ -44,14 +44,12 @@ class TunnelError(Exception):
     """A request failed in the tunnel or at its endpoint.
 
     ``code`` is ``lost`` (the connection to the host broke) or that of the host's RESET:
-    ``no_endpoint``, ``refused``, ``failed``, ``forbidden``, ``busy``. ``before_head``: no part of
-    a response was received, so that the request may be sent again, to another host too.
+    ``no_endpoint``, ``refused``, ``failed``, ``forbidden``, ``busy``.
     """
 
-    def __init__(self, code: str, message: str, *, before_head: bool) -> None:
+    def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
-        self.before_head = before_head
 
 
 class TunnelResponse:
@@ -145,7 +143,7 @@ class TunnelResponse:
 
     def _fail(self, code: str, words: str) -> None:
         """Let whoever waits for the head, or for the rest of the body, have an error."""
-        error = TunnelError(code, words, before_head=not self._head.done())
+        error = TunnelError(code, words)
         if not self._head.done():
             self._head.set_exception(error)
         self._inbox.fail(error)
@@ -181,7 +179,7 @@ class Tunnel:
         """
         if len(self._streams) >= MAX_STREAMS or self._last_id >= protocol.LAST_STREAM_ID:
             words = f"The host has {MAX_STREAMS} requests open, which is the limit."
-            raise TunnelError(protocol.BUSY, words, before_head=True)
+            raise TunnelError(protocol.BUSY, words)
         head = _request_head(attempt_id, method, path, _sized(headers, body))
         async with self._opening:  # a host that is slow to read still sees ids in their order
             stream_id = self._last_id + 1
@@ -226,7 +224,7 @@ class Tunnel:
             self.start(self.close(protocol.CLOSE_PROTOCOL_ERROR, "the host does not read"))
         except (OSError, RuntimeError):  # ASGI servers: gone, or closed by us
             self.lose()
-        raise TunnelError(LOST, BROKE, before_head=True)
+        raise TunnelError(LOST, BROKE)
 
     async def close(self, code: int, reason: str) -> None:
         """Close the connection."""
@@ -269,12 +267,12 @@ def _request_head(attempt_id: str, method: str, path: str, headers: Headers) -> 
     """
     if not protocol.is_passed_on(path):
         words = f"{path[:200]} is none of /v1/..., /health and /metrics."
-        raise TunnelError(protocol.FORBIDDEN, words, before_head=True)
+        raise TunnelError(protocol.FORBIDDEN, words)
     try:
         fields = protocol.text_headers(headers)
         return RequestHead(attempt_id=attempt_id, method=method, path=path, headers=fields)
     except ValueError as error:
-        raise TunnelError(protocol.FORBIDDEN, f"{error}", before_head=True) from None
+        raise TunnelError(protocol.FORBIDDEN, f"{error}") from None
 
 
 def _open_frame(stream_id: int, head: RequestHead) -> bytes:
@@ -286,7 +284,7 @@ def _open_frame(stream_id: int, head: RequestHead) -> bytes:
     try:
         return protocol.head_frame(FrameType.OPEN, stream_id, head)
     except FrameError as error:
-        raise TunnelError(protocol.FORBIDDEN, f"{error}", before_head=True) from None
+        raise TunnelError(protocol.FORBIDDEN, f"{error}") from None
 
 
 def _sized(headers: Headers, body: bytes) -> Headers:

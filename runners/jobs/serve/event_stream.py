@@ -10,10 +10,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from runners.shared.event_streams import HEARTBEAT, HEARTBEAT_SECONDS
+
 Result = TypeVar("Result")
 
-HEARTBEAT_SECONDS = 10.0  # proxies cut silent connections after 30 to 60 s
-HEARTBEAT = b": waiting\n\n"  # a comment, which every client skips
 STREAM_HEADERS = {
     "Content-Type": "text/event-stream",
     "Cache-Control": "no-cache",

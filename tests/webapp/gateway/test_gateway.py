@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -17,7 +18,8 @@ from webapp.core.ids import new_ulid
 from webapp.deployments.keys import KeyOptions, key_make
 from webapp.deployments.models import Deployment, Replica, ServingKey, Usage, UsageJournal
 from webapp.deployments.states import DeploymentState
-from webapp.gateway import application, routes
+from webapp.gateway import application, limits, routes
+from webapp.gateway import journal as journal_module
 from webapp.gateway.application import Gateway
 from webapp.gateway.journal import Answer, Journal, count_file, count_left, read_answer
 from webapp.gateway.routes import Key, Route, Routes, Snapshot, Target, load_snapshot
@@ -238,7 +240,7 @@ async def test_a_replica_that_does_not_answer_is_left_for_another_or_for_itself_
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(application, "LOOK_SECONDS", 0.01)
-    lost = TunnelError("lost", "The connection broke.", before_head=True)
+    lost = TunnelError("lost", "The connection broke.")
     ending = Response(b"{}", status=503)
     client = Client(tmp_path, Host(lost, ending, Response(b"yes")), ROUTE)
     assert (await client.send()).body == b"yes"
@@ -292,7 +294,7 @@ async def test_a_deployment_is_in_use_while_a_request_is_at_a_replica_not_while_
 
 
 @pytest.mark.django_db(databases="__all__")
-def test_use_is_stored_once_a_second_as_long_as_it_lasts(team, alice, host, monkeypatch):
+def test_use_is_stored_as_long_as_it_lasts(team, alice, host):
     plan = Plan.objects.create(team=team, owner=alice)
     used, unused = (
         Replica.objects.create(
@@ -316,12 +318,27 @@ def test_use_is_stored_once_a_second_as_long_as_it_lasts(team, alice, host, monk
     assert not reported()
     assert not reported()
     with found.use(used.pk):
-        assert not reported()  # within the second
-        monkeypatch.setattr(routes, "REFRESH_SECONDS", 0.0)
         assert reported()
         assert reported()
     assert reported()  # one ended since
     assert not reported()
+
+
+@pytest.mark.asyncio
+async def test_use_is_stored_while_the_routes_wait_for_a_slow_database(monkeypatch):
+    is_read, stored = threading.Event(), threading.Semaphore(0)
+    monkeypatch.setattr(routes, "used_today", lambda: is_read.wait(60) and {})
+    monkeypatch.setattr(routes, "REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(Routes, "report", lambda _: stored.release())
+    found = Routes(load=lambda _: Snapshot())
+    found.start()
+    try:
+        for _ in range(3):
+            assert await asyncio.to_thread(stored.acquire, timeout=60)
+        assert not found.is_known
+    finally:
+        found.stop()
+        is_read.set()
 
 
 @pytest.mark.asyncio
@@ -449,3 +466,39 @@ def test_a_full_journal_is_changed_and_takes_what_is_open_along(
     journal.count()
     row = Usage.objects.get()
     assert (row.requests, row.cut, row.completion_tokens) == (2, 0, 7)
+
+
+@pytest.mark.asyncio
+async def test_limits_holds_and_the_journal_go_on_when_the_clock_is_set(tmp_path, monkeypatch):
+    key = replace(KEY, requests_per_minute=3)
+    for hours in (1, -1):
+        stream = Response(b"data: a\n\n: usage 4 0 1\n\n", content_type="text/event-stream")
+        client = Client(tmp_path, Host(stream), ASLEEP, key=key)
+        held = [asyncio.ensure_future(client.send()) for _ in range(2)]
+        await asyncio.sleep(0)
+        with monkeypatch.context() as patch:
+            for module in (application, journal_module, limits, routes):
+                patch.setattr(module, "now", lambda hours=hours: now() + timedelta(hours=hours))
+            await asyncio.sleep(0.05)
+            assert not any(each.done() for each in held), hours
+            client.routes.set(ROUTE, key=key)
+            await asyncio.gather(*held)
+            assert client.status == 200, hours
+            await client.send()
+            assert client.headers["x-ratelimit-remaining-requests"] == "0", hours
+            assert (await client.send()).status == 429, hours  # no minute has passed
+        assert (await client.send()).status == 429, hours
+        assert [each.used for each in client.counted] == [TokensUsed(4, 0, 1)] * 3, hours
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_a_failure_after_which_the_clock_was_set_back_is_not_waited_for(team, alice):
+    plan = Plan.objects.create(team=team, owner=alice)
+    row = Deployment.objects.create(
+        team=team, owner=alice, name="small", plan=plan, problem="no GPU", failures=3
+    )
+    for failed_at, rest in ((now(), timedelta(seconds=20)), (now() + timedelta(hours=1), None)):
+        row.failed_at = failed_at
+        row.save()
+        route = load_snapshot({}).routes[team.pk, "small"]
+        assert route.next_try_at == (rest and failed_at + rest)
