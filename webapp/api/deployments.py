@@ -1,5 +1,6 @@
 """Operations on deployments, on the keys of their clients, and on usage."""
 
+from datetime import date
 from typing import Annotated, Any
 
 from django.db import transaction
@@ -24,12 +25,22 @@ from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import check_role, current_membership, signed_in
 from webapp.api.auth import LAUNCH, READ
 from webapp.api.plans import plan_of_document, plan_to_change
-from webapp.api.requests import Paging, Sent, ShortPaging, job_key, page_keys, page_of
+from webapp.api.requests import (
+    Paging,
+    Sent,
+    ShortPaging,
+    cursor_of,
+    cursor_text,
+    foreign_cursor,
+    job_key,
+    list_mark,
+    page_keys,
+)
 from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem
 from webapp.core.queries import in_order
 from webapp.deployments.addresses import gateway_url
 from webapp.deployments.keys import KeyOptions, key_make, key_revoke
-from webapp.deployments.models import Deployment, ServingKey, Usage
+from webapp.deployments.models import MODEL_NAME_LENGTH, Deployment, ServingKey, Usage
 from webapp.deployments.permissions import (
     deployment_for,
     key_for,
@@ -38,6 +49,9 @@ from webapp.deployments.permissions import (
     visible_deployment,
 )
 from webapp.deployments.services import (
+    DEFAULT_IDLE_SECONDS,
+    LEAST_IDLE_SECONDS,
+    MOST_ALIASES,
     MOST_IDLE_SECONDS,
     deployment_change,
     deployment_create,
@@ -46,7 +60,7 @@ from webapp.deployments.services import (
     deployment_wake,
 )
 from webapp.deployments.states import DeploymentView, view_of, views_of
-from webapp.deployments.usage import DAYS, MOST_DAYS, usage_of
+from webapp.deployments.usage import DAYS, MOST_DAYS, usage_after, usage_of
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_answer
 from webapp.wizard.documents import SentLaunch, SentPlan, check_launch
@@ -55,22 +69,24 @@ router = Router(tags=["deployments"], auth=READ)
 Idle = Annotated[
     float | None,
     Field(
-        ge=6,
+        ge=LEAST_IDLE_SECONDS,
         le=MOST_IDLE_SECONDS,
         description="Without a request, until it sleeps; null: never",
     ),
 ]
 Aliases = Annotated[
-    list[Annotated[str, Field(max_length=120)]],
-    Field(max_length=20, description="Further names that it answers to, such as gpt-4o"),
+    list[Annotated[str, Field(max_length=MODEL_NAME_LENGTH)]],
+    Field(max_length=MOST_ALIASES, description="Further names that it answers to, such as gpt-4o"),
 ]
-DEFAULT_IDLE_SECONDS = 900.0
+MOST_DIGITS = 18  # of a row's number
 
 
 class NewDeployment(Sent):
     """A name, and what it is to run: a plan, or a document that is planned now."""
 
-    name: Annotated[str, Field(max_length=120, description="That clients give as their model")]
+    name: Annotated[
+        str, Field(max_length=MODEL_NAME_LENGTH, description="That clients give as their model")
+    ]
     plan: Annotated[str | None, Field(description="Id of a plan to serve")] = None
     document: Annotated[
         SentPlan | None, Field(description="A plan's document, instead of a plan")
@@ -356,13 +372,17 @@ class UsageQuery(ShortPaging):
 def usage_list(request: HttpRequest, query: Query[UsageQuery]) -> UsagePage:
     """Return what the caller's keys used, by day, key and deployment; an operator gets all."""
     membership = current_membership(request)
-    rows = list(usage_of(membership, query.days))
-    shown, more = page_of(f"usage{query.days}", rows, _place, query)
+    rows, mark = usage_of(membership, query.days), list_mark("usage", query)
+    if query.cursor:
+        day, key = cursor_of(query.cursor, mark, date.fromisoformat)
+        if not (key.isascii() and key.isdigit() and len(key) <= MOST_DIGITS):
+            raise foreign_cursor(query.cursor)
+        rows = usage_after(rows, day, int(key))
+    found = list(rows[: query.limit + 1])
+    shown, more = found[: query.limit], None
+    if len(found) > query.limit:
+        more = cursor_text(shown[-1].day.isoformat(), str(shown[-1].pk), mark)
     return UsagePage(items=[_usage(row) for row in shown], next_cursor=more)
-
-
-def _place(row: Usage) -> str:
-    return f"{row.day} {row.key_id} {row.deployment_id}"
 
 
 def _usage(row: Usage) -> UsageReply:

@@ -367,7 +367,7 @@ def cursor_of(text: str, mark: str, read: Callable[[str], Position]) -> tuple[Po
             return read(position), key
     except (ValueError, TypeError, OverflowError):
         pass
-    raise _foreign_cursor(text)
+    raise foreign_cursor(text)
 
 
 def _instant(text: str) -> datetime:
@@ -375,7 +375,8 @@ def _instant(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
-def _foreign_cursor(text: str) -> InvalidProblem:
+def foreign_cursor(text: str) -> InvalidProblem:
+    """Return the problem of a cursor that a list has not given."""
     return InvalidProblem(
         "cursor",
         f"The cursor {text[:40]!r} was not returned by this list with these filters. Leave "
@@ -400,7 +401,7 @@ def page_keys(
         try:
             rows.model._meta.pk.to_python(key)
         except ValidationError as error:  # written by hand: the keys are numbers
-            raise _foreign_cursor(paging.cursor) from error
+            raise foreign_cursor(paging.cursor) from error
         beyond = "gt" if is_rising else "lt"
         rows = rows.filter(Q(**{f"{by}__{beyond}": at}) | Q(**{by: at, f"pk__{beyond}": key}))
     if is_rising:

@@ -175,7 +175,10 @@ class Usage(models.Model):
                 fields=["key", "deployment", "day"], name="one_usage_per_key_and_day"
             )
         ]
-        indexes = [models.Index(fields=["deployment", "day"], name="usage_of_deployment")]
+        indexes = [
+            models.Index(fields=["deployment", "day"], name="usage_of_deployment"),
+            models.Index(fields=["-day", "id"], name="usage_newest_first"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.key_id} on {self.day}"

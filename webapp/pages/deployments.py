@@ -1,11 +1,13 @@
 """The pages of deployments: the list, one deployment, clients' keys, usage."""
 
 import csv
+import io
+from collections.abc import Iterator
 from typing import Any
 
 from django.contrib import messages
-from django.db.models import Sum
-from django.http import HttpRequest, HttpResponse
+from django.db.models import QuerySet, Sum
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
@@ -26,6 +28,7 @@ from webapp.core.middleware import uncompressed
 from webapp.core.parameters import page_number, reads_query
 from webapp.core.problems import Problem
 from webapp.core.queries import NewestFirst, page_by_key
+from webapp.core.streaming import in_threads
 from webapp.deployments.addresses import gateway_url
 from webapp.deployments.forms import ChangeForm, DeployForm, KeyForm
 from webapp.deployments.keys import key_make, key_revoke
@@ -46,7 +49,7 @@ from webapp.deployments.services import (
     deployment_wake,
 )
 from webapp.deployments.states import READ_WITH_REPLICAS, DeploymentState, view_of, views_of
-from webapp.deployments.usage import DAYS, MOST_DAYS, usage_of
+from webapp.deployments.usage import DAYS, MOST_DAYS, usage_chunks, usage_of
 from webapp.live.stream import live_context, page_or_regions
 from webapp.plans.models import Plan
 
@@ -280,14 +283,27 @@ def _grouped(rows: Any, name: str) -> list[dict[str, Any]]:  # noqa: ANN401 -- a
 
 
 @require_GET
-def usage_file(request: HttpRequest) -> HttpResponse:
-    """Send the usage of the last year as CSV: a line per day (UTC), key and deployment."""
-    response = HttpResponse(content_type="text/csv; charset=utf-8")
+def usage_file(request: HttpRequest) -> StreamingHttpResponse:
+    """Stream the usage of the last year as CSV: a line per day (UTC), key and deployment."""
+    rows = usage_of(current_membership(request), MOST_DAYS)
+    response = StreamingHttpResponse(
+        in_threads(_lines(rows), is_one_thread=True), content_type="text/csv; charset=utf-8"
+    )
     response["Content-Disposition"] = 'attachment; filename="usage.csv"'
-    writer = csv.writer(response)
-    writer.writerow(("day", "key", "owner", "deployment", *SUMS))
-    for row in usage_of(current_membership(request), MOST_DAYS).iterator():
-        owner = row.key.owner.get_username() if row.key.owner else ""
-        names = (cell(row.key.name), cell(owner), cell(row.deployment.name))
-        writer.writerow((row.day, *names, *(getattr(row, name) for name in SUMS)))
     return response
+
+
+def _lines(rows: QuerySet[Usage]) -> Iterator[bytes]:
+    """Yield the file in parts, as the rows are read."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(("day", "key", "owner", "deployment", *SUMS))
+    yield text.getvalue().encode()
+    for chunk in usage_chunks(rows):
+        text.seek(0)
+        text.truncate()
+        for row in chunk:
+            owner = row.key.owner.get_username() if row.key.owner else ""
+            names = (cell(row.key.name), cell(owner), cell(row.deployment.name))
+            writer.writerow((row.day, *names, *(getattr(row, name) for name in SUMS)))
+        yield text.getvalue().encode()
