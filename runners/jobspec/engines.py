@@ -88,6 +88,7 @@ ROWS = (
         weights=frozenset({"safetensors", "random"}),
         features=frozenset({"adapters", "eager_steps"}),
         prompt_reuse="reads every prompt again",
+        request_options=frozenset({"response_format"}),
     ),
     Engine(
         name="llamacpp",

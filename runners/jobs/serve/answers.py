@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
+from runners.jobs.serve.constraints import Constraint
 from runners.jobs.serve.contract import (
     UNFINISHED,
     FinishReason,
@@ -233,6 +234,7 @@ class CommonFields(NamedTuple):
     param: str  # name of the request field with the prompts
     adapter: int = NO_ADAPTER
     calls: "ToolOffer | None" = None  # if the model may call tools
+    constraint: Constraint | None = None  # what the answer is held to
 
 
 class ToolOffer(NamedTuple):
@@ -256,7 +258,8 @@ class ParsedRequest:
         self.body = body
         self.prompts = prompts
         self.form = form
-        self.max_tokens, self.top_logprobs, self.param, self.adapter, self.calls = fields
+        self.max_tokens, self.top_logprobs, self.param, self.adapter, *_ = fields
+        self.calls, self.constraint = fields.calls, fields.constraint
 
     def sampling(self, prompt: Sequence[int], choice: int, max_length: int) -> Sampling:
         """Return the sampling parameters of one choice.
@@ -291,6 +294,7 @@ class ParsedRequest:
             body.frequency_penalty or 0.0,
             tuple((body.logit_bias or {}).items()),
             self.calls.form.special if self.calls else (),
+            self.constraint,
         )
 
 

@@ -137,6 +137,20 @@ class ToolChoice(ClientFields):
         return "required" if self.type == "any" else self.type
 
 
+class JsonOutput(ClientFields):
+    """The JSON schema that an answer is held to."""
+
+    type: Literal["json_schema"]
+    document: Annotated[Document, Field(alias="schema")]
+
+
+class OutputConfig(ClientFields):
+    """How an answer is written."""
+
+    format: JsonOutput | None = None
+    effort: Ignored = None
+
+
 UNSUPPORTED: dict[str, tuple[object, ...]] = {"thinking": ({"type": "disabled"},)}
 Turns = Annotated[
     list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
@@ -189,9 +203,11 @@ class MessagesRequest(Conversation, TranslatedRequest):
     """``POST /v1/messages``."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = UNSUPPORTED
+    NAMES: ClassVar[dict[str, str]] = {"response_format": "output_config.format"}
 
     max_tokens: Annotated[int, Field(ge=1)]
     top_k: Annotated[int, Field(ge=0)] | None = None
+    output_config: OutputConfig | None = None
     stop_sequences: Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS)] | None = (
         None
     )
@@ -200,7 +216,12 @@ class MessagesRequest(Conversation, TranslatedRequest):
     def chat(self) -> Document:
         """Return the conversation, the tools and the limits as fields of a chat completion."""
         limits = {"max_tokens": self.max_tokens, "top_k": self.top_k, "stop": self.stop_sequences}
-        return {**self.conversation, **limits}
+        wanted = self.output_config.format if self.output_config is not None else None
+        if wanted is None:
+            return {**self.conversation, **limits}
+        schema = {"name": "answer", "schema": wanted.document}
+        held = {"response_format": {"type": wanted.type, "json_schema": schema}}
+        return {**self.conversation, **limits, **held}
 
     def document(self, chat: Document) -> Document:
         """Return the message of a whole chat completion."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from runners.jobs.runtime import BadInputError
+from runners.jobs.serve.constraints import Constraint
 from runners.jobs.serve.openai_requests import RequestError
 from runners.jobs.serve.tool_calls import ToolCall
 from runners.jobspec import ServeSpec
@@ -52,6 +53,7 @@ class Sampling:
     frequency_penalty: float = 0.0  # less for each time that the answer has it
     logit_bias: tuple[tuple[int, float], ...] = ()  # added to a token's logit
     shown_tokens: tuple[str, ...] = ()  # special tokens that stay in the text
+    constraint: Constraint | None = None  # what the answer is held to
 
 
 @dataclass(frozen=True)
@@ -239,6 +241,17 @@ class ServingModel(Protocol):
 
     def token_text(self, token: int) -> str:
         """Return the text of a single token."""
+
+    @property
+    def constraint_refusal(self) -> str:
+        """Return why no answer is held to a schema or to calls; "": they are."""
+
+    async def check_constraint(self, constraint: Constraint) -> None:
+        """Check that answers can be held to a constraint.
+
+        Raises:
+            RequestError: a schema of it cannot be held to; the error names the field.
+        """
 
     def submit(self, requests: Sequence[GenerationRequest]) -> Sequence[Pending]:
         """Queue all answers of one HTTP request.

@@ -21,6 +21,7 @@ from runners.jobs.serve.contract import (
     StreamChunk,
 )
 from runners.jobs.serve.figures import EndpointMetrics
+from runners.jobs.serve.grammars import AnswerMatcher
 from runners.jobs.serve.padded_decode import (
     CaptureError,
     PaddedDecode,
@@ -52,11 +53,12 @@ class AnswerSequence(Pending):
     answer: IncrementalDetokenizer
     deliver: Callable[[StreamChunk], None]
     adapter: int = NONE  # index of its adapter
+    matcher: AnswerMatcher | None = None  # what it is held to
     pages: list[int] = field(default_factory=list)
     computed: int = 0  # tokens whose keys and values are cached
 
     def __post_init__(self) -> None:
-        self.sampler = Sampler(self.sampling, self.prompt)
+        self.sampler = Sampler(self.sampling, self.prompt, self.matcher)
         self.tokens = list(self.prompt)
 
     @property
@@ -227,18 +229,27 @@ class Engine(BoundedEngine):
             text, logprobs = reply.answer.add_token(choice)
             if reply.answer.stopped_by is not None:
                 reason = "stop"
-            elif (
-                reply.num_written >= reply.sampling.max_tokens
-                or len(reply.tokens) >= self.limits.max_length
-            ):
+            elif (reason := self._limit_of(reply)) is not None:
                 rest, rest_logprobs = reply.answer.finish()
-                reason, text, logprobs = "length", text + rest, [*logprobs, *rest_logprobs]
+                text, logprobs = text + rest, [*logprobs, *rest_logprobs]
         if reason is not None:
             self._release(reply)
             self.figures.count("requests")
         if text or logprobs or reason:
             stop_text = reply.answer.stopped_by if reason else None
             reply.deliver(StreamChunk(text, logprobs, reason, reply.num_written, stop_text))
+
+    def _limit_of(self, reply: AnswerSequence) -> FinishReason | None:
+        """Return why an answer ends after a token that is no end itself, None if it goes on."""
+        matcher = reply.matcher
+        if matcher is not None and matcher.is_complete and not matcher.has_failed:
+            return "stop"
+        is_full = (
+            reply.num_written >= reply.sampling.max_tokens
+            or len(reply.tokens) >= self.limits.max_length
+            or (matcher is not None and matcher.has_failed)
+        )
+        return "length" if is_full else None
 
     def _record_step(self, seconds: float, tokens: int) -> None:
         gauges = {

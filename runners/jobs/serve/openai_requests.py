@@ -32,6 +32,7 @@ MAX_BIASES = 4096
 MAX_TOOLS = 128
 MAX_TOP_LOGPROBS = 20
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+SCHEMA = "response_format"
 ENGINE_ENDED = "The engine ended while it answered. See the job's page for the reason."
 # Fields about the caller or for a service around the model: accepted and ignored.
 IGNORED = (
@@ -141,13 +142,10 @@ class ClientFields(BaseModel):
             for name, value in sent.items()
             if value is not None and not (name in cls.EMPTY and value in ("", []))
         }
+        known = {each.alias or name for name, each in cls.model_fields.items()}
         # One unknown field is enough for the refusal.
-        unknown = next((name for name in found if name not in cls.model_fields), None)
-        return {
-            name: value
-            for name, value in found.items()
-            if name in cls.model_fields or name == unknown
-        }
+        unknown = next((name for name in found if name not in known), None)
+        return {name: each for name, each in found.items() if name in known or name == unknown}
 
 
 class StreamOptions(ClientFields):
@@ -203,6 +201,44 @@ class RequestBody(ClientFields):
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
+class JsonSchema(ClientFields):
+    """The schema that an answer is held to; it is held to it whether ``strict`` is true or not."""
+
+    document: Annotated[Document, Field(alias="schema")]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(ClientFields):
+    """What an answer is: text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            has = "needs" if self.json_schema is None else "has no"
+            raise ValueError(f"a format of the type {self.type} {has} json_schema")
+        return self
+
+
+class AnswerFormat(ClientFields):
+    """What our own engine holds an answer to; other engines read the field themselves."""
+
+    response_format: ResponseFormat | None = None
+
+    @property
+    def answer_schema(self) -> str | None:
+        """Return the JSON schema of the answer as text, None if it is any text."""
+        wanted = self.response_format
+        if wanted is None or wanted.type == "text":
+            return None
+        schema = wanted.json_schema.document if wanted.json_schema else {"type": "object"}
+        return json.dumps(schema)
+
+
 class CompletionRequest(RequestBody):
     """``POST /v1/completions``."""
 
@@ -217,6 +253,10 @@ class CompletionRequest(RequestBody):
         parts: Sequence[int | str | list[int]] = self.prompt
         ids = [each for each in parts if isinstance(each, int)]
         return [ids] if ids else [each for each in parts if not isinstance(each, int)]
+
+
+class TextRequest(AnswerFormat, CompletionRequest):
+    """A completion for Slipway's own engine and llama.cpp."""
 
 
 # For a service around the model, or for the reader of an answer: accepted, and not forwarded.
@@ -336,7 +376,7 @@ class ChatFields(RequestBody):
         return request
 
 
-class ChatRequest(ChatFields):
+class ChatRequest(AnswerFormat, ChatFields):
     """A chat request for Slipway's own engine and llama.cpp."""
 
     messages: Annotated[
@@ -361,13 +401,13 @@ OneAsked = TypeVar("OneAsked", bound=RequestBody)
 OneParsed = TypeVar("OneParsed", bound=ClientFields)
 
 
-def parse_completion(body: bytes, engine: EngineName) -> CompletionRequest:
+def parse_completion(body: bytes, engine: EngineName) -> TextRequest:
     """Return the parsed request.
 
     Raises:
         RequestError: a field is invalid, or not supported by the engine; the error names it.
     """
-    return parse_body(CompletionRequest.model_validate, body, engine)
+    return parse_body(TextRequest.model_validate, body, engine)
 
 
 def parse_chat(body: bytes, engine: EngineName) -> ChatRequest:
@@ -428,6 +468,13 @@ def is_neutral(value: object, neutral: Sequence[object]) -> bool:
     if isinstance(value, dict):
         value = {key: each for key, each in value.items() if each is not None}
     return value is None or value in neutral
+
+
+def schema_error(tool: str, message: str) -> RequestError:
+    """Return the error of a JSON schema that no answer can be held to; "": the answer's own."""
+    name, whose = ("tools", f"the parameters of {tool[:64]!r}") if tool else (SCHEMA, "its schema")
+    text = f"{name}: {whose} cannot be held to: {message}; change the schema"
+    return RequestError(400, text, param=name, code="invalid_json_schema")
 
 
 def unsupported(name: str, message: str) -> RequestError:

@@ -7,9 +7,9 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from itertools import count
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from runners.jobs.serve.openai_requests import (
     MAX_MESSAGES,
@@ -126,11 +126,48 @@ class NamedFunction(ClientFields):
     name: str
 
 
+class TextFormat(ClientFields):
+    """What the text of a response is: any, a JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    document: Annotated[Document | None, Field(alias="schema")] = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.document is not None):
+            has = "needs" if self.document is None else "has no"
+            raise ValueError(f"a format of the type {self.type} {has} schema")
+        return self
+
+    @property
+    def chat(self) -> Document:
+        """Return the format as a chat completion has it."""
+        if self.document is None:
+            return {"type": self.type}
+        more = {"name": self.name or "answer", "strict": self.strict}
+        return {"type": self.type, "json_schema": {"schema": self.document, **more}}
+
+
+class TextOptions(ClientFields):
+    """How the text of a response is written."""
+
+    format: TextFormat | None = None
+    verbosity: Ignored = None
+
+
 class ResponsesRequest(TranslatedRequest):
     """``POST /v1/responses``."""
 
+    NAMES: ClassVar[dict[str, str]] = {
+        "response_format": "text.format",
+        "messages": "input",
+        "max_completion_tokens": "max_output_tokens",
+    }
+
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
-        "text": ({}, {"format": {"type": "text"}}),
         "include": ([], ["reasoning.encrypted_content"]),  # no reasoning is encrypted here
         "background": (False,),
         "truncation": ("disabled",),
@@ -147,6 +184,7 @@ class ResponsesRequest(TranslatedRequest):
     tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
     store: Ignored = None
     stream_options: Ignored = None
     reasoning: Ignored = None
@@ -166,6 +204,8 @@ class ResponsesRequest(TranslatedRequest):
             for each in self.input:
                 _add_turn(turns, each)
         fields: Document = {"messages": turns, "max_completion_tokens": self.max_output_tokens}
+        if self.text is not None and self.text.format is not None:
+            fields["response_format"] = self.text.format.chat
         if self.tools:
             choice = self.tool_choice
             fields["tools"] = [
@@ -207,6 +247,13 @@ class ResponsesRequest(TranslatedRequest):
         name = f"response.{ended['status']}"
         yield name, {"sequence_number": next(numbers), "response": ended}
 
+    @property
+    def _format(self) -> Document:
+        wanted = self.text.format if self.text is not None else None
+        if wanted is None:
+            return {"type": "text"}
+        return wanted.model_dump(mode="json", by_alias=True, exclude_none=True)
+
     def _begun(self) -> Document:
         choice, is_parallel = self.tool_choice, self.parallel_tool_calls
         return {
@@ -225,6 +272,7 @@ class ResponsesRequest(TranslatedRequest):
             if isinstance(choice, NamedFunction)
             else choice or "auto",
             "parallel_tool_calls": bool(self.tools) if is_parallel is None else is_parallel,
+            "text": {"format": self._format},
             "store": False,
             "error": None,
             "incomplete_details": None,

@@ -27,8 +27,8 @@ from runners.jobs.serve.answers import (
     CompletionFormat,
     ParsedRequest,
     RequestAnswers,
-    ToolOffer,
 )
+from runners.jobs.serve.chat_options import completion_constraint, constraint_of, tool_offer
 from runners.jobs.serve.chat_translations import (
     COUNT_TOKENS,
     MESSAGES,
@@ -53,12 +53,11 @@ from runners.jobs.serve.openai_requests import (
     parse_chat,
     parse_completion,
     retry_after,
-    unsupported,
 )
-from runners.jobs.serve.tool_calls import call_form, tools_refusal
+from runners.jobs.serve.tool_calls import call_form
 from runners.jobs.serve.translated import TranslatedAnswer, TranslatedRequest
 from runners.jobspec import ServeSpec
-from runners.jobspec.engines import ENGINES, ROWS, titles
+from runners.jobspec.engines import ENGINES
 from runners.jobspec.serve import NO_ADAPTER, key_hash
 from runners.shared.event_streams import USAGE_HEADER
 
@@ -134,8 +133,9 @@ class ServiceState:
         else:
             has_tools = call_form(loaded.template) is not None
         options = ENGINES[self.spec.engine].request_options
+        is_held = isinstance(loaded, ForwardingModel) or not loaded.constraint_refusal
         found = {"chat": True, "completions": True, "logprobs": True, "tools": has_tools}
-        found["response_format"] = "response_format" in options
+        found["response_format"] = "response_format" in options and is_held
         return [name for name, has_it in found.items() if has_it]
 
     def open(self, loaded: ServingModel | ForwardingModel) -> None:
@@ -352,7 +352,7 @@ class OpenAIServer(Starlette):
         else:
             parse = partial(parse_chat, engine=self.service.spec.engine)
             chat = await self._in_thread(parse, asked.chat_body)
-            self._tool_offer(ready, chat)
+            tool_offer(ready, chat, self.service.spec.engine)
             count = len(await self._prompt_of(ready, chat))
         return _json({"input_tokens": count})
 
@@ -398,7 +398,10 @@ class OpenAIServer(Starlette):
         """Return a request that is parsed and not yet sent to the engine."""
         if path in TRANSLATED:
             asked = await self._in_thread(partial(parse_translated, path), body)
-            chat = await self._parsed(ready, CHAT, asked.chat_body, is_counted=is_counted)
+            try:
+                chat = await self._parsed(ready, CHAT, asked.chat_body, is_counted=is_counted)
+            except RequestError as error:
+                raise asked.renamed(error) from None
             return TranslatedAnswer(asked, chat)
         if isinstance(ready, ForwardingModel):
             parse = partial(ready.forwarded_request, path, is_counted=is_counted)
@@ -413,52 +416,29 @@ class OpenAIServer(Starlette):
         request = await self._in_thread(parse, body)
         adapter = self._adapter_of(request.model)
         ready.engine.admit(len(request.prompts) * request.num_choices)  # before any is tokenised
+        held = await completion_constraint(ready, request, request)
         prompts = [await ready.prompt_ids(each) for each in request.prompts]
         form = CompletionFormat(
             request.model, ready.token_text, has_logprobs=request.logprobs is not None
         )
         limit = request.max_tokens or COMPLETION_TOKENS
-        return ParsedRequest(
-            request, prompts, form, CommonFields(limit, request.logprobs, "prompt", adapter)
-        )
+        fields = CommonFields(limit, request.logprobs, "prompt", adapter, None, held)
+        return ParsedRequest(request, prompts, form, fields)
 
     async def _chat(self, ready: ServingModel, body: bytes) -> ParsedRequest:
         parse = partial(parse_chat, engine=self.service.spec.engine)
         request = await self._in_thread(parse, body)
         adapter = self._adapter_of(request.model)
         ready.engine.admit(request.num_choices)
-        calls = self._tool_offer(ready, request)
+        calls = tool_offer(ready, request, self.service.spec.engine)
+        held = await constraint_of(ready, request, calls)
         prompt = await self._prompt_of(ready, request)
         form = ChatFormat(request.model, ready.token_text, has_logprobs=bool(request.logprobs))
         top = (request.top_logprobs or 0) if request.logprobs else None
         limit = request.max_completion_tokens or request.max_tokens
         return ParsedRequest(
-            request, [prompt], form, CommonFields(limit, top, "messages", adapter, calls)
+            request, [prompt], form, CommonFields(limit, top, "messages", adapter, calls, held)
         )
-
-    def _tool_offer(self, ready: ServingModel, request: ChatRequest) -> ToolOffer | None:
-        """Return how the answer's calls are read, if the request offers tools.
-
-        Raises:
-            RequestError: the model is offered no tools, or a call cannot be forced.
-        """
-        if request.tool_choice not in (None, "none", "auto"):
-            title = ENGINES[self.service.spec.engine].title
-            others = (each for each in ROWS if "response_format" in each.request_options)
-            raise unsupported(
-                "tool_choice",
-                f"tool_choice is auto or none here: {title} does not constrain what the model "
-                f"writes, so that no call is forced; serve the model with {titles(others, 'or')}",
-            )
-        if not request.offered:
-            return None
-        form = call_form(ready.template)
-        if form is None:
-            raise unsupported(
-                "tools", f"tools are not taken here: {tools_refusal(ready.template)}"
-            )
-        names = frozenset(each["function"]["name"] for each in request.offered)
-        return ToolOffer(form, names, request.parallel_tool_calls is not False)
 
     async def _prompt_of(self, ready: ServingModel, request: ChatRequest) -> list[int]:
         """Return the tokens of a conversation, with the tools on offer.

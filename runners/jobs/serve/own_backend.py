@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from transformers import PreTrainedTokenizerFast
+
 from runners.jobs.adapters import attach_adapters
 from runners.jobs.chat_template import template_fault, template_warning
 from runners.jobs.loading import (
@@ -18,6 +20,7 @@ from runners.jobs.loading import (
 )
 from runners.jobs.memory import PeakMeter, model_bytes, terms_held
 from runners.jobs.runtime import Job, job_telemetry, prepare_compiler
+from runners.jobs.serve.constraints import Constraint
 from runners.jobs.serve.contract import (
     USUAL_TOKENS,
     GenerationRequest,
@@ -30,7 +33,8 @@ from runners.jobs.serve.contract import (
 from runners.jobs.serve.endpoint import PeakUsage, serve
 from runners.jobs.serve.engine import AnswerSequence, Engine
 from runners.jobs.serve.figures import EndpointMetrics
-from runners.jobs.serve.openai_requests import checked_token_ids
+from runners.jobs.serve.grammars import GrammarError, Grammars
+from runners.jobs.serve.openai_requests import checked_token_ids, schema_error
 from runners.jobs.serve.padded_decode import prepared_decode
 from runners.jobs.serve.paging import (
     CHECK_TOKENS,
@@ -40,6 +44,7 @@ from runners.jobs.serve.paging import (
     pages_for,
 )
 from runners.jobs.serve.text import RequestTokenizer
+from runners.jobs.weights import first_line
 from runners.jobspec import ServeSpec
 
 
@@ -50,6 +55,8 @@ class TransformersServingModel:
     engine: Engine
     reader: RequestTokenizer
     vocabulary: int
+    grammars: Grammars | None = None  # None: its tokenizer cannot be read
+    constraint_refusal: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     async def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
@@ -91,6 +98,19 @@ class TransformersServingModel:
         """Return the text of a single token."""
         return self.reader.token_text(token)
 
+    async def check_constraint(self, constraint: Constraint) -> None:
+        """Check that answers can be held to a constraint, whose grammar is then kept.
+
+        Raises:
+            RequestError: a schema of it cannot be held to; the error names the field.
+        """
+        if self.grammars is None:
+            return
+        try:
+            await asyncio.to_thread(self.grammars.compile, constraint)
+        except GrammarError as error:
+            raise schema_error(error.part, str(error)) from None
+
     def submit(self, requests: Sequence[GenerationRequest]) -> Sequence[AnswerSequence]:
         """Queue all answers of one HTTP request.
 
@@ -98,18 +118,17 @@ class TransformersServingModel:
             QueueFullError: the queue is full.
             EngineEndedError: the engine has failed or was stopped.
         """
-        replies = [
-            AnswerSequence(
-                prompt,
-                sampling,
-                self.reader.answer(sampling.stops, sampling.shown_tokens),
-                deliver,
-                adapter,
-            )
-            for prompt, sampling, deliver, adapter in requests
-        ]
+        replies = [self._reply(each) for each in requests]
         self.engine.submit(replies)
         return replies
+
+    def _reply(self, request: GenerationRequest) -> AnswerSequence:
+        prompt, sampling, deliver, adapter = request
+        answer = self.reader.answer(sampling.stops, sampling.shown_tokens)
+        matcher = None
+        if sampling.constraint is not None and self.grammars is not None:
+            matcher = self.grammars.matcher(sampling.constraint)
+        return AnswerSequence(prompt, sampling, answer, deliver, adapter, matcher)
 
 
 def load_serving_model(
@@ -134,6 +153,9 @@ def load_serving_model(
     longest = longest_request(model_positions, spec)
     cache = PagedCache(pages_for(_cache_tokens(spec, longest)))
     vocabulary = int(loaded.model.config.get_text_config().vocab_size)
+    grammars, refused = _grammars(tokenizer, vocabulary, end_ids(loaded))
+    if refused:
+        job.emitter.log(refused)
     check_paging(loaded.model, cache, vocabulary)
     sizes = {"weights": model_bytes(loaded.model), "kv_cache": cache.bytes}
     adapters = attach_adapters(loaded.model, spec.model, spec.adapters, job.host_dir)
@@ -151,7 +173,17 @@ def load_serving_model(
         sizes["buffers"] = decode.bytes
     job.emitter.metric(terms_held(sizes))
     engine = Engine(loaded.model, cache, limits, figures, adapters, decode)
-    return TransformersServingModel(engine, reader, vocabulary)
+    return TransformersServingModel(engine, reader, vocabulary, grammars, refused)
+
+
+def _grammars(
+    tokenizer: PreTrainedTokenizerFast, vocabulary: int, ends: frozenset[int]
+) -> tuple[Grammars | None, str]:
+    """Return the grammars of a tokenizer, or why there are none."""
+    try:
+        return Grammars(tokenizer, vocabulary, sorted(ends)), ""
+    except Exception as error:  # noqa: BLE001 - the library has no class of its own
+        return None, f"no answer is held to a grammar: {first_line(error)}"
 
 
 def _cache_tokens(spec: ServeSpec, longest: int) -> int:

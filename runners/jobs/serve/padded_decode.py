@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from runners.jobs.serve.paging import (
 )
 from runners.jobs.weights import first_line
 
+if TYPE_CHECKING:
+    from runners.jobs.serve.grammars import AnswerMatcher
+
 # ---------------------------------------------------------------------------
 # Sampling of next tokens on the device, for all rows at once; only the chosen ids come back.
 #
@@ -29,7 +32,7 @@ from runners.jobs.weights import first_line
 # text depends on its seed, not on the answers beside it. A token is the one at which the cumulated
 # probabilities pass that number. The order is vLLM's: penalties, temperature, ``min_p``,
 # ``top_k``, ``top_p`` of what is left; tokens as likely as the last one that is kept are kept
-# too.
+# too. An answer that is held to a grammar has only its tokens, after the penalties.
 # ---------------------------------------------------------------------------
 
 
@@ -40,10 +43,19 @@ SMALLEST_TEMPERATURE = 1e-37  # above fp32's denormal numbers
 
 
 class Sampler:
-    """The sampling of one answer: its parameters, its generator, its tokens so far."""
+    """The sampling of one answer: its parameters, its generator, its tokens so far.
 
-    def __init__(self, sampling: Sampling, prompt: Sequence[int] = ()) -> None:
+    With a ``matcher`` the answer is held to a grammar.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompt: Sequence[int] = (),
+        matcher: "AnswerMatcher | None" = None,
+    ) -> None:
         self.sampling = sampling
+        self.matcher = matcher
         self.has_penalty = (
             sampling.repetition_penalty != 1.0
             or sampling.presence_penalty != 0.0
@@ -62,9 +74,11 @@ class Sampler:
         return 0.0 if self.sampling.temperature == 0.0 else float(self._generator.random())
 
     def add(self, token: int) -> None:
-        """Count a token of the answer."""
+        """Count a token of the answer, and go on in its grammar."""
         if self.has_penalty:
             self._counts[token] += 1
+        if self.matcher is not None:
+            self.matcher.add(token)
 
     def counts(self) -> Counter[int]:
         """Return how often each token was generated; the prompt's have 0."""
@@ -83,7 +97,7 @@ class SamplingFilters(NamedTuple):
 def choose(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[Choice]:
     """Choose a token for each row of logits [rows, vocabulary]; one copy to the host."""
     requests = [each.sampling for each in samplers]
-    penalised = _penalised(_biased(logits, requests), samplers)
+    penalised = _held(_penalised(_biased(logits, requests), samplers), samplers)
     ids = penalised.argmax(dim=-1)
     if any(each.temperature for each in requests):
         draws = torch.tensor([each.draw() for each in samplers], dtype=torch.float64)
@@ -142,6 +156,19 @@ def _penalised(logits: torch.Tensor, samplers: Sequence[Sampler]) -> torch.Tenso
     found = logits[places]
     changed = torch.where(found > 0, found / factor, found * factor) - term
     return logits.index_put(places, changed)
+
+
+def _held(logits: torch.Tensor, samplers: Sequence[Sampler]) -> torch.Tensor:
+    """Return the logits, minus infinity for tokens that an answer's grammar does not have next."""
+    held = [(row, each.matcher) for row, each in enumerate(samplers) if each.matcher is not None]
+    if not held:
+        return logits
+    from runners.jobs.serve.grammars import allowed_tokens
+
+    rows = torch.tensor([row for row, _ in held]).to(logits.device, non_blocking=True)
+    some = logits[rows]
+    allowed = allowed_tokens([matcher for _, matcher in held], some)
+    return logits.index_copy(0, rows, some.masked_fill(~allowed, -torch.inf))
 
 
 def _drawn(
@@ -691,7 +718,7 @@ class SamplingInputs:
 def _sampling_mode(samplers: Sequence[Sampler]) -> Drawing | None:
     """Return the operations that draw every row, or None if some need more than buffers hold."""
     requests = [each.sampling for each in samplers]
-    if any(each.has_penalty for each in samplers):
+    if any(each.has_penalty or each.matcher is not None for each in samplers):
         return None
     if any(each.top_logprobs is not None for each in requests):
         return None

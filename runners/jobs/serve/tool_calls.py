@@ -25,7 +25,9 @@ class CallForm(NamedTuple):
     ``end`` ends it, else the answer's end does. ``marks`` are texts of templates with this form,
     ``other_marks`` of those that write another one between the same words. ``special`` are tokens
     that a tokenizer would leave out of the text. ``id_length`` is that of a call's id without
-    its prefix; Mistral's template takes ids of nine characters alone.
+    its prefix; Mistral's template takes ids of nine characters alone. A call that is forced has
+    its name, then its ``arguments``; ``opening`` and ``closing`` stand around it within begin and
+    end, and ``joint`` between several; without one each has a begin and an end of its own.
     """
 
     name: str
@@ -36,6 +38,10 @@ class CallForm(NamedTuple):
     special: tuple[str, ...] = ()
     id_prefix: str = "call_"
     id_length: int = 24
+    arguments: str = "arguments"
+    opening: str = ""
+    closing: str = ""
+    joint: str = ""
 
     def fits(self, template: str) -> bool:
         """Return whether a chat template has this form."""
@@ -50,13 +56,13 @@ class CallForm(NamedTuple):
 FORMS = (
     CallForm(
         "hermes", "<tool_call>", "</tool_call>", ("<tool_call>", "arguments"),
-        ("<function=", "<arg_key>"),
+        ("<function=", "<arg_key>"), opening="\n", closing="\n",
     ),
     CallForm(
         "mistral", "[TOOL_CALLS]", "", ("[TOOL_CALLS]",), ("[ARGS]",), ("[TOOL_CALLS]",),
-        id_prefix="", id_length=9,
+        id_prefix="", id_length=9, opening="[", closing="]", joint=", ",
     ),
-    CallForm("llama", "", "", ("ipython", '"parameters"')),
+    CallForm("llama", "", "", ("ipython", '"parameters"'), arguments="parameters", joint="; "),
 )  # fmt: skip
 
 

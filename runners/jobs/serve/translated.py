@@ -5,6 +5,7 @@ is stored.
 """
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
@@ -51,6 +52,8 @@ class TranslatedRequest(ClientFields, ABC):
 
     # Fields of other kinds of content: values without effect, which are accepted.
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]]
+    # Names of a chat completion's fields in this API.
+    NAMES: ClassVar[dict[str, str]] = {}
 
     model: str
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
@@ -81,6 +84,17 @@ class TranslatedRequest(ClientFields, ABC):
     def error_event(cls, error: RequestError) -> bytes:
         """Return the event of an error that ends a stream."""
         return server_sent_event({"type": "error", **cls.error_document(error)}, "error")
+
+    @classmethod
+    def renamed(cls, error: RequestError) -> RequestError:
+        """Return an error of a chat completion with the names that this API has for its fields."""
+        name = cls.NAMES.get(error.param or "")
+        if name is None:
+            return error
+        message = re.sub(rf"\b{error.param}\b", name, str(error))
+        return RequestError(
+            error.status, message, param=name, code=error.code, headers=error.headers
+        )
 
     @property
     def chat_body(self) -> bytes:

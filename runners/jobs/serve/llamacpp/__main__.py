@@ -27,6 +27,7 @@ from runners.jobs.runtime import (
     num_threads,
     run_job,
 )
+from runners.jobs.serve.constraints import Constraint
 from runners.jobs.serve.contract import (
     GenerationRequest,
     Limits,
@@ -43,7 +44,12 @@ from runners.jobs.serve.llamacpp.writer import (
     LlamaEngine,
     write_adapter,
 )
-from runners.jobs.serve.openai_requests import RequestError, checked_token_ids, retry_after
+from runners.jobs.serve.openai_requests import (
+    RequestError,
+    checked_token_ids,
+    retry_after,
+    unsupported,
+)
 from runners.jobs.serve.relayed.backend import checked
 from runners.jobspec import ArtefactModel, FolderModel, ModelRef, ServeSpec
 from runners.shared.engine_commands import EngineFiles, command_line, llamacpp_arguments
@@ -121,6 +127,19 @@ class LlamaServingModel:
     def token_text(self, token: int) -> str:
         """Return the text of a token that was reported with its logprob."""
         return self.engine.texts.get(token, "")
+
+    @property
+    def constraint_refusal(self) -> str:
+        """Return why no answer is held to a schema: the engine is asked for none."""
+        return "llama.cpp is asked for no grammar here"
+
+    async def check_constraint(self, _constraint: Constraint) -> None:
+        """Refuse every constraint.
+
+        Raises:
+            RequestError: always.
+        """
+        raise unsupported("response_format", self.constraint_refusal)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> list[Answer]:
         """Queue all answers of one HTTP request.

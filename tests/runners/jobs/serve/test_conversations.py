@@ -28,7 +28,7 @@ from runners.jobs.serve.text import IncrementalDetokenizer
 from runners.jobs.serve.translated import stop_text
 from runners.jobspec.engines import ROWS, titles
 from tests.runners.jobs.serve.test_event_stream import Forwarding
-from tests.runners.jobs.serve.test_openai_server import ASKED, CHAT, Door, Echo
+from tests.runners.jobs.serve.test_openai_server import ASKED, CHAT, OWN, Door, Echo
 
 RECORDED = json.loads(Path(__file__).with_name("conversations.json").read_text())
 NEEDED = RECORDED["anthropic_required"]
@@ -55,10 +55,10 @@ class Speaking(Echo):
         return [Pending() for _ in requests]
 
 
-def replay(name: str) -> list:
-    """Return a conversation's requests with the answers of an endpoint of Slipway's own engine."""
+def replay(name: str, engine: str = OWN) -> list:
+    """Return a conversation's requests with the answers of an endpoint of an engine."""
     (found,) = [each for each in RECORDED["conversations"] if each["name"] == name]
-    door = Door(Speaking(), KEY)
+    door = Door(Speaking(), KEY, engine)
     answers = []
     for each in found["requests"]:
         headers = {
@@ -131,7 +131,7 @@ def test_completions_and_models_are_what_openais_types_need():
 
 def test_schemas_are_refused_by_name_or_reach_the_engine_as_they_were_sent():
     engines = titles((each for each in ROWS if "response_format" in each.request_options), "or")
-    for body, answer in replay("JSON schema"):
+    for body, answer in replay("JSON schema", "llamacpp"):
         error = answer.json()["error"]
         assert (answer.status_code, error["param"]) == (400, "response_format")
         assert error["message"].endswith(f"serve the model with {engines}")
@@ -141,7 +141,9 @@ def test_schemas_are_refused_by_name_or_reach_the_engine_as_they_were_sent():
 
 
 def test_tools_are_refused_with_the_reason_or_reach_the_engine_as_they_were_sent():
-    (forced, refused), (chosen, without) = replay("tools")  # of a model without a template
+    (forced, refused), (chosen, without) = replay(
+        "tools", "llamacpp"
+    )  # of a model without a template
     for answer, param, words in (
         (refused, "tool_choice", "does not constrain what the model writes"),
         (without, "tools", "the model's chat template does not take tools"),
@@ -226,7 +228,7 @@ def test_streamed_messages_are_what_anthropics_types_need():
 
 
 def test_what_carries_more_than_text_is_refused_in_the_form_of_its_api():
-    door = Door(Speaking())
+    door = Door(Speaking(), engine="llamacpp")
     turn = {"role": "user", "content": "a"}
     message = {"model": "model", "max_tokens": 4, "messages": [turn]}
     response = {"model": "model", "input": "a"}
@@ -238,7 +240,7 @@ def test_what_carries_more_than_text_is_refused_in_the_form_of_its_api():
         ("/v1/messages", message | {"max_tokens": 1000}, "max"),
         ("/v1/responses", response | {"tools": [{"type": "web_search"}]}, "tools"),
         ("/v1/responses", response | {"previous_response_id": "resp_1"}, "previous_response_id"),
-        ("/v1/responses", response | {"text": {"format": {"type": "json_object"}}}, "text"),
+        ("/v1/responses", response | {"text": {"format": {"type": "json_object"}}}, "text.format"),
     ):  # fmt: skip
         answer = door.ask("POST", path, json=sent)
         error = answer.json()["error"]

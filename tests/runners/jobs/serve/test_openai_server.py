@@ -87,6 +87,7 @@ class Echo:
         )
         self.chunks = chunks or (StreamChunk("hi", (), "stop", 1),)
         self.asked: list = []
+        self.constraints: list = []
 
     async def chat_ids(self, messages, _tools=None):
         self.asked.append(messages)
@@ -98,6 +99,11 @@ class Echo:
     def token_text(self, _token):
         return ""
 
+    constraint_refusal = ""
+
+    async def check_constraint(self, constraint):
+        self.constraints.append(constraint)
+
     def submit(self, requests):
         for each in requests:
             for chunk in self.chunks:
@@ -108,10 +114,11 @@ class Echo:
 class Door:
     """An endpoint's HTTP server on a model of the test's, and what it logged."""
 
-    def __init__(self, model=None, key="") -> None:
+    def __init__(self, model=None, key="", engine=OWN) -> None:
         hashes = (key_hash(key),) if key else ()
         self.logged: list[str] = []
-        self.service = ServiceState(ServeSpec(model=RANDOM, key_hashes=hashes), self.logged.append)
+        spec = ServeSpec(model=RANDOM, key_hashes=hashes).model_copy(update={"engine": engine})
+        self.service = ServiceState(spec, self.logged.append)
         self.service.open(model or Echo())
 
     def ask(self, method: str, path: str, **sent) -> httpx.Response:
@@ -189,7 +196,9 @@ def test_a_null_field_of_a_request_is_as_if_it_was_left_out():
         body = json.dumps({"model": "model", "prompt": "a", **fields}).encode()
         plain = parse_completion(b'{"model": "model", "prompt": "a"}', OWN)
         found = parse_completion(body, OWN)
-        assert found.model_copy(update={"stream_options": None}) == plain, fields
+        asks_nothing = {"stream_options": None, "response_format": None}
+        assert found.model_copy(update=asks_nothing) == plain, fields
+        assert found.answer_schema is None, fields
         assert not found.wants_usage, fields
         assert parse_chat(chat(user("a"), **fields), OWN), fields
 

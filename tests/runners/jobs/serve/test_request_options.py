@@ -8,8 +8,8 @@ import pytest
 
 from runners.jobs.serve.openai_requests import (
     ChatRequest,
-    CompletionRequest,
     RequestError,
+    TextRequest,
     parse_chat,
     parse_completion,
 )
@@ -25,7 +25,7 @@ from runners.jobspec.request_options import OPTIONS, refusal_lines
 from tests.runners.jobs.serve.test_openai_server import ASKED, CHAT, Door
 
 DOCS = (Path(__file__).parents[4] / "templates" / "docs" / "endpoints.md").read_text()
-RELAYED = [each for each in ENGINES.values() if each.request_options]
+RELAYED = [ENGINES["vllm"], ENGINES["sglang"]]
 COMPLETION = {"model": "model", "prompt": "a"}
 
 
@@ -40,7 +40,7 @@ def test_an_engine_refuses_what_its_column_says_and_names_those_that_do_it():
     for name, option in OPTIONS.items():
         for engine in ENGINES:
             forms = (RelayedChat, RelayedCompletion) if ENGINES[engine] in RELAYED else (
-                ChatRequest, CompletionRequest)  # fmt: skip
+                ChatRequest, TextRequest)  # fmt: skip
             fields = {each for form in forms for each in form.model_fields}
             if engine in option.engines:
                 assert name in fields, (name, engine)
@@ -74,8 +74,9 @@ def test_the_docs_print_the_table_and_the_addresses():
 
 
 def test_the_review_page_says_which_fields_its_engines_refuse():
-    (both,) = refusal_lines(ENGINES)
-    assert both.startswith("Refused in requests to Slipway's own engine and llama.cpp: response_f")
+    own, llamacpp = refusal_lines(ENGINES)
+    assert own.startswith("Refused in requests to Slipway's own engine: min_tokens")
+    assert llamacpp.startswith("Refused in requests to llama.cpp: response_format, min_tokens")
     assert refusal_lines(["vllm", "sglang"]) == []
 
 
