@@ -260,6 +260,7 @@ class ParsedRequest:
         self.form = form
         self.max_tokens, self.top_logprobs, self.param, self.adapter, *_ = fields
         self.calls, self.constraint = fields.calls, fields.constraint
+        self.shortens = False  # a limit beyond the context is one at its end
 
     def sampling(self, prompt: Sequence[int], choice: int, max_length: int) -> Sampling:
         """Return the sampling parameters of one choice.
@@ -271,6 +272,8 @@ class ParsedRequest:
         max_tokens = self.max_tokens if self.max_tokens is not None else max(1, room)
         if not prompt:
             raise RequestError(400, f"{self.param} holds no token", param=self.param)
+        if self.shortens and room >= 1:
+            max_tokens = min(max_tokens, room)
         if max_tokens > room:
             message = (
                 f"This model's maximum context length is {max_length} tokens. However, you "

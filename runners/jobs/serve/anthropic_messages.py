@@ -59,7 +59,27 @@ class ToolResultPart(ClientFields):
     cache_control: Ignored = None
 
 
-Part = Annotated[TextPart | ToolUsePart | ToolResultPart, Field(discriminator="type")]
+class ThinkingPart(ClientFields):
+    """The reasoning of an earlier answer."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: Ignored = None
+
+
+class RedactedPart(ClientFields):
+    """Reasoning that only Anthropic's servers read; left out."""
+
+    type: Literal["redacted_thinking"]
+    data: Ignored = None
+
+
+Part = Annotated[
+    TextPart | ToolUsePart | ToolResultPart | ThinkingPart | RedactedPart,
+    Field(discriminator="type"),
+]
+OF_USERS = {"tool_result"}
+OF_ASSISTANTS = {"tool_use", "thinking", "redacted_thinking"}
 
 
 class AnthropicMessage(ClientFields):
@@ -70,19 +90,19 @@ class AnthropicMessage(ClientFields):
 
     @model_validator(mode="after")
     def _parts_are_of_the_role(self) -> Self:
-        other = "tool_result" if self.role == "assistant" else "tool_use"
-        if any(each.type == other for each in self._parts):
-            raise ValueError(f"a message of the role {self.role} has no {other}")
+        others = OF_USERS if self.role == "assistant" else OF_ASSISTANTS
+        if found := next((each.type for each in self._parts if each.type in others), ""):
+            raise ValueError(f"a message of the role {self.role} has no {found}")
         return self
 
     @property
-    def _parts(self) -> Sequence[TextPart | ToolUsePart | ToolResultPart]:
+    def _parts(self) -> Sequence[Part]:
         return () if isinstance(self.content, str) else self.content
 
     @property
     def turns(self) -> Iterator[Document]:
         """Yield the message as a chat completion has it: each result of a tool on its own."""
-        text, calls, num_results = "", [], 0
+        text, reasoning, calls, num_results = "", "", [], 0
         for each in self._parts:
             if isinstance(each, ToolResultPart):
                 num_results += 1
@@ -90,11 +110,14 @@ class AnthropicMessage(ClientFields):
                 yield result | {"content": text_of(each.content or "")}
             elif isinstance(each, ToolUsePart):
                 calls.append(function_call(each.id, each.name, json.dumps(each.input)))
-            else:
+            elif isinstance(each, ThinkingPart):
+                reasoning += each.thinking
+            elif isinstance(each, TextPart):
                 text += each.text
         text = self.content if isinstance(self.content, str) else text
         if text or calls or not num_results:
             turn: Document = {"role": self.role, "content": text}
+            turn |= {"reasoning_content": reasoning} if reasoning else {}
             yield turn | ({"tool_calls": calls} if calls else {})
 
 
@@ -106,14 +129,16 @@ class AnthropicTool(ClientFields):
     input_schema: Document
     description: str | None = None
     cache_control: Ignored = None
-    strict: Ignored = None
+    strict: bool | None = None
     input_examples: Ignored = None
+    defer_loading: Ignored = None  # tools are offered at once
+    allowed_callers: Ignored = None
     eager_input_streaming: Ignored = None
 
     @property
     def chat(self) -> Document:
         """Return the tool as a chat completion has it."""
-        return function_tool(self.name, self.description, self.input_schema)
+        return function_tool(self.name, self.description, self.input_schema, strict=self.strict)
 
 
 class ToolChoice(ClientFields):
@@ -151,7 +176,6 @@ class OutputConfig(ClientFields):
     effort: Ignored = None
 
 
-UNSUPPORTED: dict[str, tuple[object, ...]] = {"thinking": ({"type": "disabled"},)}
 Turns = Annotated[
     list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
 ]
@@ -166,7 +190,14 @@ class Conversation(ClientFields):
         None
     )
     tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
     cache_control: Ignored = None
+    thinking: Ignored = None  # a model reasons as its chat template has it
+    context_management: Ignored = None  # edits of old turns: the conversation is read as it is
+    metadata: Ignored = None
+    speed: Ignored = None
+    inference_geo: Ignored = None
+    diagnostics: Ignored = None
 
     @property
     def conversation(self) -> Document:
@@ -202,12 +233,12 @@ class CountRequest(Conversation):
 class MessagesRequest(Conversation, TranslatedRequest):
     """``POST /v1/messages``."""
 
-    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = UNSUPPORTED
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {}
+    SHORTENS: ClassVar[bool] = True  # max_tokens is required: agents send what they can read
     NAMES: ClassVar[dict[str, str]] = {"response_format": "output_config.format"}
 
     max_tokens: Annotated[int, Field(ge=1)]
     top_k: Annotated[int, Field(ge=0)] | None = None
-    output_config: OutputConfig | None = None
     stop_sequences: Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS)] | None = (
         None
     )

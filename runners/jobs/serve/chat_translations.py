@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from runners.jobs.serve.anthropic_messages import UNSUPPORTED, CountRequest, MessagesRequest
+from runners.jobs.serve.anthropic_messages import CountRequest, MessagesRequest
 from runners.jobs.serve.openai_requests import (
     Document,
     checked,
@@ -38,7 +38,7 @@ def parse_count(body: bytes) -> CountRequest:
     Raises:
         RequestError: a field is invalid, or asks for what is not carried; the error names it.
     """
-    return checked(CountRequest.model_validate, _of_text(COUNT_TOKENS, UNSUPPORTED, body))
+    return checked(CountRequest.model_validate, _of_text(COUNT_TOKENS, {}, body))
 
 
 def _of_text(path: str, neutral_values: Mapping[str, tuple[object, ...]], body: bytes) -> Document:

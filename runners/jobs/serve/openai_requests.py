@@ -37,6 +37,7 @@ ENGINE_ENDED = "The engine ended while it answered. See the job's page for the r
 # Fields about the caller or for a service around the model: accepted and ignored.
 IGNORED = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "prompt_cache_options", "prediction", "reasoning",
     "reasoning_effort", "verbosity",
 )  # fmt: skip
 

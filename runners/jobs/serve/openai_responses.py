@@ -3,13 +3,14 @@
 Source: the types of the package openai 3.54.0 (``openai/types/responses``).
 """
 
+import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from itertools import count
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from runners.jobs.serve.openai_requests import (
     MAX_MESSAGES,
@@ -95,16 +96,72 @@ class FunctionCallOutput(ClientFields):
         return {"role": "tool", "tool_call_id": self.call_id, "content": _text(self.output)}
 
 
+class CustomCall(ClientFields):
+    """A call of a custom tool, whose input is a text, of an earlier answer."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+    id: Ignored = None
+    status: Ignored = None
+    caller: Ignored = None
+
+    @property
+    def turn(self) -> Document:
+        """Return the call as a message of a chat completion."""
+        call = function_call(self.call_id, self.name, json.dumps({INPUT: self.input}))
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+class CustomCallOutput(FunctionCallOutput):
+    """What a call of a custom tool came to."""
+
+    type: Literal["custom_tool_call_output"]  # type: ignore[assignment]
+    name: Ignored = None
+
+
+class ReasoningText(ClientFields):
+    """One part of an earlier answer's reasoning."""
+
+    type: Literal["reasoning_text", "text"]
+    text: str
+
+
+class ReasoningItem(ClientFields):
+    """The reasoning of an earlier answer; summaries and what is encrypted are not read."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS)] | None = None
+    id: Ignored = None
+    status: Ignored = None
+    summary: Ignored = None
+    encrypted_content: Ignored = None
+
+    @property
+    def turn(self) -> Document:
+        """Return the reasoning as the begin of a message of a chat completion."""
+        text = "".join(each.text for each in self.content or ())
+        return {"role": "assistant", "content": "", "reasoning_content": text}
+
+
 def _item_kind(sent: object) -> str:
     """Return the type of an item of the input; a message need not say it."""
     kind = sent.get("type") if isinstance(sent, dict) else None
-    return kind if kind in {"function_call", "function_call_output"} else "message"
+    return kind if isinstance(kind, str) and kind in ITEM_KINDS else "message"
 
 
+ITEM_KINDS = {
+    "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
+    "reasoning",
+}  # fmt: skip
 Item = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[FunctionCall, Tag("function_call")]
-    | Annotated[FunctionCallOutput, Tag("function_call_output")],
+    | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[CustomCall, Tag("custom_tool_call")]
+    | Annotated[CustomCallOutput, Tag("custom_tool_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_item_kind),
 ]
 
@@ -117,12 +174,53 @@ class FunctionTool(ClientFields):
     description: str | None = None
     parameters: Document | None = None
     strict: bool | None = None
+    defer_loading: Ignored = None  # tools are offered at once
+
+    @property
+    def chat(self) -> Document:
+        """Return the tool as a chat completion has it."""
+        return function_tool(self.name, self.description, self.parameters, strict=self.strict)
+
+
+class CustomTool(ClientFields):
+    """A tool of the client's that takes a text: offered as a function with that text."""
+
+    type: Literal["custom"]
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    format: Document | None = None  # told to the model, which is not held to it
+    defer_loading: Ignored = None
+
+    @property
+    def chat(self) -> Document:
+        """Return the tool as a chat completion has it."""
+        grammar = str((self.format or {}).get("definition") or "")
+        words = [self.description or "", f"The input has this grammar:\n{grammar}" * bool(grammar)]
+        return function_tool(self.name, "\n\n".join(filter(None, words)), INPUT_SCHEMA)
+
+
+class SearchTool(ClientFields):
+    """The search that OpenAI's servers run: there is none here, and none is offered."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["web_search", "web_search_preview", "web_search_2025_08_26"]
+
+
+INPUT = "input"
+INPUT_SCHEMA: Document = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string"}},
+    "required": [INPUT],
+    "additionalProperties": False,
+}
+Tool = Annotated[FunctionTool | CustomTool | SearchTool, Field(discriminator="type")]
 
 
 class NamedFunction(ClientFields):
-    """The choice of one function."""
+    """The choice of one tool."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 
@@ -168,7 +266,6 @@ class ResponsesRequest(TranslatedRequest):
     }
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
-        "include": ([], ["reasoning.encrypted_content"]),  # no reasoning is encrypted here
         "background": (False,),
         "truncation": ("disabled",),
         "previous_response_id": (),  # no response is stored
@@ -181,10 +278,16 @@ class ResponsesRequest(TranslatedRequest):
     )
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
+    # Of what has no kind here: no reasoning is encrypted, nothing is searched.
+    include: list[Literal["reasoning.encrypted_content", "web_search_call.action.sources"]] = []
+    max_tool_calls: Ignored = None  # of tools that OpenAI's servers run
+    client_metadata: Ignored = None
+    prompt_cache_retention: Ignored = None
+    prompt_cache_options: Ignored = None
     store: Ignored = None
     stream_options: Ignored = None
     reasoning: Ignored = None
@@ -206,22 +309,29 @@ class ResponsesRequest(TranslatedRequest):
         fields: Document = {"messages": turns, "max_completion_tokens": self.max_output_tokens}
         if self.text is not None and self.text.format is not None:
             fields["response_format"] = self.text.format.chat
-        if self.tools:
+        if self.offered:
             choice = self.tool_choice
-            fields["tools"] = [
-                function_tool(each.name, each.description, each.parameters) for each in self.tools
-            ]
+            fields["tools"] = [each.chat for each in self.offered]
             fields["tool_choice"] = (
                 named_choice(choice.name) if isinstance(choice, NamedFunction) else choice
             )
             fields["parallel_tool_calls"] = self.parallel_tool_calls
         return fields
 
+    @property
+    def offered(self) -> list[FunctionTool | CustomTool]:
+        """Return the tools that the model may call."""
+        return [each for each in self.tools or () if not isinstance(each, SearchTool)]
+
+    def _items(self, numbers: Iterator[int]) -> "_Items":
+        custom = {each.name for each in self.offered if isinstance(each, CustomTool)}
+        return _Items(numbers, frozenset(custom))
+
     def document(self, chat: Document) -> Document:
         """Return the response of a whole chat completion."""
         choice = chat["choices"][0]
         text, calls = choice["message"].get("content") or "", call_parts(choice["message"])
-        items = _Items(count())
+        items = self._items(count())
         for _ in items.of(ChatChunk(text, None, {}, None, calls)):
             pass
         reason = choice["finish_reason"]
@@ -232,7 +342,7 @@ class ResponsesRequest(TranslatedRequest):
     async def events(self, chunks: AsyncIterator[ChatChunk]) -> AsyncGenerator[Event]:
         """Yield a response's start, its message and calls one by one, and its end."""
         begun, numbers, has_begun = self._begun(), count(), False
-        items, reason, usage = _Items(numbers), None, Document()
+        items, reason, usage = self._items(numbers), None, Document()
         async for chunk in chunks:
             usage, reason = chunk.usage or usage, chunk.finish_reason or reason
             if not has_begun:
@@ -267,11 +377,11 @@ class ResponsesRequest(TranslatedRequest):
             "temperature": self.temperature,
             "top_p": self.top_p,
             "output": [],
-            "tools": [each.model_dump(mode="json") for each in self.tools or ()],
+            "tools": [each.model_dump(mode="json") for each in self.offered],
             "tool_choice": choice.model_dump(mode="json")
             if isinstance(choice, NamedFunction)
             else choice or "auto",
-            "parallel_tool_calls": bool(self.tools) if is_parallel is None else is_parallel,
+            "parallel_tool_calls": bool(self.offered) if is_parallel is None else is_parallel,
             "text": {"format": self._format},
             "store": False,
             "error": None,
@@ -305,21 +415,30 @@ class ResponsesRequest(TranslatedRequest):
         return error.document
 
 
+REASONED = {"role", "content", "reasoning_content"}  # of a message whose text may still come
+
+
 def _add_turn(turns: list[Document], item: Item) -> None:
-    """Add an item to a conversation; a call belongs to the assistant's message before it."""
-    if isinstance(item, FunctionCall) and turns and turns[-1]["role"] == "assistant":
-        calls = [*turns[-1].get("tool_calls", ()), *item.turn["tool_calls"]]
-        turns[-1] = turns[-1] | {"tool_calls": calls}
+    """Add an item to a conversation; reasoning, text and calls of one answer are one message."""
+    turn = item.turn
+    if isinstance(item, ReasoningItem) and not turn["reasoning_content"]:
+        return
+    last = turns[-1] if turns and turns[-1]["role"] == "assistant" else None
+    if last is not None and "tool_calls" in turn:
+        last["tool_calls"] = [*last.get("tool_calls", ()), *turn["tool_calls"]]
+    elif last is not None and turn["role"] == "assistant" and set(last) == REASONED:
+        last["content"] = turn["content"]
     else:
-        turns.append(item.turn)
+        turns.append(turn)
 
 
 class _Items:
     """The items of a response, one after another, and their events."""
 
-    def __init__(self, numbers: Iterator[int]) -> None:
+    def __init__(self, numbers: Iterator[int], custom: frozenset[str]) -> None:
         self.items: list[Document] = []  # the last one may be open
         self._numbers = numbers
+        self._custom = custom  # names of tools whose input is a text
         self._call: int | None = None  # which is open, None: the message
         self._text = ""  # of the open message, or arguments of the open call
         self._is_open = False
@@ -332,8 +451,8 @@ class _Items:
             yield self._event("output_text.delta", self._part_place, delta=chunk.text, logprobs=[])
         for each in chunk.calls:
             yield from self._in_call(each)
-            if each.arguments:
-                self._text += each.arguments
+            self._text += each.arguments
+            if each.arguments and self.items[-1]["type"] == "function_call":
                 name = "function_call_arguments.delta"
                 yield self._event(name, self._place, delta=each.arguments)
 
@@ -353,9 +472,13 @@ class _Items:
     def _in_call(self, call: CallPart) -> Iterator[Event]:
         if self._is_open and self._call == call.at:
             return
-        head = {"id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": "in_progress"}
-        named = {"call_id": call.id, "name": call.name, "arguments": ""}
-        yield from self._opened(call.at, head | named)
+        is_custom = call.name in self._custom
+        kind = "custom_tool_call" if is_custom else "function_call"
+        head = {"id": f"{'ctc' if is_custom else 'fc'}_{uuid.uuid4().hex}", "type": kind}
+        named = {"status": "in_progress", "call_id": call.id, "name": call.name}
+        yield from self._opened(
+            call.at, {**head, **named, "input" if is_custom else "arguments": ""}
+        )
 
     def _opened(self, call: int | None, item: Document) -> Iterator[Event]:
         yield from self._closed("completed")
@@ -374,10 +497,14 @@ class _Items:
             item["content"] = [_part(text)]
             yield self._event("output_text.done", self._part_place, text=text, logprobs=[])
             yield self._event("content_part.done", self._part_place, part=_part(text))
+        elif item["type"] == "custom_tool_call":
+            item["input"] = told = _input(text)
+            yield self._event("custom_tool_call_input.delta", self._place, delta=told)
+            yield self._event("custom_tool_call_input.done", self._place, input=told)
         else:
             item["arguments"] = text
-            told = {"arguments": text, "name": item["name"]}
-            yield self._event("function_call_arguments.done", self._place, **told)
+            named = {"arguments": text, "name": item["name"]}
+            yield self._event("function_call_arguments.done", self._place, **named)
         self.items[-1] = item
         index = len(self.items) - 1
         yield self._event("output_item.done", {"output_index": index}, item=item)
@@ -396,6 +523,14 @@ class _Items:
 
 def _text(content: str | list[ResponsePart]) -> str:
     return content if isinstance(content, str) else "".join(each.text for each in content)
+
+
+def _input(arguments: str) -> str:
+    """Return the text of a custom tool's call, as far as it was written if it was cut off."""
+    try:
+        return str(json.loads(arguments)[INPUT])
+    except (ValueError, TypeError, KeyError):
+        return arguments
 
 
 def _status(reason: str | None) -> str:

@@ -393,13 +393,21 @@ class OpenAIServer(Starlette):
         return await loop.run_in_executor(self._parser, parse, body)
 
     async def _parsed(
-        self, ready: ServingModel | ForwardingModel, path: str, body: bytes, *, is_counted: bool
+        self,
+        ready: ServingModel | ForwardingModel,
+        path: str,
+        body: bytes,
+        *,
+        is_counted: bool,
+        shortens: bool = False,
     ) -> Answer:
         """Return a request that is parsed and not yet sent to the engine."""
         if path in TRANSLATED:
             asked = await self._in_thread(partial(parse_translated, path), body)
             try:
-                chat = await self._parsed(ready, CHAT, asked.chat_body, is_counted=is_counted)
+                chat = await self._parsed(
+                    ready, CHAT, asked.chat_body, is_counted=is_counted, shortens=asked.SHORTENS
+                )
             except RequestError as error:
                 raise asked.renamed(error) from None
             return TranslatedAnswer(asked, chat)
@@ -409,7 +417,9 @@ class OpenAIServer(Starlette):
             self._adapter_of(forwarded.model)
             return forwarded
         prepare = self._chat if path == CHAT else self._completion
-        return RequestAnswers(ready, await prepare(ready, body))
+        order = await prepare(ready, body)
+        order.shortens = shortens
+        return RequestAnswers(ready, order)
 
     async def _completion(self, ready: ServingModel, body: bytes) -> ParsedRequest:
         parse = partial(parse_completion, engine=self.service.spec.engine)

@@ -54,6 +54,8 @@ class TranslatedRequest(ClientFields, ABC):
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]]
     # Names of a chat completion's fields in this API.
     NAMES: ClassVar[dict[str, str]] = {}
+    # Whether a limit of the answer may exceed what the context leaves.
+    SHORTENS: ClassVar[bool] = False
 
     model: str
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
@@ -188,9 +190,17 @@ def text_of(parts: str | Sequence[TextPart]) -> str:
     return parts if isinstance(parts, str) else "".join(each.text for each in parts)
 
 
-def function_tool(name: str, description: str | None, schema: Document | None) -> Document:
+def function_tool(
+    name: str,
+    description: str | None,
+    schema: Document | None,
+    *,
+    strict: bool | None = None,
+) -> Document:
     """Return a tool as a chat completion has it."""
-    fields = {"name": name, "description": description, "parameters": schema}
+    fields = {
+        "name": name, "description": description, "parameters": schema, "strict": strict or None,
+    }  # fmt: skip
     function = {name: each for name, each in fields.items() if each is not None}
     return {"type": "function", "function": function}
 

@@ -237,8 +237,7 @@ def test_what_carries_more_than_text_is_refused_in_the_form_of_its_api():
         ("/v1/messages", message | {"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
         ("/v1/messages", message | {"messages": [turn | {"content": image}]}, "messages.0.content"),
         ("/v1/messages", {"model": "model", "messages": [turn]}, "max_tokens"),
-        ("/v1/messages", message | {"max_tokens": 1000}, "max"),
-        ("/v1/responses", response | {"tools": [{"type": "web_search"}]}, "tools"),
+        ("/v1/responses", response | {"tools": [{"type": "file_search"}]}, "tools"),
         ("/v1/responses", response | {"previous_response_id": "resp_1"}, "previous_response_id"),
         ("/v1/responses", response | {"text": {"format": {"type": "json_object"}}}, "text.format"),
     ):  # fmt: skip
