@@ -503,12 +503,19 @@ class BenchmarkSpec(RunDocument):
     evaluation_tokens: PositiveInt = 8192
     seed: int = 17
     load: LoadOptions | None = None  # measured from the clients of an endpoint
+    max_batch_tokens: PositiveInt | None = None  # of that endpoint's steps; None: as usual
     profile: bool = False  # report the time per operator
 
     @model_validator(mode="after")
     def _profiles_no_endpoint(self) -> Self:
         if self.load is not None and self.profile:
             msg = "profile and load exclude each other; leave profile out, or leave load out"
+            raise ValueError(msg)
+        if self.load is None and self.max_batch_tokens is not None:
+            msg = (
+                f"max_batch_tokens is {self.max_batch_tokens}, and only the endpoint of a load "
+                "test has steps; leave it out, or give load"
+            )
             raise ValueError(msg)
         return self
 

@@ -406,6 +406,7 @@ class TrainSpec(TrainingMemory):
     loss, if it was measured during training. ``text_samples`` generates samples periodically.
     The objective ``classification`` trains an encoder on labelled texts, one per row; the host's
     own are code passages labelled with their package.
+    Without ``keeps_model`` it measures speed and memory alone: it neither evaluates nor saves.
     """
 
     kind: Literal["train"] = "train"
@@ -434,6 +435,7 @@ class TrainSpec(TrainingMemory):
     early_stop_validations: PositiveInt | None = None
     keep_best: bool = True
     text_samples: TextSamples | None = None
+    keeps_model: bool = True
     parallel: DataParallel = DataParallel()
     layout: LayoutOptions | None = None
 

@@ -67,7 +67,8 @@ def benchmark_spec(
     """
     _check_own_engine(case.best)
     dtype = runnable_dtype(case.best)
-    if launch.run == "load":
+    is_load = launch.run == "load"
+    if is_load:
         needs_weights(case.model, "Load on an endpoint")
     return BenchmarkSpec(
         model=case.model,
@@ -76,6 +77,7 @@ def benchmark_spec(
         prompt_tokens=values.input_tokens,
         output_tokens=values.output_tokens,
         load=load_options(launch, _planned_load(values, case.best, targets)),
+        max_batch_tokens=(case.best.strategy.max_batch_tokens or None) if is_load else None,
         profile=launch.profile and launch.run == "job",
     )
 

@@ -147,6 +147,9 @@ def test_a_profile_is_of_a_model_and_not_of_an_endpoint():
     load = {"arrivals": {"kind": "closed", "concurrency": (1,)}}
     with pytest.raises(ValidationError, match="profile and load exclude each other"):
         BenchmarkSpec(model=MODEL, load=load, profile=True)
+    assert BenchmarkSpec(model=MODEL, load=load, max_batch_tokens=64).max_batch_tokens == 64
+    with pytest.raises(ValidationError, match="max_batch_tokens is 64, and only the endpoint of"):
+        BenchmarkSpec(model=MODEL, max_batch_tokens=64)
 
 
 # What may be asked of Slurm: a closed list, whoever asks for it.

@@ -383,7 +383,9 @@ def serve_spec_of(spec: BenchmarkSpec, options: LoadOptions, key: str) -> ServeS
     Its ``key`` exists only in this process, so that no other client affects the figures.
     """
     places, longest = options.places(spec.batch_size), spec.prompt_tokens + spec.output_tokens
+    step = {"max_batch_tokens": spec.max_batch_tokens} if spec.max_batch_tokens else {}
     return ServeSpec(
+        **step,
         model=spec.model,
         weight_dtype=spec.weight_dtype,
         max_concurrency=places,

@@ -390,7 +390,7 @@ class Evaluator:
     def is_due(self, state: TrainState) -> bool:
         """Return whether an evaluation is due after a step; the same on every rank."""
         return self.pace.fraction(state) < 1.0 and (
-            self.pace.fraction(state) >= self.next_validation
+            (self.spec.keeps_model and self.pace.fraction(state) >= self.next_validation)
             or (self.sampler is not None and self.sampler.is_due(state.step))
             or (self.mixture is not None and self.mixture.is_due(state))
         )
@@ -409,7 +409,7 @@ class Evaluator:
         self._move_mixture_when_due(state)
 
     def _validate_when_due(self, state: TrainState) -> None:
-        if self.pace.fraction(state) < self.next_validation:
+        if not self.spec.keeps_model or self.pace.fraction(state) < self.next_validation:
             return
         self.next_validation += 1.0 / VALIDATIONS_PER_RUN
         self.layout.synchronise()

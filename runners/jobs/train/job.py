@@ -72,6 +72,9 @@ class PreparedTraining(NamedTuple):
 
 def finish(prepared: PreparedTraining, peak: Peak) -> None:
     """Evaluate the trained model, publish it and report the run's figures."""
+    if not prepared.trainer.spec.keeps_model:
+        _finish_measuring(prepared, peak)
+        return
     if prepared.data.classes:
         _finish_classifier(prepared, peak)
         return
@@ -106,6 +109,14 @@ def finish(prepared: PreparedTraining, peak: Peak) -> None:
     folder = job.output_dir("model" if spec.lora is None or spec.lora.is_merged else "adapter")
     measured["disk_bytes"] = float(weight_file_bytes(folder))
     job.emitter.result(measured, notes, Work((TRAINING, EVALUATING), trainer.trained_tokens))
+
+
+def _finish_measuring(prepared: PreparedTraining, peak: Peak) -> None:
+    """Report the figures of a run that keeps no model."""
+    trainer = prepared.trainer
+    measured = {**_measured(trainer, peak), **_trained_figures(trainer)}
+    work = Work((TRAINING, EVALUATING), trainer.trained_tokens)
+    trainer.job.emitter.result(measured, _notes(prepared, peak), work)
 
 
 def _finish_classifier(prepared: PreparedTraining, peak: Peak) -> None:

@@ -413,7 +413,11 @@ class Trainer:
         stops = counts and self.job.stop_requested.is_set()
         elapsed = self.state.elapsed_seconds if self.ranks.is_lead else 0.0
         since_checkpoint = time.monotonic() - self._last_checkpoint_at
-        is_due = since_checkpoint >= self.spec.checkpoint_every_seconds and not self.writer.is_busy
+        is_due = (
+            self.spec.keeps_model
+            and since_checkpoint >= self.spec.checkpoint_every_seconds
+            and not self.writer.is_busy
+        )
         is_over = self.ranks.is_lead and self.evaluator.patience.is_over(self.state)
         flags = [float(stops), float(is_due and self.ranks.is_lead), float(is_over), elapsed]
         num_stopping, due, over, self.state.elapsed_seconds = self.ranks.total(flags)

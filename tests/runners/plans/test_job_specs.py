@@ -103,6 +103,20 @@ def test_each_goal_has_its_spec():
         ),
         (
             "serve",
+            {},
+            {"run": "load", "points": [4]},
+            case("serve", strategy={"max_batch_tokens": 64}),
+            {"max_batch_tokens": 64},
+        ),
+        (
+            "serve",
+            {},
+            {},
+            case("serve", strategy={"max_batch_tokens": 64}),
+            {"max_batch_tokens": None, "load": None},
+        ),
+        (
+            "serve",
             {"concurrency": 3, "input_tokens": 70, "output_tokens": 9},
             ENDPOINT | {"engine": "llamacpp"},
             None,

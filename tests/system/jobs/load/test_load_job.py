@@ -75,7 +75,9 @@ def test_the_endpoints_own_charts_are_the_jobs(run):
 def test_the_endpoint_reserves_what_the_sweep_takes_at_most():
     model = RandomModel(config=TINY_CONFIG)
     spec = serve_spec_of(spec_of(model, batch_size=2), SWEEP, "a key")
+    narrow = serve_spec_of(spec_of(model, max_batch_tokens=32), SWEEP, "a key")
 
+    assert (spec.max_batch_tokens, narrow.max_batch_tokens) == (512, 32)
     assert (spec.max_concurrency, spec.max_length, spec.kv_cache_tokens) == (4, 24, 96)
     assert (spec.host, spec.key_hashes) == ("127.0.0.1", (key_hash("a key"),))
 

@@ -91,6 +91,18 @@ def test_no_checkpoint_is_left_after_a_good_end(trained):
     assert not (trained.folder / "checkpoint").exists()
 
 
+def test_a_run_that_keeps_no_model_measures_alone(host, trained):
+    changes = {"keeps_model": False, "checkpoint_every_seconds": 1e-3}
+
+    run = host.run_here("measuring", tiny_training(**changes), train.work)
+
+    assert run.measured.keys() >= {"tokens_per_second", "step_seconds", "peak_memory_bytes"}
+    assert run.measured["final_loss"] == trained.measured["final_loss"]  # the same steps
+    assert (run.metric("validation_loss"), run.bodies("artefact")) == ([], [])
+    assert run.metric("checkpoint_wait_seconds") == []
+    assert not (run.folder / "output").exists()
+
+
 def test_the_phases_are_named_in_order(trained):
     names = [body["name"] for body in trained.bodies("phase")]
 
