@@ -33,6 +33,19 @@ AliasOption = Annotated[
     typer.Option("--alias", metavar="NAME", help="It also answers to this name; again for more."),
 ]
 
+WarmOption = Annotated[
+    str | None,
+    typer.Option(
+        "--warm",
+        metavar="HOURS",
+        help="Keep it awake in these hours, such as 'mon-fri 08:00-18:00 Europe/Berlin'.",
+    ),
+]
+ReplicasOption = Annotated[
+    str | None,
+    typer.Option("--replicas", metavar="N-M", help="Run so many jobs at once, such as 2 or 1-3."),
+]
+
 deployments = group("Models under lasting names, awake when asked.")
 
 
@@ -89,6 +102,8 @@ def _show(row: "DeploymentReply") -> None:
         typer.echo(row.problem)
     if row.is_kept_awake:
         idle = "kept awake"
+    elif row.warm_hours:
+        idle = f"kept awake {row.warm_hours}"
     elif row.idle_seconds is None:
         idle = "stays awake until somebody puts it to sleep"
     else:
@@ -105,7 +120,7 @@ def _show(row: "DeploymentReply") -> None:
 
 
 @deployments.command("add")
-def deployment_add(
+def deployment_add(  # noqa: PLR0913, PLR0917 (the options of the command)
     name: Annotated[str, typer.Argument(help="That clients give as their model.")],
     plan: Annotated[
         str, typer.Option("--plan", metavar="PLAN", help="Id of a plan to serve.")
@@ -117,12 +132,14 @@ def deployment_add(
     idle: IdleOption = None,
     awake: AwakeOption = None,
     alias: AliasOption = None,
+    warm: WarmOption = None,
+    replicas: ReplicasOption = None,
     output: OutputOption = "table",
 ) -> None:
     """Keep a plan to serve under a name; the first request wakes it."""
     if bool(plan) == (file is not None):
         raise CliError("give either --plan or --file", field="--plan")
-    sent: dict[str, Any] = {"name": name, **_options(idle, awake, alias)}
+    sent: dict[str, Any] = {"name": name, **_options(idle, awake, alias, warm, replicas)}
     if file is not None:
         sent["document"] = read_document(str(file))
     else:
@@ -137,6 +154,8 @@ def _options(
     idle: float | None,
     awake: bool | None,  # noqa: FBT001
     alias: list[str] | None,
+    warm: str | None,
+    replicas: str | None,
 ) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     if idle is not None:
@@ -145,11 +164,20 @@ def _options(
         found["is_kept_awake"] = awake
     if alias is not None:
         found["aliases"] = alias
+    if warm is not None:
+        found["warm_hours"] = warm
+    if replicas is not None:
+        least, _, most = replicas.partition("-")
+        if not (least.isdecimal() and (most or least).isdecimal()):
+            raise CliError(
+                f"{replicas!r} is no number such as 2 or range such as 1-3", field="--replicas"
+            )
+        found |= {"min_replicas": int(least), "max_replicas": int(most or least)}
     return found
 
 
 @deployments.command("change")
-def deployment_change(
+def deployment_change(  # noqa: PLR0913, PLR0917 (the options of the command)
     deployment: DeploymentArgument,
     plan: Annotated[
         str, typer.Option("--plan", metavar="PLAN", help="Roll out this plan or version.")
@@ -157,6 +185,8 @@ def deployment_change(
     idle: IdleOption = None,
     awake: AwakeOption = None,
     alias: AliasOption = None,
+    warm: WarmOption = None,
+    replicas: ReplicasOption = None,
     paused: Annotated[
         bool | None,
         typer.Option("--pause/--unpause", help="Stop it, and let no request wake it."),
@@ -164,11 +194,11 @@ def deployment_change(
     output: OutputOption = "table",
 ) -> None:
     """Change a deployment; another plan is rolled out without a failed request."""
-    sent = {**_options(idle, awake, alias), **({"plan": plan} if plan else {})}
+    sent = {**_options(idle, awake, alias, warm, replicas), **({"plan": plan} if plan else {})}
     if paused is not None:
         sent["is_paused"] = paused
     if not sent:
-        raise CliError("nothing is to change: give --plan, --idle, --awake, --alias or --pause")
+        raise CliError("nothing is to change: see --help for what may change")
     with server() as client:
         changed = client.change_deployment(_of(client, deployment).id, sent)
     if not wrote(changed, output):

@@ -48,6 +48,9 @@ class ChangedDeployment(TypedDict):
     is_kept_awake: NotRequired[bool | None]
     is_paused: NotRequired[bool | None]
     aliases: NotRequired[list[str] | None]
+    warm_hours: NotRequired[str | None]
+    min_replicas: NotRequired[int | None]
+    max_replicas: NotRequired[int | None]
 
 
 class CompressStep(TypedDict):
@@ -209,6 +212,9 @@ class NewDeployment(TypedDict):
     idle_seconds: NotRequired[float | None]
     is_kept_awake: NotRequired[bool]
     aliases: NotRequired[list[str]]
+    warm_hours: NotRequired[str]
+    min_replicas: NotRequired[int]
+    max_replicas: NotRequired[int]
 
 
 class NewHost(TypedDict):

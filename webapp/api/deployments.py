@@ -36,6 +36,7 @@ from webapp.api.requests import (
     list_mark,
     page_keys,
 )
+from webapp.core.clock import now
 from webapp.core.problems import REFUSALS, ConflictProblem, InvalidProblem
 from webapp.core.queries import in_order
 from webapp.deployments.addresses import gateway_url
@@ -53,6 +54,7 @@ from webapp.deployments.services import (
     LEAST_IDLE_SECONDS,
     MOST_ALIASES,
     MOST_IDLE_SECONDS,
+    MOST_REPLICAS,
     deployment_change,
     deployment_create,
     deployment_delete,
@@ -61,6 +63,7 @@ from webapp.deployments.services import (
 )
 from webapp.deployments.states import DeploymentView, view_of, views_of
 from webapp.deployments.usage import DAYS, MOST_DAYS, usage_after, usage_of
+from webapp.deployments.warm_hours import EXAMPLE
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_answer
 from webapp.wizard.documents import SentLaunch, SentPlan, check_launch
@@ -77,6 +80,13 @@ Idle = Annotated[
 Aliases = Annotated[
     list[Annotated[str, Field(max_length=MODEL_NAME_LENGTH)]],
     Field(max_length=MOST_ALIASES, description="Further names that it answers to, such as gpt-4o"),
+]
+WarmHours = Annotated[
+    str,
+    Field(max_length=400, description=f"Hours in which it is kept awake, such as {EXAMPLE}"),
+]
+Replicas = Annotated[
+    int, Field(ge=1, le=MOST_REPLICAS, description="Jobs that serve it at once, while it is awake")
 ]
 MOST_DIGITS = 18  # of a row's number
 
@@ -99,6 +109,9 @@ class NewDeployment(Sent):
         bool, Field(description="Start it now, and again whenever it ends")
     ] = False
     aliases: Aliases = []
+    warm_hours: WarmHours = ""
+    min_replicas: Replicas = 1
+    max_replicas: Replicas = 1
 
     @model_validator(mode="after")
     def _one_source(self) -> "NewDeployment":
@@ -124,6 +137,9 @@ class ChangedDeployment(Sent):
     aliases: Annotated[
         Aliases | None, Field(description="All further names that it answers to, such as gpt-4o")
     ] = None
+    warm_hours: WarmHours | None = None
+    min_replicas: Replicas | None = None
+    max_replicas: Replicas | None = None
 
 
 def _replica_replies(view: DeploymentView) -> list[ReplicaReply]:
@@ -159,6 +175,9 @@ def _reply(request: HttpRequest, view: DeploymentView) -> DeploymentReply:
         idle_seconds=row.idle_seconds,
         is_kept_awake=row.is_kept_awake,
         is_paused=row.is_paused,
+        warm_hours=row.warm_hours,
+        min_replicas=row.min_replicas,
+        max_replicas=row.max_replicas,
         replicas=_replica_replies(view),
         base_url=gateway_url(request),
         created_at=row.created_at,
@@ -203,11 +222,14 @@ def deployment_add(request: HttpRequest, body: NewDeployment) -> Status[Deployme
                 idle_seconds=body.idle_seconds,
                 is_kept_awake=body.is_kept_awake,
                 aliases=body.aliases,
+                warm_hours=body.warm_hours,
+                min_replicas=body.min_replicas,
+                max_replicas=max(body.min_replicas, body.max_replicas),
                 idempotency_key=job_key(request),
             )
         except DraftProblem as problem:
             raise ConflictProblem("cannot_launch", problem.sentence) from problem
-    if made.is_kept_awake:
+    if made.is_warm(now()):
         deployment_wake(made)
     return Status(201, _reply(request, view_of(made)))
 

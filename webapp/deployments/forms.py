@@ -16,8 +16,10 @@ from webapp.deployments.services import (
     DEFAULT_IDLE_SECONDS,
     LEAST_IDLE_SECONDS,
     MOST_IDLE_SECONDS,
+    MOST_REPLICAS,
     NAME,
 )
+from webapp.deployments.warm_hours import EXAMPLE
 from webapp.plans.models import Plan
 
 RUN = "deployment"  # what the button of the review page is called
@@ -100,6 +102,26 @@ class ChangeForm(forms.Form):
         max_length=2600,
         help_text="Further names that clients may give, apart by blanks, such as gpt-4o",
     )
+    min_replicas = WholeField(
+        label="Replicas, at least",
+        min_value=1,
+        max_value=MOST_REPLICAS,
+        help_text="Jobs that serve it at once, while it is awake",
+        required=False,
+    )
+    max_replicas = WholeField(
+        label="Replicas, at most",
+        min_value=1,
+        max_value=MOST_REPLICAS,
+        help_text="More are started for many requests, one at a time.",
+        required=False,
+    )
+    warm_hours = forms.CharField(
+        label="Keep it awake in these hours",
+        required=False,
+        max_length=400,
+        help_text=f"Such as {EXAMPLE}",
+    )
     is_kept_awake = forms.BooleanField(label="Keep it awake", required=False)
     is_paused = forms.BooleanField(
         label="Pause it: what runs is stopped, and no request wakes it", required=False
@@ -114,6 +136,9 @@ class ChangeForm(forms.Form):
                 "idle_minutes": None if idle is None else f"{idle / MINUTE:g}",
                 "aliases": " ".join(deployment.aliases),
                 "is_kept_awake": deployment.is_kept_awake,
+                "warm_hours": deployment.warm_hours,
+                "min_replicas": deployment.min_replicas,
+                "max_replicas": deployment.max_replicas,
                 "is_paused": deployment.is_paused,
             },
         )
@@ -133,6 +158,9 @@ class ChangeForm(forms.Form):
             "idle_seconds": _seconds(chosen["idle_minutes"]),
             "aliases": sorted(set(chosen["aliases"].replace(",", " ").split())),
             "is_kept_awake": chosen["is_kept_awake"],
+            "warm_hours": " ".join(chosen["warm_hours"].split()),
+            "min_replicas": chosen["min_replicas"] or row.min_replicas,
+            "max_replicas": chosen["max_replicas"] or row.max_replicas,
             "is_paused": chosen["is_paused"],
         }
         changed = {name: value for name, value in found.items() if value != getattr(row, name)}

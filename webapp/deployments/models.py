@@ -11,6 +11,7 @@ from django.db.models import Q
 from runners.jobspec.base import NAME_LENGTH
 from webapp.accounts.models import AccessToken, TeamOwned
 from webapp.core.ids import UlidModel
+from webapp.deployments.warm_hours import warm_hours
 from webapp.jobs.models import Job
 from webapp.plans.models import Plan
 
@@ -35,6 +36,12 @@ class Deployment(TeamOwned):
     launch = models.JSONField(default=dict, blank=True)  # runners.plans.launch.Launch
     idle_seconds = models.FloatField(null=True, blank=True)  # until it sleeps; null: never
     is_kept_awake = models.BooleanField(default=False)
+    warm_hours = models.CharField(max_length=400, blank=True)  # webapp.deployments.warm_hours
+    min_replicas = models.PositiveSmallIntegerField(default=1)  # while it is awake
+    max_replicas = models.PositiveSmallIntegerField(default=1)
+    revision = models.PositiveIntegerField(default=0)  # of what it runs: plan and launch
+    busy_since = models.DateTimeField(null=True, blank=True)  # too few replicas run
+    spare_since = models.DateTimeField(null=True, blank=True)  # too many do
     is_paused = models.BooleanField(default=False)  # no request wakes it
     asked_at = models.DateTimeField(null=True, blank=True)  # a wake that no replica answers yet
     last_used_at = models.DateTimeField(null=True, blank=True)  # a request was at a replica
@@ -60,6 +67,15 @@ class Deployment(TeamOwned):
     def __str__(self) -> str:
         return self.name
 
+    def is_warm(self, instant: datetime) -> bool:
+        """Return whether it is to be awake without a request."""
+        return self.is_kept_awake or warm_hours(self.warm_hours).cover(instant)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Return whether replicas come and go by the site's rules; else a job ends when idle."""
+        return self.max_replicas > 1 or bool(self.warm_hours)
+
     @property
     def load_seconds(self) -> float | None:
         """Return the median of its last loads, from its devices to the first answer."""
@@ -78,6 +94,7 @@ class Replica(UlidModel):
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="replicas")
     job = models.OneToOneField(Job, on_delete=models.CASCADE, related_name="replica")
     plan = models.ForeignKey(Plan, on_delete=models.RESTRICT, related_name="replicas")
+    revision = models.PositiveIntegerField(default=0)  # of the deployment, that it runs
     is_leaving = models.BooleanField(default=False)  # gets no new requests, and is stopped
     left_at = models.DateTimeField(null=True, blank=True)  # since when
     gives_way_to = models.ForeignKey(  # it leaves so that this one gets its devices
@@ -124,6 +141,25 @@ class Replica(UlidModel):
             return ""
         is_own = other.deployment.team_id == self.deployment.team_id
         return other.deployment.name if is_own else "another team's deployment"
+
+
+class GatewayLoad(models.Model):
+    """The requests that a gateway answers or holds for a deployment with several replicas."""
+
+    gateway = models.CharField(max_length=32)
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="load")
+    requests = models.PositiveIntegerField()
+    at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["gateway", "deployment"], name="one_load_per_gateway_and_deployment"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.requests} of {self.deployment_id} at {self.gateway}"
 
 
 class ServingKey(TeamOwned):

@@ -1,7 +1,7 @@
 """Make, wake, put to sleep, change and delete deployments."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 from django.contrib.auth.models import User
 from django.db import IntegrityError, InterfaceError, OperationalError, transaction
+from django.db.models import F, Q
 
 from runners.jobspec import ServeSpec
 from runners.jobspec.base import NAME_LENGTH
@@ -21,7 +22,9 @@ from webapp.accounts.tokens import acting_as, acting_token
 from webapp.audit.models import event_record
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem, NotFoundProblem, Problem
+from webapp.deployments import warm_hours
 from webapp.deployments.models import MODEL_NAME_LENGTH, Deployment, Replica
+from webapp.deployments.scaling import BUSY, SPARE, is_idle, num_needed, open_requests
 from webapp.deployments.turns import (
     IDLE_TURN,
     has_requests,
@@ -43,7 +46,7 @@ ACTOR = "system:deployments"
 ROLE = Role.PRACTITIONER
 NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{MODEL_NAME_LENGTH - 1}}}")
 ALIAS = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:/-]{{0,{MODEL_NAME_LENGTH - 1}}}")
-MOST_ALIASES = 20
+MOST_ALIASES, MOST_REPLICAS = 20, 64
 LEAST_IDLE_SECONDS, MOST_IDLE_SECONDS = 6, 7 * 86_400.0
 DEFAULT_IDLE_SECONDS = 900.0
 FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 5.0, 300.0  # after a failure, before the next try
@@ -73,6 +76,9 @@ def deployment_create(  # noqa: PLR0913 (keyword-only: each is a column that the
     idle_seconds: float | None = None,
     is_kept_awake: bool = False,
     aliases: Sequence[str] = (),
+    warm_hours: str = "",
+    min_replicas: int = 1,
+    max_replicas: int = 1,
     idempotency_key: str | None = None,
 ) -> Deployment:
     """Return a new deployment of a plan to serve, asleep; a draft is saved as a version first.
@@ -88,6 +94,8 @@ def deployment_create(  # noqa: PLR0913 (keyword-only: each is a column that the
     name = _checked_name(name)
     launch = _checked_launch(launch)
     _check_idle(idle_seconds)
+    _check_replicas(min_replicas, max_replicas)
+    warm_hours = _checked_hours(warm_hours)
     _check_is_endpoint(plan, launch)
     try:
         with transaction.atomic():
@@ -104,6 +112,9 @@ def deployment_create(  # noqa: PLR0913 (keyword-only: each is a column that the
                 idle_seconds=None if is_kept_awake else idle_seconds,
                 is_kept_awake=is_kept_awake,
                 aliases=aliases,
+                warm_hours=warm_hours,
+                min_replicas=min_replicas,
+                max_replicas=max_replicas,
                 idempotency_key=idempotency_key,
             )
             event_record(
@@ -130,11 +141,11 @@ def deployment_change(
     launch: Launch | None = None,
     **fields: Any,
 ) -> Deployment:
-    """Change a deployment: when it sleeps, ``is_paused``, ``aliases``, or what it runs.
+    """Change a deployment: when it sleeps, its replicas, ``aliases``, or what it runs.
 
-    A new plan or launch is rolled out if a replica runs: a second one starts, requests go to it
-    once it is ready, and the first one ends. Where there is no room for both, the first one ends
-    before, and requests wait at the gateway. Other changes count from the next start on.
+    A new plan or launch is rolled out if a replica runs: another one starts, requests go to it
+    once it is ready, and an old one ends, until none is left. Where there is no room for both, an
+    old one ends before. When a single replica sleeps counts from its next start on.
 
     Raises:
         InvalidProblem: a field is not valid.
@@ -145,6 +156,11 @@ def deployment_change(
         raise InvalidProblem("plan", f"The plan is not of {row.team.name}. Choose one that is.")
     if "idle_seconds" in fields:
         _check_idle(fields["idle_seconds"])
+    if "warm_hours" in fields:
+        fields["warm_hours"] = _checked_hours(fields["warm_hours"])
+    _check_replicas(
+        fields.get("min_replicas", row.min_replicas), fields.get("max_replicas", row.max_replicas)
+    )
     if fields.get("is_kept_awake"):
         fields["idle_seconds"] = None
     chosen = _checked_launch(launch or launch_of(row))
@@ -163,12 +179,14 @@ def deployment_change(
             detail |= {"plan": changed["plan"].pk, "version": changed["plan"].version}
         if changed.get("is_paused"):
             changed["asked_at"] = None
+        if is_other := bool({"launch", "plan"} & changed.keys()):
+            changed["revision"] = F("revision") + 1
         Deployment.objects.filter(pk=row.pk, deleted_at=None).update(
             problem="", failures=0, failed_at=None, **changed
         )
         event_record(row, "deployment.changed", by.get_username(), detail=detail)
     row.refresh_from_db()
-    if {"launch", "plan"} & changed.keys() and live_replicas(row) and not row.is_paused:
+    if is_other and live_replicas(row) and not row.is_paused:
         _start(row, _next_number(row))
     deployment_advance(row)
     row.refresh_from_db()
@@ -198,9 +216,10 @@ def deployment_sleep(*, deployment: Deployment, by: User) -> None:
         ConflictProblem: it is kept awake, or nothing runs.
     """
     row = _row_of(deployment)
-    if row.is_kept_awake:
+    if row.is_warm(now()):
+        hours = "" if row.is_kept_awake else f" in its hours, {row.warm_hours}"
         raise ConflictProblem(
-            "kept_awake", f"{row.name} is kept awake. Pause it, or let it sleep when idle."
+            "kept_awake", f"{row.name} is kept awake{hours}. Pause it, or let it sleep when idle."
         )
     live = live_replicas(row)
     if not live and row.asked_at is None:
@@ -287,6 +306,38 @@ def _check_idle(seconds: float | None) -> None:
         )
 
 
+def _check_replicas(least: int, most: int) -> None:
+    if not 1 <= least <= MOST_REPLICAS:
+        raise InvalidProblem(
+            "min_replicas",
+            f"It is to run with at least {least} replicas; that can be 1 to {MOST_REPLICAS}.",
+        )
+    if not least <= most <= MOST_REPLICAS:
+        raise InvalidProblem(
+            "max_replicas",
+            f"It is to run with at most {most} replicas and with at least {least}; the most can "
+            f"be {least} to {MOST_REPLICAS}.",
+        )
+
+
+def _checked_hours(text: str) -> str:
+    """Return hours as they are kept: blanks are single, names of days small.
+
+    Raises:
+        InvalidProblem: they cannot be read.
+    """
+    text = " ".join(text.split())
+    try:
+        warm_hours.warm_hours(text)
+    except ValueError as error:
+        raise InvalidProblem(
+            "warm_hours",
+            f"The hours to keep it awake cannot be read: {error}. Write them like “"
+            f"{warm_hours.EXAMPLE}”, or leave them empty.",
+        ) from None
+    return text
+
+
 def _check_is_endpoint(plan: Plan, launch: Launch) -> None:
     if plan.document.goal != "serve":
         raise InvalidProblem(
@@ -371,15 +422,14 @@ def _start(deployment: Deployment, number: int, by: User | None = None) -> Repli
     It counts against the budget of the token that asks for it, else of the deployment's own. The
     Hub may be asked, so no transaction is open meanwhile.
     """
+    idle = None if deployment.is_scaled else deployment.idle_seconds
     try:
         owner = _owner_of(deployment)
         with acting_as(acting_token() or deployment.token):
             job = plan_launch(
                 plan=deployment.plan,
                 by=owner,
-                launch=launch_of(deployment).model_copy(
-                    update={"idle_stop_seconds": deployment.idle_seconds}
-                ),
+                launch=launch_of(deployment).model_copy(update={"idle_stop_seconds": idle}),
                 name=f"Deployment {deployment.name}"[:NAME_LENGTH],
                 is_named=False,
                 key_hashes=hashes_of(new_key()),
@@ -407,7 +457,12 @@ def _attached(deployment: Deployment, job: Job) -> Replica | None:
         is_wanted = row.deleted_at is None and not row.is_paused
         replica, _ = Replica.objects.get_or_create(
             job=job,
-            defaults={"deployment": row, "plan": deployment.plan, "created_at": now()},
+            defaults={
+                "deployment": row,
+                "plan": deployment.plan,
+                "revision": deployment.revision,
+                "created_at": now(),
+            },
         )
     if not is_wanted:
         _stop([replica], ACTOR)
@@ -439,7 +494,8 @@ def _failed(deployment: Deployment, words: str) -> None:
 
 def advance_all() -> int:
     """Advance every deployment that runs or should; return their number."""
-    rows = Deployment.objects.filter(deleted_at=None, is_kept_awake=True, is_paused=False)
+    is_warm = Q(is_kept_awake=True) | ~Q(warm_hours="")
+    rows = Deployment.objects.filter(is_warm, deleted_at=None, is_paused=False)
     running = Replica.objects.filter(ended_at=None).values("deployment")
     asked = Deployment.objects.filter(deleted_at=None, asked_at__isnull=False)
     live = Deployment.objects.filter(pk__in=running)
@@ -464,11 +520,62 @@ def deployment_advance(deployment: Deployment) -> None:
     live = live_replicas(deployment)
     if deployment.asked_at is not None and not live:
         deployment.refresh_from_db(fields=["asked_at"])
-    is_wanted = deployment.is_kept_awake or deployment.asked_at is not None
+    is_wanted = deployment.is_warm(now()) or deployment.asked_at is not None
     if is_wanted and not live:
         deployment_wake(deployment)
     elif is_wanted and live and live[0].job.state == JobState.QUEUED and _none_is_ready(live):
         _take_turn(live[0])
+    elif live and (deployment.is_scaled or len(live) > 1):
+        _scale(deployment, live)
+
+
+# Several replicas
+
+
+def _scale(deployment: Deployment, live: list[Replica]) -> None:
+    """Start a replica, let one leave, or let all sleep, by the requests that gateways have.
+
+    One starts at a time: the next one once it has its devices.
+    """
+    instant = now()
+    if is_idle(deployment, live, instant):
+        event_record(deployment, "deployment.slept", ACTOR)
+        _stop(live, ACTOR)
+        return
+    current = [each for each in live if each.revision == deployment.revision]
+    if len(current) < len(live) or _none_is_ready(live):
+        return  # another version is rolled out, or it is being loaded
+    needed = num_needed(deployment, live[0], open_requests(deployment))
+    _note_need(deployment, needed - len(live), instant)
+    is_short = len(live) < deployment.min_replicas or _lasts(deployment.busy_since, BUSY, instant)
+    is_queued = any(each.job.state == JobState.QUEUED for each in live)
+    if needed > len(live) and is_short and not is_queued and not _rests(deployment, instant):
+        _start(deployment, _next_number(deployment))
+    elif len(live) > deployment.max_replicas or (
+        needed < len(live) and _lasts(deployment.spare_since, SPARE, instant)
+    ):
+        ready = [each for each in live if each.is_ready]
+        # One that has no devices yet serves nobody; of the others the one least recently used.
+        waiting = [each for each in live if not each.is_ready]
+        leaver = waiting[0] if waiting else min(ready, key=_used_at)
+        _leave([leaver], instant)
+
+
+def _note_need(deployment: Deployment, num_missing: int, instant: datetime) -> None:
+    """Store since when a deployment has had too few replicas, or too many."""
+    busy = (deployment.busy_since or instant) if num_missing > 0 else None
+    spare = (deployment.spare_since or instant) if num_missing < 0 else None
+    if (busy, spare) != (deployment.busy_since, deployment.spare_since):
+        deployment.busy_since, deployment.spare_since = busy, spare
+        deployment.save(update_fields=["busy_since", "spare_since"])
+
+
+def _lasts(since: datetime | None, least: timedelta, instant: datetime) -> bool:
+    return since is not None and since + least <= instant
+
+
+def _used_at(replica: Replica) -> datetime:
+    return replica.last_used_at or replica.ready_at or replica.created_at
 
 
 def _settle(deployment: Deployment, replica: Replica) -> None:
@@ -571,11 +678,31 @@ def _gives_way(deployment: Deployment) -> bool:
 
 
 def _finish_roll(deployment: Deployment) -> None:
-    """Let older replicas leave once the newest is ready, or if it has no room beside them."""
-    live = live_replicas(deployment)
-    if len(live) < 2:  # noqa: PLR2004 -- nothing is being replaced
+    """Let a replica of an older version leave for each that is ready, until none is left.
+
+    Where the newest has no room beside them one leaves first. After each, another one starts,
+    as many as run.
+    """
+    live, instant = live_replicas(deployment), now()
+    older = [each for each in live if each.revision != deployment.revision]
+    if not older or deployment.is_paused:
         return
-    newest, older = live[0], live[1:]
-    waited = now() - newest.created_at >= ROOM and newest.job.state == JobState.QUEUED
-    if newest.is_ready or (waited and starts_without(newest, older)):
-        _leave(older, now())
+    newer = [each for each in live if each.revision == deployment.revision]
+    if not newer:  # its start was refused, or its job ended: the problem says why
+        return
+    newest, num_wanted = newer[0], max(deployment.min_replicas, len(live) - 1)
+    if not all(each.is_ready for each in newer):
+        waited = instant - newest.created_at >= ROOM and newest.job.state == JobState.QUEUED
+        if waited and starts_without(newest, older):
+            _leave([next(_few_without(newest, older))], instant)
+    elif len(newer) >= min(num_wanted, deployment.max_replicas):
+        _leave(older, instant)
+    elif not _rests(deployment, instant):
+        _leave(older[-1:], instant)
+        _start(deployment, _next_number(deployment))
+
+
+def _few_without(newest: Replica, older: list[Replica]) -> Iterator[Replica]:
+    """Yield the older replicas whose end alone gives the newest its devices, else the oldest."""
+    yield from (each for each in reversed(older) if starts_without(newest, [each]))
+    yield older[-1]

@@ -113,7 +113,7 @@ def queue_seconds(waiter: Replica, replicas: Iterable[Replica]) -> float:
     near = [each for each in replicas if each.job.pool_id == waiter.job.pool_id]
     if host := waiter.job.requested_host_id:
         near = [each for each in near if host in {each.job.requested_host_id, each.job.host_id}]
-    holders = [each for each in near if each.given_at and not each.deployment.is_kept_awake]
+    holders = [each for each in near if each.given_at and not each.deployment.is_warm(now())]
     before = [
         each
         for each in near

@@ -71,7 +71,7 @@ def _may_leave(replica: Replica, waiter: Replica) -> bool:
         replica.is_ready
         and replica.job.state == JobState.RUNNING
         and not is_going(replica)
-        and not deployment.is_kept_awake
+        and not deployment.is_warm(now())
         and deployment.pk != waiter.deployment_id
     )
 

@@ -1,7 +1,8 @@
 """The gateway's application: ``/v1/`` for clients; requests go through tunnels to endpoints.
 
 A request needs no database: keys and deployments are looked up in a snapshot. It goes to the
-least busy replica; one that is not there yet is waited for. It is tried again, on another replica
+replica that has the beginning of its conversation in its cache, unless others are less busy; one
+that is not there yet is waited for. It is tried again, on another replica
 or a new one, as long as nothing of its answer has arrived.
 """
 
@@ -11,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -42,6 +44,8 @@ WAKE_SECONDS = 2.0  # between two wakes that one request asks for
 USUAL_LOAD_SECONDS = 30.0  # of a model that was never loaded, for Retry-After
 LOOK_SECONDS = 1.0  # at the snapshot, while a request waits
 START_SECONDS = 5.0  # until the first request knows the routes
+MOST_AHEAD = 2  # requests that a replica may have more than the least busy one
+PREFIX_LENGTH = 1024  # of a prompt that says which replica has it in its cache
 MOST_REQUESTS = 4000  # at the same time, of one gateway
 MOST_REPEATS = 1  # of a request that may have reached an engine: it may be what ends it
 MOST_ANSWER_BYTES = 64 * 1024**2  # of an answer that is no stream
@@ -61,6 +65,7 @@ class ModelRequest(NamedTuple):
     body: bytes
     model: str  # as it was sent
     is_streamed: bool
+    conversation: bytes = b""  # a digest of how it begins
 
     def body_for(self, route: Route) -> bytes:
         """Return the body with the name that the endpoints of a deployment have for the model."""
@@ -157,7 +162,8 @@ class Gateway:
             raise Refusal(405, words, "method_not_allowed", {"allow": "POST"})
         asked = await _read(exchange)
         route = self._route_of(key, asked.model)
-        with self.limits.held(key, self.journal.pending_tokens(key.id)) as headers:
+        pending = self.journal.pending_tokens(key.id)
+        with self.limits.held(key, pending) as headers, self.routes.count(route):
             exchange.answer_headers = headers
             working = self._forward(exchange, key, route, asked)
             await self._unless_over(exchange, working)
@@ -287,7 +293,7 @@ class Gateway:
         failed: set[str] = set()
         num_repeats = 0
         while True:
-            target = await self._target(route, deadline, failed)
+            target = await self._target(route, deadline, failed, asked.conversation)
             tunnel = self.tunnels.of(target.host_id)
             if tunnel is None:
                 continue
@@ -325,7 +331,19 @@ class Gateway:
             if not self._running[target.replica_id]:
                 del self._running[target.replica_id]
 
-    async def _target(self, route: Route, deadline: float, failed: set[str]) -> Target:
+    def _chosen(self, ready: Sequence[Target], conversation: bytes) -> Target:
+        """Return the replica that a conversation prefers, whose cache has its beginning.
+
+        That is the same one as long as the replicas are the same (rendezvous hashing), unless it
+        has ``MOST_AHEAD`` more requests than the least busy one.
+        """
+        least = min(self._running[each.replica_id] for each in ready)
+        able = [each for each in ready if self._running[each.replica_id] <= least + MOST_AHEAD]
+        return max(able, key=lambda each: sha256(conversation + each.replica_id.encode()).digest())
+
+    async def _target(
+        self, route: Route, deadline: float, failed: set[str], conversation: bytes
+    ) -> Target:
         """Return a replica for a request; wake the deployment and wait for it if there is none.
 
         Raises:
@@ -339,7 +357,7 @@ class Gateway:
                 raise Refusal(404, f"{route.name} was deleted.", "model_not_found")
             connected = [each for each in current.targets if self.tunnels.of(each.host_id)]
             if ready := [each for each in connected if each.attempt_id not in failed]:
-                return min(ready, key=lambda each: self._running[each.replica_id])
+                return self._chosen(ready, conversation)
             _check_can_come(current)
             left = deadline - loop.time()
             to_go = current.seconds_to_go or current.load_seconds
@@ -482,11 +500,14 @@ async def _read(exchange: Exchange) -> ModelRequest:
         ClientGoneError: the client disconnected.
     """
     body = await exchange.body()
+    if len(body) > LARGE_BODY_BYTES:
+        return await asyncio.to_thread(_request_of, body)
+    return _request_of(body)
+
+
+def _request_of(body: bytes) -> ModelRequest:
     try:
-        if len(body) > LARGE_BODY_BYTES:
-            document = await asyncio.to_thread(parse_json, body)
-        else:
-            document = parse_json(body)
+        document = parse_json(body)
     except ValueError as error:
         words = f"The body is not JSON: {str(error)[:200]}. Send one JSON object in UTF-8."
         raise Refusal(400, words, "invalid_json") from None
@@ -495,4 +516,17 @@ async def _read(exchange: Exchange) -> ModelRequest:
     model = document.get("model")
     if not isinstance(model, str) or not model:
         raise Refusal(400, "model is missing: name a deployment.", "model_not_found")
-    return ModelRequest(body, model, document.get("stream") is True)
+    return ModelRequest(body, model, document.get("stream") is True, _beginning(document))
+
+
+def _beginning(document: dict[str, Any]) -> bytes:
+    """Return a digest of how a conversation begins: its tools, instructions and first message."""
+    begun: list[Any] = [document.get(name) for name in ("tools", "system", "instructions")]
+    for name in ("messages", "input", "prompt"):
+        value = document.get(name)
+        if not isinstance(value, list):
+            begun.append(str(value)[:PREFIX_LENGTH])
+            continue
+        roles = [each.get("role") if isinstance(each, dict) else "" for each in value]
+        begun.append(value[: roles.index("user") + 1 if "user" in roles else 1])
+    return sha256(json.dumps(begun).encode()).digest()

@@ -5,14 +5,15 @@ does not answer, the last snapshot stays.
 """
 
 import asyncio
+import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -24,12 +25,13 @@ from runners.shared.timing import scale_duration
 from webapp.accounts.models import Membership, Role
 from webapp.accounts.services import is_at_least
 from webapp.core.clock import now
-from webapp.deployments.models import Deployment, Replica, ServingKey, Usage
+from webapp.deployments.models import Deployment, GatewayLoad, Replica, ServingKey, Usage
 from webapp.deployments.services import deployment_wake
 from webapp.deployments.states import DeploymentState, DeploymentView, views_of
 from webapp.jobs.endpoints import playground_key
 
 REFRESH_SECONDS = scale_duration(1.0, least=0.2)
+FORGOTTEN = timedelta(hours=1.0)  # what a gateway reported that is gone
 WAKE_SECONDS = 2.0  # between two wakes of one deployment, however many requests ask
 log = structlog.get_logger(__name__)
 
@@ -62,6 +64,7 @@ class Route:
     targets: tuple[Target, ...] = ()
     adapters: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    is_scaled: bool = False  # replicas are added by its requests
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def load_snapshot(used: Mapping[str, int]) -> Snapshot:
     """Return what the database says; ``used`` are the tokens of today by key."""
     rows = Deployment.objects.filter(deleted_at=None).only(
         "team", "name", "aliases", "idle_seconds", "is_paused", "asked_at", "problem", "failed_at",
-        "failures", "loads", "created_at",
+        "failures", "loads", "created_at", "max_replicas",
     )  # fmt: skip
     routes: dict[tuple[str, str], Route] = {}
     for view in views_of(list(rows)):
@@ -164,6 +167,7 @@ def _route(view: DeploymentView) -> Route:
         tuple(_target(each) for each in view.serving),
         tuple(each["name"] for each in spec.get("adapters", ())),
         tuple(row.aliases),
+        row.max_replicas > 1,
     )
 
 
@@ -194,6 +198,9 @@ class Routes:
         self._wakers = ThreadPoolExecutor(4, "wakes")  # a plan or the Hub may be slow
         self._open: Counter[str] = Counter()  # requests, by replica
         self._ended: set[str] = set()  # replicas of which one ended since the last report
+        self._id = secrets.token_hex(16)
+        self._load_of: Counter[str] = Counter()  # requests, also held ones, by deployment
+        self._reported: set[str] = set()  # deployments with requests at the last report
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed, self._keys_changed = asyncio.Event(), asyncio.Event()
@@ -269,15 +276,49 @@ class Routes:
                 self._open += Counter()  # without the zeros
                 self._ended.add(replica_id)
 
+    @contextmanager
+    def count(self, route: Route) -> Iterator[None]:
+        """Count a request for a deployment, answered or held, while the block runs."""
+        if not route.is_scaled:
+            yield
+            return
+        with self._lock:
+            self._load_of[route.id] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._load_of[route.id] -= 1
+
     def report(self) -> None:
-        """Store when replicas were used."""
+        """Store when replicas were used, and how many requests there are for each deployment."""
         with self._lock:
             used = self._ended | set(self._open)
+            load = +self._load_of
+            gone, self._load_of = self._reported - load.keys(), load.copy()
+        if load or gone:
+            self._report_load(load, gone)
         if used:
             Replica.objects.filter(pk__in=used).update(last_used_at=now())
             Deployment.objects.filter(replicas__in=used).update(last_used_at=now())
         with self._lock:
             self._ended -= used
+
+    def _report_load(self, load: Mapping[str, int], gone: Collection[str]) -> None:
+        known = Deployment.objects.filter(pk__in=load).values_list("pk", flat=True)
+        instant = now()
+        GatewayLoad.objects.bulk_create(
+            [
+                GatewayLoad(gateway=self._id, deployment_id=pk, requests=load[pk], at=instant)
+                for pk in known
+            ],
+            update_conflicts=True,
+            unique_fields=["gateway", "deployment"],
+            update_fields=["requests", "at"],
+        )
+        GatewayLoad.objects.filter(gateway=self._id, deployment__in=gone).delete()
+        GatewayLoad.objects.filter(at__lt=instant - FORGOTTEN).delete()
+        self._reported = set(load)
 
     def refresh(self) -> None:
         """Read the database once."""

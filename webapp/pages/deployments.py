@@ -23,6 +23,7 @@ from webapp.accounts.services import (
     signed_in,
 )
 from webapp.accounts.sign_in import session_secret_keep, session_secret_of
+from webapp.core.clock import now
 from webapp.core.display import cell
 from webapp.core.middleware import uncompressed
 from webapp.core.parameters import page_number, reads_query
@@ -50,6 +51,7 @@ from webapp.deployments.services import (
 )
 from webapp.deployments.states import READ_WITH_REPLICAS, DeploymentState, view_of, views_of
 from webapp.deployments.usage import DAYS, MOST_DAYS, usage_chunks, usage_of
+from webapp.deployments.warm_hours import warm_hours
 from webapp.live.stream import live_context, page_or_regions
 from webapp.plans.models import Plan
 
@@ -78,7 +80,7 @@ def deploy(
         idempotency_key=key or None,
         **form.options(),
     )
-    if made.is_kept_awake:
+    if made.is_warm(now()):
         deployment_wake(made)
     messages.success(request, f"{made.name} is deployed.")
     return made
@@ -116,11 +118,12 @@ def _detail(request: HttpRequest, row: Deployment, form: ChangeForm | None = Non
     context: dict[str, Any] = {
         "view": view,
         "deployment": row,
+        "warm_until": warm_hours(row.warm_hours).end_after(now()),
         "ended": ended.select_related(*READ_WITH_REPLICAS)[:SHOWN_REPLICAS],
         "gateway_url": gateway_url(request),
         "may_change": may,
         "may_wake": view.state in WAKEABLE and (may or (is_practitioner and not row.is_paused)),
-        "may_sleep": may and bool(view.replicas) and not row.is_kept_awake,
+        "may_sleep": may and bool(view.replicas) and not row.is_warm(now()),
         "form": form or ChangeForm(row),
         "usage": _sums(Usage.objects.filter(deployment=row)),
     }

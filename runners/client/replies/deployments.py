@@ -45,6 +45,9 @@ class DeploymentReply(Reply):
         float | None, Field(description="Without a request, until it sleeps; null: never")
     ]
     is_kept_awake: Annotated[bool, Field(description="It is started again whenever it ends")]
+    warm_hours: Annotated[str, Field(description="Hours in which it is kept awake; empty: none")]
+    min_replicas: Annotated[int, Field(description="Jobs that serve it, while it is awake")]
+    max_replicas: Annotated[int, Field(description="Jobs that serve it, with many requests")]
     is_paused: Annotated[bool, Field(description="No request wakes it")]
     replicas: list[ReplicaReply]
     base_url: Annotated[str, Field(description="Of the gateway, for OpenAI's clients")]

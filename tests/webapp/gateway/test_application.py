@@ -7,7 +7,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 
 from tests.webapp.gateway.pair import Socket, until
 from webapp import asgi as web
-from webapp.core.pace import STRANGER
+from webapp.core.pace import STRANGER, Pace
 from webapp.gateway import asgi, tunnels
 from webapp.hosts.services import credential_revoke
 
@@ -56,7 +56,7 @@ def test_other_websockets_are_closed_and_strangers_are_limited(enrolled, monkeyp
         socket = Socket()
         await opened(socket, enrolled[1], application=web.application)  # not the web process's
         assert socket.sent == [{"type": "websocket.close", "code": 4404}]
-        monkeypatch.setattr(tunnels.calls, "keep", tunnels.calls.__class__().keep)
+        monkeypatch.setattr(tunnels, "calls", Pace(clock=lambda: 0.0))
         reasons = set()
         for _ in range(STRANGER.burst + 10):
             socket = Socket()
