@@ -88,6 +88,26 @@ class Deployment(TeamOwned):
         return found
 
 
+class ReplicaQuerySet(models.QuerySet["Replica"]):
+    """Replicas, read in several ways."""
+
+    def live(self) -> "ReplicaQuerySet":
+        """Return those that have not ended, the newest first, with what all look at each second.
+
+        That is a few columns of job, attempt and deployment: their documents take a hundred times
+        as long to read.
+        """
+        rows = self.filter(ended_at=None).select_related("job__current_attempt", "deployment")
+        return rows.only(
+            "plan", "revision", "is_leaving", "left_at", "gives_way_to", "created_at", "ready_at",
+            "last_used_at", "ended_at", "job__state", "job__pool", "job__requested_host",
+            "job__host", "job__deleted_at", "job__shared_bytes", "job__current_attempt__host",
+            "job__current_attempt__created_at", "deployment__team", "deployment__name",
+            "deployment__is_kept_awake", "deployment__warm_hours", "deployment__last_used_at",
+            "deployment__loads", "deployment__busy_seconds",
+        )  # fmt: skip
+
+
 class Replica(UlidModel):
     """A job that serves a deployment, with the plan's version that it runs."""
 
@@ -104,6 +124,8 @@ class Replica(UlidModel):
     ready_at = models.DateTimeField(null=True, blank=True)
     last_used_at = models.DateTimeField(null=True, blank=True)  # a request was at it
     ended_at = models.DateTimeField(null=True, blank=True)
+
+    objects = ReplicaQuerySet.as_manager()
 
     class Meta:
         ordering = ["-created_at", "-id"]

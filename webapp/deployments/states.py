@@ -86,9 +86,16 @@ class DeploymentView:
         return self.deployment.load_seconds
 
 
-def views_of(deployments: Sequence[Deployment]) -> list[DeploymentView]:
-    """Return deployments with their replicas and loads, read at once."""
-    rows = list(Replica.objects.filter(ended_at=None).select_related(*READ_WITH_REPLICAS))
+def views_of(
+    deployments: Sequence[Deployment], replicas: Iterable[Replica] | None = None
+) -> list[DeploymentView]:
+    """Return deployments with their replicas and loads, read at once.
+
+    ``replicas``: all that have not ended, by default with what pages show of them.
+    """
+    if replicas is None:
+        replicas = Replica.objects.filter(ended_at=None).select_related(*READ_WITH_REPLICAS)
+    rows = list(replicas)
     mark_ready(rows)
     live: dict[str, list[Replica]] = {}
     for each in rows:

@@ -9,13 +9,15 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import cached_property
 
 from webapp.core.clock import now
 from webapp.deployments.models import Replica
-from webapp.jobs.models import JobState
+from webapp.hosts.models import Pool
+from webapp.jobs.models import Job, JobState
 from webapp.jobs.pool_state import first_waiting, pool_state_of
 from webapp.jobs.quotas import Rules
-from webapp.jobs.scheduler import Snapshot, decide
+from webapp.jobs.scheduler import Snapshot, grants_of
 
 # A gateway reports a request within a second, to a ticker that looks once a second.
 IDLE_TURN = timedelta(seconds=2.0)  # without a request
@@ -23,28 +25,71 @@ TURN = timedelta(seconds=20.0)  # in which clients come, or come back, and are s
 MOST_TURNS = 200  # of the queue; what waits behind them displaces nobody yet
 
 
-def next_to_leave(waiter: Replica) -> Replica | None:
+class Queue:
+    """A pool with its queue and its replicas, as all that wait in one round see it.
+
+    It is read once, when the first one that might displace another looks; what is decided to
+    leave meanwhile is noted (``left``).
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self._granted: dict[frozenset[str], set[str]] = {}  # jobs that would start, by who is gone
+
+    @cached_property
+    def replicas(self) -> list[Replica]:
+        """The replicas of all pools that have not ended."""
+        return list(Replica.objects.live())
+
+    @cached_property
+    def jobs(self) -> list[Job]:
+        """The first jobs of the queue."""
+        return first_waiting(self.pool, MOST_TURNS).jobs
+
+    @cached_property
+    def keys(self) -> set[str]:
+        """The ids of these jobs."""
+        return {each.pk for each in self.jobs}
+
+    @cached_property
+    def snapshot(self) -> Snapshot:
+        """The pool as the scheduler sees it."""
+        return pool_state_of(self.pool, self.jobs, Rules(self.jobs)).snapshot
+
+    @cached_property
+    def holding(self) -> set[str | None]:
+        """The jobs that hold devices of the pool, or parts of them."""
+        devices = (device for host in self.snapshot.hosts for device in host.devices)
+        return {hold.job for device in devices for hold in device.holds}
+
+    def starts(self, job_id: str, gone: Iterable[str]) -> bool:
+        """Return whether a queued job gets its devices once these jobs are gone."""
+        key = frozenset(gone)
+        if key not in self._granted:
+            self._granted[key] = _granted(self.snapshot, key)
+        return job_id in self._granted[key]
+
+    def left(self, replica: Replica) -> None:
+        """Note that a replica leaves from now on."""
+        for each in self.replicas:
+            each.is_leaving = each.is_leaving or each.pk == replica.pk
+
+
+def next_to_leave(waiter: Replica, queue: Queue) -> Replica | None:
     """Return the replica that is to leave for a queued one; None: nobody now.
 
     Of those without requests it is the least recently used. If these do not do and the waiter has
     waited for a turn, it is the one that has been ready longest, once it has had its own turn.
     What leaves already counts as gone, so that only one leaves for each device that is needed.
     """
-    others = Replica.objects.filter(ended_at=None).select_related(
-        "job__current_attempt", "deployment"
-    )
-    going = {each.job_id for each in others if is_going(each)}
-    able = _in_turn((each for each in others if _may_leave(each, waiter)), waiter, now())
-    jobs = first_waiting(waiter.job.pool, MOST_TURNS).jobs if able else []
-    if waiter.job_id not in {each.pk for each in jobs}:
+    going = {each.job_id for each in queue.replicas if is_going(each)}
+    able = _in_turn((each for each in queue.replicas if _may_leave(each, waiter)), waiter, now())
+    if not able or waiter.job_id not in queue.keys:
         return None
-    snapshot = pool_state_of(waiter.job.pool, jobs, Rules(jobs)).snapshot
-    holders = {hold.job for each in snapshot.hosts for d in each.devices for hold in d.holds}
-    able = [each for each in able if each.job_id in holders]
+    able = [each for each in able if each.job_id in queue.holding]
 
     def starts(num_leaving: int) -> bool:
-        gone = going | {each.job_id for each in able[:num_leaving]}
-        return _starts(waiter.job_id, snapshot, gone)
+        return queue.starts(waiter.job_id, going | {each.job_id for each in able[:num_leaving]})
 
     if starts(0) or not starts(len(able)):
         return None
@@ -53,10 +98,7 @@ def next_to_leave(waiter: Replica) -> Replica | None:
 
 def starts_without(waiter: Replica, leaving: Iterable[Replica]) -> bool:
     """Return whether a queued replica gets its devices once others have left theirs."""
-    gone = {each.job_id for each in leaving}
-    jobs = first_waiting(waiter.job.pool, MOST_TURNS).jobs
-    snapshot = pool_state_of(waiter.job.pool, jobs, Rules(jobs)).snapshot
-    return _starts(waiter.job_id, snapshot, gone)
+    return Queue(waiter.job.pool).starts(waiter.job_id, {each.job_id for each in leaving})
 
 
 def is_going(replica: Replica) -> bool:
@@ -107,8 +149,8 @@ def _first(entry: tuple[datetime, Replica]) -> datetime:
     return entry[0]
 
 
-def _starts(job_id: str, snapshot: Snapshot, gone: Collection[str]) -> bool:
-    """Return whether a queued job gets its devices once these jobs have left theirs."""
+def _granted(snapshot: Snapshot, gone: Collection[str]) -> set[str]:
+    """Return the queued jobs that get their devices once these jobs have left theirs."""
     hosts = tuple(
         replace(
             host,
@@ -119,5 +161,4 @@ def _starts(job_id: str, snapshot: Snapshot, gone: Collection[str]) -> bool:
         )
         for host in snapshot.hosts
     )
-    decision = decide(replace(snapshot, hosts=hosts), lambda _, job: job == job_id)
-    return any(grant.job == job_id for grant in decision.grants)
+    return {grant.job for grant in grants_of(replace(snapshot, hosts=hosts)) or ()}

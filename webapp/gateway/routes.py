@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,6 +29,7 @@ from webapp.deployments.models import Deployment, GatewayLoad, Replica, ServingK
 from webapp.deployments.services import deployment_wake
 from webapp.deployments.states import DeploymentState, DeploymentView, views_of
 from webapp.jobs.endpoints import playground_key
+from webapp.jobs.models import Job
 
 REFRESH_SECONDS = scale_duration(1.0, least=0.2)
 FORGOTTEN = timedelta(hours=1.0)  # what a gateway reported that is gone
@@ -106,9 +107,11 @@ def load_snapshot(used: Mapping[str, int]) -> Snapshot:
         "failures", "loads", "created_at", "max_replicas",
     )  # fmt: skip
     routes: dict[tuple[str, str], Route] = {}
-    for view in views_of(list(rows)):
+    replicas = list(Replica.objects.live())
+    specs = _specs(replicas)
+    for view in views_of(list(rows), replicas):
         try:
-            route = _route(view)
+            route = _route(view, specs)
         except (AttributeError, LookupError, TypeError, ValueError):  # the others stay served
             log.exception("a deployment has no route", deployment=view.deployment.pk)
             continue
@@ -151,9 +154,25 @@ def used_today() -> dict[str, int]:
     return {each["key"]: each["total"] for each in totals.order_by()}
 
 
-def _route(view: DeploymentView) -> Route:
+class Served(NamedTuple):
+    """What requests need of a job's document."""
+
+    key_hashes: tuple[str, ...]
+    adapters: tuple[str, ...]
+
+
+def _specs(replicas: Iterable[Replica]) -> dict[str, Served]:
+    """Return what requests need of the jobs of replicas, by job."""
+    rows = Job.objects.filter(pk__in=[each.job_id for each in replicas])
+    found = rows.order_by().values_list("pk", "spec__key_hashes", "spec__adapters")
+    return {
+        key: Served(tuple(hashes or ("",)), tuple(each["name"] for each in adapters or ()))
+        for key, hashes, adapters in found
+    }
+
+
+def _route(view: DeploymentView, specs: Mapping[str, Served]) -> Route:
     row = view.deployment
-    spec = view.serving[0].job.spec if view.serving else {}
     return Route(
         row.pk,
         row.team_id,
@@ -164,19 +183,18 @@ def _route(view: DeploymentView) -> Route:
         view.next_try_at,
         view.seconds_to_go,
         view.load_seconds,
-        tuple(_target(each) for each in view.serving),
-        tuple(each["name"] for each in spec.get("adapters", ())),
+        tuple(_target(each, specs[each.job_id]) for each in view.serving),
+        specs[view.serving[0].job_id].adapters if view.serving else (),
         tuple(row.aliases),
         row.max_replicas > 1,
     )
 
 
-def _target(replica: Replica) -> Target:
-    hashes = replica.job.spec.get("key_hashes") or [""]
+def _target(replica: Replica, served: Served) -> Target:
     attempt = replica.job.current_attempt
     if attempt is None:
         raise ValueError(replica.pk)  # a running job has one
-    return Target(replica.pk, attempt.host_id, attempt.pk, playground_key(hashes[0]))
+    return Target(replica.pk, attempt.host_id, attempt.pk, playground_key(served.key_hashes[0]))
 
 
 class Routes:

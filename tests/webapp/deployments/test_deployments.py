@@ -6,7 +6,9 @@ from functools import partial
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.db.models import F
+from django.test.utils import CaptureQueriesContext
 
 from runners.plans.launch import Launch
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, client_of
@@ -502,3 +504,31 @@ def test_the_forecast_is_what_is_before_it_in_the_queue_and_its_own_load(
     Deployment.objects.filter(pk=small.pk).update(asked_at=now())
     again = LEAVE_SECONDS + 2 * (turn + 10) + 10  # behind both
     assert forecasts() == [near(again), near(LEAVE_SECONDS + 10), near(again - 10 - turn)]
+
+
+def test_what_serves_or_waits_in_the_queue_costs_the_duty_no_queries_each(team, alice, plan, host):
+    slots(host, 4)
+    rows = [make(team, alice, plan, name=f"d{number}") for number in range(7)]
+
+    def asked(first: int, end: int, *, is_given: bool) -> tuple[int, int]:
+        """Wake some; return the queries of a round of the duty and of a gateway's look."""
+        woken = [deployment_wake(row).pk for row in rows[first:end]]
+        if is_given:
+            allocate_all()
+            Job.objects.filter(replica__in=woken).update(state=JobState.RUNNING)
+            Replica.objects.filter(pk__in=woken).update(ready_at=now() + timedelta(seconds=1))
+            Deployment.objects.update(asked_at=None, last_used_at=now() + timedelta(seconds=1))
+        found = []
+        for step in (advance_all, lambda: load_snapshot({})):
+            step()
+            with CaptureQueriesContext(connection) as queries:
+                step()
+            found.append(len(queries))
+        return found[0], found[1]
+
+    one, four = asked(0, 1, is_given=True), asked(1, 4, is_given=True)
+    assert one == four
+    assert len(load_snapshot({}).routes[team.pk, "d3"].targets) == 1
+    first, more = asked(4, 5, is_given=False), asked(5, 7, is_given=False)
+    assert first == more
+    assert [view_of(row).state for row in rows] == ["ready"] * 4 + ["loading"] * 3
