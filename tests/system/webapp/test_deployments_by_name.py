@@ -10,9 +10,10 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
-from tests.stack import HOST_SLUG, wait_for
+from tests.stack import HOST_SLUG, Stack, wait_for
 from tests.system.webapp.test_by_name import Site, repositories, site  # noqa: F401 (fixtures)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -24,7 +25,7 @@ DOCUMENT = {
 }
 MESSAGES = [{"role": "user", "content": "A cache"}]
 LONG = {"max_tokens": 400, "ignore_eos": True}
-STORM, STREAMS = 100, 60
+STORM, STREAMS = 100, 200
 MOST_SECONDS = 20.0  # until a request is answered again, on a loaded machine
 MIXED = [
     ("/chat/completions", {"messages": MESSAGES, "max_tokens": 8}),
@@ -78,13 +79,17 @@ class Deployed:
             f"{self.base}{path}", json={"model": self.name, **body}, headers=self.headers
         )
 
-    async def stream(self, client: httpx.AsyncClient, **more: Any) -> AsyncIterator[str]:
+    async def stream(
+        self, client: httpx.AsyncClient, begun: asyncio.Semaphore | None = None, **more: Any
+    ) -> AsyncIterator[str]:
         body = {"model": self.name, "messages": MESSAGES, "stream": True, **LONG, **more}
         request = client.stream(
             "POST", f"{self.base}/chat/completions", json=body, headers=self.headers
         )
         async with request as answer:
             assert answer.status_code == 200
+            if begun is not None:
+                begun.release()
             async for line in answer.aiter_lines():
                 if line.startswith("data: "):
                     yield line.removeprefix("data: ")
@@ -94,7 +99,7 @@ USED = ("requests", "failed", "cut", "prompt_tokens", "completion_tokens")
 
 
 def client() -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=STORM, max_keepalive_connections=STORM)
+    limits = httpx.Limits(max_connections=STREAMS + 1, max_keepalive_connections=STREAMS)
     return httpx.AsyncClient(trust_env=False, timeout=240.0, limits=limits)
 
 
@@ -118,7 +123,8 @@ def test_a_deployment_is_woken_counted_killed_rolled_and_revoked(site):
     deployed = Deployed(site)
     asyncio.run(storm(deployed))
     asyncio.run(mixed(deployed))
-    asyncio.run(killed(deployed, "web"))
+    asyncio.run(killed(deployed, "gateway"))
+    asyncio.run(outlived(deployed))
     asyncio.run(killed(deployed, "host"))
     asyncio.run(rolled(deployed))
     asyncio.run(revoked(deployed))
@@ -163,40 +169,84 @@ def settled(deployed: Deployed) -> Counter[str]:
     return wait_for(agreed, "the usage to settle", every_s=0.1)
 
 
+class Streams:
+    """Many long streams of one deployment, and what their clients have seen of the usage."""
+
+    def __init__(self, deployed: Deployed, http: httpx.AsyncClient, max_tokens: int = 400) -> None:
+        self._deployed, self._http, self._max_tokens = deployed, http, max_tokens
+        self.seen: dict[int, tuple[int, int]] = {}
+        self.ends: Counter[str] = Counter()
+        self._begun = asyncio.Semaphore(0)
+
+    async def _read(self, number: int) -> None:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        more = {"max_tokens": self._max_tokens, "stream_options": options}
+        last = ""
+        with suppress(httpx.HTTPError):
+            async for line in self._deployed.stream(self._http, self._begun, **more):
+                last = line
+                if line != "[DONE]" and (document := json.loads(line)).get("usage"):
+                    self.seen[number] = usage_of(document)
+        self.ends["whole" if last == "[DONE]" else "cut"] += 1
+
+    async def begin(self) -> "asyncio.Future[list[None]]":
+        """Return once the head of each answer is there."""
+        going = asyncio.gather(*(self._read(number) for number in range(STREAMS)))
+        for _ in range(STREAMS):
+            await self._begun.acquire()
+        return going
+
+    @property
+    def tokens(self) -> int:
+        return sum(completion for _, completion in self.seen.values())
+
+
+def kill_fork(stack: Stack) -> None:
+    """End the process of the gateway that serves, as a crash would."""
+    (fork,) = psutil.Process(stack.processes["gateway"].pid).children()
+    fork.kill()
+
+
 async def killed(deployed: Deployed, part: str) -> None:
-    """Kill a part under streams: all end, what clients saw is counted once, new ones answered."""
-    before = settled(deployed)
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    seen: dict[int, tuple[int, int]] = {}
-    begun = asyncio.Semaphore(0)
-    async with client() as http:
-
-        async def read(number: int) -> None:
-            with suppress(httpx.HTTPError):
-                async for line in deployed.stream(http, stream_options=options):
-                    if line != "[DONE]" and (document := json.loads(line)).get("usage"):
-                        if number not in seen:
-                            begun.release()
-                        seen[number] = usage_of(document)
-
-        going = [asyncio.create_task(read(number)) for number in range(STREAMS)]
-        for _ in range(STREAMS // 3):
-            await begun.acquire()
-        deployed.site.stack.kill(part)
-        await asyncio.to_thread(deployed.site.stack.restart, part)
-        restarted_at, num_tries, status = time.monotonic(), 0, 0
+    """Kill a part under streams: all end, each is counted once, new ones are answered."""
+    before, stack = settled(deployed), deployed.site.stack
+    async with client() as http, client() as other:
+        streams = Streams(deployed, http)
+        going = await streams.begin()
+        if part == "gateway":
+            kill_fork(stack)
+        else:
+            stack.kill(part)
+            await asyncio.to_thread(stack.restart, part)
+        killed_at, num_answered, status = time.monotonic(), 0, 0
         while status != 200:
             with suppress(httpx.HTTPError):
-                num_tries, status = (
-                    num_tries + 1,
-                    (await deployed.ask(http, *MIXED[0])).status_code,
-                )
-        assert time.monotonic() - restarted_at < MOST_SECONDS
-        await asyncio.gather(*going)
+                status = (await deployed.ask(other, *MIXED[0])).status_code
+                num_answered += 1
+        seconds = time.monotonic() - killed_at
+        assert seconds < MOST_SECONDS
+        await going
     after = settled(deployed) - before
-    assert len(seen) < after["requests"] <= STREAMS + num_tries
-    assert after["completion_tokens"] >= sum(completion for _, completion in seen.values())
-    assert after["cut"] >= 1
+    assert streams.ends["cut"] >= STREAMS / 2
+    assert after["requests"] == STREAMS + num_answered
+    assert after["completion_tokens"] >= streams.tokens
+    assert streams.ends["cut"] >= after["cut"] >= 1
+
+
+async def outlived(deployed: Deployed) -> None:
+    """Kill and restart the web process: every stream comes to its end, and is counted whole."""
+    before, stack = settled(deployed), deployed.site.stack
+    async with client() as http:
+        streams = Streams(deployed, http, max_tokens=40)
+        going = await streams.begin()
+        stack.kill("web")
+        assert (await deployed.ask(http, *MIXED[0])).status_code == 200
+        await asyncio.to_thread(stack.restart, "web")
+        await going
+    assert streams.ends == {"whole": STREAMS}
+    after = settled(deployed) - before
+    assert (after["requests"], after["cut"], after["failed"]) == (STREAMS + 1, 0, 0)
+    assert streams.tokens < after["completion_tokens"] <= streams.tokens + 8
 
 
 async def rolled(deployed: Deployed) -> None:
