@@ -1,8 +1,11 @@
 """What state a deployment is in, and how long its model takes to load."""
 
+import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import accumulate
 
 from django.db import models
 
@@ -100,55 +103,103 @@ def views_of(
     live: dict[str, list[Replica]] = {}
     for each in rows:
         live.setdefault(each.deployment_id, []).append(each)
-    return [_view(each, live.get(each.pk, []), rows) for each in deployments]
+    lines = Lines(rows)
+    return [_view(each, live.get(each.pk, []), lines) for each in deployments]
 
 
-def _view(deployment: Deployment, own: list[Replica], rows: list[Replica]) -> DeploymentView:
+def _view(deployment: Deployment, own: list[Replica], lines: "Lines") -> DeploymentView:
     view = DeploymentView(deployment, tuple(own))
     waiter = view.coming or (own[0] if own else None)  # what leaves is queued again where it was
     if waiter and (waiter.is_leaving or not waiter.given_at):
-        view = replace(view, queue_seconds=queue_seconds(waiter, rows))
+        view = replace(view, queue_seconds=lines.seconds(waiter, own))
     return view
 
 
-def queue_seconds(waiter: Replica, replicas: Iterable[Replica]) -> float:
-    """Return how long a replica waits until those before it have had turns on its devices.
+class Lines:
+    """How long replicas wait until those before them have had turns on the devices."""
 
-    A turn is short, or long where the last one was, and while there are requests. 0 where no
-    other deployment holds these; what other jobs hold is not forecast.
+    def __init__(self, replicas: Iterable[Replica]) -> None:
+        self._replicas = replicas
+        self._lines: dict[tuple[str, str | None], Line] = {}
+
+    def seconds(self, waiter: Replica, own: Iterable[Replica]) -> float:
+        """Return how long one waits; ``own`` are the replicas of its deployment."""
+        key = (waiter.job.pool_id, waiter.job.requested_host_id)
+        if key not in self._lines:
+            self._lines[key] = Line(self._replicas, *key)
+        return self._lines[key].seconds(waiter, own)
+
+
+class Line:
+    """What holds a pool's devices, or a host's, and what waits for them, read once for all.
+
+    A turn is short, or long where the last one was, and while there are requests. What other jobs
+    than deployments' hold is not forecast.
     """
-    near = [each for each in replicas if each.job.pool_id == waiter.job.pool_id]
-    if host := waiter.job.requested_host_id:
-        near = [each for each in near if host in {each.job.requested_host_id, each.job.host_id}]
-    holders = [each for each in near if each.given_at and not each.deployment.is_warm(now())]
-    before = [
-        each
-        for each in near
-        if each.job.state == JobState.QUEUED
-        and each.deployment_id != waiter.deployment_id
-        and (each.created_at < waiter.created_at or waiter.is_leaving)
-    ]
-    if not holders:
-        return 0.0
-    turns = sum(
-        (each.load_seconds or 0.0) + (each.busy_seconds or STAY_SECONDS) + LEAVE_SECONDS
-        for each in (replica.deployment for replica in before)
-    )
-    return min(_seconds_held(each, waiter) for each in holders) + turns / len(holders)
+
+    def __init__(self, replicas: Iterable[Replica], pool: str, host: str | None) -> None:
+        near = [each for each in replicas if each.job.pool_id == pool]
+        if host:
+            near = [
+                each for each in near if host in {each.job.requested_host_id, each.job.host_id}
+            ]
+        self._queued = sorted(
+            (each for each in near if each.job.state == JobState.QUEUED),
+            key=lambda each: each.created_at,
+        )
+        self._keys = {each.pk for each in self._queued}
+        self._begun = [each.created_at for each in self._queued]
+        self._turns = [0.0, *accumulate(map(_turn_seconds, self._queued))]
+        instant = now()
+        holders = [each for each in near if each.given_at and not each.deployment.is_warm(instant)]
+        self._num_holders = len(holders)
+        self._idle_seconds = self._busy_seconds = math.inf  # until the first one is gone
+        for each in holders:
+            if (left := _turn_left(each)) is not None:
+                self._busy_seconds = min(self._busy_seconds, left)
+            else:
+                self._idle_seconds = min(self._idle_seconds, _seconds_held(each))
+
+    def seconds(self, waiter: Replica, own: Iterable[Replica]) -> float:
+        """Return how long a replica waits; 0 where no other deployment holds the devices."""
+        if not self._num_holders:
+            return 0.0
+        waits = TURN.total_seconds() - seconds_since(waiter.created_at)  # until it may displace
+        busy = max(self._busy_seconds, waits, 0.0) + LEAVE_SECONDS
+        at = len(self._begun) if waiter.is_leaving else bisect_left(self._begun, waiter.created_at)
+        turns = self._turns[at]
+        for each in own:
+            is_before = waiter.is_leaving or each.created_at < waiter.created_at
+            if is_before and each.pk in self._keys:
+                turns -= _turn_seconds(each)
+        return min(self._idle_seconds, busy) + max(turns, 0.0) / self._num_holders
 
 
-def _seconds_held(holder: Replica, waiter: Replica) -> float:
+def _turn_seconds(replica: Replica) -> float:
+    row = replica.deployment
+    return (row.load_seconds or 0.0) + (row.busy_seconds or STAY_SECONDS) + LEAVE_SECONDS
+
+
+def _turn_left(holder: Replica) -> float | None:
+    """Return the rest of a turn, of a holder that has requests; None of others."""
+    ready_for = seconds_since(holder.ready_at)
+    if is_going(holder) or not holder.ready_at or ready_for <= STAY_SECONDS:
+        return None
+    if not has_requests(holder, now()):
+        return None
+    return turn_of(holder).total_seconds() - ready_for
+
+
+def _seconds_held(holder: Replica) -> float:
+    """Return how long a holder without requests still keeps its devices."""
     if is_going(holder):
         return LEAVE_SECONDS
-    ready_for, stay = seconds_since(holder.ready_at), holder.deployment.busy_seconds
-    if not holder.ready_at:
-        load = (holder.deployment.load_seconds or 0.0) - seconds_since(holder.given_at)
-        left = max(load, 0.0) + (stay or STAY_SECONDS)
-    elif ready_for > STAY_SECONDS and has_requests(holder, now()):
-        waits = TURN.total_seconds() - seconds_since(waiter.created_at)
-        left = max(turn_of(holder).total_seconds() - ready_for, waits)
+    stay = holder.deployment.busy_seconds or STAY_SECONDS
+    if holder.ready_at:
+        left = stay - seconds_since(holder.ready_at)
     else:
-        left = (stay or STAY_SECONDS) - ready_for
+        load = (holder.deployment.load_seconds or 0.0) - seconds_since(holder.given_at)
+        left = max(load, 0.0) + stay
     return max(left, 0.0) + LEAVE_SECONDS
 
 
