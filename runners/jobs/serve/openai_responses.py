@@ -132,7 +132,9 @@ class ReasoningItem(ClientFields):
     """The reasoning of an earlier answer; summaries and what is encrypted are not read."""
 
     type: Literal["reasoning"]
-    content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS)] | None = None
+    content: Annotated[list[ReasoningText], Field(fail_fast=True, max_length=MAX_PARTS)] | None = (
+        None
+    )
     id: Ignored = None
     status: Ignored = None
     summary: Ignored = None
@@ -283,7 +285,13 @@ class ResponsesRequest(TranslatedRequest):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     # Of what has no kind here: no reasoning is encrypted, nothing is searched.
-    include: list[Literal["reasoning.encrypted_content", "web_search_call.action.sources"]] = []
+    include: (
+        Annotated[
+            list[Literal["reasoning.encrypted_content", "web_search_call.action.sources"]],
+            Field(fail_fast=True, max_length=8),
+        ]
+        | None
+    ) = None
     max_tool_calls: Ignored = None  # of tools that OpenAI's servers run
     client_metadata: Ignored = None
     prompt_cache_retention: Ignored = None
