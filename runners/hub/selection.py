@@ -28,6 +28,7 @@ COMPANIONS = frozenset({
     "spiece.model", "sentencepiece.bpe.model", "tekken.json", "tiktoken.model", "qwen.tiktoken",
     "chat_template.json", "chat_template.jinja", "preprocessor_config.json",
     "processor_config.json", "video_preprocessor_config.json",
+    "modules.json", "1_Pooling/config.json",  # of embedding models, by sentence-transformers
 })  # fmt: skip
 TEMPLATES = "additional_chat_templates/"  # of transformers, one file a template
 ADAPTER = "adapter_model.safetensors"

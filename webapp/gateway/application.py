@@ -38,7 +38,7 @@ MODELS = "/v1/models"
 HEALTH = "/v1/health"
 ANSWERED = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
-    "/v1/messages/count_tokens",
+    *("/v1/messages/count_tokens", "/v1/embeddings"),
 )
 WAKE_SECONDS = 2.0  # between two wakes that one request asks for
 USUAL_LOAD_SECONDS = 30.0  # of a model that was never loaded, for Retry-After

@@ -95,6 +95,10 @@ class GenerationRequest(NamedTuple):
     adapter: int = NO_ADAPTER  # index of the adapter
 
 
+# Receives a text's place among those of its request, and its embedding; None: the engine ended.
+Delivered = Callable[[int, list[float] | None], None]
+
+
 @dataclass(eq=False)
 class Pending:
     """One answer that is being generated, by any engine."""
@@ -255,6 +259,25 @@ class ServingModel(Protocol):
 
     def submit(self, requests: Sequence[GenerationRequest]) -> Sequence[Pending]:
         """Queue all answers of one HTTP request.
+
+        Raises:
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
+        """
+
+
+@runtime_checkable
+class EmbeddingModel(ServingModel, Protocol):
+    """A model whose engine gives embeddings of texts, if the model is made for that."""
+
+    @property
+    def embedding_refusal(self) -> str:
+        """Return why the model gives no embeddings; "": it does."""
+
+    def submit_texts(
+        self, texts: Sequence[Sequence[int]], deliver: Delivered
+    ) -> Sequence[Pending]:
+        """Queue the texts of one request, as tokens.
 
         Raises:
             QueueFullError: the queue is full.

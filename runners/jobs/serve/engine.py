@@ -30,6 +30,7 @@ from runners.jobs.serve.padded_decode import (
     eager_line,
 )
 from runners.jobs.serve.paging import PagedCache, TokenRow, forward, pages_for
+from runners.jobs.serve.pooling import Pooling, embedded
 from runners.jobs.serve.text import IncrementalDetokenizer
 
 # ---------------------------------------------------------------------------
@@ -67,6 +68,14 @@ class AnswerSequence(Pending):
         return len(self.tokens) - len(self.prompt)
 
 
+@dataclass(eq=False)
+class EmbeddedText(Pending):
+    """One text whose embedding is asked for."""
+
+    tokens: Sequence[int]
+    deliver: Callable[[list[float] | None], None]
+
+
 class Engine(BoundedEngine):
     """The serving engine: continuous batching of one model over a paged KV cache.
 
@@ -83,6 +92,7 @@ class Engine(BoundedEngine):
         figures: EndpointMetrics,
         adapters: MixedAdapters | None = None,
         decode: PaddedDecode | None = None,
+        pooling: Pooling | None = None,
     ) -> None:
         super().__init__(limits)
         self.model = model
@@ -92,19 +102,21 @@ class Engine(BoundedEngine):
         self.figures = figures
         self.running: list[AnswerSequence] = []
         self.step_began_at: float | None = None  # None: no step is running
+        self.pooling = pooling  # None: the model gives no embeddings
         self._waiting: deque[AnswerSequence] = deque()
+        self._texts: deque[EmbeddedText] = deque()
 
     # Callable from any thread
 
     @property
     def num_waiting(self) -> int:
         """Return the number of queued requests."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._texts)
 
     @property
     def num_open(self) -> int:
         """Return the number of answers that are running or queued."""
-        return len(self.running) + len(self._waiting)
+        return len(self.running) + self.num_waiting
 
     def submit(self, sequences: Sequence[AnswerSequence]) -> None:
         """Queue the answers of one request.
@@ -116,6 +128,18 @@ class Engine(BoundedEngine):
         with self.changed:
             self.admit(len(sequences))
             self._waiting.extend(sequences)
+            self.changed.notify_all()
+
+    def submit_texts(self, texts: Sequence[EmbeddedText]) -> None:
+        """Queue the texts of one request for their embeddings.
+
+        Raises:
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
+        """
+        with self.changed:
+            self.admit(len(texts))
+            self._texts.extend(texts)
             self.changed.notify_all()
 
     def cancel(self, sequences: Sequence[Pending]) -> None:
@@ -142,6 +166,8 @@ class Engine(BoundedEngine):
             self.close()
             for each in (*self.running, *self._waiting):
                 each.deliver(StreamChunk(finish_reason="error"))
+            for text in self._texts:
+                text.deliver(None)
 
     def _wait(self) -> bool:
         """Wait for work, at most ``WAIT_SECONDS``; return whether the engine is still open."""
@@ -155,8 +181,11 @@ class Engine(BoundedEngine):
     def _step(self) -> None:
         with self.changed:
             self._drop_cancelled()
+            texts = self._next_texts()
             self._admit()
             scheduled = self._schedule()
+        if texts:
+            self._embed(texts)
         if not scheduled:
             return
         began = self.step_began_at = time.perf_counter()
@@ -169,6 +198,35 @@ class Engine(BoundedEngine):
         self._append_tokens(due, choices)
         self.step_began_at = None
         self._record_step(time.perf_counter() - began, len(due))
+
+    def _next_texts(self) -> list[tuple[EmbeddedText, list[int]]]:
+        """Return texts with their pages: as many as one pass reads, a longer one alone."""
+        found: list[tuple[EmbeddedText, list[int]]] = []
+        budget = self.limits.step_tokens
+        while self._texts and (not found or len(self._texts[0].tokens) <= budget):
+            pages = self.cache.allocate(pages_for(len(self._texts[0].tokens)))
+            if pages is None:
+                break
+            text = self._texts.popleft()
+            budget -= len(text.tokens)
+            found.append((text, pages))
+        return found
+
+    def _embed(self, texts: Sequence[tuple[EmbeddedText, list[int]]]) -> None:
+        """Deliver the embeddings of texts, and free their pages."""
+        if self.pooling is None:
+            raise RuntimeError("texts were sent to a model without pooling")
+        began = self.step_began_at = time.perf_counter()
+        rows = [TokenRow(text.tokens, 0, pages) for text, pages in texts]
+        owners = torch.full((1, sum(len(row.tokens) for row in rows)), NONE)
+        most = self.limits.step_tokens
+        with self.adapters.serving(owners) if self.adapters else nullcontext():
+            found = embedded(self.model, self.cache, rows, self.pooling, most)
+        for (text, pages), each in zip(texts, found, strict=True):
+            self.cache.free(pages)
+            text.deliver(each)
+        self.step_began_at = None
+        self._record_step(time.perf_counter() - began, 0)
 
     def _decode(self, scheduled: Sequence[tuple[AnswerSequence, int]]) -> list[Choice] | None:
         """Return the tokens of a padded step, or None if this one has to run eagerly.
@@ -268,6 +326,8 @@ class Engine(BoundedEngine):
         for each in [each for each in self._waiting if each.is_cancelled]:
             self._waiting.remove(each)
             self.figures.count("cancelled")
+        for text in [each for each in self._texts if each.is_cancelled]:
+            self._texts.remove(text)
 
     def _admit(self) -> None:
         while self._waiting and len(self.running) < self.limits.max_concurrency:

@@ -249,11 +249,16 @@ class CompletionRequest(RequestBody):
     @property
     def prompts(self) -> list[str | list[int]]:
         """Return each prompt, as text or as tokens."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        parts: Sequence[int | str | list[int]] = self.prompt
-        ids = [each for each in parts if isinstance(each, int)]
-        return [ids] if ids else [each for each in parts if not isinstance(each, int)]
+        return prompts_of(self.prompt)
+
+
+def prompts_of(prompt: Prompt) -> list[str | list[int]]:
+    """Return each of the prompts of a field, as text or as tokens."""
+    if isinstance(prompt, str):
+        return [prompt]
+    parts: Sequence[int | str | list[int]] = prompt
+    ids = [each for each in parts if isinstance(each, int)]
+    return [ids] if ids else [each for each in parts if not isinstance(each, int)]
 
 
 class TextRequest(AnswerFormat, CompletionRequest):

@@ -5,9 +5,9 @@ import hmac
 import json
 import time
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -38,28 +38,32 @@ from runners.jobs.serve.chat_translations import (
 )
 from runners.jobs.serve.contract import (
     Answer,
+    EmbeddingModel,
     EngineEndedError,
     ForwardingModel,
     QueueFullError,
     ServingModel,
 )
+from runners.jobs.serve.embeddings import check_texts, parse_embedding
 from runners.jobs.serve.event_stream import EventStream, server_sent_event, unless_disconnected
 from runners.jobs.serve.figures import EndpointMetrics
 from runners.jobs.serve.openai_requests import (
     COMPLETION_TOKENS,
+    ENGINE_ENDED,
     ChatRequest,
     Document,
     RequestError,
     parse_chat,
     parse_completion,
     retry_after,
+    unsupported,
 )
 from runners.jobs.serve.tool_calls import call_form
 from runners.jobs.serve.translated import TranslatedAnswer, TranslatedRequest
 from runners.jobspec import ServeSpec
-from runners.jobspec.engines import ENGINES
+from runners.jobspec.engines import ENGINES, OWN
 from runners.jobspec.serve import NO_ADAPTER, key_hash
-from runners.shared.event_streams import USAGE_HEADER
+from runners.shared.event_streams import USAGE_HEADER, TokensUsed
 
 # The state of an endpoint: loading, ready, draining or failed; and the model it serves.
 
@@ -136,6 +140,7 @@ class ServiceState:
         is_held = isinstance(loaded, ForwardingModel) or not loaded.constraint_refusal
         found = {"chat": True, "completions": True, "logprobs": True, "tools": has_tools}
         found["response_format"] = "response_format" in options and is_held
+        found["embeddings"] = isinstance(loaded, EmbeddingModel) and not loaded.embedding_refusal
         return [name for name, has_it in found.items() if has_it]
 
     def open(self, loaded: ServingModel | ForwardingModel) -> None:
@@ -157,6 +162,7 @@ class ServiceState:
 
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
 MAX_BODY_BYTES = 4 * 1024**2
 MAX_BODIES_BYTES = 256 * 1024**2  # of all bodies that are being received
 BODY_SECONDS = 60.0  # for a whole body
@@ -191,6 +197,7 @@ class OpenAIServer(Starlette):
                     Route(path, self._guarded(self._answer), methods=["POST"])
                     for path in (COMPLETIONS, CHAT, *TRANSLATED)
                 ),
+                Route(EMBEDDINGS, self._guarded(self._embed), methods=["POST"]),
                 Route(COUNT_TOKENS, self._guarded(self._count_tokens), methods=["POST"]),
             ],
             exception_handlers={**refused, ClientDisconnect: _nobody_reads},
@@ -356,6 +363,30 @@ class OpenAIServer(Starlette):
             count = len(await self._prompt_of(ready, chat))
         return _json({"input_tokens": count})
 
+    async def _embed(self, request: Request) -> Response:
+        check_stated_body(request)
+        ready = self._accepting()
+        asked = await self._in_thread(parse_embedding, await self._body(request))
+        if self._adapter_of(asked.model) != NO_ADAPTER:
+            message = f"{asked.model[:120]!r} is an adapter; the model itself gives embeddings"
+            raise unsupported("model", message)
+        if not isinstance(ready, EmbeddingModel):
+            own = ENGINES[OWN].title
+            raise unsupported("model", f"no embeddings of this engine; serve the model with {own}")
+        if ready.embedding_refusal:
+            raise unsupported("model", f"{asked.model[:120]!r}: {ready.embedding_refusal}")
+        ready.engine.admit(len(asked.prompts))
+        texts = [await ready.prompt_ids(each) for each in asked.prompts]
+        check_texts(texts, ready.engine.limits.max_length)
+        self.service.touch()
+        embeddings = await unless_disconnected(request, embeddings_of(ready, texts))
+        tokens = sum(map(len, texts))
+        document = await asyncio.to_thread(asked.document, embeddings, tokens)
+        self.service.figures.count("requests")
+        is_counted = request.headers.get(USAGE_HEADER, "").strip() == "1"
+        used = {USAGE_HEADER: TokensUsed(tokens, 0, 0).words} if is_counted else None
+        return _json(document, headers=used)
+
     async def _body(self, request: Request) -> bytes:
         """Return the whole request body.
 
@@ -462,6 +493,35 @@ class OpenAIServer(Starlette):
         except TemplateRefusedError as refusal:
             message = f"The model's chat template refuses these messages: {refusal}"
             raise RequestError(400, message, param="messages") from None
+
+
+async def embeddings_of(
+    ready: EmbeddingModel, texts: Sequence[Sequence[int]]
+) -> list[list[float]]:
+    """Return the embedding of each text; a cancellation cancels those that are not computed.
+
+    Raises:
+        RequestError: the engine ended.
+    """
+    loop = asyncio.get_running_loop()
+    waiting: list[asyncio.Future[list[float] | None]] = [loop.create_future() for _ in texts]
+
+    def take(at: int, embedding: list[float] | None) -> None:
+        if not waiting[at].done():
+            waiting[at].set_result(embedding)
+
+    def deliver(at: int, embedding: list[float] | None) -> None:
+        with suppress(RuntimeError):  # the event loop has closed meanwhile
+            loop.call_soon_threadsafe(take, at, embedding)
+
+    pending = ready.submit_texts(texts, deliver)
+    try:
+        found = [await each for each in waiting]
+    finally:
+        ready.engine.cancel(pending)
+    if any(each is None for each in found):
+        raise RequestError(500, ENGINE_ENDED, code="engine_ended")
+    return [each for each in found if each is not None]
 
 
 async def _counted(answer: Answer) -> AsyncGenerator[bytes]:

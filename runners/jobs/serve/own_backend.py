@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
@@ -23,6 +24,7 @@ from runners.jobs.runtime import Job, job_telemetry, prepare_compiler
 from runners.jobs.serve.constraints import Constraint
 from runners.jobs.serve.contract import (
     USUAL_TOKENS,
+    Delivered,
     GenerationRequest,
     Limits,
     ServingModel,
@@ -31,7 +33,7 @@ from runners.jobs.serve.contract import (
     longest_request,
 )
 from runners.jobs.serve.endpoint import PeakUsage, serve
-from runners.jobs.serve.engine import AnswerSequence, Engine
+from runners.jobs.serve.engine import AnswerSequence, EmbeddedText, Engine
 from runners.jobs.serve.figures import EndpointMetrics
 from runners.jobs.serve.grammars import GrammarError, Grammars
 from runners.jobs.serve.openai_requests import checked_token_ids, schema_error
@@ -43,6 +45,7 @@ from runners.jobs.serve.paging import (
     check_paging,
     pages_for,
 )
+from runners.jobs.serve.pooling import UnpooledError, pooling_of
 from runners.jobs.serve.text import RequestTokenizer
 from runners.jobs.weights import first_line
 from runners.jobspec import ServeSpec
@@ -57,6 +60,7 @@ class TransformersServingModel:
     vocabulary: int
     grammars: Grammars | None = None  # None: its tokenizer cannot be read
     constraint_refusal: str = ""
+    embedding_refusal: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     async def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
@@ -122,6 +126,19 @@ class TransformersServingModel:
         self.engine.submit(replies)
         return replies
 
+    def submit_texts(
+        self, texts: Sequence[Sequence[int]], deliver: Delivered
+    ) -> list[EmbeddedText]:
+        """Queue the texts of one request, as tokens, for their embeddings.
+
+        Raises:
+            QueueFullError: the queue is full.
+            EngineEndedError: the engine has failed or was stopped.
+        """
+        found = [EmbeddedText(tokens, partial(deliver, at)) for at, tokens in enumerate(texts)]
+        self.engine.submit_texts(found)
+        return found
+
     def _reply(self, request: GenerationRequest) -> AnswerSequence:
         prompt, sampling, deliver, adapter = request
         answer = self.reader.answer(sampling.stops, sampling.shown_tokens)
@@ -172,8 +189,12 @@ def load_serving_model(
     if decode is not None:
         sizes["buffers"] = decode.bytes
     job.emitter.metric(terms_held(sizes))
-    engine = Engine(loaded.model, cache, limits, figures, adapters, decode)
-    return TransformersServingModel(engine, reader, vocabulary, grammars, refused)
+    try:
+        pooling, unpooled = pooling_of(spec.model, job.host_dir, loaded.model), ""
+    except UnpooledError as error:
+        pooling, unpooled = None, str(error)
+    engine = Engine(loaded.model, cache, limits, figures, adapters, decode, pooling)
+    return TransformersServingModel(engine, reader, vocabulary, grammars, refused, unpooled)
 
 
 def _grammars(

@@ -21,6 +21,7 @@ from runners.jobs.serve.contract import (
     QueueFullError,
     StreamChunk,
 )
+from runners.jobs.serve.embeddings import EmbeddingRequest
 from runners.jobs.serve.openai_requests import (
     ChatRequest,
     CompletionRequest,
@@ -429,7 +430,7 @@ def test_every_list_of_a_request_ends_at_its_first_error():
                 yield from lists(each)
 
     forms = (CompletionRequest, ChatRequest, RelayedCompletion, RelayedChat, MessagesRequest,
-             CountRequest, ResponsesRequest)  # fmt: skip
+             CountRequest, ResponsesRequest, EmbeddingRequest)  # fmt: skip
     for form in forms:
         found = list(lists(form.__pydantic_core_schema__))
         assert found, form
