@@ -33,6 +33,7 @@ from runners.jobs.serve.translated import (
     function_call,
     function_tool,
     named_choice,
+    reasoning_text,
     stop_text,
     text_of,
 )
@@ -258,7 +259,9 @@ class MessagesRequest(Conversation, TranslatedRequest):
         """Return the message of a whole chat completion."""
         choice = chat["choices"][0]
         text, calls = choice["message"].get("content") or "", call_parts(choice["message"])
-        blocks = [_text_block(text)] if text or not calls else []
+        reasoning = reasoning_text(choice["message"])
+        blocks = [_thinking_block(reasoning)] if reasoning else []
+        blocks += [_text_block(text)] if text or not (calls or reasoning) else []
         blocks += [_call_block(each) | {"input": _object(each.arguments)} for each in calls]
         end = self._end(choice["finish_reason"], stop_text(choice))
         return self._message(blocks, chat.get("usage") or {}) | end
@@ -308,6 +311,7 @@ class MessagesRequest(Conversation, TranslatedRequest):
         return {"type": "error", "error": {"type": kind, "message": str(error)}}
 
 
+THINKING = -1  # in the place of a call's number
 _ENDS = {"length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {
     401: "authentication_error", 404: "not_found_error", 413: "request_too_large",
@@ -320,11 +324,14 @@ class _Blocks:
 
     def __init__(self) -> None:
         self._index = -1
-        self._call: int | None = None  # whose block is open, None: text's
+        self._call: int | None = None  # whose block is open, None: text's, THINKING
         self._is_open = False
 
     def of(self, chunk: ChatChunk) -> Iterator[Event]:
         """Yield the events of a chunk."""
+        if chunk.reasoning:
+            yield from self._in_block(THINKING, _thinking_block(""))
+            yield self._delta({"type": "thinking_delta", "thinking": chunk.reasoning})
         if chunk.text:
             yield from self._in_block(None, _text_block(""))
             yield self._delta({"type": "text_delta", "text": chunk.text})
@@ -350,6 +357,11 @@ class _Blocks:
 
     def _delta(self, delta: Document) -> Event:
         return "content_block_delta", {"index": self._index, "delta": delta}
+
+
+def _thinking_block(text: str) -> Document:
+    """Return a block of reasoning; only Anthropic's servers sign theirs."""
+    return {"type": "thinking", "thinking": text, "signature": ""}
 
 
 def _text_block(text: str) -> Document:

@@ -31,6 +31,7 @@ from runners.jobs.serve.translated import (
     function_call,
     function_tool,
     named_choice,
+    reasoning_text,
 )
 
 
@@ -339,8 +340,9 @@ class ResponsesRequest(TranslatedRequest):
         """Return the response of a whole chat completion."""
         choice = chat["choices"][0]
         text, calls = choice["message"].get("content") or "", call_parts(choice["message"])
+        reasoning = reasoning_text(choice["message"])
         items = self._items(count())
-        for _ in items.of(ChatChunk(text, None, {}, None, calls)):
+        for _ in items.of(ChatChunk(text, None, {}, None, calls, reasoning)):
             pass
         reason = choice["finish_reason"]
         for _ in items.end(_status(reason)):
@@ -440,6 +442,9 @@ def _add_turn(turns: list[Document], item: Item) -> None:
         turns.append(turn)
 
 
+REASONING = -1  # in the place of a call's number
+
+
 class _Items:
     """The items of a response, one after another, and their events."""
 
@@ -447,12 +452,16 @@ class _Items:
         self.items: list[Document] = []  # the last one may be open
         self._numbers = numbers
         self._custom = custom  # names of tools whose input is a text
-        self._call: int | None = None  # which is open, None: the message
+        self._call: int | None = None  # which is open, None: the message, REASONING
         self._text = ""  # of the open message, or arguments of the open call
         self._is_open = False
 
     def of(self, chunk: ChatChunk) -> Iterator[Event]:
         """Yield the events of a chunk."""
+        if chunk.reasoning:
+            yield from self._in_reasoning()
+            self._text += chunk.reasoning
+            yield self._event("reasoning_text.delta", self._part_place, delta=chunk.reasoning)
         if chunk.text:
             yield from self._in_message()
             self._text += chunk.text
@@ -469,6 +478,12 @@ class _Items:
         if not self.items:
             yield from self._in_message()
         yield from self._closed(status)
+
+    def _in_reasoning(self) -> Iterator[Event]:
+        if self._is_open and self._call == REASONING:
+            return
+        head = {"id": f"rs_{uuid.uuid4().hex}", "type": "reasoning", "summary": []}
+        yield from self._opened(REASONING, {**head, "status": "in_progress", "content": []})
 
     def _in_message(self) -> Iterator[Event]:
         if self._is_open and self._call is None:
@@ -505,6 +520,9 @@ class _Items:
             item["content"] = [_part(text)]
             yield self._event("output_text.done", self._part_place, text=text, logprobs=[])
             yield self._event("content_part.done", self._part_place, part=_part(text))
+        elif self._call == REASONING:
+            item["content"] = [{"type": "reasoning_text", "text": text}]
+            yield self._event("reasoning_text.done", self._part_place, text=text)
         elif item["type"] == "custom_tool_call":
             item["input"] = told = _input(text)
             yield self._event("custom_tool_call_input.delta", self._place, delta=told)

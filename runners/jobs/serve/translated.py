@@ -45,6 +45,7 @@ class ChatChunk(NamedTuple):
     usage: Document
     stop_text: str | None = None  # the stop string that ended the answer
     calls: tuple[CallPart, ...] = ()
+    reasoning: str = ""  # that the engine tells apart from the text
 
 
 class TranslatedRequest(ClientFields, ABC):
@@ -157,7 +158,8 @@ async def _chunks(events: AsyncIterator[bytes]) -> AsyncGenerator[ChatChunk]:
         delta: Document = choice.get("delta") or {}
         text, calls = delta.get("content") or "", call_parts(delta)
         usage, stop = document.get("usage") or {}, stop_text(choice)
-        yield ChatChunk(text, choice.get("finish_reason"), usage, stop, calls)
+        reason, reasoning = choice.get("finish_reason"), reasoning_text(delta)
+        yield ChatChunk(text, reason, usage, stop, calls, reasoning)
 
 
 def call_parts(message: Document) -> tuple[CallPart, ...]:
@@ -174,6 +176,11 @@ def call_parts(message: Document) -> tuple[CallPart, ...]:
             )
         )
     return tuple(found)
+
+
+def reasoning_text(message: Document) -> str:
+    """Return the reasoning of a message or a delta; vLLM has a newer name for it."""
+    return str(message.get("reasoning_content") or message.get("reasoning") or "")
 
 
 def stop_text(choice: Document) -> str | None:

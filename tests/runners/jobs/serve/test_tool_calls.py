@@ -9,6 +9,7 @@ import httpx2
 import openai
 import pytest
 
+from runners.jobs.serve.anthropic_messages import MessagesRequest
 from runners.jobs.serve.contract import (
     Choice,
     GenerationRequest,
@@ -17,6 +18,7 @@ from runners.jobs.serve.contract import (
     StreamChunk,
 )
 from runners.jobs.serve.llamacpp.writer import completion_body
+from runners.jobs.serve.openai_responses import ResponsesRequest
 from runners.jobs.serve.openai_server import OpenAIServer
 from runners.jobs.serve.text import RequestTokenizer
 from runners.jobs.serve.tool_calls import FORMS, CallReader, call_form, tools_refusal
@@ -370,11 +372,15 @@ def test_calls_that_an_engine_streams_in_pieces_are_joined_in_the_other_apis():
                 return message, await stream.get_final_response()
 
     message, response = asyncio.run(ask())
-    assert [(each.id, each.name, each.input) for each in message.content] == [
+    thought, *calls = message.content  # reasoning that the engine tells apart
+    assert (thought.type, thought.thinking) == ("thinking", "hm")
+    reasoned, *items = response.output
+    assert (reasoned.type, [each.text for each in reasoned.content]) == ("reasoning", ["hm"])
+    assert [(each.id, each.name, each.input) for each in calls] == [
         ("a", *BOTH[0]), ("b", *BOTH[1]),
     ]  # fmt: skip
     assert message.stop_reason == "tool_use"
-    assert [(each.call_id, each.name, json.loads(each.arguments)) for each in response.output] == [
+    assert [(each.call_id, each.name, json.loads(each.arguments)) for each in items] == [
         ("a", *BOTH[0]), ("b", *BOTH[1]),
     ]  # fmt: skip
 
@@ -402,3 +408,20 @@ def test_what_is_no_function_of_the_clients_is_refused_in_the_form_of_each_api()
         assert answer.status_code == 400, (path, sent)
         assert words in answer.json()["error"]["message"], (path, sent)
         assert (answer.json().get("type") == "error") == (path == "/v1/messages")
+
+
+def test_reasoning_that_an_engine_tells_apart_is_a_part_of_a_whole_answer_too():
+    turn = {"role": "user", "content": "a"}
+    asked = MessagesRequest.model_validate({"model": "m", "max_tokens": 4, "messages": [turn]})
+    other = ResponsesRequest.model_validate({"model": "m", "input": "a"})
+    for message, kinds in (
+        ({"content": "b", "reasoning_content": "hm"}, ["hm", "b"]),
+        ({"content": "b", "reasoning": "hm"}, ["hm", "b"]),  # vLLM's newer name
+        ({"content": None, "reasoning": "hm"}, ["hm"]),  # cut off before its text
+        ({"content": "b"}, ["b"]),
+    ):
+        choice = {"message": message, "finish_reason": "stop"}
+        blocks = asked.document({"choices": [choice]})["content"]
+        assert [each.get("thinking", each.get("text")) for each in blocks] == kinds, message
+        items = other.document({"choices": [choice]})["output"]
+        assert [each["content"][0]["text"] for each in items] == kinds, message
