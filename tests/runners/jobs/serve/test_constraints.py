@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,7 +11,13 @@ from runners.jobs.serve.constraints import CalledTool, Constraint, called_tools
 from runners.jobs.serve.contract import GenerationRequest, Limits, Sampling
 from runners.jobs.serve.engine import Engine
 from runners.jobs.serve.figures import EndpointMetrics
-from runners.jobs.serve.grammars import GrammarError, Grammars, allowed_tokens
+from runners.jobs.serve.grammars import (
+    GrammarError,
+    Grammars,
+    allowed_tokens,
+    unpacked_on_device,
+    unpacked_on_host,
+)
 from runners.jobs.serve.openai_requests import schema_error
 from runners.jobs.serve.own_backend import TransformersServingModel
 from runners.jobs.serve.padded_decode import PaddedDecode
@@ -111,6 +118,15 @@ def test_a_schema_that_no_grammar_has_is_refused_with_the_part_and_a_tools_keywo
         assert (caught.value.part, words in str(caught.value)) == (part, True), caught.value
         assert "start:" not in str(caught.value)
     grammars.compile(Constraint(None, hermes, (good, CalledTool("b", odd))))
+
+
+def test_masks_are_unpacked_the_same_on_host_and_device():
+    words = np.random.default_rng(1).integers(-(2**31), 2**31, (3, 5), dtype=np.int32)
+    found = unpacked_on_host(words, torch.device("cpu"))
+    assert torch.equal(found, unpacked_on_device(words, torch.device("cpu")))
+    for at in (0, 31, 32, 159):
+        bit = (int(words[1, at // 32]) >> at % 32) & 1
+        assert bool(found[1, at]) is bool(bit), at
 
 
 # The engine: each answer of a batch has its own grammar, however the step is computed.
