@@ -58,6 +58,7 @@ INSTALLED_APPS = [
     "webapp.modelhub",
     "webapp.datasets",
     "webapp.jobs",
+    "webapp.tunings",
     "webapp.workflows",
     "webapp.deployments",
     "webapp.audit",

@@ -29,6 +29,7 @@ from webapp.pages import (
     plans,
     playground,
     queue,
+    tunings,
     wizard,
     workflows,
 )
@@ -89,6 +90,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("plans/<str:plan_id>/delete/", plans.plan_delete, name="plan-delete"),
     path("plans/<str:plan_id>/compute/", plans.plan_compute_view, name="plan-compute"),
     path("plans/<str:plan_id>/exports/<slug:key>/", plans.plan_export, name="plan-export"),
+    path("plans/<str:plan_id>/tune/", tunings.plan_tune, name="plan-tune"),
     path("plans/<str:plan_id>/<slug:tab>/", plans.plan_detail, name="plan-tab"),
     # limits
     path("limits/", limits.limits, name="limits"),
@@ -133,6 +135,11 @@ urlpatterns: list[URLPattern | URLResolver] = [
     ),
     path(f"{JOB}files/delete/", job_actions.job_files_delete_view, name="job-files-delete"),
     path(f"{JOB}delete/", job_actions.job_delete_view, name="job-delete"),
+    # tunings
+    path("tunings/", tunings.tuning_list, name="tuning-list"),
+    path("tunings/<slug:tuning_id>/", tunings.tuning_detail, name="tuning-detail"),
+    path("tunings/<slug:tuning_id>/stop/", tunings.tuning_stop_view, name="tuning-stop"),
+    path("tunings/<slug:tuning_id>/delete/", tunings.tuning_delete_view, name="tuning-delete"),
     # workflows
     path("workflows/", workflows.workflow_list, name="workflow-list"),
     path("workflows/<slug:workflow_id>/", workflows.workflow_detail, name="workflow-detail"),

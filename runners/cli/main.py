@@ -44,6 +44,7 @@ COMMANDS = {
     "launch": LazyCommand("launch", "launch", "Launch a plan or a job.yaml, and follow it."),
     "verify": LazyCommand("launch", "verify", "Run a plan, and compare it with its prediction."),
     "plans": LazyCommand("launch", "plans", "List, show, print and delete the server's plans."),
+    "tune": LazyCommand("tunings", "tune", "Measure a plan's best strategies on its host."),
     "ps": LazyCommand("jobs", "ps", "List jobs."),
     "get": LazyCommand("jobs", "get", "Show a job with its figures."),
     "logs": LazyCommand("jobs", "logs", "Print or follow a job's log."),
@@ -61,6 +62,7 @@ COMMANDS = {
     "hosts": LazyCommand("hosts", "hosts", "List, add, check, label, cordon and drain hosts."),
     "queue": LazyCommand("hosts", "queue", "List and reorder waiting jobs."),
     "workflows": LazyCommand("workflows", "workflows", "List, follow, stop and resume workflows."),
+    "tunings": LazyCommand("tunings", "tunings", "List, follow, stop and delete tunings."),
     "deployments": LazyCommand(
         "deployments", "deployments", "Keep models under names, wake them, see their usage."
     ),

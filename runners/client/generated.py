@@ -28,6 +28,7 @@ from runners.client.replies.machines import *
 from runners.client.replies.plans import *
 from runners.client.replies.stored_files import *
 from runners.client.replies.team import *
+from runners.client.replies.tunings import *
 from runners.client.replies.workflows import *
 from runners.client.requests import *
 from runners.client.transport import AsyncCaller, Caller, Event
@@ -539,6 +540,37 @@ class Operations:
         self, workflow_id: str, *, idempotency_key: str | None = None
     ) -> WorkflowReply:
         """Go on with a failed or stopped workflow: what has succeeded stays."""
+
+    @operation("POST", "/plans/{plan_id}/tunings")
+    def start_tuning(
+        self,
+        plan_id: str,
+        body: TuningOptions | JsonObject,
+        *,
+        dry_run: bool = False,
+        idempotency_key: str | None = None,
+    ) -> TuningReply:
+        """Measure a plan's best strategies on its host, one job after another.
+
+        The plan's own choice comes first. The best one becomes the plan's next version if it is
+        better by more than the noise.
+        """
+
+    @operation("GET", "/tunings")
+    def list_tunings(self, *, limit: int = 50, cursor: str = "", plan: str = "") -> TuningPage:
+        """Return the teams' tunings, the newest first."""
+
+    @operation("GET", "/tunings/{tuning_id}")
+    def get_tuning(self, tuning_id: str) -> TuningReply:
+        """Return a tuning with its candidates: what was planned, and what its jobs measured."""
+
+    @operation("DELETE", "/tunings/{tuning_id}")
+    def delete_tuning(self, tuning_id: str, *, idempotency_key: str | None = None) -> None:
+        """Take an ended tuning out of the list; its jobs and its version of the plan stay."""
+
+    @operation("POST", "/tunings/{tuning_id}/stop")
+    def stop_tuning(self, tuning_id: str, *, idempotency_key: str | None = None) -> TuningReply:
+        """Stop the trial of a tuning that runs, and start no other; what was measured stays."""
 
     @operation("GET", "/deployments")
     def list_deployments(self, *, limit: int = 50, cursor: str = "") -> DeploymentPage:

@@ -346,6 +346,27 @@ class ServeStep(TypedDict):
     sweep: NotRequired[dict[str, Any]]
 
 
+class TuningOptions(TypedDict):
+    """What a tuning may try and spend."""
+
+    host: NotRequired[str]
+    trials: NotRequired[int]
+    max_seconds: NotRequired[float]
+    trial_seconds: NotRequired[float]
+    figure: NotRequired[
+        Literal[
+            "tokens_per_second",
+            "ttft_seconds",
+            "tpot_seconds",
+            "latency_seconds",
+            "step_seconds",
+            "peak_memory_bytes",
+        ]
+        | None
+    ]
+    formats: NotRequired[bool]
+
+
 class TwoJobs(TypedDict):
     """Where the classifier's two jobs run, and the ZeRO stage that is compared with DDP."""
 

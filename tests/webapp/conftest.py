@@ -45,6 +45,7 @@ from webapp.jobs.models import Artefact, Attempt, Job, LaunchRequest, Measuremen
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.models import TeamModel, demo_config
 from webapp.plans.models import Plan
+from webapp.tunings.models import Tuning
 from webapp.wizard.drafts import draft_begin
 from webapp.workflows.models import Workflow
 
@@ -361,6 +362,12 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
         team=team, owner=alice, name="Chain", document={}, state="failed"
     )
     workflow.steps.create(position=0, goal="pretrain", document={}, state="failed", job=ended)
+    own = {"number": 0, "words": "As planned", "settings": {}, "pins": {}, "workload": {}}
+    tuning = Tuning.objects.create(
+        team=team, owner=alice, name="Tuned", options={}, document=plan.draft, trial={},
+        figure="tokens_per_second", candidates=[own | {"predicted": 5.0, "peak_bytes": 1}],
+        state="failed",
+    )  # fmt: skip
     kept = Plan.objects.create(
         team=team, owner=alice, name="kept", draft=plan.draft, state="computed"
     )
@@ -413,6 +420,7 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
         "<action>": "recheck",
         "<slug:request_id>": asked.pk,
         "<slug:workflow_id>": workflow.pk,
+        "<slug:tuning_id>": tuning.pk,
         "<slug:deployment_id>": deployment.pk,
         "<deployment_id>": deployment.pk,
         "<slug:serving_key_id>": key.pk,

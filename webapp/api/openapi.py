@@ -54,6 +54,7 @@ PATH_ARGUMENTS = {
     "slug": "Slug of the host",
     "token_id": "Id of the token",
     "workflow_id": "Id of the workflow",
+    "tuning_id": "Id of the tuning",
 }
 RETRIED = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 HEADERS = {

@@ -30,6 +30,7 @@ from webapp.api import (
     plans,
     stored_files,
     team,
+    tunings,
     workflows,
 )
 from webapp.api.auth import READ, TokenAuth
@@ -159,6 +160,7 @@ api.add_router("/hosts", machines.router)
 api.add_router("/hosts", cached_models.router)
 api.add_router("/pools", machines.queue_router)
 api.add_router("/workflows", workflows.router)
+api.add_router("", tunings.router)
 api.add_router("", deployments.router)
 api.add_router("", library.router)
 api.add_router("", team.router)

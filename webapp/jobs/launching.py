@@ -192,7 +192,7 @@ class Launchable(NamedTuple):
         return f"{self.pool.name} ({f'{count} hosts' if count > 1 else 'one host'})"
 
 
-def plan_launch(
+def plan_launch(  # noqa: PLR0913 (keyword-only: what the caller decides)
     *,
     plan: Plan,
     by: User,
@@ -202,13 +202,15 @@ def plan_launch(
     idempotency_key: str | None = None,
     is_named: bool = True,
     served_name: str = "",
+    keeps_model: bool = True,
 ) -> Job:
     """Queue the job that a plan's document and ``launch`` describe, and return it.
 
     A draft is saved first: as the next version of its original plan, or as a separate plan if
     ``launch`` says so. The job refers to that version. ``name``, else the launch's, names the
     job, and the plan too if a person chose it (``is_named``). ``key_hashes`` are those of an
-    endpoint's new key, and ``served_name`` the name of the deployment whose job it is.
+    endpoint's new key, and ``served_name`` the name of the deployment whose job it is. Without
+    ``keeps_model`` a training measures speed and memory alone.
 
     Raises:
         DraftProblem: there is nothing to launch, or this release cannot run it.
@@ -218,6 +220,8 @@ def plan_launch(
     spec = at_a_commit(parts.spec, plan.team)
     if served_name and isinstance(spec, ServeSpec):
         spec = spec.model_copy(update={"served_name": served_name})
+    if not keeps_model and isinstance(spec, TrainSpec):
+        spec = spec.model_copy(update={"keeps_model": False})
     name = name or launch.name
     if not plan.name and not name:
         title = plan_title(plan.document.goal, parts.model_name, parts.place)

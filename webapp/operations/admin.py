@@ -73,6 +73,7 @@ from webapp.metrics.models import MetricSource
 from webapp.modelhub.models import TeamModel
 from webapp.operations.staff_site import KeyFields
 from webapp.plans.models import Plan
+from webapp.tunings.models import Tuning, TuningTrial
 from webapp.workflows.models import Workflow, WorkflowStep
 
 # ---------------------------------------------------------------------------
@@ -559,6 +560,11 @@ READ_ONLY: dict[type[models.Model], dict[str, Any]] = {
         "list_display": ["workflow", "position", "variant", "goal", "state", "job"],
         "exclude": ["key_hashes"],
     },
+    Tuning: {
+        "list_display": ["name", "team", "owner", "host", "state", "created_at", "ended_at"],
+        "list_filter": ["state", "team"],
+    },
+    TuningTrial: {"list_display": ["tuning", "number", "candidate", "state", "ending", "job"]},
     Deployment: {
         "list_display": ["name", "team", "owner", "plan", "is_kept_awake", "is_paused"],
         "list_filter": ["team"],

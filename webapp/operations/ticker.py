@@ -35,6 +35,7 @@ from webapp.jobs.services import queue_expire
 from webapp.metrics.models import MetricBatch, MetricChunk, MetricSource
 from webapp.metrics.store import RAW_LIFETIME, RAW_STEP_MS, needs_seal, prune_old, roll_up, seal
 from webapp.modelhub.models import TeamModel
+from webapp.tunings import services as tunings
 from webapp.workflows.services import advance_all
 
 # ---------------------------------------------------------------------------
@@ -121,6 +122,7 @@ def all_duties() -> list[Duty]:
         Duty("stuck commands", 30.0, expire_stuck_commands),
         Duty("metric chunks", 10.0, seal_due, METRICS),
         Duty("workflows", 2.0, advance_all, WORKFLOWS),
+        Duty("tunings", 2.0, tunings.advance_all, WORKFLOWS),
         Duty("deployments", 1.0, deployments.advance_all, DEPLOYMENTS),
         Duty("metric retention", 3600.0, prune_old, METRICS),
         Duty("redis users", 30.0, epoch.keep, UPKEEP),

@@ -209,6 +209,7 @@ def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
         "may_resume": held.clone and is_resumable(job),
         "resumed": resumed_job(job),
         "step": job.workflow_steps.select_related("workflow").first(),
+        "trial": job.tuning_trials.select_related("tuning").first(),
         **silence_context(job),
         "holding": names_of(silent_parts(job)) if job.state in FINAL_STATES else [],
         "abandon_url": _abandon_url(job, membership),

@@ -15,6 +15,7 @@ from django.views.decorators.http import require_GET, require_POST
 from planner.specs.estimate import PlanAnswer
 from runners.plans.launch import Launch
 from runners.plans.refusals import DraftProblem
+from runners.plans.tuning import FIGURES_OF
 from webapp.accounts.models import Role, team_ids_of
 from webapp.accounts.services import has_role, signed_in, visible_or_404
 from webapp.accounts.sign_in import session_secret_keep
@@ -206,6 +207,7 @@ def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> Htt
         "best": answer.plans[0] if answer.plans else None,
         "verdict": verdict_of(answer, document, url, speed=planned_speed(plan)),
         "is_on_host": not document.hardware.is_catalog,
+        "may_tune": bool(answer.plans and document.hardware.host and document.goal in FIGURES_OF),
         "has_offers_to_come": lacks_only_suggestions(plan),
         "is_outdated": plan.is_latest and is_outdated(plan),
         **(_limits(request, plan) if tab == "limits" else PANELS[tab](plan, answer)),

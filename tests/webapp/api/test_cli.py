@@ -36,6 +36,7 @@ from tests.webapp.conftest import (
     make_beat,
     make_microbench,
 )
+from tests.webapp.tunings import test_tunings
 from tests.webapp.wizard.conftest import Walker
 from tests.webapp.workflows.test_workflows import CHAIN, end
 from webapp.accounts.models import AccessToken, Membership, StoredReply
@@ -47,6 +48,7 @@ from webapp.hosts.models import Host, HostModel
 from webapp.jobs.models import Attempt, Job, LaunchRequest
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
+from webapp.tunings.models import Tuning
 from webapp.workflows.models import Workflow
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -866,3 +868,24 @@ def test_the_command_line_launches_steps_and_sweeps_and_follows_them(
     for wrong in ("workload.learning_rate", "nothing=1", "workload.no=1"):
         code, _, err = run("launch", "-f", path, "--yes", "--sweep", wrong)
         assert code != 0, err
+
+
+def test_the_command_line_tunes_a_plan_and_follows_its_trials(
+    run, logged_in, team, alice, host, monkeypatch
+):
+    plan = test_tunings.planned(team, alice, test_tunings.TRAINING)
+    code, out, err = run("tune", plan.pk, "--trials", 4, "--dry-run")
+    assert (code, "compiled layers" in out, Tuning.objects.count()) == (0, True, 0), err
+    code, out, err = run("tune", plan.pk, "--trials", 4, "--seconds", 600, "--yes", "-d")
+    tuning = Tuning.objects.get()
+    assert (code, out.split()[-1], tuning.options["max_seconds"]) == (0, tuning.pk, 600.0), err
+    assert tuning.pk in run("tunings", "list")[1]
+    monkeypatch.setattr("time.sleep", lambda _seconds: test_tunings.end(tuning))
+    code, out, err = run("tunings", "follow", tuning.pk)
+    assert (code, "Best: compiled layers" in out, "0 As planned: behind" in err) == (0, True, True)
+    assert "(chosen)" in run("tunings", "get", tuning.pk)[1]
+    code, _, err = run("tunings", "stop", tuning.pk, "--yes")
+    assert (code, "has ended" in err) == (1, True)
+    assert run("tunings", "delete", tuning.pk, "--yes")[0] == 0
+    code, _, err = run("tune", plan.pk, "--figure", "ttft_seconds", "--yes")
+    assert (code, "Choose one of tokens_per_second" in err) != (0, False), err

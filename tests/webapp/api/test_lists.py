@@ -19,6 +19,7 @@ from webapp.hosts.models import HostModel, Pool
 from webapp.jobs.models import Attempt, Job, LaunchRequest, Measurement
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan, PlanState
+from webapp.tunings.models import Tuning
 from webapp.workflows.models import Workflow
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -63,6 +64,14 @@ def two_of_each(things, team, alice, bob, host, other_host) -> dict[str, str]:
     token_make(team=team, by=alice, name="desk", scope="read")
     plan = Plan.objects.get(pk=things["<plan_id>"])
     Workflow.objects.create(team=team, owner=alice, name="Second", document={})
+    tuning = Tuning.objects.get()
+    Tuning.objects.create(
+        **{
+            each: getattr(tuning, each)
+            for each in ("team", "owner", "name", "options", "document", "figure", "candidates")
+        },
+        trial={},
+    )
     kept = Deployment.objects.get()
     Deployment.objects.create(team=team, owner=alice, name="second", plan=kept.plan)
     key_make(team=team, by=alice, options=KeyOptions(name="desk"))

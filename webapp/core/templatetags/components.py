@@ -29,7 +29,10 @@ NAVIGATION = (
     ("/models/", "Models"),
     ("/techniques/", "Techniques"),
 )
-PARTS = {"/jobs/": ("/workflows/", "/approvals/")}  # pages below an entry, at other addresses
+PARTS = {
+    "/jobs/": ("/workflows/", "/approvals/"),
+    "/plans/": ("/tunings/",),
+}  # pages below an entry, at other addresses
 APART = frozenset({"Limits", "Queue", "Techniques"})  # in the account menu on phones
 THEMES = ("light", "dark")
 

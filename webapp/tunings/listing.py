@@ -1,0 +1,209 @@
+"""Tunings as lists and pages show them: candidates with what was planned and what was measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from runners.plans.tuning import MORE_IS_BETTER, TuningOptions
+from runners.shared.tuning import BASELINE, NORMAL_80, CandidateResult, Outcome, TuningSearch
+from webapp.core.display import number, percent, quantity
+from webapp.core.figures import REGISTRY, FigureDefinition
+from webapp.jobs.models import Job
+from webapp.jobs.progress import elapsed_seconds
+from webapp.tunings.models import TrialState, Tuning, TuningState, TuningTrial
+from webapp.tunings.planning import PlannedCandidate
+from webapp.tunings.services import candidates_of, search_of
+
+STATE_WORDS = {
+    "untried": "Not tried",
+    "measured": "Measured",
+    "behind": "Behind",
+    "failed": "Failed",
+    "left_out": "Left out",
+    "running": "Running",
+    "waiting": "Waiting",
+}
+# States whose chip has the look of another one's.
+LOOKS = {
+    "untried": "incomplete",
+    "measured": "succeeded",
+    "behind": "stopped",
+    "left_out": "expired",
+}
+ENDINGS = {
+    "decided": "",
+    "trials": "The trials were used up.",
+    "seconds": "The time was used up.",
+    "nothing": "",
+}
+
+
+@dataclass(frozen=True)
+class CandidateRow:
+    """A candidate with what is known of it; ``trials`` in their order."""
+
+    planned: PlannedCandidate
+    result: CandidateResult
+    trials: list[TuningTrial]
+    is_chosen: bool = False
+
+    @property
+    def state(self) -> str:
+        """Return what has become of it: of a trial that has not ended, that."""
+        last = self.trials[-1] if self.trials else None
+        if last is not None and last.state != TrialState.ENDED:
+            return str(last.state)
+        return self.result.state
+
+    @property
+    def state_words(self) -> str:
+        """Return the state in words."""
+        return STATE_WORDS[self.state]
+
+    @property
+    def look(self) -> str:
+        """Return the state whose chip is shown for it."""
+        return LOOKS.get(self.state, self.state)
+
+    @property
+    def half_width(self) -> str:
+        """Return half of the measured value's 80 % interval, as a share."""
+        return str(percent(NORMAL_80 * self.result.error))
+
+    @property
+    def reason(self) -> str:
+        """Return why it waits, failed, is behind or was left out, or ""."""
+        last = self.trials[-1] if self.trials else None
+        if last is not None and last.state == TrialState.WAITING:
+            return last.reason
+        return self.result.reason
+
+    @property
+    def value(self) -> float | None:
+        """Return the measured figure in its base unit, None before it is measured."""
+        return self.result.value if self.result.num_measured else None
+
+    @property
+    def note(self) -> str:
+        """Return what disturbed a measurement, or ""."""
+        return next((each.note for each in self.trials if each.note), "")
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Return the jobs of its trials that are not deleted."""
+        jobs = [each.job for each in self.trials if each.job]
+        return [job for job in jobs if job.deleted_at is None]
+
+
+@dataclass(frozen=True)
+class TuningView:
+    """A tuning with its trials in order."""
+
+    tuning: Tuning
+    trials: list[TuningTrial]
+
+    @cached_property
+    def search(self) -> TuningSearch:
+        """Return the decisions so far."""
+        return search_of(self.tuning, self.trials)
+
+    @property
+    def outcome(self) -> Outcome:
+        """Return what was found so far."""
+        return self.search.outcome
+
+    @property
+    def options(self) -> TuningOptions:
+        """Return what it may try and spend."""
+        return TuningOptions.model_validate(self.tuning.options)
+
+    @property
+    def figure(self) -> FigureDefinition:
+        """Return the figure that decides."""
+        return REGISTRY[self.tuning.figure]
+
+    @property
+    def less_is_better(self) -> bool:
+        """Return whether the figure is the better the lower it is."""
+        return self.tuning.figure not in MORE_IS_BETTER
+
+    @cached_property
+    def rows(self) -> list[CandidateRow]:
+        """Return the candidates, those of the trials first, in the trials' order."""
+        chosen = self.outcome.chosen
+        by_candidate: dict[int, list[TuningTrial]] = {}
+        for trial in self.trials:
+            by_candidate.setdefault(trial.candidate, []).append(trial)
+        rows = [
+            CandidateRow(
+                planned,
+                result,
+                by_candidate.get(planned.number, []),
+                is_chosen=self.tuning.state != TuningState.RUNNING
+                and chosen is not None
+                and chosen.candidate.number == planned.number,
+            )
+            for planned, result in zip(
+                candidates_of(self.tuning), self.search.results, strict=True
+            )
+        ]
+        last = len(self.trials)
+        return sorted(rows, key=lambda row: row.trials[0].number if row.trials else last)
+
+    @property
+    def num_ended(self) -> int:
+        """Return how many trials have ended."""
+        return sum(each.state == TrialState.ENDED for each in self.trials)
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Return how long the trials have run together."""
+        running = [each.job for each in self.trials if each.state == TrialState.RUNNING]
+        return sum(each.seconds for each in self.trials) + sum(
+            elapsed_seconds(job) for job in running if job
+        )
+
+    @property
+    def result_words(self) -> str:
+        """Return what was found, as sentences."""
+        best, chosen, gain = self.outcome.best, self.outcome.chosen, self.outcome.gain
+        if best is None or chosen is None:
+            return self.tuning.problem or "Nothing is measured yet."
+        unit, name = self.figure.unit, self.figure.label
+        value = str(quantity(best.value, unit))
+        words = [f"Best: {candidates_of(self.tuning)[best.candidate.number].words.lower()}"]
+        if gain is None:
+            found = f"{words[0]}, {name} {value}. The plan's own choice could not be measured."
+        elif best.candidate.number == BASELINE:
+            found = (
+                f"No gain: the plan's own choice is the best of those measured, {name} {value}."
+            )
+        else:
+            change = "less" if self.less_is_better else "more"
+            span = f"80 % interval {_percent(gain.low)} to {_percent(gain.high)}"
+            found = f"{words[0]}, {name} {value}: {_percent(gain.value)} {change} ({span})."
+            if chosen is not best:
+                found += " That is within the noise, so the plan's own choice stays."
+            elif gain.value <= 0:
+                found += " It meets the latency targets, which the plan's own choice misses."
+        ending = ENDINGS[self.search.ending] if self.tuning.state == "succeeded" else ""
+        return " ".join(each for each in (found, ending, self.tuning.problem) if each)
+
+
+def _percent(share: float) -> str:
+    """Return a share with its sign, as per cent."""
+    return f"{number(100 * share, 2)} %" if share < 0 else str(percent(share))
+
+
+def views_of(tunings: Sequence[Tuning]) -> list[TuningView]:
+    """Return tunings with their trials, read at once."""
+    rows = TuningTrial.objects.filter(tuning__in=tunings).select_related("job__host")
+    by_tuning: dict[str, list[TuningTrial]] = {each.pk: [] for each in tunings}
+    for trial in rows.order_by("number"):
+        by_tuning[trial.tuning_id].append(trial)
+    return [TuningView(each, by_tuning[each.pk]) for each in tunings]
+
+
+def view_of(tuning: Tuning) -> TuningView:
+    """Return a tuning with its trials."""
+    return views_of([tuning])[0]
