@@ -161,7 +161,7 @@ def combinations_of(
     """Yield what may be tried besides the plan's own choice, at most ``MOST_PLANNED`` of them.
 
     ``planned``: the planner's strategies, the plan's own choice first. Settings by themselves come
-    before those that are combined. What the document pins or states stays as it is.
+    before those that are combined. What the document pins stays as it is.
     """
     return itertools.islice(
         _combined(_levers(document, planned), planned[0].strategy), MOST_PLANNED

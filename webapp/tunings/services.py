@@ -206,8 +206,8 @@ def _next_trial(tuning: Tuning, candidate: int, number: int) -> TuningTrial:
 def _start(tuning: Tuning, trial: TuningTrial) -> None:
     """Start the job of a trial, or say why not.
 
-    What passes by itself lets the trial wait, with its reason. Anything else is what the trial
-    has shown of its candidate.
+    What passes by itself lets the trial wait, with its reason. What cannot be planned any more is
+    a fault of the candidate; what the service refuses, such as a launch over the budget, is none.
     """
     if not Tuning.objects.filter(pk=tuning.pk, state=TuningState.RUNNING).exists():
         return
@@ -215,11 +215,13 @@ def _start(tuning: Tuning, trial: TuningTrial) -> None:
         _launch(tuning, trial)
     except PASSING as problem:
         _change(trial, TrialState.WAITING, reason=str(problem))
-    except (DraftProblem, Problem) as problem:
-        if isinstance(problem, DraftProblem) and problem.is_passing:
+    except DraftProblem as problem:
+        if problem.is_passing:
             _change(trial, TrialState.WAITING, reason=str(problem))
         else:
             _end_trial(trial, TrialState.WAITING, "failed", reason=str(problem))
+    except Problem as problem:
+        _end_trial(trial, TrialState.WAITING, "withdrawn", reason=str(problem))
     except (OperationalError, InterfaceError, IntegrityError):
         raise  # locked, gone, or another call's: the next round
     except Exception:
@@ -343,7 +345,8 @@ def _ending(job: Job) -> TrialEnding:
 def _under_load(trial: TuningTrial, job: Job, value: float) -> tuple[float, bool]:
     """Return the standard error of a load test's figure, as a share, and if it meets the targets.
 
-    It is that of a normal distribution with the interval of the repetitions.
+    It is that of a normal distribution with the interval of the repetitions. A request that failed
+    meets none.
     """
     row = main_row_of(job) if job.kind == "benchmark" else None
     if row is None:
@@ -351,7 +354,9 @@ def _under_load(trial: TuningTrial, job: Job, value: float) -> tuple[float, bool
     low, high = row.interval.get(trial.tuning.figure, (value, value))
     spread = (high - low) / 2 / NORMAL_80 / value
     targets = target_seconds(read_stored(trial.tuning.document))
-    return spread, not targets or excess_of(targets, row.measured, row.failed) <= 1.0
+    if not targets:
+        return spread, not row.failed
+    return spread, excess_of(targets, row.measured, row.failed) <= 1.0
 
 
 # End
