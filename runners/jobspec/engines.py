@@ -58,7 +58,6 @@ class Engine:
     prompt_reuse: str = ""
     request_options: frozenset[str] = frozenset()
     tools_flags: tuple[str, ...] = ()  # switch tool calls on, beside the flag of their parser
-    forces_calls: bool = False  # reads tool calls that it forces also without a parser of them
     reserves_longest: bool = False  # each running request holds the maximum length's KV cache
     takes_underscores: bool = False
     takes_equals: bool = True
@@ -124,7 +123,6 @@ ROWS = (
         sets_json_parts=True,
         request_options=_GENERATION,
         tools_flags=("--enable-auto-tool-choice",),
-        forces_calls=True,
         # https://github.com/vllm-project/vllm/pull/13596 (tokens and requests),
         # https://github.com/vllm-project/vllm/issues/21348 (memory).
         memory_log={

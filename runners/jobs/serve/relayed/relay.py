@@ -36,7 +36,7 @@ from runners.jobs.serve.relayed.process import (
     TokenCounts,
     merged_metrics,
 )
-from runners.jobspec.engines import ENGINES, EngineName
+from runners.jobspec.engines import EngineName
 from runners.shared.event_streams import TokensUsed, read_events
 
 # The engines of one endpoint life: a single one, or several for prefill and for decode.
@@ -204,11 +204,6 @@ class RelayedChat(ChatFields, Sampling):
     ]
     chat_template_kwargs: TemplateSettings | None = None
 
-    @property
-    def may_call(self) -> bool:
-        """Return whether the model may choose to call a tool."""
-        return bool(self.offered) and self.tool_choice in (None, "auto")
-
 
 RelayedRequest = RelayedCompletion | RelayedChat
 
@@ -225,27 +220,21 @@ def parse_request(
         return parse_body(RelayedCompletion.model_validate, body, engine)
     request = parse_body(RelayedChat.checked, body, engine)
     if calls_refusal:
-        check_calls(request, engine, calls_refusal)
+        check_calls(request, calls_refusal)
     return request
 
 
-def check_calls(request: RelayedChat, engine: EngineName, refusal: str) -> None:
-    """Refuse what needs a parser of the model's calls, for an engine that was started without.
+def check_calls(request: RelayedChat, refusal: str) -> None:
+    """Refuse tools of an engine that was started without a parser of the model's calls.
 
-    vLLM reads the calls that it forces without one; SGLang returns every call as text (0.5.23,
+    Without one vLLM refuses them, also those that it would force (0.32.0,
+    ``renderers/online_renderer.py``), and SGLang returns every call as text (0.5.23,
     ``entrypoints/openai/serving_chat.py``).
 
     Raises:
-        RequestError: the request needs the parser; the error has the reason.
+        RequestError: the request offers tools; the error has the reason.
     """
-    if ENGINES[engine].forces_calls:
-        if request.may_call:
-            raise unsupported(
-                "tool_choice",
-                f"tool_choice auto needs a parser of the model's calls: {refusal}; set "
-                "tool_choice to required, to a named function, or to none",
-            )
-    elif request.offered:
+    if request.offered:
         raise unsupported("tools", f"tools need a parser of the model's calls: {refusal}")
 
 
