@@ -101,6 +101,7 @@ LONGEST_KEY = 64  # characters of an idempotency key, as the API has it
 # Of a launch's fields; the others are set in a file or by --set.
 OPTIONS = (
     FieldOption(("--run",), "run"),
+    FieldOption(("--engine",), "engine"),
     FieldOption(("--name",), "name"),
     FieldOption(("--hours",), "max_duration_seconds"),
     FieldOption(("--secret",), "secrets"),

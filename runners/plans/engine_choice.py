@@ -46,8 +46,15 @@ def check_engine(document: PlanDocument, endpoint: EngineName | None) -> None:
     if chosen in {None, ENGINES[endpoint or OWN].planned_as}:
         return
     title = engine_choices(document.goal)[chosen or ""]
-    can_serve = any(each.planned_as == chosen for each in ROWS)
-    runs = " start an endpoint of that engine," if can_serve else ""
+    served_by = next((each.name for each in ROWS if each.planned_as == chosen), None)
+    if served_by and endpoint:
+        raise DraftProblem(
+            f"This plan is for the engine {title}, and its endpoint was asked of the engine "
+            f"{endpoint}. Give the launch the engine {served_by} (`--engine {served_by}` of "
+            "slipway launch), or choose the engine “Automatic” in the Hardware step.",
+            "engine",
+        )
+    runs = " start an endpoint of that engine," if served_by else ""
     raise DraftProblem(
         f"This plan is for the engine {title}, which this kind of job cannot start. Download the "
         f"plan's export,{runs} or choose the engine “Automatic” in the Hardware step.",

@@ -289,6 +289,10 @@ def test_a_plan_for_another_engine_is_not_started():
     with pytest.raises(DraftProblem, match="This plan is for the engine vLLM") as caught:
         spec_for("serve", hardware={"engine": "vllm"})
     assert caught.value.field == "engine"
+    with pytest.raises(DraftProblem, match="asked of the engine slipway"):
+        spec_for("serve", launch=ENDPOINT, hardware={"engine": "vllm"})
+    given = {"launch": ENDPOINT | {"engine": "vllm"}, "hardware": {"engine": "vllm"}}
+    assert spec_for("serve", **given).engine == "vllm"
 
 
 def test_load_levels_that_do_not_rise_are_refused_by_the_launchs_field():
