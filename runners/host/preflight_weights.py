@@ -50,8 +50,8 @@ def last_start(engine: Engine, folder: Path, attempts_dir: Path) -> str:
         found = memory_in(engine, _head(attempt.path / "stderr.log"))
         if found:
             return (
-                f"{engine.title}'s last start with it here, {attempt.attempt_id}, logged per GPU: "
-                f"{found}. Its settings may have been others."
+                f"{engine.title}'s last start with it here, {attempt.attempt_id}, logged per "
+                f"device: {found}. Its settings may have been others."
             )
     return ""
 

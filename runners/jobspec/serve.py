@@ -34,6 +34,7 @@ from runners.jobspec.engines import OWN, EngineName, Feature, has_feature, refus
 LEAST_MEMORY_RATIO, MOST_MEMORY_RATIO = 0.05, 0.98
 Size = Annotated[PositiveInt, Field(le=1024)]
 EngineCache = Literal["auto", "fp8"]
+EngineDevice = Literal["gpu", "cpu"]
 MOST_DRAFT_TOKENS = 32
 
 
@@ -67,13 +68,15 @@ class PhaseSplit(BaseModel):
 class EngineOptions(BaseModel):
     """Parallel sizes and other engine options that the plan decided.
 
-    ``memory_ratio`` is the share of each GPU's memory for weights, activations and cache. None
-    leaves an option to the engine. ``lookup_tokens`` is the number of draft tokens of prompt
+    ``memory_ratio`` is the share of each GPU's memory for weights, activations and cache;
+    ``kv_cache_bytes`` states the cache alone instead, in bytes of each device. None leaves an
+    option to the engine. ``lookup_tokens`` is the number of draft tokens of prompt
     lookup. With ``split`` the sizes apply to each engine.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    device: EngineDevice = "gpu"
     tensor_parallel_size: Size = 1
     pipeline_parallel_size: Size = 1
     data_parallel_size: Size = 1
@@ -81,6 +84,7 @@ class EngineOptions(BaseModel):
     memory_ratio: Annotated[float, Field(ge=LEAST_MEMORY_RATIO, le=MOST_MEMORY_RATIO)] | None = (
         None
     )
+    kv_cache_bytes: PositiveInt | None = None
     kv_cache_dtype: EngineCache = "auto"  # auto: the compute dtype
     has_chunked_prefill: bool | None = None
     has_prefix_cache: bool | None = None
@@ -97,6 +101,16 @@ class EngineOptions(BaseModel):
     def num_devices(self) -> int:
         """Return the total number of GPUs."""
         return self.devices_each * (self.split.num_engines if self.split else 1)
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Self:
+        if self.memory_ratio is not None and self.kv_cache_bytes is not None:
+            msg = (
+                f"memory_ratio ({self.memory_ratio}) and kv_cache_bytes ({self.kv_cache_bytes}) "
+                "are both given, and each decides the size of the KV cache; leave one out"
+            )
+            raise ValueError(msg)
+        return self
 
     @model_validator(mode="after")
     def _one_draft_source(self) -> Self:

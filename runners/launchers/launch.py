@@ -166,7 +166,10 @@ def environment_of(spec: Mapping[str, Any]) -> str:
     if spec.get("kind") == "evaluate" and spec.get("tasks"):
         return TASKS_ENVIRONMENT
     engine = engine_of(spec)
-    return engine.environment or MAIN if engine else MAIN
+    if engine is None:
+        return MAIN
+    is_on_cpu = (spec.get("engine_options") or {}).get("device") == "cpu"
+    return (engine.cpu_environment if is_on_cpu else None) or engine.environment or MAIN
 
 
 # ---------------------------------------------------------------------------
@@ -270,7 +273,7 @@ def render_argv(spec: JobSpec, folder: Path) -> list[str]:
 
 
 def _named(spec: JobSpec) -> dict[str, object]:
-    return spec.model_dump(include={"kind", "engine", "tasks"})
+    return spec.model_dump(include={"kind", "engine", "engine_options", "tasks"})
 
 
 def inherited_variables(spec: JobSpec) -> list[str]:

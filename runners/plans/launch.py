@@ -23,8 +23,8 @@ Run = Literal["job", "endpoint", "load"]
 MAX_SECRETS = 16
 ENGINES_HINT = (
     f"{titles(each for each in ROWS if each.environment)} run in environments of their own; the "
-    f"host builds one first where it is missing. {titles(needing_gpu())} are offered where the "
-    "host has a GPU."
+    "host builds one first where it is missing. Only hosts with a GPU offer "
+    f"{titles(needing_gpu())}."
 )
 PREFIX_CACHING_HINT = (
     f"Only {titles(with_feature('prefix_caching'))} support this option. "

@@ -1,7 +1,8 @@
 """The specs of a plan to serve: its endpoint on one of the engines, and its benchmark."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from math import ceil
 
 from planner.exports.llama_cpp import CACHE_TYPES
 from planner.specs.estimate import PlannedStrategy
@@ -12,6 +13,7 @@ from runners.jobspec.engine_args import EngineArgsError, check_engine_args
 from runners.jobspec.engines import (
     ENGINES,
     OWN,
+    Engine,
     EngineName,
     has_feature,
     names,
@@ -35,13 +37,14 @@ from runners.plans.speculative_decoding import (
     draft_by_name,
     with_engine_draft,
 )
-from runners.plans.spread import Spread
+from runners.plans.spread import Spread, is_on_processor
 from runners.plans.strategy_checks import WIDE, compute_dtype, refuse_offloaded, runnable_dtype
 from runners.plans.workloads import ServeWork
 
 LEAST_LENGTH_TOKENS = 4096  # of the longest request, if the planned one is shorter
 NAME_LENGTH = 100
 MEMORY_MARGIN = 1.1  # over the plan's peak
+CPU_BLOCK_TOKENS = 128  # of vLLM's KV cache on processors (vllm/platforms/cpu.py, 0.32)
 SPLIT_PHASES = (
     "Prefill and decode on different GPUs need an engine that transfers the KV cache of a prompt "
     f"between its processes. Choose the engine {titles(with_feature('disaggregation'), 'or')}, or "
@@ -139,6 +142,7 @@ def endpoint_spec(values: ServeWork, launch: Launch, case: LaunchCase) -> ServeS
         "The endpoint cannot be started as chosen",
         "engine",
     )
+    endpoint = with_planned_cache(endpoint, values, best)
     endpoint = with_engine_draft(endpoint, case.draft_models, launch.draft_model)
     return with_prefix_caching(endpoint, launch.prefix_caching)
 
@@ -243,13 +247,38 @@ def check_serving(strategy: Strategy) -> None:
         )
 
 
+def engines_on(best: PlannedStrategy, gpu_vendors: Collection[str]) -> tuple[Engine, ...]:
+    """Return the engines that can start a plan on a host with GPUs of these vendors.
+
+    An engine that takes the plan's layout starts it on the planned kind of device alone.
+    """
+    layout_kinds = ("cpu",) if is_on_processor(best) else tuple(gpu_vendors)
+    with_layout = with_feature("parallel_sizes")
+    return tuple(
+        each
+        for each in running_on("cpu", *gpu_vendors)
+        if each not in with_layout or each in running_on(*layout_kinds)
+    )
+
+
 def check_host(engine: EngineName, case: LaunchCase) -> None:
     """Refuse an engine that the host cannot run.
 
     Raises:
-        DraftProblem: the host has no GPU for the engine; the message names a remedy.
+        DraftProblem: the host has no device of the plan for the engine; the message names a
+            remedy.
     """
     row = ENGINES[engine]
+    if row in running_on("cpu", *case.gpu_vendors) and row not in engines_on(
+        case.best, case.gpu_vendors
+    ):
+        planned = "its processors" if is_on_processor(case.best) else "GPUs that are none of those"
+        raise DraftProblem(
+            f"“Engine” is {engine}, which runs on {row.device_words}, and this plan is for "
+            f"{case.host_name} with {planned}. Plan for other hardware of the host, or choose one "
+            "of the other engines.",
+            "engine",
+        )
     if row not in running_on("cpu", *case.gpu_vendors):
         raise DraftProblem(
             f"“Engine” is {engine}, which runs on {row.device_words}, and {case.host_name} "
@@ -276,7 +305,7 @@ def engine_spread(best: PlannedStrategy, engine: EngineName) -> Spread:
 
 
 def options_of(best: PlannedStrategy) -> EngineOptions:
-    """Return a plan's layout and limits as engine options.
+    """Return a plan's layout and limits as engine options; ``with_planned_cache`` adds a cache's.
 
     Raises:
         DraftProblem: an engine cannot be started with an option of the plan, which the message
@@ -289,6 +318,7 @@ def options_of(best: PlannedStrategy) -> EngineOptions:
     pools = strategy.disaggregated
     copies = 1 if pools else strategy.data_parallel_size or 1  # else one engine per copy
     options = EngineOptions(
+        device="cpu" if is_on_processor(best) else "gpu",
         tensor_parallel_size=max(1, tensor // replicas),
         pipeline_parallel_size=strategy.pipeline_parallel_size or 1,
         data_parallel_size=copies * replicas,
@@ -343,6 +373,24 @@ def _memory_ratio(best: PlannedStrategy) -> float:
     """
     share = MEMORY_MARGIN * best.memory.per_device_peak_bytes / best.memory.capacity_bytes
     return round(min(MOST_MEMORY_RATIO, max(LEAST_MEMORY_RATIO, share)), 3)
+
+
+def with_planned_cache(spec: ServeSpec, values: ServeWork, best: PlannedStrategy) -> ServeSpec:
+    """Return an endpoint on processors with the KV cache of its plan, in bytes.
+
+    A share of the memory, as on GPUs, would give the engine whatever other processes of the host
+    leave of it. The blocks are vLLM's, rounded up for each request, and one that it never uses.
+    """
+    options, longest = spec.engine_options, spec.max_length
+    planned_bytes = best.memory.breakdown_bytes.get("kv_cache", 0)
+    if options is None or options.device != "cpu" or not longest or not planned_bytes:
+        return spec
+    planned = min(longest, values.input_tokens + values.output_tokens)
+    each, most = ceil(planned / CPU_BLOCK_TOKENS), ceil(longest / CPU_BLOCK_TOKENS)
+    blocks = 1 + max(most, values.concurrency * each)
+    per_token = planned_bytes / (values.concurrency * planned)
+    sizes = {"memory_ratio": None, "kv_cache_bytes": ceil(blocks * CPU_BLOCK_TOKENS * per_token)}
+    return spec.model_copy(update={"engine_options": options.model_copy(update=sizes)})
 
 
 def with_prefix_caching(spec: ServeSpec, chosen: bool | None) -> ServeSpec:  # noqa: FBT001

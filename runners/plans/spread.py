@@ -106,9 +106,13 @@ def split_of(strategy: Strategy) -> TensorSplit | ExpertSplit | PipelineSplit | 
 
 def processes_of(best: PlannedStrategy, hardware: HardwareChoice) -> int:
     """Return the number of ranks per CPU host in a plan."""
+    return hardware.ranks_per_host or 1 if is_on_processor(best) else 1
+
+
+def is_on_processor(best: PlannedStrategy) -> bool:
+    """Return whether a plan runs on the processors of its hosts."""
     device = best.cluster.device
-    is_shared = isinstance(device, DeviceSpec) and device.kind == "cpu"
-    return hardware.ranks_per_host or 1 if is_shared else 1
+    return isinstance(device, DeviceSpec) and device.kind == "cpu"
 
 
 def policy_of(hardware: HardwareChoice, spread: Spread, processes: int = 1) -> DataParallel:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from runners.jobspec import ServeSpec
 from runners.jobspec.engines import OWN, EngineName
-from runners.jobspec.serve import LOOPBACK, EngineOptions
+from runners.jobspec.serve import LOOPBACK, EngineDevice, EngineOptions
 from runners.shared.timing import ENGINE_SHUTDOWN_SECONDS
 
 Phase = Literal["prefill", "decode"]
@@ -81,6 +81,8 @@ def _vllm_limits(spec: ServeSpec, options: EngineOptions) -> list[str]:
         flags += ["--max-model-len", str(spec.max_length)]
     if options.memory_ratio is not None:
         flags += ["--gpu-memory-utilization", f"{options.memory_ratio:g}"]
+    if options.kv_cache_bytes is not None:
+        flags += ["--kv-cache-memory-bytes", str(options.kv_cache_bytes)]
     for name, is_enabled in (
         ("enable-chunked-prefill", options.has_chunked_prefill),
         ("enable-prefix-caching", options.has_prefix_cache),
@@ -259,7 +261,8 @@ def shown_command(spec: ServeSpec) -> str:
         quantization=("--quantization", loaded) if loaded else (),
         lora_rank=RANK,
     )
-    return "\n".join(command_line(spec.engine, each) for each in _SHOWN[spec.engine](spec, files))
+    lines = _SHOWN[spec.engine](spec, files)
+    return "\n".join(command_line(spec.engine, each, options.device) for each in lines)
 
 
 def _shown_vllm(spec: ServeSpec, files: EngineFiles) -> list[list[str]]:
@@ -294,10 +297,11 @@ _SHOWN: Mapping[EngineName, Callable[[ServeSpec, EngineFiles], list[list[str]]]]
 }
 
 
-def command_line(engine: EngineName, arguments: list[str]) -> str:
+def command_line(engine: EngineName, arguments: list[str], device: EngineDevice = "gpu") -> str:
     """Return an engine's program and arguments as a shell takes them."""
+    vllm = "runners.jobs.serve.vllm.server" if device == "cpu" else "vllm.entrypoints.cli.main"
     program = {
-        "vllm": ["python", "-m", "vllm.entrypoints.cli.main"],
+        "vllm": ["python", "-m", vllm],
         "sglang": ["python", "-m", "runners.jobs.serve.sglang.server"],
     }.get(engine, ["llama-server"])
     return shlex.join([*program, *arguments])

@@ -129,10 +129,10 @@ def test_another_release_on_the_host_is_refused_before_the_start(monkeypatch):
     for release, is_taken in (("0.32.0", True), ("0.32.0+cpu", True), ("0.33.0", False)):
         monkeypatch.setattr(module, lambda _package, found=release: found)
         if is_taken:
-            assert checked(spec, "vllm") is spec
+            assert checked(spec) is spec
         else:
             with pytest.raises(BadInputError, match=r"vLLM 0\.33\.0 is installed here"):
-                checked(spec, "vllm")
+                checked(spec)
 
 
 def test_the_help_of_llama_cpp_is_read_with_wrapped_lines_and_without_removed_options():

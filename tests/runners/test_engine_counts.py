@@ -201,6 +201,12 @@ INFO 02-19 23:56:55 kv_cache_utils.py:524] GPU KV cache size: 2,042,016 tokens
 INFO 02-19 23:56:55 kv_cache_utils.py:527] Maximum concurrency for 2,048 tokens per request: 997.08x
 """
 
+# vLLM 0.32.0's build for processors on two cores, 2026-11-30: a model of 1 million parameters.
+CPU_LOG = """\
+(Worker pid=1) INFO 11-30 14:25:13 [cpu_worker.py:260] Explicitly set (0.06/11.34) GiB for KV cache on node 0.
+(EngineCore pid=2) INFO 11-30 14:25:13 [kv_cache_utils.py:2327] CPU KV cache size: 32,768 tokens, Maximum concurrency for 512 tokens per request: 64.00x
+"""
+
 
 def served(host_dir: HostDir, attempt_id: str, folder, log: str, **changes: object) -> None:
     """Leave an attempt that served a folder, with its output."""
@@ -218,6 +224,10 @@ def test_recorded_logs_of_vllm_are_read():
     assert memory_in(vllm, MEMORY_LOG) == "8.11 GiB for the KV cache, a KV cache of 178,880 tokens"
     assert memory_in(vllm, TOKENS_LOG) == (
         "a KV cache of 2,042,016 tokens, room for 997.08 requests of 2,048 tokens"
+    )
+    assert memory_in(vllm, CPU_LOG) == (
+        "0.06 GiB for the KV cache, a KV cache of 32,768 tokens, "
+        "room for 64.00 requests of 512 tokens"
     )
     assert memory_in(vllm, "INFO Model loading took 67.7229 GiB and 3.2 seconds") == ""
 
@@ -238,4 +248,4 @@ def test_preflight_shows_the_newest_start_of_vllm_with_the_folder_that_got_as_fa
 
     check = checks(wanted, query_of(folder))[-1]
     assert (check.name, check.ok) == ("vLLM", True)
-    assert check.sentence.startswith("vLLM's last start with it here, a22, logged per GPU: a KV")
+    assert check.sentence.startswith("vLLM's last start with it here, a22, logged per device: a")

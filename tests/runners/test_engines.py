@@ -70,7 +70,9 @@ def test_an_engine_has_a_row_and_a_row_names_what_exists(tmp_path):
         if each.environment:
             pins = read_pins(SHIPPED / f"{each.environment}.txt")
             assert {*each.packages} & {line.partition("==")[0] for line in pins.packages}, each
-            assert (pins.cuda is not None) is (each in needing_gpu()), each
+            assert (pins.cuda is not None) is (
+                each in needing_gpu() or each.cpu_environment is not None
+            ), each
 
 
 def test_a_feature_belongs_to_an_engine_and_its_field_is_refused_by_the_others():
@@ -136,9 +138,10 @@ def test_sentences_list_the_engines_of_the_rows():
     assert vllm not in serving("gguf")
     assert {own, llama} <= {*running_on("cpu")}
     assert {own, vllm} <= {*running_on("nvidia")}
-    assert vllm not in running_on("cpu", "amd")
+    assert sglang not in running_on("cpu", "amd")
     assert own.device_words == "processors, NVIDIA GPUs or AMD GPUs"
-    assert vllm.device_words == "NVIDIA GPUs"
+    assert sglang.device_words == "NVIDIA GPUs"
     assert names(in_environment("llamacpp")) == "llamacpp"
+    assert in_environment("vllm") == in_environment("vllm_cpu") == (vllm,)
     assert in_environment("oneshot") == ()
     assert listed(["a", "b", "c"], "or") == "a, b or c"

@@ -72,6 +72,11 @@ def test_each_kind_of_job_has_its_own_module_and_engines_their_own_environment()
     started = [sys.executable, "-m", "runners.jobs.in_environment", "llamacpp"]
     assert render_argv(spec, Path("/a/1")) == [*started, "runners.jobs.serve.llamacpp", "/a/1"]
 
+    for options, environment in ((None, "vllm"), ({}, "vllm"), ({"device": "cpu"}, "vllm_cpu")):
+        fields = {"model": DemoModel(), "engine": "vllm", "engine_options": options}
+        *_, found, _module, _folder = render_argv(ServeSpec.model_validate(fields), Path("/a/1"))
+        assert found == environment == launch.environment_of(fields | {"kind": "serve"}), options
+
 
 def test_only_a_job_that_may_build_hears_of_the_package_index(monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", "https://user:word@index")

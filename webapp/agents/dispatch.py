@@ -313,7 +313,8 @@ def _context(spec: dict[str, Any]) -> int:
 def _compiles(spec: dict[str, Any]) -> bool:
     """Return whether a job compiles kernels at its start."""
     is_requested = spec.get("compiled_step") or spec.get("compiled")
-    return bool(is_requested or spec.get("attention") == "flex")
+    is_on_cpu = (spec.get("engine_options") or {}).get("device") == "cpu"  # vLLM: torch.compile
+    return bool(is_requested or is_on_cpu or spec.get("attention") == "flex")
 
 
 def _disaggregation(options: dict[str, Any]) -> dict[str, Any]:

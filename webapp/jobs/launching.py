@@ -37,7 +37,7 @@ from runners.jobspec import (
     UploadedData,
 )
 from runners.jobspec.base import weights_of
-from runners.jobspec.engines import ENGINES, EngineName, running_on
+from runners.jobspec.engines import ENGINES, EngineName
 from runners.jobspec.references import hub_references
 from runners.jobspec.request_options import refusal_lines
 from runners.plans.document import ModelChoice
@@ -47,7 +47,7 @@ from runners.plans.latency_limits import target_seconds
 from runners.plans.launch import USED_BY, Launch, LaunchOptionError, kind_of
 from runners.plans.launch_case import DraftModel, LaunchCase
 from runners.plans.refusals import DraftProblem
-from runners.plans.serving_spec import MEMORY_MARGIN, needs_gguf
+from runners.plans.serving_spec import MEMORY_MARGIN, engines_on, needs_gguf
 from runners.plans.speculative_decoding import LOOKUP
 from runners.plans.spread import Spread
 from runners.plans.weights import reads, repository_of, weights_for
@@ -540,7 +540,7 @@ def _refusal_note(problem: DraftProblem) -> dict[str, Any]:
 def _only_endpoint_note(context: LaunchContext) -> dict[str, Any]:
     """Return the endpoint note of a plan that only engines of their own run, if any can."""
     launches: dict[EngineName, Launchable] = {}
-    for engine in running_on("cpu", *gpu_vendors(context.host)):
+    for engine in engines_on(context.best, gpu_vendors(context.host)):
         with suppress(DraftProblem):
             launches[engine.name] = launchable_in(
                 context, Launch(run="endpoint", engine=engine.name)
@@ -575,7 +575,7 @@ def _endpoint_note(context: LaunchContext, parts: Launchable) -> dict[str, Any]:
     adapters = {"adapters": str(count)} if count else {}
     engines = [
         each
-        for each in running_on("cpu", *gpu_vendors(context.host))
+        for each in engines_on(context.best, gpu_vendors(context.host))
         if reads(each.name, context.model)
         and not (needs_gguf(each.name) and lacks_gguf(context.producer))
     ]

@@ -30,6 +30,7 @@ from runners.plans.launch_case import DraftModel, LaunchCase
 from runners.plans.refusals import DraftProblem
 from runners.plans.request import Surroundings, request_of
 from runners.plans.serving_spec import served_name
+from tests.planner.asking import CPU
 
 MODEL, HASHES = "HuggingFaceTB/SmolLM2-135M", ("a" * 64,)
 FOLDER, RANDOM = FolderModel(path="tiny"), RandomModel(config={})
@@ -238,6 +239,24 @@ def test_an_engine_on_gpus_takes_the_devices_of_a_divided_plan_and_ours_refuses_
     assert spec_of(document, launch, case("serve")).engine_options.tensor_parallel_size == 1
     with pytest.raises(DraftProblem, match="tensor parallel"):
         launch_spread(document, Launch(run="endpoint"), divided)
+
+
+def test_a_plan_for_processors_starts_an_engine_there_with_the_cache_of_its_requests():
+    shape = find_model(MODEL)
+    document = plan("serve", {"input_tokens": 200, "output_tokens": 100, "concurrency": 8})
+    around = Surroundings(MODEL, ClusterSpec.model_validate({"device": CPU}), runs_jobs=True)
+    best = api.best_plan(request_of(document, around)).plans[0]
+    for vendors in ((), ("amd",), ("nvidia",)):
+        given = LaunchCase(best, FOLDER, "Our Model", shape=shape, gpu_vendors=vendors)
+        spec = spec_of(document, Launch(run="endpoint", engine="vllm"), given)
+        options = spec.engine_options
+        assert (options.device, options.memory_ratio) == ("cpu", None), vendors
+        token_bytes = 2 * 2 * 3 * 64 * 30  # keys and values in BF16 of the model's layers
+        blocks = max(-(-spec.max_length // 128), 8 * 3) + 1
+        assert options.kv_cache_bytes == pytest.approx(blocks * 128 * token_bytes, rel=0.03)
+        assert launch_spread(document, Launch(run="endpoint", engine="vllm"), best) == (1, 1)
+    with pytest.raises(DraftProblem, match="sglang, which runs on NVIDIA GPUs, and this plan is"):
+        spec_of(document, Launch(run="endpoint", engine="sglang"), given)
 
 
 OFFLOADED = {"offload": OffloadSpec(weights_cpu=0.5)}

@@ -25,9 +25,13 @@ RUNS = {
     "--per_device_train_batch_size 1 --gradient_accumulation_steps 16": {
         "repository": "acme/tiny"
     },
+    "vllm serve acme/tiny --max-model-len 512": {"repository": "acme/tiny"},
 }
 REFUSED = {
-    "vllm serve acme/tiny --max-model-len 512": ("runs on NVIDIA GPUs", "reports none"),
+    "python -m sglang.launch_server --model-path acme/tiny --context-length 512": (
+        "runs on NVIDIA GPUs",
+        "reports none",
+    ),
     "vllm serve acme/tiny -tp 4": ("take 4 devices", "has 1", "choose hardware with 4 devices"),
     "vllm serve ./model --max-model-len 512": ("./model", "weights to load are not known"),
     "llama-server -m /models/7B/ggml-model-q4_0.gguf -c 512": ("ggml-model-q4_0.gguf", "choose a"),

@@ -169,7 +169,7 @@ class LlamaBackend:
         longest = _longest(path.parent, spec)
         slots = _slots(spec, longest)
         adapters = adapters_of(job, spec, path.parent)
-        words = checked(spec, "xllamacpp").engine_args
+        words = checked(spec).engine_args
         process = EngineProcess(EngineSettings(path, slots, longest, adapters, words))
         process.start()
         self._lives.append(process)

@@ -4,6 +4,7 @@ import os
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -40,7 +41,7 @@ from runners.jobs.serve.relayed.relay import (
 from runners.jobspec import ArtefactModel, FolderModel, ServeSpec
 from runners.jobspec.call_parsers import CallParsing, call_parsing
 from runners.jobspec.engine_args import EngineArgsError, check_engine_args
-from runners.jobspec.engines import names, refusal, serving
+from runners.jobspec.engines import ENGINES, EngineName, names, refusal, serving
 from runners.jobspec.serve import EngineOptions, PhaseSplit
 from runners.shared.engine_commands import Phase
 
@@ -156,22 +157,26 @@ class ModelPaths(NamedTuple):
     draft: Path | None = None
 
 
-def checked(spec: ServeSpec, package: str) -> ServeSpec:
-    """Return a spec whose ``engine_args`` the installed release of a package takes.
+def checked(spec: ServeSpec) -> ServeSpec:
+    """Return a spec whose ``engine_args`` the installed release of its engine takes.
 
     Raises:
         BadInputError: an argument is refused; the error names it and the way out.
     """
     if spec.engine_args:
         try:
-            release = version(package)
-        except PackageNotFoundError:
-            release = None  # the engine is about to say so itself
-        try:
-            check_engine_args(spec.engine, spec.engine_args, release=release)
+            check_engine_args(spec.engine, spec.engine_args, release=_release(spec.engine))
         except EngineArgsError as error:
             raise BadInputError(f"engine_args: {error}") from error
     return spec
+
+
+def _release(engine: EngineName) -> str | None:
+    """Return the installed release; None: there is none, which the engine says itself."""
+    for package in ENGINES[engine].packages:
+        with suppress(PackageNotFoundError):
+            return version(package)
+    return None
 
 
 def calls_of(spec: ServeSpec, placed: ModelPaths) -> CallParsing:

@@ -34,9 +34,12 @@ ASK_SECONDS = 10.0
 PORT_TRIES = 50
 TRIES = 3  # with new ports: another process may take a port before the engine binds it
 HEALTH, METRICS, MODELS = "/health", "/metrics", "/v1/models"
+MAX_CAUSE = 400  # characters
 _TAKEN = "address already in use"
 # Error lines of Python and argparse, after any logger prefix.
 _CAUSE = re.compile(r"(?:^|[\s:)\]])((?:[A-Za-z_.]*(?:Error|Exception)|error): .+)")
+_DIED = re.compile(r"\] (.+ died unexpectedly.*)")  # vllm/v1/executor/multiproc_executor.py
+_NO_ERROR = re.compile(r" (?:DEBUG|INFO|WARNING) ")
 
 
 class Command(NamedTuple):
@@ -60,12 +63,26 @@ class ServerProcess(OwnProcess):
         self.key = listen.key
         self.address = f"http://{LOOPBACK}:{listen.port}"
         self.argv = tuple(command.argv)
+        self._died = self._error = ""
         module = ("-m", "runners.jobs.serve.relayed.child", str(os.getpid()))
         super().__init__(
             title, [sys.executable, *module, *command.argv], {**os.environ, **command.env}
         )
         self.stdin.close()
         self._started_at = time.monotonic()
+
+    def take(self, line: str) -> None:
+        """Keep a line, and the error that it tells of; that a process died explains the others."""
+        super().take(line)
+        if died := _DIED.search(line):
+            self._died = self._died or died[1].strip()
+        elif not _NO_ERROR.search(line) and (cause := _CAUSE.search(line)):
+            self._error = cause[1].strip()
+
+    def how(self) -> str:
+        """Return how the process exited: a server ends in order after its engine has failed."""
+        told = (self._died or self._error)[:MAX_CAUSE].rstrip(".")
+        return f"ended: {told}" if told and (self.code or 0) >= 0 else super().how()
 
     @property
     def headers(self) -> dict[str, str]:
@@ -110,7 +127,7 @@ class ServerProcess(OwnProcess):
 def _cause(lines: Sequence[str]) -> str:
     """Return the line with the cause, without its logger prefix."""
     causes = [match[1] for line in lines if (match := _CAUSE.search(line))]
-    return (causes[-1] if causes else " / ".join(lines[-3:]) or "no output")[:400]
+    return (causes[-1] if causes else " / ".join(lines[-3:]) or "no output")[:MAX_CAUSE]
 
 
 Starting = Callable[[ListenAddress], Command]

@@ -68,4 +68,4 @@ def arguments(spec: ServeSpec, placed: ModelPaths, port: int) -> list[str]:
         tuple(template_flags(placed.model)),
         parsers=calls_of(spec, placed).flags,
     )
-    return sglang_arguments(checked(spec, "sglang"), found, str(port))
+    return sglang_arguments(checked(spec), found, str(port))

