@@ -312,6 +312,12 @@ def _at_release(table: dict[str, Any], release: str) -> dict[str, Any]:
     return fields
 
 
+def _on_kind(table: dict[str, Any], kind: DeviceKind) -> dict[str, Any]:
+    """Return an engine's table with its changes on a kind of device."""
+    changes: dict[str, dict[str, Any]] = table.get("on", {})
+    return {name: value for name, value in table.items() if name != "on"} | changes.get(kind, {})
+
+
 def _without_release(key: str) -> str:
     """Return an engine's name without the release after a known name, and without a remark.
 
@@ -367,7 +373,7 @@ def get_engine(key: str | None, kind: DeviceKind, *, training: bool = False) -> 
             "engine",
         )
     _refuse_misspelt(name)
-    own = _at_release(_table_of(name) or {}, release_of(key)) or None
+    own = _on_kind(_at_release(_table_of(name) or {}, release_of(key)), kind) or None
     if training and own and own["role"] == "serving":
         own = None
     generic_role = generic_engines().get(name, "serving")

@@ -19,7 +19,7 @@ from planner.specs.base import NotCoveredError, NotPossibleError, UnknownModelEr
 from planner.specs.estimate import EstimateRequest
 from planner.workload.resolve import resolve
 from planner.workload.serve import fills_every_slot, mixed_work, serve, step_budget
-from tests.planner.asking import LLAMA_70B, MIXTRAL, SERVE, ask, search
+from tests.planner.asking import CPU, LLAMA_70B, MIXTRAL, SERVE, ask, search
 
 
 def serving(**workload):
@@ -378,3 +378,19 @@ def test_cards_that_exchange_through_the_host_gain_less_from_tensor_parallelism(
 
     # 32 layers with two rounds of 70 us each, where the L40S has peer-to-peer access.
     assert gain("rtx-3090") < 1.7 < gain("l40s")
+
+
+def test_vllm_on_processors_takes_what_its_three_processes_took_and_less_on_gpus():
+    asked = {"model": "HuggingFaceTB/SmolLM2-135M", "workload": SERVE}
+    engines = {
+        name: ask(**asked, device=device, engine=engine, strategy={"weight_dtype": "bf16"})
+        for name, device, engine in (
+            ("vllm", CPU, "vllm"), ("torch", CPU, "torch"), ("gpu", "h100-sxm-80gb", "vllm"),
+        )
+    }  # fmt: skip
+    overhead = {
+        name: each.memory.breakdown_bytes["runtime_overhead"] for name, each in engines.items()
+    }
+    assert overhead["vllm"] == pytest.approx(2.06e9, rel=0.01)  # measured: 0.65 + 0.62 + 0.79 GB
+    assert overhead["torch"] < overhead["vllm"]
+    assert overhead["gpu"] < overhead["vllm"]
